@@ -121,6 +121,7 @@ MOST_PX = 2**63 - 1
 @click.option("--steps", type=INT64, metavar="N", help="denoising steps [the model's own]")
 @click.option("--guidance-scale", type=FINITE, help="weight of the prompt")
 @click.option("--scheduler", default="", help="ddim, euler, dpmpp_2m_karras, … [the model's own]")
+@click.option("--clip-skip", type=INT64, metavar="N", help="last layers of the CLIP text encoders to leave out [0]")
 @click.option("--seed", type=UINT64, metavar="N", help="equal seeds give equal images [random]")
 @click.option(
     "--size", metavar="WIDTHxHEIGHT", help="pixels, such as 64x64 [those of --init-image, or the model's own]"
@@ -238,6 +239,7 @@ def request_from(prompt: str, options: dict[str, Any]) -> ImageRequest:
         num_inference_steps=options["steps"],
         guidance_scale=options["guidance_scale"],
         scheduler=options["scheduler"],
+        clip_skip=options["clip_skip"],
         seed=options["seed"],
         loras=tuple(lora_of(text) for text in options["loras"]),
         controlnets=tuple(controlnet_of(text) for text in options["controlnets"]),

@@ -221,9 +221,10 @@ def condition(
     if isinstance(request.start, HalfStart):
         return model.project(request.start.conditioning, stack_adapters([row], 1)), False
     spec = request.spec
-    prompt = prompts.encode(spec.prompt, adapters=adapters)
+    prompt = prompts.encode(spec.prompt, clip_skip=spec.clip_skip, adapters=adapters)
     texts = [prompt]
     if is_guided(spec):
+        # All layers, as in diffusers' pipelines.
         texts = [prompts.encode(spec.negative_prompt, negative=True, adapters=adapters), prompt]
     rows = [model.conditioning(text, spec.width_px, spec.height_px) for text in texts]
     beside = stack_adapters([row], len(rows))

@@ -31,6 +31,8 @@ class SigmaSpacing(Enum):
 
 # Samplers that read a request's eta: their share of fresh noise.
 WITH_ETA = (Scheduler.DDIM, Scheduler.TCD)
+# CLIP's text encoder of Stable Diffusion 1 has twelve layers.
+MAX_CLIP_SKIP = 11
 # Samplers with a choice of spacings.
 WITH_SPACINGS = (
     Scheduler.EULER,
@@ -122,6 +124,7 @@ class GenerationSpec:
     controlnets: tuple[ControlNetSelection, ...] = ()
     init_image: InitImage | None = None
     sigma_spacing: SigmaSpacing | None = None
+    clip_skip: int = 0
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ class PacedModel(DiffusionModel):
         channels, height, width = self.pace.latent_dims(width_px, height_px)
         return (1, channels, height, width)
 
-    def encode_prompt(self, prompt: str, *, negative: bool = False) -> PromptStates:
+    def encode_prompt(self, prompt: str, *, negative: bool = False, clip_skip: int = 0) -> PromptStates:
         """Return zeros for every prompt."""
         pace = self.pace
         states = torch.zeros(1, pace.text_tokens, pace.text_width, dtype=self.dtype)

@@ -300,9 +300,10 @@ class DiffusionModel(ABC):
         """Return the shape of a latent, (1, channels, height, width), for an image of that size."""
 
     @abstractmethod
-    def encode_prompt(self, prompt: str, *, negative: bool = False) -> PromptStates:
-        """Return the prompt's text states, pooled text and truncation. An empty `negative` prompt counts as absent:
-        some families encode it as zeros."""
+    def encode_prompt(self, prompt: str, *, negative: bool = False, clip_skip: int = 0) -> PromptStates:
+        """Return the prompt's text states, pooled text and truncation, without the last `clip_skip` layers of CLIP.
+        Raises InvalidArgument if there are fewer. An empty `negative` prompt counts as absent: some families encode it
+        as zeros."""
 
     @abstractmethod
     def record_texts(self, compiler: Callable[..., Any]) -> None:

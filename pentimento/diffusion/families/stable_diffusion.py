@@ -36,6 +36,6 @@ class StableDiffusion(UNetFamily):
     encoders = ("text_encoder",)
     overrides: ClassVar[Mapping[str, Any]] = {"steps_offset": 1, "clip_sample": False}
 
-    def encode_prompt(self, prompt: str, *, negative: bool = False) -> PromptStates:
-        encoded = self._texts[0].last_states(prompt)
+    def encode_prompt(self, prompt: str, *, negative: bool = False, clip_skip: int = 0) -> PromptStates:
+        encoded = self._texts[0].last_states(prompt, clip_skip)
         return PromptStates(Conditioning(encoded.states.to(self.dtype)), encoded.truncated)

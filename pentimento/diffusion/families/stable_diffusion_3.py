@@ -95,9 +95,9 @@ class StableDiffusion3(DiffusersFamily):
             longest_side_px=config.pos_embed_max_size * config.patch_size * factor,
         )
 
-    def encode_prompt(self, prompt: str, *, negative: bool = False) -> PromptStates:
+    def encode_prompt(self, prompt: str, *, negative: bool = False, clip_skip: int = 0) -> PromptStates:
         limit = self._texts[0].token_limit
-        first, second = (clip.penultimate_states(prompt, limit) for clip in self._texts)
+        first, second = (clip.penultimate_states(prompt, limit, clip_skip) for clip in self._texts)
         assert first.pooled is not None and second.pooled is not None
         width = self.denoiser.config.joint_attention_dim
         clip_states = torch.cat([first.states, second.states], dim=-1)

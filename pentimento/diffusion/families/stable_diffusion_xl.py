@@ -44,10 +44,10 @@ class StableDiffusionXl(UNetFamily):
         super().__init__(checkpoint, digests, device, dtype)
         self._zeros_for_empty = bool(checkpoint.settings.get("force_zeros_for_empty_prompt", True))
 
-    def encode_prompt(self, prompt: str, *, negative: bool = False) -> PromptStates:
+    def encode_prompt(self, prompt: str, *, negative: bool = False, clip_skip: int = 0) -> PromptStates:
         """Return the prompt's states. diffusers distinguishes an absent negative prompt from an empty one; here an
         empty one counts as absent."""
-        first, second = (text.penultimate_states(prompt, text.token_limit) for text in self._texts)
+        first, second = (text.penultimate_states(prompt, text.token_limit, clip_skip) for text in self._texts)
         assert second.pooled is not None
         states = torch.cat([first.states, second.states], dim=-1).to(self.dtype)
         conditioning = Conditioning(states, second.pooled.to(self.dtype))

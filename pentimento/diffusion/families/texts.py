@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pentimento.diffusion.kernels.layers import is_listened_to
+from pentimento.domain.errors import InvalidArgument
 
 
 class PromptTokenizer:
@@ -81,19 +82,35 @@ class ClipText:
         for an encoder's launches than it computes."""
         self._recorded = compiler(self._outputs)
 
-    def last_states(self, prompt: str) -> EncodedText:
-        """Return the last hidden states, as Stable Diffusion 1.x and 2.x want them."""
+    def last_states(self, prompt: str, skip: int = 0) -> EncodedText:
+        """Return the last hidden states, as Stable Diffusion 1.x and 2.x want them: normalised, of the layer before
+        the last `skip` ones. Raises InvalidArgument if there are fewer layers."""
         tokens, truncated = self._tokenizer.padded(prompt, self.token_limit)
         masked = getattr(self._encoder.config, "use_attention_mask", False)
         mask = tokens.attention_mask.to(self._device) if masked else None
+        if skip:
+            states = self._skipped(tokens.input_ids.to(self._device), mask, skip, 0)[1]
+            norm = getattr(self._encoder, "text_model", self._encoder).final_layer_norm
+            return EncodedText(norm(states), None, truncated)
         return EncodedText(self._encoded(tokens.input_ids, mask)[0], None, truncated)
 
-    def penultimate_states(self, prompt: str, token_limit: int) -> EncodedText:
-        """Return the hidden states before the last layer, and the projection of an encoder that has one, as SDXL and
-        SD3 want them."""
+    def penultimate_states(self, prompt: str, token_limit: int, skip: int = 0) -> EncodedText:
+        """Return the hidden states before the last layer, or before `skip` more, and the projection of an encoder that
+        has one, as SDXL and SD3 want them. Raises InvalidArgument if there are fewer layers."""
         tokens, truncated = self._tokenizer.padded(prompt, token_limit)
-        result, states = self._encoded(tokens.input_ids)
+        if skip:
+            result, states = self._skipped(tokens.input_ids.to(self._device), None, skip, 1)
+        else:
+            result, states = self._encoded(tokens.input_ids)
         return EncodedText(states, result if result.ndim == 2 else None, truncated)
+
+    def _skipped(self, ids: Tensor, mask: Tensor | None, skip: int, before: int) -> tuple[Tensor, Tensor]:
+        """Return the encoder's result, and the states before its last `skip + before` layers."""
+        most = self._encoder.config.num_hidden_layers - before
+        if skip > most:
+            raise InvalidArgument.of("clip_skip", f"must be at most {most} with this model, got {skip}")
+        output = self._encoder(ids, attention_mask=mask, output_hidden_states=True)
+        return output[0], output.hidden_states[-(skip + before + 1)]
 
     def _encoded(self, ids: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the encoder's result, and the states before its last layer."""

@@ -134,6 +134,7 @@ EXTENSION_FIELDS = (
     RequestField("num_inference_steps", FieldKind.INTEGER, "denoising steps; absent: the model's default"),
     RequestField("guidance_scale", FieldKind.NUMBER, "weight of the prompt; absent: the model's default"),
     RequestField("scheduler", FieldKind.TEXT, "a scheduler of the model; absent: its default", most=MAX_NAME_CHARS),
+    RequestField("clip_skip", FieldKind.INTEGER, "last layers of the CLIP text encoders to leave out; absent: none"),
     RequestField("seed", FieldKind.INTEGER, "seed of the noise; absent: random", least=0, most=UINT64),
     RequestField("loras", FieldKind.OBJECTS, "LoRAs to apply", items=LORA_FIELDS, most=MAX_OBJECTS),
     RequestField("controlnets", FieldKind.OBJECTS, "ControlNets to apply", items=CONTROLNET_FIELDS, most=MAX_OBJECTS),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.generation import (
+    MAX_CLIP_SKIP,
     WITH_ETA,
     WITH_SPACINGS,
     GenerationSpec,
@@ -130,6 +131,7 @@ def _resolve_spec(request: ImageRequest, held: HeldModel, limits: RequestLimits,
         eta=_resolve_eta(request.eta, scheduler),
         init_image=init_image,
         sigma_spacing=spacing,
+        clip_skip=int(_in_range("clip_skip", _default(request.clip_skip, 0), 0, MAX_CLIP_SKIP)),
     )
 
 

@@ -162,7 +162,7 @@ def cascade_name(models: Sequence[str]) -> str:
 
 
 def as_painted_by(resolved: ResolvedRequest, held: HeldModel) -> ResolvedRequest:
-    """Return the request for another model, with that model's default steps, guidance scale and scheduler."""
+    """Return the request for another model, with that model's default steps, guidance scale and sampler."""
     if held.model == resolved.spec.model:
         return resolved
     spec = replace(
@@ -172,6 +172,8 @@ def as_painted_by(resolved: ResolvedRequest, held: HeldModel) -> ResolvedRequest
         guidance_scale=held.default_guidance_scale,
         scheduler=Scheduler(held.schedulers[0]),
         eta=0.0,
+        sigma_spacing=None,
+        clip_skip=0,
     )
     return replace(resolved, spec=spec)
 

@@ -21,6 +21,8 @@ def scope_of(
     sampler = f"{held.scheduler_digest} {spec.scheduler.value} {spec.eta!r}"
     if spec.sigma_spacing is not None:
         sampler = f"{sampler} {spec.sigma_spacing.value}"
+    if spec.clip_skip:
+        sampler = f"{sampler} without {spec.clip_skip} layers"
     settings = [(net.conditioning_scale, net.start_fraction, net.end_fraction) for net in spec.controlnets]
     return CacheScope(
         tenant=tenant,

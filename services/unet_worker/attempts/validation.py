@@ -8,6 +8,7 @@ from pentimento.domain.adapters import is_digest
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
 from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.generation import (
+    MAX_CLIP_SKIP,
     WITH_ETA,
     WITH_SPACINGS,
     ControlNetMode,
@@ -96,6 +97,7 @@ def _check_picture(spec: GenerationSpec, held: HeldModel) -> None:
 def _check_sampling(spec: GenerationSpec, held: HeldModel) -> None:
     _check_range("spec.guidance_scale", spec.guidance_scale, 0.0, MAX_GUIDANCE_SCALE)
     _check_range("spec.eta", spec.eta, 0.0, 1.0)
+    _check_range("spec.clip_skip", spec.clip_skip, 0, MAX_CLIP_SKIP)
     _check_range("spec.seed", spec.seed, 0, 2**64 - 1)
     if spec.scheduler.value not in held.schedulers:
         known = ", ".join(held.schedulers)

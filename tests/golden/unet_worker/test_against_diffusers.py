@@ -57,6 +57,7 @@ def cases_for(schedulers: Sequence[Scheduler]) -> list[Case]:
     guided_otherwise = [
         Case(PROMPT, "", schedulers[0], seed=2, steps=3, guidance_scale=2.0),
         Case(PROMPT, "", schedulers[0], seed=4, steps=4, guidance_scale=1.0),
+        Case(PROMPT, NEGATIVE, schedulers[0], seed=5, steps=2, guidance_scale=3.0, clip_skip=1),
     ]
     each = [
         case

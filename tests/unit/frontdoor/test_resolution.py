@@ -80,6 +80,7 @@ REFUSED: tuple[tuple[dict[str, Any], str, str], ...] = (
     *[({"guidance_scale": scale}, "guidance_scale", "") for scale in (math.nan, math.inf, -math.inf, -0.1, 100.5)],
     *[({"eta": eta}, "eta", "") for eta in (math.nan, -0.5, 1.5)],
     ({"eta": 0.5, "scheduler": "euler"}, "eta", "must be 0 with scheduler euler"),
+    *[({"clip_skip": count}, "clip_skip", "") for count in (-1, 12, 2**62)],
     *[({"seed": seed}, "seed", "") for seed in (-1, 2**64)],
     *[
         ({"scheduler": name}, "scheduler", "must be one of ddim, euler, or euler with _timesteps, _karras, ")

@@ -15,11 +15,12 @@ from pentimento.domain.generation import (
     ObjectReference,
     Route,
     Scheduler,
+    SigmaSpacing,
 )
 from pentimento.domain.image_request import CacheMode, ImageFormat, ResolvedRequest
 from pentimento.domain.tenants import TenantQuota
 from pentimento.policies.plan.entry import Stage, allowed_stages
-from services.frontdoor.routing.stages import PoolOption, as_started_by, cascade_stages, may_be_scored
+from services.frontdoor.routing.stages import PoolOption, as_painted_by, as_started_by, cascade_stages, may_be_scored
 
 PLANNED = (
     Stage("l", "light", "c", thresholds=(StartThreshold("noise", 0.7),)),
@@ -85,3 +86,13 @@ def test_image_start_is_scaled_to_another_model_s_steps(
     found = option.route.start if option is not None else None
     told = (found.start_step, found.renoised_steps, found.retaken_steps) if isinstance(found, FromImage) else None
     assert told == scaled
+
+
+def test_as_painted_by_another_model_takes_its_own_sampler() -> None:
+    spec = GenerationSpec(
+        "a", "", "large", 32, 32, 20, 7.0, Scheduler.EULER, 7, 0.0, (), (), None, SigmaSpacing.BETA, 2
+    )
+    asked = ResolvedRequest(spec, CacheMode.READ_WRITE, ImageFormat.PNG, None, 1000, 0)
+
+    assert as_painted_by(asked, replace(HELD, model="large")) == asked
+    assert as_painted_by(asked, HELD).spec == GenerationSpec("a", "", "tiny", 32, 32, 50, 3.0, Scheduler.DDIM, 7)

@@ -68,6 +68,7 @@ def test_check_order_takes_sound_orders() -> None:
         (order_with(guidance_scale=math.nan), "spec.guidance_scale"),
         (order_with(guidance_scale=math.inf), "spec.guidance_scale"),
         (order_with(guidance_scale=-1.0), "spec.guidance_scale"),
+        (order_with(clip_skip=12), "spec.clip_skip"),
         (order_with(eta=math.nan), "spec.eta"),
         (order_with(eta=1.5), "spec.eta"),
         (order_with(eta=-math.inf), "spec.eta"),

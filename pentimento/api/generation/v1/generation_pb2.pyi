@@ -325,6 +325,7 @@ class GenerationSpec(_message.Message):
     CONTROLNETS_FIELD_NUMBER: _builtins.int
     INIT_IMAGE_FIELD_NUMBER: _builtins.int
     SIGMA_SPACING_FIELD_NUMBER: _builtins.int
+    CLIP_SKIP_FIELD_NUMBER: _builtins.int
     prompt: _builtins.str
     negative_prompt: _builtins.str
     model: _builtins.str
@@ -338,6 +339,8 @@ class GenerationSpec(_message.Message):
     """Share of fresh noise of DDIM and TCD, 0..1."""
     seed: _builtins.int
     sigma_spacing: Global___SigmaSpacing.ValueType
+    clip_skip: _builtins.int
+    """Last layers of the CLIP text encoders that are left out."""
     @_builtins.property
     def loras(self) -> _containers.RepeatedCompositeFieldContainer[Global___LoraSelection]: ...
     @_builtins.property
@@ -363,10 +366,11 @@ class GenerationSpec(_message.Message):
         controlnets: _abc.Iterable[Global___ControlNetSelection] | None = ...,
         init_image: Global___InitImage | None = ...,
         sigma_spacing: Global___SigmaSpacing.ValueType = ...,
+        clip_skip: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_init_image", b"_init_image", "init_image", b"init_image"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_init_image", b"_init_image", "controlnets", b"controlnets", "eta", b"eta", "guidance_scale", b"guidance_scale", "height_px", b"height_px", "init_image", b"init_image", "loras", b"loras", "model", b"model", "negative_prompt", b"negative_prompt", "num_inference_steps", b"num_inference_steps", "prompt", b"prompt", "scheduler", b"scheduler", "seed", b"seed", "sigma_spacing", b"sigma_spacing", "width_px", b"width_px"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_init_image", b"_init_image", "clip_skip", b"clip_skip", "controlnets", b"controlnets", "eta", b"eta", "guidance_scale", b"guidance_scale", "height_px", b"height_px", "init_image", b"init_image", "loras", b"loras", "model", b"model", "negative_prompt", b"negative_prompt", "num_inference_steps", b"num_inference_steps", "prompt", b"prompt", "scheduler", b"scheduler", "seed", b"seed", "sigma_spacing", b"sigma_spacing", "width_px", b"width_px"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__init_image: _TypeAlias = _typing.Literal["init_image"]  # noqa: Y015
     _WhichOneofArgType__init_image: _TypeAlias = _typing.Literal["_init_image", b"_init_image"]  # noqa: Y015

@@ -250,6 +250,7 @@ class ImageRequest(_message.Message):
     BINDING_STEPS_FIELD_NUMBER: _builtins.int
     IMAGE_COUNT_FIELD_NUMBER: _builtins.int
     ENCODING_QUALITY_FIELD_NUMBER: _builtins.int
+    CLIP_SKIP_FIELD_NUMBER: _builtins.int
     prompt: _builtins.str
     negative_prompt: _builtins.str
     model: _builtins.str
@@ -284,6 +285,8 @@ class ImageRequest(_message.Message):
     """Quality of a JPEG or WebP file: 0..100, 100 the best and the largest. Absent: the encoder's own. A PNG
     keeps all of it: 100 alone.
     """
+    clip_skip: _builtins.int
+    """Last layers of the CLIP text encoders to leave out, as diffusers counts them; absent means none."""
     @_builtins.property
     def loras(self) -> _containers.RepeatedCompositeFieldContainer[Global___AskedLora]:
         """At most as many as the deployment takes; each LoRA once."""
@@ -317,13 +320,16 @@ class ImageRequest(_message.Message):
         binding_steps: _builtins.bool | None = ...,
         image_count: _builtins.int | None = ...,
         encoding_quality: _builtins.int | None = ...,
+        clip_skip: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_binding_steps", b"_binding_steps", "_deadline_ms", b"_deadline_ms", "_encoding_quality", b"_encoding_quality", "_eta", b"_eta", "_guidance_scale", b"_guidance_scale", "_height_px", b"_height_px", "_image_count", b"_image_count", "_init_image", b"_init_image", "_max_cost", b"_max_cost", "_num_inference_steps", b"_num_inference_steps", "_pin_ms", b"_pin_ms", "_quality", b"_quality", "_seed", b"_seed", "_width_px", b"_width_px", "binding_steps", b"binding_steps", "deadline_ms", b"deadline_ms", "encoding_quality", b"encoding_quality", "eta", b"eta", "guidance_scale", b"guidance_scale", "height_px", b"height_px", "image_count", b"image_count", "init_image", b"init_image", "max_cost", b"max_cost", "num_inference_steps", b"num_inference_steps", "pin_ms", b"pin_ms", "quality", b"quality", "seed", b"seed", "width_px", b"width_px"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_binding_steps", b"_binding_steps", "_clip_skip", b"_clip_skip", "_deadline_ms", b"_deadline_ms", "_encoding_quality", b"_encoding_quality", "_eta", b"_eta", "_guidance_scale", b"_guidance_scale", "_height_px", b"_height_px", "_image_count", b"_image_count", "_init_image", b"_init_image", "_max_cost", b"_max_cost", "_num_inference_steps", b"_num_inference_steps", "_pin_ms", b"_pin_ms", "_quality", b"_quality", "_seed", b"_seed", "_width_px", b"_width_px", "binding_steps", b"binding_steps", "clip_skip", b"clip_skip", "deadline_ms", b"deadline_ms", "encoding_quality", b"encoding_quality", "eta", b"eta", "guidance_scale", b"guidance_scale", "height_px", b"height_px", "image_count", b"image_count", "init_image", b"init_image", "max_cost", b"max_cost", "num_inference_steps", b"num_inference_steps", "pin_ms", b"pin_ms", "quality", b"quality", "seed", b"seed", "width_px", b"width_px"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_binding_steps", b"_binding_steps", "_deadline_ms", b"_deadline_ms", "_encoding_quality", b"_encoding_quality", "_eta", b"_eta", "_guidance_scale", b"_guidance_scale", "_height_px", b"_height_px", "_image_count", b"_image_count", "_init_image", b"_init_image", "_max_cost", b"_max_cost", "_num_inference_steps", b"_num_inference_steps", "_pin_ms", b"_pin_ms", "_quality", b"_quality", "_seed", b"_seed", "_width_px", b"_width_px", "binding_steps", b"binding_steps", "cache", b"cache", "controlnets", b"controlnets", "deadline_ms", b"deadline_ms", "encoding_quality", b"encoding_quality", "eta", b"eta", "format", b"format", "guidance_scale", b"guidance_scale", "height_px", b"height_px", "image_count", b"image_count", "init_image", b"init_image", "loras", b"loras", "max_cost", b"max_cost", "model", b"model", "negative_prompt", b"negative_prompt", "num_inference_steps", b"num_inference_steps", "pin_ms", b"pin_ms", "prompt", b"prompt", "quality", b"quality", "scheduler", b"scheduler", "seed", b"seed", "width_px", b"width_px"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_binding_steps", b"_binding_steps", "_clip_skip", b"_clip_skip", "_deadline_ms", b"_deadline_ms", "_encoding_quality", b"_encoding_quality", "_eta", b"_eta", "_guidance_scale", b"_guidance_scale", "_height_px", b"_height_px", "_image_count", b"_image_count", "_init_image", b"_init_image", "_max_cost", b"_max_cost", "_num_inference_steps", b"_num_inference_steps", "_pin_ms", b"_pin_ms", "_quality", b"_quality", "_seed", b"_seed", "_width_px", b"_width_px", "binding_steps", b"binding_steps", "cache", b"cache", "clip_skip", b"clip_skip", "controlnets", b"controlnets", "deadline_ms", b"deadline_ms", "encoding_quality", b"encoding_quality", "eta", b"eta", "format", b"format", "guidance_scale", b"guidance_scale", "height_px", b"height_px", "image_count", b"image_count", "init_image", b"init_image", "loras", b"loras", "max_cost", b"max_cost", "model", b"model", "negative_prompt", b"negative_prompt", "num_inference_steps", b"num_inference_steps", "pin_ms", b"pin_ms", "prompt", b"prompt", "quality", b"quality", "scheduler", b"scheduler", "seed", b"seed", "width_px", b"width_px"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__binding_steps: _TypeAlias = _typing.Literal["binding_steps"]  # noqa: Y015
     _WhichOneofArgType__binding_steps: _TypeAlias = _typing.Literal["_binding_steps", b"_binding_steps"]  # noqa: Y015
+    _WhichOneofReturnType__clip_skip: _TypeAlias = _typing.Literal["clip_skip"]  # noqa: Y015
+    _WhichOneofArgType__clip_skip: _TypeAlias = _typing.Literal["_clip_skip", b"_clip_skip"]  # noqa: Y015
     _WhichOneofReturnType__deadline_ms: _TypeAlias = _typing.Literal["deadline_ms"]  # noqa: Y015
     _WhichOneofArgType__deadline_ms: _TypeAlias = _typing.Literal["_deadline_ms", b"_deadline_ms"]  # noqa: Y015
     _WhichOneofReturnType__encoding_quality: _TypeAlias = _typing.Literal["encoding_quality"]  # noqa: Y015
@@ -352,6 +358,8 @@ class ImageRequest(_message.Message):
     _WhichOneofArgType__width_px: _TypeAlias = _typing.Literal["_width_px", b"_width_px"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__binding_steps) -> _WhichOneofReturnType__binding_steps | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__clip_skip) -> _WhichOneofReturnType__clip_skip | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__deadline_ms) -> _WhichOneofReturnType__deadline_ms | None: ...
     @_typing.overload
