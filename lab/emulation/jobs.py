@@ -55,7 +55,6 @@ class DeviceListener(Protocol[Owner]):
 
     def job_yielded(self, device: "EmulatedDevice[Owner]", job: EmulatedJob[Owner]) -> None:
         """Its place is about to be free."""
-        ...
 
     def job_finished(self, device: "EmulatedDevice[Owner]", job: EmulatedJob[Owner]) -> None: ...
 
@@ -63,15 +62,12 @@ class DeviceListener(Protocol[Owner]):
 
     def job_dropped(self, device: "EmulatedDevice[Owner]", job: EmulatedJob[Owner]) -> None:
         """Its turn came too late for its deadline."""
-        ...
 
     def batch_stepped(self, batch: Sequence[EmulatedJob[Owner]], seconds: float, late_s: float) -> None:
         """A batch took a step of `seconds`, noticed `late_s` after its end. Only with `each_step`."""
-        ...
 
     def device_reports(self, device: "EmulatedDevice[Owner]") -> None:
         """It holds another model, or takes another number of attempts."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ class SpeedCourse(Protocol):
     def speeds(self, source: random.Random) -> Iterator[tuple[float, float]]:
         """Factors of the speed, one after the other without end, each with the seconds that it lasts (inf: for ever).
         A course that draws nothing leaves `source` alone."""
-        ...
 
 
 @dataclass(frozen=True)

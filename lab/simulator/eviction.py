@@ -22,27 +22,21 @@ class Eviction(Protocol):
     def add(self, item: Item, saved_steps: float, size_bytes: int = 1) -> None:
         """Add an item, or a fresh one under the name of an old one. `saved_steps` is K, the steps that a use of it
         saves."""
-        ...
 
     def use(self, item: Item, beside: Iterable[Item] = ()) -> None:
         """Note that an item served a request; `beside` are the other items of its entry. Evicted items are ignored."""
-        ...
 
     def remove(self, item: Item) -> None:
         """Forget an item that went for another reason."""
-        ...
 
     def pop(self) -> Item:
         """Take out the item that goes next and return it; KeyError when there is none."""
-        ...
 
     def record(self, item: Item) -> AccessRecord:
         """Return an item's access record. Raises KeyError if it was evicted."""
-        ...
 
     def restore(self, item: Item, record: AccessRecord) -> None:
         """Put an item back with the record it had."""
-        ...
 
     def __len__(self) -> int: ...
 

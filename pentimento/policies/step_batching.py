@@ -33,17 +33,14 @@ class Candidate(Protocol):
     @property
     def key(self) -> Hashable:
         """Return the key of the group; requests with equal keys can share a forward pass."""
-        ...
 
     @property
     def urgency(self) -> Urgency:
         """Return the due time (`due_at`) and the arrival number: unique, the smallest is the most urgent."""
-        ...
 
     @property
     def running(self) -> bool:
         """Return whether the request has begun, with its own latents on the device."""
-        ...
 
 
 C = TypeVar("C", bound=Candidate)

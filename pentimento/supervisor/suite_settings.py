@@ -79,42 +79,34 @@ class SuitePlugin(Protocol):
     @property
     def models(self) -> Sequence[str]:
         """Return the names of the fleet's models."""
-        ...
 
     @property
     def cached(self) -> bool:
         """Return whether embedder and gateway are started."""
-        ...
 
     @property
     def embedder_module(self) -> str:
         """Return the embedder's module for a suite with a cache."""
-        ...
 
     def gateway_arguments(self) -> tuple[str, ...]:
         """Return the gateway's flags for reuse."""
-        ...
 
     def workers(
         self, settings: "SuiteSettings", state: StateDirectory
     ) -> Sequence[tuple[str, Callable[[int], ProcessSpec], int]]:
         """Return each type of device: its name, a function that makes its process of a number, and their count."""
-        ...
 
     def discriminators(self, settings: "SuiteSettings", state: StateDirectory) -> tuple[ProcessSpec, ...]: ...
 
     def controller_arguments(self, config_file: Path | None, small: Sequence[str] = ()) -> tuple[str, ...]:
         """Return the controller's planning flags that neither environment nor `config_file` sets. The models of
         `small` refine hits; empty for the fleet's own."""
-        ...
 
     def frontdoor_arguments(self, folder: Path) -> tuple[str, ...]:
         """Return flags for the models' costs, which `write_files` writes, and for the cascade."""
-        ...
 
     def write_files(self, folder: Path) -> None:
         """Write the files that `frontdoor_arguments` names."""
-        ...
 
 
 @dataclass(frozen=True)
