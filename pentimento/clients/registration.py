@@ -31,15 +31,12 @@ class FleetRegistry(Protocol):
 
     async def register(self, replica: Replica) -> ReplicaLease:
         """Register the replica and return its lease."""
-        ...
 
     async def report(self, report: ReplicaReport) -> object:
         """Send a heartbeat. NotFound asks the replica to register again."""
-        ...
 
     async def deregister(self, instance_id: str, generation: int) -> None:
         """Remove the replica from the fleet."""
-        ...
 
 
 @dataclass(frozen=True)

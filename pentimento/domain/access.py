@@ -33,15 +33,12 @@ class EvictionRule(Protocol):
 
     def rank(self, record: AccessRecord) -> Rank:
         """Return the item's place: the lowest goes first."""
-        ...
 
     def used(self, record: AccessRecord, tick: int) -> AccessRecord:
         """Return the record after a use at `tick`."""
-        ...
 
     def beside(self, record: AccessRecord, tick: int) -> AccessRecord:
         """Return the record after a use, at `tick`, of another item of the same entry."""
-        ...
 
 
 class CountingRule:

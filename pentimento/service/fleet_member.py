@@ -18,18 +18,15 @@ class FleetSettings(Protocol):
     @property
     def channels(self) -> RpcChannelSettings:
         """Return the settings of channels to other processes."""
-        ...
 
     @property
     def controller_address(self) -> str:
         """Return the addresses of the controller and its standbys, separated by commas; "" for none."""
-        ...
 
     @property
     def advertise_address(self) -> str:
         """Return the address at which others reach the service; "" for the address that it listens on, with the host's
         name for a wildcard."""
-        ...
 
 
 def addresses(text: str) -> tuple[str, ...]:

@@ -23,15 +23,12 @@ class LeaseLedger(Protocol):
 
     def lease(self) -> "Future[LeaseState]":
         """Return the active epoch and its holder's beats."""
-        ...
 
     def beat(self, epoch: int) -> "Future[bool]":
         """Record that the holder of the epoch is alive; False if a newer epoch was claimed."""
-        ...
 
     def take_over(self, holder_id: str, seen: LeaseState, /) -> "Future[int | None]":
         """Claim an epoch from a holder that has not beaten since `seen`; None if it has, or another claim was first."""
-        ...
 
 
 class LedgerLease:

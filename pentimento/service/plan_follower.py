@@ -26,11 +26,9 @@ class PlanStore(Protocol):
 
     def load_plan(self) -> "Future[bytes | None]":
         """Return the saved plan, None without one."""
-        ...
 
     def save_plan(self, plan: bytes) -> "Future[None]":
         """Replace the saved plan."""
-        ...
 
 
 class PlanFollower:

@@ -37,11 +37,9 @@ class LineListener(Protocol):
 
     def listen(self, descriptor: int, hear: Callable[[], None]) -> None:
         """Run a callback whenever the descriptor is readable; it reads all available data."""
-        ...
 
     def forget(self, descriptor: int) -> None:
         """Stop watching a descriptor, before it is closed; a call of its callback may still be running. Idempotent."""
-        ...
 
 
 class LoopListener:

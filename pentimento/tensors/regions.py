@@ -71,33 +71,26 @@ class Region(Protocol):
     @property
     def region_id(self) -> str:
         """Return the name that both processes use."""
-        ...
 
     @property
     def size(self) -> RegionSize:
         """Return the number and size of the slots."""
-        ...
 
     @property
     def transport(self) -> str:
         """Return the transport's name in metrics."""
-        ...
 
     def slot(self, index: int) -> memoryview | DeviceBytes:
         """Return the memory of a slot, writable."""
-        ...
 
     def mark(self, index: int, generation: int) -> None:
         """Write a generation into the slot itself, ordered after all earlier writes to it."""
-        ...
 
     def marked(self, index: int) -> int:
         """Return the generation that is in the slot."""
-        ...
 
     def close(self) -> None:
         """Release the region. Idempotent."""
-        ...
 
 
 class DeviceRegions(Protocol):
@@ -105,16 +98,13 @@ class DeviceRegions(Protocol):
 
     def domain(self) -> str:
         """Return an identifier of the device, unique across hosts; "" if its memory cannot be shared."""
-        ...
 
     def create(self, size: RegionSize) -> tuple[Region, pb.CudaIpcHandle]:
         """Make a region and the handle that the other end opens it with. Raises ResourceExhausted
         (NO_SHARED_MEMORY)."""
-        ...
 
     def open(self, region_id: str, size: RegionSize, handle: pb.CudaIpcHandle) -> Region:
         """Map a region that another process made. Raises FailedPrecondition (NO_SUCH_REGION)."""
-        ...
 
 
 @dataclass

@@ -61,11 +61,9 @@ class ImageScorer(Protocol):
 
     async def foresee(self, cascade: str, prompts: Sequence[Embedding], threshold: float | None = None) -> Foresights:
         """Raise NotFound for an unknown cascade, FailedPrecondition NO_PROMPT_HEAD if it reads images only."""
-        ...
 
     async def score(self, cascade: str, images: Sequence[ImageToScore]) -> ImageScores:
         """Raise InvalidArgument, naming the image, if it cannot be scored; NotFound for an unknown cascade."""
-        ...
 
 
 @dataclass

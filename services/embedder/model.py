@@ -31,11 +31,9 @@ class TextTower(Protocol):
     @property
     def dimension_count(self) -> int:
         """Return the width of its vectors."""
-        ...
 
     def embed_tokens(self, texts: Sequence[Sequence[int]]) -> Tensor:
         """Return unit vectors (batch, dimension_count) of token ids."""
-        ...
 
 
 class ImageSide(Protocol):
@@ -44,11 +42,9 @@ class ImageSide(Protocol):
     def prepare(self, image: bytes, field: str) -> Any:
         """Return what `embed` takes of an encoded image, off the model thread. Raises InvalidArgument naming the
         field."""
-        ...
 
     def embed(self, prepared: Sequence[Any]) -> list[bytes]:
         """Return a unit vector per prepared image, float32 little-endian. The model thread runs it."""
-        ...
 
 
 @dataclass(frozen=True)

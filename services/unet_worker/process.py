@@ -57,15 +57,12 @@ class WorkerModels(Protocol):
 
     def costs(self) -> tuple[ModelCost, ...]:
         """Return the known costs; raises the errors of an invalid profile."""
-        ...
 
     async def serve(self, identity: WorkerIdentity) -> PlannedBackend:
         """Return the device with its first model, ready to serve. Called once."""
-        ...
 
     def close(self) -> None:
         """Stop background work next to the device. Harmless before `serve`."""
-        ...
 
 
 class WorkerSettings(FleetSettings, Protocol):

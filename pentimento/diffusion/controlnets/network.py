@@ -140,34 +140,28 @@ class ControlNet(Protocol):
     @property
     def info(self) -> ControlNetInfo:
         """Return the description of the ControlNet."""
-        ...
 
     @property
     def config(self) -> Mapping[str, Any]:
         """Return the network's configuration."""
-        ...
 
     @property
     def device(self) -> torch.device:
         """Return the device of the network."""
-        ...
 
     @property
     def dtype(self) -> torch.dtype:
         """Return the type of the weights."""
-        ...
 
     def embed(self, condition: Tensor, row_count: int = 1) -> Tensor:
         """Return the network's embedding of a condition (1 or rows, channels, height, width). It is the same at every
         step, and computed once per stream. With `row_count` at the image's number of rows it has diffusers' bits:
         convolutions choose their kernels by it. Raises InvalidArgument naming `condition` and its limit."""
-        ...
 
     def residuals(self, steps: Sequence[ControlStep], tell: ResidualsSoFar = unheard) -> list[ControlResiduals]:
         """Return the residuals of each image's rows, scaled, from one forward pass over all rows. A transformer's pass
         calls `tell` as it proceeds, each time with all residuals so far. Raises InvalidArgument naming the part of a
         step that does not fit the network."""
-        ...
 
 
 @dataclass(frozen=True)

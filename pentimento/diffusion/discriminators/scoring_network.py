@@ -22,17 +22,14 @@ class ScoringNetwork(Protocol):
 
     def features(self, pixels: Tensor) -> Tensor:
         """Return the pooled features (n, width) of pixels (n, 3, size, size)."""
-        ...
 
     def logits(self, features: Tensor) -> Tensor:
         """Return the classifier's logits (n, labels) for those features."""
-        ...
 
 
 class Preprocessing(Protocol):
     def __call__(self, image: Image.Image) -> NDArray[np.float32]:
         """Return the pixels (3, size, size) of an RGB image."""
-        ...
 
 
 @dataclass(frozen=True)

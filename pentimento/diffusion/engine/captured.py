@@ -24,11 +24,9 @@ class PassRecording(Protocol):
     @property
     def outputs(self) -> Any:
         """Return the outputs of the run; replays write to the same memory."""
-        ...
 
     def replay(self) -> None:
         """Repeat the run with the current contents of the buffers."""
-        ...
 
 
 # Runs a function without arguments, and returns its recording.

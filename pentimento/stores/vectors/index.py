@@ -91,7 +91,6 @@ class VectorIndex(Protocol):
     async def search(self, query: VectorQuery, timeout_s: float) -> list[VectorMatch]:
         """Return the nearest points, best first; none before `prepare`. The caller bounds the wait: `timeout_s` tells
         the backend when it may give up."""
-        ...
 
     def upsert(self, points: Sequence[VectorPoint]) -> None:
         """Insert or replace points."""

@@ -49,7 +49,6 @@ class ModelRunner(Protocol):
     ) -> GeneratedImage:
         """Emit Started and StepProgress, and put captured latents into `uploads`. Times are on the monotonic clock.
         Raises domain errors; cancelling stops the work at the next step."""
-        ...
 
 
 class AttemptRunner:

@@ -47,11 +47,9 @@ class HalfStreams(Protocol):
     def answers(self, messages: AsyncIterator[Any], free_count: Callable[[], int]) -> AsyncGenerator[Any, None]:
         """Yield the answers of one stream of PredictHalf. The stream is accepted if `free_count`, called once the
         stream's purpose is known, is above 0."""
-        ...
 
     def stop(self) -> None:
         """End all streams: other workers continue their requests without a peer."""
-        ...
 
 
 class DeviceBackend(Protocol):
@@ -69,47 +67,38 @@ class DeviceBackend(Protocol):
     @property
     def device(self) -> str:
         """Return the device's name, for people."""
-        ...
 
     @property
     def batch_limit(self) -> int:
         """Return the number of requests of the model's default size that share a step now; 0 while it takes none."""
-        ...
 
     @property
     def running_count(self) -> int:
         """Return the number of attempts that are being denoised."""
-        ...
 
     @property
     def adapters(self) -> HeldAdapters:
         """Return the LoRAs that attempts may request."""
-        ...
 
     @property
     def halves(self) -> HalfStreams | None:
         """Return the halves that it computes for other workers; None if it computes none."""
-        ...
 
     def memory(self) -> DeviceMemory: ...
 
     def check(self, spec: GenerationSpec) -> None:
         """Check a request. Raises InvalidArgument for one that this device can never run."""
-        ...
 
     async def prefetch(self, names: Collection[str], uploaded: Collection[Adapter] = ()) -> None:
         """Load the LoRAs with these names, and `uploaded` ones if it fetches such; return when each is loaded or has
         failed."""
-        ...
 
     async def run(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> AttemptOutcome:
         """Emit Started and StepProgress, and return the outcome. Raises domain errors; cancelling stops the work at the
         next step."""
-        ...
 
     def close(self) -> None:
         """Stop the remaining work; takes at most a step."""
-        ...
 
 
 class PlannedBackend(DeviceBackend, Protocol):
@@ -118,15 +107,12 @@ class PlannedBackend(DeviceBackend, Protocol):
     @property
     def target_model(self) -> str:
         """Return the model that it holds, or is about to hold."""
-        ...
 
     @property
     def unloadable(self) -> frozenset[str]:
         """Return the models that failed to load; this start of the worker does not try them again."""
-        ...
 
     def assign(self, name: str, max_batch: int) -> None:
         """Hold this model, in batches of at most `max_batch`, 0 for the most that fit. Requests that are here finish
         first, and none are admitted until the other model is loaded; assigning the current model again calls off a
         switch that has not passed that point."""
-        ...

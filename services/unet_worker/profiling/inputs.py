@@ -18,11 +18,9 @@ class ImageEncoder(Protocol):
 
     def embed_texts(self, texts: Sequence[str]) -> Vectors:
         """Return unit vectors (texts, dimensions)."""
-        ...
 
     def embed_images(self, pictures: Sequence[bytes]) -> Vectors:
         """Return unit vectors (images, dimensions) of encoded images."""
-        ...
 
 
 class QualityScorer(Protocol):
@@ -31,11 +29,9 @@ class QualityScorer(Protocol):
     @property
     def name(self) -> str:
         """Return the name of its measure in profiles."""
-        ...
 
     def qualities(self, pictures: Sequence[bytes], rows: Sequence[int]) -> list[float]:
         """Return the scores of encoded images, each generated from the prompt of its row."""
-        ...
 
 
 @dataclass(frozen=True)
