@@ -15,14 +15,7 @@ from pentimento.policies.residual_pipelining import PipeliningBound
 from pentimento.policies.thinning import ThinningOption, ThinningRefusal, WholeReason
 from pentimento.profiles.checks import parse_profiles
 from pentimento.profiles.costs import ModelProfile, cost_entry, costs_key, read_costs
-from pentimento.profiles.document import (
-    Profile,
-    ProfileKind,
-    ReuseKind,
-    adapters_of,
-    document_to_json,
-    profile_entry,
-)
+from pentimento.profiles.document import Profile, ProfileKind, ReuseKind, adapters_of, document_to_json, profile_entry
 from pentimento.profiles.kinds import (
     caution,
     controlnets,

@@ -17,15 +17,7 @@ from pentimento.domain.generation import FromLatent, GenerationSpec
 from pentimento.policies.cache_selection import Threshold, Thresholds
 from pentimento.policies.residual_pipelining import PipeliningBound
 from pentimento.policies.thinning import ThinningOption, ThinningRefusal, WholeReason, scaled
-from pentimento.profiles.document import (
-    DIGITS,
-    MeasuredAdapter,
-    Profile,
-    ProfileRow,
-    ReuseKind,
-    adapters_of,
-    row_of,
-)
+from pentimento.profiles.document import DIGITS, MeasuredAdapter, Profile, ProfileRow, ReuseKind, adapters_of, row_of
 from pentimento.profiles.rules import (
     ImageSample,
     LateSample,

@@ -16,14 +16,7 @@ from pentimento.domain.generation import PlanVersion
 from pentimento.domain.reasons import Reason
 from pentimento.policies.component_placement import AskedShares
 from pentimento.policies.plan.inputs import Decision, PlanInput
-from pentimento.policies.plan.maker import (
-    FleetFacts,
-    MadePlan,
-    keeps_models,
-    make_plan,
-    numbered,
-    unprofiled_models,
-)
+from pentimento.policies.plan.maker import FleetFacts, MadePlan, keeps_models, make_plan, numbered, unprofiled_models
 from pentimento.policies.plan.registry import ServingPolicy
 from pentimento.policies.registered_digests import HeldDigests, as_unplanned, without_mismatched
 from services.controller.allocating import AllocatorThreads

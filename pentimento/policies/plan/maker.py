@@ -17,14 +17,7 @@ from pentimento.domain.fleet import (
 from pentimento.domain.reasons import Reason
 from pentimento.policies.component_placement import AskedShares, place_components
 from pentimento.policies.light_stages import with_skip_bound
-from pentimento.policies.plan.inputs import (
-    UNNUMBERED,
-    Decision,
-    PlanInput,
-    ReplicaView,
-    decide,
-    hold_resident,
-)
+from pentimento.policies.plan.inputs import UNNUMBERED, Decision, PlanInput, ReplicaView, decide, hold_resident
 from pentimento.policies.plan.registry import ServingPolicy
 from pentimento.policies.plan_checks import check_plan
 from pentimento.policies.registered_digests import Held, named_digests, notes_of, without_mismatched

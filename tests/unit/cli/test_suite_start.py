@@ -7,15 +7,7 @@ import pytest
 
 from pentimento.cli.suite_running import FleetArrival, banner, check_ports_are_free
 from pentimento.domain.errors import FailedPrecondition, Unavailable
-from pentimento.domain.fleet import (
-    Fleet,
-    Plan,
-    Replica,
-    ReplicaKind,
-    ReplicaStatus,
-    UnplannedModel,
-    WorkerAssignment,
-)
+from pentimento.domain.fleet import Fleet, Plan, Replica, ReplicaKind, ReplicaStatus, UnplannedModel, WorkerAssignment
 from pentimento.domain.generation import PlanVersion
 from pentimento.supervisor.models import WEIGHTS, ModelDirectory
 from pentimento.supervisor.state import Endpoint

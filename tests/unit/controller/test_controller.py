@@ -9,14 +9,7 @@ from prometheus_client import REGISTRY
 
 from lab.fixtures.clocks import SetClock
 from pentimento.domain.errors import InvalidArgument, NotFound, Unavailable
-from pentimento.domain.fleet import (
-    ModelCost,
-    Plan,
-    PoolDemand,
-    Replica,
-    ReplicaKind,
-    ReplicaReport,
-)
+from pentimento.domain.fleet import ModelCost, Plan, PoolDemand, Replica, ReplicaKind, ReplicaReport
 from pentimento.domain.generation import PlanVersion
 from pentimento.policies.plan.inputs import AllocationProfile, Decision, PlanInput, hold_resident
 from pentimento.policies.plan.registry import SERVING_POLICIES, ServingPolicy

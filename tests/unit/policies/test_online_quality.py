@@ -9,12 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pentimento.domain.online_quality import AchievedQuality, QualitySample, ThresholdPosition
-from pentimento.policies.online_quality import (
-    HIGHEST,
-    achieved_quality,
-    followed,
-    share_bounds,
-)
+from pentimento.policies.online_quality import HIGHEST, achieved_quality, followed, share_bounds
 from pentimento.profiles.rules import ThresholdRule
 
 ALPHA = 0.9

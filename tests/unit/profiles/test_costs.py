@@ -10,14 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.profiles.costs import (
-    BatchProfile,
-    Cost,
-    ModelProfile,
-    SizeProfile,
-    costs_from_json,
-    costs_to_json,
-)
+from pentimento.profiles.costs import BatchProfile, Cost, ModelProfile, SizeProfile, costs_from_json, costs_to_json
 
 samples = st.lists(st.floats(0.001, 10), min_size=1, max_size=20)
 costs = samples.map(Cost.of)

@@ -10,13 +10,7 @@ import pytest
 from pentimento.cli.connection import running_suite
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.supervisor import state as state_module
-from pentimento.supervisor.state import (
-    MAX_SOCKET_DIRECTORY,
-    Endpoint,
-    StateDirectory,
-    make_private,
-    socket_directory,
-)
+from pentimento.supervisor.state import MAX_SOCKET_DIRECTORY, Endpoint, StateDirectory, make_private, socket_directory
 
 ENDPOINT = Endpoint("unix:/f", "127.0.0.1:1", "unix:/c", "unix:/g", "", os.getpid())
 

@@ -27,11 +27,7 @@ from pentimento.domain.models import Handover
 from pentimento.policies.plan.entry import IMAGE, SPARE, STARTS
 from pentimento.policies.plan.inputs import UNNUMBERED, PlanInput, ReplicaView
 from pentimento.policies.plan.joint.devices import Counts, settle_sizes, share_out
-from pentimento.policies.plan.joint.problem import (
-    AllocationProblem,
-    AllocationSolution,
-    PlannedPool,
-)
+from pentimento.policies.plan.joint.problem import AllocationProblem, AllocationSolution, PlannedPool
 from pentimento.policies.plan.joint.routes import kind_of, quickest_routes
 from pentimento.policies.plan.placement import place, scored_stage
 

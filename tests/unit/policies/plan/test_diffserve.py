@@ -8,14 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pentimento.domain.errors import FailedPrecondition
-from pentimento.domain.fleet import (
-    CascadePlan,
-    Plan,
-    PoolPlan,
-    StagePlan,
-    StartThreshold,
-    WorkerAssignment,
-)
+from pentimento.domain.fleet import CascadePlan, Plan, PoolPlan, StagePlan, StartThreshold, WorkerAssignment
 from pentimento.domain.models import Handover
 from pentimento.policies.plan.cascade import CascadeMemory
 from pentimento.policies.plan.cascade_problem import CascadeSolution, grid

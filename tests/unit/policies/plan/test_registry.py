@@ -4,24 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from pentimento.domain.fleet import (
-    PoolPlan,
-    RouteShare,
-)
+from pentimento.domain.fleet import PoolPlan, RouteShare
 from pentimento.domain.models import CascadeVariant, Handover
-from pentimento.policies.plan.entry import (
-    NOISE,
-    SPARE,
-    EnteredPool,
-    StartCandidate,
-    entry_of,
-    start_lanes,
-)
-from pentimento.policies.plan.inputs import (
-    ModelDemand,
-    PlanInput,
-    Policy,
-)
+from pentimento.policies.plan.entry import NOISE, SPARE, EnteredPool, StartCandidate, entry_of, start_lanes
+from pentimento.policies.plan.inputs import ModelDemand, PlanInput, Policy
 from pentimento.policies.plan.registry import SERVING_POLICIES, registered_cascade
 from pentimento.policies.plan.settings import ServingSettings
 from tests.unit.policies.plan.fleets import SD15, TURBO, context, counts, decide, profiles, repeat, worker

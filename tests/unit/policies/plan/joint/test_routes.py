@@ -11,13 +11,7 @@ from pentimento.policies.plan.entry import IMAGE, LATENT, NOISE
 from pentimento.policies.plan.inputs import AllocationProfile, PlanInput, ReplicaView
 from pentimento.policies.plan.joint.forecast import DemandForecast
 from pentimento.policies.plan.joint.problem import Component, PlannedRoute, Use
-from pentimento.policies.plan.joint.routes import (
-    components_of,
-    kind_of,
-    kinds_of,
-    quickest_routes,
-    routes_of,
-)
+from pentimento.policies.plan.joint.routes import components_of, kind_of, kinds_of, quickest_routes, routes_of
 from pentimento.policies.plan.settings import DeferralCurve, ModelQuality, ServingSettings
 
 QUALITIES = (ModelQuality("heavy", 1.0, reuse=0.9), ModelQuality("light", 0.8, 0.2, 0.95))
