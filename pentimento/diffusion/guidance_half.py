@@ -7,13 +7,13 @@ requests and with other halves.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from pentimento.diffusion.families.model import Conditioning
-from pentimento.diffusion.schedulers import SamplerState, StepSequence
+from pentimento.diffusion.schedulers import SamplerState, Schedule, StepSequence
 from pentimento.domain.generation import Scheduler
 
 
@@ -26,52 +26,44 @@ class AskedStep:
     latent: Tensor
 
 
-class AskedSteps:
-    """Implement `Schedule` for steps that another worker samples. `answer` is called on the engine's thread with the
-    step and the network's prediction (1, channels, height, width), which it may keep."""
+@dataclass(frozen=True)
+class AskedSteps(Schedule):
+    """Hold steps that another worker samples. `answer` is called on the engine's thread with the step and the network's
+    prediction (1, channels, height, width), which it may keep."""
 
-    needs_noise = False
-    scheduler = Scheduler.DDIM
+    answer: Callable[[int, Tensor], None]
+    _asked: list[AskedStep] = field(default_factory=list)
 
-    def __init__(self, step_count: int, answer: Callable[[int, Tensor], None]) -> None:
-        self.step_count = step_count
-        self.order = StepSequence(step_count)
-        self.timesteps = torch.zeros(step_count)
-        # Infinite, because the levels are unknown here: the row then gets the same bits in any batch as alone.
-        self.sigmas = (math.inf,) * step_count
-        self.asked: AskedStep | None = None
-        self._answer = answer
+    @staticmethod
+    def of(step_count: int, answer: Callable[[int, Tensor], None]) -> "AskedSteps":
+        """Return the steps of a schedule. Their levels are unknown here, and stated as infinite: the row then gets the
+        same bits in any batch as alone."""
+        return AskedSteps(torch.zeros(step_count), (math.inf,) * step_count, StepSequence(step_count), answer)
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """Return a scheduler of diffusion models: the other worker has its own."""
+        return Scheduler.DDIM
+
+    @property
+    def asked(self) -> AskedStep | None:
+        """Return the step that waits for its prediction."""
+        return next(iter(self._asked[-1:]), None)
 
     def ask(self, step: AskedStep) -> None:
         """Set the engine's next step, on any thread, one at a time; the caller wakes the engine."""
         self.timesteps[step.step_index] = step.timestep
-        self.asked = step
-
-    def initial_latent(self, noise: Tensor) -> Tensor:
-        """Return `noise`: the other worker sends the first latents too."""
-        return noise
+        self._asked.append(step)
 
     def noised_latent(self, clean: Tensor, noise: Tensor, step_index: int) -> Tensor:
         """Return `clean`: the other worker adds noise."""
         return clean
 
-    def fill_model_input(self, state: SamplerState, out: Tensor) -> None:
-        """Write the received latents into every row of `out`."""
-        out.copy_(state.latent.expand_as(out))
-
     def advance(self, state: SamplerState, prediction: Tensor, noise: Tensor | None) -> tuple[SamplerState, Tensor]:
         """Answer with the prediction; the next call of `ask` sets the next step."""
-        self.asked = None
-        self._answer(state.step_index, prediction)
+        self._asked.clear()
+        self.answer(state.step_index, prediction)
         return SamplerState(state.latent, state.step_index + 1), state.latent
-
-    def to_variance_preserving(self, state: SamplerState) -> Tensor:
-        """Return the latent unchanged: it is never stored."""
-        return state.latent
-
-    def from_variance_preserving(self, latent: Tensor, step_index: int) -> SamplerState:
-        """Return the latent as the state before `step_index`."""
-        return SamplerState(latent, step_index)
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ def make_consistency_schedule(config: DiffusionConfig, order: StepSequence, eta:
     rows = torch.stack((alpha**0.5, (1 - alpha) ** 0.5, *columns, *last), dim=1).tolist()
     steps = tuple(ConsistencyStep(*row) for row in rows)
     sigmas = tuple(((1 - alpha).double() / alpha.double()).sqrt().tolist())
-    return ConsistencySchedule(config, timesteps, sigmas, steps, order, needs_noise=is_lcm or eta > 0)
+    return ConsistencySchedule(timesteps, sigmas, order, config, steps, needs_noise=is_lcm or eta > 0)
 
 
 def _timesteps(config: DiffusionConfig, step_count: int) -> Tensor:

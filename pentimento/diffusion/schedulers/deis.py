@@ -61,7 +61,7 @@ def make_deis_schedule(config: DiffusionConfig, order: StepSequence) -> DeisSche
     sigmas = torch.from_numpy(np.concatenate([levels, [last]]).astype(np.float32))
     steps = tuple(_step(config, sigmas, index, order) for index in range(order.step_count))
     taken = torch.from_numpy(timesteps)[order.levels]
-    return DeisSchedule(config, taken, tuple(sigmas[order.levels].tolist()), steps, order)
+    return DeisSchedule(taken, tuple(sigmas[order.levels].tolist()), order, config, steps)
 
 
 def _step(config: DiffusionConfig, sigmas: Tensor, index: int, order: StepSequence) -> DeisStep:

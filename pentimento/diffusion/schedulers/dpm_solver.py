@@ -70,7 +70,7 @@ def make_dpm_solver_schedule(config: DiffusionConfig, order: StepSequence) -> Dp
     steps = tuple(_step(config, sigmas, index, order, is_stochastic) for index in range(order.step_count))
     taken = torch.from_numpy(timesteps)[order.levels]
     levels_taken = tuple(sigmas[order.levels].tolist())
-    return DpmSolverSchedule(config, taken, levels_taken, steps, order, needs_noise=is_stochastic)
+    return DpmSolverSchedule(taken, levels_taken, order, config, steps, needs_noise=is_stochastic)
 
 
 def _step(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pentimento.diffusion.schedulers.config import DiffusionConfig, PredictionType, TimestepSpacing
 from pentimento.diffusion.schedulers.noise import positive_alphas, spaced_timesteps
-from pentimento.diffusion.schedulers.schedule import SamplerState, StepSequence
+from pentimento.diffusion.schedulers.schedule import SamplerState, Schedule, StepSequence
 from pentimento.diffusion.schedulers.spacings import spaced_levels, timesteps_at
 from pentimento.domain.generation import Scheduler, SigmaSpacing
 
@@ -28,26 +28,17 @@ class EulerStep:
 
 
 @dataclass(frozen=True)
-class EulerSchedule:
+class EulerSchedule(Schedule):
     """Hold the steps of Euler and Euler ancestral (Karras et al. 2022)."""
 
     config: DiffusionConfig
-    timesteps: Tensor
-    sigmas: tuple[float, ...]
     steps: tuple[EulerStep, ...]
     initial_scale: float
-    order: StepSequence
-    needs_noise: bool
 
     @property
     def scheduler(self) -> Scheduler:
         """Return the scheduler of the steps."""
         return self.config.scheduler
-
-    @property
-    def step_count(self) -> int:
-        """Return the number of steps."""
-        return len(self.steps)
 
     def initial_latent(self, noise: Tensor) -> Tensor:
         """Return unit noise as the latent before step 0."""
@@ -97,12 +88,12 @@ def make_euler_schedule(config: DiffusionConfig, order: StepSequence) -> EulerSc
     levels = sigmas[order.levels]
     is_ancestral = config.scheduler is Scheduler.EULER_ANCESTRAL
     return EulerSchedule(
-        config,
         timesteps[order.levels],
         tuple(levels.tolist()),
+        order,
+        config,
         _steps(levels, sigmas[1:][order.landings], is_ancestral),
         _initial_scale(config, sigmas),
-        order,
         needs_noise=is_ancestral,
     )
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pentimento.diffusion.schedulers.config import FlowConfig
-from pentimento.diffusion.schedulers.schedule import SamplerState, StepSequence
+from pentimento.diffusion.schedulers.schedule import SamplerState, Schedule, StepSequence
 from pentimento.domain.generation import Scheduler
 
 Levels = npt.NDArray[np.floating[Any]]
@@ -25,35 +25,22 @@ class FlowStep:
 
 
 @dataclass(frozen=True)
-class FlowMatchEulerSchedule:
+class FlowMatchEulerSchedule(Schedule):
     """Hold the steps of Euler along a flow's straight path. Latents are stored unchanged: all samplers of a model share
     one form of noise."""
 
     config: FlowConfig
-    timesteps: Tensor
-    sigmas: tuple[float, ...]
     steps: tuple[FlowStep, ...]
-    order: StepSequence
-    scheduler: Scheduler = Scheduler.FLOW_MATCH_EULER
-    needs_noise: bool = False
 
     @property
-    def step_count(self) -> int:
-        """Return the number of steps."""
-        return len(self.steps)
-
-    def initial_latent(self, noise: Tensor) -> Tensor:
-        """Return unit noise as the latent before step 0."""
-        return noise
+    def scheduler(self) -> Scheduler:
+        """Return the scheduler of the steps."""
+        return Scheduler.FLOW_MATCH_EULER
 
     def noised_latent(self, clean: Tensor, noise: Tensor, step_index: int) -> Tensor:
         """Return a clean latent re-noised to the level before `step_index`."""
         sigma = self.steps[step_index].sigma
         return sigma * noise + (1.0 - sigma) * clean
-
-    def fill_model_input(self, state: SamplerState, out: Tensor) -> None:
-        """Write the latent into every row of `out`."""
-        out.copy_(state.latent)
 
     def advance(self, state: SamplerState, prediction: Tensor, noise: Tensor | None) -> tuple[SamplerState, Tensor]:
         """Return the next state and the predicted clean latent."""
@@ -63,14 +50,6 @@ class FlowMatchEulerSchedule:
         return SamplerState(
             following.to(prediction.dtype), self.order.after(state.step_index)
         ), latent - step.sigma * prediction
-
-    def to_variance_preserving(self, state: SamplerState) -> Tensor:
-        """Return the latent in its stored form."""
-        return state.latent
-
-    def from_variance_preserving(self, latent: Tensor, step_index: int) -> SamplerState:
-        """Return a stored latent as the state before `step_index`."""
-        return SamplerState(latent, step_index)
 
 
 def make_flow_match_euler_schedule(config: FlowConfig, order: StepSequence) -> FlowMatchEulerSchedule:
@@ -86,7 +65,7 @@ def make_flow_match_euler_schedule(config: FlowConfig, order: StepSequence) -> F
     levels = whole[order.levels]
     steps = tuple(FlowStep(*row) for row in torch.stack((levels, following - levels), dim=1).tolist())
     ratios = levels.double() / (1 - levels.double())
-    return FlowMatchEulerSchedule(config, levels * trained, tuple(ratios.tolist()), steps, order)
+    return FlowMatchEulerSchedule(levels * trained, tuple(ratios.tolist()), order, config, steps)
 
 
 def _shifted(levels: Levels, shift: float) -> Levels:

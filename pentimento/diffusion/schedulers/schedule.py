@@ -1,9 +1,9 @@
 """Define the interface of samplers: a frozen schedule, an explicit state, and pure functions between states."""
 
 import math
+from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -74,52 +74,53 @@ class StepSequence:
         return [self.level_of(self.after(step)) - 1 for step in range(self.step_count)]
 
 
-class Schedule(Protocol):
-    """Describe `step_count` steps of one sampler. Latents are in the sampler's own scale unless stated otherwise."""
+@dataclass(frozen=True)
+class Schedule(ABC):
+    """Hold the steps of one sampler. `timesteps` are the network's, (step_count,). `sigmas` are the noise levels of the
+    latent before each step, as the ratio of noise to signal: sqrt((1 - abar) / abar), or sigma / (1 - sigma) of a flow,
+    infinite if no signal is left. With `needs_noise`, `advance` takes fresh noise at every step.
+
+    Latents are in the sampler's own scale, by default at unit variance, as they are stored."""
+
+    timesteps: Tensor
+    sigmas: tuple[float, ...]
+    order: StepSequence
+    needs_noise: bool = field(default=False, kw_only=True)
 
     @property
+    @abstractmethod
     def scheduler(self) -> Scheduler:
         """Return the scheduler of the steps."""
 
     @property
     def step_count(self) -> int:
         """Return the number of steps."""
-
-    @property
-    def order(self) -> StepSequence:
-        """Return the sequence of steps taken."""
-
-    @property
-    def timesteps(self) -> Tensor:
-        """Return the network's timestep for each step: (step_count,)."""
-
-    @property
-    def sigmas(self) -> tuple[float, ...]:
-        """Return the noise level of the latent before each step, as the ratio of noise to signal:
-        sqrt((1 - abar) / abar), or sigma / (1 - sigma) of a flow, infinite if no signal is left."""
-
-    @property
-    def needs_noise(self) -> bool:
-        """Return whether `advance` needs fresh noise at every step."""
+        return self.order.step_count
 
     def initial_latent(self, noise: Tensor) -> Tensor:
         """Return unit noise as the latent before step 0."""
+        return noise
 
+    @abstractmethod
     def noised_latent(self, clean: Tensor, noise: Tensor, step_index: int) -> Tensor:
         """Return a clean latent re-noised to the level before `step_index` (MoDM, section 5.1)."""
 
     def fill_model_input(self, state: SamplerState, out: Tensor) -> None:
         """Write the latent, scaled for the network, into every row of `out` (rows, channels, height, width)."""
+        out.copy_(state.latent)
 
+    @abstractmethod
     def advance(self, state: SamplerState, prediction: Tensor, noise: Tensor | None) -> tuple[SamplerState, Tensor]:
         """Take one step: return the next state and the predicted clean latent."""
 
     def to_variance_preserving(self, state: SamplerState) -> Tensor:
         """Return the latent in its stored form, the same for all samplers of a model: at unit variance, unchanged for a
         flow."""
+        return state.latent
 
     def from_variance_preserving(self, latent: Tensor, step_index: int) -> SamplerState:
         """Return a stored latent as the state before `step_index`."""
+        return SamplerState(latent, step_index)
 
 
 def nearest_step(schedule: Schedule, sigma: float, relative_tolerance: float = 0.01) -> int | None:

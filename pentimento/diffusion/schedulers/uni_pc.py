@@ -89,7 +89,7 @@ def make_uni_pc_schedule(config: DiffusionConfig, order: StepSequence) -> UniPcS
     sigmas = torch.from_numpy(np.concatenate([levels, [last]]).astype(np.float32))
     steps = tuple(_step(config, sigmas, index, order) for index in range(order.step_count))
     taken = torch.from_numpy(timesteps)[order.levels]
-    return UniPcSchedule(config, taken, tuple(sigmas[order.levels].tolist()), steps, order)
+    return UniPcSchedule(taken, tuple(sigmas[order.levels].tolist()), order, config, steps)
 
 
 def _step(config: DiffusionConfig, sigmas: Tensor, index: int, order: StepSequence) -> UniPcStep:

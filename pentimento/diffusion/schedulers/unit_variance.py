@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pentimento.diffusion.schedulers.config import BetaSchedule, DiffusionConfig, PredictionType
 from pentimento.diffusion.schedulers.noise import spaced_timesteps_between
-from pentimento.diffusion.schedulers.schedule import SamplerState, StepSequence
+from pentimento.diffusion.schedulers.schedule import Schedule
 from pentimento.diffusion.schedulers.spacings import spaced_levels, timesteps_at
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Scheduler, SigmaSpacing
@@ -31,46 +31,21 @@ Step = TypeVar("Step", bound=StepLevel)
 
 
 @dataclass(frozen=True)
-class UnitVarianceSchedule(Generic[Step]):
+class UnitVarianceSchedule(Schedule, Generic[Step]):
     """Hold the steps of a sampler that keeps latents at unit variance; subclasses add `advance`."""
 
     config: DiffusionConfig
-    timesteps: Tensor
-    sigmas: tuple[float, ...]
     steps: tuple[Step, ...]
-    order: StepSequence
-    needs_noise: bool = False
 
     @property
     def scheduler(self) -> Scheduler:
         """Return the scheduler of the steps."""
         return self.config.scheduler
 
-    @property
-    def step_count(self) -> int:
-        """Return the number of steps."""
-        return len(self.steps)
-
-    def initial_latent(self, noise: Tensor) -> Tensor:
-        """Return unit noise as the latent before step 0."""
-        return noise
-
     def noised_latent(self, clean: Tensor, noise: Tensor, step_index: int) -> Tensor:
         """Return a clean latent re-noised to the level before `step_index`."""
         step = self.steps[step_index]
         return step.alpha * clean + step.sigma * noise
-
-    def fill_model_input(self, state: SamplerState, out: Tensor) -> None:
-        """Write the latent into every row of `out`."""
-        out.copy_(state.latent)
-
-    def to_variance_preserving(self, state: SamplerState) -> Tensor:
-        """Return the latent in its stored form."""
-        return state.latent
-
-    def from_variance_preserving(self, latent: Tensor, step_index: int) -> SamplerState:
-        """Return a stored latent as the state before `step_index`."""
-        return SamplerState(latent, step_index)
 
     def _clean(self, step: StepLevel, latent: Tensor, prediction: Tensor) -> Tensor:
         match self.config.prediction_type:

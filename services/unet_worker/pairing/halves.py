@@ -257,7 +257,7 @@ class OpenHalf(PaintingListener):
         self._control = control
         self._engine = engine
         self._loop = asyncio.get_running_loop()
-        self._steps = AskedSteps(order.step_count, self._answer)
+        self._steps = AskedSteps.of(order.step_count, self._answer)
         self._request = painting(self._steps)
         self._job: EngineJob | None = None
         self._last_step = -1

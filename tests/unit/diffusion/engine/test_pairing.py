@@ -47,7 +47,7 @@ class Peer:
     steps: AskedSteps = field(init=False)
 
     def __post_init__(self) -> None:
-        self.steps = AskedSteps(self.step_count, self.given.__setitem__)
+        self.steps = AskedSteps.of(self.step_count, self.given.__setitem__)
 
     def ask(self, step_index: int, inputs: DenoiserInput) -> bool:
         if self.busy or self._is_lost(step_index):
