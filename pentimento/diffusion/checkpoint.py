@@ -276,15 +276,11 @@ def digest_checkpoint(checkpoint: Checkpoint) -> CheckpointDigests:
         component, _, rest = name.rpartition("/")
         parts.setdefault(component, {})[rest] = value
     if checkpoint.single_file is not None:
-        _count_in(parts, checkpoint.single_file.name, sums)
+        # It does not show which component's weights changed: its digest counts for each.
+        name = checkpoint.single_file.name
+        for component in parts.keys() - {"", "scheduler"}:
+            parts[component][f"../{name}"] = sums[name]
     return CheckpointDigests(_digest_of(sums), {name: _digest_of(part) for name, part in parts.items() if name})
-
-
-def _count_in(parts: dict[str, dict[str, str]], single_file: str, sums: Mapping[str, str]) -> None:
-    """Add a single file's digest to every component: it does not show which component's weights changed (changes
-    `parts`)."""
-    for component in parts.keys() - {"", "scheduler"}:
-        parts[component][f"../{single_file}"] = sums[single_file]
 
 
 def digest_directory(directory: Path) -> str:

@@ -194,7 +194,9 @@ class ControlNets:
             async with self.shelf.hold(order.controlnet.name) as network:
                 yield await self._embed(order, network)
         finally:
-            self._give_credit_back()
+            self._count_streams(-1)
+            if not self.open_count:
+                self._all_closed.set()
 
     async def drain(self) -> None:
         """Accept no further streams, and wait until the open ones have ended."""
@@ -210,11 +212,6 @@ class ControlNets:
             raise ResourceExhausted("NO_CREDIT", message, retry_after_ms=100)
         self._count_streams(1)
         self._all_closed.clear()
-
-    def _give_credit_back(self) -> None:
-        self._count_streams(-1)
-        if not self.open_count:
-            self._all_closed.set()
 
     def _count_streams(self, change: int) -> None:
         self.open_count += change

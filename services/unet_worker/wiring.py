@@ -135,10 +135,6 @@ class CheckpointLoader:
         # One per process: all models have the same channel settings.
         self._open_channel = channel_opener(next(iter(models.values())).channels)
 
-    def _changed_on_loop(self) -> None:
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._identity.changed)
-
     async def load(self, name: str) -> LoadedModel:
         """Return the model, ready to serve. A model that fails to get there leaves nothing running."""
         loaded = await asyncio.to_thread(self._load, self._models[name])
@@ -209,7 +205,8 @@ class CheckpointLoader:
     def _news_of_loras(self, engine: StepEngine) -> None:
         """Wake the engine and report the resident LoRAs to frontdoors; on the loader's threads."""
         engine.wake()
-        self._changed_on_loop()
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._identity.changed)
 
     def _start_engine(self, model: DiffusionModel, denoiser: Denoiser, settings: UnetWorkerSettings) -> StepEngine:
         scraped = BusyMeter(time.monotonic)

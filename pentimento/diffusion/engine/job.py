@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-import torch
-
 from pentimento.diffusion.engine.listening import FinishedPainting, PaintingListener
 from pentimento.diffusion.families.model import (
     BatchKey,
@@ -192,13 +190,11 @@ class EngineJob:
             return True
         self.ask_residuals(model)
         if self.awaits_residuals:
-            self._take_residuals(source.take(self.painting.state.step_index), model.device)
+            taken = source.take(self.painting.state.step_index)
+            # Copied to the device once: a source returns the same object until more arrive.
+            if taken is not self._taken:
+                self._taken, self.residuals = taken, None if taken is None else taken.on(model.device)
         return not self.awaits_residuals
-
-    def _take_residuals(self, taken: ControlResiduals | None, device: torch.device) -> None:
-        """Copy residuals to the device once: a source returns the same object until more arrive."""
-        if taken is not self._taken:
-            self._taken, self.residuals = taken, None if taken is None else taken.on(device)
 
     def ask_residuals(self, model: DiffusionModel) -> None:
         """Request the next step's residuals, unless they were requested or no step follows."""

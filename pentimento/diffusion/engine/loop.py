@@ -115,7 +115,8 @@ class StepLoop:
     def tick(self) -> bool:
         """Take one denoising step of the next batch; return False if no request was ready."""
         self._drop_stopped()
-        self._join_pairs()
+        for number in self.pairs.waiting():
+            self._guard(self._jobs[number], self._join_pair)
         ready = [job for job in list(self._jobs.values()) if self._guard(job, self._can_go_on)]
         chosen = self._turns.choose(ready, self._limits.limit, preempt=self._settings.preempt)
         self._count_preempted(ready, chosen)
@@ -333,12 +334,8 @@ class StepLoop:
         self.pairs.ask_ahead(job)
         job.ask_residuals(self._model)
 
-    def _join_pairs(self) -> None:
-        """Take the paired steps that have both halves."""
-        for number in self.pairs.waiting():
-            self._guard(self._jobs[number], self._join_pair)
-
     def _join_pair(self, job: EngineJob) -> None:
+        """Take a paired step if it has both halves."""
         prediction = self.pairs.joined(job)
         if prediction is not None:
             self._advance(job, prediction)

@@ -40,7 +40,9 @@ def stack_residuals(
     if example is None:
         return None
     if len(parts) == 1 and rows_each == row_count:
-        _check_rows(example, rows_each)
+        for tensor in example.tensors:
+            if tensor.shape[0] != rows_each:
+                raise ValueError(f"residuals of shape {list(tensor.shape)}, wanted {rows_each} rows")
         return example
     for part in present:
         if part is not None and _blocks(part) != _blocks(example):
@@ -63,12 +65,6 @@ def _blocks(part: ControlResiduals) -> tuple[int, int, int]:
     """Return the numbers of down, mid and other blocks that a part has or will have residuals for. A part without any
     controls nothing at its step."""
     return len(part.down_block_residuals), int(part.mid_block_residual is not None), part.block_count
-
-
-def _check_rows(part: ControlResiduals, row_count: int) -> None:
-    for tensor in part.tensors:
-        if tensor.shape[0] != row_count:
-            raise ValueError(f"residuals of shape {list(tensor.shape)}, wanted {row_count} rows")
 
 
 def _stack(parts: Iterable[Tensor | None], example: Tensor, rows_each: int, row_count: int) -> Tensor:
@@ -117,7 +113,9 @@ class RowBuffers:
         standing = [job for job in [*reversed(self._seats), *jobs] if job in wanted and job not in kept.values()]
         free = (slot for slot in range(len(jobs)) if slot not in kept)
         for slot, job in zip(free, dict.fromkeys(standing), strict=True):
-            _copy(job.begun.seen, self._conditioning_slots[slot])
+            parts = (part for part in job.begun.seen.parts if part is not None)
+            for part, target in zip(parts, self._conditioning_slots[slot], strict=True):
+                target.copy_(part)
             kept[slot] = job
         self._seats = [kept[slot] for slot in range(len(jobs))]
         return [kept[slot] for slot in range(len(jobs))]
@@ -189,8 +187,3 @@ def _like(example: Conditioning, rows: int) -> Conditioning:
 def _slots(buffers: Conditioning, rows_each: int) -> list[tuple[Tensor, ...]]:
     """Return the views of all present parts, by slot."""
     return list(zip(*(part.split(rows_each) for part in buffers.parts if part is not None), strict=True))
-
-
-def _copy(conditioning: Conditioning, slot: tuple[Tensor, ...]) -> None:
-    for part, target in zip((part for part in conditioning.parts if part is not None), slot, strict=True):
-        target.copy_(part)

@@ -18,7 +18,6 @@ from pentimento.domain.generation import (
     FromImage,
     ObjectReference,
     Route,
-    Start,
 )
 from pentimento.domain.reasons import Reason
 from pentimento.rpc.grant_keys import GrantKeys
@@ -47,17 +46,14 @@ class UnusableDonor(Exception):
     def of_replay(self, route: Route) -> PentimentoError:
         """Return the error of a replay, which has no other start: NotFound ANCESTOR_GONE with the missing object's
         name, Unavailable while the store is away, Internal for an existing donor that cannot be resumed."""
-        what = f"the {_kind_of(route.start)} that {route.replay_of} started from"
+        kind = "image" if isinstance(route.start, FromImage) else "latent"
+        what = f"the {kind} that {route.replay_of} started from"
         if self._away:
             message = f"{what} cannot be read now: {self._detail}"
             return Unavailable(Reason.INPUT_UNAVAILABLE, message, retry_after_ms=REPLAY_RETRY_MS)
         if self.bad_donor_reason:
             return NotFound(Reason.ANCESTOR_GONE, f"{what} is no longer stored: {self._detail}")
         return Internal("REPLAY_FAILED", f"{what} cannot be resumed: {self._detail}")
-
-
-def _kind_of(start: Start) -> str:
-    return "image" if isinstance(start, FromImage) else "latent"
 
 
 class DonorReader:

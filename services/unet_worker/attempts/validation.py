@@ -82,16 +82,12 @@ def _check_prompts(spec: GenerationSpec) -> None:
 
 def check_size_and_steps(spec: GenerationSpec, held: HeldModel) -> None:
     """Check size and steps. Raises InvalidArgument for a size or step count that the model does not support."""
-    _check_picture(spec, held)
-    _check_range("spec.num_inference_steps", spec.num_inference_steps, 1, held.max_steps)
-
-
-def _check_picture(spec: GenerationSpec, held: HeldModel) -> None:
     multiple, longest = held.size_multiple_px, held.max_size_px
     for name, size in (("width_px", spec.width_px), ("height_px", spec.height_px)):
         if not multiple <= size <= longest or size % multiple:
             wanted = f"a multiple of {multiple} between {multiple} and {longest}"
             raise InvalidArgument.of(f"spec.{name}", f"must be {wanted}, got {size}")
+    _check_range("spec.num_inference_steps", spec.num_inference_steps, 1, held.max_steps)
 
 
 def _check_sampling(spec: GenerationSpec, held: HeldModel) -> None:

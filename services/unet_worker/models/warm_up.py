@@ -93,7 +93,10 @@ class BatchMeasurement:
         decoder_s = forward_began_at - began_at
         self._measure_next(half_done=lambda: self._tell_first(self._monotonic() - forward_began_at, decoder_s))
         self._limits.check(self._key)
-        while self._probe.pending and self._monotonic() - began_at + self._next_s() <= limit_s:
+        while self._probe.pending:
+            next_s = self._seconds_each * self._probe.pending[0]
+            if self._monotonic() - began_at + next_s > limit_s:
+                break
             self._measure_next()
         if self._probe.pending:
             left = self._seconds_each * sum(self._probe.pending)
@@ -104,9 +107,6 @@ class BatchMeasurement:
         """Log the estimated time until the worker serves, because people wait."""
         left_s = PASSES_TO_COME * seconds + decoder_s
         logger.info("a step of one image takes %.1f s; serving in about %.0f s", seconds, left_s)
-
-    def _next_s(self) -> float:
-        return self._seconds_each * self._probe.pending[0]
 
     def _measure_next(
         self, wanted: Callable[[], bool] | None = None, half_done: Callable[[], None] = lambda: None

@@ -97,7 +97,8 @@ def measure(settings: ProfileSettings, inputs: StudyInputs) -> Iterator[Profile]
     Takes minutes, with occasional log lines. From each first step on the number of steps falls until no rule allows it.
     Rows of an earlier profile are kept. Raises InvalidArgument for an earlier profile with other conditions.
     """
-    model = _with(settings, study_model(settings.model, settings.study))
+    model = study_model(settings.model, settings.study)
+    model = replace(model, spec=replace(model.spec, num_inference_steps=settings.steps or model.step_count))
     prompts = tuple(dict.fromkeys(inputs.prompts))
     hits = _resumed(settings, model)
     scorers = (ClipScore(inputs.images, prompts), *inputs.scorers_of(prompts))
@@ -189,12 +190,6 @@ def resumed_steps(profile: Profile, step_count: int) -> Mapping[int, float]:
         if step > 0:
             found.setdefault(step, row.min_similarity)
     return found
-
-
-def _with(settings: ProfileSettings, model: StudyModel) -> StudyModel:
-    """Return the model with the given number of steps, by default its own."""
-    steps = settings.steps or model.step_count
-    return replace(model, spec=replace(model.spec, num_inference_steps=steps))
 
 
 def _empty(
