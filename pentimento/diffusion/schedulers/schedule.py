@@ -80,7 +80,7 @@ class Schedule(ABC):
     latent before each step, as the ratio of noise to signal: sqrt((1 - abar) / abar), or sigma / (1 - sigma) of a flow,
     infinite if no signal is left. With `needs_noise`, `advance` takes fresh noise at every step.
 
-    Latents are in the sampler's own scale, by default at unit variance, as they are stored."""
+    Latents are in the sampler's own scale, by default at unit variance, their stored form."""
 
     timesteps: Tensor
     sigmas: tuple[float, ...]
