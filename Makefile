@@ -126,8 +126,8 @@ BENCHMARKS := golden_families controlnet_golden controlnet_service controlnet_pa
 	adapter_latency adapter_load adapter_quality scaling hostile soak mutation \
 	cache_parity cache_lookup cache_update selector_profile mixture_quality handover reuse_keys \
 	online_quality online_quality_live latent_storage isolation \
-	dispatch_cost sim_scale milp parity slo_trace slo_trace_live thinning_live joint monitor energy paper_figures \
-	tensor_transport
+	dispatch_cost sim_scale milp parity slo_trace slo_trace_live thinning_live joint monitor mixture_switch \
+	energy paper_figures tensor_transport
 
 bench: $(BENCH_READY) ## every figure that a clone can measure, written to benchmarks/results (hours, on an idle machine)
 	@for name in $(BENCHMARKS); do echo "== $$name"; $(BIN)/python -m benchmarks.$$name $(BENCH_ARGS) || short="$$short $$name"; done; \

@@ -29,19 +29,26 @@ from benchmarks.engine_preempt import figures_of as preempt_figures
 from benchmarks.joint import carried, margin
 from benchmarks.lora_async import LateImage, LoadRound, beyond, latency_figures
 from benchmarks.lora_sharing import BOUND, SharingBlock, extra_hits, extra_steps, lora_starts
+from benchmarks.modm_live import CarriedLoad, late_shares, throughput
 from benchmarks.monitor import carried_shares
+from benchmarks.monitor_live import off_by
 from benchmarks.overhead import DIFFUSERS, ENGINE, MODES, SERVICES, TimedRound, pixel_difference
 from benchmarks.overhead import figures_of as overhead_figures
 from benchmarks.overload import fairness_figure, goodput_figures
 from benchmarks.papers.systems import correlation_of, own_deviation
 from benchmarks.slo_trace import CASCADE, SYSTEMS, TraceRun, dominates, scenario_of, static_capacity_per_s
 from benchmarks.slo_trace import figures_of as trace_figures
+from benchmarks.suites.mixture import PlayedRun, answered_counts
 from benchmarks.worker_load import Answer, StreamOutcome, WorkerArrival, latency_quantile
 from lab.emulation.pace import read_pace
 from lab.fixtures.spans import Span
 from lab.runs import Outcome, RequestRecord
 from lab.runs.measure import Figure
 from lab.workloads.production import Choice
+from pentimento.domain.fleet import Fleet, Plan, PoolPlan, SteeredCount, WorkerAssignment
+from pentimento.policies.plan.inputs import UNNUMBERED
+from pentimento.policies.plan.mixture import HITS
+from pentimento.policies.plan.settings import MixtureMode
 from zoo.registry import entry_of
 
 PLAIN = Choice("u", "base-000", (), ())
@@ -94,6 +101,22 @@ def record(at_s: float, start_step: int, outcome: Outcome = Outcome.COMPLETED) -
 
 HALF_HITS = [record(number, start) for number in range(10) for start in (0, 25)]
 REJECTED = [record(0.0, 0), *(record(1.0, 0, Outcome.REJECTED) for _ in range(9))]
+
+CARRIED = CarriedLoad("", "", (6, 10, 14), 0.0, {2: (0.0, 0.05, 0.06), 4: (0.06, 0.0, 0.0)}, 0.0, 0.0, 0.0, 0)
+
+
+def fleet_of(large_count: int, small: str) -> Fleet:
+    """Return a fleet of sixteen devices, the first `large_count` with the large model."""
+    models = ["sd35-large"] * large_count + [small] * (16 - large_count)
+    assignments = tuple(WorkerAssignment(f"w{number}", "", model, 0, 1) for number, model in enumerate(models))
+    plan = Plan(UNNUMBERED, assignments, (PoolPlan(small, small, (), routes=HITS),))
+    return Fleet((), plan, 1, steered=SteeredCount("sd35-large", large_count, large_count, large_count))
+
+
+# Ten misses and ten hits of half a run in ten seconds are 3 and 1.5 runs a minute of the paper's, which sixteen large
+# devices carry; by Eq. 11 they are 15 of sixteen.
+HALF_OF_TEN = [record(number, start) for number in range(10) for start in (0, 5)]
+SEEN = PlayedRun(HALF_OF_TEN, [(1.0, fleet_of(16, "sdxl")), (6.0, fleet_of(12, "sdxl")), (8.0, fleet_of(11, "sana"))])
 
 ROUND = [(0.8, 8.0), (0.9, 10.0), (1.0, 9.0), (2.0, 10.0), (5.0, 9.5)]
 WORSE = [(0.8, 8.0), (0.9, 9.0), (1.0, 20.0), (2.0, 10.0), (5.0, 19.0)]
@@ -248,6 +271,22 @@ CASES: dict[str, tuple[Callable[[], object], object]] = {
     "monitor: at most one": (
         lambda: list(carried_shares([record(0.0, 0), record(11.0, 0)], [0.0, 10.0, 30.0])),
         [1.0, 1.0],
+    ),
+    "modm_live: late by level": (
+        lambda: late_shares([*REJECTED[:2], record(12.0, 0)], [0.0, 10.0, 20.0, 30.0], 2.0),
+        [0.5, 0.0, 0.0],
+    ),
+    "modm_live: throughput until nine tenths": (lambda: throughput([*range(11, 20), 90], 10.0), 60.0 * 9 / 90.0),
+    "modm_live: highest rate held": (lambda: [CARRIED.held_per_minute(times) for times in (2, 4)], [10, 0]),
+    "mixture: answers a large model's time earlier": (
+        lambda: np.ravel(answered_counts([record(0.0, 0), record(17.0, 0), *REJECTED[1:2]], [0.0, 5.0, 20.0])),
+        [2, 1, 1, 1],
+    ),
+    "mixture: devices that change": (lambda: SEEN.moves(2.0), [6.0] * 4 + [8.0] * 5),
+    "mixture: small models": (lambda: [model for _, model in SEEN.smalls(2.0)], ["sdxl", "sana"]),
+    "monitor_live: distance from the equation": (
+        lambda: [off_by(SEEN, mode, (0.0, 10.0)) for mode in MixtureMode],
+        [(4 + 5) / 2, (3 + 4) / 2],
     ),
     "overhead: compiled, engine": (lambda: named(OVERHEAD, "compiled: services ÷ engine"), (1.1, False)),
     "overhead: compiled, diffusers": (lambda: named(OVERHEAD, "compiled: services ÷ diffusers"), (0.5, True)),
