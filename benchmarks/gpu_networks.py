@@ -114,7 +114,7 @@ class RandomUNet(UNetFamily):
     def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int, int]:
         return (1, 4, height_px // 8, width_px // 8)
 
-    def encode_prompt(self, prompt: str, *, negative: bool = False) -> PromptStates:
+    def encode_prompt(self, prompt: str, *, negative: bool = False, clip_skip: int = 0) -> PromptStates:
         pooled = self._random(1, self.size.pooled_width) if self.size.pooled_width else None
         states = self._random(1, _TOKENS, self.size.config["cross_attention_dim"])
         return PromptStates(Conditioning(states, pooled), truncated=False)
