@@ -6,7 +6,7 @@ import grpc.aio
 
 from pentimento.api.adapters.v1 import adapter_registry_service_pb2 as pb
 from pentimento.api.adapters.v1.adapter_registry_service_pb2_grpc import AdapterRegistryServiceStub
-from pentimento.clients.errors import WrittenCall, domain_errors
+from pentimento.clients.errors import WrittenCall, answer_of
 from pentimento.domain.adapters import Adapter, LoraUpload
 from pentimento.wire.codec import decode, nested
 
@@ -39,11 +39,9 @@ class AdapterRegistryClient:
 
     async def loras(self, timeout_s: float | None = None) -> tuple[Adapter, ...]:
         """Return the uploaded LoRAs, ordered by name."""
-        with domain_errors():
-            answer = await self._stub.ListLoras(pb.ListLorasRequest(), timeout=timeout_s)
+        answer = await answer_of(self._stub.ListLoras, pb.ListLorasRequest(), timeout_s)
         return tuple(decode(adapter, Adapter) for adapter in answer.adapters)
 
     async def remove_lora(self, name: str, timeout_s: float | None = None) -> None:
         """Remove a LoRA. Raises NotFound."""
-        with domain_errors():
-            await self._stub.RemoveLora(pb.RemoveLoraRequest(name=name), timeout=timeout_s)
+        await answer_of(self._stub.RemoveLora, pb.RemoveLoraRequest(name=name), timeout_s)

@@ -10,7 +10,7 @@ from pentimento.api.controlnet.v1 import controlnet_service_pb2 as pb
 from pentimento.api.controlnet.v1.controlnet_service_pb2_grpc import ControlNetServiceStub
 from pentimento.api.generation.v1 import generation_pb2
 from pentimento.api.tensor.v1 import tensor_pb2 as tensor_pb
-from pentimento.clients.errors import domain_errors, judging_answers
+from pentimento.clients.errors import answer_of, domain_errors, judging_answers
 from pentimento.clients.step_stream import StepStream
 from pentimento.domain.errors import Aborted, InvalidArgument
 from pentimento.domain.generation import Attempt, ControlNetSelection
@@ -119,14 +119,12 @@ class ControlNetClient:
 
     async def prefetch(self, names: Sequence[str], timeout_s: float | None = None) -> tuple[str, ...]:
         """Load ControlNets ahead of need; return the replica's loaded ones. Raises NotFound."""
-        with domain_errors():
-            answer = await self._stub.Prefetch(pb.PrefetchRequest(controlnets=names), timeout=timeout_s)
+        answer = await answer_of(self._stub.Prefetch, pb.PrefetchRequest(controlnets=names), timeout_s)
         return tuple(answer.resident_controlnets)
 
     async def status(self, timeout_s: float | None = None) -> pb.GetStatusResponse:
         """Return the replica's status message."""
-        with domain_errors():
-            return await self._stub.GetStatus(pb.GetStatusRequest(), timeout=timeout_s)
+        return await answer_of(self._stub.GetStatus, pb.GetStatusRequest(), timeout_s)
 
 
 def residual_calls(

@@ -8,7 +8,7 @@ import grpc.aio
 from pentimento.api.discriminator.v1 import discriminator_service_pb2 as pb
 from pentimento.api.discriminator.v1.discriminator_service_pb2_grpc import DiscriminatorServiceStub
 from pentimento.api.embedder.v1 import embedder_service_pb2 as embedder_pb
-from pentimento.clients.errors import domain_errors
+from pentimento.clients.errors import answer_of
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import FailedPrecondition, Internal, InvalidArgument
 from pentimento.domain.foresight import PromptForesight
@@ -45,8 +45,7 @@ class DiscriminatorClient:
             entry = request.images.add(request_id=request_id, fencing_token=token, image=image)
             if (prompt := (prompts or {}).get((request_id, token))) is not None:
                 entry.prompt.CopyFrom(encode(prompt, embedder_pb.Embedding))
-        with domain_errors():
-            answer = await self._stub.Score(request, timeout=timeout_s)
+        answer = await answer_of(self._stub.Score, request, timeout_s)
         _check_digest(digest, answer.discriminator_digest)
         scores = {(score.request_id, score.fencing_token): score.confidence for score in answer.scores}
         for key, _ in images:
@@ -69,8 +68,7 @@ class DiscriminatorClient:
         invalid answer."""
         entry = pb.PromptToForesee(prompt=nested(prompt, embedder_pb.Embedding))
         request = pb.ForeseeRequest(cascade=cascade, prompts=[entry], threshold=threshold)
-        with domain_errors():
-            answer = await self._stub.Foresee(request, timeout=timeout_s)
+        answer = await answer_of(self._stub.Foresee, request, timeout_s)
         _check_digest(digest, answer.discriminator_digest)
         try:
             (foresight,) = (decode(one, PromptForesight) for one in answer.foresights)
@@ -82,8 +80,7 @@ class DiscriminatorClient:
 
     async def status(self, timeout_s: float | None = None) -> pb.GetStatusResponse:
         """Return the discriminator's status message."""
-        with domain_errors():
-            return await self._stub.GetStatus(pb.GetStatusRequest(), timeout=timeout_s)
+        return await answer_of(self._stub.GetStatus, pb.GetStatusRequest(), timeout_s)
 
 
 def _check_digest(meant: str, answered: str) -> None:

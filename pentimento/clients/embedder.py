@@ -6,7 +6,7 @@ import grpc.aio
 
 from pentimento.api.embedder.v1 import embedder_service_pb2 as pb
 from pentimento.api.embedder.v1.embedder_service_pb2_grpc import EmbedderServiceStub
-from pentimento.clients.errors import domain_errors
+from pentimento.clients.errors import answer_of
 from pentimento.domain.embedding import Embedding
 from pentimento.wire.codec import decode
 
@@ -23,21 +23,18 @@ class EmbedderClient:
         self, texts: Sequence[str], timeout_s: float | None = None, *, memo_partition: str = ""
     ) -> tuple[Embedding, ...]:
         """Return a vector for each text, in order."""
-        with domain_errors():
-            request = pb.EmbedTextRequest(texts=texts, memo_partition=memo_partition)
-            answer = await self._stub.EmbedText(request, timeout=timeout_s)
+        request = pb.EmbedTextRequest(texts=texts, memo_partition=memo_partition)
+        answer = await answer_of(self._stub.EmbedText, request, timeout_s)
         return tuple(decode(vector, Embedding) for vector in answer.embeddings)
 
     async def embed_image(
         self, images: Sequence[bytes], timeout_s: float | None = None, *, memo_partition: str = ""
     ) -> tuple[Embedding, ...]:
         """Return a vector for each image, in order; `images` are PNG, JPEG or WebP."""
-        with domain_errors():
-            request = pb.EmbedImageRequest(images=images, memo_partition=memo_partition)
-            answer = await self._stub.EmbedImage(request, timeout=timeout_s)
+        request = pb.EmbedImageRequest(images=images, memo_partition=memo_partition)
+        answer = await answer_of(self._stub.EmbedImage, request, timeout_s)
         return tuple(decode(vector, Embedding) for vector in answer.embeddings)
 
     async def info(self, timeout_s: float | None = None) -> pb.GetInfoResponse:
         """Return the embedder's encoder and limits."""
-        with domain_errors():
-            return await self._stub.GetInfo(pb.GetInfoRequest(), timeout=timeout_s)
+        return await answer_of(self._stub.GetInfo, pb.GetInfoRequest(), timeout_s)

@@ -1,16 +1,18 @@
 """Turn errors of calls into the domain's: the other process's error, or Unavailable."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar, cast
 
 import grpc
+from google.protobuf.message import Message
 
 from pentimento.domain.errors import Aborted, InvalidArgument
 from pentimento.rpc.errors import error_from_rpc
 
 Known = TypeVar("Known")
+Answer = TypeVar("Answer")
 
 # grpc.aio's message for a failed write, and the time to wait for the other end's status then.
 _WRITE_FAILED = "Internal error from Core"
@@ -25,6 +27,12 @@ def domain_errors() -> Iterator[None]:
         yield
     except grpc.aio.AioRpcError as error:
         raise error_from_rpc(error) from None
+
+
+async def answer_of(call: Callable[..., Awaitable[Answer]], request: Message, timeout_s: float | None = None) -> Answer:
+    """Return the answer of a unary call; None is the channel's default deadline. Raises domain errors."""
+    with domain_errors():
+        return await call(request, timeout=timeout_s)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import grpc.aio
 
 from pentimento.api.frontdoor.v1 import frontdoor_service_pb2 as pb
 from pentimento.api.frontdoor.v1.frontdoor_service_pb2_grpc import FrontdoorServiceStub
-from pentimento.clients.errors import domain_errors
+from pentimento.clients.errors import answer_of
 
 
 class FrontdoorClient:
@@ -15,5 +15,4 @@ class FrontdoorClient:
 
     async def status(self, timeout_s: float | None = None) -> pb.GetStatusResponse:
         """Return the frontdoor's status message."""
-        with domain_errors():
-            return await self._stub.GetStatus(pb.GetStatusRequest(), timeout=timeout_s)
+        return await answer_of(self._stub.GetStatus, pb.GetStatusRequest(), timeout_s)

@@ -9,7 +9,7 @@ from pentimento.api.generation.v1 import generation_pb2
 from pentimento.api.tensor.v1 import tensor_pb2 as tensor_pb
 from pentimento.api.vectordb.v1 import vectordb_gateway_service_pb2 as pb
 from pentimento.api.vectordb.v1.vectordb_gateway_service_pb2_grpc import VectordbGatewayServiceStub
-from pentimento.clients.errors import domain_errors
+from pentimento.clients.errors import answer_of
 from pentimento.domain.cache import CacheScope, LookupAnswer, LookupCandidate, Neighbour
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.generation import Attempt, CacheGrant, CapturedEntries, ObjectReference
@@ -42,8 +42,7 @@ class GatewayClient:
             repeat_key=repeat_key,
             noise_s=noise_s,
         )
-        with domain_errors():
-            return decode(await self._stub.Lookup(request, timeout=timeout_s), LookupAnswer)
+        return decode(await answer_of(self._stub.Lookup, request, timeout_s), LookupAnswer)
 
     async def neighbours(
         self, candidate: LookupCandidate, embedding: Embedding, limit_count: int, timeout_s: float | None = None
@@ -54,8 +53,7 @@ class GatewayClient:
             text_embedding=nested(embedding, embedder_pb.Embedding),
             limit_count=limit_count,
         )
-        with domain_errors():
-            answer = await self._stub.ListNeighbours(request, timeout=timeout_s)
+        answer = await answer_of(self._stub.ListNeighbours, request, timeout_s)
         return tuple(decode(neighbour, Neighbour) for neighbour in answer.neighbours)
 
     async def reserve(
@@ -87,8 +85,7 @@ class GatewayClient:
             light=light,
             tenant_cache_bytes=tenant_cache_bytes,
         )
-        with domain_errors():
-            answer = await self._stub.Reserve(request, timeout=timeout_s)
+        answer = await answer_of(self._stub.Reserve, request, timeout_s)
         return decode(answer.grant, CacheGrant) if answer.HasField("grant") else None
 
     async def commit(
@@ -113,25 +110,21 @@ class GatewayClient:
             ancestor_depth=ancestor_depth,
             repeat_key=repeat_key,
         )
-        with domain_errors():
-            return (await self._stub.Commit(request, timeout=timeout_s)).entry_id
+        return (await answer_of(self._stub.Commit, request, timeout_s)).entry_id
 
     async def release(self, grant_id: str, timeout_s: float | None = None) -> None:
         """Return a grant unused: nothing enters the cache."""
-        with domain_errors():
-            await self._stub.Release(pb.ReleaseRequest(grant_id=grant_id), timeout=timeout_s)
+        await answer_of(self._stub.Release, pb.ReleaseRequest(grant_id=grant_id), timeout_s)
 
     async def report_bad_object(self, entry_id: str, key: str, detail: str, timeout_s: float | None = None) -> None:
         """Report an object of an entry that is missing or corrupt."""
         request = pb.ReportBadObjectRequest(entry_id=entry_id, key=key, detail=detail)
-        with domain_errors():
-            await self._stub.ReportBadObject(request, timeout=timeout_s)
+        await answer_of(self._stub.ReportBadObject, request, timeout_s)
 
     async def report_start(self, key: str, *, from_image: bool, taken: bool, timeout_s: float | None = None) -> None:
         """Report the outcome of a start from the latent or image of a key, which a lookup returned."""
         request = pb.ReportStartRequest(key=key, from_image=from_image, taken=taken)
-        with domain_errors():
-            await self._stub.ReportStart(request, timeout=timeout_s)
+        await answer_of(self._stub.ReportStart, request, timeout_s)
 
     async def pin_object(
         self,
@@ -148,33 +141,27 @@ class GatewayClient:
             object=nested(reference, tensor_pb.ObjectReference),
             duration_ms=max(round(duration_s * 1000), 1),
         )
-        with domain_errors():
-            await self._stub.PinObject(request, timeout=timeout_s)
+        await answer_of(self._stub.PinObject, request, timeout_s)
 
     async def unpin_objects(self, tenant: str, request_id: str, timeout_s: float | None = None) -> None:
         """End the pins of a request."""
         request = pb.UnpinObjectsRequest(tenant=tenant, request_id=request_id)
-        with domain_errors():
-            await self._stub.UnpinObjects(request, timeout=timeout_s)
+        await answer_of(self._stub.UnpinObjects, request, timeout_s)
 
     async def forget_tenant(self, tenant: str, timeout_s: float | None = None) -> None:
         """Delete a tenant's entries."""
-        with domain_errors():
-            await self._stub.ForgetTenant(pb.ForgetTenantRequest(tenant=tenant), timeout=timeout_s)
+        await answer_of(self._stub.ForgetTenant, pb.ForgetTenantRequest(tenant=tenant), timeout_s)
 
     async def report_quality(self, seen: ComparedHit, timeout_s: float | None = None) -> bool:
         """Report a hit that was also generated from scratch. Return whether it counts: only the first report does."""
-        with domain_errors():
-            return (await self._stub.ReportQuality(encode(seen, pb.ReportQualityRequest), timeout=timeout_s)).counted
+        return (await answer_of(self._stub.ReportQuality, encode(seen, pb.ReportQualityRequest), timeout_s)).counted
 
     async def reuse_quality(self, model_digest: str, timeout_s: float | None = None) -> tuple[ReuseQuality, ...]:
         """Return a model's thresholds, and the measured quality of their hits."""
         request = pb.GetReuseQualityRequest(model_digest=model_digest)
-        with domain_errors():
-            answer = await self._stub.GetReuseQuality(request, timeout=timeout_s)
+        answer = await answer_of(self._stub.GetReuseQuality, request, timeout_s)
         return tuple(decode(quality, ReuseQuality) for quality in answer.thresholds)
 
     async def statistics(self, timeout_s: float | None = None) -> pb.GetStatisticsResponse:
         """Return the cache's statistics message."""
-        with domain_errors():
-            return await self._stub.GetStatistics(pb.GetStatisticsRequest(), timeout=timeout_s)
+        return await answer_of(self._stub.GetStatistics, pb.GetStatisticsRequest(), timeout_s)

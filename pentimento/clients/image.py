@@ -1,18 +1,21 @@
 """Call the public API."""
 
+from collections import defaultdict
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import grpc.aio
 
 from pentimento.api.image.v1 import image_service_pb2 as pb
 from pentimento.api.image.v1.image_service_pb2_grpc import ImageServiceStub
-from pentimento.clients.errors import domain_errors
-from pentimento.clients.image_chunks import DEFAULT_MESSAGE_BYTES, ImageJoiner
+from pentimento.clients.errors import answer_of, domain_errors
 from pentimento.domain.adapters import Adapter
+from pentimento.domain.errors import Internal
 from pentimento.domain.image_request import (
     Accepted,
+    Completed,
     Explanation,
     GenerateEvent,
     ImageRequest,
@@ -23,7 +26,30 @@ from pentimento.domain.image_request import (
 )
 from pentimento.domain.jobs import RequestPage, RequestQuery, ResultUrl, ResultUrlServer
 from pentimento.domain.requests import RequestState
-from pentimento.wire.codec import checked, decode, encode, member_of
+from pentimento.wire.codec import checked, converter, decode, encode, member_of
+
+# gRPC's default limit.
+DEFAULT_MESSAGE_BYTES = 4 << 20
+
+
+class ImageJoiner:
+    """Join the images of one stream."""
+
+    def __init__(self) -> None:
+        self._chunks: defaultdict[int, list[bytes]] = defaultdict(list)
+
+    def event(self, message: pb.GenerateResponse | pb.ReplayResponse | pb.AttachResponse) -> GenerateEvent | None:
+        """Return the event of a message; None for a chunk. Raises Internal IMAGE_INCOMPLETE when chunks are missing."""
+        if message.WhichOneof("event") == "image_chunk":
+            self._chunks[message.image_chunk.image_index].append(message.image_chunk.data)
+            return None
+        event: GenerateEvent = converter(GenerateEvent, type(message)).decode(message)
+        if not isinstance(event, Completed) or not message.completed.image_size_bytes:
+            return event
+        image, size_bytes = b"".join(self._chunks.pop(event.image_index, ())), message.completed.image_size_bytes
+        if len(image) != size_bytes:
+            raise Internal("IMAGE_INCOMPLETE", f"{len(image)} of the {size_bytes} bytes of an image came")
+        return replace(event, image=image)
 
 
 class ImageClient:
@@ -68,8 +94,7 @@ class ImageClient:
         """Submit the request as a job and return its id. `webhook_url` is called once it has ended."""
         generate = generate_to_proto(request, idempotency_key, preview_interval_steps)
         webhook = checked(pb.Webhook, "webhook", url=webhook_url) if webhook_url else None
-        with domain_errors():
-            answer = await self._stub.Submit(pb.SubmitRequest(generate=generate, webhook=webhook))
+        answer = await answer_of(self._stub.Submit, pb.SubmitRequest(generate=generate, webhook=webhook))
         return decode(answer, Accepted)
 
     async def attach(self, request_id: str) -> AsyncGenerator[GenerateEvent, None]:
@@ -82,39 +107,33 @@ class ImageClient:
     async def list_requests(self, query: RequestQuery, timeout_s: float | None = None) -> RequestPage:
         """Return a page of the tenant's requests, newest first."""
         message = encode(query, pb.ListRequestsRequest)
-        with domain_errors():
-            return decode(await self._stub.ListRequests(message, timeout=timeout_s), RequestPage)
+        return decode(await answer_of(self._stub.ListRequests, message, timeout_s), RequestPage)
 
     async def result_url(
         self, request_id: str, expires_in_ms: int | None = None, timeout_s: float | None = None
     ) -> ResultUrl:
         """Return a URL of the request's image, readable without a token until it expires."""
         message = checked(pb.GetResultUrlRequest, request_id=request_id, expires_in_ms=expires_in_ms)
-        with domain_errors():
-            return decode(await self._stub.GetResultUrl(message, timeout=timeout_s), ResultUrl)
+        return decode(await answer_of(self._stub.GetResultUrl, message, timeout_s), ResultUrl)
 
     async def webhook_key(self, timeout_s: float | None = None) -> str:
         """Return the key that signs the webhooks of the caller's tenant, in the form of Standard Webhooks."""
-        with domain_errors():
-            return (await self._stub.GetWebhookKey(pb.GetWebhookKeyRequest(), timeout=timeout_s)).key
+        return (await answer_of(self._stub.GetWebhookKey, pb.GetWebhookKeyRequest(), timeout_s)).key
 
     async def pin(self, request_id: str, duration_ms: int, timeout_s: float | None = None) -> PinnedImage:
         """Keep the start of a completed request's image for a time from now, so that it can be replayed."""
         message = checked(pb.PinRequest, request_id=request_id, duration_ms=duration_ms)
-        with domain_errors():
-            return decode(await self._stub.Pin(message, timeout=timeout_s), PinnedImage)
+        return decode(await answer_of(self._stub.Pin, message, timeout_s), PinnedImage)
 
     async def unpin(self, request_id: str, timeout_s: float | None = None) -> None:
         """End the pin of a request."""
         message = checked(pb.UnpinRequest, request_id=request_id)
-        with domain_errors():
-            await self._stub.Unpin(message, timeout=timeout_s)
+        await answer_of(self._stub.Unpin, message, timeout_s)
 
     async def cancel(self, request_id: str, timeout_s: float | None = None) -> RequestState:
         """Cancel the request and return its state afterwards."""
         message = checked(pb.CancelRequest, request_id=request_id)
-        with domain_errors():
-            answer = await self._stub.Cancel(message, timeout=timeout_s)
+        answer = await answer_of(self._stub.Cancel, message, timeout_s)
         return member_of(answer.state, RequestState, pb.RequestState, "state")
 
     async def get_request(
@@ -123,33 +142,28 @@ class ImageClient:
         """Return the request's state, with its image if it is completed. NotFound unless the tenant has such a
         request."""
         message = checked(pb.GetRequestRequest, request_id=request_id, omit_image=omit_image)
-        with domain_errors():
-            return decode(await self._stub.GetRequest(message, timeout=timeout_s), RequestStatus)
+        return decode(await answer_of(self._stub.GetRequest, message, timeout_s), RequestStatus)
 
     async def explain(
         self, request: ImageRequest, timeout_s: float | None = None, *, neighbour_count: int = 0
     ) -> Explanation:
         """Return the route that `generate` would take now, and the cache's nearest entries."""
         message = checked(pb.ExplainRequest, request=encode(request, pb.ImageRequest), neighbour_count=neighbour_count)
-        with domain_errors():
-            return decode(await self._stub.Explain(message, timeout=timeout_s), Explanation)
+        return decode(await answer_of(self._stub.Explain, message, timeout_s), Explanation)
 
     async def list_models(self, timeout_s: float | None = None) -> tuple[ModelInfo, ...]:
         """Return the served models with their limits."""
-        with domain_errors():
-            answer = await self._stub.ListModels(pb.ListModelsRequest(), timeout=timeout_s)
+        answer = await answer_of(self._stub.ListModels, pb.ListModelsRequest(), timeout_s)
         return tuple(decode(model, ModelInfo) for model in answer.models)
 
     async def list_adapters(self, timeout_s: float | None = None) -> tuple[Adapter, ...]:
         """Return the LoRAs and ControlNets that requests may name."""
-        with domain_errors():
-            answer = await self._stub.ListModels(pb.ListModelsRequest(), timeout=timeout_s)
+        answer = await answer_of(self._stub.ListModels, pb.ListModelsRequest(), timeout_s)
         return tuple(decode(adapter, Adapter) for adapter in answer.adapters)
 
     async def result_url_server(self, timeout_s: float | None = None) -> ResultUrlServer | None:
         """Return the service behind URLs of images; None while the frontdoor does not know."""
-        with domain_errors():
-            answer = await self._stub.ListModels(pb.ListModelsRequest(), timeout=timeout_s)
+        answer = await answer_of(self._stub.ListModels, pb.ListModelsRequest(), timeout_s)
         return (
             member_of(answer.result_url_server, ResultUrlServer, pb.ResultUrlServer, "result_url_server")
             if answer.result_url_server

@@ -6,7 +6,7 @@ import grpc.aio
 
 from pentimento.api.models.v1 import model_repository_service_pb2 as pb
 from pentimento.api.models.v1.model_repository_service_pb2_grpc import ModelRepositoryServiceStub
-from pentimento.clients.errors import domain_errors
+from pentimento.clients.errors import answer_of
 from pentimento.domain.models import CascadeVariant, ModelVariant, RegisteredModels
 from pentimento.wire.codec import decode, nested
 
@@ -20,13 +20,11 @@ class ModelRepositoryClient:
     async def register_model(self, variant: ModelVariant, timeout_s: float | None = None) -> None:
         """Register a variant. Raises InvalidArgument with field and limit, FailedPrecondition NAME_TAKEN."""
         request = pb.RegisterModelRequest(model=nested(variant, pb.ModelVariant))
-        with domain_errors():
-            await self._stub.RegisterModel(request, timeout=timeout_s)
+        await answer_of(self._stub.RegisterModel, request, timeout_s)
 
     async def remove_model(self, name: str, timeout_s: float | None = None) -> None:
         """Remove a variant. Raises NotFound, FailedPrecondition MODEL_IN_USE."""
-        with domain_errors():
-            await self._stub.RemoveModel(pb.RemoveModelRequest(name=name), timeout=timeout_s)
+        await answer_of(self._stub.RemoveModel, pb.RemoveModelRequest(name=name), timeout_s)
 
     async def register_cascade(
         self, cascade: CascadeVariant, timeout_s: float | None = None, *, handover_profiles: Sequence[str] = ()
@@ -36,17 +34,14 @@ class ModelRepositoryClient:
         request = pb.RegisterCascadeRequest(
             cascade=nested(cascade, pb.CascadeVariant), handover_profiles=handover_profiles
         )
-        with domain_errors():
-            answer = await self._stub.RegisterCascade(request, timeout=timeout_s)
+        answer = await answer_of(self._stub.RegisterCascade, request, timeout_s)
         return decode(answer.cascade, CascadeVariant)
 
     async def remove_cascade(self, name: str, timeout_s: float | None = None) -> None:
         """Remove a cascade. Raises NotFound."""
-        with domain_errors():
-            await self._stub.RemoveCascade(pb.RemoveCascadeRequest(name=name), timeout=timeout_s)
+        await answer_of(self._stub.RemoveCascade, pb.RemoveCascadeRequest(name=name), timeout_s)
 
     async def registered(self, timeout_s: float | None = None) -> RegisteredModels:
         """Return all registered models and cascades."""
-        with domain_errors():
-            answer = await self._stub.ListRegistered(pb.ListRegisteredRequest(), timeout=timeout_s)
+        answer = await answer_of(self._stub.ListRegistered, pb.ListRegisteredRequest(), timeout_s)
         return decode(answer, RegisteredModels)

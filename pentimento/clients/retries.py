@@ -1,14 +1,18 @@
-"""Retry calls that the server did not answer."""
+"""Retry calls that the server did not answer, and continue broken streams of events."""
 
 import asyncio
+import itertools
 import random
 import time
-from collections.abc import Awaitable, Callable
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from pentimento.domain.backoff import Backoff
-from pentimento.domain.errors import PentimentoError, Unavailable
+from pentimento.domain.errors import Cancelled, PentimentoError, Unavailable
+from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, ImageFailed, Progress
 from pentimento.domain.reasons import Reason
 
 T = TypeVar("T")
@@ -77,3 +81,94 @@ class CallersDeadline:
 
     def _left_ms(self, deadline_ms: int) -> int:
         return deadline_ms - round((time.monotonic() - self._began_at) * 1000)
+
+
+# Makes a call with an idempotency key and a deadline in milliseconds from now.
+StreamCall = Callable[[str, int | None], AsyncGenerator[GenerateEvent, None]]
+
+
+async def retried_events(
+    call: StreamCall,
+    retries: RetryPolicy,
+    *,
+    idempotency_key: str,
+    deadline_ms: int | None = None,
+    accepted: bool = False,
+) -> AsyncGenerator[GenerateEvent, None]:
+    """Yield the events of `call`, which gets a key and a deadline and is retried if the server does not answer.
+    `accepted`: the request was accepted before."""
+    key, left_ms = idempotency_key or uuid.uuid4().hex, deadline_ms
+    deadline, reported, begun_anew = CallersDeadline(deadline_ms), ReportedEvents(), 0
+    for attempt in itertools.count(1):
+        # With a generated key a retry is a new request; with the caller's key the caller decides.
+        may_begin_anew = begun_anew < retries.tries - 1 and not idempotency_key
+        begin_anew, wished_ms = False, None
+        try:
+            async with aclosing(call(key, left_ms)) as events:
+                async for event in events:
+                    if may_begin_anew and isinstance(event, ImageFailed) and taken_for_gone(event.error):
+                        begin_anew = True
+                    elif reported.is_new(event):
+                        yield event
+            if not begin_anew:
+                return
+        except (Unavailable, Cancelled) as error:
+            if reported.all_completed:
+                return
+            begin_anew, wished_ms = may_begin_anew and taken_for_gone(error), error.retry_after_ms
+            is_accepted = accepted or reported.accepted
+            most = retries.most_tries(error, accepted=is_accepted, late=deadline.has_passed)
+            if not begin_anew and (isinstance(error, Cancelled) or attempt >= most):
+                raise
+        await asyncio.sleep(retries.pause_s(attempt, wished_ms))
+        if begin_anew:
+            key, left_ms = uuid.uuid4().hex, deadline.left_ms
+            begun_anew += 1
+
+
+def taken_for_gone(error: PentimentoError) -> bool:
+    """Return whether a request, or one of its images, ended because its client's connection broke."""
+    return error.reason == Reason.CLIENT_LEFT
+
+
+class ReportedEvents:
+    """Record the events of a stream by kind and image. A retry repeats only progress, and none of ended images; if it
+    is another request, all its events are new."""
+
+    def __init__(self) -> None:
+        self._request_id: str | None = None
+        self._given: set[tuple[type[GenerateEvent], int]] = set()
+        self._ended: set[int] = set()
+        self._count = 1
+        self._has_picture = False
+
+    @property
+    def accepted(self) -> bool:
+        """Return whether the server has accepted a request."""
+        return self._request_id is not None
+
+    @property
+    def all_completed(self) -> bool:
+        """Return whether all images have ended; an error of the call after that is ignored."""
+        return self._has_picture and len(self._ended) == self._count
+
+    def is_new(self, event: GenerateEvent) -> bool:
+        """Return whether the caller has not received such an event yet, and record it."""
+        if isinstance(event, Accepted):
+            return self._begin(event)
+        key = (type(event), event.image_index)
+        if event.image_index in self._ended or (key in self._given and not isinstance(event, Progress)):
+            return False
+        self._given.add(key)
+        if isinstance(event, Completed | ImageFailed):
+            self._ended.add(event.image_index)
+            self._has_picture |= isinstance(event, Completed)
+        return True
+
+    def _begin(self, accepted: Accepted) -> bool:
+        """Return whether an event begins another request."""
+        if accepted.request_id == self._request_id:
+            return False
+        self._request_id, self._given = accepted.request_id, set()
+        self._count = max(len(accepted.image_request_ids), 1)
+        return True

@@ -7,7 +7,7 @@ import grpc.aio
 from pentimento.api.generation.v1 import generation_pb2
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
 from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
-from pentimento.clients.errors import domain_errors
+from pentimento.clients.errors import answer_of, domain_errors
 from pentimento.domain.execution import ControlNetEndpoint, ExecuteEvent, WorkerCredits
 from pentimento.domain.generation import Attempt, CacheGrant, GenerationSpec, Route
 from pentimento.wire.codec import converter, decode, nested
@@ -112,8 +112,7 @@ class WorkerClient:
     async def cancel(self, request_id: str, fencing_token: int, timeout_s: float | None = None) -> bool:
         """Cancel the attempt. Return whether it was queued or running."""
         request = pb.CancelAttemptRequest(request_id=request_id, fencing_token=fencing_token)
-        with domain_errors():
-            return (await self._stub.CancelAttempt(request, timeout=timeout_s)).found
+        return (await answer_of(self._stub.CancelAttempt, request, timeout_s)).found
 
     async def thin(
         self, request_id: str, fencing_token: int, thinned_steps: Sequence[int], timeout_s: float | None = None
@@ -121,16 +120,13 @@ class WorkerClient:
         """Make the attempt run only these steps, from the first one on; its result has the steps that ran. Return
         whether it was queued or running. Raises InvalidArgument for steps outside its schedule."""
         request = pb.ThinAttemptRequest(request_id=request_id, fencing_token=fencing_token, thinned_steps=thinned_steps)
-        with domain_errors():
-            return (await self._stub.ThinAttempt(request, timeout=timeout_s)).found
+        return (await answer_of(self._stub.ThinAttempt, request, timeout_s)).found
 
     async def prefetch(self, names: Sequence[str], timeout_s: float | None = None) -> tuple[str, ...]:
         """Load LoRAs ahead of need; return the worker's loaded ones."""
-        with domain_errors():
-            answer = await self._stub.Prefetch(pb.PrefetchRequest(components=names), timeout=timeout_s)
+        answer = await answer_of(self._stub.Prefetch, pb.PrefetchRequest(components=names), timeout_s)
         return tuple(answer.resident_components)
 
     async def status(self, timeout_s: float | None = None) -> pb.GetStatusResponse:
         """Return the worker's status message."""
-        with domain_errors():
-            return await self._stub.GetStatus(pb.GetStatusRequest(), timeout=timeout_s)
+        return await answer_of(self._stub.GetStatus, pb.GetStatusRequest(), timeout_s)
