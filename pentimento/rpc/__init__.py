@@ -7,13 +7,7 @@ await server.run_until_stopped(warm, drain)
 """
 
 from pentimento.rpc.channel import open_channel
-from pentimento.rpc.context import (
-    current_caller,
-    current_request_id,
-    detached_context,
-    remaining_s,
-    spawn_detached,
-)
+from pentimento.rpc.context import current_caller, current_request_id, detached_context, remaining_s, spawn_detached
 from pentimento.rpc.errors import error_from_rpc, to_status
 from pentimento.rpc.process import run_service
 from pentimento.rpc.server import RpcServer

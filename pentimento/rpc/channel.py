@@ -7,27 +7,29 @@ until its caller stops it. Either is cut to the remaining time of the call in th
 The channel wraps gRPC's own instead of using its interceptors, which would put a task around every call.
 """
 
+import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import grpc
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.rpc.context import remaining_s
 from pentimento.rpc.credentials import ClientCredentials
-from pentimento.rpc.kept_reading import KeptReading
 from pentimento.rpc.metadata import AUTHORIZATION, BEARER, REQUEST_ID
-from pentimento.rpc.renewed_channel import RenewedChannel
 from pentimento.rpc.settings import RpcChannelSettings, is_unix
 from pentimento.rpc.transport import channel_options
+from pentimento.rpc.watched_file import KeptReading
 from pentimento.settings import SettingsError
 from pentimento.telemetry.request_id import request_id
 
-Serializer = Callable[[Any], bytes]
-Deserializer = Callable[[bytes], Any]
+# Returns the authorization of a call that begins now; None without a token.
+Authorization = Callable[[], str | None]
+# Opens a connection with these credentials; None for no TLS.
+Connect = Callable[[grpc.ChannelCredentials | None], grpc.aio.Channel]
 # Opens a channel to an address.
 ChannelOpener = Callable[[str], grpc.aio.Channel]
 
@@ -69,14 +71,14 @@ def channel_opener(settings: RpcChannelSettings, token: str | None = None) -> Ch
     return lambda address: _opened(address, settings, bearer, credentials)
 
 
-def bearer_of(settings: RpcChannelSettings, token: str | None) -> "Token":
-    return GivenToken(token) if token is not None else open_token(settings.service_token_file)
+def bearer_of(settings: RpcChannelSettings, token: str | None) -> Authorization:
+    return given_token(token) if token is not None else open_token(settings.service_token_file)
 
 
 def _opened(
     address: str,
     settings: RpcChannelSettings,
-    bearer: "Token",
+    authorization: Authorization,
     credentials: ClientCredentials | None,
     own: tuple[tuple[str, int], ...] = (),
 ) -> grpc.aio.Channel:
@@ -91,36 +93,19 @@ def _opened(
         return grpc.aio.secure_channel(address, shown, options=options)
 
     secured = not is_unix(address) and settings.tls_ca_file is not None
-    plain = RenewedChannel(credentials or ClientCredentials(settings), connect) if secured else connect(None)
-    return KitChannel(plain, bearer, settings.default_deadline_ms / 1000)
+    shown = credentials or ClientCredentials(settings) if secured else None
+    return KitChannel(connect, authorization, settings.default_deadline_ms / 1000, shown)
 
 
-class GivenToken:
-    """Provide a constant token. InvalidArgument for characters that a header cannot carry."""
-
-    def __init__(self, token: str) -> None:
-        if not (token.isascii() and token.isprintable()):
-            raise InvalidArgument.of("token", "must be of printable ASCII characters")
-        self._value = BEARER + token
-
-    def authorization(self) -> str | None:
-        return self._value
+def given_token(token: str) -> Authorization:
+    """Return a constant token. InvalidArgument for characters that a header cannot carry."""
+    if not (token.isascii() and token.isprintable()):
+        raise InvalidArgument.of("token", "must be of printable ASCII characters")
+    return lambda: BEARER + token
 
 
-class NoToken:
-    def authorization(self) -> str | None:
-        return None
-
-
-class FileToken:
-    """Provide the token in a file, read again when the file changes."""
-
-    def __init__(self, path: Path) -> None:
-        not_reloaded = "token not reloaded, the one before is shown on"
-        self._reading = KeptReading([path], lambda: read_token(path), not_reloaded)
-
-    def authorization(self) -> str | None:
-        return self._reading.current()
+def no_token() -> None:
+    return None
 
 
 def read_token(path: Path) -> str:
@@ -133,19 +118,19 @@ def read_token(path: Path) -> str:
     return BEARER + token
 
 
-Token = GivenToken | FileToken | NoToken
-
-
-def open_token(path: Path | None) -> Token:
-    return NoToken() if path is None else FileToken(path)
+def open_token(path: Path | None) -> Authorization:
+    """Return the token in a file, read again when the file changes. SettingsError if it is invalid now."""
+    if path is None:
+        return no_token
+    return KeptReading([path], lambda: read_token(path), "token not reloaded, the one before is shown on").current
 
 
 class KitCall:
     """Call one method, of any of gRPC's four forms, with deadline and metadata."""
 
-    def __init__(self, call: Callable[..., Any], token: Token, default_s: float | None) -> None:
+    def __init__(self, call: Callable[..., Any], authorization: Authorization, default_s: float | None) -> None:
         self._call = call
-        self._token = token
+        self._authorization = authorization
         self._default_s = default_s
 
     def __call__(self, request: Any = None, timeout: float | None = None, metadata: Any = None, **options: Any) -> Any:
@@ -160,7 +145,7 @@ class KitCall:
 
     def _metadata(self, given: Any) -> grpc.aio.Metadata:
         metadata = grpc.aio.Metadata(*(given or ()))
-        if (authorization := self._token.authorization()) is not None:
+        if (authorization := self._authorization()) is not None:
             metadata.add(AUTHORIZATION, authorization)
         if current := request_id.get():
             metadata.add(REQUEST_ID, current)
@@ -168,65 +153,48 @@ class KitCall:
 
 
 class KitChannel(grpc.aio.Channel):
-    """Wrap a grpc.aio.Channel so that all its calls pass through KitCall."""
+    """Wrap gRPC's channels so that all calls pass through KitCall. gRPC's own keep their first credentials: calls that
+    begin after a renewal of `credentials` use another connection, and running calls continue over theirs."""
 
-    def __init__(self, channel: grpc.aio.Channel | RenewedChannel, token: Token, default_s: float) -> None:
-        # Any, because the stub leaves out the `_registered_method` that generated code passes.
-        self._channel: Any = channel
-        self._token = token
+    def __init__(
+        self,
+        connect: Connect,
+        authorization: Authorization,
+        default_s: float,
+        credentials: ClientCredentials | None = None,
+    ) -> None:
+        self._connect = connect
+        self._authorization = authorization
         self._default_s = default_s
+        self._credentials = credentials
+        self._shown = credentials.current() if credentials is not None else None
+        # The last one is current. An older one may have calls for days, and costs little without calls: a renewal is
+        # rare.
+        self._channels = [connect(self._shown)]
 
-    def unary_unary(
-        self,
-        method: str,
-        request_serializer: Serializer | None = None,
-        response_deserializer: Deserializer | None = None,
-        _registered_method: bool | None = False,
-    ) -> grpc.aio.UnaryUnaryMultiCallable[Any, Any]:
-        call = self._channel.unary_unary(method, request_serializer, response_deserializer, _registered_method)
-        return cast("grpc.aio.UnaryUnaryMultiCallable[Any, Any]", KitCall(call, self._token, self._default_s))
+    def unary_unary(self, *method: Any, **named: Any) -> Any:
+        return self._call_of("unary_unary", self._default_s, method, named)
 
-    def stream_unary(
-        self,
-        method: str,
-        request_serializer: Serializer | None = None,
-        response_deserializer: Deserializer | None = None,
-        _registered_method: bool | None = False,
-    ) -> grpc.aio.StreamUnaryMultiCallable[Any, Any]:
-        call = self._channel.stream_unary(method, request_serializer, response_deserializer, _registered_method)
-        return cast("grpc.aio.StreamUnaryMultiCallable[Any, Any]", KitCall(call, self._token, self._default_s))
+    def stream_unary(self, *method: Any, **named: Any) -> Any:
+        return self._call_of("stream_unary", self._default_s, method, named)
 
-    def unary_stream(
-        self,
-        method: str,
-        request_serializer: Serializer | None = None,
-        response_deserializer: Deserializer | None = None,
-        _registered_method: bool | None = False,
-    ) -> grpc.aio.UnaryStreamMultiCallable[Any, Any]:
-        call = self._channel.unary_stream(method, request_serializer, response_deserializer, _registered_method)
-        return cast("grpc.aio.UnaryStreamMultiCallable[Any, Any]", KitCall(call, self._token, None))
+    def unary_stream(self, *method: Any, **named: Any) -> Any:
+        return self._call_of("unary_stream", None, method, named)
 
-    def stream_stream(
-        self,
-        method: str,
-        request_serializer: Serializer | None = None,
-        response_deserializer: Deserializer | None = None,
-        _registered_method: bool | None = False,
-    ) -> grpc.aio.StreamStreamMultiCallable[Any, Any]:
-        call = self._channel.stream_stream(method, request_serializer, response_deserializer, _registered_method)
-        return cast("grpc.aio.StreamStreamMultiCallable[Any, Any]", KitCall(call, self._token, None))
+    def stream_stream(self, *method: Any, **named: Any) -> Any:
+        return self._call_of("stream_stream", None, method, named)
 
     async def close(self, grace: float | None = None) -> None:
-        await self._channel.close(grace)
+        await asyncio.gather(*(channel.close(grace) for channel in self._channels))
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
-        return cast("grpc.ChannelConnectivity", self._channel.get_state(try_to_connect))
+        return self._current().get_state(try_to_connect)
 
     async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
-        await self._channel.wait_for_state_change(last_observed_state)
+        await self._current().wait_for_state_change(last_observed_state)
 
     async def channel_ready(self) -> None:
-        await self._channel.channel_ready()
+        await self._current().channel_ready()
 
     async def __aenter__(self) -> Self:
         return self
@@ -235,3 +203,22 @@ class KitChannel(grpc.aio.Channel):
         self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None
     ) -> None:
         await self.close()
+
+    def _call_of(self, form: str, default_s: float | None, method: tuple[Any, ...], named: dict[str, Any]) -> KitCall:
+        made: tuple[grpc.aio.Channel, Callable[..., Any]] | None = None
+
+        def call(*given: Any, **options: Any) -> Any:
+            nonlocal made
+            current = self._current()
+            if made is None or made[0] is not current:
+                made = current, getattr(current, form)(*method, **named)
+            return made[1](*given, **options)
+
+        return KitCall(call, self._authorization, default_s)
+
+    def _current(self) -> grpc.aio.Channel:
+        shown = self._credentials.current() if self._credentials is not None else None
+        if shown is not self._shown:
+            self._shown = shown
+            self._channels.append(self._connect(shown))
+        return self._channels[-1]

@@ -68,38 +68,9 @@ def shutting_down() -> Unavailable:
     return Unavailable("SHUTTING_DOWN", "this server is stopping", retry_after_ms=RETRY_AFTER_MS)
 
 
-def too_many_calls(limit: int) -> ResourceExhausted:
-    return ResourceExhausted(
-        "TOO_MANY_CALLS",
-        f"this server already serves max_concurrent_calls = {limit} calls",
-        retry_after_ms=RETRY_AFTER_MS,
-    )
-
-
-def too_many_calls_of_one(limit: int) -> ResourceExhausted:
-    return ResourceExhausted(
-        "TOO_MANY_CALLS",
-        f"this server already serves {limit} calls of this tenant or peer, as many as one may have",
-        retry_after_ms=RETRY_AFTER_MS,
-    )
-
-
-def too_many_waiting(limit: int) -> ResourceExhausted:
-    """Return the error for a call when too many already wait to begin."""
-    return ResourceExhausted(
-        "TOO_MANY_CALLS",
-        f"{limit} calls wait already to begin, this tenant's or peer's faster than tenant_calls_per_s",
-        retry_after_ms=RETRY_AFTER_MS,
-    )
-
-
-def too_many_waiting_of_one(limit: int, wait_s: float) -> ResourceExhausted:
-    """Return the error for a call when too many of its tenant or peer wait to begin, for `wait_s` seconds."""
-    return ResourceExhausted(
-        "TOO_MANY_CALLS",
-        f"{limit} calls of this tenant or peer wait already to begin: they come faster than tenant_calls_per_s",
-        retry_after_ms=max(RETRY_AFTER_MS, round(wait_s * 1000)),
-    )
+def too_many_calls(message: str, wait_s: float = 0.0) -> ResourceExhausted:
+    """Return the error for a call beyond a limit, which may be repeated after `wait_s` seconds."""
+    return ResourceExhausted("TOO_MANY_CALLS", message, retry_after_ms=max(RETRY_AFTER_MS, round(wait_s * 1000)))
 
 
 def too_many_messages() -> ResourceExhausted:

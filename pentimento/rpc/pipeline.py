@@ -24,14 +24,14 @@ from pentimento.domain.errors import DeadlineExceeded, InvalidArgument, Permissi
 from pentimento.domain.identity import Caller, Role
 from pentimento.rpc import context as call_context
 from pentimento.rpc.access import DEFAULT_REQUEST_BYTES, Access, authorise
-from pentimento.rpc.call_shaping import CallShaper
+from pentimento.rpc.call_limits import CallShaper, Seats
 from pentimento.rpc.errors import code_of
 from pentimento.rpc.failures import answer_with, explain, shutting_down
 from pentimento.rpc.intake import Intake
 from pentimento.rpc.metadata import AUTHORIZATION, REQUEST_ID
 from pentimento.rpc.meter import CALLS, MethodMeter
 from pentimento.rpc.relay import CallTurns, is_relayed, relayed_peer
-from pentimento.rpc.seats import Seats
+from pentimento.rpc.settings import RpcServerSettings
 from pentimento.rpc.tokens import Identities, OpenDoor
 from pentimento.telemetry.request_id import accept_request_id, request_id
 
@@ -49,16 +49,6 @@ NO_ANSWER = b""
 SEVERAL_TOKENS = b""
 # A grpc.RpcMethodHandler; its stub makes every attribute optional, where the two flags say which one is set.
 Handler = Any
-
-
-@dataclass(frozen=True)
-class ServerLimits:
-    max_concurrent_calls: int
-    unary_deadline_s: float
-    max_message_bytes: int
-    max_receiving_bytes: int
-    receive_timeout_s: float
-    tenant_calls_per_s: float
 
 
 @dataclass(frozen=True)
@@ -110,7 +100,7 @@ Receive = Callable[[Call, Context], Awaitable[Any]]
 class Pipeline:
     """Wrap handlers, and track their running calls."""
 
-    def __init__(self, identities: Identities, limits: ServerLimits, turns: CallTurns | None = None) -> None:
+    def __init__(self, identities: Identities, limits: RpcServerSettings, turns: CallTurns | None = None) -> None:
         """Wrap handlers for these callers and limits. `turns` is notified of each relayed call that begins."""
         self._identities = identities
         self._turns = turns
@@ -188,8 +178,8 @@ class Pipeline:
         return grpc.stream_unary_rpc_method_handler(self._answering(method, request, behaviour))
 
     def _make_intake(self) -> Intake:
-        limits = self._limits
-        return Intake(self._largest_bytes, limits.max_receiving_bytes, limits.receive_timeout_s, shared=self._shared)
+        budget_bytes, timeout_s = self._limits.max_receiving_bytes, self._limits.receive_timeout_ms / 1000
+        return Intake(self._largest_bytes, budget_bytes, timeout_s, shared=self._shared)
 
     async def _message(self, call: Call, context: Context) -> Any:
         method = call.method
@@ -297,9 +287,10 @@ class Pipeline:
     async def _within_our_deadline(self, answering: Awaitable[T]) -> T:
         """Apply the server's deadline to a unary call without one; gRPC itself cancels a call at the caller's
         deadline."""
-        call_context.deadline.set(time.monotonic() + self._limits.unary_deadline_s)
+        deadline_s = self._limits.unary_deadline_ms / 1000
+        call_context.deadline.set(time.monotonic() + deadline_s)
         try:
-            async with asyncio.timeout(self._limits.unary_deadline_s) as timeout:
+            async with asyncio.timeout(deadline_s) as timeout:
                 return await answering
         except TimeoutError:
             if timeout.expired():

@@ -2,20 +2,100 @@
 
 0    stopped on request             1    could not start or broke down
 2    settings rejected              130  interrupted before it could drain
+
+Thread pools start all their threads first. A pool that starts a thread whenever all others are busy has more threads,
+each with a separate heap, after every new peak of load: memory grows with each new peak, and looks like a leak.
 """
 
 import asyncio
 import logging
+import os
+import signal
 import sys
 from collections.abc import Awaitable, Callable
-from typing import NoReturn
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from types import TracebackType
+from typing import NoReturn, Self
 
 from pentimento.domain.errors import PentimentoError
 from pentimento.files.private_files import keep_files_private
-from pentimento.rpc.freed_memory import share_one_heap
-from pentimento.rpc.thread_pools import start_default_threads
+from pentimento.rpc.memory import share_one_heap
 from pentimento.settings import SettingsError
-from pentimento.telemetry.unhandled import log_unhandled, log_what_nobody_catches
+from pentimento.telemetry.logs import log_unhandled, log_what_nobody_catches
+
+# As asyncio's own default pool has.
+_MOST_DEFAULT_THREADS = 32
+_MORE_THAN_CORES = 4
+
+
+def started_pool(thread_count: int, name: str) -> ThreadPoolExecutor:
+    """Return a pool of `thread_count` running threads, named NAME_0 and on."""
+    pool = ThreadPoolExecutor(thread_count, name)
+    # No task ends before the last has begun, so each has a separate thread.
+    together = Barrier(thread_count)
+    for begun in [pool.submit(together.wait) for _ in range(thread_count)]:
+        begun.result()
+    return pool
+
+
+def start_default_threads() -> None:
+    """Give the running event loop a started pool for `asyncio.to_thread`, of the default size."""
+    thread_count = min(_MOST_DEFAULT_THREADS, (os.cpu_count() or 1) + _MORE_THAN_CORES)
+    asyncio.get_running_loop().set_default_executor(started_pool(thread_count, "asyncio"))
+
+
+STOPS = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopSignals:
+    """Handle SIGTERM and SIGINT in a context: the first asks, the second insists, a third kills the process.
+
+    SIGHUP calls `on_hangup`.
+    """
+
+    def __init__(self, on_hangup: Callable[[], None]) -> None:
+        self.asked = asyncio.Event()
+        self.insisted = asyncio.Event()
+        self._on_hangup = on_hangup
+        self._loop = asyncio.get_running_loop()
+
+    def __enter__(self) -> Self:
+        for number in STOPS:
+            self._loop.add_signal_handler(number, self._on_stop)
+        self._loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None
+    ) -> None:
+        for number in (*STOPS, signal.SIGHUP):
+            self._loop.remove_signal_handler(number)
+
+    def _on_stop(self) -> None:
+        if self.asked.is_set():
+            self.insisted.set()
+            for number in STOPS:
+                # The event loop itself may hang: from here on the kernel acts by itself.
+                self._loop.remove_signal_handler(number)
+                signal.signal(number, signal.SIG_DFL)
+        self.asked.set()
+
+
+async def completes(work: Callable[[], Awaitable[None]], interrupt: asyncio.Event) -> bool:
+    """Run `work` until it is done (True; raises its errors) or the event interrupts and cancels it (False)."""
+    working = asyncio.ensure_future(work())
+    interrupted = asyncio.ensure_future(interrupt.wait())
+    try:
+        await asyncio.wait({working, interrupted}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+        return working.done()
+    finally:
+        interrupted.cancel()
+        working.cancel()
+        await asyncio.gather(working, interrupted, return_exceptions=True)
+
 
 EXIT_BROKEN = 1
 EXIT_SETTINGS = 2

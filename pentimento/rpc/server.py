@@ -20,11 +20,10 @@ from pentimento.domain.identity import Role
 from pentimento.rpc import health, reflection
 from pentimento.rpc.access import ANY_TOKEN, Access, declared_access
 from pentimento.rpc.credentials import server_credentials, server_tls
-from pentimento.rpc.freed_memory import give_back_freed_memory
-from pentimento.rpc.full_collections import collect_in_quiet_moments
-from pentimento.rpc.lifecycle import StopSignals, completes
+from pentimento.rpc.memory import collect_in_quiet_moments, give_back_freed_memory
 from pentimento.rpc.open_files import allow_files, files_of
-from pentimento.rpc.pipeline import Handler, Pipeline, ServerLimits
+from pentimento.rpc.pipeline import Handler, Pipeline
+from pentimento.rpc.process import StopSignals, completes
 from pentimento.rpc.relay import Relay
 from pentimento.rpc.relay.listener import ALPN
 from pentimento.rpc.settings import SOCKET_PATH_BYTES, RpcServerSettings, is_local, is_unix
@@ -81,7 +80,7 @@ class RpcServer:
         if takes_turns and sys.platform == "linux":
             self._relay = Relay(server_tls(settings, ALPN), settings.max_connections)
         turns = self._relay.turns if self._relay is not None else None
-        self._pipeline = Pipeline(self._identities, limits_of(settings), turns)
+        self._pipeline = Pipeline(self._identities, settings, turns)
         self._health = health.HealthServicer()
         self._handlers: list[grpc.GenericRpcHandler] = []
         self._server: grpc.aio.Server | None = None
@@ -293,17 +292,6 @@ class RpcServer:
         except TimeoutError:
             logger.warning("work remained when the drain timed out")
         await self.stop(max(end - time.monotonic(), 0.0))
-
-
-def limits_of(settings: RpcServerSettings) -> ServerLimits:
-    return ServerLimits(
-        settings.max_concurrent_calls,
-        settings.unary_deadline_ms / 1000,
-        settings.max_message_bytes,
-        settings.max_receiving_bytes,
-        settings.receive_timeout_ms / 1000,
-        settings.tenant_calls_per_s,
-    )
 
 
 def unix_path(address: str) -> Path:

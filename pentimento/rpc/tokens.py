@@ -9,6 +9,8 @@ A token is 256 random bits (`new_token`), so a plain digest protects it. It trav
 …`. The file is read again when it changes (looked at once a second at most) and on SIGHUP. A changed file that is
 malformed changes nothing and is reported in the log. An empty one is being written: it rejects every token only after
 EMPTY_S. Running calls continue under their tokens.
+
+Tenants' keys are accepted in addition to the token file: by digest, replaced as a whole (`KeyRing`).
 """
 
 import hashlib
@@ -18,13 +20,13 @@ import re
 import secrets
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from pentimento.domain.errors import Unauthenticated
 from pentimento.domain.identity import OPEN_CALLER, Caller, Role
-from pentimento.domain.tenants import RESERVED_PREFIX
+from pentimento.domain.tenants import RESERVED_PREFIX, HashedKey, TenantKey
 from pentimento.rpc.metadata import BEARER
 from pentimento.rpc.watched_file import WatchedFile
 from pentimento.settings import SettingsError
@@ -189,3 +191,32 @@ Identities = TokenFile | OpenDoor
 def open_identities(path: Path | None, keys: OtherKeys | None = None) -> Identities:
     """Return the callers of the token file and `keys`; without a file, an open door for every caller."""
     return OpenDoor() if path is None else TokenFile(path, keys=keys)
+
+
+class KeyRing:
+    """Hold the accepted keys. They end at their time, also without a replacement."""
+
+    def __init__(self, wall: Callable[[], float] = time.time) -> None:
+        self._wall = wall
+        self._keys: dict[bytes, tuple[TenantKey, Caller]] = {}
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def replace(self, keys: Iterable[HashedKey], identities: Mapping[str, str] | None = None) -> None:
+        """Accept only these keys from here on. `identities`: of tenants, by name, if they differ from the name."""
+        callers: dict[str, Caller] = {}
+        fresh = {}
+        for one in keys:
+            identity = (identities or {}).get(one.key.tenant, one.key.tenant)
+            caller = callers.setdefault(identity, Caller(identity, frozenset({Role.USER})))
+            fresh[blinded(one.digest)] = (one.key, caller)
+        self._keys = fresh
+
+    def find(self, digest: bytes) -> Caller | None:
+        """Return the caller with this blinded digest of a key; None for an unknown or ended key."""
+        found = self._keys.get(digest)
+        if found is None:
+            return None
+        key, caller = found
+        return caller if key.is_good(self._wall()) else None

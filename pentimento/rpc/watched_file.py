@@ -1,9 +1,15 @@
-"""Watch a small file that may be replaced while a process runs; checked once a second at most."""
+"""Watch files that may be replaced while a process runs, and read them again; checked once a second at most."""
 
 import errno
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Generic, TypeVar
+
+from pentimento.settings import SettingsError
+
+logger = logging.getLogger(__name__)
 
 CHECK_INTERVAL_S = 1.0
 # Temporary shortages of a process: descriptors, memory.
@@ -45,3 +51,31 @@ def version_of(path: Path) -> Version | None:
         return None
     # A change of permissions changes only the last field.
     return status.st_mtime_ns, status.st_ino, status.st_size, status.st_ctime_ns
+
+
+Held = TypeVar("Held")
+
+
+class KeptReading(Generic[Held]):
+    """Hold the last valid content of files; read again when one changes, checked once a second at most. Invalid content
+    changes nothing: files that are being replaced may be empty, or may not match each other, for a moment.
+    SettingsError if they are invalid at first."""
+
+    def __init__(self, paths: Sequence[Path], read: Callable[[], Held], in_vain: str) -> None:
+        """Read the files. `read` raises SettingsError for invalid files; then `in_vain` is logged."""
+        self._files = [WatchedFile(path) for path in paths]
+        self._read = read
+        self._in_vain = in_vain
+        self._held = read()
+
+    def current(self) -> Held:
+        """Return the content: the same object until the files change."""
+        # Every file is checked: each reports a change once.
+        if any([file.changed() for file in self._files]):
+            try:
+                self._held = self._read()
+            except SettingsError as error:
+                for file in self._files:
+                    file.read_in_vain(error)
+                logger.error(self._in_vain, extra={"problem": str(error)})
+        return self._held

@@ -24,7 +24,7 @@ from pentimento.rpc.relay.call_turns import CallTurns
 from pentimento.rpc.relay.connection import READ_BYTES, ClientEnd, Connection, ServerEnd
 from pentimento.rpc.tls_buffers import bound_tls_buffers
 from pentimento.rpc.transport import HANDSHAKE_TIMEOUT_MS
-from pentimento.telemetry.unhandled import log_unhandled
+from pentimento.telemetry.logs import log_unhandled
 
 logger = logging.getLogger(__name__)
 

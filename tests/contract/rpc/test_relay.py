@@ -22,7 +22,7 @@ from pentimento.api.embedder.v1 import embedder_service_pb2 as embedder
 from pentimento.domain.identity import Role
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, new_token, open_channel, server
 from pentimento.rpc import token_entry as entry
-from pentimento.rpc.call_shaping import BURST_CALLS
+from pentimento.rpc.call_limits import BURST_CALLS
 from pentimento.rpc.relay.call_turns import MOST_UNTAKEN
 from tests.contract.rpc.scripted import EMBED_TEXT, EMBEDDER, Scripted, channel_to, embed, embedder_stub, serving
 from tests.support.silent_connections import silent_connections

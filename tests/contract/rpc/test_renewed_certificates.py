@@ -14,10 +14,8 @@ from lab.fixtures.certificates import Authority, Pair
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as worker
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel, watched_file
 from pentimento.rpc.channel import channel_opener
-from pentimento.rpc.credentials import ClientCredentials
-from pentimento.rpc.pem_files import PemFiles, load
+from pentimento.rpc.credentials import ClientCredentials, PemFiles, ShownCertificate, load
 from pentimento.rpc.settings import client_settings
-from pentimento.rpc.shown_certificate import ShownCertificate
 from pentimento.settings import SettingsError
 from tests.contract.rpc.scripted import Scripted, embed, serving, worker_stub
 

@@ -18,7 +18,7 @@ from pentimento.api.image.v1.image_service_pb2_grpc import (
 from pentimento.domain.identity import Role
 from pentimento.rpc import RpcChannelSettings, RpcServer, RpcServerSettings, current_caller, new_token, open_channel
 from pentimento.rpc import token_entry as entry
-from pentimento.rpc.call_shaping import BURST_CALLS
+from pentimento.rpc.call_limits import BURST_CALLS
 
 IMAGE_SERVICE = "pentimento.api.image.v1.ImageService"
 TOKENS = {"mallory": new_token(), "alice": new_token()}

@@ -20,8 +20,7 @@ from pentimento.rpc import (
     error_from_rpc,
     open_channel,
 )
-from pentimento.rpc.credentials import channel_credentials
-from pentimento.rpc.pem_files import PemFiles, Pems, load
+from pentimento.rpc.credentials import PemFiles, Pems, channel_credentials, load
 from pentimento.settings import SettingsError
 from tests.contract.rpc.scripted import channel_to, embed, serving
 

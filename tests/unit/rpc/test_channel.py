@@ -10,7 +10,7 @@ import pytest
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.rpc import context, watched_file
-from pentimento.rpc.channel import FileToken, GivenToken, KitCall, KitChannel, NoToken, Token, open_channel, open_token
+from pentimento.rpc.channel import Authorization, KitCall, KitChannel, given_token, no_token, open_channel, open_token
 from pentimento.rpc.settings import RpcChannelSettings
 from pentimento.settings import SettingsError
 from pentimento.telemetry.request_id import request_id
@@ -26,7 +26,9 @@ def outside_of_a_call() -> Iterator[None]:
     request_id.reset(asked)
 
 
-def sent(token: Token, default_s: float | None, remaining_s: float | None = None, **options: Any) -> dict[str, Any]:
+def sent(
+    token: Authorization, default_s: float | None, remaining_s: float | None = None, **options: Any
+) -> dict[str, Any]:
     """What the call below is given; `remaining_s` of the call that it is made for."""
     seen: dict[str, Any] = {}
 
@@ -51,7 +53,7 @@ def test_call_deadline_is_the_shortest_known() -> None:
         (None, 2.0, 5.0, 2.0),
         (10.0, None, 20.0, 10.0),
     ):
-        call = sent(NoToken(), default_s, remaining_s, timeout=given_s)
+        call = sent(no_token, default_s, remaining_s, timeout=given_s)
         assert (call["timeout"], call["metadata"]) == (timeout_s, []), (default_s, given_s, remaining_s)
 
 
@@ -62,14 +64,14 @@ def test_token_that_no_header_carries_is_refused(tmp_path: Path) -> None:
     for content in (b"", b" \n", "schlüssel".encode(), b"two\nlines", b"\x00", b"\xff"):
         (tmp_path / "token").write_bytes(content)
         with pytest.raises(SettingsError, match="token: "):
-            FileToken(tmp_path / "token")
-    assert open_token(None).authorization() is None
+            open_token(tmp_path / "token")
+    assert open_token(None)() is None
 
 
 def test_a_call_carries_what_it_was_given_the_token_and_the_request_id() -> None:
     request_id.set("req-1")
 
-    found = sent(GivenToken("secret"), None, metadata=(("own", "value"),), wait_for_ready=True)
+    found = sent(given_token("secret"), None, metadata=(("own", "value"),), wait_for_ready=True)
 
     assert found["metadata"] == [("own", "value"), ("authorization", "Bearer secret"), ("x-request-id", "req-1")]
     assert (found["request"], found["wait_for_ready"]) == ("request", True)
@@ -88,11 +90,11 @@ def test_the_token_before_is_shown_while_the_file_is_replaced(
         file.unlink()
     else:
         file.write_text(content)
-    told = [token.authorization(), token.authorization()]
+    told = [token(), token()]
     file.write_text("the second")
 
-    assert [*told, token.authorization()] == ["Bearer first", "Bearer first", "Bearer the second"]
-    assert [record.levelname for record in said_by("pentimento.rpc.kept_reading", caplog)] == ["ERROR"]
+    assert [*told, token()] == ["Bearer first", "Bearer first", "Bearer the second"]
+    assert [record.levelname for record in said_by("pentimento.rpc.watched_file", caplog)] == ["ERROR"]
 
 
 class NotedChannel:
@@ -118,7 +120,7 @@ class NotedChannel:
 async def test_what_concerns_the_connection_is_the_channel_s_below() -> None:
     below = NotedChannel()
     idle = grpc.ChannelConnectivity.IDLE
-    async with KitChannel(below, NoToken(), 10.0) as channel:  # type: ignore[arg-type]
+    async with KitChannel(lambda _: below, no_token, 10.0) as channel:  # type: ignore[arg-type,return-value]
         states = channel.get_state(), channel.get_state(try_to_connect=True)
         await channel.wait_for_state_change(idle)
         await channel.channel_ready()
@@ -142,12 +144,13 @@ async def test_what_concerns_the_connection_is_the_channel_s_below() -> None:
 def test_a_call_of_each_form_is_made_as_asked_and_ends_in_time_where_it_has_one_answer(
     form: str, timeout_s: float | None
 ) -> None:
-    made: list[tuple[object, ...]] = []
-    below = SimpleNamespace(**{form: lambda *given: made.append(given) or (lambda request, **options: options)})
-    channel = KitChannel(below, NoToken(), 10.0)  # type: ignore[arg-type]
+    made: list[object] = []
+    below = SimpleNamespace(
+        **{form: lambda *method, **named: made.append((method, named)) or (lambda _, **given: given)}
+    )
+    channel = KitChannel(lambda _: below, no_token, 10.0)  # type: ignore[arg-type,return-value]
 
-    options = getattr(channel, form)("/a.B/C", bytes, str)("request")
-    getattr(channel, form)("/a.B/C", _registered_method=True)
+    call = getattr(channel, form)("/a.B/C", bytes, _registered_method=True)
 
-    assert made == [("/a.B/C", bytes, str, False), ("/a.B/C", None, None, True)]
-    assert options["timeout"] == timeout_s
+    assert [call("request")["timeout"] for _ in range(2)] == [timeout_s] * 2
+    assert made == [(("/a.B/C", bytes), {"_registered_method": True})]

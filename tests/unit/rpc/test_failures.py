@@ -12,7 +12,6 @@ from pentimento.rpc.failures import (
     not_received,
     shutting_down,
     too_many_calls,
-    too_many_calls_of_one,
     too_many_messages,
 )
 from tests.support.logged import said_by
@@ -29,8 +28,8 @@ def after_rpc(error: PentimentoError) -> PentimentoError:
 def test_refusals_have_reason_and_retry_time() -> None:
     for error, expected in (
         (shutting_down(), (errors.Unavailable, "SHUTTING_DOWN", 250)),
-        (too_many_calls(3), (errors.ResourceExhausted, "TOO_MANY_CALLS", 250)),
-        (too_many_calls_of_one(3), (errors.ResourceExhausted, "TOO_MANY_CALLS", 250)),
+        (too_many_calls("full"), (errors.ResourceExhausted, "TOO_MANY_CALLS", 250)),
+        (too_many_calls("full", 3.0), (errors.ResourceExhausted, "TOO_MANY_CALLS", 3000)),
         (too_many_messages(), (errors.ResourceExhausted, "TOO_MANY_MESSAGES", 250)),
         (not_received(), (errors.DeadlineExceeded, "REQUEST_NOT_RECEIVED", None)),
     ):

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pentimento.rpc import freed_memory
-from pentimento.rpc.freed_memory import (
+from pentimento.rpc import memory
+from pentimento.rpc.memory import (
     MEBIBYTE,
     FreedWatch,
     give_back_freed_memory,
@@ -47,7 +47,7 @@ HEAP = """
 import ctypes
 from pathlib import Path
 
-from pentimento.rpc.freed_memory import HeapFigures, resident_bytes, spare_bytes
+from pentimento.rpc.memory import HeapFigures, resident_bytes, spare_bytes
 
 library = ctypes.CDLL(None)
 library.mallinfo2.restype = HeapFigures
@@ -119,9 +119,9 @@ async def test_it_is_looked_for_every_second_and_given_back_by_a_thread_that_end
             raise asyncio.CancelledError
 
     library = SimpleNamespace(malloc_trim=trim, mallinfo2=SimpleNamespace())
-    monkeypatch.setattr(freed_memory.ctypes, "CDLL", lambda name: library)
-    monkeypatch.setattr(freed_memory, "spare_bytes", lambda found: next(spare))
-    monkeypatch.setattr(freed_memory.asyncio, "sleep", sleep)
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: library)
+    monkeypatch.setattr(memory, "spare_bytes", lambda found: next(spare))
+    monkeypatch.setattr(memory.asyncio, "sleep", sleep)
 
     with pytest.raises(asyncio.CancelledError):
         await give_back_freed_memory()
@@ -148,9 +148,9 @@ async def test_a_look_without_a_free_descriptor_is_not_the_last(monkeypatch: pyt
             raise asyncio.CancelledError
 
     library = SimpleNamespace(malloc_trim=lambda padding: given.set(), mallinfo2=SimpleNamespace())
-    monkeypatch.setattr(freed_memory.ctypes, "CDLL", lambda name: library)
-    monkeypatch.setattr(freed_memory, "spare_bytes", spare)
-    monkeypatch.setattr(freed_memory.asyncio, "sleep", sleep)
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: library)
+    monkeypatch.setattr(memory, "spare_bytes", spare)
+    monkeypatch.setattr(memory.asyncio, "sleep", sleep)
 
     with pytest.raises(asyncio.CancelledError):
         await give_back_freed_memory()
@@ -170,8 +170,8 @@ async def test_a_look_without_a_free_descriptor_is_not_the_last(monkeypatch: pyt
 async def test_nothing_is_done_where_the_system_cannot(
     library: object, statm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(freed_memory.ctypes, "CDLL", lambda name: library)
-    monkeypatch.setattr(freed_memory, "STATM", Path(statm))
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: library)
+    monkeypatch.setattr(memory, "STATM", Path(statm))
 
     async with asyncio.timeout(120):
         await give_back_freed_memory()
@@ -182,7 +182,7 @@ async def test_nothing_is_done_where_the_system_cannot(
 THREAD = """
 import ctypes, sys, threading
 from pathlib import Path
-from pentimento.rpc.freed_memory import share_one_heap
+from pentimento.rpc.memory import share_one_heap
 
 if sys.argv[1] == "one heap":
     assert share_one_heap()

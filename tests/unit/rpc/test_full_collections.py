@@ -8,16 +8,16 @@ from itertools import count
 
 import pytest
 
-from pentimento.rpc import full_collections
-from pentimento.rpc.full_collections import DUE_AFTER, OVERDUE_AFTER, collect_in_quiet_moments
+from pentimento.rpc import memory
+from pentimento.rpc.memory import DUE_AFTER, OVERDUE_AFTER, collect_in_quiet_moments
 
 MIDDLE = 1
 
 
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(full_collections, "LOOK_S", 0.0)
-    monkeypatch.setattr(full_collections, "QUIET_S", 0.0)
+    monkeypatch.setattr(memory, "LOOK_S", 0.0)
+    monkeypatch.setattr(memory, "QUIET_S", 0.0)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pentimento.rpc import watched_file
-from pentimento.rpc.grant_keys import GrantKeys
+from pentimento.rpc.shared_keys import GrantKeys
 from pentimento.settings import SettingsError
 
 FIRST, SECOND = "a" * 64, "b" * 64

@@ -9,8 +9,7 @@ import pytest
 from pentimento.domain import errors
 from pentimento.domain.errors import PentimentoError, ResourceExhausted
 from pentimento.rpc import intake as module
-from pentimento.rpc.intake import Intake, Place, checked
-from pentimento.rpc.turns import ReceivingTurns
+from pentimento.rpc.intake import Intake, Place, ReceivingTurns, checked
 from tests.support.waiting import settle_down
 
 MEBIBYTE = 1 << 20

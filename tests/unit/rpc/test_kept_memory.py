@@ -6,16 +6,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from pentimento.rpc import freed_memory
+from pentimento.rpc import memory
 
 # Takes and frees blocks of so many MiB again and again on a thread of its own; prints pages given anew.
 BLOCKS = """
 import ctypes, resource, sys, threading
-from pentimento.rpc import freed_memory
-from pentimento.rpc.freed_memory import trim_heap
+from pentimento.rpc import memory
+from pentimento.rpc.memory import trim_heap
 
 if sys.argv[1] != "as ever":
-    assert getattr(freed_memory, sys.argv[1])()
+    assert getattr(memory, sys.argv[1])()
 library = ctypes.CDLL(None)
 library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
 library.free.argtypes = [ctypes.c_void_p]
@@ -75,10 +75,10 @@ def test_without_it_each_turn_costs_its_pages(blocks: tuple[str, ...]) -> None:
 
 
 def test_a_c_library_that_cannot_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(freed_memory.ctypes, "CDLL", lambda name: SimpleNamespace())
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: SimpleNamespace())
 
-    assert not freed_memory.keep_freed_memory()
-    freed_memory.trim_heap()
+    assert not memory.keep_freed_memory()
+    memory.trim_heap()
 
 
 def test_a_setting_that_is_refused_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +88,7 @@ def test_a_setting_that_is_refused_is_told(monkeypatch: pytest.MonkeyPatch) -> N
         asked.append((parameter, value))
         return int(parameter != -3)
 
-    monkeypatch.setattr(freed_memory.ctypes, "CDLL", lambda name: SimpleNamespace(mallopt=mallopt))
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: SimpleNamespace(mallopt=mallopt))
 
-    assert not freed_memory.keep_freed_memory()
+    assert not memory.keep_freed_memory()
     assert asked == [(-8, 1), (-3, 256 * 1024 * 1024), (-1, 512 * 1024 * 1024)]

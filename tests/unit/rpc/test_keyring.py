@@ -7,8 +7,7 @@ import pytest
 from pentimento.domain.errors import Unauthenticated
 from pentimento.domain.identity import Caller, Role
 from pentimento.domain.tenants import HashedKey, TenantKey
-from pentimento.rpc.keyring import KeyRing
-from pentimento.rpc.tokens import TokenFile, blinded, hash_token, token_entry
+from pentimento.rpc.tokens import KeyRing, TokenFile, blinded, hash_token, token_entry
 
 USER = frozenset({Role.USER})
 

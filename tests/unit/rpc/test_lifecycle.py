@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pentimento.rpc.lifecycle import StopSignals, completes
+from pentimento.rpc.process import StopSignals, completes
 
 
 async def received() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from types import SimpleNamespace
 
 import grpc
@@ -13,10 +14,18 @@ from pentimento.domain.identity import OPEN_CALLER, Caller, Role
 from pentimento.rpc import context
 from pentimento.rpc import pipeline as module
 from pentimento.rpc.access import Access
-from pentimento.rpc.pipeline import Call, Pipeline, ServerLimits, cancellation_code, finished, host_of
+from pentimento.rpc.pipeline import Call, Pipeline, cancellation_code, finished, host_of
+from pentimento.rpc.settings import RpcServerSettings
 from pentimento.rpc.tokens import OpenDoor
 
-LIMITS = ServerLimits(8, 1.0, 1024, 4096, 1.0, 10.0)
+LIMITS = RpcServerSettings(
+    max_concurrent_calls=8,
+    unary_deadline_ms=1000,
+    max_message_bytes=1024,
+    max_receiving_bytes=4096,
+    receive_timeout_ms=1000,
+    tenant_calls_per_s=10.0,
+)
 
 
 def test_host_and_cancellation_code_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +197,7 @@ async def test_calls_that_are_spared_the_limit_hold_up_no_stop() -> None:
 
 
 async def test_calls_of_a_socket_file_that_need_no_token_are_not_counted() -> None:
-    pipeline = Pipeline(OpenDoor(), ServerLimits(1, 1.0, 1024, 1 << 20, 1.0, 10.0))
+    pipeline = Pipeline(OpenDoor(), replace(LIMITS, max_concurrent_calls=1, max_receiving_bytes=1 << 20))
 
     calls = [await served(pipeline) for _ in range(3)]
 

@@ -150,7 +150,7 @@ def test_what_nobody_catches_is_told_by_type_and_place_without_its_words(
 
     # The same logger tells of what earlier tests left and is collected now.
     formatted = TextFormatter("program", "program-1").format
-    lines = {formatted(record): record for record in said_by("pentimento.telemetry.unhandled", caplog)}
+    lines = {formatted(record): record for record in said_by("pentimento.telemetry.logs", caplog)}
     ((line, record),) = ((line, record) for line, record in lines.items() if "in quote" in line)
     assert record.levelname == "ERROR" and "ValueError" in line
     assert CANARY not in "".join(lines) + capfd.readouterr().err

@@ -9,7 +9,7 @@ import pytest
 from grpc_health.v1 import health_pb2_grpc
 
 from pentimento.rpc import RpcServer, RpcServerSettings
-from pentimento.rpc.server import Registrar, limits_of
+from pentimento.rpc.server import Registrar
 from pentimento.settings import SettingsError
 from tests.support.logged import said_by
 
@@ -24,21 +24,6 @@ def test_a_replica_is_named_by_its_settings_or_by_its_service_and_eight_digits()
     assert named.instance_id == "mine"
     assert re.fullmatch("embedder-[0-9a-f]{8}", other.instance_id)
     assert (named.settings.instance_id, named.service) == ("mine", "embedder")
-
-
-def test_the_limits_are_in_seconds() -> None:
-    settings = RpcServerSettings(
-        max_concurrent_calls=1,
-        unary_deadline_ms=2500,
-        max_message_bytes=3000,
-        max_receiving_bytes=4 << 20,
-        receive_timeout_ms=5500,
-    )
-
-    limits = limits_of(settings)
-
-    assert (limits.max_concurrent_calls, limits.unary_deadline_s, limits.max_message_bytes) == (1, 2.5, 3000)
-    assert (limits.max_receiving_bytes, limits.receive_timeout_s) == (4 << 20, 5.5)
 
 
 async def test_every_address_is_bound_at_the_port_it_got_and_given_back(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from pentimento.rpc import thread_pools
-from pentimento.rpc.thread_pools import start_default_threads, started_pool
+from pentimento.rpc import process
+from pentimento.rpc.process import start_default_threads, started_pool
 
 
 def named(prefix: str) -> set[str]:
@@ -44,8 +44,8 @@ async def test_default_threads_are_cores_and_four_at_most_32(monkeypatch: pytest
         asked.append((count, name))
         return ThreadPoolExecutor(1)
 
-    monkeypatch.setattr(thread_pools, "started_pool", make)
+    monkeypatch.setattr(process, "started_pool", make)
     for core_count, thread_count in ((None, 5), (1, 5), (2, 6), (28, 32), (64, 32)):
-        monkeypatch.setattr(thread_pools.os, "cpu_count", lambda count=core_count: count)
+        monkeypatch.setattr(process.os, "cpu_count", lambda count=core_count: count)
         start_default_threads()
         assert asked.pop() == (thread_count, "asyncio")

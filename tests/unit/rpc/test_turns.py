@@ -5,7 +5,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pentimento.rpc.turns import ReceivingTurns
+from pentimento.rpc.intake import ReceivingTurns
 from tests.support.waiting import settle_down
 
 

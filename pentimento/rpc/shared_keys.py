@@ -1,8 +1,13 @@
-"""Read the keys of cache grants from a file that gateways and workers share; it may be replaced while they run."""
+"""Read keys from a file that processes share, which may be replaced while they run: gateways and workers those of cache
+grants, frontdoor and edge those of signed addresses and webhooks.
+"""
 
+from collections.abc import Callable
 from pathlib import Path
 
-from pentimento.rpc.kept_reading import KeptReading
+from pentimento.domain.errors import InvalidArgument
+from pentimento.files.signing_keys import read_signing_keys
+from pentimento.rpc.watched_file import KeptReading
 from pentimento.settings import SettingsError
 
 MIN_KEY_CHARS = 32
@@ -37,3 +42,20 @@ def read_keys(path: Path) -> tuple[bytes, ...]:
 def open_grant_keys(path: Path | None) -> GrantKeys | None:
     """Return the keys of the file; None without a path."""
     return GrantKeys(path) if path is not None else None
+
+
+SigningKeys = Callable[[], tuple[bytes, ...]]
+
+
+def kept_signing_keys(path: Path) -> SigningKeys:
+    """Return a function that returns the file's current keys, the signing one first; the previous keys if the file has
+    none now. SettingsError names the file if it has none at first."""
+    return KeptReading([path], lambda: _read(path), "signing keys not reloaded, the previous ones are used").current
+
+
+def _read(path: Path) -> tuple[bytes, ...]:
+    """Return the keys of the file. SettingsError names it if it has none."""
+    try:
+        return read_signing_keys(path)
+    except InvalidArgument as error:
+        raise SettingsError(error.message) from error.__cause__

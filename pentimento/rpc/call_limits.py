@@ -1,4 +1,4 @@
-"""Limit the rate at which one tenant's calls begin, so that a storm does not delay the calls of others.
+"""Limit the calls that run together, and the rate at which the calls of one tenant begin.
 
 gRPC delivers calls in arrival order, regardless of tenant. To take a call costs a quarter of the rest (reading its
 message, the answer, the end), and the rest can wait. So a tenant's calls beyond a rate begin later, in their order.
@@ -8,11 +8,38 @@ the next one. One event loop; no locks.
 
 import asyncio
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pentimento.rpc.failures import too_many_waiting, too_many_waiting_of_one
+from pentimento.rpc.failures import too_many_calls
+
+
+class Seats:
+    """Count one seat for each admitted call, by key."""
+
+    def __init__(self, limit: int, share: int) -> None:
+        self._limit = limit
+        self._share = share
+        self._taken_count = 0
+        self._by_key: Counter[str] = Counter()
+
+    def take(self, key: str) -> None:
+        """Take a seat, which `leave` gives back. ResourceExhausted if all are taken, or all of this key."""
+        if self._taken_count >= self._limit:
+            raise too_many_calls(f"this server already serves max_concurrent_calls = {self._limit} calls")
+        if self._by_key[key] >= self._share:
+            message = f"this server already serves {self._share} calls of this tenant or peer, as many as one may have"
+            raise too_many_calls(message)
+        self._taken_count += 1
+        self._by_key[key] += 1
+
+    def leave(self, key: str) -> None:
+        self._taken_count -= 1
+        self._by_key[key] -= 1
+        if not self._by_key[key]:
+            del self._by_key[key]
+
 
 # Calls of one key that begin immediately, at any rate.
 BURST_CALLS = 32
@@ -99,9 +126,13 @@ class CallShaper:
     def _check_room(self, line: _Line | None) -> None:
         of_key = 0 if line is None else len(line.calls)
         if of_key >= WAITING_CALLS_OF_A_KEY:
-            raise too_many_waiting_of_one(of_key, of_key * self._step_s)
+            message = f"{of_key} calls of this tenant or peer wait already to begin: they come faster than"
+            raise too_many_calls(f"{message} tenant_calls_per_s", of_key * self._step_s)
         if self._waiting_count >= WAITING_CALLS:
-            raise too_many_waiting(WAITING_CALLS)
+            message = (
+                f"{WAITING_CALLS} calls wait already to begin, this tenant's or peer's faster than tenant_calls_per_s"
+            )
+            raise too_many_calls(message)
 
     def _leave(self, line: _Line, turn: "asyncio.Future[None]", key: str) -> None:
         del line.calls[turn]

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from pentimento.domain.errors import ResourceExhausted
-from pentimento.rpc import call_shaping
-from pentimento.rpc.call_shaping import BURST_CALLS, CallShaper
+from pentimento.rpc import call_limits
+from pentimento.rpc.call_limits import BURST_CALLS, CallShaper, Seats
 
 
 @dataclass
@@ -153,7 +153,7 @@ async def test_a_call_that_leaves_just_when_it_is_due_costs_nobody_a_turn(timers
 async def test_a_refused_call_does_not_make_the_next_one_wait_longer(
     timers: Timers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(call_shaping, "WAITING_CALLS_OF_A_KEY", 1)
+    monkeypatch.setattr(call_limits, "WAITING_CALLS_OF_A_KEY", 1)
     calls = shaped(timers)
     await calls.ask(BURST_CALLS + 100)
 
@@ -167,7 +167,7 @@ async def test_a_refused_call_does_not_make_the_next_one_wait_longer(
 async def test_of_one_key_only_so_many_wait_and_the_refusal_says_how_long_those_take(
     timers: Timers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(call_shaping, "WAITING_CALLS_OF_A_KEY", 20)
+    monkeypatch.setattr(call_limits, "WAITING_CALLS_OF_A_KEY", 20)
     calls = shaped(timers)
 
     await calls.ask(BURST_CALLS + 21, "a")
@@ -181,7 +181,7 @@ async def test_of_one_key_only_so_many_wait_and_the_refusal_says_how_long_those_
 
 
 async def test_of_all_keys_only_so_many_wait(timers: Timers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_shaping, "WAITING_CALLS", 2)
+    monkeypatch.setattr(call_limits, "WAITING_CALLS", 2)
     calls = shaped(timers)
     await calls.ask(BURST_CALLS + 1, "a")
     await calls.ask(BURST_CALLS + 2, "b")
@@ -199,7 +199,7 @@ async def test_of_all_keys_only_so_many_wait(timers: Timers, monkeypatch: pytest
 async def test_the_places_of_all_who_left_or_began_are_free_again(
     timers: Timers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(call_shaping, "WAITING_CALLS", 1)
+    monkeypatch.setattr(call_limits, "WAITING_CALLS", 1)
     calls = shaped(timers)
     await calls.ask(BURST_CALLS)
 
@@ -217,7 +217,7 @@ async def test_the_places_of_all_who_left_or_began_are_free_again(
 async def test_a_storm_is_not_forgotten_where_there_are_many_keys(
     timers: Timers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(call_shaping, "_KEPT_KEYS", 2)
+    monkeypatch.setattr(call_limits, "_KEPT_KEYS", 2)
     calls = shaped(timers)
     await calls.ask(BURST_CALLS + 1, "storm")
     for key in ("b", "c", "d"):
@@ -259,3 +259,56 @@ async def test_by_default_the_event_loop_lets_calls_in() -> None:
 
     async with asyncio.timeout(30):
         await asyncio.gather(*(shaper.begin("a") for _ in range(BURST_CALLS + 5)))
+
+
+def refused(seats: Seats, key: str) -> str:
+    with pytest.raises(ResourceExhausted) as caught:
+        seats.take(key)
+    return caught.value.message
+
+
+def test_there_are_as_many_as_the_limit_and_as_one_may_have() -> None:
+    seats = Seats(limit=3, share=2)
+    for key in ("a", "a", "b"):
+        seats.take(key)
+
+    assert "max_concurrent_calls = 3" in refused(seats, "b")
+    assert "max_concurrent_calls = 3" in refused(seats, "a")
+
+
+def test_one_key_has_no_more_than_its_share_and_the_refused_take_nothing() -> None:
+    seats = Seats(limit=4, share=2)
+    for key in ("a", "a"):
+        seats.take(key)
+
+    assert "already serves 2 calls of this tenant or peer" in refused(seats, "a")
+    for key in ("b", "b"):
+        seats.take(key)
+    assert "max_concurrent_calls = 4" in refused(seats, "c")
+
+
+def test_a_seat_that_is_left_can_be_taken_by_anybody_again() -> None:
+    seats = Seats(limit=2, share=2)
+    for _ in range(3):
+        seats.take("a")
+        seats.take("a")
+        seats.leave("a")
+        seats.take("b")
+        seats.leave("b")
+        seats.leave("a")
+
+    seats.take("a")
+    seats.take("b")
+
+    assert "max_concurrent_calls = 2" in refused(seats, "a")
+
+
+def test_who_has_no_seat_any_more_is_forgotten_and_who_has_one_is_not() -> None:
+    seats = Seats(limit=9, share=2)
+    for key in ("stays", "stays", *(f"peer {number}" for number in range(5))):
+        seats.take(key)
+
+    for key in ("stays", *(f"peer {number}" for number in range(5))):
+        seats.leave(key)
+
+    assert dict(seats._by_key) == {"stays": 1}
