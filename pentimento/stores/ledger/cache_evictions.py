@@ -11,7 +11,7 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-from sqlalchemy import Connection, Select, bindparam, select, update
+from sqlalchemy import Connection, Select, bindparam, literal_column, select, update
 
 from pentimento.domain.cache import CacheHolding
 from pentimento.stores.ledger import cache_tables as tables
@@ -55,8 +55,10 @@ def evict(
     doomed. Entries numbered above `new_after` come after all others."""
     # Without the lock, another gateway's evictions after the count would be counted still, and cause further ones.
     take_ticks(connection, 0)
-    chosen, is_over = _choose_entries(connection, holdings(connection), who, new_after)
-    evicted = sum(doom(connection, batch, now, delete_after) for batch in _batches(chosen))
+    chosen, is_over = _choose(connection, who, _lowest_entries, new_after)
+    evicted = sum(
+        doom(connection, [entry.entry_id for entry in batch], now, delete_after) for batch in _batches(chosen)
+    )
     following = partial(evict, who=who, now=now, delete_after=delete_after, new_after=new_after)
     return evicted, None if is_over else following
 
@@ -71,70 +73,49 @@ def evict_items(
     """
     # Two gateways that chose the same items would subtract them twice.
     take_ticks(connection, 0)
-    chosen, is_over = _choose_items(connection, holdings(connection), who, new_after)
+    chosen, is_over = _choose(connection, who, _lowest_items, new_after)
     for batch in _batches(chosen):
         _let_go(connection, batch, now, delete_after)
     following = partial(evict_items, who=who, now=now, delete_after=delete_after, new_after=new_after)
     return len(chosen), None if is_over else following
 
 
-def _choose_entries(
-    connection: Connection, held: dict[str, CacheHolding], who: WhoGivesWay, new_after: int | None
-) -> tuple[list[str], bool]:
-    """Choose the entries of a part, and return whether no tenant has to lose more; `held` is reduced by the chosen
-    ones."""
-    lowest: dict[str, Iterator[Any]] = {}
-    chosen: list[str] = []
-    until = monotonic() + _CHOOSING_S
-    while (tenant := who(held)) is not None:
-        if tenant not in lowest:
-            lowest[tenant] = _lowest_entries(connection, tenant, new_after)
-        entry = next(lowest[tenant])
-        chosen.append(entry.entry_id)
-        holding = held[tenant]
-        held[tenant] = CacheHolding(holding.entry_count - 1, holding.size_bytes - entry.size_bytes)
-        if len(chosen) == _PART_COUNT or monotonic() >= until:
-            return chosen, False
-    return chosen, True
-
-
-def _lowest_entries(connection: Connection, tenant: str, new_after: int | None) -> Iterator[Any]:
-    order = (_entries.c.rank_score, _entries.c.rank_tie, _entries.c.sequence)
-    statement = select(_entries.c.entry_id, _entries.c.size_bytes).where(_entries.c.tenant == tenant, _IS_LIVE)
-    return _old_before_new(connection, statement.order_by(*order), new_after)
-
-
-def _choose_items(
-    connection: Connection, held: dict[str, CacheHolding], who: WhoGivesWay, new_after: int | None
+def _choose(
+    connection: Connection, who: WhoGivesWay, lowest_of: Callable[[str], Select[Any]], new_after: int | None
 ) -> tuple[list[Any], bool]:
-    """Choose the items of a part, and return whether no tenant has to lose more; `held` is reduced by the chosen
-    ones."""
+    """Choose the rows of a part, lowest of a tenant first, and return whether no tenant has to lose more. An entry
+    is lost with the last of its `object_count` rows."""
+    held = holdings(connection)
     lowest: dict[str, Iterator[Any]] = {}
     left: dict[str, int] = {}
     chosen: list[Any] = []
     until = monotonic() + _CHOOSING_S
     while (tenant := who(held)) is not None:
         if tenant not in lowest:
-            lowest[tenant] = _lowest_items(connection, tenant, new_after)
-        item = next(lowest[tenant])
-        chosen.append(item)
-        left[item.entry_id] = left.get(item.entry_id, item.object_count) - 1
+            lowest[tenant] = _old_before_new(connection, lowest_of(tenant), new_after)
+        row = next(lowest[tenant])
+        chosen.append(row)
+        left[row.entry_id] = left.get(row.entry_id, row.object_count) - 1
         holding = held[tenant]
-        entry_count = holding.entry_count - (left[item.entry_id] == 0)
-        held[tenant] = CacheHolding(entry_count, holding.size_bytes - item.size_bytes)
+        entry_count = holding.entry_count - (left[row.entry_id] == 0)
+        held[tenant] = CacheHolding(entry_count, holding.size_bytes - row.size_bytes)
         if len(chosen) == _PART_COUNT or monotonic() >= until:
             return chosen, False
     return chosen, True
 
 
-def _lowest_items(connection: Connection, tenant: str, new_after: int | None) -> Iterator[Any]:
-    order = (_objects.c.rank_score, _objects.c.rank_tie, _objects.c.key)
+def _lowest_entries(tenant: str) -> Select[Any]:
+    # An entry goes with its one row.
+    found = select(_entries.c.entry_id, _entries.c.size_bytes, literal_column("1").label("object_count"))
+    order = (_entries.c.rank_score, _entries.c.rank_tie, _entries.c.sequence)
+    return found.where(_entries.c.tenant == tenant, _IS_LIVE).order_by(*order)
+
+
+def _lowest_items(tenant: str) -> Select[Any]:
     columns = (_objects.c.key, _objects.c.entry_id, _objects.c.size_bytes, _objects.c.compatibility_key)
-    items = select(*columns, _entries.c.object_count)
-    of_tenant = items.join(_entries, _entries.c.entry_id == _objects.c.entry_id).where(
-        _objects.c.tenant == tenant, IS_HELD
-    )
-    return _old_before_new(connection, of_tenant.order_by(*order), new_after)
+    items = select(*columns, _entries.c.object_count).join(_entries, _entries.c.entry_id == _objects.c.entry_id)
+    order = (_objects.c.rank_score, _objects.c.rank_tie, _objects.c.key)
+    return items.where(_objects.c.tenant == tenant, IS_HELD).order_by(*order)
 
 
 def _old_before_new(connection: Connection, ordered: Select[Any], new_after: int | None) -> Iterator[Any]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from sqlalchemy import Connection, exists, func, select
 
 from pentimento.stores.ledger import cache_tables as tables
-from pentimento.stores.ledger.live_entries import IS_LIVE
+from pentimento.stores.ledger.entry_reads import IS_LIVE
 
 _entries = tables.entries
 _objects = tables.objects

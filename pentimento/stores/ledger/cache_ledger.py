@@ -5,10 +5,10 @@ Changes go through one writer with group commit and answer with futures; reads a
 """
 
 import secrets
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 from sqlalchemy import Connection, Engine, bindparam, delete, exists, func, select, update
 
@@ -38,13 +38,18 @@ from pentimento.stores.ledger.cache_records import (
     ObjectPin,
 )
 from pentimento.stores.ledger.database import insert_unless_present, open_engine, typed_errors
-from pentimento.stores.ledger.live_entries import IS_LIVE, REFERENCE, LiveEntries, reference
+from pentimento.stores.ledger.entry_reads import (
+    IS_LIVE,
+    REFERENCE,
+    mark_indexed,
+    newest_unindexed,
+    read_live,
+    read_unindexed,
+    reference,
+)
 from pentimento.stores.ledger.migrations import migrate, require_newest
-from pentimento.stores.ledger.prepared_read import PreparedRead
-from pentimento.stores.ledger.unindexed_entries import UnindexedEntries, mark_indexed
-from pentimento.stores.ledger.writer import GroupCommitWriter
-
-T = TypeVar("T")
+from pentimento.stores.ledger.statements import Statement
+from pentimento.stores.ledger.writer import GroupCommitWriter, submitted
 
 _entries = tables.entries
 _objects = tables.objects
@@ -53,19 +58,24 @@ _state = tables.state
 _OPEN_GRANTS = (
     select(func.count().label("open_grant_count")).select_from(tables.grants).where(tables.grants.c.entry_id.is_(None))
 )
-_OPEN_GRANTS_OF_TENANT = _OPEN_GRANTS.where(tables.grants.c.tenant == bindparam("of_tenant"))
-_TOTALS = select(
-    _state.c.entry_count,
-    _state.c.object_count,
-    _state.c.size_bytes,
-    _OPEN_GRANTS.scalar_subquery().label("open_grant_count"),
+_IS_OF_TENANT = tables.grants.c.tenant == bindparam("of_tenant")
+_OPEN_GRANTS_OF_TENANT = Statement(lambda _: _OPEN_GRANTS.where(_IS_OF_TENANT))
+_TOTALS = Statement(
+    lambda _: select(
+        _state.c.entry_count,
+        _state.c.object_count,
+        _state.c.size_bytes,
+        _OPEN_GRANTS.scalar_subquery().label("open_grant_count"),
+    )
 )
-_HOLDING = select(tables.holdings).where(tables.holdings.c.tenant == bindparam("of_tenant"))
-_VECTORS_AFTER = (
-    select(_entries.c.sequence, _entries.c.pool, _entries.c.text_vector)
-    .where(_entries.c.sequence > bindparam("after"), IS_LIVE)
-    .order_by(_entries.c.sequence)
-    .limit(bindparam("limit_count"))
+_HOLDING = Statement(lambda _: select(tables.holdings).where(tables.holdings.c.tenant == bindparam("of_tenant")))
+_VECTORS_AFTER = Statement(
+    lambda _: (
+        select(_entries.c.sequence, _entries.c.pool, _entries.c.text_vector)
+        .where(_entries.c.sequence > bindparam("after"), IS_LIVE)
+        .order_by(_entries.c.sequence)
+        .limit(bindparam("limit_count"))
+    )
 )
 
 
@@ -94,13 +104,8 @@ class CacheLedger:
 
     def __init__(self, engine: Engine, clock: Clock, cache_id: str) -> None:
         self._engine = engine
-        self._live_entries = LiveEntries(engine)
-        self._totals = PreparedRead(engine, _TOTALS)
-        self._open_grants = PreparedRead(engine, _OPEN_GRANTS_OF_TENANT)
-        self._holding = PreparedRead(engine, _HOLDING)
-        self._unindexed = UnindexedEntries(engine)
-        self._vectors_after = PreparedRead(engine, _VECTORS_AFTER)
         self._writer = GroupCommitWriter(engine, "cache-ledger")
+        self._submit = self._writer.submit
         self._clock = clock
         self._rule: EvictionRule = FifoRule()
         self._removal_count = 0
@@ -148,35 +153,35 @@ class CacheLedger:
         """Release an open grant and doom its keys. False when it is missing or committed."""
         return self._submit(lambda connection: writes.release(connection, [grant_id], self._clock.wall()) == 1)
 
-    def expire_grants(self) -> "Future[int]":
+    @submitted
+    def expire_grants(self, connection: Connection) -> int:
         """Release the expired open grants, delete committed ones of that age and ended pins, and return the number
         released."""
         now = self._clock.wall()
-
-        def work(connection: Connection) -> int:
-            pins.let_go_of_ended(connection, now)
-            return writes.expire(connection, now)
-
-        return self._submit(work)
+        pins.let_go_of_ended(connection, now)
+        return writes.expire(connection, now)
 
     def mark_indexed(self, taken: Sequence[EntryVectors]) -> "Future[None]":
         """Record that the index holds the entries as they were read; an entry that lost a key since stays unindexed."""
         return self._submit(lambda connection: mark_indexed(connection, taken))
 
-    def mark_unindexed(self, entry_ids: Collection[str]) -> "Future[None]":
+    @submitted
+    def mark_unindexed(self, connection: Connection, entry_ids: Collection[str]) -> None:
         """Record that the index does not hold the entries."""
         statement = update(_entries).where(_entries.c.entry_id.in_(entry_ids)).values(indexed=0)
-        return self._submit(lambda connection: _run(connection, statement))
+        connection.execute(statement)
 
     def doom(self, entry_ids: Collection[str], grace_s: float) -> "Future[int]":
         """Take entries out of service; their objects stay for `grace_s` for readers that just looked them up."""
         now = self._clock.wall()
-        return self._remove(lambda connection: writes.doom(connection, list(entry_ids), now, now + grace_s))
+        return self._submit(
+            lambda connection: writes.doom(connection, list(entry_ids), now, now + grace_s), self._note_removal
+        )
 
     def forget_tenant(self, tenant: str) -> "Future[int]":
         """Drop the tenant's bound, pins and grants, doom some of its entries and return their number, at last 0."""
         now = self._clock.wall()
-        return self._remove(lambda connection: writes.forget_tenant(connection, tenant, now))
+        return self._submit(lambda connection: writes.forget_tenant(connection, tenant, now), self._note_removal)
 
     def evict(self, who: WhoGivesWay, grace_s: float, new_after: int | None = None) -> "Future[int]":
         """Doom the lowest entry of the tenant that `who` names until it names none, and return the number doomed.
@@ -213,15 +218,17 @@ class CacheLedger:
         now = self._clock.wall()
         return self._submit(lambda connection: pins.claim_deletion(connection, keys, now))
 
-    def forget_entries(self, entry_ids: Collection[str]) -> "Future[None]":
+    @submitted
+    def forget_entries(self, connection: Connection, entry_ids: Collection[str]) -> None:
         """Delete doomed entries that the index no longer holds."""
         statement = delete(_entries).where(_entries.c.entry_id.in_(entry_ids), _entries.c.doomed_at.is_not(None))
-        return self._submit(lambda connection: _run(connection, statement))
+        connection.execute(statement)
 
-    def forget_objects(self, keys: Collection[str]) -> "Future[None]":
+    @submitted
+    def forget_objects(self, connection: Connection, keys: Collection[str]) -> None:
         """Delete the rows of doomed objects that the object store no longer has."""
         statement = delete(_objects).where(_objects.c.key.in_(keys), _objects.c.delete_after.is_not(None))
-        return self._submit(lambda connection: _run(connection, statement))
+        connection.execute(statement)
 
     # Reads.
 
@@ -258,20 +265,22 @@ class CacheLedger:
 
     def live_entries(self, entry_ids: Sequence[str]) -> dict[str, CachedEntry]:
         """Return the live entries of `entry_ids`, by id, with the objects they hold."""
-        return self._live_entries.read(entry_ids)
+        with typed_errors():
+            return read_live(self._engine, entry_ids)
 
     def unindexed(self, limit_count: int, after: int = -1) -> list[EntryVectors]:
         """Return live entries numbered above `after` that the index lacks, or holds under a lost key, oldest first."""
-        return self._unindexed.read(limit_count, after)
+        with typed_errors():
+            return read_unindexed(self._engine, limit_count, after)
 
     def newest_unindexed(self, limit_count: int) -> list[EntryVectors]:
         """Return the unindexed live entries, newest first."""
-        return self._unindexed.newest(limit_count)
+        with typed_errors():
+            return newest_unindexed(self._engine, limit_count)
 
     def vectors_after(self, sequence: int, limit_count: int) -> list[NumberedVector]:
         """Return live entries numbered above `sequence`, oldest first."""
-        with typed_errors():
-            rows = self._vectors_after.rows(after=sequence, limit_count=limit_count)
+        rows = self._rows(_VECTORS_AFTER, after=sequence, limit_count=limit_count)
         return [NumberedVector(row.sequence, row.pool, bytes(row.text_vector)) for row in rows]
 
     def live_sequences(self) -> list[int]:
@@ -338,8 +347,7 @@ class CacheLedger:
 
     def totals(self) -> CacheTotals:
         """Return the totals, which are kept up to date with every change."""
-        with typed_errors():
-            (row,) = self._totals.rows()
+        (row,) = self._rows(_TOTALS)
         return CacheTotals(row.entry_count, row.object_count, row.size_bytes, row.open_grant_count)
 
     def newest_number(self) -> int:
@@ -349,14 +357,12 @@ class CacheLedger:
 
     def open_grant_count(self, tenant: str) -> int:
         """Return how many grants of the tenant are neither committed nor released."""
-        with typed_errors():
-            (row,) = self._open_grants.rows(of_tenant=tenant)
+        (row,) = self._rows(_OPEN_GRANTS_OF_TENANT, of_tenant=tenant)
         return int(row.open_grant_count)
 
     def holding(self, tenant: str) -> CacheHolding:
         """Return the tenant's holding of live entries."""
-        with typed_errors():
-            rows = self._holding.rows(of_tenant=tenant)
+        rows = self._rows(_HOLDING, of_tenant=tenant)
         return CacheHolding(rows[0].entry_count, rows[0].size_bytes) if rows else CacheHolding(0, 0)
 
     def holdings(self) -> dict[str, CacheHolding]:
@@ -378,21 +384,15 @@ class CacheLedger:
         """Commit queued changes and disconnect from the database."""
         self._writer.close()
 
-    def _submit(self, work: Callable[[Connection], T]) -> "Future[T]":
-        return self._writer.submit(work)
-
-    def _remove(self, work: Callable[[Connection], T]) -> "Future[T]":
-        return self._writer.submit(work, self._note_removal)
-
     def _note_removal(self) -> None:
         # Only the writer's thread calls this.
         self._removal_count += 1
+
+    def _rows(self, statement: Statement, **values: Any) -> list[Any]:
+        with typed_errors():
+            return statement.read(self._engine, **values)
 
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
         with typed_errors(), self._engine.connect().execution_options(reads_only=True) as connection:
             yield connection
-
-
-def _run(connection: Connection, statement: Any) -> None:
-    connection.execute(statement)

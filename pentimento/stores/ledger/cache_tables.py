@@ -10,160 +10,96 @@ The database itself updates holdings, in triggers, so that they stay correct whi
 which does not know them.
 """
 
-from sqlalchemy import BigInteger, Column, Double, LargeBinary, MetaData, Table, Text
+from sqlalchemy import BigInteger, Double, LargeBinary, MetaData, Table, Text
 
+from pentimento.stores.ledger.columns import keys, optional, present
 from pentimento.stores.ledger.migrations import Migration
 
 _METADATA = MetaData()
 
-# One row.
+# One row. `cache_id` is part of every object key, so that two caches in one object store never sweep each other.
+# `sequence` orders the entries by age, independent of the clock; `tick` counts additions and uses of items: the clock
+# of access records. `eviction_rule`: the rule that computed the ranks.
 state = Table(
     "cache_state",
     _METADATA,
-    Column("singleton", BigInteger, primary_key=True),
-    # Part of every object key, so that two caches in one object store never sweep each other.
-    Column("cache_id", Text, nullable=False),
-    Column("encoder_digest", Text),
-    Column("dimension_count", BigInteger),
-    # Orders the entries by age, independent of the clock.
-    Column("sequence", BigInteger, nullable=False),
-    Column("entry_count", BigInteger, nullable=False),
-    Column("object_count", BigInteger, nullable=False),
-    Column("size_bytes", BigInteger, nullable=False),
-    # Counts additions and uses of items: the clock of access records.
-    Column("tick", BigInteger, nullable=False),
-    # The rule that computed the ranks.
-    Column("eviction_rule", Text, nullable=False),
+    *keys(singleton=BigInteger),
+    *present(cache_id=Text),
+    *optional(encoder_digest=Text, dimension_count=BigInteger),
+    *present(sequence=BigInteger, entry_count=BigInteger, object_count=BigInteger, size_bytes=BigInteger),
+    *present(tick=BigInteger, eviction_rule=Text),
 )
 
 grants = Table(
     "cache_grants",
     _METADATA,
-    Column("grant_id", Text, primary_key=True),
-    Column("pool", Text, nullable=False),
-    Column("tenant", Text, nullable=False),
-    Column("scope_digest", Text, nullable=False),
-    Column("request_id", Text, nullable=False),
-    Column("fencing_token", BigInteger, nullable=False),
-    Column("expires_at", Double, nullable=False),
-    Column("entry_id", Text),
+    *keys(grant_id=Text),
+    *present(pool=Text, tenant=Text, scope_digest=Text, request_id=Text, fencing_token=BigInteger, expires_at=Double),
+    *optional(entry_id=Text),
 )
 
+# `tenant`: the owner, also in the shared pool; `request_id`: the request that made the image; `repeat_key`: digest of
+# that request's prompt and seed; each empty if unknown. The rank is the highest of its items. `indexed`: 1 once the
+# index holds it, under the keys of its current items.
 entries = Table(
     "cache_entries",
     _METADATA,
-    Column("entry_id", Text, primary_key=True),
-    Column("pool", Text, nullable=False),
-    # The owner, also in the shared pool; empty if unknown.
-    Column("tenant", Text, nullable=False),
-    Column("created_at", Double, nullable=False),
-    Column("sequence", BigInteger, nullable=False),
-    Column("ancestor_depth", BigInteger, nullable=False),
-    Column("text_vector", LargeBinary, nullable=False),
-    Column("image_vector", LargeBinary),
-    Column("object_count", BigInteger, nullable=False),
-    Column("size_bytes", BigInteger, nullable=False),
-    # The highest rank of its items.
-    Column("rank_score", Double, nullable=False),
-    Column("rank_tie", BigInteger, nullable=False),
-    # 1 once the index holds it, under the keys of its current items.
-    Column("indexed", BigInteger, nullable=False),
-    Column("doomed_at", Double),
-    # The request that made the image; empty if unknown.
-    Column("request_id", Text, nullable=False),
-    # Digest of that request's prompt and seed; empty if unknown.
-    Column("repeat_key", Text, nullable=False),
+    *keys(entry_id=Text),
+    *present(pool=Text, tenant=Text, created_at=Double, sequence=BigInteger, ancestor_depth=BigInteger),
+    *present(text_vector=LargeBinary),
+    *optional(image_vector=LargeBinary),
+    *present(object_count=BigInteger, size_bytes=BigInteger, rank_score=Double, rank_tie=BigInteger),
+    *present(indexed=BigInteger),
+    *optional(doomed_at=Double),
+    *present(request_id=Text, repeat_key=Text),
 )
 
+# `resume_step` is NULL for the final image. A lookup finds the object under `compatibility_key`, empty until it is
+# held. `delete_after`: when it may be deleted from the object store; NULL while it is granted or held, 0 once it is
+# being deleted. The last columns are the access record, once an entry holds it, and its rank for eviction.
 objects = Table(
     "cache_objects",
     _METADATA,
-    Column("key", Text, primary_key=True),
-    Column("grant_id", Text, nullable=False),
-    # NULL for the final image.
-    Column("resume_step", BigInteger),
-    Column("entry_id", Text),
-    # A lookup finds it under this key; empty until it is held.
-    Column("compatibility_key", Text, nullable=False),
-    Column("sigma", Double),
-    Column("digest", Text),
-    Column("size_bytes", BigInteger),
-    # When it may be deleted from the object store; NULL while it is granted or held, 0 once it is being deleted.
-    Column("delete_after", Double),
-    # The access record, once an entry holds it, and its rank for eviction.
-    Column("tenant", Text, nullable=False),
-    Column("saved_steps", Double, nullable=False),
-    Column("added_tick", BigInteger, nullable=False),
-    Column("used_tick", BigInteger, nullable=False),
-    Column("use_count", BigInteger, nullable=False),
-    Column("faded_uses", Double, nullable=False),
-    Column("rank_score", Double, nullable=False),
-    Column("rank_tie", BigInteger, nullable=False),
+    *keys(key=Text),
+    *present(grant_id=Text),
+    *optional(resume_step=BigInteger, entry_id=Text),
+    *present(compatibility_key=Text),
+    *optional(sigma=Double, digest=Text, size_bytes=BigInteger, delete_after=Double),
+    *present(tenant=Text, saved_steps=Double, added_tick=BigInteger, used_tick=BigInteger, use_count=BigInteger),
+    *present(faded_uses=Double, rank_score=Double, rank_tie=BigInteger),
 )
 
 # The last batch of uses of each gateway: a repeated batch is not counted twice.
-use_batches = Table(
-    "cache_use_batches",
-    _METADATA,
-    Column("source", Text, primary_key=True),
-    Column("number", BigInteger, nullable=False),
-    Column("noted_at", Double, nullable=False),
-)
+use_batches = Table("cache_use_batches", _METADATA, *keys(source=Text), *present(number=BigInteger, noted_at=Double))
 
 # Objects kept until a time for a request's image, which was generated from them.
-pins = Table(
-    "cache_pins",
-    _METADATA,
-    Column("tenant", Text, primary_key=True),
-    Column("request_id", Text, primary_key=True),
-    Column("key", Text, primary_key=True),
-    Column("expires_at", Double, nullable=False),
-)
+pins = Table("cache_pins", _METADATA, *keys(tenant=Text, request_id=Text, key=Text), *present(expires_at=Double))
 
+_THRESHOLD = {
+    **{"encoder_digest": Text, "model_digest": Text, "reference_model_digest": Text},
+    **{"from_image": BigInteger, "saved_ppm": BigInteger},
+}
 # Thresholds that follow the measured quality of hits. `sample_count` numbers the samples, deleted ones included.
 quality_thresholds = Table(
     "cache_quality_thresholds",
     _METADATA,
-    Column("encoder_digest", Text, primary_key=True),
-    Column("model_digest", Text, primary_key=True),
-    Column("reference_model_digest", Text, primary_key=True),
-    Column("from_image", BigInteger, primary_key=True),
-    Column("saved_ppm", BigInteger, primary_key=True),
-    Column("similarity", Double, nullable=False),
-    Column("moved_at_number", BigInteger, nullable=False),
-    Column("sample_count", BigInteger, nullable=False),
+    *keys(**_THRESHOLD),
+    *present(similarity=Double, moved_at_number=BigInteger, sample_count=BigInteger),
 )
 
 # The newest hits of each threshold that were generated again for comparison, each once.
 quality_samples = Table(
     "cache_quality_samples",
     _METADATA,
-    Column("request_id", Text, primary_key=True),
-    Column("encoder_digest", Text, nullable=False),
-    Column("model_digest", Text, nullable=False),
-    Column("reference_model_digest", Text, nullable=False),
-    Column("from_image", BigInteger, nullable=False),
-    Column("saved_ppm", BigInteger, nullable=False),
-    Column("number", BigInteger, nullable=False),
-    Column("similarity", Double, nullable=False),
-    Column("quality", Double, nullable=False),
-    Column("scratch_quality", Double, nullable=False),
+    *keys(request_id=Text),
+    *present(**_THRESHOLD, number=BigInteger, similarity=Double, quality=Double, scratch_quality=Double),
 )
 
-tenant_limits = Table(
-    "cache_tenant_limits",
-    _METADATA,
-    Column("tenant", Text, primary_key=True),
-    # The tenant's bound.
-    Column("size_bytes", BigInteger, nullable=False),
-)
+# The bounds of tenants with their own.
+tenant_limits = Table("cache_tenant_limits", _METADATA, *keys(tenant=Text), *present(size_bytes=BigInteger))
 
 holdings = Table(
-    "cache_holdings",
-    _METADATA,
-    Column("tenant", Text, primary_key=True),
-    Column("entry_count", BigInteger, nullable=False),
-    Column("size_bytes", BigInteger, nullable=False),
+    "cache_holdings", _METADATA, *keys(tenant=Text), *present(entry_count=BigInteger, size_bytes=BigInteger)
 )
 
 # One more entry of a tenant, one less, and a tenant without entries.

@@ -11,7 +11,7 @@ from pentimento.domain.generation import ObjectReference
 from pentimento.stores.ledger import cache_access as access
 from pentimento.stores.ledger import cache_tables as tables
 from pentimento.stores.ledger.cache_records import EncoderBinding, EntryCommit, GrantRecord
-from pentimento.stores.ledger.prepared_write import PreparedWrite
+from pentimento.stores.ledger.statements import Statement
 
 _entries = tables.entries
 _grants = tables.grants
@@ -20,25 +20,22 @@ _state = tables.state
 _FORGOTTEN_AT_ONCE = 256
 
 # Statements of every image are compiled once: to build a statement takes longer than to run it.
-_NAMES_OF_GRANT = tuple(column.name for column in _grants.c if column is not _grants.c.entry_id)
-_ADD_GRANT = PreparedWrite(lambda _: insert(_grants), _NAMES_OF_GRANT)
-_ADD_KEY = PreparedWrite(lambda _: insert(_objects), ("key", "grant_id", "resume_step", "compatibility_key"))
+_ADD_GRANT = Statement(lambda _: insert(_grants))
+_ADD_KEY = Statement(lambda _: insert(_objects))
 # A commit must match its grant in these columns.
 _MATCHED = ("tenant", "pool", "scope_digest", "request_id", "fencing_token")
 _OF_GRANT = (*(_grants.c[name] for name in _MATCHED), _grants.c.entry_id)
 _IS_GRANT, _IS_OPEN = _grants.c.grant_id == bindparam("id"), _grants.c.entry_id.is_(None)
-_CLAIM = PreparedWrite(lambda _: update(_grants).where(_IS_GRANT, _IS_OPEN).returning(*_OF_GRANT), ("entry_id",))
-_GRANT = PreparedWrite(lambda _: select(*_OF_GRANT).where(_IS_GRANT))
-_DROP_GRANT = PreparedWrite(lambda _: delete(_grants).where(_IS_GRANT, _IS_OPEN))
+_CLAIM = Statement(lambda _: update(_grants).where(_IS_GRANT, _IS_OPEN).returning(*_OF_GRANT))
+_GRANT = Statement(lambda _: select(*_OF_GRANT).where(_IS_GRANT))
+_DROP_GRANT = Statement(lambda _: delete(_grants).where(_IS_GRANT, _IS_OPEN))
 _IS_OF_GRANT = _objects.c.grant_id == bindparam("id")
-_KEYS_OF_GRANT = PreparedWrite(lambda _: select(_objects.c.key, _objects.c.resume_step).where(_IS_OF_GRANT))
-_DOOM_KEYS = PreparedWrite(
-    lambda _: update(_objects).where(_IS_OF_GRANT, _objects.c.entry_id.is_(None), _objects.c.delete_after.is_(None)),
-    ("delete_after",),
+_KEYS_OF_GRANT = Statement(lambda _: select(_objects.c.key, _objects.c.resume_step).where(_IS_OF_GRANT))
+_DOOM_KEYS = Statement(
+    lambda _: update(_objects).where(_IS_OF_GRANT, _objects.c.entry_id.is_(None), _objects.c.delete_after.is_(None))
 )
-_HELD = ("entry_id", "tenant", "compatibility_key", "sigma", "digest", "size_bytes", *access.RECORD)
-_HOLD = PreparedWrite(lambda _: update(_objects).where(_objects.c.key == bindparam("held_key")), _HELD)
-_COUNT_IN = PreparedWrite(
+_HOLD = Statement(lambda _: update(_objects).where(_objects.c.key == bindparam("held_key")))
+_COUNT_IN = Statement(
     lambda _: (
         update(_state)
         .values(
@@ -51,9 +48,7 @@ _COUNT_IN = PreparedWrite(
         .returning(_state.c.tick, _state.c.sequence)
     )
 )
-_ADD_ENTRY = PreparedWrite(
-    lambda _: insert(_entries), [column.name for column in _entries.c if column is not _entries.c.doomed_at]
-)
+_ADD_ENTRY = Statement(lambda _: insert(_entries))
 
 
 def bind_encoder(connection: Connection, binding: EncoderBinding) -> EncoderBinding:
@@ -68,7 +63,7 @@ def reserve(connection: Connection, grant: GrantRecord) -> None:
     """Insert a grant and its keys."""
     of_grant: dict[str, Any] = {"grant_id": grant.grant_id, "compatibility_key": ""}
     keys = [of_grant | {"key": each.key, "resume_step": each.resume_step} for each in grant.keys]
-    _ADD_GRANT.changed_count(connection, {name: getattr(grant, name) for name in _NAMES_OF_GRANT})
+    _ADD_GRANT.changed_count(connection, {name: value for name, value in vars(grant).items() if name != "keys"})
     _ADD_KEY.each(connection, keys)
 
 

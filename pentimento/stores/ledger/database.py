@@ -17,7 +17,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from pentimento.domain.errors import Internal, InvalidArgument, PentimentoError
 from pentimento.files.private_files import close_to_others, make_private_directory
 from pentimento.stores.errors import SchemaMismatch, StoreFull, StoreUnavailable
-from pentimento.stores.ledger.prepared_write import run_by_driver
+from pentimento.stores.ledger.statements import run_by_driver
 
 # A ledger's statement takes milliseconds: a longer wait means a fault. A url may set another timeout.
 _BUSY_TIMEOUT_S = 5

@@ -27,6 +27,7 @@ class EpochLedger(ABC):
 
     def __init__(self, writer: GroupCommitWriter, epochs: Table) -> None:
         self._writer = writer
+        self._submit = writer.submit
         self._epochs = epochs
 
     @abstractmethod
@@ -41,12 +42,12 @@ class EpochLedger(ABC):
         """Claim an epoch and return it. It is larger than every believable epoch claimed before, by any process, in
         this or an earlier ledger. Its holder is the active process from then on."""
         statement = self._claim(holder_id)
-        return self._writer.submit(lambda connection: int(connection.execute(statement).scalar_one()))
+        return self._submit(lambda connection: int(connection.execute(statement).scalar_one()))
 
     def lease(self) -> "Future[LeaseState]":
         """Return the active epoch and its holder's beats: a standby watches whether they continue."""
         statement = select(self._epochs.c.epoch, self._epochs.c.beat)
-        return self._writer.submit(lambda connection: LeaseState(*connection.execute(statement).one()))
+        return self._submit(lambda connection: LeaseState(*connection.execute(statement).one()))
 
     def beat(self, epoch: int) -> "Future[bool]":
         """Record that the holder of the epoch is alive; False if a newer epoch was claimed: the holder must stop."""
@@ -54,11 +55,11 @@ class EpochLedger(ABC):
         statement = (
             update(self._epochs).where(columns.epoch == epoch).values(beat=columns.beat + 1, **self._beat_columns())
         )
-        return self._writer.submit(lambda connection: connection.execute(statement).rowcount == 1)
+        return self._submit(lambda connection: connection.execute(statement).rowcount == 1)
 
     def take_over(self, holder_id: str, seen: LeaseState) -> "Future[int | None]":
         """Claim an epoch from a holder without a beat since `seen`; None if it has beaten, or another process was
         faster."""
         is_as_seen = and_(self._epochs.c.epoch == seen.epoch, self._epochs.c.beat == seen.beat)
         statement = self._claim(holder_id).where(is_as_seen)
-        return self._writer.submit(lambda connection: connection.execute(statement).scalar_one_or_none())
+        return self._submit(lambda connection: connection.execute(statement).scalar_one_or_none())

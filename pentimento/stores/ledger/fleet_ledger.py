@@ -4,9 +4,7 @@ Each change is one statement with its condition in the WHERE clause, so that it 
 leader and a standby, or one that was stopped and woke up) write to the same ledger.
 """
 
-from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeVar
 
 from sqlalchemy import Connection, Engine, and_, case, delete, insert, or_, select, update
 from sqlalchemy.sql.dml import ReturningUpdate
@@ -19,9 +17,7 @@ from pentimento.stores.ledger import fleet_tables as tables
 from pentimento.stores.ledger.database import insert_unless_present, open_engine
 from pentimento.stores.ledger.epoch_ledger import EpochLedger
 from pentimento.stores.ledger.migrations import migrate
-from pentimento.stores.ledger.writer import GroupCommitWriter
-
-T = TypeVar("T")
+from pentimento.stores.ledger.writer import GroupCommitWriter, submitted
 
 _epoch = tables.epoch
 _plan = tables.plan
@@ -50,19 +46,42 @@ class FleetLedger(EpochLedger):
         statement = update(_epoch).where(or_(_epoch.c.epoch == epoch, _epoch.c.epoch == to)).values(epoch=to)
         return self._submit(lambda connection: connection.execute(statement).rowcount == 1)
 
-    def save_plan(self, version: PlanVersion, plan: bytes) -> "Future[bool]":
+    @submitted
+    def save_plan(self, connection: Connection, version: PlanVersion, plan: bytes) -> bool:
         """Store a leader's plan in place of an older one; False, without a change, if an epoch newer than the plan's
         was claimed or a newer plan is stored."""
-        return self._submit(lambda connection: _save_plan(connection, version, plan))
+        newest = connection.execute(select(_epoch.c.epoch).with_for_update(read=True)).scalar_one()
+        if newest > version.leader_epoch:
+            return False
+        values = {"leader_epoch": version.leader_epoch, "sequence": version.sequence, "plan": plan}
+        is_newer = or_(
+            _plan.c.leader_epoch < version.leader_epoch,
+            and_(_plan.c.leader_epoch == version.leader_epoch, _plan.c.sequence <= version.sequence),
+        )
+        if connection.execute(update(_plan).where(is_newer).values(**values)).rowcount == 1:
+            return True
+        if connection.execute(select(_plan.c.singleton)).first() is not None:
+            return False
+        connection.execute(insert(_plan), {"singleton": 1, **values})
+        return True
 
     def load_plan(self) -> "Future[bytes | None]":
         """Return the plan last saved."""
         return self._submit(lambda connection: connection.execute(select(_plan.c.plan)).scalar_one_or_none())
 
-    def register(self, row: RegisteredRow) -> "Future[bool]":
+    @submitted
+    def register(self, connection: Connection, row: RegisteredRow) -> bool:
         """Register a row; False, without a change, if the same kind and name exists with another digest or document."""
         values = {**vars(row), "registered_at": self._clock.wall()}
-        return self._submit(lambda connection: _register(connection, row, values))
+        if insert_unless_present(connection, _registered, values):
+            return True
+        same = select(_registered.c.name).where(
+            _registered.c.kind == row.kind,
+            _registered.c.name == row.name,
+            _registered.c.digest == row.digest,
+            _registered.c.document == row.document,
+        )
+        return connection.execute(same).first() is not None
 
     def unregister(self, kind: str, name: str) -> "Future[bool]":
         """Remove a registration; False if it is missing."""
@@ -86,35 +105,3 @@ class FleetLedger(EpochLedger):
         is_unusable = or_(_epoch.c.epoch < least, _epoch.c.epoch >= latest_believable(now))
         following = case((is_unusable, least), else_=_epoch.c.epoch + 1)
         return update(_epoch).values(epoch=following, controller_id=holder_id, beat=0).returning(_epoch.c.epoch)
-
-    def _submit(self, work: Callable[[Connection], T]) -> "Future[T]":
-        return self._writer.submit(work)
-
-
-def _save_plan(connection: Connection, version: PlanVersion, plan: bytes) -> bool:
-    newest = connection.execute(select(_epoch.c.epoch).with_for_update(read=True)).scalar_one()
-    if newest > version.leader_epoch:
-        return False
-    values = {"leader_epoch": version.leader_epoch, "sequence": version.sequence, "plan": plan}
-    is_newer = or_(
-        _plan.c.leader_epoch < version.leader_epoch,
-        and_(_plan.c.leader_epoch == version.leader_epoch, _plan.c.sequence <= version.sequence),
-    )
-    if connection.execute(update(_plan).where(is_newer).values(**values)).rowcount == 1:
-        return True
-    if connection.execute(select(_plan.c.singleton)).first() is not None:
-        return False
-    connection.execute(insert(_plan), {"singleton": 1, **values})
-    return True
-
-
-def _register(connection: Connection, row: RegisteredRow, values: dict[str, object]) -> bool:
-    if insert_unless_present(connection, _registered, values):
-        return True
-    same = select(_registered.c.name).where(
-        _registered.c.kind == row.kind,
-        _registered.c.name == row.name,
-        _registered.c.digest == row.digest,
-        _registered.c.document == row.document,
-    )
-    return connection.execute(same).first() is not None

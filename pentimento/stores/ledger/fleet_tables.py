@@ -1,7 +1,8 @@
 """Define the controller's tables and their migrations: the leader, the last plan, the registry of models."""
 
-from sqlalchemy import BigInteger, Column, Double, LargeBinary, MetaData, Table, Text
+from sqlalchemy import BigInteger, Double, LargeBinary, MetaData, Table, Text
 
+from pentimento.stores.ledger.columns import keys, present
 from pentimento.stores.ledger.migrations import Migration
 
 _METADATA = MetaData()
@@ -10,30 +11,23 @@ _METADATA = MetaData()
 epoch = Table(
     "fleet_epoch",
     _METADATA,
-    Column("singleton", BigInteger, primary_key=True),
-    Column("epoch", BigInteger, nullable=False),
-    Column("controller_id", Text, nullable=False),
-    Column("beat", BigInteger, nullable=False),
+    *keys(singleton=BigInteger),
+    *present(epoch=BigInteger, controller_id=Text, beat=BigInteger),
 )
 plan = Table(
     "fleet_plan",
     _METADATA,
-    Column("singleton", BigInteger, primary_key=True),
-    Column("leader_epoch", BigInteger, nullable=False),
-    Column("sequence", BigInteger, nullable=False),
-    Column("plan", LargeBinary, nullable=False),
+    *keys(singleton=BigInteger),
+    *present(leader_epoch=BigInteger, sequence=BigInteger, plan=LargeBinary),
 )
 
-# Manual registrations: models, cascades, and other kinds. A name is only a key within its kind.
+# Manual registrations: models, cascades, and other kinds. A name is only a key within its kind. `document` is a JSON
+# object; the kind defines its contents.
 registered = Table(
     "fleet_registered",
     _METADATA,
-    Column("kind", Text, primary_key=True),
-    Column("name", Text, primary_key=True),
-    Column("digest", Text, nullable=False),
-    # A JSON object; the kind defines its contents.
-    Column("document", Text, nullable=False),
-    Column("registered_at", Double, nullable=False),
+    *keys(kind=Text, name=Text),
+    *present(digest=Text, document=Text, registered_at=Double),
 )
 
 MIGRATIONS = (

@@ -5,24 +5,11 @@ active one and a standby, or one that was stopped and woke up) write to the same
 """
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any
 
-from sqlalchemy import (
-    Column,
-    Connection,
-    Engine,
-    Select,
-    and_,
-    bindparam,
-    case,
-    delete,
-    insert,
-    or_,
-    select,
-    update,
-)
+from sqlalchemy import Column, Connection, Engine, Select, and_, bindparam, case, delete, insert, or_, select, update
 from sqlalchemy.sql.dml import ReturningUpdate
 
 from pentimento.domain.clock import Clock, SteadyClock, SystemClock, boot_s
@@ -37,8 +24,6 @@ from pentimento.stores.ledger.journal_listing import JournalListing
 from pentimento.stores.ledger.journal_objects import JournalObjects
 from pentimento.stores.ledger.journal_pins import JournalPins, is_pinned
 from pentimento.stores.ledger.journal_rows import (
-    ROW_OF_REQUEST,
-    VALUES_OF_RESULT,
     request_of_row,
     row_of_attempt,
     row_of_request,
@@ -48,39 +33,29 @@ from pentimento.stores.ledger.journal_rows import (
 from pentimento.stores.ledger.journal_time import JournalTime
 from pentimento.stores.ledger.journal_webhooks import AskedWebhook, JournalWebhooks, add_webhook, but_untold
 from pentimento.stores.ledger.migrations import migrate
-from pentimento.stores.ledger.prepared_write import PreparedWrite
-from pentimento.stores.ledger.reader import LedgerReader, followed_by
-from pentimento.stores.ledger.records import (
-    AcceptedRequest,
-    AcceptKind,
-    AcceptOutcome,
-    JournalledRequest,
-    ResultRecord,
-)
+from pentimento.stores.ledger.records import AcceptedRequest, AcceptKind, AcceptOutcome, JournalledRequest, ResultRecord
+from pentimento.stores.ledger.statements import Statement
 from pentimento.stores.ledger.tenant_ledger import TenantLedger, migrate_tenants
-from pentimento.stores.ledger.writer import GroupCommitWriter
-
-T = TypeVar("T")
+from pentimento.stores.ledger.writer import GroupCommitWriter, LedgerReader, followed_by, submitted
 
 _requests = tables.requests
 _epoch = tables.epoch
 _IS_OPEN = _requests.c.finished_at.is_(None)
 _IS_IT = _requests.c.request_id == bindparam("id")
 # Statements of every request are compiled once: to build a statement takes longer than to run it.
-_NEWEST_EPOCH = PreparedWrite(lambda _: select(_epoch.c.epoch).with_for_update(read=True))
-_ADD_REQUEST = PreparedWrite(lambda dialect: insert_unless_present_in(dialect, _requests), ROW_OF_REQUEST)
+_NEWEST_EPOCH = Statement(lambda _: select(_epoch.c.epoch).with_for_update(read=True))
+_ADD_REQUEST = Statement(lambda dialect: insert_unless_present_in(dialect, _requests))
 _MAY_PIN_ROUTE = or_(_requests.c.route.is_(None), _requests.c.cascade_stage < bindparam("stage"))
-_PIN_ROUTE = PreparedWrite(lambda _: update(_requests).where(_IS_IT, _MAY_PIN_ROUTE), ("route", "cascade_stage"))
+_PIN_ROUTE = Statement(lambda _: update(_requests).where(_IS_IT, _MAY_PIN_ROUTE))
 _PINNED_ROUTE = select(_requests.c.route).where(_IS_IT)
 _IS_NEWER = and_(_requests.c.newest_token < bindparam("token"), _requests.c.newest_epoch <= bindparam("epoch"))
-_START_ATTEMPT = PreparedWrite(
-    lambda _: update(_requests).where(_IS_IT, _IS_OPEN, _IS_NEWER).values(attempt_count=_requests.c.attempt_count + 1),
-    ("state", "newest_token", "newest_epoch"),
+_START_ATTEMPT = Statement(
+    lambda _: update(_requests).where(_IS_IT, _IS_OPEN, _IS_NEWER).values(attempt_count=_requests.c.attempt_count + 1)
 )
-_ADD_ATTEMPT = PreparedWrite(lambda _: insert(tables.attempts), tables.attempts.c.keys())
+_ADD_ATTEMPT = Statement(lambda _: insert(tables.attempts))
 _IS_REPEATED = and_(_requests.c.state == RequestState.COMPLETED.value, _requests.c.image_digest == bindparam("digest"))
 _MAY_COMMIT = and_(_IS_IT, _requests.c.newest_token == bindparam("token"), or_(_IS_OPEN, _IS_REPEATED))
-_COMMIT_RESULT = PreparedWrite(lambda _: update(_requests).where(_MAY_COMMIT), VALUES_OF_RESULT)
+_COMMIT_RESULT = Statement(lambda _: update(_requests).where(_MAY_COMMIT))
 _OF_HOLDER: tuple[Column[Any], ...] = (
     _requests.c.request_id,
     _requests.c.tenant,
@@ -88,10 +63,9 @@ _OF_HOLDER: tuple[Column[Any], ...] = (
     _requests.c.state,
 )
 _IS_OF_KEY = (_requests.c.tenant == bindparam("of_tenant"), _requests.c.idempotency_key == bindparam("key"))
-_HOLDER_OF_KEY = PreparedWrite(lambda _: select(*_OF_HOLDER).where(*_IS_OF_KEY))
-_HOLDER_OF_ID = PreparedWrite(lambda _: select(*_OF_HOLDER).where(_IS_IT))
-_ENDED = ("state", "error_reason", "error_message", "body", "finished_at")
-_FINISH = PreparedWrite(lambda _: update(_requests).where(_IS_IT, _IS_OPEN), _ENDED)
+_HOLDER_OF_KEY = Statement(lambda _: select(*_OF_HOLDER).where(*_IS_OF_KEY))
+_HOLDER_OF_ID = Statement(lambda _: select(*_OF_HOLDER).where(_IS_IT))
+_FINISH = Statement(lambda _: update(_requests).where(_IS_IT, _IS_OPEN))
 
 
 def open_journal(url: str, clock: Clock | None = None) -> "Journal":
@@ -141,14 +115,24 @@ class Journal(EpochLedger):
         statement = self._claim_from("", least).values(journal_id=_new_journal_id())
         return self._submit(lambda connection: int(connection.execute(statement).scalar_one()))
 
-    def accept(self, record: AcceptedRequest, webhook: AskedWebhook | None = None) -> "Future[AcceptOutcome]":
+    @submitted
+    def accept(
+        self, connection: Connection, record: AcceptedRequest, webhook: AskedWebhook | None = None
+    ) -> AcceptOutcome:
         """Make a request durable, with its webhook, or find the request that holds its (tenant, idempotency key).
 
         Fails with Unavailable SUPERSEDED if an epoch newer than the record's was claimed (0: of no epoch): its holder
         has taken over the existing requests, and would never see this one.
         """
-        row = row_of_request(record, self.time.counted_s)
-        return self._submit(lambda connection: _accept(connection, record, row, webhook))
+        if _is_superseded(connection, record.frontdoor_epoch):
+            raise superseded()
+        if _ADD_REQUEST.first(connection, row_of_request(record, self.time.counted_s)) is not None:
+            if webhook is not None:
+                add_webhook(connection, record.request_id, webhook)
+            return AcceptOutcome(AcceptKind.NEW, record.request_id)
+        held = _outcome(_holder(connection, record), record.tenant, record.body_hash)
+        assert held is not None
+        return held
 
     def find_key(self, tenant: str, idempotency_key: str, body_hash: str) -> "Future[AcceptOutcome | None]":
         """Return the answer of `accept` for the request that holds the key; None for no such request. Changes
@@ -161,40 +145,47 @@ class Journal(EpochLedger):
         newest stage stays."""
         return self._submit(lambda connection: _pin_route(connection, request_id, route, cascade_stage))
 
+    @submitted
     def start_attempt(
-        self, attempt: Attempt, worker_id: str, cascade_stage: int = 0, handed_picture: bytes = b""
-    ) -> "Future[bool]":
+        self,
+        connection: Connection,
+        attempt: Attempt,
+        worker_id: str,
+        cascade_stage: int = 0,
+        handed_picture: bytes = b"",
+    ) -> bool:
         """Add an attempt, with the input from the stage before; True when repeated.
 
         Returns False, without a change, if the request is terminal or unknown, a newer token was used, or an epoch
         newer than the attempt's was claimed.
         """
         row = row_of_attempt(attempt, worker_id, cascade_stage, self._clock.wall(), handed_picture)
+        # The new holder may follow the attempt before this one: this attempt's image could never be committed.
+        return not _is_superseded(connection, attempt.frontdoor_epoch) and _start_attempt(connection, attempt, row)
 
-        def work(connection: Connection) -> bool:
-            # The new holder may follow the attempt before this one: this attempt's image could never be committed.
-            return not _is_superseded(connection, attempt.frontdoor_epoch) and _start_attempt(connection, attempt, row)
-
-        return self._submit(work)
-
+    @submitted
     def route_and_start(
-        self, attempt: Attempt, worker_id: str, route: bytes, cascade_stage: int = 0, handed_picture: bytes = b""
-    ) -> "Future[tuple[bytes, bool]]":
+        self,
+        connection: Connection,
+        attempt: Attempt,
+        worker_id: str,
+        route: bytes,
+        cascade_stage: int = 0,
+        handed_picture: bytes = b"",
+    ) -> tuple[bytes, bool]:
         """Do as `record_route` and then `start_attempt`, in one commit; return both results. If a newer epoch was
         claimed, return `route` and False, and pin nothing."""
+        if _is_superseded(connection, attempt.frontdoor_epoch):
+            return route, False
+        pinned = _pin_route(connection, attempt.request_id, route, cascade_stage)
         row = row_of_attempt(attempt, worker_id, cascade_stage, self._clock.wall(), handed_picture)
+        return pinned, _start_attempt(connection, attempt, row)
 
-        def work(connection: Connection) -> tuple[bytes, bool]:
-            if _is_superseded(connection, attempt.frontdoor_epoch):
-                return route, False
-            pinned = _pin_route(connection, attempt.request_id, route, cascade_stage)
-            return pinned, _start_attempt(connection, attempt, row)
-
-        return self._submit(work)
-
-    def commit_result(self, attempt: Attempt, result: ResultRecord) -> "Future[bool]":
+    @submitted
+    def commit_result(self, connection: Connection, attempt: Attempt, result: ResultRecord) -> bool:
         """Complete the request if `attempt` holds its newest token and it is not terminal; True when repeated."""
-        return self._submit(lambda connection: _commit_result(connection, attempt, result))
+        bound = {"id": attempt.request_id, "token": attempt.fencing_token, "digest": result.image.digest}
+        return _COMMIT_RESULT.changed_count(connection, {**values_of_result(result), **bound}) == 1
 
     def finish(
         self,
@@ -268,9 +259,11 @@ class Journal(EpochLedger):
         statement = select(_requests.c.request_id).where(_requests.c.tenant == tenant).limit(1)
         return self._submit(lambda connection: connection.execute(statement).first() is not None)
 
-    def save_plan(self, plan: bytes) -> "Future[None]":
+    @submitted
+    def save_plan(self, connection: Connection, plan: bytes) -> None:
         """Store the plan in force, for a start without a controller."""
-        return self._submit(lambda connection: _save_plan(connection, plan))
+        if connection.execute(update(tables.plan).values(plan=plan)).rowcount == 0:
+            connection.execute(insert(tables.plan), {"singleton": 1, "plan": plan})
 
     def load_plan(self) -> "Future[bytes | None]":
         """Return the plan last saved."""
@@ -292,26 +285,9 @@ class Journal(EpochLedger):
         following = case((_epoch.c.epoch < least, least), else_=_epoch.c.epoch + 1)
         return update(_epoch).values(epoch=following, frontdoor_id=holder_id, beat=0).returning(_epoch.c.epoch)
 
-    def _submit(self, work: Callable[[Connection], T]) -> "Future[T]":
-        return self._writer.submit(work)
-
 
 def _new_journal_id() -> str:
     return secrets.token_hex(16)
-
-
-def _accept(
-    connection: Connection, record: AcceptedRequest, row: dict[str, Any], webhook: AskedWebhook | None
-) -> AcceptOutcome:
-    if _is_superseded(connection, record.frontdoor_epoch):
-        raise superseded()
-    if _ADD_REQUEST.first(connection, row) is not None:
-        if webhook is not None:
-            add_webhook(connection, record.request_id, webhook)
-        return AcceptOutcome(AcceptKind.NEW, record.request_id)
-    held = _outcome(_holder(connection, record), record.tenant, record.body_hash)
-    assert held is not None
-    return held
 
 
 def _is_superseded(connection: Connection, epoch: int) -> bool:
@@ -367,16 +343,6 @@ def _is_newest_attempt(connection: Connection, attempt: Attempt, worker_id: str)
         and record.newest_attempt.attempt == attempt
         for record in _read(connection, statement)
     )
-
-
-def _commit_result(connection: Connection, attempt: Attempt, result: ResultRecord) -> bool:
-    bound = {"id": attempt.request_id, "token": attempt.fencing_token, "digest": result.image.digest}
-    return _COMMIT_RESULT.changed_count(connection, {**values_of_result(result), **bound}) == 1
-
-
-def _save_plan(connection: Connection, plan: bytes) -> None:
-    if connection.execute(update(tables.plan).values(plan=plan)).rowcount == 0:
-        connection.execute(insert(tables.plan), {"singleton": 1, "plan": plan})
 
 
 def _forget(connection: Connection, found: Sequence[str], now: float) -> list[JournalledRequest]:

@@ -14,8 +14,8 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import journal_tables as tables
 from pentimento.stores.ledger.journal_rows import request_of_row, select_requests
-from pentimento.stores.ledger.reader import LedgerReader
 from pentimento.stores.ledger.records import JournalledRequest
+from pentimento.stores.ledger.writer import LedgerReader
 
 _requests = tables.requests
 _MAX_TOKEN_CHARS = 200

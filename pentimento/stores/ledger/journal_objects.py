@@ -1,10 +1,9 @@
 """Keep the objects that wait in the journal for their store, and the images that its rows name."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TypeVar
 
 from sqlalchemy import URL, Connection, and_, bindparam, delete, func, literal_column, select, update
 
@@ -13,12 +12,9 @@ from pentimento.domain.generation import ObjectReference
 from pentimento.stores.ledger import journal_tables as tables
 from pentimento.stores.ledger.database import insert_unless_present_in, lift_time_limit
 from pentimento.stores.ledger.journal_pins import pinned_keys
-from pentimento.stores.ledger.prepared_write import PreparedWrite
-from pentimento.stores.ledger.reader import LedgerReader
 from pentimento.stores.ledger.records import KeptResults, SpooledObject
-from pentimento.stores.ledger.writer import GroupCommitWriter
-
-T = TypeVar("T")
+from pentimento.stores.ledger.statements import Statement
+from pentimento.stores.ledger.writer import GroupCommitWriter, LedgerReader, submitted
 
 _requests = tables.requests
 _spool = tables.spool
@@ -27,9 +23,9 @@ _columns = _requests.c
 _HAS_PICTURE = and_(_columns.image_key.is_not(None), _columns.image_key != literal_column("''"))
 # While the store is away every image passes through these statements.
 _IS_SPOOLED = _spool.c.key == bindparam("id")
-_SPOOL = PreparedWrite(lambda dialect: insert_unless_present_in(dialect, _spool), _spool.c.keys())
-_READ_SPOOLED = PreparedWrite(lambda _: select(_spool.c.data).where(_IS_SPOOLED))
-_UNSPOOL = PreparedWrite(lambda _: delete(_spool).where(_IS_SPOOLED))
+_SPOOL = Statement(lambda dialect: insert_unless_present_in(dialect, _spool))
+_READ_SPOOLED = Statement(lambda _: select(_spool.c.data).where(_IS_SPOOLED))
+_UNSPOOL = Statement(lambda _: delete(_spool).where(_IS_SPOOLED))
 _FORGOTTEN_AT_ONCE = 200
 _PAGES_AT_ONCE = 1024
 
@@ -39,7 +35,7 @@ class JournalObjects:
     fails with StoreFull or StoreUnavailable, and its call may be repeated."""
 
     def __init__(self, writer: GroupCommitWriter, reader: LedgerReader, url: URL, clock: Clock) -> None:
-        self._writer = writer
+        self._submit = writer.submit
         self._reader = reader
         self._clock = clock
         # The end time of the last request that lost its image, by tenant: earlier requests have none.
@@ -57,24 +53,17 @@ class JournalObjects:
         }
         return self._submit(lambda connection: _SPOOL.first(connection, row) is not None)
 
-    def spooled(self) -> "Future[list[SpooledObject]]":
+    @submitted
+    def spooled(self, connection: Connection) -> list[SpooledObject]:
         """Return all spooled objects."""
-        statement = select(_spool.c.tenant, _spool.c.key, _spool.c.digest, _spool.c.size_bytes)
-        return self._submit(
-            lambda connection: [
-                SpooledObject(row.tenant, ObjectReference(row.key, row.digest, row.size_bytes))
-                for row in connection.execute(statement)
-            ]
-        )
+        rows = connection.execute(select(_spool.c.tenant, _spool.c.key, _spool.c.digest, _spool.c.size_bytes))
+        return [SpooledObject(row.tenant, ObjectReference(row.key, row.digest, row.size_bytes)) for row in rows]
 
-    def read_spooled(self, key: str) -> "Future[bytes | None]":
+    @submitted
+    def read_spooled(self, connection: Connection, key: str) -> bytes | None:
         """Return the spooled bytes of the key; None if there are none."""
-
-        def read(connection: Connection) -> bytes | None:
-            row = _READ_SPOOLED.first(connection, {"id": key})
-            return bytes(row[0]) if row is not None else None
-
-        return self._submit(read)
+        row = _READ_SPOOLED.first(connection, {"id": key})
+        return bytes(row[0]) if row is not None else None
 
     def unspool(self, key: str) -> "Future[bool]":
         """Delete the spooled object of the key; False if there is none."""
@@ -99,7 +88,7 @@ class JournalObjects:
                 forgotten, until = _forget_pictures(connection, tenant, size_bytes, 0.0)
             return forgotten
 
-        return self._writer.submit(work, lambda: self._forgotten_until.update({tenant: until}))
+        return self._submit(work, lambda: self._forgotten_until.update({tenant: until}))
 
     def named(self, keys: Sequence[str]) -> "Future[set[str]]":
         """Return the keys that a request's image or a pinned request's input has."""
@@ -121,9 +110,6 @@ class JournalObjects:
         except OSError:
             return None
         return found.f_bavail * found.f_frsize
-
-    def _submit(self, work: Callable[[Connection], T]) -> "Future[T]":
-        return self._writer.submit(work)
 
 
 def _kept(connection: Connection) -> list[KeptResults]:

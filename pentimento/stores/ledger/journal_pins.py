@@ -1,8 +1,6 @@
 """Pin requests so that their images stay replayable until a time: their rows and inputs are stored until then."""
 
-from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Select, and_, delete, exists, func, insert, select
 
@@ -11,9 +9,7 @@ from pentimento.domain.errors import NotFound, ResourceExhausted
 from pentimento.domain.generation import ObjectReference, SpecInput
 from pentimento.stores.ledger import journal_tables as tables
 from pentimento.stores.ledger.records import PicturePin
-from pentimento.stores.ledger.writer import GroupCommitWriter
-
-T = TypeVar("T")
+from pentimento.stores.ledger.writer import GroupCommitWriter, submitted
 
 _requests = tables.requests
 _pins = tables.pins
@@ -24,16 +20,40 @@ class JournalPins:
     """Read and change the pins of a journal, by its clock. Futures are as the journal's; each call may be repeated."""
 
     def __init__(self, writer: GroupCommitWriter, clock: Clock) -> None:
-        self._writer = writer
+        self._submit = writer.submit
         self.clock = clock
 
-    def pin(self, wanted: PicturePin, tenant_bytes: int) -> "Future[PicturePin | None]":
+    @submitted
+    def pin(self, connection: Connection, wanted: PicturePin, tenant_bytes: int) -> PicturePin | None:
         """Pin a tenant's request, in place of its previous pin, and return that one.
 
         Fails with NotFound UNKNOWN_REQUEST for an unknown request, and with ResourceExhausted QUOTA_EXCEEDED if the
         tenant's pins would exceed `tenant_bytes`; then nothing changed.
         """
-        return self._submit(lambda connection: _pin(connection, wanted, tenant_bytes, self.clock.wall()))
+        is_theirs = and_(_requests.c.request_id == wanted.request_id, _requests.c.tenant == wanted.tenant)
+        if connection.execute(select(_requests.c.request_id).where(is_theirs)).first() is None:
+            raise NotFound.of("UNKNOWN_REQUEST", "request_id", "there is no such request")
+        now = self.clock.wall()
+        former = _find(connection, wanted.tenant, wanted.request_id, now)
+        others = _pinned_bytes(connection, wanted.tenant, now) - (former.size_bytes if former else 0)
+        if others + wanted.size_bytes > tenant_bytes:
+            raise quota_exceeded(tenant_bytes)
+        connection.execute(delete(_pins).where(_pins.c.request_id == wanted.request_id))
+        row = {name: getattr(wanted, name) for name in ("request_id", "tenant", "expires_at", "size_bytes")}
+        connection.execute(insert(_pins), row)
+        parts = [
+            {
+                "request_id": wanted.request_id,
+                "place": part.field,
+                "key": part.object.key,
+                "digest": part.object.digest,
+                "size_bytes": part.object.size_bytes,
+            }
+            for part in wanted.inputs
+        ]
+        if parts:
+            connection.execute(insert(_inputs), parts)
+        return former
 
     def unpin(self, tenant: str, request_id: str) -> "Future[bool]":
         """End the pin of a request; False if it has none."""
@@ -47,9 +67,6 @@ class JournalPins:
     def pinned_bytes(self, tenant: str) -> "Future[int]":
         """Return how many bytes the tenant has pinned."""
         return self._submit(lambda connection: _pinned_bytes(connection, tenant, self.clock.wall()))
-
-    def _submit(self, work: Callable[[Connection], T]) -> "Future[T]":
-        return self._writer.submit(work)
 
 
 def is_pinned(now: float) -> ColumnElement[bool]:
@@ -67,32 +84,6 @@ def quota_exceeded(tenant_bytes: int) -> ResourceExhausted:
     """Return the error for a tenant that has pinned as many bytes as it may."""
     message = f"tenant-pinned-bytes: what a tenant has pinned may have {tenant_bytes} bytes; unpin something"
     return ResourceExhausted("QUOTA_EXCEEDED", message, metadata={"quota": "tenant-pinned-bytes"})
-
-
-def _pin(connection: Connection, wanted: PicturePin, tenant_bytes: int, now: float) -> PicturePin | None:
-    is_theirs = and_(_requests.c.request_id == wanted.request_id, _requests.c.tenant == wanted.tenant)
-    if connection.execute(select(_requests.c.request_id).where(is_theirs)).first() is None:
-        raise NotFound.of("UNKNOWN_REQUEST", "request_id", "there is no such request")
-    former = _find(connection, wanted.tenant, wanted.request_id, now)
-    others = _pinned_bytes(connection, wanted.tenant, now) - (former.size_bytes if former else 0)
-    if others + wanted.size_bytes > tenant_bytes:
-        raise quota_exceeded(tenant_bytes)
-    connection.execute(delete(_pins).where(_pins.c.request_id == wanted.request_id))
-    row = {name: getattr(wanted, name) for name in ("request_id", "tenant", "expires_at", "size_bytes")}
-    connection.execute(insert(_pins), row)
-    parts = [
-        {
-            "request_id": wanted.request_id,
-            "place": part.field,
-            "key": part.object.key,
-            "digest": part.object.digest,
-            "size_bytes": part.object.size_bytes,
-        }
-        for part in wanted.inputs
-    ]
-    if parts:
-        connection.execute(insert(_inputs), parts)
-    return former
 
 
 def _find(connection: Connection, tenant: str, request_id: str, now: float) -> PicturePin | None:

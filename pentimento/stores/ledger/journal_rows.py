@@ -1,5 +1,6 @@
 """Convert the journal's records to rows of its tables, and back."""
 
+from dataclasses import fields
 from typing import Any
 
 from sqlalchemy import Row, Select, and_, select
@@ -12,63 +13,16 @@ from pentimento.stores.ledger.records import AcceptedRequest, AttemptRecord, Jou
 _requests = tables.requests
 _attempts = tables.attempts
 
-# The columns that `row_of_request` and `values_of_result` set.
-ROW_OF_REQUEST = (
-    "request_id",
-    "tenant",
-    "idempotency_key",
-    "body_format",
-    "body",
-    "body_hash",
-    "accepted_at",
-    "deadline_at",
-    "frontdoor_id",
-    "frontdoor_epoch",
-    "state",
-    "newest_token",
-    "newest_epoch",
-    "attempt_count",
-    "cascade_stage",
-    "error_reason",
-    "error_message",
-    "detached",
-    "accepted_counted_s",
-)
-VALUES_OF_RESULT = (
-    "state",
-    "body",
-    "image_key",
-    "image_digest",
-    "image_size_bytes",
-    "image_format",
-    "width_px",
-    "height_px",
-    "provenance",
-    "finished_at",
-)
-
 
 def row_of_request(record: AcceptedRequest, counted_s: float | None) -> dict[str, Any]:
     """Return the row of a new request, accepted at that time of the journal's."""
     return {
-        "request_id": record.request_id,
-        "tenant": record.tenant,
+        **vars(record),
         # NULLs never collide, so requests without a key are all new.
         "idempotency_key": record.idempotency_key or None,
-        "body_format": record.body_format,
-        "body": record.body,
-        "body_hash": record.body_hash,
-        "accepted_at": record.accepted_at,
-        "deadline_at": record.deadline_at,
-        "frontdoor_id": record.frontdoor_id,
-        "frontdoor_epoch": record.frontdoor_epoch,
         "state": RequestState.ACCEPTED.value,
-        "newest_token": 0,
-        "newest_epoch": 0,
-        "attempt_count": 0,
-        "cascade_stage": 0,
-        "error_reason": "",
-        "error_message": "",
+        **dict.fromkeys(("newest_token", "newest_epoch", "attempt_count", "cascade_stage"), 0),
+        **dict.fromkeys(("error_reason", "error_message"), ""),
         "detached": int(record.detached),
         "accepted_counted_s": counted_s,
     }
@@ -135,19 +89,8 @@ def request_of_row(row: Row[Any]) -> JournalledRequest:
 
 
 def _accepted(row: Row[Any]) -> AcceptedRequest:
-    return AcceptedRequest(
-        request_id=row.request_id,
-        tenant=row.tenant,
-        body=row.body,
-        body_hash=row.body_hash,
-        accepted_at=row.accepted_at,
-        idempotency_key=row.idempotency_key or "",
-        deadline_at=row.deadline_at,
-        frontdoor_id=row.frontdoor_id,
-        frontdoor_epoch=row.frontdoor_epoch,
-        body_format=row.body_format,
-        detached=bool(row.detached),
-    )
+    values = {field.name: getattr(row, field.name) for field in fields(AcceptedRequest)}
+    return AcceptedRequest(**{**values, "idempotency_key": row.idempotency_key or "", "detached": bool(row.detached)})
 
 
 def _attempt(row: Row[Any]) -> AttemptRecord:

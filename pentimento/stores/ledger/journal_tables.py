@@ -1,116 +1,74 @@
 """Define the journal's tables and their migrations."""
 
-from sqlalchemy import BigInteger, Column, Double, LargeBinary, MetaData, Table, Text
+from sqlalchemy import BigInteger, Double, LargeBinary, MetaData, Table, Text
 
+from pentimento.stores.ledger.columns import keys, optional, present
 from pentimento.stores.ledger.migrations import Migration
 
 _METADATA = MetaData()
 
+# `body_format` is that of `body`; only the journal's users interpret it. `route` is that of the newest routed stage of
+# the cascade. The newest attempt is repeated here so that one UPDATE compares and sets. `detached`: 1 if the request
+# continues without listeners. `accepted_counted_s`: the acceptance by the journal's own time; NULL in rows of earlier
+# versions.
 requests = Table(
     "journal_requests",
     _METADATA,
-    Column("request_id", Text, primary_key=True),
-    Column("tenant", Text, nullable=False),
-    Column("idempotency_key", Text),
-    # Format of `body`; only the journal's users interpret it.
-    Column("body_format", BigInteger, nullable=False),
-    Column("body", LargeBinary, nullable=False),
-    Column("body_hash", Text, nullable=False),
-    Column("accepted_at", Double, nullable=False),
-    Column("deadline_at", Double),
-    Column("frontdoor_id", Text, nullable=False),
-    Column("frontdoor_epoch", BigInteger, nullable=False),
-    Column("state", Text, nullable=False),
-    # The route of the newest routed stage of the cascade.
-    Column("route", LargeBinary),
-    Column("cascade_stage", BigInteger, nullable=False),
-    # The newest attempt, repeated here so that one UPDATE compares and sets.
-    Column("newest_token", BigInteger, nullable=False),
-    Column("newest_epoch", BigInteger, nullable=False),
-    Column("attempt_count", BigInteger, nullable=False),
-    Column("image_key", Text),
-    Column("image_digest", Text),
-    Column("image_size_bytes", BigInteger),
-    Column("image_format", Text),
-    Column("width_px", BigInteger),
-    Column("height_px", BigInteger),
-    Column("provenance", LargeBinary),
-    Column("error_reason", Text, nullable=False),
-    Column("error_message", Text, nullable=False),
-    Column("finished_at", Double),
-    # 1: the request continues without listeners.
-    Column("detached", BigInteger, nullable=False),
-    # The acceptance by the journal's own time; NULL in rows of earlier versions.
-    Column("accepted_counted_s", Double),
+    *keys(request_id=Text),
+    *present(tenant=Text),
+    *optional(idempotency_key=Text),
+    *present(body_format=BigInteger, body=LargeBinary, body_hash=Text, accepted_at=Double),
+    *optional(deadline_at=Double),
+    *present(frontdoor_id=Text, frontdoor_epoch=BigInteger, state=Text),
+    *optional(route=LargeBinary),
+    *present(cascade_stage=BigInteger, newest_token=BigInteger, newest_epoch=BigInteger, attempt_count=BigInteger),
+    *optional(image_key=Text, image_digest=Text, image_size_bytes=BigInteger, image_format=Text),
+    *optional(width_px=BigInteger, height_px=BigInteger, provenance=LargeBinary),
+    *present(error_reason=Text, error_message=Text),
+    *optional(finished_at=Double),
+    *present(detached=BigInteger),
+    *optional(accepted_counted_s=Double),
 )
 
+# `handed_picture`: its input from the stage before; only the journal's users interpret it.
 attempts = Table(
     "journal_attempts",
     _METADATA,
-    Column("request_id", Text, primary_key=True),
-    Column("fencing_token", BigInteger, primary_key=True),
-    Column("attempt_number", BigInteger, nullable=False),
-    Column("frontdoor_id", Text, nullable=False),
-    Column("frontdoor_epoch", BigInteger, nullable=False),
-    Column("worker_id", Text, nullable=False),
-    Column("started_at", Double, nullable=False),
-    Column("cascade_stage", BigInteger, nullable=False),
-    # Its input from the stage before; only the journal's users interpret it.
-    Column("handed_picture", LargeBinary),
+    *keys(request_id=Text, fencing_token=BigInteger),
+    *present(attempt_number=BigInteger, frontdoor_id=Text, frontdoor_epoch=BigInteger, worker_id=Text),
+    *present(started_at=Double, cascade_stage=BigInteger),
+    *optional(handed_picture=LargeBinary),
 )
 
-# One row each. The holder of an epoch beats as long as it runs.
+# One row each. The holder of an epoch beats as long as it runs. `journal_id` distinguishes this journal from every
+# other; '' until it is first opened. The last columns are the journal's own time at the last beat, and the holder's
+# clocks then.
 epoch = Table(
     "journal_epoch",
     _METADATA,
-    Column("singleton", BigInteger, primary_key=True),
-    Column("epoch", BigInteger, nullable=False),
-    Column("frontdoor_id", Text, nullable=False),
-    Column("beat", BigInteger, nullable=False),
-    # Distinguishes this journal from every other; '' until it is first opened.
-    Column("journal_id", Text, nullable=False),
-    # The journal's own time at the last beat, and the holder's clocks then.
-    Column("counted_s", Double, nullable=False),
-    Column("wall_s", Double, nullable=False),
-    Column("boot_s", Double, nullable=False),
-    Column("boot_id", Text, nullable=False),
+    *keys(singleton=BigInteger),
+    *present(epoch=BigInteger, frontdoor_id=Text, beat=BigInteger, journal_id=Text),
+    *present(counted_s=Double, wall_s=Double, boot_s=Double, boot_id=Text),
 )
-plan = Table(
-    "journal_plan",
-    _METADATA,
-    Column("singleton", BigInteger, primary_key=True),
-    Column("plan", LargeBinary, nullable=False),
-)
+plan = Table("journal_plan", _METADATA, *keys(singleton=BigInteger), *present(plan=LargeBinary))
 
 # Objects that wait until the object store is available again.
 spool = Table(
     "journal_spool",
     _METADATA,
-    Column("key", Text, primary_key=True),
-    Column("tenant", Text, nullable=False),
-    Column("digest", Text, nullable=False),
-    Column("size_bytes", BigInteger, nullable=False),
-    Column("data", LargeBinary, nullable=False),
+    *keys(key=Text),
+    *present(tenant=Text, digest=Text, size_bytes=BigInteger, data=LargeBinary),
 )
 
-# Requests that can be replayed until a time, and their inputs.
+# Requests that can be replayed until a time, and their inputs, each at a place of the spec ("init_image.image").
 pins = Table(
-    "journal_pins",
-    _METADATA,
-    Column("request_id", Text, primary_key=True),
-    Column("tenant", Text, nullable=False),
-    Column("expires_at", Double, nullable=False),
-    Column("size_bytes", BigInteger, nullable=False),
+    "journal_pins", _METADATA, *keys(request_id=Text), *present(tenant=Text, expires_at=Double, size_bytes=BigInteger)
 )
 pinned_inputs = Table(
     "journal_pinned_inputs",
     _METADATA,
-    Column("request_id", Text, primary_key=True),
-    # In the spec: "init_image.image".
-    Column("place", Text, primary_key=True),
-    Column("key", Text, nullable=False),
-    Column("digest", Text, nullable=False),
-    Column("size_bytes", BigInteger, nullable=False),
+    *keys(request_id=Text, place=Text),
+    *present(key=Text, digest=Text, size_bytes=BigInteger),
 )
 
 # Receivers of requests' ends. `next_at` counts from the end on. If the requests from `request_id` to `last_id` are one
@@ -118,15 +76,9 @@ pinned_inputs = Table(
 webhooks = Table(
     "journal_webhooks",
     _METADATA,
-    Column("request_id", Text, primary_key=True),
-    Column("told_id", Text, nullable=False),
-    Column("last_id", Text, nullable=False),
-    Column("request_count", BigInteger, nullable=False),
-    Column("url", Text, nullable=False),
-    Column("state", Text, nullable=False),
-    Column("try_count", BigInteger, nullable=False),
-    Column("next_at", Double, nullable=False),
-    Column("error", Text, nullable=False),
+    *keys(request_id=Text),
+    *present(told_id=Text, last_id=Text, request_count=BigInteger, url=Text),
+    *present(state=Text, try_count=BigInteger, next_at=Double, error=Text),
 )
 
 MIGRATIONS = (

@@ -1,19 +1,16 @@
 """Store the webhooks of jobs with their requests, from acceptance until delivery or failure."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, and_, case, exists, func, insert, or_, select, update
 
 from pentimento.domain.jobs import WebhookDelivery, WebhookState
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import journal_tables as tables
-from pentimento.stores.ledger.reader import LedgerReader
-from pentimento.stores.ledger.writer import GroupCommitWriter
-
-T = TypeVar("T")
+from pentimento.stores.ledger.writer import GroupCommitWriter, LedgerReader, submitted
 
 _requests = tables.requests
 _webhooks = tables.webhooks
@@ -76,7 +73,7 @@ class JournalWebhooks:
     thread reads the due ones: an unreachable receiver may leave many."""
 
     def __init__(self, writer: GroupCommitWriter, reader: LedgerReader) -> None:
-        self._writer = writer
+        self._submit = writer.submit
         self._reader = reader
 
     def due(
@@ -111,7 +108,8 @@ class JournalWebhooks:
             lambda connection: [_due_of(connection, row) for row in connection.execute(statement)]
         )
 
-    def note_try(self, request_id: str, delivery: WebhookDelivery, next_at: float) -> "Future[None]":
+    @submitted
+    def note_try(self, connection: Connection, request_id: str, delivery: WebhookDelivery, next_at: float) -> None:
         """Record the outcome of a try, and the time of the next one if the webhook is still pending."""
         values = {
             "state": delivery.state.value,
@@ -120,21 +118,19 @@ class JournalWebhooks:
             "next_at": next_at,
         }
         statement = update(_webhooks).where(_webhooks.c.request_id == request_id).values(**values)
-        return self._submit(lambda connection: _nothing(connection.execute(statement)))
+        connection.execute(statement)
 
-    def put_forward(self, latest: float, next_at: float) -> "Future[None]":
+    @submitted
+    def put_forward(self, connection: Connection, latest: float, next_at: float) -> None:
         """Move tries later than `latest` to `next_at`: a clock that was set back left them there."""
         statement = update(_webhooks).where(_IS_PENDING, _webhooks.c.next_at > latest).values(next_at=next_at)
-        return self._submit(lambda connection: _nothing(connection.execute(statement)))
+        connection.execute(statement)
 
     def delivery(self, request_id: str, told_id: str = "") -> "Future[WebhookDelivery | None]":
         """Return the delivery of a request's webhook, None if it named none. `told_id`: the job's id, for the first of
         several requests that are one job."""
         statement = select(_webhooks).where(_webhooks.c.request_id == request_id, _webhooks.c.told_id == told_id)
         return self._submit(lambda connection: _delivery_of(connection.execute(statement).one_or_none()))
-
-    def _submit(self, work: Callable[[Connection], T]) -> "Future[T]":
-        return self._writer.submit(work)
 
 
 def add_webhook(connection: Connection, request_id: str, webhook: AskedWebhook) -> None:
@@ -186,7 +182,3 @@ def _due_of(connection: Connection, row: Row[Any]) -> DueWebhook:
 
 def _delivery_of(row: Row[Any] | None) -> WebhookDelivery | None:
     return WebhookDelivery(WebhookState(row.state), row.try_count, row.error) if row is not None else None
-
-
-def _nothing(_result: object) -> None:
-    return

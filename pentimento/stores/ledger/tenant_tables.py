@@ -1,59 +1,42 @@
 """Define the tables of tenants, their keys and their usage, and their migrations."""
 
-from sqlalchemy import BigInteger, Column, Double, MetaData, Table, Text
+from sqlalchemy import BigInteger, Double, MetaData, Table, Text
 
+from pentimento.stores.ledger.columns import keys, optional, present
 from pentimento.stores.ledger.migrations import Migration
 
 _METADATA = MetaData()
 
 # One row: the revision differs after every change of tenants or keys.
-book = Table(
-    "tenant_book",
-    _METADATA,
-    Column("singleton", BigInteger, primary_key=True),
-    Column("revision", BigInteger, nullable=False),
-)
+book = Table("tenant_book", _METADATA, *keys(singleton=BigInteger), *present(revision=BigInteger))
+# `quota` is a TenantQuota as JSON; `tenant_id` keys requests, images and cache entries.
 tenants = Table(
     "tenants",
     _METADATA,
-    Column("tenant", Text, primary_key=True),
-    # A TenantQuota as JSON.
-    Column("quota", Text, nullable=False),
-    Column("created_at", Double, nullable=False),
-    Column("revision", BigInteger, nullable=False),
-    # Keys requests, images and cache entries.
-    Column("tenant_id", Text, nullable=False),
+    *keys(tenant=Text),
+    *present(quota=Text, created_at=Double, revision=BigInteger, tenant_id=Text),
 )
 # Deleted tenants, for ever: an identity is never reused. `purged_at`: when only usage was left.
 departures = Table(
     "tenant_departures",
     _METADATA,
-    Column("tenant_id", Text, primary_key=True),
-    Column("tenant", Text, nullable=False),
-    Column("quota", Text, nullable=False),
-    Column("created_at", Double, nullable=False),
-    Column("revision", BigInteger, nullable=False),
-    Column("deleted_at", Double, nullable=False),
-    Column("purged_at", Double),
+    *keys(tenant_id=Text),
+    *present(tenant=Text, quota=Text, created_at=Double, revision=BigInteger, deleted_at=Double),
+    *optional(purged_at=Double),
 )
 # A key's secret is not stored: `digest` is the SHA-256 of 256 random bits and the key's id.
-keys = Table(
+keys_of_tenants = Table(
     "tenant_keys",
     _METADATA,
-    Column("key_id", Text, primary_key=True),
-    Column("tenant", Text, nullable=False),
-    Column("digest", Text, nullable=False),
-    Column("created_at", Double, nullable=False),
-    Column("expires_at", Double),
-    Column("revoked_at", Double),
+    *keys(key_id=Text),
+    *present(tenant=Text, digest=Text, created_at=Double),
+    *optional(expires_at=Double, revoked_at=Double),
 )
 usage = Table(
     "tenant_usage",
     _METADATA,
-    Column("tenant", Text, primary_key=True),
-    Column("hour_at", BigInteger, primary_key=True),
-    Column("counter", Text, primary_key=True),
-    Column("amount", Double, nullable=False),
+    *keys(tenant=Text, hour_at=BigInteger, counter=Text),
+    *present(amount=Double),
 )
 
 MIGRATIONS = (

@@ -1,18 +1,22 @@
-"""Write with group commit in one thread: work queued while a commit runs shares the next commit."""
+"""Write with group commit in one thread: work queued while a commit runs shares the next commit. Read in a second
+thread, so that slow reads do not delay the writer's commits.
+"""
 
 import queue
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import wraps
 from time import monotonic
-from typing import Any, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from sqlalchemy import Connection, Engine
 
 from pentimento.stores.errors import StoreFull, StoreUnavailable, UnansweredCommit
 from pentimento.stores.ledger.database import LedgerContention, typed_errors
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _MAX_GROUP_COUNT = 256
@@ -34,6 +38,17 @@ class JobPart(Protocol):
 
 def _nothing() -> None:
     return
+
+
+def submitted(work: Callable[Concatenate[Any, Connection, P], T]) -> "Callable[Concatenate[Any, P], Future[T]]":
+    """Let the `_submit` of the method's object run `work` with a connection, and return its future."""
+
+    @wraps(work)
+    def submit(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
+        future: Future[T] = self._submit(lambda connection: work(self, connection, *args, **kwargs))
+        return future
+
+    return submit
 
 
 class GroupCommitWriter:
@@ -185,3 +200,53 @@ def _run_on_savepoint(connection: Connection, work: Callable[[Connection], Any])
         raise
     except Exception as error:  # only the job's own caller receives its error
         return None, error
+
+
+R = TypeVar("R")
+
+
+def followed_by(first: "Future[T]", following: "Callable[[T], Future[R]]") -> "Future[R]":
+    """Return the future of `following`, called with the first one's result; it fails if either fails."""
+    done: Future[R] = Future()
+    done.set_running_or_notify_cancel()
+
+    def end(second: "Future[R]") -> None:
+        error = second.exception()
+        if error is None:
+            done.set_result(second.result())
+        else:
+            done.set_exception(error)
+
+    def follow(found: "Future[T]") -> None:
+        try:
+            following(found.result()).add_done_callback(end)
+        except Exception as error:
+            done.set_exception(error)
+
+    first.add_done_callback(follow)
+    return done
+
+
+class LedgerReader:
+    """Run reads in a thread with a separate connection, which sees all earlier commits. The thread starts with the
+    first read."""
+
+    def __init__(self, engine: Engine, name: str) -> None:
+        self._engine = engine
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-reader")
+
+    def submit(self, work: Callable[[Connection], T]) -> "Future[T]":
+        """Run `work`, which changes nothing, inside a transaction. The future fails with the error of `work`, or with
+        StoreUnavailable. Raises StoreUnavailable after `close`."""
+        try:
+            return self._threads.submit(self._read, work)
+        except RuntimeError:
+            raise StoreUnavailable("ledger", "it is closed") from None
+
+    def close(self) -> None:
+        """Finish the queued reads, then stop the thread."""
+        self._threads.shutdown()
+
+    def _read(self, work: Callable[[Connection], T]) -> T:
+        with typed_errors(), self._engine.connect().execution_options(reads_only=True) as connection:
+            return work(connection)

@@ -83,7 +83,8 @@ def presigned_path(signer: CurrentSigner | None, reference: ObjectReference, med
 def _signature(secret: bytes, key: str, fields: dict[str, str]) -> str:
     # No part holds a line break, so that two different paths never read the same.
     text = "\n".join([key, *fields.values()]).encode()
-    return _base64url(hmac.digest(secret, _PURPOSE + b"\n" + text, hashlib.sha256))
+    digest = hmac.digest(secret, _PURPOSE + b"\n" + text, hashlib.sha256)
+    return base64.urlsafe_b64encode(digest).decode().rstrip("=")
 
 
 def _fields(file: SignedFile) -> dict[str, str]:
@@ -119,10 +120,6 @@ def _parsed(key: str, query: str) -> tuple[SignedFile, str] | None:
         return None
     reference = ObjectReference(key, f"sha256:{digest}", int(size))
     return SignedFile(reference, media_type, int(expires)), signature
-
-
-def _base64url(data: bytes) -> str:
-    return base64.urlsafe_b64encode(data).decode().rstrip("=")
 
 
 def _refused() -> PermissionDenied:

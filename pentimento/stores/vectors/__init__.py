@@ -5,24 +5,10 @@ from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.stores.vectors.index import (
-    Space,
-    VectorIndex,
-    VectorMatch,
-    VectorPoint,
-    VectorQuery,
-)
+from pentimento.stores.vectors.index import Space, VectorIndex, VectorMatch, VectorPoint, VectorQuery
 from pentimento.stores.vectors.index_building import IndexBuilding
 
-__all__ = [
-    "IndexBuilding",
-    "Space",
-    "VectorIndex",
-    "VectorMatch",
-    "VectorPoint",
-    "VectorQuery",
-    "open_vectors",
-]
+__all__ = ["IndexBuilding", "Space", "VectorIndex", "VectorMatch", "VectorPoint", "VectorQuery", "open_vectors"]
 
 
 def open_vectors(url: str, building: IndexBuilding | None = None) -> VectorIndex:

@@ -12,8 +12,7 @@ from lab.fixtures.qdrant_double import QdrantDouble, running_qdrant_double
 from pentimento.domain.errors import InvalidArgument
 from pentimento.stores.errors import SchemaMismatch, StoreUnavailable
 from pentimento.stores.vectors import Space, VectorPoint, VectorQuery, open_vectors
-from pentimento.stores.vectors.qdrant import QdrantVectorIndex
-from pentimento.stores.vectors.qdrant_layout import QdrantLayout
+from pentimento.stores.vectors.qdrant import QdrantLayout, QdrantVectorIndex
 from tests.contract.stores.test_index_rebuild import clustered, id_of
 from tests.support.searches import search_now
 

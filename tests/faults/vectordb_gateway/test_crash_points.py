@@ -22,9 +22,8 @@ from pentimento.stores.objects.suspects import BAD_READINGS, Suspects
 from pentimento.stores.vectors import VectorIndex
 from services.vectordb_gateway.entries import writer
 from services.vectordb_gateway.entries.capacity import Capacity
-from services.vectordb_gateway.entries.pinning import Pinning
 from services.vectordb_gateway.entries.rules import PlannedCache
-from services.vectordb_gateway.entries.writer import EntryWriting, ReservedRun, WriteBounds
+from services.vectordb_gateway.entries.writer import EntryWriting, Pinning, ReservedRun, WriteBounds
 from services.vectordb_gateway.integrity import check_integrity
 from services.vectordb_gateway.lookup.encoder import EncoderGuard
 from services.vectordb_gateway.match_predictor.match_watch import MatchWatch

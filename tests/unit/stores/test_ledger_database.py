@@ -296,7 +296,7 @@ def test_migrate_sqlite_bytes_are_blobs() -> None:
 
 
 def test_newest_epoch_is_locked_on_server() -> None:
-    statement = journal._NEWEST_EPOCH.text(postgresql.dialect(paramstyle="pyformat"))
+    statement = journal._NEWEST_EPOCH._in(postgresql.dialect(paramstyle="pyformat"), ()).text
 
     assert statement.endswith("FOR SHARE")
 

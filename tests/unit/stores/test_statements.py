@@ -1,4 +1,4 @@
-"""A statement of the writer's transaction that the driver runs: what it changes, and its errors as ours."""
+"""Statements that the driver runs: changes and rows, and errors of the domain."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ from sqlalchemy.exc import OperationalError
 from pentimento.domain.errors import Internal, InvalidArgument
 from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger.database import insert_unless_present_in, open_engine, typed_errors
-from pentimento.stores.ledger.prepared_write import PreparedWrite, run_by_driver
+from pentimento.stores.ledger.statements import Statement, run_by_driver
 
 _METADATA = MetaData()
 _PARTS = Table(
@@ -20,10 +20,10 @@ _PARTS = Table(
     Column("count", BigInteger, nullable=False),
     Column("data", LargeBinary),
 )
-ADD = PreparedWrite(lambda dialect: insert_unless_present_in(dialect, _PARTS), ("name", "count", "data"))
+ADD = Statement(lambda dialect: insert_unless_present_in(dialect, _PARTS))
 _IS_SMALL = (_PARTS.c.name == bindparam("id"), _PARTS.c.count < 5)
-RAISE = PreparedWrite(lambda _: update(_PARTS).where(*_IS_SMALL).values(count=_PARTS.c.count + 2), ("data",))
-READ = PreparedWrite(lambda _: _PARTS.select().where(_PARTS.c.name == bindparam("id")))
+RAISE = Statement(lambda _: update(_PARTS).where(*_IS_SMALL).values(count=_PARTS.c.count + 2))
+READ = Statement(lambda _: _PARTS.select().where(_PARTS.c.name == bindparam("id")))
 
 
 @pytest.fixture
@@ -77,3 +77,24 @@ def test_write_behind_lock_is_operational_error(engine: Engine, tmp_path: Path) 
 
     with engine.begin(), pytest.raises(OperationalError), other.begin() as second:
         run_by_driver(second, "SELECT 1", (), lambda cursor: None)
+
+
+def test_read_has_named_columns_and_later_commits(engine: Engine) -> None:
+    between = Statement(lambda _: _PARTS.select().where(_PARTS.c.count.between(bindparam("least"), bindparam("most"))))
+    assert between.read(engine, most=5, least=1) == []
+    with engine.begin() as connection:
+        ADD.first(connection, {"name": "a", "count": 4, "data": b"one"})
+
+    (row,) = between.read(engine, least=1, most=5)
+
+    assert (row.name, row.count, row.data) == ("a", 4, b"one")
+
+
+def test_read_error_hides_values(engine: Engine) -> None:
+    _METADATA.drop_all(engine)
+
+    with pytest.raises(StoreUnavailable) as caught, typed_errors():
+        READ.read(engine, id="secret")
+
+    assert "OperationalError" in caught.value.message
+    assert "secret" not in caught.value.message
