@@ -23,6 +23,7 @@ from services.discriminator.metrics import PASS_SECONDS, SCORED_IMAGES
 from services.discriminator.scoring import Foresights, ImageScores, ImageToScore, reads_no_prompts
 
 MEASURED_PASSES = 3
+QUEUE_LIMIT = 256
 Opener = Callable[[], Mapping[str, PictureDiscriminator]]
 
 
@@ -34,7 +35,7 @@ class _DecodedImage:
 
 
 class NetworkScorer:
-    """One pass at a time, on its own thread, over waiting images of one cascade. `queue_limit` images may wait, images
+    """One pass at a time, on its own thread, over waiting images of one cascade. QUEUE_LIMIT images may wait, images
     that are being decoded included. `busy` receives the seconds of each pass."""
 
     def __init__(
@@ -42,7 +43,6 @@ class NetworkScorer:
         cascades: Sequence[str],
         opener: Opener,
         max_batch_size: int,
-        queue_limit: int,
         inside: Callable[[], AbstractContextManager[Any]],
         busy: Callable[[float], None],
     ) -> None:
@@ -51,7 +51,7 @@ class NetworkScorer:
         self.costs: tuple[ModelCost, ...] = ()
         self._opener = opener
         # Without an aging limit the oldest image comes first, in any cascade.
-        self._limits = BatchingLimits(max_batch_size, 0.0, queue_limit, aging_limit_s=0.0)
+        self._limits = BatchingLimits(max_batch_size, 0.0, QUEUE_LIMIT, aging_limit_s=0.0)
         self._inside = inside
         self._busy = busy
         self._networks: Mapping[str, PictureDiscriminator] = {}
@@ -99,8 +99,8 @@ class NetworkScorer:
         """Return the confidences. Raises InvalidArgument for an image that does not decode, NotFound
         UNKNOWN_CASCADE, ResourceExhausted if too many wait, and Unavailable DRAINING once it closes."""
         network, thread = self._loaded(cascade)
-        if self._taken.count + len(images) > self._limits.queue_limit:
-            message = f"at most {self._limits.queue_limit} images may wait for a discriminator"
+        if self._taken.count + len(images) > QUEUE_LIMIT:
+            message = f"at most {QUEUE_LIMIT} images may wait for a discriminator"
             raise ResourceExhausted("QUEUE_FULL", message, retry_after_ms=100)
         with self._taken.taking(len(images)):
             prompts = [_prompt_of(network, index, entry) for index, entry in enumerate(images)]

@@ -9,6 +9,9 @@ from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.domain.fleet import MeasuredDeferral, ModelCost
 from pentimento.domain.foresight import NO_PROMPT_HEAD, PromptForesight
 
+# Limits of one call: images or prompts, and bytes of an image.
+MAX_IMAGES, MAX_IMAGE_BYTES = 64, 16 << 20
+
 
 @dataclass(frozen=True)
 class ImageToScore:
@@ -71,8 +74,6 @@ class Discriminator:
     """A scorer behind the limits of one call; counts the scored images."""
 
     scorer: ImageScorer
-    max_images: int
-    max_image_bytes: int
     scored_count: int = 0
     draining: bool = False
 
@@ -88,16 +89,16 @@ class Discriminator:
         """Raise InvalidArgument, naming the field, for images outside the limits or that cannot be scored."""
         self._check_count("images", len(images))
         for index, entry in enumerate(images):
-            if not 1 <= len(entry.image) <= self.max_image_bytes:
-                limit = f"must be 1 to {self.max_image_bytes} bytes, got {len(entry.image)}"
+            if not 1 <= len(entry.image) <= MAX_IMAGE_BYTES:
+                limit = f"must be 1 to {MAX_IMAGE_BYTES} bytes, got {len(entry.image)}"
                 raise InvalidArgument.of(f"images[{index}].image", limit)
         scores = await self.scorer.score(cascade, images)
         self.scored_count += len(scores.confidences)
         return scores
 
     def _check_count(self, field: str, count: int) -> None:
-        if not 1 <= count <= self.max_images:
-            raise InvalidArgument.of(field, f"must be 1 to {self.max_images}, got {count}")
+        if not 1 <= count <= MAX_IMAGES:
+            raise InvalidArgument.of(field, f"must be 1 to {MAX_IMAGES}, got {count}")
 
 
 def reads_no_prompts(cascade: str) -> FailedPrecondition:

@@ -28,9 +28,6 @@ class DiscriminatorSettings:
     accept_other_digest: bool = setting(False, help="serve discriminators with another digest than registry.json")
     threads: int = setting(1, help="torch threads", minimum=1, maximum=256)
     max_batch_size: int = setting(16, help="images per forward pass", minimum=1, maximum=1024)
-    queue_limit: int = setting(256, help="waiting images", minimum=1)
-    max_images: int = setting(64, help="images per call", minimum=1, maximum=1024)
-    max_image_bytes: int = setting(16 << 20, help="bytes of an image", minimum=1)
     controller_address: str = setting("", help="controller to register with, and its standbys; empty: none")
     advertise_address: str = setting(
         "", help="address for other processes; empty: the first listen address with the host's name"

@@ -38,7 +38,5 @@ def wire(settings: DiscriminatorSettings) -> DiscriminatorProcess:
                 for cascade, directory in directories.items()
             }
 
-    limits = (settings.max_batch_size, settings.queue_limit)
-    scorer = NetworkScorer(tuple(directories), opened, *limits, inside, busy.add)
-    discriminator = Discriminator(scorer, settings.max_images, settings.max_image_bytes)
-    return serve(settings, server, discriminator, busy, lambda replica: replace(replica, device="cpu"))
+    scorer = NetworkScorer(tuple(directories), opened, settings.max_batch_size, inside, busy.add)
+    return serve(settings, server, Discriminator(scorer), busy, lambda replica: replace(replica, device="cpu"))

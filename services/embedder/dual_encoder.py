@@ -15,8 +15,18 @@ from torch.nn import functional
 
 from pentimento.diffusion.checkpoint import BadCheckpoint, read_json_object
 from pentimento.diffusion.clip_encoder import text_ends
-from services.embedder.encoder_files import EncoderCheckpoint, digested_files, load_checkpoint, positive
-from services.embedder.tower import CLIP_LAYERS, TowerConfig, affine_of, open_tower, read_tower, tower_shapes
+from services.embedder.tower import (
+    CLIP_LAYERS,
+    EncoderCheckpoint,
+    TowerConfig,
+    affine_of,
+    digested_files,
+    load_checkpoint,
+    open_tower,
+    positive,
+    read_tower,
+    tower_shapes,
+)
 
 # The defaults of transformers' CLIPTextConfig and CLIPVisionConfig.
 TEXT_DEFAULTS = {

@@ -1,6 +1,8 @@
 """Turn texts and images into embeddings: limits, memo, then the model thread."""
 
 import asyncio
+import hashlib
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,29 +15,63 @@ from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import InvalidArgument, Unavailable
 from pentimento.service.batching import BatchingLimits, Compute, ModelThread, TakenWork
 from services.embedder import metrics
-from services.embedder.memo import EmbeddingMemo
 from services.embedder.model import EmbeddingModel
+
+
+class EmbeddingMemo:
+    """The `capacity` entries used last; 0 keeps none. Belongs to one thread.
+
+    A key is a digest over encoder, partition, kind and content, so neither prompts nor images are kept, and the time of
+    an answer reveals no prompt of another tenant.
+    """
+
+    def __init__(self, capacity: int, encoder_digest: str) -> None:
+        self._capacity = capacity
+        self._encoder = encoder_digest.encode()
+        self._entries: OrderedDict[bytes, bytes] = OrderedDict()
+        self.hit_count = 0
+        self.miss_count = 0
+
+    def key(self, partition: str, kind: str, content: bytes) -> bytes:
+        digest = hashlib.sha256(self._encoder)
+        for part in (partition.encode(), kind.encode()):
+            digest.update(len(part).to_bytes(8, "little") + part)
+        digest.update(content)
+        return digest.digest()
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return the vector, which becomes the youngest entry (changes state)."""
+        vector = self._entries.get(key)
+        if vector is None:
+            self.miss_count += 1
+            return None
+        self._entries.move_to_end(key)
+        self.hit_count += 1
+        return vector
+
+    def put(self, key: bytes, vector: bytes) -> None:
+        """Changes state: drops the oldest entry above the capacity."""
+        self._entries[key] = vector
+        self._entries.move_to_end(key)
+        if len(self._entries) > self._capacity:
+            self._entries.popitem(last=False)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
 
 TEXT, IMAGE = "text", "image"
 # Turn indices of a call's texts or images into the input of the model thread.
 Prepare = Callable[[Sequence[int]], Awaitable[Sequence[Any]]]
-
-
-@dataclass(frozen=True)
-class CallLimits:
-    """Limits of one call, checked before anything is computed."""
-
-    max_texts: int = 64
-    max_text_bytes: int = 16 * 1024
-    max_images: int = 16
-    max_image_bytes: int = 8 * 1024 * 1024
+# Limits of one call, checked before anything is computed: texts with their UTF-8 bytes, and encoded images.
+MAX_TEXTS, MAX_TEXT_BYTES = 64, 16 * 1024
+MAX_IMAGES, MAX_IMAGE_BYTES = 16, 8 * 1024 * 1024
 
 
 class Embedder:
     """Serves one event loop, which it never blocks. `start` gives it its model; until then it is Unavailable."""
 
-    def __init__(self, limits: CallLimits, batch_limits: BatchingLimits, memo_entries: int) -> None:
-        self._limits = limits
+    def __init__(self, batch_limits: BatchingLimits, memo_entries: int) -> None:
         self._batch_limits = batch_limits
         self._memo_entries = memo_entries
         self._ready: ReadyEncoder | None = None
@@ -53,7 +89,7 @@ class Embedder:
 
     async def embed_texts(self, texts: Sequence[str], partition: str = "") -> tuple[Embedding, ...]:
         """Return a unit vector per text, in order, remembered for `partition`. Longer texts are cut, as CLIP does."""
-        self._check_texts(texts)
+        _check_texts(texts)
         ready = self.ready()
 
         async def prepare(indices: Sequence[int]) -> Sequence[Any]:
@@ -66,7 +102,7 @@ class Embedder:
     async def embed_images(self, images: Sequence[bytes], partition: str = "") -> tuple[Embedding, ...]:
         """Return a unit vector per encoded image, in order, remembered for `partition`. Raises FailedPrecondition
         NO_IMAGE_TOWER if the encoder embeds texts only."""
-        self._check_images(images)
+        _check_images(images)
         ready = self.ready()
         run = partial(asyncio.get_running_loop().run_in_executor, self._decoding)
         with self._taken.taking():
@@ -90,20 +126,6 @@ class Embedder:
         self._decoding.shutdown(wait=False)
         if self._ready is not None:
             await asyncio.to_thread(self._ready.thread.close)
-
-    def _check_texts(self, texts: Sequence[str]) -> None:
-        _check_count("texts", len(texts), self._limits.max_texts)
-        for index, text in enumerate(texts):
-            _check_size(f"texts[{index}]", len(text.encode()), self._limits.max_text_bytes)
-            if "\0" in text:
-                raise InvalidArgument.of(f"texts[{index}]", "must not hold a NUL character")
-
-    def _check_images(self, images: Sequence[bytes]) -> None:
-        _check_count("images", len(images), self._limits.max_images)
-        for index, image in enumerate(images):
-            if not image:
-                raise InvalidArgument.of(f"images[{index}]", "must not be empty")
-            _check_size(f"images[{index}]", len(image), self._limits.max_image_bytes)
 
 
 @dataclass(frozen=True)
@@ -136,6 +158,22 @@ def _count(kind: str, waited_s: Sequence[float], seconds: float) -> None:
     metrics.BATCHES.labels(kind).inc()
     metrics.BATCHED_ITEMS.labels(kind).inc(len(waited_s))
     metrics.BATCH_SECONDS.labels(kind).observe(seconds)
+
+
+def _check_texts(texts: Sequence[str]) -> None:
+    _check_count("texts", len(texts), MAX_TEXTS)
+    for index, text in enumerate(texts):
+        _check_size(f"texts[{index}]", len(text.encode()), MAX_TEXT_BYTES)
+        if "\0" in text:
+            raise InvalidArgument.of(f"texts[{index}]", "must not hold a NUL character")
+
+
+def _check_images(images: Sequence[bytes]) -> None:
+    _check_count("images", len(images), MAX_IMAGES)
+    for index, image in enumerate(images):
+        if not image:
+            raise InvalidArgument.of(f"images[{index}]", "must not be empty")
+        _check_size(f"images[{index}]", len(image), MAX_IMAGE_BYTES)
 
 
 def _check_count(field: str, count: int, limit: int) -> None:

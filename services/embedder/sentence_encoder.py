@@ -16,8 +16,18 @@ from torch import Tensor
 from torch.nn import functional
 
 from pentimento.diffusion.checkpoint import BadCheckpoint, check_inside, read_json_object, read_json_text
-from services.embedder.encoder_files import EncoderCheckpoint, digested_files, load_checkpoint, positive
-from services.embedder.tower import BERT_LAYERS, TowerConfig, affine_of, open_tower, read_tower, tower_shapes
+from services.embedder.tower import (
+    BERT_LAYERS,
+    EncoderCheckpoint,
+    TowerConfig,
+    affine_of,
+    digested_files,
+    load_checkpoint,
+    open_tower,
+    positive,
+    read_tower,
+    tower_shapes,
+)
 
 # The defaults of transformers' BertConfig.
 BERT_DEFAULTS = {
@@ -167,15 +177,12 @@ def _pooling(path: Path) -> Pooling:
     """Return the mode by its name, as newer versions of the library write it, or by the switches of older ones."""
     document = read_json_object(path)
     mode = document.get("pooling_mode")
-    switches = [key.removeprefix("pooling_mode_") for key, on in document.items() if _is_switch(key) and on is True]
+    modes = {key: on for key, on in document.items() if key.startswith("pooling_mode_")}
+    switches = [key.removeprefix("pooling_mode_") for key, on in modes.items() if on is True]
     names = [mode] if mode is not None else [name.removesuffix("_token").removesuffix("_tokens") for name in switches]
     if len(names) != 1 or names[0] not in tuple(Pooling):
         raise BadCheckpoint(f"{path}: the pooling mode must be mean or cls, got {names}")
     return Pooling(names[0])
-
-
-def _is_switch(key: str) -> bool:
-    return key.startswith("pooling_mode_")
 
 
 def _expected_shapes(config: SentenceConfig) -> dict[str, tuple[int, ...]]:

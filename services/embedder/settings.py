@@ -19,15 +19,7 @@ class EmbedderSettings:
     accept_other_digest: bool = setting(False, help="serve an encoder with another digest than registry.json")
     threads: int = setting(1, help="torch threads", minimum=1, maximum=256)
     max_batch_size: int = setting(16, help="texts or images per batch", minimum=1, maximum=1024)
-    max_wait_ms: float = setting(
-        2.0, help="wait for a batch as large as the last; an idle model never waits", minimum=0, maximum=1000
-    )
-    queue_limit: int = setting(1024, help="waiting texts, and images", minimum=1)
     memo_entries: int = setting(8192, help="cached embeddings; 0: none", minimum=0)
-    max_texts: int = setting(64, help="texts per call", minimum=1)
-    max_text_bytes: int = setting(16 * 1024, help="UTF-8 bytes of a text", minimum=1)
-    max_images: int = setting(16, help="images per call", minimum=1)
-    max_image_bytes: int = setting(8 * 1024 * 1024, help="encoded bytes of an image", minimum=1)
     controller_address: str = setting("", help="controller to register with, and its standbys; empty: none")
     advertise_address: str = setting(
         "", help="address for other processes; empty: the first listen address with the host's name"

@@ -14,7 +14,7 @@ from pentimento.rpc import RpcServer
 from pentimento.service.batching import BatchingLimits
 from pentimento.service.fleet_member import FleetMember
 from pentimento.service.process import ServiceProcess
-from services.embedder.embedder import CallLimits, Embedder
+from services.embedder.embedder import Embedder
 from services.embedder.model import EmbeddingModel, open_model
 from services.embedder.servicer import FULL_NAME, EmbedderServicer
 from services.embedder.settings import EmbedderSettings
@@ -43,11 +43,7 @@ class EmbedderProcess(ServiceProcess):
 def wire(settings: EmbedderSettings, open_model: OpenModel = open_model) -> EmbedderProcess:
     """Build the process, inside its event loop. `open_model` loads the encoder's directory."""
     server = RpcServer(settings.rpc, "embedder")
-    embedder = Embedder(
-        CallLimits(settings.max_texts, settings.max_text_bytes, settings.max_images, settings.max_image_bytes),
-        BatchingLimits(settings.max_batch_size, settings.max_wait_ms / 1000, settings.queue_limit),
-        settings.memo_entries,
-    )
+    embedder = Embedder(BatchingLimits(settings.max_batch_size), settings.memo_entries)
     server.add(add_EmbedderServiceServicer_to_server, EmbedderServicer(embedder), FULL_NAME)
     member = FleetMember(server, ReplicaKind.EMBEDDER, settings)
     registration = member.registration(lambda replica: replace(replica, device="cpu"))

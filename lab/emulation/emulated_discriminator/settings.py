@@ -13,8 +13,6 @@ class EmulatedDiscriminatorSettings:
     rpc: RpcServerSettings
     channels: RpcChannelSettings
     fleet: Path = setting(help="TOML file of the fleet with the images to score", must_exist=True)
-    max_images: int = setting(64, help="images per call", minimum=1, maximum=1024)
-    max_image_bytes: int = setting(16 << 20, help="bytes of an image", minimum=1)
     controller_address: str = setting("", help="controller to register with, and its standbys; empty: none")
     advertise_address: str = setting(
         "", help="address for other processes; empty: the first listen address with the host's name"

@@ -21,11 +21,10 @@ def wire(settings: EmulatedDiscriminatorSettings) -> DiscriminatorProcess:
     server, busy = RpcServer(settings.rpc, "discriminator"), BusyShare()
     source = random.Random(f"{fleet.seed} {server.instance_id}")
     scorer = EmulatedScorer(fleet.discriminator.score, source, busy.add, [model.name for model in fleet.models])
-    discriminator = Discriminator(scorer, settings.max_images, settings.max_image_bytes)
     return serve(
         settings,
         server,
-        discriminator,
+        Discriminator(scorer),
         busy,
         lambda replica: replace(replica, device="emulated", capabilities=frozenset({Capability.EMULATED})),
     )

@@ -26,6 +26,7 @@ from pentimento.pictures.png_text import flat_png
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
 from services.controller.settings import ControllerSettings
 from services.controller.wiring import wire as wire_controller
+from services.discriminator import network_scorer
 from services.discriminator.settings import DiscriminatorSettings
 from services.discriminator.wiring import wire
 from tests.support.torch_threads import torch_threads
@@ -38,7 +39,7 @@ READING, READER = "reads>prompts", SHIPPED.parent / "tiny-router"
 
 @asynccontextmanager
 async def serving(directory: Path) -> AsyncIterator[DiscriminatorClient]:
-    """A client of a process with small limits and three cascades."""
+    """A client of a process with three cascades."""
     address, channels = f"unix:{directory / 'd'}", RpcChannelSettings()
     process = wire(
         DiscriminatorSettings(
@@ -46,8 +47,6 @@ async def serving(directory: Path) -> AsyncIterator[DiscriminatorClient]:
             channels,
             cascades=(f"{CASCADE}={SHIPPED}", f"other>pair={SHIPPED}", f"{READING}={READER}"),
             max_batch_size=4,
-            queue_limit=40,
-            max_images=30,
         )
     )
     await process.server.start()
@@ -193,7 +192,10 @@ async def test_score_names_an_undecodable_image_and_answers_other_calls(client: 
     assert answered == {("c", 1): pytest.approx(expected(3), abs=1e-5)}
 
 
-async def test_score_refuses_more_images_than_may_wait(client: DiscriminatorClient) -> None:
+async def test_score_refuses_more_images_than_may_wait(
+    client: DiscriminatorClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network_scorer, "QUEUE_LIMIT", 40)
     images = [((f"r{number}", 1), image_of(number)) for number in range(30)]
 
     answers = await asyncio.gather(*(client.score(CASCADE, images) for _ in range(4)), return_exceptions=True)

@@ -29,7 +29,7 @@ def address() -> Iterator[str]:
 async def process(encoder_directory: Path, address: str) -> AsyncIterator[EmbedderProcess]:
     """Listening, its encoder not loaded yet."""
     rpc, channels = RpcServerSettings(listen=(address,)), RpcChannelSettings()
-    made = wire(EmbedderSettings(rpc, channels, encoder_directory, max_texts=8))
+    made = wire(EmbedderSettings(rpc, channels, encoder_directory))
     await made.server.start()
     yield made
     await made.drain()

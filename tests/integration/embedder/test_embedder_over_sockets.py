@@ -75,7 +75,7 @@ async def test_info_names_the_encoder_and_counts_the_memo(client, encoder_direct
 
 @pytest.mark.parametrize(
     ("texts", "field"),
-    [([], "texts"), (["x"] * 9, "texts"), (["a\0b"], "texts[0]"), (["fine", "x" * (16 * 1024 + 1)], "texts[1]")],
+    [([], "texts"), (["x"] * 65, "texts"), (["a\0b"], "texts[0]"), (["fine", "x" * (16 * 1024 + 1)], "texts[1]")],
 )
 async def test_bad_text_is_named_and_hurts_no_later_call(client, texts, field):
     with pytest.raises(InvalidArgument) as refusal:

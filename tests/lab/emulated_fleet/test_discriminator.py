@@ -23,7 +23,7 @@ PLAIN = flat_png(8, 8, (1, 2, 3))
 async def stub(fleet_file: Path) -> AsyncIterator[DiscriminatorServiceStub]:
     address = f"unix:{fleet_file.parent / 'd'}"
     rpc, channels = RpcServerSettings(listen=(address,)), RpcChannelSettings()
-    process = wire(EmulatedDiscriminatorSettings(rpc, channels, fleet_file, max_images=3))
+    process = wire(EmulatedDiscriminatorSettings(rpc, channels, fleet_file))
     await process.server.start()
     try:
         await process.warm()
@@ -49,8 +49,8 @@ async def test_emulated_score_is_the_images_confidence(stub: DiscriminatorServic
 @pytest.mark.parametrize(
     ("images", "message"),
     [
-        ([], "images: must be 1 to 3, got 0"),
-        ([image(0.5)] * 4, "images: must be 1 to 3, got 4"),
+        ([], "images: must be 1 to 64, got 0"),
+        ([image(0.5)] * 65, "images: must be 1 to 64, got 65"),
         ([image(0.5), pb.ImageToScore(image=PLAIN)], r"images\[1\]\.image: must be an image of an emulated device"),
         ([pb.ImageToScore(image=b"")], r"images\[0\]\.image: must be 1 to"),
     ],

@@ -53,7 +53,7 @@ def network() -> HeldNetwork:
 @pytest.fixture
 async def scorer(network: HeldNetwork) -> AsyncIterator[NetworkScorer]:
     served = {CASCADE: cast("PictureDiscriminator", network)}
-    scorer = NetworkScorer([CASCADE], lambda: served, 2, 8, nullcontext, lambda seconds: None)
+    scorer = NetworkScorer([CASCADE], lambda: served, 2, nullcontext, lambda seconds: None)
     await scorer.open()
     network.passes.clear()
     yield scorer

@@ -14,15 +14,22 @@ from PIL import Image
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import InvalidArgument, PentimentoError, Unavailable
 from pentimento.service.batching import BatchingLimits
-from services.embedder.embedder import CallLimits, Embedder
+from services.embedder import embedder as embedder_module
+from services.embedder.embedder import Embedder
 from services.embedder.model import EmbeddingModel
 
-LIMITS = CallLimits(max_texts=8, max_text_bytes=100, max_images=3, max_image_bytes=5000)
 BATCHES = BatchingLimits(max_batch_size=4)
 
 
+@pytest.fixture(autouse=True)
+def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = {"MAX_TEXTS": 8, "MAX_TEXT_BYTES": 100, "MAX_IMAGES": 3, "MAX_IMAGE_BYTES": 5000}
+    for name, limit in limits.items():
+        monkeypatch.setattr(embedder_module, name, limit)
+
+
 def new_embedder(memo_entries: int = 100) -> Embedder:
-    return Embedder(LIMITS, BATCHES, memo_entries)
+    return Embedder(BATCHES, memo_entries)
 
 
 @pytest.fixture

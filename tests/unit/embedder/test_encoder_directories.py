@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from pentimento.diffusion.checkpoint import BadCheckpoint
 from pentimento.domain.errors import FailedPrecondition
 from services.embedder.dual_encoder import open_encoder
-from services.embedder.encoder_files import EncoderCheckpoint
 from services.embedder.model import open_model
 from services.embedder.sentence_encoder import Pooling, open_sentence_encoder
+from services.embedder.tower import EncoderCheckpoint
 from tests.support.encoders import SENTENCE_TOKENS, write_sentence_encoder
 
 WEIGHTS = "model.safetensors"

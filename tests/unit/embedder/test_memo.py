@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.embedder.memo import EmbeddingMemo
+from services.embedder.embedder import EmbeddingMemo
 
 
 def test_a_key_depends_on_encoder_partition_kind_and_content():
