@@ -24,7 +24,7 @@ from pentimento.api.tensor.v1 import tensor_pb2 as tensor_pb
 from pentimento.clients.controlnet import ANSWER_LAYER
 from pentimento.diffusion.thread_wait import ThreadWait
 from pentimento.rpc import RpcServer, RpcServerSettings
-from pentimento.rpc.freed_memory import keep_freed_memory
+from pentimento.rpc.memory import keep_freed_memory
 from pentimento.tensors.outgoing import OutgoingTensor
 from pentimento.tensors.receiving import ExpectedTensor
 from pentimento.tensors.regions import RegionDirectory

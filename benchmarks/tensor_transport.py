@@ -55,7 +55,7 @@ from pentimento.diffusion.thread_wait import ThreadWait
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import Attempt, ControlNetSelection
 from pentimento.rpc import RpcChannelSettings, open_channel
-from pentimento.rpc.freed_memory import keep_freed_memory
+from pentimento.rpc.memory import keep_freed_memory
 from pentimento.tensors.chunks import CHUNK_BYTES
 from pentimento.tensors.outgoing import OutgoingTensor, layout_of, outgoing
 from pentimento.tensors.receiving import ReceivedTensors

@@ -17,7 +17,7 @@ from benchmarks.papers.systems import SHAPES
 from lab.simulator import Scenario, Simulation
 from lab.workloads import Workload
 from pentimento.policies.plan.inputs import Decision, PlanInput, Policy
-from pentimento.rpc.full_collections import NEVER
+from pentimento.rpc.memory import NEVER
 
 SYSTEM = "joint"
 # Peak requests per second of `joint`'s mix: the best single paper's load, the joint policy's, and more.

@@ -26,7 +26,7 @@ import litserve
 from benchmarks.peers.litserve import end_group, free_port, until_healthy
 from benchmarks.peers.orders import PeerOrder, PeerSettings
 from lab.fixtures.worker_process import start_on
-from pentimento.rpc.freed_memory import keep_freed_memory
+from pentimento.rpc.memory import keep_freed_memory
 
 
 class PeerProcess:

@@ -19,7 +19,7 @@ from enum import Enum
 from pathlib import Path
 from typing import BinaryIO
 
-from pentimento.rpc.freed_memory import keep_freed_memory
+from pentimento.rpc.memory import keep_freed_memory
 
 
 @dataclass(frozen=True)

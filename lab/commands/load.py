@@ -25,8 +25,8 @@ from pentimento.cli.options import FINITE
 from pentimento.clients.retries import RetryPolicy
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.image_request import CacheMode, Completed
-from pentimento.files.folders import check_folder
-from pentimento.files.prompts import read_prompts
+from pentimento.files.documents import check_folder
+from pentimento.files.lines import read_prompts
 from pentimento.sdk.client import AsyncClient
 
 PROMPT = "a red circle"

@@ -20,7 +20,7 @@ from lab.workloads import (
 from lab.workloads.builders import MODM_FLUCTUATION
 from lab.workloads.readers import read_azure_times, read_embeddings, read_mooncake
 from pentimento.domain.errors import InvalidArgument
-from pentimento.files.prompts import read_prompts
+from pentimento.files.lines import read_prompts
 
 _DEADLINE_S = 60.0
 

@@ -17,8 +17,7 @@ import numpy.typing as npt
 from lab.workloads import Workload, load_workload
 from lab.workloads.readers import ProductionRequest
 from pentimento.domain.errors import InvalidArgument
-from pentimento.files.lines import Line, numbered_lines
-from pentimento.files.prompts import read_prompts, table_lines
+from pentimento.files.lines import Line, numbered_lines, read_prompts, table_lines
 
 TIMES, USERS = ("at_s", "timestamp"), ("user", "user_name", "tenant")
 PROMPTS = ("prompt", "caption")

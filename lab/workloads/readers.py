@@ -12,8 +12,7 @@ import numpy as np
 from lab.workloads.arrival import Embeddings
 from lab.workloads.times import Times
 from pentimento.domain.errors import InvalidArgument
-from pentimento.files.lines import Line, numbered_lines
-from pentimento.files.prompts import table_lines
+from pentimento.files.lines import Line, numbered_lines, table_lines
 
 
 @dataclass(frozen=True)

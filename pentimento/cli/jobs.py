@@ -16,7 +16,7 @@ from pentimento.clients.retries import RetryPolicy
 from pentimento.domain.image_request import RequestStatus
 from pentimento.domain.jobs import RequestSummary
 from pentimento.domain.requests import RequestState
-from pentimento.files.folders import check_folder
+from pentimento.files.documents import check_folder
 from pentimento.sdk.generated_image import GeneratedImage
 from pentimento.sdk.image_set import ImageSet
 

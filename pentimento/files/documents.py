@@ -1,4 +1,6 @@
-"""Parse JSON objects such as profiles, with the line of a fault, and read their files by path or directory."""
+"""Parse JSON objects such as profiles, with the line of a fault, and read their files by path or directory. Check that
+a command can write its output file, before the command starts.
+"""
 
 import json
 import logging
@@ -50,3 +52,11 @@ def _files_at(path: Path) -> list[Path]:
         logger.warning("no directory %s: it is skipped", path)
         return []
     return [path]
+
+
+def check_folder(field: str, file: Path) -> None:
+    """Raise InvalidArgument for a file in a missing folder, and for a folder."""
+    if not file.parent.is_dir():
+        raise InvalidArgument.of(field, f"must be in a folder that exists, got {file}")
+    if file.is_dir():
+        raise InvalidArgument.of(field, f"must be a file, got the folder {file}")

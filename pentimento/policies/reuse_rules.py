@@ -67,9 +67,6 @@ class ReuseSource(Protocol):
         Of images it is the table of the pair with the model of `reference_digest`; empty for an unknown one.
         """
 
-    def references(self, model_digest: str, encoder_digest: str | None) -> tuple[str, ...]:
-        """Return the digests of the large models that the model's image profiles compare with."""
-
     @property
     def reuses_anything(self) -> bool:
         """Return whether any table allows anything."""

@@ -7,8 +7,7 @@ from pathlib import Path
 from types import TracebackType
 
 from pentimento.clients.image import ImageClient
-from pentimento.clients.retried_events import StreamCall, retried_events
-from pentimento.clients.retries import RetryPolicy
+from pentimento.clients.retries import RetryPolicy, StreamCall, retried_events
 from pentimento.domain.adapters import Adapter
 from pentimento.domain.errors import Internal, InvalidArgument
 from pentimento.domain.image_request import (

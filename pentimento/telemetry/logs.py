@@ -5,12 +5,15 @@
 
 Fields are passed as `logger.info("listening", extra={"addresses": ...})`. Tracebacks keep their frames and exception
 types but not the exceptions' messages: any library may quote the faulty text, which may be a prompt. Errors of this
-code base keep their messages.
+code base keep their messages. Unhandled exceptions are logged in the same form, by type and place: Python's own reports
+quote the exception, and asyncio's the arguments of a callback; either may hold a prompt.
 """
 
+import asyncio
 import json
 import logging
 import sys
+import threading
 import time
 import traceback
 from enum import Enum
@@ -19,6 +22,8 @@ from typing import Any
 
 from pentimento.domain.errors import PentimentoError
 from pentimento.telemetry.request_id import request_id
+
+logger = logging.getLogger(__name__)
 
 OWN_ATTRIBUTES = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "request_id", "taskName"}
 # Libraries that would quote their input, or repeat the kit's logs.
@@ -132,3 +137,27 @@ def configure_logging(
     for name in QUIET_LIBRARIES:
         logging.getLogger(name).setLevel(logging.WARNING)
     logging.captureWarnings(True)
+
+
+def log_what_nobody_catches() -> None:
+    """Report exceptions that end a thread, or that cannot be raised, through the log; changes state of the process."""
+    threading.excepthook = _end_of_thread
+    sys.unraisablehook = _unraisable
+
+
+def log_unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Report an event loop's unhandled exception, as its exception handler."""
+    # A callback's message quotes the arguments.
+    message = "an exception in a callback" if "handle" in context else context["message"]
+    task = context.get("task") or context.get("future")
+    fields = {"task": task.get_name()} if isinstance(task, asyncio.Task) else {}
+    logger.error(message, exc_info=context.get("exception"), extra=fields)
+
+
+def _end_of_thread(ended: threading.ExceptHookArgs) -> None:
+    name = ended.thread.name if ended.thread is not None else ""
+    logger.error("a thread ended with an exception", exc_info=ended.exc_value, extra={"thread_name": name})
+
+
+def _unraisable(left: "sys.UnraisableHookArgs") -> None:
+    logger.error("an exception that cannot be raised", exc_info=left.exc_value)

@@ -20,7 +20,8 @@ from pentimento.tensors.receiving import BundleInParts, ExpectedTensor, Received
 from pentimento.tensors.regions import RegionDirectory, RegionSize
 from pentimento.tensors.sending import SLOT_COUNT, SlotInParts, TensorSender
 from pentimento.tensors.slots import HEADER_BYTES, SlotReader, SlotWriter
-from pentimento.wire.tensors import Binding, WireTensor, binding_from_proto, binding_to_proto, size_of
+from pentimento.wire.codec import decode, nested
+from pentimento.wire.tensors import Binding, WireTensor, size_of
 
 M = TypeVar("M")
 
@@ -67,7 +68,9 @@ class AskingLine:
         if slot is None:
             raise Unavailable("LINE_GONE", "no slot is free for a step's latents")
         self._slots[step_index] = slot
-        step = pb.LinedStep(timestep=timestep, binding=binding_to_proto(binding), latent=slot, given_back=given_back)
+        step = pb.LinedStep(
+            timestep=timestep, binding=nested(binding, pb.TensorBinding), latent=slot, given_back=given_back
+        )
         if not self._line.send(step.SerializeToString()):
             raise Unavailable("LINE_GONE", "the line takes nothing more")
         # Computed while the other end works, not when the answer arrives.
@@ -91,7 +94,7 @@ class AskingLine:
             raise Aborted("STALE_FRAME", "what came by the line is no answer") from None
         step_index = answer.binding.step_index
         slot = self._slots.get(step_index)
-        if slot is None or binding_from_proto(answer.binding) != self._answered(step_index):
+        if slot is None or decode(answer.binding, Binding) != self._answered(step_index):
             raise Aborted("STALE_FRAME", "an answer came by the line that this stream did not ask for")
         begun = self._begun.pop(step_index, None)
         if answer.more_to_come:
@@ -179,7 +182,7 @@ class AnsweringLine:
             if len(tensors) <= begun.count:
                 return
         answer = pb.LinedAnswer(
-            binding=binding_to_proto(self._answered(step_index)),
+            binding=nested(self._answered(step_index), pb.TensorBinding),
             slot=begun.add(tensors[begun.count :]),
             more_to_come=bool(awaited_bytes),
         )
@@ -201,7 +204,7 @@ class AnsweringLine:
         step_index = step.binding.step_index
         begin(step_index, step.timestep)
         wanted = self._wanted(step_index)
-        if binding_from_proto(step.binding) != wanted.binding:
+        if decode(step.binding, Binding) != wanted.binding:
             raise Aborted("STALE_FRAME", f"latents came that are not of step {step_index} of this stream")
         found = self._receiver.from_one_slot(step.latent, [wanted])
         return LinedLatents(step_index, step.timestep, found.tensors[0])

@@ -134,7 +134,7 @@ class Field:
         if self._container is None:
             return self._unwritable_item(found, path)
         if not isinstance(found, Iterable):
-            names = f"{self._container.__name__} of {_name_of(self._kind)}"
+            names = f"{self._container.__name__} of {getattr(self._kind, '__name__', self._kind)}"
             return InvalidArgument.of(path, f"must be a {names}, got {type(found).__name__}")
         errors = (self._unwritable_item(item, f"{path}[{index}]") for index, item in enumerate(found))
         return next((error for error in errors if error is not None), None)
@@ -314,7 +314,3 @@ def _type_name_of(descriptor: Any) -> str:
     if descriptor.cpp_type == FieldDescriptor.CPPTYPE_STRING:
         return "bytes" if descriptor.type == FieldDescriptor.TYPE_BYTES else "text"
     return TYPE_NAMES[descriptor.cpp_type]
-
-
-def _name_of(kind: Any) -> str:
-    return str(getattr(kind, "__name__", kind))

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from pentimento.api.tensor.v1 import tensor_pb2 as pb
 from pentimento.domain.errors import InvalidArgument
+from pentimento.wire.codec import decode, nested
 
 MAX_RANK = 8
 # Larger tensors travel by reference: bytes inside a message cost more than the step they serve.
@@ -117,23 +118,7 @@ def tensor_to_proto(tensor: WireTensor) -> pb.Tensor:
 
 def described(dtype: Dtype, dims: Sequence[int], binding: Binding) -> pb.Tensor:
     """Return a message that says everything of a tensor but where its bytes are."""
-    return pb.Tensor(
-        dtype=pb.Dtype.ValueType(dtype.value),
-        dims=dims,
-        binding=binding_to_proto(binding),
-    )
-
-
-def binding_to_proto(binding: Binding) -> pb.TensorBinding:
-    """Return the message of a binding."""
-    return pb.TensorBinding(
-        request_id=binding.request_id,
-        fencing_token=binding.fencing_token,
-        step_index=binding.step_index,
-        layer=binding.layer,
-        model_digest=binding.model_digest,
-        stream_epoch=binding.stream_epoch,
-    )
+    return pb.Tensor(dtype=pb.Dtype.ValueType(dtype.value), dims=dims, binding=nested(binding, pb.TensorBinding))
 
 
 def tensor_from_proto(
@@ -165,7 +150,7 @@ def checked_description(
     dtype = known_dtype(message.dtype, dtypes)
     if dims is not None and tuple(message.dims) != tuple(dims):
         raise InvalidArgument.of("tensor.dims", f"must be {list(dims)}, got {list(message.dims)[:MAX_RANK]}")
-    found = binding_from_proto(message.binding)
+    found = decode(message.binding, Binding)
     if binding is not None and found != binding:
         raise InvalidArgument.of("tensor.binding", "must be that of the tensor asked for")
     return dtype, found
@@ -178,15 +163,3 @@ def known_dtype(number: int, allowed: Sequence[Dtype]) -> Dtype:
             return dtype
     names = ", ".join(dtype.name.lower() for dtype in allowed)
     raise InvalidArgument.of("tensor.dtype", f"must be one of {names}, got {number}")
-
-
-def binding_from_proto(message: pb.TensorBinding) -> Binding:
-    """Return what a message says that its tensor belongs to."""
-    return Binding(
-        message.request_id,
-        message.fencing_token,
-        message.step_index,
-        message.layer,
-        message.model_digest,
-        message.stream_epoch,
-    )

@@ -11,7 +11,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from pentimento.domain.errors import NotFound
-from pentimento.rpc.signing_keys import kept_signing_keys
+from pentimento.rpc.shared_keys import kept_signing_keys
 from pentimento.stores.errors import ObjectMissing
 from pentimento.stores.objects import ObjectStore, open_objects
 from pentimento.stores.objects.signed_paths import FILES_PATH, PathSigner, SignedFile

@@ -25,8 +25,8 @@ from pentimento.policies.worth import CASCADE, Worth
 from pentimento.profiles.catalogue import HandoverProfiles, ReusePromise, StepProfiles, read_profiles
 from pentimento.rpc import RpcServer
 from pentimento.rpc.channel import ChannelOpener, channel_opener
-from pentimento.rpc.keyring import KeyRing
-from pentimento.rpc.signing_keys import SigningKeys, kept_signing_keys
+from pentimento.rpc.shared_keys import SigningKeys, kept_signing_keys
+from pentimento.rpc.tokens import KeyRing
 from pentimento.service.fleet_member import FleetMember
 from pentimento.service.lease import LedgerLease
 from pentimento.service.plan_follower import PlanFollower

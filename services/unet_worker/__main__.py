@@ -5,7 +5,7 @@ from pentimento.diffusion.allow_list import check_checkpoint
 from pentimento.diffusion.lean_imports import import_networks_alone
 from pentimento.diffusion.triton_package import check_triton
 from pentimento.rpc import run_service
-from pentimento.rpc.freed_memory import keep_freed_memory
+from pentimento.rpc.memory import keep_freed_memory
 from pentimento.service.idle import serve_nothing
 from pentimento.service.imports import importing_much
 from pentimento.settings import load_settings

@@ -21,7 +21,7 @@ from pentimento.domain.fleet import (
     WorkerAssignment,
 )
 from pentimento.rpc import RpcServer, RpcServerSettings
-from pentimento.rpc.grant_keys import open_grant_keys
+from pentimento.rpc.shared_keys import open_grant_keys
 from pentimento.service.credits import BusyMeter
 from pentimento.service.fleet_member import FleetMember, FleetSettings
 from pentimento.service.plan_follower import PlanFollower

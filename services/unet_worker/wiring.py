@@ -22,8 +22,8 @@ from pentimento.diffusion.families import BatchKey, DiffusionModel
 from pentimento.diffusion.loras import layers_of
 from pentimento.domain.fleet import Capability, HeldModel, ModelCost
 from pentimento.rpc.channel import channel_opener
+from pentimento.rpc.process import started_pool
 from pentimento.rpc.settings import with_receiving_room
-from pentimento.rpc.thread_pools import started_pool
 from pentimento.service.credits import BusyMeter
 from pentimento.stores.objects import ObjectStore, open_objects
 from pentimento.tensors.cuda import region_directory

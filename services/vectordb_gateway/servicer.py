@@ -17,9 +17,8 @@ from pentimento.domain.online_quality import ComparedHit
 from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.wire.codec import decode, encode, nested
 from services.vectordb_gateway.entries.capacity import Capacity
-from services.vectordb_gateway.entries.pinning import Pinning
 from services.vectordb_gateway.entries.rules import QualityWatch
-from services.vectordb_gateway.entries.writer import EntryWriting, ReservedRun
+from services.vectordb_gateway.entries.writer import EntryWriting, Pinning, ReservedRun
 from services.vectordb_gateway.lookup.lookup import Lookup
 from services.vectordb_gateway.match_predictor.match_watch import Standing
 from services.vectordb_gateway.upkeep.healing import Healing

@@ -9,9 +9,8 @@ from pentimento.api.vectordb.v1.vectordb_gateway_service_pb2_grpc import add_Vec
 from pentimento.domain.clock import Clock, SteadyClock, SystemClock, boot_s
 from pentimento.domain.errors import FailedPrecondition, PentimentoError
 from pentimento.domain.fleet import ReplicaKind
-from pentimento.policies.reuse_rules import ReuseRules
 from pentimento.rpc import RpcServer
-from pentimento.rpc.grant_keys import open_grant_keys
+from pentimento.rpc.shared_keys import open_grant_keys
 from pentimento.service.fleet_member import FleetMember
 from pentimento.service.plan_follower import PlanFollower
 from pentimento.service.process import ServiceProcess
@@ -21,9 +20,8 @@ from pentimento.stores.objects import ObjectStore, open_objects
 from pentimento.stores.objects.suspects import Suspects
 from pentimento.stores.vectors import VectorIndex, open_vectors
 from services.vectordb_gateway.entries.capacity import Capacity
-from services.vectordb_gateway.entries.pinning import Pinning
 from services.vectordb_gateway.entries.rules import PlannedCache, QualityWatch
-from services.vectordb_gateway.entries.writer import EntryWriting, WriteBounds
+from services.vectordb_gateway.entries.writer import EntryWriting, Pinning, WriteBounds
 from services.vectordb_gateway.lookup.encoder import EncoderGuard
 from services.vectordb_gateway.lookup.lookup import Lookup
 from services.vectordb_gateway.lookup.search import LookupBounds
@@ -67,7 +65,6 @@ class GatewayProcess(ServiceProcess):
     stores: Stores
     gateway: Gateway
     guard: EncoderGuard
-    reuse: ReuseRules
     indexing: Indexing
     maintenance: Maintenance
     stalls: StallWatch
@@ -92,7 +89,7 @@ class GatewayProcess(ServiceProcess):
         """Log the profile that was made for another encoder than the cache's: it is not used."""
         if (encoder_digest := self.guard.encoder_digest) is not None:
             try:
-                self.reuse.profiles.check_encoder(encoder_digest)
+                self.planned.rules.profiles.check_encoder(encoder_digest)
             except FailedPrecondition as error:
                 logger.warning("a selector profile is not used: %s", error.message)
 
@@ -118,8 +115,7 @@ def wire(settings: GatewaySettings, machine_clock: Clock | None = None) -> Gatew
     watch = MatchWatch(ledger, settings.match_predictor)
     indexing = Indexing(ledger, index, guard, watch.follow)
     selection = settings.selection
-    reuse = selection.reuse()
-    planned = PlannedCache(settings.choice(), reuse)
+    planned = PlannedCache(settings.choice(), selection.reuse())
     capacity = Capacity(ledger, objects, settings.capacity, lambda: EvictionChoice(planned.in_force.eviction))
     quality = QualityWatch(ledger, guard, planned, follows=selection.follow_quality)
     suspects = Suspects(settings.maintenance.quarantine_s)
@@ -151,18 +147,18 @@ def wire(settings: GatewaySettings, machine_clock: Clock | None = None) -> Gatew
         hits_add=selection.keep_latents_of_hits,
     )
     member = FleetMember(server, ReplicaKind.VECTORDB_GATEWAY, settings)
+    controller = member.controller if settings.follow_plan else None
     return GatewayProcess(
         server=server,
         registration=member.registration(),
         stores=stores,
         gateway=gateway,
         guard=guard,
-        reuse=reuse,
         indexing=indexing,
         maintenance=maintenance,
         stalls=StallWatch(watched_stores(gateway.lookup, ledger, maintenance), partial(tell_health, server)),
         planned=planned,
-        follower=_follower(member, server, settings),
+        follower=PlanFollower(controller, server.instance_id) if controller is not None else None,
     )
 
 
@@ -171,13 +167,6 @@ def _bounds(settings: GatewaySettings) -> LookupBounds:
     row_age_s = min(_ROW_AGE_S, settings.capacity.object_grace_s / 4)
     selection, timeout_s = settings.selection, settings.search_timeout_ms / 1000
     return LookupBounds(timeout_s, selection.max_ancestor_depth, selection.scratch_share, row_age_s)
-
-
-def _follower(member: FleetMember, server: RpcServer, settings: GatewaySettings) -> PlanFollower | None:
-    """Return what receives plans; None without a controller, or where the settings refuse plans."""
-    if not settings.follow_plan or member.controller is None:
-        return None
-    return PlanFollower(member.controller, server.instance_id)
 
 
 def tell_health(server: RpcServer, serving: bool) -> None:

@@ -31,7 +31,7 @@ from pentimento.domain.generation import CapturedEntries, FromImage, FromLatent,
 from pentimento.domain.replay import taken_of, thinned_steps_of
 from pentimento.domain.thinned_steps import thinned_note
 from pentimento.policies.adapter_needs import ADAPTER_CAPABILITIES
-from pentimento.rpc.thread_pools import started_pool
+from pentimento.rpc.process import started_pool
 from pentimento.service.credits import BusyMeter
 from pentimento.stores.objects import open_objects
 from services.unet_worker import metrics

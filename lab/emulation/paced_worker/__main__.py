@@ -2,7 +2,7 @@
 
 from pentimento.diffusion.lean_imports import import_networks_alone
 from pentimento.rpc import run_service
-from pentimento.rpc.freed_memory import keep_freed_memory
+from pentimento.rpc.memory import keep_freed_memory
 from pentimento.settings import load_settings
 from services.unet_worker.settings import UnetWorkerSettings
 

@@ -5,8 +5,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from pentimento.clients.image import ImageClient
-from pentimento.clients.retried_events import StreamCall, retried_events
-from pentimento.clients.retries import RetryPolicy
+from pentimento.clients.retries import RetryPolicy, StreamCall, retried_events
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.image_request import Accepted, GenerateEvent
 

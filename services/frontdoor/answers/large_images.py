@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Generic, TypeVar
 
 from pentimento.api.image.v1 import image_service_pb2 as pb
-from pentimento.clients.image_chunks import DEFAULT_MESSAGE_BYTES
+from pentimento.clients.image import DEFAULT_MESSAGE_BYTES
 from pentimento.domain.errors import InvalidArgument, ResourceExhausted
 from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, ImageFailed
 from pentimento.domain.reasons import Reason

@@ -15,7 +15,7 @@ from pentimento.domain.backoff import Backoff
 from pentimento.domain.errors import FailedPrecondition, PentimentoError, ResourceExhausted
 from pentimento.domain.generation import ObjectReference
 from pentimento.domain.jobs import ResultUrlServer
-from pentimento.rpc.thread_pools import started_pool
+from pentimento.rpc.process import started_pool
 from pentimento.stores.errors import StoreFull, StoreUnavailable
 from pentimento.stores.ledger.journal_objects import JournalObjects
 from pentimento.stores.ledger.records import SpooledObject

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pentimento.dataplane.events import Event, QuotasReceived
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.tenants import TenantBook, TenantQuota
-from pentimento.rpc.keyring import KeyRing
+from pentimento.rpc.tokens import KeyRing
 from pentimento.stores.ledger.tenant_ledger import TenantLedger
 from services.frontdoor.metrics import TENANT_KEYS, TENANTS
 

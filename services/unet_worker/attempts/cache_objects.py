@@ -20,7 +20,7 @@ from pentimento.domain.generation import (
     Route,
 )
 from pentimento.domain.reasons import Reason
-from pentimento.rpc.grant_keys import GrantKeys
+from pentimento.rpc.shared_keys import GrantKeys
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing
 from pentimento.stores.objects import ObjectStore
 from services.unet_worker import metrics

@@ -17,7 +17,7 @@ from pentimento.domain.errors import ResourceExhausted, Unavailable
 from pentimento.domain.execution import ExecuteEvent
 from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.generation import GenerationSpec, NoiseForm
-from pentimento.rpc.freed_memory import trim_heap
+from pentimento.rpc.memory import trim_heap
 from services.unet_worker import metrics
 from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder
 from services.unet_worker.device.device_backend import (

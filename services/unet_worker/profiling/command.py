@@ -19,8 +19,8 @@ from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.models import derived_name
 from pentimento.files.adapter_registry import LORA_BOUNDS_FILE
-from pentimento.files.folders import check_folder
-from pentimento.files.prompts import read_prompts
+from pentimento.files.documents import check_folder
+from pentimento.files.lines import read_prompts
 from pentimento.profiles.catalogue import read_profiles, write_profiles
 from pentimento.profiles.document import ProfileKind
 from pentimento.rpc import open_channel

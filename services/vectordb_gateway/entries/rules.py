@@ -10,8 +10,7 @@ from functools import partial
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import Plan
 from pentimento.domain.online_quality import ComparedHit, QualitySample, ReuseQuality, ThresholdPosition
-from pentimento.policies.cache_selection import SelectionRules
-from pentimento.policies.followed_cache import CacheChoice, CacheInForce, cache_in_force
+from pentimento.policies.followed_cache import CacheChoice, cache_in_force
 from pentimento.policies.online_quality import achieved_quality, followed
 from pentimento.policies.plan_checks import check_plan
 from pentimento.policies.reuse_rules import (
@@ -19,7 +18,6 @@ from pentimento.policies.reuse_rules import (
     ModelReuse,
     Positions,
     ReuseRules,
-    ReuseSource,
     followed_rows,
     in_force,
     row_of,
@@ -36,35 +34,13 @@ KEPT_SAMPLE_COUNT = 400
 
 
 class PlannedCache:
-    """Says what models may reuse, with the bias that is in force. `own`: what the operator chose, which stands over
-    every plan. Plans are taken on the event loop; any thread may ask."""
+    """Hold `in_force`, the choices that the cache follows, and `rules`, the tables of models with its bias. `own`: the
+    choices of the operator, which stand over every plan. Plans are taken on the event loop; any thread may read."""
 
     def __init__(self, own: CacheChoice, rules: ReuseRules) -> None:
         self._own = own
-        self._profiled = rules
-        self._now = self._ruled(cache_in_force(own, None))
-
-    @property
-    def in_force(self) -> CacheInForce:
-        """Return what the cache goes by now."""
-        return self._now[0]
-
-    @property
-    def reuses_anything(self) -> bool:
-        """Return whether any table allows anything."""
-        return self._now[1].reuses_anything
-
-    def of(self, model_digest: str, encoder_digest: str | None, reference_digest: str = "") -> ModelReuse:
-        """Return what a model may reuse under an encoder; None for one that is not known yet."""
-        return self._now[1].of(model_digest, encoder_digest, reference_digest)
-
-    def references(self, model_digest: str, encoder_digest: str | None) -> tuple[str, ...]:
-        """Return the digests of the large models that the model's image profiles compare with."""
-        return self._now[1].references(model_digest, encoder_digest)
-
-    def keeping(self, model_digest: str, encoder_digest: str | None) -> SelectionRules:
-        """Return the rules for keeping a model's images."""
-        return self._now[1].keeping(model_digest, encoder_digest)
+        self.in_force = cache_in_force(own, None)
+        self.rules = replace(rules, bias=self.in_force.bias)
 
     def take(self, plan: Plan) -> None:
         """Go by that plan from now on. One that makes no sense changes nothing, and the log says why."""
@@ -75,15 +51,12 @@ class PlannedCache:
             logger.error("an invalid plan is not followed: %s", error)
             return
         before, now = self.in_force, cache_in_force(self._own, plan)
-        self._now = self._ruled(now)
+        self.in_force, self.rules = now, replace(self.rules, bias=now.bias)
         metrics.PLANS.labels("followed").inc()
         if replace(now, told="", plan=None) != replace(before, told="", plan=None):
             chosen = {"alpha": now.alpha, "bias": now.bias, "eviction": now.eviction}
             kept = {"admits": now.admits, "admits_light": now.admits_light}
             logger.info("the cache follows a plan", extra={"sequence": plan.version.sequence, **chosen, **kept})
-
-    def _ruled(self, now: CacheInForce) -> tuple[CacheInForce, ReuseRules]:
-        return now, replace(self._profiled, bias=now.bias)
 
 
 @dataclass(frozen=True)
@@ -96,13 +69,13 @@ class _InForce:
 
 
 class QualityWatch:
-    """Gives the reuse that models allow: the tables of `reuse`, moved by the measured quality of hits, which the ledger
-    keeps. With `follows` False thresholds stay, and only figures are kept."""
+    """Gives the reuse that models allow: the tables of `planned`, moved by the measured quality of hits, which the
+    ledger keeps. With `follows` False thresholds stay, and only figures are kept."""
 
-    def __init__(self, ledger: CacheLedger, guard: EncoderGuard, reuse: ReuseSource, *, follows: bool) -> None:
+    def __init__(self, ledger: CacheLedger, guard: EncoderGuard, planned: PlannedCache, *, follows: bool) -> None:
         self._ledger = ledger
         self._guard = guard
-        self._reuse = reuse
+        self._planned = planned
         self._follows = follows
         self._now = _InForce()
         # The positions and tables that the metrics show, and the shown thresholds of each model.
@@ -113,11 +86,11 @@ class QualityWatch:
     @property
     def reuses_anything(self) -> bool:
         """Return whether any table allows anything."""
-        return self._reuse.reuses_anything
+        return self._planned.rules.reuses_anything
 
     def of(self, model_digest: str, encoder_digest: str | None, reference_digest: str = "") -> ModelReuse:
         """Return what a model may reuse by the thresholds in force."""
-        now, reuse = self._now, self._reuse.of(model_digest, encoder_digest, reference_digest)
+        now, reuse = self._now, self._planned.rules.of(model_digest, encoder_digest, reference_digest)
         if encoder_digest is None or not self._follows:
             return reuse
         key = (model_digest, encoder_digest, reference_digest)
@@ -126,10 +99,6 @@ class QualityWatch:
         if known is None or known[0] != reuse:
             known = now.tables[key] = (reuse, in_force(reuse, model_digest, encoder_digest, now.positions))
         return known[1]
-
-    def references(self, model_digest: str, encoder_digest: str | None) -> tuple[str, ...]:
-        """Return the digests of the large models that the model's image profiles compare with."""
-        return self._reuse.references(model_digest, encoder_digest)
 
     def refresh(self) -> None:
         """Go by what the ledger knows now, other gateways' samples included. Blocks; raises StoreUnavailable."""
@@ -151,7 +120,7 @@ class QualityWatch:
         check_compared_hit(seen)
         self._guard.check_encoder(seen.encoder_digest)
         digests = (seen.model_digest, seen.encoder_digest)
-        row = row_of(followed_rows(self._reuse.of(*digests, seen.reference_model_digest), *digests), seen)
+        row = row_of(followed_rows(self._planned.rules.of(*digests, seen.reference_model_digest), *digests), seen)
         if row is None:
             metrics.QUALITY_SAMPLES.labels("unmatched").inc()
             return False
@@ -185,8 +154,8 @@ class QualityWatch:
 
     def _rows(self, model_digest: str, encoder_digest: str) -> tuple[FollowedRow, ...]:
         """Return the rows of latents, then those of the images of each pair."""
-        pairs = self._reuse.references(model_digest, encoder_digest) or ("",)
-        tables = (self._reuse.of(model_digest, encoder_digest, pair) for pair in pairs)
+        pairs = self._planned.rules.references(model_digest, encoder_digest) or ("",)
+        tables = (self._planned.rules.of(model_digest, encoder_digest, pair) for pair in pairs)
         rows = (row for table in tables for row in followed_rows(table, model_digest, encoder_digest))
         # The latents are in the tables of every pair.
         return tuple({row.watched: row for row in rows}.values())

@@ -1,4 +1,6 @@
-"""How entries come in: reserve (a grant with keys), the worker's upload, commit; or release."""
+"""How entries come in: reserve (a grant with keys), the worker's upload, commit; or release. Objects that images
+started from are pinned for as long as their tenants asked, so that a replay finds them.
+"""
 
 import asyncio
 import logging
@@ -8,16 +10,16 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from pentimento.domain.cache import CacheScope, GrantBinding, image_key, latent_key, scope_digest, sign
-from pentimento.domain.clock import SteadyClock
+from pentimento.domain.clock import Clock, SteadyClock
 from pentimento.domain.embedding import Embedding
-from pentimento.domain.errors import PentimentoError
-from pentimento.domain.generation import Attempt, CacheGrant, CapturedEntries, LatentSlot
+from pentimento.domain.errors import InvalidArgument, PentimentoError
+from pentimento.domain.generation import Attempt, CacheGrant, CapturedEntries, LatentSlot, ObjectReference
 from pentimento.policies.cache_selection import keeps_image, kept_steps
 from pentimento.policies.followed_cache import kind_of_run
-from pentimento.rpc.grant_keys import GrantKeys
+from pentimento.rpc.shared_keys import GrantKeys
 from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger.cache_ledger import CacheLedger
-from pentimento.stores.ledger.cache_records import EntryCommit, GrantedKey, GrantRecord
+from pentimento.stores.ledger.cache_records import EntryCommit, GrantedKey, GrantRecord, ObjectPin
 from services.vectordb_gateway import metrics
 from services.vectordb_gateway.entries.capacity import Capacity
 from services.vectordb_gateway.entries.checks import (
@@ -25,6 +27,7 @@ from services.vectordb_gateway.entries.checks import (
     check_attempt,
     check_captured,
     check_name,
+    check_object,
     check_scope,
     check_start_kind,
     check_start_step,
@@ -36,6 +39,44 @@ from services.vectordb_gateway.upkeep.indexing import Indexing
 from services.vectordb_gateway.upkeep.store_calls import StoreThreads
 
 logger = logging.getLogger(__name__)
+
+# No retention is longer: a longer one is a mistake.
+_LONGEST_S = 100 * 366 * 86_400.0
+
+
+class Pinning:
+    """How much and how long a tenant may pin is the frontdoor's to say, which knows what it promised."""
+
+    def __init__(self, ledger: CacheLedger, clock: Clock) -> None:
+        self._ledger = ledger
+        self._clock = clock
+
+    async def pin(self, tenant: str, request_id: str, reference: ObjectReference, duration_s: float) -> float:
+        """Keep the object for so long from now, and return until when in seconds since 1970. Raises InvalidArgument,
+        NotFound ANCESTOR_GONE."""
+        check_name("tenant", tenant)
+        check_name("request_id", request_id)
+        check_name("object.key", reference.key)
+        check_object("object", reference)
+        if not 0 < duration_s <= _LONGEST_S:
+            raise InvalidArgument.of("duration_ms", f"must be above 0 and at most {_LONGEST_S * 1000:.0f}")
+        expires_at = self._clock.wall() + duration_s
+        wanted = ObjectPin(tenant, request_id, reference, expires_at)
+        await asyncio.wrap_future(self._ledger.pin(wanted, SHARED_POOL))
+        return expires_at
+
+    async def unpin(self, tenant: str, request_id: str) -> None:
+        """End the pins of the tenant's request. Raises InvalidArgument."""
+        check_name("tenant", tenant)
+        check_name("request_id", request_id)
+        await asyncio.wrap_future(self._ledger.unpin(tenant, request_id))
+
+    async def forget_tenant(self, tenant: str) -> None:
+        """Delete the tenant's entries, grants and pins; the next round takes vectors and objects. Raises
+        InvalidArgument."""
+        check_name("tenant", tenant)
+        while await asyncio.wrap_future(self._ledger.forget_tenant(tenant)):
+            pass
 
 
 @dataclass(frozen=True)
@@ -122,7 +163,7 @@ class EntryWriting:
             return _refused("the image is of the cache, unchanged")
         if refusal := self._planned.in_force.refusal(kind_of_run(run.start_kind, run.start_step), light=run.light):
             return _refused(refusal)
-        rules = self._planned.keeping(scope.model_digest, self._guard.encoder_digest)
+        rules = self._planned.rules.keeping(scope.model_digest, self._guard.encoder_digest)
         keys = [self._new_key(step) for step in kept_steps(scope.num_inference_steps, run.start_step, rules)]
         if run.keeps_image and keeps_image(run.start_step, rules):
             keys.append(self._new_key(None))

@@ -23,10 +23,15 @@ from pentimento.stores.vectors import VectorIndex
 from services.vectordb_gateway import metrics
 from services.vectordb_gateway.entries.checks import check_candidates, check_noise_s, check_quality, pools_of
 from services.vectordb_gateway.lookup.encoder import EncoderGuard
-from services.vectordb_gateway.lookup.neighbours import MAX_NEIGHBOUR_COUNT, neighbours_of
 from services.vectordb_gateway.lookup.repeats import RepeatedStarts
 from services.vectordb_gateway.lookup.rows import EntryRows
-from services.vectordb_gateway.lookup.search import LookupBounds, LookupSearch, Matches
+from services.vectordb_gateway.lookup.search import (
+    MAX_NEIGHBOUR_COUNT,
+    LookupBounds,
+    LookupSearch,
+    Matches,
+    neighbours_of,
+)
 from services.vectordb_gateway.lookup.selection import RuledCandidate, decide
 from services.vectordb_gateway.match_predictor.match_watch import Forecast, MatchWatch, Standing
 from services.vectordb_gateway.upkeep.store_calls import StoreThreads

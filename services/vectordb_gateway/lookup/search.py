@@ -1,10 +1,12 @@
-"""The searches of one lookup: the nearest live entries of its pools that hold something for a scope."""
+"""The searches of one lookup: the nearest live entries of its pools that hold something for a scope. For people their
+entries are listed, near enough or not.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pentimento.domain.cache import CacheScope, image_key, latent_key, latent_keys
+from pentimento.domain.cache import CacheScope, LookupCandidate, Neighbour, image_key, latent_key, latent_keys
 from pentimento.policies.cache_selection import MOST_SEARCHED_COUNT, NEAREST_COUNT
 from pentimento.stores.ledger.cache_records import CachedEntry, HeldLatent
 from pentimento.stores.vectors import Space, VectorIndex, VectorMatch, VectorQuery
@@ -162,3 +164,29 @@ def has_image_for(scope: CacheScope, entry: CachedEntry) -> bool:
 def latents_for(scope: CacheScope, entry: CachedEntry) -> tuple[HeldLatent, ...]:
     """Return the entry's latents that the scope may resume."""
     return tuple(each for each in entry.latents if each.compatibility_key == latent_key(scope, each.resume_step))
+
+
+MAX_NEIGHBOUR_COUNT = 50
+
+
+async def neighbours_of(candidate: LookupCandidate, search: LookupSearch) -> tuple[Neighbour, ...]:
+    """Return the live entries nearest by their prompts, then those nearest by their images."""
+    scope = candidate.scope
+    latents = await search.latents(scope) if candidate.latents else ()
+    images = await search.images(scope) if candidate.images else ()
+    return (*_described(scope, latents, by_image=False), *_described(scope, images, by_image=True))
+
+
+def _described(scope: CacheScope, matches: Sequence[Match], *, by_image: bool) -> Iterator[Neighbour]:
+    for match in matches:
+        entry = match.entry
+        steps = () if by_image else tuple(latent.resume_step for latent in latents_for(scope, entry))
+        yield Neighbour(
+            entry_id=entry.entry_id,
+            similarity=match.similarity,
+            by_image=by_image,
+            resume_steps=steps,
+            ancestor_depth=entry.ancestor_depth,
+            created_at_ms=round(entry.created_at * 1000),
+            request_id=entry.request_id_for(scope.tenant),
+        )

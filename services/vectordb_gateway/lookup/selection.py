@@ -4,15 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pentimento.domain.cache import CacheScope, CandidateStart, LookupCandidate
-from pentimento.domain.generation import (
-    Donor,
-    FromImage,
-    FromLatent,
-    FromNoise,
-    ObjectReference,
-    Start,
-    noise_form_of,
-)
+from pentimento.domain.generation import Donor, FromImage, FromLatent, FromNoise, ObjectReference, Start, noise_form_of
 from pentimento.policies.cache_selection import (
     NearestEntry,
     Selection,

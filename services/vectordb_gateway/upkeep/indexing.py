@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
 
-from pentimento.rpc.thread_pools import started_pool
+from pentimento.rpc.process import started_pool
 from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.stores.ledger.cache_records import EntryVectors
 from pentimento.stores.vectors import VectorIndex, VectorPoint

@@ -205,7 +205,8 @@ class Maintenance:
         except Exception as error:  # every error is tried again in the next round
             metrics.MAINTENANCE_FAILURES.labels(name).inc()
             if name not in self._failing:
-                logger.warning("%s failed and will be tried again: %s", name, error, exc_info=_defect(error))
+                is_defect = not isinstance(error, PentimentoError)
+                logger.warning("%s failed and will be tried again: %s", name, error, exc_info=is_defect)
             self._failing.add(name)
             return False
         finally:
@@ -214,7 +215,3 @@ class Maintenance:
             self._failing.discard(name)
             logger.info("%s works again", name)
         return True
-
-
-def _defect(error: Exception) -> bool:
-    return not isinstance(error, PentimentoError)

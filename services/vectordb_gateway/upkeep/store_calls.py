@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
-from pentimento.rpc.thread_pools import started_pool
+from pentimento.rpc.process import started_pool
 from pentimento.stores.errors import StoreUnavailable
 from services.vectordb_gateway import metrics
 

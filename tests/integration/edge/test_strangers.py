@@ -12,7 +12,7 @@ from lab.fixtures.frontdoor_suite import FrontdoorSuite, running_suite, until
 from lab.fixtures.paced_worker import PacedWorker
 from pentimento.domain.identity import Role
 from pentimento.rpc import token_entry
-from pentimento.rpc.call_shaping import BURST_CALLS
+from pentimento.rpc.call_limits import BURST_CALLS
 
 MAX_CALLERS = 4
 MAX_STRANGERS = 6

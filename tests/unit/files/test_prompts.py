@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.files.lines import Line, numbered_lines
-from pentimento.files.prompts import read_prompts
+from pentimento.files.lines import Line, numbered_lines, read_prompts
 from tests.support.text_files import write_lines
 
 PACKED = gzip.compress(b"a line\n" * 100)

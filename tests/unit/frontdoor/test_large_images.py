@@ -3,7 +3,7 @@
 import pytest
 
 from pentimento.api.image.v1 import image_service_pb2 as pb
-from pentimento.clients.image_chunks import ImageJoiner
+from pentimento.clients.image import ImageJoiner
 from pentimento.domain.errors import Internal, InvalidArgument, ResourceExhausted
 from pentimento.domain.generation import FromNoise, GenerationSpec, Provenance, Route, Scheduler
 from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, ImageFailed, ImageFormat

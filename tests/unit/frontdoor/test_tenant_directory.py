@@ -10,8 +10,7 @@ import pytest
 from lab.fixtures.clocks import SetClock
 from pentimento.dataplane.events import Event, QuotasReceived
 from pentimento.domain.tenants import HashedKey, TenantBook, TenantKey, TenantQuota
-from pentimento.rpc.keyring import KeyRing
-from pentimento.rpc.tokens import blinded
+from pentimento.rpc.tokens import KeyRing, blinded
 from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger import open_journal
 from pentimento.stores.ledger.journal import Journal

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ from pentimento.stores.ledger.cache_records import EncoderBinding
 from pentimento.stores.vectors.index import Space, VectorQuery
 from services.vectordb_gateway.entries.checks import SHARED_POOL
 from services.vectordb_gateway.lookup.encoder import EncoderGuard
-from tests.contract.stores.cache_records import bind
 from tests.support.gateways import scope
 from tests.support.logged import said_by
 from tests.support.waiting import until
@@ -41,17 +39,6 @@ from tests.unit.vectordb_gateway.said_index import (
     Gateway,
     candidates,
 )
-
-
-@pytest.fixture
-def gateway(tmp_path: Path) -> Iterator[Gateway]:
-    ledger = open_cache_ledger(f"sqlite:///{tmp_path}/ledger.sqlite")
-    bind(ledger, EncoderBinding(ENCODER, 2))
-    made = Gateway(ledger)
-    made.guard.open()
-    yield made
-    made.close()
-    ledger.close()
 
 
 def counted(outcome: str) -> float:

@@ -2,7 +2,6 @@
 
 import random
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -66,15 +65,9 @@ class ToldWatch(MatchWatch):
 
 
 @pytest.fixture
-def gateway(tmp_path: Path) -> Iterator[Gateway]:
-    ledger = open_cache_ledger(f"sqlite:///{tmp_path}/ledger.sqlite")
-    bind(ledger, EncoderBinding(ENCODER, 2))
-    made = Gateway(ledger)
-    made.watch = ToldWatch(made)
-    made.guard.open()
-    yield made
-    made.close()
-    ledger.close()
+def gateway(gateway: Gateway) -> Gateway:
+    gateway.watch = ToldWatch(gateway)
+    return gateway
 
 
 def told(gateway: Gateway) -> ToldWatch:

@@ -1,17 +1,11 @@
 """Lookups by selector profiles: each model by its own, none without, and what keeps pictures fresh."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from pentimento.domain.generation import FromLatent, FromNoise
 from pentimento.policies.cache_selection import SelectionRules
 from pentimento.policies.followed_cache import CacheInForce
 from pentimento.profiles.catalogue import ProfileSet
-from pentimento.stores.ledger.cache_ledger import open_cache_ledger
-from pentimento.stores.ledger.cache_records import EncoderBinding
-from tests.contract.stores.cache_records import bind
 from tests.support.gateways import scope
 from tests.support.profiles import LATENT_PROFILE, changed, reuse_step
 from tests.unit.vectordb_gateway.said_index import ENCODER, Gateway
@@ -26,16 +20,10 @@ PROFILE = changed(
 
 
 @pytest.fixture
-def gateway(tmp_path: Path) -> Iterator[Gateway]:
-    ledger = open_cache_ledger(f"sqlite:///{tmp_path}/ledger.sqlite")
-    bind(ledger, EncoderBinding(ENCODER, 2))
-    made = Gateway(ledger)
-    made.rules = SelectionRules(latents=(), images=())
-    made.profiles = ProfileSet((PROFILE,))
-    made.guard.open()
-    yield made
-    made.close()
-    ledger.close()
+def gateway(gateway: Gateway) -> Gateway:
+    gateway.rules = SelectionRules(latents=(), images=())
+    gateway.profiles = ProfileSet((PROFILE,))
+    return gateway
 
 
 @pytest.mark.parametrize(("similarity", "starts"), [(0.81, FromLatent), (0.79, FromNoise)])

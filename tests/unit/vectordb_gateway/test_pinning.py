@@ -9,7 +9,7 @@ import pytest
 from lab.fixtures.clocks import SetClock
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import ObjectReference
-from services.vectordb_gateway.entries.pinning import Pinning
+from services.vectordb_gateway.entries.writer import Pinning
 
 LATENT = ObjectReference("cache/c/" + "a" * 32, "sha256:" + "0" * 64, 100)
 CENTURY_S = 100 * 366 * 86_400.0
