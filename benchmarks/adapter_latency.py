@@ -157,12 +157,7 @@ def diffusers_images(rounds: int) -> tuple[list[TimedRequest], float, float]:
 
 
 def _pipeline(controlnets: int) -> Any:
-    from diffusers import (
-        ControlNetModel,
-        DDIMScheduler,
-        StableDiffusionControlNetPipeline,
-        StableDiffusionPipeline,
-    )
+    from diffusers import ControlNetModel, DDIMScheduler, StableDiffusionControlNetPipeline, StableDiffusionPipeline
 
     parts: dict[str, Any] = {"safety_checker": None, "feature_extractor": None}
     if controlnets:

@@ -28,12 +28,7 @@ from lab.fixtures.checkpoints import (
     write_flow_controlnet,
     write_xl_checkpoint,
 )
-from lab.fixtures.controlled_generation import (
-    ControlledByDiffusers,
-    ControlledByEngine,
-    ControlledCase,
-    conditions_for,
-)
+from lab.fixtures.controlled_generation import ControlledByDiffusers, ControlledByEngine, ControlledCase, conditions_for
 from lab.fixtures.diffusers_reference import Case
 from lab.runs.measure import Figure, Notes, Options, at_most, measured, parse_options, publish
 from pentimento.diffusion.controlnets import ControlSetting

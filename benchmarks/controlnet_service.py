@@ -16,15 +16,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.controlnet_golden import (
-    EVERYWHERE,
-    PROMPTS,
-    SEVERAL,
-    SUBJECTS,
-    TARGET,
-    ControlledSubject,
-    largest,
-)
+from benchmarks.controlnet_golden import EVERYWHERE, PROMPTS, SEVERAL, SUBJECTS, TARGET, ControlledSubject, largest
 from lab.fixtures.controlled_generation import ControlledByDiffusers, ControlledCase
 from lab.fixtures.controlnet_serving import controlled_by_service
 from lab.fixtures.diffusers_reference import Case

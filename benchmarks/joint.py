@@ -30,12 +30,7 @@ from random import Random
 
 import numpy as np
 
-from benchmarks.papers.constants import (
-    AZURE_SEGMENT_S,
-    CASCADES,
-    DISCRIMINATOR_S,
-    MI210_SECONDS,
-)
+from benchmarks.papers.constants import AZURE_SEGMENT_S, CASCADES, DISCRIMINATOR_S, MI210_SECONDS
 from benchmarks.papers.systems import (
     AUROC,
     AUROC_BY_ENCODER,

@@ -51,14 +51,7 @@ from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServ
 from pentimento.clients.controlnet import ControlNetClient
 from pentimento.clients.worker import WorkerClient
 from pentimento.domain.errors import PentimentoError
-from pentimento.domain.generation import (
-    Attempt,
-    ControlNetSelection,
-    FromNoise,
-    GenerationSpec,
-    Route,
-    Scheduler,
-)
+from pentimento.domain.generation import Attempt, ControlNetSelection, FromNoise, GenerationSpec, Route, Scheduler
 from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.tensors.device import tensor_over
 from pentimento.wire.codec import encode

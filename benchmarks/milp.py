@@ -30,13 +30,7 @@ from lab.runs.intervals import percentile
 from lab.runs.measure import at_most, counted, informative, measured, parse_options, publish
 from pentimento.policies.plan.cascade_problem import CascadeProblem, grid, solve_cascade
 from pentimento.policies.plan.costs import BatchCost
-from pentimento.policies.plan.joint.problem import (
-    AllocationProblem,
-    AllocationSolution,
-    Component,
-    PlannedRoute,
-    Use,
-)
+from pentimento.policies.plan.joint.problem import AllocationProblem, AllocationSolution, Component, PlannedRoute, Use
 from pentimento.policies.plan.joint.program import AllocationProgram, solve_allocation
 from pentimento.policies.plan.settings import DeferralCurve
 

@@ -23,16 +23,7 @@ import numpy as np
 import torch
 
 from lab.runs.intervals import ratio_of_sums
-from lab.runs.measure import (
-    Figure,
-    Target,
-    informative,
-    measured,
-    parse_options,
-    publish,
-    share,
-    surely_above,
-)
+from lab.runs.measure import Figure, Target, informative, measured, parse_options, publish, share, surely_above
 from pentimento.diffusion.painting import NoiseStart
 from pentimento.diffusion.weights import quiet_loaders
 from pentimento.domain.errors import NotFound

@@ -8,12 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.papers.constants import (
-    A40_SECONDS,
-    MI210_SECONDS,
-    NIRVANA_IMAGE_S,
-    NIRVANA_SEARCH_S,
-)
+from benchmarks.papers.constants import A40_SECONDS, MI210_SECONDS, NIRVANA_IMAGE_S, NIRVANA_SEARCH_S
 from benchmarks.papers.systems import (
     Comparison,
     hit_share,

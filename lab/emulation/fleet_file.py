@@ -34,15 +34,7 @@ from pentimento.domain.errors import InvalidArgument, PentimentoError
 from pentimento.domain.fleet import MAX_COST_S, MIN_COST_S
 from pentimento.pictures.png_text import text_of, with_text
 from pentimento.policies.cache_selection import Thresholds
-from pentimento.profiles.costs import (
-    NOTHING,
-    BatchProfile,
-    Cost,
-    ModelProfile,
-    SizeProfile,
-    costs_from_json,
-    steady,
-)
+from pentimento.profiles.costs import NOTHING, BatchProfile, Cost, ModelProfile, SizeProfile, costs_from_json, steady
 
 MAX_DEVICES = 1024
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

@@ -7,16 +7,7 @@ import numpy as np
 
 from lab.files.toml_document import TomlTable
 from lab.simulator.synthetic_log import synthetic_log
-from lab.workloads import (
-    Content,
-    Segment,
-    SloClass,
-    Workload,
-    fluctuating,
-    from_trace,
-    load_workload,
-    poisson,
-)
+from lab.workloads import Content, Segment, SloClass, Workload, fluctuating, from_trace, load_workload, poisson
 from lab.workloads.builders import MODM_FLUCTUATION
 from lab.workloads.readers import read_azure_times, read_embeddings, read_mooncake
 from pentimento.domain.errors import InvalidArgument

@@ -10,14 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from lab.studies.neighbours import (
-    NOBODY,
-    TIE,
-    EarlierNeighbours,
-    Vectors,
-    earlier_neighbours,
-    nearest_of_misses,
-)
+from lab.studies.neighbours import NOBODY, TIE, EarlierNeighbours, Vectors, earlier_neighbours, nearest_of_misses
 from pentimento.domain.errors import InvalidArgument
 
 Shares = npt.NDArray[np.float64]

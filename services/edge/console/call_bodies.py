@@ -10,13 +10,7 @@ from pentimento.clients.image import ImageClient
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.image_request import GenerateEvent, ImageRequest, ReplayInput, ReplayRequest
 from services.edge.console.streaming import OpenEvents
-from services.edge.images.fields import (
-    EDIT_FIELDS,
-    MAX_NAME_CHARS,
-    FieldKind,
-    RequestField,
-    by_field_name,
-)
+from services.edge.images.fields import EDIT_FIELDS, MAX_NAME_CHARS, FieldKind, RequestField, by_field_name
 from services.edge.images.image_call import image_call
 from services.edge.images.values import read_json, validated
 from services.edge.images.waiting import events_of

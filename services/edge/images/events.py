@@ -8,14 +8,7 @@ from pentimento.domain.errors import PentimentoError
 from pentimento.domain.image_request import Completed, GenerateEvent, ImageFailed, Progress
 from services.edge.http.documents import Base64, document_bytes
 from services.edge.http.errors import error_document
-from services.edge.images.answering import (
-    failure_document,
-    image_document,
-    quality_of,
-    quality_word,
-    size_of,
-    usage_of,
-)
+from services.edge.images.answering import failure_document, image_document, quality_of, quality_word, size_of, usage_of
 from services.edge.images.image_call import API_NAMES, ImageCall
 
 HEARTBEAT = b": still generating\n\n"

@@ -20,14 +20,7 @@ from pentimento.domain.clock import Clock
 from pentimento.domain.errors import NotFound, PentimentoError
 from pentimento.domain.generation import Provenance
 from pentimento.domain.kept_quality import kept_share
-from pentimento.policies.shadow_painting import (
-    GivesWay,
-    IdleWorker,
-    ShadowBudget,
-    SuiteLoad,
-    is_sampled,
-    shadow_worker,
-)
+from pentimento.policies.shadow_painting import GivesWay, IdleWorker, ShadowBudget, SuiteLoad, is_sampled, shadow_worker
 from pentimento.stores.ledger import Journal
 from pentimento.stores.ledger.records import JournalledRequest
 from services.frontdoor.metrics import SHADOW_SECONDS, SHADOWS

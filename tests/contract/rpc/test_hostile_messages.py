@@ -15,16 +15,7 @@ from pentimento.domain import errors
 from pentimento.domain.identity import Role
 from pentimento.rpc import RpcServerSettings, error_from_rpc, new_token, token_entry
 from pentimento.rpc.access import declared_access
-from tests.contract.rpc.scripted import (
-    EMBED_TEXT,
-    EMBEDDER,
-    WORKER,
-    Scripted,
-    channel_to,
-    embed,
-    serving,
-    worker_stub,
-)
+from tests.contract.rpc.scripted import EMBED_TEXT, EMBEDDER, WORKER, Scripted, channel_to, embed, serving, worker_stub
 from tests.contract.rpc.test_roles import SERVICES
 
 EMBED_IMAGE = f"/{EMBEDDER}/EmbedImage"

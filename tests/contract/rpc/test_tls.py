@@ -12,14 +12,7 @@ from cryptography.hazmat.primitives import serialization
 from lab.fixtures.certificates import Authority, Pair
 from lab.fixtures.raw_http2 import open_streams
 from pentimento.domain import errors
-from pentimento.rpc import (
-    RpcChannelSettings,
-    RpcServer,
-    RpcServerSettings,
-    credentials,
-    error_from_rpc,
-    open_channel,
-)
+from pentimento.rpc import RpcChannelSettings, RpcServer, RpcServerSettings, credentials, error_from_rpc, open_channel
 from pentimento.rpc.credentials import PemFiles, Pems, channel_credentials, load
 from pentimento.settings import SettingsError
 from tests.contract.rpc.scripted import channel_to, embed, serving

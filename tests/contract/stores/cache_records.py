@@ -9,12 +9,7 @@ from pentimento.policies.cache_quota import CacheLimits, gives_way
 from pentimento.stores.ledger.cache_access import UseBatch
 from pentimento.stores.ledger.cache_evictions import WhoGivesWay
 from pentimento.stores.ledger.cache_ledger import CacheLedger
-from pentimento.stores.ledger.cache_records import (
-    EncoderBinding,
-    EntryCommit,
-    GrantedKey,
-    GrantRecord,
-)
+from pentimento.stores.ledger.cache_records import EncoderBinding, EntryCommit, GrantedKey, GrantRecord
 from pentimento.stores.ledger.cache_writes import bind_encoder
 from pentimento.stores.objects.store import refer_to
 

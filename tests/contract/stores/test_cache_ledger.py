@@ -14,12 +14,7 @@ from pentimento.domain.errors import InvalidArgument, NotFound, PentimentoError
 from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger import cache_tables
 from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
-from pentimento.stores.ledger.cache_records import (
-    EncoderBinding,
-    EntryCommit,
-    EntryVectors,
-    ObjectPin,
-)
+from pentimento.stores.ledger.cache_records import EncoderBinding, EntryCommit, EntryVectors, ObjectPin
 from pentimento.stores.ledger.database import open_engine
 from tests.contract.stores.cache_records import VECTOR, add, commit, down_to, grant, reference
 

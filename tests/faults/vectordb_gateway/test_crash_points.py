@@ -27,11 +27,7 @@ from services.vectordb_gateway.entries.writer import EntryWriting, Pinning, Rese
 from services.vectordb_gateway.integrity import check_integrity
 from services.vectordb_gateway.lookup.encoder import EncoderGuard
 from services.vectordb_gateway.match_predictor.match_watch import MatchWatch
-from services.vectordb_gateway.settings import (
-    CapacitySettings,
-    EvictionChoice,
-    MaintenanceSettings,
-)
+from services.vectordb_gateway.settings import CapacitySettings, EvictionChoice, MaintenanceSettings
 from services.vectordb_gateway.upkeep.healing import Healing
 from services.vectordb_gateway.upkeep.indexing import Indexing
 from services.vectordb_gateway.upkeep.maintenance import Maintenance

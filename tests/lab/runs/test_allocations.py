@@ -8,11 +8,7 @@ import pytest
 
 from lab.commands.allocation import draw
 from lab.runs.allocations import allocation_panels, read_samples
-from pentimento.cli.allocation_samples import (
-    AllocationSample,
-    sample_line,
-    sample_of_plan,
-)
+from pentimento.cli.allocation_samples import AllocationSample, sample_line, sample_of_plan
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import CascadePlan, Plan, StagePlan, StartThreshold, WorkerAssignment
 from pentimento.domain.generation import PlanVersion

@@ -5,12 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lab.workloads.readers import (
-    read_azure_times,
-    read_embeddings,
-    read_mooncake,
-    read_production_requests,
-)
+from lab.workloads.readers import read_azure_times, read_embeddings, read_mooncake, read_production_requests
 from pentimento.domain.errors import InvalidArgument
 from tests.support.text_files import write_lines
 

@@ -9,16 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.adapter_load import (
-    DEVICES,
-    LOAD,
-    SDXL,
-    STEPS,
-    LoadedRequest,
-    LoadedRound,
-    workload_of,
-    worth_s,
-)
+from benchmarks.adapter_load import DEVICES, LOAD, SDXL, STEPS, LoadedRequest, LoadedRound, workload_of, worth_s
 from benchmarks.control_overlap import Blocks, _timed
 from benchmarks.end_sides import HEAVY, LORAS, LogRow, SideRun, folded, peer_order
 from benchmarks.energy import BUSY, JOINT, NIRVANA, SANA, SWAMPED, VANILLA, SpentSeconds, accounted, loaded, systems

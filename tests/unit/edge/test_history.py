@@ -6,21 +6,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pentimento.api.frontdoor.v1.frontdoor_service_pb2 import (
-    GetStatusResponse,
-    LatencyBucket,
-    PoolStatus,
-    StartCount,
-)
+from pentimento.api.frontdoor.v1.frontdoor_service_pb2 import GetStatusResponse, LatencyBucket, PoolStatus, StartCount
 from pentimento.clients.suite_status import SuiteStatus
-from pentimento.domain.fleet import (
-    CascadePlan,
-    Fleet,
-    Plan,
-    StagePlan,
-    StartThreshold,
-    WorkerAssignment,
-)
+from pentimento.domain.fleet import CascadePlan, Fleet, Plan, StagePlan, StartThreshold, WorkerAssignment
 from pentimento.domain.generation import PlanVersion
 from services.edge.history.reader import SampleRing
 from services.edge.history.samples import sample_of

@@ -6,26 +6,10 @@ from lab.fixtures.held_models import HELD
 from pentimento.domain.adapters import Adapter, AdapterKind, RejectedAdapter
 from pentimento.domain.execution import ControlNetEndpoint
 from pentimento.domain.fleet import AdapterPlacement, Capability
-from pentimento.domain.generation import (
-    ControlNetSelection,
-    GenerationSpec,
-    LoraSelection,
-    ObjectReference,
-    Scheduler,
-)
+from pentimento.domain.generation import ControlNetSelection, GenerationSpec, LoraSelection, ObjectReference, Scheduler
 from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
 from services.frontdoor.workers.worker_links import LinkAdapters
-from tests.unit.frontdoor.adapters import (
-    BOTH,
-    EDGES,
-    FOREIGN,
-    LAYOUT,
-    MOSAIC,
-    NEON,
-    credits,
-    known_adapters,
-    plan,
-)
+from tests.unit.frontdoor.adapters import BOTH, EDGES, FOREIGN, LAYOUT, MOSAIC, NEON, credits, known_adapters, plan
 
 SPEC = GenerationSpec("a red circle", "", HELD.model, 32, 32, 50, 3.0, Scheduler.DDIM, 7)
 SELECTED_NEON, SELECTED_MOSAIC = (LoraSelection(lora.name, 1.0, lora.digest) for lora in (NEON, MOSAIC))

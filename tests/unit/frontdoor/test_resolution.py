@@ -12,12 +12,7 @@ from PIL import Image
 from lab.fixtures.held_models import HELD
 from pentimento.domain.errors import InvalidArgument, PentimentoError
 from pentimento.domain.generation import InitImage, Scheduler, SigmaSpacing
-from pentimento.domain.image_request import (
-    CacheMode,
-    ImageFormat,
-    ImageRequest,
-    ResolvedRequest,
-)
+from pentimento.domain.image_request import CacheMode, ImageFormat, ImageRequest, ResolvedRequest
 from services.frontdoor.journal.bodies import JOURNALLED_REQUEST, resolved_from_bytes, resolved_to_bytes
 from services.frontdoor.requests.resolution import (
     RequestLimits,

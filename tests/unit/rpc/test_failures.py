@@ -7,13 +7,7 @@ import pytest
 
 from pentimento.domain import errors
 from pentimento.domain.errors import PentimentoError
-from pentimento.rpc.failures import (
-    explain,
-    not_received,
-    shutting_down,
-    too_many_calls,
-    too_many_messages,
-)
+from pentimento.rpc.failures import explain, not_received, shutting_down, too_many_calls, too_many_messages
 from tests.support.logged import said_by
 
 PATH = "/a.B/C"

@@ -11,11 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from pentimento.rpc import memory
-from pentimento.rpc.memory import (
-    MEBIBYTE,
-    FreedWatch,
-    give_back_freed_memory,
-)
+from pentimento.rpc.memory import MEBIBYTE, FreedWatch, give_back_freed_memory
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,7 @@ from pentimento.domain.cache import (
 )
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import PentimentoError
-from pentimento.domain.generation import (
-    CapturedEntries,
-    CapturedLatent,
-)
+from pentimento.domain.generation import CapturedEntries, CapturedLatent
 from pentimento.policies.cache_selection import SelectionRules, Threshold
 from pentimento.policies.followed_cache import CacheInForce
 from pentimento.policies.reuse_rules import ReuseRules

@@ -13,14 +13,7 @@ from prometheus_client import REGISTRY
 from pentimento.domain.cache import CacheScope, CandidateStart, LookupAnswer, image_key, latent_keys
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import InvalidArgument, PentimentoError, Unavailable
-from pentimento.domain.generation import (
-    Donor,
-    FromImage,
-    FromLatent,
-    FromNoise,
-    NoiseForm,
-    Start,
-)
+from pentimento.domain.generation import Donor, FromImage, FromLatent, FromNoise, NoiseForm, Start
 from pentimento.policies.cache_selection import NEAREST_COUNT, SelectionRules
 from pentimento.stores.ledger.cache_ledger import open_cache_ledger
 from pentimento.stores.ledger.cache_records import EncoderBinding
@@ -30,15 +23,7 @@ from services.vectordb_gateway.lookup.encoder import EncoderGuard
 from tests.support.gateways import scope
 from tests.support.logged import said_by
 from tests.support.waiting import until
-from tests.unit.vectordb_gateway.said_index import (
-    EMBEDDING,
-    ENCODER,
-    IMAGES,
-    NOBODY,
-    VECTOR,
-    Gateway,
-    candidates,
-)
+from tests.unit.vectordb_gateway.said_index import EMBEDDING, ENCODER, IMAGES, NOBODY, VECTOR, Gateway, candidates
 
 
 def counted(outcome: str) -> float:

@@ -21,14 +21,7 @@ from services.vectordb_gateway.upkeep.store_calls import StoreThreads
 from tests.contract.stores.cache_records import bind
 from tests.support.gateways import scope
 from tests.support.profiles import LATENT_PROFILE
-from tests.unit.vectordb_gateway.said_index import (
-    EMBEDDING,
-    ENCODER,
-    VECTOR,
-    Gateway,
-    SaidIndex,
-    candidates,
-)
+from tests.unit.vectordb_gateway.said_index import EMBEDDING, ENCODER, VECTOR, Gateway, SaidIndex, candidates
 
 
 class ToldWatch(MatchWatch):
