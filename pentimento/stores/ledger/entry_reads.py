@@ -1,4 +1,4 @@
-"""Read entries of the cache: live ones of a lookup, and those that the index lacks or holds under a lost key."""
+"""Read entries of the cache: live ones of a lookup, and ones that the index lacks or holds under a lost key."""
 
 from collections.abc import Sequence
 from functools import cache

@@ -60,7 +60,7 @@ class Statement:
             _use_driver(connection, compiled.text, lambda cursor: cursor.executemany(compiled.text, given))
 
     def read(self, engine: Engine, **values: Any) -> list[Any]:
-        """Run a SELECT on a connection of its own and return its rows, with the columns as attributes. One statement
+        """Run a SELECT on a separate connection and return its rows, with the columns as attributes. One statement
         sees one state of the database without its own transaction. Raises SQLAlchemy's errors."""
         compiled = self._in(engine.dialect, values)
         given = compiled.parameters(values)

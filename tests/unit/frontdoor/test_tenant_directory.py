@@ -33,7 +33,7 @@ class Away(TenantLedger):
     """A ledger that is away but for one look: the third of five."""
 
     def __init__(self, journal: Journal) -> None:
-        super().__init__(journal.tenants._writer, SetClock())
+        super().__init__(journal._writer, SetClock())
         self.looked = asyncio.Event()
         self.look_count = 0
 
@@ -73,7 +73,7 @@ class Counted(TenantLedger):
     """A ledger that notes what is read of it."""
 
     def __init__(self, journal: Journal) -> None:
-        super().__init__(journal.tenants._writer, SetClock())
+        super().__init__(journal._writer, SetClock())
         self.reads: list[str] = []
         self.looked = asyncio.Event()
 

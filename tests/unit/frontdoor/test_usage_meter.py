@@ -37,7 +37,7 @@ class Breaking(TenantLedger):
 def test_what_cannot_be_written_is_kept_and_written_once(tmp_path: Path) -> None:
     clock = SetClock(wall_s=NOW_S, monotonic_s=0.0)
     journal = open_journal(f"sqlite:///{tmp_path}/journal.sqlite", clock)
-    ledger = Breaking(journal.tenants._writer, clock)
+    ledger = Breaking(journal._writer, clock)
     hour_at = int(NOW_S) // HOUR_S * HOUR_S
 
     async def count() -> None:
