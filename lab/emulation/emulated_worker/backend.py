@@ -37,7 +37,7 @@ from pentimento.stores.objects import open_objects
 from services.unet_worker import metrics
 from services.unet_worker.attempts.cache_objects import DonorReader, UnusableDonor, Uploads
 from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder, ProgressPace
-from services.unet_worker.attempts.runner import AttemptRunner, GeneratedImage, stage_timings
+from services.unet_worker.attempts.runner import AttemptImage, AttemptRunner, stage_timings
 from services.unet_worker.device.device_backend import HeldAdapters
 from services.unet_worker.process import DONOR_TIMEOUT_S, UPLOAD_TIMEOUT_S, WorkerIdentity
 
@@ -304,7 +304,7 @@ class EmulatedBackend:
         emit: Callable[[ExecuteEvent], None],
         accepted_at: float,
         deadline: float | None,
-    ) -> GeneratedImage:
+    ) -> AttemptImage:
         """See `runner.ModelRunner`. An event loop's time is the monotonic clock's."""
         held, model, pictures = self.held, self._model, self._pictures[self._model.name]
         start = await self._start(order.spec, order.route)
@@ -350,7 +350,7 @@ class EmulatedBackend:
             lora_patch_step=order.route.lora_patch_step if order.spec.loras else None,
             thinned_steps=bridge.thinned_steps,
         )
-        return GeneratedImage(result, png, ended_at)
+        return AttemptImage(result, png, ended_at)
 
     async def _start(self, spec: GenerationSpec, route: Route) -> EmulatedStart:
         """Donors are read from the real store, and not looked at."""

@@ -27,7 +27,7 @@ from services.unet_worker.adapters.lora_shelf import LoraShelf
 from services.unet_worker.attempts.cache_objects import Uploads
 from services.unet_worker.attempts.finishing import FinishedImage, Finisher
 from services.unet_worker.attempts.order import ExecuteOrder, ProgressPace
-from services.unet_worker.attempts.runner import GeneratedImage, Mark, stage_timings
+from services.unet_worker.attempts.runner import AttemptImage, Mark, stage_timings
 from services.unet_worker.attempts.starts import ResolvedStart, StartResolver
 from services.unet_worker.attempts.yielding import PlaceWatch, StepPace
 from services.unet_worker.control.conditions import ConditionEncoder
@@ -189,7 +189,7 @@ class EngineModelRunner:
         emit: Callable[[ExecuteEvent], None],
         accepted_at: float,
         deadline: float | None,
-    ) -> GeneratedImage:
+    ) -> AttemptImage:
         # Requested first: they load while the start is fetched.
         loras = self._loras.source(order.spec, order.route) if self._loras is not None else None
         controlnets = await self._controlnets_of(order)
@@ -233,7 +233,7 @@ class EngineModelRunner:
             thinned_steps=painting.thinned_steps,
         )
         final_latents = _final_latents(order, painting) if order.return_latents else None
-        return GeneratedImage(result, picture.png, picture.encoded_at, final_latents)
+        return AttemptImage(result, picture.png, picture.encoded_at, final_latents)
 
     async def _controlnets_of(self, order: ExecuteOrder) -> tuple[RemoteControlNet, ...]:
         """Return the order's ControlNets. Raises Unavailable if no replica serves one."""

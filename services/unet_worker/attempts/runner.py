@@ -26,7 +26,7 @@ def stage_timings(accepted_at: float, marks: Iterable[Mark]) -> tuple[StageTimin
 
 
 @dataclass(frozen=True)
-class GeneratedImage:
+class AttemptImage:
     """Hold a result without stored objects; its timings end at `ended_at`, in seconds on the monotonic clock. A cache
     stores `png`, regardless of the image's format."""
 
@@ -46,7 +46,7 @@ class ModelRunner(Protocol):
         emit: Callable[[ExecuteEvent], None],
         accepted_at: float,
         deadline: float | None,
-    ) -> GeneratedImage:
+    ) -> AttemptImage:
         """Emit Started and StepProgress, and put captured latents into `uploads`. Times are on the monotonic clock.
         Raises domain errors; cancelling stops the work at the next step."""
 
@@ -111,7 +111,7 @@ class AttemptRunner:
         return AttemptOutcome(result, made.final_latents)
 
     async def _store(
-        self, uploads: Uploads | None, made: GeneratedImage, cache_thinned: bool
+        self, uploads: Uploads | None, made: AttemptImage, cache_thinned: bool
     ) -> tuple[CapturedEntries, tuple[str, ...]]:
         """Store the attempt's objects for the cache. An image of a request with skipped steps is stored only if the
         order states that it lost little: every later image made from it inherits the loss."""

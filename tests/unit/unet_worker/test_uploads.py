@@ -19,7 +19,7 @@ from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.objects import open_objects
 from services.unet_worker.attempts.cache_objects import GrantGuard, Uploads
 from services.unet_worker.attempts.order import ExecuteOrder
-from services.unet_worker.attempts.runner import AttemptRunner, GeneratedImage
+from services.unet_worker.attempts.runner import AttemptImage, AttemptRunner
 from tests.unit.unet_worker.orders import HELD, ORDER, order_with
 
 GRANT = CacheGrant("grant", (LatentSlot(2, "latents/k2"), LatentSlot(6, "latents/k6")), "images/one", 60_000)
@@ -149,10 +149,10 @@ class Painted:
     def __init__(self, thinned_steps: tuple[int, ...]) -> None:
         self._thinned_steps = thinned_steps
 
-    async def paint(self, order: ExecuteOrder, *_: Any) -> GeneratedImage:
+    async def paint(self, order: ExecuteOrder, *_: Any) -> AttemptImage:
         nothing = CapturedEntries("")
         result = AttemptResult(order.attempt, b"png", 64, 64, "sha256:p", nothing, 12, 0, HELD.model_digest, 1)
-        return GeneratedImage(replace(result, thinned_steps=self._thinned_steps), b"png", 0.0)
+        return AttemptImage(replace(result, thinned_steps=self._thinned_steps), b"png", 0.0)
 
 
 @pytest.mark.parametrize(
