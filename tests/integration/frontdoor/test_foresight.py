@@ -213,24 +213,28 @@ async def test_light_stage_that_saves_no_device_seconds_is_skipped(
     assert bool(embedder.text_calls) is not skipped
 
 
-@pytest.mark.parametrize(("cost_ms", "is_left_out"), [(1.0, True), (1e-6, False)])
+@pytest.mark.parametrize(("saved_share", "is_left_out", "then_ms"), [(0.2, True, 0.4), (0.3, False, 0.7)])
 async def test_cascade_that_saves_less_than_it_takes_is_left_out(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, cost_ms: float, is_left_out: bool
+    folder: Path, monkeypatch: pytest.MonkeyPatch, saved_share: float, is_left_out: bool, then_ms: float
 ) -> None:
     monkeypatch.setattr(worth, "_INVESTED_IMAGES", 1e-9)
-    async with reading(folder, cache_cost_ms=cost_ms, **SKIPPING) as cascade:
-        cascade.discriminator.foreseen = 0.6
-        # A light image takes 1 ms, a heavy one 4: a prediction that takes 1 ms saves (0.6 - 0.5) * 4 ms.
+    async with reading(folder, cache_cost_ms=1.0, **SKIPPING) as cascade:
+        cascade.discriminator.foreseen = 0.9
+        # A light image takes 1 ms, a heavy one 4.1: predictions that take 1 ms must save a share of 0.25.
         speeds = (SpeedProfile("light", ((1, 0.5e-6),)), SpeedProfile("heavy", ((1, 1e-6),)))
-        cascade.suite.frontdoor.parts.submit(ProfilesReceived(speeds))
-        completed = [await cascade.suite.paint(replace(UNNAMED, seed=seed)) for seed in range(2)]
+        parts = cascade.suite.frontdoor.parts
+        parts.submit(ProfilesReceived(speeds))
+        parts.cascade_worth.note("light>heavy", saved_share)
         explanation = await cascade.suite.client.explain(UNNAMED)
+        completed = await cascade.suite.paint(UNNAMED)
+        counted = parts.cascade_worth.why_left_out("light>heavy", 0.002)
 
-    skips = "light skipped: one request in 16 asks the cascade: a prediction saves "
-    skipped = [any(note.startswith(skips) for note in one.provenance.notes) for one in completed]
-    assert skipped == [False, is_left_out]
-    assert len(cascade.light.executed) == 2 - is_left_out
+    skips = "light skipped: one request in 16 asks the cascade: a prediction saves 0.8 ms, the cascade takes 1"
+    assert (skips in completed.provenance.notes) is is_left_out
     assert any(skips in reason for reason in explanation.reasons) is is_left_out
+    assert len(cascade.light.executed) == int(not is_left_out)
+    # Of an image of 2 ms: 0.2 without a prediction, else the mean of 0.3 and this prediction's 0.9 - (1 + 1) / 4.1.
+    assert f"a prediction saves {then_ms} ms" in counted
 
 
 def left_out_count() -> float:

@@ -151,6 +151,7 @@ OTHER_VALUES: dict[str, object] = {
     "guidance_scale": 2.0,
     "scheduler": "ddim",
     "eta": 0.5,
+    "clip_skip": 1,
     "seed": 2,
     "loras": (AskedLora("neon"),),
     "controlnets": (AskedControlNet("edges", a_png(32, 32)),),
