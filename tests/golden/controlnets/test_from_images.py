@@ -21,6 +21,7 @@ from lab.fixtures.worker_under_test import noise_image, png_of
 from pentimento.diffusion.controlnets import ControlSetting
 from pentimento.diffusion.images import decode_mask, decode_pixels
 from pentimento.diffusion.painting import ImageStart, first_img2img_step
+from pentimento.diffusion.schedulers import DIFFUSION_SCHEDULERS
 from pentimento.domain.generation import NoiseForm
 from tests.support.torch_threads import one_thread  # noqa: F401 (a fixture of this module)
 
@@ -145,5 +146,5 @@ def test_controlled_pictures_from_an_image_equal_those_of_diffusers(
         for scheduler in sides.engine.model.info.schedulers
     }
 
-    assert len(differences) == 4
+    assert len(differences) == len(DIFFUSION_SCHEDULERS)
     assert all(value <= 1e-4 for value in differences.values()), differences
