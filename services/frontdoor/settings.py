@@ -105,7 +105,7 @@ class FrontdoorSettings:
         help="residuals one step old, for ControlNets measured for it: off, on, or auto (if images waited)",
     )
     controlnet_wait_share: float = setting(
-        0.2, help="share of a step above which waiting for residuals is too long", minimum=0.01, maximum=1
+        0.1, help="share of a step above which waiting for residuals is too long", minimum=0.01, maximum=1
     )
     latent_parallel: PairingMode = setting(
         PairingMode.DEADLINE,
