@@ -185,12 +185,12 @@ async def test_by_itself_pictures_are_pipelined_once_others_were_seen_to_wait(
         await suite.paint(replace(asked, seed=4, num_inference_steps=49))
         await suite.paint(replace(STYLED, num_inference_steps=50))
         worker.residual_wait_share = 0.0
-        for seed in range(5, 10):
+        for seed in range(5, 13):
             await suite.paint(replace(asked, seed=seed))
 
     synchronous, pipelined = (ControlNetMode.SYNCHRONOUS, 0), (ControlNetMode.PIPELINED, 4)
     assert modes(worker)[:5] == [synchronous, synchronous, pipelined, synchronous, (None, 0)]
-    assert modes(worker)[5:] == [pipelined] * 4 + [synchronous]
+    assert modes(worker)[5:] == [pipelined] * 7 + [synchronous]
     route = painted.provenance.route
     assert (route.controlnet_mode, route.pipelined_from_step) == pipelined
 
