@@ -54,14 +54,9 @@ class DeisSchedule(UnitVarianceSchedule[DeisStep]):
 def make_deis_schedule(config: DiffusionConfig, order: StepSequence) -> DeisSchedule:
     """Build the schedule. Raises ValueError if the steps do not fit the training schedule."""
     alphas = cumulative_alphas(config)
-    trained_sigmas = ((1 - alphas) / alphas) ** 0.5
-    rounds = (SigmaSpacing.KARRAS,)
-    timesteps, levels = solver_levels(config, trained_sigmas.numpy(), order.step_count, rounds=rounds)
-    last = float(trained_sigmas[0]) if config.sigma_spacing is SigmaSpacing.TIMESTEPS else levels[-1]
-    sigmas = torch.from_numpy(np.concatenate([levels, [last]]).astype(np.float32))
+    timesteps, sigmas = solver_levels(config, alphas, order.step_count, (SigmaSpacing.KARRAS,), None)
     steps = tuple(_step(config, sigmas, index, order) for index in range(order.step_count))
-    taken = torch.from_numpy(timesteps)[order.levels]
-    return DeisSchedule(taken, tuple(sigmas[order.levels].tolist()), order, config, steps)
+    return DeisSchedule(timesteps[order.levels], tuple(sigmas[order.levels].tolist()), order, config, steps)
 
 
 def _step(config: DiffusionConfig, sigmas: Tensor, index: int, order: StepSequence) -> DeisStep:

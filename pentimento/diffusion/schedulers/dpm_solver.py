@@ -8,20 +8,18 @@ the slope accounts for the larger distance to the step before.
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from pentimento.diffusion.schedulers.config import DiffusionConfig, SolverType
+from pentimento.diffusion.schedulers.config import BetaSchedule, DiffusionConfig, SolverType
 from pentimento.diffusion.schedulers.noise import positive_alphas
 from pentimento.diffusion.schedulers.schedule import SamplerState, StepSequence
 from pentimento.diffusion.schedulers.unit_variance import (
     UnitVarianceSchedule,
-    rounded_spacings,
     signal_level,
     solver_levels,
 )
-from pentimento.domain.generation import Scheduler
+from pentimento.domain.generation import Scheduler, SigmaSpacing
 
 # diffusers' threshold below which `lower_order_final` takes effect.
 _FEW_STEPS = 15
@@ -61,16 +59,14 @@ class DpmSolverSchedule(UnitVarianceSchedule[DpmSolverStep]):
 def make_dpm_solver_schedule(config: DiffusionConfig, order: StepSequence) -> DpmSolverSchedule:
     """Build the schedule. Raises ValueError if the steps do not fit the training schedule."""
     alphas = positive_alphas(config)
-    trained_sigmas = ((1 - alphas) / alphas) ** 0.5
-    rounds = rounded_spacings(config)
-    timesteps, levels = solver_levels(config, trained_sigmas.numpy(), order.step_count, rounds=rounds)
-    last = 0.0 if config.final_sigma_zero else float(trained_sigmas[0])
-    sigmas = torch.from_numpy(np.concatenate([levels, [last]]).astype(np.float32))
+    # diffusers truncates Karras's timesteps for this noise schedule only.
+    rounds = () if config.beta_schedule is BetaSchedule.SQUARED_COSINE else (SigmaSpacing.KARRAS,)
+    last = 0.0 if config.final_sigma_zero else float(((1 - alphas[0]) / alphas[0]) ** 0.5)
+    timesteps, sigmas = solver_levels(config, alphas, order.step_count, rounds, last)
     is_stochastic = config.scheduler is Scheduler.DPM_SOLVER_PP_2M_SDE
     steps = tuple(_step(config, sigmas, index, order, is_stochastic) for index in range(order.step_count))
-    taken = torch.from_numpy(timesteps)[order.levels]
-    levels_taken = tuple(sigmas[order.levels].tolist())
-    return DpmSolverSchedule(taken, levels_taken, order, config, steps, needs_noise=is_stochastic)
+    levels = tuple(sigmas[order.levels].tolist())
+    return DpmSolverSchedule(timesteps[order.levels], levels, order, config, steps, needs_noise=is_stochastic)
 
 
 def _step(

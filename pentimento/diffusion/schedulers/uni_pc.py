@@ -9,7 +9,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -80,16 +79,10 @@ def _corrected(span: UniPcSpan, last: Tensor, before: Sequence[Tensor], clean: T
 
 def make_uni_pc_schedule(config: DiffusionConfig, order: StepSequence) -> UniPcSchedule:
     """Build the schedule. Raises ValueError if the steps do not fit the training schedule."""
-    alphas = positive_alphas(config)
-    trained_sigmas = ((1 - alphas) / alphas) ** 0.5
-    rounds = (SigmaSpacing.KARRAS,)
-    timesteps, levels = solver_levels(config, trained_sigmas.numpy(), order.step_count, rounds=rounds)
-    smallest = float(trained_sigmas[0]) if config.sigma_spacing is SigmaSpacing.TIMESTEPS else levels[-1]
-    last = 0.0 if config.final_sigma_zero else smallest
-    sigmas = torch.from_numpy(np.concatenate([levels, [last]]).astype(np.float32))
+    last = 0.0 if config.final_sigma_zero else None
+    timesteps, sigmas = solver_levels(config, positive_alphas(config), order.step_count, (SigmaSpacing.KARRAS,), last)
     steps = tuple(_step(config, sigmas, index, order) for index in range(order.step_count))
-    taken = torch.from_numpy(timesteps)[order.levels]
-    return UniPcSchedule(taken, tuple(sigmas[order.levels].tolist()), order, config, steps)
+    return UniPcSchedule(timesteps[order.levels], tuple(sigmas[order.levels].tolist()), order, config, steps)
 
 
 def _step(config: DiffusionConfig, sigmas: Tensor, index: int, order: StepSequence) -> UniPcStep:

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pentimento.diffusion.schedulers.config import BetaSchedule, DiffusionConfig, PredictionType
+from pentimento.diffusion.schedulers.config import DiffusionConfig, PredictionType
 from pentimento.diffusion.schedulers.noise import spaced_timesteps_between
 from pentimento.diffusion.schedulers.schedule import Schedule
 from pentimento.diffusion.schedulers.spacings import spaced_levels, timesteps_at
@@ -92,20 +91,18 @@ def signal_level(ratio: Tensor) -> SignalLevel:
 
 
 def solver_levels(
-    config: DiffusionConfig, trained_sigmas: npt.NDArray[np.float32], step_count: int, *, rounds: Sequence[SigmaSpacing]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """Return timesteps and sigmas, (step_count,) each, of a solver that counts both ends of each step. Timesteps of the
-    spacings in `rounds` are rounded, those of other spacings truncated, as diffusers' class of the solver does."""
+    config: DiffusionConfig, alphas: Tensor, step_count: int, rounds: Sequence[SigmaSpacing], last: float | None
+) -> tuple[Tensor, Tensor]:
+    """Return the timesteps (step_count,) and ratios of noise to image (step_count + 1,) of a solver that counts both
+    ends of each step. Timesteps of the spacings in `rounds` are rounded, those of other spacings truncated, as
+    diffusers' class of the solver does. `last`: the final ratio; None for the smallest before it or in training."""
+    trained = (((1 - alphas) / alphas) ** 0.5).numpy()
     if config.sigma_spacing is SigmaSpacing.TIMESTEPS:
         timesteps = spaced_timesteps_between(config, step_count).round().astype(np.int64)
-        return timesteps, np.interp(timesteps, np.arange(len(trained_sigmas)), trained_sigmas)
-    ends = float(trained_sigmas[-1]), float(trained_sigmas[0])
-    levels = spaced_levels(config.sigma_spacing, *ends, step_count)
-    unrounded = timesteps_at(levels, trained_sigmas)
-    return (unrounded.round() if config.sigma_spacing in rounds else unrounded).astype(np.int64), levels
-
-
-def rounded_spacings(config: DiffusionConfig) -> Sequence[SigmaSpacing]:
-    """Return the spacings with rounded timesteps in diffusers' DPM-Solver++, which truncates them for one noise
-    schedule."""
-    return () if config.beta_schedule is BetaSchedule.SQUARED_COSINE else (SigmaSpacing.KARRAS,)
+        levels, smallest = np.interp(timesteps, np.arange(len(trained)), trained), float(trained[0])
+    else:
+        levels = spaced_levels(config.sigma_spacing, float(trained[-1]), float(trained[0]), step_count)
+        unrounded, smallest = timesteps_at(levels, trained), levels[-1]
+        timesteps = (unrounded.round() if config.sigma_spacing in rounds else unrounded).astype(np.int64)
+    ratios = np.concatenate([levels, [smallest if last is None else last]])
+    return torch.from_numpy(timesteps), torch.from_numpy(ratios.astype(np.float32))
