@@ -193,7 +193,7 @@ def run_suite(
 
 
 def drawn(paths: Sequence[str], sample: int, seed: int) -> list[Mutant]:
-    """So many of them, every file's share as its mutants'."""
+    """Return `sample` mutants of the files, each file in proportion to its own number; `seed` decides which."""
     sources = [Source(ROOT, path) for path in paths]
     rng, share = random.Random(seed), min(sample / sum(len(source.changes) for source in sources), 1.0)
     mutants = []

@@ -133,7 +133,7 @@ class GroupTurns:
 
 
 def choose_batch(candidates: Sequence[C], limit_of: Callable[[Any], int], *, preempt: bool) -> list[C]:
-    """Return the requests of a forward pass, most urgent first: equal keys, at most `limit_of(key)` >= 1 of them.
+    """Return the requests of a forward pass, most urgent first: one key, at most `limit_of(key)` >= 1 requests.
 
     With `preempt` the most urgent requests run, even if others have begun. Without, a request that has begun runs to
     its end, and no request joins it ahead of a more urgent one in another group, which waits until this group is empty.
