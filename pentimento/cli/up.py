@@ -76,14 +76,15 @@ CACHE = ("reuse_rule", "eviction", "cache_bias", "scratch_share", "renoised_shar
     "--devices",
     default="",
     metavar="0,1,…",
-    help="GPUs for workers and ControlNet services, by nvidia-smi's index or UUID [the first]",
+    help="GPUs for models, ControlNets, encoder and discriminator, by nvidia-smi's index or UUID [the first]",
 )
 @click.option(
     "--place",
     "places",
     multiple=True,
     metavar="SERVICE=GPU,…|cpu",
-    help="GPUs of controlnet_svc, unet_worker or unet_worker/MODEL; overrides --devices; may be repeated",
+    help="GPUs of controlnet_svc, discriminator, embedder, unet_worker or unet_worker/MODEL; overrides --devices; "
+    "may be repeated",
 )
 @click.option("--threads", type=click.IntRange(1, 256), default=1, show_default=True, help="torch threads per process")
 @click.option("--config", "config_file", type=PRESENT, help="TOML settings for every service")
@@ -304,9 +305,9 @@ def gpu_places(
         raise click.UsageError("--devices and --place are for models; the devices of --emulate are in its file")
     if devices and click.get_current_context().get_parameter_source("device") is not ParameterSource.DEFAULT:
         raise click.UsageError("--devices and --device exclude each other: --place SERVICE=cpu keeps one on the CPU")
-    services = ("controlnet_svc", "unet_worker", *(f"unet_worker/{model.name}" for model in models))
+    workers = ("unet_worker", *(f"unet_worker/{model.name}" for model in models))
     spread = read_devices("devices", devices, os.environ) if devices else ()
-    return spread, read_places(places, services, os.environ)
+    return spread, read_places(places, ("controlnet_svc", "discriminator", "embedder", *workers), os.environ)
 
 
 def token_file_of_all(config_file: Path | None) -> Path | None:

@@ -15,10 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pentimento.devices.choices import DeviceChoice
 from pentimento.domain.errors import FailedPrecondition
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _LIST_TIMEOUT_S = 60.0
+# Embedders or discriminators on one GPU: more than anyone starts, since each takes a hundredth of its memory.
+_SMALL_PER_DEVICE = 64
 _UUID = re.compile(r"UUID: ((GPU|MIG)-[\w/-]+)\)")
 
 
@@ -66,6 +69,12 @@ def claim_gpu(folder: Path | None, kind: str, claims_per_device: int, *, from_la
     claim = claim_device(folder, kind, devices[::-1] if from_last else devices, claims_per_device)
     os.environ[VISIBLE] = claim.device
     return claim
+
+
+def place_next_to_models(folder: Path | None, kind: str, device: DeviceChoice) -> None:
+    """Show this process the GPU with the fewest processes of its kind, the last of equals: its small networks share the
+    GPU with a model's. All GPUs stay visible without a folder or for the CPU."""
+    claim_gpu(folder if device is not DeviceChoice.CPU else None, kind, _SMALL_PER_DEVICE, from_last=True)
 
 
 def visible_gpus() -> str:

@@ -28,6 +28,13 @@ def choose_device(choice: DeviceChoice) -> torch.device:
     return torch.device("cuda" if available and choice is not DeviceChoice.CPU else "cpu")
 
 
+def exact_device(choice: DeviceChoice) -> torch.device:
+    """Return the device of a small network, after turning TF32 off in this process: its results are compared with a
+    CPU's, and TF32 rounds a convolution's inputs to 10 bits. Raises FailedPrecondition like `choose_device`."""
+    torch.backends.cudnn.allow_tf32 = False
+    return choose_device(choice)
+
+
 def choose_dtype(choice: DtypeChoice, device: torch.device) -> torch.dtype:
     if choice is DtypeChoice.AUTO:
         return torch.float32 if device.type == "cpu" else torch.float16

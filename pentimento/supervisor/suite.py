@@ -151,7 +151,8 @@ def embedder(settings: SuiteSettings, state: StateDirectory, number: int) -> Pro
     """Return one embedder; the first has the name in the settings of other processes."""
     module = settings.emulated.embedder_module if settings.emulated is not None else "services.embedder"
     flags = {"encoder": settings.encoder, "threads": settings.threads}
-    return process_of(settings, state, f"embedder-{number}" if number else "embedder", module, CACHE_STAGE, flags)
+    name, on = f"embedder-{number}" if number else "embedder", "" if settings.emulated is not None else "embedder"
+    return process_of(settings, state, name, module, CACHE_STAGE, flags, on=on)
 
 
 def gateway(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
@@ -240,7 +241,9 @@ def worker(settings: SuiteSettings, state: StateDirectory, model: ModelDirectory
 def discriminator(settings: SuiteSettings, state: StateDirectory, cascade: ServedCascade) -> ProcessSpec:
     scored = listed("discriminator", (f"{pair}={directory}" for pair, directory in cascade.scored()))
     flags = {"threads": settings.threads, "cascades": scored}
-    return process_of(settings, state, "discriminator", "services.discriminator", WORKER_STAGE, flags)
+    return process_of(
+        settings, state, "discriminator", "services.discriminator", WORKER_STAGE, flags, on="discriminator"
+    )
 
 
 def frontdoor(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:

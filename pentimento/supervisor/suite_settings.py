@@ -123,7 +123,7 @@ class SuiteSettings:
     `loras`: the workers' directory of LoRAs. `thinning`: when steps are skipped
     (off, deadline, load, always). `handover`: whether a cascade's later models start from earlier images where they
     were profiled for it (auto, off). `cascade`: the models of requests that name none; None for
-    the default model. `devices`: the GPUs over which workers and ControlNet services are spread, instead of `device`.
+    the default model. `devices`: the GPUs over which the services with networks are spread, instead of `device`.
     `places`: the GPUs of one service or of one model's workers (`unet_worker/MODEL`) instead; empty for the CPU."""
 
     models: tuple[ModelDirectory, ...]

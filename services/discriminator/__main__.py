@@ -1,5 +1,6 @@
 """Run the discriminator: `python -m services.discriminator --cascades LIGHT>HEAVY=DIR`."""
 
+from pentimento.devices.claims import place_next_to_models
 from pentimento.diffusion.discriminator_files import discriminator_files
 from pentimento.rpc import run_service
 from pentimento.service.idle import serve_nothing
@@ -16,6 +17,7 @@ async def main(argv: list[str]) -> None:
         return
     for directory in directories.values():
         discriminator_files(directory, accept_other_digest=settings.accept_other_digest)
+    place_next_to_models(settings.device_claims_dir, "discriminator", settings.device)
     # Imported last: a wrong flag or directory is refused before torch is loaded.
     with importing_much():
         from services.discriminator.wiring import wire

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from pentimento.devices.choices import DeviceChoice
 from pentimento.files.adapter_registry import read_discriminators
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.settings import setting
@@ -26,6 +27,10 @@ class DiscriminatorSettings:
         False, help="skip missing discriminators with a log line, and start without any; off: exit"
     )
     accept_other_digest: bool = setting(False, help="serve discriminators with another digest than registry.json")
+    device: DeviceChoice = setting(DeviceChoice.AUTO, help="device of the networks")
+    device_claims_dir: Path | None = setting(
+        None, help="directory of GPU locks of this host; empty: the first GPU", must_exist=True
+    )
     threads: int = setting(1, help="torch threads", minimum=1, maximum=256)
     max_batch_size: int = setting(16, help="images per forward pass", minimum=1, maximum=1024)
     controller_address: str = setting("", help="controller to register with, and its standbys; empty: none")

@@ -1,5 +1,6 @@
 """Run the embedder: `python -m services.embedder --encoder DIR`."""
 
+from pentimento.devices.claims import place_next_to_models
 from pentimento.rpc import run_service
 from pentimento.service.idle import serve_nothing
 from pentimento.service.imports import importing_much
@@ -12,6 +13,7 @@ async def main(argv: list[str]) -> None:
     if settings.missing:
         await serve_nothing(settings.rpc, "embedder", settings.missing)
         return
+    place_next_to_models(settings.device_claims_dir, "embedder", settings.device)
     # Imported after the settings hold: a wrong flag is answered before torch is loaded.
     with importing_much():
         from services.embedder.wiring import wire

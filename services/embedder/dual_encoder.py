@@ -88,8 +88,9 @@ def open_encoder(directory: Path) -> EncoderCheckpoint[EncoderConfig]:
 class DualEncoder:
     """Unit-length features of texts and images. Call it on one thread, under `torch.inference_mode()`."""
 
-    def __init__(self, checkpoint: EncoderCheckpoint[EncoderConfig]) -> None:
-        config, tensors = checkpoint.config, checkpoint.tensors
+    def __init__(self, checkpoint: EncoderCheckpoint[EncoderConfig], device: torch.device) -> None:
+        config, tensors = checkpoint.config, checkpoint.on(device)
+        self._device = device
         self.dimension_count = config.projection_dim
         self._end_token = config.eos_token_id
         self._patch_size = config.patch_size
@@ -101,18 +102,18 @@ class DualEncoder:
         """Return unit vectors (batch, dimension_count) of token ids, each text ending in the end token."""
         longest = max(map(len, texts))
         # The padding is the end token; only the first end token counts.
-        ids = torch.tensor([[*text, *[text[-1]] * (longest - len(text))] for text in texts])
+        ids = torch.tensor([[*text, *[text[-1]] * (longest - len(text))] for text in texts], device=self._device)
         tokens = functional.embedding(ids, self._tensors["text_model.embeddings.token_embedding.weight"])
         positions = self._tensors["text_model.embeddings.position_embedding.weight"][: ids.shape[1]]
         hidden = self._text.run(tokens + positions)
-        pooled = hidden[torch.arange(len(hidden)), text_ends(ids, self._end_token)]
+        pooled = hidden[torch.arange(len(hidden), device=self._device), text_ends(ids, self._end_token)]
         pooled = self._text.norm(pooled, affine_of(self._tensors, "text_model.final_layer_norm"))
         return functional.normalize(functional.linear(pooled, self._tensors["text_projection.weight"]), dim=-1)
 
     def embed_pixels(self, pixels: Tensor) -> Tensor:
         """Return unit vectors (batch, dimension_count) of pixels (batch, channels, image_size, image_size)."""
         kernel = self._tensors["vision_model.embeddings.patch_embedding.weight"]
-        patches = functional.conv2d(pixels, kernel, stride=self._patch_size).flatten(2).transpose(1, 2)
+        patches = functional.conv2d(pixels.to(self._device), kernel, stride=self._patch_size).flatten(2).transpose(1, 2)
         first = self._tensors["vision_model.embeddings.class_embedding"].expand(len(pixels), 1, -1)
         hidden = torch.cat([first, patches], dim=1)
         hidden = hidden + self._tensors["vision_model.embeddings.position_embedding.weight"]

@@ -22,6 +22,7 @@ from services.embedder.tokenization import TextTokenizer, open_tokenizer
 
 # The tolerated error of a unit vector's length; a zero vector or NaN is far outside.
 LENGTH_TOLERANCE = 1e-3
+CPU = torch.device("cpu")
 SAMPLE_TEXT = "an image of 1 cat"
 
 
@@ -90,29 +91,29 @@ class EmbeddingModel:
         return self.images
 
 
-def open_model(directory: Path) -> EmbeddingModel:
+def open_model(directory: Path, device: torch.device = CPU) -> EmbeddingModel:
     """Return a loaded, checked and tried out CLIPModel or sentence-transformers (BERT) directory. Raises BadCheckpoint
     with one line; takes seconds."""
     kind = read_json_object(directory / "config.json").get("model_type")
-    return _open_sentence_model(directory) if kind == "bert" else _open_dual_model(directory)
+    return _open_sentence_model(directory, device) if kind == "bert" else _open_dual_model(directory, device)
 
 
-def _open_sentence_model(directory: Path) -> EmbeddingModel:
+def _open_sentence_model(directory: Path, device: torch.device) -> EmbeddingModel:
     checkpoint = open_sentence_encoder(directory)
     tokenizer = open_tokenizer(directory, checkpoint.config.max_tokens)
     check_token_ids(checkpoint, tokenizer.encode(SAMPLE_TEXT))
-    model = EmbeddingModel(checkpoint.name, checkpoint.digest, SentenceEncoder(checkpoint), tokenizer)
+    model = EmbeddingModel(checkpoint.name, checkpoint.digest, SentenceEncoder(checkpoint, device), tokenizer)
     _try_out(directory, model, 0)
     return model
 
 
-def _open_dual_model(directory: Path) -> EmbeddingModel:
+def _open_dual_model(directory: Path, device: torch.device) -> EmbeddingModel:
     checkpoint = open_encoder(directory)
     config = checkpoint.config
     preprocessing = read_preprocessing(directory / "preprocessor_config.json", config.image_size)
     tokenizer = open_tokenizer(directory, config.max_position_embeddings)
     _check_tokenizer(directory, tokenizer, config)
-    encoder = DualEncoder(checkpoint)
+    encoder = DualEncoder(checkpoint, device)
     images = ImageTower(encoder, preprocessing)
     model = EmbeddingModel(checkpoint.name, checkpoint.digest, encoder, tokenizer, images)
     _try_out(directory, model, config.image_size)
@@ -139,6 +140,7 @@ def _try_out(directory: Path, model: EmbeddingModel, image_size: int) -> None:
 
 def _as_bytes(vectors: Tensor) -> list[bytes]:
     """Raise Internal for a vector that is not of unit length: it would poison an index."""
+    vectors = vectors.cpu()
     lengths: Any = vectors.norm(dim=-1)
     if not bool(((lengths - 1).abs() < LENGTH_TOLERANCE).all()):
         raise Internal("EMBEDDING_NOT_FINITE", "the encoder gave a vector that is not of unit length")

@@ -91,17 +91,17 @@ def check_token_ids(checkpoint: EncoderCheckpoint[SentenceConfig], ids: Sequence
 class SentenceEncoder:
     """Unit-length vectors of texts. Call it on one thread, under `torch.inference_mode()`."""
 
-    def __init__(self, checkpoint: EncoderCheckpoint[SentenceConfig]) -> None:
-        self._pooling, self._tensors = checkpoint.config.pooling, checkpoint.tensors
-        self._tower = open_tower(checkpoint.tensors, checkpoint.config.tower, BERT_LAYERS)
+    def __init__(self, checkpoint: EncoderCheckpoint[SentenceConfig], device: torch.device) -> None:
+        self._pooling, self._tensors, self._device = checkpoint.config.pooling, checkpoint.on(device), device
+        self._tower = open_tower(self._tensors, checkpoint.config.tower, BERT_LAYERS)
         self.dimension_count = checkpoint.config.tower.hidden_size
 
     def embed_tokens(self, texts: Sequence[Sequence[int]]) -> Tensor:
         """Return unit vectors (batch, dimension_count) of token ids with their special tokens."""
         longest = max(map(len, texts))
-        ids = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts])
-        lengths = torch.tensor([len(text) for text in texts])
-        is_token = torch.arange(longest) < lengths[:, None]
+        ids = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts], device=self._device)
+        lengths = torch.tensor([len(text) for text in texts], device=self._device)
+        is_token = torch.arange(longest, device=self._device) < lengths[:, None]
         hidden = self._tower.run(self._embedded(ids), is_token[:, None, None, :])
         return functional.normalize(self._pooled(hidden, is_token), dim=-1)
 

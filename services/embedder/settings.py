@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from pentimento.devices.choices import DeviceChoice
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.settings import setting
 
@@ -17,6 +18,10 @@ class EmbedderSettings:
     skip_missing: bool = setting(False, help="without the encoder log a line and serve nothing; off: exit")
     expected_encoder_digest: str = setting("", help="required sha256:…; empty: from registry.json, else any")
     accept_other_digest: bool = setting(False, help="serve an encoder with another digest than registry.json")
+    device: DeviceChoice = setting(DeviceChoice.AUTO, help="device of the encoder")
+    device_claims_dir: Path | None = setting(
+        None, help="directory of GPU locks of this host; empty: the first GPU", must_exist=True
+    )
     threads: int = setting(1, help="torch threads", minimum=1, maximum=256)
     max_batch_size: int = setting(16, help="texts or images per batch", minimum=1, maximum=1024)
     memo_entries: int = setting(8192, help="cached embeddings; 0: none", minimum=0)

@@ -32,6 +32,10 @@ class EncoderCheckpoint(Generic[C]):
     tensors: Mapping[str, Tensor] = field(repr=False)
     digest: str
 
+    def on(self, device: torch.device) -> dict[str, Tensor]:
+        """Return the tensors on a device."""
+        return {name: tensor.to(device) for name, tensor in self.tensors.items()}
+
 
 def digested_files(directory: Path, names: Sequence[str]) -> list[Path]:
     """Return the existing files with these names. Raises BadCheckpoint if one, or a weight file, leads out of the

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from pentimento.api.embedder.v1.embedder_service_pb2_grpc import add_EmbedderServiceServicer_to_server
+from pentimento.diffusion.device import exact_device
 from pentimento.diffusion.model_registry import check_digest
 from pentimento.domain.fleet import ReplicaKind
 from pentimento.rpc import RpcServer
@@ -19,19 +20,20 @@ from services.embedder.model import EmbeddingModel, open_model
 from services.embedder.servicer import FULL_NAME, EmbedderServicer
 from services.embedder.settings import EmbedderSettings
 
-OpenModel = Callable[[Path], EmbeddingModel]
+OpenModel = Callable[[Path, torch.device], EmbeddingModel]
 
 
 @dataclass(kw_only=True)
 class EmbedderProcess(ServiceProcess):
     embedder: Embedder
     settings: EmbedderSettings
+    device: torch.device
     open_model: OpenModel
 
     async def prepare(self) -> None:
         """Load the encoder off the event loop, so that health is answered meanwhile."""
         torch.set_num_threads(self.settings.threads)
-        model = await asyncio.to_thread(self.open_model, self.settings.encoder)
+        model = await asyncio.to_thread(self.open_model, self.settings.encoder, self.device)
         if not self.settings.accept_other_digest:
             check_digest(self.settings.encoder, model.digest, self.settings.expected_encoder_digest)
         self.embedder.start(model)
@@ -41,12 +43,18 @@ class EmbedderProcess(ServiceProcess):
 
 
 def wire(settings: EmbedderSettings, open_model: OpenModel = open_model) -> EmbedderProcess:
-    """Build the process, inside its event loop. `open_model` loads the encoder's directory."""
+    """Build the process, inside its event loop. `open_model` loads the encoder's directory on a device."""
+    device = exact_device(settings.device)
     server = RpcServer(settings.rpc, "embedder")
     embedder = Embedder(BatchingLimits(settings.max_batch_size), settings.memo_entries)
     server.add(add_EmbedderServiceServicer_to_server, EmbedderServicer(embedder), FULL_NAME)
     member = FleetMember(server, ReplicaKind.EMBEDDER, settings)
-    registration = member.registration(lambda replica: replace(replica, device="cpu"))
+    registration = member.registration(lambda replica: replace(replica, device=str(device)))
     return EmbedderProcess(
-        server=server, registration=registration, embedder=embedder, settings=settings, open_model=open_model
+        server=server,
+        registration=registration,
+        embedder=embedder,
+        settings=settings,
+        device=device,
+        open_model=open_model,
     )

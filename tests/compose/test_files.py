@@ -301,7 +301,8 @@ def test_workers_keep_uploaded_loras_in_a_volume_that_they_may_write_to(file: st
 def test_the_gpu_form_shows_every_process_all_gpus_and_the_volume_of_claims() -> None:
     found = read("docker-compose.gpu.yml")["services"]
 
-    assert set(found) == {name for name in SETTINGS if name.startswith("unet-worker")} | {"controlnet-svc"}
+    with_networks = {"controlnet-svc", "discriminator", "embedder"}
+    assert set(found) == {name for name in SETTINGS if name.startswith("unet-worker")} | with_networks
     for name, service in found.items():
         section, _ = SETTINGS[name]
         folder = service["environment"][f"PENTIMENTO_{section}_DEVICE_CLAIMS_DIR".upper()]
@@ -313,7 +314,10 @@ def test_the_gpu_form_shows_every_process_all_gpus_and_the_volume_of_claims() ->
 
 
 def test_the_gpu_form_keeps_what_triton_compiles_where_it_may_be_loaded_from() -> None:
-    for worker in read("docker-compose.gpu.yml")["services"].values():
+    services_with_kernels = [one for one in read("docker-compose.gpu.yml")["services"].values() if "tmpfs" in one]
+
+    assert len(services_with_kernels) == 3
+    for worker in services_with_kernels:
         mounts = dict(mount.split(":") for mount in worker["tmpfs"])
 
         assert "exec" in mounts[worker["environment"]["TRITON_CACHE_DIR"]].split(",")

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from lab.emulation.fleet_file import label_of
 from pentimento.domain.errors import InvalidArgument
-from services.embedder.model import EmbeddingModel, open_model
+from services.embedder.model import CPU, EmbeddingModel, open_model
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class LabelledImages:
         return self.texts.embed_texts(prepared)
 
 
-def open_emulated_model(directory: Path) -> EmbeddingModel:
+def open_emulated_model(directory: Path, device: torch.device = CPU) -> EmbeddingModel:
     """Return the encoder of a directory with `LabelledImages`. Raises BadCheckpoint."""
-    model = open_model(directory)
+    model = open_model(directory, device)
     return replace(model, images=LabelledImages(model))

@@ -40,6 +40,7 @@ class PictureDiscriminator:
     real_label: int
     slope: float
     intercept: float
+    device: torch.device
     head: PromptHead | None = None
 
     def pixels(self, image: Image.Image) -> NDArray[np.float32]:
@@ -49,7 +50,7 @@ class PictureDiscriminator:
     @torch.inference_mode()
     def confidences(self, pixels: Sequence[NDArray[np.float32]]) -> list[float]:
         """Return the calibrated probability 0..1 that each image, as from `pixels`, is real."""
-        logits = self.network.logits(self._features(pixels)).double()
+        logits = self.network.logits(self._features(pixels)).cpu().double()
         others = logits.clone()
         others[:, self.real_label] = -torch.inf
         odds = logits[:, self.real_label] - others.logsumexp(dim=1)
@@ -64,20 +65,23 @@ class PictureDiscriminator:
         model's would be. Raises FailedPrecondition NO_PROMPT_HEAD without a head."""
         if self.head is None:
             raise FailedPrecondition("NO_PROMPT_HEAD", "the discriminator reads images only")
-        return self.head.probabilities(self._features(pixels), prompts)
+        return self.head.probabilities(self._features(pixels).cpu(), prompts)
 
     def _features(self, pixels: Sequence[NDArray[np.float32]]) -> Tensor:
-        return self.network.features(torch.from_numpy(np.stack(pixels)))
+        return self.network.features(torch.from_numpy(np.stack(pixels)).to(self.device))
 
 
+CPU = torch.device("cpu")
 _LOADERS: dict[object, Callable[..., LoadedNetwork]] = {
     transformers_networks.MODEL_TYPE: transformers_networks.load_transformers,
     torchvision_networks.MODEL_TYPE: torchvision_networks.load_torchvision,
 }
 
 
-def open_discriminator(directory: Path, *, accept_other_digest: bool = False) -> PictureDiscriminator:
-    """Return a loaded discriminator after a trial run, in single precision on the CPU; takes seconds.
+def open_discriminator(
+    directory: Path, *, accept_other_digest: bool = False, device: torch.device = CPU
+) -> PictureDiscriminator:
+    """Return a loaded discriminator after a trial run, in single precision; takes seconds. A head stays on the CPU.
 
     Raises BadCheckpoint, with the file and the key, for any other directory, FailedPrecondition MODEL_DIGEST_MISMATCH
     if its digest differs from the one in its registry.json, unless `accept_other_digest`, and TORCHVISION_MISSING for a
@@ -92,10 +96,11 @@ def open_discriminator(directory: Path, *, accept_other_digest: bool = False) ->
         files.digest,
         loaded.image_size_px,
         loaded.preprocessing,
-        loaded.network,
+        loaded.network.to(device),
         _real_label(path, labels),
         slope,
         intercept,
+        device,
     )
     return _tried(directory, found, has_head=files.has_head)
 
@@ -117,7 +122,7 @@ def _tried(directory: Path, found: PictureDiscriminator, *, has_head: bool) -> P
     if not has_head:
         return found
     with torch.inference_mode():
-        width = found.network.features(torch.from_numpy(black[None])).shape[1]
+        width = found.network.features(torch.from_numpy(black[None]).to(found.device)).shape[1]
     return replace(found, head=open_prompt_head(directory, width))
 
 

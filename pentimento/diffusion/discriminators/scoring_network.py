@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 from safetensors.torch import load_file
@@ -25,6 +26,9 @@ class ScoringNetwork(Protocol):
 
     def logits(self, features: Tensor) -> Tensor:
         """Return the classifier's logits (n, labels) for those features."""
+
+    def to(self, device: torch.device) -> "ScoringNetwork":
+        """Move the weights to a device, and return the network."""
 
 
 class Preprocessing(Protocol):

@@ -81,6 +81,10 @@ class TorchvisionNetwork:
     def __init__(self, network: Any) -> None:
         self._network = network
 
+    def to(self, device: torch.device) -> "TorchvisionNetwork":
+        self._network.to(device)
+        return self
+
     def features(self, pixels: Tensor) -> Tensor:
         pooled: Tensor = self._network.avgpool(self._network.features(pixels))
         return pooled.flatten(1)

@@ -64,6 +64,10 @@ class TransformersNetwork:
     def __init__(self, network: Any) -> None:
         self._network = network
 
+    def to(self, device: torch.device) -> "TransformersNetwork":
+        self._network.to(device)
+        return self
+
     def features(self, pixels: Tensor) -> Tensor:
         pooled: Tensor = self._network.efficientnet(pixel_values=pixels).pooler_output
         return pooled

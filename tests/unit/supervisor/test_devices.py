@@ -71,12 +71,12 @@ def devices_of(specs: list[ProcessSpec]) -> dict[str, str]:
         ({}, {}),
         (
             {"devices": ("0", "1", "2", "3"), "copies": 2},
-            {"controlnet-0": "0", "heavy-0": "1", "heavy-1": "2", "light-0": "3", "light-1": "0"},
+            {"embedder": "0", "controlnet-0": "1"} | {"heavy-0": "2", "heavy-1": "3", "light-0": "0", "light-1": "1"},
         ),
-        ({"devices": ("0", "1")}, {"controlnet-0": "0", "heavy-0": "1", "light-0": "0"}),
+        ({"devices": ("0", "1")}, {"embedder": "0", "controlnet-0": "1", "heavy-0": "0", "light-0": "1"}),
         (
             {"devices": ("0", "1"), "places": {"controlnet_svc": ("2",), "unet_worker/light": ()}},
-            {"controlnet-0": "2", "heavy-0": "0"},
+            {"embedder": "0", "controlnet-0": "2", "heavy-0": "1"},
         ),
         ({"places": {"unet_worker": ("5",)}}, {"heavy-0": "5", "light-0": "5"}),
     ],
@@ -92,7 +92,8 @@ def test_placed_process_sees_its_gpu_alone(tmp_path: Path) -> None:
         arguments = specs[name].arguments
         return arguments[arguments.index("--device") + 1]
 
-    assert [device_flag(name) for name in ("heavy-0", "controlnet-0", "light-0")] == ["cuda", "cuda", "cpu"]
+    flags = {name: device_flag(name) for name in ("heavy-0", "controlnet-0", "embedder", "light-0")}
+    assert flags == {"heavy-0": "cuda", "controlnet-0": "cuda", "embedder": "cuda", "light-0": "cpu"}
     assert environment_of(specs["heavy-0"], {}) == {"CUDA_VISIBLE_DEVICES": "3", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     assert environment_of(specs["heavy-0"], {"CUDA_VISIBLE_DEVICES": "3,1"}) == {"CUDA_VISIBLE_DEVICES": "3"}
     assert environment_of(specs["light-0"], {}) == environment_of(specs["frontdoor"], {}) == {}
