@@ -77,15 +77,15 @@ class ReusePainter:
 
     def __init__(self, model: DiffusionModel, denoiser: Denoiser, max_batch: int) -> None:
         self.model = model
-        self._max_batch = max_batch
+        self.max_batch = max_batch
         self._loop = study_loop(model, denoiser, max_batch)
 
     def paint(self, requests: Sequence[PaintingRequest]) -> Iterator[StudiedPicture]:
         """Yield the requests' images in order. Raises the error of a failed request. Restores the model's base weights
         at the end."""
         try:
-            for start in range(0, len(requests), self._max_batch):
-                yield from self._paint_batch(requests[start : start + self._max_batch])
+            for start in range(0, len(requests), self.max_batch):
+                yield from self._paint_batch(requests[start : start + self.max_batch])
         finally:
             self._loop.restore_weights()
 

@@ -16,6 +16,7 @@ import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cache
 from itertools import groupby, takewhile
 from statistics import fmean
 from typing import TypeVar
@@ -27,6 +28,8 @@ LEAST_STRENGTH = 0.95
 # One-sided 95 % of the normal distribution; a mean of fewer samples is not assumed to follow it.
 _Z = 1.6448536269514722
 _FEWEST_FOR_MEAN = 30
+# A share that settles LOWER_BOUND early: most shortcuts that hold keep every image, or all but a few of a thousand.
+_USUAL_SHARE = 0.998
 
 Begin = TypeVar("Begin", bound=Hashable)
 Place = TypeVar("Place")
@@ -156,15 +159,9 @@ def without_luck(holds: Mapping[tuple[Begin, int], bool]) -> frozenset[tuple[Beg
     return frozenset(found)
 
 
-def latest_steps(by_steps: Mapping[int, Sequence[LateSample]], rule: ThresholdRule) -> int:
-    """Return K: the most of the tried steps that may run without the LoRA; 0 if the fewest are too many."""
-    holds = ((steps, late_tally(by_steps[steps]).allows(rule)) for steps in sorted(by_steps))
-    return max(before_luck(holds), default=0)
-
-
-def latest_alike_steps(by_steps: Mapping[int, Sequence[LateSample]]) -> int:
-    """Return Katz's K: the most of the tried steps over which the latents stay similar in the mean."""
-    holds = ((steps, fmean(one.alike for one in by_steps[steps]) >= LEAST_COSINE) for steps in sorted(by_steps))
+def latest_alike_steps(by_steps: Mapping[int, Sequence[float]]) -> int:
+    """Return Katz's K: the most of the tried steps over which the latents stay similar in the mean, by cosines."""
+    holds = ((steps, fmean(by_steps[steps]) >= LEAST_COSINE) for steps in sorted(by_steps))
     return max(before_luck(holds), default=0)
 
 
@@ -218,10 +215,39 @@ def share_is_surely(kept: int, count: int, required_share: float) -> bool:
     failures = count - kept
     if count == 0 or failures > count * (1.0 - required_share):
         return False
-    hit, miss = math.log(required_share), math.log1p(-required_share)
+    return _as_few_by_chance(failures, count, required_share) <= 1.0 - CONFIDENCE
+
+
+def _as_few_by_chance(failures: int, count: int, share: float) -> float:
+    """Return the probability of at most that many failures if each of `count` images is kept with that share."""
+    hit, miss = math.log(share), math.log1p(-share)
     all_ways = math.lgamma(count + 1)
     ways = (
         math.exp(all_ways - math.lgamma(k + 1) - math.lgamma(count - k + 1) + k * miss + (count - k) * hit)
         for k in range(failures + 1)
     )
-    return math.fsum(ways) <= 1.0 - CONFIDENCE
+    return math.fsum(ways)
+
+
+def is_settled(kept: int, count: int, planned: int) -> bool:
+    """Return whether the first `count` of `planned` samples settle LOWER_BOUND's verdict, which is then `allows`'s.
+
+    It is refused once even successes alone could not reach it. It is allowed once the likelihood ratio of a share of
+    0.998 against REQUIRED_SHARE is large (Wald 1945; Ville's inequality: at most 1 in r such sequences reaches r by
+    chance). Early permissions may err as often as the last test leaves of 1 - CONFIDENCE, so that both together err at
+    most that often.
+    """
+    failures = count - kept
+    if not share_is_surely(planned - failures, planned, REQUIRED_SHARE):
+        return True
+    ratio = kept * math.log(_USUAL_SHARE / REQUIRED_SHARE)
+    ratio += failures * math.log((1.0 - _USUAL_SHARE) / (1.0 - REQUIRED_SHARE))
+    return ratio >= _early_ratio(planned)
+
+
+@cache
+def _early_ratio(planned: int) -> float:
+    """Return the logarithm of the likelihood ratio that allows early; infinity if the last test leaves no error."""
+    most = max((k for k in range(planned) if share_is_surely(planned - k, planned, REQUIRED_SHARE)), default=-1)
+    left = 1.0 - CONFIDENCE - (_as_few_by_chance(most, planned, REQUIRED_SHARE) if most >= 0 else 0.0)
+    return -math.log(left) if left > 0.0 else math.inf

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from pentimento.diffusion.loras import Lora, layers_of
 from pentimento.diffusion.loras.loading import LoadingLoras
-from pentimento.diffusion.painting import NoiseStart, PaintingRequest
+from pentimento.diffusion.painting import LatentStart, NoiseStart, PaintingRequest
 from pentimento.diffusion.reuse_painting import StudiedPicture
 from pentimento.domain.adapters import Adapter
 from pentimento.domain.errors import NotFound
@@ -27,12 +27,13 @@ from pentimento.profiles.document import (
     ProfilePromise,
 )
 from pentimento.profiles.kinds import lora_row
-from pentimento.profiles.rules import LateSample, ThresholdRule, latest_alike_steps, latest_steps
+from pentimento.profiles.rules import LateSample, ThresholdRule, late_tally, latest_alike_steps
 from services.unet_worker.adapters.lora_directory import open_lora_directory
 from services.unet_worker.profiling.inputs import StudyInputs
 from services.unet_worker.profiling.reuse import source_of, study_model
 from services.unet_worker.profiling.reuse_study import StudyModel
 from services.unet_worker.profiling.settings import ProfileSettings
+from services.unet_worker.profiling.steps_study import next_place
 
 
 @dataclass(frozen=True)
@@ -53,14 +54,20 @@ class LatenessStudy:
         study = cls(model, prompts, steps, first_seed, ())
         return replace(study, without=study.generated("without LoRAs", None, 0))
 
-    def lateness(self, name: str, lora: Lora) -> Iterator[tuple[int, Sequence[LateSample]]]:
-        """Yield each K with a sample of every prompt, the fewest steps first."""
-        on_time = self.generated(f"{name} from the start", lora, 0)
-        alike = {steps: _cosines(self.without, on_time, steps) for steps in self.steps}
-        for steps in self.steps:
-            late = self.generated(f"{name} after {steps} steps", lora, steps)
-            rows = zip(_cosines(on_time, late), strengths(self.without, on_time, late), alike[steps], strict=True)
-            yield steps, [LateSample(*row) for row in rows]
+    def on_time(self, name: str, lora: Lora) -> Sequence[StudiedPicture]:
+        """Return the images of all prompts with a LoRA from the start."""
+        return self.generated(f"{name} from the start", lora, 0)
+
+    def alike(self, on_time: Sequence[StudiedPicture]) -> Mapping[int, Sequence[float]]:
+        """Return for each K the cosines of the latents with a LoRA and without it after those steps."""
+        return {steps: _cosines(self.without, on_time, steps) for steps in self.steps}
+
+    def lateness(self, name: str, lora: Lora, steps: int, on_time: Sequence[StudiedPicture]) -> Sequence[LateSample]:
+        """Return a sample of every prompt with the LoRA after `steps` steps."""
+        late = self.generated(f"{name} after {steps} steps", lora, steps)
+        alike = _cosines(self.without, on_time, steps)
+        rows = zip(_cosines(on_time, late), strengths(self.without, on_time, late), alike, strict=True)
+        return [LateSample(*row) for row in rows]
 
     def generated(self, what: str, lora: Lora | None, from_step: int) -> Sequence[StudiedPicture]:
         """Return the images of all prompts with a LoRA from a step on; `what` is their name in the log."""
@@ -68,7 +75,10 @@ class LatenessStudy:
         return self.model.generated(what, requests)
 
     def _request(self, row: int, lora: Lora | None, from_step: int) -> PaintingRequest:
-        request = self.model.request(self.prompts[row], self.first_seed + row, NoiseStart())
+        # Until that step the image is the one without a LoRA.
+        latent = self.without[row].latents.get(from_step) if self.without else None
+        start = NoiseStart() if latent is None else LatentStart(latent, from_step)
+        request = self.model.request(self.prompts[row], self.first_seed + row, start)
         kept = frozenset(self.steps) if from_step == 0 else frozenset[int]()
         return replace(
             request, capture_steps=kept, loras=LoadingLoras.ready([lora], from_step) if lora is not None else None
@@ -110,8 +120,8 @@ BySteps = Mapping[int, Sequence[LateSample]]
 def measure(settings: ProfileSettings, inputs: StudyInputs) -> Iterator[Profile]:
     """Yield the profile of each LoRA of the directory that changes the model and has none yet.
 
-    Takes minutes for a LoRA, with occasional log lines. A K past one that no rule allows is skipped. Raises NotFound if
-    no LoRA fits.
+    Takes minutes for a LoRA, with occasional log lines. The largest K is searched that the profile's rule allows; if
+    `exhaustive`, K rises until no rule allows it. Raises NotFound if no LoRA fits.
     """
     assert settings.loras is not None
     model = study_model(settings.model, settings.study)
@@ -124,30 +134,28 @@ def measure(settings: ProfileSettings, inputs: StudyInputs) -> Iterator[Profile]
     tried = steps_to_try(model.step_count, settings.late_steps)
     study = LatenessStudy.begin(model, inputs.prompts, tried, settings.study.seed)
     for adapter in chosen:
-        if inputs.earlier_of(_profile(settings, study, adapter, {})) is not None:
+        if inputs.earlier_of(_profile(settings, study, adapter, {}, 0)) is not None:
             continue
+        lora = directory.read(adapter.digest)
+        on_time = study.on_time(adapter.name, lora)
         found: dict[int, Sequence[LateSample]] = {}
-        for steps, samples in study.lateness(adapter.name, directory.read(adapter.digest)):
-            found[steps] = samples
-            if not _may_go_on(found):
-                break
-        yield _profile(settings, study, adapter, found)
+        holds: dict[int, bool] = {}
+        while (place := next_place(holds, len(tried), None if settings.exhaustive else 0)) is not None:
+            samples = found[tried[place]] = study.lateness(adapter.name, lora, tried[place], on_time)
+            rules = tuple(ThresholdRule) if settings.exhaustive else (settings.rule_of(ProfileKind.LORA),)
+            holds[place] = any(late_tally(samples).allows(rule) for rule in rules)
+        yield _profile(settings, study, adapter, found, latest_alike_steps(study.alike(on_time)))
 
 
-def _may_go_on(found: BySteps) -> bool:
-    """Return whether some rule, or Katz's, has allowed every K so far."""
-    latest = max(found)
-    return latest_alike_steps(found) == latest or any(latest_steps(found, rule) == latest for rule in ThresholdRule)
-
-
-def _profile(settings: ProfileSettings, study: LatenessStudy, adapter: Adapter, found: BySteps) -> Profile:
+def _profile(
+    settings: ProfileSettings, study: LatenessStudy, adapter: Adapter, found: BySteps, alike_steps: int
+) -> Profile:
     lora = MeasuredAdapter(adapter.digest, name=adapter.name)
-    alike_steps = float(latest_alike_steps(found))
     return Profile(
         ProfileKind.LORA,
         ProfiledModel(study.model.spec.model, study.model.painter.model.info.model_digest, adapters=(lora,)),
         ProfileConditions(study.model.step_count),
         ProfilePromise(rule=settings.rule_of(ProfileKind.LORA)),
-        replace(source_of(settings), figures={"alike_steps": alike_steps}),
-        tuple(lora_row(steps, samples) for steps, samples in found.items()),
+        replace(source_of(settings), figures={"alike_steps": float(alike_steps)}),
+        tuple(lora_row(steps, found[steps]) for steps in sorted(found)),
     )

@@ -25,6 +25,7 @@ from pentimento.profiles.document import (
     ReuseKind,
 )
 from pentimento.profiles.kinds import reuse_row
+from pentimento.profiles.rules import REQUIRED_SHARE, ThresholdRule, share_is_surely
 from services.unet_worker.models.checkpoint_loading import load_checkpoint
 from services.unet_worker.models.usual_costs import usual_of
 from services.unet_worker.profiling.inputs import StudyInputs
@@ -85,7 +86,7 @@ def measure(settings: ProfileSettings, inputs: StudyInputs) -> Iterator[Profile]
         found = study.reuse_latents(latents, (own_steps[step],))
         return (replace(outcome, skipped_steps=step) for outcome in found)
 
-    yield from table.profiles(ReuseKind.LATENTS, large, own_steps, from_latents)
+    yield from table.profiles(ReuseKind.LATENTS, large, own_steps, from_latents, len(latents))
     if light is not None:
         images = study.image_pairs(settings.least_image_similarity)
         _check_pairs("text to image", len(images), settings)
@@ -94,6 +95,7 @@ def measure(settings: ProfileSettings, inputs: StudyInputs) -> Iterator[Profile]
             light,
             IMAGE_STEPS,
             lambda step: study.reuse_images(light, images, (step,), TABLE_STEPS),
+            len(images),
         )
 
 
@@ -116,13 +118,15 @@ class _Table:
         model: StudyModel,
         steps: Iterable[int],
         outcomes: Callable[[int], Iterator[ReuseOutcome]],
+        pair_count: int,
     ) -> Iterator[Profile]:
-        """Yield the profile after each K that has outcomes; rows of an earlier one are kept."""
+        """Yield the profile after each K that has outcomes; rows of an earlier one are kept. `outcomes` yields one for
+        each of `pair_count` pairs, the most similar first."""
         profile = self._empty(start, model)
         profile = replace(profile, rows=self.inputs.earlier_rows(profile))
         there = {row.place("skipped_steps") for row in profile.rows}
         for step in steps:
-            found = list(outcomes(step)) if step not in there else []
+            found = list(self._telling(outcomes(step), profile, pair_count)) if step not in there else []
             for outcome in found:
                 self.inputs.note(to_json(outcome))
             if found:
@@ -130,6 +134,16 @@ class _Table:
                 rows = sorted((*profile.rows, row), key=lambda one: one.place("skipped_steps"))
                 profile = replace(profile, rows=tuple(rows))
                 yield profile
+
+    def _telling(self, outcomes: Iterator[ReuseOutcome], profile: Profile, pair_count: int) -> Iterator[ReuseOutcome]:
+        """Yield the outcomes as long as a lower similarity may still be allowed by the profile's rule."""
+        early = profile.asked.rule is ThresholdRule.LOWER_BOUND and not self.settings.exhaustive
+        failures = 0
+        for outcome in outcomes:
+            yield outcome
+            failures += not outcome.sample().keeps(profile.asked.alpha)
+            if early and not share_is_surely(pair_count - failures, pair_count, REQUIRED_SHARE):
+                return
 
     def _empty(self, start: ReuseKind, model: StudyModel) -> Profile:
         settings, inputs = self.settings, self.inputs

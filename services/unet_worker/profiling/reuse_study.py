@@ -42,13 +42,17 @@ class StudyModel:
         """Return the request of a prompt."""
         return PaintingRequest(replace(self.spec, prompt=prompt, seed=seed), start)
 
-    def generated(self, what: str, requests: Sequence[PaintingRequest]) -> list[StudiedPicture]:
-        """Return the requests' images in order, with occasional log lines that call them `what`."""
+    def generated(
+        self, what: str, requests: Sequence[PaintingRequest], first: int = 0, total: int | None = None
+    ) -> list[StudiedPicture]:
+        """Return the requests' images in order, with occasional log lines that call them `what`; the requests follow
+        `first` others of `total`."""
         found = []
-        for image in self.painter.paint(requests):
+        total = len(requests) if total is None else total
+        for count, image in enumerate(self.painter.paint(requests), first + 1):
             found.append(image)
-            if len(found) % REPORT_EVERY == 0 or len(found) == len(requests):
-                logger.info("%s: %d of %d", what, len(found), len(requests))
+            if count % REPORT_EVERY == 0 or count == total:
+                logger.info("%s: %d of at most %d", what, count, total)
         return found
 
 
@@ -117,12 +121,12 @@ class ReuseStudy:
         self.images = self.encoder.embed_images([picture.png for picture in self._pictures])
 
     def latent_pairs(self, least_similarity: float) -> tuple[ReusePair, ...]:
-        """Return the pairs of latent reuse: nearest text to text."""
-        return nearest_before(self.texts, self.texts, self.prompts, least_similarity)
+        """Return the pairs of latent reuse: nearest text to text, the most similar first."""
+        return _by_similarity(nearest_before(self.texts, self.texts, self.prompts, least_similarity))
 
     def image_pairs(self, least_similarity: float) -> tuple[ReusePair, ...]:
-        """Return the pairs of image reuse: nearest text to image."""
-        return nearest_before(self.texts, self.images, self.prompts, least_similarity)
+        """Return the pairs of image reuse: nearest text to image, the most similar first."""
+        return _by_similarity(nearest_before(self.texts, self.images, self.prompts, least_similarity))
 
     def reuse_latents(self, pairs: Sequence[ReusePair], steps: Sequence[int]) -> Iterator[ReuseOutcome]:
         """Yield every pair resumed from its donor's latent at every one of the steps."""
@@ -166,11 +170,15 @@ class ReuseStudy:
         step: int,
         what: str,
     ) -> Iterator[ReuseOutcome]:
-        painted = model.generated(what, requests)
-        if not painted:
-            return
-        images = self.encoder.embed_images([picture.png for picture in painted])
-        for pair, image in zip(pairs, images, strict=True):
-            text = self.texts[pair.receiver]
-            scratch = float(self.images[pair.receiver] @ text)
-            yield ReuseOutcome(pair, step, float(image @ text), scratch)
+        chunk = model.painter.max_batch
+        for start in range(0, len(pairs), chunk):
+            painted = model.generated(what, requests[start : start + chunk], start, len(pairs))
+            images = self.encoder.embed_images([picture.png for picture in painted])
+            for pair, image in zip(pairs[start : start + chunk], images, strict=True):
+                text = self.texts[pair.receiver]
+                scratch = float(self.images[pair.receiver] @ text)
+                yield ReuseOutcome(pair, step, float(image @ text), scratch)
+
+
+def _by_similarity(pairs: Sequence[ReusePair]) -> tuple[ReusePair, ...]:
+    return tuple(sorted(pairs, key=lambda pair: -pair.similarity))

@@ -63,6 +63,11 @@ class ProfileSettings:
         help="requirement: minimum (every image keeps alpha), lower_bound (95 % surely do), mean (the mean surely "
         "does); profile: mean for lora, else lower_bound; files have all three",
     )
+    exhaustive: bool = setting(
+        False,
+        help="all but cost: measure each row until none holds, with all prompts; off: search the last row that holds by "
+        "the rule, and end a row once its verdict by lower_bound is settled",
+    )
     samples: bool = setting(False, help="reuse, steps: also write each image's measurements (.samples.jsonl)")
     least_similarity: float = setting(
         0.4, help="reuse: text-to-text similarity below which pairs are skipped", minimum=-1, maximum=1

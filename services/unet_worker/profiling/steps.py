@@ -22,7 +22,7 @@ from pentimento.profiles.document import (
     ordered,
 )
 from pentimento.profiles.kinds import StepsKey, reuses_images, steps_key, steps_row, thresholds
-from pentimento.profiles.rules import ImageSample
+from pentimento.profiles.rules import ImageSample, ThresholdRule
 from services.unet_worker.adapters.lora_directory import open_lora_directory, read_bounds
 from services.unet_worker.profiling.inputs import QualityScorer, StudyInputs
 from services.unet_worker.profiling.reuse import source_of, study_model
@@ -34,6 +34,7 @@ from services.unet_worker.profiling.steps_study import (
     ThinningStudy,
     full_requests,
     grid,
+    next_place,
 )
 
 _ROUNDING = 1e-9
@@ -94,8 +95,9 @@ ALPHA = 0.95
 def measure(settings: ProfileSettings, inputs: StudyInputs) -> Iterator[Profile]:
     """Yield the model's profile after each row, and once if there is nothing to measure.
 
-    Takes minutes, with occasional log lines. From each first step on the number of steps falls until no rule allows it.
-    Rows of an earlier profile are kept. Raises InvalidArgument for an earlier profile with other conditions.
+    Takes minutes, with occasional log lines. From each first step on the fewest steps are searched that the profile's
+    rule allows; if `exhaustive`, the number of steps falls until no rule allows it. Rows of an earlier profile are
+    kept. Raises InvalidArgument for an earlier profile with other conditions.
     """
     model = study_model(settings.model, settings.study)
     model = replace(model, spec=replace(model.spec, num_inference_steps=settings.steps or model.step_count))
@@ -105,7 +107,9 @@ def measure(settings: ProfileSettings, inputs: StudyInputs) -> Iterator[Profile]
     loras = open_studied_loras(settings.loras, settings.with_loras, model)
     profile = _empty(settings, model, scorers, inputs, loras)
     kept = {steps_key(row): row for row in inputs.earlier_rows(profile)}
-    full = [loras.on_time(request) for request in full_requests(model, prompts, settings.study.seed, tuple(hits))]
+    begins = [first for first, _ in grid(model.step_count, settings.begin, settings.keep) if first]
+    captured = {*hits, *(() if loras.loras else begins)}
+    full = [loras.on_time(request) for request in full_requests(model, prompts, settings.study.seed, tuple(captured))]
     study = ThinningStudy(model, scorers, full, loras.late)
     rows = dict(kept)
     for found in _all_rows(settings, study, inputs, prompts, hits, kept):
@@ -153,18 +157,23 @@ def _rows(
     """Yield the rows that are not kept."""
     if not batch.requests:
         return
-    begins = grid(study.model.step_count, settings.begin, settings.keep)
+    alpha = settings.alpha or ALPHA
+    rule = None if settings.exhaustive else settings.rule_of(ProfileKind.STEPS)
+    settled_alpha = alpha if rule is ThresholdRule.LOWER_BOUND else None
+    begins = list(grid(study.model.step_count, settings.begin, settings.keep))
+    guess = len(settings.keep) // 2
     for spacing, (first, counts) in product(dict.fromkeys(settings.spacing), begins):
-        for taken in counts if first >= resume_step else ():
+        holds: dict[int, bool] = {}
+        tried = counts if first >= resume_step else []
+        while (place := next_place(holds, len(tried), guess if rule else None)) is not None:
+            taken = tried[place]
             row = kept.get((resume_step, least_similarity, spacing, first, -taken))
             if row is None:
-                samples = study.samples(batch, first, taken, spacing)
-                row = steps_row(
-                    _place(first, taken, spacing, resume_step, least_similarity), samples, settings.alpha or ALPHA
-                )
+                samples = study.samples(batch, first, taken, spacing, settled_alpha)
+                row = steps_row(_place(first, taken, spacing, resume_step, least_similarity), samples, alpha)
                 yield MeasuredRow(row, samples)
-            if not row.allowed:
-                break
+            holds[place] = bool(row.allowed) if rule is None else row.by(rule) is not None
+        guess = max((place for place, held in holds.items() if held), default=0)
 
 
 def _resumed(settings: ProfileSettings, model: StudyModel) -> Mapping[int, float]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pentimento.diffusion.painting import LatentStart, NoiseStart, PaintingRequest
 from pentimento.diffusion.reuse_painting import StudiedPicture
 from pentimento.policies.thinning import ThinningOption, thinned_steps
-from pentimento.profiles.rules import ImageSample, strictest
+from pentimento.profiles.rules import ImageSample, is_settled, strictest, tally
 from services.unet_worker.profiling.inputs import ImageEncoder, QualityScorer
 from services.unet_worker.profiling.reuse_study import ReusePair, StudyModel
 
@@ -41,6 +41,10 @@ class ThinnedBatch:
     rows: Sequence[int]
     requests: Sequence[PaintingRequest]
 
+    def part(self, start: int, stop: int) -> "ThinnedBatch":
+        """Return some of the requests."""
+        return replace(self, rows=self.rows[start:stop], requests=self.requests[start:stop])
+
 
 def grid(step_count: int, begins: Sequence[float], keeps: Sequence[float]) -> Iterator[tuple[int, list[int]]]:
     """Yield each first step with the numbers of steps to try from there on, descending: shares of the schedule, and of
@@ -51,20 +55,46 @@ def grid(step_count: int, begins: Sequence[float], keeps: Sequence[float]) -> It
         yield first, sorted((count for count in counts if count < rest), reverse=True)
 
 
+def next_place(holds: Mapping[int, bool], count: int, guess: int | None) -> int | None:
+    """Return the next of `count` places to try, by which ones hold; None once it is known up to which one they hold.
+
+    Places hold up to one and not beyond. The first one tried is `guess`, then its neighbour, then the middle of the
+    rest; without a guess they are tried in their order.
+    """
+    low = max((place for place, held in holds.items() if held), default=-1)
+    high = min((place for place, held in holds.items() if not held), default=count)
+    if high - low <= 1:
+        return None
+    if guess is None:
+        return low + 1
+    if not holds:
+        return min(guess, count - 1)
+    if len(holds) == 1:
+        return low + 1 if low >= 0 else high - 1
+    return (low + high) // 2
+
+
 @dataclass
 class ThinningStudy:
-    """Hold prompts that one model generated in full, row by row; `late` changes a request for its thinned run."""
+    """Hold prompts that one model generates in full, row by row, when they are first compared; `late` changes a request
+    for its thinned run."""
 
     model: StudyModel
     scorers: Sequence[QualityScorer]
     full: Sequence[PaintingRequest]
     late: Callable[[PaintingRequest], PaintingRequest] = lambda request: request
-    _pictures: list[StudiedPicture] = field(init=False, repr=False)
-    _worth: Mapping[str, list[float]] = field(init=False, repr=False)
+    _pictures: list[StudiedPicture] = field(default_factory=list, init=False, repr=False)
+    _worth: dict[str, list[float]] = field(default_factory=dict, init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        self._pictures = self.model.generated("all steps", self.full)
-        self._worth = self._scored(self._pictures, range(len(self.full)))
+    def prepare(self, count: int) -> None:
+        """Generate the first `count` prompts in full, if they are not yet."""
+        rows = range(len(self._pictures), min(count, len(self.full)))
+        if rows:
+            requests = self.full[rows.start : rows.stop]
+            pictures = self.model.generated("all steps", requests, rows.start, len(self.full))
+            self._pictures += pictures
+            for name, worth in self._scored(pictures, rows).items():
+                self._worth.setdefault(name, []).extend(worth)
 
     @property
     def batch(self) -> ThinnedBatch:
@@ -73,21 +103,35 @@ class ThinningStudy:
 
     def hits(self, pairs: Sequence[ReusePair], step: int) -> ThinnedBatch:
         """Return the pairs' receivers, each resumed at a captured step of its donor."""
+        self.prepare(len(self.full))
         starts = [LatentStart(self._pictures[pair.donor].latents[step], step) for pair in pairs]
         rows = [pair.receiver for pair in pairs]
         requests = [replace(self.full[row], start=start) for row, start in zip(rows, starts, strict=True)]
         return ThinnedBatch(f"hits at {step}, ", rows, requests)
 
     def samples(
-        self, batch: ThinnedBatch, first_step: int, taken_count: int, spacing: float = 1.0
+        self, batch: ThinnedBatch, first_step: int, taken_count: int, spacing: float = 1.0, alpha: float | None = None
     ) -> list[ImageSample]:
-        """Return a sample for each request, in order, with `taken_count` steps from `first_step` on."""
-        steps = thinned_steps(ThinningOption(first_step, taken_count, 0.0, spacing), self.model.step_count)
-        late = [self.late(request) for request in batch.requests]
-        requests = [replace(request, thinned_steps=steps, capture_steps=frozenset()) for request in late]
-        what = f"{batch.what}{taken_count} steps from {first_step} on, spacing {spacing:g}"
-        painted = self.model.generated(what, requests)
-        found = self._scored(painted, batch.rows)
+        """Return a sample for each request, in order, with `taken_count` steps from `first_step` on. With an `alpha`
+        the first ones, as many as settle LOWER_BOUND's verdict on it."""
+        option = ThinningOption(first_step, taken_count, 0.0, spacing)
+        chunk = len(batch.requests) if alpha is None else self.model.painter.max_batch
+        found: list[ImageSample] = []
+        for start in range(0, len(batch.requests), chunk):
+            found += self._samples(batch.part(start, start + chunk), option, start, len(batch.requests))
+            if alpha is not None and is_settled(tally(found, alpha).kept, len(found), len(batch.requests)):
+                break
+        return found
+
+    def _samples(self, batch: ThinnedBatch, option: ThinningOption, first: int, total: int) -> list[ImageSample]:
+        self.prepare(max(batch.rows) + 1)
+        steps = thinned_steps(option, self.model.step_count)
+        requests = [
+            replace(self._begun(row, self.late(request), option.first_step), thinned_steps=steps)
+            for row, request in zip(batch.rows, batch.requests, strict=True)
+        ]
+        what = f"{batch.what}{option.taken_count} steps from {option.first_step} on, spacing {option.spacing:g}"
+        found = self._scored(self.model.generated(what, requests, first, total), batch.rows)
         return strictest(
             [
                 [
@@ -97,6 +141,15 @@ class ThinningStudy:
                 for scorer in self.scorers
             ]
         )
+
+    def _begun(self, row: int, request: PaintingRequest, first_step: int) -> PaintingRequest:
+        """Return the request from its full run's latent at `first_step`, if that was captured: until there both are
+        the same."""
+        request = replace(request, capture_steps=frozenset())
+        latent = self._pictures[row].latents.get(first_step)
+        if latent is None or request.loras is not None or not isinstance(request.start, NoiseStart):
+            return request
+        return replace(request, start=LatentStart(latent, first_step))
 
     def _scored(self, pictures: Sequence[StudiedPicture], rows: Sequence[int]) -> Mapping[str, list[float]]:
         files = [picture.png for picture in pictures]

@@ -51,7 +51,7 @@ def test_a_pair_is_painted_both_ways_until_no_rule_allows_more(tmp_path: Path) -
     given = {"model": models["heavy"], "light": models["light"], "prompts": tmp_path / "prompts.txt"}
     named = [part for name, value in given.items() for part in (f"--{name}", str(value))]
     named += ["--embedder-address", "unix:/none", "--out", str(tmp_path / "pair.json"), "--alpha", "0.85"]
-    named += ["--rule", "minimum", "--shares", "0.8,0.2,0.4,0.6,0.9,0.1"]
+    named += ["--exhaustive", "--rule", "minimum", "--shares", "0.8,0.2,0.4,0.6,0.9,0.1"]
     settings, judge = load_settings(ProfileSettings, "profile", named), Noting()
 
     prompts = ("a circle", "a square", "a circle")

@@ -41,7 +41,17 @@ def written(folder: Path) -> tuple[Path, Path, Path]:
 
 async def test_bounds_are_measured_written_beside_the_loras_and_read_by_workers(tmp_path: Path) -> None:
     model, loras, prompts = written(tmp_path)
-    flags = ("--loras", str(loras), "--prompts", str(prompts), "--late-steps", "1,3,30", "--rule", "minimum")
+    flags = (
+        "--loras",
+        str(loras),
+        "--prompts",
+        str(prompts),
+        "--late-steps",
+        "1,3,30",
+        "--rule",
+        "minimum",
+        "--exhaustive",
+    )
 
     done = run(str(model), *flags)
 

@@ -50,7 +50,8 @@ def settings_of(tmp_path: Path, model: Path, *flags: str) -> ProfileSettings:
     (tmp_path / "prompts.txt").write_text("")
     given = {"model": model, "prompts": tmp_path / "prompts.txt", "out": tmp_path / "model.json", "alpha": 0.1}
     named = [part for name, value in given.items() for part in (f"--{name}", str(value))]
-    named += ["--embedder-address", "unix:/nowhere", "--begin", "0,0.4", "--spacing", "1", *flags]
+    named += ["--embedder-address", "unix:/nowhere", "--begin", "0,0.4", "--spacing", "1"]
+    named += ["--exhaustive", *flags]
     return load_settings(ProfileSettings, "profile", named)
 
 

@@ -21,7 +21,7 @@ from pentimento.profiles.rules import LateSample
 from services.unet_worker.profiling.inputs import Vectors
 from services.unet_worker.profiling.lora import LatenessStudy, steps_to_try
 from services.unet_worker.profiling.reuse_study import ReusePair, ReuseStudy, StudyModel, nearest_before
-from services.unet_worker.profiling.steps_study import grid
+from services.unet_worker.profiling.steps_study import ThinningStudy, full_requests, grid, next_place
 
 PROMPTS = ("a red circle", "a red square", "a red circle", "a blue star")
 
@@ -158,7 +158,9 @@ def study_of(model: DiffusionModel) -> LatenessStudy:
 
 @pytest.fixture(scope="module")
 def found(model: DiffusionModel, lora: Lora) -> dict[int, list[LateSample]]:
-    return {steps: list(samples) for steps, samples in study_of(model).lateness("it", lora)}
+    study = study_of(model)
+    on_time = study.on_time("it", lora)
+    return {steps: list(study.lateness("it", lora, steps, on_time)) for steps in LATE_STEPS}
 
 
 def test_samples_are_of_each_prompt_and_step(found: dict[int, list[LateSample]]) -> None:
@@ -191,7 +193,8 @@ def test_the_latents_on_the_way_part_step_by_step(found: dict[int, list[LateSamp
 def test_of_a_lora_that_changes_nothing_nothing_is_lost(model: DiffusionModel, lora: Lora) -> None:
     nothing = Lora("sha256:nothing", 0, {})
 
-    _, samples = next(iter(study_of(model).lateness("nothing", nothing)))
+    study = study_of(model)
+    samples = study.lateness("nothing", nothing, 1, study.on_time("nothing", nothing))
 
     assert [(round(one.cosine, 6), one.strength) for one in samples] == [(1.0, 1.0)] * len(LATE_PROMPTS)
 
@@ -199,7 +202,7 @@ def test_of_a_lora_that_changes_nothing_nothing_is_lost(model: DiffusionModel, l
 def test_a_study_leaves_the_model_as_it_was(model: DiffusionModel, lora: Lora) -> None:
     before = {name: value.clone() for name, value in model.denoiser.state_dict().items()}
     study = study_of(model)
-    list(study.lateness("it", lora))
+    study.lateness("it", lora, 4, study.on_time("it", lora))
 
     again = list(study.model.painter.paint([_request(study, 0)]))
 
@@ -218,3 +221,61 @@ def test_steps_that_a_schedule_does_not_have_are_not_tried() -> None:
 def test_the_grid_goes_down_from_each_first_step_and_tries_nothing_twice() -> None:
     assert list(grid(50, (0.0, 0.2), (0.5, 0.1))) == [(0, [25, 5]), (10, [20, 4])]
     assert list(grid(4, (0.0, 0.1, 0.5), (0.9, 0.5, 0.4, 0.1))) == [(0, [2, 1]), (2, [1])]
+
+
+@pytest.mark.parametrize("count", range(1, 12))
+@pytest.mark.parametrize("guess", [None, 0, 4, 20])
+def test_next_place_finds_last_that_holds(count: int, guess: int | None) -> None:
+    for last in range(-1, count):
+        holds: dict[int, bool] = {}
+        while (place := next_place(holds, count, guess)) is not None:
+            holds[place] = place <= last
+
+        assert max((place for place, held in holds.items() if held), default=-1) == last
+        if guess == last:
+            assert len(holds) <= 2
+        assert len(holds) <= (count if guess is None else 2 + count.bit_length())
+
+
+class NotedPainter(ReusePainter):
+    """Give each request's seed, steps and first step as its image, and keep the requests."""
+
+    def __init__(self) -> None:
+        self.max_batch = 16
+        self.requests: list[PaintingRequest] = []
+
+    def paint(self, requests: Sequence[PaintingRequest]) -> Iterator[StudiedPicture]:
+        for request in requests:
+            self.requests.append(request)
+            latents = {step: torch.tensor(float(step)) for step in request.capture_steps}
+            yield StudiedPicture(f"{len(request.thinned_steps)}".encode(), latents, torch.tensor(0.0))
+
+
+class WorthBySteps:
+    """Score thinned images of fewer than four steps 0 and all others 1."""
+
+    name = "steps"
+
+    def qualities(self, pictures: Sequence[bytes], rows: Sequence[int]) -> list[float]:
+        return [float(int(image) == 0 or int(image) >= 4) for image in pictures]
+
+
+@pytest.mark.parametrize(
+    ("taken_count", "sample_count", "kept", "full_count"),
+    # Of 200 images 80 without a failure settle that a row holds; five failures of the first 16 that it does not.
+    [(4, 80, 80, 80), (3, 16, 0, 16)],
+)
+def test_thinning_study_ends_row_once_settled(taken_count: int, sample_count: int, kept: int, full_count: int) -> None:
+    painter = NotedPainter()
+    spec = GenerationSpec("", "", "tiny", 32, 32, 8, 2.0, Scheduler.DDIM, 0)
+    model = StudyModel(painter, spec)
+    study = ThinningStudy(model, [WorthBySteps()], full_requests(model, ["a"] * 200, 0, (2,)))
+
+    samples = study.samples(study.batch, 2, taken_count, alpha=0.95)
+
+    thinned = [request for request in painter.requests if request.thinned_steps]
+    assert (len(samples), sum(sample.keeps(0.95) for sample in samples)) == (sample_count, kept)
+    assert len(painter.requests) - len(thinned) == full_count
+    # Steps 0 and 1 are those of the full run.
+    assert {(request.start.first_step, float(request.start.latent)) for request in thinned} == {(2, 2.0)}
+    assert len(study.samples(study.batch, 2, taken_count)) == 200
