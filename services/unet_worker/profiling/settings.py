@@ -65,8 +65,8 @@ class ProfileSettings:
     )
     exhaustive: bool = setting(
         False,
-        help="all but cost: measure each row until none holds, with all prompts; off: search the last row that holds by "
-        "the rule, and end a row once its verdict by lower_bound is settled",
+        help="all but cost: measure each row until none holds, with all prompts; off: search the last row that holds "
+        "by the rule, and end a row once its verdict by lower_bound is settled",
     )
     samples: bool = setting(False, help="reuse, steps: also write each image's measurements (.samples.jsonl)")
     least_similarity: float = setting(
