@@ -44,7 +44,7 @@ def test_profiles_of_latents_and_images_are_written_and_read(tmp_path: Path) -> 
 
     done = run(
         *(str(large), "--light", str(small), "--prompts", str(prompts), "--out", str(out), "--samples"),
-        *("--least-similarity", "-1", "--least-image-similarity", "-1"),
+        *("--least-similarity", "-1", "--least-image-similarity", "-1", "--exhaustive"),
     )
 
     assert done.returncode == 0, done.stdout + done.stderr

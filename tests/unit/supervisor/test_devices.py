@@ -94,8 +94,8 @@ def test_placed_process_sees_its_gpu_alone(tmp_path: Path) -> None:
 
     flags = {name: device_flag(name) for name in ("heavy-0", "controlnet-0", "embedder", "light-0")}
     assert flags == {"heavy-0": "cuda", "controlnet-0": "cuda", "embedder": "cuda", "light-0": "cpu"}
-    assert environment_of(specs["heavy-0"], {}) == {"CUDA_VISIBLE_DEVICES": "3", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    assert environment_of(specs["heavy-0"], {"CUDA_VISIBLE_DEVICES": "3,1"}) == {"CUDA_VISIBLE_DEVICES": "3"}
+    assert environment_of(specs["controlnet-0"], {}) == {"CUDA_VISIBLE_DEVICES": "3", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert environment_of(specs["heavy-0"], {"CUDA_VISIBLE_DEVICES": "3,1"}) == {"CUDA_VISIBLE_DEVICES": "1"}
     assert environment_of(specs["light-0"], {}) == environment_of(specs["frontdoor"], {}) == {}
 
 
@@ -114,7 +114,7 @@ def test_added_worker_goes_to_least_used_device() -> None:
     [
         (["--devices", "0", "--device", "cpu"], "--devices and --device exclude each other"),
         (["--devices", "0,0"], "devices: must be numbers or UUIDs"),
-        (["--place", "frontdoor=0"], "of controlnet_svc, unet_worker, unet_worker/tiny-heavy"),
+        (["--place", "frontdoor=0"], "of controlnet_svc, discriminator, embedder, unet_worker, unet_worker/tiny-heavy"),
     ],
 )
 def test_up_rejects_contradicting_devices(flags: list[str], message: str, tmp_path: Path) -> None:
