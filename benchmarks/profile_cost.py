@@ -40,12 +40,12 @@ from zoo.registry import WEIGHTS
 from zoo.scene_log import SceneLog, clip_embedder, write_scene_log
 
 MODEL = "tiny-heavy"
-# The flags of each kind. Fewer first steps and spacings than by default keep the exhaustive side within an hour.
+# The flags of each kind. Fewer first steps and spacings than by default keep the exhaustive side within half an hour.
 KINDS: Mapping[ProfileKind, tuple[str, ...]] = {
-    ProfileKind.STEPS: ("--begin", "0,0.2,0.4", "--spacing", "1"),
+    ProfileKind.STEPS: ("--begin", "0.2,0.4", "--spacing", "1"),
     ProfileKind.HANDOVER: ("--light", str(WEIGHTS / "tiny-flow")),
-    ProfileKind.LORA: ("--loras", str(WEIGHTS), "--only", "tiny-lora-neon"),
     ProfileKind.REUSE: (),
+    ProfileKind.LORA: ("--loras", str(WEIGHTS), "--only", "tiny-lora-neon"),
 }
 Verdicts = Mapping[object, object]
 
@@ -55,7 +55,9 @@ def main() -> int:
     torch.set_num_threads(1)
     quiet_loaders()
     count = 16 if asked.quick else asked.rest["prompts"]
-    log = write_scene_log(3 * count, clip_embedder(WEIGHTS / ENCODER), np.random.default_rng(asked.rest["log_seed"]))
+    log = write_scene_log(
+        max(300, 2 * count), clip_embedder(WEIGHTS / ENCODER), np.random.default_rng(asked.rest["log_seed"])
+    )
     figures: list[Figure] = []
     taken = {True: 0, False: 0}
     differing = verdict_count = 0
@@ -81,7 +83,7 @@ def main() -> int:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scorer", type=Path, required=True, metavar="DIR", help="folder of the attribute scorer")
-    parser.add_argument("--prompts", type=int, default=200, help="number of different prompts, three times for reuse")
+    parser.add_argument("--prompts", type=int, default=200, help="different prompts; reuse takes half as many more")
     parser.add_argument("--log-seed", type=int, default=21)
 
 
@@ -108,7 +110,8 @@ def measured(
 ) -> list[Profile]:
     """Return the last profile of each subject."""
     encoder = open_model(WEIGHTS / ENCODER)
-    prompts = log.prompts if kind is ProfileKind.REUSE else tuple(dict.fromkeys(log.prompts))[:count]
+    # Reuse takes the log in its order, repeats included.
+    prompts = log.prompts[: 3 * count // 2] if kind is ProfileKind.REUSE else tuple(dict.fromkeys(log.prompts))[:count]
     with tempfile.TemporaryDirectory() as there:
         (Path(there) / "prompts.txt").touch()
         named = [
