@@ -2,11 +2,11 @@
 
     python -m benchmarks.profile_cost --scorer SCORERS [--prompts 200]
 
-A model's profiles: reuse of latents, skipped steps, a hand-over, a late LoRA. Each is measured twice with the same
-prompts, seeds and rules: `exhaustive` tries one row after the other until no rule allows it, with every prompt, from
+The profiles of `tiny-light`: skipped steps, and reuse of its latents. Each is measured twice with the same prompts,
+seeds and rules: `exhaustive` tries one row after the other until no rule allows it, with every prompt, from
 the first step on; by default the last row that holds is searched, a row ends once its verdict by LOWER_BOUND is
 settled, and images share the steps before the first skipped one. A verdict is what a deployment reads: the fewest steps
-after each first step, the hand-over's share, the LoRA's K, the least similarity of each K. SCORERS is a work folder of
+after each first step, and the least similarity of each K. SCORERS is a work folder of
 training (`benchmarks.image_scorers`).
 
 Steps are counted, not seconds: a batch of them takes the same time on both sides.
@@ -31,7 +31,7 @@ from pentimento.diffusion.painting import PaintingRequest
 from pentimento.diffusion.reuse_painting import ReusePainter, StudiedPicture
 from pentimento.diffusion.weights import quiet_loaders
 from pentimento.profiles.document import Profile, ProfileKind
-from pentimento.profiles.kinds import latest_start, options, reuse_share, thresholds
+from pentimento.profiles.kinds import options, thresholds
 from pentimento.settings import load_settings
 from services.embedder.model import open_model
 from services.unet_worker.profiling.inputs import StudyInputs
@@ -39,14 +39,8 @@ from services.unet_worker.profiling.settings import ProfileSettings
 from zoo.registry import WEIGHTS
 from zoo.scene_log import SceneLog, clip_embedder, write_scene_log
 
-MODEL = "tiny-heavy"
-# The flags of each kind. Fewer first steps and spacings than by default keep the exhaustive side within half an hour.
-KINDS: Mapping[ProfileKind, tuple[str, ...]] = {
-    ProfileKind.STEPS: ("--begin", "0.2,0.4", "--spacing", "1"),
-    ProfileKind.HANDOVER: ("--light", str(WEIGHTS / "tiny-flow")),
-    ProfileKind.REUSE: (),
-    ProfileKind.LORA: ("--loras", str(WEIGHTS), "--only", "tiny-lora-neon"),
-}
+MODEL = "tiny-light"
+KINDS = (ProfileKind.STEPS, ProfileKind.REUSE)
 Verdicts = Mapping[object, object]
 
 
@@ -61,13 +55,11 @@ def main() -> int:
     figures: list[Figure] = []
     taken = {True: 0, False: 0}
     differing = verdict_count = 0
-    for kind, flags in KINDS.items():
+    for kind in KINDS:
         found = {}
         for exhaustive in (False, True):
             with counted_steps() as steps:
-                found[exhaustive] = verdicts_of(
-                    kind, measured(kind, flags, log, count, asked.rest["scorer"], exhaustive)
-                )
+                found[exhaustive] = verdicts_of(kind, measured(kind, log, count, asked.rest["scorer"], exhaustive))
             taken[exhaustive] += sum(steps)
             print(f"{kind.value}, exhaustive {exhaustive}: {sum(steps)} steps, {found[exhaustive]}", flush=True)
             figures.append(
@@ -105,9 +97,7 @@ def counted_steps() -> Iterator[list[int]]:
         yield found
 
 
-def measured(
-    kind: ProfileKind, flags: Sequence[str], log: SceneLog, count: int, scorer: Path, exhaustive: bool
-) -> list[Profile]:
+def measured(kind: ProfileKind, log: SceneLog, count: int, scorer: Path, exhaustive: bool) -> list[Profile]:
     """Return the last profile of each subject."""
     encoder = open_model(WEIGHTS / ENCODER)
     # Reuse takes the log in its order, repeats included.
@@ -122,7 +112,7 @@ def measured(
             "--embedder-address",
             "unix:/none",
         ]
-        named += [*flags, *(["--exhaustive"] if exhaustive else [])]
+        named += ["--exhaustive"] if exhaustive else []
         settings = load_settings(ProfileSettings, "profile", named)
         inputs = StudyInputs(
             prompts, LocalEncoder(encoder), ENCODER, encoder.digest, lambda rows: scorers_of(scorer, log, rows)
@@ -133,10 +123,6 @@ def measured(
 
 def verdicts_of(kind: ProfileKind, profiles: Sequence[Profile]) -> Verdicts:
     """Return what the profiles allow, by place."""
-    if kind is ProfileKind.HANDOVER:
-        return {"share": reuse_share(profiles[0])}
-    if kind is ProfileKind.LORA:
-        return {profile.of.adapters[0].name: latest_start(profile) for profile in profiles}
     if kind is ProfileKind.REUSE:
         return {row.saved_share: row.min_similarity for row in chain.from_iterable(map(thresholds, profiles))}
     fewest: dict[object, object] = {}

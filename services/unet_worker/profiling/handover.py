@@ -74,7 +74,7 @@ class HandoverStudy:
 
     def samples(self, taken_count: int, alpha: float | None) -> list[ImageSample]:
         """Return a sample for each prompt: by the later model from the light image, by its last `taken_count` steps.
-        With an `alpha` the first ones, as many as settle LOWER_BOUND's verdict on it."""
+        With an `alpha` the first ones until LOWER_BOUND's verdict on it is settled."""
         count = len(self.prompts)
         chunk = count if alpha is None else self.heavy.painter.max_batch
         images = self._none()

@@ -113,7 +113,7 @@ class ThinningStudy:
         self, batch: ThinnedBatch, first_step: int, taken_count: int, spacing: float = 1.0, alpha: float | None = None
     ) -> list[ImageSample]:
         """Return a sample for each request, in order, with `taken_count` steps from `first_step` on. With an `alpha`
-        the first ones, as many as settle LOWER_BOUND's verdict on it."""
+        the first ones until LOWER_BOUND's verdict on it is settled."""
         option = ThinningOption(first_step, taken_count, 0.0, spacing)
         chunk = len(batch.requests) if alpha is None else self.model.painter.max_batch
         found: list[ImageSample] = []
