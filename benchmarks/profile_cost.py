@@ -3,13 +3,13 @@
     python -m benchmarks.profile_cost --scorer SCORERS [--prompts 200]
 
 The profiles of `tiny-light`: skipped steps, and reuse of its latents. Each is measured twice with the same prompts,
-seeds and rules: `exhaustive` tries one row after the other until no rule allows it, with every prompt, from
-the first step on; by default the last row that holds is searched, a row ends once its verdict by LOWER_BOUND is
-settled, and images share the steps before the first skipped one. A verdict is what a deployment reads: the fewest steps
-after each first step, and the least similarity of each K. SCORERS is a work folder of
-training (`benchmarks.image_scorers`).
+seeds and rules. `exhaustive` tries one row after the other until no rule allows it, with every prompt, from the first
+step on. By default the last row that holds is searched, a row ends once its verdict by LOWER_BOUND is settled, and
+images share the steps before the first skipped one. A verdict is the permission that a deployment reads: the fewest
+steps after each first step, and the least similarity of each K. SCORERS is a work folder of training
+(`benchmarks.image_scorers`).
 
-Steps are counted, not seconds: a batch of them takes the same time on both sides.
+Figures count steps and not seconds: a batch takes the same time on both sides.
 """
 
 import argparse

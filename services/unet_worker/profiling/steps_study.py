@@ -56,7 +56,7 @@ def grid(step_count: int, begins: Sequence[float], keeps: Sequence[float]) -> It
 
 
 def next_place(holds: Mapping[int, bool], count: int, guess: int | None) -> int | None:
-    """Return the next of `count` places to try, by which ones hold; None once it is known up to which one they hold.
+    """Return the next of `count` places to try after the results `holds`; None once the last that holds is known.
 
     Places hold up to one and not beyond. The first one tried is `guess`, then its neighbour, then the middle of the
     rest; without a guess they are tried in their order.
