@@ -143,8 +143,8 @@ class Reason(StrEnum):
     )
     UNSUPPORTED_LORA = (
         "UNSUPPORTED_LORA",
-        "a LoRA does not consist of two factors and an alpha per layer (DoRA, LoHa, LoKr, Tucker)",
-        "use a plain LoRA, or extract one from it",
+        "a LoRA has a form that is not read (OFT, IA3, differences of whole weights)",
+        "use a LoRA, LoHa, LoKr or DoRA, or extract a LoRA from it",
     )
     WORKER_LOST = (
         "WORKER_LOST",

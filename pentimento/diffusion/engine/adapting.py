@@ -1,11 +1,15 @@
-"""Apply LoRAs to the denoiser: patched into the weights if all running requests share one set, per row otherwise."""
+"""Apply LoRAs to the denoiser: patched into the weights if all running requests share one set, per row otherwise.
+
+LoHa, LoKr and DoRA have no small factors, so a row cannot have them apart: requests with them run in passes of their
+own, with the weights patched for each.
+"""
 
 from collections.abc import Sequence
 
 from pentimento.diffusion.engine.job import EngineJob
 from pentimento.diffusion.families.model import DiffusionModel, PerSampleAdapters
 from pentimento.diffusion.loras.bypass import RowUpdates
-from pentimento.diffusion.loras.lora import set_key
+from pentimento.diffusion.loras.lora import patched_key, set_key
 from pentimento.diffusion.loras.patching import WeightPatch
 
 
@@ -17,6 +21,10 @@ class DenoiserAdapters:
         self._component = next(iter(model.adaptable))
         self._patch = WeightPatch(model.denoiser, self._component, model.forget_time_terms)
         self._rows = RowUpdates(model.device, model.dtype)
+
+    def patched(self, job: EngineJob) -> tuple[tuple[str, float], ...]:
+        """Return the key of the request's LoRAs if the weights must have them; empty if a row can have them apart."""
+        return patched_key(job.adapters, self._component)
 
     def settle(self, jobs: Sequence[EngineJob]) -> None:
         """Patch the weights with the set that all `jobs` share; restore the base weights if their sets differ."""

@@ -70,6 +70,8 @@ class EngineJob:
         # In effect from `lora_patch_step` on; `adapter_row` holds them if the weights do not in the next pass.
         self.adapters: AdapterSet = ()
         self.adapter_row: PerSampleAdapters | None = None
+        # The LoRAs that the denoiser's weights must have in the request's passes; see `BatchKey`.
+        self.patched: tuple[tuple[str, float], ...] = ()
         self.lora_patch_step: int | None = None
         self._told_step = request.start.first_step
 
@@ -88,7 +90,9 @@ class EngineJob:
     @property
     def key(self) -> BatchKey:
         """Return the key that requests must share to be in one forward pass."""
-        return replace(self.shape, alone=self.number + 1) if self.request.alone else self.shape
+        if not (self.request.alone or self.patched):
+            return self.shape
+        return replace(self.shape, alone=self.number + 1 if self.request.alone else 0, patched=self.patched)
 
     @property
     def guided(self) -> bool:

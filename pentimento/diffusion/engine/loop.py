@@ -178,8 +178,10 @@ class StepLoop:
     def _can_go_on(self, job: EngineJob) -> bool:
         """Return whether the request can take its next step, or that step's first half, with its LoRAs or before they
         arrive. At most `max_batch` requests wait after the first half: each holds its encoding in memory."""
-        if job.takes_adapters() and job.running:
-            self._condition_anew(job)
+        if job.takes_adapters():
+            job.patched = self._adapters.patched(job)
+            if job.running:
+                self._condition_anew(job)
         if not job.may_go_on_without_adapters or not job.takes_input() or self.pairs.awaits(job):
             return False
         self.pairs.begin_step(job)
@@ -218,9 +220,10 @@ class StepLoop:
 
     def _settle_adapters(self, *jobs: EngineJob) -> None:
         """Set the weights for the next pass of `jobs`: with the LoRAs of all running requests if they share one set,
-        else without any."""
-        sharing = jobs if jobs[0].key.alone else (*jobs, *(other for other in self._jobs.values() if other.running))
-        self._adapters.settle(sharing)
+        else without any. Requests that need patched weights do not count: they have passes apart."""
+        key = jobs[0].key
+        others = () if key.alone or key.patched else self._jobs.values()
+        self._adapters.settle([*jobs, *(other for other in others if other.running and not other.patched)])
         for job in jobs:
             job.adapter_row = self._adapters.row(job)
 

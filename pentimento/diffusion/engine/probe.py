@@ -95,7 +95,7 @@ class BatchLimits:
     def limit(self, key: BatchKey) -> int:
         """Return the number of requests of a key that may share a pass, at least 1: `check` rejects a request that
         never fits."""
-        count, until = self._shrunk.get(key, (self.max_batch, 0.0))
+        count, until = self._shrunk.get(replace(key, patched=()), (self.max_batch, 0.0))
         most = self.max_batch if self._monotonic() >= until else count
         if self._budget is None:
             return most

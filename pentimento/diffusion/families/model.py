@@ -258,12 +258,13 @@ class DenoiserInput:
 @dataclass(frozen=True)
 class BatchKey:
     """Identify requests of one model that may share a forward pass: those with equal keys. `alone` is 0, or a number
-    unique to the request."""
+    unique to the request. `patched` names the LoRAs that must be in the weights; empty if rows can have them apart."""
 
     width_px: int
     height_px: int
     guided: bool
     alone: int = 0
+    patched: tuple[tuple[str, float], ...] = ()
 
 
 def is_guided(spec: GenerationSpec) -> bool:

@@ -2,21 +2,22 @@
 
 | module | what it does |
 | --- | --- |
-| `lora` | describes LoRAs and the layers that they change, as values |
+| `lora`, `changes` | describe LoRAs and the layers that they change, as values; compute a layer's change |
 | `files`, `reading` | read and digest files and their alphas; validate them before use, their headers first |
 | `patching` | adds LoRAs to the weights, and restores the weights |
 | `bypass` | adds LoRAs next to the weights, per row |
 | `loading` | loads LoRAs while the first steps run |
-| `key_names` | maps the layer names of each file format |
+| `key_names`, `transformer_names` | map the layer names of each file format |
+| `building` | makes a layer's change of its tensors |
 """
 
+from pentimento.diffusion.loras.changes import LowRankFactors
 from pentimento.diffusion.loras.files import digest_lora, lora_file_in
 from pentimento.diffusion.loras.lora import (
     AdapterSet,
     BadLora,
     BaseLayers,
     Lora,
-    LowRankFactors,
     WeightedLora,
     layers_of,
     set_key,

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import torch
 
 from pentimento.diffusion.families.model import LowRankUpdate, PerSampleAdapters
-from pentimento.diffusion.loras.lora import AdapterSet, joined, set_key
+from pentimento.diffusion.loras.changes import LowRankFactors
+from pentimento.diffusion.loras.lora import AdapterSet, changes_by_module, joined, set_key
 
 _KEPT_SETS = 16
 
@@ -14,12 +15,13 @@ _KEPT_SETS = 16
 def row_updates(
     adapters: AdapterSet, component: str, device: torch.device, dtype: torch.dtype
 ) -> PerSampleAdapters | None:
-    """Return the set's updates of a component as one row on `device`. Returns None if the set does not change it."""
-    active = [(one.lora.components[component], one.weight) for one in adapters if component in one.lora.components]
-    active = [(modules, weight) for modules, weight in active if weight]
+    """Return the set's updates of a component as one row on `device`. Returns None if the set does not change it. Every
+    change must be low-rank (`lora.patched_key`)."""
     updates = {}
-    for name in sorted({name for modules, _ in active for name in modules}):
-        down, up = joined([(modules[name], weight) for modules, weight in active if name in modules])
+    for name, changes in sorted(changes_by_module(adapters, component).items()):
+        factors = [(change, weight) for change, weight in changes if isinstance(change, LowRankFactors)]
+        assert len(factors) == len(changes), "the engine patches other changes"
+        down, up = joined(factors)
         updates[name] = LowRankUpdate(down.to(device, dtype)[None], up.to(device, dtype)[None])
     return PerSampleAdapters(updates) if updates else None
 

@@ -18,7 +18,7 @@ from pentimento.files.safetensors_header import SafetensorsHeader, read_header
 # diffusers' `save_lora_weights` stores PEFT's configuration here, its keys prefixed with the component and a dot.
 METADATA_KEY = "lora_adapter_metadata"
 # PEFT settings under which the change is not scale * up @ down.
-_UNSUPPORTED = ("use_dora", "lora_bias", "use_qalora", "alora_invocation_tokens", "layer_replication", "fan_in_fan_out")
+_UNSUPPORTED = ("lora_bias", "use_qalora", "alora_invocation_tokens", "layer_replication", "fan_in_fan_out")
 _PLAIN = str.maketrans("", "", "._")
 
 
@@ -26,19 +26,32 @@ _PLAIN = str.maketrans("", "", "._")
 class StatedAlphas:
     """Hold the alphas that a configuration states for one component. `alpha` applies to every layer; `by_layer`
     overrides it by the end of the layer's name. `by_root` divides by the rank's square root (rsLoRA) instead of the
-    rank."""
+    rank. `rank` and `rank_by_layer` are the ranks of LoKr's layers without low-rank factors. `decomposed` says that
+    the layers have magnitudes (DoRA)."""
 
     alpha: float | None = None
     by_layer: Mapping[str, float] = field(default_factory=dict)
     by_root: bool = False
+    rank: float | None = None
+    rank_by_layer: Mapping[str, float] = field(default_factory=dict)
+    decomposed: bool = False
 
-    def of(self, module: str, rank: int) -> float:
-        """Return a module's alpha, adjusted for division by the rank. Returns the rank itself if none is stated."""
-        ends = (alpha for end, alpha in self.by_layer.items() if module == end or module.endswith(f".{end}"))
-        stated = next(ends, self.alpha)
+    def of(self, module: str, rank: int | None) -> float:
+        """Return a module's alpha, adjusted for division by the rank; the rank itself if none is stated. Without a
+        `rank`, return the factor of the change: PEFT's alpha / rank, or LyCORIS' 1 if they are not stated."""
+        stated = _for_layer(self.by_layer, module, self.alpha)
+        if rank is None:
+            divisor = _for_layer(self.rank_by_layer, module, self.rank)
+            return stated / divisor if stated is not None and divisor else 1.0
         if stated is None:
             return float(rank)
         return stated * math.sqrt(rank) if self.by_root else stated
+
+
+def _for_layer(by_layer: Mapping[str, float], module: str, otherwise: float | None) -> float | None:
+    """Return the number of the first key that ends the layer's name."""
+    ends = (number for end, number in by_layer.items() if module == end or module.endswith(f".{end}"))
+    return next(ends, otherwise)
 
 
 def stated_in_metadata(metadata: Mapping[str, str], component: str) -> StatedAlphas:
@@ -56,12 +69,23 @@ def stated_in_config(config: Mapping[str, Any]) -> StatedAlphas:
     for key in _UNSUPPORTED:
         if config.get(key):
             raise ValueError(f"{key} is not supported")
-    alpha = config.get("lora_alpha")
-    patterns = config.get("alpha_pattern") or {}
+    # PEFT's LoHa and LoKr call it alpha.
+    alpha, rank = config.get("lora_alpha", config.get("alpha")), config.get("r")
+    return StatedAlphas(
+        alpha=None if alpha is None else _number(alpha),
+        by_layer=_by_layer(config, "alpha_pattern"),
+        by_root=bool(config.get("use_rslora")),
+        rank=None if rank is None else _number(rank),
+        rank_by_layer=_by_layer(config, "rank_pattern"),
+        decomposed=bool(config.get("use_dora")),
+    )
+
+
+def _by_layer(config: Mapping[str, Any], key: str) -> dict[str, float]:
+    patterns = config.get(key) or {}
     if not isinstance(patterns, Mapping):
-        raise ValueError("alpha_pattern is no object")
-    by_layer = {_layer_end(pattern): _number(value) for pattern, value in patterns.items()}
-    return StatedAlphas(None if alpha is None else _number(alpha), by_layer, bool(config.get("use_rslora")))
+        raise ValueError(f"{key} is no object")
+    return {_layer_end(key, pattern): _number(value) for pattern, value in patterns.items()}
 
 
 def parse_config(text: str) -> Mapping[str, Any]:
@@ -79,19 +103,19 @@ def _json_object(text: str) -> Mapping[str, Any]:
     return document
 
 
-def _layer_end(pattern: str) -> str:
-    """Return the layer name in a key of alpha_pattern. Raises ValueError for other patterns: PEFT takes regular
+def _layer_end(key: str, pattern: str) -> str:
+    """Return the layer name in a pattern of alphas or ranks. Raises ValueError for other patterns: PEFT takes regular
     expressions, but untrusted ones are never run, and training scripts write only names."""
     name = pattern.removeprefix("^").removesuffix("$")
     if not name.translate(_PLAIN).isalnum():
-        raise ValueError(f"alpha_pattern {pattern[:80]!r} is no layer's name")
+        raise ValueError(f"{key} {pattern[:80]!r} is no layer's name")
     return name
 
 
 def _number(value: Any) -> float:
     # An integer may exceed the range of a float.
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
-        raise ValueError(f"alpha {str(value)[:40]!r} is no number")
+        raise ValueError(f"alpha or rank {str(value)[:40]!r} is no number")
     return float(value)
 
 

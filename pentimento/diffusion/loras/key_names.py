@@ -1,17 +1,21 @@
-"""Map the tensor names of a LoRA file to layers: names as diffusers, PEFT and kohya's trainer write them.
+"""Map the tensor names of a LoRA file to layers: names as diffusers, PEFT, kohya's trainer, LyCORIS and ComfyUI write
+them.
 
 | writer | example |
 | --- | --- |
 | diffusers | `unet.mid_block.attentions.0.proj_in.lora_A.weight` |
 | diffusers before PEFT | `….lora.down.weight`, `….lora_linear_layer.up.weight` |
 | diffusers before 0.22 | `….attn1.processor.to_q_lora.up.weight`; in a text encoder `….self_attn.to_q_lora…` |
-| PEFT | `base_model.model.mid_block.attentions.0.proj_in.lora_B.weight`: the denoiser's |
+| PEFT | `base_model.model.mid_block.attentions.0.proj_in.lora_B.weight`: the denoiser's; `….lora_B.style.weight` |
 | kohya | `lora_unet_mid_block_attentions_0_proj_in.lora_down.weight`, `….alpha`; `lora_te1_…` |
+| LyCORIS | `lycoris_mid_block_attentions_0_proj_in.hada_w1_a` |
+| ComfyUI | `diffusion_model.middle_block.1.proj_in.lora_up.weight`; `text_encoders.clip_l.transformer.…` |
 
-For SDXL, kohya's trainer writes the names of Stable Diffusion's first release (`lora_unet_middle_block_1_proj_in`):
-input, middle and output blocks are numbered consecutively. input_blocks.0 is the first convolution. Each residual block
-of the encoder, with the transformer after it, is one input block, and so is each downsampler. The decoder's residual
-blocks are the output blocks; an upsampler is the last part of the output block before it.
+Transformers have their first release's names too (`transformer_names`). For SDXL, kohya's trainer writes the names of
+Stable Diffusion's first release (`lora_unet_middle_block_1_proj_in`): input, middle and output blocks are numbered
+consecutively. input_blocks.0 is the first convolution. Each residual block of the encoder, with the transformer after
+it, is one input block, and so is each downsampler. The decoder's residual blocks are the output blocks; an upsampler is
+the last part of the output block before it.
 """
 
 import re
@@ -20,7 +24,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from pentimento.diffusion.loras.lora import BaseLayers
-from pentimento.files.lora_headers import FACTOR_SUFFIXES, FactorPart
+from pentimento.diffusion.loras.transformer_names import LayerPlace, Target, original_places
+from pentimento.files.lora_headers import FactorPart, split_key
 
 _INNER = {"conv1": "in_layers.2", "conv2": "out_layers.3", "time_emb_proj": "emb_layers.1"}
 _RESIDUAL = {**_INNER, "conv_shortcut": "skip_connection"}
@@ -88,14 +93,24 @@ def _renamed(name: str, prefixes: Mapping[str, str]) -> str | None:
 
 @dataclass(frozen=True)
 class FactorKey:
-    """Locate a tensor: component of the pipeline, name of its module, and its part of the change."""
+    """Locate a tensor: component of the pipeline, the layers that it changes, and its part of the change."""
 
     component: str
-    module: str
+    place: LayerPlace
     part: FactorPart
 
 
-_KOHYA_TEXTS = {"lora_te_": "text_encoder", "lora_te1_": "text_encoder", "lora_te2_": "text_encoder_2"}
+_CLIP_L = ("lora_te_", "lora_te1_", "text_encoders.clip_l.transformer.")
+_CLIP_G = ("lora_te2_", "text_encoders.clip_g.transformer.")
+_DENOISER = (
+    "lora_unet_",
+    "lora_transformer_",
+    "lycoris_",
+    "diffusion_model.",
+    "model.diffusion_model.",
+    "base_model.model.",
+    "",
+)
 # Prefix of a text encoder's modules in files, and in the classes of some releases of transformers.
 _TEXT_MODEL = "text_model."
 # Former names of attention layers as parts of processors; text encoders' layers followed the same scheme.
@@ -111,24 +126,25 @@ class KeyNames:
     """Hold the names that files may use for the layers of one base model."""
 
     def __init__(self, base: BaseLayers) -> None:
-        prefixed = {f"{component}.": component for component in base.shapes}
-        kohya = {"lora_unet_": base.denoiser, "lora_transformer_": base.denoiser, **_KOHYA_TEXTS}
-        self._prefixes = {**prefixed, "base_model.model.": base.denoiser, **kohya, "": base.denoiser}
-        self._modules = {component: _spellings(shapes) for component, shapes in base.shapes.items()}
+        self._prefixes = {
+            **{f"{component}.": component for component in base.shapes},
+            **dict.fromkeys(_CLIP_L, "text_encoder"),
+            **dict.fromkeys(_CLIP_G, "text_encoder_2"),
+            **dict.fromkeys(_DENOISER, base.denoiser),
+        }
+        self._places = {component: _spellings(shapes) for component, shapes in base.shapes.items()}
 
     def find(self, key: str) -> FactorKey | None:
         """Return the place of the tensor `key`. Returns None if the name matches no layer of this base."""
-        for suffix, part in FACTOR_SUFFIXES.items():
-            if key.endswith(suffix):
-                return self._find_module(key.removesuffix(suffix), part)
-        return None
-
-    def _find_module(self, stem: str, part: FactorPart) -> FactorKey | None:
+        found = split_key(key)
+        if found is None:
+            return None
+        stem, part, _ = found
         for prefix, component in self._prefixes.items():
             if stem.startswith(prefix):
-                module = self._modules.get(component, {}).get(stem.removeprefix(prefix))
-                if module is not None:
-                    return FactorKey(component, module, part)
+                place = self._places.get(component, {}).get(stem.removeprefix(prefix))
+                if place is not None:
+                    return FactorKey(component, place, part)
         return None
 
 
@@ -143,12 +159,13 @@ def _in_processor(name: str) -> str:
     return name.removesuffix(end) + _IN_PROCESSORS.get(end, "")
 
 
-def _spellings(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
-    """Return the module's own name for each name that a file may use."""
+def _spellings(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, LayerPlace]:
+    """Return the layers for each name that a file may use."""
     names = {name: name for name in shapes}
     for name in shapes:
         for spelling in (name, _in_processor(name)):
             bare = spelling.removeprefix(_TEXT_MODEL)
             names.update({bare: name, _TEXT_MODEL + bare: name})
     names.update({other: name for name, other in original_names(shapes).items()})
-    return {**{spelling.replace(".", "_"): name for spelling, name in names.items()}, **names}
+    places = {**original_places(shapes), **{spelling: (Target(name),) for spelling, name in names.items()}}
+    return {**{spelling.replace(".", "_"): place for spelling, place in places.items()}, **places}

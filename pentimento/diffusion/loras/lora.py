@@ -1,11 +1,14 @@
-"""Describe LoRAs as values (Hu et al. 2021): the change of each layer, and the layers that can be changed."""
+"""Describe LoRAs as values: the changes of a file's layers, their weights in a request, and the layers that can be
+changed."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
+from pentimento.diffusion.loras.changes import LayerChange, LowRankFactors
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.reasons import Reason
 
@@ -19,34 +22,22 @@ class BadLora(FailedPrecondition):
 
 
 @dataclass(frozen=True)
-class LowRankFactors:
-    """Describe the change of one layer's weight, `scale` * up @ down (Hu et al. 2021, section 4.1). Linear layers have
-    down (rank, inputs) and up (outputs, rank); convolutions have down (rank, inputs, height, width) and up (outputs,
-    rank, 1, 1)."""
-
-    down: Tensor
-    up: Tensor
-    alpha: float
-
-    @property
-    def rank(self) -> int:
-        """Return the number of rows of `down`."""
-        return self.down.shape[0]
-
-    @property
-    def scale(self) -> float:
-        """Return alpha / rank, the factor of the product at weight 1."""
-        return self.alpha / self.rank
-
-
-@dataclass(frozen=True)
 class Lora:
-    """Describe the changes of one file: factors by component of the pipeline ("unet", "text_encoder") and name of the
-    module. `digest` is the file's (`files.digest_lora`)."""
+    """Describe the changes of one file, by component of the pipeline ("unet", "text_encoder") and name of the module.
+    `digest` is the file's (`files.digest_lora`)."""
 
     digest: str
     size_bytes: int
-    components: Mapping[str, Mapping[str, LowRankFactors]]
+    components: Mapping[str, Mapping[str, LayerChange]]
+
+    @cached_property
+    def patched_components(self) -> frozenset[str]:
+        """Return the components with changes that only patched weights have: all but two small factors."""
+        return frozenset(
+            component
+            for component, modules in self.components.items()
+            if not all(isinstance(change, LowRankFactors) for change in modules.values())
+        )
 
 
 @dataclass(frozen=True)
@@ -69,6 +60,21 @@ def set_key(adapters: AdapterSet, component: str | None = None) -> tuple[tuple[s
     """Return a key that differs for sets with different weights of `component`, or of any component if None. It is
     empty for a set that changes nothing."""
     return tuple(one.key for one in adapters if one.weight and (component is None or component in one.lora.components))
+
+
+def patched_key(adapters: AdapterSet, component: str) -> tuple[tuple[str, float], ...]:
+    """Return `set_key` of a component if the set must be in its weights; empty if rows of a batch may have it apart."""
+    patched = any(one.weight and component in one.lora.patched_components for one in adapters)
+    return set_key(adapters, component) if patched else ()
+
+
+def changes_by_module(adapters: AdapterSet, component: str) -> dict[str, list[tuple[LayerChange, float]]]:
+    """Return the changes of each module of a component with their weights, in the order of the set."""
+    changes: dict[str, list[tuple[LayerChange, float]]] = {}
+    for one in adapters:
+        for name, change in one.lora.components.get(component, {}).items() if one.weight else ():
+            changes.setdefault(name, []).append((change, one.weight))
+    return changes
 
 
 @dataclass(frozen=True, eq=False)

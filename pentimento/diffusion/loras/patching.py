@@ -1,4 +1,4 @@
-"""Add LoRAs to a network's weights in place, W += scale * up @ down, and restore the same bits (Katz, section 6).
+"""Add LoRAs to a network's weights in place and restore the same bits (Katz, section 6).
 
 Text encoders, which run once per prompt, use patched copies of the weights, one layer at a time.
 
@@ -10,7 +10,7 @@ pageable memory takes ten times as long.
 
 import logging
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 import torch
@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pentimento.diffusion.families.layer_forwards import Forward, replaced
-from pentimento.diffusion.loras.lora import AdapterSet, LowRankFactors, set_key
+from pentimento.diffusion.loras.changes import DecomposedFactors, LayerChange, LowRankFactors, difference
+from pentimento.diffusion.loras.lora import AdapterSet, changes_by_module, set_key
 
 logger = logging.getLogger(__name__)
 
@@ -36,10 +37,10 @@ class FactorsThere:
 
     def matrices(self, factors: LowRankFactors) -> tuple[Tensor, Tensor]:
         """Return up (outputs, rank) and down (rank, inputs * height * width)."""
-        up, down = self._there(factors.up), self._there(factors.down)
-        return up.flatten(1), down.flatten(1)
+        return self.tensor(factors.up).flatten(1), self.tensor(factors.down).flatten(1)
 
-    def _there(self, tensor: Tensor) -> Tensor:
+    def tensor(self, tensor: Tensor) -> Tensor:
+        """Return a tensor on the device in single precision."""
         if tensor.device == self._device or self._device.type == "cpu":
             return tensor.to(self._device, torch.float32)
         memory = tensor.untyped_storage()
@@ -129,7 +130,7 @@ class WeightPatch:
         original weights."""
         if self.holds(adapters):
             return
-        parts = _parts(adapters, self._component)
+        parts = changes_by_module(adapters, self._component)
         try:
             self._replace(parts)
         except BaseException:
@@ -139,7 +140,7 @@ class WeightPatch:
         self._held = adapters
 
     @torch.no_grad()
-    def _replace(self, parts: dict[str, list[tuple[LowRankFactors, float]]]) -> None:
+    def _replace(self, parts: dict[str, list[tuple[LayerChange, float]]]) -> None:
         for name in sorted(self._patched):
             self._weight(name).copy_(self._originals.by_name[name], non_blocking=True)
             self._patched.remove(name)
@@ -148,8 +149,7 @@ class WeightPatch:
         there = FactorsThere(next(self._network.parameters()).device)
         for name, changes in parts.items():
             self._patched.add(name)
-            for factors, strength in changes:
-                _add(weights[name], factors, strength, there)
+            _add_all(weights[name], changes, there)
         self._changed()
 
     def _weight(self, name: str) -> Tensor:
@@ -161,25 +161,26 @@ class WeightPatch:
 def patched_copies(network: nn.Module, component: str, adapters: AdapterSet) -> AbstractContextManager[None]:
     """Run linear layers of `network` with the set in their weights while the context is open, with the bits of
     `WeightPatch`. Each weight is copied only for the duration of its product, so nothing needs restoring."""
-    changes = {network.get_submodule(name): parts for name, parts in _parts(adapters, component).items()}
+    changes = {network.get_submodule(name): parts for name, parts in changes_by_module(adapters, component).items()}
 
     def forward(layer: nn.Module, plain: Forward, inputs: Tensor) -> Tensor:
         assert isinstance(layer, nn.Linear), "text encoders have no other layers that LoRAs change"
         weight = layer.weight.detach().clone()
-        for factors, strength in changes[layer]:
-            _add(weight, factors, strength, FactorsThere(weight.device))
+        _add_all(weight, changes[layer], FactorsThere(weight.device))
         return functional.linear(inputs, weight, layer.bias)
 
     return replaced(changes, forward)
 
 
-def _parts(adapters: AdapterSet, component: str) -> dict[str, list[tuple[LowRankFactors, float]]]:
-    """Return the changes of each module, in the order of the set."""
-    parts: dict[str, list[tuple[LowRankFactors, float]]] = {}
-    for one in adapters:
-        for name, factors in one.lora.components.get(component, {}).items() if one.weight else ():
-            parts.setdefault(name, []).append((factors, one.weight))
-    return parts
+def _add_all(weight: Tensor, changes: Sequence[tuple[LayerChange, float]], there: FactorsThere) -> None:
+    """Add the changes of a layer to its weight, in order. DoRA's depend on the weight before the first one."""
+    decomposed = any(isinstance(change, DecomposedFactors) for change, _ in changes)
+    base = weight.clone() if decomposed and len(changes) > 1 else weight
+    for change, strength in changes:
+        if isinstance(change, LowRankFactors):
+            _add(weight, change, strength, there)
+        else:
+            weight.add_(difference(change, strength, base, there.tensor))
 
 
 def _add(weight: Tensor, factors: LowRankFactors, strength: float, there: FactorsThere) -> None:

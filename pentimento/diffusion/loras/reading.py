@@ -5,7 +5,7 @@ even if the file changes. Before that, its header decides whether it fits.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pentimento.diffusion.loras.building import built_change
+from pentimento.diffusion.loras.changes import LayerChange
 from pentimento.diffusion.loras.files import (
     LoraFile,
     StatedAlphas,
@@ -25,13 +27,21 @@ from pentimento.diffusion.loras.files import (
     stated_in_metadata,
 )
 from pentimento.diffusion.loras.key_names import FactorKey, key_names
-from pentimento.diffusion.loras.lora import BadLora, BaseLayers, Lora, LowRankFactors
+from pentimento.diffusion.loras.lora import BadLora, BaseLayers, Lora
+from pentimento.diffusion.loras.transformer_names import LayerPlace, shape_of
 from pentimento.domain.reasons import Reason
-from pentimento.files.lora_headers import MAX_RANK, FactorPart, dtypes_of, other_form_of
+from pentimento.files.lora_headers import (
+    ChangeShape,
+    FactorPart,
+    Shape,
+    change_shape,
+    check_adapters,
+    dtypes_of,
+    other_form_of,
+)
 from pentimento.files.safetensors_header import SafetensorsHeader, judge_safetensors
 
 _NAMED_KEYS = 3
-_Shape = tuple[int, ...]
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "I64": torch.int64, "I32": torch.int32,
@@ -39,10 +49,21 @@ _DTYPES = {
 
 
 @dataclass(frozen=True)
-class _JudgedHeader:
-    """Hold the keys of a file by layer and part, and the alphas that it states, by component."""
+class _CheckedLayer:
+    """Hold a layer of a file: its place in the base, the shape of its weight and of its change, and its keys."""
 
-    layers: Mapping[tuple[str, str], Mapping[FactorPart, str]]
+    component: str
+    place: LayerPlace
+    shape: Shape
+    change: ChangeShape
+    keys: Mapping[FactorPart, str]
+
+
+@dataclass(frozen=True)
+class _CheckedHeader:
+    """Hold the layers of a file, and the alphas that it states, by component."""
+
+    layers: Sequence[_CheckedLayer]
     stated: Mapping[str, StatedAlphas]
 
 
@@ -56,7 +77,7 @@ def check_lora(path: Path, base: BaseLayers) -> None:
     """Validate a file by its header and the configuration in its folder, without reading tensors: names, types, ranks
     and shapes. Raises as `read_lora`."""
     header, config = open_header(path)
-    _judge(path.name, header, config, base)
+    _checked(path.name, header, config, base)
 
 
 def lora_of(file: LoraFile, base: BaseLayers, dtype: torch.dtype, expected_digest: str = "") -> Lora:
@@ -68,32 +89,78 @@ def lora_of(file: LoraFile, base: BaseLayers, dtype: torch.dtype, expected_diges
         header = judge_safetensors(file.data)
     except ValueError as error:
         raise BadLora(f"{file.name}: {error}") from None
-    judged = _judge(file.name, header, file.config, base)
+    checked = _checked(file.name, header, file.config, base)
     numbers = _Numbers.of(file.data, header, dtype)
-    components: dict[str, dict[str, LowRankFactors]] = {}
-    for (component, module), keys in judged.layers.items():
-        rank = header.tensors[keys[FactorPart.DOWN]].shape[0]
-        shapes, alpha = _factor_shapes(rank, base.shapes[component][module]), judged.stated[component].of(module, rank)
-        factors = _factors(f"{file.name}: {component}.{module}", keys, numbers, shapes, alpha)
-        components.setdefault(component, {})[module] = factors
+    components: dict[str, dict[str, LayerChange]] = {}
+    for layer in checked.layers:
+        changes = components.setdefault(layer.component, {})
+        changes.update(_changes(file.name, layer, header, numbers, checked.stated[layer.component]))
     return Lora(file.digest, len(file.data), components)
 
 
-def _judge(file_name: str, header: SafetensorsHeader, config: bytes, base: BaseLayers) -> _JudgedHeader:
+def _checked(file_name: str, header: SafetensorsHeader, config: bytes, base: BaseLayers) -> _CheckedHeader:
     told = config_of(config)
     if form := other_form_of(header.tensors):
-        message = f"{file_name}: it is a {form}, and LoRAs of two factors for each layer are read"
+        message = f"{file_name}: it is {form}, and LoRAs, LoHas and LoKrs are read"
         raise BadLora(message, Reason.UNSUPPORTED_LORA)
     try:
         _check_types(header)
+        check_adapters(header.tensors)
         stated = {name: _stated(told, header, name, base) for name in base.shapes}
     except ValueError as error:
         raise BadLora(f"{file_name}: {error}") from None
-    layers = _by_layer(file_name, header, base)
-    for (component, module), keys in layers.items():
-        down, up = (header.tensors[keys[part]].shape for part in (FactorPart.DOWN, FactorPart.UP))
-        _check_shapes(f"{file_name}: {component}.{module}", down, up, base.shapes[component][module])
-    return _JudgedHeader(layers, stated)
+    layers = [
+        _checked_layer(file_name, component, place, keys, header, base)
+        for (component, place), keys in _by_layer(file_name, header, base).items()
+    ]
+    _check_once(file_name, layers)
+    for layer in layers:
+        if stated[layer.component].decomposed and layer.change.form == "LoRA" and layer.change.magnitudes is None:
+            raise BadLora(f"{file_name}: {_layer_name(layer.component, layer.place)} has no magnitudes, and is a DoRA")
+    return _CheckedHeader(layers, stated)
+
+
+def _checked_layer(
+    file_name: str,
+    component: str,
+    place: LayerPlace,
+    keys: Mapping[FactorPart, str],
+    header: SafetensorsHeader,
+    base: BaseLayers,
+) -> _CheckedLayer:
+    """Return a layer with a change that fits its weight. Raises BadLora for other shapes."""
+    where = f"{file_name}: {_layer_name(component, place)}"
+    shapes = {part: header.tensors[key].shape for part, key in keys.items()}
+    shape = shape_of(place, base.shapes[component])
+    try:
+        change = change_shape(shapes)
+    except ValueError as error:
+        raise BadLora(f"{where} {error}") from None
+    if change.outputs != shape[0] or not _fits(change.inputs, shape[1:]) or not _magnitudes_fit(change, shapes, shape):
+        factors = " and ".join(str(list(shapes[part])) for part in FactorPart if part in shapes and part.form)
+        raise BadLora(f"{where}: factors {factors} do not make a change of {list(shape)}", Reason.LORA_MISMATCH)
+    if change.magnitudes == 1 and any(target.rows for target in place):
+        message = f"{where}: a DoRA by inputs of a layer that is several here is not read"
+        raise BadLora(message, Reason.UNSUPPORTED_LORA)
+    return _CheckedLayer(component, place, shape, change, keys)
+
+
+def _magnitudes_fit(change: ChangeShape, shapes: Mapping[FactorPart, Shape], shape: Shape) -> bool:
+    return change.magnitudes != 1 or math.prod(shapes[FactorPart.DORA_SCALE]) == shape[1]
+
+
+def _check_once(file_name: str, layers: Sequence[_CheckedLayer]) -> None:
+    """Raise BadLora if two layers of the file change one module: one by the module's name, one by the original's."""
+    seen: set[tuple[str, str]] = set()
+    for layer in layers:
+        for target in layer.place:
+            if (layer.component, target.module) in seen:
+                raise BadLora(f"{file_name}: holds two changes of {layer.component}.{target.module}")
+            seen.add((layer.component, target.module))
+
+
+def _layer_name(component: str, place: LayerPlace) -> str:
+    return f"{component}.{'+'.join(target.module for target in place)}"
 
 
 def _check_types(header: SafetensorsHeader) -> None:
@@ -112,30 +179,25 @@ def _stated(
 
 def _by_layer(
     file_name: str, header: SafetensorsHeader, base: BaseLayers
-) -> dict[tuple[str, str], dict[FactorPart, str]]:
-    """Return the file's keys by layer and part. Raises BadLora for a key without a place, a layer without both factors,
-    or two keys for one place."""
+) -> dict[tuple[str, LayerPlace], dict[FactorPart, str]]:
+    """Return the file's keys by layer and part. Raises BadLora for a key without a place, or two keys for one place."""
     names = key_names(base)
-    found: dict[tuple[str, str], dict[FactorPart, str]] = {}
+    found: dict[tuple[str, LayerPlace], dict[FactorPart, str]] = {}
     strangers = []
     for key in header.tensors:
-        place = names.find(key)
-        if place is None:
+        one = names.find(key)
+        if one is None:
             strangers.append(key)
-        elif found.setdefault((place.component, place.module), {}).setdefault(place.part, key) != key:
-            raise BadLora(f"{file_name}: {key[:120]!r} and another tensor are both for {_said(place)}")
+        elif found.setdefault((one.component, one.place), {}).setdefault(one.part, key) != key:
+            raise BadLora(f"{file_name}: {key[:120]!r} and another tensor are both for {_said(one)}")
     _refuse_strangers(file_name, strangers, len(header.tensors), base)
-    for (component, module), keys in found.items():
-        for part in (FactorPart.DOWN, FactorPart.UP):
-            if part not in keys:
-                raise BadLora(f"{file_name}: {component}.{module} has no {part.value} factor")
     if not found:
         raise BadLora(f"{file_name}: holds no tensor")
     return found
 
 
-def _said(place: FactorKey) -> str:
-    return f"{place.part.value} of {place.component}.{place.module}"
+def _said(one: FactorKey) -> str:
+    return f"{one.part.value} of {_layer_name(one.component, one.place)}"
 
 
 def _refuse_strangers(file_name: str, strangers: list[str], key_count: int, base: BaseLayers) -> None:
@@ -178,42 +240,35 @@ class _Numbers:
 
 def _all_finite(numbers: Tensor) -> bool:
     """Return whether all numbers are finite, without memory for one result each."""
-    return not len(numbers) or all(math.isfinite(end.item()) for end in torch.aminmax(numbers))
+    return not numbers.numel() or all(math.isfinite(end.item()) for end in torch.aminmax(numbers))
 
 
-def _check_shapes(where: str, down: _Shape, up: _Shape, shape: _Shape) -> None:
-    """Raise BadLora if the factors' shapes do not make a change of a weight of `shape`."""
-    rank = down[0] if down else 0
-    if not 1 <= rank <= MAX_RANK:
-        raise BadLora(f"{where}: its rank {rank} is not between 1 and {MAX_RANK}")
-    wanted = _factor_shapes(rank, shape)
-    if not (_fits(down, wanted[0]) and _fits(up, wanted[1])):
-        message = f"{where}: factors {list(down)} and {list(up)} do not make a change of {list(shape)}"
-        raise BadLora(message, Reason.LORA_MISMATCH)
-
-
-def _factor_shapes(rank: int, shape: _Shape) -> tuple[_Shape, _Shape]:
-    return (rank, *shape[1:]), (shape[0], rank, *(1 for _ in shape[2:]))
-
-
-def _factors(
-    where: str, keys: Mapping[FactorPart, str], numbers: _Numbers, shapes: tuple[_Shape, _Shape], stated_alpha: float
-) -> LowRankFactors:
-    """Return factors of validated shapes. Raises BadLora for numbers that are not finite."""
-    down, up = (numbers.made[keys[part]] for part in (FactorPart.DOWN, FactorPart.UP))
-    if not (numbers.finite or (_all_finite(down) and _all_finite(up))):
+def _changes(
+    file_name: str, layer: _CheckedLayer, header: SafetensorsHeader, numbers: _Numbers, stated: StatedAlphas
+) -> dict[str, LayerChange]:
+    """Return the changes of a layer's modules. Raises BadLora for numbers that are not finite."""
+    where = f"{file_name}: {_layer_name(layer.component, layer.place)}"
+    parts = {part: key for part, key in layer.keys.items() if part is not FactorPart.ALPHA}
+    tensors = {part: numbers.made[key].view(header.tensors[key].shape) for part, key in parts.items()}
+    if not (numbers.finite or all(map(_all_finite, tensors.values()))):
         raise BadLora(f"{where}: holds numbers that are not finite")
-    alpha = _alpha(where, numbers.stored[keys[FactorPart.ALPHA]]) if FactorPart.ALPHA in keys else stated_alpha
-    return LowRankFactors(down.view(shapes[0]), up.view(shapes[1]), alpha)
+    own = _alpha(where, numbers.stored[layer.keys[FactorPart.ALPHA]]) if FactorPart.ALPHA in layer.keys else None
+    changes = {}
+    for target in layer.place:
+        is_own = own is not None and layer.change.rank is not None
+        alpha = own if is_own else stated.of(target.module, layer.change.rank)
+        changes[target.module] = built_change(layer.change, tensors, layer.shape, alpha, target.rows)
+    return changes
 
 
-def _fits(shape: _Shape, wanted: _Shape) -> bool:
-    """Return whether the shape is as wanted; 1x1 convolutions and linear layers may be written either way."""
-    return shape == wanted or _without_ones(shape) == _without_ones(wanted)
+def _fits(inputs: Shape, wanted: Shape) -> bool:
+    """Return whether the inputs of a change are those of a weight; 1x1 convolutions may be written as linear layers,
+    and the factors of other convolutions flat."""
+    return inputs == wanted or _without_ones(inputs) == _without_ones(wanted) or inputs == (math.prod(wanted),)
 
 
-def _without_ones(shape: _Shape) -> _Shape:
-    return shape[:2] if all(side == 1 for side in shape[2:]) else shape
+def _without_ones(inputs: Shape) -> Shape:
+    return inputs[:1] if all(side == 1 for side in inputs[1:]) else inputs
 
 
 def _alpha(where: str, stored: Tensor) -> float:

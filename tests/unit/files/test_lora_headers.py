@@ -18,6 +18,25 @@ def linear(rank: int = 4) -> dict[str, Tensor]:
     return {DOWN: torch.zeros(rank, 8), UP: torch.zeros(6, rank)}
 
 
+TUCKER = {
+    "lora_unet_conv.lora_down.weight": torch.zeros(2, 4, 1, 1),
+    "lora_unet_conv.lora_mid.weight": torch.zeros(2, 2, 3, 3),
+    "lora_unet_conv.lora_up.weight": torch.zeros(8, 2, 1, 1),
+}
+LOHA = {
+    "lora_unet_proj.hada_w1_a": torch.zeros(6, 2),
+    "lora_unet_proj.hada_w1_b": torch.zeros(2, 8),
+    "lora_unet_proj.hada_w2_a": torch.zeros(6, 2),
+    "lora_unet_proj.hada_w2_b": torch.zeros(2, 8),
+}
+
+
+def without(tensors: dict[str, Tensor], *ends: str, **others: Tensor) -> dict[str, Tensor]:
+    """Return the tensors but those with these endings; `others` replace the ones that end with their names."""
+    kept = {key: tensor for key, tensor in tensors.items() if not key.endswith(ends or ("-",))}
+    return {key: next((one for end, one in others.items() if key.endswith(end)), kept[key]) for key in kept}
+
+
 def bytes_of(tensors: dict[str, Tensor], folder: Path) -> bytes:
     return write_tensors(folder / "lora.safetensors", tensors).read_bytes()
 
@@ -39,8 +58,28 @@ def bytes_of(tensors: dict[str, Tensor], folder: Path) -> bytes:
             UP: torch.zeros(6, 4).to(torch.float8_e5m2),
             "unet.proj.alpha": torch.tensor(2, dtype=torch.int32),
         },
+        {"unet.proj.lora_A.style.weight": torch.zeros(4, 8), "unet.proj.lora_B.style.weight": torch.zeros(6, 4)},
+        {**linear(), "unet.proj.lora_magnitude_vector.weight": torch.zeros(6)},
+        {**linear(), "unet.proj.dora_scale": torch.zeros(1, 8)},
+        TUCKER,
+        LOHA,
+        {"lycoris_proj.lokr_w1": torch.zeros(2, 2), "lycoris_proj.lokr_w2": torch.zeros(3, 4)},
     ],
-    ids=["linear", "convolution", "alpha", "alpha in a row", "half precision", "of a processor", "eight bits"],
+    ids=[
+        "linear",
+        "convolution",
+        "alpha",
+        "alpha in a row",
+        "half precision",
+        "of a processor",
+        "eight bits",
+        "named adapter",
+        "magnitudes by output",
+        "magnitudes by input",
+        "Tucker",
+        "LoHa",
+        "LoKr",
+    ],
 )
 def test_loras_pass(tensors: dict[str, Tensor], tmp_path: Path) -> None:
     judge_lora(bytes_of(tensors, tmp_path), "file")
@@ -49,15 +88,55 @@ def test_loras_pass(tensors: dict[str, Tensor], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tensors", "said"),
     [
-        ({DOWN: torch.zeros(4, 8)}, "'unet.proj' must have both factors, it has no up factor"),
+        ({DOWN: torch.zeros(4, 8)}, "'unet.proj' must have all factors, it has no up factor"),
         ({UP: torch.zeros(8, 4)}, "it has no down factor"),
         ({**linear(), "unet.proj.weight": torch.zeros(1)}, "1 keys are neither: 'unet.proj.weight'"),
-        ({DOWN: torch.zeros(4, 8), UP: torch.zeros(6, 3)}, "must have two factors of one rank, got 4 and 3"),
+        ({DOWN: torch.zeros(4, 8), UP: torch.zeros(6, 3)}, "must have down and up factors of one rank, got 4 and 3"),
         ({DOWN: torch.zeros(0, 8), UP: torch.zeros(6, 0)}, "must be of rank 1 to 1024, got 0"),
         (linear(1025), "must be of rank 1 to 1024, got 1025"),
-        ({DOWN: torch.zeros(4), UP: torch.zeros(6, 4)}, "the down factor of 'unet.proj' must have 2 or 4 dimensions"),
-        ({DOWN: torch.zeros(4, 8), UP: torch.zeros(6, 4, 1)}, "the up factor of 'unet.proj' must have 2 or 4"),
-        ({**linear(), "unet.proj.alpha": torch.zeros(2)}, "the alpha of 'unet.proj' must be one number, got [2]"),
+        (
+            {DOWN: torch.zeros(4), UP: torch.zeros(6, 4)},
+            "'unet.proj' must have 2 or 4 dimensions, got [4] of the down factor",
+        ),
+        (
+            {DOWN: torch.zeros(4, 8), UP: torch.zeros(6, 4, 1)},
+            "'unet.proj' must have 2 or 4 dimensions, got [6, 4, 1] of the up factor",
+        ),
+        ({**linear(), "unet.proj.alpha": torch.zeros(2)}, "'unet.proj' must have an alpha of one number, got [2]"),
+        (
+            {**linear(), "unet.proj.lokr_w1": torch.zeros(2, 2)},
+            "'unet.proj' must have factors of one form, it has those of LoKr and LoRA",
+        ),
+        (without(LOHA, "w2_b"), "'lora_unet_proj' must have all factors, it has no hada_w2_b factor"),
+        (
+            without(LOHA, w2_b=torch.zeros(2, 9)),
+            "'lora_unet_proj' must have two products of one shape, got (2, 6, (8,)) and (2, 6, (9,))",
+        ),
+        (without(LOHA, w1_b=torch.zeros(3, 8)), "must have hada_w1_a and hada_w1_b factors of one rank, got 2 and 3"),
+        (
+            without(TUCKER, **{"mid.weight": torch.zeros(2, 3, 3, 3)}),
+            "must have mid and down factors of one rank, got 3 and 2",
+        ),
+        (
+            {"a.lokr_w1": torch.zeros(2, 2), "a.lokr_w2_a": torch.zeros(3, 2)},
+            "'a' must have all factors, it has no lokr_w2_b factor",
+        ),
+        (
+            {"a.lokr_w1": torch.zeros(2, 2), "a.lokr_w1_a": torch.zeros(2, 1), "a.lokr_w2": torch.zeros(3, 4)},
+            "'a' must have lokr_w1 or lokr_w1_a, it has both",
+        ),
+        (
+            {"a.lokr_w1": torch.zeros(20_000, 1), "a.lokr_w2": torch.zeros(1, 20_000)},
+            "'a' must change at most 268435456 numbers, got 20000 by 20000",
+        ),
+        (
+            {**linear(), "unet.proj.dora_scale": torch.zeros(1, 7)},
+            "'unet.proj' must have a magnitude for each output or input, got [1, 7]",
+        ),
+        (
+            {"a.lora_A.x.weight": torch.zeros(4, 8), "a.lora_B.y.weight": torch.zeros(6, 4)},
+            "holds 2 adapters, must hold one: 'x', 'y'",
+        ),
         (
             {**linear(), "unet.proj.alpha": torch.tensor(True)},
             "must be of F64, F32, F16, BF16, F8_E4M3, F8_E5M2, I64, I32, got BOOL",
@@ -82,15 +161,13 @@ def test_what_is_no_lora_is_refused_by_key_and_limit(tensors: dict[str, Tensor],
 @pytest.mark.parametrize(
     ("key", "form"),
     [
-        ("unet.proj.lora_magnitude_vector", "DoRA"),
-        ("lora_unet_proj.dora_scale", "DoRA"),
-        ("lora_unet_proj.hada_w1_a", "LoHa"),
-        ("lora_unet_proj.lokr_w2_b", "LoKr"),
-        ("lora_unet_proj.lora_mid.weight", "Tucker decomposition"),
+        ("lora_unet_proj.oft_blocks", "OFT"),
+        ("lora_unet_proj.on_input", "IA3"),
+        ("lora_unet_proj.diff_b", "difference of whole weights"),
     ],
 )
 def test_lora_of_another_form_is_refused_by_form(key: str, form: str, tmp_path: Path) -> None:
-    with pytest.raises(FailedPrecondition, match=f"file: must be a LoRA of two factors .* is a {form}") as refused:
+    with pytest.raises(FailedPrecondition, match=f"file: must be a LoRA, LoHa or LoKr, this one is {form}") as refused:
         judge_lora(bytes_of({**linear(), key: torch.zeros(4)}, tmp_path), "file")
 
     assert refused.value.reason == "UNSUPPORTED_LORA"

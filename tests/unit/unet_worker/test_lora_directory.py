@@ -63,7 +63,7 @@ def test_folder_of_several_loras_serves_each(tmp_path: Path) -> None:
 
 def test_what_cannot_be_used_is_rejected_with_its_reason(tmp_path: Path) -> None:
     write_lora(tmp_path / "good.safetensors")
-    write_tensors(tmp_path / "loha.safetensors", {"lora_unet_proj.hada_w1_a": torch.zeros(4, 2)})
+    write_tensors(tmp_path / "oft.safetensors", {"lora_unet_proj.oft_blocks": torch.zeros(4, 2, 2)})
     write_tensors(tmp_path / "Other One.safetensors", {"unet.none.lora_A.weight": torch.zeros(4, 2)})
 
     found = opened(tmp_path)
@@ -72,10 +72,10 @@ def test_what_cannot_be_used_is_rejected_with_its_reason(tmp_path: Path) -> None
     mismatch = (
         "Other One.safetensors: of 1 keys 1 match no layer of this stable_diffusion model: 'unet.none.lora_A.weight'"
     )
-    form = "loha.safetensors: it is a LoHa, and LoRAs of two factors for each layer are read"
+    form = "oft.safetensors: it is OFT, and LoRAs, LoHas and LoKrs are read"
     assert set(found.rejected) == {
         RejectedAdapter("other-one", AdapterKind.LORA, "LORA_MISMATCH", mismatch),
-        RejectedAdapter("loha", AdapterKind.LORA, "UNSUPPORTED_LORA", form),
+        RejectedAdapter("oft", AdapterKind.LORA, "UNSUPPORTED_LORA", form),
     }
 
 

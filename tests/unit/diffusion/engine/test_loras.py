@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from lab.fixtures.lycoris_files import write_lycoris
 from pentimento.diffusion.families import DenoiserInput, DiffusionModel, PerSampleAdapters
-from pentimento.diffusion.loras import AdapterSet, BaseLayers, WeightedLora, layers_of
+from pentimento.diffusion.loras import AdapterSet, BaseLayers, WeightedLora, layers_of, read_lora
 from pentimento.diffusion.loras.patching import WeightPatch
 from pentimento.diffusion.painting import PaintingRequest, condition, denoise_step, prepare
 from pentimento.diffusion.prompts import PromptMemo
@@ -35,6 +36,15 @@ def sets(base: BaseLayers) -> list[AdapterSet]:
     """None; one of all components; one of the denoiser alone, of another rank; both, at weights of their own."""
     whole, unet = made_lora(base, 1), made_lora(base, 2, rank=2, alpha=1.0, components=["unet"], ends=("to_k", "conv1"))
     return [(), (WeightedLora(whole),), (WeightedLora(unet, 0.6),), (WeightedLora(whole, 0.3), WeightedLora(unet))]
+
+
+@pytest.fixture(scope="module")
+def patched_only(base: BaseLayers, tmp_path_factory: pytest.TempPathFactory) -> AdapterSet:
+    """A LoHa with magnitudes and a LoRA: a row of a batch cannot have it apart from the weights."""
+    path = tmp_path_factory.mktemp("forms") / "it.safetensors"
+    write_lycoris(path, base, "loha", ("to_q", "attn2.to_k", "conv1"), dora="out")
+    lora = made_lora(base, 7, ends=("to_q", "fc1"))
+    return (WeightedLora(read_lora(path, base, torch.float32), 0.4), WeightedLora(lora, 0.5))
 
 
 @dataclass
@@ -162,6 +172,24 @@ def test_a_mixed_batch_shares_every_pass_and_nobody_sees_anothers_loras(
     assert digest(model) == before
 
 
+def test_a_set_without_small_factors_has_passes_apart(
+    model: DiffusionModel, sets: list[AdapterSet], patched_only: AdapterSet
+) -> None:
+    denoiser, seen = seen_inputs(model)
+    loop = Loop(model, denoiser=denoiser)
+    mixed = [loop.add(with_loras(adapters, seed)) for seed, adapters in enumerate(sets[1:3])]
+    apart = [loop.add(with_loras(patched_only, seed)) for seed in (5, 6)]
+
+    finish(loop)
+
+    assert loop.observer.sizes == [2] * 12
+    assert [inputs.adapters is None for inputs in seen].count(True) == 6
+    for one, adapters in zip(mixed, sets[1:3], strict=True):
+        assert_painted_with(model, one, adapters)
+    for one in apart:
+        assert_painted_with(model, one, patched_only)
+
+
 def test_whoever_joins_and_leaves_the_pictures_are_their_own(model: DiffusionModel, sets: list[AdapterSet]) -> None:
     """From patched to mixed and back to patched, in the middle of the first picture."""
     denoiser, seen = seen_inputs(model)
@@ -180,16 +208,19 @@ def test_whoever_joins_and_leaves_the_pictures_are_their_own(model: DiffusionMod
 @settings(max_examples=12, deadline=None)
 @given(
     joins=st.lists(
-        st.tuples(st.integers(0, 4), st.integers(0, 3), st.integers(0, 6), st.integers(0, 5), st.booleans()),
+        st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(0, 6), st.integers(0, 5), st.booleans()),
         min_size=1,
         max_size=5,
     )
 )
 def test_in_any_mixture_each_is_what_it_is_alone(
-    joins: list[tuple[int, int, int, int, bool]], model: DiffusionModel, sets: list[AdapterSet]
+    joins: list[tuple[int, int, int, int, bool]],
+    model: DiffusionModel,
+    sets: list[AdapterSet],
+    patched_only: AdapterSet,
 ) -> None:
     loop = Loop(model)
-    added = []
+    sets, added = [*sets, patched_only], []
     for number, (ticks, which, late, latest, guided) in enumerate(joins):
         asked = request(number, guidance_scale=3.0 if guided else 1.0)
         source = Late(sets[which], late_asks=late, latest_step=latest)

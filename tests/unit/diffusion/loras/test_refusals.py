@@ -18,22 +18,31 @@ WRONG: dict[str, tuple[Callable[[BaseLayers], dict[str, Tensor]], str, str]] = {
         "LORA_MISMATCH",
         "of 3 keys 1 match no layer .*'unet.no_such_layer.lora_A.weight'",
     ),
-    "DoRA's magnitudes": (
+    "magnitudes of another layer": (
         lambda base: {**pair(base), f"unet.{LAYER}.lora_magnitude_vector": torch.zeros(4)},
-        "UNSUPPORTED_LORA",
-        "it is a DoRA",
+        "BAD_LORA",
+        r"attn1.to_q must have a magnitude for each output or input, got \[4\]",
     ),
-    "kohya's DoRA": (
-        lambda base: {**pair(base), "lora_unet_mid_block.dora_scale": torch.zeros(4)},
-        "UNSUPPORTED_LORA",
-        "it is a DoRA",
+    "two forms in a layer": (
+        lambda base: {**pair(base), f"unet.{LAYER}.hada_w1_a": torch.zeros(32, 3)},
+        "BAD_LORA",
+        "attn1.to_q must have factors of one form, it has those of LoHa and LoRA",
     ),
-    "LoHa": (lambda base: {"lora_unet_mid_block.hada_w1_a": torch.zeros(4, 2)}, "UNSUPPORTED_LORA", "it is a LoHa"),
-    "LoKr": (lambda base: {"lora_unet_mid_block.lokr_w1": torch.zeros(4, 2)}, "UNSUPPORTED_LORA", "it is a LoKr"),
-    "Tucker": (
-        lambda base: {"lora_unet_mid_block.lora_mid.weight": torch.zeros(2, 2, 3, 3)},
-        "UNSUPPORTED_LORA",
-        "it is a Tucker decomposition",
+    "half of a LoKr": (
+        lambda base: {f"unet.{LAYER}.lokr_w1": torch.zeros(4, 4)},
+        "BAD_LORA",
+        "attn1.to_q must have all factors, it has no lokr_w2 factor",
+    ),
+    "a LoKr of another width": (
+        lambda base: {f"unet.{LAYER}.lokr_w1": torch.zeros(4, 4), f"unet.{LAYER}.lokr_w2": torch.zeros(8, 9)},
+        "LORA_MISMATCH",
+        r"attn1.to_q: factors \[4, 4\] and \[8, 9\] do not make a change of \[32, 32\]",
+    ),
+    "OFT": (lambda base: {"lora_unet_mid_block.oft_blocks": torch.zeros(2, 2, 2)}, "UNSUPPORTED_LORA", "it is OFT"),
+    "two adapters": (
+        lambda base: {f"{LAYER}.lora_{half}.{half}.weight": torch.zeros(1, 4) for half in ("A", "B")},
+        "BAD_LORA",
+        "holds 2 adapters, must hold one: 'A', 'B'",
     ),
     "a component that is not there": (
         lambda base: {"text_encoder_2.encoder.layers.0.mlp.fc1.lora_A.weight": torch.zeros(1, 4)},
@@ -47,18 +56,18 @@ WRONG: dict[str, tuple[Callable[[BaseLayers], dict[str, Tensor]], str, str]] = {
     ),
     "factors of different ranks": (
         lambda base: pair(base, down=torch.zeros(2, 32)),
-        "LORA_MISMATCH",
-        r"\[2, 32\] and \[32, 3\]",
+        "BAD_LORA",
+        "must have down and up factors of one rank, got 2 and 3",
     ),
     "transposed factors": (
         lambda base: dict(zip(pair(base), reversed(list(pair(base).values())), strict=True)),
         "LORA_MISMATCH",
         "do not make a change",
     ),
-    "rank 0": (lambda base: pair(base, down=torch.zeros(0, 32), up=torch.zeros(32, 0)), "BAD_LORA", "its rank 0"),
-    "a number as a factor": (lambda base: pair(base, down=torch.zeros(())), "BAD_LORA", "its rank 0"),
+    "rank 0": (lambda base: pair(base, down=torch.zeros(0, 32), up=torch.zeros(32, 0)), "BAD_LORA", "got 0"),
+    "a number as a factor": (lambda base: pair(base, down=torch.zeros(())), "BAD_LORA", "must have 2 or 4 dimensions"),
     "rank 1025": (lambda base: pair(base, down=torch.zeros(1025, 32), up=torch.zeros(32, 1025)), "BAD_LORA", "1025"),
-    "one factor alone": (lambda base: dict(list(pair(base).items())[:1]), "BAD_LORA", "attn1.to_q has no up factor"),
+    "one factor alone": (lambda base: dict(list(pair(base).items())[:1]), "BAD_LORA", "attn1.to_q .* has no up factor"),
     "one layer twice": (
         lambda base: {**pair(base), f"base_model.model.{LAYER}.lora_A.weight": torch.zeros(3, 32)},
         "BAD_LORA",
@@ -110,7 +119,7 @@ def test_read_lora_refuses_lora_of_another_family(
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ('{"unet.use_dora": true}', "use_dora"),
+        ('{"unet.use_dora": true}', "has no magnitudes, and is a DoRA"),
         ('{"unet.alpha_pattern": {"(a+)+$": 1}}', "no layer's name"),
         ('{"unet.alpha_pattern": [1]}', "alpha_pattern"),
         ('{"unet.lora_alpha": "8"}', "no number"),

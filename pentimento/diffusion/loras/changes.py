@@ -1,0 +1,125 @@
+"""Compute the change of a layer's weight that its factors describe: LoRA, LoHa, LoKr, each with DoRA's magnitudes.
+
+LoRA (Hu et al. 2021, section 4.1) is the only one with small factors, so the only one that a row of a batch can have
+next to the weights. The others change the weights.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Parts of a layer's outputs, from and to, in the order of the module's own rows; empty for all.
+Rows = tuple[tuple[int, int], ...]
+# Returns a tensor on the weight's device in single precision.
+Moved = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class LowRankFactors:
+    """Describe the change of one layer's weight, `scale` * up @ down. Linear layers have down (rank, inputs) and up
+    (outputs, rank); convolutions have down (rank, inputs, height, width) and up (outputs, rank, 1, 1). A Tucker
+    decomposition's core is multiplied into down."""
+
+    down: Tensor
+    up: Tensor
+    alpha: float
+
+    @property
+    def rank(self) -> int:
+        """Return the number of rows of `down`."""
+        return self.down.shape[0]
+
+    @property
+    def scale(self) -> float:
+        """Return alpha / rank, the factor of the product at weight 1."""
+        return self.alpha / self.rank
+
+    def matrix(self, moved: Moved) -> Tensor:
+        """Return up @ down, without the scale, as (outputs, inputs * height * width)."""
+        return moved(self.up).flatten(1) @ moved(self.down).flatten(1)
+
+
+@dataclass(frozen=True)
+class FactoredMatrix:
+    """Describe a matrix as a file holds it: `left` alone, left @ right, or a Tucker decomposition. With a `core` (rank,
+    rank, height, width), left is (rank, outputs) and right (rank, inputs)."""
+
+    left: Tensor
+    right: Tensor | None = None
+    core: Tensor | None = None
+
+    def product(self, moved: Moved) -> Tensor:
+        """Return the matrix as (outputs, inputs) or (outputs, inputs, height, width)."""
+        left = moved(self.left)
+        if self.right is None:
+            return left
+        right = moved(self.right)
+        if self.core is not None:
+            return torch.einsum("ijkl,ip,jr->prkl", moved(self.core), left, right)
+        return (left @ right.flatten(1)).unflatten(1, right.shape[1:])
+
+
+@dataclass(frozen=True)
+class HadamardFactors:
+    """Describe LoHa's change (Hyeon-Woo et al. 2022): `scale` times the elementwise product of two matrices. `rows` are
+    the module's outputs in them."""
+
+    first: FactoredMatrix
+    second: FactoredMatrix
+    scale: float
+    rows: Rows = ()
+
+    def matrix(self, moved: Moved) -> Tensor:
+        """Return the product, without the scale, as (outputs, inputs * height * width)."""
+        return rows_of((self.first.product(moved) * self.second.product(moved)).flatten(1), self.rows)
+
+
+@dataclass(frozen=True)
+class KroneckerFactors:
+    """Describe LoKr's change: `scale` times the Kronecker product of two matrices; the second one has a convolution's
+    height and width. `rows` are the module's outputs in it."""
+
+    first: FactoredMatrix
+    second: FactoredMatrix
+    scale: float
+    rows: Rows = ()
+
+    def matrix(self, moved: Moved) -> Tensor:
+        """Return the product, without the scale, as (outputs, inputs * height * width)."""
+        second = self.second.product(moved)
+        return rows_of(torch.kron(self.first.product(moved), second.flatten(1)), self.rows)
+
+
+@dataclass(frozen=True)
+class DecomposedFactors:
+    """Describe DoRA's change (Liu et al. 2024, Eq. 5): the sum V of weight and change is scaled to `magnitude` / |V|.
+    The magnitude is shaped (outputs, 1, ...), or (1, inputs, 1, ...) where the norms are by input."""
+
+    change: "LowRankFactors | HadamardFactors | KroneckerFactors"
+    magnitude: Tensor
+
+
+LayerChange = LowRankFactors | HadamardFactors | KroneckerFactors | DecomposedFactors
+
+
+def rows_of(matrix: Tensor, rows: Rows) -> Tensor:
+    """Return these rows of a matrix, one part after the other; one part is not copied."""
+    if len(rows) > 1:
+        return torch.cat([matrix[start:stop] for start, stop in rows])
+    return matrix[slice(*rows[0])] if rows else matrix
+
+
+def difference(change: LayerChange, strength: float, base: Tensor, moved: Moved) -> Tensor:
+    """Return the change of a weight at a strength, in single precision and shaped as the weight. DoRA's depends on
+    `base`, the weight without any LoRA, as in PEFT's layers: so several are added in any order."""
+    if not isinstance(change, DecomposedFactors):
+        return change.matrix(moved).mul(change.scale * strength).view(base.shape)
+    plain = base.float()
+    whole = plain + difference(change.change, strength, base, moved)
+    magnitude = moved(change.magnitude)
+    axes = [axis for axis, side in enumerate(magnitude.shape) if side == 1]
+    norm = torch.linalg.vector_norm(whole, dim=axes, keepdim=True)
+    # A row of zeros stays zero.
+    return whole.mul_(magnitude / norm.clamp(min=torch.finfo(norm.dtype).tiny)).sub_(plain)

@@ -1,0 +1,126 @@
+"""Names of PEFT, LyCORIS, ComfyUI and kohya's trainer for SD3, against the layers that diffusers' converter finds."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers.loaders.single_file_utils import convert_sd3_transformer_checkpoint_to_diffusers
+from torch import Tensor
+
+from lab.fixtures.lora_files import random_factors, write_tensors
+from lab.fixtures.lycoris_files import LycorisMaker
+from pentimento.diffusion.families import DiffusionModel
+from pentimento.diffusion.loras import BadLora, BaseLayers, WeightedLora, read_lora
+from pentimento.diffusion.loras.key_names import original_names
+from pentimento.diffusion.loras.patching import WeightPatch
+from pentimento.diffusion.loras.transformer_names import original_places, shape_of
+from tests.unit.diffusion.loras.made_loras import LAYER, pair
+from tests.unit.diffusion.loras.test_reading import assert_same_deltas, deltas, product
+
+F32 = torch.float32
+QKV = "joint_blocks.0.x_block.attn.qkv"
+
+
+@pytest.mark.parametrize("writer", ["kohya", "ComfyUI"])
+def test_names_of_sd3s_release_are_the_layers_of_diffusers_converter(
+    writer: str, flow_base: BaseLayers, flow_model: DiffusionModel, tmp_path: Path
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+    shapes = flow_base.shapes["transformer"]
+    weights: dict[str, Tensor] = {"pos_embed": torch.zeros(1)}
+    tensors: dict[str, Tensor] = {}
+    for name, place in original_places(shapes).items():
+        shape = shape_of(place, shapes)
+        down = torch.randn(2, *shape[1:], generator=generator)
+        up = torch.randn(shape[0], 2, *(1 for _ in shape[2:]), generator=generator)
+        stem = f"diffusion_model.{name}" if writer == "ComfyUI" else f"lora_unet_{name.replace('.', '_')}"
+        tensors |= {f"{stem}.lora_down.weight": down, f"{stem}.lora_up.weight": up}
+        weights |= {f"{name}.weight": (up.flatten(1) @ down.flatten(1)).view(shape), f"{name}.bias": up[:, 0]}
+    file = write_tensors(tmp_path / "it.safetensors", tensors)
+
+    read = deltas(read_lora(file, flow_base, F32))
+
+    converted = convert_sd3_transformer_checkpoint_to_diffusers(with_norms(weights, flow_model))
+    assert_same_deltas(
+        read,
+        {f"transformer.{name}": converted[f"{name}.weight"].flatten(1) for name in flow_base.shapes["transformer"]},
+    )
+
+
+def with_norms(weights: dict[str, Tensor], model: DiffusionModel) -> dict[str, Tensor]:
+    """Add the norms of queries and keys, which the converter expects if the network has them."""
+    norms = [name for name, _ in model.denoiser.named_parameters() if ".norm_q." in name]
+    for name in norms:
+        block, attention = name.split(".")[1], name.split(".")[2]
+        for side in ("x", "context") if attention == "attn" else ("x",):
+            weights |= {f"joint_blocks.{block}.{side}_block.{attention}.ln_{one}.weight": torch.ones(1) for one in "qk"}
+    return weights
+
+
+@pytest.mark.parametrize("form", ["lora", "loha", "lokr"])
+def test_a_layer_that_is_three_here_changes_each_by_its_rows(
+    form: str, flow_base: BaseLayers, flow_model: DiffusionModel, tmp_path: Path
+) -> None:
+    modules = [f"transformer_blocks.0.attn.{name}" for name in ("to_q", "to_k", "to_v")]
+    before = torch.cat([flow_model.denoiser.get_submodule(name).weight.detach() for name in modules])
+    layer = LycorisMaker(seed=1, dora="out").layer(form, tuple(before.shape))
+    file = write_tensors(
+        tmp_path / "it.safetensors", {f"diffusion_model.{QKV}.{end}": one for end, one in layer.tensors.items()}
+    )
+    patch = WeightPatch(flow_model.denoiser, "transformer")
+
+    patch.hold((WeightedLora(read_lora(file, flow_base, F32), 0.5),))
+    after = torch.cat([flow_model.denoiser.get_submodule(name).weight.detach() for name in modules])
+    patch.hold(())
+
+    torch.testing.assert_close(after, layer.merged(before, 0.5).float(), rtol=1e-5, atol=1e-5)
+
+
+def test_a_module_is_changed_once_and_norms_by_input_are_of_whole_layers(flow_base: BaseLayers, tmp_path: Path) -> None:
+    width = flow_base.shapes["transformer"]["transformer_blocks.0.attn.to_q"][1]
+    whole = {f"diffusion_model.{QKV}.lora_up.weight": torch.ones(3 * width, 1)}
+    whole |= {f"diffusion_model.{QKV}.lora_down.weight": torch.ones(1, width)}
+    one = {"transformer.transformer_blocks.0.attn.to_k.lora_A.weight": torch.ones(1, width)}
+    one |= {"transformer.transformer_blocks.0.attn.to_k.lora_B.weight": torch.ones(width, 1)}
+    twice = write_tensors(tmp_path / "twice.safetensors", {**whole, **one})
+    by_input = {**whole, f"diffusion_model.{QKV}.dora_scale": torch.ones(1, width)}
+    decomposed = write_tensors(tmp_path / "decomposed.safetensors", by_input)
+
+    with pytest.raises(BadLora, match=r"holds two changes of transformer.transformer_blocks.0.attn.to_k"):
+        read_lora(twice, flow_base, F32)
+    with pytest.raises(BadLora, match="a DoRA by inputs of a layer that is several here is not read") as refused:
+        read_lora(decomposed, flow_base, F32)
+    assert refused.value.reason == "UNSUPPORTED_LORA"
+
+
+@pytest.mark.parametrize(
+    "stem",
+    [
+        f"diffusion_model.{LAYER}",
+        f"model.diffusion_model.{LAYER}",
+        f"diffusion_model.{original_names([LAYER])[LAYER]}",
+        f"lycoris_{LAYER.replace('.', '_')}",
+    ],
+)
+def test_stems_of_other_programs_name_the_denoisers_layers(stem: str, base: BaseLayers, tmp_path: Path) -> None:
+    halves = dict(zip(("lora_down", "lora_up"), pair(base).values(), strict=True))
+    file = write_tensors(tmp_path / "it.safetensors", {f"{stem}.{half}.weight": one for half, one in halves.items()})
+
+    read = deltas(read_lora(file, base, F32))
+
+    assert_same_deltas(read, {f"unet.{LAYER}": product(random_factors(base), "unet", LAYER)})
+
+
+def test_comfyuis_text_encoders_are_those_of_the_pipeline(xl_base: BaseLayers, tmp_path: Path) -> None:
+    components = {"clip_l": "text_encoder", "clip_g": "text_encoder_2"}
+    factors = random_factors(xl_base, ends=("fc1",), components=list(components.values()))
+    tensors = {}
+    for program, component in components.items():
+        for module, (down, up) in factors[component].items():
+            stem = f"text_encoders.{program}.transformer.text_model.{module.removeprefix('text_model.')}"
+            tensors |= {f"{stem}.lora_down.weight": down, f"{stem}.lora_up.weight": up}
+
+    read = deltas(read_lora(write_tensors(tmp_path / "it.safetensors", tensors), xl_base, F32))
+
+    wanted = {f"{part}.{name}": product(factors, part, name) for part in factors for name in factors[part]}
+    assert_same_deltas(read, wanted)
