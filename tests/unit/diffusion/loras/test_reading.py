@@ -31,7 +31,6 @@ def deltas(lora: Lora) -> dict[str, Tensor]:
         f"{component}.{module}": factors.scale * (factors.up.flatten(1) @ factors.down.flatten(1))
         for component, modules in lora.components.items()
         for module, factors in modules.items()
-        if isinstance(factors, LowRankFactors)
     }
 
 
