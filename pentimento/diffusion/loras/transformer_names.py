@@ -5,7 +5,7 @@ has shift and scale in the other order.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pentimento.diffusion.loras.changes import Rows
@@ -23,23 +23,27 @@ class Target:
 LayerPlace = tuple[Target, ...]
 _Shapes = Mapping[str, tuple[int, ...]]
 
-_QKV = ("to_q", "to_k", "to_v")
-_ADDED_QKV = ("add_q_proj", "add_k_proj", "add_v_proj")
+_QKV = ("attn.to_q", "attn.to_k", "attn.to_v")
+_QKV_2 = ("attn2.to_q", "attn2.to_k", "attn2.to_v")
+_ADDED_QKV = ("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj")
+_TIMES = "time_text_embed.timestep_embedder.linear_"
+_TEXTS = "time_text_embed.text_embedder.linear_"
+_GUIDANCE = "time_text_embed.guidance_embedder.linear_"
 # Names outside the blocks, and in a block: the first release's, and diffusers' of each part of its outputs.
+_OUTPUT = {"final_layer.linear": ("proj_out",), "final_layer.adaLN_modulation.1": ("norm_out.linear",)}
 _SD3 = {
+    **_OUTPUT,
     "x_embedder.proj": ("pos_embed.proj",),
     "context_embedder": ("context_embedder",),
-    "t_embedder.mlp.0": ("time_text_embed.timestep_embedder.linear_1",),
-    "t_embedder.mlp.2": ("time_text_embed.timestep_embedder.linear_2",),
-    "y_embedder.mlp.0": ("time_text_embed.text_embedder.linear_1",),
-    "y_embedder.mlp.2": ("time_text_embed.text_embedder.linear_2",),
-    "final_layer.linear": ("proj_out",),
-    "final_layer.adaLN_modulation.1": ("norm_out.linear",),
+    "t_embedder.mlp.0": (f"{_TIMES}1",),
+    "t_embedder.mlp.2": (f"{_TIMES}2",),
+    "y_embedder.mlp.0": (f"{_TEXTS}1",),
+    "y_embedder.mlp.2": (f"{_TEXTS}2",),
 }
 _SD3_BLOCK = {
-    "x_block.attn.qkv": tuple(f"attn.{name}" for name in _QKV),
-    "x_block.attn2.qkv": tuple(f"attn2.{name}" for name in _QKV),
-    "context_block.attn.qkv": tuple(f"attn.{name}" for name in _ADDED_QKV),
+    "x_block.attn.qkv": _QKV,
+    "x_block.attn2.qkv": _QKV_2,
+    "context_block.attn.qkv": _ADDED_QKV,
     "x_block.attn.proj": ("attn.to_out.0",),
     "x_block.attn2.proj": ("attn2.to_out.0",),
     "context_block.attn.proj": ("attn.to_add_out",),
@@ -50,26 +54,61 @@ _SD3_BLOCK = {
     "context_block.mlp.fc1": ("ff_context.net.0.proj",),
     "context_block.mlp.fc2": ("ff_context.net.2",),
 }
-_BLOCK = re.compile(r"transformer_blocks\.(\d+)\.")
+_FLUX = {
+    **_OUTPUT,
+    "img_in": ("x_embedder",),
+    "txt_in": ("context_embedder",),
+    "time_in.in_layer": (f"{_TIMES}1",),
+    "time_in.out_layer": (f"{_TIMES}2",),
+    "vector_in.in_layer": (f"{_TEXTS}1",),
+    "vector_in.out_layer": (f"{_TEXTS}2",),
+    "guidance_in.in_layer": (f"{_GUIDANCE}1",),
+    "guidance_in.out_layer": (f"{_GUIDANCE}2",),
+}
+_FLUX_BLOCK = {
+    "img_attn.qkv": _QKV,
+    "txt_attn.qkv": _ADDED_QKV,
+    "img_attn.proj": ("attn.to_out.0",),
+    "txt_attn.proj": ("attn.to_add_out",),
+    "img_mod.lin": ("norm1.linear",),
+    "txt_mod.lin": ("norm1_context.linear",),
+    "img_mlp.0": ("ff.net.0.proj",),
+    "img_mlp.2": ("ff.net.2",),
+    "txt_mlp.0": ("ff_context.net.0.proj",),
+    "txt_mlp.2": ("ff_context.net.2",),
+}
+_FLUX_SINGLE = {
+    "linear1": (*_QKV, "proj_mlp"),
+    "linear2": ("proj_out",),
+    "modulation.lin": ("norm.linear",),
+}
+# By a module that only one network has: the release's names of its blocks, diffusers' names, and the layers inside.
+_RELEASES = {
+    "pos_embed.proj": (("", "", _SD3), ("joint_blocks.{}.", "transformer_blocks.{}.", _SD3_BLOCK)),
+    "single_transformer_blocks.0.proj_mlp": (
+        ("", "", _FLUX),
+        ("double_blocks.{}.", "transformer_blocks.{}.", _FLUX_BLOCK),
+        ("single_blocks.{}.", "single_transformer_blocks.{}.", _FLUX_SINGLE),
+    ),
+}
+_BLOCK = re.compile(r"(?:single_)?transformer_blocks\.(\d+)\.")
 # Layers before an output layer: `AdaLayerNormContinuous`, which has twice as many outputs as inputs.
 _SHIFT_FIRST = ("norm_out.linear", "norm1_context.linear")
 
 
 def original_places(shapes: _Shapes) -> dict[str, LayerPlace]:
-    """Return the place of each layer that the first release of this transformer has; none for other networks."""
-    if "pos_embed.proj" not in shapes:
-        return {}
-    blocks = sorted({int(match[1]) for name in shapes if (match := _BLOCK.match(name)) is not None})
-    return dict(_named(shapes, blocks))
-
-
-def _named(shapes: _Shapes, blocks: list[int]) -> Iterator[tuple[str, LayerPlace]]:
-    tables = {"": ("", _SD3), **{f"joint_blocks.{n}.": (f"transformer_blocks.{n}.", _SD3_BLOCK) for n in blocks}}
-    for prefix, (own_prefix, table) in tables.items():
-        for name, parts in table.items():
-            modules = [own_prefix + part for part in parts]
-            if all(module in shapes for module in modules):
-                yield prefix + name, _place(modules, shapes)
+    """Return the place of each layer that the first release of SD3's or FLUX's transformer has; none for other
+    networks."""
+    tables = next((tables for module, tables in _RELEASES.items() if module in shapes), ())
+    numbers = sorted({int(match[1]) for name in shapes if (match := _BLOCK.match(name)) is not None})
+    places = {}
+    for release, own, table in tables:
+        for number in numbers if release else (0,):
+            for name, parts in table.items():
+                modules = [own.format(number) + part for part in parts]
+                if all(module in shapes for module in modules):
+                    places[release.format(number) + name] = _place(modules, shapes)
+    return places
 
 
 def _place(modules: list[str], shapes: _Shapes) -> LayerPlace:

@@ -4,7 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from diffusers.loaders.single_file_utils import convert_sd3_transformer_checkpoint_to_diffusers
+from diffusers.loaders.single_file_utils import (
+    convert_flux_transformer_checkpoint_to_diffusers,
+    convert_sd3_transformer_checkpoint_to_diffusers,
+)
 from torch import Tensor
 
 from lab.fixtures.lora_files import random_factors, write_tensors
@@ -21,30 +24,66 @@ F32 = torch.float32
 QKV = "joint_blocks.0.x_block.attn.qkv"
 
 
-@pytest.mark.parametrize("writer", ["kohya", "ComfyUI"])
+@pytest.mark.parametrize("prefix", ["lora_unet_", "diffusion_model."])
 def test_names_of_sd3s_release_are_the_layers_of_diffusers_converter(
-    writer: str, flow_base: BaseLayers, flow_model: DiffusionModel, tmp_path: Path
+    prefix: str, flow_base: BaseLayers, flow_model: DiffusionModel, tmp_path: Path
 ) -> None:
+    file, weights = write_original(tmp_path, flow_base, prefix)
+    weights |= {"pos_embed": torch.zeros(1)}
+
+    converted = convert_sd3_transformer_checkpoint_to_diffusers(with_norms(weights, flow_model))
+
+    names = flow_base.shapes["transformer"]
+    wanted = {f"transformer.{name}": converted[f"{name}.weight"].flatten(1) for name in names}
+    assert_same_deltas(deltas(read_lora(file, flow_base, F32)), wanted)
+
+
+def test_names_of_fluxs_release_are_the_layers_of_diffusers_converter(tmp_path: Path) -> None:
+    """Of the real width, which the converter assumes, with four inputs a layer and a block of each kind."""
+    embedders = [f"time_text_embed.{one}_embedder" for one in ("timestep", "text", "guidance")]
+    modules = {
+        "x_embedder": 3072,
+        "context_embedder": 3072,
+        **{
+            f"time_text_embed.{one}_embedder.linear_{n}": 3072 for one in ("timestep", "text", "guidance") for n in "12"
+        },
+        "norm_out.linear": 8,
+        "proj_out": 64,
+        **{f"transformer_blocks.0.attn.{one}": 3072 for one in ("to_q", "to_k", "to_v", "to_out.0", "to_add_out")},
+        **{f"transformer_blocks.0.attn.add_{one}_proj": 3072 for one in "qkv"},
+        **{f"transformer_blocks.0.{one}.linear": 18432 for one in ("norm1", "norm1_context")},
+        **{f"transformer_blocks.0.{one}.net.0.proj": 12288 for one in ("ff", "ff_context")},
+        **{f"transformer_blocks.0.{one}.net.2": 3072 for one in ("ff", "ff_context")},
+        **{f"single_transformer_blocks.0.attn.to_{one}": 3072 for one in "qkv"},
+        "single_transformer_blocks.0.proj_mlp": 12288,
+        "single_transformer_blocks.0.proj_out": 3072,
+        "single_transformer_blocks.0.norm.linear": 9216,
+    }
+    base = BaseLayers("flux", "transformer", {"transformer": {name: (rows, 4) for name, rows in modules.items()}})
+    file, weights = write_original(tmp_path, base, "lora_unet_")
+    for block, norms in (("double_blocks.0.img_attn", 2), ("double_blocks.0.txt_attn", 2), ("single_blocks.0", 2)):
+        weights |= {f"{block}.norm.{one}_norm.scale": torch.ones(norms) for one in ("query", "key")}
+
+    converted = convert_flux_transformer_checkpoint_to_diffusers(weights)
+
+    wanted = {f"transformer.{name}": converted[f"{name}.weight"] for name in modules}
+    assert_same_deltas(deltas(read_lora(file, base, F32)), wanted)
+
+
+def write_original(folder: Path, base: BaseLayers, prefix: str) -> tuple[Path, dict[str, Tensor]]:
+    """Write a LoRA of every layer that the release has, and return its changes by the release's names, with biases."""
     generator = torch.Generator().manual_seed(1)
-    shapes = flow_base.shapes["transformer"]
-    weights: dict[str, Tensor] = {"pos_embed": torch.zeros(1)}
+    shapes = base.shapes["transformer"]
+    weights: dict[str, Tensor] = {}
     tensors: dict[str, Tensor] = {}
     for name, place in original_places(shapes).items():
         shape = shape_of(place, shapes)
         down = torch.randn(2, *shape[1:], generator=generator)
         up = torch.randn(shape[0], 2, *(1 for _ in shape[2:]), generator=generator)
-        stem = f"diffusion_model.{name}" if writer == "ComfyUI" else f"lora_unet_{name.replace('.', '_')}"
+        stem = prefix + (name if prefix.endswith(".") else name.replace(".", "_"))
         tensors |= {f"{stem}.lora_down.weight": down, f"{stem}.lora_up.weight": up}
         weights |= {f"{name}.weight": (up.flatten(1) @ down.flatten(1)).view(shape), f"{name}.bias": up[:, 0]}
-    file = write_tensors(tmp_path / "it.safetensors", tensors)
-
-    read = deltas(read_lora(file, flow_base, F32))
-
-    converted = convert_sd3_transformer_checkpoint_to_diffusers(with_norms(weights, flow_model))
-    assert_same_deltas(
-        read,
-        {f"transformer.{name}": converted[f"{name}.weight"].flatten(1) for name in flow_base.shapes["transformer"]},
-    )
+    return write_tensors(folder / "it.safetensors", tensors), weights
 
 
 def with_norms(weights: dict[str, Tensor], model: DiffusionModel) -> dict[str, Tensor]:
