@@ -82,7 +82,8 @@ _FLUX_SINGLE = {
     "linear2": ("proj_out",),
     "modulation.lin": ("norm.linear",),
 }
-# By a module that only one network has: the release's names of its blocks, diffusers' names, and the layers inside.
+# Keys are modules that only one network has. Values are the names of blocks, the release's and diffusers', with the
+# layers inside.
 _RELEASES = {
     "pos_embed.proj": (("", "", _SD3), ("joint_blocks.{}.", "transformer_blocks.{}.", _SD3_BLOCK)),
     "single_transformer_blocks.0.proj_mlp": (

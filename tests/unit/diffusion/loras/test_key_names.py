@@ -44,9 +44,7 @@ def test_names_of_fluxs_release_are_the_layers_of_diffusers_converter(tmp_path: 
     modules = {
         "x_embedder": 3072,
         "context_embedder": 3072,
-        **{
-            f"time_text_embed.{one}_embedder.linear_{n}": 3072 for one in ("timestep", "text", "guidance") for n in "12"
-        },
+        **{f"{embedder}.linear_{number}": 3072 for embedder in embedders for number in (1, 2)},
         "norm_out.linear": 8,
         "proj_out": 64,
         **{f"transformer_blocks.0.attn.{one}": 3072 for one in ("to_q", "to_k", "to_v", "to_out.0", "to_add_out")},
