@@ -12,6 +12,7 @@ from pentimento.diffusion.loras.changes import (
     KroneckerFactors,
     LayerChange,
     LowRankFactors,
+    PlainChange,
     Rows,
     rows_of,
 )
@@ -23,11 +24,7 @@ _Tensors = Mapping[FactorPart, Tensor]
 def built_change(found: ChangeShape, tensors: _Tensors, shape: Shape, alpha: float, rows: Rows) -> LayerChange:
     """Return the change of a module: the `rows` of the change that the tensors make of a layer of `shape`, times alpha
     / rank, or alpha if there is no rank."""
-    if found.form == "LoRA":
-        plain: LayerChange = _low_rank(tensors, shape, alpha, rows)
-    else:
-        make = _hadamard if found.form == "LoHa" else _kronecker
-        plain = make(tensors, alpha / (found.rank or 1), rows)
+    plain = _plain(found, tensors, shape, alpha, rows)
     if found.magnitudes is None:
         return plain
     magnitude = tensors.get(FactorPart.MAGNITUDE, tensors.get(FactorPart.DORA_SCALE))
@@ -36,6 +33,13 @@ def built_change(found: ChangeShape, tensors: _Tensors, shape: Shape, alpha: flo
     if found.magnitudes == 1:
         return DecomposedFactors(plain, magnitude.reshape(1, -1, *ones))
     return DecomposedFactors(plain, rows_of(magnitude.reshape(-1, 1, *ones), rows))
+
+
+def _plain(found: ChangeShape, tensors: _Tensors, shape: Shape, alpha: float, rows: Rows) -> PlainChange:
+    if found.form == "LoRA":
+        return _low_rank(tensors, shape, alpha, rows)
+    make = _hadamard if found.form == "LoHa" else _kronecker
+    return make(tensors, alpha / (found.rank or 1), rows)
 
 
 def _low_rank(tensors: _Tensors, shape: Shape, alpha: float, rows: Rows) -> LowRankFactors:

@@ -58,7 +58,7 @@ class FactoredMatrix:
         right = moved(self.right)
         if self.core is not None:
             return torch.einsum("ijkl,ip,jr->prkl", moved(self.core), left, right)
-        return (left @ right.flatten(1)).unflatten(1, right.shape[1:])
+        return (left @ right.flatten(1)).view(-1, *right.shape[1:])
 
 
 @dataclass(frozen=True)
@@ -92,16 +92,19 @@ class KroneckerFactors:
         return rows_of(torch.kron(self.first.product(moved), second.flatten(1)), self.rows)
 
 
+PlainChange = LowRankFactors | HadamardFactors | KroneckerFactors
+
+
 @dataclass(frozen=True)
 class DecomposedFactors:
     """Describe DoRA's change (Liu et al. 2024, Eq. 5): the sum V of weight and change is scaled to `magnitude` / |V|.
     The magnitude is shaped (outputs, 1, ...), or (1, inputs, 1, ...) where the norms are by input."""
 
-    change: "LowRankFactors | HadamardFactors | KroneckerFactors"
+    change: PlainChange
     magnitude: Tensor
 
 
-LayerChange = LowRankFactors | HadamardFactors | KroneckerFactors | DecomposedFactors
+LayerChange = PlainChange | DecomposedFactors
 
 
 def rows_of(matrix: Tensor, rows: Rows) -> Tensor:

@@ -248,15 +248,19 @@ def _changes(
 ) -> dict[str, LayerChange]:
     """Return the changes of a layer's modules. Raises BadLora for numbers that are not finite."""
     where = f"{file_name}: {_layer_name(layer.component, layer.place)}"
-    parts = {part: key for part, key in layer.keys.items() if part is not FactorPart.ALPHA}
-    tensors = {part: numbers.made[key].view(header.tensors[key].shape) for part, key in parts.items()}
+    tensors: dict[FactorPart, Tensor] = {
+        part: numbers.made[key].view(header.tensors[key].shape)
+        for part, key in layer.keys.items()
+        if part is not FactorPart.ALPHA
+    }
     if not (numbers.finite or all(map(_all_finite, tensors.values()))):
         raise BadLora(f"{where}: holds numbers that are not finite")
-    own = _alpha(where, numbers.stored[layer.keys[FactorPart.ALPHA]]) if FactorPart.ALPHA in layer.keys else None
+    rank, own = layer.change.rank, None
+    if FactorPart.ALPHA in layer.keys:
+        own = _alpha(where, numbers.stored[layer.keys[FactorPart.ALPHA]])
     changes = {}
     for target in layer.place:
-        is_own = own is not None and layer.change.rank is not None
-        alpha = own if is_own else stated.of(target.module, layer.change.rank)
+        alpha = stated.of(target.module, rank) if own is None or rank is None else own
         changes[target.module] = built_change(layer.change, tensors, layer.shape, alpha, target.rows)
     return changes
 
