@@ -63,7 +63,8 @@ class StableDiffusion3(DiffusersFamily):
         )
         self._t5 = T5Text(parts["tokenizer_3"], parts["text_encoder_3"], device) if "tokenizer_3" in parts else None
         self.denoiser: Any = parts["transformer"]
-        self.adaptable = {name: parts[name] for name in ("transformer", "text_encoder", "text_encoder_2")}
+        adaptable = ("transformer", "text_encoder", "text_encoder_2", "text_encoder_3")
+        self.adaptable = {name: parts[name] for name in adaptable if name in parts}
         _check_widths(checkpoint, parts)
         skip_signature_checks(self.denoiser)
         self._kernels = RowKernels(self.denoiser)

@@ -102,6 +102,7 @@ class FactorKey:
 
 _CLIP_L = ("lora_te_", "lora_te1_", "text_encoders.clip_l.transformer.")
 _CLIP_G = ("lora_te2_", "text_encoders.clip_g.transformer.")
+_T5 = ("lora_te3_", "text_encoders.t5xxl.transformer.")
 _DENOISER = (
     "lora_unet_",
     "lora_transformer_",
@@ -130,6 +131,8 @@ class KeyNames:
             **{f"{component}.": component for component in base.shapes},
             **dict.fromkeys(_CLIP_L, "text_encoder"),
             **dict.fromkeys(_CLIP_G, "text_encoder_2"),
+            # FLUX has two text encoders, and T5 is the second.
+            **dict.fromkeys(_T5, "text_encoder_3" if "text_encoder_3" in base.shapes else "text_encoder_2"),
             **dict.fromkeys(_DENOISER, base.denoiser),
         }
         self._places = {component: _spellings(shapes) for component, shapes in base.shapes.items()}

@@ -10,13 +10,15 @@ from diffusers.loaders.single_file_utils import (
 )
 from torch import Tensor
 
+from lab.fixtures.checkpoints import write_flow_checkpoint
 from lab.fixtures.lora_files import random_factors, write_tensors
 from lab.fixtures.lycoris_files import LycorisMaker
-from pentimento.diffusion.families import DiffusionModel
-from pentimento.diffusion.loras import BadLora, BaseLayers, WeightedLora, read_lora
+from pentimento.diffusion.families import DiffusionModel, load_model
+from pentimento.diffusion.loras import BadLora, BaseLayers, WeightedLora, layers_of, read_lora
 from pentimento.diffusion.loras.key_names import original_names
 from pentimento.diffusion.loras.patching import WeightPatch
 from pentimento.diffusion.loras.transformer_names import original_places, shape_of
+from pentimento.diffusion.prompts import PromptMemo
 from tests.unit.diffusion.loras.made_loras import LAYER, pair
 from tests.unit.diffusion.loras.test_reading import assert_same_deltas, deltas, product
 
@@ -161,3 +163,24 @@ def test_comfyuis_text_encoders_are_those_of_the_pipeline(xl_base: BaseLayers, t
 
     wanted = {f"{part}.{name}": product(factors, part, name) for part in factors for name in factors[part]}
     assert_same_deltas(read, wanted)
+
+
+@torch.inference_mode()
+def test_kohyas_third_text_encoder_is_t5(tmp_path: Path) -> None:
+    model = load_model(write_flow_checkpoint(tmp_path / "model", t5=True), torch.device("cpu"), F32)
+    base = layers_of(model.info.family, model.adaptable)
+    encoder = model.adaptable["text_encoder_3"]
+    name = next(name for name in base.shapes["text_encoder_3"] if name.endswith("SelfAttention.q"))
+    layer = LycorisMaker(seed=1).layer("loha", base.shapes["text_encoder_3"][name])
+    stem = f"lora_te3_{name.replace('.', '_')}"
+    file = write_tensors(tmp_path / "it.safetensors", {f"{stem}.{end}": one for end, one in layer.tensors.items()})
+
+    adapters = (WeightedLora(read_lora(file, base, F32), 0.5),)
+    changed = PromptMemo(model).encode("a red circle", adapters=adapters).conditioning.states
+    plain = model.encode_prompt("a red circle").conditioning.states
+    weight = encoder.get_submodule(name).weight
+    weight.copy_(layer.merged(weight, 0.5))
+    wanted = model.encode_prompt("a red circle").conditioning.states
+
+    torch.testing.assert_close(changed, wanted)
+    assert not torch.equal(changed, plain)
