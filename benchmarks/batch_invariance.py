@@ -34,7 +34,7 @@ from pentimento.diffusion.engine import (
     StepLoop,
 )
 from pentimento.diffusion.engine.probe import example_input
-from pentimento.diffusion.families import AsAlone, BatchKey, DenoiserInput, DiffusionModel, is_guided, load_model
+from pentimento.diffusion.families import AsAlone, BatchKey, DenoiserInput, DiffusionModel, load_model
 from pentimento.diffusion.painting import LatentStart, NoiseStart, PaintingRequest, denoise_step, prepare
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.errors import Cancelled
@@ -150,8 +150,8 @@ def compare(
             alone = denoise_alone(model, one.request)
             repeated = torch.equal(first.latent, second.latent)
             from_float32 = 0.0 if dtype == "float32" else distance(alone, denoise_alone(exact, one.request))
-            guided, difference = is_guided(one.request.spec), distance(first.latent, alone)
-            yield Compared(dtype, guided, difference, repeated, from_float32)
+            guided = model.info.is_guided(one.request.spec.guidance_scale)
+            yield Compared(dtype, guided, distance(first.latent, alone), repeated, from_float32)
         print(f"{name} {dtype}: history {seed} after {time.process_time():.0f} s", flush=True)
 
 

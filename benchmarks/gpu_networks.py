@@ -119,7 +119,9 @@ class RandomUNet(UNetFamily):
         states = self._random(1, _TOKENS, self.size.config["cross_attention_dim"])
         return PromptStates(Conditioning(states, pooled), truncated=False)
 
-    def conditioning(self, prompt: PromptStates, width_px: int, height_px: int) -> Conditioning:
+    def conditioning(
+        self, prompt: PromptStates, width_px: int, height_px: int, guidance_scale: float = 1.0
+    ) -> Conditioning:
         texts = prompt.conditioning
         if texts.pooled is None:
             return texts

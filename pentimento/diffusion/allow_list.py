@@ -23,8 +23,11 @@ def _classes(library: str, *names: str) -> frozenset[ComponentClass]:
 
 _CLIP_TOKENIZER = _classes("transformers", "CLIPTokenizer", "CLIPTokenizerFast")
 _CLIP_PROJECTING = _classes("transformers", "CLIPTextModelWithProjection")
+_T5_ENCODER = _classes("transformers", "T5EncoderModel")
+_T5_TOKENIZER = _classes("transformers", "T5Tokenizer", "T5TokenizerFast")
 _AUTOENCODER = _classes("diffusers", "AutoencoderKL", "AutoencoderTiny")
 _UNET = _classes("diffusers", "UNet2DConditionModel")
+_FLOW_SCHEDULER = _classes("diffusers", "FlowMatchEulerDiscreteScheduler")
 _DIFFUSION_SCHEDULER = _classes(
     "diffusers",
     "DDIMScheduler",
@@ -98,19 +101,35 @@ STABLE_DIFFUSION_3 = Family(
             "text_encoder_2": _CLIP_PROJECTING,
             "tokenizer": _CLIP_TOKENIZER,
             "tokenizer_2": _CLIP_TOKENIZER,
-            "scheduler": _classes("diffusers", "FlowMatchEulerDiscreteScheduler"),
+            "scheduler": _FLOW_SCHEDULER,
         },
-        optional={
-            "text_encoder_3": _classes("transformers", "T5EncoderModel"),
-            "tokenizer_3": _classes("transformers", "T5Tokenizer", "T5TokenizerFast"),
-        },
+        optional={"text_encoder_3": _T5_ENCODER, "tokenizer_3": _T5_TOKENIZER},
         unused=_IMAGE_CONDITIONING,
         settings=frozenset({"max_sequence_length"}),
     ),
     module="pentimento.diffusion.families.stable_diffusion_3",
 )
 
-FAMILIES = (STABLE_DIFFUSION, STABLE_DIFFUSION_XL, STABLE_DIFFUSION_3)
+FLUX = Family(
+    name="flux",
+    pipeline_classes=frozenset({"FluxPipeline", "FluxImg2ImgPipeline", "FluxInpaintPipeline"}),
+    rules=ComponentRules(
+        required={
+            "transformer": _classes("diffusers", "FluxTransformer2DModel"),
+            "vae": _AUTOENCODER,
+            "text_encoder": _classes("transformers", "CLIPTextModel"),
+            "text_encoder_2": _T5_ENCODER,
+            "tokenizer": _CLIP_TOKENIZER,
+            "tokenizer_2": _T5_TOKENIZER,
+            "scheduler": _FLOW_SCHEDULER,
+        },
+        unused=_IMAGE_CONDITIONING,
+        settings=frozenset({"max_sequence_length"}),
+    ),
+    module="pentimento.diffusion.families.flux",
+)
+
+FAMILIES = (STABLE_DIFFUSION, STABLE_DIFFUSION_XL, STABLE_DIFFUSION_3, FLUX)
 
 
 def check_checkpoint(directory: Path) -> Checkpoint:

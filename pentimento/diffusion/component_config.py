@@ -32,6 +32,7 @@ _MAX_NUMBER = 1 << 20
 # Each is a number of modules, or a table's size, that a library allocates before it compares them with the weights.
 _MAX_COUNTS = {
     "num_layers": 256,
+    "num_single_layers": 256,
     "num_hidden_layers": 256,
     "num_decoder_layers": 256,
     "layers_per_block": 64,

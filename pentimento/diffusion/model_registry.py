@@ -38,10 +38,16 @@ def check_digest(model: Path, digest: str, expected: str) -> None:
 
 @dataclass(frozen=True)
 class UsualSettings:
-    """Hold default settings. A guidance scale of at most 1 turns guidance off: each step is one pass per image."""
+    """Hold default settings. A guidance scale of at most 1 turns guidance off: each step is one pass per image, as it
+    always is for a model that is `guidance_distilled`."""
 
     steps: int
     guidance_scale: float
+    guidance_distilled: bool = False
+
+    def is_guided(self, guidance_scale: float) -> bool:
+        """Return whether an image with that scale takes two rows."""
+        return guidance_scale > 1.0 and not self.guidance_distilled
 
 
 # The defaults of diffusers' pipelines, by class.
@@ -56,6 +62,9 @@ _PIPELINES = {
 # SDXL-Lightning, LCM-LoRA's merges. Similar models with the base model's scheduler take more steps.
 _TURBO, _FLOW_TURBO, _LIGHTNING = UsualSettings(1, 0.0), UsualSettings(4, 0.0), UsualSettings(4, 0.0)
 _CONSISTENCY, _MERGED = UsualSettings(4, 1.0), UsualSettings(8, 1.0)
+# FLUX.1 dev (its network takes the scale as an input) and schnell, from their model cards.
+_FLUX_DEV = UsualSettings(28, 3.5, guidance_distilled=True)
+_FLUX_SCHNELL = UsualSettings(4, 0.0, guidance_distilled=True)
 _CONSISTENCY_SCHEDULERS = ("LCMScheduler", "TCDScheduler")
 _CONSISTENCY_NAME = re.compile(r"(?<![a-z])lcm(?![a-z])")
 _STEPS_IN_NAME = re.compile(r"(?<!\d)([1-8])[-_ ]?steps?(?![a-z])")
@@ -66,6 +75,9 @@ def usual_settings(directory: Path) -> UsualSettings:
     BadCheckpoint for a configuration that cannot be read."""
     index = _stored(directory / "model_index.json")
     pipeline = str(index.get("_class_name", ""))
+    if pipeline.startswith("Flux"):
+        takes_scale = _stored(directory / "transformer" / "config.json").get("guidance_embeds")
+        return _FLUX_DEV if takes_scale else _FLUX_SCHNELL
     found = _distilled(directory, index, is_flow=pipeline.startswith("StableDiffusion3"))
     return found or _PIPELINES.get(pipeline, _STABLE_DIFFUSION)
 

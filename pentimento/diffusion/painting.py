@@ -19,7 +19,6 @@ from pentimento.diffusion.families.model import (
     DenoiserInput,
     DiffusionModel,
     PerSampleAdapters,
-    is_guided,
 )
 from pentimento.diffusion.guidance_half import HalfStart
 from pentimento.diffusion.inpainting import KnownRegion, cells_of, kept_pixels, masked_channels
@@ -27,7 +26,14 @@ from pentimento.diffusion.loras.bypass import stack_adapters
 from pentimento.diffusion.loras.lora import AdapterSet
 from pentimento.diffusion.painting_sources import ControlSource, GuidancePeer, LoraSource
 from pentimento.diffusion.prompts import PromptMemo
-from pentimento.diffusion.schedulers import DiffusionConfig, SamplerState, Schedule, make_schedule, renoised_latent
+from pentimento.diffusion.schedulers import (
+    DiffusionConfig,
+    FlowConfig,
+    SamplerState,
+    Schedule,
+    make_schedule,
+    renoised_latent,
+)
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import GenerationSpec, NoiseForm
 
@@ -149,6 +155,8 @@ def schedule_for(
     config = model.scheduler_config(spec.scheduler)
     if spec.sigma_spacing is not None and isinstance(config, DiffusionConfig):
         config = replace(config, sigma_spacing=spec.sigma_spacing)
+    if isinstance(config, FlowConfig) and config.use_dynamic_shifting:
+        config = replace(config, image_tokens=model.image_tokens(spec.width_px, spec.height_px))
     return make_schedule(config, spec.num_inference_steps, spec.eta, thinned_steps, bridge)
 
 
@@ -223,10 +231,10 @@ def condition(
     spec = request.spec
     prompt = prompts.encode(spec.prompt, clip_skip=spec.clip_skip, adapters=adapters)
     texts = [prompt]
-    if is_guided(spec):
+    if model.info.is_guided(spec.guidance_scale):
         # All layers, as in diffusers' pipelines.
         texts = [prompts.encode(spec.negative_prompt, negative=True, adapters=adapters), prompt]
-    rows = [model.conditioning(text, spec.width_px, spec.height_px) for text in texts]
+    rows = [model.conditioning(text, spec.width_px, spec.height_px, spec.guidance_scale) for text in texts]
     beside = stack_adapters([row], len(rows))
     conditioning = model.project(Conditioning.concatenate(rows), beside)
     return conditioning, any(text.truncated for text in texts)

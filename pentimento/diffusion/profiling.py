@@ -14,7 +14,7 @@ from pentimento.diffusion.engine import (
     Denoiser,
     EngineObserver,
 )
-from pentimento.diffusion.families import BatchKey, DiffusionModel, batch_key
+from pentimento.diffusion.families import BatchKey, DiffusionModel
 from pentimento.diffusion.images import encode_pixels
 from pentimento.diffusion.painting import NoiseStart, PaintingRequest
 from pentimento.diffusion.reuse_painting import generate_batch, study_loop
@@ -37,7 +37,7 @@ def profile_batches(
     """Yield profiles from small batches to large; skip batches that the device has no memory for."""
     too_much: set[BatchKey] = set()
     for load in sorted(loads, key=lambda load: load.batch_size):
-        key = batch_key(load.spec)
+        key = model.info.batch_key(load.spec)
         if key in too_much:
             continue
         if (profile := profile_batch(model, denoiser, load)) is not None:
@@ -54,7 +54,7 @@ def profile_batch(model: DiffusionModel, denoiser: Denoiser, load: ProfiledBatch
     step_seconds = [run.paint() for _ in range(load.repeats)]
     if run.ran_out:
         return None
-    key = batch_key(load.spec)
+    key = model.info.batch_key(load.spec)
     steps = tuple(Cost.of(samples) for samples in zip(*step_seconds, strict=True))
     return BatchProfile(key.width_px, key.height_px, key.guided, load.batch_size, steps, peak)
 

@@ -43,7 +43,9 @@ def described(settings: DescribeSettings) -> ModelVariant:
             ModelFile(path.relative_to(checkpoint.directory).as_posix(), file_sum(path), path.stat().st_size)
             for path in sorted(checkpoint.files)
         ),
-        costs=tuple(DeviceCost(each.device, replace(usual_cost(each, *usual), model=name)) for each in profiles),
+        costs=tuple(
+            DeviceCost(each.device, replace(usual_cost(settings.model, each, *usual), model=name)) for each in profiles
+        ),
     )
 
 

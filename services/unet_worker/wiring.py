@@ -162,7 +162,7 @@ class CheckpointLoader:
         denoiser = denoiser_for(model, settings.compile)
         engine = self._start_engine(model, denoiser, settings)
         begun.callback(engine.close)
-        measurement = _measure(engine, model, denoiser, default_batch_key(held), settings)
+        measurement = _measure(engine, model, denoiser, default_batch_key(model.info, held), settings)
         held = replace(held, step_s=measurement.step_s)
         store_threads = started_pool(STORE_THREADS, "objects")
         begun.callback(store_threads.shutdown, wait=False)

@@ -64,7 +64,9 @@ class PacedModel(DiffusionModel):
     def record_texts(self, compiler: Callable[..., Any]) -> None:
         """Do nothing: no text is computed."""
 
-    def conditioning(self, prompt: PromptStates, width_px: int, height_px: int) -> Conditioning:
+    def conditioning(
+        self, prompt: PromptStates, width_px: int, height_px: int, guidance_scale: float = 1.0
+    ) -> Conditioning:
         """Return one row, of SDXL with its sizes."""
         given = prompt.conditioning
         if given.pooled is None:

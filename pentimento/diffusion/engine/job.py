@@ -10,7 +10,6 @@ from pentimento.diffusion.families.model import (
     DenoiserEncoding,
     DiffusionModel,
     PerSampleAdapters,
-    batch_key,
 )
 from pentimento.diffusion.guidance_half import HalfStart
 from pentimento.diffusion.loras.lora import AdapterSet
@@ -28,6 +27,7 @@ class EngineJob:
         self,
         number: int,
         request: PaintingRequest,
+        shape: BatchKey,
         listener: PaintingListener,
         queued_at: float = 0.0,
         due_at: float = 0.0,
@@ -43,8 +43,7 @@ class EngineJob:
         # Steps from `thin` that the engine has not handled yet.
         self._asked_steps: tuple[int, ...] = ()
         # `whole_shape` counts both guidance rows; `shape` counts the rows computed here and selects the buffers.
-        self.whole_shape: BatchKey = batch_key(request.spec)
-        self.shape: BatchKey = self.whole_shape
+        self.whole_shape = self.shape = shape
         self.urgency: Urgency = (due_at, number)
         self.painting: Painting | None = None
         self.started_at = 0.0

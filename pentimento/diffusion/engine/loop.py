@@ -108,7 +108,8 @@ class StepLoop:
         steps."""
         now = self._monotonic()
         due = due_at(now, request.deadline, self._settings.aging_limit_s)
-        job = EngineJob(next(self._numbers), request, listener, now, due, wake)
+        shape = self._model.info.batch_key(request.spec)
+        job = EngineJob(next(self._numbers), request, shape, listener, now, due, wake)
         self._inbox.append(job)
         return job
 

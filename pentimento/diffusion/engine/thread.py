@@ -17,7 +17,7 @@ from pentimento.diffusion.engine.job import EngineJob
 from pentimento.diffusion.engine.listening import EngineObserver, PaintingListener
 from pentimento.diffusion.engine.loop import EngineSettings, StepLoop
 from pentimento.diffusion.engine.probe import BatchLimits
-from pentimento.diffusion.families.model import BatchKey, DiffusionModel, batch_key
+from pentimento.diffusion.families.model import BatchKey, DiffusionModel
 from pentimento.diffusion.painting import PaintingRequest
 from pentimento.diffusion.thread_wait import ThreadWait
 from pentimento.domain.errors import Unavailable
@@ -42,6 +42,7 @@ class StepEngine:
         denoiser: Denoiser | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._model = model
         self._threads = settings.threads
         self._monotonic = monotonic
         self.limits = BatchLimits(settings.max_batch, None, monotonic)
@@ -63,7 +64,7 @@ class StepEngine:
     def submit(self, request: PaintingRequest, listener: PaintingListener) -> EngineJob:
         """Queue a request, and return the handle that stops it; its listener receives the events. Raises
         InvalidArgument if it does not fit the memory budget, Unavailable once the engine is closed."""
-        self.limits.check(batch_key(request.spec))
+        self.limits.check(self._model.info.batch_key(request.spec))
         with self._held:
             if self._closing:
                 raise Unavailable("ENGINE_CLOSED", "the engine has stopped")

@@ -13,8 +13,6 @@ from pentimento.diffusion.families.model import (
     LowRankUpdate,
     PerSampleAdapters,
     PromptStates,
-    batch_key,
-    is_guided,
 )
 from pentimento.diffusion.families.registry import load_model
 
@@ -31,7 +29,5 @@ __all__ = [
     "LowRankUpdate",
     "PerSampleAdapters",
     "PromptStates",
-    "batch_key",
-    "is_guided",
     "load_model",
 ]

@@ -136,10 +136,13 @@ class Autoencoder:
         decoder: torch.nn.Module = self._module.decoder
         return decoder
 
-    def check_channels(self, directory: object, denoiser_config: Any, *, may_see_mask: bool = False) -> bool:
+    def check_channels(
+        self, directory: object, denoiser_config: Any, *, may_see_mask: bool = False, packed: int = 1
+    ) -> bool:
         """Return whether the denoiser takes a mask and masked latents in addition to latents. Raises BadCheckpoint if
-        its input or output channels do not match these latents, or `may_see_mask` does not allow a mask."""
-        taken, made, own = denoiser_config.in_channels, denoiser_config.out_channels, self._latent_channels
+        its input or output channels do not match these latents, or `may_see_mask` does not allow a mask. A token of
+        the denoiser holds `packed` cells of a latent."""
+        taken, made, own = denoiser_config.in_channels, denoiser_config.out_channels, packed * self._latent_channels
         sees_mask: bool = may_see_mask and taken == 2 * own + 1
         if taken != own and not sees_mask:
             raise BadCheckpoint(

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,11 +12,14 @@ from pentimento.diffusion.checkpoint import BadCheckpoint, Checkpoint, Checkpoin
 from pentimento.diffusion.families.autoencoder import Autoencoder
 from pentimento.diffusion.families.model import DiffusionModel
 from pentimento.diffusion.families.texts import ClipText
-from pentimento.diffusion.schedulers import SchedulerConfig, UnsupportedConfig, scheduler_configs
+from pentimento.diffusion.schedulers import FlowConfig, SchedulerConfig, UnsupportedConfig, scheduler_configs
 from pentimento.diffusion.schedulers.keys import WITHOUT_EFFECT, acted_on
 from pentimento.domain.generation import Scheduler
 
 logger = logging.getLogger(__name__)
+
+# Cells of a latent's side in the training of transformers without a stated size.
+_USUAL_SAMPLE_SIZE = 128
 
 # Hashing a checkpoint takes seconds and runs during its loading; called when the digests are needed.
 DigestsLater = Callable[[], CheckpointDigests]
@@ -91,6 +95,20 @@ def default_size_px(sample_size: Any, factor: int, least: int = 0) -> tuple[int,
         raise BadCheckpoint(f"the denoiser's sample_size={str(sample_size)[:60]!s} is no size")
     height, width = (max(side, least) * factor for side in sides)
     return width, height
+
+
+def stated_size_px(checkpoint: Checkpoint, factor: int, multiple: int) -> tuple[int, int]:
+    """Return the default width and height of a transformer that takes any size, multiples of `multiple`: 128 cells of a
+    latent, unless the transformer's config.json states `sample_size`. Raises BadCheckpoint as `default_size_px`."""
+    config = read_json_object(checkpoint.component_directory("transformer") / "config.json")
+    width, height = default_size_px(config.get("sample_size", _USUAL_SAMPLE_SIZE), factor)
+    return max(width - width % multiple, multiple), max(height - height % multiple, multiple)
+
+
+def with_even_levels(configs: Mapping[Scheduler, SchedulerConfig]) -> dict[Scheduler, SchedulerConfig]:
+    """Return the schedulers with levels that a pipeline passes: evenly from 1 to 1/steps, before any shift."""
+    flows = {name: config for name, config in configs.items() if isinstance(config, FlowConfig)}
+    return {name: replace(config, even_levels=True) for name, config in flows.items()}
 
 
 def check_width(checkpoint: Checkpoint, denoiser: str, what: str, taken: int, made: int) -> None:

@@ -32,6 +32,18 @@ class LoadedModelInfo:
     longest_side_px: int | None = None
     # The network takes a mask and the masked latents in addition to the latents (an inpainting checkpoint).
     sees_mask: bool = False
+    # The guidance scale is an input of the network, or has no effect: one row for each image.
+    guidance_distilled: bool = False
+    # There are ControlNets for the family.
+    takes_controlnets: bool = True
+
+    def is_guided(self, guidance_scale: float) -> bool:
+        """Return whether classifier-free guidance runs, with two rows for the image, by diffusers' rule."""
+        return guidance_scale > 1.0 and not self.guidance_distilled
+
+    def batch_key(self, spec: GenerationSpec) -> "BatchKey":
+        """Return the key of requests like `spec`."""
+        return BatchKey(spec.width_px, spec.height_px, self.is_guided(spec.guidance_scale))
 
 
 @dataclass(frozen=True)
@@ -40,18 +52,20 @@ class Conditioning:
     and for families that take them `pooled` (rows, width) of the text and `sizes` (rows, 6), SDXL's micro-conditioning
     (Podell et al. 2023, section 2.2). `projected` (rows, tokens, widths) holds keys and values of `states`, computed
     once for all steps; None if the network computes them. `masked` (rows, 1 + channels, height, width), for networks
-    that take masks, holds the latent's mask and the latent of the unmasked part."""
+    that take masks, holds the latent's mask and the latent of the unmasked part. `guidance` (rows,) holds the guidance
+    scale of networks that take it as an input."""
 
     states: Tensor
     pooled: Tensor | None = None
     sizes: Tensor | None = None
     projected: Tensor | None = None
     masked: Tensor | None = None
+    guidance: Tensor | None = None
 
     @property
-    def parts(self) -> "tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]":
+    def parts(self) -> "tuple[Tensor, *tuple[Tensor | None, ...]]":
         """Return the tensors in the order of the fields."""
-        return (self.states, self.pooled, self.sizes, self.projected, self.masked)
+        return (self.states, self.pooled, self.sizes, self.projected, self.masked, self.guidance)
 
     def rows(self, start: int, stop: int) -> "Conditioning":
         """Return rows `start` to `stop`, as views."""
@@ -61,13 +75,8 @@ class Conditioning:
     @staticmethod
     def concatenate(parts: "Sequence[Conditioning]") -> "Conditioning":
         """Return the rows of parts of one model, one after the other."""
-        return Conditioning(
-            torch.cat([part.states for part in parts]),
-            _concatenate_optional([part.pooled for part in parts]),
-            _concatenate_optional([part.sizes for part in parts]),
-            _concatenate_optional([part.projected for part in parts]),
-            _concatenate_optional([part.masked for part in parts]),
-        )
+        states, *others = zip(*(part.parts for part in parts), strict=True)
+        return Conditioning(torch.cat(states), *map(_concatenate_optional, others))
 
 
 def _concatenate_optional(parts: Sequence[Tensor | None]) -> Tensor | None:
@@ -267,16 +276,6 @@ class BatchKey:
     patched: tuple[tuple[str, float], ...] = ()
 
 
-def is_guided(spec: GenerationSpec) -> bool:
-    """Return whether classifier-free guidance runs, by diffusers' rule."""
-    return spec.guidance_scale > 1.0
-
-
-def batch_key(spec: GenerationSpec) -> BatchKey:
-    """Return the key of requests like `spec`."""
-    return BatchKey(spec.width_px, spec.height_px, is_guided(spec))
-
-
 class DiffusionModel(ABC):
     """Describe a loaded model. Only the engine's thread calls it; one other thread may call `decode_latent`. A subclass
     inherits what its family does not use: cached projections and time terms, passes in parts, encoded conditions.
@@ -310,7 +309,14 @@ class DiffusionModel(ABC):
     def record_texts(self, compiler: Callable[..., Any]) -> None:
         """Compile the prompt encoders with `compiler`, which `CompiledDenoiser` receives too."""
 
-    def conditioning(self, prompt: PromptStates, width_px: int, height_px: int) -> Conditioning:
+    def image_tokens(self, width_px: int, height_px: int) -> int:
+        """Return the number of a transformer's tokens for an image of that size, which may shift the schedule; 0 for
+        a UNet."""
+        return 0
+
+    def conditioning(
+        self, prompt: PromptStates, width_px: int, height_px: int, guidance_scale: float = 1.0
+    ) -> Conditioning:
         """Return one row with all conditioning of the family."""
         return prompt.conditioning
 

@@ -96,6 +96,10 @@ class StableDiffusion3(DiffusersFamily):
             longest_side_px=config.pos_embed_max_size * config.patch_size * factor,
         )
 
+    def image_tokens(self, width_px: int, height_px: int) -> int:
+        multiple = self.info.size_multiple_px
+        return (height_px // multiple) * (width_px // multiple)
+
     def encode_prompt(self, prompt: str, *, negative: bool = False, clip_skip: int = 0) -> PromptStates:
         limit = self._texts[0].token_limit
         first, second = (clip.penultimate_states(prompt, limit, clip_skip) for clip in self._texts)

@@ -55,7 +55,9 @@ class StableDiffusionXl(UNetFamily):
             conditioning = Conditioning(torch.zeros_like(states), torch.zeros_like(second.pooled, dtype=self.dtype))
         return PromptStates(conditioning, first.truncated and second.truncated)
 
-    def conditioning(self, prompt: PromptStates, width_px: int, height_px: int) -> Conditioning:
+    def conditioning(
+        self, prompt: PromptStates, width_px: int, height_px: int, guidance_scale: float = 1.0
+    ) -> Conditioning:
         sizes = torch.tensor([[height_px, width_px, 0, 0, height_px, width_px]], dtype=self.dtype, device=self.device)
         return Conditioning(prompt.conditioning.states, prompt.conditioning.pooled, sizes)
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pentimento.diffusion.clip_encoder import text_ends
 from pentimento.diffusion.kernels.layers import is_listened_to
 from pentimento.domain.errors import InvalidArgument
 
@@ -103,6 +104,13 @@ class ClipText:
         else:
             result, states = self._encoded(tokens.input_ids)
         return EncodedText(states, result if result.ndim == 2 else None, truncated)
+
+    def pooled_states(self, prompt: str) -> EncodedText:
+        """Return the last hidden states, with the state of the end token as `pooled`, as FLUX wants it."""
+        tokens, truncated = self._tokenizer.padded(prompt, self.token_limit)
+        states = self._encoded(tokens.input_ids)[0]
+        end = int(text_ends(tokens.input_ids, self._encoder.config.eos_token_id))
+        return EncodedText(states, states[:, end], truncated)
 
     def _skipped(self, ids: Tensor, mask: Tensor | None, skip: int, before: int) -> tuple[Tensor, Tensor]:
         """Return the encoder's result, and the states before its last `skip + before` layers."""

@@ -68,14 +68,40 @@ class DiffusionConfig:
     timestep_scaling: float = 10.0
 
 
+class TimeShift(Enum):
+    """Name the formula of a shift by image size."""
+
+    EXPONENTIAL = "exponential"
+    LINEAR = "linear"
+
+
 @dataclass(frozen=True)
 class FlowConfig:
-    """Configure a straight path between noise and image (Lipman et al. 2023), with timesteps shifted towards noise by
-    `shift` (Esser et al. 2024, section 5.3.2)."""
+    """Configure a straight path between noise and image (Lipman et al. 2023), with timesteps shifted towards noise: by
+    `shift` (Esser et al. 2024, section 5.3.2), or with `use_dynamic_shifting` by the size of the image, which has
+    `image_tokens` tokens. With `shift_terminal` the levels are then stretched to end there.
+
+    `even_levels` are spaced from 1 to 1/steps before the shift, as the pipelines of some families pass them; otherwise
+    they end at the last trained timestep."""
 
     scheduler: Scheduler = Scheduler.FLOW_MATCH_EULER
     num_train_timesteps: int = 1000
     shift: float = 1.0
+    use_dynamic_shifting: bool = False
+    base_shift: float = 0.5
+    max_shift: float = 1.15
+    base_image_seq_len: int = 256
+    max_image_seq_len: int = 4096
+    time_shift_type: TimeShift = TimeShift.EXPONENTIAL
+    shift_terminal: float | None = None
+    even_levels: bool = False
+    image_tokens: int = 0
+
+    @property
+    def size_shift(self) -> float:
+        """Return the shift of the image's size: linear in its tokens, as diffusers' pipelines compute it."""
+        slope = (self.max_shift - self.base_shift) / (self.max_image_seq_len - self.base_image_seq_len)
+        return self.image_tokens * slope + (self.base_shift - slope * self.base_image_seq_len)
 
 
 SchedulerConfig = DiffusionConfig | FlowConfig
@@ -121,11 +147,14 @@ _SPACINGS = {
 }
 # Every timestep's values are stored; checkpoints have a thousand.
 MAX_TRAIN_TIMESTEPS = 100_000
+# The exponent of a shift by image size; checkpoints have 0.5 to 1.15.
+_MAX_SIZE_SHIFT = 20.0
 _ENUMERATIONS: Mapping[str, type[Enum]] = {
     "prediction_type": PredictionType,
     "timestep_spacing": TimestepSpacing,
     "beta_schedule": BetaSchedule,
     "solver_type": SolverType,
+    "time_shift_type": TimeShift,
 }
 
 
@@ -160,7 +189,7 @@ def scheduler_config(scheduler: Scheduler, stored: Mapping[str, Any]) -> Schedul
     values = read_keys(scheduler, {key: value for key, value in stored.items() if not key.startswith("_")})
     try:
         if scheduler is Scheduler.FLOW_MATCH_EULER:
-            return _checked_flow(FlowConfig(**values))
+            return _checked_flow(FlowConfig(**_members(values)))
         return _checked(DiffusionConfig(scheduler, **_typed({**_CLASS_DEFAULTS[scheduler], **values})))
     except UnsupportedConfig:
         raise
@@ -169,9 +198,7 @@ def scheduler_config(scheduler: Scheduler, stored: Mapping[str, Any]) -> Schedul
 
 
 def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
-    typed: dict[str, Any] = {
-        key: _member(key, value) if key in _ENUMERATIONS else value for key, value in values.items()
-    }
+    typed = _members(values)
     if typed.get("trained_betas") is not None:
         typed["trained_betas"] = tuple(float(beta) for beta in typed["trained_betas"])
     final_sigma = typed.pop("final_sigmas_type", "zero")
@@ -182,6 +209,10 @@ def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
         raise UnsupportedConfig(f"{chosen[0]} and {chosen[1]} exclude each other")
     spacing = _SPACINGS[chosen[0]] if chosen else SigmaSpacing.TIMESTEPS
     return {**typed, "final_sigma_zero": final_sigma == "zero", "sigma_spacing": spacing}
+
+
+def _members(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _member(key, value) if key in _ENUMERATIONS else value for key, value in values.items()}
 
 
 def _member(key: str, value: Any) -> Enum:
@@ -220,4 +251,14 @@ def _checked_flow(config: FlowConfig) -> FlowConfig:
     _check_step_count(config.num_train_timesteps)
     if not 0.0 < config.shift <= 100.0:
         raise UnsupportedConfig(f"shift={config.shift} is not between 0 and 100")
+    if config.shift_terminal is not None and not 0.0 <= config.shift_terminal < 1.0:
+        raise UnsupportedConfig(f"shift_terminal={config.shift_terminal!r} is not between 0 and 1")
+    if not config.use_dynamic_shifting:
+        return config
+    for key in ("base_shift", "max_shift"):
+        if not 0.0 < (value := getattr(config, key)) <= _MAX_SIZE_SHIFT:
+            raise UnsupportedConfig(f"{key}={value!r} is not between 0 and {_MAX_SIZE_SHIFT:g}")
+    if not 0 <= config.base_image_seq_len < config.max_image_seq_len:
+        stated = f"max_image_seq_len={config.max_image_seq_len!r}"
+        raise UnsupportedConfig(f"{stated} is not above base_image_seq_len={config.base_image_seq_len!r}")
     return config

@@ -1,6 +1,7 @@
 """Sample with Euler's method on the straight path of a flow-matching model (Lipman et al. 2023; Esser et al. 2024): the
 latent before a step is sigma * noise + (1 - sigma) * clean, and the network predicts noise - clean."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pentimento.diffusion.schedulers.config import FlowConfig
+from pentimento.diffusion.schedulers.config import FlowConfig, TimeShift
 from pentimento.diffusion.schedulers.schedule import SamplerState, Schedule, StepSequence
 from pentimento.domain.generation import Scheduler
 
@@ -57,18 +58,50 @@ def make_flow_match_euler_schedule(config: FlowConfig, order: StepSequence) -> F
     trained, step_count = config.num_train_timesteps, order.step_count
     if step_count > trained:
         raise ValueError(f"{step_count} steps do not fit a training schedule of {trained}")
-    # diffusers shifts twice: the ends of the trained range first, then every step between them.
-    ends = _shifted(np.array([trained, 1], dtype=np.float32) / np.float32(trained), config.shift)
-    timesteps = np.linspace(float(ends[0]) * trained, float(ends[1]) * trained, step_count)
-    whole = torch.from_numpy(_shifted(timesteps / trained, config.shift)).to(torch.float32)
+    shifted = _shifted_by_size if config.use_dynamic_shifting else _shifted
+    levels = shifted(_unshifted_levels(config, step_count), config)
+    if config.shift_terminal:
+        levels = _ending_at(levels, config.shift_terminal)
+    whole = torch.from_numpy(levels).to(torch.float32)
     following = torch.cat([whole[1:], torch.zeros(1)])[order.landings]
-    levels = whole[order.levels]
-    steps = tuple(FlowStep(*row) for row in torch.stack((levels, following - levels), dim=1).tolist())
-    ratios = levels.double() / (1 - levels.double())
-    return FlowMatchEulerSchedule(levels * trained, tuple(ratios.tolist()), order, config, steps)
+    taken = whole[order.levels]
+    steps = tuple(FlowStep(*row) for row in torch.stack((taken, following - taken), dim=1).tolist())
+    ratios = taken.double() / (1 - taken.double())
+    return FlowMatchEulerSchedule(taken * trained, tuple(ratios.tolist()), order, config, steps)
 
 
-def _shifted(levels: Levels, shift: float) -> Levels:
+def _unshifted_levels(config: FlowConfig, step_count: int) -> Levels:
+    """Return the levels before steps 0 to `step_count` - 1, before the shift; in diffusers' precision."""
+    if config.even_levels:
+        return np.linspace(1.0, 1 / step_count, step_count).astype(np.float32)
+    trained = config.num_train_timesteps
+    ends: Levels = np.array([trained, 1], dtype=np.float32) / np.float32(trained)
+    if not config.use_dynamic_shifting:
+        # diffusers shifts twice: the ends of the trained range first, then every step between them.
+        ends = _shifted(ends, config)
+    return np.linspace(float(ends[0]) * trained, float(ends[1]) * trained, step_count) / trained
+
+
+def _shifted(levels: Levels, config: FlowConfig) -> Levels:
     """Return the levels shifted towards noise (Esser et al. 2024, equation 23)."""
-    shifted: Levels = shift * levels / (1 + (shift - 1) * levels)
+    shifted: Levels = config.shift * levels / (1 + (config.shift - 1) * levels)
     return shifted
+
+
+def _shifted_by_size(levels: Levels, config: FlowConfig) -> Levels:
+    """Return the levels shifted the further towards noise, the larger the image is."""
+    strength = config.size_shift
+    if config.time_shift_type is TimeShift.EXPONENTIAL:
+        strength = math.exp(strength)
+    shifted: Levels = strength / (strength + (1 / levels - 1))
+    return shifted
+
+
+def _ending_at(levels: Levels, terminal: float) -> Levels:
+    """Return the levels stretched so that the last one is `terminal`. Raises ValueError for a single level: it is pure
+    noise."""
+    signal = 1 - levels
+    if not signal[-1]:
+        raise ValueError("this schedule needs at least 2 steps")
+    stretched: Levels = 1 - signal / (signal[-1] / (1 - terminal))
+    return stretched

@@ -29,6 +29,10 @@ _CONSISTENCY = _NOISE_SCHEDULE | {
     "clip_sample_range",
     "set_alpha_to_one",
 }
+_FLOW = frozenset(
+    {"num_train_timesteps", "shift", "use_dynamic_shifting", "base_shift", "max_shift", "base_image_seq_len",
+     "max_image_seq_len", "time_shift_type", "shift_terminal"}
+)  # fmt: skip
 
 _READ: Mapping[Scheduler, frozenset[str]] = {
     Scheduler.DDIM: _NOISE_SCHEDULE | {"clip_sample", "clip_sample_range", "set_alpha_to_one"},
@@ -40,7 +44,7 @@ _READ: Mapping[Scheduler, frozenset[str]] = {
     Scheduler.DEIS: (_NOISE_SCHEDULE - {"rescale_betas_zero_snr"}) | _SPACINGS | {"lower_order_final"},
     Scheduler.LCM: _CONSISTENCY,
     Scheduler.TCD: _CONSISTENCY,
-    Scheduler.FLOW_MATCH_EULER: frozenset({"num_train_timesteps", "shift"}),
+    Scheduler.FLOW_MATCH_EULER: _FLOW,
 }
 
 _OFF = (False, None)
@@ -93,9 +97,7 @@ _FIXED: Mapping[Scheduler, Mapping[str, tuple[Any, ...]]] = {
     Scheduler.FLOW_MATCH_EULER: {
         **_OTHER_SPACINGS,
         "use_karras_sigmas": _OFF,
-        "use_dynamic_shifting": _OFF,
         "invert_sigmas": _OFF,
-        "shift_terminal": (None,),
         "stochastic_sampling": _OFF,
     },
 }

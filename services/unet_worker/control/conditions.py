@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pentimento.diffusion.engine import StepEngine
-from pentimento.diffusion.families import DiffusionModel, is_guided
+from pentimento.diffusion.families import DiffusionModel
 from pentimento.diffusion.images import condition_of_size
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import GenerationSpec
@@ -55,7 +55,7 @@ class ConditionEncoder:
     async def _with_latent(
         self, controlnet: RemoteControlNet, spec: GenerationSpec, generator: torch.Generator
     ) -> RemoteControlNet:
-        selection, rows = controlnet.selection, 2 if is_guided(spec) else 1
+        selection, rows = controlnet.selection, 2 if self._model.info.is_guided(spec.guidance_scale) else 1
         unshifted = await self._is_unshifted(controlnet)
         image, size = selection.conditioning_image, (spec.width_px, spec.height_px)
         pixels = await asyncio.to_thread(condition_of_size, image, *size)

@@ -10,7 +10,7 @@ import torch
 from pentimento.devices.choices import DeviceMemory
 from pentimento.diffusion.device import device_memory, device_name
 from pentimento.diffusion.engine import StepEngine
-from pentimento.diffusion.families import LoadedModelInfo, batch_key
+from pentimento.diffusion.families import LoadedModelInfo
 from pentimento.domain.adapters import Adapter
 from pentimento.domain.execution import ExecuteEvent
 from pentimento.domain.fleet import Capability, HeldModel
@@ -59,10 +59,12 @@ class LoadedModel:
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        own = CAPABILITIES | self.device_capabilities
+        lacked = set() if self.info.takes_controlnets else {Capability.CONTROLNET}
+        own = (CAPABILITIES - lacked) | self.device_capabilities
         # May change: pairs that were measured to be slower are tried again later.
-        # A peer does not receive masks.
-        may_pair = not self.info.sees_mask and self.engine.pairing_pays(default_batch_key(self.held))
+        # A peer does not receive masks, and a single row has no halves.
+        has_halves = not (self.info.sees_mask or self.info.guidance_distilled)
+        may_pair = has_halves and self.engine.pairing_pays(default_batch_key(self.info, self.held))
         pairs = {Capability.LATENT_PARALLEL} if may_pair else set()
         loras = {Capability.LORA} if self.loras.adapters else set()
         return own | pairs | loras | ({Capability.UPLOADED_LORA} if self.loras.takes_uploaded else set())
@@ -77,7 +79,7 @@ class LoadedModel:
 
     @property
     def batch_limit(self) -> int:
-        return self.engine.limits.limit(default_batch_key(self.held))
+        return self.engine.limits.limit(default_batch_key(self.info, self.held))
 
     @property
     def running_count(self) -> int:
@@ -93,7 +95,7 @@ class LoadedModel:
         return device_memory(self.torch_device)
 
     def check(self, spec: GenerationSpec) -> None:
-        self.engine.limits.check(batch_key(spec))
+        self.engine.limits.check(self.info.batch_key(spec))
 
     def prefetch(self, names: Collection[str], uploaded: Collection[Adapter] = ()) -> Coroutine[Any, Any, None]:
         # Not a coroutine itself: it would hold the model while a file is read.

@@ -73,9 +73,9 @@ def _max_size_px(info: LoadedModelInfo, settings: UnetWorkerSettings) -> int:
     return wanted if info.longest_side_px is None else min(wanted, info.longest_side_px)
 
 
-def default_batch_key(held: HeldModel) -> BatchKey:
+def default_batch_key(info: LoadedModelInfo, held: HeldModel) -> BatchKey:
     """Return the batch key of requests without a size or guidance scale."""
-    return BatchKey(held.default_width_px, held.default_height_px, held.default_guidance_scale > 1.0)
+    return BatchKey(held.default_width_px, held.default_height_px, info.is_guided(held.default_guidance_scale))
 
 
 def model_costs(models: Mapping[str, UnetWorkerSettings]) -> tuple[ModelCost, ...]:
@@ -87,7 +87,7 @@ def model_costs(models: Mapping[str, UnetWorkerSettings]) -> tuple[ModelCost, ..
 
 
 def _cost(profile: ModelProfile, settings: UnetWorkerSettings) -> ModelCost:
-    cost = usual_cost(profile, *_usual(settings))
+    cost = usual_cost(settings.model, profile, *_usual(settings))
     return replace(cost, run_s=tuple((size, seconds) for size, seconds in cost.run_s if size <= settings.max_batch))
 
 

@@ -7,10 +7,10 @@ from pentimento.domain.fleet import ModelCost
 from pentimento.profiles.costs import ModelProfile, run_seconds
 
 
-def usual_cost(profile: ModelProfile, steps: int, guidance: float) -> ModelCost:
-    """Return a profile's costs for images of the first profiled size, with those steps and guidance."""
-    first = profile.batches[0]
-    run_s = run_seconds(profile, first.width_px, first.height_px, guided=guidance > 1.0, steps=steps)
+def usual_cost(model: Path, profile: ModelProfile, steps: int, guidance: float) -> ModelCost:
+    """Return the costs in a profile of `model` for images of the first profiled size, with those steps and guidance."""
+    first, guided = profile.batches[0], usual_settings(model).is_guided(guidance)
+    run_s = run_seconds(profile, first.width_px, first.height_px, guided=guided, steps=steps)
     size = profile.size(first.width_px, first.height_px)
     return ModelCost(
         profile.model,

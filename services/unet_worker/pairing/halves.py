@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from pentimento.diffusion.engine import EngineJob, PaintingListener, StepEngine
-from pentimento.diffusion.families import Conditioning, DiffusionModel, batch_key
+from pentimento.diffusion.families import Conditioning, DiffusionModel
 from pentimento.diffusion.guidance_half import AskedStep, AskedSteps, HalfStart
 from pentimento.diffusion.painting import PaintingRequest
 from pentimento.domain.adapters import ADAPTER_NAME_RULE, is_adapter_name, is_digest
@@ -192,7 +192,7 @@ class GuidanceHalves:
             message = f"this worker holds {self._held.model_digest}, not {order.model_digest[:100]!r}"
             raise FailedPrecondition("MODEL_DIGEST_MISMATCH", message)
         check_size_and_steps(spec, self._held)
-        self._engine.limits.check(batch_key(spec))
+        self._engine.limits.check(self._model.info.batch_key(spec))
         known = {(adapter.name, adapter.digest) for adapter in self._loras.adapters}
         for lora in order.loras:
             check_lora(lora, lambda name, digest: (name, digest) in known, self._loras.takes_uploaded, "open.loras")

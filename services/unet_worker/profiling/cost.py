@@ -12,7 +12,7 @@ import torch
 from pentimento.devices.choices import KernelMode
 from pentimento.diffusion.device import device_memory, device_name, used_bytes
 from pentimento.diffusion.engine import CompiledDenoiser, Denoiser
-from pentimento.diffusion.families import DiffusionModel, batch_key
+from pentimento.diffusion.families import DiffusionModel
 from pentimento.diffusion.kernels import kernels_for
 from pentimento.diffusion.profiling import ProfiledBatch, profile_batches, profile_size
 from pentimento.domain.errors import InvalidArgument
@@ -67,7 +67,7 @@ def _warmed(model: DiffusionModel, settings: ProfileSettings) -> Denoiser:
     denoiser = denoiser_for(model, settings.compile)
     if isinstance(denoiser, CompiledDenoiser):
         with torch.inference_mode():
-            for key in dict.fromkeys(batch_key(spec) for spec in _specs(model, settings)):
+            for key in dict.fromkeys(map(model.info.batch_key, _specs(model, settings))):
                 denoiser.warm(key, settings.batch_sizes)
     return denoiser
 

@@ -8,8 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from lab.fixtures.checkpoints import write_checkpoint, write_flow_checkpoint, write_xl_checkpoint
+from lab.fixtures.checkpoints import (
+    write_checkpoint,
+    write_flow_checkpoint,
+    write_xl_checkpoint,
+)
 from lab.fixtures.diffusers_reference import Case
+from lab.fixtures.flow_checkpoints import write_flux_checkpoint
 from lab.fixtures.lora_files import EVERYWHERE, random_factors, write_diffusers_lora
 from lab.fixtures.lora_reference import (
     WeightedFile,
@@ -33,6 +38,7 @@ FAMILIES: dict[str, tuple[Callable[[Path], Path], Scheduler]] = {
     "SD": (partial(write_checkpoint, prediction_type="v_prediction", timestep_spacing="trailing"), Scheduler.DDIM),
     "XL": (write_xl_checkpoint, Scheduler.EULER),
     "flow": (write_flow_checkpoint, Scheduler.FLOW_MATCH_EULER),
+    "FLUX": (write_flux_checkpoint, Scheduler.FLOW_MATCH_EULER),
 }
 
 
@@ -51,7 +57,7 @@ def _files(model: DiffusionModel, directory: Path) -> list[WeightedFile]:
     """One of every component with an alpha above its rank, one of the denoiser with an alpha below, and a layer of its
     own alpha."""
     base = layers_of(model.info.family, model.adaptable)
-    ends = (*EVERYWHERE, "add_k_proj", "proj")
+    ends = (*EVERYWHERE, "add_k_proj", "proj", "proj_mlp", "proj_out", "x_embedder")
     whole = random_factors(base, rank=3, seed=1, ends=ends, size=0.1)
     ends = ("to_k", "to_v", "conv2")
     denoiser = random_factors(base, rank=4, seed=2, ends=ends, components=[base.denoiser], size=0.1)

@@ -11,8 +11,14 @@ from pathlib import Path
 import pytest
 from diffusers import DPMSolverMultistepScheduler
 
-from lab.fixtures.checkpoints import T5_TOKENS, write_checkpoint, write_flow_checkpoint, write_xl_checkpoint
+from lab.fixtures.checkpoints import (
+    T5_TOKENS,
+    write_checkpoint,
+    write_flow_checkpoint,
+    write_xl_checkpoint,
+)
 from lab.fixtures.diffusers_reference import Case
+from lab.fixtures.flow_checkpoints import write_flux_checkpoint
 from pentimento.domain.generation import Scheduler
 from tests.golden.unet_worker.comparison import compare
 from tests.support.torch_threads import one_thread  # noqa: F401 (a fixture of this module)
@@ -78,12 +84,39 @@ async def test_final_latents_equal_those_of_diffusers(kind: str, tmp_path: Path)
     assert all(value == 0.0 for value in differences.values()), differences
 
 
+FLUX: dict[str, Callable[[Path], Path]] = {
+    "dev": write_flux_checkpoint,
+    "dev, an odd size": partial(write_flux_checkpoint, size=(24, 40)),
+    "schnell": partial(write_flux_checkpoint, takes_scale=False),
+    "half precision": partial(write_flux_checkpoint, half=True),
+}
+
+
+def flux_cases(schedulers: Sequence[Scheduler]) -> list[Case]:
+    """Guidance scales that other families take two rows for, one that they take none for; one step, and an image."""
+    return [
+        Case(PROMPT, NEGATIVE, schedulers[0], seed=1, steps=5, guidance_scale=3.5),
+        Case("", "", schedulers[0], seed=2, steps=4, guidance_scale=0.0),
+        Case(PROMPT, "", schedulers[0], seed=3, steps=1, guidance_scale=7.0),
+        Case(PROMPT, "", schedulers[0], seed=4, steps=7, guidance_scale=2.0, strength=0.5),
+    ]
+
+
+@pytest.mark.parametrize("kind", FLUX)
+async def test_final_latents_of_flux_equal_those_of_diffusers(kind: str, tmp_path: Path) -> None:
+    _, differences = await compare(FLUX[kind](tmp_path / "model"), flux_cases)
+
+    assert len(differences) == 4
+    assert all(value == 0.0 for value in differences.values()), differences
+
+
 MASKED: dict[str, Callable[[Path], Path]] = {
     "epsilon, KL autoencoder": partial(write_checkpoint, vae="kl"),
     "v, trailing": partial(write_checkpoint, prediction_type="v_prediction", timestep_spacing="trailing"),
     "XL": write_xl_checkpoint,
     # diffusers' pipeline takes no other number of channels.
     "flow": partial(write_flow_checkpoint, channel_count=16),
+    "FLUX": partial(write_flux_checkpoint, size=(40, 24)),
     "a network that sees masks": partial(write_checkpoint, sees_mask=True),
     "XL, a network that sees masks": partial(write_xl_checkpoint, sees_mask=True),
 }

@@ -1,4 +1,4 @@
-"""SDXL and SD3 through the real service: their cache, and their ControlNets in another process."""
+"""SDXL, SD3 and FLUX through the real service: their cache, and ControlNets of SD3 in another process."""
 
 import tempfile
 from collections.abc import AsyncIterator, Callable
@@ -9,10 +9,16 @@ import pytest
 import pytest_asyncio
 import torch
 
-from lab.fixtures.checkpoints import SIDE_PX, write_flow_checkpoint, write_flow_controlnet, write_xl_checkpoint
+from lab.fixtures.checkpoints import (
+    SIDE_PX,
+    write_flow_checkpoint,
+    write_flow_controlnet,
+    write_xl_checkpoint,
+)
 from lab.fixtures.controlled_generation import ControlledByDiffusers, ControlledCase, conditions_for
 from lab.fixtures.controlnet_serving import ControlledByService, controlled_by_service
 from lab.fixtures.diffusers_reference import Case
+from lab.fixtures.flow_checkpoints import write_flux_checkpoint
 from pentimento.diffusion.controlnets import ControlSetting
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import FromImage, GenerationSpec, NoiseForm, Scheduler
@@ -23,6 +29,7 @@ from tests.support.calls import result_of
 FAMILIES: dict[str, tuple[Callable[[Path], Path], NoiseForm]] = {
     "stable_diffusion_xl": (write_xl_checkpoint, NoiseForm.VARIANCE_PRESERVING),
     "stable_diffusion_3": (write_flow_checkpoint, NoiseForm.FLOW_MATCHING),
+    "flux": (write_flux_checkpoint, NoiseForm.FLOW_MATCHING),
 }
 
 

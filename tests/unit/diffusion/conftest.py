@@ -3,7 +3,12 @@ from pathlib import Path
 
 import pytest
 
-from lab.fixtures.checkpoints import write_checkpoint, write_flow_checkpoint, write_xl_checkpoint
+from lab.fixtures.checkpoints import (
+    write_checkpoint,
+    write_flow_checkpoint,
+    write_xl_checkpoint,
+)
+from lab.fixtures.flow_checkpoints import write_flux_checkpoint
 from pentimento.diffusion.families import DiffusionModel
 from tests.unit.diffusion.specs import load
 
@@ -21,6 +26,11 @@ def xl_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def flow_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_flow_checkpoint(tmp_path_factory.mktemp("checkpoints") / "flow", max_sequence_length=3)
+
+
+@pytest.fixture(scope="session")
+def flux_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_flux_checkpoint(tmp_path_factory.mktemp("checkpoints") / "flux")
 
 
 @pytest.fixture
@@ -43,9 +53,21 @@ def flow_model(flow_checkpoint: Path) -> DiffusionModel:
     return load(flow_checkpoint)
 
 
-@pytest.fixture(params=["model", "xl_model", "flow_model"])
+@pytest.fixture(scope="session")
+def flux_model(flux_checkpoint: Path) -> DiffusionModel:
+    return load(flux_checkpoint)
+
+
+@pytest.fixture(params=["model", "xl_model", "flow_model", "flux_model"])
 def any_model(request: pytest.FixtureRequest) -> DiffusionModel:
     """Each family once."""
+    found: DiffusionModel = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture(params=["model", "xl_model", "flow_model"])
+def split_model(request: pytest.FixtureRequest) -> DiffusionModel:
+    """Each family with passes in parts once."""
     found: DiffusionModel = request.getfixturevalue(request.param)
     return found
 

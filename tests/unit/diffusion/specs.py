@@ -64,7 +64,5 @@ def rows_of(
 
 
 def part_of(inputs: DenoiserInput, rows: slice) -> DenoiserInput:
-    texts = inputs.conditioning
-    pooled = None if texts.pooled is None else texts.pooled[rows]
-    sizes = None if texts.sizes is None else texts.sizes[rows]
-    return DenoiserInput(inputs.latents[rows], inputs.timesteps[rows], Conditioning(texts.states[rows], pooled, sizes))
+    texts = inputs.conditioning.rows(rows.start, rows.stop)
+    return DenoiserInput(inputs.latents[rows], inputs.timesteps[rows], texts)

@@ -25,7 +25,6 @@ from pentimento.diffusion.families import (
     DiffusionModel,
     LowRankUpdate,
     PerSampleAdapters,
-    batch_key,
 )
 from pentimento.diffusion.painting import ImageStart, PaintingRequest
 from pentimento.diffusion.schedulers import DiffusionConfig
@@ -209,10 +208,14 @@ def test_sdxls_autoencoder_stays_in_full_precision_where_it_asks_for_it(xl_check
         assert model.decode_latent(latent).dtype is torch.float32
 
 
-def test_pictures_of_one_size_and_guidance_regime_may_share_a_batch() -> None:
-    assert batch_key(SPEC) == batch_key(spec_with(prompt="other", seed=1, guidance_scale=9.0, num_inference_steps=3))
-    assert batch_key(SPEC) != batch_key(spec_with(width_px=64))
-    assert batch_key(SPEC) != batch_key(spec_with(guidance_scale=1.0))
+def test_images_of_one_size_and_number_of_rows_may_share_a_batch(
+    model: DiffusionModel, flux_model: DiffusionModel
+) -> None:
+    key, distilled = model.info.batch_key, flux_model.info.batch_key
+    assert key(SPEC) == key(spec_with(prompt="other", seed=1, guidance_scale=9.0, num_inference_steps=3))
+    assert key(SPEC) != key(spec_with(width_px=64))
+    assert key(SPEC) != key(spec_with(guidance_scale=1.0))
+    assert distilled(SPEC) == distilled(spec_with(guidance_scale=1.0)) != key(SPEC)
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lab.fixtures.checkpoints import write_flow_checkpoint, write_xl_checkpoint
+from lab.fixtures.flow_checkpoints import write_flux_checkpoint
 from pentimento.diffusion.checkpoint import BadCheckpoint, check_inside, digest_directory
 from tests.support.text_files import edit_json
 from tests.unit.diffusion.specs import load
 
 ROOT = Path(__file__).parents[3]
-INDEX, UNET_CONFIG = "model_index.json", "unet/config.json"
+INDEX, UNET_CONFIG, TRANSFORMER = "model_index.json", "unet/config.json", "transformer/config.json"
 SCHEDULER, TOKENS = "scheduler/scheduler_config.json", "tokenizer/tokenizer_config.json"
 UNET, TEXT, CLIP = (
     "unet/diffusion_pytorch_model.safetensors",
@@ -127,6 +128,10 @@ def transformer_with(**changes: Any) -> Damage:
     )
 
 
+def flux_with(**changes: Any) -> Damage:
+    return lambda model: put_part_of(model, write_flux_checkpoint(model.parent / "other", **changes), "transformer")
+
+
 def t5_of_another_width(model: Path) -> None:
     write_flow_checkpoint(model, t5=True, max_sequence_length=3)
     transformer_with(joint_attention_dim=48)(model)
@@ -183,7 +188,7 @@ REFUSED: dict[str, dict[str, tuple[Damage, str]]] = {
         "a shape that is a lie": (lie_about_a_shape, UNET),
         "empty weights": (written(UNET, b""), UNET),
         "a missing tensor": (lack_a_tensor, "unet"),
-        "a foreign pipeline": (edited(INDEX, _class_name="FluxPipeline"), "FluxPipeline"),
+        "a foreign pipeline": (edited(INDEX, _class_name="KandinskyPipeline"), "KandinskyPipeline"),
         "a pipeline of two names": (edited(INDEX, _class_name=["my_pipeline", "Evil"]), "my_pipeline"),
         "a foreign module": (edited(INDEX, unet=["evil_module", "UNet2DConditionModel"]), "evil_module"),
         "a foreign autoencoder": (edited(INDEX, vae=["diffusers", "AutoencoderOobleck"]), "AutoencoderOobleck"),
@@ -239,10 +244,21 @@ REFUSED: dict[str, dict[str, tuple[Damage, str]]] = {
         "any tokenizer": (edited(INDEX, tokenizer_3=["transformers", "AutoTokenizer"]), "AutoTokenizer"),
         "a class that is no flow": (edited(INDEX, scheduler=["diffusers", "DDIMScheduler"]), "DDIMScheduler"),
         "a sampler that is no flow": (edited(SCHEDULER, _class_name="DDIMScheduler"), "DDIMScheduler"),
-        "dynamic shifting": (edited(SCHEDULER, use_dynamic_shifting=True), "use_dynamic_shifting"),
+        "a shift of no size": (edited(SCHEDULER, use_dynamic_shifting=True, base_shift=0.0), "base_shift=0.0"),
         "other text states": (transformer_with(joint_attention_dim=24), r"text states of 24 values.* make 36"),
         "other pooled text": (transformer_with(pooled_projection_dim=24), r"pooled text of 24 values.* make 36"),
         "a T5 of another width": (t5_of_another_width, r"text states of 48 values.* make 40"),
+    },
+    "flux_checkpoint": {
+        "no T5": (edited(INDEX, text_encoder_2=[None, None]), "text_encoder_2"),
+        "10^9 layers": (edited(TRANSFORMER, num_single_layers=10**9), "num_single_layers"),
+        "patches of patches": (flux_with(patch_size=2), r"patch_size must be 1, got 2"),
+        "odd positions": (flux_with(axes_dims_rope=(2, 3, 3)), r"axes_dims_rope=\[2, 3, 3\] must be three even"),
+        "two axes": (flux_with(axes_dims_rope=(4, 4)), r"axes_dims_rope=\[4, 4\] must be three even"),
+        "a condition beside the latents": (flux_with(in_channels=32, out_channels=16), r"takes 32 channels.* makes 16"),
+        "other text states": (flux_with(joint_attention_dim=24), r"text states of 24 values.* make 40"),
+        "other pooled text": (flux_with(pooled_projection_dim=24), r"pooled text of 24 values.* make 16"),
+        "no size": (edited(TRANSFORMER, sample_size=0), "sample_size=0"),
     },
 }
 

@@ -64,9 +64,9 @@ EDM = {"sigma_min": 0.002, "sigma_max": 80.0, "sigma_data": 0.5, "sigma_schedule
         (DPM, "lambda_min_clipped", -5.1),
         (DPM, "variance_type", "learned_range"),
         (FLOW, "use_karras_sigmas", True),
-        (FLOW, "use_dynamic_shifting", True),
         (FLOW, "stochastic_sampling", True),
-        (FLOW, "shift_terminal", 0.1),
+        (FLOW, "shift_terminal", 1.0),
+        (FLOW, "time_shift_type", "cubic"),
         (FLOW, "invert_sigmas", True),
         (FLOW, "shift", 0.0),
         (FLOW, "shift", float("nan")),
@@ -78,13 +78,21 @@ def test_what_is_not_implemented_is_refused_by_its_key(scheduler: Scheduler, key
 
 
 @pytest.mark.parametrize(
+    ("key", "value"), [("base_shift", 0.0), ("max_shift", 21.0), ("max_shift", None), ("max_image_seq_len", 256)]
+)
+def test_shift_by_image_size_out_of_bounds_is_refused(key: str, value: Any) -> None:
+    with pytest.raises(UnsupportedConfig, match=r"of the wrong type" if value is None else key):
+        scheduler_config(FLOW, {"use_dynamic_shifting": True, key: value})
+
+
+@pytest.mark.parametrize(
     ("scheduler", "key", "value"),
     [
         (Scheduler.DDIM, "use_karras_sigmas", True),
         (ANCESTRAL, "final_sigmas_type", "sigma_min"),
         (EULER, "solver_order", 3),
         (DPM, "clip_sample", True),
-        (FLOW, "base_shift", 0.5),
+        (FLOW, "sigma_max", 0.5),
         (EULER, "sigma_max", 80.0),
         *((one, "solver_type", kind) for one in (DPM, SDE, Scheduler.DEIS) for kind in ("bh1", "bh2")),
         (Scheduler.UNI_PC, "solver_type", "heun"),
@@ -179,6 +187,20 @@ def written(directory: Path, pipeline: str, unet: dict[str, Any] | None = None, 
         (directory / f"{part}.json").write_text(json.dumps(content))
     (directory / "model_index.json").write_text(json.dumps({"_class_name": pipeline}))
     return directory
+
+
+@pytest.mark.parametrize(("takes_scale", "usual"), [(True, (28, 3.5)), (False, (4, 0.0))])
+def test_flux_defaults_are_those_of_its_model_cards(
+    takes_scale: bool, usual: tuple[int, float], tmp_path: Path
+) -> None:
+    directory = written(tmp_path / "flux-lightning", "FluxPipeline")
+    (directory / "transformer").mkdir()
+    (directory / "transformer/config.json").write_text(json.dumps({"guidance_embeds": takes_scale}))
+
+    found = usual_settings(directory)
+
+    assert (found.steps, found.guidance_scale) == usual
+    assert not found.is_guided(found.guidance_scale)
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)

@@ -1,5 +1,6 @@
 """Our schedules against diffusers' scheduler objects, over the space of configurations."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,10 +18,18 @@ from diffusers import (
     TCDScheduler,
     UniPCMultistepScheduler,
 )
+from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
 
-from pentimento.diffusion.schedulers import SamplerState, Schedule, make_schedule, nearest_step, scheduler_config
+from pentimento.diffusion.schedulers import (
+    FlowConfig,
+    SamplerState,
+    Schedule,
+    make_schedule,
+    nearest_step,
+    scheduler_config,
+)
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Scheduler
 
@@ -148,6 +157,44 @@ def test_a_run_from_any_step_equals_diffusers(scheduler: Scheduler, data: st.Dat
         noise = torch.randn(latent.shape, generator=ours) if schedule.needs_noise else None
         state, _ = schedule.advance(state, prediction, noise)
         torch.testing.assert_close(state.latent, latent, rtol=0, atol=0, equal_nan=True)
+
+
+@given(
+    config=st.fixed_dictionaries(
+        {
+            "use_dynamic_shifting": st.booleans(),
+            "shift": st.sampled_from([1.0, 3.0]),
+            "base_shift": st.sampled_from([0.5, 0.7]),
+            "max_shift": st.sampled_from([0.9, 1.15]),
+            "max_image_seq_len": st.sampled_from([4096, 8192]),
+            "time_shift_type": st.sampled_from(["exponential", "linear"]),
+            "shift_terminal": st.sampled_from([None, 0.02]),
+        }
+    ),
+    steps=st.integers(2, 50),
+    tokens=st.sampled_from([15, 256, 4096, 9000]),
+    even=st.booleans(),
+)
+@settings(max_examples=80, deadline=None)
+def test_levels_shifted_by_image_size_equal_diffusers(
+    config: dict[str, Any], steps: int, tokens: int, even: bool
+) -> None:
+    ours = scheduler_config(Scheduler.FLOW_MATCH_EULER, config)
+    assert isinstance(ours, FlowConfig)
+    names = ("max_image_seq_len", "base_shift", "max_shift")
+    mu = calculate_shift(tokens, 256, *(config[name] for name in names))
+    levels = np.linspace(1.0, 1 / steps, steps) if even else None
+    reference = FlowMatchEulerDiscreteScheduler(**config)
+    reference.set_timesteps(steps, sigmas=levels, mu=mu)
+
+    schedule = make_schedule(replace(ours, even_levels=even, image_tokens=tokens), steps, 0.0)
+
+    assert torch.equal(schedule.timesteps, reference.timesteps)
+
+
+def test_schedule_of_one_step_has_no_terminal_level() -> None:
+    with pytest.raises(InvalidArgument, match="num_inference_steps: this schedule needs at least 2 steps"):
+        make_schedule(FlowConfig(shift_terminal=0.02), 1, 0.0)
 
 
 def model_input(schedule: Schedule, state: SamplerState) -> torch.Tensor:

@@ -24,7 +24,7 @@ IMAGE = a_png(SPEC.width_px, SPEC.height_px)
 class Model:
     """Of SD3's class. What it encodes says whether it was to be unshifted."""
 
-    info = SimpleNamespace(family="stable_diffusion_3")
+    info = SimpleNamespace(family="stable_diffusion_3", is_guided=lambda scale: scale > 1.0)
 
     def condition(self, _pixels: object, _rows: int, _generator: object, *, unshifted: bool) -> torch.Tensor:
         return torch.tensor([float(unshifted)])

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pentimento.diffusion.families import NO_CONTROL, ControlResiduals, DenoiserInput, DiffusionModel, batch_key
+from pentimento.diffusion.families import NO_CONTROL, BatchKey, ControlResiduals, DenoiserInput, DiffusionModel
 from pentimento.diffusion.painting import PaintingRequest
 from pentimento.domain.errors import Unavailable
 from pentimento.policies.latent_pairing import PairPace
@@ -22,6 +22,7 @@ from tests.unit.diffusion.specs import paint_controlled
 
 # The steps in which nothing is controlled.
 FREE = {4}
+KEY = BatchKey(32, 32, guided=True)
 
 
 def of_step(step_index: int) -> ControlResiduals:
@@ -79,7 +80,7 @@ def pair_of(model: DiffusionModel, **peer: Any) -> Pair:
 
 def pace_of(loop: Loop) -> PairPace:
     """Of controlled pictures."""
-    return loop.steps.pairs._paces[(batch_key(request(1).spec), True)]
+    return loop.steps.pairs._paces[(KEY, True)]
 
 
 def assert_controlled_picture(model: DiffusionModel, added: Added) -> None:
@@ -206,7 +207,7 @@ def test_paired_steps_that_are_no_shorter_end_the_pair_of_controlled_pictures_al
 
     assert (added.finished.paired_step_count, pair.peer.left) == (5, 1)
     assert_controlled_picture(model, added)
-    assert pair.loop.steps.pairs.pays(batch_key(request(1).spec))
+    assert pair.loop.steps.pairs.pays(KEY)
 
 
 def test_a_half_under_control_shares_its_passes_with_a_half_that_has_none(model: DiffusionModel) -> None:

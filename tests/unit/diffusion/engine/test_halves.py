@@ -73,27 +73,27 @@ def residuals_for(model: DiffusionModel, inputs: DenoiserInput, seed: int) -> Co
 
 @torch.inference_mode()
 @pytest.mark.parametrize("controlled", [False, True])
-def test_the_halves_give_the_bits_of_the_whole_pass(any_model: DiffusionModel, controlled: bool) -> None:
-    inputs = example_input(any_model, BatchKey(32, 32, guided=True), 2)
+def test_the_halves_give_the_bits_of_the_whole_pass(split_model: DiffusionModel, controlled: bool) -> None:
+    inputs = example_input(split_model, BatchKey(32, 32, guided=True), 2)
     if controlled:
-        inputs = replace(inputs, residuals=residuals_for(any_model, inputs, seed=1))
+        inputs = replace(inputs, residuals=residuals_for(split_model, inputs, seed=1))
 
-    encoding = any_model.encode(replace(inputs, residuals=None))
+    encoding = split_model.encode(replace(inputs, residuals=None))
 
     assert encoding.tensors
-    assert torch.equal(any_model.decode(inputs, encoding), any_model.predict(inputs))
+    assert torch.equal(split_model.decode(inputs, encoding), split_model.predict(inputs))
 
 
 @torch.inference_mode()
-def test_rows_encoded_apart_are_decoded_together(any_model: DiffusionModel) -> None:
-    inputs = example_input(any_model, BatchKey(32, 32, guided=True), 4)
-    encoding = any_model.encode(inputs)
+def test_rows_encoded_apart_are_decoded_together(split_model: DiffusionModel) -> None:
+    inputs = example_input(split_model, BatchKey(32, 32, guided=True), 4)
+    encoding = split_model.encode(inputs)
 
     apart = [encoding.rows(0, 2), encoding.rows(2, 4)]
     together = DenoiserEncoding.concatenate(apart, row_count=4)
     padded = DenoiserEncoding.concatenate(apart[:1], row_count=4)
 
-    assert torch.equal(any_model.decode(inputs, together), any_model.decode(inputs, encoding))
+    assert torch.equal(split_model.decode(inputs, together), split_model.decode(inputs, encoding))
     assert all(len(tensor) == 4 and not tensor[2:].any() for tensor in padded.tensors)
 
 

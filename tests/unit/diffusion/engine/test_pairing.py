@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pentimento.diffusion.engine import FinishedPainting
-from pentimento.diffusion.families import BatchKey, DenoiserInput, DiffusionModel, batch_key, load_model
+from pentimento.diffusion.families import BatchKey, DenoiserInput, DiffusionModel, load_model
 from pentimento.diffusion.guidance_half import AskedStep, AskedSteps, HalfStart
 from pentimento.diffusion.loras import WeightedLora, layers_of
 from pentimento.diffusion.painting import PaintingRequest
@@ -231,7 +231,7 @@ def test_paired_steps_that_are_no_shorter_end_the_pair(model: DiffusionModel) ->
 
     # A whole step takes a second, and so does a half of it: four are tried after the first, which opens the stream.
     assert (peer.asked, added.finished.paired_step_count) == ([0, 1, 2, 3, 4], 5)
-    assert not loop.steps.pairs.pays(batch_key(request(1).spec))
+    assert not loop.steps.pairs.pays(model.info.batch_key(request(1).spec))
     assert loop.steps.pairs.pays(BatchKey(128, 64, guided=True))
 
 

@@ -1,0 +1,156 @@
+"""Serve FLUX.1 (Black Forest Labs 2024): a transformer over packed latents and T5's states, trained by flow matching.
+
+The models are distilled: one row gives a guided image. The network of FLUX.1 dev takes the guidance scale as an input;
+that of schnell takes none, and the scale has no effect."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pentimento.diffusion.checkpoint import BadCheckpoint, Checkpoint
+from pentimento.diffusion.families.adapters import adapted
+from pentimento.diffusion.families.autoencoder import Autoencoder, LatentScale
+from pentimento.diffusion.families.base import (
+    DiffusersFamily,
+    DigestsLater,
+    check_token_limits,
+    check_width,
+    load_schedulers,
+    stated_size_px,
+    with_even_levels,
+)
+from pentimento.diffusion.families.model import Conditioning, DenoiserInput, LoadedModelInfo, PromptStates
+from pentimento.diffusion.families.packing import CELLS_OF_TOKEN, PACKED_SIDE, packed, unpacked
+from pentimento.diffusion.families.row_kernels import RowKernels
+from pentimento.diffusion.families.texts import ClipText, T5Text
+from pentimento.diffusion.schedulers import FLOW_SCHEDULERS, FlowConfig
+from pentimento.diffusion.weights import load_components
+from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.generation import NoiseForm
+
+# T5's tokens of a prompt, from the model cards of dev and schnell. A checkpoint that was trained with another number
+# states it as "max_sequence_length" in its model_index.json.
+_DEV_T5_TOKENS, _SCHNELL_T5_TOKENS = 512, 256
+# The network takes times between 0 and 1, for any number of training timesteps.
+_TIME_UNIT = 1000
+# A position is a number of the image, its row and its column; text tokens have zeros.
+_AXIS_COUNT = 3
+
+
+def load(checkpoint: Checkpoint, digests: DigestsLater, device: torch.device, dtype: torch.dtype) -> "Flux":
+    """Return the loaded family adapter. Raises BadCheckpoint if this family does not support a configuration or weight
+    file."""
+    return Flux(checkpoint, digests, device, dtype)
+
+
+class Flux(DiffusersFamily):
+    """Adapt diffusers' modules of this family to the engine. Prompts have `t5_token_count` tokens."""
+
+    def __init__(self, checkpoint: Checkpoint, digests: DigestsLater, device: torch.device, dtype: torch.dtype) -> None:
+        self.device = device
+        self.dtype = dtype
+        self._schedulers = with_even_levels(load_schedulers(checkpoint, FLOW_SCHEDULERS))
+        parts = load_components(checkpoint, device, dtype)
+        check_token_limits(checkpoint, parts, ["tokenizer"])
+        self.denoiser: Any = parts["transformer"]
+        self._takes_scale = bool(self.denoiser.config.guidance_embeds)
+        usual_tokens = _DEV_T5_TOKENS if self._takes_scale else _SCHNELL_T5_TOKENS
+        self.t5_token_count = int(checkpoint.settings.get("max_sequence_length", usual_tokens))
+        self._texts = (ClipText(parts["tokenizer"], parts["text_encoder"], device),)
+        self._t5 = T5Text(parts["tokenizer_2"], parts["text_encoder_2"], device)
+        self.adaptable = {name: parts[name] for name in ("transformer", "text_encoder")}
+        _check_shapes(checkpoint, parts)
+        self._kernels = RowKernels(self.denoiser)
+        scale = LatentScale.of(parts["vae"].config, shifted=True)
+        self._autoencoder = Autoencoder(parts["vae"], scale, device, dtype)
+        self.picture_decoder = self._autoencoder.decoder
+        self._autoencoder.check_channels(checkpoint.directory, self.denoiser.config, packed=CELLS_OF_TOKEN)
+        self.info = self._describe(checkpoint, digests)
+
+    def _describe(self, checkpoint: Checkpoint, later: DigestsLater) -> LoadedModelInfo:
+        multiple = PACKED_SIDE * self._autoencoder.factor
+        width, height = stated_size_px(checkpoint, self._autoencoder.factor, multiple)
+        own = next(iter(self._schedulers.values()))
+        assert isinstance(own, FlowConfig)
+        digests = later()
+        return LoadedModelInfo(
+            family="flux",
+            model_digest=digests.model,
+            vae_digest=digests.components["vae"],
+            scheduler_digest=digests.components["scheduler"],
+            prediction_type="flow",
+            noise_form=NoiseForm.FLOW_MATCHING,
+            default_width_px=width,
+            default_height_px=height,
+            size_multiple_px=multiple,
+            schedulers=tuple(self._schedulers),
+            train_step_count=own.num_train_timesteps,
+            guidance_distilled=True,
+            takes_controlnets=False,
+        )
+
+    def image_tokens(self, width_px: int, height_px: int) -> int:
+        multiple = self.info.size_multiple_px
+        return (height_px // multiple) * (width_px // multiple)
+
+    def encode_prompt(self, prompt: str, *, negative: bool = False, clip_skip: int = 0) -> PromptStates:
+        if clip_skip:
+            raise InvalidArgument.of("clip_skip", f"must be 0 with this model, got {clip_skip}")
+        clip, t5 = self._texts[0].pooled_states(prompt), self._t5.states(prompt, self.t5_token_count)
+        assert clip.pooled is not None
+        conditioning = Conditioning(t5.states.to(self.device, self.dtype), clip.pooled.to(self.dtype))
+        return PromptStates(conditioning, clip.truncated and t5.truncated)
+
+    def conditioning(
+        self, prompt: PromptStates, width_px: int, height_px: int, guidance_scale: float = 1.0
+    ) -> Conditioning:
+        if not self._takes_scale:
+            return prompt.conditioning
+        scale = torch.full((1,), guidance_scale, dtype=torch.float32, device=self.device)
+        return replace(prompt.conditioning, guidance=scale)
+
+    def predict(self, inputs: DenoiserInput) -> Tensor:
+        texts = inputs.conditioning
+        row_count, _, height, width = inputs.latents.shape
+        with self._kernels.held(inputs), adapted(self.denoiser, inputs.adapters):
+            tokens: Tensor = self.denoiser(
+                hidden_states=packed(inputs.latents),
+                timestep=inputs.timesteps.expand(row_count).to(self.dtype) / _TIME_UNIT,
+                guidance=texts.guidance,
+                pooled_projections=texts.pooled,
+                encoder_hidden_states=texts.states,
+                txt_ids=torch.zeros(texts.states.shape[1], _AXIS_COUNT, device=self.device),
+                img_ids=_positions(height // PACKED_SIDE, width // PACKED_SIDE, self.device),
+                return_dict=False,
+            )[0]
+        return unpacked(tokens, height, width)
+
+
+def _positions(height: int, width: int, device: torch.device) -> Tensor:
+    """Return the positions of an image's tokens, (height * width, 3). Computed on the device: a recorded pass must not
+    copy from the host."""
+    places = torch.zeros(height, width, _AXIS_COUNT, device=device)
+    places[..., 1] += torch.arange(height, device=device)[:, None]
+    places[..., 2] += torch.arange(width, device=device)
+    return places.flatten(0, 1)
+
+
+def _check_shapes(checkpoint: Checkpoint, parts: Mapping[str, Any]) -> None:
+    """Raise BadCheckpoint for a transformer of other patches, positions or text widths."""
+    config = parts["transformer"].config
+    path = checkpoint.component_directory("transformer") / "config.json"
+    if config.patch_size != 1:
+        raise BadCheckpoint(f"{path}: patch_size must be 1, got {config.patch_size}")
+    axes, head = config.axes_dims_rope, config.attention_head_dim
+    if len(axes) != _AXIS_COUNT or any(axis % 2 for axis in axes) or sum(axes) != head:
+        stated = f"axes_dims_rope={list(axes)[:8]}"
+        raise BadCheckpoint(f"{path}: {stated} must be three even numbers that sum to attention_head_dim={head}")
+    check_width(
+        checkpoint, "transformer", "pooled text", config.pooled_projection_dim, parts["text_encoder"].config.hidden_size
+    )
+    check_width(
+        checkpoint, "transformer", "text states", config.joint_attention_dim, parts["text_encoder_2"].config.d_model
+    )
