@@ -158,6 +158,9 @@ def frontdoor_lines(frontdoor: FrontdoorStatus, models: Mapping[str, str] = ALL_
     reasons = ", ".join(f"{one.request_count} {one.reason}" for one in frontdoor.rejections)
     rejected = f"{frontdoor.rejected_count} rejected{f' ({reasons})' if reasons else ''}"
     yield Text(f"requests  {counts}{rejected}, {frontdoor.retried_count} retried")
+    if frontdoor.shadow_device_s:
+        share = frontdoor.shadow_device_s / max(frontdoor.image_device_s, frontdoor.shadow_device_s)
+        yield Text(f"shadows   {frontdoor.shadow_device_s:.1f} device seconds, {share:.1%} of the images'")
     if frontdoor.not_accepting_reason:
         yield Text(f"requests  none is accepted now: {frontdoor.not_accepting_reason}", style="red")
 
@@ -167,6 +170,8 @@ def cache_line(cache: CacheStatistics) -> str:
     line = f"{cache.entry_count} entries, {cache.size_bytes / 1e6:.1f} MB, {cache.lookup_count} lookups, hits {share}"
     if cache.hole_count:
         line += f", {cache.hole_count} lookups met a hole and lost {cache.hole_step_count} steps"
+    if (earned := cache.earned).row_count:
+        line += f", {earned.open_count} of {earned.row_count} thresholds earned, {earned.trial_count} trials since"
     return line + (", read-only" if cache.read_only else "")
 
 

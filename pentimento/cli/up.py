@@ -47,6 +47,7 @@ UNCHANGED: tuple[str, ...] = (
     "thinning",
     "handover",
     "unprofiled_reuse",
+    "earned_reuse",
 )
 UNCHANGED += ("controlnet_copies", "pipelining")
 # Options that are settings of the gateway.
@@ -145,6 +146,12 @@ CACHE = ("reuse_rule", "eviction", "cache_bias", "scratch_share", "renoised_shar
     help="start a cascade's later model from the earlier one's image where a hand-over profile of both allows it",
 )
 @click.option("--unprofiled-reuse", is_flag=True, help="also reuse latents of models without a reuse profile")
+@click.option(
+    "--earned-reuse/--no-earned-reuse",
+    default=True,
+    show_default=True,
+    help="reuse latents from similarities on that trials have shown to keep the quality, also without a profile",
+)
 @click.option(
     "--reuse-rule",
     type=click.Choice(["profile", "minimum", "lower_bound", "mean"]),

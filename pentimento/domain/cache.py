@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
-from pentimento.domain.generation import CacheGrant, Start
+from pentimento.domain.generation import CacheGrant, FromLatent, Start
 
 # Part of every key: entries of another format are never found.
 CACHE_FORMAT_VERSION = 2
@@ -146,13 +146,15 @@ class Neighbour:
 class CandidateStart:
     """Where one candidate would start, and why. The similarities (cosine) are those of the nearest compatible entries,
     also where they were not near enough; None where nothing was searched or found. `hole_steps`: how many more it would
-    save if the nearest entries held all K of the table."""
+    save if the nearest entries held all K of the table. `trial`: for a miss, the start that a cell under test would
+    allow; None without one."""
 
     start: Start
     reason: str
     text_similarity: float | None = None
     image_similarity: float | None = None
     hole_steps: int = 0
+    trial: FromLatent | None = None
 
 
 @dataclass(frozen=True)

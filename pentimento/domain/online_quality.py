@@ -74,7 +74,8 @@ class ReuseQuality:
     """A row of a model's table of reuse, and what hits by it were seen to keep: None before the first.
 
     `profiled_similarity` is the table's own, `similarity` the one in force; `source` says where the table is from. An
-    empty `reference_model_digest` stands for the model itself.
+    empty `reference_model_digest` stands for the model itself. `earned`: trials open and widen the row; it allows
+    nothing while its similarity is 1. `trial_count`: trials since it last moved.
     """
 
     from_image: bool
@@ -85,3 +86,14 @@ class ReuseQuality:
     source: str
     reference_model_digest: str = ""
     achieved: AchievedQuality | None = None
+    earned: bool = False
+    trial_count: int = 0
+
+
+@dataclass(frozen=True)
+class EarnedCells:
+    """Count the rows of earned tables, the open ones among them, and the trials since a row last moved."""
+
+    row_count: int = 0
+    open_count: int = 0
+    trial_count: int = 0

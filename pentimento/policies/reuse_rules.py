@@ -1,7 +1,8 @@
 """Find the tables that decide on a model's reuse: its reuse profiles, or the operator's.
 
 A model without a profile reuses nothing: similarities and thresholds of one encoder and model do not hold for others.
-An operator who gives tables for such models accepts that.
+An operator who gives tables for such models accepts that. Where reuse is earned (`earned_reuse`), such a model begins
+with a published prior of its encoder, or with closed rows, and a profile's rows may widen.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,15 @@ from itertools import accumulate
 from typing import Protocol
 
 from pentimento.domain.online_quality import ComparedHit, ThresholdPosition, WatchedThreshold
-from pentimento.policies.cache_selection import SelectionRules, Threshold, Thresholds, skipped_steps
+from pentimento.policies.cache_selection import (
+    NIRVANA_LATENT_THRESHOLDS,
+    SelectionRules,
+    Threshold,
+    Thresholds,
+    skipped_steps,
+)
+from pentimento.policies.earned_reuse import CLOSED, RowUnderTest, explored_from, next_row
+from pentimento.policies.published_reuse import latent_prior, rejected_priors
 from pentimento.profiles.catalogue import ProfileSet
 from pentimento.profiles.document import Profile, ProfileKind, ReuseKind
 from pentimento.profiles.kinds import RETRIEVAL_BIAS, biased, profile_name, reuses_images, thresholds
@@ -19,18 +28,23 @@ from pentimento.profiles.rules import ThresholdRule
 UNPROFILED = "thresholds that are not profiled"
 NO_PROFILE = "no selector profile of this model"
 NO_PAIR = "no selector profile of this model for the model that generates misses"
+UNEARNED = "reuse that is not earned yet"
+# Every K that the papers' tables have, none allowed.
+CLOSED_ROWS: Thresholds = tuple(Threshold(CLOSED, row.saved_share) for row in NIRVANA_LATENT_THRESHOLDS)
 
 
 @dataclass(frozen=True)
 class ReuseTable:
     """Hold a table, the share of the from-scratch quality that it promises (0 for none), and its source. The promise
-    is by `rule`, against `reference_model_digest` from scratch; empty for the model itself."""
+    is by `rule`, against `reference_model_digest` from scratch; empty for the model itself. `earned`: trials may open
+    and widen its rows."""
 
     thresholds: Thresholds
     alpha: float
     source: str
     rule: ThresholdRule = ThresholdRule.LOWER_BOUND
     reference_model_digest: str = ""
+    earned: bool = False
 
     def keeps(self, quality: float | None) -> bool:
         """Return whether the table promises the requested quality; None requests no particular one."""
@@ -39,11 +53,13 @@ class ReuseTable:
 
 @dataclass(frozen=True)
 class ModelReuse:
-    """Hold a model's reuse tables; `base` holds the other rules."""
+    """Hold a model's reuse tables; `base` holds the other rules. `trial`: the row under test, with its next cell's
+    lowest similarity; None without one."""
 
     latents: ReuseTable
     images: ReuseTable
     base: SelectionRules
+    trial: Threshold | None = None
 
     def rules(self, quality: float | None = None) -> SelectionRules:
         """Return the rules for a request of a share of the from-scratch quality: without the tables that promise less,
@@ -78,7 +94,8 @@ class ReuseRules:
     `rule`: None for each profile's own. `bias` moves every K of every table by that many tenths of the steps (NIRVANA,
     section 5.3.1): a table with larger K promises no quality, and from RETRIEVAL_BIAS on hits are stored images,
     unchanged. For the kinds in `given` the tables of `base` override every profile. `preferred`: the rule of the
-    profile to use if a model has several."""
+    profile to use if a model has several. `earns`: latents are earned by models without a table of the operator, and
+    beyond profiles of the lower bound."""
 
     base: SelectionRules
     profiles: ProfileSet = field(default_factory=ProfileSet)
@@ -86,6 +103,7 @@ class ReuseRules:
     bias: int = 0
     given: frozenset[ReuseKind] = frozenset()
     preferred: ThresholdRule | None = None
+    earns: bool = False
 
     def of(self, model_digest: str, encoder_digest: str | None, reference_digest: str = "") -> ModelReuse:
         """Return what a model may reuse under an encoder; None for one that is not known yet.
@@ -102,7 +120,21 @@ class ReuseRules:
         own = self._table(images, self.base.images)
         if own.source == NO_PROFILE and self.references(model_digest, encoder_digest):
             own = replace(own, source=NO_PAIR)
-        return ModelReuse(self._table(latents, self.base.latents), own, replace(self.base, retrieves=self._retrieves))
+        found = self._earned(self._table(latents, self.base.latents), encoder_digest)
+        return ModelReuse(found, own, replace(self.base, retrieves=self._retrieves))
+
+    def _earned(self, table: ReuseTable, encoder_digest: str | None) -> ReuseTable:
+        """Return the table of latents with the rows that a model begins with where reuse is earned."""
+        if not self.earns or self.bias or table.source == UNPROFILED:
+            return table
+        if table.thresholds:
+            return replace(table, earned=table.rule is ThresholdRule.LOWER_BOUND)
+        if table.source != NO_PROFILE:
+            return table
+        prior = latent_prior(encoder_digest)
+        if prior is not None:
+            return ReuseTable(prior.thresholds, prior.alpha, prior.name, earned=True)
+        return ReuseTable(CLOSED_ROWS, table.alpha, f"{UNEARNED}; {rejected_priors()}", earned=True)
 
     def references(self, model_digest: str, encoder_digest: str | None) -> tuple[str, ...]:
         """Return the digests of the large models that the model's image profiles compare with."""
@@ -134,7 +166,7 @@ class ReuseRules:
     def reuses_anything(self) -> bool:
         """Return whether any table allows anything."""
         tables = (thresholds(profile, self.rule) for profile in self.profiles.of(ProfileKind.REUSE))
-        return bool(self.base.latents or self.base.images) or any(tables)
+        return self.earns or bool(self.base.latents or self.base.images) or any(tables)
 
     def _table(self, profile: Profile | None, unprofiled: Thresholds) -> ReuseTable:
         if profile is None and not unprofiled:
@@ -152,6 +184,7 @@ class ReuseRules:
 
 _MILLION = 1_000_000
 RAISED = "raised by what hits kept"
+EARNED = "as trials allow"
 
 Positions = Mapping[WatchedThreshold, ThresholdPosition]
 
@@ -198,7 +231,7 @@ def in_force(reuse: ModelReuse, model_digest: str, encoder_digest: str, position
     def followed(table: ReuseTable, from_image: bool) -> ReuseTable:
         rows = sorted(table.thresholds, key=lambda row: row.saved_share)
         seen = [positions.get(_watched(table, row, from_image, model_digest, encoder_digest)) for row in rows]
-        return _renewed(table, _in_order(rows, seen))
+        return _renewed(table, _earned_rows(rows, seen) if table.earned else _in_order(rows, seen))
 
     return replace(reuse, latents=followed(reuse.latents, False), images=followed(reuse.images, True))
 
@@ -216,11 +249,37 @@ def _in_order(rows: Sequence[Threshold], seen: Sequence[ThresholdPosition | None
     return tuple(Threshold(similarity, row.saved_share) for similarity, row in zip(lowest, rows, strict=True))
 
 
+def _earned_rows(rows: Sequence[Threshold], seen: Sequence[ThresholdPosition | None]) -> Thresholds:
+    """Return the rows of an earned table in force, closed ones included; arguments as for `_in_order`. What a row has
+    earned, rows that skip fewer steps have too."""
+    said = (
+        row.min_similarity if position is None or position.similarity < 0.0 else position.similarity
+        for row, position in zip(reversed(rows), reversed(seen), strict=True)
+    )
+    lowest = reversed(list(accumulate(said, min)))
+    return tuple(Threshold(similarity, row.saved_share) for similarity, row in zip(lowest, rows, strict=True))
+
+
+def opened(reuse: ModelReuse, counts: Mapping[float, int]) -> ModelReuse:
+    """Return tables in force without their closed rows, and with the row under test. `counts`: the
+    samples since a row last moved, by its share of skipped steps."""
+    table = reuse.latents
+    if not table.earned:
+        return reuse
+    tested = next_row(
+        RowUnderTest(row.saved_share, row.min_similarity, counts.get(row.saved_share, 0)) for row in table.thresholds
+    )
+    trial = None if tested is None else Threshold(explored_from(tested.standing), tested.saved_share)
+    open_rows = tuple(row for row in table.thresholds if row.min_similarity < CLOSED)
+    return replace(reuse, latents=replace(table, thresholds=open_rows), trial=trial)
+
+
 def _renewed(table: ReuseTable, rows: Thresholds) -> ReuseTable:
     own = {row.saved_share: row.min_similarity for row in table.thresholds}
     if all(row.min_similarity == own[row.saved_share] for row in rows):
         return table
-    return replace(table, thresholds=rows, source=f"{table.source}, {RAISED}")
+    is_wider = any(row.min_similarity < own[row.saved_share] for row in rows)
+    return replace(table, thresholds=rows, source=f"{table.source}, {EARNED if is_wider else RAISED}")
 
 
 def _watched(

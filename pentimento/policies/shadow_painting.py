@@ -1,7 +1,8 @@
-"""Decide when a hit is generated again from noise: sampling, off-peak hours, and a bound on the work.
+"""Decide when an image is generated a second time for comparison: sampling, off-peak hours, and bounds on the work.
 
-Such an image is a *shadow*. No client requested it: it starts only while no request waits and its worker is idle, it is
-stopped first, and all shadows together take at most a share of the time.
+Such an image is a *shadow*: a hit from noise, or a miss from a cached start that is not allowed yet. No client
+requested it. It starts while no request waits and its worker is idle, and is stopped first; or it is paid for by a
+share of the device seconds of all images, and runs among the requests.
 """
 
 import hashlib
@@ -58,6 +59,12 @@ def shadow_worker(load: SuiteLoad, least_quiet_s: float, gives_way: GivesWay) ->
     return min((worker.worker_id for worker in idle), default=None)
 
 
+def busy_worker(load: SuiteLoad) -> str | None:
+    """Return the worker with most free places for a shadow that is paid for; None without an eligible worker."""
+    eligible = (worker for worker in load.workers if worker.eligible and worker.credit_count)
+    return min(((one.used_count - one.credit_count, one.worker_id) for one in eligible), default=(0, None))[1]
+
+
 class ShadowBudget:
     """Budget the seconds of shadows: at most `work_share` of the elapsed time, saved up to `most_saved_s`.
 
@@ -77,6 +84,12 @@ class ShadowBudget:
         self._at = max(now, self._at)
         self._saved_s = min(self._saved_s + passed_s * self._work_share, self._most_saved_s)
         return max(self._saved_s, 0.0)
+
+    def earn(self, device_s: float) -> float:
+        """Add the share of an image's device seconds, and return the seconds saved up. Call it instead of `left_s` for
+        a budget of device seconds."""
+        self._saved_s = min(self._saved_s + device_s * self._work_share, self._most_saved_s)
+        return self._saved_s
 
     def spend(self, seconds: float) -> None:
         """Subtract the seconds that a shadow took, whether or not it finished."""

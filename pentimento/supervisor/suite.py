@@ -168,6 +168,8 @@ def gateway(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
         more = (*settings.emulated.gateway_arguments(), *settings.cache)
     else:
         flags |= {"profiles": settings.profiles, "unprofiled-reuse": settings.unprofiled_reuse}
+        # The default is left to the gateway's settings of environment and file.
+        flags["no-earned-reuse"] = not settings.earned_reuse
         more = settings.cache
     return process_of(settings, state, "gateway", "services.vectordb_gateway", CACHE_STAGE, flags, *more)
 

@@ -117,9 +117,10 @@ class SuiteSettings:
     HTTP API, `admin`: that of the tenants' administration; "" for none. `emulated`: devices that replace the models.
     `policy`: the controller's, which plans for the SLO `slo_s`; `small`: the models that refine hits under it, best
     first; `modm_mode`: what modm optimises, "" for the controller's own. `profiles`: files of any kind; with
-    `unprofiled_reuse` models without one reuse by unmeasured thresholds. `cache`: more flags of the gateway; the plan
-    of a `policy` decides the others. `controlnets`: the registry that
-    `controlnet_copies` processes serve; `pipelining`: whether their residuals may be one step old (off, on, auto).
+    `unprofiled_reuse` models without one reuse by unmeasured thresholds, with `earned_reuse` where trials showed
+    that it keeps the quality. `cache`: more flags of the gateway; the plan of a `policy` decides the others.
+    `controlnets`: the registry that `controlnet_copies` processes serve; `pipelining`: whether their residuals may be
+    one step old (off, on, auto).
     `loras`: the workers' directory of LoRAs. `thinning`: when steps are skipped
     (off, deadline, load, always). `handover`: whether a cascade's later models start from earlier images where they
     were profiled for it (auto, off). `cascade`: the models of requests that name none; None for
@@ -148,6 +149,7 @@ class SuiteSettings:
     thinning: str = "load"
     handover: str = "auto"
     unprofiled_reuse: bool = False
+    earned_reuse: bool = True
     cache: tuple[str, ...] = ()
     controlnets: Path | None = None
     controlnet_copies: int = 1

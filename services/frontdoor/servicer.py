@@ -221,6 +221,8 @@ class FrontdoorServicer(FrontdoorServiceServicer):
             ],
             steps_run=status.painted.steps_run,
             steps_saved=status.painted.steps_saved,
+            image_device_s=status.image_device_s,
+            shadow_device_s=status.shadow_device_s,
             rejected_adapters=[
                 nested(rejected, generation_pb2.RejectedAdapter) for rejected in self._api.rejected_adapters()
             ],

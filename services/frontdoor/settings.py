@@ -139,6 +139,13 @@ class FrontdoorSettings:
     quality_sample_share: float = setting(
         0.02, help="share of hits to generate again from noise while idle; 0: none", minimum=0, maximum=1
     )
+    quality_trial_share: float = setting(
+        0.25,
+        help="share of the requests that miss, and could start from the cache in a cell that is not open yet, to "
+        "generate again from there; 0: none",
+        minimum=0,
+        maximum=1,
+    )
     deferral_sample_share: float = setting(
         0.25,
         help="share of deferred requests whose light and heavy images are compared, for plans; 0: none",
@@ -146,7 +153,10 @@ class FrontdoorSettings:
         maximum=1,
     )
     quality_work_share: float = setting(
-        0.05, help="largest share of time for generating hits again", minimum=0, maximum=1
+        0.05,
+        help="largest share of idle time, and of the images' device seconds, for generating images again",
+        minimum=0,
+        maximum=1,
     )
     quality_quiet_s: float = setting(2.0, help="seconds without a request before a hit is generated again", minimum=0)
     quality_gives_way: GivesWay = setting(

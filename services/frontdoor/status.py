@@ -19,6 +19,7 @@ from services.frontdoor.metrics import (
     RERUNS,
     RUNNING,
 )
+from services.frontdoor.quality.shadows import Shadows
 from services.frontdoor.requests.acceptance import Acceptance
 from services.frontdoor.workers.worker_links import WorkerLinks
 
@@ -46,7 +47,8 @@ class PaintedCounts:
 class FrontdoorStatus:
     """Describe the frontdoor's state. `workers` are connected or were lost a short while ago. `latencies`: buckets of
     completed requests, each with its upper bound in seconds, ascending, and its count. `rejections`: rejected requests
-    by reason. `blocked`: why no request is accepted now; "" if some are."""
+    by reason. `blocked`: why no request is accepted now; "" if some are. `image_device_s`, `shadow_device_s`: device
+    seconds of delivered images and of shadows since the start."""
 
     frontdoor_id: str
     frontdoor_epoch: int
@@ -64,10 +66,12 @@ class FrontdoorStatus:
     draining: bool
     latencies: tuple[tuple[float, int], ...]
     painted: PaintedCounts
+    image_device_s: float
+    shadow_device_s: float
 
 
 def frontdoor_status(
-    dataplane: Dataplane, frontdoor_id: str, painted: PaintedCounts, acceptance: Acceptance
+    dataplane: Dataplane, frontdoor_id: str, painted: PaintedCounts, acceptance: Acceptance, shadows: Shadows
 ) -> FrontdoorStatus:
     """Return the present status of the frontdoor."""
     state = dataplane.state
@@ -89,6 +93,8 @@ def frontdoor_status(
         draining=state.draining,
         latencies=completed_latencies(),
         painted=painted,
+        image_device_s=shadows.image_device_s,
+        shadow_device_s=shadows.shadow_device_s,
     )
 
 

@@ -244,7 +244,7 @@ def _add_services(server: RpcServer, parts: FrontdoorParts, api: ImageApi, image
     server.add(add_ImageServiceServicer_to_server, images, IMAGE_SERVICE)
 
     def told() -> FrontdoorStatus:
-        return frontdoor_status(parts.dataplane, server.instance_id, parts.painted, parts.acceptance)
+        return frontdoor_status(parts.dataplane, server.instance_id, parts.painted, parts.acceptance, parts.shadows)
 
     status = FrontdoorServicer(told, parts.links, parts.identity, api)
     server.add(add_FrontdoorServiceServicer_to_server, status, FRONTDOOR_SERVICE)
@@ -341,6 +341,7 @@ def part_timeouts(settings: FrontdoorSettings) -> PartTimeouts:
 def shadow_settings(settings: FrontdoorSettings) -> ShadowSettings:
     return ShadowSettings(
         sample_share=settings.quality_sample_share,
+        trial_share=settings.quality_trial_share,
         work_share=settings.quality_work_share,
         quiet_s=settings.quality_quiet_s,
         gives_way=settings.quality_gives_way,

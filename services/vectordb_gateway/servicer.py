@@ -132,6 +132,7 @@ class GatewayServicer(VectordbGatewayServiceServicer):
             match_predictor=_standing(gateway.lookup.standing),
             hole_count=gateway.lookup.hole_count,
             hole_step_count=gateway.lookup.hole_step_count,
+            earned=encode(gateway.quality.earned_cells(), pb.EarnedCells),
         )
 
 

@@ -70,6 +70,11 @@ class SelectionSettings:
         help="reuse latents of models without a selector profile, by NIRVANA's constants "
         "(measured for another encoder) or latent_thresholds",
     )
+    earned_reuse: bool = setting(
+        True,
+        help="earn the reuse of latents: requests that miss are generated again from the cache in trials, and a "
+        "similarity is allowed once a sequential test shows that such starts keep their quality; needs follow_quality",
+    )
     latent_thresholds: tuple[str, ...] = setting(
         (),
         help="similarity:share pairs that override selector profiles: from that text-to-text "
@@ -120,7 +125,7 @@ class SelectionSettings:
         given = {ReuseKind.LATENTS: self.latent_thresholds, ReuseKind.IMAGES: self.image_thresholds}
         stand = frozenset(kind for kind, thresholds in given.items() if thresholds)
         rules = (self.profile_rule.rule, self.cache_bias or 0, stand, self.reuse_rule.rule)
-        return ReuseRules(self.rules(), profiles, *rules)
+        return ReuseRules(self.rules(), profiles, *rules, earns=self.earned_reuse and self.follow_quality)
 
     def rules(self) -> SelectionRules:
         """Return the rules where no profile decides. Raises ValueError for a malformed pair."""

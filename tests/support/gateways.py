@@ -159,6 +159,7 @@ def gateway_settings(directory: Path, *flags: str) -> GatewaySettings:
         "--min-free-bytes": "0",
         # No profile is of the models that tests make up.
         "--unprofiled-reuse": "yes",
+        "--earned-reuse": "no",
         "--log-level": "warning",
     }
     given |= dict(zip(flags[::2], flags[1::2], strict=True))

@@ -254,6 +254,11 @@ class CacheLedger:
         with self._reading() as connection:
             return quality.positions(connection)
 
+    def quality_counts(self) -> dict[WatchedThreshold, int]:
+        """Return the number of samples of every threshold since it moved last."""
+        with self._reading() as connection:
+            return quality.counts(connection)
+
     def quality_samples(self, watched: WatchedThreshold) -> list[QualitySample]:
         """Return the samples of a threshold, oldest first."""
         with self._reading() as connection:

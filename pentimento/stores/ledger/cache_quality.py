@@ -48,6 +48,12 @@ def positions(connection: Connection) -> dict[WatchedThreshold, ThresholdPositio
     return {_watched(row): ThresholdPosition(row.similarity, row.moved_at_number) for row in rows}
 
 
+def counts(connection: Connection) -> dict[WatchedThreshold, int]:
+    """Return the number of samples of every threshold since it moved last."""
+    rows = connection.execute(select(_thresholds))
+    return {_watched(row): row.sample_count - row.moved_at_number for row in rows}
+
+
 def samples_of(connection: Connection, watched: WatchedThreshold) -> list[QualitySample]:
     """Return the samples of a threshold, oldest first."""
     statement = select(_samples).where(_matches(_samples, watched)).order_by(_samples.c.number)

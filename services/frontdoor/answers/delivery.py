@@ -48,7 +48,8 @@ def deliver(parts: FrontdoorParts, effect: Deliver) -> None:
     parts.usage.delivered(job.request.tenant, completed)
     job.audience.tell(completed)
     light = accepted_light(job, execution)
-    parts.shadows.note(job.request.tenant, job.request.request_id, completed.provenance, light)
+    trial = job.trial_of(execution)
+    parts.shadows.note(job.request.tenant, job.request.request_id, completed.provenance, light, trial)
     parts.deferrals.note(job, execution)
     drop_job(parts, job, None)
 

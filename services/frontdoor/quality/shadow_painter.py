@@ -21,10 +21,11 @@ LEAVING_S = 0.2
 
 
 class ShadowRun:
-    """Hold a running shadow. The worker ends its stream: stopped, done or failed."""
+    """Hold a running shadow. The worker ends its stream: stopped, done or failed. `paid`: it runs among requests."""
 
-    def __init__(self, worker_id: str, link: WorkerLink, attempt: Attempt) -> None:
+    def __init__(self, worker_id: str, link: WorkerLink, attempt: Attempt, *, paid: bool = False) -> None:
         self.worker_id = worker_id
+        self.paid = paid
         self.stopped = False
         self.link = link
         self.attempt = attempt
@@ -59,16 +60,16 @@ class ShadowPainter:
         self._links = links
         self._identity = identity
 
-    def begin(self, worker_id: str, tenant: str, fencing_token: int) -> ShadowRun:
+    def begin(self, worker_id: str, tenant: str, fencing_token: int, *, paid: bool = False) -> ShadowRun:
         """Return a run that is not sent yet. Raises NotFound for a lost worker."""
         link = self._links.of_worker(worker_id)
         if link is None:
             raise NotFound("WORKER_LOST", "the worker is gone")
         attempt = self._identity.attempt(f"shadow-{secrets.token_hex(16)}", tenant, 1, fencing_token)
-        return ShadowRun(worker_id, link, attempt)
+        return ShadowRun(worker_id, link, attempt, paid=paid)
 
     async def paint(self, run: ShadowRun, plan: ShadowPlan, most_s: float) -> AttemptResult:
-        """Return the image from noise.
+        """Return the image from noise, or from the start of a trial.
 
         It is not cached, and has no deadline, which would make it more urgent than requests. Raises TimeoutError after
         `most_s`, and the worker's errors.
@@ -91,7 +92,8 @@ class ShadowPainter:
 
     async def _read(self, run: ShadowRun, plan: ShadowPlan) -> AttemptResult:
         held, link = plan.held, run.link
-        route = Route(f"shadow-{secrets.token_hex(8)}", FromNoise(), held.model, held.model_digest, reason="a shadow")
+        start = plan.trial or FromNoise()
+        route = Route(f"shadow-{secrets.token_hex(8)}", start, held.model, held.model_digest, reason="a shadow")
         stream = link.client.execute(
             run.attempt,
             plan.spec,

@@ -1,4 +1,4 @@
-"""Plan how a sampled hit is generated again, by its journal record and its threshold's promise."""
+"""Plan how a sampled hit or miss is generated again, by its journal record and its threshold's promise."""
 
 from dataclasses import dataclass, replace
 
@@ -27,7 +27,8 @@ class LightImage:
 @dataclass(frozen=True)
 class ShadowPlan:
     """Hold an image's provenance, and the spec that the reference model generates from noise. `expected_s`: device
-    seconds of all steps, at the served image's speed. `light`: the accepted light image, None for a hit."""
+    seconds of its steps, at the served image's speed. `light`: the accepted light image, None for a hit. `trial`: the
+    cached start for the second image of a request from noise."""
 
     tenant: str
     provenance: Provenance
@@ -36,18 +37,20 @@ class ShadowPlan:
     held: HeldModel
     expected_s: float
     light: LightImage | None = None
+    trial: FromLatent | None = None
 
     def compared_hit(self, encoder_digest: str, quality: float, scratch_quality: float) -> ComparedHit:
         """Return the comparison as reported to the gateway."""
-        provenance, donor = self.provenance, donor_of(self.provenance)
+        provenance, start = self.provenance, self.trial or self.provenance.route.start
+        donor = self.trial.donor if self.trial is not None else donor_of(provenance)
         assert donor is not None
         return ComparedHit(
             request_id=provenance.request_id,
             model_digest=provenance.model_digest,
             reference_model_digest=self.held.model_digest,
             encoder_digest=encoder_digest,
-            from_image=isinstance(provenance.route.start, FromImage),
-            skipped_steps=_allowed_steps(provenance.route.start),
+            from_image=isinstance(start, FromImage),
+            skipped_steps=_allowed_steps(start),
             step_count=provenance.spec.num_inference_steps,
             similarity=donor.similarity,
             quality=quality,
@@ -74,14 +77,14 @@ def donor_of(provenance: Provenance) -> Donor | None:
     return None
 
 
-def may_be_compared(provenance: Provenance, light: LightImage | None = None) -> bool:
-    """Return whether an image is a hit, or an accepted light image, that can be generated again and that its profile
-    covers: input images are not stored, adapters were not profiled, a replay was counted when it was first generated,
-    and the threshold does not account for skipped steps."""
+def may_be_compared(provenance: Provenance, light: LightImage | None = None, trial: FromLatent | None = None) -> bool:
+    """Return whether an image is a hit, an accepted light image or one with a trial, that can be generated again and
+    that its profile covers: input images are not stored, adapters were not profiled, a replay was counted when it was
+    first generated, and the threshold does not account for skipped steps."""
     spec, route = provenance.spec, provenance.route
     if provenance.inputs or spec.loras or spec.controlnets or route.replay_of or route.thinned_steps:
         return False
-    return (donor_of(provenance) is None) == (light is not None)
+    return (donor_of(provenance) is None) == (light is not None or trial is not None)
 
 
 def plan_better(tenant: str, served: Recorded, light: LightImage, catalogue: Catalogue) -> ShadowPlan:
@@ -91,6 +94,17 @@ def plan_better(tenant: str, served: Recorded, light: LightImage, catalogue: Cat
     if held is None:
         raise NotFound("MODEL_GONE", "no worker holds the model of the next stage")
     return replace(_plan_of(tenant, served, held), light=light)
+
+
+def plan_trial(tenant: str, served: Recorded, trial: FromLatent, catalogue: Catalogue) -> ShadowPlan:
+    """Return the plan to generate an image from noise again from a cached start. Raises NotFound MODEL_GONE if no
+    worker has had its model."""
+    held = catalogue.of_digest(served.provenance.model_digest)
+    if held is None:
+        raise NotFound("MODEL_GONE", "no worker holds the model of the image")
+    plan = _plan_of(tenant, served, held)
+    left = 1.0 - trial.saved_steps / plan.spec.num_inference_steps
+    return replace(plan, trial=trial, expected_s=plan.expected_s * left)
 
 
 async def plan_shadow(tenant: str, served: Recorded, gateway: GatewayClient, catalogue: Catalogue) -> ShadowPlan:

@@ -1,7 +1,8 @@
-"""Generate a sample of hits again from noise while no request waits, compare them, and report to the gateway.
+"""Generate a sample of hits again from noise, and of misses from the cache; compare them, and report to the gateway.
 
 Such a run, a shadow, is no request: it is not admitted, queued, journalled, billed, cached or known to the dataplane.
-One runs at a time. It begins while its worker is idle, and stops as soon as a request arrives.
+One runs at a time. It begins while its worker is idle, and stops as soon as a request arrives; or it is paid for by a
+share of the images' device seconds, and runs among the requests.
 """
 
 import asyncio
@@ -17,10 +18,19 @@ from pentimento.dataplane import Dataplane
 from pentimento.dataplane.credits import is_eligible
 from pentimento.dataplane.demand_report import StartCounts
 from pentimento.domain.clock import Clock
-from pentimento.domain.errors import NotFound, PentimentoError
-from pentimento.domain.generation import Provenance
+from pentimento.domain.errors import NotFound, PentimentoError, ResourceExhausted
+from pentimento.domain.execution import AttemptResult
+from pentimento.domain.generation import FromLatent, Provenance
 from pentimento.domain.kept_quality import kept_share
-from pentimento.policies.shadow_painting import GivesWay, IdleWorker, ShadowBudget, SuiteLoad, is_sampled, shadow_worker
+from pentimento.policies.shadow_painting import (
+    GivesWay,
+    IdleWorker,
+    ShadowBudget,
+    SuiteLoad,
+    busy_worker,
+    is_sampled,
+    shadow_worker,
+)
 from pentimento.stores.ledger import Journal
 from pentimento.stores.ledger.records import JournalledRequest
 from services.frontdoor.metrics import SHADOW_SECONDS, SHADOWS
@@ -34,6 +44,7 @@ from services.frontdoor.quality.shadow_plans import (
     may_be_compared,
     plan_better,
     plan_shadow,
+    plan_trial,
 )
 from services.frontdoor.requests.replays import recorded_picture
 from services.frontdoor.workers.catalogue import Catalogue
@@ -49,14 +60,18 @@ MOST_SAVED_S = 600.0
 # A shadow begins only with a budget of MARGIN times its expected seconds, and of LEAST_S at least.
 MARGIN = 1.5
 LEAST_S = 1.0
+# Longest run of a shadow that is paid for: on a full worker it may wait for a place.
+PAID_WITHIN_S = 600.0
 _TICK_S = 0.25
 
 
 @dataclass(frozen=True)
 class ShadowSettings:
-    """Limit shadows to `sample_share` of the hits (0: none) and `work_share` of the time, after `quiet_s` idle."""
+    """Limit shadows to `sample_share` of the hits (0: none), `trial_share` of the misses with a cell under test, and
+    `work_share` of the time after `quiet_s` idle, or of the device seconds."""
 
     sample_share: float
+    trial_share: float
     work_share: float
     quiet_s: float
     gives_way: GivesWay
@@ -64,11 +79,12 @@ class ShadowSettings:
 
 @dataclass(frozen=True)
 class SampledHit:
-    """Hold a waiting hit, or accepted light image; `plan` is set at its first try."""
+    """Hold a waiting hit, accepted light image, or miss with a trial; `plan` is set at its first try."""
 
     request_id: str
     tenant: str
     light: LightImage | None = None
+    trial: FromLatent | None = None
     tries: int = 0
     plan: ShadowPlan | None = None
 
@@ -89,32 +105,49 @@ class Shadows:
     counts: StartCounts
     hits: deque[SampledHit] = field(default_factory=lambda: deque(maxlen=MOST_HITS))
     run: ShadowRun | None = None
+    # Device seconds of the delivered images, and of shadows.
+    image_device_s: float = 0.0
+    shadow_device_s: float = 0.0
 
     def __post_init__(self) -> None:
         now = self.clock.monotonic()
         self._budget = ShadowBudget(self.settings.work_share, MOST_SAVED_S, now)
+        self._paid = ShadowBudget(self.settings.work_share, MOST_SAVED_S, now)
         self._busy_at = now
         self._closed = False
 
-    def note(self, tenant: str, request_id: str, provenance: Provenance, light: LightImage | None = None) -> None:
-        """Queue a delivered image if it is a sampled hit or accepted light image that can be compared."""
-        if self.embedder is None or self._closed or not may_be_compared(provenance, light):
+    def note(
+        self,
+        tenant: str,
+        request_id: str,
+        provenance: Provenance,
+        light: LightImage | None = None,
+        trial: FromLatent | None = None,
+    ) -> None:
+        """Queue a delivered image if it is a sampled hit, accepted light image or miss with a trial that can be
+        compared."""
+        self.image_device_s += provenance.device_seconds
+        self._paid.earn(provenance.device_seconds)
+        trial = trial if light is None else None
+        if self.embedder is None or self._closed or not may_be_compared(provenance, light, trial):
             return
         if self.gateway is None and light is None:
             return
         if not self.embedder.embeds_images:
             # The images could not be scored.
             return
-        if is_sampled(request_id, self.settings.sample_share):
+        if is_sampled(request_id, self.settings.sample_share if trial is None else self.settings.trial_share):
             if len(self.hits) == MOST_HITS:
                 SHADOWS.labels("dropped").inc()
-            self.hits.append(SampledHit(request_id, tenant, light))
+            self.hits.append(SampledHit(request_id, tenant, light, trial))
 
     def make_way(self, worker_id: str = "") -> None:
         """Stop the shadow if it blocks an arriving request, which runs on `worker_id` if that is given."""
         self._busy_at = self.clock.monotonic()
         run = self.run
-        if run is not None and (self.settings.gives_way is GivesWay.SUITE or run.worker_id == worker_id):
+        if run is None or run.paid:
+            return
+        if self.settings.gives_way is GivesWay.SUITE or run.worker_id == worker_id:
             run.stop()
 
     async def left(self, worker_id: str) -> None:
@@ -150,8 +183,8 @@ class Shadows:
         """Generate the first hit again if that is possible now, else move it to the back."""
         if self._load("").waiting_count:
             self._busy_at = self.clock.monotonic()
-            return
-        if self._load("").quiet_s < self.settings.quiet_s or not self._budget.left_s(self.clock.monotonic()):
+        is_quiet = self._load("").quiet_s >= self.settings.quiet_s
+        if not (is_quiet and self._budget.left_s(self.clock.monotonic())) and self._paid.earn(0.0) <= 0.0:
             return
         hit = self.hits.popleft()
         try:
@@ -169,6 +202,8 @@ class Shadows:
         served = recorded_picture(await self._record(hit.request_id, hit.tenant))
         if hit.light is not None:
             return plan_better(hit.tenant, served, hit.light, self.catalogue)
+        if hit.trial is not None:
+            return plan_trial(hit.tenant, served, hit.trial, self.catalogue)
         assert self.gateway is not None
         return await plan_shadow(hit.tenant, served, self.gateway, self.catalogue)
 
@@ -185,16 +220,26 @@ class Shadows:
         load, left_s = self._load(plan.held.model_digest), self._budget.left_s(self.clock.monotonic())
         worker_id = shadow_worker(load, self.settings.quiet_s, self.settings.gives_way)
         least_s = min(max(plan.expected_s * MARGIN, LEAST_S), MOST_SAVED_S / 2)
-        if worker_id is None or left_s < least_s:
+        if worker_id is not None and left_s >= least_s:
+            return await self._paint(hit, plan, worker_id, left_s, self._budget)
+        worker_id = busy_worker(load)
+        if worker_id is None or self._paid.earn(0.0) < plan.expected_s:
             return hit
-        return await self._paint(hit, plan, worker_id, left_s)
+        return await self._paint(hit, plan, worker_id, PAID_WITHIN_S, self._paid)
 
-    async def _paint(self, hit: SampledHit, plan: ShadowPlan, worker_id: str, left_s: float) -> SampledHit | None:
-        run = self.run = self.painter.begin(worker_id, plan.tenant, self.dataplane.state.first_token)
-        began_at = self.clock.monotonic()
+    async def _paint(
+        self, hit: SampledHit, plan: ShadowPlan, worker_id: str, left_s: float, budget: ShadowBudget
+    ) -> SampledHit | None:
+        token, paid = self.dataplane.state.first_token, budget is self._paid
+        run = self.run = self.painter.begin(worker_id, plan.tenant, token, paid=paid)
+        began_at, result = self.clock.monotonic(), None
         watch = asyncio.ensure_future(self._watch(run, plan.held.model_digest))
         try:
             result = await self.painter.paint(run, plan, left_s)
+        except ResourceExhausted as error:
+            if error.reason != "NO_CREDIT":
+                raise
+            return hit
         except (PentimentoError, TimeoutError) as error:
             if isinstance(error, PentimentoError) and not run.stopped:
                 # The worker itself failed: another try would fail again.
@@ -204,11 +249,18 @@ class Shadows:
         finally:
             watch.cancel()
             self.run = None
-            took_s = self.clock.monotonic() - began_at
-            self._budget.spend(took_s)
-            SHADOW_SECONDS.inc(took_s)
+            self._spend(budget, self.clock.monotonic() - began_at, result)
+        if plan.trial is not None and not result.steps_saved:
+            raise NotFound("START_GONE", "the cached start could not be read")
         await self._compare(plan, result.image)
         return None
+
+    def _spend(self, budget: ShadowBudget, took_s: float, result: AttemptResult | None) -> None:
+        """Charge a shadow to its budget. One among requests took a part of its device only: what it reports."""
+        device_s = result.device_seconds if result is not None else took_s
+        budget.spend(device_s if budget is self._paid and result is not None else took_s)
+        self.shadow_device_s += device_s
+        SHADOW_SECONDS.inc(took_s)
 
     async def _watch(self, run: ShadowRun, model_digest: str) -> None:
         """Stop the shadow once its worker is lost or no longer eligible."""
@@ -221,14 +273,15 @@ class Shadows:
     async def _compare(self, plan: ShadowPlan, scratch: bytes) -> None:
         assert self.embedder is not None
         served = await self.results.load(await self._record(plan.provenance.request_id, plan.tenant))
-        scores = await score(self.embedder, plan.tenant, plan.spec.prompt, served.image, scratch)
+        images = (served.image, scratch) if plan.trial is None else (scratch, served.image)
+        scores = await score(self.embedder, plan.tenant, plan.spec.prompt, *images)
         share = kept_share(scores.quality, scores.scratch_quality)
         if plan.light is not None:
             if share is not None:
                 self.counts.count_compared(plan.light.pool, plan.light.confidence, share)
             SHADOWS.labels("not_counted" if share is None else "counted").inc()
             return
-        if share is not None:
+        if share is not None and plan.trial is None:
             self.counts.count_hit(plan.provenance.spec.model, share)
         assert self.gateway is not None
         seen = plan.compared_hit(scores.encoder_digest, scores.quality, scores.scratch_quality)

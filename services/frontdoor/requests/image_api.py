@@ -47,7 +47,7 @@ from services.frontdoor.requests.resolution import RequestLimits, check_idempote
 from services.frontdoor.requests.selections import check_replayed_adapters
 from services.frontdoor.requests.tenant_requests import TenantRequests, statuses_by_index, summary_of_several
 from services.frontdoor.routing.bounded_calls import Note, bounded
-from services.frontdoor.routing.explaining import Explained, ExplainedSteps, reasons
+from services.frontdoor.routing.explaining import Explained, ExplainedSteps, of_earned, reasons
 from services.frontdoor.routing.foresight import (
     foresee,
     foresees,
@@ -376,16 +376,17 @@ class ImageApi:
         steps = self._steps(option, pool)
         residuals = self._parts.pipelining.why(option.resolved.spec, route)
         why = reasons(Explained(route, plan, names_model, entered, notes, pool, steps, told, residuals))
+        thresholds = await self._reuse_quality(route.model_digest)
         return Explanation(
             route,
             route.plan_version,
             option.pool,
             dataplane.predicted_wait_s(option.pool) * 1000,
-            await self._reuse_quality(route.model_digest),
+            thresholds,
             plan.allocator if plan is not None else "",
             plan.admission_rate if plan is not None else 1.0,
             pool.waiting_count,
-            why,
+            (*why, *of_earned(thresholds)),
         )
 
     def _steps(self, option: PoolOption, pool: Pool) -> ExplainedSteps:

@@ -18,7 +18,7 @@ from pentimento.domain.errors import PentimentoError
 from pentimento.domain.execution import AttemptResult
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.foresight import PromptForesight
-from pentimento.domain.generation import Attempt, CacheGrant, Route, StageTiming
+from pentimento.domain.generation import Attempt, CacheGrant, FromLatent, Route, StageTiming
 from pentimento.domain.image_request import Completed, ResolvedRequest, StartImage
 from pentimento.policies.plan.entry import Stage
 from pentimento.rpc import detached_context
@@ -159,6 +159,12 @@ class Job:
             execution = Execution(attempt, worker_id, stage, resolved, held, route)
         self.executions[attempt.fencing_token] = execution
         return execution
+
+    def trial_of(self, execution: Execution) -> FromLatent | None:
+        """Return the start that a cell under test would have allowed to an attempt from noise; None without one."""
+        routed = self.routed.get(execution.stage)
+        options = routed.options if routed is not None else ()
+        return next((option.trial for option in options if option.held == execution.held), None)
 
     def time_stage(self, stage: str, started_at: float, ended_at: float) -> None:
         """Note a stage, in milliseconds since the request arrived."""

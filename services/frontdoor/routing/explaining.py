@@ -7,6 +7,8 @@ from itertools import pairwise
 from pentimento.dataplane.pools import Pool
 from pentimento.domain.fleet import Plan
 from pentimento.domain.generation import Route
+from pentimento.domain.online_quality import ReuseQuality
+from pentimento.policies.earned_reuse import CLOSED
 from pentimento.policies.plan.entry import NOISE, Stage
 from pentimento.policies.thinning import Pressure, ThinningMode, ThinningOffer, ThinningRefusal, choose
 from services.frontdoor.routing.starts import kind_of
@@ -51,6 +53,20 @@ def reasons(explained: Explained) -> tuple[str, ...]:
         *_of_stages(explained),
         *_of_wait(explained.pool),
     )
+
+
+def of_earned(rows: Sequence[ReuseQuality]) -> Iterator[str]:
+    """Yield the sentence on how much of its reuse a model has earned; none where reuse is not earned."""
+    earned = [row for row in rows if row.earned]
+    if not earned:
+        return
+    allowed = [row for row in earned if row.similarity < CLOSED]
+    trial_count = sum(row.trial_count for row in earned)
+    told = "nothing is allowed yet"
+    if allowed:
+        most = max(allowed, key=lambda row: row.saved_share)
+        told = f"up to {most.saved_share:.0%} of the steps from similarity {most.similarity:.3f} on"
+    yield f"reuse: earned by trials, {len(allowed)} of {len(earned)} thresholds: {told}; {trial_count} trials since"
 
 
 def _of_plan(plan: Plan | None) -> Iterator[str]:

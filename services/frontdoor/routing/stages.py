@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.fleet import HeldModel
-from pentimento.domain.generation import CascadeStage, FromImage, Route, Scheduler, noise_form_of
+from pentimento.domain.generation import CascadeStage, FromImage, FromLatent, Route, Scheduler, noise_form_of
 from pentimento.domain.image_request import AdmittedStages, ImageRequest, ResolvedRequest
 from pentimento.domain.tenants import TenantQuota
 from pentimento.policies.plan.entry import NO_QUOTA, PlanIndex, Stage, request_stages, scaled_start_step
@@ -47,12 +47,14 @@ def choose_stages(
 
 @dataclass(frozen=True)
 class PoolOption:
-    """Describe a pool that may run a request: the pool, the request in its model's terms, and its route there."""
+    """Describe a pool that may run a request: the pool, the request in its model's terms, and its route there. `trial`:
+    for a miss, the start that a cell under test would allow; None without one."""
 
     pool: str
     held: HeldModel
     resolved: ResolvedRequest
     route: Route
+    trial: FromLatent | None = None
 
 
 def as_started_by(option: PoolOption, pool: str, resolved: ResolvedRequest, held: HeldModel) -> PoolOption | None:

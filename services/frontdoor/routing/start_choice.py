@@ -84,7 +84,7 @@ async def decide_route(
         plan_version=plan.version,
         reason=found.reason,
     )
-    entered = PoolOption(chosen.candidate.pool, chosen.held, chosen.resolved, route)
+    entered = PoolOption(chosen.candidate.pool, chosen.held, chosen.resolved, route, found.trial)
     lanes = start_lanes(pools, kind_of(found.start), chosen.candidate)
     others = (_lane(parts, asker, entered, pool, held) for pool in lanes)
     return (entered, *(option for option in others if option is not None))

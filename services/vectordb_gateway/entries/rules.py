@@ -3,13 +3,21 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import Plan
-from pentimento.domain.online_quality import ComparedHit, QualitySample, ReuseQuality, ThresholdPosition
+from pentimento.domain.online_quality import (
+    ComparedHit,
+    EarnedCells,
+    QualitySample,
+    ReuseQuality,
+    ThresholdPosition,
+    WatchedThreshold,
+)
+from pentimento.policies.earned_reuse import CLOSED, MOST_SAMPLES, earned
 from pentimento.policies.followed_cache import CacheChoice, cache_in_force
 from pentimento.policies.online_quality import achieved_quality, followed
 from pentimento.policies.plan_checks import check_plan
@@ -20,6 +28,7 @@ from pentimento.policies.reuse_rules import (
     ReuseRules,
     followed_rows,
     in_force,
+    opened,
     row_of,
 )
 from pentimento.stores.ledger.cache_ledger import CacheLedger
@@ -61,11 +70,12 @@ class PlannedCache:
 
 @dataclass(frozen=True)
 class _InForce:
-    """The positions of thresholds, and the tables that follow from them next to the tables they were made from, made on
-    demand."""
+    """The positions of thresholds, the samples since each moved, and the tables that follow from them, made on demand:
+    the tables they were made from, those with closed rows, and those without."""
 
     positions: Positions = field(default_factory=dict)
-    tables: dict[tuple[str, str, str], tuple[ModelReuse, ModelReuse]] = field(default_factory=dict)
+    counts: Mapping[WatchedThreshold, int] = field(default_factory=dict)
+    tables: dict[tuple[str, str, str], tuple[ModelReuse, ModelReuse, ModelReuse]] = field(default_factory=dict)
 
 
 class QualityWatch:
@@ -90,21 +100,32 @@ class QualityWatch:
 
     def of(self, model_digest: str, encoder_digest: str | None, reference_digest: str = "") -> ModelReuse:
         """Return what a model may reuse by the thresholds in force."""
+        return self._tables(model_digest, encoder_digest, reference_digest)[2]
+
+    def _tables(
+        self, model_digest: str, encoder_digest: str | None, reference_digest: str
+    ) -> tuple[ModelReuse, ModelReuse, ModelReuse]:
+        """Return a model's own tables, those in force, and those without their closed rows."""
         now, reuse = self._now, self._planned.rules.of(model_digest, encoder_digest, reference_digest)
         if encoder_digest is None or not self._follows:
-            return reuse
+            return reuse, reuse, replace(opened(reuse, {}), trial=None)
         key = (model_digest, encoder_digest, reference_digest)
         known = now.tables.get(key)
         # A plan may have moved the tables themselves meanwhile.
         if known is None or known[0] != reuse:
-            known = now.tables[key] = (reuse, in_force(reuse, model_digest, encoder_digest, now.positions))
-        return known[1]
+            found = in_force(reuse, model_digest, encoder_digest, now.positions)
+            rows = followed_rows(reuse, model_digest, encoder_digest)
+            counts = {
+                row.threshold.saved_share: now.counts.get(row.watched, 0) for row in rows if not row.watched.from_image
+            }
+            known = now.tables[key] = (reuse, found, opened(found, counts))
+        return known
 
     def refresh(self) -> None:
         """Go by what the ledger knows now, other gateways' samples included. Blocks; raises StoreUnavailable."""
-        positions = self._ledger.quality_positions()
-        if positions != self._now.positions:
-            self._now = _InForce(positions)
+        positions, counts = self._ledger.quality_positions(), self._ledger.quality_counts()
+        if (positions, counts) != (self._now.positions, self._now.counts):
+            self._now = _InForce(positions, counts)
         # A plan may have moved the tables themselves meanwhile.
         models = sorted({watched.model_digest for watched in positions})
         encoder = self._guard.encoder_digest
@@ -124,8 +145,9 @@ class QualityWatch:
         if row is None:
             metrics.QUALITY_SAMPLES.labels("unmatched").inc()
             return False
-        follow = partial(_position_after, row)
-        position = await asyncio.wrap_future(self._ledger.note_quality(row.watched, seen, follow, KEPT_SAMPLE_COUNT))
+        follow = partial(_position_after, row, self._standing(row))
+        kept_count = MOST_SAMPLES if row.table.earned else KEPT_SAMPLE_COUNT
+        position = await asyncio.wrap_future(self._ledger.note_quality(row.watched, seen, follow, kept_count))
         metrics.QUALITY_SAMPLES.labels("repeated" if position is None else "counted").inc()
         if position is not None:
             # On the event loop, so in the ledger's order.
@@ -138,11 +160,32 @@ class QualityWatch:
         """Return the thresholds of a model, and what hits by them kept; none while the cache knows no encoder."""
         return await asyncio.to_thread(self._qualities, model_digest)
 
+    def earned_cells(self) -> EarnedCells:
+        """Return how much of their reuse all models with compared images have earned."""
+        encoder = self._guard.encoder_digest
+        if encoder is None:
+            return EarnedCells()
+        models = sorted({watched.model_digest for watched in self._now.positions})
+        rows = [row for model in models for row in self._rows(model, encoder) if row.table.earned]
+        standing = [self._standing(row) for row in rows]
+        trial_count = sum(self._now.counts.get(row.watched, 0) for row in rows)
+        return EarnedCells(len(rows), sum(one is not None and one < CLOSED for one in standing), trial_count)
+
+    def _standing(self, row: FollowedRow) -> float | None:
+        """Return the similarity of a row in force, CLOSED for a closed one; None if a plan has removed it meanwhile."""
+        watched = row.watched
+        found = self._tables(watched.model_digest, watched.encoder_digest, watched.reference_model_digest)[1]
+        table, share = found.images if watched.from_image else found.latents, row.threshold.saved_share
+        return next((each.min_similarity for each in table.thresholds if each.saved_share == share), None)
+
     def _take(self, row: FollowedRow, position: ThresholdPosition) -> None:
-        if position != self._now.positions.get(row.watched, ThresholdPosition()):
+        before, count = self._now.positions.get(row.watched, ThresholdPosition()), self._now.counts.get(row.watched, 0)
+        if position != before:
             fields = {"model_digest": row.watched.model_digest, "saved_share": row.threshold.saved_share}
             logger.warning("a threshold of reuse moved", extra={**fields, "similarity": position.similarity})
-        self._now = _InForce({**self._now.positions, row.watched: position})
+        count = count + 1 if position.moved_at_number == before.moved_at_number else 0
+        counts = {**self._now.counts, row.watched: count}
+        self._now = _InForce({**self._now.positions, row.watched: position}, counts)
 
     def _show(self, model_digest: str) -> None:
         """Publish the thresholds that the model has now, and withdraw the former ones."""
@@ -169,27 +212,29 @@ class QualityWatch:
 
     def _quality(self, row: FollowedRow) -> ReuseQuality | None:
         """Return the figures of a threshold; None if a plan has removed its row meanwhile."""
-        watched = row.watched
-        now = self.of(watched.model_digest, watched.encoder_digest, watched.reference_model_digest)
-        table = now.images if row.watched.from_image else now.latents
-        share = row.threshold.saved_share
-        similarity = next((each.min_similarity for each in table.thresholds if each.saved_share == share), None)
+        watched, similarity = row.watched, self._standing(row)
         if similarity is None:
             return None
+        now = self.of(watched.model_digest, watched.encoder_digest, watched.reference_model_digest)
+        table = now.images if watched.from_image else now.latents
         samples = self._ledger.quality_samples(row.watched)
         return ReuseQuality(
             from_image=row.watched.from_image,
-            saved_share=share,
+            saved_share=row.threshold.saved_share,
             profiled_similarity=row.threshold.min_similarity,
             similarity=similarity,
             asked_alpha=row.table.alpha,
             source=table.source,
             reference_model_digest=row.watched.reference_model_digest,
             achieved=achieved_quality(samples, similarity, row.table.alpha),
+            earned=row.table.earned,
+            trial_count=self._now.counts.get(watched, 0) if row.table.earned else 0,
         )
 
 
 def _position_after(
-    row: FollowedRow, samples: Sequence[QualitySample], position: ThresholdPosition
+    row: FollowedRow, standing: float | None, samples: Sequence[QualitySample], position: ThresholdPosition
 ) -> ThresholdPosition:
+    if row.table.earned and standing is not None:
+        return earned(samples, position, row.threshold.min_similarity, standing, row.table.alpha)
     return followed(samples, position, row.threshold.min_similarity, row.table.alpha, row.table.rule)

@@ -264,9 +264,10 @@ def _skipped(asked: Sequence[RuledCandidate], why: str) -> LookupAnswer:
 
 
 def _saved_share(asked: Sequence[RuledCandidate], answer: LookupAnswer) -> float:
-    """Return the largest share of its steps that a candidate's start saves; 0 for a miss."""
+    """Return the largest share of its steps that a candidate's start saves, or its trial would; 0 for other misses."""
     counts = (one.candidate.scope.num_inference_steps for one in asked)
-    return max(_saved_steps(found.start) / count for found, count in zip(answer.starts, counts, strict=True))
+    starts = (found.trial or found.start for found in answer.starts)
+    return max(_saved_steps(start) / count for start, count in zip(starts, counts, strict=True))
 
 
 def _saved_steps(start: Start) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pentimento.domain.cache import CacheScope, CandidateStart, LookupCandidate
 from pentimento.domain.generation import Donor, FromImage, FromLatent, FromNoise, ObjectReference, Start, noise_form_of
 from pentimento.policies.cache_selection import (
+    Miss,
     NearestEntry,
     Selection,
     SelectionContext,
@@ -14,6 +15,7 @@ from pentimento.policies.cache_selection import (
     UseLatent,
     select_start,
 )
+from pentimento.policies.earned_reuse import trial_start
 from pentimento.policies.reuse_rules import NO_PAIR, NO_PROFILE, UNPROFILED, ModelReuse, ReuseTable
 from pentimento.stores.vectors import VectorQuery
 from services.vectordb_gateway.lookup.search import LookupSearch, Match, Matches, has_image_for, is_own, latents_for
@@ -30,7 +32,7 @@ class RuledCandidate:
     @property
     def wants_latent(self) -> bool:
         """Return whether a latent is worth searching for."""
-        return self.candidate.latents and bool(self.rules.latents)
+        return self.candidate.latents and (bool(self.rules.latents) or self.reuse.trial is not None)
 
     @property
     def wants_image(self) -> bool:
@@ -76,7 +78,22 @@ def decide(asked: RuledCandidate, matches: Matches, quality: float | None, repea
         matches.by_text[0].similarity if matches.by_text else None,
         matches.by_image[0].similarity if matches.by_image else None,
         0 if isinstance(selection, UseImage) else selection.hole_steps,
+        _trial(asked, matches, quality, repeat_key) if isinstance(selection, Miss) else None,
     )
+
+
+def _trial(asked: RuledCandidate, matches: Matches, quality: float | None, repeat_key: str) -> FromLatent | None:
+    """Return the start that the cell under test would allow to a request that misses; None if there is none."""
+    row, scope = asked.reuse.trial, asked.candidate.scope
+    if row is None or not asked.wants_latent:
+        return None
+    context = SelectionContext(scope.num_inference_steps, _texts(matches.by_text, scope, repeat_key), quality=quality)
+    found = trial_start(context, asked.rules, row)
+    if found is None:
+        return None
+    match = matches.by_text[found.entry]
+    # The request's own entry would give the same image.
+    return None if is_own(match, repeat_key) else _from_latent(scope, match, found)
 
 
 def _texts(matches: Sequence[Match], scope: CacheScope, repeat_key: str) -> Iterator[NearestEntry]:
@@ -104,7 +121,7 @@ def _start(asked: RuledCandidate, matches: Matches, selection: Selection) -> Sta
     return FromNoise()
 
 
-def _from_latent(scope: CacheScope, match: Match, selection: UseLatent) -> Start:
+def _from_latent(scope: CacheScope, match: Match, selection: UseLatent) -> FromLatent:
     step, again = selection.resume_step, selection.renoising
     latent = next(each for each in latents_for(scope, match.entry) if each.resume_step == step)
     donor = _donor(scope, match, latent.object)

@@ -71,6 +71,8 @@ def test_quality_samples_differ_by_every_part_of_key(ledger: CacheLedger) -> Non
     moved = dict.fromkeys(others, ThresholdPosition(0.97, 1))
     assert len(ledger.quality_samples(WATCHED)) == 1
     assert ledger.quality_positions() == {WATCHED: ThresholdPosition(), **moved}
+    # Samples since a threshold moved.
+    assert ledger.quality_counts() == {WATCHED: 1, **dict.fromkeys(others, 0)}
 
 
 def test_note_quality_keeps_newest_samples(ledger: CacheLedger) -> None:

@@ -58,6 +58,7 @@ LATENT = FromLatent(
 # As often as may be, and as soon; waits are generous on a busy machine.
 ALWAYS = {
     "quality_sample_share": 1.0,
+    "quality_trial_share": 1.0,
     "quality_work_share": 1.0,
     "quality_quiet_s": 0.0,
     "embed_timeout_ms": 20_000,
@@ -81,9 +82,11 @@ async def gateway() -> WatchingGateway:
 
 
 @asynccontextmanager
-async def watched(folder: Path, gateway: WatchingGateway, **changes: Any) -> AsyncIterator[FrontdoorSuite]:
+async def watched(
+    folder: Path, gateway: WatchingGateway, embedder: ChosenEmbedder | None = None, **changes: Any
+) -> AsyncIterator[FrontdoorSuite]:
     address = f"unix:{folder / 'c'}"
-    server = await serve_cache(ChosenEmbedder(), gateway, address)
+    server = await serve_cache(embedder or ChosenEmbedder(), gateway, address)
     given = {**ALWAYS, "embedder_address": address, "gateway_address": address, **changes}
     async with running_suite(folder, **given) as suite:
         yield suite
@@ -252,6 +255,73 @@ async def test_nothing_begins_while_the_frontdoor_drains(
         await suite.frontdoor.drain()
         await worker.wait_until(lambda: not worker.running)
         worker.hold.set()
+
+
+async def test_trial_of_a_miss_starts_from_the_cache_and_is_reported(
+    folder: Path, worker: PacedWorker, gateway: WatchingGateway
+) -> None:
+    gateway.start, gateway.trial, embedder = FromNoise(), LATENT, ChosenEmbedder()
+    async with watched(folder, gateway, embedder) as suite:
+        worker.hold.clear()
+        painting = asyncio.ensure_future(suite.paint(FIFTY))
+        await worker.wait_until(lambda: bool(worker.running))
+        worker.hold.set()
+        missed = await painting
+        # The second image of the request is another one.
+        worker.picture_bytes = 10_000
+        await until(lambda: bool(gateway.reports))
+
+    (order,) = shadows(worker)
+    assert order.route.start.latent.resume_step == LATENT.resume_step
+    assert order.spec == worker.orders[0].spec
+    (report,) = gateway.reports
+    assert (report.request_id, report.skipped_steps, report.similarity) == (missed.request_id, 20, 0.91)
+    assert (report.from_image, report.reference_model_digest) == (False, "sha256:model")
+    # Its quality is that of the image from the cache, and the client's image is the one from noise.
+    assert [len(image) for image in embedder.images[-2:]] == [10_000, len(missed.image)]
+
+
+async def test_trial_that_lost_its_start_says_nothing(
+    folder: Path, worker: PacedWorker, gateway: WatchingGateway
+) -> None:
+    gateway.start, gateway.trial, gone = FromNoise(), LATENT, told("gone")
+    worker.passes_over = "the object is gone"
+    async with watched(folder, gateway) as suite:
+        await suite.paint(FIFTY)
+        await until(lambda: told("gone") == gone + 1)
+    assert shadows(worker) and not gateway.reports
+
+
+async def test_shadow_that_is_paid_for_runs_among_requests(
+    folder: Path, worker: PacedWorker, gateway: WatchingGateway
+) -> None:
+    """The suite is never quiet: an image's device seconds pay for a share of another's."""
+    gateway.start, gateway.trial = FromNoise(), LATENT
+    worker.credit_count, worker.device_s, stopped = 2, 1.0, told("stopped")
+    async with watched(folder, gateway, quality_quiet_s=3600.0, quality_work_share=0.25) as suite:
+        # A trial takes 0.6 device seconds; two images pay for 0.5.
+        await suite.paint(FIFTY)
+        await suite.paint(replace(FIFTY, seed=2))
+        unpaid = len(shadows(worker))
+        worker.step_s = 0.02
+        await suite.paint(replace(FIFTY, seed=3))
+        await until(lambda: any(key[0].startswith("shadow-") for key in worker.running))
+        await suite.paint(replace(FIFTY, seed=4))
+        await until(lambda: bool(gateway.reports))
+        status = await suite.operator.status()
+
+    assert unpaid == 0
+    assert len(shadows(worker)) == 1 and told("stopped") == stopped
+    assert (status.image_device_s, status.shadow_device_s) == (4.0, 1.0)
+
+
+async def test_trials_keep_to_their_share_of_misses(
+    folder: Path, worker: PacedWorker, gateway: WatchingGateway
+) -> None:
+    gateway.start, gateway.trial = FromNoise(), LATENT
+    async with watched(folder, gateway, quality_trial_share=0.0) as suite:
+        await suite.paint(FIFTY)
+        assert not suite.frontdoor.parts.shadows.hits
 
 
 async def test_explain_tells_thresholds_and_what_hits_by_them_kept(

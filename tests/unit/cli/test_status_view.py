@@ -13,7 +13,11 @@ from lab.fixtures.clocks import SetClock
 from pentimento.api.frontdoor.v1.frontdoor_service_pb2 import GetStatusResponse, PoolStatus, RejectionCount
 from pentimento.api.generation.v1.generation_pb2 import RejectedAdapter
 from pentimento.api.image.v1.image_service_pb2 import Model
-from pentimento.api.vectordb.v1.vectordb_gateway_service_pb2 import GetStatisticsResponse, MatchPredictor
+from pentimento.api.vectordb.v1.vectordb_gateway_service_pb2 import (
+    EarnedCells,
+    GetStatisticsResponse,
+    MatchPredictor,
+)
 from pentimento.cli import status
 from pentimento.cli.allocation_samples import AllocationSample
 from pentimento.cli.status_view import LastTold, fleet_table, frontdoor_lines, movement, render, sample_of
@@ -199,13 +203,18 @@ def test_a_watch_goes_on_where_a_look_is_not_answered_and_shows_what_was_told_be
 )
 def test_status_says_why_predictor_is_on_or_off(predictor: MatchPredictor, line: str) -> None:
     gone, console = Unavailable("GONE", "no"), Console(width=200, record=True)
-    cache = GetStatisticsResponse(entry_count=3, hole_count=2, hole_step_count=25, match_predictor=predictor)
+    holes = {"hole_count": 2, "hole_step_count": 25}
+    earned = EarnedCells(row_count=5, open_count=3, trial_count=81)
+    cache = GetStatisticsResponse(entry_count=3, **holes, match_predictor=predictor, earned=earned)
+    frontdoor = GetStatusResponse(image_device_s=80.0, shadow_device_s=2.0)
 
-    console.print(Group(*render(SuiteStatus.of(gone, gone, cache))))
+    console.print(Group(*render(SuiteStatus.of(gone, frontdoor, cache))))
 
     lines = [one.strip() for one in console.export_text().splitlines()]
     assert line in lines
-    assert any(one.endswith("hits none yet, 2 lookups met a hole and lost 25 steps") for one in lines)
+    told = "hits none yet, 2 lookups met a hole and lost 25 steps, 3 of 5 thresholds earned, 81 trials since"
+    assert any(one.endswith(told) for one in lines)
+    assert "shadows   2.0 device seconds, 2.5% of the images'" in lines
 
 
 def test_status_shows_why_policy_does_not_plan() -> None:

@@ -16,6 +16,7 @@ from pentimento.domain.generation import (
     PlanVersion,
     Route,
 )
+from pentimento.domain.online_quality import ReuseQuality
 from pentimento.policies.plan.entry import Stage
 from pentimento.policies.thinning import (
     WHOLE,
@@ -26,7 +27,7 @@ from pentimento.policies.thinning import (
     ThinningRefusal,
     WholeReason,
 )
-from services.frontdoor.routing.explaining import Explained, ExplainedSteps, reasons
+from services.frontdoor.routing.explaining import Explained, ExplainedSteps, of_earned, reasons
 
 THREE = (CascadeStage("light", "l>m", 0.4), CascadeStage("middle", "m>h", 0.7), CascadeStage("heavy"))
 ROUTE = Route("r", FromNoise(), "light", "sha256:l", THREE, cascade="light>middle>heavy")
@@ -142,4 +143,17 @@ def test_the_wait_is_that_of_the_pool() -> None:
     ]
     assert told(replace(CASE, pool=Pool("light", credit_count=2, running_count=1)), "wait") == [
         "none, 1 of 2 places are free"
+    ]
+
+
+def test_earned_reuse_is_told_in_one_sentence() -> None:
+    closed = ReuseQuality(False, 0.5, 1.0, 1.0, 0.9, "earned", earned=True, trial_count=40)
+    opened = replace(closed, saved_share=0.4, similarity=0.95, trial_count=2)
+
+    assert list(of_earned([replace(closed, earned=False)])) == []
+    assert list(of_earned([closed])) == [
+        "reuse: earned by trials, 0 of 1 thresholds: nothing is allowed yet; 40 trials since"
+    ]
+    assert list(of_earned([closed, opened])) == [
+        "reuse: earned by trials, 1 of 2 thresholds: up to 40% of the steps from similarity 0.950 on; 42 trials since"
     ]

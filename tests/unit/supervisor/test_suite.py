@@ -180,6 +180,8 @@ def test_real_models_reuse_by_their_profiles_unless_more_is_asked_for(tmp_path: 
     assert told[told.index("--profiles") + 1] == "/a,/b"
     assert "--unprofiled-reuse" not in told
     assert "--unprofiled-reuse" in gateway_arguments(replace(real, unprofiled_reuse=True), tmp_path)
+    assert "--no-earned-reuse" not in told
+    assert "--no-earned-reuse" in gateway_arguments(replace(real, earned_reuse=False), tmp_path)
 
 
 def test_the_number_of_embedders_controlnet_services_and_workers_may_change(tmp_path: Path) -> None:

@@ -15,8 +15,12 @@ def load(*flags: str) -> GatewaySettings:
     return load_settings(GatewaySettings, "vectordb_gateway", [*URLS, *flags], {})
 
 
-def test_without_a_word_nothing_is_reused() -> None:
-    settings = load()
+def test_without_a_word_reuse_is_earned() -> None:
+    """By no threshold at first, and not at all where it is switched off or thresholds do not follow."""
+    assert load().selection.reuse().earns
+    assert {row.min_similarity for row in load().selection.reuse().of("model", "encoder").latents.thresholds} == {1.0}
+    assert not load("--no-follow-quality").selection.reuse().earns
+    settings = load("--no-earned-reuse")
 
     assert settings.selection.rules() == SelectionRules((), (), 0.9, renoised_share=1.0, retaken_share=0.2)
     assert not settings.selection.reuse().reuses_anything

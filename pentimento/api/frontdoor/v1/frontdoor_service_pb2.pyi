@@ -61,6 +61,8 @@ class GetStatusResponse(_message.Message):
     REJECTED_ADAPTERS_FIELD_NUMBER: _builtins.int
     REJECTIONS_FIELD_NUMBER: _builtins.int
     NOT_ACCEPTING_REASON_FIELD_NUMBER: _builtins.int
+    IMAGE_DEVICE_S_FIELD_NUMBER: _builtins.int
+    SHADOW_DEVICE_S_FIELD_NUMBER: _builtins.int
     frontdoor_id: _builtins.str
     frontdoor_epoch: _builtins.int
     accepted_count: _builtins.int
@@ -76,6 +78,9 @@ class GetStatusResponse(_message.Message):
     steps_saved: _builtins.int
     not_accepting_reason: _builtins.str
     """Why no new request is accepted now, such as `STORE_FULL: …`; empty while requests are accepted."""
+    image_device_s: _builtins.float
+    """Device seconds of delivered images, and of images that were generated again for comparison."""
+    shadow_device_s: _builtins.float
     @_builtins.property
     def plan_version(self) -> _generation_pb2.PlanVersion: ...
     @_builtins.property
@@ -133,10 +138,12 @@ class GetStatusResponse(_message.Message):
         rejected_adapters: _abc.Iterable[_generation_pb2.RejectedAdapter] | None = ...,
         rejections: _abc.Iterable[Global___RejectionCount] | None = ...,
         not_accepting_reason: _builtins.str = ...,
+        image_device_s: _builtins.float = ...,
+        shadow_device_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan_version", b"plan_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_count", b"accepted_count", "cancelled_count", b"cancelled_count", "completed_count", b"completed_count", "draining", b"draining", "failed_count", b"failed_count", "frontdoor_epoch", b"frontdoor_epoch", "frontdoor_id", b"frontdoor_id", "journal_id", b"journal_id", "latencies", b"latencies", "models", b"models", "not_accepting_reason", b"not_accepting_reason", "plan_version", b"plan_version", "pools", b"pools", "refusing_workers", b"refusing_workers", "rejected_adapters", b"rejected_adapters", "rejected_count", b"rejected_count", "rejections", b"rejections", "retried_count", b"retried_count", "starts", b"starts", "steps_run", b"steps_run", "steps_saved", b"steps_saved", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_count", b"accepted_count", "cancelled_count", b"cancelled_count", "completed_count", b"completed_count", "draining", b"draining", "failed_count", b"failed_count", "frontdoor_epoch", b"frontdoor_epoch", "frontdoor_id", b"frontdoor_id", "image_device_s", b"image_device_s", "journal_id", b"journal_id", "latencies", b"latencies", "models", b"models", "not_accepting_reason", b"not_accepting_reason", "plan_version", b"plan_version", "pools", b"pools", "refusing_workers", b"refusing_workers", "rejected_adapters", b"rejected_adapters", "rejected_count", b"rejected_count", "rejections", b"rejections", "retried_count", b"retried_count", "shadow_device_s", b"shadow_device_s", "starts", b"starts", "steps_run", b"steps_run", "steps_saved", b"steps_saved", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

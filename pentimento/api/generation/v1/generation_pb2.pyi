@@ -950,6 +950,8 @@ class ReuseQuality(_message.Message):
     SOURCE_FIELD_NUMBER: _builtins.int
     REFERENCE_MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     ACHIEVED_FIELD_NUMBER: _builtins.int
+    EARNED_FIELD_NUMBER: _builtins.int
+    TRIAL_COUNT_FIELD_NUMBER: _builtins.int
     from_image: _builtins.bool
     """Of images that are refined; otherwise of latents that are resumed."""
     saved_share: _builtins.float
@@ -962,6 +964,10 @@ class ReuseQuality(_message.Message):
     source: _builtins.str
     reference_model_digest: _builtins.str
     """The model whose images from scratch they are compared with; empty for the model itself."""
+    earned: _builtins.bool
+    """Trials open and widen the threshold; it allows nothing while its similarity is 1."""
+    trial_count: _builtins.int
+    """Trials since it last moved."""
     @_builtins.property
     def achieved(self) -> Global___AchievedQuality:
         """Absent before the first hit that was generated again."""
@@ -977,10 +983,12 @@ class ReuseQuality(_message.Message):
         source: _builtins.str = ...,
         reference_model_digest: _builtins.str = ...,
         achieved: Global___AchievedQuality | None = ...,
+        earned: _builtins.bool = ...,
+        trial_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_achieved", b"_achieved", "achieved", b"achieved"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_achieved", b"_achieved", "achieved", b"achieved", "asked_alpha", b"asked_alpha", "from_image", b"from_image", "profiled_similarity", b"profiled_similarity", "reference_model_digest", b"reference_model_digest", "saved_share", b"saved_share", "similarity", b"similarity", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_achieved", b"_achieved", "achieved", b"achieved", "asked_alpha", b"asked_alpha", "earned", b"earned", "from_image", b"from_image", "profiled_similarity", b"profiled_similarity", "reference_model_digest", b"reference_model_digest", "saved_share", b"saved_share", "similarity", b"similarity", "source", b"source", "trial_count", b"trial_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__achieved: _TypeAlias = _typing.Literal["achieved"]  # noqa: Y015
     _WhichOneofArgType__achieved: _TypeAlias = _typing.Literal["_achieved", b"_achieved"]  # noqa: Y015

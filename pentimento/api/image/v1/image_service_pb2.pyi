@@ -1503,7 +1503,7 @@ class ExplainResponse(_message.Message):
 
     @_builtins.property
     def reasons(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What decided plan, model, start, steps, residuals, stages and wait, in this order, each sentence with that word before it."""
+        """What decided plan, model, start, steps, residuals, stages, wait and reuse, in this order, each sentence with that word before it."""
 
     @_builtins.property
     def neighbours(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.Neighbour]:

@@ -183,6 +183,7 @@ class CandidateStart(_message.Message):
     TEXT_SIMILARITY_FIELD_NUMBER: _builtins.int
     IMAGE_SIMILARITY_FIELD_NUMBER: _builtins.int
     HOLE_STEPS_FIELD_NUMBER: _builtins.int
+    TRIAL_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     text_similarity: _builtins.float
     """Of the nearest compatible entries, even where they were not near enough; absent when nothing was searched or found."""
@@ -191,6 +192,10 @@ class CandidateStart(_message.Message):
     """Steps that it would save more if the nearest entries held all K of the table."""
     @_builtins.property
     def start(self) -> _generation_pb2.Start: ...
+    @_builtins.property
+    def trial(self) -> _generation_pb2.FromLatent:
+        """For a miss: the start that a cell under test would allow; absent without one. The image from it is compared with the request's."""
+
     def __init__(
         self,
         *,
@@ -199,19 +204,24 @@ class CandidateStart(_message.Message):
         text_similarity: _builtins.float | None = ...,
         image_similarity: _builtins.float | None = ...,
         hole_steps: _builtins.int = ...,
+        trial: _generation_pb2.FromLatent | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_image_similarity", b"_image_similarity", "_text_similarity", b"_text_similarity", "image_similarity", b"image_similarity", "start", b"start", "text_similarity", b"text_similarity"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_image_similarity", b"_image_similarity", "_text_similarity", b"_text_similarity", "_trial", b"_trial", "image_similarity", b"image_similarity", "start", b"start", "text_similarity", b"text_similarity", "trial", b"trial"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_image_similarity", b"_image_similarity", "_text_similarity", b"_text_similarity", "hole_steps", b"hole_steps", "image_similarity", b"image_similarity", "reason", b"reason", "start", b"start", "text_similarity", b"text_similarity"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_image_similarity", b"_image_similarity", "_text_similarity", b"_text_similarity", "_trial", b"_trial", "hole_steps", b"hole_steps", "image_similarity", b"image_similarity", "reason", b"reason", "start", b"start", "text_similarity", b"text_similarity", "trial", b"trial"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__image_similarity: _TypeAlias = _typing.Literal["image_similarity"]  # noqa: Y015
     _WhichOneofArgType__image_similarity: _TypeAlias = _typing.Literal["_image_similarity", b"_image_similarity"]  # noqa: Y015
     _WhichOneofReturnType__text_similarity: _TypeAlias = _typing.Literal["text_similarity"]  # noqa: Y015
     _WhichOneofArgType__text_similarity: _TypeAlias = _typing.Literal["_text_similarity", b"_text_similarity"]  # noqa: Y015
+    _WhichOneofReturnType__trial: _TypeAlias = _typing.Literal["trial"]  # noqa: Y015
+    _WhichOneofArgType__trial: _TypeAlias = _typing.Literal["_trial", b"_trial"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__image_similarity) -> _WhichOneofReturnType__image_similarity | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__text_similarity) -> _WhichOneofReturnType__text_similarity | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__trial) -> _WhichOneofReturnType__trial | None: ...
 
 Global___CandidateStart: _TypeAlias = CandidateStart  # noqa: Y015
 
@@ -816,6 +826,7 @@ class GetStatisticsResponse(_message.Message):
     MATCH_PREDICTOR_FIELD_NUMBER: _builtins.int
     HOLE_COUNT_FIELD_NUMBER: _builtins.int
     HOLE_STEP_COUNT_FIELD_NUMBER: _builtins.int
+    EARNED_FIELD_NUMBER: _builtins.int
     entry_count: _builtins.int
     object_count: _builtins.int
     size_bytes: _builtins.int
@@ -834,6 +845,8 @@ class GetStatisticsResponse(_message.Message):
     hole_step_count: _builtins.int
     @_builtins.property
     def match_predictor(self) -> Global___MatchPredictor: ...
+    @_builtins.property
+    def earned(self) -> Global___EarnedCells: ...
     def __init__(
         self,
         *,
@@ -851,14 +864,44 @@ class GetStatisticsResponse(_message.Message):
         match_predictor: Global___MatchPredictor | None = ...,
         hole_count: _builtins.int = ...,
         hole_step_count: _builtins.int = ...,
+        earned: Global___EarnedCells | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["match_predictor", b"match_predictor"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["earned", b"earned", "match_predictor", b"match_predictor"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry_count", b"entry_count", "hit_count", b"hit_count", "hole_count", b"hole_count", "hole_step_count", b"hole_step_count", "index_backend", b"index_backend", "lookup_count", b"lookup_count", "match_predictor", b"match_predictor", "object_backend", b"object_backend", "object_count", b"object_count", "passed_over_count", b"passed_over_count", "pending_grant_count", b"pending_grant_count", "read_only", b"read_only", "size_bytes", b"size_bytes", "taken_count", b"taken_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["earned", b"earned", "entry_count", b"entry_count", "hit_count", b"hit_count", "hole_count", b"hole_count", "hole_step_count", b"hole_step_count", "index_backend", b"index_backend", "lookup_count", b"lookup_count", "match_predictor", b"match_predictor", "object_backend", b"object_backend", "object_count", b"object_count", "passed_over_count", b"passed_over_count", "pending_grant_count", b"pending_grant_count", "read_only", b"read_only", "size_bytes", b"size_bytes", "taken_count", b"taken_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatisticsResponse: _TypeAlias = GetStatisticsResponse  # noqa: Y015
+
+@_typing.final
+class EarnedCells(_message.Message):
+    """Reuse that is earned, of all models with compared images."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROW_COUNT_FIELD_NUMBER: _builtins.int
+    OPEN_COUNT_FIELD_NUMBER: _builtins.int
+    TRIAL_COUNT_FIELD_NUMBER: _builtins.int
+    row_count: _builtins.int
+    """Rows of their tables, and those that allow reuse now."""
+    open_count: _builtins.int
+    trial_count: _builtins.int
+    """Trials since a row last moved."""
+    def __init__(
+        self,
+        *,
+        row_count: _builtins.int = ...,
+        open_count: _builtins.int = ...,
+        trial_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["open_count", b"open_count", "row_count", b"row_count", "trial_count", b"trial_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EarnedCells: _TypeAlias = EarnedCells  # noqa: Y015
 
 @_typing.final
 class MatchPredictor(_message.Message):

@@ -45,10 +45,17 @@ function decision(explained) {
 
 function thresholds(rows) {
   const shown = rows.map((one) => [
-    one.from_image ? "image" : "latent", percent(one.saved_share), one.similarity.toFixed(3), one.profiled_similarity.toFixed(3),
+    one.from_image ? "image" : "latent", percent(one.saved_share), similarity(one, one.similarity), similarity(one, one.profiled_similarity),
     one.achieved ? `${percent(one.achieved.kept_share)} of ${one.achieved.sample_count}` : "–",
+    one.earned ? String(one.trial_count) : "–",
   ]);
-  return table("Similarity thresholds of the cache", ["start", "#steps saved", "#from similarity", "#profiled", "#quality kept"], shown);
+  const columns = ["start", "#steps saved", "#from similarity", "#at first", "#quality kept", "#trials since"];
+  return table("Similarity thresholds of the cache", columns, shown);
+}
+
+// A row whose reuse is earned allows nothing while its similarity is 1.
+function similarity(row, value) {
+  return row.earned && value >= 1 ? "none" : value.toFixed(3);
 }
 
 export class CacheBrowser {

@@ -7,6 +7,12 @@ const tileOf = (name, value, hint) => h("div", { class: "tile-figure" }, h("p", 
 
 const counted = (count, one, many) => `${count ?? 0} ${Number(count) === 1 ? one : many}`;
 
+// What images that were generated again for comparison took of the devices.
+function shadowsLine(frontdoor) {
+  const seconds = Number(frontdoor?.shadow_device_s ?? 0);
+  return seconds ? `, ${percent(seconds / Math.max(Number(frontdoor.image_device_s ?? 0), seconds))} of the device seconds` : "";
+}
+
 function tiles({ frontdoor, cache }) {
   const shown = [];
   if (frontdoor) {
@@ -21,6 +27,8 @@ function tiles({ frontdoor, cache }) {
     const lookups = Number(cache.lookup_count ?? 0);
     shown.push(tileOf("Cache", bytes(Number(cache.size_bytes ?? 0)), `${counted(cache.entry_count, "entry", "entries")}${cache.read_only ? ", read-only" : ""}`));
     shown.push(tileOf("Hits", lookups ? percent(Number(cache.hit_count ?? 0) / lookups) : "–", counted(lookups, "lookup", "lookups")));
+    const earned = cache.earned ?? {};
+    if (earned.row_count) shown.push(tileOf("Earned reuse", `${earned.open_count ?? 0} of ${earned.row_count}`, `${counted(earned.trial_count, "trial", "trials")} since a change${shadowsLine(frontdoor)}`));
     const predictor = cache.match_predictor ?? {};
     shown.push(tileOf("Match predictor", predictor.on ? "on" : "off", predictor.reason));
   }
