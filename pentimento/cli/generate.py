@@ -122,6 +122,11 @@ MOST_PX = 2**63 - 1
 @click.option("--guidance-scale", type=FINITE, help="weight of the prompt")
 @click.option("--scheduler", default="", help="ddim, euler, dpmpp_2m_karras, … [the model's own]")
 @click.option("--clip-skip", type=INT64, metavar="N", help="last layers of the CLIP text encoders to leave out [0]")
+@click.option(
+    "--prompt-syntax",
+    default="",
+    help="weights of words: a1111, as in (word:1.2), or compel, as in (word)1.2 [plain text]",
+)
 @click.option("--seed", type=UINT64, metavar="N", help="equal seeds give equal images [random]")
 @click.option(
     "--size", metavar="WIDTHxHEIGHT", help="pixels, such as 64x64 [those of --init-image, or the model's own]"
@@ -240,6 +245,7 @@ def request_from(prompt: str, options: dict[str, Any]) -> ImageRequest:
         guidance_scale=options["guidance_scale"],
         scheduler=options["scheduler"],
         clip_skip=options["clip_skip"],
+        prompt_syntax=options["prompt_syntax"],
         seed=options["seed"],
         loras=tuple(lora_of(text) for text in options["loras"]),
         controlnets=tuple(controlnet_of(text) for text in options["controlnets"]),

@@ -25,7 +25,7 @@ from pentimento.diffusion.inpainting import KnownRegion, cells_of, kept_pixels, 
 from pentimento.diffusion.loras.bypass import stack_adapters
 from pentimento.diffusion.loras.lora import AdapterSet
 from pentimento.diffusion.painting_sources import ControlSource, GuidancePeer, LoraSource
-from pentimento.diffusion.prompts import PromptMemo
+from pentimento.diffusion.prompts import PromptMemo, read_prompts
 from pentimento.diffusion.schedulers import (
     DiffusionConfig,
     FlowConfig,
@@ -229,11 +229,13 @@ def condition(
     if isinstance(request.start, HalfStart):
         return model.project(request.start.conditioning, stack_adapters([row], 1)), False
     spec = request.spec
-    prompt = prompts.encode(spec.prompt, clip_skip=spec.clip_skip, adapters=adapters)
+    guided = model.info.is_guided(spec.guidance_scale)
+    wanted, unwanted, chunk_count = read_prompts(model, spec, guided=guided)
+    prompt = prompts.encode(wanted, clip_skip=spec.clip_skip, chunk_count=chunk_count, adapters=adapters)
     texts = [prompt]
-    if model.info.is_guided(spec.guidance_scale):
+    if guided:
         # All layers, as in diffusers' pipelines.
-        texts = [prompts.encode(spec.negative_prompt, negative=True, adapters=adapters), prompt]
+        texts = [prompts.encode(unwanted, negative=True, chunk_count=chunk_count, adapters=adapters), prompt]
     rows = [model.conditioning(text, spec.width_px, spec.height_px, spec.guidance_scale) for text in texts]
     beside = stack_adapters([row], len(rows))
     conditioning = model.project(Conditioning.concatenate(rows), beside)

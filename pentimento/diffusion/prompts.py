@@ -7,11 +7,33 @@ from contextlib import ExitStack
 from pentimento.diffusion.families.model import DiffusionModel, PromptStates
 from pentimento.diffusion.loras.lora import AdapterSet, set_key
 from pentimento.diffusion.loras.patching import patched_copies
+from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.generation import GenerationSpec
+from pentimento.domain.prompt_syntax import MAX_PROMPT_CHUNKS, WeightedPrompt, parse_prompt
 
-_Key = tuple[str, bool, int, tuple[tuple[tuple[str, float], ...], ...]]
+# A prompt, or one with weights.
+Text = str | WeightedPrompt
+_Key = tuple[Text, int, bool, int, tuple[tuple[tuple[str, float], ...], ...]]
 
 
 KEPT_PROMPTS = 256
+
+
+def read_prompts(model: DiffusionModel, spec: GenerationSpec, *, guided: bool) -> tuple[Text, Text, int]:
+    """Return prompt and negative prompt in the form for encoding, and the number of chunks of tokens of each. Raises
+    InvalidArgument for more chunks than MAX_PROMPT_CHUNKS, and as `parse_prompt`."""
+    if spec.prompt_syntax is None:
+        return spec.prompt, spec.negative_prompt, 1
+    prompt = parse_prompt(spec.prompt, spec.prompt_syntax)
+    negative = parse_prompt(spec.negative_prompt, spec.prompt_syntax, "negative_prompt")
+    counts = {"prompt": model.chunk_count(prompt)}
+    if guided:
+        counts["negative_prompt"] = model.chunk_count(negative)
+    for field, count in counts.items():
+        if count > MAX_PROMPT_CHUNKS:
+            limit = f"must have at most {MAX_PROMPT_CHUNKS} chunks of {model.chunk_tokens - 2} tokens"
+            raise InvalidArgument.of(field, f"{limit}, got {count}")
+    return prompt, negative, max(counts.values())
 
 
 class PromptMemo:
@@ -23,24 +45,34 @@ class PromptMemo:
         self._states: OrderedDict[_Key, PromptStates] = OrderedDict()
 
     def encode(
-        self, prompt: str, *, negative: bool = False, clip_skip: int = 0, adapters: AdapterSet = ()
+        self,
+        prompt: Text,
+        *,
+        negative: bool = False,
+        clip_skip: int = 0,
+        chunk_count: int = 1,
+        adapters: AdapterSet = (),
     ) -> PromptStates:
         """Return the prompt's states, cached if it was encoded recently by the same layers of the text encoders with
-        the same LoRAs. Raises InvalidArgument for a `clip_skip` of more layers than there are."""
+        the same LoRAs; a prompt with weights is filled up to `chunk_count`. Raises InvalidArgument for a `clip_skip` of
+        more layers than there are, and as `encode_weighted`."""
         encoders = list(self._model.adaptable)[1:] if adapters else []
         keys = tuple(set_key(adapters, encoder) for encoder in encoders)
         changed = keys if any(keys) else ()
-        key = (prompt, negative and not prompt, clip_skip, changed)  # only an empty prompt may differ as a negative
-        states = self._states.pop(key, None) or self._encode(prompt, negative, clip_skip, adapters, encoders)
+        text = prompt if isinstance(prompt, str) else prompt.plain
+        key = (prompt, chunk_count, negative and not text, clip_skip, changed)  # only an empty one may differ so
+        states = self._states.pop(key, None)
+        if states is None:
+            with ExitStack() as changes:
+                for encoder in encoders:
+                    changes.enter_context(patched_copies(self._model.adaptable[encoder], encoder, adapters))
+                states = self._encode(prompt, chunk_count, negative=negative, clip_skip=clip_skip)
         self._states[key] = states
         while len(self._states) > self._capacity:
             self._states.popitem(last=False)
         return states
 
-    def _encode(
-        self, prompt: str, negative: bool, clip_skip: int, adapters: AdapterSet, encoders: list[str]
-    ) -> PromptStates:
-        with ExitStack() as changes:
-            for encoder in encoders:
-                changes.enter_context(patched_copies(self._model.adaptable[encoder], encoder, adapters))
+    def _encode(self, prompt: Text, chunk_count: int, *, negative: bool, clip_skip: int) -> PromptStates:
+        if isinstance(prompt, str):
             return self._model.encode_prompt(prompt, negative=negative, clip_skip=clip_skip)
+        return self._model.encode_weighted(prompt, chunk_count, negative=negative, clip_skip=clip_skip)

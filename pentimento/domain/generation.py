@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.prompt_syntax import PromptSyntax, plain_prompt
 from pentimento.domain.thinned_steps import bridge_steps
 
 
@@ -108,7 +109,7 @@ class InitImage:
 @dataclass(frozen=True)
 class GenerationSpec:
     """Everything that changes the image, fully resolved. Prompts stay out of `repr` and so out of logs.
-    `sigma_spacing`: None for that of the model's configuration."""
+    `sigma_spacing`: None for that of the model's configuration. `prompt_syntax` is that of both prompts."""
 
     prompt: str = field(repr=False)
     negative_prompt: str = field(repr=False)
@@ -125,6 +126,12 @@ class GenerationSpec:
     init_image: InitImage | None = None
     sigma_spacing: SigmaSpacing | None = None
     clip_skip: int = 0
+    prompt_syntax: PromptSyntax | None = None
+
+    @property
+    def plain_prompt(self) -> str:
+        """Return the prompt for readers of its meaning: the embedder, and with it cache and discriminator."""
+        return plain_prompt(self.prompt, self.prompt_syntax)
 
 
 @dataclass(frozen=True)

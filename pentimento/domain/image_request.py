@@ -64,7 +64,8 @@ class ImageRequest:
 
     `binding_steps`: skip no step under any load; None means yes where `num_inference_steps` is set. `image_count`:
     images that differ by their seeds alone; None means 1. `encoding_quality` of a JPEG or WebP file, 0 to 100; None is
-    the encoder's own. `clip_skip`: last layers of the CLIP text encoders to leave out, None for none.
+    the encoder's own. `clip_skip`: last layers of the CLIP text encoders to leave out, None for none. `prompt_syntax`:
+    how both prompts state weights of words, a value of `PromptSyntax`.
     """
 
     prompt: str = field(repr=False)
@@ -90,6 +91,7 @@ class ImageRequest:
     image_count: int | None = None
     encoding_quality: int | None = None
     clip_skip: int | None = None
+    prompt_syntax: str = ""
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,14 @@ from pentimento.diffusion.families.model import (
 MAX_GRAPHS = 64
 
 
+# Shapes of latents and text states: a compiled pass serves both as they were.
+_Shapes = tuple[torch.Size, torch.Size]
+
+
+def _shapes_of(inputs: DenoiserInput) -> _Shapes:
+    return inputs.latents.shape, inputs.conditioning.states.shape
+
+
 class Denoiser:
     """Run the model's forward pass eagerly; the engine calls it on its thread. The caller may keep all results."""
 
@@ -80,8 +88,8 @@ class CompiledDenoiser(Denoiser):
         self._encoder = compiler(_encoder_of(model), dynamic=False) if halves else None
         self._decoder = compiler(_decoder_of(model), dynamic=False) if halves else None
         self._sizes: dict[BatchKey, tuple[int, ...]] = {}
-        self._shapes: set[torch.Size] = set()
-        self._half_shapes: set[torch.Size] = set()
+        self._shapes: set[_Shapes] = set()
+        self._half_shapes: set[_Shapes] = set()
 
     def warm(self, key: BatchKey, batch_sizes: Sequence[int]) -> None:
         """Compile for these numbers of requests; seconds to minutes each. Call it on the engine's thread, which owns
@@ -93,7 +101,7 @@ class CompiledDenoiser(Denoiser):
                 # Captured halves take much memory: they are recorded once requests need them.
                 if not number or not self._is_captured:
                     self._warm_halves(inputs)
-            self._shapes.add(inputs.latents.shape)
+            self._shapes.add(_shapes_of(inputs))
             self._sizes[key] = (*self.sizes(key), size)
 
     def sizes(self, key: BatchKey) -> tuple[int, ...]:
@@ -108,7 +116,7 @@ class CompiledDenoiser(Denoiser):
         """Return the prediction, compiled if its shape is warm, else eager."""
         if inputs.residuals is not None and self._has_halves(inputs):
             return self.decode(inputs, self.encode(inputs))
-        is_known = self._is_captured or inputs.latents.shape in self._shapes
+        is_known = self._is_captured or _shapes_of(inputs) in self._shapes
         if inputs.residuals is not None or inputs.adapters is not None or not is_known:
             return self._model.predict(inputs)
         return self._run(inputs)
@@ -131,7 +139,7 @@ class CompiledDenoiser(Denoiser):
 
     def _has_halves(self, inputs: DenoiserInput) -> bool:
         shapes = self._half_shapes
-        return inputs.adapters is None and (inputs.latents.shape in shapes or (self._is_captured and bool(shapes)))
+        return inputs.adapters is None and (_shapes_of(inputs) in shapes or (self._is_captured and bool(shapes)))
 
     def _warm_halves(self, inputs: DenoiserInput) -> None:
         if self._encoder is None:
@@ -139,7 +147,7 @@ class CompiledDenoiser(Denoiser):
         encoding = self._run_encoder(inputs)
         if (residuals := self._model.example_residuals(encoding)) is not None:
             self._run_decoder(inputs, encoding, residuals)
-            self._half_shapes.add(inputs.latents.shape)
+            self._half_shapes.add(_shapes_of(inputs))
 
     def _run(self, inputs: DenoiserInput) -> Tensor:
         texts = inputs.conditioning

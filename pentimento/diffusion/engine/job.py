@@ -93,6 +93,12 @@ class EngineJob:
             return self.shape
         return replace(self.shape, alone=self.number + 1 if self.request.alone else 0, patched=self.patched)
 
+    def begin(self, painting: Painting, extra_tokens: int) -> None:
+        """Take the denoising state of the request, which has `extra_tokens` text tokens beyond the usual ones."""
+        self.painting = painting
+        self.whole_shape = replace(self.whole_shape, extra_tokens=extra_tokens)
+        self.shape = replace(self.shape, extra_tokens=extra_tokens)
+
     @property
     def guided(self) -> bool:
         """Return whether classifier-free guidance runs."""

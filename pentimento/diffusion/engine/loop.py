@@ -204,7 +204,7 @@ class StepLoop:
         for job in chosen:
             if not job.running:
                 self._guard(job, self._begin)
-        # A request that now has a peer has moved to another group, which runs later.
+        # A request that has a peer by now, or a long prompt, has moved to another group, which runs later.
         return [job for job in chosen if job.running and self._guard(job, self._can_go_on) and job.key in keys]
 
     def _begin(self, job: EngineJob) -> None:
@@ -212,7 +212,7 @@ class StepLoop:
         self._observer.admitted(job.started_at - job.queued_at)
         self._settle_adapters(job)
         painting = prepare(self._model, self._prompts, job.request, job.adapters, job.adapter_row)
-        job.painting = painting
+        job.begin(painting, self._model.extra_tokens(painting.conditioning))
         job.prepared_at = self._monotonic()
         job.device_s = job.prepared_at - job.started_at
         job.begins_step(job.prepared_at)

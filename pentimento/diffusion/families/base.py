@@ -15,6 +15,7 @@ from pentimento.diffusion.families.texts import ClipText
 from pentimento.diffusion.schedulers import FlowConfig, SchedulerConfig, UnsupportedConfig, scheduler_configs
 from pentimento.diffusion.schedulers.keys import WITHOUT_EFFECT, acted_on
 from pentimento.domain.generation import Scheduler
+from pentimento.domain.prompt_syntax import WeightedPrompt
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,9 @@ class DiffusersFamily(DiffusionModel):
     def record_texts(self, compiler: Callable[..., Any]) -> None:
         for text in self._texts:
             text.record(compiler)
+
+    def chunk_count(self, prompt: WeightedPrompt) -> int:
+        return max(text.chunk_count(prompt) for text in self._texts)
 
     def forget_time_terms(self) -> None:
         """Do nothing: no terms are stored."""

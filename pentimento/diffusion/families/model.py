@@ -9,8 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pentimento.diffusion.inversions import BadInversion, Inversion
 from pentimento.diffusion.schedulers import SchedulerConfig
+from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import GenerationSpec, NoiseForm, Scheduler
+from pentimento.domain.prompt_syntax import WeightedPrompt
 
 
 @dataclass(frozen=True)
@@ -267,13 +270,15 @@ class DenoiserInput:
 @dataclass(frozen=True)
 class BatchKey:
     """Identify requests of one model that may share a forward pass: those with equal keys. `alone` is 0, or a number
-    unique to the request. `patched` names the LoRAs that must be in the weights; empty if rows can have them apart."""
+    unique to the request. `patched` names the LoRAs that must be in the weights; empty if rows can have them apart.
+    `extra_tokens` counts text tokens beyond the usual ones, known once the prompt is encoded."""
 
     width_px: int
     height_px: int
     guided: bool
     alone: int = 0
     patched: tuple[tuple[str, float], ...] = ()
+    extra_tokens: int = 0
 
 
 class DiffusionModel(ABC):
@@ -290,6 +295,9 @@ class DiffusionModel(ABC):
     denoiser: torch.nn.Module
     picture_decoder: torch.nn.Module
     adaptable: Mapping[str, torch.nn.Module]
+    # Text tokens of a prompt without a syntax, and of each further chunk. 0: all prompts have the same number.
+    usual_tokens: int = 0
+    chunk_tokens: int = 0
 
     @abstractmethod
     def scheduler_config(self, scheduler: Scheduler) -> SchedulerConfig:
@@ -304,6 +312,25 @@ class DiffusionModel(ABC):
         """Return the prompt's text states, pooled text and truncation, without the last `clip_skip` layers of CLIP.
         Raises InvalidArgument if there are fewer. An empty `negative` prompt counts as absent: some families encode it
         as zeros."""
+
+    def chunk_count(self, prompt: WeightedPrompt) -> int:
+        """Return the number of chunks of a prompt's tokens. Raises InvalidArgument if the family takes plain text."""
+        raise InvalidArgument.of("prompt_syntax", f"must be unset with the family {self.info.family}")
+
+    def encode_weighted(
+        self, prompt: WeightedPrompt, chunk_count: int, *, negative: bool = False, clip_skip: int = 0
+    ) -> PromptStates:
+        """Return a prompt's states as `encode_prompt` does, filled up with empty chunks to `chunk_count`."""
+        raise NotImplementedError
+
+    def extra_tokens(self, conditioning: Conditioning) -> int:
+        """Return the number of text tokens beyond the usual ones."""
+        return conditioning.states.shape[1] - self.usual_tokens if self.usual_tokens else 0
+
+    def add_inversion(self, inversion: Inversion) -> None:
+        """Add a textual inversion to tokenizers and text encoders. Raises BadInversion for one of another model, and for
+        a word that is taken."""
+        raise BadInversion(f"{inversion.file}: the family {self.info.family} takes no embeddings")
 
     @abstractmethod
     def record_texts(self, compiler: Callable[..., Any]) -> None:

@@ -11,6 +11,8 @@ from pentimento.diffusion.checkpoint import Checkpoint
 from pentimento.diffusion.families.base import DigestsLater, refuse_keys
 from pentimento.diffusion.families.model import Conditioning, PromptStates
 from pentimento.diffusion.families.unet import FOREIGN_KEYS, FOREIGN_SWITCHES, UNetFamily
+from pentimento.diffusion.families.weighted_texts import emphasised
+from pentimento.domain.prompt_syntax import WeightedPrompt
 
 _OLD_SAMPLE_SIZE = 64
 
@@ -39,3 +41,9 @@ class StableDiffusion(UNetFamily):
     def encode_prompt(self, prompt: str, *, negative: bool = False, clip_skip: int = 0) -> PromptStates:
         encoded = self._texts[0].last_states(prompt, clip_skip)
         return PromptStates(Conditioning(encoded.states.to(self.dtype)), encoded.truncated)
+
+    def encode_weighted(
+        self, prompt: WeightedPrompt, chunk_count: int, *, negative: bool = False, clip_skip: int = 0
+    ) -> PromptStates:
+        text = self._texts[0].weighted(prompt, chunk_count, clip_skip, penultimate=False)
+        return PromptStates(Conditioning(emphasised([text]).to(self.dtype)), truncated=False)

@@ -1,7 +1,7 @@
 """Serve Stable Diffusion 3 (Esser et al. 2024): a transformer over latents and text trained by flow matching, two CLIP
 text encoders, and T5 if the checkpoint has it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,11 +28,13 @@ from pentimento.diffusion.families.model import (
     PromptStates,
 )
 from pentimento.diffusion.families.row_kernels import RowKernels
-from pentimento.diffusion.families.texts import ClipText, T5Text, absent_t5
+from pentimento.diffusion.families.texts import ClipText, EncodedText, T5Text, absent_t5
 from pentimento.diffusion.families.transformer_passes import TransformerPasses, covers_transformer
+from pentimento.diffusion.families.weighted_texts import WeightedText, emphasised
 from pentimento.diffusion.schedulers import FLOW_SCHEDULERS, FlowConfig
 from pentimento.diffusion.weights import load_components
 from pentimento.domain.generation import NoiseForm
+from pentimento.domain.prompt_syntax import WeightedPrompt
 
 # T5's tokens of a prompt in diffusers' pipeline; a checkpoint without T5 gets zeros of that length. A checkpoint that
 # was trained with another number states it as "max_sequence_length" in its model_index.json.
@@ -61,6 +63,8 @@ class StableDiffusion3(DiffusersFamily):
             ClipText(parts["tokenizer"], parts["text_encoder"], device),
             ClipText(parts["tokenizer_2"], parts["text_encoder_2"], device),
         )
+        self.chunk_tokens = self._texts[0].token_limit
+        self.usual_tokens = self.chunk_tokens + self.t5_token_count
         self._t5 = T5Text(parts["tokenizer_3"], parts["text_encoder_3"], device) if "tokenizer_3" in parts else None
         self.denoiser: Any = parts["transformer"]
         adaptable = ("transformer", "text_encoder", "text_encoder_2", "text_encoder_3")
@@ -103,14 +107,31 @@ class StableDiffusion3(DiffusersFamily):
     def encode_prompt(self, prompt: str, *, negative: bool = False, clip_skip: int = 0) -> PromptStates:
         limit = self._texts[0].token_limit
         first, second = (clip.penultimate_states(prompt, limit, clip_skip) for clip in self._texts)
-        assert first.pooled is not None and second.pooled is not None
+        t5 = self._t5.states(prompt, self.t5_token_count) if self._t5 else self._absent_t5()
+        conditioning = self._conditioning_of(torch.cat([first.states, second.states], dim=-1), (first, second), t5)
+        return PromptStates(conditioning, first.truncated and second.truncated and t5.truncated)
+
+    def encode_weighted(
+        self, prompt: WeightedPrompt, chunk_count: int, *, negative: bool = False, clip_skip: int = 0
+    ) -> PromptStates:
+        """Return the states as the base class says. The chunks are those of the CLIP encoders; T5 has one text of
+        `t5_token_count` tokens, its states multiplied by the weights."""
+        clips = [clip.weighted(prompt, chunk_count, clip_skip, penultimate=True) for clip in self._texts]
+        t5 = self._t5.weighted(prompt, self.t5_token_count) if self._t5 else self._absent_t5()
+        return PromptStates(self._conditioning_of(emphasised(clips), clips, t5), truncated=False)
+
+    def _absent_t5(self) -> EncodedText:
+        return absent_t5(self.t5_token_count, self.denoiser.config.joint_attention_dim)
+
+    def _conditioning_of(
+        self, clip_states: Tensor, clips: Sequence[EncodedText | WeightedText], t5: EncodedText
+    ) -> Conditioning:
+        """Return the states of the CLIP encoders, widened by zeros to T5's width, followed by T5's."""
         width = self.denoiser.config.joint_attention_dim
-        clip_states = torch.cat([first.states, second.states], dim=-1)
-        clip_states = pad(clip_states, (0, width - clip_states.shape[-1]))
-        t5 = self._t5.states(prompt, self.t5_token_count) if self._t5 else absent_t5(self.t5_token_count, width)
-        states = torch.cat([clip_states.to(self.dtype), t5.states.to(self.device, self.dtype)], dim=-2)
-        pooled = torch.cat([first.pooled, second.pooled], dim=-1).to(self.dtype)
-        return PromptStates(Conditioning(states, pooled), first.truncated and second.truncated and t5.truncated)
+        clip_states = pad(clip_states, (0, width - clip_states.shape[-1])).to(self.dtype)
+        states = torch.cat([clip_states, t5.states.to(self.device, self.dtype)], dim=-2)
+        pooled = torch.cat([clip.pooled for clip in clips if clip.pooled is not None], dim=-1).to(self.dtype)
+        return Conditioning(states, pooled)
 
     def predict(self, inputs: DenoiserInput) -> Tensor:
         residuals = inputs.residuals

@@ -13,6 +13,8 @@ from pentimento.diffusion.families.autoencoder import Autoencoder, LatentScale, 
 from pentimento.diffusion.families.base import DigestsLater, refuse_keys
 from pentimento.diffusion.families.model import Conditioning, PromptStates
 from pentimento.diffusion.families.unet import FOREIGN_KEYS, FOREIGN_SWITCHES, UNetFamily
+from pentimento.diffusion.families.weighted_texts import emphasised
+from pentimento.domain.prompt_syntax import WeightedPrompt
 
 # Original height and width, top and left of the crop, target height and width.
 _SIZE_COUNT = 6
@@ -39,6 +41,7 @@ class StableDiffusionXl(UNetFamily):
 
     name = "stable_diffusion_xl"
     encoders = ("text_encoder", "text_encoder_2")
+    inversion_keys = ("clip_l", "clip_g")
 
     def __init__(self, checkpoint: Checkpoint, digests: DigestsLater, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(checkpoint, digests, device, dtype)
@@ -48,12 +51,25 @@ class StableDiffusionXl(UNetFamily):
         """Return the prompt's states. diffusers distinguishes an absent negative prompt from an empty one; here an
         empty one counts as absent."""
         first, second = (text.penultimate_states(prompt, text.token_limit, clip_skip) for text in self._texts)
-        assert second.pooled is not None
-        states = torch.cat([first.states, second.states], dim=-1).to(self.dtype)
-        conditioning = Conditioning(states, second.pooled.to(self.dtype))
-        if negative and not prompt and self._zeros_for_empty:
-            conditioning = Conditioning(torch.zeros_like(states), torch.zeros_like(second.pooled, dtype=self.dtype))
+        absent = negative and not prompt
+        conditioning = self._conditioning_of(first.states, second.states, second.pooled, absent=absent)
         return PromptStates(conditioning, first.truncated and second.truncated)
+
+    def encode_weighted(
+        self, prompt: WeightedPrompt, chunk_count: int, *, negative: bool = False, clip_skip: int = 0
+    ) -> PromptStates:
+        first, second = (text.weighted(prompt, chunk_count, clip_skip, penultimate=True) for text in self._texts)
+        absent = negative and not prompt.plain
+        states = (emphasised([first]), emphasised([second]))
+        return PromptStates(self._conditioning_of(*states, second.pooled, absent=absent), truncated=False)
+
+    def _conditioning_of(self, first: Tensor, second: Tensor, pooled: Tensor | None, *, absent: bool) -> Conditioning:
+        """Return both encoders' states in one; zeros for an absent negative prompt if the checkpoint wants them."""
+        assert pooled is not None
+        states, pooled = torch.cat([first, second], dim=-1).to(self.dtype), pooled.to(self.dtype)
+        if absent and self._zeros_for_empty:
+            return Conditioning(torch.zeros_like(states), torch.zeros_like(pooled))
+        return Conditioning(states, pooled)
 
     def conditioning(
         self, prompt: PromptStates, width_px: int, height_px: int, guidance_scale: float = 1.0

@@ -32,6 +32,7 @@ from pentimento.diffusion.families.model import (
 from pentimento.diffusion.families.row_kernels import RowKernels
 from pentimento.diffusion.families.texts import ClipText
 from pentimento.diffusion.families.unet_passes import UNetEncoding, UNetPasses, added_conditions, covers
+from pentimento.diffusion.inversions import BadInversion, Inversion
 from pentimento.diffusion.schedulers import DIFFUSION_SCHEDULERS, DiffusionConfig
 from pentimento.diffusion.weights import load_components
 from pentimento.domain.generation import NoiseForm
@@ -55,6 +56,8 @@ class UNetFamily(DiffusersFamily):
 
     name: ClassVar[str]
     encoders: ClassVar[tuple[str, ...]]
+    # Keys of a textual inversion's vectors, in the order of the encoders.
+    inversion_keys: ClassVar[tuple[str, ...]] = ("",)
     overrides: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(
@@ -77,6 +80,7 @@ class UNetFamily(DiffusersFamily):
             ClipText(parts[tokenizer], parts[encoder], device, expands_inversions=True)
             for tokenizer, encoder in zip(tokenizers, self.encoders, strict=True)
         ]
+        self.usual_tokens = self.chunk_tokens = self._texts[0].token_limit
         self.adaptable = {name: parts[name] for name in ("unet", *self.encoders)}
         self._hold(parts["unet"])
         self._autoencoder = self._with_scale(parts["vae"])
@@ -84,6 +88,16 @@ class UNetFamily(DiffusersFamily):
         sees_mask = self._autoencoder.check_channels(checkpoint.directory, self.denoiser.config, may_see_mask=True)
         self._check_widths(checkpoint, parts)
         self.info = self._describe(digests, sees_mask=sees_mask, least_sample_size=least_sample_size)
+
+    def add_inversion(self, inversion: Inversion) -> None:
+        if inversion.vectors.keys() != set(self.inversion_keys):
+            keys = " and ".join(key or "one tensor" for key in self.inversion_keys)
+            raise BadInversion(f"{inversion.file}: must have {keys} for the family {self.name}")
+        parts = [inversion.vectors[key] for key in self.inversion_keys]
+        for key, text, vectors in zip(self.inversion_keys, self._texts, parts, strict=True):
+            text.check_word(inversion.word, vectors, f"{inversion.file}{f': {key}' if key else ''}")
+        for text, vectors in zip(self._texts, parts, strict=True):
+            text.add_word(inversion.word, vectors)
 
     def _with_scale(self, vae: Any) -> Autoencoder:
         return Autoencoder(vae, LatentScale.of(vae.config), self.device, self.dtype)

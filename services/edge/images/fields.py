@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from pentimento.domain.prompt_syntax import PromptSyntax
+
 INT64 = 2**63 - 1
 UINT64 = 2**64 - 1
 SIZE_PATTERN = r"^(auto|[1-9][0-9]{0,4}x[1-9][0-9]{0,4})?$"
@@ -135,6 +137,12 @@ EXTENSION_FIELDS = (
     RequestField("guidance_scale", FieldKind.NUMBER, "weight of the prompt; absent: the model's default"),
     RequestField("scheduler", FieldKind.TEXT, "a scheduler of the model; absent: its default", most=MAX_NAME_CHARS),
     RequestField("clip_skip", FieldKind.INTEGER, "last layers of the CLIP text encoders to leave out; absent: none"),
+    RequestField(
+        "prompt_syntax",
+        FieldKind.WORD,
+        "how both prompts state weights of words; absent: plain text",
+        words=tuple(syntax.value for syntax in PromptSyntax),
+    ),
     RequestField("seed", FieldKind.INTEGER, "seed of the noise; absent: random", least=0, most=UINT64),
     RequestField("loras", FieldKind.OBJECTS, "LoRAs to apply", items=LORA_FIELDS, most=MAX_OBJECTS),
     RequestField("controlnets", FieldKind.OBJECTS, "ControlNets to apply", items=CONTROLNET_FIELDS, most=MAX_OBJECTS),

@@ -39,7 +39,8 @@ class Deferrals:
     async def _compare(self, embedder: Embedders, job: Job, light: Execution, better: bytes) -> None:
         assert light.result is not None and light.confidence is not None
         try:
-            scores = await score(embedder, job.request.tenant, light.resolved.spec.prompt, light.result.image, better)
+            prompt = light.resolved.spec.plain_prompt
+            scores = await score(embedder, job.request.tenant, prompt, light.result.image, better)
         except PentimentoError as error:
             COMPARED_IMAGES.labels("failed").inc()
             logger.info("a deferred image is not compared", extra={"reason": error.reason})

@@ -274,7 +274,7 @@ class Shadows:
         assert self.embedder is not None
         served = await self.results.load(await self._record(plan.provenance.request_id, plan.tenant))
         images = (served.image, scratch) if plan.trial is None else (scratch, served.image)
-        scores = await score(self.embedder, plan.tenant, plan.spec.prompt, *images)
+        scores = await score(self.embedder, plan.tenant, plan.spec.plain_prompt, *images)
         share = kept_share(scores.quality, scores.scratch_quality)
         if plan.light is not None:
             if share is not None:

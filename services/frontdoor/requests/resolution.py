@@ -18,6 +18,7 @@ from pentimento.domain.generation import (
     SigmaSpacing,
 )
 from pentimento.domain.image_request import CacheMode, ImageFormat, ImageRequest, ResolvedRequest
+from pentimento.domain.prompt_syntax import WEIGHTED_FAMILIES, PromptSyntax, parse_prompt
 from pentimento.pictures import PictureHeader, read_header
 from services.frontdoor.requests.selections import SelectionLimits, resolve_controlnets, resolve_loras
 from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
@@ -132,7 +133,25 @@ def _resolve_spec(request: ImageRequest, held: HeldModel, limits: RequestLimits,
         init_image=init_image,
         sigma_spacing=spacing,
         clip_skip=int(_in_range("clip_skip", _default(request.clip_skip, 0), 0, MAX_CLIP_SKIP)),
+        prompt_syntax=_resolve_syntax(request, held),
     )
+
+
+def _resolve_syntax(request: ImageRequest, held: HeldModel) -> PromptSyntax | None:
+    """Return the syntax of both prompts, which are parsed here to refuse a faulty one before it is accepted."""
+    if not request.prompt_syntax:
+        return None
+    known = [syntax.value for syntax in PromptSyntax]
+    if request.prompt_syntax not in known:
+        limit = f"must be {' or '.join(known)}, or empty for plain text"
+        raise InvalidArgument.of("prompt_syntax", f"{limit}, got {request.prompt_syntax[:_SHOWN_LENGTH]!r}")
+    if held.family not in WEIGHTED_FAMILIES:
+        raise InvalidArgument.of("prompt_syntax", f"must be empty with {held.model}: its family takes plain text alone")
+    syntax = PromptSyntax(request.prompt_syntax)
+    if not parse_prompt(request.prompt, syntax, "prompt").plain.strip():
+        raise InvalidArgument.of("prompt", "must have text besides its syntax")
+    parse_prompt(request.negative_prompt, syntax, "negative_prompt")
+    return syntax
 
 
 def _check_prompt(field: str, prompt: str, limits: RequestLimits, *, may_be_empty: bool) -> None:

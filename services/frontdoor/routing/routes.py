@@ -103,7 +103,7 @@ async def embed(
     """
     if parts.embedder is None or not _is_embedded(parts, resolved, scored=scored):
         return None
-    prompts, timeout_s = [resolved.spec.prompt], parts.timeouts.embed_s
+    prompts, timeout_s = [resolved.spec.plain_prompt], parts.timeouts.embed_s
     embedding = parts.embedder.embed_text(prompts, timeout_s, memo_partition=tenant)
     loses = "cache" if _is_embedded(parts, resolved, scored=False) else "prompt's embedding"
     answer = await bounded("embedder", timeout_s, embedding, note, loses=loses)

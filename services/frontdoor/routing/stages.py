@@ -10,6 +10,7 @@ from pentimento.domain.errors import Unavailable
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.generation import CascadeStage, FromImage, FromLatent, Route, Scheduler, noise_form_of
 from pentimento.domain.image_request import AdmittedStages, ImageRequest, ResolvedRequest
+from pentimento.domain.prompt_syntax import WEIGHTED_FAMILIES
 from pentimento.domain.tenants import TenantQuota
 from pentimento.policies.plan.entry import NO_QUOTA, PlanIndex, Stage, request_stages, scaled_start_step
 from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
@@ -181,7 +182,9 @@ def as_painted_by(resolved: ResolvedRequest, held: HeldModel) -> ResolvedRequest
 
 
 def fits(resolved: ResolvedRequest, held: HeldModel, known: AdapterCatalogue) -> bool:
-    """Return whether the model supports the request's size, and its adapters are made for the model."""
+    """Return whether the model supports the request's size and syntax, and its adapters are made for the model."""
+    if resolved.spec.prompt_syntax is not None and held.family not in WEIGHTED_FAMILIES:
+        return False
     sides = (resolved.spec.width_px, resolved.spec.height_px)
     sized = all(side <= held.max_size_px and side % held.size_multiple_px == 0 for side in sides)
     return sized and known.change(resolved.spec, held)

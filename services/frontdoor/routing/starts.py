@@ -8,21 +8,25 @@ from pentimento.domain.cache import CacheScope
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.generation import FromImage, FromLatent, FromNoise, GenerationSpec, Start
 from pentimento.domain.image_request import CacheMode, ResolvedRequest
+from pentimento.domain.prompt_syntax import PromptSyntax, parse_prompt
 from pentimento.policies.plan.entry import IMAGE, LATENT, NOISE
 
 
 def scope_of(
     tenant: str, resolved: ResolvedRequest, held: HeldModel, lora_patch_step: int, pipelined_from_step: int
 ) -> CacheScope:
-    """Return all properties except prompt and seed that change the image; sampler and eta count as part of the
-    scheduler. The request's LoRAs take effect after `lora_patch_step` steps; residuals are one step old from
-    `pipelined_from_step` on, 0 for never."""
+    """Return all properties except prompt and seed that change the image. Sampler, eta and the weights of the prompt's
+    words count as part of the scheduler: prompts are compared without weights, so a latent serves only requests with
+    the same weights on the same words. The request's LoRAs take effect after `lora_patch_step` steps; residuals are one
+    step old from `pipelined_from_step` on, 0 for never."""
     spec = resolved.spec
     sampler = f"{held.scheduler_digest} {spec.scheduler.value} {spec.eta!r}"
     if spec.sigma_spacing is not None:
         sampler = f"{sampler} {spec.sigma_spacing.value}"
     if spec.clip_skip:
         sampler = f"{sampler} without {spec.clip_skip} layers"
+    if spec.prompt_syntax is not None:
+        sampler = f"{sampler} {spec.prompt_syntax.value} {_weights_of(spec.prompt, spec.prompt_syntax)!r}"
     settings = [(net.conditioning_scale, net.start_fraction, net.end_fraction) for net in spec.controlnets]
     return CacheScope(
         tenant=tenant,
@@ -47,6 +51,10 @@ def scope_of(
 def repeat_key_of(spec: GenerationSpec) -> str:
     """Return the digest of prompt and seed, which identify a request within its scope."""
     return _sha256(f"{spec.seed} {spec.prompt}".encode())
+
+
+def _weights_of(prompt: str, syntax: PromptSyntax) -> list[tuple[str, float]]:
+    return [(fragment.text, fragment.weight) for fragment in parse_prompt(prompt, syntax).weighted]
 
 
 @lru_cache(maxsize=256)

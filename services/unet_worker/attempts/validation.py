@@ -22,6 +22,7 @@ from pentimento.domain.generation import (
     Start,
 )
 from pentimento.domain.image_request import ImageFormat
+from pentimento.domain.prompt_syntax import WEIGHTED_FAMILIES, parse_prompt
 from pentimento.domain.thinned_steps import check_thinned_steps
 from services.unet_worker.attempts.order import ExecuteOrder
 
@@ -44,7 +45,7 @@ def check_order(
     """Check an order before any work on it. Raises FailedPrecondition if the dispatcher expects another model or start
     of this worker, NotFound for adapters that it does not have, InvalidArgument for anything outside its limits."""
     _check_fencing(order, held)
-    _check_prompts(order.spec)
+    _check_prompts(order.spec, held)
     check_size_and_steps(order.spec, held)
     _check_sampling(order.spec, held)
     _check_adapters(order, capabilities, has_lora)
@@ -70,7 +71,7 @@ def _check_fencing(order: ExecuteOrder, held: HeldModel) -> None:
         raise FailedPrecondition("MODEL_DIGEST_MISMATCH", message)
 
 
-def _check_prompts(spec: GenerationSpec) -> None:
+def _check_prompts(spec: GenerationSpec, held: HeldModel) -> None:
     for name, prompt in (("prompt", spec.prompt), ("negative_prompt", spec.negative_prompt)):
         if len(prompt) > MAX_PROMPT_CHARS:
             raise InvalidArgument.of(
@@ -78,6 +79,10 @@ def _check_prompts(spec: GenerationSpec) -> None:
             )
         if "\0" in prompt:
             raise InvalidArgument.of(f"spec.{name}", "must not hold NUL characters")
+        if spec.prompt_syntax is not None:
+            parse_prompt(prompt, spec.prompt_syntax, f"spec.{name}")
+    if spec.prompt_syntax is not None and held.family not in WEIGHTED_FAMILIES:
+        raise InvalidArgument.of("spec.prompt_syntax", f"must be unset with the family {held.family}")
 
 
 def check_size_and_steps(spec: GenerationSpec, held: HeldModel) -> None:

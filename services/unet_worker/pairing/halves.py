@@ -24,6 +24,7 @@ from pentimento.domain.errors import (
 )
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.generation import Attempt, FromNoise, GenerationSpec, LoraSelection, Route, Scheduler
+from pentimento.domain.prompt_syntax import MAX_PROMPT_CHUNKS
 from pentimento.domain.reasons import Reason
 from pentimento.pictures import read_header
 from pentimento.tensors.device import WIRE_DTYPES
@@ -180,6 +181,17 @@ class GuidanceHalves:
         """End all halves: other workers continue their requests without a peer."""
         for half in self._open:
             half.end(stopping())
+
+    def text_shape(self, token_count: int) -> tuple[Dtype, tuple[int, ...]]:
+        """Return element type and dims of text states with that number of tokens. Raises InvalidArgument for a number
+        that no prompt of the model has."""
+        dtype, (rows, usual, width) = self.opening_shapes["text_states"]
+        step = self._model.chunk_tokens
+        most = usual + (MAX_PROMPT_CHUNKS - 1) * step
+        if not usual <= token_count <= most or (token_count - usual) % max(step, 1):
+            limit = f"must be {usual} to {most} tokens" + (f" in steps of {step}" if step else "")
+            raise InvalidArgument.of("open.text_states", f"{limit}, got {token_count}")
+        return dtype, (rows, token_count, width)
 
     def _shapes(self) -> OpeningShapes:
         width_px, height_px = self._held.default_width_px, self._held.default_height_px

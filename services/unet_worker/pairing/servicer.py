@@ -145,6 +145,8 @@ def _opening_shapes(message: pb.OpenHalf, halves: GuidanceHalves) -> OpeningShap
     for place, controlnet in enumerate(message.controlnets):
         is_encoded, field = controlnet.HasField("encoded_conditioning"), controlnet_field(place)
         _check_presence(is_encoded, halves.controlnets_see_latents, f"{field}.encoded_conditioning")
+    if len(message.text_states.dims) == 3:
+        shapes = {**shapes, "text_states": halves.text_shape(message.text_states.dims[1])}
     if not message.controlnets or not halves.controlnets_see_latents:
         return shapes
     shape = halves.condition_shape(message.width_px, message.height_px, message.step_count)

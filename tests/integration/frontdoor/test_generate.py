@@ -152,6 +152,7 @@ OTHER_VALUES: dict[str, object] = {
     "scheduler": "ddim",
     "eta": 0.5,
     "clip_skip": 1,
+    "prompt_syntax": "a1111",
     "seed": 2,
     "loras": (AskedLora("neon"),),
     "controlnets": (AskedControlNet("edges", a_png(32, 32)),),

@@ -42,6 +42,7 @@ from pentimento.domain.generation import (
     Route,
     Scheduler,
 )
+from pentimento.domain.prompt_syntax import PromptSyntax
 from pentimento.policies import latent_pairing
 from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.tensors.device import outgoing_tensor, tensor_over
@@ -234,11 +235,12 @@ def spec_of(parts: Parts, kind: str) -> GenerationSpec:
         stored = parts.worker.objects.put("adapters/uploaded", file)
         return replace(SPEC, loras=(LoraSelection("uploaded", 0.8, stored.digest, stored),))
     ancestral = replace(SPEC, scheduler=Scheduler.EULER_ANCESTRAL, guidance_scale=7.5)
-    return {"plain": SPEC, "euler ancestral": ancestral}[kind]
+    long = replace(SPEC, prompt="a (blue:1.4) ring BREAK on a black background", prompt_syntax=PromptSyntax.A1111)
+    return {"plain": SPEC, "euler ancestral": ancestral, "long prompt": long}[kind]
 
 
 @pytest.mark.usefixtures("patient")
-@pytest.mark.parametrize("kind", ["plain", "euler ancestral", "lora", "uploaded lora"])
+@pytest.mark.parametrize("kind", ["plain", "euler ancestral", "long prompt", "lora", "uploaded lora"])
 async def test_a_pair_paints_the_picture_that_one_worker_paints(parts: Parts, peer: Peer, kind: str) -> None:
     spec = spec_of(parts, kind)
     alone = await paint(parts, spec=spec)
@@ -298,6 +300,7 @@ BAD_OPENINGS: dict[str, tuple[dict[str, Any], type[PentimentoError], str]] = {
     "more steps than anybody has": ({"step_count": 2**31}, InvalidArgument, "INVALID_FIELD"),
     "two rows": ({"states": outgoing_tensor(torch.zeros(2, 77, 64), UNBOUND)}, InvalidArgument, "INVALID_FIELD"),
     # Refused as soon as the opening is read: whoever still writes chunks then may see the call end without its status.
+    "half a chunk": ({"states": outgoing_tensor(torch.zeros(1, 100, 64), UNBOUND)}, InvalidArgument, "INVALID_FIELD"),
     "pooled states": ({"pooled": LITTLE, "states": LITTLE}, InvalidArgument, "INVALID_FIELD"),
 }
 

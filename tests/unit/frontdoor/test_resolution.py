@@ -63,6 +63,7 @@ def test_resolve_open_fields_come_from_model_and_deployment() -> None:
 LARGE = b"x" * (LIMITS.max_init_image_bytes + 1)
 IMAGE, MASK, STRENGTH = "init_image.image", "init_image.mask", "init_image.strength"
 SIDES = "must have sides of 8 to 64 pixels without a size, got"
+WEIGHTED = {"prompt_syntax": "a1111"}
 REFUSED: tuple[tuple[dict[str, Any], str, str], ...] = (
     *[({"prompt": text}, "prompt", "") for text in ("", " \n\t", "canary" * 2_000_000, "é" * 4097, "a\0b")],
     *[({"negative_prompt": text}, "negative_prompt", "") for text in ("x" * 8193, "\0")],
@@ -76,6 +77,10 @@ REFUSED: tuple[tuple[dict[str, Any], str, str], ...] = (
     *[({"eta": eta}, "eta", "") for eta in (math.nan, -0.5, 1.5)],
     ({"eta": 0.5, "scheduler": "euler"}, "eta", "must be 0 with scheduler euler"),
     *[({"clip_skip": count}, "clip_skip", "") for count in (-1, 12, 2**62)],
+    ({"prompt_syntax": "A1111"}, "prompt_syntax", "must be a1111 or compel, or empty for plain text, got 'A1111'"),
+    ({**WEIGHTED, "prompt": "a (red"}, "prompt", "'(' is not closed"),
+    ({**WEIGHTED, "prompt": "()"}, "prompt", "must have text besides its syntax"),
+    ({**WEIGHTED, "negative_prompt": "(x:nan)"}, "negative_prompt", "must have weights between -10 and 10, got nan"),
     *[({"seed": seed}, "seed", "") for seed in (-1, 2**64)],
     *[
         ({"scheduler": name}, "scheduler", "must be one of ddim, euler, or euler with _timesteps, _karras, ")

@@ -6,7 +6,8 @@ from lab.fixtures.held_models import HELD
 from pentimento.domain.cache import image_key, latent_key
 from pentimento.domain.generation import ControlNetSelection, GenerationSpec, Scheduler
 from pentimento.domain.image_request import CacheMode, ImageFormat, ResolvedRequest
-from services.frontdoor.routing.starts import scope_of
+from pentimento.domain.prompt_syntax import PromptSyntax
+from services.frontdoor.routing.starts import repeat_key_of, scope_of
 
 SPEC = GenerationSpec("a red circle", "", HELD.model, 32, 32, 50, 3.0, Scheduler.DDIM, 7)
 CONTROLLED = replace(SPEC, controlnets=(ControlNetSelection("edges", b"png", digest="sha256:edges"),))
@@ -18,3 +19,20 @@ def test_latents_of_pipelined_pictures_are_not_those_of_synchronous_ones_and_ima
 
     assert len({latent_key(scope, 10) for scope in (synchronous, early, late)}) == 3
     assert len({image_key(scope) for scope in (synchronous, early, late)}) == 1
+
+
+def test_scope_of_other_weights_or_syntax_differs() -> None:
+    prompts = ("a (red) circle", "a (red:1.1) circle", "a ((red)) circle", "a red (circle)", "a red circle")
+    plain = [replace(SPEC, prompt=prompt) for prompt in prompts]
+    weighted = [replace(spec, prompt_syntax=PromptSyntax.A1111) for spec in plain]
+
+    scopes = [
+        scope_of("tenant", ResolvedRequest(spec, CacheMode.READ_WRITE, ImageFormat.PNG, None, 1000), HELD, 0, 0)
+        for spec in (*plain, *weighted)
+    ]
+
+    keys = [latent_key(scope, 10) for scope in scopes]
+    assert [keys.index(key) for key in keys] == [0, 0, 0, 0, 0, 5, 5, 7, 8, 9]
+    assert len({image_key(scope) for scope in scopes}) == 1
+    assert {spec.plain_prompt for spec in weighted} == {"a red circle"}
+    assert len({repeat_key_of(spec) for spec in weighted}) == 5

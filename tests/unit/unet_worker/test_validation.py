@@ -18,6 +18,7 @@ from pentimento.domain.generation import (
     Scheduler,
     SigmaSpacing,
 )
+from pentimento.domain.prompt_syntax import PromptSyntax
 from services.unet_worker.attempts.order import ExecuteOrder
 from services.unet_worker.attempts.validation import MAX_PROMPT_CHARS, check_order
 from tests.unit.unet_worker.orders import FROM_IMAGE, FROM_LATENT, HELD, ORDER, ROUTE, SPEC, order_with
@@ -32,6 +33,7 @@ def test_check_order_takes_sound_orders() -> None:
         ORDER,
         order_with(scheduler=Scheduler.EULER),
         order_with(scheduler=Scheduler.EULER, sigma_spacing=SigmaSpacing.KARRAS),
+        order_with(prompt_syntax=PromptSyntax.A1111, prompt="a (red:1.2) circle"),
         order_with(eta=1.0),
         order_with(guidance_scale=0.0),
         order_with(width_px=64, height_px=8),
@@ -69,6 +71,8 @@ def test_check_order_takes_sound_orders() -> None:
         (order_with(guidance_scale=math.inf), "spec.guidance_scale"),
         (order_with(guidance_scale=-1.0), "spec.guidance_scale"),
         (order_with(clip_skip=12), "spec.clip_skip"),
+        (order_with(prompt_syntax=PromptSyntax.A1111, prompt="(x:1e9)"), "spec.prompt"),
+        (order_with(prompt_syntax=PromptSyntax.A1111, negative_prompt="x)"), "spec.negative_prompt"),
         (order_with(eta=math.nan), "spec.eta"),
         (order_with(eta=1.5), "spec.eta"),
         (order_with(eta=-math.inf), "spec.eta"),

@@ -84,6 +84,30 @@ SIGMA_SPACING_EXPONENTIAL: SigmaSpacing.ValueType  # 3
 SIGMA_SPACING_BETA: SigmaSpacing.ValueType  # 4
 Global___SigmaSpacing: _TypeAlias = SigmaSpacing  # noqa: Y015
 
+class _PromptSyntax:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PromptSyntaxEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PromptSyntax.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PROMPT_SYNTAX_UNSPECIFIED: _PromptSyntax.ValueType  # 0
+    """Not at all: the text as it is, cut at the text encoder's limit."""
+    PROMPT_SYNTAX_A1111: _PromptSyntax.ValueType  # 1
+    """AUTOMATIC1111's: (text:1.2), (text), [text], BREAK; long prompts in chunks."""
+    PROMPT_SYNTAX_COMPEL: _PromptSyntax.ValueType  # 2
+    """Compel's: (text)1.2, word++, word--; long prompts in chunks."""
+
+class PromptSyntax(_PromptSyntax, metaclass=_PromptSyntaxEnumTypeWrapper):
+    """How a prompt states weights of its words."""
+
+PROMPT_SYNTAX_UNSPECIFIED: PromptSyntax.ValueType  # 0
+"""Not at all: the text as it is, cut at the text encoder's limit."""
+PROMPT_SYNTAX_A1111: PromptSyntax.ValueType  # 1
+"""AUTOMATIC1111's: (text:1.2), (text), [text], BREAK; long prompts in chunks."""
+PROMPT_SYNTAX_COMPEL: PromptSyntax.ValueType  # 2
+"""Compel's: (text)1.2, word++, word--; long prompts in chunks."""
+Global___PromptSyntax: _TypeAlias = PromptSyntax  # noqa: Y015
+
 class _ControlNetMode:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -326,6 +350,7 @@ class GenerationSpec(_message.Message):
     INIT_IMAGE_FIELD_NUMBER: _builtins.int
     SIGMA_SPACING_FIELD_NUMBER: _builtins.int
     CLIP_SKIP_FIELD_NUMBER: _builtins.int
+    PROMPT_SYNTAX_FIELD_NUMBER: _builtins.int
     prompt: _builtins.str
     negative_prompt: _builtins.str
     model: _builtins.str
@@ -341,6 +366,8 @@ class GenerationSpec(_message.Message):
     sigma_spacing: Global___SigmaSpacing.ValueType
     clip_skip: _builtins.int
     """Last layers of the CLIP text encoders that are left out."""
+    prompt_syntax: Global___PromptSyntax.ValueType
+    """Of both prompts."""
     @_builtins.property
     def loras(self) -> _containers.RepeatedCompositeFieldContainer[Global___LoraSelection]: ...
     @_builtins.property
@@ -367,10 +394,11 @@ class GenerationSpec(_message.Message):
         init_image: Global___InitImage | None = ...,
         sigma_spacing: Global___SigmaSpacing.ValueType = ...,
         clip_skip: _builtins.int = ...,
+        prompt_syntax: Global___PromptSyntax.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_init_image", b"_init_image", "init_image", b"init_image"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_init_image", b"_init_image", "clip_skip", b"clip_skip", "controlnets", b"controlnets", "eta", b"eta", "guidance_scale", b"guidance_scale", "height_px", b"height_px", "init_image", b"init_image", "loras", b"loras", "model", b"model", "negative_prompt", b"negative_prompt", "num_inference_steps", b"num_inference_steps", "prompt", b"prompt", "scheduler", b"scheduler", "seed", b"seed", "sigma_spacing", b"sigma_spacing", "width_px", b"width_px"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_init_image", b"_init_image", "clip_skip", b"clip_skip", "controlnets", b"controlnets", "eta", b"eta", "guidance_scale", b"guidance_scale", "height_px", b"height_px", "init_image", b"init_image", "loras", b"loras", "model", b"model", "negative_prompt", b"negative_prompt", "num_inference_steps", b"num_inference_steps", "prompt", b"prompt", "prompt_syntax", b"prompt_syntax", "scheduler", b"scheduler", "seed", b"seed", "sigma_spacing", b"sigma_spacing", "width_px", b"width_px"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__init_image: _TypeAlias = _typing.Literal["init_image"]  # noqa: Y015
     _WhichOneofArgType__init_image: _TypeAlias = _typing.Literal["_init_image", b"_init_image"]  # noqa: Y015
