@@ -309,9 +309,8 @@ class DiffusionModel(ABC):
 
     @abstractmethod
     def encode_prompt(self, prompt: str, *, negative: bool = False, clip_skip: int = 0) -> PromptStates:
-        """Return the prompt's text states, pooled text and truncation, without the last `clip_skip` layers of CLIP.
-        Raises InvalidArgument if there are fewer. An empty `negative` prompt counts as absent: some families encode it
-        as zeros."""
+        """Return the prompt's text states, without the last `clip_skip` layers of CLIP. Raises InvalidArgument if there
+        are fewer. An empty `negative` prompt counts as absent: some families encode it as zeros."""
 
     def chunk_count(self, prompt: WeightedPrompt) -> int:
         """Return the number of chunks of a prompt's tokens. Raises InvalidArgument if the family takes plain text."""
@@ -328,8 +327,7 @@ class DiffusionModel(ABC):
         return conditioning.states.shape[1] - self.usual_tokens if self.usual_tokens else 0
 
     def add_inversion(self, inversion: Inversion) -> None:
-        """Add a textual inversion to tokenizers and text encoders. Raises BadInversion for one of another model, and for
-        a word that is taken."""
+        """Add a textual inversion to the text encoders. Raises BadInversion for one that does not fit."""
         raise BadInversion(f"{inversion.file}: the family {self.info.family} takes no embeddings")
 
     @abstractmethod
