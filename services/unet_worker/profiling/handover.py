@@ -21,7 +21,7 @@ from services.unet_worker.profiling.inputs import QualityScorer, StudyInputs
 from services.unet_worker.profiling.reuse import source_of, study_model
 from services.unet_worker.profiling.reuse_study import StudyModel
 from services.unet_worker.profiling.settings import ProfileSettings
-from services.unet_worker.profiling.steps_study import ClipScore, full_requests, next_place
+from services.unet_worker.profiling.steps_study import ClipScore, full_requests, most_tried, next_place
 
 ALPHA = 0.95
 
@@ -113,6 +113,9 @@ def measure(settings: ProfileSettings, inputs: StudyInputs) -> Iterator[Profile]
     prompts = tuple(dict.fromkeys(inputs.prompts))
     scorers = (ClipScore(inputs.images, prompts), *inputs.scorers_of(prompts))
     study = HandoverStudy(light, heavy, scorers, prompts, settings.study.seed)
+    rest = [taken_steps(heavy.step_count, one) for one in set(settings.shares)]
+    tried = most_tried(rest, exhaustive=settings.exhaustive)
+    heavy.announce(len(prompts) * (heavy.step_count + light.step_count + tried))
     study.prepare(len(prompts) if settings.exhaustive else min(len(prompts), heavy.painter.max_batch))
     profile = _empty(settings, study, inputs)
     rows = {row.at["reuse_share"]: row for row in inputs.earlier_rows(profile)}

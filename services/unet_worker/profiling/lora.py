@@ -33,7 +33,7 @@ from services.unet_worker.profiling.inputs import StudyInputs
 from services.unet_worker.profiling.reuse import source_of, study_model
 from services.unet_worker.profiling.reuse_study import StudyModel
 from services.unet_worker.profiling.settings import ProfileSettings
-from services.unet_worker.profiling.steps_study import next_place
+from services.unet_worker.profiling.steps_study import most_tried, next_place
 
 
 @dataclass(frozen=True)
@@ -132,6 +132,9 @@ def measure(settings: ProfileSettings, inputs: StudyInputs) -> Iterator[Profile]
     if not chosen:
         raise NotFound("UNKNOWN_LORA", f"{settings.loras}: no requested LoRA changes {model.spec.model}")
     tried = steps_to_try(model.step_count, settings.late_steps)
+    late = [model.step_count - steps for steps in tried]
+    each = model.step_count + most_tried(late, exhaustive=settings.exhaustive)
+    model.announce(len(inputs.prompts) * (model.step_count + len(chosen) * each))
     study = LatenessStudy.begin(model, inputs.prompts, tried, settings.study.seed)
     for adapter in chosen:
         if inputs.earlier_of(_profile(settings, study, adapter, {}, 0)) is not None:

@@ -77,6 +77,11 @@ def measure(settings: ProfileSettings, inputs: StudyInputs) -> Iterator[Profile]
     large = study_model(settings.model, settings.study)
     light = None if settings.light is None else study_model(settings.light, settings.study)
     own_steps = captured_steps(large.step_count)
+    late = sum(large.step_count - own for own in own_steps.values())
+    refined = (
+        0 if light is None else sum(light.step_count * (TABLE_STEPS - step) // TABLE_STEPS for step in IMAGE_STEPS)
+    )
+    large.announce(len(inputs.prompts) * (large.step_count + late + refined))
     study = ReuseStudy(large, inputs.images, inputs.prompts, tuple(own_steps.values()), settings.study.seed)
     table = _Table(settings, inputs, large)
     latents = study.latent_pairs(settings.least_similarity)

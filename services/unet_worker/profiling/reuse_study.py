@@ -8,6 +8,7 @@ compared one from scratch have the same seed.
 """
 
 import logging
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -41,6 +42,16 @@ class StudyModel:
     def request(self, prompt: str, seed: int, start: "NoiseStart | LatentStart | ImageStart") -> PaintingRequest:
         """Return the request of a prompt."""
         return PaintingRequest(replace(self.spec, prompt=prompt, seed=seed), start)
+
+    def announce(self, image_steps: int) -> None:
+        """Log how long that many denoising steps take here, by a batch of one step after one that warms up."""
+        batch = [replace(self.request("", 0, NoiseStart()), thinned_steps=(0,))] * self.painter.max_batch
+        for _ in range(2):
+            began_s = time.perf_counter()
+            list(self.painter.paint(batch))
+            seconds = time.perf_counter() - began_s
+        minutes = image_steps * seconds / len(batch) / 60.0
+        logger.info("%s: at most %d denoising steps, about %.0f min here", self.spec.model, image_steps, minutes)
 
     def generated(
         self, what: str, requests: Sequence[PaintingRequest], first: int = 0, total: int | None = None

@@ -34,6 +34,7 @@ from services.unet_worker.profiling.steps_study import (
     ThinningStudy,
     full_requests,
     grid,
+    most_tried,
     next_place,
 )
 
@@ -111,6 +112,7 @@ def measure(settings: ProfileSettings, inputs: StudyInputs) -> Iterator[Profile]
     captured = {*hits, *(() if loras.loras else begins)}
     full = [loras.on_time(request) for request in full_requests(model, prompts, settings.study.seed, tuple(captured))]
     study = ThinningStudy(model, scorers, full, loras.late)
+    model.announce(_most_steps(settings, model.step_count, len(prompts), 1 + len(hits)))
     rows = dict(kept)
     for found in _all_rows(settings, study, inputs, prompts, hits, kept):
         rows[steps_key(found.row)] = found.row
@@ -120,6 +122,16 @@ def measure(settings: ProfileSettings, inputs: StudyInputs) -> Iterator[Profile]
         yield replace(profile, rows=tuple(rows[key] for key in sorted(rows)))
     if len(rows) == len(kept):
         yield replace(profile, rows=tuple(rows[key] for key in sorted(rows)))
+
+
+def _most_steps(settings: ProfileSettings, step_count: int, prompt_count: int, start_count: int) -> int:
+    """Return the denoising steps of the profile at most, for prompts from noise and from each other start."""
+    begins = grid(step_count, settings.begin, settings.keep)
+    # LoRAs that come late share no steps with the full run.
+    shared = 0 if settings.with_loras else 1
+    rows = [[count + (1 - shared) * first for count in counts] for first, counts in begins]
+    tried = sum(most_tried(counts, exhaustive=settings.exhaustive) for counts in rows)
+    return prompt_count * (step_count + start_count * len(set(settings.spacing)) * tried)
 
 
 @dataclass(frozen=True)

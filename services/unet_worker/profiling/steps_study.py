@@ -74,6 +74,12 @@ def next_place(holds: Mapping[int, bool], count: int, guess: int | None) -> int 
     return (low + high) // 2
 
 
+def most_tried(step_counts: Sequence[int], *, exhaustive: bool) -> int:
+    """Return the most steps in all that places with those numbers of steps take until the last that holds is known."""
+    tried = len(step_counts) if exhaustive else min(2 + len(step_counts).bit_length(), len(step_counts))
+    return sum(sorted(step_counts, reverse=True)[:tried])
+
+
 @dataclass
 class ThinningStudy:
     """Hold prompts that one model generates in full, row by row, when they are first compared; `late` changes a request

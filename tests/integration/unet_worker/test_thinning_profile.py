@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -65,10 +66,14 @@ def measured(
     measure_and_write(ProfileKind.STEPS, settings, inputs)
 
 
-def test_a_profile_is_written_and_read(tmp_path: Path) -> None:
+def test_a_profile_is_written_and_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     settings = settings_of(tmp_path, write_model(tmp_path), "--samples", "--keep", "0.8,0.4")
+    caplog.set_level(logging.INFO)
 
     measured(settings, ("a circle", "a square", "a circle"))
+
+    # Two prompts take all 5 steps, then 4, 2, 2 and 1.
+    assert "model: at most 28 denoising steps" in caplog.text
 
     (profile,) = read_profiles([tmp_path / "model.json"]).profiles
     assert (profile.of.model, profile.of.encoder, profile.conditions.scheduler) == ("model", "digests", Scheduler.DDIM)
