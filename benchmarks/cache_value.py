@@ -245,7 +245,7 @@ def better_figure(one: ValuedLog) -> Figure:
     better = min((LATENTS, IMAGES), key=lambda arm: sum(one.runs[arm.name].round_s))
     pairs = list(zip(one.runs[better.name].round_s, one.runs[BOTH.name].round_s, strict=True))
     return measured(
-        f"{one.name}, both: throughput ÷ {better.name}'s, the better one", pairs, ratio_of_sums, at_least(1.0)
+        f"{one.name}, both: throughput ÷ that of the better one of the two", pairs, ratio_of_sums, at_least(1.0)
     )
 
 
