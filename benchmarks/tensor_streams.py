@@ -6,7 +6,9 @@ import asyncio
 import os
 import sys
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from concurrent.futures import Future
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -28,8 +30,9 @@ from pentimento.rpc.memory import keep_freed_memory
 from pentimento.tensors.outgoing import OutgoingTensor
 from pentimento.tensors.receiving import ExpectedTensor
 from pentimento.tensors.regions import RegionDirectory
-from pentimento.tensors.sending import TensorSender, open_sender
-from pentimento.tensors.step_lines import AnsweringLine, LinedLatents, LinedSteps, make_answering_line
+from pentimento.tensors.sending import TensorSender
+from pentimento.tensors.step_lines import MAX_UNDER_WAY
+from pentimento.tensors.step_server import Deliver, StepService, serve_steps
 from pentimento.wire.tensors import Binding, DeviceBytes, Dtype, described, size_of
 
 FULL_NAME = pb.DESCRIPTOR.services_by_name["ControlNetService"].full_name
@@ -117,51 +120,62 @@ class ResidualServer(ControlNetServiceServicer):
     ) -> AsyncIterator[pb.StreamResidualsResponse]:
         message = (await anext(aiter(request))).open
         tensors = self._sets[message.controlnet.name]
-        sender, region = open_sender(message.transport, self._directory, [tensor.size_bytes for tensor in tensors])
-        line, told = make_answering_line(
-            self._directory, sender, lambda step: latent_of(message, step), lambda step: bound_to(message, step)
-        )
-        lined = None if line is None else lined_steps(line, tensors, self._waiting)
-        bare = bare_chunks(message, tensors) if message.controlnet.conditioning_image == BARE else []
-        messages = request if lined is None else lined.until_failed(request)
-        try:
-            yield pb.StreamResidualsResponse(opened=opened(message, tensors, region, told))
-            async for one in messages:
-                match one.WhichOneof("message"):
-                    case "step" if bare:
-                        for chunk in bare:
-                            yield cast(pb.StreamResidualsResponse, chunk)
-                    case "step":
-                        async for answer in answers(message, one.step.step_index, tensors, sender):
-                            yield answer
-                    case "ack":
-                        sender.acknowledged(one.ack)
-                    case "region_opened":
-                        sender.region_opened(one.region_opened)
-        finally:
-            if lined is not None:
-                lined.close()
-            sender.close()
+        if message.controlnet.conditioning_image in (BARE, ONE_MESSAGE):
+            answers = plain_answers(message, tensors, request)
+        else:
+            service = residuals_of(message, tensors, self._waiting)
+            answers = serve_steps(request, message.transport, self._directory, service)
+        async with aclosing(answers):
+            async for answer in answers:
+                yield answer
 
 
-def lined_steps(line: AnsweringLine, tensors: Sequence[OutgoingTensor], waiting: ThreadWait) -> LinedSteps:
-    def take(step: LinedLatents) -> None:
-        line.answer(step.step_index, tensors)
+def residuals_of(message: pb.OpenStream, tensors: Sequence[OutgoingTensor], waiting: ThreadWait) -> StepService:
+    """Return the service that answers each step at once."""
+    named = [(f"down_block_{index}", tensor) for index, tensor in enumerate(tensors)]
 
-    return LinedSteps(line, lambda step, timestep: None, take, waiting)
+    def submit(step: int, timestep: float, latents: object, deliver: Deliver[Any], in_parts: bool) -> "Future[Any]":
+        future: Future[Any] = Future()
+        future.set_result(deliver(named, ()))
+        return future
+
+    return StepService(
+        step_count=message.step_count,
+        latents=ExpectedTensor(Dtype.FLOAT32, LATENT_DIMS, bound_to(message, "latent", message.base_model_digest)),
+        answer=bound_to(message, ANSWER_LAYER),
+        answer_sizes=[tensor.size_bytes for tensor in tensors],
+        submit=submit,
+        outgoing=lambda tensor, binding: replace(tensor, binding=binding),
+        listener=waiting,
+        most_under_way=MAX_UNDER_WAY,
+        opened=lambda region, line: pb.StreamResidualsResponse(opened=opened(message, tensors, region, line)),
+        answered=lambda step, parts: answered(message, step, parts),
+        chunk_field=pb.StreamResidualsResponse.CHUNK_FIELD_NUMBER,
+    )
 
 
-def bound_to(message: pb.OpenStream, step_index: int, layer: str = ANSWER_LAYER, digest: str = "d") -> Binding:
+async def plain_answers(
+    message: pb.OpenStream, tensors: Sequence[OutgoingTensor], requests: AsyncIterator[pb.StreamResidualsRequest]
+) -> AsyncGenerator[pb.StreamResidualsResponse, None]:
+    """Answer steps as the suite never does: in one message, or by chunks alone."""
+    yield pb.StreamResidualsResponse(opened=opened(message, tensors, None, None))
+    one_message = message.controlnet.conditioning_image == ONE_MESSAGE
+    bare = [] if one_message else bare_chunks(tensors)
+    async for request in requests:
+        if request.WhichOneof("message") != "step":
+            continue
+        for chunk in bare:
+            yield cast(pb.StreamResidualsResponse, chunk)
+        if one_message:
+            yield answered(message, request.step.step_index, whole_tensors(message, tensors))
+
+
+def bound_to(message: pb.OpenStream, layer: str, digest: str = "d") -> Binding:
     attempt = message.attempt
-    return Binding(attempt.request_id, attempt.fencing_token, step_index, layer, digest, message.stream_epoch)
+    return Binding(attempt.request_id, attempt.fencing_token, 0, layer, digest, message.stream_epoch)
 
 
-def latent_of(message: pb.OpenStream, step_index: int) -> ExpectedTensor:
-    binding = bound_to(message, step_index, "latent", message.base_model_digest)
-    return ExpectedTensor(Dtype.FLOAT32, LATENT_DIMS, binding)
-
-
-def bare_chunks(message: pb.OpenStream, tensors: Sequence[OutgoingTensor]) -> list[bytes]:
+def bare_chunks(tensors: Sequence[OutgoingTensor]) -> list[bytes]:
     """Return a step's chunks as the bytes of their messages, so that only a stream of 1 MiB messages remains."""
     chunks = TensorSender().pack(tensors).chunks
     return [chunk.framed(pb.StreamResidualsResponse.CHUNK_FIELD_NUMBER) for chunk in chunks]
@@ -184,28 +198,22 @@ def opened(
     )
 
 
-async def answers(
-    message: pb.OpenStream, step_index: int, tensors: Sequence[OutgoingTensor], sender: TensorSender
-) -> AsyncIterator[pb.StreamResidualsResponse]:
-    bound = [
-        replace(tensor, binding=bound_to(message, step_index, f"down_block_{index}"))
-        for index, tensor in enumerate(tensors)
-    ]
-    residuals = pb.Residuals(step_index=step_index, stream_epoch=message.stream_epoch, last_part=True)
-    if message.controlnet.conditioning_image == ONE_MESSAGE:
-        for tensor in bound:
-            part = described(tensor.dtype, tensor.dims, tensor.binding)
-            data = bytearray(tensor.size_bytes)
-            tensor.fill(memoryview(data))
-            part.inline = bytes(data)
-            residuals.down_block_residuals.append(part)
-        yield pb.StreamResidualsResponse(residuals=residuals)
-        return
-    packed = sender.pack(bound)
-    residuals.down_block_residuals.extend(packed.tensors)
-    yield pb.StreamResidualsResponse(residuals=residuals)
-    for chunk in packed.chunks:
-        yield cast(pb.StreamResidualsResponse, chunk.framed(pb.StreamResidualsResponse.CHUNK_FIELD_NUMBER))
+def whole_tensors(message: pb.OpenStream, tensors: Sequence[OutgoingTensor]) -> list[tensor_pb.Tensor]:
+    """Return the tensors as parts of one message."""
+    parts = []
+    for index, tensor in enumerate(tensors):
+        part = described(tensor.dtype, tensor.dims, bound_to(message, f"down_block_{index}"))
+        data = bytearray(tensor.size_bytes)
+        tensor.fill(memoryview(data))
+        part.inline = bytes(data)
+        parts.append(part)
+    return parts
+
+
+def answered(message: pb.OpenStream, step_index: int, parts: Sequence[tensor_pb.Tensor]) -> pb.StreamResidualsResponse:
+    epoch = message.stream_epoch
+    residuals = pb.Residuals(step_index=step_index, stream_epoch=epoch, last_part=True, down_block_residuals=parts)
+    return pb.StreamResidualsResponse(residuals=residuals)
 
 
 async def serve(address: str, directory: Path) -> None:

@@ -46,6 +46,7 @@ from benchmarks.tensor_streams import (
     ResidualSet,
     tensors_of,
 )
+from lab.fixtures.step_streams import answer_to
 from lab.runs.intervals import median_ratio
 from lab.runs.measure import Figure, Options, at_least, at_most, counted, informative, measured, parse_options, publish
 from pentimento.api.controlnet.v1 import controlnet_service_pb2 as pb
@@ -107,11 +108,12 @@ def server(address: str, directory: Path) -> "Iterator[subprocess.Popen[str]]":
 class WholeMessages(ResidualStream):
     """Receive residuals inside one message, which the suite's receiver rejects."""
 
-    async def take(self, step_index: int) -> ReceivedTensors:
-        parts = (await self._stream.read(self.answer_field)).residuals.down_block_residuals
-        return ReceivedTensors(
-            tuple(WireTensor(Dtype(part.dtype), tuple(part.dims), part.inline, UNBOUND) for part in parts)
-        )
+    async def _read(self) -> None:
+        while True:
+            parts = (await self._stream.read(self.answer_field)).residuals.down_block_residuals
+            tensors = [WireTensor(Dtype(part.dtype), tuple(part.dims), part.inline, UNBOUND) for part in parts]
+            self._keep(next(iter(self._asked_at)), ReceivedTensors(tuple(tensors)))
+            self.heard()
 
 
 def stream_request(residuals: ResidualSet, number: int = 1, condition: bytes = b"") -> ResidualStreamRequest:
@@ -161,8 +163,8 @@ def lined_step(stream: ResidualStream, waiting: ThreadWait, latents: OutgoingTen
     assert stream.lined, "the line could not be opened"
 
     def take(number: int) -> None:
-        stream.ask_now(number, 500.0, latents, number)
-        while stream.arrived(number) is None:
+        stream.ask(number, 500.0, latents, number)
+        while stream.take(number) is None:
             waiting.wait()
 
     async def step(number: int) -> None:
@@ -175,7 +177,7 @@ def asked_step(stream: ResidualStream, latents: OutgoingTensor) -> Step:
     """Return a function that requests a step by the stream."""
 
     async def step(number: int) -> None:
-        await stream.answer(number, 500.0, latents)
+        await answer_to(stream, number, 500.0, latents)
 
     return step
 
@@ -248,7 +250,7 @@ async def use_streams(address: str, directory: RegionDirectory, count: int) -> i
             stream = await client.open_stream(stream_request(ZOO, number), 1, OPEN_S)
             opened += 1
             for step in range(10**6):
-                await stream.answer(step, 500.0, outgoing(LATENT))
+                await answer_to(stream, step, 500.0, outgoing(LATENT))
 
     async with open_channel(address, CHANNEL) as channel:
         client = ControlNetClient(channel, directory)

@@ -1,8 +1,9 @@
 """Call the ControlNet service."""
 
-import logging
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import grpc.aio
 
@@ -11,19 +12,18 @@ from pentimento.api.controlnet.v1.controlnet_service_pb2_grpc import ControlNetS
 from pentimento.api.generation.v1 import generation_pb2
 from pentimento.api.tensor.v1 import tensor_pb2 as tensor_pb
 from pentimento.clients.errors import answer_of, domain_errors, judging_answers
-from pentimento.clients.step_stream import StepStream
+from pentimento.clients.step_stream import StepClient, StepStream
 from pentimento.domain.errors import Aborted, InvalidArgument
 from pentimento.domain.generation import Attempt, ControlNetSelection
 from pentimento.tensors.chunks import reading_chunks
-from pentimento.tensors.lines import LineListener
 from pentimento.tensors.outgoing import OutgoingTensor
 from pentimento.tensors.receiving import ExpectedTensor
-from pentimento.tensors.regions import RegionDirectory
 from pentimento.tensors.sending import transport_offer
 from pentimento.wire.codec import nested
 from pentimento.wire.tensors import Dtype, known_dtype, size_of
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from pentimento.api.controlnet.v1.controlnet_service_pb2_grpc import ControlNetServiceAsyncStub
 
 FULL_NAME = pb.DESCRIPTOR.services_by_name["ControlNetService"].full_name
 # The binding of answers by a line; the stream's opening has the layers.
@@ -77,54 +77,6 @@ class ResidualStreamRequest:
             ("encoded_conditioning", self.encoded),
         )
         return [(name, tensor) for name, tensor in named if tensor is not None]
-
-
-class ControlNetClient:
-    """Call a replica of the ControlNet service.
-
-    `directory`: folder of the shared memory, None for chunks. `lined`: send steps by lines through that memory if the
-    replica supports it; `listener` reads their answers, by default the event loop."""
-
-    def __init__(
-        self,
-        channel: grpc.aio.Channel,
-        directory: RegionDirectory | None = None,
-        lined: bool = True,
-        listener: LineListener | None = None,
-    ) -> None:
-        self._stub = ControlNetServiceStub(channel)
-        self._stream_residuals = residual_calls(channel)
-        self._lined = lined
-        self._listener = listener
-        self._directory = directory
-
-    async def watch_credits(self) -> AsyncGenerator[pb.WatchCreditsResponse, None]:
-        """Yield the replica's credits and ControlNets, on each change and every second."""
-        call = self._stub.WatchCredits(pb.WatchCreditsRequest())
-        try:
-            with domain_errors():
-                async for message in call:
-                    yield message
-        finally:
-            call.cancel()
-
-    async def open_stream(
-        self, request: ResidualStreamRequest, stream_epoch: int, timeout_s: float
-    ) -> "ResidualStream":
-        """Return an open stream. Raises the replica's error; Unavailable after a timeout."""
-        call, directory = self._stream_residuals(), self._directory
-        stream = ResidualStream(call, request, stream_epoch, directory, self._lined, self._listener)
-        await stream.open_within(timeout_s)
-        return stream
-
-    async def prefetch(self, names: Sequence[str], timeout_s: float | None = None) -> tuple[str, ...]:
-        """Load ControlNets ahead of need; return the replica's loaded ones. Raises NotFound."""
-        answer = await answer_of(self._stub.Prefetch, pb.PrefetchRequest(controlnets=names), timeout_s)
-        return tuple(answer.resident_controlnets)
-
-    async def status(self, timeout_s: float | None = None) -> pb.GetStatusResponse:
-        """Return the replica's status message."""
-        return await answer_of(self._stub.GetStatus, pb.GetStatusRequest(), timeout_s)
 
 
 def residual_calls(
@@ -195,6 +147,36 @@ class ResidualStream(StepStream):
             ExpectedTensor(dtype, dims, self._binding(step_index, layer, self._answer_digest))
             for layer, dtype, dims in self._shapes
         ]
+
+
+class ControlNetClient(StepClient[ResidualStream]):
+    """Call a replica of the ControlNet service, with the options of `StepClient`."""
+
+    stream = ResidualStream
+    calls = staticmethod(residual_calls)
+
+    @cached_property
+    def _stub(self) -> "ControlNetServiceAsyncStub":
+        return ControlNetServiceStub(self._channel)
+
+    async def watch_credits(self) -> AsyncGenerator[pb.WatchCreditsResponse, None]:
+        """Yield the replica's credits and ControlNets, on each change and every second."""
+        call = self._stub.WatchCredits(pb.WatchCreditsRequest())
+        try:
+            with domain_errors():
+                async for message in call:
+                    yield message
+        finally:
+            call.cancel()
+
+    async def prefetch(self, names: Sequence[str], timeout_s: float | None = None) -> tuple[str, ...]:
+        """Load ControlNets ahead of need; return the replica's loaded ones. Raises NotFound."""
+        answer = await answer_of(self._stub.Prefetch, pb.PrefetchRequest(controlnets=names), timeout_s)
+        return tuple(answer.resident_controlnets)
+
+    async def status(self, timeout_s: float | None = None) -> pb.GetStatusResponse:
+        """Return the replica's status message."""
+        return await answer_of(self._stub.GetStatus, pb.GetStatusRequest(), timeout_s)
 
 
 def _shapes(opened: pb.StreamOpened) -> tuple[tuple[str, Dtype, tuple[int, ...]], ...]:

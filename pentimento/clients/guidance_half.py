@@ -9,13 +9,11 @@ from pentimento.api.generation.v1 import generation_pb2
 from pentimento.api.tensor.v1 import tensor_pb2 as tensor_pb
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
 from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
-from pentimento.clients.step_stream import StepStream
+from pentimento.clients.step_stream import StepClient, StepStream
 from pentimento.domain.errors import Aborted
 from pentimento.domain.generation import Attempt, ControlNetSelection, LoraSelection
-from pentimento.tensors.lines import LineListener
 from pentimento.tensors.outgoing import OutgoingTensor
 from pentimento.tensors.receiving import ExpectedTensor
-from pentimento.tensors.regions import RegionDirectory
 from pentimento.tensors.sending import transport_offer
 from pentimento.wire.codec import nested
 
@@ -74,32 +72,6 @@ def opening_tensor(message: pb.OpenHalf, name: str) -> tensor_pb.Tensor:
     return found
 
 
-class GuidanceHalfClient:
-    """Call a peer.
-
-    `directory`: folder of the shared memory, None for chunks. `lined`: send steps by lines through that memory if the
-    peer supports it; `listener` reads their answers, by default the event loop."""
-
-    def __init__(
-        self,
-        channel: grpc.aio.Channel,
-        directory: RegionDirectory | None = None,
-        lined: bool = True,
-        listener: LineListener | None = None,
-    ) -> None:
-        self._stub = UnetWorkerServiceStub(channel)
-        self._lined = lined
-        self._listener = listener
-        self._directory = directory
-
-    async def open_stream(self, request: HalfStreamRequest, stream_epoch: int, timeout_s: float) -> "HalfStream":
-        """Return an open stream. Raises the peer's error; Unavailable after a timeout."""
-        call, directory = self._stub.PredictHalf(), self._directory
-        stream = HalfStream(call, request, stream_epoch, directory, self._lined, self._listener)
-        await stream.open_within(timeout_s)
-        return stream
-
-
 class HalfStream(StepStream):
     """Receive predictions, one step at a time; each has shape and type of the latents that were sent last."""
 
@@ -144,3 +116,17 @@ class HalfStream(StepStream):
         assert self._latents is not None
         binding = self._binding(step_index, self.answer_layer, self._answer_digest)
         return [ExpectedTensor(self._latents.dtype, self._latents.dims, binding)]
+
+
+def half_calls(
+    channel: grpc.aio.Channel,
+) -> "grpc.aio.StreamStreamMultiCallable[pb.PredictHalfRequest, pb.PredictHalfResponse]":
+    """Return the call of PredictHalf."""
+    return UnetWorkerServiceStub(channel).PredictHalf
+
+
+class GuidanceHalfClient(StepClient[HalfStream]):
+    """Call a peer, with the options of `StepClient`."""
+
+    stream = HalfStream
+    calls = staticmethod(half_calls)

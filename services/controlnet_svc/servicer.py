@@ -1,11 +1,10 @@
 """Serve pentimento.api.controlnet.v1 with the ControlNets. A message's values are accepted only if its stream expects
 them."""
 
-import asyncio
-import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from typing import Any, TypeVar, cast
+from functools import partial
+from typing import Any
 
 import grpc.aio
 from torch import Tensor
@@ -13,46 +12,22 @@ from torch import Tensor
 from pentimento.api.controlnet.v1 import controlnet_service_pb2 as pb
 from pentimento.api.controlnet.v1.controlnet_service_pb2_grpc import ControlNetServiceServicer
 from pentimento.api.tensor.v1 import tensor_pb2 as tensor_pb
-from pentimento.diffusion.families.model import Conditioning, ControlResiduals
+from pentimento.clients.controlnet import ANSWER_LAYER
+from pentimento.diffusion.families.model import Conditioning
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Attempt, ControlNetSelection
 from pentimento.service.credits import CreditNews
 from pentimento.tensors.device import WIRE_DTYPES, outgoing_tensor, tensor_over
 from pentimento.tensors.outgoing import OutgoingTensor
 from pentimento.tensors.receiving import ExpectedTensor, TensorReceiver, receive_all
-from pentimento.tensors.regions import KeptRegions, RegionDirectory
-from pentimento.tensors.sending import PackedTensors, TensorSender, open_sender, transport_of
-from pentimento.tensors.step_lines import make_answering_line
+from pentimento.tensors.regions import RegionDirectory
+from pentimento.tensors.sending import transport_of
+from pentimento.tensors.step_lines import MAX_UNDER_WAY
+from pentimento.tensors.step_server import StepService, opening_of, serve_steps
 from pentimento.wire.codec import decode
 from pentimento.wire.tensors import Binding, Dtype, checked_description, size_of
 from services.controlnet_svc.networks import ShelvedNetwork
-from services.controlnet_svc.streams import (
-    ANSWER_LAYER,
-    ControlNets,
-    LinedResiduals,
-    OpenedStream,
-    StreamOrder,
-    named_tensors,
-)
-
-T = TypeVar("T")
-
-
-async def one_ahead(source: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    """Yield the items of `source`, which prepares each next item before the consumer is done with this one, and is
-    closed at the end. Its errors are raised after the items before."""
-    upcoming = asyncio.create_task(anext(source, None))
-    try:
-        while (item := await upcoming) is not None:
-            upcoming = asyncio.create_task(anext(source, None))
-            yield item
-    finally:
-        upcoming.cancel()
-        # Errors of the source after the consumer has left are dropped.
-        with contextlib.suppress(asyncio.CancelledError, Exception):
-            await upcoming
-        await source.aclose()
-
+from services.controlnet_svc.streams import ControlNets, OpenedStream, StreamOrder
 
 FULL_NAME = pb.DESCRIPTOR.services_by_name["ControlNetService"].full_name
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -105,30 +80,33 @@ class ControlNetServicer(ControlNetServiceServicer):
                 )
 
     async def StreamResiduals(self, request: Requests, context: Context) -> AsyncIterator[pb.StreamResidualsResponse]:
-        opening = await _Opening.read(request)
-        async with self._controlnets.opened(opening.order) as stream:
-            sizes = [size_of(WIRE_DTYPES[stream.dtype], layer.dims) for layer in stream.layers]
-            offer = opening.message.transport
-            sender, region = await asyncio.to_thread(open_sender, offer, self._directory, sizes)
-            conversation = _Conversation(opening, stream, sender, self._outgoing)
-            line, told = make_answering_line(self._directory, sender, conversation.latent, conversation.answer)
-            lined = None
-            if line is not None:
-                lined = LinedResiduals(line, stream, self._outgoing, in_parts=self._residual_parts)
-            try:
-                yield conversation.opened(region, told)
-                messages = request if lined is None else lined.steps.until_failed(request)
-                async with aclosing(conversation.answers(messages)) as answers:
-                    async for answer in answers:
-                        yield answer
-            finally:
-                if lined is not None:
-                    lined.steps.close()
-                sender.close(self._kept_after(stream))
+        opening = await opening_of(request)
+        order = await _received_order(opening, request)
+        async with self._controlnets.opened(order) as stream:
+            service = self._service(opening, stream)
+            async with aclosing(serve_steps(request, opening.transport, self._directory, service)) as answers:
+                async for answer in answers:
+                    yield answer
 
-    def _kept_after(self, stream: OpenedStream) -> KeptRegions | None:
-        """Return the store for an ended stream's region; None while a step may still be written to it."""
-        return None if self._directory is None or stream.under_way_count else self._directory.kept
+    def _service(self, opening: pb.OpenStream, stream: OpenedStream) -> StepService:
+        order = stream.order
+        latent_dtype, _ = checked_description(opening.text_states, FLOATS, None, None)
+        latents = (order.row_count, *order.latent_dims)
+        return StepService(
+            step_count=order.step_count,
+            latents=ExpectedTensor(latent_dtype, latents, _binding(opening, "latent", order.base_model_digest)),
+            answer=_binding(opening, ANSWER_LAYER, stream.digest),
+            answer_sizes=[size_of(WIRE_DTYPES[stream.dtype], layer.dims) for layer in stream.layers],
+            submit=stream.submit,
+            outgoing=self._outgoing,
+            listener=stream.listener,
+            most_under_way=MAX_UNDER_WAY,
+            opened=partial(_opened, opening, stream),
+            answered=partial(_residuals, opening.stream_epoch),
+            chunk_field=pb.StreamResidualsResponse.CHUNK_FIELD_NUMBER,
+            in_parts=self._residual_parts,
+            keeps_regions=True,
+        )
 
     async def Prefetch(self, request: pb.PrefetchRequest, context: Context) -> pb.PrefetchResponse:
         await self._controlnets.shelf.prefetch(request.controlnets)
@@ -165,33 +143,16 @@ def _info(shelved: ShelvedNetwork, resident: set[str]) -> pb.ControlNetInfo:
     )
 
 
-class _Opening:
-    """Hold the first message of a stream, with its tensors."""
-
-    def __init__(self, message: pb.OpenStream, order: StreamOrder) -> None:
-        self.message = message
-        self.order = order
-
-    def binding(self, step_index: int, layer: str, digest: str) -> Binding:
-        """Return the binding of a tensor of this stream."""
-        return _binding(self.message, step_index, layer, digest)
-
-    @staticmethod
-    async def read(messages: Requests) -> "_Opening":
-        first = await anext(aiter(messages), None)
-        if first is None or first.WhichOneof("message") != "open":
-            raise InvalidArgument.of("message", "must be open: it is the first of its stream")
-        message = first.open
-        rows = _ROWS.get(message.guidance_mode, 0)
-        if not rows:
-            raise InvalidArgument.of("open.guidance_mode", "must say which halves of guidance the latents carry")
-        tensors = await _receive_opening(message, messages)
-        return _Opening(message, _order(message, rows, tensors))
-
-
-def _binding(message: pb.OpenStream, step_index: int, layer: str, digest: str) -> Binding:
+def _binding(message: pb.OpenStream, layer: str, digest: str) -> Binding:
     attempt = message.attempt
-    return Binding(attempt.request_id, attempt.fencing_token, step_index, layer, digest, message.stream_epoch)
+    return Binding(attempt.request_id, attempt.fencing_token, 0, layer, digest, message.stream_epoch)
+
+
+async def _received_order(message: pb.OpenStream, messages: Requests) -> StreamOrder:
+    rows = _ROWS.get(message.guidance_mode, 0)
+    if not rows:
+        raise InvalidArgument.of("open.guidance_mode", "must say which halves of guidance the latents carry")
+    return _order(message, rows, await _receive_opening(message, messages))
 
 
 async def _receive_opening(message: pb.OpenStream, messages: Requests) -> dict[str, Tensor]:
@@ -202,7 +163,7 @@ async def _receive_opening(message: pb.OpenStream, messages: Requests) -> dict[s
     expected = []
     for name, part in zip(names, parts, strict=True):
         dtype, _ = checked_description(part, FLOATS, None, None)
-        binding = _binding(message, 0, name, message.base_model_digest)
+        binding = _binding(message, name, message.base_model_digest)
         expected.append(ExpectedTensor(dtype, tuple(part.dims), binding))
     if sum(size_of(wanted.dtype, wanted.dims) for wanted in expected) > MAX_OPENING_BYTES:
         raise InvalidArgument.of("open", f"must bring at most {MAX_OPENING_BYTES} bytes of tensors")
@@ -238,90 +199,33 @@ def _order(message: pb.OpenStream, rows: int, tensors: dict[str, Tensor]) -> Str
     )
 
 
-class _Conversation:
-    """Answer the messages after the opening: a step, its residuals, and so on."""
+def _opened(
+    opening: pb.OpenStream,
+    stream: OpenedStream,
+    region: tensor_pb.SharedMemoryRegion | None,
+    line: tensor_pb.StepLine | None,
+) -> pb.StreamResidualsResponse:
+    dtype = tensor_pb.Dtype.ValueType(WIRE_DTYPES[stream.dtype].value)
+    message = pb.StreamOpened(
+        controlnet_digest=stream.digest,
+        transport=transport_of(region),
+        stream_epoch=opening.stream_epoch,
+        shapes=[pb.ResidualShape(layer=layer.layer, dtype=dtype, dims=layer.dims) for layer in stream.layers],
+        region=region,
+        line=line,
+    )
+    return pb.StreamResidualsResponse(opened=message)
 
-    def __init__(self, opening: _Opening, stream: OpenedStream, sender: TensorSender, outgoing: Outgoing) -> None:
-        self._outgoing = outgoing
-        self._opening = opening
-        self._stream = stream
-        self._sender = sender
-        self._receiver = TensorReceiver()
-        self._latent_dtype, _ = checked_description(opening.message.text_states, FLOATS, None, None)
 
-    def answer(self, step_index: int) -> Binding:
-        """Return the binding of an answer by the line."""
-        return self._opening.binding(step_index, ANSWER_LAYER, self._stream.digest)
-
-    def latent(self, step_index: int) -> ExpectedTensor:
-        """Return the expected form of a step's latents."""
-        order = self._stream.order
-        binding = self._opening.binding(step_index, "latent", order.base_model_digest)
-        return ExpectedTensor(self._latent_dtype, (order.row_count, *order.latent_dims), binding)
-
-    def opened(
-        self, region: tensor_pb.SharedMemoryRegion | None, line: tensor_pb.StepLine | None
-    ) -> pb.StreamResidualsResponse:
-        """Return the answer to the opening."""
-        dtype = tensor_pb.Dtype.ValueType(WIRE_DTYPES[self._stream.dtype].value)
-        message = pb.StreamOpened(
-            controlnet_digest=self._stream.digest,
-            transport=transport_of(region),
-            stream_epoch=self._opening.message.stream_epoch,
-            shapes=[pb.ResidualShape(layer=layer.layer, dtype=dtype, dims=layer.dims) for layer in self._stream.layers],
-            region=region,
-            line=line,
-        )
-        return pb.StreamResidualsResponse(opened=message)
-
-    async def answers(self, messages: Requests) -> AsyncGenerator[pb.StreamResidualsResponse, None]:
-        """Yield the residuals of each step, until the caller sends no more. A step is computed while the previous one's
-        residuals are being sent."""
-        async with aclosing(one_ahead(self._steps(messages))) as steps:
-            async for step_index, packed in steps:
-                yield pb.StreamResidualsResponse(residuals=self._message(step_index, packed.tensors))
-                for chunk in packed.chunks:
-                    # As bytes, which the rpc kit sends unchanged.
-                    yield cast(pb.StreamResidualsResponse, chunk.framed(pb.StreamResidualsResponse.CHUNK_FIELD_NUMBER))
-
-    async def _steps(self, messages: Requests) -> AsyncGenerator[tuple[int, PackedTensors], None]:
-        async for message in messages:
-            match message.WhichOneof("message"):
-                case "step":
-                    yield message.step.step_index, await self._residuals(message.step, messages)
-                case "ack":
-                    self._sender.acknowledged(message.ack)
-                case "region_opened":
-                    self._sender.region_opened(message.region_opened)
-                case other:
-                    raise InvalidArgument.of("message", f"must be step, ack or region_opened, got {other or 'none'}")
-
-    async def _residuals(self, step: pb.ResidualStep, messages: Requests) -> PackedTensors:
-        self._stream.begin(step.step_index, step.timestep)
-        found = await receive_all(self._receiver, [step.latent], [self.latent(step.step_index)], messages)
-        latents = tensor_over(found.tensors[0])
-
-        def pack(residuals: ControlResiduals) -> PackedTensors:
-            digest = self._stream.digest
-            return self._sender.pack(
-                [
-                    self._outgoing(tensor, self._opening.binding(step.step_index, name, digest))
-                    for name, tensor in named_tensors(residuals)
-                ]
-            )
-
-        packed: PackedTensors = await self._stream.residuals(step.timestep, latents, pack)
-        return packed
-
-    def _message(self, step_index: int, tensors: Sequence[tensor_pb.Tensor]) -> pb.Residuals:
-        message = pb.Residuals(step_index=step_index, stream_epoch=self._opening.message.stream_epoch, last_part=True)
-        for tensor in tensors:
-            layer = tensor.binding.layer
-            if layer == "mid_block":
-                message.mid_block_residual.CopyFrom(tensor)
-            elif layer.startswith("down_block_"):
-                message.down_block_residuals.append(tensor)
-            else:
-                block = pb.BlockResidual(block_index=int(layer.removeprefix("block_")), residual=tensor)
-                message.block_residuals.append(block)
-        return message
+def _residuals(stream_epoch: int, step_index: int, tensors: Sequence[tensor_pb.Tensor]) -> pb.StreamResidualsResponse:
+    message = pb.Residuals(step_index=step_index, stream_epoch=stream_epoch, last_part=True)
+    for tensor in tensors:
+        layer = tensor.binding.layer
+        if layer == "mid_block":
+            message.mid_block_residual.CopyFrom(tensor)
+        elif layer.startswith("down_block_"):
+            message.down_block_residuals.append(tensor)
+        else:
+            block = pb.BlockResidual(block_index=int(layer.removeprefix("block_")), residual=tensor)
+            message.block_residuals.append(block)
+    return pb.StreamResidualsResponse(residuals=message)

@@ -1,36 +1,24 @@
-"""Hold streams of residuals, transport-neutral: opened within the credits, then one step after the other.
-
-Steps that come by a line are validated as those of the stream are, and computed and answered by the same thread."""
+"""Hold streams of residuals, transport-neutral: opened within the credits, then one step after the other."""
 
 import asyncio
-import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pentimento.diffusion.controlnets import ControlNet, ControlSetting, ControlStep
 from pentimento.diffusion.families.model import Conditioning, ControlResiduals, DenoiserInput
-from pentimento.domain.errors import (
-    Aborted,
-    FailedPrecondition,
-    Internal,
-    InvalidArgument,
-    ResourceExhausted,
-    Unavailable,
-)
+from pentimento.domain.errors import FailedPrecondition, Internal, InvalidArgument, ResourceExhausted, Unavailable
 from pentimento.domain.generation import Attempt, ControlNetSelection
 from pentimento.domain.reasons import Reason
 from pentimento.tensors.device import WIRE_DTYPES, tensor_over
 from pentimento.tensors.lines import LineListener
-from pentimento.tensors.outgoing import OutgoingTensor
-from pentimento.tensors.step_lines import MAX_UNDER_WAY, AnsweringLine, LinedLatents, LinedSteps
-from pentimento.wire.tensors import UNBOUND, Binding, size_of
+from pentimento.tensors.step_server import Deliver
+from pentimento.wire.tensors import WireTensor, size_of
 from services.controlnet_svc import metrics
 from services.controlnet_svc.compute.conditions import EmbeddedConditions
 from services.controlnet_svc.compute.thread import ComputeThread, StreamStep
@@ -68,7 +56,6 @@ def layers_of(residuals: ControlResiduals) -> tuple[ResidualLayer, ...]:
     return tuple(ResidualLayer(name, tuple(tensor.shape)) for name, tensor in named_tensors(residuals))
 
 
-T = TypeVar("T")
 MAX_STEPS = 10_000
 MAX_SIDE_PX = 8192
 # Limit of remembered residual shapes: callers choose the sizes.
@@ -112,50 +99,29 @@ class OpenedStream:
     _compute: ComputeThread = field(repr=False)
     _conditioning: Conditioning = field(repr=False)
     _embedded: Tensor = field(repr=False)
-    _last_step: int = -1
-    _submitted: "set[Future[Any]]" = field(default_factory=set, repr=False)
 
     @property
     def listener(self) -> LineListener:
-        """Return the listener of steps that come by a line: the thread that computes them."""
+        """Return the listener of the steps of a line: the thread that computes them."""
         return self._compute.waiting
 
-    @property
-    def under_way_count(self) -> int:
-        """Return the number of steps that wait or are being computed or written; on any thread."""
-        return sum(not future.done() for future in self._submitted)
-
-    def begin(self, step_index: int, timestep: float) -> None:
-        """Validate a step before its latent is read. Raises Aborted (STALE_FRAME) for a step that is not after the last
-        one, InvalidArgument for one beyond the schedule, and for a timestep that is not finite."""
-        if step_index <= self._last_step:
-            raise Aborted("STALE_FRAME", f"step {step_index} came after step {self._last_step}")
-        if step_index >= self.order.step_count:
-            limit = f"must be below {self.order.step_count}"
-            raise InvalidArgument.of("step.step_index", f"{limit}, got {step_index}")
-        if not math.isfinite(timestep):
-            raise InvalidArgument.of("step.timestep", f"must be finite, got {timestep}")
-        self._last_step = step_index
-
-    async def residuals(self, timestep: float, latents: Tensor, deliver: Callable[[ControlResiduals], Any]) -> Any:
-        """Return `deliver`'s result for the step's residuals, as `submit` does. Raises the step's error."""
-        return await asyncio.wrap_future(self.submit(timestep, latents, deliver))
-
     def submit(
-        self, timestep: float, latents: Tensor, deliver: Callable[[ControlResiduals], T], *, in_parts: bool = False
-    ) -> "Future[T]":
+        self, step_index: int, timestep: float, latents: WireTensor, deliver: Deliver[Any], in_parts: bool
+    ) -> "Future[Any]":
         """Queue a step, on one thread at a time; `deliver` takes its residuals, scaled, on the compute thread, and its
         result settles the future. With `in_parts`, `deliver` is also called earlier with the residuals so far, if the
         ControlNet computes them one after the other. Raises Unavailable once the service stops."""
-        network = self._network
-        inputs = _inputs(latents.to(network.device, network.dtype), timestep, self._conditioning)
-        setting = ControlSetting(self.order.controlnet.conditioning_scale)
-        step = StreamStep(
-            self, network, ControlStep(inputs, self._embedded, setting), deliver, self.order.alone, in_parts
-        )
-        future: Future[T] = self._compute.submit(step)
-        self._submitted = {future, *(one for one in self._submitted if not one.done())}
-        return future
+        network, dtype = self._network, WIRE_DTYPES[self.dtype]
+
+        def told(residuals: ControlResiduals) -> Any:
+            if not are_of(residuals, self.layers):
+                raise Internal("CONTROLNET_FAILED", "the ControlNet's residuals are not those of its first pass")
+            named = named_tensors(residuals)
+            return deliver(named, [size_of(dtype, layer.dims) for layer in self.layers[len(named) :]])
+
+        inputs = _inputs(tensor_over(latents).to(network.device, network.dtype), timestep, self._conditioning)
+        control = ControlStep(inputs, self._embedded, ControlSetting(self.order.controlnet.conditioning_scale))
+        return self._compute.submit(StreamStep(self, network, control, told, self.order.alone, in_parts))
 
 
 class ControlNets:
@@ -273,47 +239,3 @@ class ControlNets:
 def _inputs(latents: Tensor, timestep: float, conditioning: Conditioning) -> DenoiserInput:
     timesteps = torch.full((latents.shape[0],), timestep, dtype=torch.float32, device=latents.device)
     return DenoiserInput(latents, timesteps, conditioning)
-
-
-ANSWER_LAYER = "residuals"
-
-
-class LinedResiduals:
-    """Answer the steps of one stream: the compute thread takes, computes and answers each, `in_parts` as residuals
-    become ready. `steps` reports failures."""
-
-    def __init__(
-        self,
-        line: AnsweringLine,
-        stream: OpenedStream,
-        outgoing: Callable[[Tensor, Binding], OutgoingTensor],
-        *,
-        in_parts: bool = True,
-    ) -> None:
-        self._in_parts = in_parts
-        self._line = line
-        self._stream = stream
-        self._outgoing = outgoing
-        self.steps = LinedSteps(line, self._begin, self._take, stream.listener)
-
-    def _begin(self, step_index: int, timestep: float) -> None:
-        if self._stream.under_way_count >= MAX_UNDER_WAY:
-            raise ResourceExhausted("NO_CREDIT", f"at most {MAX_UNDER_WAY} steps may be under way")
-        self._stream.begin(step_index, timestep)
-
-    def _take(self, step: LinedLatents) -> None:
-        deliver = partial(self._deliver, step.step_index)
-        future = self._stream.submit(step.timestep, tensor_over(step.latents), deliver, in_parts=self._in_parts)
-        future.add_done_callback(self.steps.settled)
-
-    def _deliver(self, step_index: int, residuals: ControlResiduals) -> None:
-        """Answer a step by the line, on the compute thread."""
-        if not are_of(residuals, self._stream.layers):
-            raise Internal("CONTROLNET_FAILED", "the ControlNet's residuals are not those of its first pass")
-        named = named_tensors(residuals)
-        dtype, awaited = WIRE_DTYPES[self._stream.dtype], self._stream.layers[len(named) :]
-        self._line.answer(
-            step_index,
-            [self._outgoing(tensor, UNBOUND) for _, tensor in named],
-            [size_of(dtype, layer.dims) for layer in awaited],
-        )

@@ -36,7 +36,7 @@ from services.unet_worker.attempts.finishing import Finisher
 from services.unet_worker.attempts.runner import AttemptRunner
 from services.unet_worker.attempts.starts import StartResolver
 from services.unet_worker.control.conditions import ConditionEncoder
-from services.unet_worker.control.replicas import ControlNetReplicas, Summing, summed_answers
+from services.unet_worker.control.replicas import ControlNetReplicas, PeerWorkers, Summing, summed_answers
 from services.unet_worker.device.energy import EnergyMeter, open_counter
 from services.unet_worker.device.engine_metrics import EngineMetrics
 from services.unet_worker.loop_lag import LoopLagProbe
@@ -46,7 +46,6 @@ from services.unet_worker.models.model_card import checkpoints, default_batch_ke
 from services.unet_worker.models.model_switch import ModelSwitch
 from services.unet_worker.models.warm_up import BatchMeasurement, warm_up
 from services.unet_worker.pairing.halves import GuidanceHalves
-from services.unet_worker.pairing.remote_peer import PeerWorkers
 from services.unet_worker.pairing.servicer import HalfServicer
 from services.unet_worker.process import DONOR_TIMEOUT_S, UPLOAD_TIMEOUT_S, WorkerIdentity, WorkerProcess
 from services.unet_worker.settings import UnetWorkerSettings

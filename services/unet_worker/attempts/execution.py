@@ -38,8 +38,8 @@ from services.unet_worker.control.remote_control import (
     of_row,
     remote_controlnets,
 )
-from services.unet_worker.control.replicas import ControlNetReplicas, lost
-from services.unet_worker.pairing.remote_peer import PeerWorkers, RemotePeer
+from services.unet_worker.control.replicas import ControlNetReplicas, PeerWorkers, lost
+from services.unet_worker.pairing.remote_peer import RemotePeer
 
 # Residuals of one request.
 PictureControl = RemoteControl | PairedControl

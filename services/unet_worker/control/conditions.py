@@ -77,7 +77,7 @@ class ConditionEncoder:
         name, digest = controlnet.selection.name, controlnet.selection.digest
         for address in controlnet.addresses:
             try:
-                status = await self._replicas.watch(address).client.status(ASK_TIMEOUT_S)
+                status = await self._replicas.at(address).client.status(ASK_TIMEOUT_S)
             except PentimentoError:
                 continue  # the next one may know
             # A restarted replica may have other weights under that name.

@@ -1,13 +1,16 @@
-"""Stream residuals of one ControlNet for one request, across failures of replicas."""
+"""Stream the answers to a request's steps from one of several other processes, across their failures."""
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from pentimento.clients.controlnet import ResidualStream, ResidualStreamRequest
+from pentimento.clients.step_stream import StepStream
 from pentimento.domain.errors import (
     Aborted,
+    Cancelled,
     DeadlineExceeded,
     FailedPrecondition,
     Internal,
@@ -19,186 +22,164 @@ from pentimento.domain.errors import (
 from pentimento.tensors.outgoing import OutgoingTensor
 from pentimento.tensors.receiving import ReceivedTensors
 from services.unet_worker import metrics
-from services.unet_worker.control.replicas import StreamPlace, full, lost
+from services.unet_worker.control.replicas import StreamPlace
 
 logger = logging.getLogger(__name__)
 
-# For each step: on other replicas, or on the same one if there is no other.
-MAX_REPLAYS = 2
-OPEN_TIMEOUT_S = 60.0
-STEP_TIMEOUT_S = 30.0
-# Full replicas are tried again at this interval; after the last try the request fails with a retryable error.
+# Full replicas are tried again at this interval.
 FULL_WAIT_S = 0.1
-MAX_FULL_WAITS = 100
 # Errors after which another replica may succeed.
 REPLICA_ERRORS = (Unavailable, Aborted, Internal, DeadlineExceeded, NotFound, FailedPrecondition)
 
 
-@dataclass(eq=False)
-class _Step:
-    """Hold a requested step with all data to request it again; `sent_on` is the stream that has it."""
+@dataclass(frozen=True)
+class Patience:
+    """Limit the tries of a stream: `replays` of the same open steps on other replicas, or on the same one if there is
+    no other, and `full_tries` of openings while every replica is full. `ended` makes the request's error of the last
+    one."""
 
-    index: int
+    replays: int
+    full_tries: int
+    open_timeout_s: float
+    ended: Callable[[PentimentoError], PentimentoError]
+
+
+class _Step(NamedTuple):
+    step_index: int
     timestep: float
-    latents: OutgoingTensor = field(repr=False)
+    latents: OutgoingTensor
     keeps_from: int
-    sent_on: ResidualStream | None = None
 
 
 class ReplayedStream:
-    """Request steps in order, on the event loop unless a method states otherwise; a step may be requested before the
-    previous one is answered. `heard` is called when residuals have arrived by a line.
+    """Request steps in order; a step may be requested before the previous one is answered. `ask` and `take` never
+    block, on any thread; `wake` is called when `take` may return more. All other methods only on the event loop.
 
     A replica that is lost or answers nonsense costs a replay of its open steps on another replica, under a new epoch,
     which tells the answers of the two replicas apart.
     """
 
-    def __init__(
-        self,
-        name: str,
-        place: StreamPlace,
-        request: ResidualStreamRequest,
-        heard: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._heard = heard
-        self._name = name
+    def __init__(self, place: StreamPlace[Any], patience: Patience, wake: Callable[[], None]) -> None:
         self._place = place
-        self._request = request
+        self._patience = patience
+        self._wake = wake
+        self._loop = asyncio.get_running_loop()
         self._epoch = 0
-        self._stream: ResidualStream | None = None
-        self._open_steps: list[_Step] = []
-        # Fair: the first caller takes, and sends, first.
-        self._taking = asyncio.Lock()
-        self._sending = asyncio.Lock()
+        # Held for the fields up to `_error`.
+        self._held = threading.Lock()
+        self._stream: StepStream | None = None
+        # The steps with answers that may still be taken, in order, and whole answers of lost replicas.
+        self._steps: list[_Step] = []
+        self._saved: dict[int, ReceivedTensors] = {}
+        self._error: BaseException | None = None
+        self._asked = asyncio.Event()
+        self._running: asyncio.Task[None] | None = None
         self._closed = False
 
-    def ask_now(
-        self, step_index: int, timestep: float, latents: OutgoingTensor, keeps_from: int
-    ) -> ResidualStream | None:
-        """Send a step on the calling thread if all earlier steps are sent and a line is open; return the stream that
-        has it. Its answer is found by `arrived`; if none arrives, `residuals` is called for the step."""
-        stream = self._stream
-        if stream is None or not stream.lined:
-            return None
-        try:
-            stream.ask_now(step_index, timestep, latents, keeps_from)
-        except PentimentoError:
-            return None  # `residuals` sends it again
-        return stream
+    def open(self, request: Any) -> None:
+        """Open the stream, with the request of the other end's client; on any thread."""
+        self._loop.call_soon_threadsafe(self._run, request)
 
-    def arrived(self, step_index: int) -> ReceivedTensors | None:
-        """Return a step's residuals received by a line so far; on any thread."""
-        stream = self._stream
-        return None if stream is None else stream.arrived(step_index)
+    def ask(self, step_index: int, timestep: float, latents: OutgoingTensor, keeps_from: int) -> threading.Event | None:
+        """Request a step; answers to steps before `keeps_from` become invalid. Return an event that is set once the
+        step has left; None if a replica must be found first."""
+        step = _Step(step_index, timestep, latents, keeps_from)
+        with self._held:
+            self._steps = [*(one for one in self._steps if keeps_from <= one.step_index < step_index), step]
+            self._saved = {one: found for one, found in self._saved.items() if keeps_from <= one < step_index}
+            if self._stream is not None:
+                return self._stream.ask(*step)
+        self._loop.call_soon_threadsafe(self._asked.set)
+        return None
 
-    def will_answer(self, sent_on: ResidualStream) -> bool:
-        """Return whether residuals of steps sent by that stream's line may still arrive; on any thread."""
-        return self._stream is sent_on and not sent_on.failed
+    def take(self, step_index: int) -> ReceivedTensors | None:
+        """Return the part of a step's answer that has arrived, None before. Raises the error that ended the stream if
+        the step is not answered: the one of `Patience.ended`, or an error of the request itself."""
+        with self._held:
+            found = self._found(step_index)
+            if self._error is not None and (found is None or found.awaited_count):
+                raise self._error
+            return found
 
-    async def residuals(
-        self,
-        step_index: int,
-        timestep: float,
-        latents: OutgoingTensor,
-        keeps_from: int | None = None,
-        sent_on: ResidualStream | None = None,
-    ) -> ReceivedTensors:
-        """Return a step's residuals. Those of steps before `keeps_from`, by default this step, become invalid.
-        `sent_on` has the step already.
-
-        Raises Unavailable (CONTROLNET_LOST) if replicas failed the step more than MAX_REPLAYS times, errors of the
-        request itself, and ResourceExhausted (CONTROLNET_FULL) while every replica is full.
-        """
-        step = _Step(step_index, timestep, latents, step_index if keeps_from is None else keeps_from, sent_on)
-        self._open_steps.append(step)
-        try:
-            if self._stream is not None and len(self._open_steps) > 1:
-                await self._send_early(self._stream)
-            async with self._taking:
-                return await self._taken(step)
-        finally:
-            self._open_steps.remove(step)
-            if self._closed:
-                # It may have been closed before it had taken a replica, which counts its streams.
-                self._place.leave()
-
-    def close(self) -> None:
-        """Close the stream. Harmless twice."""
+    def close(self, *, in_order: bool = True) -> None:
+        """End the stream; `in_order`: no answers are in use. Harmless twice."""
         self._closed = True
-        self._drop(in_order=not self._open_steps)
+        if self._running is not None:
+            self._running.cancel()
+        self._drop(in_order=in_order)
 
-    async def _taken(self, step: _Step) -> ReceivedTensors:
-        failures = 0
+    def _run(self, request: Any) -> None:
+        if not self._closed:
+            self._running = asyncio.create_task(self._follow(request), name="replayed-stream")
+            self._running.add_done_callback(self._end)
+
+    def _end(self, running: "asyncio.Task[None]") -> None:
+        # A channel that is closed cancels its calls, and with them the task.
+        closed = Cancelled("CANCELLED", "the stream was closed")
+        self._error = closed if running.cancelled() else running.exception()
+        self._drop(in_order=False)
+        self._wake()
+
+    async def _follow(self, request: Any) -> None:
+        """Keep a stream to one replica after the other. Raises the error that ends the request's stream."""
+        failures, last_step = 0, None
         while True:
             try:
-                stream = await self._opened()
-                async with asyncio.timeout(STEP_TIMEOUT_S):
-                    await self._send_open_steps(stream)
-                    return await stream.take(step.index)
-            except TimeoutError:
-                self._give_up(Unavailable("CONTROLNET_SILENT", "no residuals in time"))
+                stream = await self._opened(request)
+                self._use(stream)
+                raise await stream.end()
             except REPLICA_ERRORS as error:
-                self._give_up(error)
-            failures += 1
-            if failures > MAX_REPLAYS or self._closed:
-                raise lost(self._name)
-            metrics.CONTROL_REPLAYS.inc()
+                logger.warning("a replica failed: %s", error.reason)
+                self._place.failed()
+                first_step = self._drop(in_order=False)
+                failures = failures + 1 if first_step == last_step else 1
+                last_step = first_step
+                if failures > self._patience.replays:
+                    raise self._patience.ended(error) from None
+            if first_step is not None:
+                metrics.CONTROL_REPLAYS.inc()
+            while not self._steps:
+                self._asked.clear()
+                await self._asked.wait()
 
-    async def _send_early(self, stream: ResidualStream) -> None:
-        """Send the open steps early. The task that takes the step before handles the errors."""
-        try:
-            await self._send_open_steps(stream)
-        except PentimentoError as error:
-            logger.debug("a step was not sent ahead: %s", error.reason)
-        except asyncio.CancelledError:
-            # A stream that was dropped in between cancels its pending writes.
-            if self._stream is stream or self._closed:
-                raise
-
-    async def _send_open_steps(self, stream: ResidualStream) -> None:
-        async with self._sending:
-            for step in [step for step in self._open_steps if step.sent_on is not stream]:
-                step.sent_on = stream
-                await stream.ask(step.index, step.timestep, step.latents, step.keeps_from)
-
-    async def _opened(self) -> ResidualStream:
-        refusal = ""
-        for _ in range(MAX_FULL_WAITS):
-            if self._stream is not None:
-                return self._stream
+    async def _opened(self, request: Any) -> StepStream:
+        tries = 0
+        while True:
+            self._epoch += 1
             try:
-                self._epoch += 1
                 client = await self._place.take()
-                stream = await client.open_stream(self._request, self._epoch, OPEN_TIMEOUT_S)
+                stream: StepStream = await client.open_stream(request, self._epoch, self._patience.open_timeout_s)
             except ResourceExhausted as error:
                 self._place.refused()
-                refusal = error.reason
-                if self._closed:
-                    break
+                tries += 1
+                if tries >= self._patience.full_tries:
+                    raise self._patience.ended(error) from None
                 await asyncio.sleep(FULL_WAIT_S)
             else:
-                self._keep(stream)
-        if self._stream is None:
-            logger.warning("every replica of a ControlNet is full: %s", refusal)
-            raise full(self._name, refusal)
-        return self._stream
+                self._place.opened()
+                return stream
 
-    def _keep(self, stream: ResidualStream) -> None:
-        self._place.opened()
-        if self._closed:
-            stream.close()
-            self._place.leave()
-            raise lost(self._name)
-        stream.heard = self._heard
-        self._stream = stream
+    def _use(self, stream: StepStream) -> None:
+        """Send the open steps by a new stream, and all later ones."""
+        stream.heard = self._wake
+        with self._held:
+            self._stream = stream
+            for step in self._steps:
+                stream.ask(*step)
 
-    def _give_up(self, error: PentimentoError) -> None:
-        logger.warning("a ControlNet replica failed: %s", error.reason)
-        self._place.failed()
-        self._drop(in_order=False)
-
-    def _drop(self, *, in_order: bool) -> None:
-        stream, self._stream = self._stream, None
+    def _drop(self, *, in_order: bool) -> int | None:
+        """Close the stream and leave its replica; save its whole answers. Return the first step without one."""
+        with self._held:
+            found = {step.step_index: self._found(step.step_index) for step in self._steps}
+            self._saved |= {step: one for step, one in found.items() if one is not None and not one.awaited_count}
+            self._steps = [step for step in self._steps if step.step_index not in self._saved]
+            stream, self._stream = self._stream, None
+            first_step = self._steps[0].step_index if self._steps else None
         if stream is not None:
             stream.close(in_order=in_order)
         self._place.leave()
+        return first_step
+
+    def _found(self, step_index: int) -> ReceivedTensors | None:
+        found = self._saved.get(step_index)
+        return self._stream.take(step_index) if found is None and self._stream is not None else found

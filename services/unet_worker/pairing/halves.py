@@ -1,10 +1,10 @@
 """Compute halves of other workers' requests, transport-neutral: opened if they fit, then one step after the other."""
 
-import asyncio
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from concurrent.futures import Future, InvalidStateError
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from torch import Tensor
 
@@ -14,7 +14,6 @@ from pentimento.diffusion.guidance_half import AskedStep, AskedSteps, HalfStart
 from pentimento.diffusion.painting import PaintingRequest
 from pentimento.domain.adapters import ADAPTER_NAME_RULE, is_adapter_name, is_digest
 from pentimento.domain.errors import (
-    Aborted,
     Cancelled,
     FailedPrecondition,
     InvalidArgument,
@@ -27,10 +26,11 @@ from pentimento.domain.generation import Attempt, FromNoise, GenerationSpec, Lor
 from pentimento.domain.prompt_syntax import MAX_PROMPT_CHUNKS
 from pentimento.domain.reasons import Reason
 from pentimento.pictures import read_header
-from pentimento.tensors.device import WIRE_DTYPES
+from pentimento.tensors.device import WIRE_DTYPES, tensor_over
 from pentimento.tensors.lines import LineListener
 from pentimento.tensors.regions import RegionDirectory
-from pentimento.wire.tensors import Dtype
+from pentimento.tensors.step_server import Deliver
+from pentimento.wire.tensors import Dtype, WireTensor
 from services.unet_worker import metrics
 from services.unet_worker.adapters.lora_shelf import LoraShelf
 from services.unet_worker.attempts.order import ExecuteOrder
@@ -39,6 +39,8 @@ from services.unet_worker.control.conditions import controlnets_see_latents
 from services.unet_worker.control.remote_control import RemoteControl, RemoteControlNet
 from services.unet_worker.control.replicas import ControlNetReplicas
 
+# The layer of an answer.
+PREDICTION = "prediction"
 MAX_CONTROLNETS = 16
 MAX_REPLICAS = 256
 MAX_ADDRESS_LENGTH = 1024
@@ -134,7 +136,7 @@ class GuidanceHalves:
 
     @property
     def listener(self) -> LineListener:
-        """Return the listener of steps that come by a line: the thread that computes them."""
+        """Return the listener of the steps of a line: the thread that computes them."""
         return self._engine.waiting
 
     @property
@@ -255,8 +257,7 @@ def _spec_of(held: HeldModel, width_px: int, height_px: int, step_count: int) ->
 
 
 class OpenHalf(PaintingListener):
-    """Hold one half of one request, and listen to the engine's events. On the event loop only, except for those events;
-    one step at a time."""
+    """Hold one half of one request, and listen to the engine's events; one step at a time."""
 
     def __init__(
         self,
@@ -268,72 +269,38 @@ class OpenHalf(PaintingListener):
         self.order = order
         self._control = control
         self._engine = engine
-        self._loop = asyncio.get_running_loop()
         self._steps = AskedSteps.of(order.step_count, self._answer)
         self._request = painting(self._steps)
         self._job: EngineJob | None = None
-        self._last_step = -1
         self._failure: PentimentoError | None = None
-        self._answered: asyncio.Future[Tensor] = self._loop.create_future()
-        # Callbacks for answers by a line, and for its failure.
-        self._answer_now: Callable[[Tensor], None] | None = None
-        self._tell_failure: Callable[[PentimentoError], None] = lambda error: None
+        # Those of the last step.
+        self._deliver: Deliver[Any] | None = None
+        self._answered: Future[Any] = Future()
 
-    @property
-    def computes(self) -> bool:
-        """Return whether a step is running."""
-        return self._steps.asked is not None
-
-    def begin(self, step_index: int, timestep: float) -> None:
-        """Check the next step. Raises Aborted (STALE_FRAME) for a step that is not after the last one, InvalidArgument
-        for one outside the schedule."""
-        if step_index <= self._last_step:
-            raise Aborted("STALE_FRAME", f"step {step_index} came after step {self._last_step}")
-        if step_index >= self.order.step_count:
-            raise InvalidArgument.of("step.step_index", f"must be below {self.order.step_count}, got {step_index}")
-        if not math.isfinite(timestep):
-            raise InvalidArgument.of("step.timestep", f"must be finite, got {timestep}")
-        self._last_step = step_index
-
-    async def predict(self, timestep: float, latent: Tensor) -> Tensor:
-        """Return the network's prediction for the step that was begun, shaped as `latent`. Raises the error with which
-        the engine ends the half."""
-        self._answered = self._loop.create_future()
-        self._compute(timestep, latent)
-        self._engine.wake()
-        return await self._answered
-
-    def predict_now(
-        self,
-        timestep: float,
-        latent: Tensor,
-        answer: Callable[[Tensor], None],
-        failed: Callable[[PentimentoError], None],
-    ) -> None:
-        """Request the prediction of the step that was begun, on the engine's thread, and pass it to `answer` there.
-        Errors of `answer`, and the error with which the engine ends the half, go to `failed` on the event loop. Raises
-        the error that ended the half before."""
-        self._answer_now, self._tell_failure = answer, failed
-        self._compute(timestep, latent)
-
-    def _compute(self, timestep: float, latent: Tensor) -> None:
+    def submit(
+        self, step_index: int, timestep: float, latents: WireTensor, deliver: Deliver[Any], in_parts: bool
+    ) -> "Future[Any]":
+        """Request a step's prediction, which `deliver` takes on the engine's thread; its result, or the error with
+        which the engine ends the half, settles the future. Raises the error that ended the half before."""
         if self._failure is not None:
             raise self._failure
-        self._steps.ask(AskedStep(self._last_step, timestep, latent))
+        self._deliver, self._answered = deliver, Future()
+        self._steps.ask(AskedStep(step_index, timestep, tensor_over(latents)))
         if self._job is None:
             self._job = self._engine.submit(self._request, self)
+        self._engine.wake()
+        return self._answered
 
     def end(self, error: PentimentoError) -> None:
-        """Fail the current and every later request with `error`."""
+        """Fail the current and every later step with `error`; on any thread."""
         self._failure = self._failure or error
-        self._tell_failure(error)
-        if not self._answered.done():
+        with suppress(InvalidStateError):
             self._answered.set_exception(error)
         if self._job is not None:
             self._job.stop(error)
 
     def close(self) -> None:
-        """Stop the half. Harmless twice."""
+        """Stop the half, on the event loop. Harmless twice."""
         if self._control is not None:
             self._control.close()
         self._answered.cancel()
@@ -342,19 +309,14 @@ class OpenHalf(PaintingListener):
 
     def failed(self, error: PentimentoError) -> None:
         """Fail the requested step with `error`."""
-        self._tell(lambda: self.end(error))
+        self.end(error)
 
     def _answer(self, step_index: int, prediction: Tensor) -> None:
         metrics.PEER_HALVES.inc()
-        if self._answer_now is not None:
+        assert self._deliver is not None
+        # The stream may have ended meanwhile.
+        with suppress(InvalidStateError):
             try:
-                self._answer_now(prediction)
+                self._answered.set_result(self._deliver([(PREDICTION, prediction)], ()))
             except PentimentoError as error:
-                self.failed(error)
-        else:
-            self._tell(lambda: None if self._answered.done() else self._answered.set_result(prediction))
-
-    def _tell(self, act: Callable[[], None]) -> None:
-        """Call `act` on the event loop, unless that is closed."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(act)
+                self._answered.set_exception(error)

@@ -1,7 +1,7 @@
 """Serve PredictHalf of pentimento.api.worker.v1. A message's values are accepted only if its stream expects them."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any, cast
@@ -13,16 +13,17 @@ from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
 from pentimento.clients.guidance_half import encoded_field, opening_tensor
 from pentimento.diffusion.controlnets import ControlSetting
 from pentimento.diffusion.families import Conditioning
-from pentimento.domain.errors import InvalidArgument, ResourceExhausted
+from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Attempt, ControlNetSelection, LoraSelection
 from pentimento.tensors.device import outgoing_tensor, tensor_over
 from pentimento.tensors.receiving import ExpectedTensor, TensorReceiver, receive_all
-from pentimento.tensors.sending import PackedTensors, TensorSender, open_sender, transport_of
-from pentimento.tensors.step_lines import AnsweringLine, LinedLatents, LinedSteps, make_answering_line, messages_until
+from pentimento.tensors.sending import transport_of
+from pentimento.tensors.step_server import StepService, messages_until, opening_of, serve_steps
 from pentimento.wire.codec import decode
 from pentimento.wire.tensors import Binding, size_of
 from services.unet_worker.control.remote_control import RemoteControlNet
 from services.unet_worker.pairing.halves import (
+    PREDICTION,
     GuidanceHalves,
     HalfOrder,
     OpenHalf,
@@ -80,45 +81,40 @@ class HalfServicer:
         message = await _opening(messages)
         order = await _order(message, _opening_shapes(message, self._halves), messages)
         with self._halves.opened(order, free_count()) as half:
-            latents = self._halves.latent_shape(order.width_px, order.height_px)
-            directory = self._halves.directory
-            sizes = [size_of(*latents)]
-            opening = partial(open_sender, message.transport, directory, sizes, little=True)
-            sender, region = await asyncio.to_thread(opening)
-            expected = ExpectedTensor(*latents, _binding(message, 0, "latent"))
-            conversation = _HalfConversation(message, half, expected, sender)
-            line, told = make_answering_line(directory, sender, conversation.wanted, conversation.answered)
-            lined = conversation.steps = self._lined(line, conversation)
-            try:
-                yield conversation.opened(region, told)
-                followed = messages if lined is None else lined.until_failed(messages)
-                async with aclosing(conversation.answers(followed)) as answers:
-                    async for answer in answers:
-                        yield answer
-            finally:
-                if lined is not None:
-                    lined.close()
-                sender.close()
+            service = self._service(message, half)
+            async with aclosing(serve_steps(messages, message.transport, self._halves.directory, service)) as answers:
+                async for answer in answers:
+                    yield answer
 
-    def _lined(self, line: AnsweringLine | None, conversation: "_HalfConversation") -> LinedSteps | None:
-        if line is None:
-            return None
-        return LinedSteps(line, conversation.begin, conversation.lined(line), self._halves.listener)
+    def _service(self, opening: pb.OpenHalf, half: OpenHalf) -> StepService:
+        dtype, dims = self._halves.latent_shape(half.order.width_px, half.order.height_px)
+        return StepService(
+            step_count=half.order.step_count,
+            latents=ExpectedTensor(dtype, dims, _binding(opening, "latent")),
+            answer=_binding(opening, PREDICTION),
+            answer_sizes=[size_of(dtype, dims)],
+            submit=half.submit,
+            outgoing=outgoing_tensor,
+            listener=self._halves.listener,
+            most_under_way=1,
+            opened=partial(_opened, opening),
+            answered=partial(_prediction, opening.stream_epoch),
+            chunk_field=pb.PredictHalfResponse.CHUNK_FIELD_NUMBER,
+            shares_little=True,
+        )
 
 
 async def _opening(messages: Requests) -> pb.OpenHalf:
-    first = await anext(aiter(messages), None)
-    if first is None or first.WhichOneof("message") != "open":
-        raise InvalidArgument.of("message", "must be open: it is the first of its stream")
-    if first.open.half not in (pb.GUIDANCE_HALF_UNCONDITIONAL, pb.GUIDANCE_HALF_CONDITIONAL):
+    opening: pb.OpenHalf = await opening_of(messages)
+    if opening.half not in (pb.GUIDANCE_HALF_UNCONDITIONAL, pb.GUIDANCE_HALF_CONDITIONAL):
         raise InvalidArgument.of("open.half", "must name the half of the guidance")
-    return first.open
+    return opening
 
 
 async def _order(message: pb.OpenHalf, shapes: OpeningShapes, messages: Requests) -> HalfOrder:
     """Receive exactly the tensors that the model and its ControlNets condition on, of one row."""
     parts = [opening_tensor(message, name) for name in shapes]
-    expected = [ExpectedTensor(*shape, _binding(message, 0, name)) for name, shape in shapes.items()]
+    expected = [ExpectedTensor(*shape, _binding(message, name)) for name, shape in shapes.items()]
     found = await receive_all(TensorReceiver(), parts, expected, messages)
     tensors = {name: tensor_over(wire) for name, wire in zip(shapes, found.tensors, strict=True)}
     return HalfOrder(
@@ -164,86 +160,18 @@ def _controlnet(message: pb.HalfControlNet, encoded: Tensor | None) -> RemoteCon
     return RemoteControlNet(selection, setting, tuple(message.addresses), encoded)
 
 
-def _binding(message: pb.OpenHalf, step_index: int, layer: str) -> Binding:
+def _binding(message: pb.OpenHalf, layer: str) -> Binding:
     attempt = message.attempt
-    ours = (attempt.request_id, attempt.fencing_token)
-    return Binding(*ours, step_index, layer, message.model_digest, message.stream_epoch)
+    return Binding(attempt.request_id, attempt.fencing_token, 0, layer, message.model_digest, message.stream_epoch)
 
 
-class _HalfConversation:
-    """Answer the messages after the opening: a step, its prediction, and so on."""
+def _opened(
+    opening: pb.OpenHalf, region: tensor_pb.SharedMemoryRegion | None, line: tensor_pb.StepLine | None
+) -> pb.PredictHalfResponse:
+    opened = pb.HalfOpened(transport=transport_of(region), stream_epoch=opening.stream_epoch, region=region, line=line)
+    return pb.PredictHalfResponse(opened=opened)
 
-    def __init__(self, opening: pb.OpenHalf, half: OpenHalf, latent: ExpectedTensor, sender: TensorSender) -> None:
-        self._opening = opening
-        self._half = half
-        self._latent = latent
-        self._sender = sender
-        self._receiver = TensorReceiver()
-        self.steps: LinedSteps | None = None
 
-    def wanted(self, step_index: int) -> ExpectedTensor:
-        """Return the expected form of a step's latents."""
-        return ExpectedTensor(self._latent.dtype, self._latent.dims, _binding(self._opening, step_index, "latent"))
-
-    def answered(self, step_index: int) -> Binding:
-        """Return the binding of a step's prediction."""
-        return _binding(self._opening, step_index, "prediction")
-
-    def begin(self, step_index: int, timestep: float) -> None:
-        """Validate a step that comes by a line. Raises ResourceExhausted while another is running, and the errors of
-        `OpenHalf.begin`."""
-        if self._half.computes:
-            raise ResourceExhausted("NO_CREDIT", "one step may be under way")
-        self._half.begin(step_index, timestep)
-
-    def lined(self, line: AnsweringLine) -> Callable[[LinedLatents], None]:
-        """Return the function that takes the steps of a line."""
-
-        def take(step: LinedLatents) -> None:
-            def answer(prediction: Tensor) -> None:
-                line.answer(step.step_index, [outgoing_tensor(prediction, self.answered(step.step_index))])
-
-            assert self.steps is not None
-            self._half.predict_now(step.timestep, tensor_over(step.latents), answer, self.steps.fail)
-
-        return take
-
-    def opened(
-        self, region: tensor_pb.SharedMemoryRegion | None, line: tensor_pb.StepLine | None
-    ) -> pb.PredictHalfResponse:
-        """Return the answer to the opening."""
-        return pb.PredictHalfResponse(
-            opened=pb.HalfOpened(
-                transport=transport_of(region),
-                stream_epoch=self._opening.stream_epoch,
-                region=region,
-                line=line,
-            )
-        )
-
-    async def answers(self, messages: Requests) -> Responses:
-        """Yield the prediction of each step, until the caller sends no more."""
-        async for message in messages:
-            match message.WhichOneof("message"):
-                case "step":
-                    packed = await self._prediction(message.step, messages)
-                    prediction = pb.HalfPrediction(
-                        step_index=message.step.step_index,
-                        prediction=packed.tensors[0],
-                        stream_epoch=self._opening.stream_epoch,
-                    )
-                    yield pb.PredictHalfResponse(prediction=prediction)
-                    for chunk in packed.chunks:
-                        yield pb.PredictHalfResponse(chunk=chunk.message())
-                case "ack":
-                    self._sender.acknowledged(message.ack)
-                case "region_opened":
-                    self._sender.region_opened(message.region_opened)
-                case other:
-                    raise InvalidArgument.of("message", f"must be step, ack or region_opened, got {other or 'none'}")
-
-    async def _prediction(self, step: pb.HalfStep, messages: Requests) -> PackedTensors:
-        self._half.begin(step.step_index, step.timestep)
-        found = await receive_all(self._receiver, [step.latent], [self.wanted(step.step_index)], messages)
-        prediction: Tensor = await self._half.predict(step.timestep, tensor_over(found.tensors[0]))
-        return self._sender.pack([outgoing_tensor(prediction, self.answered(step.step_index))])
+def _prediction(stream_epoch: int, step_index: int, tensors: Sequence[tensor_pb.Tensor]) -> pb.PredictHalfResponse:
+    prediction = pb.HalfPrediction(step_index=step_index, prediction=tensors[0], stream_epoch=stream_epoch)
+    return pb.PredictHalfResponse(prediction=prediction)

@@ -9,6 +9,7 @@ from diffusers import SD3ControlNetModel
 
 from lab.fixtures.checkpoints import write_flow_controlnet
 from lab.fixtures.controlnet_serving import register
+from lab.fixtures.step_streams import answer_to
 from pentimento.clients.controlnet import ResidualStream, ResidualStreamRequest
 from pentimento.domain.generation import Attempt, ControlNetSelection
 from pentimento.tensors.device import outgoing_tensor
@@ -60,7 +61,7 @@ def recorded(stream: ResidualStream) -> list[tuple[int, int, int]]:
     """Of all that comes by its line: the step, how many tensors are there, how many are to come."""
     heard: list[tuple[int, int, int]] = []
     assert stream._line is not None
-    line = stream._line._line
+    line = stream._line
     read = line.read
 
     def reading() -> list[tuple[int, ReceivedTensors]]:
@@ -93,7 +94,7 @@ async def test_a_steps_residuals_come_in_parts_and_are_those_of_diffusers(
     heard = recorded(stream)
 
     for step, timestep in enumerate((900.0, 500.0, 100.0)):
-        received = await stream.answer(step, timestep, outgoing_tensor(LATENTS, UNBOUND))
+        received = await answer_to(stream, step, timestep, outgoing_tensor(LATENTS, UNBOUND))
         found, wanted = tensors_of(received), of_diffusers(tmp_path / "own", timestep)
         assert found.keys() == wanted.keys()
         for layer, tensor in wanted.items():

@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from lab.fixtures.frontdoor_suite import until
+from lab.fixtures.step_streams import answer_to, whole_answer
 from pentimento.clients.controlnet import ControlNetClient
 from pentimento.domain.errors import (
     Aborted,
@@ -83,7 +84,7 @@ async def test_residuals_are_those_of_diffusers(service: Service, shared: bool, 
         assert stream.lined == (shared and lined)
         for step, timestep in enumerate((901.0, 501.0, 1.0)):
             sent = outgoing_tensor(latents(seed=step), UNBOUND)
-            received = await stream.answer(step, timestep, sent)
+            received = await answer_to(stream, step, timestep, sent)
             assert (received.ack is not None) == shared
             assert_equal(tensors_of(received), of_diffusers(EDGES, timestep, 0.7, seed=step))
         stream.close()
@@ -95,7 +96,7 @@ async def test_streams_of_two_requests_share_forward_passes_and_keep_their_own(s
     async def steps(stream: Any, rows: int) -> dict[str, Tensor]:
         received = None
         for step in range(8):
-            received = await stream.answer(step, 500.0, outgoing_tensor(latents(rows), UNBOUND))
+            received = await answer_to(stream, step, 500.0, outgoing_tensor(latents(rows), UNBOUND))
         assert received is not None
         return tensors_of(received)
 
@@ -109,7 +110,7 @@ async def test_of_sizes_without_end_only_some_are_remembered(service: Service, m
     monkeypatch.setattr(streams, "KEPT_SIZES", 1)
     for rows in (2, 1, 2):
         stream = await service.client.open_stream(request_for(rows=rows), 1, OPEN_S)
-        received = await stream.answer(0, 500.0, outgoing_tensor(latents(rows), UNBOUND))
+        received = await answer_to(stream, 0, 500.0, outgoing_tensor(latents(rows), UNBOUND))
 
         assert_equal(tensors_of(received), of_diffusers(EDGES, 500.0, 1.0, rows))
         assert len(service.process.controlnets._layers) == 1
@@ -197,7 +198,7 @@ async def test_open_stream_refuses_request_and_serves_the_next(
 
 async def assert_serves(client: ControlNetClient) -> None:
     stream = await client.open_stream(request_for(), 2, OPEN_S)
-    received = await stream.answer(0, 500.0, outgoing_tensor(latents(), UNBOUND))
+    received = await answer_to(stream, 0, 500.0, outgoing_tensor(latents(), UNBOUND))
     assert_equal(tensors_of(received), of_diffusers(EDGES, 500.0, 1.0))
     stream.close()
     await all_closed(client)
@@ -225,10 +226,10 @@ async def test_wrong_step_ends_the_stream(
     shared_service: Service, step: int, timestep: float, sent: Tensor, error: type[PentimentoError]
 ) -> None:
     stream = await shared_service.client.open_stream(request_for(), 1, OPEN_S)
-    await stream.answer(0, 500.0, outgoing_tensor(latents(), UNBOUND))
+    await answer_to(stream, 0, 500.0, outgoing_tensor(latents(), UNBOUND))
 
     with pytest.raises(error):
-        await stream.answer(step, timestep, outgoing_tensor(sent, UNBOUND))
+        await answer_to(stream, step, timestep, outgoing_tensor(sent, UNBOUND))
     stream.close()
     await all_closed(shared_service.client)
 
@@ -247,7 +248,7 @@ async def test_latent_of_another_stream_ends_the_stream(
     monkeypatch.setattr(stream, "_binding", lambda *_: replace(right, **change))
 
     with pytest.raises(Aborted) as caught:
-        await stream.answer(0, 500.0, outgoing_tensor(latents(), UNBOUND))
+        await answer_to(stream, 0, 500.0, outgoing_tensor(latents(), UNBOUND))
     assert caught.value.reason == "STALE_FRAME"
     stream.close()
     await all_closed(shared_service.client)
@@ -293,7 +294,7 @@ async def test_one_leaves_for_another_and_never_while_it_is_in_use(service: Serv
     edges.close()
     await all_closed(service.client)
     layout = await service.client.open_stream(request_for(LAYOUT), 1, OPEN_S)
-    received = await layout.answer(0, 500.0, outgoing_tensor(latents(), UNBOUND))
+    received = await answer_to(layout, 0, 500.0, outgoing_tensor(latents(), UNBOUND))
     assert_equal(tensors_of(received), of_diffusers(LAYOUT, 500.0, 1.0))
     assert (shelf.resident, shelf.eviction_count) == ((LAYOUT,), 1)
     layout.close()
@@ -319,7 +320,7 @@ async def test_a_drain_lets_open_streams_end_and_takes_no_new_ones(service: Serv
     with pytest.raises(Unavailable) as caught:
         await service.client.open_stream(request_for(), 1, OPEN_S)
     assert caught.value.reason == "DRAINING"
-    received = await stream.answer(0, 500.0, outgoing_tensor(latents(), UNBOUND))
+    received = await answer_to(stream, 0, 500.0, outgoing_tensor(latents(), UNBOUND))
     assert_equal(tensors_of(received), of_diffusers(EDGES, 500.0, 1.0))
     assert not draining.done()
     stream.close()
@@ -345,11 +346,11 @@ async def test_kept_residuals_stay_while_later_ones_come(service: Service) -> No
     async with open_channel(service.address, RpcChannelSettings()) as channel:
         stream = await ControlNetClient(channel, service.directory, lined=False).open_stream(request_for(), 1, OPEN_S)
 
-        await stream.ask(0, 900.0, sent[0], keeps_from=0)
-        await stream.ask(1, 500.0, sent[1], keeps_from=0)
-        received = [await stream.take(0), await stream.take(1)]
-        await stream.ask(2, 100.0, sent[2], keeps_from=0)
-        received.append(await stream.take(2))
+        stream.ask(0, 900.0, sent[0], keeps_from=0)
+        stream.ask(1, 500.0, sent[1], keeps_from=0)
+        received = [await whole_answer(stream, 0), await whole_answer(stream, 1)]
+        stream.ask(2, 100.0, sent[2], keeps_from=0)
+        received.append(await whole_answer(stream, 2))
 
         # Both slots are kept: what comes meanwhile goes in chunks.
         assert [one.ack is not None for one in received] == [True, True, False]
@@ -362,13 +363,13 @@ async def test_a_line_whose_slots_are_all_kept_ends_its_stream(service: Service)
     stream = await service.client.open_stream(request_for(), 1, OPEN_S)
     sent = outgoing_tensor(latents(), UNBOUND)
     for step in range(2):
-        await stream.ask(step, 500.0, sent, keeps_from=0)
-        await stream.take(step)
+        stream.ask(step, 500.0, sent, keeps_from=0)
+        await whole_answer(stream, step)
 
-    await stream.ask(2, 500.0, sent, keeps_from=0)
+    stream.ask(2, 500.0, sent, keeps_from=0)
 
     with pytest.raises(Aborted):
-        await stream.take(2)
+        await whole_answer(stream, 2)
     assert service.process.controlnets.compute.step_count > 0
 
 
@@ -377,13 +378,13 @@ async def test_a_frame_of_another_stream_on_a_line_is_refused(service: Service) 
     stream = await service.client.open_stream(request_for(), 1, OPEN_S)
     other = await service.client.open_stream(request_for(attempt=Attempt("other", 1, 8, "f", 1, "t")), 1, OPEN_S)
     assert stream._line is not None and other._line is not None
-    ours, theirs = stream._line._line._line, other._line._line._line
+    ours, theirs = stream._line._line, other._line._line
     ours._outward, theirs._outward = theirs._outward, ours._outward
 
-    await stream.ask(0, 500.0, outgoing_tensor(latents(), UNBOUND), keeps_from=0)
+    stream.ask(0, 500.0, outgoing_tensor(latents(), UNBOUND), keeps_from=0)
 
     with pytest.raises(Aborted) as caught:
-        await other.take(0)
+        await whole_answer(other, 0)
     assert caught.value.reason == "STALE_FRAME"
 
 
@@ -393,7 +394,7 @@ async def test_steps_go_by_the_stream_where_the_line_is_not_there(
     monkeypatch.setattr(os, "mkfifo", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
 
     stream = await service.client.open_stream(request_for(), 1, OPEN_S)
-    received = await stream.answer(0, 500.0, outgoing_tensor(latents(), UNBOUND))
+    received = await answer_to(stream, 0, 500.0, outgoing_tensor(latents(), UNBOUND))
 
     assert not stream.lined
     assert_equal(tensors_of(received), of_diffusers(EDGES, 500.0, 1.0))

@@ -16,6 +16,7 @@ from lab.fixtures.checkpoints import write_flow_checkpoint, write_flow_controlne
 from lab.fixtures.controlled_generation import ControlledByDiffusers, ControlledCase, conditions_for
 from lab.fixtures.controlnet_serving import ControlledByService, controlled_by_service
 from lab.fixtures.diffusers_reference import Case
+from lab.fixtures.step_streams import answer_to
 from lab.fixtures.worker_process import worker_process
 from lab.fixtures.worker_under_test import await_serving
 from pentimento.api.controlnet.v1 import controlnet_service_pb2 as controlnet_pb
@@ -184,7 +185,7 @@ async def test_replicas_are_told_which_halves_their_residuals_are_of(
     await paint(parts, peer.address, [edges()], replicas)
     half = half_of(parts, controlnets=[HalfControlNet(edges(), [replicas[0].address])])
     stream = await GuidanceHalfClient(parts.worker.channel).open_stream(half, 1, OPEN_S)
-    await stream.answer(0, 900.0, outgoing_tensor(torch.zeros(latent_shape(parts)), UNBOUND))
+    await answer_to(stream, 0, 900.0, outgoing_tensor(torch.zeros(latent_shape(parts)), UNBOUND))
     stream.close()
 
     assert told_modes == ["BOTH_HALVES", "CONDITIONAL_ONLY", "UNCONDITIONAL_ONLY"]

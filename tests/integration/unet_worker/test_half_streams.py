@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from lab.fixtures.checkpoints import SIDE_PX, TOKENS, WIDTH, write_checkpoint
+from lab.fixtures.step_streams import answer_to
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
 from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
 from pentimento.clients.errors import domain_errors
@@ -93,7 +94,7 @@ async def test_a_half_that_opens_while_the_worker_drains_is_refused(
 
 async def stepped(worker: Served) -> HalfStream:
     stream = await opened(worker)
-    await stream.answer(0, 900.0, LATENT)
+    await answer_to(stream, 0, 900.0, LATENT)
     return stream
 
 
@@ -101,7 +102,7 @@ async def lined(worker: Served) -> HalfStream:
     """One whose steps go by a line, which the engine's thread hears."""
     stream = await opened(worker, worker.model.halves._halves.directory)
     assert stream.lined
-    await stream.answer(0, 900.0, LATENT)
+    await answer_to(stream, 0, 900.0, LATENT)
     return stream
 
 
@@ -129,7 +130,7 @@ async def test_halves_end_with_their_model_and_let_go_of_it_before_the_next_one_
         await credits_where(worker, served=True, model="other")
 
         with pytest.raises(Unavailable) as ended:
-            await stream.answer(1, 800.0, LATENT)
+            await answer_to(stream, 1, 800.0, LATENT)
         assert ended.value.reason == "DRAINING"
         assert gone == [True]
 

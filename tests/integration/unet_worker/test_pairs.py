@@ -18,6 +18,7 @@ import pytest_asyncio
 import torch
 from torch import Tensor
 
+from lab.fixtures.step_streams import answer_to
 from pentimento.api.generation.v1 import generation_pb2
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
 from pentimento.clients.controlnet import ControlNetClient, ResidualStream
@@ -153,7 +154,7 @@ async def freed(parts: Parts, peer: Peer) -> None:
         latent = outgoing_tensor(torch.zeros(halves_of(parts).latent_shape(SIDE_PX, SIDE_PX)[1]), UNBOUND)
         # It ends this one itself, and says so when it has.
         with pytest.raises(InvalidArgument):
-            await stream.answer(STEPS, 900.0, latent)
+            await answer_to(stream, STEPS, 900.0, latent)
 
 
 @pytest.fixture
@@ -320,9 +321,9 @@ async def test_a_half_is_the_networks_prediction(parts: Parts) -> None:
     latent = torch.randn(halves_of(parts).latent_shape(SIDE_PX, SIDE_PX)[1])
     stream = await GuidanceHalfClient(parts.worker.channel).open_stream(half_of(parts), 1, OPEN_S)
     try:
-        first = await stream.answer(0, 900.0, outgoing_tensor(latent, UNBOUND))
-        again = await stream.answer(7, 900.0, outgoing_tensor(latent, UNBOUND))
-        other = await stream.answer(8, 100.0, outgoing_tensor(latent, UNBOUND))
+        first = await answer_to(stream, 0, 900.0, outgoing_tensor(latent, UNBOUND))
+        again = await answer_to(stream, 7, 900.0, outgoing_tensor(latent, UNBOUND))
+        other = await answer_to(stream, 8, 100.0, outgoing_tensor(latent, UNBOUND))
     finally:
         stream.close()
 
@@ -346,10 +347,10 @@ async def test_wrong_step_ends_the_stream(
 ) -> None:
     usual = halves_of(parts).latent_shape(SIDE_PX, SIDE_PX)[1]
     stream = await GuidanceHalfClient(parts.worker.channel).open_stream(half_of(parts), 1, OPEN_S)
-    await stream.answer(3, 900.0, outgoing_tensor(torch.zeros(usual), UNBOUND))
+    await answer_to(stream, 3, 900.0, outgoing_tensor(torch.zeros(usual), UNBOUND))
 
     with pytest.raises(error):
-        await stream.answer(step_index, timestep, outgoing_tensor(torch.zeros(shape or usual), UNBOUND))
+        await answer_to(stream, step_index, timestep, outgoing_tensor(torch.zeros(shape or usual), UNBOUND))
 
 
 async def test_a_worker_computes_as_many_halves_as_it_has_credits(parts: Parts, peer: Peer) -> None:

@@ -14,8 +14,8 @@ from torch import Tensor
 from pentimento.diffusion.controlnets import ControlSetting, ControlStep, ResidualsSoFar, unheard
 from pentimento.diffusion.families.model import Conditioning, ControlResiduals, DenoiserInput
 from pentimento.domain.errors import InvalidArgument
+from pentimento.tensors.step_server import one_ahead
 from services.controlnet_svc.compute.thread import ComputeThread, StreamStep
-from services.controlnet_svc.servicer import one_ahead
 from services.controlnet_svc.streams import are_of, layers_of
 
 

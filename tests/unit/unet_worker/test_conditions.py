@@ -43,7 +43,7 @@ class Replicas:
     def __init__(self, **told: tuple[str, bool]) -> None:
         self._told = told
 
-    def watch(self, address: str) -> Any:
+    def at(self, address: str) -> Any:
         async def status(_timeout_s: float) -> pb.GetStatusResponse:
             digest, unshifted = self._told[address]
             return pb.GetStatusResponse(

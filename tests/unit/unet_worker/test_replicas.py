@@ -3,7 +3,7 @@
 import asyncio
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,8 @@ from pentimento.api.controlnet.v1.controlnet_service_pb2_grpc import (
 )
 from pentimento.policies.replica_choice import Hearing
 from pentimento.rpc import RpcChannelSettings, open_channel
-from services.unet_worker.control import replica_watch
-from services.unet_worker.control.replicas import ControlNetReplicas, StreamPlace
-from services.unet_worker.pairing import remote_peer
-from services.unet_worker.pairing.remote_peer import PeerWorkers
+from services.unet_worker.control import replicas as replicas_module
+from services.unet_worker.control.replicas import ControlNetReplicas, PeerWorkers, StreamPlace
 from tests.support.waiting import until
 
 EDGES, LAYOUT = "edges", "layout"
@@ -87,7 +85,7 @@ async def heard(replicas: ControlNetReplicas, told: list[ToldReplica]) -> None:
     """Until what they tell now has come."""
     replicas.mention([replica.address for replica in told])
     for replica in told:
-        watch = replicas.watch(replica.address)
+        watch = replicas.at(replica.address)
         streams, draining = replica.news.open_stream_count, replica.news.draining
         await until(
             lambda watch=watch, streams=streams, draining=draining: (  # type: ignore[misc]
@@ -106,7 +104,7 @@ def place(told: list[ToldReplica], replicas: ControlNetReplicas, beside: Counter
 async def taken(chosen: StreamPlace, told: list[ToldReplica], replicas: ControlNetReplicas) -> int:
     """Which replica it takes."""
     client = await chosen.take()
-    return next(index for index, one in enumerate(told) if replicas.watch(one.address).client is client)
+    return next(index for index, one in enumerate(told) if replicas.at(one.address).client is client)
 
 
 @pytest.mark.parametrize("heard_count", [1, 2])
@@ -155,8 +153,8 @@ async def test_what_is_being_opened_counts_until_the_replica_tells_of_it(
 
     first.opened()
     first.leave()
-    assert replicas.watch(told[0].address).opening_count == 0
-    assert replicas.watch(told[0].address).open_count == 0
+    assert replicas.at(told[0].address).opening_count == 0
+    assert replicas.at(told[0].address).open_count == 0
 
 
 async def test_who_lost_a_step_or_refused_is_not_taken_again_while_there_is_another(
@@ -181,7 +179,7 @@ async def test_a_replica_that_is_gone_is_the_last_to_be_tried_and_heard_again_wh
     told[1].tell(open_stream_count=4)
     await heard(replicas, told)
     await told[0].stop()
-    await until(lambda: replicas.watch(told[0].address).hearing is Hearing.LOST)
+    await until(lambda: replicas.at(told[0].address).hearing is Hearing.LOST)
     assert await taken(place(told, replicas), told, replicas) == 1
 
     told[0] = ToldReplica(told[0].address)
@@ -196,65 +194,35 @@ async def test_a_replica_that_no_picture_is_sent_to_is_left(
     await heard(replicas, told)
     used = place(told[:1], replicas)
     await used.take()
-    left = [replicas.watch(replica.address) for replica in told]
+    left = [replicas.at(replica.address) for replica in told]
 
-    monkeypatch.setattr(replica_watch, "IDLE_S", 0.0)
+    monkeypatch.setattr(replicas_module, "IDLE_S", 0.0)
     for replica in told:
         replica.tell(open_stream_count=1)
 
-    await until(lambda: replicas.watch(told[1].address) is not left[1])
-    assert replicas.watch(told[0].address) is left[0]
+    await until(lambda: replicas.at(told[1].address) is not left[1])
+    assert replicas.at(told[0].address) is left[0]
 
 
-@pytest.fixture(autouse=True)
-def idle_at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(remote_peer, "IDLE_S", -1.0)
-    yield
+async def test_channel_of_idle_peer_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    channels: list[grpc.aio.Channel] = []
 
+    def opened(address: str) -> grpc.aio.Channel:
+        channels.append(open_channel(address, RpcChannelSettings()))
+        return channels[-1]
 
-class Opened:
-    """Peers, and the channels that were opened to them, in that order."""
+    peers = PeerWorkers(opened, None)
+    places = [StreamPlace("", [f"unix:/{name}"], peers, Counter()) for name in ("used", "left")]
+    used = await places[0].take()
+    await places[1].take()
+    places[1].leave()
+    monkeypatch.setattr(replicas_module, "IDLE_S", -1.0)
 
-    def __init__(self) -> None:
-        self.channels: list[grpc.aio.Channel] = []
-        self.workers = PeerWorkers(self._open, None)
+    await until(lambda: channels[1].get_state() is grpc.ChannelConnectivity.SHUTDOWN)
 
-    def _open(self, address: str) -> grpc.aio.Channel:
-        self.channels.append(open_channel(address, RpcChannelSettings()))
-        return self.channels[-1]
-
-    def is_closed(self, number: int) -> bool:
-        return self.channels[number].get_state() is grpc.ChannelConnectivity.SHUTDOWN
-
-    async def close(self) -> None:
-        for channel in self.channels:
-            await channel.close()
-
-
-async def test_the_channel_of_a_peer_that_no_picture_uses_is_closed_when_another_is_taken() -> None:
-    opened = Opened()
-    opened.workers.take("unix:/gone")
-    opened.workers.leave("unix:/gone")
-
-    opened.workers.take("unix:/new")
-    while not opened.is_closed(0):  # noqa: ASYNC110 - nobody is told
-        await asyncio.sleep(0)
-
-    assert not opened.is_closed(1)
-    opened.workers.take("unix:/gone")
-    assert len(opened.channels) == 3
-    await opened.close()
-
-
-async def test_a_peer_that_a_picture_is_painted_with_is_kept_however_long_that_takes() -> None:
-    opened = Opened()
-    first = opened.workers.take("unix:/used")
-    opened.workers.take("unix:/used")
-    opened.workers.leave("unix:/used")
-
-    opened.workers.take("unix:/new")
-    await asyncio.sleep(0)
-
-    assert opened.workers.take("unix:/used") is first
-    assert (len(opened.channels), opened.is_closed(0)) == (2, False)
-    await opened.close()
+    assert channels[0].get_state() is not grpc.ChannelConnectivity.SHUTDOWN
+    assert await places[0].take() is used
+    await places[1].take()
+    assert len(channels) == 3
+    for channel in channels:
+        await channel.close()
