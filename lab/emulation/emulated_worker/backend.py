@@ -297,7 +297,7 @@ class EmulatedBackend:
         self.emulated.hold()
         return await self._runner.run(order, emit)
 
-    async def paint(
+    async def generate(
         self,
         order: ExecuteOrder,
         uploads: Uploads | None,

@@ -39,7 +39,7 @@ class AttemptImage:
 class ModelRunner(Protocol):
     """Generate images with one model on one device."""
 
-    async def paint(
+    async def generate(
         self,
         order: ExecuteOrder,
         uploads: Uploads | None,
@@ -92,7 +92,7 @@ class AttemptRunner:
         grant = order.cache_grant
         uploads = Uploads(grant, self._objects, self._store_threads) if grant is not None else None
         try:
-            made = await self._model_runner.paint(order, uploads, emit, accepted_at, deadline)
+            made = await self._model_runner.generate(order, uploads, emit, accepted_at, deadline)
             captured, upload_notes = await self._store(uploads, made, order.cache_thinned_picture)
         finally:
             if uploads is not None:

@@ -19,7 +19,7 @@ from pentimento.domain.fleet import HeldModel
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
 from pentimento.stores.objects import ObjectStore, open_objects
 from services.unet_worker import wiring
-from services.unet_worker.attempts.execution import PaintingBridge
+from services.unet_worker.attempts.execution import ProgressBridge
 from services.unet_worker.models.loaded import LoadedModel
 from services.unet_worker.models.model_switch import ModelSwitch
 from services.unet_worker.process import WorkerProcess
@@ -93,15 +93,15 @@ async def serve(checkpoint: Path, directory: Path, **settings: Any) -> AsyncIter
 def at_step(step: int, act: Callable[[], object]) -> Iterator[None]:
     """Inside, call `act` once: when a picture of a worker in this process has taken the step, on the engine's thread,
     which takes no other step before `act` returns. What a client hears of steps may come after the last of them."""
-    stepped, waiting = PaintingBridge.stepped, [act]
+    stepped, waiting = ProgressBridge.stepped, [act]
 
-    def stepped_and_acted(bridge: PaintingBridge, taken: int, predicted_clean: Tensor | None) -> None:
+    def stepped_and_acted(bridge: ProgressBridge, taken: int, predicted_clean: Tensor | None) -> None:
         stepped(bridge, taken, predicted_clean)
         if taken >= step and waiting:
             waiting.pop()()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PaintingBridge, "stepped", stepped_and_acted)
+        patch.setattr(ProgressBridge, "stepped", stepped_and_acted)
         yield
 
 

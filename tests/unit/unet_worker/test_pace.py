@@ -7,7 +7,7 @@ import pytest
 
 from pentimento.devices.choices import LatentFormat
 from pentimento.domain.execution import ExecuteEvent, PlaceYielded, Started
-from services.unet_worker.attempts.execution import PaintingBridge
+from services.unet_worker.attempts.execution import ProgressBridge
 from services.unet_worker.attempts.finishing import Finisher
 from services.unet_worker.attempts.order import SELDOM_S, ProgressPace
 from services.unet_worker.attempts.yielding import PlaceWatch, StepPace
@@ -57,9 +57,9 @@ def test_thinned_steps_count_as_they_are_taken() -> None:
     assert told == [None, None, None, None, None, pytest.approx(0.05)]
 
 
-def bridge_to(told: "asyncio.Queue[ExecuteEvent]", pace: StepPace) -> PaintingBridge:
+def bridge_to(told: "asyncio.Queue[ExecuteEvent]", pace: StepPace) -> ProgressBridge:
     finisher = Finisher.__new__(Finisher)  # Nothing is finished here.
-    return PaintingBridge("worker", told.put_nowait, finisher, None, ProgressPace(10.0), LatentFormat.EXACT, pace)
+    return ProgressBridge("worker", told.put_nowait, finisher, None, ProgressPace(10.0), LatentFormat.EXACT, pace)
 
 
 @pytest.mark.parametrize("step_s", [0.06, 60.0])

@@ -149,7 +149,7 @@ class Painted:
     def __init__(self, thinned_steps: tuple[int, ...]) -> None:
         self._thinned_steps = thinned_steps
 
-    async def paint(self, order: ExecuteOrder, *_: Any) -> AttemptImage:
+    async def generate(self, order: ExecuteOrder, *_: Any) -> AttemptImage:
         nothing = CapturedEntries("")
         result = AttemptResult(order.attempt, b"png", 64, 64, "sha256:p", nothing, 12, 0, HELD.model_digest, 1)
         return AttemptImage(replace(result, thinned_steps=self._thinned_steps), b"png", 0.0)
