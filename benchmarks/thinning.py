@@ -115,12 +115,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--log-seed", type=int, default=22)
 
 
-def plain_profile(model: str, directory: Path = THINNING_PROFILES) -> Profile:
+def plain_profile(model: str, directory: Path = THINNING_PROFILES, kind: ProfileKind = ProfileKind.STEPS) -> Profile:
     """Return the model's profile without LoRAs and ControlNets. Raises as `only` unless there is exactly one."""
-    found = (
-        one for one in read_profiles([directory]).of(ProfileKind.STEPS) if one.of.model == model and not one.of.adapters
-    )
-    return only(found, f"thinning profile of {model} alone")
+    found = (one for one in read_profiles([directory]).of(kind) if one.of.model == model and not one.of.adapters)
+    return only(found, f"profile of {kind.value} of {model} alone")
 
 
 def capacity_per_s(costs: ModelCosts) -> float:
@@ -213,8 +211,8 @@ class UnseenPrompts:
     log_seed: int
 
 
-def held_out_figures(profile: Profile, held_out: UnseenPrompts) -> Iterator[Figure]:
-    """Yield the quality kept on prompts outside the profile, by the thinning of the fewest steps."""
+def held_out_study(profile: Profile, held_out: UnseenPrompts) -> ThinningStudy:
+    """Return the full images of prompts outside the profile."""
     torch.set_num_threads(1)
     quiet_loaders()
     folder = WEIGHTS / profile.of.encoder
@@ -222,7 +220,13 @@ def held_out_figures(profile: Profile, held_out: UnseenPrompts) -> Iterator[Figu
     prompts = tuple(dict.fromkeys(log.prompts))[: held_out.count]
     scorers = (ClipScore(LocalEncoder(open_model(folder)), prompts), *scorers_of(held_out.scorer, log, prompts))
     model = study_model(WEIGHTS / profile.of.model, StudyRunSettings(max_batch=BATCH))
-    study = ThinningStudy(model, scorers, full_requests(model, prompts, held_out.log_seed * 10_000))
+    reuses, full = profile.kind is ProfileKind.FEATURES, full_requests(model, prompts, held_out.log_seed * 10_000)
+    return ThinningStudy(model, scorers, full, reuses_features=reuses)
+
+
+def held_out_figures(profile: Profile, held_out: UnseenPrompts) -> Iterator[Figure]:
+    """Yield the quality kept on prompts outside the profile, by the thinning of the fewest steps."""
+    study = held_out_study(profile, held_out)
     fewest = min(allowed_options(profile, profile.conditions.step_count), key=lambda option: option.total)
     samples = study.samples(study.batch, fewest.first_step, fewest.taken_count, fewest.spacing)
     kept = sum(sample.keeps(profile.asked.alpha) for sample in samples)

@@ -1,7 +1,8 @@
-"""Write the zoo's thinning profiles: as `pentimento profile steps`, on a log of scenes, with an attribute
-scorer in addition to CLIPScore. The stricter of the two scores counts.
+"""Write the zoo's thinning and feature profiles: as `pentimento profile steps` or `features`, on a log of scenes, with
+an attribute scorer in addition to CLIPScore. The stricter of the two scores counts.
 
-    python -m benchmarks.thinning_profiles tiny-heavy --scorer SCORERS [--prompts 128] [--log-seed 21] [-- FLAGS]
+    python -m benchmarks.thinning_profiles tiny-heavy --scorer SCORERS [--kind features] [--prompts 128]
+        [--log-seed 21] [-- FLAGS]
 
 FLAGS are those of `python -m services.unet_worker.profiling steps`. SCORERS is a work folder of training
 (`benchmarks.image_scorers`).
@@ -19,7 +20,7 @@ from benchmarks.image_scorers import AttributeScorer
 from benchmarks.selector_profile import LocalEncoder
 from pentimento.profiles.document import ProfileKind
 from pentimento.settings import load_settings
-from pentimento.supervisor.models import THINNING_PROFILES
+from pentimento.supervisor.models import FEATURE_PROFILES, THINNING_PROFILES
 from pentimento.telemetry import configure_logging
 from services.embedder.model import open_model
 from services.unet_worker.profiling.command import measure_and_write
@@ -29,6 +30,7 @@ from zoo.registry import WEIGHTS
 from zoo.scene_log import SceneLog, clip_embedder, write_scene_log
 
 ENCODER = "tiny-clip"
+PROFILES = {ProfileKind.STEPS: THINNING_PROFILES, ProfileKind.FEATURES: FEATURE_PROFILES}
 
 
 def main() -> int:
@@ -43,7 +45,7 @@ def main() -> int:
         named = Path(there) / f"zoo.scene_log, seed {options.log_seed}, first {options.prompts} that differ"
         named.touch()
         given = ["--model", str(WEIGHTS / options.model), "--prompts", str(named), "--embedder-address", "unix:/none"]
-        out = THINNING_PROFILES / f"{'+'.join((options.model, *options.loras))}.json"
+        out = PROFILES[options.kind] / f"{'+'.join((options.model, *options.loras))}.json"
         loras = ["--loras", str(WEIGHTS), "--with-loras", ",".join(options.loras)] if options.loras else []
         settings = load_settings(ProfileSettings, "profile", [*given, *loras, "--out", str(out), *flags])
         inputs = StudyInputs(
@@ -53,7 +55,7 @@ def main() -> int:
             encoder.digest,
             lambda rows: scorers_of(options.scorer, log, rows),
         )
-        measure_and_write(ProfileKind.STEPS, settings, inputs)
+        measure_and_write(options.kind, settings, inputs)
     return 0
 
 
@@ -67,6 +69,7 @@ def parsed() -> tuple[argparse.Namespace, list[str]]:
     """Return the options, and the flags after them."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.thinning_profiles", description=__doc__)
     parser.add_argument("model", help="of the zoo")
+    parser.add_argument("--kind", type=ProfileKind, choices=PROFILES, default=ProfileKind.STEPS, help="steps, features")
     parser.add_argument("--scorer", type=Path, required=True, metavar="DIR", help="folder of the attribute scorer")
     parser.add_argument("--prompts", type=int, default=128, help="number of different prompts of the log")
     parser.add_argument("--log-count", type=int, default=600, help="length of the log")

@@ -79,6 +79,7 @@ NAVIGATION = {
                 "allocation",
                 "adapters",
                 "thinning",
+                "feature-reuse",
             )
         ],
     },

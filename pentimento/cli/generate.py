@@ -161,6 +161,11 @@ MOST_PX = 2**63 - 1
     default=None,
     help="run all steps under any load; the default with --steps [otherwise the suite may skip some]",
 )
+@click.option(
+    "--feature-reuse/--no-feature-reuse",
+    default=None,
+    help="reuse deep features of earlier steps where the model's profile allows it, or never [the suite's mode]",
+)
 @click.option("--no-cache", is_flag=True, help="neither start from the cache nor write to it")
 @click.option("--pin", metavar="TIME", help="keep the start for replays (30d, 12h, 90m)")
 @click.option("--deadline", type=FINITE, metavar="SECONDS", help="fail after this time")
@@ -246,6 +251,7 @@ def request_from(prompt: str, options: dict[str, Any]) -> ImageRequest:
         scheduler=options["scheduler"],
         clip_skip=options["clip_skip"],
         prompt_syntax=options["prompt_syntax"],
+        feature_reuse=options["feature_reuse"],
         seed=options["seed"],
         loras=tuple(lora_of(text) for text in options["loras"]),
         controlnets=tuple(controlnet_of(text) for text in options["controlnets"]),

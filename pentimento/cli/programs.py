@@ -159,10 +159,11 @@ KINDS = {
     "cost": "seconds of a denoising step by size and batch, and memory",
     "reuse": "similarity of prompts at which an image may start from another's latents or, with --light, its image",
     "steps": "steps that may be skipped, and after which step",
+    "features": "steps that may reuse deep features of earlier ones",
     "handover": "steps that a cascade's later model may skip because it starts from the image of --light",
     "lora": "steps that may run before a LoRA takes effect",
 }
-WITH_ENCODER = ("reuse", "steps", "handover")
+WITH_ENCODER = ("reuse", "steps", "features", "handover")
 
 
 class ProfileCommand(ForwardingCommand):

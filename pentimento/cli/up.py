@@ -45,6 +45,7 @@ UNCHANGED: tuple[str, ...] = (
     "policy",
     "slo_s",
     "thinning",
+    "feature_reuse",
     "handover",
     "unprofiled_reuse",
     "earned_reuse",
@@ -137,6 +138,13 @@ CACHE = ("reuse_rule", "eviction", "cache_bias", "scratch_share", "renoised_shar
     default="load",
     show_default=True,
     help="skip steps that a model's profile allows: to meet a deadline, also under load, or always",
+)
+@click.option(
+    "--feature-reuse",
+    type=click.Choice(["asked", "auto"]),
+    default="asked",
+    show_default=True,
+    help="reuse deep features of earlier steps where a model's profile allows it: if asked, or unless refused",
 )
 @click.option(
     "--handover",

@@ -81,7 +81,9 @@ class PaintingRequest:
     """Describe a request to the engine. `deadline` is on the engine's monotonic clock in seconds. The listener receives
     latents before each of `capture_steps`, and the predicted clean latent after every `preview_interval_steps` steps
     (0: never). `alone` keeps other requests out of its forward passes. From `thinned_steps[0]` on only these steps are
-    taken; empty for all. Captures, peers, ControlNets and LoRAs still use the original step numbers."""
+    taken; empty for all. Captures, peers, ControlNets and LoRAs still use the original step numbers. From
+    `full_steps[0]` on only these steps run the whole network, the others reuse the deep features of the last one that
+    did; empty for all. Not together with thinned steps, a peer or ControlNets."""
 
     spec: GenerationSpec
     start: PaintingStart
@@ -93,6 +95,7 @@ class PaintingRequest:
     alone: bool = False
     peer: GuidancePeer | None = None
     thinned_steps: tuple[int, ...] = ()
+    full_steps: tuple[int, ...] = ()
 
 
 @dataclass
@@ -110,6 +113,9 @@ class Painting:
     conditional_only: bool = False
     # The known region of a masked image.
     known: KnownRegion | None = None
+    # Deep features of the rows at the last step that ran the whole network, and the number of steps that reused some.
+    features: Tensor | None = None
+    reused_count: int = 0
 
     @property
     def row_count(self) -> int:
@@ -133,6 +139,21 @@ class Painting:
         latents."""
         thinned = self.schedule.order.thinned
         return bool(thinned) and self.state.step_index > thinned[0]
+
+    @property
+    def reuses_features(self) -> bool:
+        """Return whether the next step reuses deep features; it runs the whole network if there are none yet."""
+        return self.features is not None and self._may_reuse(self.state.step_index)
+
+    @property
+    def keeps_features(self) -> bool:
+        """Return whether the step after the next one reuses the next one's deep features."""
+        following = self.state.step_index + 1
+        return following < self.schedule.step_count and self._may_reuse(following)
+
+    def _may_reuse(self, step: int) -> bool:
+        full = self.request.full_steps
+        return bool(full) and step > full[0] and step not in full
 
     @property
     def timestep(self) -> float:
@@ -167,10 +188,10 @@ def bridge_of(start: PaintingStart) -> tuple[int, ...]:
 
 def thin(model: DiffusionModel, painting: Painting, steps: tuple[int, ...]) -> bool:
     """Skip all steps not in `steps` from `steps[0]` on; call it between two steps. Return False without a change if the
-    request has passed `steps[0]`, is thinned already, or is sampled by another worker. Raises InvalidArgument for steps
-    outside the schedule."""
-    schedule = painting.schedule
-    if isinstance(painting.request.start, HalfStart) or schedule.order.thinned:
+    request has passed `steps[0]`, is thinned already, reuses deep features, or is sampled by another worker. Raises
+    InvalidArgument for steps outside the schedule."""
+    schedule, request = painting.schedule, painting.request
+    if isinstance(request.start, HalfStart) or schedule.order.thinned or request.full_steps:
         return False
     thinned = schedule_for(model, painting.request.spec, steps, bridge_of(painting.request.start))
     if painting.state.step_index > steps[0]:
@@ -249,7 +270,9 @@ def condition_anew(
     adapters: AdapterSet,
     row: PerSampleAdapters | None,
 ) -> None:
-    """Recompute the conditioning of a request with its adapters; its mask is kept."""
+    """Recompute the conditioning of a request with its adapters; its mask is kept. Deep features of the network without
+    them are dropped."""
+    painting.features = None
     masked = painting.conditioning.masked
     conditioning, _ = condition(model, prompts, painting.request, adapters, row)
     painting.conditioning = replace(conditioning, masked=masked)

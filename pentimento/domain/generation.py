@@ -251,6 +251,8 @@ class Route:
     cascade: str = ""
     # Set for an attempt: from the first of these steps on no other step of the schedule is taken; empty for all.
     thinned_steps: tuple[int, ...] = ()
+    # From the first one on only these steps run the whole network, the others reuse deep features; empty for all.
+    full_steps: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

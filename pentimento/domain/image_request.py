@@ -65,7 +65,8 @@ class ImageRequest:
     `binding_steps`: skip no step under any load; None means yes where `num_inference_steps` is set. `image_count`:
     images that differ by their seeds alone; None means 1. `encoding_quality` of a JPEG or WebP file, 0 to 100; None is
     the encoder's own. `clip_skip`: last layers of the CLIP text encoders to leave out, None for none. `prompt_syntax`:
-    how both prompts state weights of words, a value of `PromptSyntax`.
+    how both prompts state weights of words, a value of `PromptSyntax`. `feature_reuse`: steps may reuse deep features
+    of earlier ones; None for the deployment's mode.
     """
 
     prompt: str = field(repr=False)
@@ -92,6 +93,7 @@ class ImageRequest:
     encoding_quality: int | None = None
     clip_skip: int | None = None
     prompt_syntax: str = ""
+    feature_reuse: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ class ResolvedRequest:
     `pin_ms`: time for which its image stays replayable; 0 for no longer than others. `may_thin`: steps may be skipped,
     by its model's profile. `image_index`: its place among the images of one call. `encoding_quality` of a JPEG or WebP
     file, 0 to 100; None is the encoder's own. `admitted`: the stages that the journal has for it; None for its model's
-    own pool alone.
+    own pool alone. `feature_reuse`: as in ImageRequest.
     """
 
     spec: GenerationSpec
@@ -168,6 +170,7 @@ class ResolvedRequest:
     image_index: int = 0
     encoding_quality: int | None = None
     admitted: AdmittedStages | None = None
+    feature_reuse: bool | None = None
 
     @property
     def cost(self) -> float:

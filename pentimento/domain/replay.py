@@ -37,6 +37,7 @@ def replayed_route(provenance: Provenance, held_digest: str) -> Route:
         controlnet_mode=provenance.route.controlnet_mode,
         pipelined_from_step=provenance.route.pipelined_from_step,
         thinned_steps=provenance.route.thinned_steps,
+        full_steps=provenance.route.full_steps,
         reason=f"replay of {provenance.request_id}",
         replay_of=provenance.request_id,
     )
@@ -97,3 +98,8 @@ def thinned_steps_of(route: Route, saved_steps: int) -> tuple[int, ...]:
     """Return the steps that an attempt of a route takes once its start is known, from the first of these steps on;
     empty where the start was passed over. Thinning of hits was measured on hits."""
     return route.thinned_steps if taken_of(route.start, saved_steps) == route.start else ()
+
+
+def full_steps_of(route: Route, saved_steps: int) -> tuple[int, ...]:
+    """Return the steps of an attempt that run the whole network, as `thinned_steps_of` does; empty for all."""
+    return route.full_steps if taken_of(route.start, saved_steps) == route.start else ()

@@ -41,6 +41,11 @@ def thinned_note(steps: tuple[int, ...], step_count: int) -> str:
     return f"steps left out: from step {steps[0]} on {len(steps)} of {step_count - steps[0]} were taken"
 
 
+def reused_note(reused_count: int, taken_count: int) -> str:
+    """Return the note about steps that reused deep features; empty where none did."""
+    return f"deep features reused in {reused_count} of {taken_count} steps" if reused_count else ""
+
+
 @dataclass(frozen=True)
 class ThinnableSteps:
     """Sums over requests that a pool started from noise: the shares (0..1) of their steps that may be skipped under

@@ -44,7 +44,8 @@ class PairingMode(Enum):
 def can_pair(spec: GenerationSpec, route: Route) -> bool:
     """Return whether two workers can compute the halves of an image. False for a replay, which must keep its bits, and
     for pipelined residuals: a worker that continues after its peer lacks those of both halves from the step before."""
-    return spec.guidance_scale > 1.0 and not route.replay_of and not route.pipelined_from_step
+    whole = not route.pipelined_from_step and not route.full_steps
+    return spec.guidance_scale > 1.0 and not route.replay_of and whole
 
 
 def deadline_gains(remaining_s: float, alone_s: float | None, tight_share: float = TIGHT_SHARE) -> bool:

@@ -30,6 +30,7 @@ class WholeReason(Enum):
     """State why a request takes all steps under any load."""
 
     OFF = "THINNING_OFF"
+    NOT_ASKED = "NOT_ASKED"
     REPLAY = "REPLAYED"
     BINDING_STEPS = "BINDING_STEPS"
     QUALITY_ASKED = "QUALITY_ASKED"

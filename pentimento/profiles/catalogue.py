@@ -125,16 +125,16 @@ class ProfileSet:
         ]
         return max(fitting, key=lambda profile: (profile.asked.rule is rule, caution(profile)), default=None)
 
-    def steps(self, spec: GenerationSpec, model_digest: str) -> Profile | None:
-        """Return the model's profile of skipped steps; None without one. Of several, the best match of the request's
-        adapters, else of its ControlNets, then of its scheduler."""
+    def steps(self, spec: GenerationSpec, model_digest: str, kind: ProfileKind = ProfileKind.STEPS) -> Profile | None:
+        """Return the model's profile of skipped steps, or of that kind; None without one. Of several, the best match of
+        the request's adapters, else of its ControlNets, then of its scheduler."""
         asked = adapters_of(spec)
 
         def nearness(profile: Profile) -> tuple[bool, bool, bool]:
             same_nets = controlnets(profile.of.adapters) == controlnets(asked)
             return profile.of.adapters == asked, same_nets, profile.conditions.scheduler is spec.scheduler
 
-        found = [one for one in self.of(ProfileKind.STEPS) if one.of.model_digest == model_digest]
+        found = [one for one in self.of(kind) if one.of.model_digest == model_digest]
         return max(found, key=nearness, default=None)
 
     def latest_starts(self, model_digest: str) -> dict[str, float]:
@@ -153,7 +153,8 @@ class ProfileSet:
 
 @dataclass(frozen=True)
 class StepProfiles:
-    """Hold a deployment's profiles of skipped steps, the share of the quality that it requires, and its rule.
+    """Hold a deployment's profiles of skipped steps, or of steps that reuse deep features, the share of the quality
+    that it requires, and its rule.
 
     A profile that promises less is not used. Without a rule each profile's own is used.
     """
@@ -161,10 +162,11 @@ class StepProfiles:
     profiles: ProfileSet = field(default_factory=ProfileSet)
     alpha: float = 0.95
     rule: ThresholdRule | None = None
+    kind: ProfileKind = ProfileKind.STEPS
 
     def options(self, spec: GenerationSpec, route: Route) -> tuple[ThinningOption, ...]:
         """Return the ways to skip steps of a request on that route; empty if `refusal` has a reason."""
-        profile = self.profiles.steps(spec, route.model_digest)
+        profile = self.profiles.steps(spec, route.model_digest, self.kind)
         if profile is None or self._uncovered(profile, spec, route) is not None:
             return ()
         return self._found(profile, spec, route.start)
@@ -180,9 +182,10 @@ class StepProfiles:
 
     def refusal(self, spec: GenerationSpec, route: Route) -> ThinningRefusal | None:
         """Return why a request skips no step under any load; None if it may."""
-        profile = self.profiles.steps(spec, route.model_digest)
+        profile = self.profiles.steps(spec, route.model_digest, self.kind)
         if profile is None:
-            why = f"{spec.model} has no thinning profile of this digest"
+            named = "feature reuse" if self.kind is ProfileKind.FEATURES else "thinning"
+            why = f"{spec.model} has no {named} profile of this digest"
             return ThinningRefusal(WholeReason.PROFILE_MISSING, why)
         refusal = self._uncovered(profile, spec, route)
         if refusal is not None or self._found(profile, spec, route.start):
@@ -200,6 +203,14 @@ class StepProfiles:
             why = "residuals that are a step old are those of a step that was taken"
             return ThinningRefusal(WholeReason.RESIDUALS_PIPELINED, why)
         return uncovered(profile, spec, route.lora_patch_step)
+
+
+class FeatureReuseMode(Enum):
+    """State which requests reuse features where a profile allows it: only if they ask for it, or unless they refuse
+    it."""
+
+    ASKED = "asked"
+    AUTO = "auto"
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ MAX_HANDOVER_ROWS = 100
 _AT = {
     ProfileKind.REUSE: ({"skipped_steps"}, set()),
     ProfileKind.STEPS: ({"first_step", "taken_count"}, {"resume_step", "least_similarity", "spacing"}),
+    ProfileKind.FEATURES: ({"first_step", "taken_count"}, {"resume_step", "least_similarity", "spacing"}),
     ProfileKind.HANDOVER: ({"reuse_share"}, set()),
     ProfileKind.LORA: ({"steps"}, set()),
     ProfileKind.PIPELINING: ({"step_count", "first_step"}, set()),
@@ -88,7 +89,9 @@ def _check_steps(profile: Profile, where: str) -> None:
         first, taken, resumed = (row.place(name) for name in ("first_step", "taken_count", "resume_step"))
         _check_within(row.at.get("least_similarity", -1.0), -1.0, 1.0, f"{where}.rows[{index}].at.least_similarity")
         _check_within(row.at.get("spacing", 1.0), 1.0, 3.0, f"{where}.rows[{index}].at.spacing")
-        if not 0 <= resumed <= first < first + taken <= profile.conditions.step_count:
+        # A hit skips steps after its start, but reuses features by the list of an image from noise.
+        least = 0 if profile.kind is ProfileKind.FEATURES else resumed
+        if resumed < 0 or not least <= first < first + taken <= profile.conditions.step_count:
             part = f"{taken} from {first} on, resumed at {resumed}"
             limit = f"must be a part of {profile.conditions.step_count} steps, got {part}"
             raise InvalidArgument.of(f"{where}.rows[{index}]", limit)
@@ -132,6 +135,7 @@ def _check_single_adapter(profile: Profile, where: str) -> None:
 _CHECKS: Mapping[ProfileKind, Callable[[Profile, str], None]] = {
     ProfileKind.REUSE: _check_reuse,
     ProfileKind.STEPS: _check_steps,
+    ProfileKind.FEATURES: _check_steps,
     ProfileKind.HANDOVER: _check_handover,
     ProfileKind.LORA: _check_lora,
     ProfileKind.PIPELINING: _check_pipelining,

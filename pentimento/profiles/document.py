@@ -39,11 +39,13 @@ Number = Annotated[float, ValueRange(-1e18, 1e18)]
 
 
 class ProfileKind(Enum):
-    """Name the kinds of profiles: costs, latents and images to reuse, skipped steps, hand-overs, LoRAs, residuals."""
+    """Name the kinds of profiles: costs, latents and images to reuse, skipped steps, steps that reuse deep features,
+    hand-overs, LoRAs, residuals."""
 
     COST = "cost"
     REUSE = "reuse"
     STEPS = "steps"
+    FEATURES = "features"
     HANDOVER = "handover"
     LORA = "lora"
     PIPELINING = "pipelining"

@@ -4,6 +4,7 @@
 | --- | --- | --- |
 | reuse | skipped_steps: K of `conditions.step_count` | lowest similarity |
 | steps | first_step, taken_count, spacing; of hits resume_step and least_similarity | steps in total |
+| features | as of steps; the other steps reuse deep features | whole steps in total |
 | handover | reuse_share: part of the later model's steps that is skipped | that share |
 | lora | steps: K without the LoRA | K |
 | pipelining | step_count, first_step: 0 where residuals are never one step old | – |
@@ -17,7 +18,16 @@ from pentimento.domain.generation import FromLatent, GenerationSpec
 from pentimento.policies.cache_selection import Threshold, Thresholds
 from pentimento.policies.residual_pipelining import PipeliningBound
 from pentimento.policies.thinning import ThinningOption, ThinningRefusal, WholeReason, scaled
-from pentimento.profiles.document import DIGITS, MeasuredAdapter, Profile, ProfileRow, ReuseKind, adapters_of, row_of
+from pentimento.profiles.document import (
+    DIGITS,
+    MeasuredAdapter,
+    Profile,
+    ProfileKind,
+    ProfileRow,
+    ReuseKind,
+    adapters_of,
+    row_of,
+)
 from pentimento.profiles.rules import (
     ImageSample,
     LateSample,
@@ -41,7 +51,8 @@ def profile_name(profile: Profile, rule: ThresholdRule | None = None) -> str:
     """Return the profile's name in provenance, by default with its own rule."""
     promise = f"alpha {profile.asked.alpha:g} by {(rule or profile.asked.rule).value}"
     if profile.conditions.start is None:
-        return f"thinning of {profile.of.model}, {promise}"
+        what = "feature reuse" if profile.kind is ProfileKind.FEATURES else "thinning"
+        return f"{what} of {profile.of.model}, {promise}"
     pair = "" if profile.of.model == profile.of.reference else f" for {profile.of.reference}"
     return f"{profile.conditions.start.value} of {profile.of.model}{pair}, {promise}"
 

@@ -19,6 +19,7 @@ WEIGHTS = Path(__file__).resolve().parents[2] / "zoo" / "weights"
 SELECTOR_PROFILES = WEIGHTS.parent / "selector_profiles"
 # Steps of the tiny models that may be skipped.
 THINNING_PROFILES = WEIGHTS.parent / "thinning_profiles"
+FEATURE_PROFILES = WEIGHTS.parent / "feature_profiles"
 # First steps of their ControlNets' residuals that may be one step old.
 PIPELINING_PROFILES = WEIGHTS / "pipelining-bounds.json"
 # Share of a later model's steps that an earlier model's image saves.
@@ -97,13 +98,18 @@ def find_discriminator(given: str, cascade: tuple[str, ...], encoder: Path, weig
 
 
 def with_shipped(profiles: Sequence[Path], encoder: Path) -> tuple[Path, ...]:
-    """Return the profiles, completed by the tiny models' profiles of skipped steps, residuals, hand-overs and, with
-    their encoder, reuse.
+    """Return the profiles, completed by the tiny models' profiles of skipped steps, feature reuse, residuals,
+    hand-overs and, with their encoder, reuse.
 
     A kind that is given is not completed. Raises InvalidArgument for a file that holds no profiles.
     """
     given = {entry.get("kind") for path in json_files(profiles) for entry in read_document(path, entries, "profiles")}
-    own = {"steps": THINNING_PROFILES, "pipelining": PIPELINING_PROFILES, "handover": HANDOVER_PROFILES}
+    own = {
+        "steps": THINNING_PROFILES,
+        "features": FEATURE_PROFILES,
+        "pipelining": PIPELINING_PROFILES,
+        "handover": HANDOVER_PROFILES,
+    }
     if encoder.resolve() == (WEIGHTS / DEFAULT_ENCODER).resolve():
         own["reuse"] = SELECTOR_PROFILES
     shipped = (path for kind, path in own.items() if kind not in given and path.exists())

@@ -260,6 +260,7 @@ def frontdoor(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
     }
     modes = {
         "thinning": (settings.thinning, "load"),
+        "feature-reuse": (settings.feature_reuse, "asked"),
         "controlnet-pipelining": (settings.pipelining, "auto"),
         "handover": (settings.handover, "auto"),
     }

@@ -122,7 +122,8 @@ class SuiteSettings:
     `controlnets`: the registry that `controlnet_copies` processes serve; `pipelining`: whether their residuals may be
     one step old (off, on, auto).
     `loras`: the workers' directory of LoRAs. `thinning`: when steps are skipped
-    (off, deadline, load, always). `handover`: whether a cascade's later models start from earlier images where they
+    (off, deadline, load, always). `feature_reuse`: which images reuse deep features (asked, auto). `handover`: whether
+    a cascade's later models start from earlier images where they
     were profiled for it (auto, off). `cascade`: the models of requests that name none; None for
     the default model. `devices`: the GPUs over which the services with networks are spread, instead of `device`.
     `places`: the GPUs of one service or of one model's workers (`unet_worker/MODEL`) instead; empty for the CPU."""
@@ -147,6 +148,7 @@ class SuiteSettings:
     slo_s: float | None = None
     profiles: tuple[Path, ...] = ()
     thinning: str = "load"
+    feature_reuse: str = "asked"
     handover: str = "auto"
     unprofiled_reuse: bool = False
     earned_reuse: bool = True

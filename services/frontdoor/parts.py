@@ -23,6 +23,7 @@ from services.frontdoor.requests.acceptance import Acceptance
 from services.frontdoor.requests.jobs import Jobs, PendingEntries
 from services.frontdoor.requests.pins import Pins
 from services.frontdoor.routing.discriminators import Discriminators
+from services.frontdoor.routing.feature_reuse import FeatureReuse
 from services.frontdoor.routing.light_starts import LightStarts
 from services.frontdoor.routing.pipelining import ControlPipelining
 from services.frontdoor.routing.thinning import ThinningOffers
@@ -65,6 +66,7 @@ class FrontdoorParts:
     pipelining: ControlPipelining
     pairing: PairingMode
     thinning: ThinningOffers
+    features: FeatureReuse
     light_starts: LightStarts
     links: WorkerLinks
     embedder: Embedders | None

@@ -7,7 +7,7 @@ from pentimento.policies.latent_pairing import PairingMode
 from pentimento.policies.residual_pipelining import PipeliningMode
 from pentimento.policies.shadow_painting import GivesWay
 from pentimento.policies.thinning import ThinningMode
-from pentimento.profiles.catalogue import HandoverMode
+from pentimento.profiles.catalogue import FeatureReuseMode, HandoverMode
 from pentimento.profiles.rules import RuleChoice
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.rpc.settings import check_address
@@ -121,6 +121,11 @@ class FrontdoorSettings:
     thinning_alpha: float = setting(
         0.95, help="share of the full quality that a profile must promise", minimum=0.01, maximum=1
     )
+    feature_reuse: FeatureReuseMode = setting(
+        FeatureReuseMode.ASKED,
+        help="reuse deep features of earlier steps of an image, for models with a feature profile: "
+        "if the request asks for it (asked), unless it refuses it (auto)",
+    )
     handover: HandoverMode = setting(
         HandoverMode.AUTO,
         help="start a cascade's later model from the earlier one's image: where a registration or a hand-over profile "
@@ -131,7 +136,8 @@ class FrontdoorSettings:
     )
     cached_thinned_share: float = setting(
         0.99,
-        help="mean share of the full quality at which thinned images may enter the cache",
+        help="mean share of the full quality at which thinned images may enter the cache, and that reused features "
+        "must keep",
         minimum=0,
         maximum=1,
     )

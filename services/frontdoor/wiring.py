@@ -23,6 +23,7 @@ from pentimento.policies.latent_pairing import TIGHT_SHARE, PairingMode
 from pentimento.policies.residual_pipelining import PipeliningRule
 from pentimento.policies.worth import CASCADE, Worth
 from pentimento.profiles.catalogue import HandoverProfiles, ReusePromise, StepProfiles, read_profiles
+from pentimento.profiles.document import ProfileKind
 from pentimento.rpc import RpcServer
 from pentimento.rpc.channel import ChannelOpener, channel_opener
 from pentimento.rpc.shared_keys import SigningKeys, kept_signing_keys
@@ -59,6 +60,7 @@ from services.frontdoor.requests.selections import SelectionLimits
 from services.frontdoor.requests.tenant_requests import TenantRequests
 from services.frontdoor.routing import cache_writes, routes, scoring
 from services.frontdoor.routing.discriminators import Discriminators
+from services.frontdoor.routing.feature_reuse import FeatureReuse
 from services.frontdoor.routing.light_starts import LightStarts
 from services.frontdoor.routing.pipelining import ControlPipelining
 from services.frontdoor.routing.thinning import ThinningOffers
@@ -195,6 +197,9 @@ def _parts(
         pipelining=control_pipelining(settings),
         pairing=settings.latent_parallel,
         thinning=thinning_offers(settings),
+        features=FeatureReuse(
+            settings.feature_reuse, step_profiles(settings, ProfileKind.FEATURES), settings.cached_thinned_share
+        ),
         light_starts=light_starts(settings),
         links=links,
         embedder=texts_and_pictures,
@@ -312,8 +317,12 @@ def dataplane_settings(settings: FrontdoorSettings) -> DataplaneSettings:
 
 def thinning_offers(settings: FrontdoorSettings) -> ThinningOffers:
     """Return which steps may be skipped. Raises InvalidArgument naming a file that is no profile."""
-    profiles = StepProfiles(read_profiles(settings.profiles), settings.thinning_alpha, settings.profile_rule.rule)
-    return ThinningOffers(settings.thinning, profiles, settings.cached_thinned_share)
+    return ThinningOffers(settings.thinning, step_profiles(settings), settings.cached_thinned_share)
+
+
+def step_profiles(settings: FrontdoorSettings, kind: ProfileKind = ProfileKind.STEPS) -> StepProfiles:
+    rule = settings.profile_rule.rule
+    return StepProfiles(read_profiles(settings.profiles), settings.thinning_alpha, rule, kind)
 
 
 def light_starts(settings: FrontdoorSettings) -> LightStarts:

@@ -9,6 +9,7 @@ at any step. `pentimento.policies.step_batching` chooses the requests of the nex
 | `job` | one request inside the engine, and the handle that stops it |
 | `pairing` | guidance halves computed on a peer |
 | `denoiser` | the forward pass, eager or compiled |
+| `feature_reuse` | which rows run the whole network, and which its outer layers on earlier deep features |
 | `captured` | forward passes recorded as CUDA graphs |
 | `probe` | how many requests fit, by the memory of a forward pass, measured before serving |
 | `listening` | listeners and observers |
@@ -20,6 +21,7 @@ from pentimento.diffusion.engine.denoiser import (
     Denoiser,
     batch_sizes_up_to,
 )
+from pentimento.diffusion.engine.feature_reuse import has_features
 from pentimento.diffusion.engine.job import EngineJob
 from pentimento.diffusion.engine.listening import (
     BatchReport,
@@ -49,5 +51,6 @@ __all__ = [
     "StepLoop",
     "batch_sizes_up_to",
     "cuda_recorder",
+    "has_features",
     "replaying",
 ]

@@ -45,6 +45,14 @@ class Denoiser:
         """Return the prediction, shaped as the latents."""
         return self._model.predict(inputs)
 
+    def predict_and_keep(self, inputs: DenoiserInput) -> tuple[Tensor, Tensor | None]:
+        """Return the prediction and the deep features of its rows; None if the network has none."""
+        return self._model.predict_and_keep(inputs)
+
+    def predict_from(self, inputs: DenoiserInput, features: Tensor) -> Tensor:
+        """Return the prediction from deep features of an earlier step of the same rows."""
+        return self._model.predict_from(inputs, features)
+
     def encode(self, inputs: DenoiserInput) -> DenoiserEncoding:
         """Return the pass's first half."""
         return self._model.encode(inputs)
@@ -87,6 +95,8 @@ class CompiledDenoiser(Denoiser):
         self._forward = compiler(_forward_of(model), dynamic=False)
         self._encoder = compiler(_encoder_of(model), dynamic=False) if halves else None
         self._decoder = compiler(_decoder_of(model), dynamic=False) if halves else None
+        self._keeper = compiler(_keeper_of(model), dynamic=False) if self._is_captured else None
+        self._reuser = compiler(_reuser_of(model), dynamic=False) if self._is_captured else None
         self._sizes: dict[BatchKey, tuple[int, ...]] = {}
         self._shapes: set[_Shapes] = set()
         self._half_shapes: set[_Shapes] = set()
@@ -121,6 +131,20 @@ class CompiledDenoiser(Denoiser):
             return self._model.predict(inputs)
         return self._run(inputs)
 
+    def predict_and_keep(self, inputs: DenoiserInput) -> tuple[Tensor, Tensor | None]:
+        """Return the prediction and the deep features, captured if all passes are, else eager."""
+        if self._keeper is None or inputs.residuals is not None or inputs.adapters is not None:
+            return super().predict_and_keep(inputs)
+        prediction, features = self._keeper(*_arguments_of(inputs))
+        return prediction.clone(), features if features is None else features.clone()
+
+    def predict_from(self, inputs: DenoiserInput, features: Tensor) -> Tensor:
+        """Return the prediction from deep features, captured if all passes are, else eager."""
+        if self._reuser is None or inputs.adapters is not None:
+            return super().predict_from(inputs, features)
+        prediction: Tensor = self._reuser(features, *_arguments_of(inputs))
+        return prediction.clone()
+
     def encode(self, inputs: DenoiserInput) -> DenoiserEncoding:
         """Return the pass's first half, compiled if its shape is warm, else eager."""
         return self._run_encoder(inputs) if self._has_halves(inputs) else self._model.encode(inputs)
@@ -133,7 +157,7 @@ class CompiledDenoiser(Denoiser):
 
     def release_memory(self) -> None:
         """Drop the captured passes; repeated passes are captured again."""
-        for function in (self._forward, self._encoder, self._decoder):
+        for function in (self._forward, self._encoder, self._decoder, self._keeper, self._reuser):
             if isinstance(function, ReplayedFunction):
                 function.forget()
 
@@ -150,21 +174,17 @@ class CompiledDenoiser(Denoiser):
             self._half_shapes.add(_shapes_of(inputs))
 
     def _run(self, inputs: DenoiserInput) -> Tensor:
-        texts = inputs.conditioning
-        prediction: Tensor = self._forward(inputs.latents, inputs.timesteps, inputs.time_terms, *texts.parts)
+        prediction: Tensor = self._forward(*_arguments_of(inputs))
         return prediction.clone() if self._is_captured else prediction
 
     def _run_encoder(self, inputs: DenoiserInput) -> DenoiserEncoding:
         assert self._encoder is not None
-        texts = inputs.conditioning.parts
-        tensors: tuple[Tensor, ...] = self._encoder(inputs.latents, inputs.timesteps, inputs.time_terms, *texts)
+        tensors: tuple[Tensor, ...] = self._encoder(*_arguments_of(inputs))
         return DenoiserEncoding(tuple(tensor.clone() if self._is_captured else tensor for tensor in tensors))
 
     def _run_decoder(self, inputs: DenoiserInput, encoding: DenoiserEncoding, residuals: ControlResiduals) -> Tensor:
         assert self._decoder is not None
-        texts = inputs.conditioning.parts
-        before = (inputs.latents, inputs.timesteps, inputs.time_terms)
-        prediction: Tensor = self._decoder(encoding.tensors, residuals.tensors, *before, *texts)
+        prediction: Tensor = self._decoder(encoding.tensors, residuals.tensors, *_arguments_of(inputs))
         return prediction.clone() if self._is_captured else prediction
 
 
@@ -190,6 +210,24 @@ def _decoder_of(model: DiffusionModel) -> Callable[..., Tensor]:
         return model.decode(inputs, DenoiserEncoding(encoded))
 
     return decode
+
+
+def _keeper_of(model: DiffusionModel) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    def keep(*parts: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        return model.predict_and_keep(_input_of(*parts))
+
+    return keep
+
+
+def _reuser_of(model: DiffusionModel) -> Callable[..., Tensor]:
+    def reuse(features: Tensor, *parts: Tensor | None) -> Tensor:
+        return model.predict_from(_input_of(*parts), features)
+
+    return reuse
+
+
+def _arguments_of(inputs: DenoiserInput) -> tuple[Tensor | None, ...]:
+    return (inputs.latents, inputs.timesteps, inputs.time_terms, *inputs.conditioning.parts)
 
 
 def _input_of(*parts: Any) -> DenoiserInput:

@@ -182,6 +182,11 @@ class EngineJob:
         return self.request.control is not None and (residuals is None or residuals.awaited_count > 0)
 
     @property
+    def is_split(self) -> bool:
+        """Return whether the next step runs in parts, with residuals that arrive in between."""
+        return self.awaits_residuals or self.encoding is not None
+
+    @property
     def reach(self) -> int:
         """Return the number of a transformer's blocks that the next step can run before a residual is missing."""
         encoding = self.encoding or DenoiserEncoding()
@@ -270,4 +275,5 @@ class EngineJob:
             lora_patch_step=self.lora_patch_step,
             residual_waits_s=self.residual_waits_s,
             paired_step_count=self.paired_steps,
+            reused_count=painting.reused_count,
         )

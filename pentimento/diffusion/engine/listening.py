@@ -15,7 +15,8 @@ class FinishedPainting:
     `residual_waits_s` maps steps to the seconds they waited for residuals after their first half; other steps did not
     wait. `paired_step_count` steps used a peer's half. `device_s` is the request's share of its steps, by rows, plus
     its preparation: over all requests these add up to the busy time of the device. `taken_count` steps were taken; if
-    steps were skipped, `thinned_steps` lists the steps taken from the first thinned one on.
+    steps were skipped, `thinned_steps` lists the steps taken from the first thinned one on. `reused_count` steps reused
+    deep features.
     """
 
     latent: Tensor
@@ -32,6 +33,7 @@ class FinishedPainting:
     residual_waits_s: Mapping[int, float] = field(default_factory=dict)
     paired_step_count: int = 0
     thinned_steps: tuple[int, ...] = ()
+    reused_count: int = 0
 
 
 class PaintingListener:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
+from itertools import count, product
 from typing import TypeVar
 
 from torch import Tensor
@@ -27,6 +27,7 @@ from pentimento.diffusion.engine.faults import (
     not_finite,
     release_unused,
 )
+from pentimento.diffusion.engine.feature_reuse import by_pass, predicted
 from pentimento.diffusion.engine.job import EngineJob
 from pentimento.diffusion.engine.listening import BatchReport, EngineObserver, PaintingListener
 from pentimento.diffusion.engine.pairing import GuidancePairs
@@ -99,7 +100,8 @@ class StepLoop:
         self._split = SplitPasses(denoiser, self._poll, monotonic)
         self._turns = GroupTurns()
         self._last_batch: frozenset[int] = frozenset()
-        self._groups: dict[BatchKey, RowBuffers] = {}
+        # Keys are the rows' shape, and whether they reuse deep features: a request alternates between the two.
+        self._groups: dict[tuple[BatchKey, bool], RowBuffers] = {}
 
     def submit(
         self, request: PaintingRequest, listener: PaintingListener, wake: Callable[[], None] = lambda: None
@@ -124,7 +126,8 @@ class StepLoop:
         begun = self._begun(chosen)
         # Before the steps are taken: a request that pairs its next step with a peer changes its group.
         group = chosen[0].key if chosen else None
-        seconds = sum(self._take_steps(forward) for forward in self._forwards(begun))
+        forwards = (forward for jobs in by_pass(begun) for forward in self._forwards(jobs))
+        seconds = sum(self._take_steps(forward) for forward in forwards)
         if group is not None:
             self._turns.ran(group, seconds, ready)
         return bool(chosen)
@@ -256,21 +259,22 @@ class StepLoop:
         began_at = self._monotonic()
         self._settle_adapters(*jobs)
         rows = self._rows_for(jobs[0])
-        if not any(job.awaits_residuals or job.encoding is not None for job in jobs):
-            seated = rows.seat(jobs)
-            prediction = self._denoiser.predict(rows.input(seated))
-        else:
+        if any(job.is_split for job in jobs):
             seated, prediction = self._split.run(rows, jobs)
+        else:
+            seated = rows.seat(jobs)
+            prediction = predicted(self._denoiser, rows, seated)
         # The check waits for an asynchronous device: its errors are raised here, and the seconds include all its work.
         finite = finite_parts(prediction[: len(seated) * rows.rows_each], len(seated))
         return _Forward(jobs, seated, prediction, finite, began_at)
 
     def _rows_for(self, job: EngineJob) -> RowBuffers:
-        rows = self._groups.pop(job.shape, None)
+        key = (job.shape, job.begun.reuses_features)
+        rows = self._groups.pop(key, None)
         if rows is None:
             padded = partial(self._denoiser.padded, job.shape)
             rows = RowBuffers(self._model, job.begun, self._settings.max_batch, padded)
-        self._groups[job.shape] = rows
+        self._groups[key] = rows
         while len(self._groups) > KEPT_GROUPS:
             self._groups.pop(next(iter(self._groups)))
         return rows
@@ -293,9 +297,9 @@ class StepLoop:
     def _gives_up_kept(self, jobs: list[EngineJob]) -> bool:
         """Drop the buffers of other groups and the adapter rows that none of the jobs uses; return whether there were
         any. Both are rebuilt on demand."""
-        others = [shape for shape in self._groups if shape != jobs[0].shape]
-        for shape in others:
-            del self._groups[shape]
+        others = [key for key in self._groups if key[0] != jobs[0].shape]
+        for key in others:
+            del self._groups[key]
         return self._adapters.forget_but(jobs) or bool(others)
 
     def _take_steps(self, forward: _Forward) -> float:
@@ -311,7 +315,7 @@ class StepLoop:
             elif not finite:
                 self._fail(job.number, not_finite())
         seconds = self._monotonic() - forward.began_at
-        if len(taken) == 1 and len(jobs) == 1 and rows_each == 2:
+        if len(taken) == 1 and len(jobs) == 1 and rows_each == 2 and not jobs[0].request.full_steps:
             self.pairs.ran_whole(jobs[0], seconds)
         if jobs:
             self._observer.ran(BatchReport(len(jobs), prediction.shape[0], seconds))
@@ -386,6 +390,6 @@ class StepLoop:
 
     def _leave_rows(self, job: EngineJob) -> None:
         """Free the request's slots in all row buffers, so that they are filled again."""
-        for shape in {job.shape, job.whole_shape}:
-            if (rows := self._groups.get(shape)) is not None:
+        for shape, reuses in product({job.shape, job.whole_shape}, (False, True)):
+            if (rows := self._groups.get((shape, reuses))) is not None:
                 rows.leave(job)

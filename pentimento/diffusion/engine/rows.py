@@ -23,6 +23,7 @@ from pentimento.diffusion.families.model import (
     DenoiserInput,
     DiffusionModel,
     PerSampleAdapters,
+    filled_up,
 )
 from pentimento.diffusion.loras.bypass import stack_adapters
 from pentimento.diffusion.painting import Painting, fill_model_input
@@ -137,6 +138,11 @@ class RowBuffers:
         adapters = self._stacked([job.adapter_row for job in jobs])
         as_alone = self._as_alone(jobs)
         return replace(plain, residuals=residuals, adapters=adapters, as_alone=as_alone)
+
+    def features(self, jobs: Sequence[EngineJob]) -> Tensor:
+        """Return the deep features that all `jobs` reuse, in the order of their slots, padded as their input."""
+        parts = [job.begun.features for job in jobs if job.begun.features is not None]
+        return filled_up(torch.cat(parts), self._padded(len(jobs)) * self.rows_each)
 
     def _fill(self, place: int, painting: Painting) -> None:
         """Fill a slot with the input of the request's next step, unless its first half already did."""

@@ -171,10 +171,11 @@ class DenoiserEncoding:
         if len(parts) == 1 and parts[0].tensors[0].shape[0] == row_count:
             return parts[0]
         columns = zip(*(part.tensors for part in parts), strict=True)
-        return replace(parts[0], tensors=tuple(_filled_up(torch.cat(column), row_count) for column in columns))
+        return replace(parts[0], tensors=tuple(filled_up(torch.cat(column), row_count) for column in columns))
 
 
-def _filled_up(rows: Tensor, row_count: int) -> Tensor:
+def filled_up(rows: Tensor, row_count: int) -> Tensor:
+    """Return the rows padded with zeros to `row_count`."""
     missing = row_count - rows.shape[0]
     return torch.cat([rows, rows.new_zeros((missing, *rows.shape[1:]))]) if missing else rows
 
@@ -362,6 +363,16 @@ class DiffusionModel(ABC):
     def predict(self, inputs: DenoiserInput) -> Tensor:
         """Return the network's prediction, shaped as the latents. `as_alone` is honoured if possible (see
         `row_kernels`)."""
+
+    def predict_and_keep(self, inputs: DenoiserInput) -> tuple[Tensor, Tensor | None]:
+        """Return the prediction with the bits of `predict`, and the deep features of its rows, which later steps of the
+        same images may reuse; None if the network has none."""
+        return self.predict(inputs), None
+
+    def predict_from(self, inputs: DenoiserInput, features: Tensor) -> Tensor:
+        """Return a prediction that approximates `predict`: its outer layers run, with deep features that
+        `predict_and_keep` returned for the same rows at an earlier step. Only for models that return some."""
+        raise NotImplementedError
 
     def encode(self, inputs: DenoiserInput) -> DenoiserEncoding:
         """Return the encoding computed before any residual is needed: a UNet's encoder and mid block, a transformer's

@@ -146,6 +146,17 @@ class StableDiffusion3(DiffusersFamily):
             )[0]
         return prediction
 
+    def predict_and_keep(self, inputs: DenoiserInput) -> tuple[Tensor, Tensor | None]:
+        if self._passes is None:
+            return self.predict(inputs), None
+        with self._kernels.held(inputs, "all blocks"), adapted(self.denoiser, inputs.adapters):
+            return self._passes.decode_and_keep(inputs, self._passes.encode(inputs))
+
+    def predict_from(self, inputs: DenoiserInput, features: Tensor) -> Tensor:
+        assert self._passes is not None
+        with self._kernels.held(inputs, "first block"), adapted(self.denoiser, inputs.adapters):
+            return self._passes.decode_from(inputs, self._passes.encode(inputs), features)
+
     def encode(self, inputs: DenoiserInput) -> DenoiserEncoding:
         if self._passes is None:
             return DenoiserEncoding()

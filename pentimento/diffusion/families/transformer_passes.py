@@ -1,7 +1,8 @@
 """Run an SD3Transformer2DModel's forward pass in parts, over diffusers' blocks in their order.
 
 A ControlNet's residuals are added after the blocks (Katz, section 9.7): `encode` runs the first block, `advance` the
-blocks with residuals that have arrived, `decode` the rest. The results are the same bits as diffusers' pass.
+blocks with residuals that have arrived, `decode` the rest. The results are the same bits as diffusers' pass. What the
+blocks after the first add to its image states is a step's deep features, which a later step may add to its own.
 """
 
 from typing import Any, cast
@@ -38,9 +39,26 @@ class TransformerPasses:
 
     def decode(self, inputs: DenoiserInput, encoding: DenoiserEncoding) -> Tensor:
         """Return the prediction, shaped as the latents."""
-        network = self._transformer
+        hidden, embedding = self._through(inputs, encoding)
+        return self._finish(inputs, hidden, embedding)
+
+    def decode_and_keep(self, inputs: DenoiserInput, encoding: DenoiserEncoding) -> tuple[Tensor, Tensor]:
+        """Return the prediction, and what the remaining blocks added to the image states (rows, patches, width)."""
+        hidden, embedding = self._through(inputs, encoding)
+        return self._finish(inputs, hidden, embedding), hidden - encoding.tensors[0]
+
+    def decode_from(self, inputs: DenoiserInput, encoding: DenoiserEncoding, features: Tensor) -> Tensor:
+        """Return the prediction with the remaining blocks' addition of an earlier step."""
+        hidden, _, embedding = encoding.tensors
+        return self._finish(inputs, hidden + features, embedding)
+
+    def _through(self, inputs: DenoiserInput, encoding: DenoiserEncoding) -> tuple[Tensor, Tensor]:
         # No residual is added after the last block, which returns no text states.
         hidden, _, embedding = self.advance(inputs, encoding, encoding.block_count).tensors
+        return hidden, embedding
+
+    def _finish(self, inputs: DenoiserInput, hidden: Tensor, embedding: Tensor) -> Tensor:
+        network = self._transformer
         hidden = network.proj_out(network.norm_out(hidden, embedding))
         return self._unpatched(hidden, inputs.latents.shape)
 

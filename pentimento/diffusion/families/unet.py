@@ -166,6 +166,22 @@ class UNetFamily(DiffusersFamily):
             encoded = self._passes.encode(_seen_latents(inputs), texts, terms)
             return self._passes.decode(encoded, texts, terms, inputs.residuals)
 
+    def predict_and_keep(self, inputs: DenoiserInput) -> tuple[Tensor, Tensor | None]:
+        if self._passes is None:
+            return self.predict(inputs), None
+        with self._kernels.held(inputs), adapted(self.denoiser, inputs.adapters):
+            texts, terms = _projected(self._passes, inputs), self._terms_of(self._passes, inputs)
+            encoded = self._passes.encode(_seen_latents(inputs), texts, terms).controlled(inputs.residuals)
+            features = self._passes.deep(encoded, texts, terms)
+            return self._passes.finish(features, encoded.skips, texts, terms), features
+
+    def predict_from(self, inputs: DenoiserInput, features: Tensor) -> Tensor:
+        assert self._passes is not None
+        with self._kernels.held(inputs, "outer stages"), adapted(self.denoiser, inputs.adapters):
+            texts, terms = _projected(self._passes, inputs), self._terms_of(self._passes, inputs)
+            skips = self._passes.shallow(_seen_latents(inputs), texts, terms)
+            return self._passes.finish(features, skips, texts, terms)
+
     def encode(self, inputs: DenoiserInput) -> DenoiserEncoding:
         """Return the mid block's output, the skip connections, and the terms of the timesteps if they had to be
         computed. Empty if diffusers' forward runs."""

@@ -6,7 +6,8 @@ Values that are constant across steps are computed once: keys and values of the 
 the request too (`time_terms`). The results are the same bits as diffusers' pass.
 
 The pass has two halves: `encode` runs the encoder and the mid block, `decode` takes ControlNets' residuals and runs the
-decoder (Katz, section 5).
+decoder (Katz, section 5). `decode` in turn has two: the `deep` layers, and `finish`, which a later step may run on deep
+features of this one and its own `shallow` layers (DeepCache, Ma et al. 2023, section 3.2).
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,12 +33,28 @@ _BLOCKS = frozenset(
 )
 
 
+# The last stages of the decoder that run in every step. They take the skip connections of the encoder's first layer and
+# first stage, DeepCache's outermost branch.
+_OUTER_STAGES = 2
+
+
 @dataclass(frozen=True)
 class UNetEncoding:
     """Hold the encoder's output: the mid block's output, and the skip connections from shallow to deep."""
 
     hidden: Tensor
     skips: tuple[Tensor, ...]
+
+    def controlled(self, residuals: ControlResiduals | None) -> "UNetEncoding":
+        """Return the encoding with residuals added to the skip connections and to the mid block's output."""
+        if residuals is None:
+            return self
+        hidden, skips = self.hidden, self.skips
+        if residuals.down_block_residuals:
+            skips = tuple(skip + residual for skip, residual in zip(skips, residuals.down_block_residuals, strict=True))
+        if residuals.mid_block_residual is not None:
+            hidden = hidden + residuals.mid_block_residual
+        return UNetEncoding(hidden, skips)
 
 
 class EncoderPasses:
@@ -109,17 +126,42 @@ class UNetPasses(EncoderPasses):
     ) -> Tensor:
         """Return the prediction, shaped as the latents. `residuals` are first added to the skip connections and to the
         mid block's output."""
+        encoded = encoded.controlled(residuals)
+        return self.finish(self.deep(encoded, texts, terms), encoded.skips, texts, terms)
+
+    def deep(self, encoded: UNetEncoding, texts: Tensor, terms: Tensor) -> Tensor:
+        """Return the output of the decoder before its last stages: (rows, channels, height, width)."""
         layers = iter(self._layers(texts)[self._encoder_text_count :])
         added = iter(self._terms(terms)[self._encoder_residual_count :])
-        hidden, skips = _controlled(encoded, residuals)
-        for block in self._network.up_blocks:
-            for resnet, attention in _stages(block):
-                hidden = torch.cat([hidden, skips.pop()], dim=1)
-                hidden = _attend(attention, _residual(resnet, hidden, next(added)), layers)
+        hidden, skips = encoded.hidden, list(encoded.skips)
+        for block in self._network.up_blocks[:-1]:
+            for stage in _stages(block):
+                hidden = _joined(stage, hidden, skips, layers, added)
             for upsampler in block.upsamplers or ():
                 hidden = upsampler(hidden, _upsampled_size(hidden, skips))
-        unet = self._network
+        for stage in list(_stages(self._network.up_blocks[-1]))[:-_OUTER_STAGES]:
+            hidden = _joined(stage, hidden, skips, layers, added)
+        return hidden
+
+    def finish(self, deep: Tensor, skips: Sequence[Tensor], texts: Tensor, terms: Tensor) -> Tensor:
+        """Return the prediction from deep features and the first skip connections, those of `shallow` or more."""
+        unet, hidden = self._network, deep
+        stages = list(_stages(unet.up_blocks[-1]))[-_OUTER_STAGES:]
+        text_count = sum(len(one.transformer_blocks) for _, one in stages if one is not None)
+        layers = iter(self._layers(texts)[len(self._text_layers) - text_count :])
+        added = iter(self._terms(terms)[-_OUTER_STAGES:])
+        remaining = list(skips[:_OUTER_STAGES])
+        for stage in stages:
+            hidden = _joined(stage, hidden, remaining, layers, added)
         return cast("Tensor", unet.conv_out(unet.conv_act(unet.conv_norm_out(hidden))))
+
+    def shallow(self, latents: Tensor, texts: Tensor, terms: Tensor) -> tuple[Tensor, ...]:
+        """Return the skip connections that `finish` needs, from the encoder's first layers alone."""
+        layers, added = iter(self._layers(texts)), iter(self._terms(terms))
+        skips = [self._network.conv_in(latents)]
+        for resnet, attention in list(_stages(self._network.down_blocks[0]))[: _OUTER_STAGES - 1]:
+            skips.append(_attend(attention, _residual(resnet, skips[-1], next(added)), layers))
+        return tuple(skips)
 
 
 def covers(network: Any) -> bool:
@@ -201,15 +243,17 @@ def _stages(block: Any) -> Iterator[tuple[Any, Any]]:
     return zip(block.resnets, attentions, strict=True)
 
 
-def _controlled(encoded: UNetEncoding, residuals: ControlResiduals | None) -> tuple[Tensor, list[Tensor]]:
-    hidden, skips = encoded.hidden, list(encoded.skips)
-    if residuals is None:
-        return hidden, skips
-    if residuals.down_block_residuals:
-        skips = [skip + residual for skip, residual in zip(skips, residuals.down_block_residuals, strict=True)]
-    if residuals.mid_block_residual is not None:
-        hidden = hidden + residuals.mid_block_residual
-    return hidden, skips
+def _joined(
+    stage: tuple[Any, Any],
+    hidden: Tensor,
+    skips: list[Tensor],
+    layers: Iterator[tuple[Tensor, Tensor]],
+    added: Iterator[Tensor],
+) -> Tensor:
+    """Run one stage of the decoder on its input and the last of the skip connections, which it takes."""
+    resnet, attention = stage
+    hidden = torch.cat([hidden, skips.pop()], dim=1)
+    return _attend(attention, _residual(resnet, hidden, next(added)), layers)
 
 
 def _upsampled_size(hidden: Tensor, skips: Sequence[Tensor]) -> torch.Size | None:

@@ -136,6 +136,11 @@ EXTENSION_FIELDS = (
     RequestField("num_inference_steps", FieldKind.INTEGER, "denoising steps; absent: the model's default"),
     RequestField("guidance_scale", FieldKind.NUMBER, "weight of the prompt; absent: the model's default"),
     RequestField("scheduler", FieldKind.TEXT, "a scheduler of the model; absent: its default", most=MAX_NAME_CHARS),
+    RequestField(
+        "feature_reuse",
+        FieldKind.BOOLEAN,
+        "whether steps may reuse deep features where the model's profile allows it; absent: the deployment's mode",
+    ),
     RequestField("clip_skip", FieldKind.INTEGER, "last layers of the CLIP text encoders to leave out; absent: none"),
     RequestField(
         "prompt_syntax",

@@ -60,6 +60,7 @@ def image_call(values: Mapping[str, Any], image: bytes | None = None, mask: byte
         scheduler=values.get("scheduler", ""),
         clip_skip=values.get("clip_skip"),
         prompt_syntax=values.get("prompt_syntax", ""),
+        feature_reuse=values.get("feature_reuse"),
         seed=values.get("seed"),
         loras=tuple(AskedLora(**lora) for lora in values.get("loras", ())),
         controlnets=tuple(AskedControlNet(**controlnet) for controlnet in values.get("controlnets", ())),

@@ -11,7 +11,7 @@ from pentimento.domain.errors import NotFound
 from pentimento.domain.execution import AttemptResult
 from pentimento.domain.generation import ObjectReference, Provenance, Route
 from pentimento.domain.image_request import Completed, ImageFormat
-from pentimento.domain.replay import taken_of
+from pentimento.domain.replay import full_steps_of, taken_of
 from pentimento.domain.spec_inputs import take_inputs
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing
 from pentimento.stores.ledger.records import JournalledRequest, ResultRecord
@@ -131,7 +131,8 @@ def _route_taken(route: Route, result: AttemptResult) -> Route:
     worker could not use."""
     if result.lora_patch_step is not None:
         route = replace(route, lora_patch_step=result.lora_patch_step)
-    route = replace(route, thinned_steps=result.thinned_steps)
+    full_steps = full_steps_of(route, result.steps_saved)
+    route = replace(route, thinned_steps=result.thinned_steps, full_steps=full_steps)
     taken = taken_of(route.start, result.steps_saved)
     if taken == route.start:
         return route

@@ -67,6 +67,8 @@ def deferred_execution(job: Job, delivered: Execution) -> Execution | None:
         if one.stage < delivered.stage and one.confidence is not None and one.result is not None
     ]
     light = found[-1] if found else None
-    if light is None or light.route.thinned_steps or not isinstance(light.route.start, FromNoise):
+    if light is None or not isinstance(light.route.start, FromNoise):
+        return None
+    if light.route.thinned_steps or light.route.full_steps:
         return None
     return light

@@ -80,9 +80,11 @@ def donor_of(provenance: Provenance) -> Donor | None:
 def may_be_compared(provenance: Provenance, light: LightImage | None = None, trial: FromLatent | None = None) -> bool:
     """Return whether an image is a hit, an accepted light image or one with a trial, that can be generated again and
     that its profile covers: input images are not stored, adapters were not profiled, a replay was counted when it was
-    first generated, and the threshold does not account for skipped steps."""
+    first generated, and the threshold does not account for skipped steps or reused features."""
     spec, route = provenance.spec, provenance.route
-    if provenance.inputs or spec.loras or spec.controlnets or route.replay_of or route.thinned_steps:
+    if provenance.inputs or spec.loras or spec.controlnets or route.replay_of:
+        return False
+    if route.thinned_steps or route.full_steps:
         return False
     return (donor_of(provenance) is None) == (light is not None or trial is not None)
 

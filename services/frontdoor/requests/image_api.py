@@ -349,7 +349,8 @@ class ImageApi:
             told.append(unscored)
         threshold = own_threshold(self._parts.dataplane.state, foreseen)
         stages, cascade = cascade_stages(judged.stages, kind_of(start), threshold), judged.stages[0].cascade
-        option = replace(option, route=replace(option.route, stages=stages, cascade=cascade))
+        route = self._parts.features.scheduled(option.resolved, replace(option.route, stages=stages, cascade=cascade))
+        option = replace(option, route=route)
         explained = await self._explanation(option, bool(request.model), stage, tuple(dict.fromkeys(notes)), told)
         near = await neighbours_of(self._parts, tenant, option, embedding, neighbour_count)
         return replace(explained, neighbours=near)
@@ -375,7 +376,8 @@ class ImageApi:
         plan, pool = state.plan, state.pools.get(option.pool) or Pool(option.pool)
         steps = self._steps(option, pool)
         residuals = self._parts.pipelining.why(option.resolved.spec, route)
-        why = reasons(Explained(route, plan, names_model, entered, notes, pool, steps, told, residuals))
+        features = self._parts.features.why(option.resolved, route)
+        why = reasons(Explained(route, plan, names_model, entered, notes, pool, steps, told, residuals, features))
         thresholds = await self._reuse_quality(route.model_digest)
         return Explanation(
             route,

@@ -77,6 +77,7 @@ def resolve(
         pin_ms=request.pin_ms or 0,
         may_thin=not _binds_steps(request),
         encoding_quality=_resolve_encoding_quality(request),
+        feature_reuse=request.feature_reuse,
     )
     check_cost(resolved.cost * count, request.max_cost, limits, count)
     return resolved

@@ -29,7 +29,7 @@ class ExplainedSteps:
 class Explained:
     """Hold a route and its reasons: the plan in force, whether the request names its model, the stage that it enters,
     the notes on the cache, the pool where it would wait, the reasons for its steps, the predictions from its prompt,
-    and a sentence on its residuals, "" without ControlNets."""
+    a sentence on its residuals, "" without ControlNets, and one on its deep features, "" if it reuses none anyway."""
 
     route: Route
     plan: Plan | None
@@ -40,16 +40,18 @@ class Explained:
     steps: ExplainedSteps
     foresight: Sequence[str] = ()
     residuals: str = ""
+    features: str = ""
 
 
 def reasons(explained: Explained) -> tuple[str, ...]:
-    """Return the reasons for plan, model, start, steps, residuals, stages and wait, in this order."""
+    """Return the reasons for plan, model, start, steps, residuals, features, stages and wait, in this order."""
     return (
         *_of_plan(explained.plan),
         _of_model(explained.names_model, explained.entered, explained.route),
         *_of_start(explained.route, explained.notes),
         _of_steps(explained.steps),
         *((f"residuals: {explained.residuals}",) if explained.residuals else ()),
+        *((f"features: {explained.features}",) if explained.features else ()),
         *_of_stages(explained),
         *_of_wait(explained.pool),
     )

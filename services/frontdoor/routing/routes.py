@@ -178,7 +178,11 @@ async def _resolve(parts: FrontdoorParts, job: Job, effect: ResolveRoute) -> Non
     start = kind_of(decided[0].route.start)
     threshold = own_threshold(parts.dataplane.state, job.foreseen)
     told, cascade = cascade_stages(stages, start, threshold), stages[number].cascade
-    options = tuple(replace(option, route=replace(option.route, stages=told, cascade=cascade)) for option in decided)
+    routes = (replace(option.route, stages=told, cascade=cascade) for option in decided)
+    options = tuple(
+        replace(option, route=parts.features.scheduled(option.resolved, route))
+        for option, route in zip(decided, routes, strict=True)
+    )
     counted = before.counted if before is not None else None
     if number == 0 and before is None:
         counted = _count_start(parts, stage, as_painted_by(request.resolved, held), options[0])

@@ -16,8 +16,8 @@ from pentimento.domain.errors import Cancelled, PentimentoError
 from pentimento.domain.execution import AttemptResult, ExecuteEvent, PlaceYielded, Started, StepProgress
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.generation import CapturedEntries
-from pentimento.domain.replay import taken_of, thinned_steps_of
-from pentimento.domain.thinned_steps import thinned_note
+from pentimento.domain.replay import full_steps_of, taken_of, thinned_steps_of
+from pentimento.domain.thinned_steps import reused_note, thinned_note
 from pentimento.policies.latent_pairing import can_pair
 from pentimento.policies.residual_pipelining import wait_share
 from pentimento.tensors.device import tensor_to_wire
@@ -210,7 +210,8 @@ class EngineModelRunner:
         )
         truncated = TRUNCATED_NOTE if painting.prompt_truncated else ""
         thinned = thinned_note(painting.thinned_steps, order.spec.num_inference_steps)
-        notes = (start.note, truncated, _pair_note(order, painting), thinned)
+        reused = reused_note(painting.reused_count, painting.taken_count)
+        notes = (start.note, truncated, _pair_note(order, painting), thinned, reused)
         device_seconds = painting.device_s + picture.decoded_at - picture.started_at
         result = AttemptResult(
             attempt=order.attempt,
@@ -290,6 +291,7 @@ class EngineModelRunner:
             alone=bool(order.route.replay_of),
             peer=peer,
             thinned_steps=thinned_steps_of(order.route, start.saved_steps),
+            full_steps=full_steps_of(order.route, start.saved_steps),
         )
         bridge = ProgressBridge(
             self._worker_id,

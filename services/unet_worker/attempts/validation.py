@@ -51,6 +51,7 @@ def check_order(
     _check_adapters(order, capabilities, has_lora)
     _check_start(order.spec, order.route.start, noise_form)
     _check_thinning(order.route, order.spec.num_inference_steps)
+    _check_feature_reuse(order)
     if order.image_format not in IMAGE_FORMATS:
         raise InvalidArgument.of("image_format", f"must be one of {', '.join(IMAGE_FORMATS)}")
     if order.encoding_quality is not None and order.encoding_quality > 100:
@@ -178,6 +179,22 @@ def _check_thinning(route: Route, step_count: int, field: str = "route.thinned_s
         raise InvalidArgument.of(field, str(error)) from None
     if route.pipelined_from_step:
         raise InvalidArgument.of(field, "must be empty where residuals are a step old")
+
+
+def _check_feature_reuse(order: ExecuteOrder) -> None:
+    """Check the steps that run the whole network. Deep features are those of the step before in the same schedule, of
+    both halves of the guidance, and without ControlNets."""
+    route, field = order.route, "route.full_steps"
+    if not route.full_steps:
+        return
+    try:
+        check_thinned_steps(route.full_steps, order.spec.num_inference_steps)
+    except ValueError as error:
+        raise InvalidArgument.of(field, str(error)) from None
+    if route.thinned_steps:
+        raise InvalidArgument.of(field, "must be empty where steps are left out")
+    if order.spec.controlnets:
+        raise InvalidArgument.of(field, "must be empty with ControlNets")
 
 
 def _check_start(spec: GenerationSpec, start: Start, noise_form: NoiseForm) -> None:

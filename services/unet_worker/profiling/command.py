@@ -31,8 +31,8 @@ from services.unet_worker.profiling.tables import described
 Found = TypeVar("Found")
 
 TEXTS_A_CALL, IMAGES_A_CALL = 64, 16
-MEASURED = (ProfileKind.COST, ProfileKind.REUSE, ProfileKind.STEPS, ProfileKind.HANDOVER, ProfileKind.LORA)
-WITH_ENCODER = (ProfileKind.REUSE, ProfileKind.STEPS, ProfileKind.HANDOVER)
+WITH_ENCODER = (ProfileKind.REUSE, ProfileKind.STEPS, ProfileKind.FEATURES, ProfileKind.HANDOVER)
+MEASURED = (ProfileKind.COST, *WITH_ENCODER, ProfileKind.LORA)
 NEEDS: dict[ProfileKind, tuple[str, ...]] = {
     ProfileKind.COST: (),
     ProfileKind.LORA: ("prompts", "loras"),

@@ -26,7 +26,8 @@ class StudyRunSettings:
 
 @dataclass(frozen=True)
 class ProfileSettings:
-    """Configure all kinds of profiles; the help names the kind if a setting serves only some."""
+    """Configure all kinds of profiles; the help names the kind if a setting serves only some. `features` takes all
+    settings of `steps`."""
 
     channels: RpcChannelSettings
     study: StudyRunSettings

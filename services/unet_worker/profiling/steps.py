@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
+from pentimento.diffusion.engine import has_features
 from pentimento.diffusion.loras import Lora, layers_of
 from pentimento.diffusion.loras.loading import LoadingLoras
 from pentimento.diffusion.painting import PaintingRequest
@@ -93,12 +94,12 @@ def open_studied_loras(directory: Path | None, names: Sequence[str], model: Stud
 ALPHA = 0.95
 
 
-def measure(settings: ProfileSettings, inputs: StudyInputs) -> Iterator[Profile]:
-    """Yield the model's profile after each row, and once if there is nothing to measure.
+def measure(settings: ProfileSettings, inputs: StudyInputs, kind: ProfileKind = ProfileKind.STEPS) -> Iterator[Profile]:
+    """Yield the model's profile of that kind after each row, and once if there is nothing to measure.
 
     Takes minutes, with occasional log lines. From each first step on the fewest steps are searched that the profile's
     rule allows; if `exhaustive`, the number of steps falls until no rule allows it. Rows of an earlier profile are
-    kept. Raises InvalidArgument for an earlier profile with other conditions.
+    kept. Raises InvalidArgument for an earlier profile with other conditions, and for a network without deep features.
     """
     model = study_model(settings.model, settings.study)
     model = replace(model, spec=replace(model.spec, num_inference_steps=settings.steps or model.step_count))
@@ -106,12 +107,15 @@ def measure(settings: ProfileSettings, inputs: StudyInputs) -> Iterator[Profile]
     hits = _resumed(settings, model)
     scorers = (ClipScore(inputs.images, prompts), *inputs.scorers_of(prompts))
     loras = open_studied_loras(settings.loras, settings.with_loras, model)
-    profile = _empty(settings, model, scorers, inputs, loras)
+    reuses = kind is ProfileKind.FEATURES
+    if reuses and not has_features(model.painter.model):
+        raise InvalidArgument.of("model", f"{model.spec.model} has no deep features that its outer layers could reuse")
+    profile = _empty(kind, settings, model, scorers, inputs, loras)
     kept = {steps_key(row): row for row in inputs.earlier_rows(profile)}
     begins = [first for first, _ in grid(model.step_count, settings.begin, settings.keep) if first]
     captured = {*hits, *(() if loras.loras else begins)}
     full = [loras.on_time(request) for request in full_requests(model, prompts, settings.study.seed, tuple(captured))]
-    study = ThinningStudy(model, scorers, full, loras.late)
+    study = ThinningStudy(model, scorers, full, loras.late, reuses)
     model.announce(_most_steps(settings, model.step_count, len(prompts), 1 + len(hits)))
     rows = dict(kept)
     for found in _all_rows(settings, study, inputs, prompts, hits, kept):
@@ -176,7 +180,7 @@ def _rows(
     guess = len(settings.keep) // 2
     for spacing, (first, counts) in product(dict.fromkeys(settings.spacing), begins):
         holds: dict[int, bool] = {}
-        tried = counts if first >= resume_step else []
+        tried = counts if first >= resume_step or study.reuses_features else []
         while (place := next_place(holds, len(tried), guess if rule else None)) is not None:
             taken = tried[place]
             row = kept.get((resume_step, least_similarity, spacing, first, -taken))
@@ -214,6 +218,7 @@ def resumed_steps(profile: Profile, step_count: int) -> Mapping[int, float]:
 
 
 def _empty(
+    kind: ProfileKind,
     settings: ProfileSettings,
     model: StudyModel,
     scorers: Sequence[QualityScorer],
@@ -222,7 +227,7 @@ def _empty(
 ) -> Profile:
     """Return the profile before any row."""
     return Profile(
-        ProfileKind.STEPS,
+        kind,
         ProfiledModel(
             model=model.spec.model,
             model_digest=model.painter.model.info.model_digest,
@@ -238,7 +243,7 @@ def _empty(
         ),
         ProfilePromise(
             settings.alpha or ALPHA,
-            settings.rule_of(ProfileKind.STEPS),
+            settings.rule_of(kind),
             " and ".join(scorer.name for scorer in scorers),
         ),
         source_of(settings),

@@ -1,6 +1,7 @@
-"""Measure the quality of skipped steps: every prompt is generated with all steps, and again with fewer.
+"""Measure the quality of skipped steps, or of steps that reuse deep features: every prompt is generated with all steps
+in full, and again with fewer.
 
-An image and the compared full run have the same seed, so that only the skipped steps differ; hits also differ by their
+An image and the compared full run have the same seed, so that only those steps differ; hits also differ by their
 start, images with LoRAs also by the LoRAs' first step. Quality is the score of each scorer: CLIPScore, the
 cosine of image and prompt, and others. The scorer that finds the least of the full run's quality decides.
 """
@@ -89,6 +90,8 @@ class ThinningStudy:
     scorers: Sequence[QualityScorer]
     full: Sequence[PaintingRequest]
     late: Callable[[PaintingRequest], PaintingRequest] = lambda request: request
+    # The other steps reuse deep features, and hits take the list of an image from noise; else they are skipped.
+    reuses_features: bool = False
     _pictures: list[StudiedPicture] = field(default_factory=list, init=False, repr=False)
     _worth: dict[str, list[float]] = field(default_factory=dict, init=False, repr=False)
 
@@ -132,10 +135,12 @@ class ThinningStudy:
     def _samples(self, batch: ThinnedBatch, option: ThinningOption, first: int, total: int) -> list[ImageSample]:
         self.prepare(max(batch.rows) + 1)
         steps = thinned_steps(option, self.model.step_count)
-        requests = [
-            replace(self._begun(row, self.late(request), option.first_step), thinned_steps=steps)
+        begun = (
+            self._begun(row, self.late(request), option.first_step)
             for row, request in zip(batch.rows, batch.requests, strict=True)
-        ]
+        )
+        thinned, full = ((), steps) if self.reuses_features else (steps, ())
+        requests = [replace(request, thinned_steps=thinned, full_steps=full) for request in begun]
         what = f"{batch.what}{option.taken_count} steps from {option.first_step} on, spacing {option.spacing:g}"
         found = self._scored(self.model.generated(what, requests, first, total), batch.rows)
         return strictest(

@@ -34,7 +34,7 @@ def _steps(profile: Profile) -> Iterator[str]:
         )
     for rule in ThresholdRule:
         least = min((option.total for option in options(profile, step_count, rule)), default=None)
-        yield f"  {rule.value}: {'no thinning' if least is None else f'{least} steps at the least'}"
+        yield f"  {rule.value}: {'none' if least is None else f'{least} steps at the least'}"
 
 
 def _handover(profile: Profile) -> Iterator[str]:
@@ -77,6 +77,7 @@ def _rules(row: ProfileRow) -> str:
 _TABLES: dict[ProfileKind, Callable[[Profile], Iterator[str]]] = {
     ProfileKind.REUSE: _reuse,
     ProfileKind.STEPS: _steps,
+    ProfileKind.FEATURES: _steps,
     ProfileKind.HANDOVER: _handover,
     ProfileKind.LORA: _lora,
 }

@@ -166,6 +166,7 @@ OTHER_VALUES: dict[str, object] = {
     "pin_ms": 1000,
     "binding_steps": True,
     "image_count": 2,
+    "feature_reuse": True,
 }
 
 

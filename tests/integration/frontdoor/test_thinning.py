@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,24 @@ async def test_always_thins_without_load_and_says_whether_the_cache_may_have_the
     assert [order.cache_thinned_picture for order in orders if order.route.thinned_steps] == [is_cached]
 
 
+async def test_features_are_reused_when_asked_and_replayed(folder: Path) -> None:
+    row = thinned_row(1, 4, ThresholdRule.LOWER_BOUND)
+    write_profile(folder / "features.json", row, ProfileKind.FEATURES)
+    async with thinning_suite(folder, folder / "features.json") as suite:
+        plain = await suite.paint(replace(PLAIN, seed=5))
+        asked = replace(PLAIN, seed=5, feature_reuse=True)
+        reused = await suite.paint(asked)
+        (told,) = (why for why in (await suite.client.explain(asked)).reasons if why.startswith("features: "))
+        *_, again = [event async for event in suite.client.replay(ReplayRequest(reused.request_id))]
+
+    assert plain.provenance.route.full_steps == ()
+    assert reused.provenance.route.full_steps == (1, 3, 6, 9)
+    assert reused.provenance.steps_run == 12 and "deep features reused in 7 of 12 steps" in reused.provenance.notes
+    assert told == "features: reused from step 1 on, where 4 of 11 steps run the whole network"
+    assert reused.image != plain.image
+    assert isinstance(again, Completed) and again.image == reused.image and again.provenance.replay_equal
+
+
 @asynccontextmanager
 async def thinning_suite(
     folder: Path, profile: Path, mode: ThinningMode = ThinningMode.LOAD
@@ -128,8 +147,8 @@ async def thinning_suite(
         yield suite
 
 
-def write_profile(path: Path, row: ProfileRow) -> None:
+def write_profile(path: Path, row: ProfileRow, kind: ProfileKind = ProfileKind.STEPS) -> None:
     """Of tiny-light as it is shipped, that allows this and nothing else."""
     profiles = read_profiles([THINNING_PROFILES]).of(ProfileKind.STEPS)
     (shipped,) = (one for one in profiles if one.of.model == "tiny-light")
-    path.write_text(profiles_to_json(changed(shipped, rule=ThresholdRule.LOWER_BOUND, rows=(row,))))
+    path.write_text(profiles_to_json(changed(shipped, kind=kind, rule=ThresholdRule.LOWER_BOUND, rows=(row,))))

@@ -61,9 +61,10 @@ def measured(
     prompts: Sequence[str],
     *scorers: QualityScorer,
     encoder: tuple[str, str] = ("digests", "sha256:d"),
+    kind: ProfileKind = ProfileKind.STEPS,
 ) -> None:
     inputs = StudyInputs(prompts, Digests(), *encoder, lambda _: scorers)
-    measure_and_write(ProfileKind.STEPS, settings, inputs)
+    measure_and_write(kind, settings, inputs)
 
 
 def test_a_profile_is_written_and_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -103,6 +104,40 @@ def test_every_spacing_is_measured_and_told(tmp_path: Path) -> None:
     assert profile.rows[0].figures != profile.rows[2].figures
 
 
+def test_reused_features_are_measured_beside_skipped_steps(tmp_path: Path) -> None:
+    model, prompts = write_model(tmp_path), ("a circle", "a square")
+    selector = latents_of_model(tmp_path)
+    settings = settings_of(
+        tmp_path, model, "--profiles", str(selector), "--keep", "0.4", "--begin", "0", "--exhaustive"
+    )
+
+    measured(settings, prompts)
+    measured(settings, prompts, kind=ProfileKind.FEATURES)
+
+    found = read_profiles([tmp_path / "model.json"])
+    (skipped,), (reused,) = found.of(ProfileKind.STEPS), found.of(ProfileKind.FEATURES)
+    # Hits at two of five steps reuse features by the list of an image from noise, too.
+    assert [(row.place("resume_step"), *place(row)) for row in skipped.rows] == [(0, 0, 2), (0, 2, 1), (2, 2, 1)]
+    assert [(row.place("resume_step"), *place(row)) for row in reused.rows] == [
+        (0, 0, 2),
+        (0, 2, 1),
+        (2, 0, 2),
+        (2, 2, 1),
+    ]
+    # The same full images, and others with the same steps.
+    assert reused.rows[0].figures != skipped.rows[0].figures
+
+
+def latents_of_model(tmp_path: Path) -> Path:
+    """Write a profile by which latents at two of five steps are reused."""
+    rows = (reuse_step(20, 2, minimum=-0.5),)
+    selector = changed(
+        LATENT_PROFILE, model="model", alpha=0.1, rule=ThresholdRule.MINIMUM, model_step_count=5, rows=rows
+    )
+    (tmp_path / "latents.json").write_text(profiles_to_json(selector))
+    return tmp_path / "latents.json"
+
+
 def place(row: ProfileRow) -> tuple[int, int]:
     return row.place("first_step"), row.place("taken_count")
 
@@ -122,12 +157,7 @@ class Thrifty:
 
 def test_hits_have_rows_of_their_own_and_the_stricter_judge_decides(tmp_path: Path) -> None:
     model = write_model(tmp_path)
-    rows = (reuse_step(20, 2, minimum=-0.5),)
-    selector = changed(
-        LATENT_PROFILE, model="model", alpha=0.1, rule=ThresholdRule.MINIMUM, model_step_count=5, rows=rows
-    )
-    (tmp_path / "latents.json").write_text(profiles_to_json(selector))
-    settings = settings_of(tmp_path, model, "--profiles", str(tmp_path / "latents.json"), "--keep", "0.7")
+    settings = settings_of(tmp_path, model, "--profiles", str(latents_of_model(tmp_path)), "--keep", "0.7")
 
     measured(settings, ("a circle", "a square"), Thrifty())
 

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from pentimento.domain.errors import InvalidArgument, NotFound
-from pentimento.profiles.document import Profile, profiles_to_json
+from pentimento.profiles.document import Profile, ProfileKind, profiles_to_json
 from pentimento.supervisor.models import (
     DEFAULT_ENCODER,
+    FEATURE_PROFILES,
     HANDOVER_PROFILES,
     PACKAGED_ENCODERS,
     PIPELINING_PROFILES,
@@ -23,7 +24,7 @@ from pentimento.supervisor.models import (
     find_models,
     with_shipped,
 )
-from tests.support.profiles import HANDOVER_PROFILE, LATENT_PROFILE, PIPELINING_PROFILE, STEPS_PROFILE
+from tests.support.profiles import HANDOVER_PROFILE, LATENT_PROFILE, PIPELINING_PROFILE, STEPS_PROFILE, changed
 
 
 @pytest.fixture
@@ -175,14 +176,17 @@ def test_a_pipeline_is_no_discriminator(cascades: Path) -> None:
         find_discriminator("tiny-heavy", ("tiny-light", "tiny-heavy"), Path("e"), cascades)
 
 
+REUSED = changed(STEPS_PROFILE, kind=ProfileKind.FEATURES)
+
+
 @pytest.mark.parametrize(
     ("given", "shipped"),
     [
-        ((), (THINNING_PROFILES, PIPELINING_PROFILES, HANDOVER_PROFILES, SELECTOR_PROFILES)),
-        ((LATENT_PROFILE, HANDOVER_PROFILE), (THINNING_PROFILES, PIPELINING_PROFILES)),
-        ((STEPS_PROFILE,), (PIPELINING_PROFILES, HANDOVER_PROFILES, SELECTOR_PROFILES)),
-        ((LATENT_PROFILE, STEPS_PROFILE), (PIPELINING_PROFILES, HANDOVER_PROFILES)),
-        ((PIPELINING_PROFILE,), (THINNING_PROFILES, HANDOVER_PROFILES, SELECTOR_PROFILES)),
+        ((), (THINNING_PROFILES, FEATURE_PROFILES, PIPELINING_PROFILES, HANDOVER_PROFILES, SELECTOR_PROFILES)),
+        ((LATENT_PROFILE, HANDOVER_PROFILE), (THINNING_PROFILES, FEATURE_PROFILES, PIPELINING_PROFILES)),
+        ((STEPS_PROFILE,), (FEATURE_PROFILES, PIPELINING_PROFILES, HANDOVER_PROFILES, SELECTOR_PROFILES)),
+        ((LATENT_PROFILE, STEPS_PROFILE), (FEATURE_PROFILES, PIPELINING_PROFILES, HANDOVER_PROFILES)),
+        ((PIPELINING_PROFILE, REUSED), (THINNING_PROFILES, HANDOVER_PROFILES, SELECTOR_PROFILES)),
     ],
 )
 def test_with_shipped_adds_kinds_that_are_not_given(

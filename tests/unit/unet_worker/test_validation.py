@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -28,6 +29,10 @@ def check(order: ExecuteOrder) -> None:
     check_order(order, HELD, NoiseForm.VARIANCE_PRESERVING)
 
 
+def with_route(**changes: Any) -> ExecuteOrder:
+    return replace(ORDER, route=replace(ROUTE, **changes))
+
+
 def test_check_order_takes_sound_orders() -> None:
     orders = [
         ORDER,
@@ -43,6 +48,7 @@ def test_check_order_takes_sound_orders() -> None:
         order_with(start=replace(FROM_LATENT, renoised_steps=FROM_LATENT.resume_step - 1)),
         order_with(start=replace(FROM_LATENT, renoised_steps=FROM_LATENT.resume_step, retaken_steps=1)),
         order_with(start=FROM_IMAGE),
+        with_route(full_steps=(1, 4)),
         order_with(init_image=InitImage(b"png", 0.5)),
         order_with(init_image=InitImage(b"png", 0.5, b"png")),
         replace(ORDER, image_format="webp", deadline_remaining_ms=1),
@@ -102,6 +108,8 @@ def test_check_order_takes_sound_orders() -> None:
         ),
         (order_with(start=replace(FROM_IMAGE, start_step=9)), "route.start.image.start_step"),
         (order_with(start=replace(FROM_IMAGE, noise_form=NoiseForm.FLOW_MATCHING)), "route.start.image.noise_form"),
+        *((with_route(full_steps=steps), "route.full_steps") for steps in ((0, 8), (2, 1), (3, 3))),
+        (with_route(full_steps=(1, 4), thinned_steps=(2, 5)), "route.full_steps"),
         (replace(ORDER, image_format="gif"), "image_format"),
         (replace(ORDER, image_format="jpeg", encoding_quality=101), "encoding_quality"),
         (replace(ORDER, deadline_remaining_ms=-1), "deadline_remaining_ms"),

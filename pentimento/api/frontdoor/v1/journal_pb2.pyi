@@ -42,6 +42,7 @@ class JournalledRequest(_message.Message):
     IMAGE_INDEX_FIELD_NUMBER: _builtins.int
     ENCODING_QUALITY_FIELD_NUMBER: _builtins.int
     ADMITTED_FIELD_NUMBER: _builtins.int
+    FEATURE_REUSE_FIELD_NUMBER: _builtins.int
     cache: _image_service_pb2.CacheMode.ValueType
     format: _image_service_pb2.ImageFormat.ValueType
     quality: _builtins.float
@@ -56,6 +57,8 @@ class JournalledRequest(_message.Message):
     """Its index among the images of one call, from 0."""
     encoding_quality: _builtins.int
     """0..100, of JPEG and WebP; absent: the encoder's own."""
+    feature_reuse: _builtins.bool
+    """As in ImageRequest."""
     @_builtins.property
     def spec(self) -> _generation_pb2.GenerationSpec:
         """Everything that changes the image; bytes that are kept apart are left out of it."""
@@ -88,15 +91,18 @@ class JournalledRequest(_message.Message):
         image_index: _builtins.int = ...,
         encoding_quality: _builtins.int | None = ...,
         admitted: Global___AdmittedStages | None = ...,
+        feature_reuse: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_admitted", b"_admitted", "_encoding_quality", b"_encoding_quality", "_quality", b"_quality", "_replay", b"_replay", "admitted", b"admitted", "encoding_quality", b"encoding_quality", "quality", b"quality", "replay", b"replay", "spec", b"spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_admitted", b"_admitted", "_encoding_quality", b"_encoding_quality", "_feature_reuse", b"_feature_reuse", "_quality", b"_quality", "_replay", b"_replay", "admitted", b"admitted", "encoding_quality", b"encoding_quality", "feature_reuse", b"feature_reuse", "quality", b"quality", "replay", b"replay", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_admitted", b"_admitted", "_encoding_quality", b"_encoding_quality", "_quality", b"_quality", "_replay", b"_replay", "admitted", b"admitted", "cache", b"cache", "deadline_ms", b"deadline_ms", "encoding_quality", b"encoding_quality", "format", b"format", "image_index", b"image_index", "inputs", b"inputs", "may_thin", b"may_thin", "pin_ms", b"pin_ms", "preview_interval_steps", b"preview_interval_steps", "quality", b"quality", "replay", b"replay", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_admitted", b"_admitted", "_encoding_quality", b"_encoding_quality", "_feature_reuse", b"_feature_reuse", "_quality", b"_quality", "_replay", b"_replay", "admitted", b"admitted", "cache", b"cache", "deadline_ms", b"deadline_ms", "encoding_quality", b"encoding_quality", "feature_reuse", b"feature_reuse", "format", b"format", "image_index", b"image_index", "inputs", b"inputs", "may_thin", b"may_thin", "pin_ms", b"pin_ms", "preview_interval_steps", b"preview_interval_steps", "quality", b"quality", "replay", b"replay", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__admitted: _TypeAlias = _typing.Literal["admitted"]  # noqa: Y015
     _WhichOneofArgType__admitted: _TypeAlias = _typing.Literal["_admitted", b"_admitted"]  # noqa: Y015
     _WhichOneofReturnType__encoding_quality: _TypeAlias = _typing.Literal["encoding_quality"]  # noqa: Y015
     _WhichOneofArgType__encoding_quality: _TypeAlias = _typing.Literal["_encoding_quality", b"_encoding_quality"]  # noqa: Y015
+    _WhichOneofReturnType__feature_reuse: _TypeAlias = _typing.Literal["feature_reuse"]  # noqa: Y015
+    _WhichOneofArgType__feature_reuse: _TypeAlias = _typing.Literal["_feature_reuse", b"_feature_reuse"]  # noqa: Y015
     _WhichOneofReturnType__quality: _TypeAlias = _typing.Literal["quality"]  # noqa: Y015
     _WhichOneofArgType__quality: _TypeAlias = _typing.Literal["_quality", b"_quality"]  # noqa: Y015
     _WhichOneofReturnType__replay: _TypeAlias = _typing.Literal["replay"]  # noqa: Y015
@@ -105,6 +111,8 @@ class JournalledRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__admitted) -> _WhichOneofReturnType__admitted | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__encoding_quality) -> _WhichOneofReturnType__encoding_quality | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__feature_reuse) -> _WhichOneofReturnType__feature_reuse | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__quality) -> _WhichOneofReturnType__quality | None: ...
     @_typing.overload

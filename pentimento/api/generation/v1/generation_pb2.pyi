@@ -700,6 +700,7 @@ class Route(_message.Message):
     REPLAY_OF_FIELD_NUMBER: _builtins.int
     PIPELINED_FROM_STEP_FIELD_NUMBER: _builtins.int
     THINNED_STEPS_FIELD_NUMBER: _builtins.int
+    FULL_STEPS_FIELD_NUMBER: _builtins.int
     CASCADE_FIELD_NUMBER: _builtins.int
     route_id: _builtins.str
     model: _builtins.str
@@ -730,6 +731,12 @@ class Route(_message.Message):
         image's provenance has the steps that were taken.
         """
 
+    @_builtins.property
+    def full_steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Steps of the schedule, ascending: from the first of them on these alone run the whole network, the others reuse the deep
+        features of the last one that did. Empty for all. Not together with thinned_steps.
+        """
+
     def __init__(
         self,
         *,
@@ -745,11 +752,12 @@ class Route(_message.Message):
         replay_of: _builtins.str = ...,
         pipelined_from_step: _builtins.int = ...,
         thinned_steps: _abc.Iterable[_builtins.int] | None = ...,
+        full_steps: _abc.Iterable[_builtins.int] | None = ...,
         cascade: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan_version", b"plan_version", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cascade", b"cascade", "controlnet_mode", b"controlnet_mode", "lora_patch_step", b"lora_patch_step", "model", b"model", "model_digest", b"model_digest", "pipelined_from_step", b"pipelined_from_step", "plan_version", b"plan_version", "reason", b"reason", "replay_of", b"replay_of", "route_id", b"route_id", "stages", b"stages", "start", b"start", "thinned_steps", b"thinned_steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cascade", b"cascade", "controlnet_mode", b"controlnet_mode", "full_steps", b"full_steps", "lora_patch_step", b"lora_patch_step", "model", b"model", "model_digest", b"model_digest", "pipelined_from_step", b"pipelined_from_step", "plan_version", b"plan_version", "reason", b"reason", "replay_of", b"replay_of", "route_id", b"route_id", "stages", b"stages", "start", b"start", "thinned_steps", b"thinned_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -252,6 +252,7 @@ class ImageRequest(_message.Message):
     ENCODING_QUALITY_FIELD_NUMBER: _builtins.int
     CLIP_SKIP_FIELD_NUMBER: _builtins.int
     PROMPT_SYNTAX_FIELD_NUMBER: _builtins.int
+    FEATURE_REUSE_FIELD_NUMBER: _builtins.int
     prompt: _builtins.str
     negative_prompt: _builtins.str
     model: _builtins.str
@@ -290,6 +291,8 @@ class ImageRequest(_message.Message):
     """Last layers of the CLIP text encoders to leave out, as diffusers counts them; absent means none."""
     prompt_syntax: _builtins.str
     """How both prompts state weights of words: "a1111" or "compel"; with it prompts may be longer than the text encoder's limit. Empty: the text as it is."""
+    feature_reuse: _builtins.bool
+    """Whether steps may reuse deep features of earlier ones, as far as its model's profile allows. Absent: the deployment's mode."""
     @_builtins.property
     def loras(self) -> _containers.RepeatedCompositeFieldContainer[Global___AskedLora]:
         """At most as many as the deployment takes; each LoRA once."""
@@ -325,10 +328,11 @@ class ImageRequest(_message.Message):
         encoding_quality: _builtins.int | None = ...,
         clip_skip: _builtins.int | None = ...,
         prompt_syntax: _builtins.str = ...,
+        feature_reuse: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_binding_steps", b"_binding_steps", "_clip_skip", b"_clip_skip", "_deadline_ms", b"_deadline_ms", "_encoding_quality", b"_encoding_quality", "_eta", b"_eta", "_guidance_scale", b"_guidance_scale", "_height_px", b"_height_px", "_image_count", b"_image_count", "_init_image", b"_init_image", "_max_cost", b"_max_cost", "_num_inference_steps", b"_num_inference_steps", "_pin_ms", b"_pin_ms", "_quality", b"_quality", "_seed", b"_seed", "_width_px", b"_width_px", "binding_steps", b"binding_steps", "clip_skip", b"clip_skip", "deadline_ms", b"deadline_ms", "encoding_quality", b"encoding_quality", "eta", b"eta", "guidance_scale", b"guidance_scale", "height_px", b"height_px", "image_count", b"image_count", "init_image", b"init_image", "max_cost", b"max_cost", "num_inference_steps", b"num_inference_steps", "pin_ms", b"pin_ms", "quality", b"quality", "seed", b"seed", "width_px", b"width_px"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_binding_steps", b"_binding_steps", "_clip_skip", b"_clip_skip", "_deadline_ms", b"_deadline_ms", "_encoding_quality", b"_encoding_quality", "_eta", b"_eta", "_feature_reuse", b"_feature_reuse", "_guidance_scale", b"_guidance_scale", "_height_px", b"_height_px", "_image_count", b"_image_count", "_init_image", b"_init_image", "_max_cost", b"_max_cost", "_num_inference_steps", b"_num_inference_steps", "_pin_ms", b"_pin_ms", "_quality", b"_quality", "_seed", b"_seed", "_width_px", b"_width_px", "binding_steps", b"binding_steps", "clip_skip", b"clip_skip", "deadline_ms", b"deadline_ms", "encoding_quality", b"encoding_quality", "eta", b"eta", "feature_reuse", b"feature_reuse", "guidance_scale", b"guidance_scale", "height_px", b"height_px", "image_count", b"image_count", "init_image", b"init_image", "max_cost", b"max_cost", "num_inference_steps", b"num_inference_steps", "pin_ms", b"pin_ms", "quality", b"quality", "seed", b"seed", "width_px", b"width_px"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_binding_steps", b"_binding_steps", "_clip_skip", b"_clip_skip", "_deadline_ms", b"_deadline_ms", "_encoding_quality", b"_encoding_quality", "_eta", b"_eta", "_guidance_scale", b"_guidance_scale", "_height_px", b"_height_px", "_image_count", b"_image_count", "_init_image", b"_init_image", "_max_cost", b"_max_cost", "_num_inference_steps", b"_num_inference_steps", "_pin_ms", b"_pin_ms", "_quality", b"_quality", "_seed", b"_seed", "_width_px", b"_width_px", "binding_steps", b"binding_steps", "cache", b"cache", "clip_skip", b"clip_skip", "controlnets", b"controlnets", "deadline_ms", b"deadline_ms", "encoding_quality", b"encoding_quality", "eta", b"eta", "format", b"format", "guidance_scale", b"guidance_scale", "height_px", b"height_px", "image_count", b"image_count", "init_image", b"init_image", "loras", b"loras", "max_cost", b"max_cost", "model", b"model", "negative_prompt", b"negative_prompt", "num_inference_steps", b"num_inference_steps", "pin_ms", b"pin_ms", "prompt", b"prompt", "prompt_syntax", b"prompt_syntax", "quality", b"quality", "scheduler", b"scheduler", "seed", b"seed", "width_px", b"width_px"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_binding_steps", b"_binding_steps", "_clip_skip", b"_clip_skip", "_deadline_ms", b"_deadline_ms", "_encoding_quality", b"_encoding_quality", "_eta", b"_eta", "_feature_reuse", b"_feature_reuse", "_guidance_scale", b"_guidance_scale", "_height_px", b"_height_px", "_image_count", b"_image_count", "_init_image", b"_init_image", "_max_cost", b"_max_cost", "_num_inference_steps", b"_num_inference_steps", "_pin_ms", b"_pin_ms", "_quality", b"_quality", "_seed", b"_seed", "_width_px", b"_width_px", "binding_steps", b"binding_steps", "cache", b"cache", "clip_skip", b"clip_skip", "controlnets", b"controlnets", "deadline_ms", b"deadline_ms", "encoding_quality", b"encoding_quality", "eta", b"eta", "feature_reuse", b"feature_reuse", "format", b"format", "guidance_scale", b"guidance_scale", "height_px", b"height_px", "image_count", b"image_count", "init_image", b"init_image", "loras", b"loras", "max_cost", b"max_cost", "model", b"model", "negative_prompt", b"negative_prompt", "num_inference_steps", b"num_inference_steps", "pin_ms", b"pin_ms", "prompt", b"prompt", "prompt_syntax", b"prompt_syntax", "quality", b"quality", "scheduler", b"scheduler", "seed", b"seed", "width_px", b"width_px"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__binding_steps: _TypeAlias = _typing.Literal["binding_steps"]  # noqa: Y015
     _WhichOneofArgType__binding_steps: _TypeAlias = _typing.Literal["_binding_steps", b"_binding_steps"]  # noqa: Y015
@@ -340,6 +344,8 @@ class ImageRequest(_message.Message):
     _WhichOneofArgType__encoding_quality: _TypeAlias = _typing.Literal["_encoding_quality", b"_encoding_quality"]  # noqa: Y015
     _WhichOneofReturnType__eta: _TypeAlias = _typing.Literal["eta"]  # noqa: Y015
     _WhichOneofArgType__eta: _TypeAlias = _typing.Literal["_eta", b"_eta"]  # noqa: Y015
+    _WhichOneofReturnType__feature_reuse: _TypeAlias = _typing.Literal["feature_reuse"]  # noqa: Y015
+    _WhichOneofArgType__feature_reuse: _TypeAlias = _typing.Literal["_feature_reuse", b"_feature_reuse"]  # noqa: Y015
     _WhichOneofReturnType__guidance_scale: _TypeAlias = _typing.Literal["guidance_scale"]  # noqa: Y015
     _WhichOneofArgType__guidance_scale: _TypeAlias = _typing.Literal["_guidance_scale", b"_guidance_scale"]  # noqa: Y015
     _WhichOneofReturnType__height_px: _TypeAlias = _typing.Literal["height_px"]  # noqa: Y015
@@ -370,6 +376,8 @@ class ImageRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__encoding_quality) -> _WhichOneofReturnType__encoding_quality | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__eta) -> _WhichOneofReturnType__eta | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__feature_reuse) -> _WhichOneofReturnType__feature_reuse | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__guidance_scale) -> _WhichOneofReturnType__guidance_scale | None: ...
     @_typing.overload

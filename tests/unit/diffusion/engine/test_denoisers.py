@@ -349,3 +349,18 @@ def test_forward_pass_is_traced_as_one_graph(model: DiffusionModel) -> None:
 @pytest.mark.parametrize(("most", "sizes"), [(1, (1,)), (2, (1, 2)), (6, (1, 2, 4, 6)), (8, (1, 2, 4, 8))])
 def test_batch_sizes_double_up_to_the_largest(most: int, sizes: tuple[int, ...]) -> None:
     assert batch_sizes_up_to(most) == sizes
+
+
+def test_passes_that_keep_and_reuse_features_are_recorded(model: DiffusionModel, recordings: Recordings) -> None:
+    asked = replace(request(1, num_inference_steps=9), full_steps=(0, 2, 4, 6))
+    eager, recorded = Loop(model), Loop(model, denoiser=captured(model, recordings, (1,)))
+    made = len(recordings.made)
+
+    found = [loop.add(asked) for loop in (eager, recorded)]
+    for loop in (eager, recorded):
+        loop.run()
+
+    assert torch.equal(found[0].heard.latent, found[1].heard.latent)
+    assert found[1].finished.reused_count == 5
+    # A shape is recorded at its third run: four whole steps keep features, five reuse them.
+    assert [one.replays for one in recordings.made[made:]] == [2, 3]

@@ -1,0 +1,78 @@
+"""Which steps of a request reuse deep features, and why none do."""
+
+from dataclasses import replace
+
+import pytest
+
+from pentimento.domain.generation import ControlNetSelection, Donor, FromLatent, ObjectReference, Route
+from pentimento.domain.image_request import Replay, ResolvedRequest
+from pentimento.profiles.catalogue import FeatureReuseMode, ProfileSet, StepProfiles
+from pentimento.profiles.document import ProfileKind
+from pentimento.profiles.rules import ThresholdRule
+from services.frontdoor.routing.feature_reuse import FeatureReuse
+from tests.support.profiles import changed, thinned_row
+from tests.unit.frontdoor.test_thinning_offers import PROFILE, RESOLVED, ROUTE, SPEC
+
+RULE = ThresholdRule.LOWER_BOUND
+ROWS = (
+    thinned_row(10, 10, RULE, share=0.995),
+    thinned_row(10, 4, RULE, share=0.98),
+    thinned_row(20, 10, RULE, share=0.99, resume_step=20, least_similarity=0.8),
+)
+STEPS = tuple(range(10, 50, 4))
+HIT = FromLatent(ObjectReference("k", "sha256:x", 1), 20, 50, 1.0, Donor("e", "sha256:x", 0.9))
+
+
+def reuse(mode: FeatureReuseMode = FeatureReuseMode.AUTO, kind: ProfileKind = ProfileKind.FEATURES) -> FeatureReuse:
+    profiles = ProfileSet((changed(PROFILE, kind=kind, rows=ROWS),))
+    return FeatureReuse(mode, StepProfiles(profiles, kind=ProfileKind.FEATURES), 0.99)
+
+
+def test_fewest_whole_steps_that_keep_the_quality_are_scheduled() -> None:
+    assert reuse().scheduled(RESOLVED, ROUTE) == replace(ROUTE, full_steps=STEPS)
+    assert reuse().scheduled(RESOLVED, replace(ROUTE, start=HIT)).full_steps == tuple(range(20, 50, 3))
+    assert reuse().why(RESOLVED, ROUTE) == "reused from step 10 on, where 10 of 40 steps run the whole network"
+
+
+@pytest.mark.parametrize(
+    ("mode", "wish", "reuses", "word"),
+    [
+        (FeatureReuseMode.ASKED, None, False, ""),
+        (FeatureReuseMode.ASKED, True, True, "reused"),
+        (FeatureReuseMode.ASKED, False, False, "none reused, NOT_ASKED"),
+        (FeatureReuseMode.AUTO, None, True, "reused"),
+        (FeatureReuseMode.AUTO, False, False, "none reused, NOT_ASKED"),
+    ],
+)
+def test_request_and_mode_decide_together(mode: FeatureReuseMode, wish: bool | None, reuses: bool, word: str) -> None:
+    asked, found = replace(RESOLVED, feature_reuse=wish), reuse(mode)
+
+    assert bool(found.scheduled(asked, ROUTE).full_steps) is reuses
+    assert found.why(asked, ROUTE).startswith(word) and bool(found.why(asked, ROUTE)) is bool(word)
+
+
+EDGES = ControlNetSelection("edges", b"png", digest="sha256:e")
+
+
+@pytest.mark.parametrize(
+    ("found", "resolved", "route", "why"),
+    [
+        (reuse(kind=ProfileKind.STEPS), RESOLVED, ROUTE, "PROFILE_MISSING: heavy has no feature reuse profile"),
+        (reuse(), replace(RESOLVED, quality=0.99), ROUTE, "QUALITY_ASKED"),
+        (reuse(), replace(RESOLVED, spec=replace(SPEC, num_inference_steps=20)), ROUTE, "STEPS_UNMEASURED"),
+        (reuse(), replace(RESOLVED, spec=replace(SPEC, controlnets=(EDGES,))), ROUTE, "CONTROLNETS_UNMEASURED"),
+        (reuse(), RESOLVED, replace(ROUTE, start=replace(HIT, resume_step=30)), "HIT_UNMEASURED"),
+        (replace(reuse(), least_share=1.0), RESOLVED, ROUTE, "NOTHING_ALLOWED"),
+    ],
+)
+def test_unmeasured_requests_run_all_steps_whole(
+    found: FeatureReuse, resolved: ResolvedRequest, route: Route, why: str
+) -> None:
+    assert found.scheduled(resolved, route) == route
+    assert found.why(resolved, route).startswith(f"none reused, {why}")
+
+
+def test_a_replay_keeps_the_steps_of_its_image() -> None:
+    route = replace(ROUTE, full_steps=(3, 7))
+
+    assert reuse().scheduled(replace(RESOLVED, replay=Replay(route, "")), route) == route
