@@ -53,19 +53,20 @@ def alone(model: DiffusionModel, request: PaintingRequest) -> Added:
     return added
 
 
-def test_reusing_rows_leave_whole_passes_and_return(any_model: DiffusionModel) -> None:
-    denoiser = Counted(any_model)
-    loop = Loop(any_model, denoiser=denoiser)
-    requests = [asked(any_model, 1), asked(any_model, 2, (0, 5)), asked(any_model, 3, ())]
+@pytest.mark.parametrize("name", ["model", "xl_model", "flow_model"])
+def test_reusing_rows_leave_whole_passes_and_return(name: str, request: pytest.FixtureRequest) -> None:
+    found: DiffusionModel = request.getfixturevalue(name)
+    denoiser = Counted(found)
+    loop = Loop(found, denoiser=denoiser)
+    requests = [asked(found, 1), asked(found, 2, (0, 5)), asked(found, 3, ())]
     added = [loop.add(one) for one in requests]
 
     loop.run()
 
-    for one, request in zip(added, requests, strict=True):
-        wanted = alone(any_model, request).heard.latent
+    for one, own in zip(added, requests, strict=True):
+        wanted = alone(found, own).heard.latent
         assert torch.equal(one.heard.latent, wanted)
-        assert not torch.equal(wanted, paint(any_model, replace(request, full_steps=()))) or not request.full_steps
-    assert torch.equal(added[2].heard.latent, paint(any_model, requests[2]))
+        assert torch.equal(wanted, paint(found, replace(own, full_steps=()))) is not bool(own.full_steps)
     assert [one.finished.reused_count for one in added] == [len(REUSED), 7, 0]
     assert denoiser.rows[:5] == [("kept", 6), ("reused", 2), ("kept", 4), ("reused", 4), ("whole", 2)]
 
