@@ -26,6 +26,8 @@ WEIGHTED_FAMILIES = frozenset({"stable_diffusion", "stable_diffusion_xl", "stabl
 MAX_PROMPT_CHUNKS = 8
 MAX_PROMPT_WEIGHT = 10.0
 MAX_BRACKET_DEPTH = 32
+# Each is a further pass of the text encoders by compel's rules.
+MAX_LOWERED_TEXTS = 32
 _STEP = 1.1
 _DOWN_STEP = 0.9
 
@@ -58,7 +60,8 @@ class WeightedPrompt:
 
 def parse_prompt(text: str, syntax: PromptSyntax, field: str = "prompt") -> WeightedPrompt:
     """Return a prompt's fragments. Raises InvalidArgument, which names `field`, for brackets without a partner, for
-    weights that are not finite or beyond MAX_PROMPT_WEIGHT, and for a syntax of schedules, which is not supported."""
+    weights that are not finite or beyond MAX_PROMPT_WEIGHT, for more than this module's limits, and for a syntax of
+    schedules or of several prompts, which is not supported."""
     sections = (_parse_a1111 if syntax is PromptSyntax.A1111 else _parse_compel)(text, field)
     prompt = WeightedPrompt(syntax, tuple(tuple(_merged(section)) for section in sections))
     if len(prompt.sections) > MAX_PROMPT_CHUNKS:
@@ -66,6 +69,11 @@ def parse_prompt(text: str, syntax: PromptSyntax, field: str = "prompt") -> Weig
         raise InvalidArgument.of(field, limit)
     for fragment in prompt.weighted:
         _check_weight(fragment.weight, field)
+    lowered = sum(fragment.weight < 1.0 for fragment in prompt.weighted)
+    if syntax is PromptSyntax.COMPEL and lowered > MAX_LOWERED_TEXTS:
+        raise InvalidArgument.of(
+            field, f"must have at most {MAX_LOWERED_TEXTS} texts with weights below 1, got {lowered}"
+        )
     return prompt
 
 

@@ -59,6 +59,7 @@ REFUSED_COMPEL = {
     '("a)"': "')' closes no '('",
     "(a)nan": "must have weights between -10 and 10, got nan",
     "(a)1e9": "must have weights between -10 and 10, got 1e+09",
+    "a- b " * 33: "must have at most 32 texts with weights below 1, got 33",
     "a" + "+" * 10_000: "must have weights between -10 and 10, got ",
     '("a", "b").blend(1, 1)': "must not have .blend(…)",
 }
