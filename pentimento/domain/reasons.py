@@ -143,7 +143,7 @@ class Reason(StrEnum):
     )
     UNSUPPORTED_LORA = (
         "UNSUPPORTED_LORA",
-        "a LoRA has a form that is not read (OFT, IA3, differences of whole weights)",
+        "a LoRA has a form that is not read (OFT, IA3, differences of whole weights, embeddings inside)",
         "use a LoRA, LoHa, LoKr or DoRA, or extract a LoRA from it",
     )
     WORKER_LOST = (

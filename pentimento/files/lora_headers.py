@@ -42,6 +42,8 @@ _OTHER_FORMS = {
     "w_norm": "difference of whole weights",
     "b_norm": "difference of whole weights",
 }
+# Textual inversions inside a LoRA's file: a word of the prompt would mean something else in requests with the LoRA.
+_BUNDLE = "bundle_emb."
 # For a linear layer's factors, and for a convolution's.
 _DIMENSIONS = (2, 4)
 _NAMED_KEYS = 3
@@ -140,8 +142,13 @@ def check_adapters(keys: Iterable[str]) -> None:
 
 def other_form_of(keys: Iterable[str]) -> str:
     """Return a form that these names reveal and that is not read: OFT, IA3; empty for LoRA, LoHa and LoKr."""
-    ends = (key.removesuffix(".weight").rpartition(".")[2] for key in keys)
-    return next((_OTHER_FORMS[end] for end in ends if end in _OTHER_FORMS), "")
+    for key in keys:
+        if key.startswith(_BUNDLE):
+            return "a LoRA with embeddings"
+        end = key.removesuffix(".weight").rpartition(".")[2]
+        if end in _OTHER_FORMS:
+            return _OTHER_FORMS[end]
+    return ""
 
 
 def dtypes_of(key: str) -> tuple[str, ...]:

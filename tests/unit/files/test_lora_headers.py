@@ -164,6 +164,7 @@ def test_what_is_no_lora_is_refused_by_key_and_limit(tensors: dict[str, Tensor],
         ("lora_unet_proj.oft_blocks", "OFT"),
         ("lora_unet_proj.on_input", "IA3"),
         ("lora_unet_proj.diff_b", "difference of whole weights"),
+        ("bundle_emb.cat.string_to_param.*", "a LoRA with embeddings"),
     ],
 )
 def test_lora_of_another_form_is_refused_by_form(key: str, form: str, tmp_path: Path) -> None:

@@ -147,9 +147,10 @@ def test_a_batch_that_ran_out_of_memory_is_halved_for_a_while() -> None:
     made = BatchLimits(8, None, lambda: now[0])
     made.ran_out(GUIDED, 8)
     halved = made.limit(GUIDED)
+    patched = made.limit(replace(GUIDED, patched=(("sha256:1", 1.0),)))
     now[0] = RECOVERY_S
 
-    assert (halved, made.limit(PLAIN), made.limit(GUIDED)) == (4, 8, 8)
+    assert (halved, patched, made.limit(PLAIN), made.limit(GUIDED)) == (4, 4, 8, 8)
 
 
 def test_fit_memory_never_lies_below_measured_points() -> None:
