@@ -6,7 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -69,16 +69,22 @@ def stated_in_config(config: Mapping[str, Any]) -> StatedAlphas:
     for key in _UNSUPPORTED:
         if config.get(key):
             raise ValueError(f"{key} is not supported")
-    # PEFT's LoHa and LoKr call it alpha.
-    alpha, rank = config.get("lora_alpha", config.get("alpha")), config.get("r")
-    return StatedAlphas(
-        alpha=None if alpha is None else _number(alpha),
+    stated = StatedAlphas(
+        alpha=_optional_number(config, "lora_alpha"),
         by_layer=_by_layer(config, "alpha_pattern"),
         by_root=bool(config.get("use_rslora")),
-        rank=None if rank is None else _number(rank),
-        rank_by_layer=_by_layer(config, "rank_pattern"),
         decomposed=bool(config.get("use_dora")),
     )
+    if "alpha" not in config:
+        return stated
+    # PEFT's LoHa and LoKr. The ranks of a LoRA are those of its factors.
+    ranks = _optional_number(config, "r"), _by_layer(config, "rank_pattern")
+    return replace(stated, alpha=_optional_number(config, "alpha"), rank=ranks[0], rank_by_layer=ranks[1])
+
+
+def _optional_number(config: Mapping[str, Any], key: str) -> float | None:
+    value = config.get(key)
+    return None if value is None else _number(value)
 
 
 def _by_layer(config: Mapping[str, Any], key: str) -> dict[str, float]:

@@ -207,7 +207,7 @@ def test_types_may_change_from_tensor_to_tensor_wherever_they_lie(base: BaseLaye
         (torch.float16, None, None, 3.0),
         (torch.float8_e4m3fn, torch.tensor(2, dtype=torch.int32), None, 2.0),
         (torch.float8_e5m2, torch.tensor(2, dtype=torch.int32), None, 2.0),
-        (F32, None, '{"unet.lora_alpha": 6, "unet.use_rslora": true}', 6 * 3**0.5),
+        (F32, None, '{"unet.lora_alpha": 6, "unet.use_rslora": true, "unet.rank_pattern": {"a|b": 3}}', 6 * 3**0.5),
     ],
     ids=["no alpha", "a large alpha", "half precision", "8 bits", "other 8 bits", "stabilised by rank"],
 )
