@@ -61,7 +61,7 @@ class Flux(DiffusersFamily):
         self.t5_token_count = int(checkpoint.settings.get("max_sequence_length", usual_tokens))
         self._texts = (ClipText(parts["tokenizer"], parts["text_encoder"], device),)
         self._t5 = T5Text(parts["tokenizer_2"], parts["text_encoder_2"], device)
-        self.adaptable = {name: parts[name] for name in ("transformer", "text_encoder")}
+        self.adaptable = {name: parts[name] for name in ("transformer", "text_encoder", "text_encoder_2")}
         _check_shapes(checkpoint, parts)
         self._kernels = RowKernels(self.denoiser)
         scale = LatentScale.of(parts["vae"].config, shifted=True)

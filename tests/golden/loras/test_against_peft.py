@@ -8,14 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from lab.fixtures.checkpoints import (
-    write_checkpoint,
-    write_flow_checkpoint,
-    write_xl_checkpoint,
-)
+from lab.fixtures.checkpoints import write_checkpoint, write_flow_checkpoint, write_xl_checkpoint
 from lab.fixtures.diffusers_reference import Case
 from lab.fixtures.flow_checkpoints import write_flux_checkpoint
-from lab.fixtures.lora_files import EVERYWHERE, random_factors, write_diffusers_lora
+from lab.fixtures.lora_files import EVERYWHERE, random_factors, write_diffusers_lora, write_original_lora
 from lab.fixtures.lora_reference import (
     WeightedFile,
     distance,
@@ -51,6 +47,18 @@ def test_pictures_are_those_of_diffusers(family: str, count: int, tmp_path: Path
     files = _files(model, tmp_path)[:count]
 
     _assert_as_diffusers(checkpoint, model, files, Case("a red circle", "blurred", scheduler, seed=3, steps=5))
+
+
+def test_kohyas_names_of_flux_are_as_diffusers_reads_them(tmp_path: Path) -> None:
+    """But the layers that its converter splits at the width of the real network, and those that it does not know."""
+    checkpoint = write_flux_checkpoint(tmp_path / "model")
+    model = load_model(checkpoint, torch.device("cpu"), torch.float32)
+    base = layers_of(model.info.family, model.adaptable)
+    path = tmp_path / "lora" / "it.safetensors"
+    file, _ = write_original_lora(path, base, "lora_unet_", without=("linear1", "final_layer"), size=0.2)
+
+    case = Case("a red circle", "", Scheduler.FLOW_MATCH_EULER, seed=3, steps=4)
+    _assert_as_diffusers(checkpoint, model, [(file, 0.7)], case)
 
 
 def _files(model: DiffusionModel, directory: Path) -> list[WeightedFile]:

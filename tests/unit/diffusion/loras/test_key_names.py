@@ -11,13 +11,12 @@ from diffusers.loaders.single_file_utils import (
 from torch import Tensor
 
 from lab.fixtures.checkpoints import write_flow_checkpoint
-from lab.fixtures.lora_files import random_factors, write_tensors
+from lab.fixtures.lora_files import random_factors, write_original_lora, write_tensors
 from lab.fixtures.lycoris_files import LycorisMaker
 from pentimento.diffusion.families import DiffusionModel, load_model
 from pentimento.diffusion.loras import BadLora, BaseLayers, WeightedLora, layers_of, read_lora
 from pentimento.diffusion.loras.key_names import original_names
 from pentimento.diffusion.loras.patching import WeightPatch
-from pentimento.diffusion.loras.transformer_names import original_places, shape_of
 from pentimento.diffusion.prompts import PromptMemo
 from tests.unit.diffusion.loras.made_loras import LAYER, pair
 from tests.unit.diffusion.loras.test_reading import assert_same_deltas, deltas, product
@@ -30,7 +29,7 @@ QKV = "joint_blocks.0.x_block.attn.qkv"
 def test_names_of_sd3s_release_are_the_layers_of_diffusers_converter(
     prefix: str, flow_base: BaseLayers, flow_model: DiffusionModel, tmp_path: Path
 ) -> None:
-    file, weights = write_original(tmp_path, flow_base, prefix)
+    file, weights = write_original_lora(tmp_path / "it.safetensors", flow_base, prefix)
     weights |= {"pos_embed": torch.zeros(1)}
 
     converted = convert_sd3_transformer_checkpoint_to_diffusers(with_norms(weights, flow_model))
@@ -60,7 +59,7 @@ def test_names_of_fluxs_release_are_the_layers_of_diffusers_converter(tmp_path: 
         "single_transformer_blocks.0.norm.linear": 9216,
     }
     base = BaseLayers("flux", "transformer", {"transformer": {name: (rows, 4) for name, rows in modules.items()}})
-    file, weights = write_original(tmp_path, base, "lora_unet_")
+    file, weights = write_original_lora(tmp_path / "it.safetensors", base, "lora_unet_")
     for block, norms in (("double_blocks.0.img_attn", 2), ("double_blocks.0.txt_attn", 2), ("single_blocks.0", 2)):
         weights |= {f"{block}.norm.{one}_norm.scale": torch.ones(norms) for one in ("query", "key")}
 
@@ -68,22 +67,6 @@ def test_names_of_fluxs_release_are_the_layers_of_diffusers_converter(tmp_path: 
 
     wanted = {f"transformer.{name}": converted[f"{name}.weight"] for name in modules}
     assert_same_deltas(deltas(read_lora(file, base, F32)), wanted)
-
-
-def write_original(folder: Path, base: BaseLayers, prefix: str) -> tuple[Path, dict[str, Tensor]]:
-    """Write a LoRA of every layer that the release has, and return its changes by the release's names, with biases."""
-    generator = torch.Generator().manual_seed(1)
-    shapes = base.shapes["transformer"]
-    weights: dict[str, Tensor] = {}
-    tensors: dict[str, Tensor] = {}
-    for name, place in original_places(shapes).items():
-        shape = shape_of(place, shapes)
-        down = torch.randn(2, *shape[1:], generator=generator)
-        up = torch.randn(shape[0], 2, *(1 for _ in shape[2:]), generator=generator)
-        stem = prefix + (name if prefix.endswith(".") else name.replace(".", "_"))
-        tensors |= {f"{stem}.lora_down.weight": down, f"{stem}.lora_up.weight": up}
-        weights |= {f"{name}.weight": (up.flatten(1) @ down.flatten(1)).view(shape), f"{name}.bias": up[:, 0]}
-    return write_tensors(folder / "it.safetensors", tensors), weights
 
 
 def with_norms(weights: dict[str, Tensor], model: DiffusionModel) -> dict[str, Tensor]:
