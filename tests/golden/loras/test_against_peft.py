@@ -50,12 +50,13 @@ def test_pictures_are_those_of_diffusers(family: str, count: int, tmp_path: Path
 
 
 def test_kohyas_names_of_flux_are_as_diffusers_reads_them(tmp_path: Path) -> None:
-    """But the layers that its converter splits at the width of the real network, and those that it does not know."""
+    """But the layers that its converter splits at the width of the real network, and those outside the blocks: it names
+    these without a component, and its loader then drops them."""
     checkpoint = write_flux_checkpoint(tmp_path / "model")
     model = load_model(checkpoint, torch.device("cpu"), torch.float32)
     base = layers_of(model.info.family, model.adaptable)
     path = tmp_path / "lora" / "it.safetensors"
-    file, _ = write_original_lora(path, base, "lora_unet_", without=("linear1", "final_layer"), size=0.2)
+    file, _ = write_original_lora(path, base, "lora_unet_", without=("linear1", "final_layer", "_in"), size=0.2)
 
     case = Case("a red circle", "", Scheduler.FLOW_MATCH_EULER, seed=3, steps=4)
     _assert_as_diffusers(checkpoint, model, [(file, 0.7)], case)
