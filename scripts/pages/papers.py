@@ -23,7 +23,7 @@ SECTIONS = (
     ("MoDM: a mixture of models over a cache of images", "M", 10),
     ("DiffServe: cascades that read the image", "D", 9),
     ("Katz: adapters off the critical path", "K", 10),
-    ("Beyond the papers", "B", 12),
+    ("Beyond the papers", "B", 13),
 )
 IDS = [f"{letter}{number}" for _, letter, count in SECTIONS for number in range(1, count + 1)]
 LIVE = {
