@@ -39,7 +39,7 @@ def models() -> None:
 @click.option("--profiles", multiple=True, type=PROFILES, help="files or directories with its costs (`profile cost`)")
 @controller_options
 def add(name: str, model: str, licence: str, profiles: tuple[Path, ...], as_json: bool, **options: Any) -> None:
-    """Register MODEL (a registry name or a diffusers directory, safetensors only) as NAME.
+    """Register MODEL (a registry name, a diffusers directory or a single file, safetensors only) as NAME.
 
     Its files are validated as a worker does, and their digest is registered; the weights stay where they are.
     """

@@ -198,9 +198,9 @@ def profile(
     embedder_address: str | None,
     flags: tuple[str, ...],
 ) -> None:
-    """Measure MODEL (a registry name or a diffusers directory) on this machine and write its profile. All kinds but
-    cost generate every prompt several times: minutes for hundreds of prompts. `pentimento profile KIND MODEL --help`
-    lists the FLAGS."""
+    """Measure MODEL (a registry name, a diffusers directory or a single file) on this machine and write its profile.
+    All kinds but cost generate every prompt several times: minutes for hundreds of prompts. `pentimento profile KIND
+    MODEL --help` lists the FLAGS."""
     given = {
         "--model": find_model(model).path,
         "--out": out,

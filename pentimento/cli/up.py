@@ -15,6 +15,7 @@ from pentimento.cli.control import start_detached
 from pentimento.cli.options import FiniteRange, json_option
 from pentimento.cli.programs import RenamedOptions
 from pentimento.cli.suite_running import run_suite, with_free_port
+from pentimento.devices.choices import WeightStorage
 from pentimento.files.private_files import keep_files_private
 from pentimento.plugins import SUITES, check_policy, load_plugin
 from pentimento.rpc.settings import RpcServerSettings, check_http_address
@@ -50,7 +51,7 @@ UNCHANGED: tuple[str, ...] = (
     "unprofiled_reuse",
     "earned_reuse",
 )
-UNCHANGED += ("controlnet_copies", "pipelining")
+UNCHANGED += ("controlnet_copies", "pipelining", "weights")
 # Options that are settings of the gateway.
 CACHE = ("reuse_rule", "eviction", "cache_bias", "scratch_share", "renoised_share", "match_predictor")
 
@@ -60,7 +61,7 @@ CACHE = ("reuse_rule", "eviction", "cache_bias", "scratch_share", "renoised_shar
     "--model",
     "models",
     multiple=True,
-    metavar="NAME|DIR[@sha256:…]",
+    metavar="NAME|DIR|FILE[@sha256:…]",
     help="a model to serve, optionally only with this digest; may be repeated [tiny-heavy]",
 )
 @click.option("--workers", "copies", type=click.IntRange(1, 64), default=1, show_default=True, help="workers per model")
@@ -89,6 +90,14 @@ CACHE = ("reuse_rule", "eviction", "cache_bias", "scratch_share", "renoised_shar
     "may be repeated",
 )
 @click.option("--threads", type=click.IntRange(1, 256), default=1, show_default=True, help="torch threads per process")
+@click.option(
+    "--weights",
+    type=click.Choice([storage.value for storage in WeightStorage]),
+    default="auto",
+    show_default=True,
+    help="how models are stored: full precision, or eight bits with half the memory of float16 and about its images;"
+    " auto: fp8 for files in fp8, else full",
+)
 @click.option("--config", "config_file", type=PRESENT, help="TOML settings for every service")
 @click.option(
     "--token-file",

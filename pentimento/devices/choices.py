@@ -21,6 +21,16 @@ class DtypeChoice(Enum):
     BFLOAT16 = "bfloat16"
 
 
+class WeightStorage(Enum):
+    """Choose how weights are stored. `auto`: in the model's precision, or in FP8 if the files are. `full`: in the
+    model's precision. `fp8`, `int8`: in eight bits, with a scale for each output channel."""
+
+    AUTO = "auto"
+    FULL = "full"
+    FP8 = "fp8"
+    INT8 = "int8"
+
+
 class CompileMode(Enum):
     """Choose how the forward pass runs. `auto`: `capture` on a GPU, else off. `compile`: torch.compile, which delays
     serving. `capture`: CUDA graphs of the uncompiled pass, also of its two halves."""

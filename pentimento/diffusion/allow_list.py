@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pentimento.diffusion.checkpoint import Checkpoint, ComponentClass, ComponentRules, open_checkpoint
+from pentimento.diffusion.single_file import open_file, with_held
 
 
 @dataclass(frozen=True)
@@ -132,10 +133,11 @@ FLUX = Family(
 FAMILIES = (STABLE_DIFFUSION, STABLE_DIFFUSION_XL, STABLE_DIFFUSION_3, FLUX)
 
 
-def check_checkpoint(directory: Path) -> Checkpoint:
-    """Return the checkpoint of a directory that may be served. Raises BadCheckpoint with one line that names the
-    fault."""
-    return open_checkpoint(directory, {name: family.rules for family in FAMILIES for name in family.pipeline_classes})
+def check_checkpoint(model: Path) -> Checkpoint:
+    """Return the checkpoint of a directory, or of a safetensors file, that may be served. Raises BadCheckpoint with one
+    line that names the fault."""
+    rules = {name: family.rules for family in FAMILIES for name in family.pipeline_classes}
+    return open_file(model, rules) if model.is_file() else with_held(open_checkpoint(model, rules))
 
 
 def family_of(checkpoint: Checkpoint) -> Family:

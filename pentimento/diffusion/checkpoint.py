@@ -2,7 +2,7 @@
 
 Only JSON, tokenizer text and safetensors files of allowed components are ever opened. Pickles (*.bin, *.pt, *.ckpt) may
 be present and are not opened. Weights are stored in their components' directories or, as model sites distribute them,
-in one safetensors file next to model_index.json.
+in one safetensors file next to model_index.json. `single_file` opens such a file without a directory.
 """
 
 import hashlib
@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pentimento.devices.choices import WeightStorage
 from pentimento.domain.errors import FailedPrecondition
-from pentimento.domain.models import single_file_advice
 from pentimento.files.safetensors_header import check_safetensors
 
 _MAX_TEXT_BYTES = 64 * 1024 * 1024
@@ -52,19 +52,37 @@ class ComponentRules:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Describe a validated directory: its pipeline class, the components to load, and the files read for them;
-    `single_file` holds all weights if the components' directories hold none."""
+    """Describe a validated checkpoint: its pipeline class, the components to load, and the files read for them, by name
+    below the directory.
+
+    `single_file` holds the components of `held`, each under a prefix of names of the original code. `configs` are
+    configurations without a file, by name. Folders of components are in `parts`, if they are not in `directory`.
+    `storage` is that of denoiser and text encoders.
+    """
 
     directory: Path
     pipeline_class: str
     components: dict[str, ComponentClass]
-    files: tuple[Path, ...]
+    files: Mapping[str, Path]
     settings: Mapping[str, bool | int] = field(default_factory=dict)
     single_file: Path | None = None
+    held: Mapping[str, str] = field(default_factory=dict)
+    configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    parts: Path | None = None
+    storage: WeightStorage = WeightStorage.AUTO
 
     def component_directory(self, component: str) -> Path:
         """Return the directory of a component."""
-        return self.directory / component
+        return (self.parts or self.directory) / component
+
+    def component_files(self, component: str) -> list[Path]:
+        """Return the files that are read for a component."""
+        return [path for name, path in self.files.items() if name.startswith(f"{component}/")]
+
+    def config(self, component: str, name: str = "config.json") -> dict[str, Any]:
+        """Return a component's configuration; of several files the one called `name`. Raises BadCheckpoint."""
+        stored = self.configs.get(f"{component}/{name}")
+        return read_json_object(self.component_directory(component) / name) if stored is None else dict(stored)
 
 
 @dataclass(frozen=True)
@@ -75,25 +93,31 @@ class CheckpointDigests:
     components: dict[str, str]
 
 
-def open_checkpoint(directory: Path, rules: dict[str, ComponentRules]) -> Checkpoint:
+def open_checkpoint(directory: Path, rules: Mapping[str, ComponentRules]) -> Checkpoint:
     """Return the checkpoint after checking model_index.json against the rules of its pipeline class, and the header of
     every weight file.
 
     Raises BadCheckpoint naming the class, the key or the file.
     """
-    if directory.is_file():
-        raise BadCheckpoint(single_file_advice(directory))
     path = directory / "model_index.json"
     check_inside(directory, [path])
+    index = read_index(path, rules)
+    allowed = rules[index["_class_name"]]
+    components = allowed_components(path, index, allowed)
+    files, single_file = _files(directory, components)
+    names = {file.relative_to(directory).as_posix(): file for file in files}
+    settings = pipeline_settings(path, index, allowed)
+    return Checkpoint(directory, index["_class_name"], components, names, settings, single_file)
+
+
+def read_index(path: Path, rules: Mapping[str, ComponentRules]) -> dict[str, Any]:
+    """Return a model_index.json. Raises BadCheckpoint for a pipeline class without rules."""
     index = read_json_object(path)
     pipeline_class = index.get("_class_name")
     if not isinstance(pipeline_class, str) or pipeline_class not in rules:
         known = ", ".join(sorted(rules))
         raise BadCheckpoint(f"{path}: pipeline class {pipeline_class!r} is not one of {known}")
-    allowed = rules[pipeline_class]
-    components = _allowed_components(path, index, allowed)
-    files, single_file = _files(directory, components)
-    return Checkpoint(directory, pipeline_class, components, files, _settings(path, index, allowed), single_file)
+    return index
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -126,8 +150,9 @@ def check_text_size(path: Path) -> None:
         raise BadCheckpoint(f"{path}: larger than {_MAX_TEXT_BYTES} bytes")
 
 
-def _allowed_components(path: Path, index: dict[str, Any], rules: ComponentRules) -> dict[str, ComponentClass]:
-    """Return the components to load; every named component must be allowed, loaded or not."""
+def allowed_components(path: Path, index: dict[str, Any], rules: ComponentRules) -> dict[str, ComponentClass]:
+    """Return the components of an index to load. Raises BadCheckpoint unless every named component is allowed, loaded
+    or not."""
     named = {name: value for name, value in index.items() if not _is_absent(name, value, rules)}
     for name, value in named.items():
         _check_component(path, name, value, {**rules.required, **rules.optional, **rules.unused})
@@ -154,7 +179,8 @@ def _is_absent(name: str, value: Any, rules: ComponentRules) -> bool:
     return is_own or value is None or value == [None, None] or isinstance(value, bool)
 
 
-def _settings(path: Path, index: dict[str, Any], rules: ComponentRules) -> dict[str, bool | int]:
+def pipeline_settings(path: Path, index: dict[str, Any], rules: ComponentRules) -> dict[str, bool | int]:
+    """Return the pipeline's own settings in an index. Raises BadCheckpoint for a number out of bounds."""
     settings = {name: index[name] for name in rules.settings if index.get(name) is not None}
     for name, value in settings.items():
         if not isinstance(value, int) or not 0 <= value <= _MAX_SETTING:
@@ -270,7 +296,8 @@ def _shard_map(path: Path) -> dict[str, str]:
 
 def digest_checkpoint(checkpoint: Checkpoint) -> CheckpointDigests:
     """Return the digest of all files that are read (see `digest_files`), and of each component's files."""
-    sums = _sums(checkpoint.directory, checkpoint.files)
+    texts = {name: hashlib.sha256(config_text(config)).hexdigest() for name, config in checkpoint.configs.items()}
+    sums = {**_sums(checkpoint.files), **texts}
     parts: dict[str, dict[str, str]] = {}
     for name, value in sums.items():
         component, _, rest = name.rpartition("/")
@@ -298,19 +325,23 @@ def digest_files(directory: Path, files: Iterable[Path]) -> str:
 
     The files of a model are its JSON, tokenizer text and safetensors.
     """
-    return _digest_of(_sums(directory, files))
+    return _digest_of(_sums({path.relative_to(directory).as_posix(): path for path in files}))
 
 
-def _sums(directory: Path, files: Iterable[Path]) -> dict[str, str]:
-    """Return every file's sha256, by relative path."""
-    names = sorted(path.relative_to(directory).as_posix() for path in files)
+def _sums(files: Mapping[str, Path]) -> dict[str, str]:
+    """Return every file's sha256, by name."""
     with ThreadPoolExecutor(4, thread_name_prefix="digest") as pool:
-        return dict(zip(names, pool.map(lambda name: file_sum(directory / name), names), strict=True))
+        return dict(zip(files, pool.map(file_sum, files.values()), strict=True))
 
 
 def _digest_of(sums: dict[str, str]) -> str:
     lines = "".join(f"{name}\0{value}\n" for name, value in sorted(sums.items()))
     return f"sha256:{hashlib.sha256(lines.encode()).hexdigest()}"
+
+
+def config_text(config: Mapping[str, Any]) -> bytes:
+    """Return the bytes of a configuration without a file, which its digest is over."""
+    return json.dumps(config, sort_keys=True).encode()
 
 
 def file_sum(path: Path) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pentimento.diffusion.checkpoint import BadCheckpoint, read_json_object
+from pentimento.diffusion.file_layouts import parts_of, recognise
 from pentimento.domain.errors import FailedPrecondition
 
 
@@ -50,6 +51,7 @@ class UsualSettings:
         return guidance_scale > 1.0 and not self.guidance_distilled
 
 
+_INDEX, _SCHEDULER = "model_index.json", "scheduler/scheduler_config.json"
 # The defaults of diffusers' pipelines, by class.
 _STABLE_DIFFUSION = UsualSettings(50, 7.5)
 _PIPELINES = {
@@ -70,22 +72,26 @@ _CONSISTENCY_NAME = re.compile(r"(?<![a-z])lcm(?![a-z])")
 _STEPS_IN_NAME = re.compile(r"(?<!\d)([1-8])[-_ ]?steps?(?![a-z])")
 
 
-def usual_settings(directory: Path) -> UsualSettings:
+def usual_settings(model: Path) -> UsualSettings:
     """Return a checkpoint's default settings; Stable Diffusion's if its files do not state the kind. Raises
     BadCheckpoint for a configuration that cannot be read."""
-    index = _stored(directory / "model_index.json")
+    directory = parts_of(model) if model.is_file() else model
+    published = recognise(model) if model.is_file() else None
+    index = _stored(directory / _INDEX) or (published.layout.index if published else {})
+
+    def config(name: str) -> Mapping[str, Any]:
+        return _stored(directory / name) or (published.configs.get(name, {}) if published else {})
+
     pipeline = str(index.get("_class_name", ""))
     if pipeline.startswith("Flux"):
-        takes_scale = _stored(directory / "transformer" / "config.json").get("guidance_embeds")
-        return _FLUX_DEV if takes_scale else _FLUX_SCHNELL
-    found = _distilled(directory, index, is_flow=pipeline.startswith("StableDiffusion3"))
-    return found or _PIPELINES.get(pipeline, _STABLE_DIFFUSION)
-
-
-def _distilled(directory: Path, index: Mapping[str, Any], *, is_flow: bool) -> UsualSettings | None:
-    """Return the settings of a distilled model; None for a model that takes its family's number of steps."""
-    scheduler = _stored(directory / "scheduler" / "scheduler_config.json")
+        return _FLUX_DEV if config("transformer/config.json").get("guidance_embeds") else _FLUX_SCHNELL
     names = " ".join(_names(directory, index)).lower()
+    distilled = _distilled(names, config(_SCHEDULER), is_flow=pipeline.startswith("StableDiffusion3"))
+    return distilled or _PIPELINES.get(pipeline, _STABLE_DIFFUSION)
+
+
+def _distilled(names: str, scheduler: Mapping[str, Any], *, is_flow: bool) -> UsualSettings | None:
+    """Return the settings of a distilled model; None for a model that takes its family's number of steps."""
     few_at_once = is_flow or scheduler.get("timestep_spacing") == "trailing"
     if scheduler.get("_class_name") in _CONSISTENCY_SCHEDULERS or _CONSISTENCY_NAME.search(names):
         found = _CONSISTENCY

@@ -2,7 +2,10 @@
 safetensors only, no code from the directory."""
 
 import inspect
+import logging
+import math
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
@@ -13,10 +16,17 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from pentimento.devices.choices import WeightStorage
 from pentimento.diffusion.checkpoint import BadCheckpoint, Checkpoint, read_json_object, weight_files
 from pentimento.diffusion.clip_encoder import ACTIVATIONS, ClipTextConfig, ClipTextEncoder
 from pentimento.diffusion.component_config import CLIP_TEXT_KEYS, T5_KEYS
+from pentimento.diffusion.file_layouts import is_scale
+from pentimento.diffusion.original_weights import load_original, original_tensors
+from pentimento.diffusion.packed_weights import pack, weight_bytes
 from pentimento.diffusion.staging import stage_network, staged
+from pentimento.files.safetensors_header import read_header
+
+logger = logging.getLogger(__name__)
 
 # The module of each class of model_index.json: submodules load in a fraction of the time of the packages' namespaces.
 _CLASSES = {
@@ -40,10 +50,10 @@ _TOKENIZERS = {
     "T5Tokenizer": ("transformers.models.t5.tokenization_t5", "T5Tokenizer"),
     "T5TokenizerFast": ("transformers.models.t5.tokenization_t5", "T5Tokenizer"),
 }
-# Optional components of a pipeline's constructor, passed as absent.
-_OPTIONAL_IN_PIPELINES = frozenset(
-    {"safety_checker", "feature_extractor", "image_encoder", "text_encoder_3", "tokenizer_3"}
-)
+_AUTOENCODER = "vae"
+_HALVES = (torch.float16, torch.bfloat16)
+# The format's name of e4m3.
+_FP8 = "F8_E4M3"
 _MAX_TOKENS = 4096
 _MOST_SHOWN = 400
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
@@ -65,11 +75,7 @@ def load_components(checkpoint: Checkpoint, device: torch.device, dtype: torch.d
     `dtype`. Raises BadCheckpoint."""
     names = [name for name in checkpoint.components if name != "scheduler"]
     with staged(checkpoint, _keys_of) as root:
-        if checkpoint.single_file is None:
-            return {name: _load_component(checkpoint, root, name, device, dtype) for name in names}
-        with _refusing(checkpoint.single_file, checkpoint.pipeline_class, root / checkpoint.single_file.name):
-            pipeline = _load_single_file(checkpoint, root, checkpoint.single_file, dtype)
-            return {name: _placed(getattr(pipeline, name), device) for name in names}
+        return {name: _load_component(checkpoint, root, name, device, dtype) for name in names}
 
 
 def load_network(
@@ -80,7 +86,7 @@ def load_network(
     with TemporaryDirectory(prefix="pentimento-model-") as name:
         stage_network(directory, files, Path(name), _keys_of(class_name))
         with _refusing(directory, class_name, Path(name)):
-            options = {"local_files_only": True, "use_safetensors": True, "variant": _variant(directory)}
+            options = {"local_files_only": True, "use_safetensors": True, "variant": _variant(directory, dtype)}
             return _placed(_load_network(_class(_CLASSES[class_name]), Path(name), dtype, options), device)
 
 
@@ -119,16 +125,48 @@ def _placed(component: Any, device: torch.device) -> Any:
 def _load_component(
     checkpoint: Checkpoint, root: Path, component: str, device: torch.device, dtype: torch.dtype
 ) -> Any:
+    network = _read_component(checkpoint, root, component, dtype)
+    if isinstance(network, torch.nn.Module) and component != _AUTOENCODER:
+        pack(network, _storage(checkpoint, component))
+        logger.info("%s: %.1f MB of weights", component, weight_bytes(network) / 1e6)
+    return _placed(network, device)
+
+
+def _storage(checkpoint: Checkpoint, component: str) -> WeightStorage:
+    """Return how a network's weights are stored; AUTO follows the type of most of its values in the files."""
+    if checkpoint.storage is not WeightStorage.AUTO:
+        return checkpoint.storage
+    if component in checkpoint.held and checkpoint.single_file is not None:
+        files, prefix = [checkpoint.single_file], checkpoint.held[component]  # GGUF's blocks stay as they are
+    else:
+        files, prefix = checkpoint.component_files(component), ""
+    counts: Counter[str] = Counter()
+    for path in files:
+        if path.suffix == ".safetensors":
+            tensors = {name: one for name, one in read_header(path).tensors.items() if name.startswith(prefix)}
+            if any(map(is_scale, tensors)):
+                return WeightStorage.FULL  # other scales than these would round again
+            for entry in tensors.values():
+                counts[entry.dtype] += math.prod(entry.shape)
+    return WeightStorage.FP8 if counts and counts.most_common(1)[0][0] == _FP8 else WeightStorage.FULL
+
+
+def _read_component(checkpoint: Checkpoint, root: Path, component: str, dtype: torch.dtype) -> Any:
+    """Return a component in host memory."""
     name = checkpoint.components[component].name
     folder = checkpoint.component_directory(component)
+    if component in checkpoint.held and checkpoint.single_file is not None:
+        with _refusing(checkpoint.single_file, f"{component} ({name})", root):
+            tensors = original_tensors(checkpoint.single_file, checkpoint.held, component)
+            return load_original(_class(_CLASSES[name]), tensors, root, component, dtype)
     with _refusing(folder, name, root / component):
         if name in _TOKENIZERS:
             return _load_tokenizer(name, folder, root / component)
-        variant = _variant(folder)
+        variant = _variant(folder, dtype)
         if name in _CLIP_TEXT and _is_written_out(root / component):
-            return _placed(_load_clip_text(root / component, variant, dtype, projects=_CLIP_TEXT[name]), device)
+            return _load_clip_text(root / component, variant, dtype, projects=_CLIP_TEXT[name])
         options = {"local_files_only": True, "use_safetensors": True, "variant": variant}
-        return _placed(_load_network(_class(_CLASSES[name]), root / component, dtype, options), device)
+        return _load_network(_class(_CLASSES[name]), root / component, dtype, options)
 
 
 def _is_written_out(folder: Path) -> bool:
@@ -198,27 +236,17 @@ def _load_network(model_class: Any, folder: Path, dtype: torch.dtype, options: M
     return network
 
 
-def _variant(folder: Path) -> str | None:
-    """Return the variant of the weights to load; full precision (None) is preferred. Half-precision copies are named
-    `<stem>.fp16.safetensors`."""
+def _variant(folder: Path, dtype: torch.dtype) -> str | None:
+    """Return the variant of the weights to load, None for files without one. Half-precision copies, named
+    `<stem>.fp16.safetensors`, are preferred for models in half precision, full precision for others."""
     stems = [_SHARD.sub("", path.name.removesuffix(".safetensors")) for path in weight_files(folder)]
     if not stems:
         raise BadCheckpoint(f"{folder}: no safetensors file in it (pickled weights are never opened)")
-    plain = [stem for stem in stems if "." not in stem]
-    return None if plain else stems[0].split(".")[1]
-
-
-def _load_single_file(checkpoint: Checkpoint, root: Path, path: Path, dtype: torch.dtype) -> Any:
-    """Load the pipeline of the checkpoint's class, which maps the original layout to its components. The configurations
-    next to the file replace the ones from a hub that diffusers would fetch."""
-    import diffusers
-
-    weights = root / path.name
-    weights.symlink_to(path.resolve())
-    pipeline_class = getattr(diffusers, checkpoint.pipeline_class)
-    absent = {name: None for name in _OPTIONAL_IN_PIPELINES - checkpoint.components.keys()}
-    taken = inspect.signature(pipeline_class.__init__).parameters
-    options = {"config": str(root), "local_files_only": True, "torch_dtype": dtype}
-    return pipeline_class.from_single_file(
-        str(weights), **options, **{name: value for name, value in absent.items() if name in taken}
-    )
+    variants = sorted({stem.split(".")[1] for stem in stems if "." in stem})
+    is_plain_there = any("." not in stem for stem in stems)
+    if variants and (not is_plain_there or (dtype in _HALVES and "fp16" in variants)):
+        chosen = "fp16" if "fp16" in variants else variants[0]
+        if is_plain_there:
+            logger.info("%s: the fp16 weights are loaded, for a model in half precision", folder.name)
+        return chosen
+    return None

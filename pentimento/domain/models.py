@@ -5,7 +5,6 @@ import hashlib
 import re
 import unicodedata
 from dataclasses import dataclass
-from pathlib import Path
 
 from pentimento.domain.fleet import ModelCost
 
@@ -119,13 +118,3 @@ def derived_name(directory: str) -> str:
         return name
     digest = hashlib.sha256(directory.encode(errors="surrogateescape")).hexdigest()[:8]
     return f"{name[: MAX_MODEL_NAME_LENGTH - 9] or 'model'}-{digest}"
-
-
-def single_file_advice(file: Path) -> str:
-    """Say how a checkpoint in a single file becomes a directory that can be served."""
-    convert = f"StableDiffusionPipeline.from_single_file({str(file)!r}).save_pretrained({file.stem!r})"
-    return (
-        f"must be a directory as diffusers writes it, {file.name} is a single file. diffusers converts it:"
-        f' `python -c "from diffusers import StableDiffusionPipeline; {convert}"`'
-        " (StableDiffusionXLPipeline for SDXL, StableDiffusion3Pipeline for SD3)"
-    )

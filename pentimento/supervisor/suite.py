@@ -229,6 +229,7 @@ def worker(settings: SuiteSettings, state: StateDirectory, model: ModelDirectory
         "model-name": model.name,
         "objects-url": objects_url(settings, state),
         "threads": settings.threads,
+        "weights": settings.weights,
         "expected-model-digest": model.digest,
         "other-models": listed("model", others) if is_planned else "",
         "profiles": settings.profiles,

@@ -126,6 +126,7 @@ class SuiteSettings:
     a cascade's later models start from earlier images where they
     were profiled for it (auto, off). `cascade`: the models of requests that name none; None for
     the default model. `devices`: the GPUs over which the services with networks are spread, instead of `device`.
+    `weights`: how workers store models (auto, full, fp8, int8).
     `places`: the GPUs of one service or of one model's workers (`unet_worker/MODEL`) instead; empty for the CPU."""
 
     models: tuple[ModelDirectory, ...]
@@ -136,6 +137,7 @@ class SuiteSettings:
     admin: str = ""
     device: str = "auto"
     threads: int = 1
+    weights: str = "auto"
     config_file: Path | None = None
     token_file: Path | None = None
     service_token_file: Path | None = None

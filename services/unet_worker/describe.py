@@ -4,16 +4,19 @@ The checkpoint is validated as before a worker's load; torch is not loaded.
 """
 
 import asyncio
+import hashlib
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 
 from pentimento.diffusion.allow_list import check_checkpoint, family_of
-from pentimento.diffusion.checkpoint import digest_checkpoint, file_sum
+from pentimento.diffusion.checkpoint import Checkpoint, config_text, digest_checkpoint, file_sum
 from pentimento.diffusion.model_registry import registry_entry
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.models import DeviceCost, ModelFile, ModelVariant, derived_name
+from pentimento.domain.models import DeviceCost, ModelFile, ModelVariant
 from pentimento.files.json_values import to_json
+from pentimento.files.model_files import model_name
 from pentimento.profiles.costs import read_costs
 from pentimento.rpc import run_service
 from pentimento.settings import load_settings
@@ -29,7 +32,7 @@ def described(settings: DescribeSettings) -> ModelVariant:
     """
     checkpoint = check_checkpoint(settings.model)
     usual = usual_of(settings.model, settings.steps, settings.guidance_scale)
-    name = settings.name or derived_name(settings.model.resolve().name)
+    name = settings.name or model_name(settings.model)
     digest = digest_checkpoint(checkpoint).model
     profiles = [one for one in read_costs(settings.profiles) if one.model_digest == digest]
     if settings.profiles and not profiles:
@@ -39,14 +42,20 @@ def described(settings: DescribeSettings) -> ModelVariant:
         digest=digest,
         family=family_of(checkpoint).name,
         licence=str(registry_entry(settings.model).get("licence", "")),
-        files=tuple(
-            ModelFile(path.relative_to(checkpoint.directory).as_posix(), file_sum(path), path.stat().st_size)
-            for path in sorted(checkpoint.files)
-        ),
+        files=tuple(sorted(_files(checkpoint), key=lambda file: file.path)),
         costs=tuple(
             DeviceCost(each.device, replace(usual_cost(settings.model, each, *usual), model=name)) for each in profiles
         ),
     )
+
+
+def _files(checkpoint: Checkpoint) -> Iterator[ModelFile]:
+    """Yield the files that the digest is over, published configurations included."""
+    for name, path in checkpoint.files.items():
+        yield ModelFile(name, file_sum(path), path.stat().st_size)
+    for name, config in checkpoint.configs.items():
+        text = config_text(config)
+        yield ModelFile(name, hashlib.sha256(text).hexdigest(), len(text))
 
 
 async def main(argv: list[str]) -> None:

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from pentimento.devices.choices import CompileMode, DeviceChoice, DtypeChoice, KernelMode, LatentFormat
+from pentimento.devices.choices import CompileMode, DeviceChoice, DtypeChoice, KernelMode, LatentFormat, WeightStorage
 from pentimento.devices.claims import DeviceClaim, claim_gpu
+from pentimento.files.model_files import found_model
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.settings import setting
 from pentimento.tensors.regions import DEFAULT_DIRECTORY
@@ -23,18 +24,18 @@ class SkipMissing(Enum):
 class UnetWorkerSettings:
     rpc: RpcServerSettings
     channels: RpcChannelSettings
-    model: Path = setting(help="diffusers directory (safetensors only)")
+    model: Path = setting(help="diffusers directory or one file (safetensors only)")
     skip_missing: SkipMissing = setting(
         SkipMissing.OFF,
         help="models that may be missing, with a log line: none (off), other_models (others), "
         "also its own (all: serve nothing)",
     )
-    model_name: str = setting("", help="name for requests; empty: the directory's name")
+    model_name: str = setting("", help="name for requests; empty: that of the directory or file")
     expected_model_digest: str = setting("", help="required sha256:…; empty: from registry.json, else any")
     accept_other_digest: bool = setting(False, help="serve models with another digest than registry.json")
     other_models: tuple[Path, ...] = setting(
         (),
-        help="models that a plan may switch to: directories, or names of directories next to the model, optionally "
+        help="models that a plan may switch to: directories or files, or names of such next to the model, optionally "
         "with @sha256:…",
     )
     adapters_dir: Path | None = setting(
@@ -62,6 +63,11 @@ class UnetWorkerSettings:
         maximum=64,
     )
     dtype: DtypeChoice = setting(DtypeChoice.AUTO, help="precision of the model")
+    weights: WeightStorage = setting(
+        WeightStorage.AUTO,
+        help="how weights are stored: full precision, or eight bits with a scale for each output channel; auto: FP8 if "
+        "the files are",
+    )
     threads: int = setting(1, help="torch threads", minimum=1, maximum=256)
     default_steps: int = setting(
         0, help="steps of requests without them; 0: from registry.json, else of the model's kind", minimum=0
@@ -113,6 +119,7 @@ class UnetWorkerSettings:
     )
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "model", found_model(self.model))
         if self.missing and self.skip_missing is not SkipMissing.ALL:
             raise ValueError(f"--model: {self.missing}")
 
@@ -139,8 +146,8 @@ class DescribeAdapterSettings:
 class DescribeSettings:
     """Configure `python -m services.unet_worker.describe`: flags, PENTIMENTO_DESCRIBE_… and the table [describe]."""
 
-    model: Path = setting(help="diffusers directory (safetensors only)", must_exist=True)
-    name: str = setting("", help="registry name; empty: the directory's")
+    model: Path = setting(help="diffusers directory or one file (safetensors only)", must_exist=True)
+    name: str = setting("", help="registry name; empty: that of the directory or file")
     profiles: tuple[Path, ...] = setting((), help="files or directories with costs of this model, one per device")
     steps: int = setting(
         0, help="steps of requests without them; 0: from its registry or kind", minimum=0, maximum=1000

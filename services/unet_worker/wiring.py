@@ -20,6 +20,7 @@ from pentimento.diffusion.engine import (
 )
 from pentimento.diffusion.families import BatchKey, DiffusionModel
 from pentimento.diffusion.loras import layers_of
+from pentimento.diffusion.packed_weights import weight_bytes
 from pentimento.domain.fleet import Capability, HeldModel, ModelCost
 from pentimento.rpc.channel import channel_opener
 from pentimento.rpc.process import started_pool
@@ -93,7 +94,10 @@ class ModelSource:
 
 
 CHECKPOINTS = ModelSource(
-    lambda settings: load_checkpoint(settings.model, settings.device, settings.dtype, settings.kernels), summed_answers
+    lambda settings: load_checkpoint(
+        settings.model, settings.device, settings.dtype, settings.kernels, settings.weights
+    ),
+    summed_answers,
 )
 
 
@@ -223,6 +227,8 @@ class CheckpointLoader:
         metrics.QUEUE.set_function(lambda: engine.waiting_count)
         metrics.RUNNING.set_function(lambda: engine.running_count)
         metrics.BUSY_SHARE.set_function(scraped.share)
+        for component, network in model.adaptable.items():
+            metrics.WEIGHT_BYTES.labels(component).set(weight_bytes(network))
         engine.start()
         return engine
 

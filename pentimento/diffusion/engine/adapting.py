@@ -11,6 +11,7 @@ from pentimento.diffusion.families.model import DiffusionModel, PerSampleAdapter
 from pentimento.diffusion.loras.bypass import RowUpdates
 from pentimento.diffusion.loras.lora import patched_key, set_key
 from pentimento.diffusion.loras.patching import WeightPatch
+from pentimento.diffusion.packed_weights import is_packed
 
 
 class DenoiserAdapters:
@@ -19,6 +20,8 @@ class DenoiserAdapters:
 
     def __init__(self, model: DiffusionModel) -> None:
         self._component = next(iter(model.adaptable))
+        # Packed weights cannot be changed in place: every set runs by row.
+        self._patches = not is_packed(model.denoiser)
         self._patch = WeightPatch(model.denoiser, self._component, model.forget_time_terms)
         self._rows = RowUpdates(model.device, model.dtype)
 
@@ -27,7 +30,10 @@ class DenoiserAdapters:
         return patched_key(job.adapters, self._component)
 
     def settle(self, jobs: Sequence[EngineJob]) -> None:
-        """Patch the weights with the set that all `jobs` share; restore the base weights if their sets differ."""
+        """Patch the weights with the set that all `jobs` share; restore the base weights if their sets differ. Packed
+        weights stay unchanged."""
+        if not self._patches:
+            return
         sets = {set_key(job.adapters, self._component): job.adapters for job in jobs}
         self._patch.hold(next(iter(sets.values())) if len(sets) == 1 else ())
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pentimento.diffusion.checkpoint import BadCheckpoint, Checkpoint, CheckpointDigests, read_json_object
+from pentimento.diffusion.checkpoint import BadCheckpoint, Checkpoint, CheckpointDigests
 from pentimento.diffusion.families.autoencoder import Autoencoder
 from pentimento.diffusion.families.model import DiffusionModel
 from pentimento.diffusion.families.texts import ClipText
@@ -61,8 +61,7 @@ def refuse_keys(
 ) -> dict[str, Any]:
     """Return the component's configuration. Raises BadCheckpoint if it sets a key, or turns on a switch, of another
     kind of model."""
-    path = checkpoint.component_directory(component) / "config.json"
-    config = read_json_object(path)
+    path, config = checkpoint.component_directory(component) / "config.json", checkpoint.config(component)
     foreign = [key for key in keys if config.get(key) is not None] + [key for key in switches if config.get(key)]
     for key in foreign:
         raise BadCheckpoint(f"{path}: {key}={config[key]!r} is not supported")
@@ -75,7 +74,7 @@ def load_schedulers(
     """Return the schedulers that can sample the checkpoint, its own first; `overrides` are set by the family's
     pipelines. Raises BadCheckpoint for an unsupported configuration."""
     path = checkpoint.component_directory("scheduler") / "scheduler_config.json"
-    stored = read_json_object(path)
+    stored = checkpoint.config("scheduler", path.name)
     # If the two disagree, the index wins, as in diffusers; a file that names an unknown class is rejected.
     stated = stored.get("_class_name", checkpoint.components["scheduler"].name)
     try:
@@ -104,7 +103,7 @@ def default_size_px(sample_size: Any, factor: int, least: int = 0) -> tuple[int,
 def stated_size_px(checkpoint: Checkpoint, factor: int, multiple: int) -> tuple[int, int]:
     """Return the default width and height of a transformer that takes any size, multiples of `multiple`: 128 cells of a
     latent, unless the transformer's config.json states `sample_size`. Raises BadCheckpoint as `default_size_px`."""
-    config = read_json_object(checkpoint.component_directory("transformer") / "config.json")
+    config = checkpoint.config("transformer")
     width, height = default_size_px(config.get("sample_size", _USUAL_SAMPLE_SIZE), factor)
     return max(width - width % multiple, multiple), max(height - height % multiple, multiple)
 

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
 import torch
 
+from pentimento.devices.choices import WeightStorage
 from pentimento.diffusion.allow_list import check_checkpoint, family_of
 from pentimento.diffusion.checkpoint import Checkpoint, CheckpointDigests, digest_checkpoint
 from pentimento.diffusion.families.model import DiffusionModel
@@ -15,9 +17,12 @@ FamilyLoader = Callable[[Checkpoint, Callable[[], CheckpointDigests], torch.devi
 
 
 @torch.inference_mode(mode=False)  # weights of a caller's inference mode could be changed in no other mode
-def load_model(directory: Path, device: torch.device, dtype: torch.dtype) -> DiffusionModel:
-    """Return the model of a directory after checking it. Raises BadCheckpoint with one line that names the fault."""
-    checkpoint = check_checkpoint(directory)
+def load_model(
+    model: Path, device: torch.device, dtype: torch.dtype, storage: WeightStorage = WeightStorage.AUTO
+) -> DiffusionModel:
+    """Return the model of a directory or file after checking it. Raises BadCheckpoint with one line that names the
+    fault."""
+    checkpoint = replace(check_checkpoint(model), storage=storage)
     with ThreadPoolExecutor(1, thread_name_prefix="digest") as pool:
         # Hashing gigabytes and importing libraries take seconds each, and can run in parallel on two cores.
         digests = pool.submit(digest_checkpoint, checkpoint)

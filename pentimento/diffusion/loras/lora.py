@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pentimento.diffusion.loras.changes import LayerChange, LowRankFactors
+from pentimento.diffusion.packed_weights import is_packed
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.reasons import Reason
 
@@ -80,17 +81,20 @@ def changes_by_module(adapters: AdapterSet, component: str) -> dict[str, list[tu
 @dataclass(frozen=True, eq=False)
 class BaseLayers:
     """Hold the weight shapes of a base model's layers that a LoRA may change, by component and name of the module.
-    `denoiser` names the component that denoises. Equality is identity."""
+    `denoiser` names the component that denoises; `is_packed` if its weights are in eight bits and cannot be patched.
+    Equality is identity."""
 
     family: str
     denoiser: str
     shapes: Mapping[str, Mapping[str, tuple[int, ...]]]
+    is_packed: bool = False
 
 
 def layers_of(family: str, components: Mapping[str, nn.Module]) -> BaseLayers:
     """Return the linear layers and convolutions of `components`; the first component is the denoiser."""
     shapes = {name: _shapes(component) for name, component in components.items()}
-    return BaseLayers(family, next(iter(components)), shapes)
+    denoiser = next(iter(components))
+    return BaseLayers(family, denoiser, shapes, is_packed(components[denoiser]))
 
 
 def _shapes(component: nn.Module) -> dict[str, tuple[int, ...]]:

@@ -114,6 +114,7 @@ def _checked(file_name: str, header: SafetensorsHeader, config: bytes, base: Bas
         for (component, place), keys in _by_layer(file_name, header, base).items()
     ]
     _check_once(file_name, layers)
+    _check_small(file_name, layers, base)
     for layer in layers:
         if stated[layer.component].decomposed and layer.change.form == "LoRA" and layer.change.magnitudes is None:
             raise BadLora(f"{file_name}: {_layer_name(layer.component, layer.place)} has no magnitudes, and is a DoRA")
@@ -157,6 +158,16 @@ def _check_once(file_name: str, layers: Sequence[_CheckedLayer]) -> None:
             if (layer.component, target.module) in seen:
                 raise BadLora(f"{file_name}: holds two changes of {layer.component}.{target.module}")
             seen.add((layer.component, target.module))
+
+
+def _check_small(file_name: str, layers: Sequence[_CheckedLayer], base: BaseLayers) -> None:
+    """Raise BadLora for a change without small factors of weights that are in eight bits."""
+    for layer in layers if base.is_packed else ():
+        is_small = layer.change.form == "LoRA" and layer.change.magnitudes is None
+        if layer.component == base.denoiser and not is_small:
+            form = "DoRA" if layer.change.magnitudes is not None else layer.change.form
+            message = f"{file_name}: a {form} changes weights, which are in eight bits here (--weights full)"
+            raise BadLora(message, Reason.UNSUPPORTED_LORA)
 
 
 def _layer_name(component: str, place: LayerPlace) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from pentimento.devices.choices import CompileMode, DeviceChoice, DtypeChoice, KernelMode
+from pentimento.devices.choices import CompileMode, DeviceChoice, DtypeChoice, KernelMode, WeightStorage
 from pentimento.diffusion.device import choose_device, choose_dtype
 from pentimento.diffusion.engine import (
     CompiledDenoiser,
@@ -22,13 +22,17 @@ logger = logging.getLogger(__name__)
 
 
 def load_checkpoint(
-    directory: Path, device_choice: DeviceChoice, dtype: DtypeChoice, kernel_mode: KernelMode = KernelMode.OFF
+    path: Path,
+    device_choice: DeviceChoice,
+    dtype: DtypeChoice,
+    kernel_mode: KernelMode = KernelMode.OFF,
+    storage: WeightStorage = WeightStorage.AUTO,
 ) -> DiffusionModel:
     """Return the model on its device. Raises FailedPrecondition, before it is loaded, for kernels that cannot run."""
     quiet_loaders()
     device = choose_device(device_choice)
     kernels = kernels_for(kernel_mode, device)
-    model = load_model(directory, device, choose_dtype(dtype, device))
+    model = load_model(path, device, choose_dtype(dtype, device), storage)
     if kernels is not None:
         replaced = sum(len(fuse(network, kernels)) for network in (model.denoiser, model.picture_decoder))
         logger.info("%d layers replaced by fused ones", replaced)

@@ -8,7 +8,7 @@ from pentimento.diffusion.families import BatchKey, LoadedModelInfo
 from pentimento.diffusion.model_registry import check_digest, registry_entry
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import HeldModel, ModelCost
-from pentimento.domain.models import derived_name
+from pentimento.files.model_files import model_name
 from pentimento.profiles.costs import ModelProfile, read_costs
 from services.unet_worker.models.other_models import missing_models, other_models
 from services.unet_worker.models.usual_costs import usual_cost, usual_of
@@ -22,15 +22,15 @@ SIZE_HEADROOM = 2
 def checkpoints(settings: UnetWorkerSettings) -> dict[str, UnetWorkerSettings]:
     """Return each checkpoint's settings by name; the first held model comes first. Raises InvalidArgument for two with
     one name, and for a missing one."""
-    named = {settings.model_name or derived_name(settings.model.resolve().name): settings}
+    named = {settings.model_name or model_name(settings.model): settings}
     if missing := missing_models(settings):
-        logger.warning("skipped, no such directory: %s", ", ".join(str(one.path) for one in missing))
+        logger.warning("skipped, no such directory or file: %s", ", ".join(str(one.path) for one in missing))
     for other in other_models(settings):
         name = other.name
         if name in named:
             raise InvalidArgument.of("other_models", f"must have names of their own, got {name!r} twice")
-        if not other.path.is_dir():
-            raise InvalidArgument.of("other_models", f"must exist, there is no directory {other.path}")
+        if not other.path.exists():
+            raise InvalidArgument.of("other_models", f"must exist, there is no directory or file {other.path}")
         named[name] = replace(
             settings,
             model=other.path,
@@ -49,7 +49,7 @@ def held_model(info: LoadedModelInfo, settings: UnetWorkerSettings, generation: 
         check_digest(settings.model, info.model_digest, settings.expected_model_digest)
     steps, guidance = _usual(settings)
     return HeldModel(
-        model=settings.model_name or derived_name(settings.model.resolve().name),
+        model=settings.model_name or model_name(settings.model),
         model_digest=info.model_digest,
         worker_generation=generation,
         vae_digest=info.vae_digest,

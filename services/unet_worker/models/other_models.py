@@ -8,13 +8,13 @@ from pentimento.devices.choices import CompileMode
 from pentimento.diffusion.allow_list import check_checkpoint
 from pentimento.diffusion.checkpoint import BadCheckpoint
 from pentimento.domain.adapters import split_digest
-from pentimento.domain.models import derived_name
+from pentimento.files.model_files import found_model, model_name
 from services.unet_worker.settings import SkipMissing, UnetWorkerSettings
 
 
 @dataclass(frozen=True)
 class OtherModel:
-    """Describe a checkpoint's directory; if `digest` is not empty, only weights with that digest are held."""
+    """Describe a checkpoint's directory or file; if `digest` is not empty, only weights with that digest are held."""
 
     path: Path
     digest: str = ""
@@ -22,7 +22,7 @@ class OtherModel:
     @property
     def name(self) -> str:
         """Return the name that requests use."""
-        return derived_name(self.path.resolve().name)
+        return model_name(self.path)
 
 
 def other_models(settings: UnetWorkerSettings) -> tuple[OtherModel, ...]:
@@ -31,24 +31,25 @@ def other_models(settings: UnetWorkerSettings) -> tuple[OtherModel, ...]:
     named = _named(settings)
     if settings.skip_missing is SkipMissing.OFF:
         return named
-    found = {one.path.resolve(): one for one in reversed(named) if one.path.is_dir()}
+    found = {one.path.resolve(): one for one in reversed(named) if one.path.exists()}
     found.pop(settings.model.resolve(), None)
     return tuple(reversed(found.values()))
 
 
 def missing_models(settings: UnetWorkerSettings) -> tuple[OtherModel, ...]:
     """Return the missing models that the settings tolerate."""
-    return tuple(one for one in _named(settings) if not one.path.is_dir() and one not in other_models(settings))
+    return tuple(one for one in _named(settings) if not one.path.exists() and one not in other_models(settings))
 
 
 def _named(settings: UnetWorkerSettings) -> tuple[OtherModel, ...]:
     split = (split_digest("other_models", str(given)) for given in settings.other_models)
-    return tuple(OtherModel(_directory(settings.model, Path(where)), digest) for where, digest in split)
+    return tuple(OtherModel(_place(settings.model, Path(where)), digest) for where, digest in split)
 
 
-def _directory(first: Path, given: Path) -> Path:
-    """Return the directory of a path; a bare name may mean one next to the first model."""
-    return given if given.is_dir() or given.name != str(given) else first.parent / given
+def _place(first: Path, given: Path) -> Path:
+    """Return the path of a model; a bare name may mean one next to the first model."""
+    there = found_model(given)
+    return there if there.exists() or given.name != str(given) else found_model(first.parent / given)
 
 
 def needs_networks_alone(settings: UnetWorkerSettings) -> bool:

@@ -17,10 +17,10 @@ from pentimento.diffusion.allow_list import check_checkpoint
 from pentimento.diffusion.triton_package import check_triton
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.models import derived_name
 from pentimento.files.adapter_registry import LORA_BOUNDS_FILE
 from pentimento.files.documents import check_folder
 from pentimento.files.lines import read_prompts
+from pentimento.files.model_files import model_name
 from pentimento.profiles.catalogue import read_profiles, write_profiles
 from pentimento.profiles.document import ProfileKind
 from pentimento.rpc import open_channel
@@ -125,7 +125,7 @@ def file_of(kind: ProfileKind, settings: ProfileSettings) -> Path:
         return settings.out
     if kind is ProfileKind.LORA and settings.loras is not None:
         return settings.loras / LORA_BOUNDS_FILE
-    return Path(f"{derived_name(settings.model.resolve().name)}-{kind.value}.json")
+    return Path(f"{model_name(settings.model)}-{kind.value}.json")
 
 
 def measure_and_write(kind: ProfileKind, settings: ProfileSettings, inputs: StudyInputs) -> None:

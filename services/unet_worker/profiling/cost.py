@@ -17,7 +17,7 @@ from pentimento.diffusion.kernels import kernels_for
 from pentimento.diffusion.profiling import ProfiledBatch, profile_batches, profile_size
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import GenerationSpec
-from pentimento.domain.models import derived_name
+from pentimento.files.model_files import model_name
 from pentimento.profiles.costs import BatchProfile, ModelProfile
 from services.unet_worker.models.checkpoint_loading import compile_mode, denoiser_for, load_checkpoint
 from services.unet_worker.profiling.settings import ProfileSettings
@@ -35,14 +35,14 @@ def measure(settings: ProfileSettings) -> ModelProfile:
         raise InvalidArgument.of("batch_sizes", "names no batch size to measure")
     study = settings.study
     torch.set_num_threads(study.threads)
-    model = load_checkpoint(settings.model, study.device, study.dtype, settings.kernels)
+    model = load_checkpoint(settings.model, study.device, study.dtype, settings.kernels, study.weights)
     device = model.device
     idle_memory_bytes = used_bytes(device)
     denoiser = _warmed(model, settings)
     specs = list(_specs(model, settings))
     loads = [ProfiledBatch(spec, size, settings.repeats) for spec in specs for size in settings.batch_sizes]
     return ModelProfile(
-        model=derived_name(settings.model.resolve().name),
+        model=model_name(settings.model),
         model_digest=model.info.model_digest,
         device=device_name(device),
         dtype=str(model.dtype).removeprefix("torch."),

@@ -13,8 +13,8 @@ from pentimento.diffusion.model_registry import check_digest
 from pentimento.diffusion.reuse_painting import ReusePainter
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import GenerationSpec
-from pentimento.domain.models import derived_name
 from pentimento.files.json_values import to_json
+from pentimento.files.model_files import model_name
 from pentimento.profiles.document import (
     Profile,
     ProfileConditions,
@@ -46,13 +46,13 @@ def study_model(directory: Path, study: StudyRunSettings) -> StudyModel:
     Raises BadCheckpoint, and FailedPrecondition if the registry next to it expects other weights.
     """
     torch.set_num_threads(study.threads)
-    model = load_checkpoint(directory, study.device, study.dtype)
+    model = load_checkpoint(directory, study.device, study.dtype, storage=study.weights)
     check_digest(directory, model.info.model_digest, "")
     info, (steps, guidance) = model.info, usual_of(directory, 0, -1.0)
     spec = GenerationSpec(
         prompt="",
         negative_prompt="",
-        model=derived_name(directory.resolve().name),
+        model=model_name(directory),
         width_px=info.default_width_px,
         height_px=info.default_height_px,
         num_inference_steps=steps,

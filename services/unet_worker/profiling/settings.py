@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from pentimento.devices.choices import CompileMode, DeviceChoice, DtypeChoice, KernelMode
+from pentimento.devices.choices import CompileMode, DeviceChoice, DtypeChoice, KernelMode, WeightStorage
 from pentimento.profiles.document import ProfileKind
 from pentimento.profiles.rules import RuleChoice, ThresholdRule
 from pentimento.rpc import RpcChannelSettings
@@ -22,6 +22,7 @@ class StudyRunSettings:
     dtype: DtypeChoice = setting(DtypeChoice.AUTO, help="precision of the models")
     threads: int = setting(1, help="torch threads", minimum=1, maximum=256)
     max_batch: int = setting(16, help="images that share a denoising step", minimum=1, maximum=1024)
+    weights: WeightStorage = setting(WeightStorage.AUTO, help="how weights are stored, as of the worker")
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ def load(checkpoint: Path) -> dict[str, Any]:
     try:
         load_model(checkpoint, torch.device("cpu"), torch.float32)
         found = set(opened)
-        allowed = {path.resolve() for path in check_checkpoint(checkpoint).files}
+        allowed = {path.resolve() for path in check_checkpoint(checkpoint).files.values()}
     except BadCheckpoint as error:
         found, refused = set(opened), error.message
     folder = checkpoint.parent.resolve()

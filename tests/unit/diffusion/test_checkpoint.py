@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from lab.fixtures.checkpoints import write_checkpoint
 from tests.support.text_files import edit_json
@@ -85,3 +86,12 @@ def test_load_model_finds_shards(copy: Path, variant: str | None) -> None:
     assert len(list((copy / "unet").glob("*.safetensors"))) > 1
 
     load(copy)
+
+
+@pytest.mark.parametrize(("dtype", "bias"), [(torch.float32, 1.0), (torch.float16, 2.0)])
+def test_load_model_prefers_the_variant_of_its_precision(copy: Path, dtype: torch.dtype, bias: float) -> None:
+    tensors = load_file(copy / UNET)
+    for name, value in ((UNET, 1.0), ("unet/diffusion_pytorch_model.fp16.safetensors", 2.0)):
+        save_file({**tensors, "conv_out.bias": torch.full_like(tensors["conv_out.bias"], value)}, copy / name)
+
+    assert load(copy, dtype).denoiser.conv_out.bias[0] == bias

@@ -5,14 +5,18 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import diffusers
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from lab.fixtures.checkpoints import write_checkpoint, write_flow_checkpoint
+from pentimento.diffusion.allow_list import check_checkpoint
 from pentimento.diffusion.checkpoint import BadCheckpoint
 from pentimento.diffusion.painting import NoiseStart, PaintingRequest
-from tests.support.single_files import split_copy
+from pentimento.diffusion.weights import load_components
+from tests.support.single_files import lone_file, split_copy
+from tests.support.text_files import edit_json
 from tests.unit.diffusion.specs import load, paint, spec_with
 
 
@@ -49,6 +53,60 @@ def test_a_single_file_paints_the_same_picture(family: str, tmp_path: Path, requ
     with torch.inference_mode():
         pixels = (single.decode_latent(latent), whole.decode_latent(expected))
     torch.testing.assert_close(*pixels, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["kl_checkpoint", "xl_checkpoint", "plain_flow_checkpoint"])
+def test_load_components_equals_diffusers_single_file(
+    family: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    file = lone_file(request.getfixturevalue(family), tmp_path / "mine")
+    checkpoint = check_checkpoint(file)
+    pipeline_class = getattr(diffusers, checkpoint.pipeline_class)
+    absent = {"text_encoder_3": None, "tokenizer_3": None} if family == "plain_flow_checkpoint" else {}
+    reference = pipeline_class.from_single_file(
+        str(file), config=str(tmp_path / "mine"), local_files_only=True, torch_dtype=torch.float32, **absent
+    )
+
+    parts = load_components(checkpoint, torch.device("cpu"), torch.float32)
+
+    assert {name for name in checkpoint.held} == {name for name in parts if not name.startswith("tokenizer")}
+    for name in checkpoint.held:
+        wanted, found = getattr(reference, name).state_dict(), parts[name].state_dict()
+        assert wanted.keys() == found.keys()
+        assert all(torch.equal(wanted[key], found[key]) for key in wanted)
+
+
+def test_weights_in_a_folder_replace_the_files(kl_checkpoint: Path, tmp_path: Path) -> None:
+    file = lone_file(kl_checkpoint, tmp_path / "mine")
+    other = write_checkpoint(tmp_path / "other", vae="tiny")
+    shutil.rmtree(tmp_path / "mine" / "vae")
+    shutil.copytree(other / "vae", tmp_path / "mine" / "vae")
+    edit_json(tmp_path / "mine" / "model_index.json", vae=["diffusers", "AutoencoderTiny"])
+
+    parts = load_components(check_checkpoint(file), torch.device("cpu"), torch.float32)
+
+    assert type(parts["vae"]).__name__ == "AutoencoderTiny"
+
+
+def test_scales_of_fp8_weights_are_multiplied(kl_checkpoint: Path, tmp_path: Path) -> None:
+    file = lone_file(kl_checkpoint, tmp_path / "mine")
+    before = load(file).denoiser.mid_block.attentions[0].proj_out.weight
+    tensors = load_file(file)
+    name = "model.diffusion_model.middle_block.1.proj_out"
+    tensors[f"{name}.scale_weight"] = torch.tensor(0.5)
+    save_file(tensors, file)
+
+    assert torch.equal(load(file).denoiser.mid_block.attentions[0].proj_out.weight, before * 0.5)
+
+
+def test_missing_tensor_of_a_network_is_named(kl_checkpoint: Path, tmp_path: Path) -> None:
+    file = lone_file(kl_checkpoint, tmp_path / "mine")
+    tensors = load_file(file)
+    del tensors["model.diffusion_model.out.2.weight"]
+    save_file(tensors, file)
+
+    with pytest.raises(BadCheckpoint, match=r"mine\.safetensors: unet .* no tensor for 'conv_out\.weight'"):
+        load(file)
 
 
 def test_its_digest_covers_the_file_and_counts_it_to_the_autoencoder(single: Path, tmp_path: Path) -> None:

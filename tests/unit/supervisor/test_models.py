@@ -48,15 +48,13 @@ def test_find_model_of_directory_has_valid_name(weights: Path, tmp_path: Path, f
     assert find_model(str(tmp_path / folder), weights) == ModelDirectory(name, tmp_path / folder)
 
 
-def test_model_in_single_file_names_the_command_that_converts_it(weights: Path, tmp_path: Path) -> None:
-    file = tmp_path / "dreamshaper.safetensors"
+@pytest.mark.parametrize("given", ["dreamshaper v8.safetensors", "dreamshaper v8"])
+def test_find_model_of_a_file_is_named_without_suffix(weights: Path, tmp_path: Path, given: str) -> None:
+    file = tmp_path / "dreamshaper v8.safetensors"
     file.touch()
+    (tmp_path / "dreamshaper v8").mkdir()  # completes the file
 
-    with pytest.raises(InvalidArgument, match="is a single file") as found:
-        find_model(str(file), weights)
-
-    command = f"StableDiffusionPipeline.from_single_file('{file}').save_pretrained('dreamshaper')"
-    assert command in found.value.violations[0].description
+    assert find_model(str(tmp_path / given), weights) == ModelDirectory("dreamshaper-v8", file)
 
 
 @pytest.mark.parametrize("name", ["tiny-heavy", "{weights}/tiny-heavy"])

@@ -9,8 +9,10 @@ from lab.fixtures.checkpoints import write_checkpoint
 from pentimento.domain.errors import InvalidArgument
 from pentimento.profiles.catalogue import write_profiles
 from pentimento.profiles.costs import NOTHING, BatchProfile, ModelProfile, SizeProfile
+from services.controller.checks import digest_of
 from services.unet_worker.describe import described
 from services.unet_worker.settings import DescribeSettings
+from tests.support.single_files import lone_file
 
 COSTS = ModelProfile(
     *("tiny", "sha256:0", "cpu", "float32", 1, "off", 2),
@@ -35,3 +37,14 @@ def test_described_refuses_profiles_without_its_costs(tmp_path: Path) -> None:
 
     with pytest.raises(InvalidArgument, match="profiles: must have costs of sha256:"):
         described(settings)
+
+
+def test_described_file_has_the_digest_of_its_files(tmp_path: Path) -> None:
+    file = lone_file(write_checkpoint(tmp_path / "tiny", vae="kl"), tmp_path / "mine")
+    (tmp_path / "mine" / "scheduler" / "scheduler_config.json").unlink()  # the published one is taken
+
+    variant = described(DescribeSettings(file))
+
+    assert variant.name == "mine"
+    assert digest_of(variant.files) == variant.digest
+    assert {"mine.safetensors", "scheduler/scheduler_config.json"} < {one.path for one in variant.files}

@@ -155,7 +155,7 @@ def test_checkpoints_missing_model_is_skipped_where_it_may_be(
 
     assert list(named) == ["sd"]
     assert [record.getMessage() for record in said_by("services.unet_worker.models.model_card", caplog)] == [
-        f"skipped, no such directory: {directory.parent}/gone"
+        f"skipped, no such directory or file: {directory.parent}/gone"
     ]
 
 
@@ -227,3 +227,15 @@ def test_another_model_that_cannot_be_held_is_refused(directory: Path, given: st
 
     with pytest.raises(InvalidArgument, match=f"other_models: .*{wrong}"):
         checkpoints(settings(directory, other_models=(directory.parent / given,)))
+
+
+def test_checkpoints_finds_files_by_names_without_suffix(directory: Path) -> None:
+    for name in ("own", "light"):
+        (directory.parent / f"{name}.safetensors").touch()
+
+    named = checkpoints(settings(directory.parent / "own", other_models=(Path("light"),)))
+
+    assert {name: one.model.name for name, one in named.items()} == {
+        "own": "own.safetensors",
+        "light": "light.safetensors",
+    }
