@@ -45,7 +45,7 @@ def gguf_header(file: Path) -> SafetensorsHeader:
 
 
 def gguf_tensors(file: Path, wanted: Collection[str]) -> dict[str, Any]:
-    """Return the tensors of these names, the packed ones as diffusers' GGUFParameter."""
+    """Return the named tensors, the packed ones as diffusers' GGUFParameter."""
     from diffusers.models.model_loading_utils import load_gguf_checkpoint
 
     found = load_gguf_checkpoint(str(file))

@@ -137,7 +137,7 @@ def _storage(checkpoint: Checkpoint, component: str) -> WeightStorage:
     if checkpoint.storage is not WeightStorage.AUTO:
         return checkpoint.storage
     if component in checkpoint.held and checkpoint.single_file is not None:
-        files, prefix = [checkpoint.single_file], checkpoint.held[component]  # GGUF's blocks stay as they are
+        files, prefix = [checkpoint.single_file], checkpoint.held[component]  # GGUF has no such types
     else:
         files, prefix = checkpoint.component_files(component), ""
     counts: Counter[str] = Counter()
