@@ -45,8 +45,8 @@ EVIDENCE = 25.0
 EVIDENCE_OF_NARROWER = 100.0
 # Samples of a row that are kept. A cell that is not decided by then stays closed.
 MOST_SAMPLES = 1000
-# Samples after which another K takes its turn.
-TURN_SAMPLES = 250
+# Samples after which another K takes its turn. A cell with a share of 0.98 is mostly decided by then.
+TURN_SAMPLES = 500
 # Alternatives to REQUIRED_SHARE, and their weights.
 _ALTERNATIVES = ((0.97, 0.15), (0.98, 0.2), (0.99, 0.3), (1.0, 0.35))
 

@@ -217,7 +217,7 @@ class QualityWatch:
             return None
         now = self.of(watched.model_digest, watched.encoder_digest, watched.reference_model_digest)
         table = now.images if watched.from_image else now.latents
-        samples = self._ledger.quality_samples(row.watched)
+        samples = self._ledger.quality_samples(row.watched)[-KEPT_SAMPLE_COUNT:]
         return ReuseQuality(
             from_image=row.watched.from_image,
             saved_share=row.threshold.saved_share,
