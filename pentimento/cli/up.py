@@ -51,7 +51,7 @@ UNCHANGED: tuple[str, ...] = (
     "unprofiled_reuse",
     "earned_reuse",
 )
-UNCHANGED += ("controlnet_copies", "pipelining", "weights")
+UNCHANGED += ("controlnet_copies", "pipelining", "weights", "embeddings")
 # Options that are settings of the gateway.
 CACHE = ("reuse_rule", "eviction", "cache_bias", "scratch_share", "renoised_share", "match_predictor")
 
@@ -219,6 +219,11 @@ CACHE = ("reuse_rule", "eviction", "cache_bias", "scratch_share", "renoised_shar
     metavar="tiny|DIR",
     help="serve the LoRAs of a directory: of its registry.json, or each file or folder by name; `tiny`: the tiny"
     " models' [none]",
+)
+@click.option(
+    "--embeddings",
+    type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path),
+    help="directory of textual inversions: safetensors files, each a word of prompts by its name [none]",
 )
 @click.option(
     "--controlnet-replicas",

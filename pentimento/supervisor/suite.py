@@ -234,6 +234,7 @@ def worker(settings: SuiteSettings, state: StateDirectory, model: ModelDirectory
         "other-models": listed("model", others) if is_planned else "",
         "profiles": settings.profiles,
         "adapters-dir": settings.loras,
+        "embeddings-dir": settings.embeddings,
         "lora-cache-dir": state.path / "loras",
         "grant-key-file": settings.grant_key_file,
     }

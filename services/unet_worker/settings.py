@@ -41,6 +41,9 @@ class UnetWorkerSettings:
     adapters_dir: Path | None = setting(
         None, help="directory of LoRAs: its registry.json, or files and folders by name", must_exist=True
     )
+    embeddings_dir: Path | None = setting(
+        None, help="directory of textual inversions, safetensors files by name", must_exist=True
+    )
     lora_memory_mib: int = setting(1024, help="host memory for recently used LoRAs", minimum=0)
     lora_cache_dir: Path | None = setting(
         None, help="directory for LoRAs uploaded to the object store; empty: none are served"

@@ -95,7 +95,12 @@ class ModelSource:
 
 CHECKPOINTS = ModelSource(
     lambda settings: load_checkpoint(
-        settings.model, settings.device, settings.dtype, settings.kernels, settings.weights
+        settings.model,
+        settings.device,
+        settings.dtype,
+        settings.kernels,
+        settings.weights,
+        settings.embeddings_dir,
     ),
     summed_answers,
 )

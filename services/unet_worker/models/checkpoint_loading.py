@@ -14,6 +14,7 @@ from pentimento.diffusion.engine import (
     replaying,
 )
 from pentimento.diffusion.families import DiffusionModel, load_model
+from pentimento.diffusion.inversions import BadInversion, read_inversion
 from pentimento.diffusion.kernels import fuse, kernels_for
 from pentimento.diffusion.weights import quiet_loaders
 from pentimento.domain.errors import FailedPrecondition
@@ -27,16 +28,37 @@ def load_checkpoint(
     dtype: DtypeChoice,
     kernel_mode: KernelMode = KernelMode.OFF,
     storage: WeightStorage = WeightStorage.AUTO,
+    embeddings: Path | None = None,
 ) -> DiffusionModel:
-    """Return the model on its device. Raises FailedPrecondition, before it is loaded, for kernels that cannot run."""
+    """Return the model on its device, with the textual inversions of the directory `embeddings`. Raises
+    FailedPrecondition, before it is loaded, for kernels that cannot run."""
     quiet_loaders()
     device = choose_device(device_choice)
     kernels = kernels_for(kernel_mode, device)
     model = load_model(path, device, choose_dtype(dtype, device), storage)
+    if embeddings is not None:
+        add_inversions(model, embeddings)
     if kernels is not None:
         replaced = sum(len(fuse(network, kernels)) for network in (model.denoiser, model.picture_decoder))
         logger.info("%d layers replaced by fused ones", replaced)
     return model
+
+
+def add_inversions(model: DiffusionModel, directory: Path) -> tuple[str, ...]:
+    """Add the inversions of a directory's safetensors files to the model's text encoders and return their words. A file
+    that is unsound, of another model, or with a word that is taken is logged and left out."""
+    words = []
+    for path in sorted(directory.iterdir()):
+        if path.suffix.lower() == ".safetensors" and path.is_file():
+            try:
+                inversion = read_inversion(path)
+                model.add_inversion(inversion)
+            except BadInversion as error:
+                logger.warning("an embedding is rejected: %s", error.message)
+            else:
+                words.append(inversion.word)
+    logger.info("%d embeddings for the model: %s", len(words), ", ".join(words)[:400])
+    return tuple(words)
 
 
 def compile_mode(choice: CompileMode, device: torch.device) -> CompileMode:
