@@ -13,14 +13,19 @@ from tests.integration.unet_worker.conftest import serve
 
 
 async def compare(
-    checkpoint: Path, cases_for: Callable[[Sequence[Scheduler]], list[Case]], device: str = "cpu", **settings: Any
+    checkpoint: Path,
+    cases_for: Callable[[Sequence[Scheduler]], list[Case]],
+    device: str = "cpu",
+    reference: Path | None = None,
+    **settings: Any,
 ) -> tuple[int, dict[Case, float]]:
     """Return how many cases there are for the schedulers that the worker offers, and the largest absolute difference of
-    each that diffusers itself can paint. `settings` go to the worker."""
-    reference = DiffusersReference(checkpoint, device)
+    each that diffusers itself can paint, from the checkpoint `reference` if one is given. `settings` go to the
+    worker."""
+    pipelines = DiffusersReference(reference or checkpoint, device)
     with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
         async with serve(checkpoint, Path(folder), device=DeviceChoice(device), **settings) as served:
             worker = WorkerUnderTest(served.channel, (await await_serving(served.channel)).held)
             cases = cases_for([Scheduler(name) for name in worker.held.schedulers])
-            answers = {case: await difference(worker, reference, case) for case in cases}
+            answers = {case: await difference(worker, pipelines, case) for case in cases}
     return len(cases), {case: value for case, value in answers.items() if value is not None}
