@@ -48,7 +48,7 @@ def read_inversion(path: Path) -> Inversion:
     else:
         keys = ", ".join(sorted(key[:60] for key in shapes)[:5])
         raise BadInversion(f"{path.name}: must have one tensor, or clip_l and clip_g, got {keys or 'none'}")
-    if not word.isprintable() or any(map(str.isspace, word)) or len(word) > _MAX_WORD_LENGTH:
+    if not word.isprintable() or any(map(str.isspace, word)) or not 1 <= len(word) <= _MAX_WORD_LENGTH:
         limit = f"must be 1 to {_MAX_WORD_LENGTH} printable characters without blanks"
         raise BadInversion(f"{path.name}: its word {limit}, got {word[:80]!r}")
     counts = {shape[0] for shape in shapes.values()}
