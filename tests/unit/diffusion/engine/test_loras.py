@@ -190,6 +190,24 @@ def test_a_set_without_small_factors_has_passes_apart(
         assert_painted_with(model, one, patched_only)
 
 
+def test_passes_apart_and_others_take_turns_with_patched_weights(
+    model: DiffusionModel, sets: list[AdapterSet], patched_only: AdapterSet
+) -> None:
+    denoiser, seen = seen_inputs(model)
+    loop = Loop(model, denoiser=denoiser)
+    first = loop.add(with_loras(sets[1]))
+    loop.tick(2)
+    apart = loop.add(replace(with_loras(patched_only, 5), deadline=20.0))
+    loop.tick(2)
+    second = loop.add(replace(with_loras(sets[1], 6), deadline=10.0))
+
+    finish(loop)
+
+    assert all(inputs.adapters is None for inputs in seen)
+    for one, adapters in ((first, sets[1]), (apart, patched_only), (second, sets[1])):
+        assert_painted_with(model, one, adapters)
+
+
 def test_whoever_joins_and_leaves_the_pictures_are_their_own(model: DiffusionModel, sets: list[AdapterSet]) -> None:
     """From patched to mixed and back to patched, in the middle of the first picture."""
     denoiser, seen = seen_inputs(model)
