@@ -7,7 +7,7 @@ import math
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -117,7 +117,11 @@ class _OpenSteps:
 
     async def answers(self, requests: AsyncIterator[Any]) -> AsyncGenerator[Packed, None]:
         """Yield the packed answers to the steps of the stream's messages."""
-        async with aclosing(messages_until(requests, self._failed)) as followed:
+        # Without a line there is no other error to follow, and each message costs less.
+        reading: AbstractAsyncContextManager[AsyncIterator[Any]] = nullcontext(requests)
+        if self._line is not None:
+            reading = aclosing(messages_until(requests, self._failed))
+        async with reading as followed:
             async for message in followed:
                 match message.WhichOneof("message"):
                     case "step":
