@@ -8,12 +8,9 @@ SUFFIXES = (".safetensors", ".gguf")
 
 
 def found_model(path: Path) -> Path:
-    """Return the path of a model. A name without a suffix may be that of a file, unless it is a model's directory."""
-    if not (path / "model_index.json").is_file():
-        for suffix in SUFFIXES:
-            if (file := path.with_name(path.name + suffix)).is_file():
-                return file
-    return path
+    """Return the path of a model. A name without a suffix may be that of a file, which the directory completes."""
+    files = (path.with_name(path.name + suffix) for suffix in SUFFIXES)
+    return next((file for file in files if file.is_file()), path)
 
 
 def model_name(path: Path) -> str:

@@ -52,7 +52,8 @@ def test_find_model_of_directory_has_valid_name(weights: Path, tmp_path: Path, f
 def test_find_model_of_a_file_is_named_without_suffix(weights: Path, tmp_path: Path, given: str) -> None:
     file = tmp_path / "dreamshaper v8.safetensors"
     file.touch()
-    (tmp_path / "dreamshaper v8").mkdir()  # completes the file
+    (tmp_path / "dreamshaper v8").mkdir()
+    (tmp_path / "dreamshaper v8" / "model_index.json").touch()  # completes the file
 
     assert find_model(str(tmp_path / given), weights) == ModelDirectory("dreamshaper-v8", file)
 
