@@ -23,7 +23,7 @@ from lab.fixtures.checkpoints import (
     write_xl_checkpoint,
 )
 from lab.fixtures.diffusers_reference import Case, DiffusersReference
-from lab.fixtures.flow_checkpoints import write_flux_checkpoint
+from lab.fixtures.flow_checkpoints import write_flux_checkpoint, write_z_image_checkpoint
 from lab.fixtures.worker_process import worker_process
 from lab.fixtures.worker_under_test import WorkerUnderTest, await_serving, difference
 from lab.runs.measure import Figure, Notes, Options, at_most, measured, parse_options, publish
@@ -44,6 +44,7 @@ RANDOM_CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
     "random-sd3": lambda path: write_flow_checkpoint(path, max_sequence_length=0),
     "random-flux-dev": lambda path: write_flux_checkpoint(path, size=(24, 40)),
     "random-flux-schnell": lambda path: write_flux_checkpoint(path, takes_scale=False),
+    "random-z-image": write_z_image_checkpoint,
     "random-sd3-t5": lambda path: write_flow_checkpoint(path, t5=True, max_sequence_length=12, dual_layers=(0,)),
 }
 

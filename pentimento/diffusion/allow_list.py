@@ -130,7 +130,23 @@ FLUX = Family(
     module="pentimento.diffusion.families.flux",
 )
 
-FAMILIES = (STABLE_DIFFUSION, STABLE_DIFFUSION_XL, STABLE_DIFFUSION_3, FLUX)
+Z_IMAGE = Family(
+    name="z_image",
+    pipeline_classes=frozenset({"ZImagePipeline", "ZImageImg2ImgPipeline", "ZImageInpaintPipeline"}),
+    rules=ComponentRules(
+        required={
+            "transformer": _classes("diffusers", "ZImageTransformer2DModel"),
+            "vae": _AUTOENCODER,
+            "text_encoder": _classes("transformers", "Qwen3Model"),
+            "tokenizer": _classes("transformers", "Qwen2Tokenizer", "Qwen2TokenizerFast"),
+            "scheduler": _FLOW_SCHEDULER,
+        },
+        settings=frozenset({"max_sequence_length"}),
+    ),
+    module="pentimento.diffusion.families.z_image",
+)
+
+FAMILIES = (STABLE_DIFFUSION, STABLE_DIFFUSION_XL, STABLE_DIFFUSION_3, FLUX, Z_IMAGE)
 
 
 def check_checkpoint(model: Path) -> Checkpoint:

@@ -22,6 +22,12 @@ T5_KEYS = frozenset(
      "initializer_factor", "feed_forward_proj", "dense_act_fn", "is_gated_act", "is_encoder_decoder", "pad_token_id",
      "eos_token_id", "decoder_start_token_id", "tie_word_embeddings"}
 )  # fmt: skip
+QWEN3_KEYS = frozenset(
+    {"model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+     "num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings", "rms_norm_eps", "rope_theta",
+     "rope_scaling", "rope_parameters", "attention_bias", "use_sliding_window", "sliding_window",
+     "max_window_layers", "layer_types", "pad_token_id", "bos_token_id", "eos_token_id", "tie_word_embeddings"}
+)  # fmt: skip
 TOKENIZER_KEYS = frozenset(
     {"model_max_length", "add_prefix_space", "add_bos_token", "add_eos_token", "bos_token", "eos_token", "unk_token",
      "pad_token", "additional_special_tokens", "extra_special_tokens", "added_tokens_decoder", "do_lower_case",
@@ -33,6 +39,9 @@ _MAX_NUMBER = 1 << 20
 _MAX_COUNTS = {
     "num_layers": 256,
     "num_single_layers": 256,
+    "n_layers": 256,
+    "n_refiner_layers": 64,
+    "axes_lens": 8192,
     "num_hidden_layers": 256,
     "num_decoder_layers": 256,
     "layers_per_block": 64,

@@ -22,6 +22,7 @@ _NETWORKS = (
     "diffusers.models.controlnets.controlnet_sd3",
     "diffusers.models.transformers.transformer_flux",
     "diffusers.models.transformers.transformer_sd3",
+    "diffusers.models.transformers.transformer_z_image",
     "diffusers.models.unets.unet_2d_condition",
 )
 

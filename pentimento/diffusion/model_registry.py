@@ -67,6 +67,7 @@ _CONSISTENCY, _MERGED = UsualSettings(4, 1.0), UsualSettings(8, 1.0)
 # FLUX.1 dev (its network takes the scale as an input) and schnell, from their model cards.
 _FLUX_DEV = UsualSettings(28, 3.5, guidance_distilled=True)
 _FLUX_SCHNELL = UsualSettings(4, 0.0, guidance_distilled=True)
+_Z_IMAGE, _Z_IMAGE_TURBO = UsualSettings(50, 5.0), UsualSettings(8, 0.0)
 _CONSISTENCY_SCHEDULERS = ("LCMScheduler", "TCDScheduler")
 _CONSISTENCY_NAME = re.compile(r"(?<![a-z])lcm(?![a-z])")
 _STEPS_IN_NAME = re.compile(r"(?<!\d)([1-8])[-_ ]?steps?(?![a-z])")
@@ -86,6 +87,8 @@ def usual_settings(model: Path) -> UsualSettings:
     if pipeline.startswith("Flux"):
         return _FLUX_DEV if config("transformer/config.json").get("guidance_embeds") else _FLUX_SCHNELL
     names = " ".join(_names(directory, index)).lower()
+    if pipeline.startswith("ZImage"):
+        return _Z_IMAGE_TURBO if "turbo" in names else _Z_IMAGE
     distilled = _distilled(names, config(_SCHEDULER), is_flow=pipeline.startswith("StableDiffusion3"))
     return distilled or _PIPELINES.get(pipeline, _STABLE_DIFFUSION)
 

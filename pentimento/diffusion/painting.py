@@ -381,7 +381,8 @@ def take_step(model: DiffusionModel, painting: Painting, prediction: Tensor) -> 
     """
     if prediction.shape[0] == 2:
         unconditional, conditional = prediction.chunk(2)
-        prediction = unconditional + painting.request.spec.guidance_scale * (conditional - unconditional)
+        scale = painting.request.spec.guidance_scale + model.info.guidance_offset
+        prediction = unconditional + scale * (conditional - unconditional)
     schedule = painting.schedule
     noise = _noise(model, prediction.shape, painting.generator) if schedule.needs_noise else None
     painting.state, painting.predicted_clean = schedule.advance(painting.state, prediction, noise)

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from pentimento.devices.choices import WeightStorage
 from pentimento.diffusion.checkpoint import BadCheckpoint, Checkpoint, read_json_object, weight_files
 from pentimento.diffusion.clip_encoder import ACTIVATIONS, ClipTextConfig, ClipTextEncoder
-from pentimento.diffusion.component_config import CLIP_TEXT_KEYS, T5_KEYS
+from pentimento.diffusion.component_config import CLIP_TEXT_KEYS, QWEN3_KEYS, T5_KEYS
 from pentimento.diffusion.file_layouts import is_scale
 from pentimento.diffusion.original_weights import load_original, original_tensors
 from pentimento.diffusion.packed_weights import pack, weight_bytes
@@ -33,20 +33,25 @@ _CLASSES = {
     "UNet2DConditionModel": ("diffusers.models.unets.unet_2d_condition", "UNet2DConditionModel"),
     "SD3Transformer2DModel": ("diffusers.models.transformers.transformer_sd3", "SD3Transformer2DModel"),
     "FluxTransformer2DModel": ("diffusers.models.transformers.transformer_flux", "FluxTransformer2DModel"),
+    "ZImageTransformer2DModel": ("diffusers.models.transformers.transformer_z_image", "ZImageTransformer2DModel"),
     "ControlNetModel": ("diffusers.models.controlnets.controlnet", "ControlNetModel"),
     "SD3ControlNetModel": ("diffusers.models.controlnets.controlnet_sd3", "SD3ControlNetModel"),
     "AutoencoderKL": ("diffusers.models.autoencoders.autoencoder_kl", "AutoencoderKL"),
     "AutoencoderTiny": ("diffusers.models.autoencoders.autoencoder_tiny", "AutoencoderTiny"),
     "CLIPTextModel": ("transformers.models.clip.modeling_clip", "CLIPTextModel"),
     "CLIPTextModelWithProjection": ("transformers.models.clip.modeling_clip", "CLIPTextModelWithProjection"),
+    "Qwen3Model": ("transformers.models.qwen3.modeling_qwen3", "Qwen3Model"),
     "T5EncoderModel": ("transformers.models.t5.modeling_t5", "T5EncoderModel"),
 }
 # Whether a class projects its pooled states, by class.
 _CLIP_TEXT = {"CLIPTextModel": False, "CLIPTextModelWithProjection": True}
+_TRANSFORMERS_KEYS = {"T5EncoderModel": T5_KEYS, "Qwen3Model": QWEN3_KEYS}
 _TEXT_PREFIX = "text_model."
 _TOKENIZERS = {
     "CLIPTokenizer": ("transformers.models.clip.tokenization_clip", "CLIPTokenizer"),
     "CLIPTokenizerFast": ("transformers.models.clip.tokenization_clip", "CLIPTokenizer"),
+    "Qwen2Tokenizer": ("transformers.models.qwen2.tokenization_qwen2", "Qwen2Tokenizer"),
+    "Qwen2TokenizerFast": ("transformers.models.qwen2.tokenization_qwen2", "Qwen2Tokenizer"),
     "T5Tokenizer": ("transformers.models.t5.tokenization_t5", "T5Tokenizer"),
     "T5TokenizerFast": ("transformers.models.t5.tokenization_t5", "T5Tokenizer"),
 }
@@ -95,8 +100,8 @@ def _keys_of(class_name: str) -> Collection[str]:
     constructor's arguments for diffusers."""
     if class_name.startswith("CLIPText"):
         return CLIP_TEXT_KEYS
-    if class_name == "T5EncoderModel":
-        return T5_KEYS
+    if class_name in _TRANSFORMERS_KEYS:
+        return _TRANSFORMERS_KEYS[class_name]
     if class_name not in _CLASSES:
         return ()
     return inspect.signature(_class(_CLASSES[class_name]).__init__).parameters.keys() - {"self"}

@@ -44,6 +44,8 @@ class DiffusersFamily(DiffusionModel):
             text.record(compiler)
 
     def chunk_count(self, prompt: WeightedPrompt) -> int:
+        if not self.chunk_tokens:
+            return super().chunk_count(prompt)
         return max(text.chunk_count(prompt) for text in self._texts)
 
     def forget_time_terms(self) -> None:

@@ -89,7 +89,7 @@ class Flux(DiffusersFamily):
             schedulers=tuple(self._schedulers),
             train_step_count=own.num_train_timesteps,
             guidance_distilled=True,
-            takes_controlnets=False,
+            computes_alone=True,
         )
 
     def image_tokens(self, width_px: int, height_px: int) -> int:

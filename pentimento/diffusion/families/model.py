@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +19,7 @@ from pentimento.domain.prompt_syntax import WeightedPrompt
 @dataclass(frozen=True)
 class LoadedModelInfo:
     """Describe a loaded model and its limits; sizes in pixels. `schedulers` begins with the checkpoint's own;
-    `longest_side_px` is None if there is no limit."""
+    `longest_side_px` is None if there is no limit. No peer or ControlNet computes for one that `computes_alone`."""
 
     family: str
     model_digest: str
@@ -37,12 +37,12 @@ class LoadedModelInfo:
     sees_mask: bool = False
     # The guidance scale is an input of the network, or has no effect: one row for each image.
     guidance_distilled: bool = False
-    # There are ControlNets for the family.
-    takes_controlnets: bool = True
+    guidance_offset: float = 0.0  # added to requests' scales, if diffusers' pipeline counts from 0
+    computes_alone: bool = False
 
     def is_guided(self, guidance_scale: float) -> bool:
         """Return whether classifier-free guidance runs, with two rows for the image, by diffusers' rule."""
-        return guidance_scale > 1.0 and not self.guidance_distilled
+        return guidance_scale + self.guidance_offset > 1.0 and not self.guidance_distilled
 
     def batch_key(self, spec: GenerationSpec) -> "BatchKey":
         """Return the key of requests like `spec`."""
@@ -55,8 +55,8 @@ class Conditioning:
     and for families that take them `pooled` (rows, width) of the text and `sizes` (rows, 6), SDXL's micro-conditioning
     (Podell et al. 2023, section 2.2). `projected` (rows, tokens, widths) holds keys and values of `states`, computed
     once for all steps; None if the network computes them. `masked` (rows, 1 + channels, height, width), for networks
-    that take masks, holds the latent's mask and the latent of the unmasked part. `guidance` (rows,) holds the guidance
-    scale of networks that take it as an input."""
+    that take masks, holds the latent's mask and the latent of the unmasked part. `guidance` (rows,) holds the scale for
+    networks that take it as an input, `token_counts` (rows,) how many of the tokens of `states` are no padding."""
 
     states: Tensor
     pooled: Tensor | None = None
@@ -64,11 +64,12 @@ class Conditioning:
     projected: Tensor | None = None
     masked: Tensor | None = None
     guidance: Tensor | None = None
+    token_counts: Tensor | None = None
 
     @property
     def parts(self) -> "tuple[Tensor, *tuple[Tensor | None, ...]]":
         """Return the tensors in the order of the fields."""
-        return (self.states, self.pooled, self.sizes, self.projected, self.masked, self.guidance)
+        return tuple(getattr(self, field.name) for field in fields(self))  # type: ignore[return-value]
 
     def rows(self, start: int, stop: int) -> "Conditioning":
         """Return rows `start` to `stop`, as views."""
@@ -336,8 +337,7 @@ class DiffusionModel(ABC):
         """Compile the prompt encoders with `compiler`, which `CompiledDenoiser` receives too."""
 
     def image_tokens(self, width_px: int, height_px: int) -> int:
-        """Return the number of a transformer's tokens for an image of that size, which may shift the schedule; 0 for
-        a UNet."""
+        """Return the number of a transformer's tokens for an image, which may shift its schedule; 0 for a UNet."""
         return 0
 
     def conditioning(

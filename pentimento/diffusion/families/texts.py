@@ -93,6 +93,12 @@ class PromptTokenizer:
         """Return the ids of the start token, of the end token, and of padding; T5 has no start token."""
         return self._tokenizer.bos_token_id, self._tokenizer.eos_token_id, self._tokenizer.pad_token_id
 
+    def unpadded(self, prompt: str, most: int) -> tuple[Tensor, bool]:
+        """Return the prompt's tokens (1, tokens), at most `most`, and whether it has more."""
+        with self._asking:
+            ids = self._tokenizer(prompt, verbose=False, return_tensors="pt").input_ids
+        return ids[:, :most], ids.shape[1] > most
+
     def _expanded(self, prompt: str) -> str:
         """Replace each inversion's first token by the tokens of all its vectors, as diffusers' `maybe_convert_prompt`
         does."""

@@ -59,11 +59,11 @@ class LoadedModel:
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        lacked = set() if self.info.takes_controlnets else {Capability.CONTROLNET}
+        lacked = {Capability.CONTROLNET} if self.info.computes_alone else set()
         own = (CAPABILITIES - lacked) | self.device_capabilities
         # May change: pairs that were measured to be slower are tried again later.
-        # A peer does not receive masks, and a single row has no halves.
-        has_halves = not (self.info.sees_mask or self.info.guidance_distilled)
+        # A peer does not receive masks.
+        has_halves = not (self.info.sees_mask or self.info.computes_alone)
         may_pair = has_halves and self.engine.pairing_pays(default_batch_key(self.info, self.held))
         pairs = {Capability.LATENT_PARALLEL} if may_pair else set()
         loras = {Capability.LORA} if self.loras.adapters else set()

@@ -18,7 +18,7 @@ from lab.fixtures.checkpoints import (
     write_xl_checkpoint,
 )
 from lab.fixtures.diffusers_reference import Case
-from lab.fixtures.flow_checkpoints import write_flux_checkpoint
+from lab.fixtures.flow_checkpoints import write_flux_checkpoint, write_z_image_checkpoint
 from pentimento.domain.generation import Scheduler
 from tests.golden.unet_worker.comparison import compare
 from tests.support.torch_threads import one_thread  # noqa: F401 (a fixture of this module)
@@ -50,6 +50,9 @@ CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
     ),
     "flow without T5": write_flow_checkpoint,
     "flow, no tokens of T5": partial(write_flow_checkpoint, max_sequence_length=0, shift=1.0),
+    "flow, shifted by the size of the image": partial(
+        write_flow_checkpoint, max_sequence_length=0, shifted_by_size=True
+    ),
     "flow with T5, dual attention": partial(
         write_flow_checkpoint, t5=True, max_sequence_length=T5_TOKENS, dual_layers=(0,)
     ),
@@ -110,6 +113,20 @@ async def test_final_latents_of_flux_equal_those_of_diffusers(kind: str, tmp_pat
     assert all(value == 0.0 for value in differences.values()), differences
 
 
+Z_IMAGE: dict[str, Callable[[Path], Path]] = {
+    "an odd size": partial(write_z_image_checkpoint, size=(24, 40)),
+    "half precision": partial(write_z_image_checkpoint, half=True),
+}
+
+
+@pytest.mark.parametrize("kind", Z_IMAGE)
+async def test_final_latents_of_z_image_equal_those_of_diffusers(kind: str, tmp_path: Path) -> None:
+    _, differences = await compare(Z_IMAGE[kind](tmp_path / "model"), flux_cases)
+
+    assert len(differences) == 4
+    assert all(value <= 1e-4 for value in differences.values()), differences
+
+
 MASKED: dict[str, Callable[[Path], Path]] = {
     "epsilon, KL autoencoder": partial(write_checkpoint, vae="kl"),
     "v, trailing": partial(write_checkpoint, prediction_type="v_prediction", timestep_spacing="trailing"),
@@ -117,6 +134,7 @@ MASKED: dict[str, Callable[[Path], Path]] = {
     # diffusers' pipeline takes no other number of channels.
     "flow": partial(write_flow_checkpoint, channel_count=16),
     "FLUX": partial(write_flux_checkpoint, size=(40, 24)),
+    "Z-Image": write_z_image_checkpoint,
     "a network that sees masks": partial(write_checkpoint, sees_mask=True),
     "XL, a network that sees masks": partial(write_xl_checkpoint, sees_mask=True),
 }

@@ -1,4 +1,4 @@
-"""SDXL, SD3 and FLUX through the real service: their cache, and ControlNets of SD3 in another process."""
+"""SDXL, SD3, FLUX and Z-Image through the real service: their cache, and ControlNets of SD3 in another process."""
 
 import tempfile
 from collections.abc import AsyncIterator, Callable
@@ -18,10 +18,11 @@ from lab.fixtures.checkpoints import (
 from lab.fixtures.controlled_generation import ControlledByDiffusers, ControlledCase, conditions_for
 from lab.fixtures.controlnet_serving import ControlledByService, controlled_by_service
 from lab.fixtures.diffusers_reference import Case
-from lab.fixtures.flow_checkpoints import write_flux_checkpoint
+from lab.fixtures.flow_checkpoints import write_flux_checkpoint, write_z_image_checkpoint
 from pentimento.diffusion.controlnets import ControlSetting
-from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.generation import FromImage, GenerationSpec, NoiseForm, Scheduler
+from pentimento.domain.errors import InvalidArgument, NotFound
+from pentimento.domain.fleet import Capability
+from pentimento.domain.generation import ControlNetSelection, FromImage, GenerationSpec, NoiseForm, Scheduler
 from tests.integration.unet_worker.conftest import Served, serve
 from tests.integration.unet_worker.requests import DONOR, GRANT, attempt, execute, from_latent, spec_with
 from tests.support.calls import result_of
@@ -30,6 +31,7 @@ FAMILIES: dict[str, tuple[Callable[[Path], Path], NoiseForm]] = {
     "stable_diffusion_xl": (write_xl_checkpoint, NoiseForm.VARIANCE_PRESERVING),
     "stable_diffusion_3": (write_flow_checkpoint, NoiseForm.FLOW_MATCHING),
     "flux": (write_flux_checkpoint, NoiseForm.FLOW_MATCHING),
+    "z_image": (write_z_image_checkpoint, NoiseForm.FLOW_MATCHING),
 }
 
 
@@ -85,6 +87,16 @@ async def test_schedulers_of_another_family_are_refused_with_those_there_are(fam
 
     with pytest.raises(InvalidArgument, match=family.held.schedulers[0]):
         await result_of(execute(family, spec=spec_with(scheduler=other)))
+
+
+async def test_controlnets_and_pairs_are_offered_where_the_family_has_them(family: Served) -> None:
+    offered = family.model.capabilities & {Capability.CONTROLNET, Capability.LATENT_PARALLEL}
+
+    assert bool(offered) is family.held.family.startswith("stable_diffusion")
+    if Capability.CONTROLNET not in offered:
+        selection = ControlNetSelection("edges", b"image")
+        with pytest.raises(NotFound, match="this worker cannot use the ControlNet 'edges'"):
+            await result_of(execute(family, spec=replace(spec_of(family), controlnets=(selection,))))
 
 
 CONDITIONS = conditions_for(2, SIDE_PX, SIDE_PX)

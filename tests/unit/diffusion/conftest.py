@@ -8,7 +8,7 @@ from lab.fixtures.checkpoints import (
     write_flow_checkpoint,
     write_xl_checkpoint,
 )
-from lab.fixtures.flow_checkpoints import write_flux_checkpoint
+from lab.fixtures.flow_checkpoints import write_flux_checkpoint, write_z_image_checkpoint
 from pentimento.diffusion.families import DiffusionModel
 from tests.unit.diffusion.specs import load
 
@@ -31,6 +31,11 @@ def flow_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def flux_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_flux_checkpoint(tmp_path_factory.mktemp("checkpoints") / "flux")
+
+
+@pytest.fixture(scope="session")
+def z_image_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_z_image_checkpoint(tmp_path_factory.mktemp("checkpoints") / "z_image")
 
 
 @pytest.fixture

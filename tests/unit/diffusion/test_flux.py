@@ -14,6 +14,7 @@ from pentimento.diffusion.families.packing import packed, unpacked
 from pentimento.diffusion.painting import ImageStart, LatentStart, NoiseStart, PaintingRequest, schedule_for
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Scheduler
+from pentimento.domain.prompt_syntax import PromptSyntax, parse_prompt
 from tests.unit.diffusion.engine.loops import Loop
 from tests.unit.diffusion.specs import load, paint, spec_with
 
@@ -86,7 +87,9 @@ def test_prompt_has_the_tokens_of_index_or_of_model_card(takes_scale: bool, coun
     assert found == [T5_TOKENS, count]
 
 
-def test_clip_skip_is_refused_by_name(flux_model: DiffusionModel) -> None:
+def test_clip_skip_and_syntax_are_refused_by_name(flux_model: DiffusionModel) -> None:
+    with pytest.raises(InvalidArgument, match="prompt_syntax: must be unset with the family flux"):
+        flux_model.chunk_count(parse_prompt("(a:1.2)", PromptSyntax.A1111))
     with pytest.raises(InvalidArgument, match="clip_skip: must be 0"):
         flux_model.encode_prompt("a", clip_skip=1)
 

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lab.fixtures.checkpoints import write_flow_checkpoint, write_xl_checkpoint
-from lab.fixtures.flow_checkpoints import write_flux_checkpoint
+from lab.fixtures.flow_checkpoints import write_flux_checkpoint, write_z_image_checkpoint
 from pentimento.diffusion.checkpoint import BadCheckpoint, check_inside, digest_directory
 from tests.support.text_files import edit_json
 from tests.unit.diffusion.specs import load
@@ -130,6 +130,10 @@ def transformer_with(**changes: Any) -> Damage:
 
 def flux_with(**changes: Any) -> Damage:
     return lambda model: put_part_of(model, write_flux_checkpoint(model.parent / "other", **changes), "transformer")
+
+
+def z_image_with(**changes: Any) -> Damage:
+    return lambda model: put_part_of(model, write_z_image_checkpoint(model.parent / "other", **changes), "transformer")
 
 
 def t5_of_another_width(model: Path) -> None:
@@ -248,6 +252,16 @@ REFUSED: dict[str, dict[str, tuple[Damage, str]]] = {
         "other text states": (transformer_with(joint_attention_dim=24), r"text states of 24 values.* make 36"),
         "other pooled text": (transformer_with(pooled_projection_dim=24), r"pooled text of 24 values.* make 36"),
         "a T5 of another width": (t5_of_another_width, r"text states of 48 values.* make 40"),
+    },
+    "z_image_checkpoint": {
+        "no language model": (edited(INDEX, text_encoder=["transformers", "AutoModel"]), "AutoModel"),
+        "10^9 layers": (edited(TRANSFORMER, n_layers=10**9), "n_layers"),
+        "10^9 positions": (edited(TRANSFORMER, axes_lens=[10**9, 64, 64]), "axes_lens"),
+        "few text positions": (edited(TRANSFORMER, axes_lens=[64, 64, 64]), r"axes_lens must begin with more than 97"),
+        "patches of several sizes": (edited(TRANSFORMER, all_patch_size=[2, 4], all_f_patch_size=[1, 1]), "no tensor"),
+        "other text states": (z_image_with(cap_feat_dim=24), r"text states of 24 values.* make 16"),
+        "other channels": (z_image_with(in_channels=8), r"takes 8 channels.* makes 4"),
+        "an image as a prompt": (z_image_with(siglip_feat_dim=8), r"siglip_feat_dim=8 is not supported"),
     },
     "flux_checkpoint": {
         "no T5": (edited(INDEX, text_encoder_2=[None, None]), "text_encoder_2"),

@@ -203,6 +203,11 @@ def test_flux_defaults_are_those_of_its_model_cards(
     assert not found.is_guided(found.guidance_scale)
 
 
+@pytest.mark.parametrize(("name", "usual"), [("z-image", (50, 5.0)), ("Z-Image-Turbo", (8, 0.0))])
+def test_z_image_turbo_is_known_by_its_name(name: str, usual: tuple[int, float], tmp_path: Path) -> None:
+    assert usual_settings(written(tmp_path / name, "ZImagePipeline")) == UsualSettings(*usual)
+
+
 @pytest.mark.parametrize("pipeline", PIPELINES)
 def test_family_defaults_are_those_of_diffusers_pipelines(pipeline: str, tmp_path: Path) -> None:
     theirs = inspect.signature(getattr(diffusers, pipeline).__call__).parameters
