@@ -13,7 +13,7 @@ class DeviceChoice(Enum):
 
 
 class DtypeChoice(Enum):
-    """Choose the precision. `auto`: float32 on a CPU, float16 on a GPU."""
+    """Choose the precision. `auto`: float32 on a CPU; on a GPU float16, or bfloat16 for FLUX and Z-Image."""
 
     AUTO = "auto"
     FLOAT32 = "float32"

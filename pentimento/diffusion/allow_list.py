@@ -10,12 +10,14 @@ from pentimento.diffusion.single_file import open_file, with_held
 
 @dataclass(frozen=True)
 class Family:
-    """Hold a family's allow-list and the module with its `load`, imported when a checkpoint needs it."""
+    """Hold a family's allow-list, the module with its `load`, imported when a checkpoint needs it, and its usual half
+    precision."""
 
     name: str
     pipeline_classes: frozenset[str]
     rules: ComponentRules
     module: str
+    half: str = "float16"
 
 
 def _classes(library: str, *names: str) -> frozenset[ComponentClass]:
@@ -128,6 +130,7 @@ FLUX = Family(
         settings=frozenset({"max_sequence_length"}),
     ),
     module="pentimento.diffusion.families.flux",
+    half="bfloat16",
 )
 
 Z_IMAGE = Family(
@@ -144,6 +147,7 @@ Z_IMAGE = Family(
         settings=frozenset({"max_sequence_length"}),
     ),
     module="pentimento.diffusion.families.z_image",
+    half="bfloat16",
 )
 
 FAMILIES = (STABLE_DIFFUSION, STABLE_DIFFUSION_XL, STABLE_DIFFUSION_3, FLUX, Z_IMAGE)

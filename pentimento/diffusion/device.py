@@ -35,9 +35,10 @@ def exact_device(choice: DeviceChoice) -> torch.device:
     return choose_device(choice)
 
 
-def choose_dtype(choice: DtypeChoice, device: torch.device) -> torch.dtype:
+def choose_dtype(choice: DtypeChoice, device: torch.device, half: torch.dtype = torch.float16) -> torch.dtype:
+    """Return the chosen type; by default float32 on a CPU, else `half`."""
     if choice is DtypeChoice.AUTO:
-        return torch.float32 if device.type == "cpu" else torch.float16
+        return torch.float32 if device.type == "cpu" else half
     dtype: torch.dtype = getattr(torch, choice.value)
     return dtype
 

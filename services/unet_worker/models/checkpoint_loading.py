@@ -35,7 +35,8 @@ def load_checkpoint(
     quiet_loaders()
     device = choose_device(device_choice)
     kernels = kernels_for(kernel_mode, device)
-    model = load_model(path, device, choose_dtype(dtype, device), storage)
+    chosen = None if dtype is DtypeChoice.AUTO else choose_dtype(dtype, device)
+    model = load_model(path, device, chosen, storage)
     if embeddings is not None:
         add_inversions(model, embeddings)
     if kernels is not None:

@@ -9,6 +9,9 @@ from diffusers import FluxPipeline
 
 from lab.fixtures.checkpoints import SIDE_PX, T5_TOKENS
 from lab.fixtures.flow_checkpoints import write_flux_checkpoint
+from pentimento.devices.choices import DtypeChoice
+from pentimento.diffusion.allow_list import FAMILIES
+from pentimento.diffusion.device import choose_dtype
 from pentimento.diffusion.families import DiffusionModel
 from pentimento.diffusion.families.packing import packed, unpacked
 from pentimento.diffusion.painting import ImageStart, LatentStart, NoiseStart, PaintingRequest, schedule_for
@@ -92,6 +95,15 @@ def test_clip_skip_and_syntax_are_refused_by_name(flux_model: DiffusionModel) ->
         flux_model.chunk_count(parse_prompt("(a:1.2)", PromptSyntax.A1111))
     with pytest.raises(InvalidArgument, match="clip_skip: must be 0"):
         flux_model.encode_prompt("a", clip_skip=1)
+
+
+def test_families_trained_in_bfloat16_have_it_on_a_gpu() -> None:
+    halves = {family.name: getattr(torch, family.half) for family in FAMILIES}
+    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+
+    assert {name for name, half in halves.items() if half is torch.bfloat16} == {"flux", "z_image"}
+    assert choose_dtype(DtypeChoice.AUTO, cuda, halves["flux"]) is torch.bfloat16
+    assert choose_dtype(DtypeChoice.AUTO, cpu, halves["flux"]) is torch.float32
 
 
 def test_larger_image_takes_more_steps_near_noise(flux_model: DiffusionModel) -> None:
