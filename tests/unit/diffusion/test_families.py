@@ -186,7 +186,9 @@ def test_each_family_says_what_it_is(
     assert infos[2].schedulers == (Scheduler.FLOW_MATCH_EULER,)
 
 
-@pytest.mark.parametrize("family", ["checkpoint", "xl_checkpoint", "flow_checkpoint"])
+@pytest.mark.parametrize(
+    "family", ["checkpoint", "xl_checkpoint", "flow_checkpoint", "flux_checkpoint", "z_image_checkpoint"]
+)
 def test_every_family_paints_in_half_precision(family: str, request: pytest.FixtureRequest) -> None:
     model = load(request.getfixturevalue(family), torch.bfloat16)
     pixels = torch.rand(1, 3, SIDE_PX, SIDE_PX) * 2 - 1
