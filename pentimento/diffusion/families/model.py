@@ -69,7 +69,7 @@ class Conditioning:
     @property
     def parts(self) -> "tuple[Tensor, *tuple[Tensor | None, ...]]":
         """Return the tensors in the order of the fields."""
-        return tuple(getattr(self, field.name) for field in fields(self))  # type: ignore[return-value]
+        return tuple(getattr(self, field.name) for field in fields(self))
 
     def rows(self, start: int, stop: int) -> "Conditioning":
         """Return rows `start` to `stop`, as views."""

@@ -151,8 +151,8 @@ class ZImage(DiffusersFamily):
 
     def _turns(self, positions: Tensor) -> Tensor:
         """Return the rotations of positions (rows, tokens, 3) as complex numbers."""
-        turns: Tensor = self.denoiser.rope_embedder(positions.flatten(0, 1))
-        return turns.unflatten(0, positions.shape[:2])
+        turns: Tensor = self.denoiser.rope_embedder(positions.flatten(0, 1)).unflatten(0, positions.shape[:2])
+        return turns
 
 
 def _rounded_up(length: Any) -> Any:
