@@ -22,6 +22,7 @@ from pentimento.domain.errors import NotFound, PentimentoError, ResourceExhauste
 from pentimento.domain.execution import AttemptResult
 from pentimento.domain.generation import FromLatent, Provenance
 from pentimento.domain.kept_quality import kept_share
+from pentimento.domain.reasons import Reason
 from pentimento.policies.shadow_painting import (
     GivesWay,
     IdleWorker,
@@ -237,7 +238,7 @@ class Shadows:
         try:
             result = await self.painter.paint(run, plan, left_s)
         except ResourceExhausted as error:
-            if error.reason != "NO_CREDIT":
+            if error.reason in (Reason.DEVICE_OUT_OF_MEMORY, Reason.MESSAGE_TOO_LARGE):
                 raise
             return hit
         except (PentimentoError, TimeoutError) as error:

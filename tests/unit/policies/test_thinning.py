@@ -164,6 +164,7 @@ def test_whole_reason_names() -> None:
         "GUIDANCE_UNMEASURED",
         "STEPS_UNMEASURED",
         "NOTHING_ALLOWED",
+        "NOT_ASKED",
     }
 
 

@@ -53,7 +53,7 @@ async def test_profile_is_rejected_for_file_of_another_kind(tmp_path: Path) -> N
 
 
 async def test_profile_of_unknown_kind_is_rejected() -> None:
-    with pytest.raises(InvalidArgument, match="kind: must be one of cost, reuse, steps, handover, lora"):
+    with pytest.raises(InvalidArgument, match="kind: must be one of cost, reuse, steps, features, handover, lora"):
         await main(["luck", "--model", MODEL])
 
 
