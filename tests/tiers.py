@@ -49,6 +49,8 @@ SECOND = {
     # Units that import torch.
     "unit/controller/test_uploads.py",
     "unit/controlnet_svc",
+    # PEFT, whose layers are the reference.
+    "unit/diffusion/loras/test_forms.py",
     "unit/discriminator",
     "unit/files/test_lora_headers.py",
     "unit/tensors/test_device_memory.py",

@@ -44,6 +44,7 @@ def choose_dtype(choice: DtypeChoice, device: torch.device, half: torch.dtype = 
 
 
 def device_name(device: torch.device) -> str:
+    """Return the name of a GPU, or cpu."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 

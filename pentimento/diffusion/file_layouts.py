@@ -48,7 +48,7 @@ _FLOATS = {"F16": "e", "F32": "f"}
 
 
 @dataclass(frozen=True)
-class Layout:
+class FileLayout:
     """Hold the published data of a kind of checkpoint: its title; the prefixes that its files may have (`signs`, the
     denoiser's first); shapes of tensors, None for a tensor that it lacks; the prefix of each network's tensors; its
     model_index.json and configurations by name below the directory."""
@@ -71,7 +71,7 @@ class RecognisedFile:
     """Hold a file's layout, the prefix of each network that it holds, its configurations, and the first tensor with
     another shape than published ("" if all agree)."""
 
-    layout: Layout
+    layout: FileLayout
     held: Mapping[str, str]
     configs: Mapping[str, Mapping[str, Any]]
     unpublished: str
@@ -83,19 +83,19 @@ def parts_of(file: Path) -> Path:
 
 
 @cache
-def published_layouts() -> tuple[Layout, ...]:
+def published_layouts() -> tuple[FileLayout, ...]:
     """Return all layouts."""
     documents = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(LAYOUTS.glob("*.json"))}
     return tuple(_layout(document, documents) for document in documents.values())
 
 
-def _layout(document: Mapping[str, Any], documents: Mapping[str, Mapping[str, Any]]) -> Layout:
+def _layout(document: Mapping[str, Any], documents: Mapping[str, Mapping[str, Any]]) -> FileLayout:
     """Return a layout; what it does not state is that of the layout that it is `like`."""
     like = documents.get(document.get("like", ""), {})
     merged = {**like, **document}
     index = {**like.get("index", {}), **document.get("index", {})}
     configs = {**like.get("configs", {}), **document["configs"]}
-    return Layout(merged["title"], tuple(merged["signs"]), merged["shapes"], merged["keys"], index, configs)
+    return FileLayout(merged["title"], tuple(merged["signs"]), merged["shapes"], merged["keys"], index, configs)
 
 
 def recognise(file: Path, pipeline_classes: Collection[str] = ()) -> RecognisedFile:
@@ -124,7 +124,7 @@ def _header_of(file: Path) -> SafetensorsHeader:
         raise BadCheckpoint(f"{file}: not a {file.suffix[1:]} file: {error}") from None
 
 
-def _candidates(file: Path, names: Collection[str], pipeline_classes: Collection[str]) -> list[Layout]:
+def _candidates(file: Path, names: Collection[str], pipeline_classes: Collection[str]) -> list[FileLayout]:
     known = published_layouts()
     signs = {sign: name for layout in known for sign in layout.signs if (name := _first(names, [sign]))}
     if not any(layout.signs[0] in signs for layout in known) or _first(names, _ALWAYS_FOREIGN, inside=True):
@@ -162,7 +162,7 @@ def _strangers(signs: Mapping[str, str]) -> tuple[str, str]:
     return signs[one][:80], signs[other][:80]
 
 
-def _unpublished(layout: Layout, shapes: Mapping[str, tuple[int, ...]]) -> str:
+def _unpublished(layout: FileLayout, shapes: Mapping[str, tuple[int, ...]]) -> str:
     """Return the first tensor that the layout has with another shape, or lacks."""
     for name, wanted in layout.shapes.items():
         found = shapes.get(name)
@@ -177,7 +177,7 @@ def _agree(found: tuple[int, ...], wanted: list[int | None]) -> bool:
     return len(found) == len(wanted) and all(size in (None, one) for one, size in zip(found, wanted, strict=True))
 
 
-def _held(layout: Layout, header: SafetensorsHeader) -> dict[str, str]:
+def _held(layout: FileLayout, header: SafetensorsHeader) -> dict[str, str]:
     """Return the prefix of each network with tensors in the file; that of a denoiser alone may be missing."""
     held = {part: prefix for part, prefix in layout.keys.items() if _first(header.tensors, [prefix])}
     if layout.denoiser not in held and _first(header.tensors, layout.signs[:1]):
@@ -186,7 +186,7 @@ def _held(layout: Layout, header: SafetensorsHeader) -> dict[str, str]:
 
 
 def _own_configs(
-    file: Path, header: SafetensorsHeader, layout: Layout, shapes: Mapping[str, tuple[int, ...]]
+    file: Path, header: SafetensorsHeader, layout: FileLayout, shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, dict[str, Any]]:
     """Return the configurations that the file's tensors change: the denoiser's input channels (an inpainting model has
     nine), and the scheduler's prediction."""
@@ -199,7 +199,7 @@ def _own_configs(
 
 
 def _scheduler(
-    file: Path, header: SafetensorsHeader, layout: Layout, shapes: Mapping[str, tuple[int, ...]]
+    file: Path, header: SafetensorsHeader, layout: FileLayout, shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, dict[str, Any]]:
     name = "scheduler/scheduler_config.json"
     own = dict(layout.configs[name])

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
-from pentimento.diffusion.file_layouts import LAYOUTS, Layout, published_layouts
+from pentimento.diffusion.file_layouts import LAYOUTS, FileLayout, published_layouts
 
 Tensors = dict[str, Tensor]
 
@@ -317,7 +317,7 @@ def published_networks(stem: str) -> dict[str, torch.nn.Module]:
     return networks
 
 
-def layout_of(stem: str) -> Layout:
+def layout_of(stem: str) -> FileLayout:
     """Return a published layout by the name of its file."""
     return dict(zip(sorted(path.stem for path in LAYOUTS.glob("*.json")), published_layouts(), strict=True))[stem]
 

@@ -82,14 +82,17 @@ class TorchvisionNetwork:
         self._network = network
 
     def to(self, device: torch.device) -> "TorchvisionNetwork":
+        """Move the weights to a device, and return the network."""
         self._network.to(device)
         return self
 
     def features(self, pixels: Tensor) -> Tensor:
+        """Return the pooled features (n, width) of pixels (n, 3, size, size)."""
         pooled: Tensor = self._network.avgpool(self._network.features(pixels))
         return pooled.flatten(1)
 
     def logits(self, features: Tensor) -> Tensor:
+        """Return the classifier's logits (n, labels) for those features."""
         found: Tensor = self._network.classifier(features)
         return found
 

@@ -65,14 +65,17 @@ class TransformersNetwork:
         self._network = network
 
     def to(self, device: torch.device) -> "TransformersNetwork":
+        """Move the weights to a device, and return the network."""
         self._network.to(device)
         return self
 
     def features(self, pixels: Tensor) -> Tensor:
+        """Return the pooled features (n, width) of pixels (n, 3, size, size)."""
         pooled: Tensor = self._network.efficientnet(pixel_values=pixels).pooler_output
         return pooled
 
     def logits(self, features: Tensor) -> Tensor:
+        """Return the classifier's logits (n, labels) for those features."""
         found: Tensor = self._network.classifier(self._network.dropout(features))
         return found
 

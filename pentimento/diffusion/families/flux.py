@@ -93,6 +93,7 @@ class Flux(DiffusersFamily):
         )
 
     def image_tokens(self, width_px: int, height_px: int) -> int:
+        """Return the number of tokens of an image."""
         multiple = self.info.size_multiple_px
         return (height_px // multiple) * (width_px // multiple)
 
@@ -113,6 +114,7 @@ class Flux(DiffusersFamily):
         return replace(prompt.conditioning, guidance=scale)
 
     def predict(self, inputs: DenoiserInput) -> Tensor:
+        """Return the prediction of every row, shaped as the latents."""
         texts = inputs.conditioning
         row_count, _, height, width = inputs.latents.shape
         with self._kernels.held(inputs), adapted(self.denoiser, inputs.adapters):

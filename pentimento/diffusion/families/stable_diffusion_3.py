@@ -101,6 +101,7 @@ class StableDiffusion3(DiffusersFamily):
         )
 
     def image_tokens(self, width_px: int, height_px: int) -> int:
+        """Return the number of tokens of an image."""
         multiple = self.info.size_multiple_px
         return (height_px // multiple) * (width_px // multiple)
 
@@ -134,6 +135,7 @@ class StableDiffusion3(DiffusersFamily):
         return Conditioning(states, pooled)
 
     def predict(self, inputs: DenoiserInput) -> Tensor:
+        """Return the prediction of every row, shaped as the latents."""
         residuals = inputs.residuals
         with self._kernels.held(inputs), adapted(self.denoiser, inputs.adapters):
             prediction: Tensor = self.denoiser(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pentimento.diffusion.clip_encoder import text_ends
 from pentimento.diffusion.families.weighted_texts import (
-    Chunk,
+    TokenChunk,
     WeightedText,
     between,
     blended,
@@ -194,7 +194,7 @@ class ClipText:
         projection of the first one: of the layer before the last one if `penultimate`. Raises as `last_states`."""
         chunks, pooled = chunks_of(self._tokenizer, prompt, chunk_count), []
 
-        def encode(chunk: Chunk, hidden: int | None) -> Tensor:
+        def encode(chunk: TokenChunk, hidden: int | None) -> Tensor:
             mask = self._mask(chunk, hidden, seen=not self.is_masked or penultimate)
             if not penultimate:
                 return self._last(torch.tensor([chunk.ids]), mask, skip)
@@ -210,7 +210,7 @@ class ClipText:
             weights = torch.tensor([chunk.weights for chunk in chunks], device=self._device)
         return WeightedText(states, weights, next(iter(pooled), None))
 
-    def _mask(self, chunk: Chunk, hidden: int | None, *, seen: bool) -> Tensor | None:
+    def _mask(self, chunk: TokenChunk, hidden: int | None, *, seen: bool) -> Tensor | None:
         """Return the attention mask that hides a fragment's tokens, and padding unless it is `seen`; None if all tokens
         are seen."""
         if hidden is None and seen:

@@ -27,7 +27,7 @@ class Tokens(Protocol):
 
 
 @dataclass(frozen=True)
-class Chunk:
+class TokenChunk:
     """Hold as many token ids as the encoder takes, each with its weight and the number of its fragment, -1 for the
     chunk's ends; `mask` is 0 for padding."""
 
@@ -47,7 +47,7 @@ class WeightedText:
     pooled: Tensor | None
 
 
-def chunks_of(tokens: Tokens, prompt: WeightedPrompt, least_count: int = 1) -> list[Chunk]:
+def chunks_of(tokens: Tokens, prompt: WeightedPrompt, least_count: int = 1) -> list[TokenChunk]:
     """Return a prompt's chunks: each holds two tokens less than the encoder takes, and by AUTOMATIC1111's syntax a full
     one is cut behind a late comma. Empty chunks follow up to `least_count`."""
     numbers = iter(range(sum(map(len, prompt.sections))))
@@ -59,7 +59,7 @@ def chunks_of(tokens: Tokens, prompt: WeightedPrompt, least_count: int = 1) -> l
     return [_chunk(tokens, part) for part in parts]
 
 
-def empty_chunk(tokens: Tokens) -> Chunk:
+def empty_chunk(tokens: Tokens) -> TokenChunk:
     """Return the chunk of an empty prompt."""
     return _chunk(tokens, [])
 
@@ -99,13 +99,13 @@ def _behind_comma(part: Sequence[_Word], comma: list[tuple[int, ...]]) -> int:
     return late[-1] + 1 if late and _length(part[late[-1] :]) <= _COMMA_REACH else len(part)
 
 
-def _chunk(tokens: Tokens, part: Sequence[_Word]) -> Chunk:
+def _chunk(tokens: Tokens, part: Sequence[_Word]) -> TokenChunk:
     start, end, padding = tokens.ends()
     assert start is not None
     tokens_of = [(start, 1.0, -1), *((token, *rest) for word, *rest in part for token in word), (end, 1.0, -1)]
     missing = tokens.limit - len(tokens_of)
     ids, weights, fragments = zip(*tokens_of, *[(padding, 1.0, -1)] * missing, strict=True)
-    return Chunk(ids, weights, fragments, (1,) * len(tokens_of) + (0,) * missing)
+    return TokenChunk(ids, weights, fragments, (1,) * len(tokens_of) + (0,) * missing)
 
 
 def multiplied(states: Tensor, weights: Tensor) -> Tensor:
@@ -125,12 +125,12 @@ def emphasised(texts: Sequence[WeightedText]) -> Tensor:
 
 
 # The states (1, tokens, width) of a chunk, with the tokens of a fragment masked if its number is given.
-Encode = Callable[[Chunk, int | None], Tensor]
+Encode = Callable[[TokenChunk, int | None], Tensor]
 # compel's least weight: below it the blend's share is infinite.
 _LEAST_WEIGHT = 1e-5
 
 
-def blended(encode: Encode, chunks: Sequence[Chunk], empty: Chunk) -> Tensor:
+def blended(encode: Encode, chunks: Sequence[TokenChunk], empty: TokenChunk) -> Tensor:
     """Return the states (chunks, tokens, width) of compel: each token's lies by its weight between that of the empty
     prompt and its own; for a fragment with a weight below 1 they are blended with the states of the prompt with
     that fragment masked, by the tangent of its distance from 1."""

@@ -92,6 +92,7 @@ class ZImage(DiffusersFamily):
         )
 
     def image_tokens(self, width_px: int, height_px: int) -> int:
+        """Return the number of tokens of an image."""
         multiple = self.info.size_multiple_px
         return (height_px // multiple) * (width_px // multiple)
 
@@ -106,6 +107,7 @@ class ZImage(DiffusersFamily):
         return PromptStates(Conditioning(states, token_counts=count), truncated)
 
     def predict(self, inputs: DenoiserInput) -> Tensor:
+        """Return the prediction of every row, shaped as the latents."""
         times = (_TIME_UNIT - inputs.timesteps.expand(inputs.latents.shape[0])) / _TIME_UNIT
         with adapted(self.denoiser, inputs.adapters):
             return -self._velocity(inputs.latents, times, inputs.conditioning)

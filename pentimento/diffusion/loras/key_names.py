@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from pentimento.diffusion.loras.lora import BaseLayers
-from pentimento.diffusion.loras.transformer_names import LayerPlace, Target, original_places
+from pentimento.diffusion.loras.transformer_names import LayerPlace, LoraTarget, original_places
 from pentimento.files.lora_headers import FactorPart, split_key
 
 _INNER = {"conv1": "in_layers.2", "conv2": "out_layers.3", "time_emb_proj": "emb_layers.1"}
@@ -170,5 +170,5 @@ def _spellings(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, LayerPlace]:
             bare = spelling.removeprefix(_TEXT_MODEL)
             names.update({bare: name, _TEXT_MODEL + bare: name})
     names.update({other: name for name, other in original_names(shapes).items()})
-    places = {**original_places(shapes), **{spelling: (Target(name),) for spelling, name in names.items()}}
+    places = {**original_places(shapes), **{spelling: (LoraTarget(name),) for spelling, name in names.items()}}
     return {**{spelling.replace(".", "_"): place for spelling, place in places.items()}, **places}

@@ -12,7 +12,7 @@ from pentimento.diffusion.loras.changes import Rows
 
 
 @dataclass(frozen=True)
-class Target:
+class LoraTarget:
     """Name a module, and its part of a file's layer: `rows` of the outputs, empty for all."""
 
     module: str
@@ -20,7 +20,7 @@ class Target:
 
 
 # The modules that a file's layer changes: one, or several in the order of its outputs.
-LayerPlace = tuple[Target, ...]
+LayerPlace = tuple[LoraTarget, ...]
 _Shapes = Mapping[str, tuple[int, ...]]
 
 _QKV = ("attn.to_q", "attn.to_k", "attn.to_v")
@@ -118,11 +118,11 @@ def _place(modules: list[str], shapes: _Shapes) -> LayerPlace:
         outputs, inputs = shapes[module][:2]
         half = outputs // 2
         is_swapped = module.endswith(_SHIFT_FIRST) and outputs == 2 * inputs
-        return (Target(module, ((half, outputs), (0, half)) if is_swapped else ()),)
+        return (LoraTarget(module, ((half, outputs), (0, half)) if is_swapped else ()),)
     targets, start = [], 0
     for module in modules:
         stop = start + shapes[module][0]
-        targets.append(Target(module, ((start, stop),)))
+        targets.append(LoraTarget(module, ((start, stop),)))
         start = stop
     return tuple(targets)
 
