@@ -14,6 +14,7 @@ from typing import Any
 from pentimento.diffusion.checkpoint import BadCheckpoint, read_json_object
 from pentimento.diffusion.file_layouts import parts_of, recognise
 from pentimento.domain.errors import FailedPrecondition
+from pentimento.files.model_files import SUFFIXES
 
 
 def registry_entry(model: Path) -> Mapping[str, Any]:
@@ -76,8 +77,9 @@ _STEPS_IN_NAME = re.compile(r"(?<!\d)([1-8])[-_ ]?steps?(?![a-z])")
 def usual_settings(model: Path) -> UsualSettings:
     """Return a checkpoint's default settings; Stable Diffusion's if its files do not state the kind. Raises
     BadCheckpoint for a configuration that cannot be read."""
-    directory = parts_of(model) if model.is_file() else model
-    published = recognise(model) if model.is_file() else None
+    is_single = model.suffix in SUFFIXES and model.is_file()
+    directory = parts_of(model) if is_single else model
+    published = recognise(model) if is_single else None
     index = _stored(directory / _INDEX) or (published.layout.index if published else {})
 
     def config(name: str) -> Mapping[str, Any]:

@@ -11,6 +11,7 @@ NOT_RUN = {
     "python -m lab.emulation.": "serves until it is told to stop; tests/lab/emulation starts each service",
     "python -m benchmarks.": "measures for minutes, on a machine that must be otherwise idle",
     "pentimento generate --prompts-file prompts.txt --model my-light ": "paints thousands, by a model of the reader's",
+    "pentimento generate --prompts-file prompts.txt --model sdxl ": "generates thousands, by a model of the reader's",
     "pentimento zoo ": "trains, paints or measures for minutes; `make test-training` does so for a few steps",
     "pentimento simulate ": "takes a minute; tests/lab/simulator plays scenarios",
     "pentimento profile ": "measures a model of the reader's; tests/integration/unet_worker runs small ones",
