@@ -45,7 +45,9 @@ def main() -> int:
         named = Path(there) / f"zoo.scene_log, seed {options.log_seed}, first {options.prompts} that differ"
         named.touch()
         given = ["--model", str(WEIGHTS / options.model), "--prompts", str(named), "--embedder-address", "unix:/none"]
-        out = PROFILES[options.kind] / f"{'+'.join((options.model, *options.loras))}.json"
+        # Images have the profiles of all kinds in one folder.
+        prefix = "features-" if options.kind is ProfileKind.FEATURES else ""
+        out = PROFILES[options.kind] / f"{prefix}{'+'.join((options.model, *options.loras))}.json"
         loras = ["--loras", str(WEIGHTS), "--with-loras", ",".join(options.loras)] if options.loras else []
         settings = load_settings(ProfileSettings, "profile", [*given, *loras, "--out", str(out), *flags])
         inputs = StudyInputs(

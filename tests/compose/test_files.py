@@ -386,3 +386,14 @@ def test_a_token_that_was_revoked_is_not_let_in_again(secrets: Path) -> None:
 
     with pytest.raises(Unauthenticated):
         TokenFile(known).identify(f"Bearer {(secrets / 'user_token').read_text()}")
+
+
+def test_profiles_of_the_images_have_different_names() -> None:
+    line = next(
+        one for one in (ROOT / "deploy" / "Dockerfile").read_text().splitlines() if one.startswith("COPY zoo/selector")
+    )
+
+    # One folder takes all of them: a file of the same name would replace another.
+    names = [path.name for pattern in line.split()[1:-1] for path in ROOT.glob(pattern)]
+    assert len(names) > 20
+    assert len(set(names)) == len(names)
