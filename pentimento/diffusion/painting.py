@@ -14,12 +14,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pentimento.diffusion.families.model import (
-    Conditioning,
-    DenoiserInput,
-    DiffusionModel,
-    PerSampleAdapters,
-)
+from pentimento.diffusion.families.model import Conditioning, DenoiserInput, DiffusionModel
+from pentimento.diffusion.families.row_updates import PerSampleAdapters
 from pentimento.diffusion.guidance_half import HalfStart
 from pentimento.diffusion.inpainting import KnownRegion, cells_of, kept_pixels, masked_channels
 from pentimento.diffusion.loras.bypass import stack_adapters

@@ -7,7 +7,8 @@ own, with the weights patched for each.
 from collections.abc import Sequence
 
 from pentimento.diffusion.engine.job import EngineJob
-from pentimento.diffusion.families.model import DiffusionModel, PerSampleAdapters
+from pentimento.diffusion.families.model import DiffusionModel
+from pentimento.diffusion.families.row_updates import PerSampleAdapters
 from pentimento.diffusion.loras.bypass import RowUpdates
 from pentimento.diffusion.loras.lora import patched_key, set_key
 from pentimento.diffusion.loras.patching import WeightPatch

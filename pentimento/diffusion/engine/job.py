@@ -4,13 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from pentimento.diffusion.engine.listening import FinishedPainting, PaintingListener
-from pentimento.diffusion.families.model import (
-    BatchKey,
-    ControlResiduals,
-    DenoiserEncoding,
-    DiffusionModel,
-    PerSampleAdapters,
-)
+from pentimento.diffusion.families.model import BatchKey, ControlResiduals, DenoiserEncoding, DiffusionModel
+from pentimento.diffusion.families.row_updates import PerSampleAdapters
 from pentimento.diffusion.guidance_half import HalfStart
 from pentimento.diffusion.loras.lora import AdapterSet
 from pentimento.diffusion.painting import Painting, PaintingRequest, model_input, thin

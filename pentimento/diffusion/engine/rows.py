@@ -22,9 +22,9 @@ from pentimento.diffusion.families.model import (
     ControlResiduals,
     DenoiserInput,
     DiffusionModel,
-    PerSampleAdapters,
     filled_up,
 )
+from pentimento.diffusion.families.row_updates import PerSampleAdapters
 from pentimento.diffusion.loras.bypass import stack_adapters
 from pentimento.diffusion.painting import Painting, fill_model_input
 from pentimento.diffusion.schedulers import SamplerState, Schedule

@@ -10,11 +10,10 @@ from pentimento.diffusion.families.model import (
     DenoiserInput,
     DiffusionModel,
     LoadedModelInfo,
-    LowRankUpdate,
-    PerSampleAdapters,
     PromptStates,
 )
 from pentimento.diffusion.families.registry import load_model
+from pentimento.diffusion.families.row_updates import LowRankUpdate, PerSampleAdapters
 
 __all__ = [
     "NO_CONTROL",

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pentimento.diffusion.families.layer_forwards import Forward, replaced
-from pentimento.diffusion.families.model import Canvas, Canvases, LowRankUpdate, PerSampleAdapters
+from pentimento.diffusion.families.row_updates import Canvas, Canvases, LowRankUpdate, PerSampleAdapters
 
 # Pixels: below, torch's `fold` is faster than nine additions of views; above, it takes four times as long.
 _FEW_PIXELS = 64

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from pentimento.diffusion.checkpoint import BadCheckpoint, Checkpoint, CheckpointDigests
 from pentimento.diffusion.families.autoencoder import Autoencoder
-from pentimento.diffusion.families.model import DiffusionModel
+from pentimento.diffusion.families.model import DiffusionModel, LoadedModelInfo
 from pentimento.diffusion.families.texts import ClipText
 from pentimento.diffusion.schedulers import FlowConfig, SchedulerConfig, UnsupportedConfig, scheduler_configs
 from pentimento.diffusion.schedulers.keys import WITHOUT_EFFECT, acted_on
-from pentimento.domain.generation import Scheduler
+from pentimento.domain.generation import NoiseForm, Scheduler
 from pentimento.domain.prompt_syntax import WeightedPrompt
 
 logger = logging.getLogger(__name__)
@@ -56,6 +56,37 @@ class DiffusersFamily(DiffusionModel):
 
     def decode_latent(self, latent: Tensor) -> Tensor:
         return self._autoencoder.decode(latent)
+
+
+class FlowFamily(DiffusersFamily):
+    """Serve a transformer that was trained by flow matching."""
+
+    def image_tokens(self, width_px: int, height_px: int) -> int:
+        """Return the number of tokens of an image."""
+        multiple = self.info.size_multiple_px
+        return (height_px // multiple) * (width_px // multiple)
+
+    def _described(
+        self, family: str, size_px: tuple[int, int], size_multiple_px: int, later: DigestsLater, **others: Any
+    ) -> LoadedModelInfo:
+        """Return the model's description, with its default width and height; `others` are fields of it."""
+        own = next(iter(self._schedulers.values()))
+        assert isinstance(own, FlowConfig)
+        digests = later()
+        return LoadedModelInfo(
+            family=family,
+            model_digest=digests.model,
+            vae_digest=digests.components["vae"],
+            scheduler_digest=digests.components["scheduler"],
+            prediction_type="flow",
+            noise_form=NoiseForm.FLOW_MATCHING,
+            default_width_px=size_px[0],
+            default_height_px=size_px[1],
+            size_multiple_px=size_multiple_px,
+            schedulers=tuple(self._schedulers),
+            train_step_count=own.num_train_timesteps,
+            **others,
+        )
 
 
 def refuse_keys(

@@ -14,8 +14,8 @@ from pentimento.diffusion.checkpoint import BadCheckpoint, Checkpoint
 from pentimento.diffusion.families.adapters import adapted
 from pentimento.diffusion.families.autoencoder import Autoencoder, LatentScale
 from pentimento.diffusion.families.base import (
-    DiffusersFamily,
     DigestsLater,
+    FlowFamily,
     check_token_limits,
     check_width,
     load_schedulers,
@@ -26,10 +26,9 @@ from pentimento.diffusion.families.model import Conditioning, DenoiserInput, Loa
 from pentimento.diffusion.families.packing import CELLS_OF_TOKEN, PACKED_SIDE, packed, unpacked
 from pentimento.diffusion.families.row_kernels import RowKernels
 from pentimento.diffusion.families.texts import ClipText, T5Text
-from pentimento.diffusion.schedulers import FLOW_SCHEDULERS, FlowConfig
+from pentimento.diffusion.schedulers import FLOW_SCHEDULERS
 from pentimento.diffusion.weights import load_components
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.generation import NoiseForm
 
 # T5's tokens of a prompt, from the model cards of dev and schnell. A checkpoint that was trained with another number
 # states it as "max_sequence_length" in its model_index.json.
@@ -46,7 +45,7 @@ def load(checkpoint: Checkpoint, digests: DigestsLater, device: torch.device, dt
     return Flux(checkpoint, digests, device, dtype)
 
 
-class Flux(DiffusersFamily):
+class Flux(FlowFamily):
     """Adapt diffusers' modules of this family to the engine. Prompts have `t5_token_count` tokens."""
 
     def __init__(self, checkpoint: Checkpoint, digests: DigestsLater, device: torch.device, dtype: torch.dtype) -> None:
@@ -72,30 +71,8 @@ class Flux(DiffusersFamily):
 
     def _describe(self, checkpoint: Checkpoint, later: DigestsLater) -> LoadedModelInfo:
         multiple = PACKED_SIDE * self._autoencoder.factor
-        width, height = stated_size_px(checkpoint, self._autoencoder.factor, multiple)
-        own = next(iter(self._schedulers.values()))
-        assert isinstance(own, FlowConfig)
-        digests = later()
-        return LoadedModelInfo(
-            family="flux",
-            model_digest=digests.model,
-            vae_digest=digests.components["vae"],
-            scheduler_digest=digests.components["scheduler"],
-            prediction_type="flow",
-            noise_form=NoiseForm.FLOW_MATCHING,
-            default_width_px=width,
-            default_height_px=height,
-            size_multiple_px=multiple,
-            schedulers=tuple(self._schedulers),
-            train_step_count=own.num_train_timesteps,
-            guidance_distilled=True,
-            computes_alone=True,
-        )
-
-    def image_tokens(self, width_px: int, height_px: int) -> int:
-        """Return the number of tokens of an image."""
-        multiple = self.info.size_multiple_px
-        return (height_px // multiple) * (width_px // multiple)
+        size_px = stated_size_px(checkpoint, self._autoencoder.factor, multiple)
+        return self._described("flux", size_px, multiple, later, guidance_distilled=True, computes_alone=True)
 
     def encode_prompt(self, prompt: str, *, negative: bool = False, clip_skip: int = 0) -> PromptStates:
         if clip_skip:

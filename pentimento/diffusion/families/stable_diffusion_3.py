@@ -12,8 +12,8 @@ from pentimento.diffusion.checkpoint import BadCheckpoint, Checkpoint
 from pentimento.diffusion.families.adapters import adapted
 from pentimento.diffusion.families.autoencoder import Autoencoder, LatentScale
 from pentimento.diffusion.families.base import (
-    DiffusersFamily,
     DigestsLater,
+    FlowFamily,
     check_token_limits,
     check_width,
     default_size_px,
@@ -31,9 +31,8 @@ from pentimento.diffusion.families.row_kernels import RowKernels
 from pentimento.diffusion.families.texts import ClipText, EncodedText, T5Text, absent_t5
 from pentimento.diffusion.families.transformer_passes import TransformerPasses, covers_transformer
 from pentimento.diffusion.families.weighted_texts import WeightedText, emphasised
-from pentimento.diffusion.schedulers import FLOW_SCHEDULERS, FlowConfig
+from pentimento.diffusion.schedulers import FLOW_SCHEDULERS
 from pentimento.diffusion.weights import load_components
-from pentimento.domain.generation import NoiseForm
 from pentimento.domain.prompt_syntax import WeightedPrompt
 
 # T5's tokens of a prompt in diffusers' pipeline; a checkpoint without T5 gets zeros of that length. A checkpoint that
@@ -49,7 +48,7 @@ def load(checkpoint: Checkpoint, digests: DigestsLater, device: torch.device, dt
     return StableDiffusion3(checkpoint, digests, device, dtype)
 
 
-class StableDiffusion3(DiffusersFamily):
+class StableDiffusion3(FlowFamily):
     """Adapt diffusers' modules of this family to the engine. `t5_token_count` rows of T5 follow CLIP's text states."""
 
     def __init__(self, checkpoint: Checkpoint, digests: DigestsLater, device: torch.device, dtype: torch.dtype) -> None:
@@ -81,29 +80,9 @@ class StableDiffusion3(DiffusersFamily):
 
     def _describe(self, later: DigestsLater) -> LoadedModelInfo:
         config, factor = self.denoiser.config, self._autoencoder.factor
-        width, height = default_size_px(config.sample_size, factor)
-        own = next(iter(self._schedulers.values()))
-        assert isinstance(own, FlowConfig)
-        digests = later()
-        return LoadedModelInfo(
-            family="stable_diffusion_3",
-            model_digest=digests.model,
-            vae_digest=digests.components["vae"],
-            scheduler_digest=digests.components["scheduler"],
-            prediction_type="flow",
-            noise_form=NoiseForm.FLOW_MATCHING,
-            default_width_px=width,
-            default_height_px=height,
-            size_multiple_px=factor * config.patch_size,
-            schedulers=tuple(self._schedulers),
-            train_step_count=own.num_train_timesteps,
-            longest_side_px=config.pos_embed_max_size * config.patch_size * factor,
-        )
-
-    def image_tokens(self, width_px: int, height_px: int) -> int:
-        """Return the number of tokens of an image."""
-        multiple = self.info.size_multiple_px
-        return (height_px // multiple) * (width_px // multiple)
+        multiple = factor * config.patch_size
+        size_px, longest = default_size_px(config.sample_size, factor), config.pos_embed_max_size * multiple
+        return self._described("stable_diffusion_3", size_px, multiple, later, longest_side_px=longest)
 
     def encode_prompt(self, prompt: str, *, negative: bool = False, clip_skip: int = 0) -> PromptStates:
         limit = self._texts[0].token_limit

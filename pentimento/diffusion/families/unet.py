@@ -27,9 +27,9 @@ from pentimento.diffusion.families.model import (
     DenoiserEncoding,
     DenoiserInput,
     LoadedModelInfo,
-    PerSampleAdapters,
 )
 from pentimento.diffusion.families.row_kernels import RowKernels
+from pentimento.diffusion.families.row_updates import PerSampleAdapters
 from pentimento.diffusion.families.texts import ClipText
 from pentimento.diffusion.families.unet_passes import UNetEncoding, UNetPasses, added_conditions, covers
 from pentimento.diffusion.inversions import BadInversion, Inversion

@@ -15,8 +15,8 @@ from pentimento.diffusion.checkpoint import BadCheckpoint, Checkpoint
 from pentimento.diffusion.families.adapters import adapted
 from pentimento.diffusion.families.autoencoder import Autoencoder, LatentScale
 from pentimento.diffusion.families.base import (
-    DiffusersFamily,
     DigestsLater,
+    FlowFamily,
     check_width,
     load_schedulers,
     stated_size_px,
@@ -25,10 +25,9 @@ from pentimento.diffusion.families.base import (
 from pentimento.diffusion.families.lean_attention import skip_signature_checks
 from pentimento.diffusion.families.model import Conditioning, DenoiserInput, LoadedModelInfo, PromptStates
 from pentimento.diffusion.families.texts import PromptTokenizer
-from pentimento.diffusion.schedulers import FLOW_SCHEDULERS, FlowConfig
+from pentimento.diffusion.schedulers import FLOW_SCHEDULERS
 from pentimento.diffusion.weights import load_components
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.generation import NoiseForm
 
 # Tokens of a caption in diffusers' pipeline.
 _TEXT_TOKENS = 512
@@ -48,7 +47,7 @@ def load(checkpoint: Checkpoint, digests: DigestsLater, device: torch.device, dt
     return ZImage(checkpoint, digests, device, dtype)
 
 
-class ZImage(DiffusersFamily):
+class ZImage(FlowFamily):
     """Adapt diffusers' modules of this family to the engine."""
 
     def __init__(self, checkpoint: Checkpoint, digests: DigestsLater, device: torch.device, dtype: torch.dtype) -> None:
@@ -70,31 +69,11 @@ class ZImage(DiffusersFamily):
 
     def _describe(self, checkpoint: Checkpoint, later: DigestsLater) -> LoadedModelInfo:
         multiple = _PATCH_SIDE * self._autoencoder.factor
-        width, height = stated_size_px(checkpoint, self._autoencoder.factor, multiple)
-        own = next(iter(self._schedulers.values()))
-        assert isinstance(own, FlowConfig)
-        digests = later()
-        return LoadedModelInfo(
-            family="z_image",
-            model_digest=digests.model,
-            vae_digest=digests.components["vae"],
-            scheduler_digest=digests.components["scheduler"],
-            prediction_type="flow",
-            noise_form=NoiseForm.FLOW_MATCHING,
-            default_width_px=width,
-            default_height_px=height,
-            size_multiple_px=multiple,
-            schedulers=tuple(self._schedulers),
-            train_step_count=own.num_train_timesteps,
-            longest_side_px=min(self.denoiser.config.axes_lens[1:]) * multiple,
-            guidance_offset=1.0,
-            computes_alone=True,
+        size_px = stated_size_px(checkpoint, self._autoencoder.factor, multiple)
+        longest = min(self.denoiser.config.axes_lens[1:]) * multiple
+        return self._described(
+            "z_image", size_px, multiple, later, longest_side_px=longest, guidance_offset=1.0, computes_alone=True
         )
-
-    def image_tokens(self, width_px: int, height_px: int) -> int:
-        """Return the number of tokens of an image."""
-        multiple = self.info.size_multiple_px
-        return (height_px // multiple) * (width_px // multiple)
 
     def encode_prompt(self, prompt: str, *, negative: bool = False, clip_skip: int = 0) -> PromptStates:
         if clip_skip:

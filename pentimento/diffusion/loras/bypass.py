@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from pentimento.diffusion.families.model import LowRankUpdate, PerSampleAdapters
+from pentimento.diffusion.families.row_updates import LowRankUpdate, PerSampleAdapters
 from pentimento.diffusion.loras.changes import LowRankFactors
 from pentimento.diffusion.loras.lora import AdapterSet, changes_by_module, joined, set_key
 

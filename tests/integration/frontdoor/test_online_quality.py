@@ -120,7 +120,7 @@ async def test_a_hit_is_painted_again_from_noise_and_reported(
     assert (report.from_image, report.skipped_steps, report.step_count) == (False, 20, 50)
     # The chosen embedder's pictures are at right angles to its texts.
     assert (report.similarity, report.quality, report.scratch_quality) == (0.91, 0.0, 0.0)
-    # It is nobody's request, and leaves nothing.
+    # A shadow is no request, and leaves nothing.
     assert (recorded.accepted, recorded.completed) == (1, 1)
     assert len(gateway.reserved) == len(gateway.committed) + len(gateway.released) == 1
 
@@ -128,7 +128,7 @@ async def test_a_hit_is_painted_again_from_noise_and_reported(
 async def test_of_workers_with_one_model_the_one_that_paints_is_told_its_own_generation(
     folder: Path, worker: PacedWorker, gateway: WatchingGateway
 ) -> None:
-    """What is known of the model is from whichever of them told of it last."""
+    """The model's description comes from the worker that reported last."""
     async with watched(folder, gateway, quality_sample_share=0.0) as suite:
         hit = (await suite.paint(FIFTY)).provenance
         others = replace(worker.held, worker_generation=worker.held.worker_generation + 1)

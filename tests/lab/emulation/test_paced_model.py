@@ -9,7 +9,8 @@ import torch
 from lab.emulation.pace import DevicePace, read_pace
 from lab.emulation.paced_worker.model import PacedModel
 from lab.runs.machine import ROOT
-from pentimento.diffusion.families.model import Conditioning, DenoiserInput, PerSampleAdapters
+from pentimento.diffusion.families.model import Conditioning, DenoiserInput
+from pentimento.diffusion.families.row_updates import PerSampleAdapters
 
 PACE: DevicePace = replace(read_pace(ROOT / "scenarios" / "paces" / "sdxl-h800.toml"), beside_share=0.5)
 

@@ -1,4 +1,4 @@
-"""Steps that are asked for before the one before them is there: in their order, on one replica or on the next."""
+"""Steps requested before earlier ones are answered keep their order, on one replica or on the next."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -23,7 +23,7 @@ GONE = Unavailable("CONTROLNET_GONE", "gone")
 
 
 class Scripted:
-    """A stream on one replica: what was asked of it, in order, and the answers of the test."""
+    """Record the steps that a stream is asked for, and answer as the test says."""
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch

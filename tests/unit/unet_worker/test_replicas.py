@@ -43,7 +43,7 @@ class ToldReplica(ControlNetServiceServicer):
         await self._server.stop(None)
 
     def tell(self, **news: Any) -> None:
-        """Change what is told; `resident` are names."""
+        """Change the news of the replica; `resident` are names."""
         infos = [pb.ControlNetInfo(name=name, resident=True) for name in news.pop("resident", ())]
         self.news = pb.WatchCreditsResponse(**{"credit_count": 4, **news}, controlnets=infos)
         self._told.set()
@@ -60,7 +60,7 @@ class ToldReplica(ControlNetServiceServicer):
 
     async def WatchCredits(self, request: Any, context: Any) -> AsyncIterator[pb.WatchCreditsResponse]:
         while True:
-            self._told.clear()  # before it is told: what changes while it is on its way is told after it
+            self._told.clear()  # cleared first: a change during the answer is the next one
             yield self.news
             await self._told.wait()
 

@@ -1,4 +1,4 @@
-"""LoRAs in the step engine: on time and late, patched and beside the weights, and nobody sees anybody else's."""
+"""LoRAs in the step engine: on time and late, patched or applied by row, each in its own request only."""
 
 import hashlib
 import weakref
@@ -94,7 +94,7 @@ def _weights_as_they_were(model: DiffusionModel) -> Iterator[None]:
 
 
 def finish(loop: Loop) -> None:
-    """Until nobody can go on; the model then has its own weights, which others use too."""
+    """Run to the end and restore the base weights, which other tests share."""
     loop.run()
     loop.steps.restore_weights()
 

@@ -1,5 +1,5 @@
-"""A transformer's steps under a ControlNet whose residuals come in parts: blocks run as far as residuals are there, and
-the picture has the bits that it has when all are there at once."""
+"""A transformer under a ControlNet with residuals in parts: blocks run as far as the residuals reach, and the image has
+the bits that it has when all come at once."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -44,7 +44,7 @@ def residuals(step: int, there: int = RESIDUALS) -> ControlResiduals:
 
 @dataclass
 class Parts:
-    """Residuals of which `there` have come, by step; all where none is said. None of 0 are told of at all."""
+    """Give the first `there` residuals of each step, by default all; a step with 0 reports none."""
 
     there: dict[int, int] = field(default_factory=dict)
     asked: int = -1
@@ -158,7 +158,7 @@ def test_pictures_at_the_same_place_share_what_they_both_can_run(deep: Diffusion
     late.there[0] = later.there[0] = RESIDUALS
     denoiser.calls.clear()
     loop.tick()
-    # Those who were late meet on the way, and the one that begins its next step with them.
+    # The late requests meet, together with one that begins its next step.
     assert denoiser.calls == [("encode", 2), ("to 3", 2), ("to 5", 4), ("decode", 6)]
 
 
@@ -177,7 +177,7 @@ def test_seconds_between_parts_are_counted_to_their_step(deep: DiffusionModel) -
 
 @dataclass
 class Slow(Parts):
-    """A part more every so many ticks of the loop, from when it is asked for."""
+    """Give one more part every `ticks_each` ticks of the loop after the request."""
 
     ticks_each: dict[int, int] = field(default_factory=dict)
     clock: Callable[[], float] = lambda: 0.0
