@@ -1,4 +1,4 @@
-"""Define LoRA updates that apply to rows of a batch, on weights that stay as they are."""
+"""Define LoRA updates that apply to rows of a batch while the weights stay unpatched."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
