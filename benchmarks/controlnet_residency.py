@@ -19,7 +19,9 @@ import numpy as np
 
 from lab.runs.measure import Figure, Options, at_least, informative, measured, parse_options, publish
 from lab.workloads.production import KATZ_A, KATZ_B, ProductionMix, choose
-from pentimento.policies.residency import HALF_LIFE_USES, Loadable, ResidentSet
+from pentimento.domain.components import Loadable
+from pentimento.policies.components import HALF_LIFE_USES
+from pentimento.policies.residency import ResidentSet
 
 SIZES = range(1, 9)
 SHOWN_SIZES = (2, 5, 8)

@@ -17,9 +17,10 @@ from pentimento.diffusion.checkpoint import BadCheckpoint
 from pentimento.diffusion.controlnets import PLAIN, ControlNet, ControlNetForm, load_controlnet, open_controlnet
 from pentimento.diffusion.engine.faults import is_out_of_memory
 from pentimento.domain.adapters import Adapter
+from pentimento.domain.components import Loadable
 from pentimento.domain.errors import Internal, NotFound, PentimentoError, ResourceExhausted
 from pentimento.files.adapter_registry import RegisteredAdapter
-from pentimento.policies.residency import Loadable, ResidentSet
+from pentimento.policies.residency import ResidentSet
 from services.controlnet_svc import metrics
 
 logger = logging.getLogger(__name__)

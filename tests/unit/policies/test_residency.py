@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pentimento.policies.residency import Loadable, ResidentSet
+from pentimento.domain.components import Loadable
+from pentimento.policies.residency import ResidentSet
 
 LOADABLES = st.builds(
     Loadable,
@@ -124,26 +125,6 @@ def test_component_that_returns_keeps_its_uses() -> None:
     held.remove("b")
     with pytest.raises(KeyError):
         held.remove("b")
-
-
-@pytest.mark.parametrize(("later_uses", "stays"), [(8, True), (24, False)], ids=["one half-life", "three half-lives"])
-def test_component_popular_once_leaves_after_half_lives(later_uses: int, stays: bool) -> None:
-    held = ResidentSet(20, half_life_uses=8)
-    for _ in range(9):
-        take_in(held, component("old"))
-    for use in range(later_uses):
-        take_in(held, component("xyz"[use % 3]))
-
-    assert ("old" in held.names) is stays
-
-
-def test_weights_of_uses_stay_finite() -> None:
-    held = ResidentSet(20, half_life_uses=0.001)
-    for _ in range(3):
-        take_in(held, component("a"))
-        take_in(held, component("b"))
-
-    assert held.names == ("b", "a")
 
 
 def test_add_beyond_memory_is_an_error() -> None:

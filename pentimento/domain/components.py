@@ -1,0 +1,72 @@
+"""Components of a tier, and what leaves a full one: models, LoRAs and ControlNets, of all sizes and load times.
+
+    rule.note_use(component, now_s)
+    for name in victims(rule, resident, needed_bytes, now_s) or ():
+        ...
+
+The caller loads, frees, and gives the time, by any clock that never goes back. Rules are in `policies.components`.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Loadable:
+    """Describe a component: its `memory_bytes` in the tier, and the `load_s` seconds that loading it again takes."""
+
+    name: str
+    memory_bytes: int
+    load_s: float
+
+    @property
+    def density(self) -> float:
+        """Return the load seconds that a byte of it saves."""
+        return self.load_s / max(self.memory_bytes, 1)
+
+
+class ComponentRule(Protocol):
+    """Rank components by the worth of keeping them. Not thread-safe."""
+
+    def note_use(self, component: Loadable, now_s: float) -> None:
+        """Count a use, whether the component is resident or is about to be loaded."""
+
+    def note_eviction(self, component: Loadable, now_s: float) -> None:
+        """Learn that the component was evicted to make room."""
+
+    def worth(self, component: Loadable, now_s: float) -> float:
+        """Return the worth of keeping the component; the lowest leaves first. 0 or more."""
+
+
+def victims(
+    rule: ComponentRule,
+    resident: Iterable[Loadable],
+    needed_bytes: int,
+    now_s: float,
+    kept: Collection[str] = (),
+) -> tuple[str, ...] | None:
+    """Return the components to evict so that `needed_bytes` become free: least worth first, none of `kept`, and none
+    that can stay since another one is large. None if `kept` leaves too few bytes. Report each to `note_eviction`."""
+    if needed_bytes <= 0:
+        return ()
+    missing = needed_bytes
+    leaving: list[Loadable] = []
+    for one in sorted(resident, key=lambda one: (rule.worth(one, now_s), one.name)):
+        if missing <= 0:
+            break
+        if one.name not in kept:
+            leaving.append(one)
+            missing -= one.memory_bytes
+    return None if missing > 0 else _without_spares(leaving, -missing)
+
+
+def _without_spares(leaving: list[Loadable], spare_bytes: int) -> tuple[str, ...]:
+    """Return the names without components that fit into the spare bytes; the most worth stays first."""
+    names = []
+    for one in reversed(leaving):
+        if one.memory_bytes <= spare_bytes:
+            spare_bytes -= one.memory_bytes
+        else:
+            names.append(one.name)
+    return tuple(reversed(names))
