@@ -27,7 +27,7 @@ from lab.emulation.costs import costs_of
 from lab.emulation.fleet_file import EmulatedFleet
 from lab.runs import RequestRecord, StartKind
 from lab.simulator import Scenario
-from lab.simulator.cache import CacheSettings
+from lab.simulator.cache import CacheSettings, SimulatedCache
 from lab.simulator.scenario import SimulatedModel
 from lab.workloads import Content, Segment, SloClass, Workload, fluctuating
 from pentimento.domain.image_request import CacheMode, Completed, ImageRequest
@@ -42,7 +42,7 @@ from zoo.registry import WEIGHTS
 from zoo.scene_log import SceneLog, clip_embedder, write_scene_log
 
 LIGHT, HEAVY, DISCRIMINATOR = "tiny-light", "tiny-heavy", "tiny-discriminator"
-COPIES = 2
+COPIES, STEPS = 2, 50
 ENCODER = WEIGHTS / "tiny-clip"
 REUSE = PROFILES / f"latents-{HEAVY}.json"
 # Share of the light images that the threshold defers, so that the median answer is the heavy model's. The trace's peak
@@ -82,11 +82,10 @@ class TracedLog:
         return replace(plain, arrivals=tuple(arrivals))
 
     def simulated(self, workload: Workload) -> Workload:
-        """Return the workload with embeddings: first those of earlier deferred prompts, which the cache has by then
-        (`warmed`)."""
+        """Return the workload with embeddings: first those of earlier prompts with latents in the cache (`warmed`)."""
         rows = [arrival.seed for arrival in workload.arrivals]
         known = ((row, self.confidences.get((self.log.prompts[row], row), 1.0)) for row in range(rows[0]))
-        held = [row for row, confidence in known if confidence <= self.threshold]
+        held = stored(self.log.embeddings, [row for row, confidence in known if confidence <= self.threshold])
         arrivals = (
             replace(arrival, embedding_row=len(held) + number) for number, arrival in enumerate(workload.arrivals)
         )
@@ -124,6 +123,24 @@ def trace(rate: float, duration_s: float) -> list[Segment]:
     shape = [1.0 / SWING + share * (1.0 - 1.0 / SWING) for share in AZURE_SHAPE]
     mean = statistics.fmean(shape)
     return [Segment(duration_s / len(shape), rate * share / mean) for share in shape]
+
+
+def stored(embeddings: np.ndarray, rows: Iterable[int]) -> list[int]:
+    """Return the rows that leave latents in a cache which meets them in this order: images that start from an entry
+    leave none."""
+    cache = SimulatedCache(CacheUse.LATENTS, "fifo", cache_settings(), embeddings)
+    found: list[int] = []
+    for row in rows:
+        if cache.lookup("", HEAVY, row, STEPS).kind is StartKind.NOISE:
+            cache.insert("", HEAVY, row, STEPS)
+            found.append(row)
+    return found
+
+
+def cache_settings() -> CacheSettings:
+    """Return the settings of the gateway's cache: latents by the heavy model's profile, and room for all."""
+    profile = read_profiles([REUSE]).profiles[0]
+    return CacheSettings(capacity=10**9, rules=replace(RULES, latents=thresholds(profile), images=()))
 
 
 def traced_log(count: int, seed: int, flags: Sequence[str]) -> TracedLog:
@@ -183,7 +200,7 @@ def write_fleet(folder: Path, costs: Mapping[str, Path]) -> Path:
     """Write the fleet's file for the simulator; its threshold is the log's (`with_cascade`)."""
     models = "".join(f'[[models]]\nname = "{model}"\nprofile = "{file}"\n' for model, file in costs.items())
     # The profile of the heavy model measured fewer steps than an image has.
-    models += "steps = 50\n"
+    models += f"steps = {STEPS}\n"
     devices = "".join(f'[[devices]]\nname = "{m[5:]}"\ncount = {COPIES}\nmodels = ["{m}"]\n' for m in costs)
     path = folder / "cascade.toml"
     path.write_text(
@@ -207,12 +224,10 @@ def shared_capacity_per_s(fleet: EmulatedFleet) -> float:
 
 def with_cascade(scenario: Scenario, log: TracedLog) -> Scenario:
     """Return the scenario with shared processors, the cache, the threshold, and the known confidences."""
-    profile = read_profiles([REUSE]).profiles[0]
-    rules = replace(RULES, latents=thresholds(profile), images=())
     return replace(
         scenario,
         policy=replace(scenario.policy, cache=CacheUse.LATENTS),
-        cache=CacheSettings(capacity=10**9, rules=rules),
+        cache=cache_settings(),
         dataplane=replace(scenario.dataplane, confidence_threshold=log.threshold),
         processors=processors(),
         confidences=log.confidences,
