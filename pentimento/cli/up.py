@@ -51,7 +51,7 @@ UNCHANGED: tuple[str, ...] = (
     "unprofiled_reuse",
     "earned_reuse",
 )
-UNCHANGED += ("controlnet_copies", "pipelining", "weights", "embeddings")
+UNCHANGED += ("controlnet_copies", "depth_model", "pipelining", "weights", "embeddings")
 # Options that are settings of the gateway.
 CACHE = ("reuse_rule", "eviction", "cache_bias", "scratch_share", "renoised_share", "match_predictor")
 
@@ -204,6 +204,11 @@ CACHE = ("reuse_rule", "eviction", "cache_bias", "scratch_share", "renoised_shar
     default="",
     metavar="tiny|REGISTRY.JSON",
     help="serve the ControlNets of a registry; `tiny`: the tiny models' [none]",
+)
+@click.option(
+    "--depth-model",
+    type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path),
+    help="directory of a depth model (Depth Anything, DPT): ControlNets may preprocess images with it [none]",
 )
 @click.option(
     "--controlnet-pipelining",

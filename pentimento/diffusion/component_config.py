@@ -28,6 +28,18 @@ QWEN3_KEYS = frozenset(
      "rope_scaling", "rope_parameters", "attention_bias", "use_sliding_window", "sliding_window",
      "max_window_layers", "layer_types", "pad_token_id", "bos_token_id", "eos_token_id", "tie_word_embeddings"}
 )  # fmt: skip
+DINOV2_KEYS = frozenset(
+    {"model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "mlp_ratio", "hidden_act",
+     "layer_norm_eps", "image_size", "patch_size", "num_channels", "qkv_bias", "layerscale_value", "use_swiglu_ffn",
+     "out_features", "out_indices", "apply_layernorm", "reshape_hidden_states", "use_mask_token"}
+)  # fmt: skip
+DEPTH_KEYS = frozenset(
+    {"model_type", "backbone_config", "patch_size", "reassemble_hidden_size", "reassemble_factors",
+     "neck_hidden_sizes", "fusion_hidden_size", "head_in_index", "head_hidden_size", "depth_estimation_type",
+     "max_depth", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act",
+     "layer_norm_eps", "image_size", "num_channels", "qkv_bias", "backbone_out_indices", "readout_type",
+     "use_batch_norm_in_fusion_residual", "use_bias_in_fusion_residual", "add_projection"}
+)  # fmt: skip
 TOKENIZER_KEYS = frozenset(
     {"model_max_length", "add_prefix_space", "add_bos_token", "add_eos_token", "bos_token", "eos_token", "unk_token",
      "pad_token", "additional_special_tokens", "extra_special_tokens", "added_tokens_decoder", "do_lower_case",

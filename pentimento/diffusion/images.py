@@ -58,6 +58,11 @@ def pixel_bytes(pixels: Tensor) -> Tensor:
     return unit.mul_(255).round_().to(torch.uint8).permute(1, 2, 0).contiguous()
 
 
+def pixel_image(pixels: Tensor) -> Image.Image:
+    """Return pixels (1, 3, height, width) in 0..1 as an image of 256 levels."""
+    return Image.fromarray((pixels[0] * 255.0).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy())
+
+
 def decode_pixels(data: bytes, field: str, width_px: int, height_px: int) -> Tensor:
     """Return an encoded image as pixels (1, 3, height, width) in -1..1, resized (Lanczos) if its size differs.
 

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from pentimento.diffusion.checkpoint import Checkpoint, read_json_object, read_shard_indexes
-from pentimento.diffusion.component_config import TOKENIZER_KEYS, allowed_config
+from pentimento.diffusion.component_config import DINOV2_KEYS, TOKENIZER_KEYS, allowed_config
 from pentimento.diffusion.file_layouts import CLIP_MERGES
 
 _TOKENIZER_TEXTS = frozenset({"tokenizer.json", "vocab.json", "merges.txt", "added_tokens.json", "spiece.model"})
@@ -85,6 +85,8 @@ def stage_network(source: Path, files: Iterable[Path], target: Path, keys: Colle
 def _stage_config(path: Path, stored: Mapping[str, Any], target: Path, keys: Collection[str]) -> None:
     if stored.get("model_type") == "clip" and isinstance(stored.get("text_config"), dict):
         stored = {**stored["text_config"], "model_type": "clip_text_model"}  # a whole CLIP: its text tower
+    if isinstance(backbone := stored.get("backbone_config"), dict):  # of a depth model
+        stored = {**stored, "backbone_config": allowed_config(path, backbone, DINOV2_KEYS)}
     _write(target / "config.json", allowed_config(path, stored, keys))
 
 

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from pentimento.devices.choices import WeightStorage
 from pentimento.diffusion.checkpoint import BadCheckpoint, Checkpoint, read_json_object, weight_files
 from pentimento.diffusion.clip_encoder import ACTIVATIONS, ClipTextConfig, ClipTextEncoder
-from pentimento.diffusion.component_config import CLIP_TEXT_KEYS, QWEN3_KEYS, T5_KEYS
+from pentimento.diffusion.component_config import CLIP_TEXT_KEYS, DEPTH_KEYS, QWEN3_KEYS, T5_KEYS
 from pentimento.diffusion.file_layouts import is_scale
 from pentimento.diffusion.original_weights import load_original, original_tensors
 from pentimento.diffusion.packed_weights import pack, weight_bytes
@@ -42,10 +42,20 @@ _CLASSES = {
     "CLIPTextModelWithProjection": ("transformers.models.clip.modeling_clip", "CLIPTextModelWithProjection"),
     "Qwen3Model": ("transformers.models.qwen3.modeling_qwen3", "Qwen3Model"),
     "T5EncoderModel": ("transformers.models.t5.modeling_t5", "T5EncoderModel"),
+    "DPTForDepthEstimation": ("transformers.models.dpt.modeling_dpt", "DPTForDepthEstimation"),
+    "DepthAnythingForDepthEstimation": (
+        "transformers.models.depth_anything.modeling_depth_anything",
+        "DepthAnythingForDepthEstimation",
+    ),
 }
 # Whether a class projects its pooled states, by class.
 _CLIP_TEXT = {"CLIPTextModel": False, "CLIPTextModelWithProjection": True}
-_TRANSFORMERS_KEYS = {"T5EncoderModel": T5_KEYS, "Qwen3Model": QWEN3_KEYS}
+_TRANSFORMERS_KEYS = {
+    "T5EncoderModel": T5_KEYS,
+    "Qwen3Model": QWEN3_KEYS,
+    "DPTForDepthEstimation": DEPTH_KEYS,
+    "DepthAnythingForDepthEstimation": DEPTH_KEYS,
+}
 _TEXT_PREFIX = "text_model."
 _TOKENIZERS = {
     "CLIPTokenizer": ("transformers.models.clip.tokenization_clip", "CLIPTokenizer"),

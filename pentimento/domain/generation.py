@@ -44,6 +44,13 @@ WITH_SPACINGS = (
 )
 
 
+class Preprocessor(Enum):
+    """Name the computation of a ControlNet's condition from its image."""
+
+    EDGES = "edges"
+    DEPTH = "depth"
+
+
 class ControlNetMode(Enum):
     SYNCHRONOUS = "synchronous"
     PIPELINED = "pipelined"
@@ -84,7 +91,8 @@ class LoraSelection:
 @dataclass(frozen=True)
 class ControlNetSelection:
     """A ControlNet of a request, and the encoded image that it goes by; it acts between two shares of the schedule.
-    `digest` and `object` as in `LoraSelection`."""
+    `digest` and `object` as in `LoraSelection`. `preprocessor` computes the condition from the image, None if the image
+    is the condition; `preprocessor_digest` is that of its model, "" for one without."""
 
     name: str
     conditioning_image: bytes = field(repr=False)
@@ -93,6 +101,8 @@ class ControlNetSelection:
     end_fraction: float = 1.0
     digest: str = ""
     object: ObjectReference | None = None
+    preprocessor: Preprocessor | None = None
+    preprocessor_digest: str = ""
 
 
 @dataclass(frozen=True)

@@ -48,13 +48,14 @@ class AskedLora:
 @dataclass(frozen=True)
 class AskedControlNet:
     """A ControlNet by its registry name, and the encoded image that it goes by. None means scale 1, from the schedule's
-    beginning (0), to its end (1)."""
+    beginning (0), to its end (1). `preprocessor`: a value of `Preprocessor`, "" if the image is the condition."""
 
     name: str
     conditioning_image: bytes = field(repr=False)
     conditioning_scale: float | None = None
     start_fraction: float | None = None
     end_fraction: float | None = None
+    preprocessor: str = ""
 
 
 @dataclass(frozen=True)

@@ -177,7 +177,7 @@ def gateway(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
 def controlnet_replica(settings: SuiteSettings, state: StateDirectory, number: int) -> ProcessSpec:
     """Return one ControlNet service."""
     name, module = f"controlnet-{number}", "services.controlnet_svc"
-    flags = {"controlnets": settings.controlnets, "threads": settings.threads}
+    flags = {"controlnets": settings.controlnets, "depth-model": settings.depth_model, "threads": settings.threads}
     return process_of(settings, state, name, module, CACHE_STAGE, flags, on="controlnet_svc")
 
 

@@ -119,8 +119,8 @@ class SuiteSettings:
     first; `modm_mode`: what modm optimises, "" for the controller's own. `profiles`: files of any kind; with
     `unprofiled_reuse` models without one reuse by unmeasured thresholds, with `earned_reuse` where trials showed
     that it keeps the quality. `cache`: more flags of the gateway; the plan of a `policy` decides the others.
-    `controlnets`: the registry that `controlnet_copies` processes serve; `pipelining`: whether their residuals may be
-    one step old (off, on, auto).
+    `controlnets`: the registry that `controlnet_copies` processes serve, with the `depth_model`; `pipelining`: whether
+    their residuals may be one step old (off, on, auto).
     `loras`, `embeddings`: the workers' directories. `thinning`: when steps are skipped
     (off, deadline, load, always). `feature_reuse`: which images reuse deep features (asked, auto). `handover`: whether
     a cascade's later models start from earlier images where they
@@ -157,6 +157,7 @@ class SuiteSettings:
     cache: tuple[str, ...] = ()
     controlnets: Path | None = None
     controlnet_copies: int = 1
+    depth_model: Path | None = None
     pipelining: str = "auto"
     loras: Path | None = None
     embeddings: Path | None = None

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -195,6 +195,15 @@ def shelved_networks(
             *_condition_form(one.directory),
         )
         for name, one in registered.items()
+    }
+
+
+def with_depth(networks: Mapping[str, ShelvedNetwork], depth_digest: str) -> Mapping[str, ShelvedNetwork]:
+    """Return the ControlNets as those of a replica with a depth model: all but those for latents can use it, whose
+    images the worker preprocesses."""
+    return {
+        name: one if one.takes_latents else replace(one, adapter=replace(one.adapter, depth_digest=depth_digest))
+        for name, one in networks.items()
     }
 
 

@@ -20,9 +20,13 @@ class ControlNetSettings:
     controlnets: Path = setting(help="JSON registry of the ControlNets to serve")
     skip_missing: bool = setting(
         False,
-        help="skip missing ControlNets with a log line, and start without any; off: exit",
+        help="skip missing ControlNets and a missing depth model, and start without any; off: exit",
     )
     prefetch: tuple[str, ...] = setting((), help="ControlNets to load at start, while they fit")
+    depth_model: Path | None = setting(
+        None,
+        help="directory of a depth model (Depth Anything, DPT) for the preprocessor `depth`; empty: none",
+    )
     device: DeviceChoice = setting(DeviceChoice.AUTO, help="device of the ControlNets")
     device_claims_dir: Path | None = setting(
         None,
@@ -53,14 +57,22 @@ class ControlNetSettings:
     )
 
     def __post_init__(self) -> None:
-        if not self.skip_missing and not self.controlnets.exists():
-            raise ValueError(f"--controlnets: no such file or directory: {self.controlnets}")
+        if self.skip_missing:
+            return
+        for flag, path in (("controlnets", self.controlnets), ("depth-model", self.depth_model)):
+            if path is not None and not path.exists():
+                raise ValueError(f"--{flag}: no such file or directory: {path}")
 
     def claim_gpu(self) -> DeviceClaim | None:
         """Claim a GPU for this process, unless it must run on the CPU: the last one, since workers begin with the
         first. Raises FailedPrecondition NO_FREE_DEVICE."""
         folder = self.device_claims_dir if self.device is not DeviceChoice.CPU else None
         return claim_gpu(folder, "controlnet_svc", self.claims_per_device, from_last=True)
+
+    @property
+    def depth_directory(self) -> Path | None:
+        """Return the directory of the depth model; None without one, or if it is missing and may be."""
+        return self.depth_model if self.depth_model is not None and self.depth_model.exists() else None
 
     @cached_property
     def registered(self) -> dict[str, RegisteredAdapter]:

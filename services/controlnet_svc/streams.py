@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from pentimento.diffusion.controlnets import ControlNet, ControlSetting, ControlStep
+from pentimento.diffusion.controlnets.depth import DepthModel
 from pentimento.diffusion.families.model import Conditioning, ControlResiduals, DenoiserInput
+from pentimento.domain.adapters import Adapter
 from pentimento.domain.errors import FailedPrecondition, Internal, InvalidArgument, ResourceExhausted, Unavailable
-from pentimento.domain.generation import Attempt, ControlNetSelection
+from pentimento.domain.generation import Attempt, ControlNetSelection, Preprocessor
 from pentimento.domain.reasons import Reason
 from pentimento.tensors.device import WIRE_DTYPES, tensor_over
 from pentimento.tensors.lines import LineListener
@@ -128,7 +130,12 @@ class ControlNets:
     """Run the service. On the event loop only."""
 
     def __init__(
-        self, shelf: NetworkShelf, compute: ComputeThread, max_streams: int, changed: Callable[[], None]
+        self,
+        shelf: NetworkShelf,
+        compute: ComputeThread,
+        max_streams: int,
+        changed: Callable[[], None],
+        depth: DepthModel | None = None,
     ) -> None:
         self.shelf = shelf
         self.compute = compute
@@ -139,7 +146,7 @@ class ControlNets:
         self._all_closed = asyncio.Event()
         self._all_closed.set()
         self._layers: dict[tuple[object, ...], tuple[ResidualLayer, ...]] = {}
-        self._conditions = EmbeddedConditions(compute)
+        self._conditions = EmbeddedConditions(compute, depth)
 
     @property
     def credit_count(self) -> int:
@@ -189,6 +196,7 @@ class ControlNets:
         if order.controlnet_digest not in ("", adapter.digest):
             message = f"{adapter.name} is {adapter.digest} here, not {order.controlnet_digest[:100]!r}"
             raise FailedPrecondition("CONTROLNET_DIGEST_MISMATCH", message)
+        _check_depth_model(order.controlnet, adapter)
         if not adapter.changes(order.base_model_digest, order.base_model_family):
             message = f"{adapter.name} is not for the model {order.base_model_digest[:100]!r}"
             raise FailedPrecondition("WRONG_BASE_MODEL", message)
@@ -216,8 +224,8 @@ class ControlNets:
         rows = order.row_count
         if order.encoded is not None:
             return await self._conditions.of_pixels(network, order.encoded, rows)
-        image = order.controlnet.conditioning_image
-        return await self._conditions.of_image(network, image, order.width_px, order.height_px, rows)
+        asked, size_px = order.controlnet, (order.width_px, order.height_px)
+        return await self._conditions.of_image(network, asked.conditioning_image, *size_px, rows, asked.preprocessor)
 
     async def _layers_of(
         self, order: StreamOrder, network: ControlNet, conditioning: Conditioning, embedded: Tensor
@@ -234,6 +242,15 @@ class ControlNets:
             while len(self._layers) > KEPT_SIZES:
                 del self._layers[next(iter(self._layers))]
         return found
+
+
+def _check_depth_model(asked: ControlNetSelection, adapter: Adapter) -> None:
+    """Raise FailedPrecondition if the depth model is missing or another one; another replica may have it."""
+    if asked.preprocessor is not Preprocessor.DEPTH:
+        return
+    if not adapter.depth_digest or asked.preprocessor_digest not in ("", adapter.depth_digest):
+        message = f"the depth model is {adapter.depth_digest or 'none'} here, not {asked.preprocessor_digest[:100]!r}"
+        raise FailedPrecondition("DEPTH_MODEL_MISMATCH", message)
 
 
 def _inputs(latents: Tensor, timestep: float, conditioning: Conditioning) -> DenoiserInput:

@@ -14,6 +14,7 @@ from pentimento.clients.controller import ControllerClient
 from pentimento.devices.choices import KernelMode
 from pentimento.devices.claims import visible_gpus
 from pentimento.diffusion.controlnets import PLAIN, ControlNetForm
+from pentimento.diffusion.controlnets.depth import load_depth_model
 from pentimento.diffusion.device import choose_device, choose_dtype, device_memory
 from pentimento.diffusion.engine.captured import cuda_recorder, replaying
 from pentimento.diffusion.kernels import kernels_for
@@ -29,7 +30,7 @@ from pentimento.service.process import ServiceProcess
 from pentimento.tensors.cuda import region_directory
 from pentimento.tensors.device import outgoing_tensor
 from services.controlnet_svc.compute.thread import ComputeThread
-from services.controlnet_svc.networks import NetworkShelf, ShelvedNetwork, shelved_networks
+from services.controlnet_svc.networks import NetworkShelf, ShelvedNetwork, shelved_networks, with_depth
 from services.controlnet_svc.servicer import FULL_NAME, ControlNetServicer, Outgoing
 from services.controlnet_svc.settings import ControlNetSettings
 from services.controlnet_svc.streams import ControlNets
@@ -110,14 +111,19 @@ def wire(settings: ControlNetSettings, source: NetworkSource = REGISTERED) -> Co
     rpc = with_receiving_room(settings.rpc, settings.max_streams, MAX_REQUEST_BYTES)
     server, news, busy = RpcServer(rpc, "controlnet_svc"), CreditNews(), BusyMeter(time.monotonic)
     networks = source.networks(settings, device, dtype)
+    budget_bytes = _budget_bytes(settings.memory_budget_mib, device)
+    directory = settings.depth_directory
+    depth = load_depth_model(directory, device, dtype) if directory is not None else None
+    if depth is not None:
+        networks, budget_bytes = with_depth(networks, depth.digest), budget_bytes - depth.memory_bytes
     compute = ComputeThread(settings.max_batch, busy.add)
-    shelf = NetworkShelf(networks, _budget_bytes(settings.memory_budget_mib, device), news.changed)
-    controlnets = ControlNets(shelf, compute, settings.max_streams, news.changed)
-    directory = region_directory(settings.shared_memory_dir, device if settings.share_device_memory else None)
+    shelf = NetworkShelf(networks, budget_bytes, news.changed)
+    controlnets = ControlNets(shelf, compute, settings.max_streams, news.changed, depth)
+    regions = region_directory(settings.shared_memory_dir, device if settings.share_device_memory else None)
     servicer = ControlNetServicer(
         controlnets,
         news,
-        directory,
+        regions,
         server.instance_id,
         source.outgoing,
         residual_parts=settings.residual_parts,

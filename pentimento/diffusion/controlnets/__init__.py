@@ -5,6 +5,7 @@
 | `rules` | validates a directory before it is loaded |
 | `loading` | loads a ControlNet from a directory |
 | `network` | defines a ControlNet's interface and setting, combines images into the rows of a pass, adds residuals up |
+| `edges`, `depth` | compute conditions from photographs |
 | `unet_controlnet`, `transformer_controlnet` | run ControlNets of Stable Diffusion and SDXL, and of SD3 |
 """
 

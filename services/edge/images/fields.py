@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from pentimento.domain.generation import Preprocessor
 from pentimento.domain.prompt_syntax import PromptSyntax
 
 INT64 = 2**63 - 1
@@ -72,6 +73,12 @@ CONTROLNET_FIELDS = (
     RequestField("conditioning_scale", FieldKind.NUMBER, "weight, 0 to 10; 0 has no effect", default=1.0),
     RequestField("start_fraction", FieldKind.NUMBER, "share of the steps after which it starts", least=0, most=1),
     RequestField("end_fraction", FieldKind.NUMBER, "share of the steps after which it ends", least=0, most=1),
+    RequestField(
+        "preprocessor",
+        FieldKind.WORD,
+        "how the condition is computed from the image; absent: the image is the condition",
+        words=tuple(preprocessor.value for preprocessor in Preprocessor),
+    ),
 )
 
 # Fields of OpenAI's clients.

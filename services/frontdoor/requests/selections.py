@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pentimento.domain.adapters import ADAPTER_NAME_RULE, Adapter, AdapterKind, is_adapter_name
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from pentimento.domain.fleet import HeldModel
-from pentimento.domain.generation import ControlNetSelection, GenerationSpec, LoraSelection
+from pentimento.domain.generation import ControlNetSelection, GenerationSpec, LoraSelection, Preprocessor
 from pentimento.domain.image_request import AskedControlNet, AskedLora
 from pentimento.domain.reasons import Reason
 from pentimento.pictures import read_header
@@ -71,11 +71,13 @@ def resolve_controlnets(
 def check_replayed_adapters(spec: GenerationSpec, known: AdapterCatalogue) -> None:
     """Check that every adapter of a recorded spec is served with the weights that it had then. Raises
     FailedPrecondition ADAPTER_CHANGED."""
-    selected = [(AdapterKind.LORA, lora.name, lora.digest) for lora in spec.loras]
-    selected += [(AdapterKind.CONTROLNET, controlnet.name, controlnet.digest) for controlnet in spec.controlnets]
-    for kind, name, digest in selected:
-        if digest not in [adapter.digest for adapter in known.find(kind, name)]:
-            was = f"{name} is not served as {digest[:_SHOWN_LENGTH]}"
+    selected = [(AdapterKind.LORA, one.name, one.digest, "") for one in spec.loras]
+    selected += [(AdapterKind.CONTROLNET, one.name, one.digest, one.preprocessor_digest) for one in spec.controlnets]
+    for kind, name, digest, depth_digest in selected:
+        served = [one for one in known.find(kind, name) if one.digest == digest]
+        if not any(depth_digest in ("", one.depth_digest) for one in served):
+            other = f" with the depth model {depth_digest[:_SHOWN_LENGTH]}" if served else ""
+            was = f"{name} is not served as {digest[:_SHOWN_LENGTH]}{other}"
             message = f"{_FIELDS[kind]}: {was}, which the image was generated with"
             raise FailedPrecondition("ADAPTER_CHANGED", message)
 
@@ -91,6 +93,7 @@ def _resolve_controlnet(
     adapter = _find(AdapterKind.CONTROLNET, asked.name, where, held, known)
     scale = 1.0 if asked.conditioning_scale is None else asked.conditioning_scale
     start, end = _resolve_shares(asked, where)
+    preprocessor = _resolve_preprocessor(asked.preprocessor, f"{where}.preprocessor", adapter)
     _check_image(asked.conditioning_image, f"{where}.conditioning_image", size_px, limits)
     if not known.is_reachable(adapter):
         message = f"{where}.name: no replica that serves {adapter.name} is live"
@@ -103,7 +106,20 @@ def _resolve_controlnet(
         end_fraction=end,
         digest=adapter.digest,
         object=adapter.object,
+        preprocessor=preprocessor,
+        preprocessor_digest=adapter.depth_digest if preprocessor is Preprocessor.DEPTH else "",
     )
+
+
+def _resolve_preprocessor(asked: str, field: str, adapter: Adapter) -> Preprocessor | None:
+    """Return the preprocessor of a name, None for an empty one. Depth needs the model of the ControlNet's replicas."""
+    if not asked:
+        return None
+    served = [one for one in Preprocessor if one is not Preprocessor.DEPTH or adapter.depth_digest]
+    if asked not in [one.value for one in served]:
+        limit = f"must be {' or '.join(one.value for one in served)}, or empty for an image that is the condition"
+        raise InvalidArgument.of(field, f"{limit}, with {adapter.name} here, got {asked[:_SHOWN_LENGTH]!r}")
+    return Preprocessor(asked)
 
 
 def _resolve_shares(asked: AskedControlNet, where: str) -> tuple[float, float]:

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from pentimento.domain.cache import CacheScope
 from pentimento.domain.fleet import HeldModel
-from pentimento.domain.generation import FromImage, FromLatent, FromNoise, GenerationSpec, Start
+from pentimento.domain.generation import ControlNetSelection, FromImage, FromLatent, FromNoise, GenerationSpec, Start
 from pentimento.domain.image_request import CacheMode, ResolvedRequest
 from pentimento.domain.prompt_syntax import PromptSyntax, parse_prompt
 from pentimento.policies.plan.entry import IMAGE, LATENT, NOISE
@@ -67,12 +67,22 @@ def _controlnets(resolved: ResolvedRequest) -> list[str]:
 
 
 def _conditions(resolved: ResolvedRequest) -> list[str]:
-    """Return the digests of the conditioning images, including those stored apart from the spec."""
+    """Return the digests of the conditioning images, including those stored apart from the spec, with the way in which
+    they are preprocessed."""
     apart = {part.field: part.object.digest for part in resolved.inputs}
     return [
-        apart.get(f"controlnets[{index}].conditioning_image") or _sha256(controlnet.conditioning_image)
+        (apart.get(f"controlnets[{index}].conditioning_image") or _sha256(controlnet.conditioning_image))
+        + _preprocessed(controlnet)
         for index, controlnet in enumerate(resolved.spec.controlnets)
     ]
+
+
+def _preprocessed(controlnet: ControlNetSelection) -> str:
+    """Return the preprocessor and its model's digest; empty for an image that is the condition itself, which keeps the
+    key from before preprocessors existed."""
+    if controlnet.preprocessor is None:
+        return ""
+    return f" {controlnet.preprocessor.value} {controlnet.preprocessor_digest}"
 
 
 def _digest_of(parts: Iterable[object]) -> str:

@@ -7,11 +7,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from pentimento.diffusion.controlnets.edges import edges
 from pentimento.diffusion.engine import StepEngine
 from pentimento.diffusion.families import DiffusionModel
 from pentimento.diffusion.images import condition_of_size
-from pentimento.domain.errors import PentimentoError
-from pentimento.domain.generation import GenerationSpec
+from pentimento.domain.errors import InvalidArgument, PentimentoError
+from pentimento.domain.generation import GenerationSpec, Preprocessor
 from services.unet_worker.control.remote_control import RemoteControlNet, naming_controlnet
 from services.unet_worker.control.replicas import ControlNetReplicas, lost
 
@@ -58,14 +59,20 @@ class ConditionEncoder:
         selection, rows = controlnet.selection, 2 if self._model.info.is_guided(spec.guidance_scale) else 1
         unshifted = await self._is_unshifted(controlnet)
         image, size = selection.conditioning_image, (spec.width_px, spec.height_px)
+        if selection.preprocessor is Preprocessor.DEPTH:
+            limit = "must be edges or empty: the depth model is with ControlNets that see images"
+            raise InvalidArgument.of("controlnet.preprocessor", limit)
         pixels = await asyncio.to_thread(condition_of_size, image, *size)
+        if selection.preprocessor is Preprocessor.EDGES:
+            pixels = await asyncio.to_thread(edges, pixels)
 
         def encode() -> Tensor:
             return self._model.condition(pixels, rows, generator, unshifted=unshifted)
 
         encoded = await asyncio.wrap_future(self._engine.call(encode))
         # The service sees only the latent.
-        return replace(controlnet, selection=replace(selection, conditioning_image=b""), encoded=encoded)
+        seen = replace(selection, conditioning_image=b"", preprocessor=None)
+        return replace(controlnet, selection=seen, encoded=encoded)
 
     async def _is_unshifted(self, controlnet: RemoteControlNet) -> bool:
         name, digest = controlnet.selection.name, controlnet.selection.digest

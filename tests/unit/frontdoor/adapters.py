@@ -12,7 +12,7 @@ BOTH = frozenset({Capability.LORA, Capability.CONTROLNET})
 NEON = Adapter("neon", AdapterKind.LORA, "sha256:neon", FAMILY, HELD.model_digest, latest_start_fraction=0.2)
 MOSAIC = Adapter("mosaic", AdapterKind.LORA, "sha256:mosaic", FAMILY, latest_start_fraction=0.5)
 FOREIGN = Adapter("foreign", AdapterKind.LORA, "sha256:foreign", "stable_diffusion_3")
-EDGES = Adapter("edges", AdapterKind.CONTROLNET, "sha256:edges", FAMILY, HELD.model_digest)
+EDGES = Adapter("edges", AdapterKind.CONTROLNET, "sha256:edges", FAMILY, HELD.model_digest, depth_digest="sha256:depth")
 LAYOUT = Adapter("layout", AdapterKind.CONTROLNET, "sha256:layout", FAMILY)
 GONE = Adapter("gone", AdapterKind.CONTROLNET, "sha256:gone", FAMILY)
 

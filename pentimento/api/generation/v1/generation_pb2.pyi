@@ -108,6 +108,30 @@ PROMPT_SYNTAX_COMPEL: PromptSyntax.ValueType  # 2
 """Compel's: (text)1.2, word++, word--; long prompts in chunks."""
 Global___PromptSyntax: _TypeAlias = PromptSyntax  # noqa: Y015
 
+class _Preprocessor:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PreprocessorEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Preprocessor.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PREPROCESSOR_UNSPECIFIED: _Preprocessor.ValueType  # 0
+    """Not at all: the image is the condition itself."""
+    PREPROCESSOR_EDGES: _Preprocessor.ValueType  # 1
+    """White edges on black: Canny's, with OpenCV's thresholds 100 and 200."""
+    PREPROCESSOR_DEPTH: _Preprocessor.ValueType  # 2
+    """Inverse depth by the replica's depth model, the nearest point white."""
+
+class Preprocessor(_Preprocessor, metaclass=_PreprocessorEnumTypeWrapper):
+    """What a ControlNet's condition is computed from its image by."""
+
+PREPROCESSOR_UNSPECIFIED: Preprocessor.ValueType  # 0
+"""Not at all: the image is the condition itself."""
+PREPROCESSOR_EDGES: Preprocessor.ValueType  # 1
+"""White edges on black: Canny's, with OpenCV's thresholds 100 and 200."""
+PREPROCESSOR_DEPTH: Preprocessor.ValueType  # 2
+"""Inverse depth by the replica's depth model, the nearest point white."""
+Global___Preprocessor: _TypeAlias = Preprocessor  # noqa: Y015
+
 class _ControlNetMode:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -181,6 +205,7 @@ class Adapter(_message.Message):
     LICENCE_FIELD_NUMBER: _builtins.int
     OBJECT_FIELD_NUMBER: _builtins.int
     LATEST_START_FRACTION_FIELD_NUMBER: _builtins.int
+    DEPTH_DIGEST_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     kind: Global___AdapterKind.ValueType
     digest: _builtins.str
@@ -191,6 +216,8 @@ class Adapter(_message.Message):
     licence: _builtins.str
     latest_start_fraction: _builtins.float
     """Of a LoRA: the share of the schedule, 0..1, that may run before it takes effect (Katz, bounded asynchronous loading)."""
+    depth_digest: _builtins.str
+    """Of a ControlNet: digest of the depth model that its replicas preprocess images with; empty for none."""
     @_builtins.property
     def object(self) -> _tensor_pb2.ObjectReference:
         """Where its weights are in the object store; absent where replicas have them in a directory of their own."""
@@ -206,10 +233,11 @@ class Adapter(_message.Message):
         licence: _builtins.str = ...,
         object: _tensor_pb2.ObjectReference | None = ...,
         latest_start_fraction: _builtins.float = ...,
+        depth_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_object", b"_object", "object", b"object"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_object", b"_object", "base_digest", b"base_digest", "digest", b"digest", "family", b"family", "kind", b"kind", "latest_start_fraction", b"latest_start_fraction", "licence", b"licence", "name", b"name", "object", b"object"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_object", b"_object", "base_digest", b"base_digest", "depth_digest", b"depth_digest", "digest", b"digest", "family", b"family", "kind", b"kind", "latest_start_fraction", b"latest_start_fraction", "licence", b"licence", "name", b"name", "object", b"object"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__object: _TypeAlias = _typing.Literal["object"]  # noqa: Y015
     _WhichOneofArgType__object: _TypeAlias = _typing.Literal["_object", b"_object"]  # noqa: Y015
@@ -296,6 +324,8 @@ class ControlNetSelection(_message.Message):
     CONDITIONING_IMAGE_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     OBJECT_FIELD_NUMBER: _builtins.int
+    PREPROCESSOR_FIELD_NUMBER: _builtins.int
+    PREPROCESSOR_DIGEST_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     conditioning_scale: _builtins.float
     start_fraction: _builtins.float
@@ -304,6 +334,9 @@ class ControlNetSelection(_message.Message):
     conditioning_image: _builtins.bytes
     """PNG, JPEG or WebP bytes, seen as their EXIF turns them; no address is ever fetched."""
     digest: _builtins.str
+    preprocessor: Global___Preprocessor.ValueType
+    preprocessor_digest: _builtins.str
+    """Of the depth model that preprocesses the image; empty for a preprocessor without a model."""
     @_builtins.property
     def object(self) -> _tensor_pb2.ObjectReference:
         """As in Adapter."""
@@ -318,10 +351,12 @@ class ControlNetSelection(_message.Message):
         conditioning_image: _builtins.bytes = ...,
         digest: _builtins.str = ...,
         object: _tensor_pb2.ObjectReference | None = ...,
+        preprocessor: Global___Preprocessor.ValueType = ...,
+        preprocessor_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_object", b"_object", "object", b"object"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_object", b"_object", "conditioning_image", b"conditioning_image", "conditioning_scale", b"conditioning_scale", "digest", b"digest", "end_fraction", b"end_fraction", "name", b"name", "object", b"object", "start_fraction", b"start_fraction"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_object", b"_object", "conditioning_image", b"conditioning_image", "conditioning_scale", b"conditioning_scale", "digest", b"digest", "end_fraction", b"end_fraction", "name", b"name", "object", b"object", "preprocessor", b"preprocessor", "preprocessor_digest", b"preprocessor_digest", "start_fraction", b"start_fraction"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__object: _TypeAlias = _typing.Literal["object"]  # noqa: Y015
     _WhichOneofArgType__object: _TypeAlias = _typing.Literal["_object", b"_object"]  # noqa: Y015

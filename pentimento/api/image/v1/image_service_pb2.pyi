@@ -183,15 +183,18 @@ class AskedControlNet(_message.Message):
     CONDITIONING_SCALE_FIELD_NUMBER: _builtins.int
     START_FRACTION_FIELD_NUMBER: _builtins.int
     END_FRACTION_FIELD_NUMBER: _builtins.int
+    PREPROCESSOR_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """A name of ListModels."""
     conditioning_image: _builtins.bytes
-    """PNG, JPEG or WebP bytes of the image's size; no address is ever fetched."""
+    """PNG, JPEG or WebP bytes of the image's size; no address is ever fetched. The condition itself, unless `preprocessor` is set."""
     conditioning_scale: _builtins.float
     """0 to 10; 0 leaves the ControlNet without effect. Absent: 1."""
     start_fraction: _builtins.float
     """Shares of the schedule, 0..1, between which it acts; with an image of the request, of the steps that are left. Absent: 0 and 1."""
     end_fraction: _builtins.float
+    preprocessor: _builtins.str
+    """Computes the condition from the image: "edges", or "depth" where the deployment has a depth model. Empty: not at all."""
     def __init__(
         self,
         *,
@@ -200,10 +203,11 @@ class AskedControlNet(_message.Message):
         conditioning_scale: _builtins.float | None = ...,
         start_fraction: _builtins.float | None = ...,
         end_fraction: _builtins.float | None = ...,
+        preprocessor: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_conditioning_scale", b"_conditioning_scale", "_end_fraction", b"_end_fraction", "_start_fraction", b"_start_fraction", "conditioning_scale", b"conditioning_scale", "end_fraction", b"end_fraction", "start_fraction", b"start_fraction"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_conditioning_scale", b"_conditioning_scale", "_end_fraction", b"_end_fraction", "_start_fraction", b"_start_fraction", "conditioning_image", b"conditioning_image", "conditioning_scale", b"conditioning_scale", "end_fraction", b"end_fraction", "name", b"name", "start_fraction", b"start_fraction"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_conditioning_scale", b"_conditioning_scale", "_end_fraction", b"_end_fraction", "_start_fraction", b"_start_fraction", "conditioning_image", b"conditioning_image", "conditioning_scale", b"conditioning_scale", "end_fraction", b"end_fraction", "name", b"name", "preprocessor", b"preprocessor", "start_fraction", b"start_fraction"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__conditioning_scale: _TypeAlias = _typing.Literal["conditioning_scale"]  # noqa: Y015
     _WhichOneofArgType__conditioning_scale: _TypeAlias = _typing.Literal["_conditioning_scale", b"_conditioning_scale"]  # noqa: Y015

@@ -167,7 +167,8 @@ export class GenerateForm {
     this.net = h("select", null, option(["", "none"]), nets.map((adapter) => option([adapter.name, adapter.name])));
     this.netImage = new ImageField("Conditioning image", "It has the size of the generated image.");
     this.netScale = number({ value: "1", step: "0.1", min: "0.1" });
-    const netMore = h("div", { hidden: true }, this.netImage.element, field("Conditioning scale", this.netScale));
+    this.preprocessor = h("select", null, [["", "none: the image is the condition"], ["edges", "edges"], ["depth", "depth"]].map(option));
+    const netMore = h("div", { hidden: true }, this.netImage.element, field("Preprocessor", this.preprocessor), field("Conditioning scale", this.netScale));
     this.net.addEventListener("change", () => {
       netMore.hidden = !this.net.value;
       // Without a conditioning image the request would run as if no ControlNet had been chosen.
@@ -238,7 +239,7 @@ export class GenerateForm {
     const loras = (this.loras ?? []).filter((lora) => lora.on.checked);
     if (loras.length) body.loras = loras.map((lora) => ({ name: lora.name, scale: Number(lora.weight.value) }));
     if (this.net?.value) {
-      body.controlnets = [{ name: this.net.value, conditioning_image: await base64Of(this.netImage.file), conditioning_scale: Number(this.netScale.value) }];
+      body.controlnets = [{ name: this.net.value, conditioning_image: await base64Of(this.netImage.file), conditioning_scale: Number(this.netScale.value), preprocessor: this.preprocessor.value }];
     }
   }
 
@@ -279,6 +280,7 @@ export class GenerateForm {
     const offered = used && [...this.net.options].some((one) => one.value === used.name);
     this.net.value = offered ? used.name : "";
     this.netScale.value = offered ? used.conditioning_scale : 1;
+    this.preprocessor.value = (offered && used.preprocessor) || "";
     this.net.dispatchEvent(new Event("change"));
   }
 
