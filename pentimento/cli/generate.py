@@ -34,7 +34,7 @@ from pentimento.files.documents import check_folder
 from pentimento.sdk.generated_image import GeneratedImage
 
 LORA_FORM = "NAME[:SCALE]"
-CONTROLNET_FORM = "NAME[+PREPROCESSOR]:FILE[:SCALE[:START-END]]"
+CONTROLNET_FORM = "NAME[@KIND][+PREPROCESSOR]:FILE[:SCALE[:START-END]]"
 # The largest input image; servers accept less.
 MAX_FILE_BYTES = 64 << 20
 _LIMIT_PARTS = 2
@@ -47,14 +47,15 @@ def lora_of(text: str) -> AskedLora:
 
 
 def controlnet_of(text: str) -> AskedControlNet:
-    """Parse `NAME[+PREPROCESSOR]:FILE[:SCALE[:START-END]]` and read the file; its name may contain colons.
+    """Parse `NAME[@KIND][+PREPROCESSOR]:FILE[:SCALE[:START-END]]` and read the file; its name may contain colons.
     InvalidArgument names the option and its form."""
     named, _, rest = text.partition(":")
     file, limits = _split(rest, text)
     scale = _number("controlnet", CONTROLNET_FORM, limits[0], text) if limits else None
     start, end = _shares(limits[1], text) if len(limits) == _LIMIT_PARTS else (None, None)
     name, _, preprocessor = named.partition("+")
-    return AskedControlNet(name, read_image("controlnet", file), scale, start, end, preprocessor)
+    name, _, kind = name.partition("@")
+    return AskedControlNet(name, read_image("controlnet", file), scale, start, end, preprocessor, kind)
 
 
 def _split(rest: str, text: str) -> tuple[Path, list[str]]:

@@ -20,6 +20,7 @@ _NETWORKS = (
     "diffusers.models.autoencoders.autoencoder_tiny",
     "diffusers.models.controlnets.controlnet",
     "diffusers.models.controlnets.controlnet_sd3",
+    "diffusers.models.controlnets.controlnet_union",
     "diffusers.models.transformers.transformer_flux",
     "diffusers.models.transformers.transformer_sd3",
     "diffusers.models.transformers.transformer_z_image",

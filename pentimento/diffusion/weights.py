@@ -35,6 +35,7 @@ _CLASSES = {
     "FluxTransformer2DModel": ("diffusers.models.transformers.transformer_flux", "FluxTransformer2DModel"),
     "ZImageTransformer2DModel": ("diffusers.models.transformers.transformer_z_image", "ZImageTransformer2DModel"),
     "ControlNetModel": ("diffusers.models.controlnets.controlnet", "ControlNetModel"),
+    "ControlNetUnionModel": ("diffusers.models.controlnets.controlnet_union", "ControlNetUnionModel"),
     "SD3ControlNetModel": ("diffusers.models.controlnets.controlnet_sd3", "SD3ControlNetModel"),
     "AutoencoderKL": ("diffusers.models.autoencoders.autoencoder_kl", "AutoencoderKL"),
     "AutoencoderTiny": ("diffusers.models.autoencoders.autoencoder_tiny", "AutoencoderTiny"),

@@ -38,7 +38,8 @@ class Adapter:
     `object` is its place in the object store, None where replicas have the weights in a directory of their own. For a
     LoRA, `latest_start_fraction` is the share of the schedule, 0..1, that may run before it takes effect (Katz, section
     6, bounded asynchronous loading). For a ControlNet, `depth_digest` is the digest of the depth model that its
-    replicas preprocess images with, "" for none.
+    replicas preprocess images with, "" for none; `control_kind_count` is the number of kinds of a ControlNet-Union, the
+    first of `ControlKind`, 0 for others.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Adapter:
     object: ObjectReference | None = None
     latest_start_fraction: float = 0.0
     depth_digest: str = ""
+    control_kind_count: int = 0
 
     def changes(self, model_digest: str, family: str) -> bool:
         """Return whether it is made for that model."""

@@ -51,6 +51,19 @@ class Preprocessor(Enum):
     DEPTH = "depth"
 
 
+class ControlKind(Enum):
+    """Name what a ControlNet-Union takes its condition for, in the order of published networks' control types."""
+
+    POSE = "pose"
+    DEPTH = "depth"
+    SCRIBBLE = "scribble"
+    LINES = "lines"
+    NORMALS = "normals"
+    SEGMENTS = "segments"
+    TILE = "tile"
+    REPAINT = "repaint"
+
+
 class ControlNetMode(Enum):
     SYNCHRONOUS = "synchronous"
     PIPELINED = "pipelined"
@@ -92,7 +105,8 @@ class LoraSelection:
 class ControlNetSelection:
     """A ControlNet of a request, and the encoded image that it goes by; it acts between two shares of the schedule.
     `digest` and `object` as in `LoraSelection`. `preprocessor` computes the condition from the image, None if the image
-    is the condition; `preprocessor_digest` is that of its model, "" for one without."""
+    is the condition; `preprocessor_digest` is that of its model, "" for one without. `kind` is None except for a
+    ControlNet-Union."""
 
     name: str
     conditioning_image: bytes = field(repr=False)
@@ -103,6 +117,7 @@ class ControlNetSelection:
     object: ObjectReference | None = None
     preprocessor: Preprocessor | None = None
     preprocessor_digest: str = ""
+    kind: ControlKind | None = None
 
 
 @dataclass(frozen=True)

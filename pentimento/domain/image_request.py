@@ -48,7 +48,8 @@ class AskedLora:
 @dataclass(frozen=True)
 class AskedControlNet:
     """A ControlNet by its registry name, and the encoded image that it goes by. None means scale 1, from the schedule's
-    beginning (0), to its end (1). `preprocessor`: a value of `Preprocessor`, "" if the image is the condition."""
+    beginning (0), to its end (1). `preprocessor`: a value of `Preprocessor`, "" if the image is the condition. `kind`:
+    a value of `ControlKind` for a ControlNet-Union, else ""."""
 
     name: str
     conditioning_image: bytes = field(repr=False)
@@ -56,6 +57,7 @@ class AskedControlNet:
     start_fraction: float | None = None
     end_fraction: float | None = None
     preprocessor: str = ""
+    kind: str = ""
 
 
 @dataclass(frozen=True)

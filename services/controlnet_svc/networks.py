@@ -187,15 +187,22 @@ def shelved_networks(
     registered: Mapping[str, RegisteredAdapter], device: torch.device, dtype: torch.dtype, form: ControlNetForm = PLAIN
 ) -> Mapping[str, ShelvedNetwork]:
     """Return a registry's ControlNets as the shelf loads them; nothing is loaded yet."""
-    return {
-        name: ShelvedNetwork(
-            one.adapter,
-            weight_bytes(one.directory, dtype),
-            partial(load_controlnet, one.directory, device, dtype, one.adapter.digest, form),
-            *_condition_form(one.directory),
-        )
-        for name, one in registered.items()
-    }
+    return {name: _shelved(one, device, dtype, form) for name, one in registered.items()}
+
+
+def _shelved(
+    registered: RegisteredAdapter, device: torch.device, dtype: torch.dtype, form: ControlNetForm
+) -> ShelvedNetwork:
+    """Return a ControlNet. Errors of its directory are reported when it is loaded, to the stream that needs it."""
+    adapter, directory = registered.adapter, registered.directory
+    load = partial(load_controlnet, directory, device, dtype, adapter.digest, form)
+    found = ShelvedNetwork(adapter, weight_bytes(directory, dtype), load)
+    try:
+        checkpoint = open_controlnet(directory)
+    except BadCheckpoint:
+        return found
+    adapter = replace(adapter, control_kind_count=checkpoint.kind_count)
+    return replace(found, adapter=adapter, takes_latents=checkpoint.takes_latents, unshifted=checkpoint.unshifted)
 
 
 def with_depth(networks: Mapping[str, ShelvedNetwork], depth_digest: str) -> Mapping[str, ShelvedNetwork]:
@@ -205,16 +212,6 @@ def with_depth(networks: Mapping[str, ShelvedNetwork], depth_digest: str) -> Map
         name: one if one.takes_latents else replace(one, adapter=replace(one.adapter, depth_digest=depth_digest))
         for name, one in networks.items()
     }
-
-
-def _condition_form(directory: Path) -> tuple[bool, bool]:
-    """Return whether a ControlNet's condition is a latent, and whether that is unshifted. Errors of the directory are
-    reported when it is loaded, to the stream that needs it."""
-    try:
-        checkpoint = open_controlnet(directory)
-    except BadCheckpoint:
-        return False, False
-    return checkpoint.takes_latents, checkpoint.unshifted
 
 
 def weight_bytes(directory: Path, dtype: torch.dtype) -> int:

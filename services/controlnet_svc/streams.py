@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pentimento.diffusion.controlnets import ControlNet, ControlSetting, ControlStep
+from pentimento.diffusion.controlnets import ControlNet, ControlSetting, ControlStep, place_of_kind
 from pentimento.diffusion.controlnets.depth import DepthModel
 from pentimento.diffusion.families.model import Conditioning, ControlResiduals, DenoiserInput
 from pentimento.domain.adapters import Adapter
@@ -101,6 +101,7 @@ class OpenedStream:
     _compute: ComputeThread = field(repr=False)
     _conditioning: Conditioning = field(repr=False)
     _embedded: Tensor = field(repr=False)
+    _kind: int = 0
 
     @property
     def listener(self) -> LineListener:
@@ -122,7 +123,8 @@ class OpenedStream:
             return deliver(named, [size_of(dtype, layer.dims) for layer in self.layers[len(named) :]])
 
         inputs = _inputs(tensor_over(latents).to(network.device, network.dtype), timestep, self._conditioning)
-        control = ControlStep(inputs, self._embedded, ControlSetting(self.order.controlnet.conditioning_scale))
+        setting = ControlSetting(self.order.controlnet.conditioning_scale)
+        control = ControlStep(inputs, self._embedded, setting, self._kind)
         return self._compute.submit(StreamStep(self, network, control, told, self.order.alone, in_parts))
 
 
@@ -216,7 +218,8 @@ class ControlNets:
         embedded = await self._embedded(order, network)
         layers = await self._layers_of(order, network, conditioning, embedded)
         digest = self.shelf.find(order.controlnet.name).adapter.digest
-        return OpenedStream(order, digest, layers, dtype, network, self.compute, conditioning, embedded)
+        kind = place_of_kind(order.controlnet.kind, network.info.kind_count)
+        return OpenedStream(order, digest, layers, dtype, network, self.compute, conditioning, embedded, kind)
 
     async def _embedded(self, order: StreamOrder, network: ControlNet) -> Tensor:
         """Return the embedded condition. Latents, with the noise of one request, are not cached; images are, since they

@@ -6,7 +6,8 @@
 | `loading` | loads a ControlNet from a directory |
 | `network` | defines a ControlNet's interface and setting, combines images into the rows of a pass, adds residuals up |
 | `edges`, `depth` | compute conditions from photographs |
-| `unet_controlnet`, `transformer_controlnet` | run ControlNets of Stable Diffusion and SDXL, and of SD3 |
+| `unet_controlnet` | runs ControlNets of Stable Diffusion and SDXL, and ControlNet-Union |
+| `transformer_controlnet` | runs ControlNets of SD3 |
 """
 
 from pentimento.diffusion.controlnets.loading import PLAIN, ControlNetForm, load_controlnet
@@ -16,6 +17,7 @@ from pentimento.diffusion.controlnets.network import (
     ControlSetting,
     ControlStep,
     ResidualsSoFar,
+    place_of_kind,
     summed,
     unheard,
 )
@@ -32,6 +34,7 @@ __all__ = [
     "ResidualsSoFar",
     "load_controlnet",
     "open_controlnet",
+    "place_of_kind",
     "summed",
     "unheard",
 ]

@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
-from pentimento.diffusion.checkpoint import digest_files
+from pentimento.diffusion.checkpoint import BadCheckpoint, digest_files
 from pentimento.diffusion.controlnets.network import ControlNet, ControlNetInfo
 from pentimento.diffusion.controlnets.rules import ControlNetCheckpoint, open_controlnet
 from pentimento.diffusion.controlnets.transformer_controlnet import TransformerControlNet
 from pentimento.diffusion.controlnets.unet_controlnet import UNetControlNet
+from pentimento.diffusion.families.unet_passes import covers
 from pentimento.diffusion.kernels import Kernels, fuse
 from pentimento.diffusion.model_registry import check_digest, registry_entry
 from pentimento.diffusion.weights import load_network
@@ -47,6 +48,8 @@ def load_controlnet(
         return TransformerControlNet(network, described, device, dtype)
     if form.kernels is not None:
         fuse(network, form.kernels)
+    if checkpoint.kind_count and not covers(network):
+        raise BadCheckpoint(f"{directory}: a {checkpoint.class_name} with these blocks is not supported")
     return UNetControlNet(network, described, device, dtype, form.compiler)
 
 
@@ -61,4 +64,5 @@ def _describe(checkpoint: ControlNetCheckpoint, network: Any, digest: str) -> Co
         condition_channels=config.in_channels if checkpoint.takes_latents else config.conditioning_channels,
         takes_latents=checkpoint.takes_latents,
         unshifted=checkpoint.unshifted,
+        kind_count=checkpoint.kind_count,
     )

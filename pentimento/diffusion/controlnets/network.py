@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pentimento.diffusion.families.model import NO_CONTROL, Conditioning, ControlResiduals, DenoiserInput
 from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.generation import ControlKind
 
 # diffusers sets no limit; above this, half precision overflows.
 MAX_SCALE = 100.0
@@ -52,6 +53,18 @@ class ControlSetting:
         """Return the steps from `first_step` on at which it acts."""
         acting = [step for step in range(first_step, step_count) if self.acts_at(step, step_count)]
         return range(acting[0], acting[-1] + 1) if acting else range(0)
+
+
+def place_of_kind(kind: ControlKind | None, kind_count: int) -> int:
+    """Return the place of a kind among those of a ControlNet-Union; 0 for other ControlNets, without a kind. Raises
+    InvalidArgument for a kind that the network does not have, and for a missing one."""
+    taken = list(ControlKind)[:kind_count]
+    if kind in taken:
+        return taken.index(kind)
+    if kind is None and not kind_count:
+        return 0
+    names = ", ".join(one.value for one in taken)
+    raise InvalidArgument.of("controlnet.kind", f"must be one of {names}" if taken else "must be empty")
 
 
 def scaled(residuals: ControlResiduals, setting: ControlSetting) -> ControlResiduals:
@@ -105,7 +118,7 @@ class ControlNetInfo:
     """Describe a ControlNet and its inputs. `family` is the family of the models that it controls; `base_digest` is the
     digest of the model that it was trained for, empty if its registry names none. Its condition has
     `condition_channels`: of pixels, or with `takes_latents` of a latent, which is encoded without the autoencoder's
-    shift if `unshifted`."""
+    shift if `unshifted`. `kind_count` is the number of kinds of conditions of a ControlNet-Union, 0 for others."""
 
     family: str
     digest: str
@@ -114,16 +127,18 @@ class ControlNetInfo:
     condition_channels: int
     takes_latents: bool
     unshifted: bool
+    kind_count: int = 0
 
 
 @dataclass(frozen=True)
 class ControlStep:
     """Hold one image at one step: the denoiser's inputs for all rows of the image, its embedded condition (rows, or 1
-    for all), and the ControlNet's setting."""
+    for all), the ControlNet's setting, and the place of the condition's kind among those of a ControlNet-Union."""
 
     inputs: DenoiserInput
     embedded: Tensor
     setting: ControlSetting
+    kind: int = 0
 
 
 # Receives each image's residuals that a pass has computed so far.
@@ -166,12 +181,13 @@ class ControlNet(Protocol):
 
 @dataclass(frozen=True)
 class ControlRows:
-    """Hold the rows of a forward pass over several images."""
+    """Hold the rows of a forward pass over several images; `kinds` (rows,) are places of `ControlStep.kind`."""
 
     latents: Tensor
     timesteps: Tensor
     conditioning: Conditioning
     embedded: Tensor
+    kinds: Tensor
 
 
 def rows_of(steps: Sequence[ControlStep]) -> ControlRows:
@@ -182,6 +198,7 @@ def rows_of(steps: Sequence[ControlStep]) -> ControlRows:
         torch.cat([part.timesteps for part in parts]),
         Conditioning.concatenate([part.conditioning for part in parts]),
         torch.cat([part.embedded for part in parts]),
+        torch.cat([part.kinds for part in parts]),
     )
 
 
@@ -193,6 +210,7 @@ def _rows_of(step: ControlStep) -> ControlRows:
         inputs.timesteps.expand(count),
         Conditioning(texts.states, texts.pooled, texts.sizes),
         step.embedded.expand(count, *step.embedded.shape[1:]),
+        torch.full((count,), step.kind, device=inputs.latents.device),
     )
 
 

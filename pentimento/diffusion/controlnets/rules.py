@@ -7,14 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from pentimento.diffusion.checkpoint import BadCheckpoint, component_files, read_json_object
+from pentimento.domain.generation import ControlKind
 
 CONFIG = "config.json"
 
 _UNET_CLASS = "ControlNetModel"
+_UNION_CLASS = "ControlNetUnionModel"
 _TRANSFORMER_CLASS = "SD3ControlNetModel"
 # Settings of other kinds of ControlNet, which would run wrongly here.
 _FOREIGN_KEYS = ("class_embed_type", "num_class_embeds", "encoder_hid_dim_type")
 _CHANNEL_ORDERS = ("rgb", "bgr")
+# diffusers' default of `num_control_type`, and the most that have names.
+_USUAL_KINDS, _MAX_KINDS = 6, len(ControlKind)
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,11 @@ class ControlNetCheckpoint:
         return self.class_name == _TRANSFORMER_CLASS
 
     @property
+    def kind_count(self) -> int:
+        """Return the number of kinds of conditions of a ControlNet-Union; 0 for others."""
+        return int(self.config.get("num_control_type", _USUAL_KINDS)) if self.class_name == _UNION_CLASS else 0
+
+    @property
     def unshifted(self) -> bool:
         """Return whether that latent is without the autoencoder's shift: diffusers' rule for ControlNets without pooled
         text."""
@@ -46,9 +55,10 @@ def open_controlnet(directory: Path) -> ControlNetCheckpoint:
     path = directory / CONFIG
     config = read_json_object(path)
     class_name = config.get("_class_name")
-    if class_name not in (_UNET_CLASS, _TRANSFORMER_CLASS):
-        raise BadCheckpoint(f"{path}: class {class_name!r} is not one of {_UNET_CLASS}, {_TRANSFORMER_CLASS}")
-    family = _unet_family(path, config) if class_name == _UNET_CLASS else _transformer_family(path, config)
+    families = {_UNET_CLASS: _unet_family, _TRANSFORMER_CLASS: _transformer_family, _UNION_CLASS: _union_family}
+    if class_name not in tuple(families):
+        raise BadCheckpoint(f"{path}: class {class_name!r} is not one of {', '.join(families)}")
+    family = families[class_name](path, config)
     if not any(file.suffix == ".safetensors" for file in files):
         raise BadCheckpoint(f"{directory}: no safetensors file in it (pickled weights are never opened)")
     return ControlNetCheckpoint(directory, class_name, family, config, files)
@@ -70,6 +80,20 @@ def _unet_family(path: Path, config: Mapping[str, Any]) -> str:
     if not isinstance(added, str | None) or added not in families:
         raise BadCheckpoint(f"{path}: addition_embed_type must be 'text_time' or absent, got {str(added)[:40]!r}")
     return families[added]
+
+
+def _union_family(path: Path, config: Mapping[str, Any]) -> str:
+    """Return the family. Raises BadCheckpoint for a network for another one than SDXL, and for more kinds than have
+    names."""
+    family = _unet_family(path, config)
+    if family != "stable_diffusion_xl":
+        raise BadCheckpoint(f"{path}: addition_embed_type must be 'text_time' in a {_UNION_CLASS}")
+    if config.get("controlnet_conditioning_channel_order", "rgb") != "rgb":
+        raise BadCheckpoint(f"{path}: controlnet_conditioning_channel_order must be rgb in a {_UNION_CLASS}")
+    count = config.get("num_control_type", _USUAL_KINDS)
+    if type(count) is not int or not 1 <= count <= _MAX_KINDS:
+        raise BadCheckpoint(f"{path}: num_control_type must be 1 to {_MAX_KINDS}, got {str(count)[:40]}")
+    return family
 
 
 def _transformer_family(path: Path, config: Mapping[str, Any]) -> str:

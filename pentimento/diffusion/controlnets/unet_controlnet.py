@@ -4,10 +4,11 @@ The written-out passes run if they cover the network, else diffusers' forward pa
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from pentimento.diffusion.controlnets.network import (
     ControlNetInfo,
@@ -21,12 +22,12 @@ from pentimento.diffusion.controlnets.network import (
 )
 from pentimento.diffusion.families.lean_attention import skip_signature_checks
 from pentimento.diffusion.families.model import Conditioning, ControlResiduals
-from pentimento.diffusion.families.unet_passes import EncoderPasses, added_conditions, covers
+from pentimento.diffusion.families.unet_passes import EncoderPasses, UNetEncoding, added_conditions, covers
 from pentimento.domain.errors import InvalidArgument
 
 
 class UNetControlNet:
-    """Run diffusers' ControlNetModel."""
+    """Run diffusers' ControlNetModel, and ControlNetUnionModel."""
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class UNetControlNet:
         attends = any(type(module).__name__ == "Transformer2DModel" for module in network.modules())
         self._text_width = self.config["cross_attention_dim"] if attends else None
         self._added_width = _pooled_width(self.config) if info.family == "stable_diffusion_xl" else None
-        self._forward = compiler(_ForwardPass(network))
+        self._forward = compiler(_UnionPass(network) if info.kind_count else _ForwardPass(network))
 
     @torch.inference_mode()
     def embed(self, condition: Tensor, row_count: int = 1) -> Tensor:
@@ -67,8 +68,8 @@ class UNetControlNet:
         if rows.embedded.shape[2:] != rows.latents.shape[2:]:
             wanted = f"must be of the image's size: {list(rows.latents.shape[2:])} embedded"
             raise InvalidArgument.of("condition", f"{wanted}, got {list(rows.embedded.shape[2:])}")
-        parts = (rows.latents, rows.timesteps, rows.embedded, *rows.conditioning.parts)
-        *down, mid = self._forward(*parts)
+        kinds = (rows.kinds,) if self.info.kind_count else ()
+        *down, mid = self._forward(rows.latents, rows.timesteps, rows.embedded, *kinds, *rows.conditioning.parts)
         return by_picture(ControlResiduals(tuple(down), mid), steps)
 
 
@@ -91,10 +92,53 @@ class _ForwardPass:
             down, mid = network(latents, timesteps, states, **given)
             return (*down, mid)
         terms = self._passes.time_terms(timesteps, latents.dtype, added)
-        encoded = self._passes.encode(latents, self._passes.project_text(states), terms, embedded)
-        layers = zip(network.controlnet_down_blocks, encoded.skips, strict=True)
-        found = (*(layer(skip) for layer, skip in layers), network.controlnet_mid_block(encoded.hidden))
+        found = _residuals(network, self._passes.encode(latents, self._passes.project_text(states), terms, embedded))
         return tuple(one.mean(dim=(2, 3), keepdim=True) for one in found) if self._pools else found
+
+
+class _UnionPass:
+    """Run a ControlNetUnionModel over embedded conditions, each row with one of its kind."""
+
+    def __init__(self, network: Any) -> None:
+        self._network = network
+        self._passes = EncoderPasses(network)
+
+    def __call__(
+        self,
+        latents: Tensor,
+        timesteps: Tensor,
+        embedded: Tensor,
+        kinds: Tensor,
+        states: Tensor,
+        *texts: Tensor | None,
+    ) -> tuple[Tensor, ...]:
+        """Return the residuals of the down blocks, then of the mid block; `kinds` are places in the network's table."""
+        network, passes = self._network, self._passes
+        added = added_conditions(Conditioning(states, *texts))
+        terms = passes.time_terms(timesteps, latents.dtype, added, self._embedded_kinds(kinds, latents.dtype))
+        hidden = network.conv_in(latents)
+        hidden = hidden + embedded + self._spread(hidden, embedded, kinds)
+        return _residuals(network, passes.encode_behind(hidden, passes.project_text(states), terms))
+
+    def _embedded_kinds(self, kinds: Tensor, dtype: torch.dtype) -> Tensor:
+        network = self._network
+        chosen = functional.one_hot(kinds, len(network.task_embedding)).to(dtype)
+        signs = network.control_type_proj(chosen.flatten()).reshape(len(kinds), -1).to(dtype)
+        return cast("Tensor", network.control_add_embedding(signs))
+
+    def _spread(self, hidden: Tensor, embedded: Tensor, kinds: Tensor) -> Tensor:
+        """Return what the network's transformer adds to every place of a channel: (rows, channels, 1, 1)."""
+        network = self._network
+        told = embedded.mean(dim=(2, 3)) + network.task_embedding[kinds]
+        mixed = torch.stack([told, hidden.mean(dim=(2, 3))], dim=1)
+        for layer in network.transformer_layes:
+            mixed = layer(mixed)
+        return cast("Tensor", network.spatial_ch_projs(mixed[:, 0]))[:, :, None, None]
+
+
+def _residuals(network: Any, encoded: UNetEncoding) -> tuple[Tensor, ...]:
+    layers = zip(network.controlnet_down_blocks, encoded.skips, strict=True)
+    return (*(layer(skip) for layer, skip in layers), network.controlnet_mid_block(encoded.hidden))
 
 
 def _pooled_width(config: Mapping[str, Any]) -> int:

@@ -78,10 +78,18 @@ class EncoderPasses:
         """Return keys and values of all cross-attention layers, concatenated: (rows, tokens, widths)."""
         return torch.cat([part(states) for layer in self._text_layers for part in (layer.to_k, layer.to_v)], dim=-1)
 
-    def time_terms(self, timesteps: Tensor, dtype: torch.dtype, added: dict[str, Tensor] | None = None) -> Tensor:
-        """Return the terms that the residual blocks add at these timesteps (rows,), concatenated: (rows, widths)."""
+    def time_terms(
+        self,
+        timesteps: Tensor,
+        dtype: torch.dtype,
+        added: dict[str, Tensor] | None = None,
+        kinds: Tensor | None = None,
+    ) -> Tensor:
+        """Return the terms that the residual blocks add at these timesteps (rows,), concatenated: (rows, widths).
+        `kinds` (rows, width) is the embedding of a ControlNet-Union's kinds."""
         network = self._network
         embedding = network.time_embedding(network.time_proj(timesteps).to(dtype))
+        embedding = embedding if kinds is None else embedding + kinds
         if added is not None:
             embedding = embedding + _embedded_conditions(network, added, embedding.dtype)
         embedding = functional.silu(embedding)
@@ -90,10 +98,13 @@ class EncoderPasses:
     def encode(self, latents: Tensor, texts: Tensor, terms: Tensor, condition: Tensor | None = None) -> UNetEncoding:
         """Run the encoder and the mid block on latents (rows, channels, height, width). An embedded `condition` is
         added after the first layer."""
+        hidden = self._network.conv_in(latents)
+        return self.encode_behind(hidden if condition is None else hidden + condition, texts, terms)
+
+    def encode_behind(self, hidden: Tensor, texts: Tensor, terms: Tensor) -> UNetEncoding:
+        """Run the encoder without its first layer, and the mid block, on that layer's output."""
         layers = iter(self._layers(texts)[: self._encoder_text_count])
         added = iter(self._terms(terms)[: self._encoder_residual_count])
-        hidden = self._network.conv_in(latents)
-        hidden = hidden if condition is None else hidden + condition
         skips = [hidden]
         for block in self._network.down_blocks:
             for resnet, attention in _stages(block):

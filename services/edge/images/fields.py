@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from pentimento.domain.generation import Preprocessor
+from pentimento.domain.generation import ControlKind, Preprocessor
 from pentimento.domain.prompt_syntax import PromptSyntax
 
 INT64 = 2**63 - 1
@@ -78,6 +78,12 @@ CONTROLNET_FIELDS = (
         FieldKind.WORD,
         "how the condition is computed from the image; absent: the image is the condition",
         words=tuple(preprocessor.value for preprocessor in Preprocessor),
+    ),
+    RequestField(
+        "kind",
+        FieldKind.WORD,
+        "what a ControlNet-Union takes the condition for; absent for other ControlNets",
+        words=tuple(kind.value for kind in ControlKind),
     ),
 )
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pentimento.domain.adapters import ADAPTER_NAME_RULE, Adapter, AdapterKind, is_adapter_name
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from pentimento.domain.fleet import HeldModel
-from pentimento.domain.generation import ControlNetSelection, GenerationSpec, LoraSelection, Preprocessor
+from pentimento.domain.generation import ControlKind, ControlNetSelection, GenerationSpec, LoraSelection, Preprocessor
 from pentimento.domain.image_request import AskedControlNet, AskedLora
 from pentimento.domain.reasons import Reason
 from pentimento.pictures import read_header
@@ -94,6 +94,7 @@ def _resolve_controlnet(
     scale = 1.0 if asked.conditioning_scale is None else asked.conditioning_scale
     start, end = _resolve_shares(asked, where)
     preprocessor = _resolve_preprocessor(asked.preprocessor, f"{where}.preprocessor", adapter)
+    kind = _resolve_kind(asked.kind, f"{where}.kind", adapter)
     _check_image(asked.conditioning_image, f"{where}.conditioning_image", size_px, limits)
     if not known.is_reachable(adapter):
         message = f"{where}.name: no replica that serves {adapter.name} is live"
@@ -108,6 +109,7 @@ def _resolve_controlnet(
         object=adapter.object,
         preprocessor=preprocessor,
         preprocessor_digest=adapter.depth_digest if preprocessor is Preprocessor.DEPTH else "",
+        kind=kind,
     )
 
 
@@ -120,6 +122,20 @@ def _resolve_preprocessor(asked: str, field: str, adapter: Adapter) -> Preproces
         limit = f"must be {' or '.join(one.value for one in served)}, or empty for an image that is the condition"
         raise InvalidArgument.of(field, f"{limit}, with {adapter.name} here, got {asked[:_SHOWN_LENGTH]!r}")
     return Preprocessor(asked)
+
+
+def _resolve_kind(asked: str, field: str, adapter: Adapter) -> ControlKind | None:
+    """Return the kind of condition of a ControlNet-Union; None for other ControlNets, which take one kind."""
+    if not adapter.control_kind_count:
+        if asked:
+            limit = f"must be empty with {adapter.name}, which is no ControlNet-Union"
+            raise InvalidArgument.of(field, f"{limit}, got {asked[:_SHOWN_LENGTH]!r}")
+        return None
+    taken = [kind.value for kind in ControlKind][: adapter.control_kind_count]
+    if asked not in taken:
+        limit = f"must be one of {', '.join(taken)} with {adapter.name}"
+        raise InvalidArgument.of(field, f"{limit}, got {asked[:_SHOWN_LENGTH]!r}")
+    return ControlKind(asked)
 
 
 def _resolve_shares(asked: AskedControlNet, where: str) -> tuple[float, float]:

@@ -68,21 +68,22 @@ def _controlnets(resolved: ResolvedRequest) -> list[str]:
 
 def _conditions(resolved: ResolvedRequest) -> list[str]:
     """Return the digests of the conditioning images, including those stored apart from the spec, with the way in which
-    they are preprocessed."""
+    they are taken."""
     apart = {part.field: part.object.digest for part in resolved.inputs}
     return [
         (apart.get(f"controlnets[{index}].conditioning_image") or _sha256(controlnet.conditioning_image))
-        + _preprocessed(controlnet)
+        + _taken_as(controlnet)
         for index, controlnet in enumerate(resolved.spec.controlnets)
     ]
 
 
-def _preprocessed(controlnet: ControlNetSelection) -> str:
-    """Return the preprocessor and its model's digest; empty for an image that is the condition itself, which keeps the
-    key from before preprocessors existed."""
+def _taken_as(controlnet: ControlNetSelection) -> str:
+    """Return the kind of condition, and the preprocessor with its model's digest; empty for neither, which keeps the
+    key from before there were any."""
+    kind = f" as {controlnet.kind.value}" if controlnet.kind is not None else ""
     if controlnet.preprocessor is None:
-        return ""
-    return f" {controlnet.preprocessor.value} {controlnet.preprocessor_digest}"
+        return kind
+    return f"{kind} {controlnet.preprocessor.value} {controlnet.preprocessor_digest}"
 
 
 def _digest_of(parts: Iterable[object]) -> str:

@@ -113,3 +113,18 @@ def test_a_flow_controlnet_with_pooled_texts_and_fewer_blocks_equals_diffusers(t
         assert difference(sides, ControlledCase(case, THREE)) <= 1e-4
     finally:
         engine.close()
+
+
+@pytest.mark.parametrize("kinds", [(3,), (0, 3), (5, 5, 1)])
+def test_union_with_one_or_several_kinds_equals_diffusers(tmp_path: Path, kinds: tuple[int, ...]) -> None:
+    """Several kinds are streams of one network, whose residuals are added up as diffusers does for several networks."""
+    model = write_xl_checkpoint(tmp_path / "model", beta_schedule="scaled_linear")
+    controlnets = [write_controlnet(tmp_path / "union", xl=True, union=True)] * len(kinds)
+    engine = ControlledByEngine(model, controlnets)
+    try:
+        sides = (ControlledByDiffusers(model, controlnets, union=True), engine)
+        case = Case(PROMPT, NEGATIVE, Scheduler.EULER, seed=3, steps=4)
+
+        assert difference(sides, ControlledCase(case, THREE[: len(kinds)], kinds=kinds)) <= 1e-4
+    finally:
+        engine.close()

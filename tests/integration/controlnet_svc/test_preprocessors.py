@@ -1,5 +1,7 @@
-"""A stream whose image is preprocessed has the residuals of the preprocessed image."""
+"""A stream whose image is preprocessed has the residuals of the preprocessed image; one of a ControlNet-Union those of
+its kind."""
 
+import json
 import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -9,15 +11,19 @@ import pytest
 import pytest_asyncio
 import torch
 
-from lab.fixtures.checkpoints import write_depth_model
+from lab.fixtures.checkpoints import write_controlnet, write_depth_model
 from lab.fixtures.step_streams import answer_to
+from pentimento.diffusion.checkpoint import digest_directory
+from pentimento.diffusion.controlnets import ControlSetting, ControlStep, load_controlnet
 from pentimento.diffusion.controlnets.depth import load_depth_model
 from pentimento.diffusion.controlnets.edges import edges
+from pentimento.diffusion.families.model import Conditioning, DenoiserInput
 from pentimento.diffusion.images import pixel_image
 from pentimento.domain.errors import FailedPrecondition
-from pentimento.domain.generation import ControlNetSelection, Preprocessor
+from pentimento.domain.generation import ControlKind, ControlNetSelection, Preprocessor
 from pentimento.tensors.device import outgoing_tensor
 from pentimento.wire.tensors import UNBOUND
+from services.controlnet_svc.streams import named_tensors
 from tests.integration.controlnet_svc.conftest import Service, condition, latents, request_for, serve, tensors_of
 from tests.integration.controlnet_svc.test_streams import OPEN_S, assert_equal, pixels
 from tests.support.images import png_of
@@ -65,3 +71,37 @@ async def test_depth_model_is_told_and_another_is_refused(service: Service) -> N
     with pytest.raises(FailedPrecondition) as caught:
         await residuals(service, other)
     assert caught.value.reason == "DEPTH_MODEL_MISMATCH"
+
+
+async def test_stream_of_union_has_residuals_of_its_kind(tmp_path: Path) -> None:
+    directory = write_controlnet(tmp_path / "union", xl=True, union=True)
+    digest = digest_directory(directory)
+    entry = {"name": "union", "kind": "controlnet", "family": "sdxl", "path": "union", "digest": digest}
+    (tmp_path / "registry.json").write_text(json.dumps({"models": [entry]}))
+    generator = torch.Generator().manual_seed(5)
+    shapes = {"states": (2, 16, 40), "pooled": (2, 20), "sizes": (2, 6)}
+    texts = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    rows = torch.randn(2, 4, 16, 16, generator=generator)
+
+    with tempfile.TemporaryDirectory(prefix="pmt-", dir="/dev/shm") as folder:
+        async with serve(Path(folder), controlnets=tmp_path / "registry.json") as service:
+            (adapter,) = service.process.controlnets.shelf.adapters
+            stream = await service.client.open_stream(
+                replace(
+                    request_for(),
+                    controlnet=ControlNetSelection("union", condition(), digest=digest, kind=ControlKind.LINES),
+                    base_model_family="stable_diffusion_xl",
+                    latent_dims=(4, 16, 16),
+                    **{name: outgoing_tensor(tensor, UNBOUND) for name, tensor in texts.items()},
+                ),
+                1,
+                OPEN_S,
+            )
+            found = tensors_of(await answer_to(stream, 0, 501.0, outgoing_tensor(rows, UNBOUND)))
+            stream.close()
+
+    network = load_controlnet(directory, torch.device("cpu"), torch.float32)
+    asked = DenoiserInput(rows, torch.full((2,), 501.0), Conditioning(*texts.values()))
+    wanted = network.residuals([ControlStep(asked, network.embed(pixels(), 2), ControlSetting(), kind=3)])[0]
+    assert adapter.control_kind_count == 6
+    assert_equal(found, dict(named_tensors(wanted)))

@@ -27,7 +27,7 @@ from pentimento.domain.errors import (
     Unavailable,
 )
 from pentimento.domain.fleet import ComponentPlacement, Plan, ReplicaKind
-from pentimento.domain.generation import Attempt, PlanVersion
+from pentimento.domain.generation import Attempt, ControlKind, PlanVersion, Preprocessor
 from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.tensors.device import outgoing_tensor
 from pentimento.tensors.regions import RegionDirectory, RegionSize, SharedRegion
@@ -177,6 +177,8 @@ NO_STATES = outgoing_tensor(torch.zeros(2, 0, 128), UNBOUND)
         ({}, {"conditioning_image": condition(32)}, InvalidArgument, "INVALID_FIELD"),
         ({}, {"conditioning_scale": float("nan")}, InvalidArgument, "INVALID_FIELD"),
         ({}, {"conditioning_scale": float("inf")}, InvalidArgument, "INVALID_FIELD"),
+        ({}, {"kind": ControlKind.LINES}, InvalidArgument, "INVALID_FIELD"),
+        ({}, {"preprocessor": Preprocessor.DEPTH}, FailedPrecondition, "DEPTH_MODEL_MISMATCH"),
     ],
 )
 async def test_open_stream_refuses_request_and_serves_the_next(

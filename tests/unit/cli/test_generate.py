@@ -70,6 +70,7 @@ def test_a_controlnet_has_a_file_and_perhaps_a_scale_and_shares(
 ) -> None:
     assert controlnet_of(f"edges:{image}{limits}") == AskedControlNet("edges", b"png", *asked)
     assert controlnet_of(f"edges+depth:{image}{limits}") == AskedControlNet("edges", b"png", *asked, "depth")
+    assert controlnet_of(f"all@tile+edges:{image}{limits}") == AskedControlNet("all", b"png", *asked, "edges", "tile")
 
 
 def test_a_file_may_have_a_colon_in_its_name(tmp_path: Path) -> None:
@@ -88,5 +89,5 @@ def test_a_lora_of_another_form_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("rest", ["", ":", ":{}:x", ":{}:1:5", ":{}:1:a-b", ":{}:1:0-1:2", ":/no/such", ":\0"])
 def test_a_controlnet_of_another_form_is_refused(image: Path, rest: str) -> None:
-    with pytest.raises(InvalidArgument, match=r"controlnet: must be NAME\[\+PREPROCESSOR\]:FILE"):
+    with pytest.raises(InvalidArgument, match=r"controlnet: must be NAME\[@KIND\]\[\+PREPROCESSOR\]:FILE"):
         controlnet_of("edges" + rest.format(image))

@@ -13,6 +13,7 @@ NEON = Adapter("neon", AdapterKind.LORA, "sha256:neon", FAMILY, HELD.model_diges
 MOSAIC = Adapter("mosaic", AdapterKind.LORA, "sha256:mosaic", FAMILY, latest_start_fraction=0.5)
 FOREIGN = Adapter("foreign", AdapterKind.LORA, "sha256:foreign", "stable_diffusion_3")
 EDGES = Adapter("edges", AdapterKind.CONTROLNET, "sha256:edges", FAMILY, HELD.model_digest, depth_digest="sha256:depth")
+UNION = Adapter("union", AdapterKind.CONTROLNET, "sha256:union", FAMILY, control_kind_count=6)
 LAYOUT = Adapter("layout", AdapterKind.CONTROLNET, "sha256:layout", FAMILY)
 GONE = Adapter("gone", AdapterKind.CONTROLNET, "sha256:gone", FAMILY)
 
@@ -31,5 +32,6 @@ def known_adapters() -> AdapterCatalogue:
     catalogue = AdapterCatalogue()
     catalogue.learn(credits(NEON, MOSAIC, FOREIGN))
     catalogue.follow(plan(AdapterPlacement(GONE, ("c1",))))
-    catalogue.follow(plan(AdapterPlacement(EDGES, ("c1", "c2")), AdapterPlacement(LAYOUT, ("c3",)), sequence=2))
+    there = {EDGES: ("c1", "c2"), LAYOUT: ("c3",), UNION: ("c3",)}
+    catalogue.follow(plan(*(AdapterPlacement(adapter, places) for adapter, places in there.items()), sequence=2))
     return catalogue

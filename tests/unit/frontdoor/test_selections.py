@@ -10,7 +10,7 @@ from lab.fixtures.held_models import HELD
 from pentimento.domain.adapters import AdapterKind, RejectedAdapter
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound, PentimentoError, Unavailable
 from pentimento.domain.fleet import Capability
-from pentimento.domain.generation import ControlNetSelection, LoraSelection, Preprocessor
+from pentimento.domain.generation import ControlKind, ControlNetSelection, LoraSelection, Preprocessor
 from pentimento.domain.image_request import AskedControlNet, AskedLora, ImageRequest, ResolvedRequest
 from services.frontdoor.journal.bodies import JOURNALLED_REQUEST, resolved_from_bytes, resolved_to_bytes
 from services.frontdoor.requests.resolution import RequestLimits, resolve
@@ -31,6 +31,10 @@ def edges(image: bytes = b"", **fields: Any) -> dict[str, Any]:
     return {"controlnets": (AskedControlNet("edges", image or a_png(32, 32), **fields),)}
 
 
+def union(**fields: Any) -> dict[str, Any]:
+    return {"controlnets": (AskedControlNet("union", a_png(32, 32), **fields),)}
+
+
 def test_selections_open_fields_are_filled_and_zero_is_kept() -> None:
     request = resolved(loras=(AskedLora("neon"),), **edges())
     named = edges(conditioning_scale=0.0, start_fraction=0.25, end_fraction=0.5, preprocessor="depth")
@@ -42,6 +46,7 @@ def test_selections_open_fields_are_filled_and_zero_is_kept() -> None:
     assert [(lora.name, lora.scale) for lora in spec.loras] == [("mosaic", 0.0), ("neon", -0.5)]
     (net,) = spec.controlnets
     assert (net.conditioning_scale, net.start_fraction, net.end_fraction) == (0.0, 0.25, 0.5)
+    assert resolved(**union(kind="lines")).spec.controlnets[0].kind is ControlKind.LINES
     assert (net.preprocessor, net.preprocessor_digest) == (Preprocessor.DEPTH, EDGES.depth_digest)
 
 
@@ -102,6 +107,9 @@ OUT_OF_BOUNDS: tuple[tuple[dict[str, Any], str, str], ...] = (
     (edges(png_bomb()), f"{NET}.conditioning_image", "must have at most 8388608 pixels"),
     ({"width_px": 64, **edges()}, f"{NET}.conditioning_image", ""),
     ({"controlnets": (AskedControlNet("edges", b""),)}, f"{NET}.conditioning_image", ""),
+    (edges(kind="depth"), f"{NET}.kind", "must be empty with edges, which is no ControlNet-Union"),
+    (union(kind=""), f"{NET}.kind", "must be one of pose, depth, scribble, lines, normals, segments with union"),
+    (union(kind="tile"), f"{NET}.kind", "must be one of pose, depth, scribble"),
     (edges(preprocessor="canny"), f"{NET}.preprocessor", "must be edges or depth, or empty"),
     (
         {"controlnets": (AskedControlNet("layout", a_png(32, 32), preprocessor="depth"),)},

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from lab.fixtures.held_models import HELD
 from pentimento.domain.cache import image_key, latent_key
-from pentimento.domain.generation import ControlNetSelection, GenerationSpec, Preprocessor, Scheduler
+from pentimento.domain.generation import ControlKind, ControlNetSelection, GenerationSpec, Preprocessor, Scheduler
 from pentimento.domain.image_request import CacheMode, ImageFormat, ResolvedRequest
 from pentimento.domain.prompt_syntax import PromptSyntax
 from services.frontdoor.routing.starts import repeat_key_of, scope_of
@@ -38,14 +38,15 @@ def test_scope_of_other_weights_or_syntax_differs() -> None:
     assert len({repeat_key_of(spec) for spec in weighted}) == 5
 
 
-def test_keys_differ_by_preprocessor_and_depth_model() -> None:
+def test_keys_differ_by_kind_preprocessor_and_depth_model() -> None:
     net = CONTROLLED.controlnets[0]
     nets = [
         net,
+        *(replace(net, kind=kind) for kind in (ControlKind.LINES, ControlKind.TILE)),
         replace(net, preprocessor=Preprocessor.EDGES),
         *(replace(net, preprocessor=Preprocessor.DEPTH, preprocessor_digest=digest) for digest in ("one", "other")),
     ]
 
     scopes = [scope_of("tenant", replace(RESOLVED, spec=replace(SPEC, controlnets=(one,))), HELD, 0, 0) for one in nets]
 
-    assert len({latent_key(scope, 10) for scope in scopes}) == len({image_key(scope) for scope in scopes}) == 4
+    assert len({latent_key(scope, 10) for scope in scopes}) == len({image_key(scope) for scope in scopes}) == 6

@@ -10,6 +10,7 @@ from pentimento.domain.generation import (
     CapturedEntries,
     CapturedLatent,
     CascadeStage,
+    ControlKind,
     ControlNetMode,
     ControlNetSelection,
     Donor,
@@ -64,7 +65,11 @@ SPEC = GenerationSpec(
     2**63 + 7,
     0.25,
     (LoraSelection("neon", 0.8, DIGEST, OBJECT), LoraSelection("mosaic")),
-    (ControlNetSelection("edges", b"png", 0.5, 0.1, 0.9, DIGEST, OBJECT, Preprocessor.DEPTH, DIGEST),),
+    (
+        ControlNetSelection(
+            "edges", b"png", 0.5, 0.1, 0.9, DIGEST, OBJECT, Preprocessor.DEPTH, DIGEST, ControlKind.TILE
+        ),
+    ),
     InitImage(b"image", 0.6, b"mask"),
 )
 STAGES = (CascadeStage("light", "light>tiny", 0.4, "light"), CascadeStage("tiny", pool="heavy"))
@@ -121,7 +126,7 @@ RESOLVED = ResolvedRequest(
     AdmittedStages(STAGES, "light>tiny", True),
 )
 ATTEMPT = Attempt("request-1", 2, 9, "frontdoor-0", 4, "acme")
-ADAPTER = Adapter("edges", AdapterKind.CONTROLNET, DIGEST, "sd", DIGEST, "mit", OBJECT, 0.2, DIGEST)
+ADAPTER = Adapter("edges", AdapterKind.CONTROLNET, DIGEST, "sd", DIGEST, "mit", OBJECT, 0.2, DIGEST, 8)
 HELD = HeldModel(
     "tiny", DIGEST, 3, DIGEST, DIGEST, "epsilon", "sd", 64, 32, 8, 128, 50, 100, 7.5, ("ddim",), "mit", 0.1
 )
@@ -154,7 +159,7 @@ SAMPLES = {
         0.5,
         0,
         (AskedLora("neon", 0.0), AskedLora("mosaic")),
-        (AskedControlNet("edges", b"png", 0.5, 0.1, 0.9, "depth"),),
+        (AskedControlNet("edges", b"png", 0.5, 0.1, 0.9, "depth", "tile"),),
         InitImage(b"image", 0.6, b"mask"),
         CacheMode.SHARED,
         ImageFormat.JPEG,

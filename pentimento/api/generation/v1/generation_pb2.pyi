@@ -132,6 +132,42 @@ PREPROCESSOR_DEPTH: Preprocessor.ValueType  # 2
 """Inverse depth by the replica's depth model, the nearest point white."""
 Global___Preprocessor: _TypeAlias = Preprocessor  # noqa: Y015
 
+class _ControlKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ControlKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ControlKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CONTROL_KIND_UNSPECIFIED: _ControlKind.ValueType  # 0
+    """Of ControlNets with a single kind."""
+    CONTROL_KIND_POSE: _ControlKind.ValueType  # 1
+    CONTROL_KIND_DEPTH: _ControlKind.ValueType  # 2
+    CONTROL_KIND_SCRIBBLE: _ControlKind.ValueType  # 3
+    """Soft edges and scribbles: HED, PiDi, TED."""
+    CONTROL_KIND_LINES: _ControlKind.ValueType  # 4
+    """Hard edges and line art: Canny, MLSD."""
+    CONTROL_KIND_NORMALS: _ControlKind.ValueType  # 5
+    CONTROL_KIND_SEGMENTS: _ControlKind.ValueType  # 6
+    CONTROL_KIND_TILE: _ControlKind.ValueType  # 7
+    CONTROL_KIND_REPAINT: _ControlKind.ValueType  # 8
+
+class ControlKind(_ControlKind, metaclass=_ControlKindEnumTypeWrapper):
+    """What a ControlNet-Union takes its condition for: the kinds that published ones were trained on, in their order."""
+
+CONTROL_KIND_UNSPECIFIED: ControlKind.ValueType  # 0
+"""Of ControlNets with a single kind."""
+CONTROL_KIND_POSE: ControlKind.ValueType  # 1
+CONTROL_KIND_DEPTH: ControlKind.ValueType  # 2
+CONTROL_KIND_SCRIBBLE: ControlKind.ValueType  # 3
+"""Soft edges and scribbles: HED, PiDi, TED."""
+CONTROL_KIND_LINES: ControlKind.ValueType  # 4
+"""Hard edges and line art: Canny, MLSD."""
+CONTROL_KIND_NORMALS: ControlKind.ValueType  # 5
+CONTROL_KIND_SEGMENTS: ControlKind.ValueType  # 6
+CONTROL_KIND_TILE: ControlKind.ValueType  # 7
+CONTROL_KIND_REPAINT: ControlKind.ValueType  # 8
+Global___ControlKind: _TypeAlias = ControlKind  # noqa: Y015
+
 class _ControlNetMode:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -206,6 +242,7 @@ class Adapter(_message.Message):
     OBJECT_FIELD_NUMBER: _builtins.int
     LATEST_START_FRACTION_FIELD_NUMBER: _builtins.int
     DEPTH_DIGEST_FIELD_NUMBER: _builtins.int
+    CONTROL_KIND_COUNT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     kind: Global___AdapterKind.ValueType
     digest: _builtins.str
@@ -218,6 +255,8 @@ class Adapter(_message.Message):
     """Of a LoRA: the share of the schedule, 0..1, that may run before it takes effect (Katz, bounded asynchronous loading)."""
     depth_digest: _builtins.str
     """Of a ControlNet: digest of the depth model that its replicas preprocess images with; empty for none."""
+    control_kind_count: _builtins.int
+    """Of a ControlNet-Union: how many kinds of conditions it takes, the first of ControlKind; 0 for others."""
     @_builtins.property
     def object(self) -> _tensor_pb2.ObjectReference:
         """Where its weights are in the object store; absent where replicas have them in a directory of their own."""
@@ -234,10 +273,11 @@ class Adapter(_message.Message):
         object: _tensor_pb2.ObjectReference | None = ...,
         latest_start_fraction: _builtins.float = ...,
         depth_digest: _builtins.str = ...,
+        control_kind_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_object", b"_object", "object", b"object"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_object", b"_object", "base_digest", b"base_digest", "depth_digest", b"depth_digest", "digest", b"digest", "family", b"family", "kind", b"kind", "latest_start_fraction", b"latest_start_fraction", "licence", b"licence", "name", b"name", "object", b"object"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_object", b"_object", "base_digest", b"base_digest", "control_kind_count", b"control_kind_count", "depth_digest", b"depth_digest", "digest", b"digest", "family", b"family", "kind", b"kind", "latest_start_fraction", b"latest_start_fraction", "licence", b"licence", "name", b"name", "object", b"object"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__object: _TypeAlias = _typing.Literal["object"]  # noqa: Y015
     _WhichOneofArgType__object: _TypeAlias = _typing.Literal["_object", b"_object"]  # noqa: Y015
@@ -326,6 +366,7 @@ class ControlNetSelection(_message.Message):
     OBJECT_FIELD_NUMBER: _builtins.int
     PREPROCESSOR_FIELD_NUMBER: _builtins.int
     PREPROCESSOR_DIGEST_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     conditioning_scale: _builtins.float
     start_fraction: _builtins.float
@@ -337,6 +378,8 @@ class ControlNetSelection(_message.Message):
     preprocessor: Global___Preprocessor.ValueType
     preprocessor_digest: _builtins.str
     """Of the depth model that preprocesses the image; empty for a preprocessor without a model."""
+    kind: Global___ControlKind.ValueType
+    """Set for a ControlNet-Union."""
     @_builtins.property
     def object(self) -> _tensor_pb2.ObjectReference:
         """As in Adapter."""
@@ -353,10 +396,11 @@ class ControlNetSelection(_message.Message):
         object: _tensor_pb2.ObjectReference | None = ...,
         preprocessor: Global___Preprocessor.ValueType = ...,
         preprocessor_digest: _builtins.str = ...,
+        kind: Global___ControlKind.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_object", b"_object", "object", b"object"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_object", b"_object", "conditioning_image", b"conditioning_image", "conditioning_scale", b"conditioning_scale", "digest", b"digest", "end_fraction", b"end_fraction", "name", b"name", "object", b"object", "preprocessor", b"preprocessor", "preprocessor_digest", b"preprocessor_digest", "start_fraction", b"start_fraction"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_object", b"_object", "conditioning_image", b"conditioning_image", "conditioning_scale", b"conditioning_scale", "digest", b"digest", "end_fraction", b"end_fraction", "kind", b"kind", "name", b"name", "object", b"object", "preprocessor", b"preprocessor", "preprocessor_digest", b"preprocessor_digest", "start_fraction", b"start_fraction"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__object: _TypeAlias = _typing.Literal["object"]  # noqa: Y015
     _WhichOneofArgType__object: _TypeAlias = _typing.Literal["_object", b"_object"]  # noqa: Y015

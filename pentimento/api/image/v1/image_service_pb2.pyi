@@ -184,6 +184,7 @@ class AskedControlNet(_message.Message):
     START_FRACTION_FIELD_NUMBER: _builtins.int
     END_FRACTION_FIELD_NUMBER: _builtins.int
     PREPROCESSOR_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """A name of ListModels."""
     conditioning_image: _builtins.bytes
@@ -195,6 +196,10 @@ class AskedControlNet(_message.Message):
     end_fraction: _builtins.float
     preprocessor: _builtins.str
     """Computes the condition from the image: "edges", or "depth" where the deployment has a depth model. Empty: not at all."""
+    kind: _builtins.str
+    """What a ControlNet-Union takes the condition for: pose, depth, scribble, lines, normals, segments, tile or repaint, as far as it
+    was trained on it. Empty for other ControlNets. One ControlNet-Union may be there several times, with other kinds.
+    """
     def __init__(
         self,
         *,
@@ -204,10 +209,11 @@ class AskedControlNet(_message.Message):
         start_fraction: _builtins.float | None = ...,
         end_fraction: _builtins.float | None = ...,
         preprocessor: _builtins.str = ...,
+        kind: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_conditioning_scale", b"_conditioning_scale", "_end_fraction", b"_end_fraction", "_start_fraction", b"_start_fraction", "conditioning_scale", b"conditioning_scale", "end_fraction", b"end_fraction", "start_fraction", b"start_fraction"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_conditioning_scale", b"_conditioning_scale", "_end_fraction", b"_end_fraction", "_start_fraction", b"_start_fraction", "conditioning_image", b"conditioning_image", "conditioning_scale", b"conditioning_scale", "end_fraction", b"end_fraction", "name", b"name", "preprocessor", b"preprocessor", "start_fraction", b"start_fraction"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_conditioning_scale", b"_conditioning_scale", "_end_fraction", b"_end_fraction", "_start_fraction", b"_start_fraction", "conditioning_image", b"conditioning_image", "conditioning_scale", b"conditioning_scale", "end_fraction", b"end_fraction", "kind", b"kind", "name", b"name", "preprocessor", b"preprocessor", "start_fraction", b"start_fraction"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__conditioning_scale: _TypeAlias = _typing.Literal["conditioning_scale"]  # noqa: Y015
     _WhichOneofArgType__conditioning_scale: _TypeAlias = _typing.Literal["_conditioning_scale", b"_conditioning_scale"]  # noqa: Y015

@@ -19,6 +19,8 @@ const FAULTS = ["badInput", "customError", "patternMismatch", "rangeOverflow", "
 /** Return whether a control's value is invalid. Fractions may lie between the steps of its arrows. */
 const isWrong = ({ step, validity }) => FAULTS.some((fault) => validity[fault]) || (validity.stepMismatch && !String(step).includes("."));
 
+// Kinds of conditions of a ControlNet-Union, in their order: a network takes the first ones.
+const KINDS = ["pose", "depth", "scribble", "lines", "normals", "segments", "tile", "repaint"];
 const option = ([value, label]) => h("option", { value }, label);
 
 /** A field for an image file, with a thumbnail. */
@@ -168,8 +170,13 @@ export class GenerateForm {
     this.netImage = new ImageField("Conditioning image", "It has the size of the generated image.");
     this.netScale = number({ value: "1", step: "0.1", min: "0.1" });
     this.preprocessor = h("select", null, [["", "none: the image is the condition"], ["edges", "edges"], ["depth", "depth"]].map(option));
-    const netMore = h("div", { hidden: true }, this.netImage.element, field("Preprocessor", this.preprocessor), field("Conditioning scale", this.netScale));
+    this.kind = h("select");
+    const kindField = field("Kind of condition", this.kind);
+    const netMore = h("div", { hidden: true }, this.netImage.element, field("Preprocessor", this.preprocessor), kindField, field("Conditioning scale", this.netScale));
     this.net.addEventListener("change", () => {
+      const kinds = KINDS.slice(0, nets.find((one) => one.name === this.net.value)?.control_kind_count ?? 0);
+      this.kind.replaceChildren(...kinds.map((kind) => option([kind, kind])));
+      kindField.hidden = !kinds.length;
       netMore.hidden = !this.net.value;
       // Without a conditioning image the request would run as if no ControlNet had been chosen.
       this.netImage.input.required = Boolean(this.net.value);
@@ -239,7 +246,7 @@ export class GenerateForm {
     const loras = (this.loras ?? []).filter((lora) => lora.on.checked);
     if (loras.length) body.loras = loras.map((lora) => ({ name: lora.name, scale: Number(lora.weight.value) }));
     if (this.net?.value) {
-      body.controlnets = [{ name: this.net.value, conditioning_image: await base64Of(this.netImage.file), conditioning_scale: Number(this.netScale.value), preprocessor: this.preprocessor.value }];
+      body.controlnets = [{ name: this.net.value, conditioning_image: await base64Of(this.netImage.file), conditioning_scale: Number(this.netScale.value), preprocessor: this.preprocessor.value, kind: this.kind.value }];
     }
   }
 
@@ -282,6 +289,7 @@ export class GenerateForm {
     this.netScale.value = offered ? used.conditioning_scale : 1;
     this.preprocessor.value = (offered && used.preprocessor) || "";
     this.net.dispatchEvent(new Event("change"));
+    this.kind.value = (offered && used.kind) || this.kind.value;
   }
 
   /** Use a file as the image to start from. */

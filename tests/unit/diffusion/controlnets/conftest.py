@@ -25,3 +25,8 @@ def flow_controlnet_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def flow_controlnet(flow_controlnet_directory: Path) -> ControlNet:
     return load_controlnet(flow_controlnet_directory, torch.device("cpu"), torch.float32)
+
+
+@pytest.fixture(scope="session")
+def union_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_controlnet(tmp_path_factory.mktemp("controlnets") / "union", xl=True, union=True)

@@ -122,6 +122,11 @@ REFUSED: dict[str, list[tuple[Callable[[Path], object], str]]] = {
         (edited(use_pos_embed=False), "use_pos_embed=False is not supported"),
         (edited(extra_conditioning_channels=1), "extra_conditioning_channels=1 is not 0"),
     ],
+    "union_directory": [
+        (edited(num_control_type=9), "num_control_type must be 1 to 8, got 9"),
+        (edited(addition_embed_type=None), "addition_embed_type must be 'text_time' in a ControlNetUnionModel"),
+        (edited(controlnet_conditioning_channel_order="bgr"), "channel_order must be rgb in a ControlNetUnionModel"),
+    ],
 }
 
 

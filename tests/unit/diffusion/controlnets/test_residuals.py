@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers import ControlNetModel
+from diffusers import ControlNetModel, ControlNetUnionModel
 from diffusers.image_processor import VaeImageProcessor
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
+from torch.nn import functional
 
 from lab.fixtures.checkpoints import WIDTH, write_controlnet
 from lab.fixtures.local_control import Control, LocalControl, LocalControlNets
@@ -53,12 +54,12 @@ def step(network: ControlNet, seed: int, timestep: float = 500.0, rows: int = 2,
 
 
 @torch.inference_mode()
-def by_diffusers(network: ControlNetModel, asked: DenoiserInput, told: Tensor, **options: Any) -> ControlResiduals:
+def by_diffusers(network: Any, asked: DenoiserInput, told: Tensor | list[Tensor], **options: Any) -> ControlResiduals:
     down, mid = network(
         asked.latents,
         asked.timesteps,
         encoder_hidden_states=asked.conditioning.states,
-        controlnet_cond=told.expand(len(asked.latents), -1, -1, -1),
+        controlnet_cond=told if isinstance(told, list) else told.expand(len(asked.latents), -1, -1, -1),
         return_dict=False,
         **options,
     )
@@ -96,6 +97,29 @@ def test_pictures_that_share_a_pass_have_the_residuals_that_they_have_alone(cont
         alone = controlnet.residuals([asked])[0]
         assert len(one.down_block_residuals[0]) == len(asked.inputs.latents)
         assert_equal(one, alone, tolerance=1e-5)
+
+
+def test_union_rows_of_several_kinds_equal_diffusers(union_directory: Path) -> None:
+    network = load_controlnet(union_directory, torch.device("cpu"), torch.float32)
+    theirs = ControlNetUnionModel.from_pretrained(union_directory)
+    generator = torch.Generator().manual_seed(5)
+    texts = Conditioning(*(torch.randn(2, *shape, generator=generator) for shape in ((16, 40), (20,), (6,))))
+    asked = [
+        replace(step(network, seed), inputs=replace(inputs(seed, 400.0), conditioning=texts), kind=kind)
+        for seed, kind in ((1, 0), (2, 3), (3, 5))
+    ]
+
+    found = network.residuals(asked)
+
+    assert network.info.kind_count == 6
+    for one, (place, of_picture) in zip(asked, enumerate(found, 1), strict=True):
+        options = {
+            "control_type": functional.one_hot(torch.full((2,), one.kind), 6).float(),
+            "control_type_idx": [one.kind],
+            "added_cond_kwargs": {"text_embeds": texts.pooled, "time_ids": texts.sizes},
+        }
+        wanted = by_diffusers(theirs, one.inputs, [condition(place).expand(2, -1, -1, -1)], **options)
+        assert_equal(of_picture, wanted, tolerance=1e-5)
 
 
 @pytest.mark.parametrize(
