@@ -36,7 +36,7 @@ from lab.runs.measure import (
     seconds_of,
     share,
 )
-from pentimento.diffusion.families.unet_passes import UNetPasses
+from pentimento.diffusion.families.unet_passes import AttendedTexts, UNetPasses
 from pentimento.diffusion.painting import LatentStart, NoiseStart, PaintingRequest
 from pentimento.policies.thinning import ThinningOption, thinned_steps
 from pentimento.profiles.document import Profile, ProfileKind
@@ -154,7 +154,7 @@ def full_size_figures(rounds: int) -> Iterator[Figure]:
         weights.normal_(0.0, 1.0 / math.sqrt(weights[0].numel()), generator=generator)
     passes, shape = UNetPasses(unet), (2, 4, 64, 64)
     latents = torch.randn(shape, generator=generator)
-    texts = passes.project_text(torch.randn((2, 77, 768), generator=generator))
+    texts = AttendedTexts(passes.project_text(torch.randn((2, 77, 768), generator=generator)))
     terms = passes.time_terms(torch.full((2,), 500.0), torch.float32)
 
     def whole(_: int) -> float:

@@ -21,6 +21,7 @@ from pentimento.domain.generation import FromNoise, InitImage, Provenance
 from pentimento.domain.image_request import (
     Accepted,
     AskedControlNet,
+    AskedImagePrompt,
     AskedLora,
     CacheMode,
     Completed,
@@ -34,6 +35,7 @@ from pentimento.files.documents import check_folder
 from pentimento.sdk.generated_image import GeneratedImage
 
 LORA_FORM = "NAME[:SCALE]"
+IMAGE_PROMPT_FORM = "NAME:FILE[:SCALE]"
 CONTROLNET_FORM = "NAME[@KIND][+PREPROCESSOR]:FILE[:SCALE[:START-END]]"
 # The largest input image; servers accept less.
 MAX_FILE_BYTES = 64 << 20
@@ -58,7 +60,17 @@ def controlnet_of(text: str) -> AskedControlNet:
     return AskedControlNet(name, read_image("controlnet", file), scale, start, end, preprocessor, kind)
 
 
-def _split(rest: str, text: str) -> tuple[Path, list[str]]:
+def image_prompt_of(text: str) -> AskedImagePrompt:
+    """Parse `NAME:FILE[:SCALE]` and read the file. InvalidArgument names the option and its form."""
+    name, _, rest = text.partition(":")
+    file, scales = _split(rest, text, "image-prompt", IMAGE_PROMPT_FORM)
+    if len(scales) > 1:
+        raise InvalidArgument.of("image-prompt", f"must be {IMAGE_PROMPT_FORM}, got {text!r}")
+    scale = _number("image-prompt", IMAGE_PROMPT_FORM, scales[0], text) if scales else None
+    return AskedImagePrompt(name, read_image("image-prompt", file), scale)
+
+
+def _split(rest: str, text: str, option: str = "controlnet", form: str = CONTROLNET_FORM) -> tuple[Path, list[str]]:
     """Split the text into an existing file and the rest."""
     parts = rest.split(":")
     for count in range(len(parts), max(len(parts) - _LIMIT_PARTS, 1) - 1, -1):
@@ -66,8 +78,8 @@ def _split(rest: str, text: str) -> tuple[Path, list[str]]:
         if file and "\0" not in file and Path(file).is_file():
             return Path(file), parts[count:]
     if not rest:
-        raise InvalidArgument.of("controlnet", f"must be {CONTROLNET_FORM}, got {text!r}")
-    raise InvalidArgument.of("controlnet", f"must be {CONTROLNET_FORM} with an existing file, got {text!r}")
+        raise InvalidArgument.of(option, f"must be {form}, got {text!r}")
+    raise InvalidArgument.of(option, f"must be {form} with an existing file, got {text!r}")
 
 
 def _shares(text: str, whole: str) -> tuple[float, float]:
@@ -150,6 +162,13 @@ MOST_PX = 2**63 - 1
     multiple=True,
     metavar=CONTROLNET_FORM,
     help="use this ControlNet with an image, for a range of the steps; may be repeated",
+)
+@click.option(
+    "--image-prompt",
+    "image_prompts",
+    multiple=True,
+    metavar=IMAGE_PROMPT_FORM,
+    help="use an image as a part of the prompt, read by this IP-Adapter; may be repeated",
 )
 @click.option(
     "--preview",
@@ -257,6 +276,7 @@ def request_from(prompt: str, options: dict[str, Any]) -> ImageRequest:
         seed=options["seed"],
         loras=tuple(lora_of(text) for text in options["loras"]),
         controlnets=tuple(controlnet_of(text) for text in options["controlnets"]),
+        image_prompts=tuple(image_prompt_of(text) for text in options["image_prompts"]),
         init_image=init_image_from(options["init_image"], options["mask"], options["strength"]),
         cache=CacheMode.OFF if options["no_cache"] else None,
         deadline_ms=deadline_ms(options["deadline"]),

@@ -21,6 +21,7 @@ from pentimento.sdk.generated_image import GeneratedImage, read_provenance, with
 # The largest image or input file; servers send and accept less.
 MAX_FILE_BYTES = 256 << 20
 INIT_IMAGE, MASK, CONDITIONING_IMAGE = "init_image.image", "init_image.mask", "controlnets[{}].conditioning_image"
+IMAGE_PROMPT = "image_prompts[{}].image"
 
 
 @click.command()
@@ -34,6 +35,13 @@ INIT_IMAGE, MASK, CONDITIONING_IMAGE = "init_image.image", "init_image.mask", "c
     multiple=True,
     type=PRESENT,
     help="conditioning image of the request's first ControlNet; repeat for the others, in order",
+)
+@click.option(
+    "--image-prompt",
+    "image_prompts",
+    multiple=True,
+    type=PRESENT,
+    help="image of the request's first image prompt; repeat for the others, in order",
 )
 @click.option("--deadline", type=FINITE, metavar="SECONDS", help="fail after this time")
 @connection_options
@@ -83,6 +91,7 @@ def request_of(png: bytes, options: dict[str, Any]) -> ReplayRequest:
     """Return the replay of the request that the file names. The server uses its own record of the provenance."""
     files = {place: file for place, file in ((INIT_IMAGE, options["init_image"]), (MASK, options["mask"])) if file}
     files |= {CONDITIONING_IMAGE.format(index): file for index, file in enumerate(options["conditioning_images"])}
+    files |= {IMAGE_PROMPT.format(index): file for index, file in enumerate(options["image_prompts"])}
     inputs = tuple(ReplayInput(place, read_file(file)) for place, file in files.items())
     return ReplayRequest(request_id_of(png), inputs, deadline_ms(options["deadline"]))
 

@@ -51,7 +51,7 @@ UNCHANGED: tuple[str, ...] = (
     "unprofiled_reuse",
     "earned_reuse",
 )
-UNCHANGED += ("controlnet_copies", "depth_model", "pipelining", "weights", "embeddings")
+UNCHANGED += ("controlnet_copies", "depth_model", "pipelining", "weights", "embeddings", "ip_adapters")
 # Options that are settings of the gateway.
 CACHE = ("reuse_rule", "eviction", "cache_bias", "scratch_share", "renoised_share", "match_predictor")
 
@@ -229,6 +229,12 @@ CACHE = ("reuse_rule", "eviction", "cache_bias", "scratch_share", "renoised_shar
     "--embeddings",
     type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path),
     help="directory of textual inversions: safetensors files, each a word of prompts by its name [none]",
+)
+@click.option(
+    "--ip-adapters",
+    type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path),
+    help="directory of IP-Adapters: safetensors files by name, in it or in its folders, each next to its"
+    " `image_encoder` [none]",
 )
 @click.option(
     "--controlnet-replicas",

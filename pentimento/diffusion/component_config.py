@@ -16,6 +16,10 @@ CLIP_TEXT_KEYS = frozenset(
      "num_attention_heads", "max_position_embeddings", "hidden_act", "layer_norm_eps", "attention_dropout", "dropout",
      "initializer_factor", "initializer_range", "pad_token_id", "bos_token_id", "eos_token_id", "use_attention_mask"}
 )  # fmt: skip
+CLIP_VISION_KEYS = frozenset(
+    {"model_type", "hidden_size", "intermediate_size", "projection_dim", "num_hidden_layers", "num_attention_heads",
+     "num_channels", "image_size", "patch_size", "hidden_act", "layer_norm_eps", "attention_dropout"}
+)  # fmt: skip
 T5_KEYS = frozenset(
     {"model_type", "vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_decoder_layers", "num_heads",
      "relative_attention_num_buckets", "relative_attention_max_distance", "dropout_rate", "layer_norm_epsilon",

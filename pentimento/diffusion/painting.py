@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from pentimento.diffusion.families.image_prompts import ImagePrompt, stack_image_prompts
 from pentimento.diffusion.families.model import Conditioning, DenoiserInput, DiffusionModel
 from pentimento.diffusion.families.row_updates import PerSampleAdapters
 from pentimento.diffusion.guidance_half import HalfStart
@@ -79,7 +80,8 @@ class PaintingRequest:
     (0: never). `alone` keeps other requests out of its forward passes. From `thinned_steps[0]` on only these steps are
     taken; empty for all. Captures, peers, ControlNets and LoRAs still use the original step numbers. From
     `full_steps[0]` on only these steps run the whole network, the others reuse the deep features of the last one that
-    did; empty for all. Not together with thinned steps, a peer or ControlNets."""
+    did; empty for all. Not together with thinned steps, a peer or ControlNets. `image_prompts` have a row for each half
+    of the guidance; not together with a peer."""
 
     spec: GenerationSpec
     start: PaintingStart
@@ -92,6 +94,7 @@ class PaintingRequest:
     peer: GuidancePeer | None = None
     thinned_steps: tuple[int, ...] = ()
     full_steps: tuple[int, ...] = ()
+    image_prompts: tuple[ImagePrompt, ...] = ()
 
 
 @dataclass
@@ -366,7 +369,8 @@ def _input_of(model: DiffusionModel, painting: Painting, conditioning: Condition
     timesteps = torch.empty(row_count, dtype=torch.float32, device=model.device)
     fill_model_input(painting, latents, timesteps)
     terms = model.time_terms(painting.timestep, row_count)
-    return DenoiserInput(latents, timesteps, conditioning, time_terms=terms)
+    images = stack_image_prompts([painting.request.image_prompts], row_count, row_count)
+    return DenoiserInput(latents, timesteps, conditioning, time_terms=terms, image_prompts=images)
 
 
 def take_step(model: DiffusionModel, painting: Painting, prediction: Tensor) -> None:

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from pentimento.devices.choices import WeightStorage
 from pentimento.diffusion.checkpoint import BadCheckpoint, Checkpoint, read_json_object, weight_files
 from pentimento.diffusion.clip_encoder import ACTIVATIONS, ClipTextConfig, ClipTextEncoder
-from pentimento.diffusion.component_config import CLIP_TEXT_KEYS, DEPTH_KEYS, QWEN3_KEYS, T5_KEYS
+from pentimento.diffusion.component_config import CLIP_TEXT_KEYS, CLIP_VISION_KEYS, DEPTH_KEYS, QWEN3_KEYS, T5_KEYS
 from pentimento.diffusion.file_layouts import is_scale
 from pentimento.diffusion.original_weights import load_original, original_tensors
 from pentimento.diffusion.packed_weights import pack, weight_bytes
@@ -41,6 +41,7 @@ _CLASSES = {
     "AutoencoderTiny": ("diffusers.models.autoencoders.autoencoder_tiny", "AutoencoderTiny"),
     "CLIPTextModel": ("transformers.models.clip.modeling_clip", "CLIPTextModel"),
     "CLIPTextModelWithProjection": ("transformers.models.clip.modeling_clip", "CLIPTextModelWithProjection"),
+    "CLIPVisionModelWithProjection": ("transformers.models.clip.modeling_clip", "CLIPVisionModelWithProjection"),
     "Qwen3Model": ("transformers.models.qwen3.modeling_qwen3", "Qwen3Model"),
     "T5EncoderModel": ("transformers.models.t5.modeling_t5", "T5EncoderModel"),
     "DPTForDepthEstimation": ("transformers.models.dpt.modeling_dpt", "DPTForDepthEstimation"),
@@ -54,6 +55,7 @@ _CLIP_TEXT = {"CLIPTextModel": False, "CLIPTextModelWithProjection": True}
 _TRANSFORMERS_KEYS = {
     "T5EncoderModel": T5_KEYS,
     "Qwen3Model": QWEN3_KEYS,
+    "CLIPVisionModelWithProjection": CLIP_VISION_KEYS,
     "DPTForDepthEstimation": DEPTH_KEYS,
     "DepthAnythingForDepthEstimation": DEPTH_KEYS,
 }

@@ -1,4 +1,5 @@
-"""LoRAs and ControlNets as the suite knows them: by registry name and digest. Mirrors pentimento.api.generation.v1.
+"""LoRAs, ControlNets and IP-Adapters as the suite knows them: by registry name and digest. Mirrors
+pentimento.api.generation.v1.
 
 A name is a key of a registry and nothing else. It is never joined to a path, and no two names differ by case or by
 how a character is written, so that no file system takes one for another.
@@ -28,12 +29,13 @@ ADAPTED_FAMILIES = ("stable_diffusion", "stable_diffusion_xl", "stable_diffusion
 class AdapterKind(Enum):
     LORA = "lora"
     CONTROLNET = "controlnet"
+    IP_ADAPTER = "ip_adapter"
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """A LoRA or a ControlNet: its weights by digest ("sha256:<hex>"), and the models that it changes: a family or, with
-    `base_digest`, one model.
+    """A LoRA, a ControlNet or an IP-Adapter: its weights by digest ("sha256:<hex>"), and the models that it changes: a
+    family or, with `base_digest`, one model.
 
     `object` is its place in the object store, None where replicas have the weights in a directory of their own. For a
     LoRA, `latest_start_fraction` is the share of the schedule, 0..1, that may run before it takes effect (Katz, section
@@ -60,7 +62,8 @@ class Adapter:
 
 @dataclass(frozen=True)
 class RejectedAdapter:
-    """A LoRA that a worker found and cannot use with the model that it holds, with the reason and its message."""
+    """A LoRA or an IP-Adapter that a worker found and cannot use with the model that it holds, with the reason and its
+    message."""
 
     name: str
     kind: AdapterKind

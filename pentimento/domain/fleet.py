@@ -37,6 +37,7 @@ class Capability(Enum):
     PREVIEW = "preview"
     EMULATED = "emulated"
     UPLOADED_LORA = "uploaded_lora"
+    IP_ADAPTER = "ip_adapter"
 
 
 @dataclass(frozen=True)

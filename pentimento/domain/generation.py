@@ -121,6 +121,17 @@ class ControlNetSelection:
 
 
 @dataclass(frozen=True)
+class ImagePromptSelection:
+    """An image prompt of a request: an IP-Adapter, the encoded image that it reads, and the weight of what it reads.
+    `digest` as in `LoraSelection`."""
+
+    name: str
+    image: bytes = field(repr=False)
+    scale: float = 1.0
+    digest: str = ""
+
+
+@dataclass(frozen=True)
 class InitImage:
     """Encoded image to start from and the strength of the change, 0..1 (img2img). `mask`: a PNG of the image's own size
     that is white or transparent where the image may change (inpainting); empty for where the image itself is
@@ -152,6 +163,7 @@ class GenerationSpec:
     sigma_spacing: SigmaSpacing | None = None
     clip_skip: int = 0
     prompt_syntax: PromptSyntax | None = None
+    image_prompts: tuple[ImagePromptSelection, ...] = ()
 
     @property
     def plain_prompt(self) -> str:

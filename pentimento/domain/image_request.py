@@ -61,6 +61,15 @@ class AskedControlNet:
 
 
 @dataclass(frozen=True)
+class AskedImagePrompt:
+    """An IP-Adapter by its name, and the encoded image that it reads; `scale` None means 1."""
+
+    name: str
+    image: bytes = field(repr=False)
+    scale: float | None = None
+
+
+@dataclass(frozen=True)
 class ImageRequest:
     """A request as it was sent, before validation. None and "" take the model's or the deployment's default. `repr`
     holds no prompt.
@@ -97,6 +106,7 @@ class ImageRequest:
     clip_skip: int | None = None
     prompt_syntax: str = ""
     feature_reuse: bool | None = None
+    image_prompts: tuple[AskedImagePrompt, ...] = field(default=(), metadata=MOST_PARTS)
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,23 @@
 """Find the workers that can serve a request with its LoRAs and ControlNets, and count the LoRAs that they must load."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pentimento.domain.fleet import Capability
-from pentimento.domain.generation import ControlNetSelection, LoraSelection
+from pentimento.domain.generation import GenerationSpec
 
 # Capabilities of a worker that requests with adapters need.
-ADAPTER_CAPABILITIES = frozenset({Capability.LORA, Capability.UPLOADED_LORA, Capability.CONTROLNET})
+ADAPTER_CAPABILITIES = frozenset(
+    {Capability.LORA, Capability.UPLOADED_LORA, Capability.CONTROLNET, Capability.IP_ADAPTER}
+)
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterNeeds:
-    """Describe what a request needs of its worker: capabilities, digests of LoRAs that the worker must have (`loras`),
-    and of LoRAs that it would fetch (`uploaded`). ControlNets are served elsewhere; a worker must only know how to use
-    them."""
+    """Describe what a request needs of its worker: capabilities, digests of LoRAs and IP-Adapters that the worker must
+    have (`loras`), and of LoRAs that it would fetch (`uploaded`). ControlNets are served elsewhere; a worker must only
+    know how to use them."""
 
     capabilities: frozenset[Capability] = frozenset()
     loras: frozenset[str] = frozenset()
@@ -43,18 +45,21 @@ NO_NEEDS = AdapterNeeds()
 NO_HOLDINGS = AdapterHoldings()
 
 
-def needs_of(loras: Iterable[LoraSelection], controlnets: Iterable[ControlNetSelection]) -> AdapterNeeds:
-    """Return what a request with these resolved selections needs of its worker. A LoRA in the object store is available
-    to every worker with UPLOADED_LORA."""
-    selected = tuple(loras)
+def needs_of(spec: GenerationSpec) -> AdapterNeeds:
+    """Return what a request needs of its worker. A LoRA in the object store is available to every worker with
+    UPLOADED_LORA."""
+    selected = spec.loras
     asked = {
         Capability.LORA: any(lora.object is None for lora in selected),
         Capability.UPLOADED_LORA: any(lora.object is not None for lora in selected),
-        Capability.CONTROLNET: bool(tuple(controlnets)),
+        Capability.CONTROLNET: bool(spec.controlnets),
+        Capability.IP_ADAPTER: bool(spec.image_prompts),
     }
     return AdapterNeeds(
         frozenset(capability for capability, needed in asked.items() if needed),
-        frozenset(lora.digest for lora in selected if lora.object is None),
+        frozenset(lora.digest for lora in selected if lora.object is None).union(
+            prompt.digest for prompt in spec.image_prompts
+        ),
         frozenset(lora.digest for lora in selected if lora.object is not None),
     )
 

@@ -42,9 +42,10 @@ class PairingMode(Enum):
 
 
 def can_pair(spec: GenerationSpec, route: Route) -> bool:
-    """Return whether two workers can compute the halves of an image. False for a replay, which must keep its bits, and
-    for pipelined residuals: a worker that continues after its peer lacks those of both halves from the step before."""
-    whole = not route.pipelined_from_step and not route.full_steps
+    """Return whether two workers can compute the halves of an image. False for a replay, which must keep its bits, for
+    image prompts, which a peer does not receive, and for pipelined residuals: a worker that continues after its peer
+    lacks those of both halves from the step before."""
+    whole = not (route.pipelined_from_step or route.full_steps or spec.image_prompts)
     return spec.guidance_scale > 1.0 and not route.replay_of and whole
 
 

@@ -60,7 +60,7 @@ class ReuseKind(Enum):
 
 @dataclass(frozen=True)
 class MeasuredAdapter:
-    """Identify a LoRA or a ControlNet by digest and scale; a ControlNet also by its part of the schedule (0..1)."""
+    """Identify an adapter by digest and scale; a ControlNet also by its part of the schedule (0..1)."""
 
     digest: str
     scale: float = 1.0
@@ -173,7 +173,7 @@ def row_of(
 
 
 def adapters_of(spec: GenerationSpec) -> tuple[MeasuredAdapter, ...]:
-    """Return the LoRAs and ControlNets of a request in their order for comparison."""
+    """Return the LoRAs, ControlNets and IP-Adapters of a request in their order for comparison."""
     loras = [MeasuredAdapter(lora.digest, lora.scale) for lora in spec.loras]
     controlnets = [
         MeasuredAdapter(
@@ -181,7 +181,8 @@ def adapters_of(spec: GenerationSpec) -> tuple[MeasuredAdapter, ...]:
         )
         for net in spec.controlnets
     ]
-    return ordered(loras + controlnets)
+    images = [MeasuredAdapter(one.digest, one.scale, AdapterKind.IP_ADAPTER) for one in spec.image_prompts]
+    return ordered(loras + controlnets + images)
 
 
 def ordered(adapters: Iterable[MeasuredAdapter]) -> tuple[MeasuredAdapter, ...]:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pentimento.domain.image_request import (
         Accepted,
         AskedControlNet,
+        AskedImagePrompt,
         AskedLora,
         CacheMode,
         Completed,
@@ -58,6 +59,7 @@ __all__ = [
     "Aborted",
     "Accepted",
     "AskedControlNet",
+    "AskedImagePrompt",
     "AskedLora",
     "AsyncClient",
     "CacheMode",

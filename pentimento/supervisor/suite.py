@@ -235,6 +235,7 @@ def worker(settings: SuiteSettings, state: StateDirectory, model: ModelDirectory
         "profiles": settings.profiles,
         "adapters-dir": settings.loras,
         "embeddings-dir": settings.embeddings,
+        "ip-adapters-dir": settings.ip_adapters,
         "lora-cache-dir": state.path / "loras",
         "grant-key-file": settings.grant_key_file,
     }

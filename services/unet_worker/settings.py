@@ -44,6 +44,11 @@ class UnetWorkerSettings:
     embeddings_dir: Path | None = setting(
         None, help="directory of textual inversions, safetensors files by name", must_exist=True
     )
+    ip_adapters_dir: Path | None = setting(
+        None,
+        help="directory of IP-Adapters, safetensors files by name, in it or in its folders, each with `image_encoder`",
+        must_exist=True,
+    )
     lora_memory_mib: int = setting(1024, help="host memory for recently used LoRAs", minimum=0)
     lora_cache_dir: Path | None = setting(
         None, help="directory for LoRAs uploaded to the object store; empty: none are served"

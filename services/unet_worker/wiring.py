@@ -29,6 +29,7 @@ from pentimento.service.credits import BusyMeter
 from pentimento.stores.objects import ObjectStore, open_objects
 from pentimento.tensors.cuda import region_directory
 from services.unet_worker import metrics
+from services.unet_worker.adapters.ip_adapters import NO_IP_ADAPTERS, ImagePrompts, IpAdapters, open_ip_adapters
 from services.unet_worker.adapters.lora_directory import open_lora_directory, read_bounds
 from services.unet_worker.adapters.lora_shelf import KnownLoras, LoraShelf
 from services.unet_worker.adapters.uploaded_loras import UploadedLoras
@@ -82,15 +83,22 @@ def loras_of_directory(model: DiffusionModel, held: HeldModel, settings: UnetWor
     return directory
 
 
+def ip_adapters_of_directory(model: DiffusionModel, settings: UnetWorkerSettings) -> IpAdapters:
+    """Return the IP-Adapters that fit this model; none without a directory of them."""
+    directory = settings.ip_adapters_dir
+    return open_ip_adapters(directory, model) if directory is not None else NO_IP_ADAPTERS
+
+
 @dataclass(frozen=True)
 class ModelSource:
     """Describe a source of models: how to load one, how its device sums ControlNets' answers for a step, its additional
-    capabilities, and the LoRAs that change the model. The device is real or paced."""
+    capabilities, and the LoRAs and IP-Adapters that change the model. The device is real or paced."""
 
     load: Callable[[UnetWorkerSettings], DiffusionModel]
     summing: Summing
     capabilities: frozenset[Capability] = frozenset()
     loras: Callable[[DiffusionModel, HeldModel, UnetWorkerSettings], KnownLoras | None] = loras_of_directory
+    ip_adapters: Callable[[DiffusionModel, UnetWorkerSettings], IpAdapters] = ip_adapters_of_directory
 
 
 CHECKPOINTS = ModelSource(
@@ -167,6 +175,8 @@ class CheckpointLoader:
     ) -> LoadedModel:
         """Construct the parts of a loaded model. `begun` ends the started ones on failure."""
         held = held_model(model.info, settings, self._identity.generation)
+        # Before memory is measured: image encoders are as large as a text encoder.
+        ip_adapters = self._source.ip_adapters(model, settings)
         denoiser = denoiser_for(model, settings.compile)
         engine = self._start_engine(model, denoiser, settings)
         begun.callback(engine.close)
@@ -197,6 +207,7 @@ class CheckpointLoader:
             loras,
             ConditionEncoder(model, engine, replicas),
             PeerWorkers(self._open_channel, directory, listener=engine.waiting),
+            ImagePrompts(model, ip_adapters, engine.call),
         )
         # The engine may resume its idle work once no attempt is running.
         runner = AttemptRunner(model_runner, objects, store_threads, UPLOAD_TIMEOUT_S, engine.wake)
@@ -207,6 +218,7 @@ class CheckpointLoader:
             HalfServicer(GuidanceHalves(model, held, engine, loras, directory, replicas)),
             energy,
             self._source.capabilities,
+            ip_adapters,
         )
         return LoadedModel(held, model.info, model.device, *parts, settings.max_batch, *own)
 

@@ -22,7 +22,13 @@ from pentimento.diffusion.controlnets.network import (
 )
 from pentimento.diffusion.families.lean_attention import skip_signature_checks
 from pentimento.diffusion.families.model import Conditioning, ControlResiduals
-from pentimento.diffusion.families.unet_passes import EncoderPasses, UNetEncoding, added_conditions, covers
+from pentimento.diffusion.families.unet_passes import (
+    AttendedTexts,
+    EncoderPasses,
+    UNetEncoding,
+    added_conditions,
+    covers,
+)
 from pentimento.domain.errors import InvalidArgument
 
 
@@ -92,7 +98,8 @@ class _ForwardPass:
             down, mid = network(latents, timesteps, states, **given)
             return (*down, mid)
         terms = self._passes.time_terms(timesteps, latents.dtype, added)
-        found = _residuals(network, self._passes.encode(latents, self._passes.project_text(states), terms, embedded))
+        attended = AttendedTexts(self._passes.project_text(states))
+        found = _residuals(network, self._passes.encode(latents, attended, terms, embedded))
         return tuple(one.mean(dim=(2, 3), keepdim=True) for one in found) if self._pools else found
 
 
@@ -118,7 +125,7 @@ class _UnionPass:
         terms = passes.time_terms(timesteps, latents.dtype, added, self._embedded_kinds(kinds, latents.dtype))
         hidden = network.conv_in(latents)
         hidden = hidden + embedded + self._spread(hidden, embedded, kinds)
-        return _residuals(network, passes.encode_behind(hidden, passes.project_text(states), terms))
+        return _residuals(network, passes.encode_behind(hidden, AttendedTexts(passes.project_text(states)), terms))
 
     def _embedded_kinds(self, kinds: Tensor, dtype: torch.dtype) -> Tensor:
         network = self._network

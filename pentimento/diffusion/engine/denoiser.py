@@ -73,7 +73,8 @@ class CompiledDenoiser(Denoiser):
     """Apply torch.compile to the family's forward pass. Only shapes that `warm` ran are compiled, padded to the next
     warm batch size; all others run eagerly, so that no request waits for a compiler. Capture needs no compiler: any
     repeated shape is captured. Weights stay inputs of the graphs (nothing is frozen or prepacked), so patched weights
-    take effect. Adapters run eagerly, and so do the parts between a transformer's blocks: their number varies.
+    take effect. Adapters and image prompts run eagerly, and so do the parts between a transformer's blocks: their
+    number varies.
 
     With `halves` the passes before and after the ControlNet residuals are compiled too, separately, for passes that
     have residuals or wait for them in between (Katz, section 8). Without it, and if the number of residuals depends on
@@ -127,20 +128,20 @@ class CompiledDenoiser(Denoiser):
         if inputs.residuals is not None and self._has_halves(inputs):
             return self.decode(inputs, self.encode(inputs))
         is_known = self._is_captured or _shapes_of(inputs) in self._shapes
-        if inputs.residuals is not None or inputs.adapters is not None or not is_known:
+        if inputs.residuals is not None or inputs.runs_eagerly or not is_known:
             return self._model.predict(inputs)
         return self._run(inputs)
 
     def predict_and_keep(self, inputs: DenoiserInput) -> tuple[Tensor, Tensor | None]:
         """Return the prediction and the deep features, captured if all passes are, else eager."""
-        if self._keeper is None or inputs.residuals is not None or inputs.adapters is not None:
+        if self._keeper is None or inputs.residuals is not None or inputs.runs_eagerly:
             return super().predict_and_keep(inputs)
         prediction, features = self._keeper(*_arguments_of(inputs))
         return prediction.clone(), features if features is None else features.clone()
 
     def predict_from(self, inputs: DenoiserInput, features: Tensor) -> Tensor:
         """Return the prediction from deep features, captured if all passes are, else eager."""
-        if self._reuser is None or inputs.adapters is not None:
+        if self._reuser is None or inputs.runs_eagerly:
             return super().predict_from(inputs, features)
         prediction: Tensor = self._reuser(features, *_arguments_of(inputs))
         return prediction.clone()
@@ -163,7 +164,7 @@ class CompiledDenoiser(Denoiser):
 
     def _has_halves(self, inputs: DenoiserInput) -> bool:
         shapes = self._half_shapes
-        return inputs.adapters is None and (_shapes_of(inputs) in shapes or (self._is_captured and bool(shapes)))
+        return not inputs.runs_eagerly and (_shapes_of(inputs) in shapes or (self._is_captured and bool(shapes)))
 
     def _warm_halves(self, inputs: DenoiserInput) -> None:
         if self._encoder is None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from pentimento.diffusion.engine.job import EngineJob
+from pentimento.diffusion.families.image_prompts import ImagePrompt, ImagePromptRows, stack_image_prompts
 from pentimento.diffusion.families.model import (
     AsAlone,
     Conditioning,
@@ -106,6 +107,8 @@ class RowBuffers:
         self._seats: list[EngineJob | None] = []
         self._adapter_rows: list[PerSampleAdapters | None] = []
         self._adapters: PerSampleAdapters | None = None
+        self._image_parts: tuple[tuple[tuple[ImagePrompt, ...], ...], int] = ((), 0)
+        self._image_rows: tuple[ImagePromptRows, ...] = ()
 
     def seat(self, jobs: Sequence[EngineJob]) -> list[EngineJob]:
         """Return the batch's requests in the order of their rows; a request keeps its slot if possible."""
@@ -137,7 +140,8 @@ class RowBuffers:
         residuals = stack_residuals(parts, self.rows_each, rows)
         adapters = self._stacked([job.adapter_row for job in jobs])
         as_alone = self._as_alone(jobs)
-        return replace(plain, residuals=residuals, adapters=adapters, as_alone=as_alone)
+        images = self._images_of(jobs, rows)
+        return replace(plain, residuals=residuals, adapters=adapters, as_alone=as_alone, image_prompts=images)
 
     def features(self, jobs: Sequence[EngineJob]) -> Tensor:
         """Return the deep features that all `jobs` reuse, in the order of their slots, padded as their input."""
@@ -164,6 +168,16 @@ class RowBuffers:
         if not same or any(one is not other for one, other in zip(parts, self._adapter_rows, strict=True)):
             self._adapter_rows, self._adapters = parts, stack_adapters(parts, self.rows_each)
         return self._adapters
+
+    def _images_of(self, jobs: Sequence[EngineJob], row_count: int) -> tuple[ImagePromptRows, ...]:
+        """Return the image prompts of all rows; the last result again for the same requests in the same slots."""
+        parts = tuple(job.request.image_prompts for job in jobs)
+        if not any(parts):
+            return ()
+        if self._image_parts != (parts, row_count):
+            self._image_parts = (parts, row_count)
+            self._image_rows = stack_image_prompts(parts, self.rows_each, row_count)
+        return self._image_rows
 
     def _as_alone(self, jobs: Sequence[EngineJob]) -> AsAlone | None:
         """Return the requests to compute with the bits they have alone. With two rows each, all: it costs almost

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pentimento.diffusion.families.image_prompts import CrossAttention, ImagePromptRows
 from pentimento.diffusion.families.row_updates import PerSampleAdapters
 from pentimento.diffusion.inversions import BadInversion, Inversion
 from pentimento.diffusion.schedulers import SchedulerConfig
@@ -203,6 +204,12 @@ class DenoiserInput:
     adapters: PerSampleAdapters | None = None
     as_alone: AsAlone | None = None
     time_terms: Tensor | None = None
+    image_prompts: tuple[ImagePromptRows, ...] = ()
+
+    @property
+    def runs_eagerly(self) -> bool:
+        """Return whether the pass has parts that compiled passes do not take."""
+        return self.adapters is not None or bool(self.image_prompts)
 
 
 @dataclass(frozen=True)
@@ -233,6 +240,8 @@ class DiffusionModel(ABC):
     denoiser: torch.nn.Module
     picture_decoder: torch.nn.Module
     adaptable: Mapping[str, torch.nn.Module]
+    # Cross-attention layers that take image prompts, in the order of the network's modules; empty without support.
+    cross_attentions: tuple[CrossAttention, ...] = ()
     # Text tokens of a prompt without a syntax, and of each further chunk. 0: all prompts have the same number.
     usual_tokens: int = 0
     chunk_tokens: int = 0

@@ -31,7 +31,7 @@ from pentimento.diffusion.families.model import (
 from pentimento.diffusion.families.row_kernels import RowKernels
 from pentimento.diffusion.families.row_updates import PerSampleAdapters
 from pentimento.diffusion.families.texts import ClipText
-from pentimento.diffusion.families.unet_passes import UNetEncoding, UNetPasses, added_conditions, covers
+from pentimento.diffusion.families.unet_passes import AttendedTexts, UNetEncoding, UNetPasses, added_conditions, covers
 from pentimento.diffusion.inversions import BadInversion, Inversion
 from pentimento.diffusion.schedulers import DIFFUSION_SCHEDULERS, DiffusionConfig
 from pentimento.diffusion.weights import load_components
@@ -133,6 +133,7 @@ class UNetFamily(DiffusersFamily):
         self._kernels = RowKernels(unet)
         self._passes = UNetPasses(unet) if covers(unet) else None
         self._terms: OrderedDict[tuple[float, int], Tensor] = OrderedDict()
+        self.cross_attentions = self._passes.cross_attentions if self._passes is not None else ()
 
     def project(self, conditioning: Conditioning, adapters: PerSampleAdapters | None = None) -> Conditioning:
         if self._passes is None:
@@ -217,9 +218,10 @@ class UNetFamily(DiffusersFamily):
         return passes.time_terms(timesteps, self.dtype, added_conditions(inputs.conditioning))
 
 
-def _projected(passes: UNetPasses, inputs: DenoiserInput) -> Tensor:
+def _projected(passes: UNetPasses, inputs: DenoiserInput) -> AttendedTexts:
     texts = inputs.conditioning.projected
-    return passes.project_text(inputs.conditioning.states) if texts is None else texts
+    texts = passes.project_text(inputs.conditioning.states) if texts is None else texts
+    return AttendedTexts(texts, inputs.image_prompts)
 
 
 def _changes_time_terms(adapters: PerSampleAdapters | None) -> bool:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pentimento.diffusion.families.image_prompts import CrossAttention, ImagePromptRows
 from pentimento.diffusion.families.model import Conditioning, ControlResiduals
 from pentimento.diffusion.kernels.layers import (
     FusedLayerNorm,
@@ -36,6 +37,33 @@ _BLOCKS = frozenset(
 # The last stages of the decoder that run in every step. They take the skip connections of the encoder's first layer and
 # first stage, DeepCache's outermost branch.
 _OUTER_STAGES = 2
+
+
+@dataclass(frozen=True)
+class AttendedTexts:
+    """Hold what the cross-attention layers attend to: keys and values of the text (rows, tokens, widths), and of the
+    rows' image prompts."""
+
+    projected: Tensor
+    images: tuple[ImagePromptRows, ...] = ()
+
+    def by_layer(self, widths: Sequence[int]) -> "list[LayerTexts]":
+        """Return the parts of each layer, in the order of the pass; `widths` are those of keys and values."""
+        texts = _pairs(self.projected, widths)
+        images = [
+            [(key, value, one.scales[:, None, None, None]) for key, value in _pairs(one.projected, widths)]
+            for one in self.images
+        ]
+        return [(key, value, tuple(parts[place] for parts in images)) for place, (key, value) in enumerate(texts)]
+
+
+# Key and value of the text at one layer, and key, value and scale of each image prompt.
+LayerTexts = tuple[Tensor, Tensor, tuple[tuple[Tensor, Tensor, Tensor], ...]]
+
+
+def _pairs(projected: Tensor, widths: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+    parts = projected.split(list(widths), dim=-1)
+    return list(zip(parts[::2], parts[1::2], strict=True))
 
 
 @dataclass(frozen=True)
@@ -74,6 +102,13 @@ class EncoderPasses:
         self._text_widths = [layer.to_k.out_features for layer in self._text_layers for _ in range(2)]
         self._term_widths = [block.time_emb_proj.out_features for block in self._residual_blocks]
 
+    @property
+    def cross_attentions(self) -> tuple[CrossAttention, ...]:
+        """Return the cross-attention layers in the order of the network's modules, by which IP-Adapters count them."""
+        places = {layer: place for place, layer in enumerate(self._text_layers)}
+        layers = [layer for layer in self._network.modules() if layer in places]
+        return tuple(CrossAttention(one.to_k.in_features, one.to_k.out_features, places[one]) for one in layers)
+
     def project_text(self, states: Tensor) -> Tensor:
         """Return keys and values of all cross-attention layers, concatenated: (rows, tokens, widths)."""
         return torch.cat([part(states) for layer in self._text_layers for part in (layer.to_k, layer.to_v)], dim=-1)
@@ -95,13 +130,15 @@ class EncoderPasses:
         embedding = functional.silu(embedding)
         return torch.cat([block.time_emb_proj(embedding) for block in self._residual_blocks], dim=1)
 
-    def encode(self, latents: Tensor, texts: Tensor, terms: Tensor, condition: Tensor | None = None) -> UNetEncoding:
+    def encode(
+        self, latents: Tensor, texts: AttendedTexts, terms: Tensor, condition: Tensor | None = None
+    ) -> UNetEncoding:
         """Run the encoder and the mid block on latents (rows, channels, height, width). An embedded `condition` is
         added after the first layer."""
         hidden = self._network.conv_in(latents)
         return self.encode_behind(hidden if condition is None else hidden + condition, texts, terms)
 
-    def encode_behind(self, hidden: Tensor, texts: Tensor, terms: Tensor) -> UNetEncoding:
+    def encode_behind(self, hidden: Tensor, texts: AttendedTexts, terms: Tensor) -> UNetEncoding:
         """Run the encoder without its first layer, and the mid block, on that layer's output."""
         layers = iter(self._layers(texts)[: self._encoder_text_count])
         added = iter(self._terms(terms)[: self._encoder_residual_count])
@@ -119,10 +156,9 @@ class EncoderPasses:
             hidden = _residual(resnet, _attend(attention, hidden, layers), next(added))
         return UNetEncoding(hidden, tuple(skips))
 
-    def _layers(self, texts: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Return key and value by cross-attention layer, in the order of the pass."""
-        parts = texts.split(self._text_widths, dim=-1)
-        return list(zip(parts[::2], parts[1::2], strict=True))
+    def _layers(self, texts: AttendedTexts) -> list[LayerTexts]:
+        """Return what each cross-attention layer attends to, in the order of the pass."""
+        return texts.by_layer(self._text_widths)
 
     def _terms(self, terms: Tensor) -> tuple[Tensor, ...]:
         """Return the timestep's terms by residual block, in the order of the pass."""
@@ -133,14 +169,14 @@ class UNetPasses(EncoderPasses):
     """Run the passes of one UNet."""
 
     def decode(
-        self, encoded: UNetEncoding, texts: Tensor, terms: Tensor, residuals: ControlResiduals | None = None
+        self, encoded: UNetEncoding, texts: AttendedTexts, terms: Tensor, residuals: ControlResiduals | None = None
     ) -> Tensor:
         """Return the prediction, shaped as the latents. `residuals` are first added to the skip connections and to the
         mid block's output."""
         encoded = encoded.controlled(residuals)
         return self.finish(self.deep(encoded, texts, terms), encoded.skips, texts, terms)
 
-    def deep(self, encoded: UNetEncoding, texts: Tensor, terms: Tensor) -> Tensor:
+    def deep(self, encoded: UNetEncoding, texts: AttendedTexts, terms: Tensor) -> Tensor:
         """Return the output of the decoder before its last stages: (rows, channels, height, width)."""
         layers = iter(self._layers(texts)[self._encoder_text_count :])
         added = iter(self._terms(terms)[self._encoder_residual_count :])
@@ -154,7 +190,7 @@ class UNetPasses(EncoderPasses):
             hidden = _joined(stage, hidden, skips, layers, added)
         return hidden
 
-    def finish(self, deep: Tensor, skips: Sequence[Tensor], texts: Tensor, terms: Tensor) -> Tensor:
+    def finish(self, deep: Tensor, skips: Sequence[Tensor], texts: AttendedTexts, terms: Tensor) -> Tensor:
         """Return the prediction from deep features and the first skip connections, those of `shallow` or more."""
         unet, hidden = self._network, deep
         stages = list(_stages(unet.up_blocks[-1]))[-_OUTER_STAGES:]
@@ -166,7 +202,7 @@ class UNetPasses(EncoderPasses):
             hidden = _joined(stage, hidden, remaining, layers, added)
         return cast("Tensor", unet.conv_out(unet.conv_act(unet.conv_norm_out(hidden))))
 
-    def shallow(self, latents: Tensor, texts: Tensor, terms: Tensor) -> tuple[Tensor, ...]:
+    def shallow(self, latents: Tensor, texts: AttendedTexts, terms: Tensor) -> tuple[Tensor, ...]:
         """Return the skip connections that `finish` needs, from the encoder's first layers alone."""
         layers, added = iter(self._layers(texts)), iter(self._terms(terms))
         skips = [self._network.conv_in(latents)]
@@ -258,7 +294,7 @@ def _joined(
     stage: tuple[Any, Any],
     hidden: Tensor,
     skips: list[Tensor],
-    layers: Iterator[tuple[Tensor, Tensor]],
+    layers: Iterator[LayerTexts],
     added: Iterator[Tensor],
 ) -> Tensor:
     """Run one stage of the decoder on its input and the last of the skip connections, which it takes."""
@@ -285,7 +321,7 @@ def _residual(resnet: Any, inputs: Tensor, term: Tensor) -> Tensor:
     return hidden if resnet.output_scale_factor == 1.0 else hidden.div_(resnet.output_scale_factor)
 
 
-def _attend(transformer: Any, inputs: Tensor, texts: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
+def _attend(transformer: Any, inputs: Tensor, texts: Iterator[LayerTexts]) -> Tensor:
     """Run one spatial transformer; return the inputs unchanged if it is None."""
     if transformer is None:
         return inputs
@@ -303,14 +339,14 @@ def _attend(transformer: Any, inputs: Tensor, texts: Iterator[tuple[Tensor, Tens
     return hidden + inputs if of_tokens else hidden.add_(inputs)
 
 
-def _transform(layers: Sequence[Any], hidden: Tensor, texts: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
+def _transform(layers: Sequence[Any], hidden: Tensor, texts: Iterator[LayerTexts]) -> Tensor:
     """Run transformer layers in order: self-attention, attention to the text, feed-forward (GEGLU)."""
     own = layers[0].norm1(hidden)
     for place, layer in enumerate(layers, 1):
-        key, value = next(texts)
+        key, value, images = next(texts)
         change = _attention(layer.attn1, own, layer.attn1.to_k(own), layer.attn1.to_v(own))
         hidden, own = _added(layer.norm2, change, hidden)
-        hidden, own = _added(layer.norm3, _attention(layer.attn2, own, key, value), hidden)
+        hidden, own = _added(layer.norm3, _attention(layer.attn2, own, key, value, images), hidden)
         change = layer.ff.net[2](layer.ff.net[0](own))
         if place == len(layers):
             break
@@ -326,12 +362,23 @@ def _added(norm: Any, change: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
     return hidden, norm(hidden)
 
 
-def _attention(attention: Any, inputs: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def _attention(
+    attention: Any,
+    inputs: Tensor,
+    key: Tensor,
+    value: Tensor,
+    images: Sequence[tuple[Tensor, Tensor, Tensor]] = (),
+) -> Tensor:
+    """Return the layer's attention to key and value, and to those of `images` in addition, times their scales."""
     rows, heads = inputs.shape[0], attention.heads
-    query, key, value = (
-        part.view(rows, -1, heads, part.shape[-1] // heads).transpose(1, 2)
-        for part in (attention.to_q(inputs), key, value)
-    )
+    query, key, value = (_by_head(part, heads) for part in (attention.to_q(inputs), key, value))
     mixed = functional.scaled_dot_product_attention(query, key, value)
+    for image_key, image_value, scales in images:
+        image_key, image_value = _by_head(image_key, heads), _by_head(image_value, heads)
+        mixed = mixed + scales * functional.scaled_dot_product_attention(query, image_key, image_value)
     mixed = mixed.transpose(1, 2).reshape(rows, -1, attention.inner_dim)
     return cast("Tensor", attention.to_out[0](mixed))
+
+
+def _by_head(part: Tensor, heads: int) -> Tensor:
+    return part.view(part.shape[0], -1, heads, part.shape[-1] // heads).transpose(1, 2)

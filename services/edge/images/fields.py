@@ -87,6 +87,14 @@ CONTROLNET_FIELDS = (
     ),
 )
 
+IMAGE_PROMPT_FIELDS = (
+    RequestField(
+        "name", FieldKind.TEXT, "an IP-Adapter of the deployment", required=True, least=1, most=MAX_NAME_CHARS
+    ),
+    RequestField("image", FieldKind.BYTES, "PNG, JPEG or WebP of any size, in base64", required=True),
+    RequestField("scale", FieldKind.NUMBER, "weight of the image, -10 to 10; 0 has no effect", default=1.0),
+)
+
 # Fields of OpenAI's clients.
 OPENAI_FIELDS = (
     RequestField("prompt", FieldKind.TEXT, "description of the image", required=True, least=1, most=MAX_PROMPT_CHARS),
@@ -164,6 +172,13 @@ EXTENSION_FIELDS = (
     RequestField("seed", FieldKind.INTEGER, "seed of the noise; absent: random", least=0, most=UINT64),
     RequestField("loras", FieldKind.OBJECTS, "LoRAs to apply", items=LORA_FIELDS, most=MAX_OBJECTS),
     RequestField("controlnets", FieldKind.OBJECTS, "ControlNets to apply", items=CONTROLNET_FIELDS, most=MAX_OBJECTS),
+    RequestField(
+        "image_prompts",
+        FieldKind.OBJECTS,
+        "images that are a part of the prompt",
+        items=IMAGE_PROMPT_FIELDS,
+        most=MAX_OBJECTS,
+    ),
     RequestField("deadline_ms", FieldKind.INTEGER, "time limit in milliseconds"),
     RequestField("max_cost", FieldKind.NUMBER, "most width x height x steps that the image may cost"),
     RequestField(

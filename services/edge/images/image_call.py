@@ -6,7 +6,14 @@ from typing import Any
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import InitImage
-from pentimento.domain.image_request import AskedControlNet, AskedLora, CacheMode, ImageFormat, ImageRequest
+from pentimento.domain.image_request import (
+    AskedControlNet,
+    AskedImagePrompt,
+    AskedLora,
+    CacheMode,
+    ImageFormat,
+    ImageRequest,
+)
 
 CACHE_MODES = {
     "off": CacheMode.OFF,
@@ -64,6 +71,7 @@ def image_call(values: Mapping[str, Any], image: bytes | None = None, mask: byte
         seed=values.get("seed"),
         loras=tuple(AskedLora(**lora) for lora in values.get("loras", ())),
         controlnets=tuple(AskedControlNet(**controlnet) for controlnet in values.get("controlnets", ())),
+        image_prompts=tuple(AskedImagePrompt(**prompt) for prompt in values.get("image_prompts", ())),
         init_image=None if image is None else InitImage(image, values.get("strength", DEFAULT_STRENGTH), mask),
         cache=CACHE_MODES[values["cache"]] if "cache" in values else None,
         format=ImageFormat(values.get("output_format", "png")),

@@ -79,7 +79,7 @@ def _recovered(job: Job, record: JournalledRequest) -> RecoveredRequest:
         cascade_stage=stage,
         cascade_name=request.stages[0].cascade,
         start=kind_of(route.start) if route else NOISE,
-        needs=needs_of(request.resolved.spec.loras, request.resolved.spec.controlnets),
+        needs=needs_of(request.resolved.spec),
         has_inputs=bool(request.resolved.inputs),
         planned=request.resolved.admitted is not None and request.resolved.admitted.planned,
     )

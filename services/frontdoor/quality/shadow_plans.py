@@ -82,7 +82,7 @@ def may_be_compared(provenance: Provenance, light: LightImage | None = None, tri
     that its profile covers: input images are not stored, adapters were not profiled, a replay was counted when it was
     first generated, and the threshold does not account for skipped steps or reused features."""
     spec, route = provenance.spec, provenance.route
-    if provenance.inputs or spec.loras or spec.controlnets or route.replay_of:
+    if provenance.inputs or spec.loras or spec.controlnets or spec.image_prompts or route.replay_of:
         return False
     if route.thinned_steps or route.full_steps:
         return False

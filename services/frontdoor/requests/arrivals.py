@@ -170,7 +170,7 @@ class Arrivals:
             painted.cost,
             request.deadline,
             cascade=pools,
-            needs=needs_of(spec.loras, spec.controlnets),
+            needs=needs_of(spec),
             thinning=thinning,
             others=others,
             cascade_name=judged.stages[0].cascade,

@@ -20,7 +20,12 @@ from pentimento.domain.generation import (
 from pentimento.domain.image_request import CacheMode, ImageFormat, ImageRequest, ResolvedRequest
 from pentimento.domain.prompt_syntax import WEIGHTED_FAMILIES, PromptSyntax, parse_prompt
 from pentimento.pictures import PictureHeader, read_header
-from services.frontdoor.requests.selections import SelectionLimits, resolve_controlnets, resolve_loras
+from services.frontdoor.requests.selections import (
+    SelectionLimits,
+    resolve_controlnets,
+    resolve_image_prompts,
+    resolve_loras,
+)
 from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
 
 MAX_SEED = 2**64 - 1
@@ -169,13 +174,14 @@ def _check_prompt(field: str, prompt: str, limits: RequestLimits, *, may_be_empt
 def _resolve_adapters(
     request: ImageRequest, spec: GenerationSpec, held: HeldModel, known: AdapterCatalogue, limits: RequestLimits
 ) -> GenerationSpec:
-    if not request.loras and not request.controlnets:
+    if not (request.loras or request.controlnets or request.image_prompts):
         return spec
     size_px = (spec.width_px, spec.height_px)
     return replace(
         spec,
         loras=resolve_loras(request.loras, held, known, limits.selections),
         controlnets=resolve_controlnets(request.controlnets, size_px, held, known, limits.selections),
+        image_prompts=resolve_image_prompts(request.image_prompts, held, known, limits.selections),
     )
 
 

@@ -10,28 +10,48 @@ from dataclasses import dataclass
 from pentimento.domain.adapters import ADAPTER_NAME_RULE, Adapter, AdapterKind, is_adapter_name
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from pentimento.domain.fleet import HeldModel
-from pentimento.domain.generation import ControlKind, ControlNetSelection, GenerationSpec, LoraSelection, Preprocessor
-from pentimento.domain.image_request import AskedControlNet, AskedLora
+from pentimento.domain.generation import (
+    ControlKind,
+    ControlNetSelection,
+    GenerationSpec,
+    ImagePromptSelection,
+    LoraSelection,
+    Preprocessor,
+)
+from pentimento.domain.image_request import AskedControlNet, AskedImagePrompt, AskedLora
 from pentimento.domain.reasons import Reason
-from pentimento.pictures import read_header
+from pentimento.pictures import PictureHeader, read_header
 from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
 
 MAX_LORA_SCALE = 10.0
 MAX_CONDITIONING_SCALE = 10.0
 RETRY_MS = 1000
 _SHOWN_LENGTH = 80
-_WORDS = {AdapterKind.LORA: "LoRA", AdapterKind.CONTROLNET: "ControlNet"}
-_NOT_SERVED = {AdapterKind.LORA: "LORAS_NOT_SERVED", AdapterKind.CONTROLNET: "CONTROLNETS_NOT_SERVED"}
-_UNKNOWN = {AdapterKind.LORA: "UNKNOWN_LORA", AdapterKind.CONTROLNET: "UNKNOWN_CONTROLNET"}
-_FIELDS = {AdapterKind.LORA: "loras", AdapterKind.CONTROLNET: "controlnets"}
+_WORDS = {AdapterKind.LORA: "LoRA", AdapterKind.CONTROLNET: "ControlNet", AdapterKind.IP_ADAPTER: "IP-Adapter"}
+_NOT_SERVED = {
+    AdapterKind.LORA: "LORAS_NOT_SERVED",
+    AdapterKind.CONTROLNET: "CONTROLNETS_NOT_SERVED",
+    AdapterKind.IP_ADAPTER: "IP_ADAPTERS_NOT_SERVED",
+}
+_UNKNOWN = {
+    AdapterKind.LORA: "UNKNOWN_LORA",
+    AdapterKind.CONTROLNET: "UNKNOWN_CONTROLNET",
+    AdapterKind.IP_ADAPTER: "UNKNOWN_IP_ADAPTER",
+}
+_FIELDS = {
+    AdapterKind.LORA: "loras",
+    AdapterKind.CONTROLNET: "controlnets",
+    AdapterKind.IP_ADAPTER: "image_prompts",
+}
 
 
 @dataclass(frozen=True)
 class SelectionLimits:
-    """Limit the adapters of one request, and the bytes of one conditioning image."""
+    """Limit the adapters of one request, and the bytes of one conditioning image or image prompt."""
 
     max_loras: int = 8
     max_controlnets: int = 4
+    max_image_prompts: int = 4
     max_conditioning_image_bytes: int = 8 * 1024 * 1024
 
 
@@ -68,11 +88,28 @@ def resolve_controlnets(
     )
 
 
+def resolve_image_prompts(
+    asked: Sequence[AskedImagePrompt], held: HeldModel, known: AdapterCatalogue, limits: SelectionLimits
+) -> tuple[ImagePromptSelection, ...]:
+    """Return the image prompts with the digests of their IP-Adapters, and scales. Raises as `resolve_loras`."""
+    _check_count(AdapterKind.IP_ADAPTER, len(asked), limits.max_image_prompts)
+    found = []
+    for index, prompt in enumerate(asked):
+        where = f"image_prompts[{index}]"
+        adapter = _find(AdapterKind.IP_ADAPTER, prompt.name, where, held, known)
+        scale = 1.0 if prompt.scale is None else prompt.scale
+        _within(f"{where}.scale", scale, -MAX_LORA_SCALE, MAX_LORA_SCALE)
+        _read_image(prompt.image, f"{where}.image", limits)
+        found.append(ImagePromptSelection(adapter.name, prompt.image, scale, adapter.digest))
+    return tuple(found)
+
+
 def check_replayed_adapters(spec: GenerationSpec, known: AdapterCatalogue) -> None:
     """Check that every adapter of a recorded spec is served with the weights that it had then. Raises
     FailedPrecondition ADAPTER_CHANGED."""
     selected = [(AdapterKind.LORA, one.name, one.digest, "") for one in spec.loras]
     selected += [(AdapterKind.CONTROLNET, one.name, one.digest, one.preprocessor_digest) for one in spec.controlnets]
+    selected += [(AdapterKind.IP_ADAPTER, one.name, one.digest, "") for one in spec.image_prompts]
     for kind, name, digest, depth_digest in selected:
         served = [one for one in known.find(kind, name) if one.digest == digest]
         if not any(depth_digest in ("", one.depth_digest) for one in served):
@@ -150,14 +187,18 @@ def _resolve_shares(asked: AskedControlNet, where: str) -> tuple[float, float]:
 
 
 def _check_image(image: bytes, field: str, size_px: tuple[int, int], limits: SelectionLimits) -> None:
-    if len(image) > limits.max_conditioning_image_bytes:
-        limit = f"must have at most {limits.max_conditioning_image_bytes} bytes, got {len(image)}"
-        raise InvalidArgument.of(field, limit)
-    header = read_header(image, field)
+    header = _read_image(image, field, limits)
     if (header.width_px, header.height_px) != size_px:
         width, height = size_px
         got = f"{header.width_px} x {header.height_px}"
         raise InvalidArgument.of(field, f"must be of the image's size, {width} x {height} pixels, got {got}")
+
+
+def _read_image(image: bytes, field: str, limits: SelectionLimits) -> PictureHeader:
+    if len(image) > limits.max_conditioning_image_bytes:
+        limit = f"must have at most {limits.max_conditioning_image_bytes} bytes, got {len(image)}"
+        raise InvalidArgument.of(field, limit)
+    return read_header(image, field)
 
 
 def _find(kind: AdapterKind, name: str, where: str, held: HeldModel, known: AdapterCatalogue) -> Adapter:

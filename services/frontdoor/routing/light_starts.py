@@ -89,7 +89,8 @@ def _image_of(job: Job, number: int) -> bytes | None:
 def _may_reuse(option: PoolOption) -> bool:
     resolved = option.resolved
     asks_more = resolved.quality is not None or bool(resolved.pin_ms) or resolved.replay is not None
-    adapted = bool(resolved.spec.loras or resolved.spec.controlnets or resolved.spec.init_image)
+    spec = resolved.spec
+    adapted = bool(spec.loras or spec.controlnets or spec.image_prompts or spec.init_image)
     return isinstance(option.route.start, FromNoise) and not asks_more and not adapted
 
 

@@ -27,7 +27,11 @@ def scope_of(
         sampler = f"{sampler} without {spec.clip_skip} layers"
     if spec.prompt_syntax is not None:
         sampler = f"{sampler} {spec.prompt_syntax.value} {_weights_of(spec.prompt, spec.prompt_syntax)!r}"
-    settings = [(net.conditioning_scale, net.start_fraction, net.end_fraction) for net in spec.controlnets]
+    images = [(prompt.digest, _image_digest(resolved, place)) for place, prompt in enumerate(spec.image_prompts)]
+    settings: list[tuple[object, ...]] = [
+        (net.conditioning_scale, net.start_fraction, net.end_fraction) for net in spec.controlnets
+    ]
+    settings += [("image prompt", prompt.scale) for prompt in spec.image_prompts]
     return CacheScope(
         tenant=tenant,
         model_digest=held.model_digest,
@@ -41,7 +45,7 @@ def scope_of(
         num_inference_steps=spec.num_inference_steps,
         adapters_digest=_digest_of((lora.digest, lora.scale) for lora in spec.loras),
         adapters_from_step=lora_patch_step,
-        conditioning_digest=_digest_of(zip(_controlnets(resolved), _conditions(resolved), strict=True)),
+        conditioning_digest=_digest_of((*zip(_controlnets(resolved), _conditions(resolved), strict=True), *images)),
         # Synchronous requests keep the key from before pipelining existed.
         control_digest=_digest_of([*settings, pipelined_from_step] if pipelined_from_step else settings),
         shared_pool=resolved.cache is CacheMode.SHARED,
@@ -67,14 +71,23 @@ def _controlnets(resolved: ResolvedRequest) -> list[str]:
 
 
 def _conditions(resolved: ResolvedRequest) -> list[str]:
-    """Return the digests of the conditioning images, including those stored apart from the spec, with the way in which
-    they are taken."""
-    apart = {part.field: part.object.digest for part in resolved.inputs}
+    """Return the digests of the conditioning images, with the way in which they are taken."""
     return [
-        (apart.get(f"controlnets[{index}].conditioning_image") or _sha256(controlnet.conditioning_image))
+        (_apart(resolved, f"controlnets[{index}].conditioning_image") or _sha256(controlnet.conditioning_image))
         + _taken_as(controlnet)
         for index, controlnet in enumerate(resolved.spec.controlnets)
     ]
+
+
+def _image_digest(resolved: ResolvedRequest, place: int) -> str:
+    """Return the digest of an image prompt's image."""
+    own = resolved.spec.image_prompts[place].image
+    return _apart(resolved, f"image_prompts[{place}].image") or _sha256(own)
+
+
+def _apart(resolved: ResolvedRequest, field: str) -> str:
+    """Return the digest of bytes that are stored apart from the spec; empty for bytes that are in it."""
+    return next((part.object.digest for part in resolved.inputs if part.field == field), "")
 
 
 def _taken_as(controlnet: ControlNetSelection) -> str:

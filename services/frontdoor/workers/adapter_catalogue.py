@@ -1,4 +1,4 @@
-"""Track the LoRAs and ControlNets that requests may name: LoRAs from workers' credits, ControlNets from the plan.
+"""Track the adapters that requests may name: LoRAs and IP-Adapters from workers' credits, ControlNets from the plan.
 
 The plan names the replicas of ControlNets, as they registered with the controller, and the uploaded LoRAs.
 """
@@ -10,12 +10,14 @@ from itertools import count
 from pentimento.domain.adapters import Adapter, AdapterKind, RejectedAdapter
 from pentimento.domain.execution import ControlNetEndpoint, WorkerCredits
 from pentimento.domain.fleet import AdapterPlacement, Capability, HeldModel, Plan
-from pentimento.domain.generation import ControlNetSelection, GenerationSpec, LoraSelection
+from pentimento.domain.generation import ControlNetSelection, GenerationSpec, ImagePromptSelection, LoraSelection
 
 _CAPABILITIES = {
     AdapterKind.LORA: frozenset({Capability.LORA, Capability.UPLOADED_LORA}),
     AdapterKind.CONTROLNET: frozenset({Capability.CONTROLNET}),
+    AdapterKind.IP_ADAPTER: frozenset({Capability.IP_ADAPTER}),
 }
+Selection = LoraSelection | ControlNetSelection | ImagePromptSelection
 # Variants (weights and base model) remembered per name, so that disagreeing workers cannot fill the memory.
 _MAX_NAMESAKES = 8
 _ROUNDING = 1e-9
@@ -49,8 +51,9 @@ class AdapterCatalogue:
         if credits.known_adapters is not None:
             self._rejected[credits.worker_id] = (credits.held.model_digest, credits.rejected_adapters)
         for adapter in credits.known_adapters or ():
-            if adapter.kind is AdapterKind.LORA:
+            if adapter.kind is not AdapterKind.CONTROLNET:
                 self._remember(adapter)
+            if adapter.kind is AdapterKind.LORA:
                 self._latest_shares[credits.held.model_digest, adapter.digest] = adapter.latest_start_fraction
 
     def follow(self, plan: Plan) -> None:
@@ -100,13 +103,15 @@ class AdapterCatalogue:
         return tuple(every[name] for name in sorted(every) if not self.find(every[name].kind, name))
 
     def is_reachable(self, adapter: Adapter) -> bool:
-        """Return whether the adapter is available now. LoRAs come with their workers; a ControlNet needs a replica."""
-        return adapter.kind is AdapterKind.LORA or bool(self._reachable(adapter.name, adapter.digest))
+        """Return whether the adapter is available now. A ControlNet needs a replica; the others come with their
+        workers."""
+        return adapter.kind is not AdapterKind.CONTROLNET or bool(self._reachable(adapter.name, adapter.digest))
 
     def change(self, spec: GenerationSpec, held: HeldModel) -> bool:
         """Return whether every adapter of the spec, resolved, is made for that model."""
         found = [self._of_digest(AdapterKind.LORA, lora) for lora in spec.loras]
         found += [self._of_digest(AdapterKind.CONTROLNET, controlnet) for controlnet in spec.controlnets]
+        found += [self._of_digest(AdapterKind.IP_ADAPTER, prompt) for prompt in spec.image_prompts]
         return all(any(one.changes(held.model_digest, held.family) for one in adapters) for adapters in found)
 
     def lora_patch_step(self, spec: GenerationSpec, held: HeldModel) -> int:
@@ -152,11 +157,11 @@ class AdapterCatalogue:
         if len(known) > _MAX_NAMESAKES:
             del known[next(iter(known))]
 
-    def _of_digest(self, kind: AdapterKind, selected: LoraSelection | ControlNetSelection) -> list[Adapter]:
+    def _of_digest(self, kind: AdapterKind, selected: Selection) -> list[Adapter]:
         known = self._known.get((kind, selected.name), {})
         return [adapter for adapter in known.values() if adapter.digest == selected.digest]
 
-    def _resolved(self, kind: AdapterKind, selected: LoraSelection | ControlNetSelection) -> Adapter | None:
+    def _resolved(self, kind: AdapterKind, selected: Selection) -> Adapter | None:
         return next(reversed(self._of_digest(kind, selected)), None)
 
     def _reachable(self, name: str, digest: str) -> list[str]:

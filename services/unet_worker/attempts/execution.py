@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pentimento.devices.choices import LatentFormat
 from pentimento.diffusion.engine import FinishedPainting, PaintingListener, StepEngine
+from pentimento.diffusion.families.image_prompts import ImagePrompt
 from pentimento.diffusion.latents import latent_to_bytes
 from pentimento.diffusion.loras.loading import LoadingLoras
 from pentimento.diffusion.painting import PaintingRequest
@@ -23,6 +24,7 @@ from pentimento.policies.residual_pipelining import wait_share
 from pentimento.tensors.device import tensor_to_wire
 from pentimento.wire.tensors import Binding, WireTensor
 from services.unet_worker import metrics
+from services.unet_worker.adapters.ip_adapters import ImagePrompts
 from services.unet_worker.adapters.lora_shelf import LoraShelf
 from services.unet_worker.attempts.cache_objects import Uploads
 from services.unet_worker.attempts.finishing import FinishedImage, Finisher
@@ -167,7 +169,9 @@ class EngineModelRunner:
         loras: LoraShelf | None = None,
         conditions: ConditionEncoder | None = None,
         peers: PeerWorkers | None = None,
+        image_prompts: ImagePrompts | None = None,
     ) -> None:
+        self._image_prompts = image_prompts
         self._conditions = conditions
         self._peers = peers
         self._latent_format = latent_format
@@ -197,7 +201,8 @@ class EngineModelRunner:
         control = self._control_of(order, controlnets, paired=peer is not None)
         try:
             start = await self._starts.resolve(order.spec, order.route)
-            painting = await self._denoise(order, start, uploads, emit, deadline, control, loras, peer)
+            images = await self._image_prompts.of(order.spec) if self._image_prompts is not None else ()
+            painting = await self._denoise(order, start, uploads, emit, deadline, control, loras, peer, images)
         finally:
             if peer is not None:
                 peer.close()
@@ -279,6 +284,7 @@ class EngineModelRunner:
         control: PictureControl | None,
         loras: LoadingLoras | None,
         peer: RemotePeer | None,
+        image_prompts: tuple[ImagePrompt, ...],
     ) -> FinishedPainting:
         request = PaintingRequest(
             order.spec,
@@ -292,6 +298,7 @@ class EngineModelRunner:
             peer=peer,
             thinned_steps=thinned_steps_of(order.route, start.saved_steps),
             full_steps=full_steps_of(order.route, start.saved_steps),
+            image_prompts=image_prompts,
         )
         bridge = ProgressBridge(
             self._worker_id,

@@ -16,6 +16,7 @@ from pentimento.domain.generation import (
     FromLatent,
     FromNoise,
     GenerationSpec,
+    ImagePromptSelection,
     LoraSelection,
     NoiseForm,
     Route,
@@ -123,12 +124,22 @@ def _check_adapters(
         check_lora(lora, has_lora, Capability.UPLOADED_LORA in capabilities, "spec.loras")
     if order.spec.loras:
         _check_range("route.lora_patch_step", order.route.lora_patch_step, 0, order.spec.num_inference_steps)
+    for place, prompt in enumerate(order.spec.image_prompts):
+        _check_image_prompt(prompt, f"spec.image_prompts[{place}]", has_lora)
     _check_pipelining(order.route, order.spec.num_inference_steps)
     for controlnet in order.spec.controlnets if Capability.CONTROLNET not in capabilities else ():
         message = f"spec.controlnets: this worker cannot use the ControlNet {controlnet.name[:100]!r}"
         raise NotFound("UNKNOWN_CONTROLNET", message)
     if order.peer is not None and not order.peer.address:
         raise InvalidArgument.of("latent_parallel_peer.address", "is required: it computes half of each step")
+
+
+def _check_image_prompt(prompt: ImagePromptSelection, field: str, has_adapter: Callable[[str, str], bool]) -> None:
+    if not has_adapter(prompt.name, prompt.digest):
+        message = f"{field}: this worker has no IP-Adapter {prompt.name[:100]!r} of digest {prompt.digest[:80]!r}"
+        raise NotFound("UNKNOWN_IP_ADAPTER", message)
+    _check_range(f"{field}.scale", prompt.scale, -MAX_LORA_SCALE, MAX_LORA_SCALE)
+    _check_range(f"{field}.image", len(prompt.image), 1, MAX_INIT_IMAGE_BYTES)
 
 
 def check_lora(lora: LoraSelection, has_lora: Callable[[str, str], bool], takes_uploaded: bool, field: str) -> None:

@@ -15,6 +15,7 @@ from pentimento.domain.adapters import Adapter
 from pentimento.domain.execution import ExecuteEvent
 from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.generation import GenerationSpec, NoiseForm
+from services.unet_worker.adapters.ip_adapters import NO_IP_ADAPTERS, IpAdapters
 from services.unet_worker.adapters.lora_shelf import LoraShelf
 from services.unet_worker.attempts.finishing import Finisher
 from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder
@@ -52,6 +53,7 @@ class LoadedModel:
     energy: EnergyMeter | None = None
     # Capabilities of its device, in addition to those of every model.
     device_capabilities: frozenset[Capability] = frozenset()
+    ip_adapters: IpAdapters = NO_IP_ADAPTERS
 
     @property
     def noise_form(self) -> NoiseForm:
@@ -67,11 +69,15 @@ class LoadedModel:
         may_pair = has_halves and self.engine.pairing_pays(default_batch_key(self.info, self.held))
         pairs = {Capability.LATENT_PARALLEL} if may_pair else set()
         loras = {Capability.LORA} if self.loras.adapters else set()
+        own |= {Capability.IP_ADAPTER} if self.ip_adapters.adapters else set()
         return own | pairs | loras | ({Capability.UPLOADED_LORA} if self.loras.takes_uploaded else set())
 
     @property
     def adapters(self) -> HeldAdapters:
-        return HeldAdapters(self.loras.adapters, self.loras.resident_names, self.loras.rejected)
+        others = self.ip_adapters
+        known, rejected = self.loras.adapters + others.adapters, self.loras.rejected + others.rejected
+        resident = (*self.loras.resident_names, *(adapter.name for adapter in others.adapters))
+        return HeldAdapters(known, resident, rejected)
 
     @property
     def device(self) -> str:

@@ -18,6 +18,7 @@ from pentimento.domain.generation import InitImage
 from pentimento.domain.image_request import (
     Accepted,
     AskedControlNet,
+    AskedImagePrompt,
     AskedLora,
     CacheMode,
     Completed,
@@ -167,6 +168,7 @@ OTHER_VALUES: dict[str, object] = {
     "binding_steps": True,
     "image_count": 2,
     "feature_reuse": True,
+    "image_prompts": (AskedImagePrompt("style", a_png(32, 32)),),
 }
 
 

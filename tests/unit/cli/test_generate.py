@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from pentimento.cli.generate import cascade_in_words, controlnet_of, lora_of
+from pentimento.cli.generate import cascade_in_words, controlnet_of, image_prompt_of, lora_of
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import CascadeStage
-from pentimento.domain.image_request import AskedControlNet, AskedLora
+from pentimento.domain.image_request import AskedControlNet, AskedImagePrompt, AskedLora
 from tests.support.values import a_provenance, a_route, a_spec
 
 STAGES = (CascadeStage("light", "d", 0.5), CascadeStage("heavy"))
@@ -71,6 +71,14 @@ def test_a_controlnet_has_a_file_and_perhaps_a_scale_and_shares(
     assert controlnet_of(f"edges:{image}{limits}") == AskedControlNet("edges", b"png", *asked)
     assert controlnet_of(f"edges+depth:{image}{limits}") == AskedControlNet("edges", b"png", *asked, "depth")
     assert controlnet_of(f"all@tile+edges:{image}{limits}") == AskedControlNet("all", b"png", *asked, "edges", "tile")
+
+
+def test_image_prompt_has_file_and_optional_scale(image: Path) -> None:
+    assert image_prompt_of(f"style:{image}") == AskedImagePrompt("style", b"png")
+    assert image_prompt_of(f"style:{image}:0.5") == AskedImagePrompt("style", b"png", 0.5)
+    for rest in ("", ":/no/such", f":{image}:x", f":{image}:1:2"):
+        with pytest.raises(InvalidArgument, match=r"image-prompt: must be NAME:FILE\[:SCALE\]"):
+            image_prompt_of(f"style{rest}")
 
 
 def test_a_file_may_have_a_colon_in_its_name(tmp_path: Path) -> None:

@@ -17,7 +17,13 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.image_request import PinnedImage, ReplayInput, ReplayRequest
 from pentimento.pictures.png_chunks import HEADER_END, png_chunk
 
-OPTIONS: dict[str, Any] = {"init_image": None, "mask": None, "conditioning_images": (), "deadline": None}
+OPTIONS: dict[str, Any] = {
+    "init_image": None,
+    "mask": None,
+    "conditioning_images": (),
+    "image_prompts": (),
+    "deadline": None,
+}
 
 
 def picture(provenance: object) -> bytes:

@@ -8,13 +8,14 @@ from pentimento.domain.generation import PlanVersion
 from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
 
 FAMILY = HELD.family
-BOTH = frozenset({Capability.LORA, Capability.CONTROLNET})
+BOTH = frozenset({Capability.LORA, Capability.CONTROLNET, Capability.IP_ADAPTER})
 NEON = Adapter("neon", AdapterKind.LORA, "sha256:neon", FAMILY, HELD.model_digest, latest_start_fraction=0.2)
 MOSAIC = Adapter("mosaic", AdapterKind.LORA, "sha256:mosaic", FAMILY, latest_start_fraction=0.5)
 FOREIGN = Adapter("foreign", AdapterKind.LORA, "sha256:foreign", "stable_diffusion_3")
 EDGES = Adapter("edges", AdapterKind.CONTROLNET, "sha256:edges", FAMILY, HELD.model_digest, depth_digest="sha256:depth")
 UNION = Adapter("union", AdapterKind.CONTROLNET, "sha256:union", FAMILY, control_kind_count=6)
 LAYOUT = Adapter("layout", AdapterKind.CONTROLNET, "sha256:layout", FAMILY)
+STYLE = Adapter("style", AdapterKind.IP_ADAPTER, "sha256:style", FAMILY, HELD.model_digest)
 GONE = Adapter("gone", AdapterKind.CONTROLNET, "sha256:gone", FAMILY)
 
 
@@ -30,7 +31,7 @@ def plan(*placements: AdapterPlacement, sequence: int = 1, there: tuple[str, ...
 def known_adapters() -> AdapterCatalogue:
     """One that knows all of the above, of which `gone` is on no replica any more."""
     catalogue = AdapterCatalogue()
-    catalogue.learn(credits(NEON, MOSAIC, FOREIGN))
+    catalogue.learn(credits(NEON, MOSAIC, FOREIGN, STYLE))
     catalogue.follow(plan(AdapterPlacement(GONE, ("c1",))))
     there = {EDGES: ("c1", "c2"), LAYOUT: ("c3",), UNION: ("c3",)}
     catalogue.follow(plan(*(AdapterPlacement(adapter, places) for adapter, places in there.items()), sequence=2))

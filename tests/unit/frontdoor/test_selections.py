@@ -10,14 +10,20 @@ from lab.fixtures.held_models import HELD
 from pentimento.domain.adapters import AdapterKind, RejectedAdapter
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound, PentimentoError, Unavailable
 from pentimento.domain.fleet import Capability
-from pentimento.domain.generation import ControlKind, ControlNetSelection, LoraSelection, Preprocessor
-from pentimento.domain.image_request import AskedControlNet, AskedLora, ImageRequest, ResolvedRequest
+from pentimento.domain.generation import (
+    ControlKind,
+    ControlNetSelection,
+    ImagePromptSelection,
+    LoraSelection,
+    Preprocessor,
+)
+from pentimento.domain.image_request import AskedControlNet, AskedImagePrompt, AskedLora, ImageRequest, ResolvedRequest
 from services.frontdoor.journal.bodies import JOURNALLED_REQUEST, resolved_from_bytes, resolved_to_bytes
 from services.frontdoor.requests.resolution import RequestLimits, resolve
 from services.frontdoor.requests.selections import SelectionLimits, check_replayed_adapters
 from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
 from tests.support.images import a_png
-from tests.unit.frontdoor.adapters import EDGES, NEON, credits, known_adapters
+from tests.unit.frontdoor.adapters import EDGES, NEON, STYLE, credits, known_adapters
 
 LIMITS = RequestLimits(selections=SelectionLimits(max_loras=2, max_controlnets=2, max_conditioning_image_bytes=4096))
 
@@ -50,6 +56,12 @@ def test_selections_open_fields_are_filled_and_zero_is_kept() -> None:
     assert (net.preprocessor, net.preprocessor_digest) == (Preprocessor.DEPTH, EDGES.depth_digest)
 
 
+def test_image_prompt_gets_digest_and_scale_of_any_size() -> None:
+    (prompt,) = resolved(**style()).spec.image_prompts
+
+    assert prompt == ImagePromptSelection("style", a_png(8, 40), 1.0, STYLE.digest)
+
+
 def test_rejected_lora_is_refused_with_its_reason() -> None:
     rejected = RejectedAdapter("loha", AdapterKind.LORA, "UNSUPPORTED_LORA", "loha.safetensors: it is a LoHa")
     catalogue = AdapterCatalogue()
@@ -72,6 +84,10 @@ def png_bomb() -> bytes:
 
 def loras(*asked: AskedLora) -> dict[str, Any]:
     return {"loras": asked}
+
+
+def style(image: bytes = b"", **fields: Any) -> dict[str, Any]:
+    return {"image_prompts": (AskedImagePrompt("style", image or a_png(8, 40), **fields),)}
 
 
 NET = "controlnets[0]"
@@ -107,6 +123,10 @@ OUT_OF_BOUNDS: tuple[tuple[dict[str, Any], str, str], ...] = (
     (edges(png_bomb()), f"{NET}.conditioning_image", "must have at most 8388608 pixels"),
     ({"width_px": 64, **edges()}, f"{NET}.conditioning_image", ""),
     ({"controlnets": (AskedControlNet("edges", b""),)}, f"{NET}.conditioning_image", ""),
+    (style(scale=math.nan), "image_prompts[0].scale", "must be between -10 and 10"),
+    (style(b"GIF89a"), "image_prompts[0].image", ""),
+    (style(a_png(8, 8) + bytes(5000)), "image_prompts[0].image", "must have at most 4096 bytes"),
+    ({"image_prompts": style()["image_prompts"] * 5}, "image_prompts", "must be at most 4, got 5"),
     (edges(kind="depth"), f"{NET}.kind", "must be empty with edges, which is no ControlNet-Union"),
     (union(kind=""), f"{NET}.kind", "must be one of pose, depth, scribble, lines, normals, segments with union"),
     (union(kind="tile"), f"{NET}.kind", "must be one of pose, depth, scribble"),
@@ -143,6 +163,8 @@ def test_selections_out_of_bounds_are_refused_by_name() -> None:
             "LORAS_NOT_SERVED",
         ),
         (edges(), {Capability.CONTROLNET}, FailedPrecondition, "CONTROLNETS_NOT_SERVED"),
+        (style(), {Capability.IP_ADAPTER}, FailedPrecondition, "IP_ADAPTERS_NOT_SERVED"),
+        ({"image_prompts": (AskedImagePrompt("neon", b""),)}, set(), NotFound, "UNKNOWN_IP_ADAPTER"),
     ],
 )
 def test_selections_unknown_or_not_served_name_reason(

@@ -4,7 +4,14 @@ from dataclasses import replace
 
 from lab.fixtures.held_models import HELD
 from pentimento.domain.cache import image_key, latent_key
-from pentimento.domain.generation import ControlKind, ControlNetSelection, GenerationSpec, Preprocessor, Scheduler
+from pentimento.domain.generation import (
+    ControlKind,
+    ControlNetSelection,
+    GenerationSpec,
+    ImagePromptSelection,
+    Preprocessor,
+    Scheduler,
+)
 from pentimento.domain.image_request import CacheMode, ImageFormat, ResolvedRequest
 from pentimento.domain.prompt_syntax import PromptSyntax
 from services.frontdoor.routing.starts import repeat_key_of, scope_of
@@ -50,3 +57,18 @@ def test_keys_differ_by_kind_preprocessor_and_depth_model() -> None:
     scopes = [scope_of("tenant", replace(RESOLVED, spec=replace(SPEC, controlnets=(one,))), HELD, 0, 0) for one in nets]
 
     assert len({latent_key(scope, 10) for scope in scopes}) == len({image_key(scope) for scope in scopes}) == 6
+
+
+def test_keys_differ_by_image_prompt_and_latents_also_by_its_scale() -> None:
+    prompt = ImagePromptSelection("style", b"png", digest="sha256:style")
+    specs = [
+        replace(SPEC, image_prompts=prompts)
+        for prompts in ((), (prompt,), (replace(prompt, image=b"other"),), (replace(prompt, digest="sha256:other"),))
+    ]
+    weaker = replace(SPEC, image_prompts=(replace(prompt, scale=0.5),))
+
+    *scopes, scaled = [scope_of("tenant", replace(RESOLVED, spec=one), HELD, 0, 0) for one in (*specs, weaker)]
+
+    assert len({latent_key(scope, 10) for scope in (*scopes, scaled)}) == 5
+    assert len({image_key(scope) for scope in scopes}) == 4
+    assert image_key(scaled) == image_key(scopes[1])

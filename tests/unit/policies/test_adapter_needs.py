@@ -1,9 +1,17 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from pentimento.domain.fleet import Capability
-from pentimento.domain.generation import ControlNetSelection, LoraSelection, ObjectReference
+from pentimento.domain.generation import (
+    ControlNetSelection,
+    GenerationSpec,
+    ImagePromptSelection,
+    LoraSelection,
+    ObjectReference,
+    Scheduler,
+)
 from pentimento.policies.adapter_needs import (
     NO_NEEDS,
     AdapterHoldings,
@@ -14,20 +22,23 @@ from pentimento.policies.adapter_needs import (
     needs_of,
 )
 
+SPEC = GenerationSpec("a red circle", "", "tiny", 32, 32, 50, 3.0, Scheduler.DDIM, 7)
 UPLOADED = ObjectReference("adapters/1", "sha256:u", 7)
 NEON, STORED = LoraSelection("neon", digest="sha256:n"), LoraSelection("stored", digest="sha256:u", object=UPLOADED)
 
 
 def test_needs_of_request_without_adapters_are_none() -> None:
-    assert needs_of((), ()) == NO_NEEDS
+    assert needs_of(SPEC) == NO_NEEDS
     assert can_paint(NO_NEEDS, AdapterHoldings())
 
 
 def test_needs_of_uploaded_lora_are_met_by_its_capability() -> None:
     both = frozenset({Capability.LORA, Capability.UPLOADED_LORA})
 
-    assert needs_of((NEON, STORED), ()) == AdapterNeeds(both, frozenset({"sha256:n"}), frozenset({"sha256:u"}))
-    needs = needs_of((STORED,), ())
+    assert needs_of(replace(SPEC, loras=(NEON, STORED))) == AdapterNeeds(
+        both, frozenset({"sha256:n"}), frozenset({"sha256:u"})
+    )
+    needs = needs_of(replace(SPEC, loras=(STORED,)))
     assert needs == AdapterNeeds(frozenset({Capability.UPLOADED_LORA}), uploaded=frozenset({"sha256:u"}))
     assert can_paint(needs, AdapterHoldings(frozenset({Capability.UPLOADED_LORA})))
 
@@ -43,9 +54,15 @@ def test_can_paint_needs_capability_and_every_lora(capabilities: tuple[Capabilit
 
 
 def test_needs_of_controlnet_are_its_capability() -> None:
-    needs = needs_of((), (ControlNetSelection("edges", b"", digest="sha256:e"),))
+    needs = needs_of(replace(SPEC, controlnets=(ControlNetSelection("edges", b"", digest="sha256:e"),)))
 
     assert needs == AdapterNeeds(frozenset({Capability.CONTROLNET}))
+
+
+def test_needs_of_image_prompt_are_its_ip_adapter() -> None:
+    needs = needs_of(replace(SPEC, image_prompts=(ImagePromptSelection("style", b"", digest="sha256:s"),)))
+
+    assert needs == AdapterNeeds(frozenset({Capability.IP_ADAPTER}), frozenset({"sha256:s"}))
 
 
 def test_load_count_leaves_out_resident_loras() -> None:

@@ -14,6 +14,7 @@ def test_public_names() -> None:
         "Aborted",
         "Accepted",
         "AskedControlNet",
+        "AskedImagePrompt",
         "AskedLora",
         "AsyncClient",
         "CacheMode",

@@ -12,6 +12,7 @@ from pentimento.domain.fleet import Capability
 from pentimento.domain.generation import (
     ControlNetMode,
     ControlNetSelection,
+    ImagePromptSelection,
     InitImage,
     LoraSelection,
     NoiseForm,
@@ -153,6 +154,7 @@ def test_a_mode_of_controlnets_and_the_step_from_which_it_holds_belong_together(
         ),
         (order_with(loras=(LoraSelection("../../etc/passwd"),)), NotFound, "UNKNOWN_LORA"),
         (order_with(controlnets=(ControlNetSelection("canny", b"png"),)), NotFound, "UNKNOWN_CONTROLNET"),
+        (order_with(image_prompts=(ImagePromptSelection("style", b"png"),)), NotFound, "UNKNOWN_IP_ADAPTER"),
     ],
 )
 def test_check_order_refuses_other_model_and_unknown_adapters(

@@ -18,6 +18,7 @@ from pentimento.domain.generation import (
     FromLatent,
     FromNoise,
     GenerationSpec,
+    ImagePromptSelection,
     InitImage,
     LatentSlot,
     LoraSelection,
@@ -35,6 +36,7 @@ from pentimento.domain.image_request import (
     Accepted,
     AdmittedStages,
     AskedControlNet,
+    AskedImagePrompt,
     AskedLora,
     CacheMode,
     Completed,
@@ -71,6 +73,7 @@ SPEC = GenerationSpec(
         ),
     ),
     InitImage(b"image", 0.6, b"mask"),
+    image_prompts=(ImagePromptSelection("style", b"png", 0.5, DIGEST), ImagePromptSelection("face", b"png")),
 )
 STAGES = (CascadeStage("light", "light>tiny", 0.4, "light"), CascadeStage("tiny", pool="heavy"))
 ROUTE = Route(
@@ -170,6 +173,7 @@ SAMPLES = {
         False,
         4,
         90,
+        image_prompts=(AskedImagePrompt("style", b"png", 0.0),),
     ),
     "request of defaults": ImageRequest("a red circle"),
     "accepted": Accepted("request-1", True, ("request-1-0", "request-1-1")),

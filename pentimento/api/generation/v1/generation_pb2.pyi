@@ -198,12 +198,14 @@ class _AdapterKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AdapterKi
     ADAPTER_KIND_UNSPECIFIED: _AdapterKind.ValueType  # 0
     ADAPTER_KIND_LORA: _AdapterKind.ValueType  # 1
     ADAPTER_KIND_CONTROLNET: _AdapterKind.ValueType  # 2
+    ADAPTER_KIND_IP_ADAPTER: _AdapterKind.ValueType  # 3
 
 class AdapterKind(_AdapterKind, metaclass=_AdapterKindEnumTypeWrapper): ...
 
 ADAPTER_KIND_UNSPECIFIED: AdapterKind.ValueType  # 0
 ADAPTER_KIND_LORA: AdapterKind.ValueType  # 1
 ADAPTER_KIND_CONTROLNET: AdapterKind.ValueType  # 2
+ADAPTER_KIND_IP_ADAPTER: AdapterKind.ValueType  # 3
 Global___AdapterKind: _TypeAlias = AdapterKind  # noqa: Y015
 
 class _NoiseForm:
@@ -430,6 +432,7 @@ class GenerationSpec(_message.Message):
     SIGMA_SPACING_FIELD_NUMBER: _builtins.int
     CLIP_SKIP_FIELD_NUMBER: _builtins.int
     PROMPT_SYNTAX_FIELD_NUMBER: _builtins.int
+    IMAGE_PROMPTS_FIELD_NUMBER: _builtins.int
     prompt: _builtins.str
     negative_prompt: _builtins.str
     model: _builtins.str
@@ -455,6 +458,8 @@ class GenerationSpec(_message.Message):
     def init_image(self) -> Global___InitImage:
         """Image to start from (img2img), with the strength of the change."""
 
+    @_builtins.property
+    def image_prompts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ImagePromptSelection]: ...
     def __init__(
         self,
         *,
@@ -474,16 +479,48 @@ class GenerationSpec(_message.Message):
         sigma_spacing: Global___SigmaSpacing.ValueType = ...,
         clip_skip: _builtins.int = ...,
         prompt_syntax: Global___PromptSyntax.ValueType = ...,
+        image_prompts: _abc.Iterable[Global___ImagePromptSelection] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_init_image", b"_init_image", "init_image", b"init_image"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_init_image", b"_init_image", "clip_skip", b"clip_skip", "controlnets", b"controlnets", "eta", b"eta", "guidance_scale", b"guidance_scale", "height_px", b"height_px", "init_image", b"init_image", "loras", b"loras", "model", b"model", "negative_prompt", b"negative_prompt", "num_inference_steps", b"num_inference_steps", "prompt", b"prompt", "prompt_syntax", b"prompt_syntax", "scheduler", b"scheduler", "seed", b"seed", "sigma_spacing", b"sigma_spacing", "width_px", b"width_px"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_init_image", b"_init_image", "clip_skip", b"clip_skip", "controlnets", b"controlnets", "eta", b"eta", "guidance_scale", b"guidance_scale", "height_px", b"height_px", "image_prompts", b"image_prompts", "init_image", b"init_image", "loras", b"loras", "model", b"model", "negative_prompt", b"negative_prompt", "num_inference_steps", b"num_inference_steps", "prompt", b"prompt", "prompt_syntax", b"prompt_syntax", "scheduler", b"scheduler", "seed", b"seed", "sigma_spacing", b"sigma_spacing", "width_px", b"width_px"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__init_image: _TypeAlias = _typing.Literal["init_image"]  # noqa: Y015
     _WhichOneofArgType__init_image: _TypeAlias = _typing.Literal["_init_image", b"_init_image"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__init_image) -> _WhichOneofReturnType__init_image | None: ...
 
 Global___GenerationSpec: _TypeAlias = GenerationSpec  # noqa: Y015
+
+@_typing.final
+class ImagePromptSelection(_message.Message):
+    """An image prompt of a request, resolved: name and digest of an IP-Adapter, and the image that it reads."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    IMAGE_FIELD_NUMBER: _builtins.int
+    SCALE_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    image: _builtins.bytes
+    """PNG, JPEG or WebP bytes of any size."""
+    scale: _builtins.float
+    digest: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        image: _builtins.bytes = ...,
+        scale: _builtins.float = ...,
+        digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "image", b"image", "name", b"name", "scale", b"scale"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ImagePromptSelection: _TypeAlias = ImagePromptSelection  # noqa: Y015
 
 @_typing.final
 class InitImage(_message.Message):

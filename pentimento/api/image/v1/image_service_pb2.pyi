@@ -231,6 +231,38 @@ class AskedControlNet(_message.Message):
 Global___AskedControlNet: _TypeAlias = AskedControlNet  # noqa: Y015
 
 @_typing.final
+class AskedImagePrompt(_message.Message):
+    """An image that an IP-Adapter reads as a part of the prompt."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    IMAGE_FIELD_NUMBER: _builtins.int
+    SCALE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """A name of ListAdapters."""
+    image: _builtins.bytes
+    """PNG, JPEG or WebP bytes of any size; no address is ever fetched."""
+    scale: _builtins.float
+    """-10 to 10; 0 leaves the image without effect. Absent: 1."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        image: _builtins.bytes = ...,
+        scale: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_scale", b"_scale", "scale", b"scale"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_scale", b"_scale", "image", b"image", "name", b"name", "scale", b"scale"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__scale: _TypeAlias = _typing.Literal["scale"]  # noqa: Y015
+    _WhichOneofArgType__scale: _TypeAlias = _typing.Literal["_scale", b"_scale"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__scale) -> _WhichOneofReturnType__scale | None: ...
+
+Global___AskedImagePrompt: _TypeAlias = AskedImagePrompt  # noqa: Y015
+
+@_typing.final
 class ImageRequest(_message.Message):
     """Optional fields that are absent take the model's defaults; integers are wide and signed so that a wrong value arrives as it was
     sent and is refused by name.
@@ -263,6 +295,7 @@ class ImageRequest(_message.Message):
     CLIP_SKIP_FIELD_NUMBER: _builtins.int
     PROMPT_SYNTAX_FIELD_NUMBER: _builtins.int
     FEATURE_REUSE_FIELD_NUMBER: _builtins.int
+    IMAGE_PROMPTS_FIELD_NUMBER: _builtins.int
     prompt: _builtins.str
     negative_prompt: _builtins.str
     model: _builtins.str
@@ -311,6 +344,8 @@ class ImageRequest(_message.Message):
     def controlnets(self) -> _containers.RepeatedCompositeFieldContainer[Global___AskedControlNet]: ...
     @_builtins.property
     def init_image(self) -> _generation_pb2.InitImage: ...
+    @_builtins.property
+    def image_prompts(self) -> _containers.RepeatedCompositeFieldContainer[Global___AskedImagePrompt]: ...
     def __init__(
         self,
         *,
@@ -339,10 +374,11 @@ class ImageRequest(_message.Message):
         clip_skip: _builtins.int | None = ...,
         prompt_syntax: _builtins.str = ...,
         feature_reuse: _builtins.bool | None = ...,
+        image_prompts: _abc.Iterable[Global___AskedImagePrompt] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_binding_steps", b"_binding_steps", "_clip_skip", b"_clip_skip", "_deadline_ms", b"_deadline_ms", "_encoding_quality", b"_encoding_quality", "_eta", b"_eta", "_feature_reuse", b"_feature_reuse", "_guidance_scale", b"_guidance_scale", "_height_px", b"_height_px", "_image_count", b"_image_count", "_init_image", b"_init_image", "_max_cost", b"_max_cost", "_num_inference_steps", b"_num_inference_steps", "_pin_ms", b"_pin_ms", "_quality", b"_quality", "_seed", b"_seed", "_width_px", b"_width_px", "binding_steps", b"binding_steps", "clip_skip", b"clip_skip", "deadline_ms", b"deadline_ms", "encoding_quality", b"encoding_quality", "eta", b"eta", "feature_reuse", b"feature_reuse", "guidance_scale", b"guidance_scale", "height_px", b"height_px", "image_count", b"image_count", "init_image", b"init_image", "max_cost", b"max_cost", "num_inference_steps", b"num_inference_steps", "pin_ms", b"pin_ms", "quality", b"quality", "seed", b"seed", "width_px", b"width_px"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_binding_steps", b"_binding_steps", "_clip_skip", b"_clip_skip", "_deadline_ms", b"_deadline_ms", "_encoding_quality", b"_encoding_quality", "_eta", b"_eta", "_feature_reuse", b"_feature_reuse", "_guidance_scale", b"_guidance_scale", "_height_px", b"_height_px", "_image_count", b"_image_count", "_init_image", b"_init_image", "_max_cost", b"_max_cost", "_num_inference_steps", b"_num_inference_steps", "_pin_ms", b"_pin_ms", "_quality", b"_quality", "_seed", b"_seed", "_width_px", b"_width_px", "binding_steps", b"binding_steps", "cache", b"cache", "clip_skip", b"clip_skip", "controlnets", b"controlnets", "deadline_ms", b"deadline_ms", "encoding_quality", b"encoding_quality", "eta", b"eta", "feature_reuse", b"feature_reuse", "format", b"format", "guidance_scale", b"guidance_scale", "height_px", b"height_px", "image_count", b"image_count", "init_image", b"init_image", "loras", b"loras", "max_cost", b"max_cost", "model", b"model", "negative_prompt", b"negative_prompt", "num_inference_steps", b"num_inference_steps", "pin_ms", b"pin_ms", "prompt", b"prompt", "prompt_syntax", b"prompt_syntax", "quality", b"quality", "scheduler", b"scheduler", "seed", b"seed", "width_px", b"width_px"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_binding_steps", b"_binding_steps", "_clip_skip", b"_clip_skip", "_deadline_ms", b"_deadline_ms", "_encoding_quality", b"_encoding_quality", "_eta", b"_eta", "_feature_reuse", b"_feature_reuse", "_guidance_scale", b"_guidance_scale", "_height_px", b"_height_px", "_image_count", b"_image_count", "_init_image", b"_init_image", "_max_cost", b"_max_cost", "_num_inference_steps", b"_num_inference_steps", "_pin_ms", b"_pin_ms", "_quality", b"_quality", "_seed", b"_seed", "_width_px", b"_width_px", "binding_steps", b"binding_steps", "cache", b"cache", "clip_skip", b"clip_skip", "controlnets", b"controlnets", "deadline_ms", b"deadline_ms", "encoding_quality", b"encoding_quality", "eta", b"eta", "feature_reuse", b"feature_reuse", "format", b"format", "guidance_scale", b"guidance_scale", "height_px", b"height_px", "image_count", b"image_count", "image_prompts", b"image_prompts", "init_image", b"init_image", "loras", b"loras", "max_cost", b"max_cost", "model", b"model", "negative_prompt", b"negative_prompt", "num_inference_steps", b"num_inference_steps", "pin_ms", b"pin_ms", "prompt", b"prompt", "prompt_syntax", b"prompt_syntax", "quality", b"quality", "scheduler", b"scheduler", "seed", b"seed", "width_px", b"width_px"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__binding_steps: _TypeAlias = _typing.Literal["binding_steps"]  # noqa: Y015
     _WhichOneofArgType__binding_steps: _TypeAlias = _typing.Literal["_binding_steps", b"_binding_steps"]  # noqa: Y015

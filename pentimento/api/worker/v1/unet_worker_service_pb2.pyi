@@ -38,6 +38,7 @@ class _CapabilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Capability
     CAPABILITY_EMULATED: _Capability.ValueType  # 8
     CAPABILITY_UPLOADED_LORA: _Capability.ValueType  # 9
     """LoRAs of the object store, by the reference that a request brings."""
+    CAPABILITY_IP_ADAPTER: _Capability.ValueType  # 10
 
 class Capability(_Capability, metaclass=_CapabilityEnumTypeWrapper): ...
 
@@ -52,6 +53,7 @@ CAPABILITY_PREVIEW: Capability.ValueType  # 7
 CAPABILITY_EMULATED: Capability.ValueType  # 8
 CAPABILITY_UPLOADED_LORA: Capability.ValueType  # 9
 """LoRAs of the object store, by the reference that a request brings."""
+CAPABILITY_IP_ADAPTER: Capability.ValueType  # 10
 Global___Capability: _TypeAlias = Capability  # noqa: Y015
 
 class _GuidanceHalf:
