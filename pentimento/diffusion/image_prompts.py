@@ -1,6 +1,6 @@
 """Read IP-Adapters (Ye et al. 2023) in their published form, and turn images into prompts of a network.
 
-A safetensors file holds `image_proj.…`, which makes tokens of an image's embedding, and `ip_adapter.N.to_k_ip.weight`
+A safetensors file holds `image_proj.…`, which makes tokens of an image's encoding, and `ip_adapter.N.to_k_ip.weight`
 and `to_v_ip.weight` for the network's cross-attention layers, N = 1, 3, 5 …. The image encoder is in the directory
 `image_encoder` next to it.
 """
@@ -18,10 +18,11 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.nn.functional import layer_norm, linear
+from torch.nn.functional import linear
 
 from pentimento.diffusion.checkpoint import BadCheckpoint, component_files, digest_files, read_json_object
 from pentimento.diffusion.families.image_prompts import CrossAttention, ImagePrompt
+from pentimento.diffusion.image_tokens import OtherForm, checked_width, image_tokens, is_resampler
 from pentimento.diffusion.preprocessing import ImagePreprocessing, to_pixels
 from pentimento.diffusion.weights import load_network
 from pentimento.domain.errors import FailedPrecondition
@@ -29,12 +30,10 @@ from pentimento.files.safetensors_header import read_header
 
 ENCODER_FOLDER = "image_encoder"
 ENCODER_CLASS = "CLIPVisionModelWithProjection"
-_PROJECTION = {"proj.weight", "proj.bias", "norm.weight", "norm.bias"}
 _LAYER = re.compile(r"ip_adapter\.(\d{1,4})\.to_([kv])_ip\.weight")
 _IMAGE = "image_proj."
-MAX_TOKENS = 64
-# diffusers' layer norm of the tokens.
-_EPSILON = 1e-5
+# transformers' defaults.
+_USUAL_WIDTHS = {"hidden_size": 768, "projection_dim": 512}
 _FLOATS = ("F32", "F16", "BF16")
 
 
@@ -69,26 +68,21 @@ def check_ip_adapter(path: Path, layers: Sequence[CrossAttention]) -> IpAdapterF
     encoder = path.parent / ENCODER_FOLDER
     shapes = _shapes(path)
     image = {name.removeprefix(_IMAGE): shape for name, shape in shapes.items() if name.startswith(_IMAGE)}
-    if image.keys() != _PROJECTION:
-        names = ", ".join(sorted(image)[:4]) or "none"
-        limit = "must have proj and norm alone: plus, full-face and FaceID forms are not supported"
-        raise BadIpAdapter(f"{path.name}: image_proj {limit}, got {names[:200]}", "UNSUPPORTED_IP_ADAPTER")
     _check_layers(path, shapes, layers)
-    text_width = layers[0].text_width
-    token_count, rest = divmod(image["proj.weight"][0], text_width)
-    wanted = {"proj.bias": (image["proj.weight"][0],), "norm.weight": (text_width,), "norm.bias": (text_width,)}
-    for name, shape in wanted.items():
-        if image[name] != shape:
-            _mismatch(path, f"{_IMAGE}{name}", shape, image[name])
-    if rest or not 1 <= token_count <= MAX_TOKENS:
-        raise BadIpAdapter(f"{path.name}: must make 1 to {MAX_TOKENS} tokens of {text_width} values")
+    try:
+        width = checked_width(image, layers[0].text_width)
+    except OtherForm as error:
+        raise BadIpAdapter(f"{path.name}: image_proj: {error}", "UNSUPPORTED_IP_ADAPTER") from None
+    except ValueError as error:
+        raise BadIpAdapter(f"{path.name}: image_proj: {error}", "IP_ADAPTER_MISMATCH") from None
     try:
         files = component_files(encoder, encoder)
-        width = read_json_object(encoder / "config.json").get("projection_dim", 512)
+        config = read_json_object(encoder / "config.json")
     except BadCheckpoint as error:
         raise BadIpAdapter(f"{path.name}: its image encoder: {error.message}") from None
-    if width != image["proj.weight"][1]:
-        made = f"makes {str(width)[:20]} values, image_proj takes {image['proj.weight'][1]}"
+    key = "hidden_size" if is_resampler(image) else "projection_dim"
+    if config.get(key, _USUAL_WIDTHS[key]) != width:
+        made = f"has a {key} of {str(config.get(key))[:20]}, image_proj takes {width}"
         raise BadIpAdapter(f"{path.name}: {ENCODER_FOLDER} {made}", "IP_ADAPTER_MISMATCH")
     return IpAdapterFile(path, encoder, tuple(files))
 
@@ -146,9 +140,17 @@ class ImageEncoder:
 
     def embedding(self, pixels: Tensor) -> Tensor:
         """Return the projected embedding (1, width)."""
-        weight = next(self.network.parameters())
-        found: Tensor = self.network(pixels.to(weight.device, weight.dtype)).image_embeds
+        found: Tensor = self.network(self._placed(pixels)).image_embeds
         return found
+
+    def states(self, pixels: Tensor) -> Tensor:
+        """Return the states before the last layer (1, patches, width)."""
+        found: Tensor = self.network(self._placed(pixels), output_hidden_states=True).hidden_states[-2]
+        return found
+
+    def _placed(self, pixels: Tensor) -> Tensor:
+        weight = next(self.network.parameters())
+        return pixels.to(weight.device, weight.dtype)
 
 
 def load_image_encoder(directory: Path, device: torch.device, dtype: torch.dtype) -> ImageEncoder:
@@ -171,7 +173,7 @@ class IpAdapter:
         """Read a checked file onto the device."""
         tensors = {name: tensor.to(device, dtype) for name, tensor in load_file(path).items()}
         self.encoder = encoder
-        self._projection = {name: tensors[f"{_IMAGE}{name}"] for name in _PROJECTION}
+        self._parts = {name.removeprefix(_IMAGE): one for name, one in tensors.items() if name.startswith(_IMAGE)}
         named = [
             (2 * layer.place + later, tensors[f"ip_adapter.{2 * number + 1}.to_{part}_ip.weight"])
             for number, layer in enumerate(layers)
@@ -182,11 +184,13 @@ class IpAdapter:
     @torch.inference_mode()
     def prompt(self, pixels: Tensor, scale: float, *, guided: bool) -> ImagePrompt:
         """Return the prompt of an encoder's input. The unconditional row, first if `guided`, is of an embedding of
-        zeros, as in diffusers."""
-        embedding = self.encoder.embedding(pixels)
-        rows = torch.cat([torch.zeros_like(embedding), embedding]) if guided else embedding
-        parts = self._projection
-        width = parts["norm.weight"].shape[0]
-        tokens = linear(rows, parts["proj.weight"], parts["proj.bias"]).reshape(len(rows), -1, width)
-        tokens = layer_norm(tokens, (width,), parts["norm.weight"], parts["norm.bias"], _EPSILON)
+        zeros, or in the plus form of an image of zeros, as in diffusers."""
+        tokens = image_tokens(self._parts, self._encoded(pixels, guided=guided))
         return ImagePrompt(torch.cat([linear(tokens, layer) for layer in self._layers], dim=-1), scale)
+
+    def _encoded(self, pixels: Tensor, *, guided: bool) -> Tensor:
+        if is_resampler(self._parts):
+            images = [torch.zeros_like(pixels), pixels] if guided else [pixels]
+            return torch.cat([self.encoder.states(image) for image in images])
+        embedding = self.encoder.embedding(pixels)
+        return torch.cat([torch.zeros_like(embedding), embedding]) if guided else embedding

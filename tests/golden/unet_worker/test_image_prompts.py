@@ -67,7 +67,7 @@ class PromptedByDiffusers(DiffusersReference):
 async def test_prompted_latents_beside_others_equal_diffusers(write: Callable[[Path], Path], tmp_path: Path) -> None:
     checkpoint = write(tmp_path / "model")
     adapters = write_ip_adapter(tmp_path / "adapters", checkpoint)
-    write_ip_adapter(tmp_path / "adapters", checkpoint, name="other", seed=8)
+    write_ip_adapter(tmp_path / "adapters", checkpoint, name="other", plus=True, seed=8)
     files = [adapters / "style.safetensors", adapters / "other.safetensors"]
     image = noise_image(32, 32)
 
@@ -103,7 +103,7 @@ async def test_worker_tells_served_and_rejected_ip_adapters(tmp_path: Path) -> N
     adapters = write_ip_adapter(tmp_path / "adapters" / "mine", checkpoint)
     tensors = load_file(adapters / "style.safetensors")
     broken = {
-        "plus": ({"image_proj.latents": torch.zeros(1, 4, 16)}, "UNSUPPORTED_IP_ADAPTER"),
+        "full": ({"image_proj.proj.3.weight": torch.zeros(16, 16)}, "UNSUPPORTED_IP_ADAPTER"),
         "wide": ({"ip_adapter.1.to_k_ip.weight": torch.zeros(16, 24)}, "IP_ADAPTER_MISMATCH"),
         "long": ({"ip_adapter.7.to_k_ip.weight": torch.zeros(16, 16)}, "IP_ADAPTER_MISMATCH"),
         "face": ({"ip_adapter.0.to_q_lora.up.weight": torch.zeros(16, 16)}, "UNSUPPORTED_IP_ADAPTER"),
