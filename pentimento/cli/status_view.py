@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pentimento.api.frontdoor.v1.frontdoor_service_pb2 import GetStatusResponse as FrontdoorStatus
+from pentimento.api.generation.v1.generation_pb2 import ADAPTER_KIND_IP_ADAPTER
 from pentimento.api.vectordb.v1.vectordb_gateway_service_pb2 import GetStatisticsResponse as CacheStatistics
 from pentimento.api.vectordb.v1.vectordb_gateway_service_pb2 import MatchPredictor
 from pentimento.cli.allocation_samples import (
@@ -152,7 +153,8 @@ def frontdoor_lines(frontdoor: FrontdoorStatus, models: Mapping[str, str] = ALL_
     counts = f"{frontdoor.accepted_count} accepted, {frontdoor.completed_count} completed, "
     counts += f"{frontdoor.failed_count} failed, {frontdoor.cancelled_count} cancelled, "
     for adapter in frontdoor.rejected_adapters:
-        yield Text(f"LoRA      {adapter.name} fits no model here: {adapter.message} ({adapter.reason})", style="yellow")
+        word = "IP-Adapter" if adapter.kind == ADAPTER_KIND_IP_ADAPTER else "LoRA"
+        yield Text(f"{word:<9} {adapter.name} fits no model here: {adapter.message} ({adapter.reason})", style="yellow")
     for worker in frontdoor.refusing_workers:
         yield Text(f"worker    {worker.address} refuses this frontdoor: {worker.message}", style="red")
     reasons = ", ".join(f"{one.request_count} {one.reason}" for one in frontdoor.rejections)

@@ -248,7 +248,7 @@ def condition(
     encoders; `row` holds their changes of the denoiser if its weights do not."""
     if isinstance(request.start, HalfStart):
         return model.project(request.start.conditioning, stack_adapters([row], 1)), False
-    spec = request.spec
+    spec = prompts.with_words(request.spec, adapters)
     guided = model.info.is_guided(spec.guidance_scale)
     wanted, unwanted, chunk_count = read_prompts(model, spec, guided=guided)
     prompt = prompts.encode(wanted, clip_skip=spec.clip_skip, chunk_count=chunk_count, adapters=adapters)

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pentimento.diffusion.families.model import DiffusionModel, PromptStates
 from pentimento.diffusion.loras.lora import AdapterSet, set_key
 from pentimento.diffusion.loras.patching import patched_copies
+from pentimento.diffusion.loras.words import LoraWords
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import GenerationSpec
 from pentimento.domain.prompt_syntax import MAX_PROMPT_CHUNKS, WeightedPrompt, parse_prompt
@@ -43,6 +44,11 @@ class PromptMemo:
         self._model = model
         self._capacity = capacity
         self._states: OrderedDict[_Key, PromptStates] = OrderedDict()
+        self._words = LoraWords(model)
+
+    def with_words(self, spec: GenerationSpec, adapters: AdapterSet) -> GenerationSpec:
+        """Return the request with the words of its LoRAs' embeddings replaced by the tokens of their vectors."""
+        return self._words.replaced(spec, adapters)
 
     def encode(
         self,

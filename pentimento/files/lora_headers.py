@@ -42,8 +42,8 @@ _OTHER_FORMS = {
     "w_norm": "difference of whole weights",
     "b_norm": "difference of whole weights",
 }
-# Textual inversions inside a LoRA's file: a word of the prompt would mean something else in requests with the LoRA.
-_BUNDLE = "bundle_emb."
+# Textual inversions inside a LoRA's file: `bundle_emb.WORD.string_to_param.*`, for SDXL `.clip_l` and `.clip_g`.
+_BUNDLED = re.compile(r"bundle_emb\.([^.\s]{1,64})\.(?:string_to_param\.[^.]{1,64}|(clip_[lg]))")
 # For a linear layer's factors, and for a convolution's.
 _DIMENSIONS = (2, 4)
 _NAMED_KEYS = 3
@@ -133,6 +133,13 @@ def split_key(key: str) -> tuple[str, FactorPart, str] | None:
     return None
 
 
+def bundled_word(key: str) -> tuple[str, str] | None:
+    """Return the word of a textual inversion inside a LoRA's file, and the key of its text encoder: clip_l or clip_g of
+    SDXL, else empty. None for other keys."""
+    found = _BUNDLED.fullmatch(key)
+    return (found[1], found[2] or "") if found is not None else None
+
+
 def check_adapters(keys: Iterable[str]) -> None:
     """Raise ValueError if the keys are of several adapters of PEFT: a file is one LoRA."""
     names = sorted({found[2] for key in keys if (found := split_key(key)) is not None})
@@ -143,8 +150,8 @@ def check_adapters(keys: Iterable[str]) -> None:
 def other_form_of(keys: Iterable[str]) -> str:
     """Return a form that these names reveal and that is not read: OFT, IA3; empty for LoRA, LoHa and LoKr."""
     for key in keys:
-        if key.startswith(_BUNDLE):
-            return "a LoRA with embeddings"
+        if bundled_word(key) is not None:
+            continue
         end = key.removesuffix(".weight").rpartition(".")[2]
         if end in _OTHER_FORMS:
             return _OTHER_FORMS[end]
@@ -315,6 +322,8 @@ def _by_layer(header: SafetensorsHeader, field: str) -> dict[str, dict[FactorPar
     strangers = []
     for key, entry in header.tensors.items():
         found = split_key(key)
+        if bundled_word(key) is not None:
+            continue  # checked by its model
         if found is None:
             strangers.append(key)
         else:

@@ -160,6 +160,9 @@ class ClipText:
         rows = torch.cat([weight, weight.new_zeros(max(missing, 0), weight.shape[1])])
         rows[ids] = vectors.to(rows)
         self._embedding.weight = nn.Parameter(rows, requires_grad=False)
+        # Recorded passes read the table that was replaced.
+        if (forget := getattr(self._recorded, "forget", None)) is not None:
+            forget()
 
     @property
     def _embedding(self) -> nn.Embedding:

@@ -8,6 +8,7 @@
 | `bypass` | adds LoRAs next to the weights, per row |
 | `loading` | loads LoRAs while the first steps run |
 | `key_names`, `transformer_names` | map the layer names of each file format |
+| `words` | reads embeddings inside files, and replaces their words in prompts |
 | `building` | makes a layer's change of its tensors |
 """
 

@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from pentimento.diffusion.inversions import Inversion
 from pentimento.diffusion.loras.changes import LayerChange, LowRankFactors
 from pentimento.diffusion.packed_weights import is_packed
 from pentimento.domain.errors import FailedPrecondition
@@ -24,12 +25,13 @@ class BadLora(FailedPrecondition):
 
 @dataclass(frozen=True)
 class Lora:
-    """Describe the changes of one file, by component of the pipeline ("unet", "text_encoder") and name of the module.
-    `digest` is the file's (`files.digest_lora`)."""
+    """Describe the changes of one file, by component of the pipeline ("unet", "text_encoder") and name of the module,
+    and the textual inversions in it. `digest` is the file's (`files.digest_lora`)."""
 
     digest: str
     size_bytes: int
     components: Mapping[str, Mapping[str, LayerChange]]
+    words: tuple[Inversion, ...] = ()
 
     @cached_property
     def patched_components(self) -> frozenset[str]:

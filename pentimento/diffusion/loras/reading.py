@@ -29,11 +29,13 @@ from pentimento.diffusion.loras.files import (
 from pentimento.diffusion.loras.key_names import FactorKey, key_names
 from pentimento.diffusion.loras.lora import BadLora, BaseLayers, Lora
 from pentimento.diffusion.loras.transformer_names import LayerPlace, shape_of
+from pentimento.diffusion.loras.words import check_words, words_of
 from pentimento.domain.reasons import Reason
 from pentimento.files.lora_headers import (
     ChangeShape,
     FactorPart,
     Shape,
+    bundled_word,
     change_shape,
     check_adapters,
     dtypes_of,
@@ -95,7 +97,10 @@ def lora_of(file: LoraFile, base: BaseLayers, dtype: torch.dtype, expected_diges
     for layer in checked.layers:
         changes = components.setdefault(layer.component, {})
         changes.update(_changes(file.name, layer, header, numbers, checked.stated[layer.component]))
-    return Lora(file.digest, len(file.data), components)
+    bundled = {key: numbers.made[key].view(header.tensors[key].shape) for key in header.tensors if bundled_word(key)}
+    if not all(map(_all_finite, bundled.values())):
+        raise BadLora(f"{file.name}: an embedding holds numbers that are not finite")
+    return Lora(file.digest, len(file.data), components, words_of(file.name, bundled))
 
 
 def _checked(file_name: str, header: SafetensorsHeader, config: bytes, base: BaseLayers) -> _CheckedHeader:
@@ -113,6 +118,7 @@ def _checked(file_name: str, header: SafetensorsHeader, config: bytes, base: Bas
         _checked_layer(file_name, component, place, keys, header, base)
         for (component, place), keys in _by_layer(file_name, header, base).items()
     ]
+    check_words(file_name, {key: entry.shape for key, entry in header.tensors.items()}, base)
     _check_once(file_name, layers)
     _check_small(file_name, layers, base)
     for layer in layers:
@@ -196,6 +202,8 @@ def _by_layer(
     found: dict[tuple[str, LayerPlace], dict[FactorPart, str]] = {}
     strangers = []
     for key in header.tensors:
+        if bundled_word(key) is not None:
+            continue
         one = names.find(key)
         if one is None:
             strangers.append(key)

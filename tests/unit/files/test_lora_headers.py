@@ -164,7 +164,6 @@ def test_what_is_no_lora_is_refused_by_key_and_limit(tensors: dict[str, Tensor],
         ("lora_unet_proj.oft_blocks", "OFT"),
         ("lora_unet_proj.on_input", "IA3"),
         ("lora_unet_proj.diff_b", "difference of whole weights"),
-        ("bundle_emb.cat.string_to_param.*", "a LoRA with embeddings"),
     ],
 )
 def test_lora_of_another_form_is_refused_by_form(key: str, form: str, tmp_path: Path) -> None:
@@ -172,6 +171,15 @@ def test_lora_of_another_form_is_refused_by_form(key: str, form: str, tmp_path: 
         judge_lora(bytes_of({**linear(), key: torch.zeros(4)}, tmp_path), "file")
 
     assert refused.value.reason == "UNSUPPORTED_LORA"
+
+
+def test_lora_with_embeddings_is_taken_by_their_keys(tmp_path: Path) -> None:
+    words = {f"bundle_emb.cat.{part}": torch.zeros(2, 4) for part in ("string_to_param.*", "clip_l", "clip_g")}
+    stranger = {"bundle_emb.cat.other": torch.zeros(2, 4)}
+
+    judge_lora(bytes_of({**linear(), **words}, tmp_path), "file")
+    with pytest.raises(InvalidArgument, match=r"1 keys are neither: 'bundle_emb\.cat\.other'"):
+        judge_lora(bytes_of({**linear(), **stranger}, tmp_path), "file")
 
 
 def test_judge_lora_refuses_another_format(tmp_path: Path) -> None:
