@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pentimento.diffusion.families import DiffusionModel
 from pentimento.diffusion.families.model import ControlResiduals, DenoiserInput
-from pentimento.diffusion.families.unet_passes import UNetPasses, covers
+from pentimento.diffusion.families.unet_passes import AttendedTexts, UNetPasses, covers
 from tests.unit.diffusion.specs import rows_of
 
 
@@ -106,7 +106,7 @@ def test_the_halves_meet_in_the_middle(model: DiffusionModel) -> None:
     """The encoder's half says all that the decoder's needs."""
     inputs = inputs_of(model, 32)
     passes = UNetPasses(model.denoiser)
-    texts = passes.project_text(inputs.conditioning.states)
+    texts = AttendedTexts(passes.project_text(inputs.conditioning.states))
     terms = passes.time_terms(inputs.timesteps, model.dtype)
     middle, skips = skips_of(model, inputs)
 
