@@ -46,8 +46,8 @@ class UnetWorkerSettings:
     )
     ip_adapters_dir: Path | None = setting(
         None,
-        help="directory of IP-Adapters, safetensors files by name, in it or in its folders, each with `image_encoder`",
-        must_exist=True,
+        help="directory of IP-Adapters: safetensors files by name, in it or in its folders, each next to its "
+        "`image_encoder`; with --skip-missing it may be missing",
     )
     lora_memory_mib: int = setting(1024, help="host memory for recently used LoRAs", minimum=0)
     lora_cache_dir: Path | None = setting(
@@ -130,6 +130,9 @@ class UnetWorkerSettings:
         object.__setattr__(self, "model", found_model(self.model))
         if self.missing and self.skip_missing is not SkipMissing.ALL:
             raise ValueError(f"--model: {self.missing}")
+        folder = self.ip_adapters_dir
+        if folder is not None and not folder.is_dir() and self.skip_missing is SkipMissing.OFF:
+            raise ValueError(f"--ip-adapters-dir: no such directory: {folder}")
 
     @property
     def missing(self) -> str:

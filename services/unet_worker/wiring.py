@@ -86,7 +86,7 @@ def loras_of_directory(model: DiffusionModel, held: HeldModel, settings: UnetWor
 def ip_adapters_of_directory(model: DiffusionModel, settings: UnetWorkerSettings) -> IpAdapters:
     """Return the IP-Adapters that fit this model; none without a directory of them."""
     directory = settings.ip_adapters_dir
-    return open_ip_adapters(directory, model) if directory is not None else NO_IP_ADAPTERS
+    return open_ip_adapters(directory, model) if directory is not None and directory.is_dir() else NO_IP_ADAPTERS
 
 
 @dataclass(frozen=True)
