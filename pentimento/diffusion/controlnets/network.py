@@ -181,28 +181,31 @@ class ControlNet(Protocol):
 
 @dataclass(frozen=True)
 class ControlRows:
-    """Hold the rows of a forward pass over several images; `kinds` (rows,) are places of `ControlStep.kind`."""
+    """Hold the rows of a forward pass over several images; `kinds` (rows,) are places of `ControlStep.kind`, and
+    `images` (rows,) the places of the rows' images in the pass."""
 
     latents: Tensor
     timesteps: Tensor
     conditioning: Conditioning
     embedded: Tensor
     kinds: Tensor
+    images: Tensor
 
 
 def rows_of(steps: Sequence[ControlStep]) -> ControlRows:
     """Return the rows of the ControlNet's pass, one image after the other."""
-    parts = [_rows_of(step) for step in steps]
+    parts = [_rows_of(step, place) for place, step in enumerate(steps)]
     return ControlRows(
         torch.cat([part.latents for part in parts]),
         torch.cat([part.timesteps for part in parts]),
         Conditioning.concatenate([part.conditioning for part in parts]),
         torch.cat([part.embedded for part in parts]),
         torch.cat([part.kinds for part in parts]),
+        torch.cat([part.images for part in parts]),
     )
 
 
-def _rows_of(step: ControlStep) -> ControlRows:
+def _rows_of(step: ControlStep, place: int) -> ControlRows:
     inputs, count = step.inputs, len(step.inputs.latents)
     texts = inputs.conditioning
     return ControlRows(
@@ -211,6 +214,7 @@ def _rows_of(step: ControlStep) -> ControlRows:
         Conditioning(texts.states, texts.pooled, texts.sizes),
         step.embedded.expand(count, *step.embedded.shape[1:]),
         torch.full((count,), step.kind, device=inputs.latents.device),
+        torch.full((count,), place, device=inputs.latents.device),
     )
 
 

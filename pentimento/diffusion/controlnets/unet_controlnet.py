@@ -74,8 +74,8 @@ class UNetControlNet:
         if rows.embedded.shape[2:] != rows.latents.shape[2:]:
             wanted = f"must be of the image's size: {list(rows.latents.shape[2:])} embedded"
             raise InvalidArgument.of("condition", f"{wanted}, got {list(rows.embedded.shape[2:])}")
-        kinds = (rows.kinds,) if self.info.kind_count else ()
-        *down, mid = self._forward(rows.latents, rows.timesteps, rows.embedded, *kinds, *rows.conditioning.parts)
+        own = (rows.kinds, rows.images) if self.info.kind_count else ()
+        *down, mid = self._forward(rows.latents, rows.timesteps, rows.embedded, *own, *rows.conditioning.parts)
         return by_picture(ControlResiduals(tuple(down), mid), steps)
 
 
@@ -116,15 +116,17 @@ class _UnionPass:
         timesteps: Tensor,
         embedded: Tensor,
         kinds: Tensor,
+        images: Tensor,
         states: Tensor,
         *texts: Tensor | None,
     ) -> tuple[Tensor, ...]:
-        """Return the residuals of the down blocks, then of the mid block; `kinds` are places in the network's table."""
+        """Return the residuals of the down blocks, then of the mid block; `kinds` are places in the network's table,
+        `images` tell rows of one image."""
         network, passes = self._network, self._passes
         added = added_conditions(Conditioning(states, *texts))
         terms = passes.time_terms(timesteps, latents.dtype, added, self._embedded_kinds(kinds, latents.dtype))
         hidden = network.conv_in(latents)
-        hidden = hidden + embedded + self._spread(hidden, embedded, kinds)
+        hidden = hidden + embedded + self._spread(hidden, embedded, kinds, images)
         return _residuals(network, passes.encode_behind(hidden, AttendedTexts(passes.project_text(states)), terms))
 
     def _embedded_kinds(self, kinds: Tensor, dtype: torch.dtype) -> Tensor:
@@ -133,13 +135,20 @@ class _UnionPass:
         signs = network.control_type_proj(chosen.flatten()).reshape(len(kinds), -1).to(dtype)
         return cast("Tensor", network.control_add_embedding(signs))
 
-    def _spread(self, hidden: Tensor, embedded: Tensor, kinds: Tensor) -> Tensor:
-        """Return what the network's transformer adds to every place of a channel: (rows, channels, 1, 1)."""
+    def _spread(self, hidden: Tensor, embedded: Tensor, kinds: Tensor, images: Tensor) -> Tensor:
+        """Return what the network's transformer adds to every place of a channel: (rows, channels, 1, 1).
+
+        Published networks attend over the rows of the batch instead of a row's conditions, and diffusers runs them so.
+        Here the rows of an image attend to each other alone: it has the residuals that it has by itself.
+        """
         network = self._network
         told = embedded.mean(dim=(2, 3)) + network.task_embedding[kinds]
         mixed = torch.stack([told, hidden.mean(dim=(2, 3))], dim=1)
+        apart = images[:, None] != images[None, :]
         for layer in network.transformer_layes:
-            mixed = layer(mixed)
+            normed = layer.ln_1(mixed)
+            mixed = mixed + layer.attn(normed, normed, normed, need_weights=False, attn_mask=apart)[0]
+            mixed = mixed + layer.mlp(layer.ln_2(mixed))
         return cast("Tensor", network.spatial_ch_projs(mixed[:, 0]))[:, :, None, None]
 
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
@@ -80,13 +81,16 @@ def words_of(file_name: str, tensors: Mapping[str, Tensor]) -> tuple[Inversion, 
     return tuple(Inversion(word, vectors, file_name) for word, vectors in words.items())
 
 
+# Of each model: the token that stands for a word, by the LoRA's digest and the word.
+_TOKENS: "WeakKeyDictionary[TakesInversions, dict[tuple[str, str], str]]" = WeakKeyDictionary()
+
+
 class LoraWords:
     """Add the inversions of LoRAs to a model as requests need them. One thread only."""
 
     def __init__(self, model: TakesInversions) -> None:
         self._model = model
-        # The token that stands for a word, by the LoRA's digest and the word.
-        self._tokens: dict[tuple[str, str], str] = {}
+        self._tokens = _TOKENS.setdefault(model, {})
 
     def replaced(self, spec: GenerationSpec, adapters: AdapterSet) -> GenerationSpec:
         """Return the request with the words of its LoRAs replaced in both prompts. Where two LoRAs have one word, the

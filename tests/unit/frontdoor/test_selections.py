@@ -56,10 +56,11 @@ def test_selections_open_fields_are_filled_and_zero_is_kept() -> None:
     assert (net.preprocessor, net.preprocessor_digest) == (Preprocessor.DEPTH, EDGES.depth_digest)
 
 
-def test_image_prompt_gets_digest_and_scale_of_any_size() -> None:
-    (prompt,) = resolved(**style()).spec.image_prompts
+def test_image_prompt_of_any_size_gets_digest_and_scale() -> None:
+    request = resolved(**style(), **union(kind="pose", preprocessor="edges"))
 
-    assert prompt == ImagePromptSelection("style", a_png(8, 40), 1.0, STYLE.digest)
+    assert request.spec.image_prompts == (ImagePromptSelection("style", a_png(8, 40), 1.0, STYLE.digest),)
+    assert resolved_from_bytes(resolved_to_bytes(request), JOURNALLED_REQUEST) == request
 
 
 def test_rejected_lora_is_refused_with_its_reason() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pentimento.domain.generation import ControlNetSelection, LoraSelection
+from pentimento.domain.generation import ControlKind, ControlNetSelection, ImagePromptSelection, LoraSelection
 from pentimento.policies.latent_pairing import PairPace, can_pair, deadline_gains
 from tests.support.values import a_route, a_spec
 
@@ -54,6 +54,9 @@ def test_can_pair_guided_images_that_are_no_replay() -> None:
 
     assert all(can_pair(a_spec(**change), a_route()) for change in changes)
     assert not can_pair(a_spec(guidance_scale=1.0), a_route())
+    assert not can_pair(a_spec(image_prompts=(ImagePromptSelection("style", b"png"),)), a_route())
+    assert can_pair(a_spec(controlnets=(ControlNetSelection("edges", b"png"),)), a_route())
+    assert not can_pair(a_spec(controlnets=(ControlNetSelection("all", b"png", kind=ControlKind.TILE),)), a_route())
     assert not can_pair(a_spec(), a_route(replay_of="another"))
     assert not can_pair(a_spec(), a_route(pipelined_from_step=3))
 

@@ -10,7 +10,6 @@ from pentimento.domain.generation import (
     CapturedEntries,
     CapturedLatent,
     CascadeStage,
-    ControlKind,
     ControlNetMode,
     ControlNetSelection,
     Donor,
@@ -18,14 +17,12 @@ from pentimento.domain.generation import (
     FromLatent,
     FromNoise,
     GenerationSpec,
-    ImagePromptSelection,
     InitImage,
     LatentSlot,
     LoraSelection,
     NoiseForm,
     ObjectReference,
     PlanVersion,
-    Preprocessor,
     Provenance,
     Route,
     Scheduler,
@@ -36,7 +33,6 @@ from pentimento.domain.image_request import (
     Accepted,
     AdmittedStages,
     AskedControlNet,
-    AskedImagePrompt,
     AskedLora,
     CacheMode,
     Completed,
@@ -67,13 +63,8 @@ SPEC = GenerationSpec(
     2**63 + 7,
     0.25,
     (LoraSelection("neon", 0.8, DIGEST, OBJECT), LoraSelection("mosaic")),
-    (
-        ControlNetSelection(
-            "edges", b"png", 0.5, 0.1, 0.9, DIGEST, OBJECT, Preprocessor.DEPTH, DIGEST, ControlKind.TILE
-        ),
-    ),
+    (ControlNetSelection("edges", b"png", 0.5, 0.1, 0.9, DIGEST, OBJECT),),
     InitImage(b"image", 0.6, b"mask"),
-    image_prompts=(ImagePromptSelection("style", b"png", 0.5, DIGEST), ImagePromptSelection("face", b"png")),
 )
 STAGES = (CascadeStage("light", "light>tiny", 0.4, "light"), CascadeStage("tiny", pool="heavy"))
 ROUTE = Route(
@@ -129,7 +120,7 @@ RESOLVED = ResolvedRequest(
     AdmittedStages(STAGES, "light>tiny", True),
 )
 ATTEMPT = Attempt("request-1", 2, 9, "frontdoor-0", 4, "acme")
-ADAPTER = Adapter("edges", AdapterKind.CONTROLNET, DIGEST, "sd", DIGEST, "mit", OBJECT, 0.2, DIGEST, 8)
+ADAPTER = Adapter("edges", AdapterKind.CONTROLNET, DIGEST, "sd", DIGEST, "mit", OBJECT, 0.2)
 HELD = HeldModel(
     "tiny", DIGEST, 3, DIGEST, DIGEST, "epsilon", "sd", 64, 32, 8, 128, 50, 100, 7.5, ("ddim",), "mit", 0.1
 )
@@ -162,7 +153,7 @@ SAMPLES = {
         0.5,
         0,
         (AskedLora("neon", 0.0), AskedLora("mosaic")),
-        (AskedControlNet("edges", b"png", 0.5, 0.1, 0.9, "depth", "tile"),),
+        (AskedControlNet("edges", b"png", 0.5, 0.1, 0.9),),
         InitImage(b"image", 0.6, b"mask"),
         CacheMode.SHARED,
         ImageFormat.JPEG,
@@ -173,7 +164,6 @@ SAMPLES = {
         False,
         4,
         90,
-        image_prompts=(AskedImagePrompt("style", b"png", 0.0),),
     ),
     "request of defaults": ImageRequest("a red circle"),
     "accepted": Accepted("request-1", True, ("request-1-0", "request-1-1")),

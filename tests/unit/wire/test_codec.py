@@ -149,7 +149,7 @@ REFUSED: list[tuple[Message, Any, str, str]] = [
         controller_pb.Replica(kind=1, adapters=[{}]),
         Replica,
         "here.adapters[0].kind",
-        "must be one of [1, 2], got 0",
+        "must be one of [1, 2, 3], got 0",
     ),
     (image_pb.ListRequestsRequest(states=[1, 99]), RequestQuery, "here.states[1]", "got 99"),
     (image_pb.ImageRequest(cache=9), ImageRequest, "here.cache", "must be one of [1, 2, 3, 4], got 9"),
