@@ -123,7 +123,7 @@ def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 @dataclass(frozen=True)
-class ImageEncoder:
+class PromptImageEncoder:
     """Hold a CLIP vision tower with its projection. Call it from one thread."""
 
     network: Any
@@ -153,10 +153,10 @@ class ImageEncoder:
         return pixels.to(weight.device, weight.dtype)
 
 
-def load_image_encoder(directory: Path, device: torch.device, dtype: torch.dtype) -> ImageEncoder:
+def load_image_encoder(directory: Path, device: torch.device, dtype: torch.dtype) -> PromptImageEncoder:
     """Return the encoder of a directory of transformers. Raises BadCheckpoint."""
     files = component_files(directory, directory)
-    return ImageEncoder(load_network(directory, files, ENCODER_CLASS, device, dtype))
+    return PromptImageEncoder(load_network(directory, files, ENCODER_CLASS, device, dtype))
 
 
 class IpAdapter:
@@ -165,7 +165,7 @@ class IpAdapter:
     def __init__(
         self,
         path: Path,
-        encoder: ImageEncoder,
+        encoder: PromptImageEncoder,
         layers: Sequence[CrossAttention],
         device: torch.device,
         dtype: torch.dtype,

@@ -122,7 +122,7 @@ def _resampled(parts: Mapping[str, Tensor], states: Tensor) -> Tensor:
         read = concatenated([_normed(parts, f"{attention}.norm1", told), asking], dim=1)
         key, value = linear(read, parts[f"{attention}.to_kv.weight"]).chunk(2, dim=-1)
         query = linear(asking, parts[f"{attention}.to_q.weight"])
-        mixed = scaled_dot_product_attention(*(_by_head(part) for part in (query, key, value)))
+        mixed = scaled_dot_product_attention(_by_head(query), _by_head(key), _by_head(value))
         mixed = mixed.transpose(1, 2).flatten(2)
         latents = latents + linear(mixed, parts[f"{attention}.to_out.weight"])
         wide = gelu(linear(_normed(parts, f"{forward}.0", latents), parts[f"{forward}.1.weight"]))
@@ -131,7 +131,8 @@ def _resampled(parts: Mapping[str, Tensor], states: Tensor) -> Tensor:
 
 
 def _by_head(part: Tensor) -> Tensor:
-    return part.unflatten(-1, (-1, _HEAD)).transpose(1, 2)
+    rows, tokens, _ = part.shape
+    return part.reshape(rows, tokens, -1, _HEAD).transpose(1, 2)
 
 
 def _normed(parts: Mapping[str, Tensor], name: str, values: Tensor) -> Tensor:

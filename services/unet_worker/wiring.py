@@ -218,9 +218,8 @@ class CheckpointLoader:
             HalfServicer(GuidanceHalves(model, held, engine, loras, directory, replicas)),
             energy,
             self._source.capabilities,
-            ip_adapters,
         )
-        return LoadedModel(held, model.info, model.device, *parts, settings.max_batch, *own)
+        return LoadedModel(held, model.info, model.device, *parts, settings.max_batch, *own, ip_adapters=ip_adapters)
 
     def _news_of_loras(self, engine: StepEngine) -> None:
         """Wake the engine and report the resident LoRAs to frontdoors; on the loader's threads."""

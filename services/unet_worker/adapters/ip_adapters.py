@@ -14,8 +14,8 @@ from pentimento.diffusion.families import DiffusionModel
 from pentimento.diffusion.families.image_prompts import ImagePrompt
 from pentimento.diffusion.image_prompts import (
     ENCODER_FOLDER,
-    ImageEncoder,
     IpAdapter,
+    PromptImageEncoder,
     check_ip_adapter,
     load_image_encoder,
 )
@@ -51,7 +51,7 @@ def open_ip_adapters(directory: Path, model: DiffusionModel) -> IpAdapters:
     held: dict[str, IpAdapter] = {}
     known, rejected = [], []
     digests: dict[Path, str] = {}
-    encoders: dict[Path, ImageEncoder] = {}
+    encoders: dict[Path, PromptImageEncoder] = {}
     for name, path in _named(directory):
         try:
             check_inside(directory, [path])
