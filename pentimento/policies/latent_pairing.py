@@ -43,7 +43,7 @@ class PairingMode(Enum):
 
 def can_pair(spec: GenerationSpec, route: Route) -> bool:
     """Return whether two workers can compute the halves of an image. False for a replay, which must keep its bits, for
-    image prompts, which a peer does not receive, for ControlNet-Unions, whose rows attend to each other, and for
+    image prompts, which a peer does not receive, for ControlNet-Unions (their rows attend to each other), and for
     pipelined residuals: a worker that continues after its peer lacks those of both halves from the step before."""
     whole = not (route.pipelined_from_step or route.full_steps or spec.image_prompts)
     whole = whole and all(net.kind is None for net in spec.controlnets)

@@ -206,8 +206,8 @@ def _shelved(
 
 
 def with_depth(networks: Mapping[str, ShelvedNetwork], depth_digest: str) -> Mapping[str, ShelvedNetwork]:
-    """Return the ControlNets as those of a replica with a depth model: all but those for latents can use it, whose
-    images the worker preprocesses."""
+    """Return the ControlNets as those of a replica with a depth model: all but those for latents can use it, since
+    their images are preprocessed by the worker."""
     return {
         name: one if one.takes_latents else replace(one, adapter=replace(one.adapter, depth_digest=depth_digest))
         for name, one in networks.items()

@@ -84,7 +84,7 @@ def loras_of_directory(model: DiffusionModel, held: HeldModel, settings: UnetWor
 
 
 def ip_adapters_of_directory(model: DiffusionModel, settings: UnetWorkerSettings) -> IpAdapters:
-    """Return the IP-Adapters that fit this model; none without a directory of them."""
+    """Return the IP-Adapters that fit this model; none without a directory."""
     directory = settings.ip_adapters_dir
     return open_ip_adapters(directory, model) if directory is not None and directory.is_dir() else NO_IP_ADAPTERS
 

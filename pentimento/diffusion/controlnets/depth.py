@@ -77,6 +77,6 @@ def _processor(path: Path) -> Any:
     size = settings.get("size", {})
     if not isinstance(size, dict) or not all(1 <= side <= _MAX_SIDE_PX for side in size.values()):
         raise BadCheckpoint(f"{path}: size must be height and width of 1 to {_MAX_SIDE_PX} pixels")
-    # Of a submodule: the package's namespace imports every model.
+    # From a submodule: the package's namespace imports every model.
     processor_class = import_module("transformers.models.dpt.image_processing_pil_dpt").DPTImageProcessorPil
     return processor_class(**settings)

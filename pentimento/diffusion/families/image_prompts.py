@@ -21,7 +21,7 @@ class CrossAttention:
 @dataclass(frozen=True, eq=False)
 class ImagePrompt:
     """Hold an image prompt of one image: keys and values of all cross-attention layers (rows, tokens, widths), in the
-    order of the pass, with a row for each half of the guidance, and the weight of what is read from them."""
+    order of the pass, with a row for each half of the guidance, and the weight of the attention to them."""
 
     projected: Tensor
     scale: float

@@ -104,7 +104,7 @@ class EncoderPasses:
 
     @property
     def cross_attentions(self) -> tuple[CrossAttention, ...]:
-        """Return the cross-attention layers in the order of the network's modules, by which IP-Adapters count them."""
+        """Return the cross-attention layers in the order of the network's modules, as IP-Adapters count them."""
         places = {layer: place for place, layer in enumerate(self._text_layers)}
         layers = [layer for layer in self._network.modules() if layer in places]
         return tuple(CrossAttention(one.to_k.in_features, one.to_k.out_features, places[one]) for one in layers)

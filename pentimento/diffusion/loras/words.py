@@ -1,7 +1,7 @@
 """Read the textual inversions inside LoRA files (`bundle_emb`), and let prompts of requests with the LoRA use them.
 
 The word of an inversion means its vectors in requests with that LoRA alone. So the text encoders get the vectors under
-a token of its own, and the word is replaced by that token in the prompts of these requests.
+another token, and the word is replaced by that token in the prompts of requests with the LoRA.
 """
 
 import hashlib
@@ -81,7 +81,7 @@ def words_of(file_name: str, tensors: Mapping[str, Tensor]) -> tuple[Inversion, 
     return tuple(Inversion(word, vectors, file_name) for word, vectors in words.items())
 
 
-# Of each model: the token that stands for a word, by the LoRA's digest and the word.
+# For each model the token that stands for a word, by the LoRA's digest and the word.
 _TOKENS: "WeakKeyDictionary[TakesInversions, dict[tuple[str, str], str]]" = WeakKeyDictionary()
 
 

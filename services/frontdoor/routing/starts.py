@@ -71,7 +71,7 @@ def _controlnets(resolved: ResolvedRequest) -> list[str]:
 
 
 def _conditions(resolved: ResolvedRequest) -> list[str]:
-    """Return the digests of the conditioning images, with the way in which they are taken."""
+    """Return the digests of the conditioning images, with kind and preprocessor."""
     return [
         (_apart(resolved, f"controlnets[{index}].conditioning_image") or _sha256(controlnet.conditioning_image))
         + _taken_as(controlnet)

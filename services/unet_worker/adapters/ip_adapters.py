@@ -1,4 +1,4 @@
-"""Serve the IP-Adapters of a directory: find those that fit the model, load them, and read the images of requests."""
+"""Serve the IP-Adapters of a directory: load each that fits the model, and read the images of requests."""
 
 import asyncio
 import hashlib
@@ -46,8 +46,8 @@ NO_IP_ADAPTERS = IpAdapters({})
 
 
 def open_ip_adapters(directory: Path, model: DiffusionModel) -> IpAdapters:
-    """Load the IP-Adapters of a directory's files, and of those in its folders, each with the image encoder next to it.
-    One that does not fit the model is logged and rejected."""
+    """Load the IP-Adapters in a directory and its folders, each with the image encoder next to it. One that does
+    not fit the model is logged and rejected."""
     held: dict[str, IpAdapter] = {}
     known, rejected = [], []
     digests: dict[Path, str] = {}
