@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from benchmarks.image_scorers import pixels_of
-from benchmarks.selector_profile import BATCH, PROFILES, LocalEncoder
+from benchmarks.selector_profile import BATCH, LocalEncoder, shipped_table
 from lab.runs.intervals import ratio_of_sums
 from lab.runs.measure import Figure, at_most, informative, measured, parse_options, publish
 from pentimento.diffusion.images import decode_pixels
@@ -32,9 +32,8 @@ from pentimento.diffusion.reuse_painting import StudiedPicture
 from pentimento.diffusion.weights import quiet_loaders
 from pentimento.domain.thinned_steps import bridge_steps
 from pentimento.policies.cache_selection import SelectionRules, Thresholds, allowed_steps, renoising_of
-from pentimento.profiles.catalogue import read_profiles
-from pentimento.profiles.document import ProfileKind, ReuseKind
-from pentimento.profiles.kinds import RETRIEVAL_BIAS, biased, start_of, thresholds
+from pentimento.profiles.document import ReuseKind
+from pentimento.profiles.kinds import RETRIEVAL_BIAS, biased
 from services.embedder.model import open_model
 from services.unet_worker.profiling.reuse import study_model
 from services.unet_worker.profiling.reuse_study import ReusePair, StudyModel, nearest_before
@@ -113,7 +112,7 @@ def kinds_of(made: BiasLog, heavy: StudyModel, light: StudyModel) -> tuple[Biase
     images = LocalEncoder(open_model(WEIGHTS / "tiny-clip")).embed_images([image.png for image in made.images])
     side = heavy.spec.width_px
     models = {ReuseKind.LATENTS: heavy, ReuseKind.IMAGES: light}
-    tables = {kind: shipped_table(kind, model) for kind, model in models.items()}
+    tables = {kind: shipped_table(kind, model.spec.model) for kind, model in models.items()}
 
     def hits(kind: ReuseKind, entries: np.ndarray) -> tuple[ReusePair, ...]:
         least = min(row.min_similarity for row in tables[kind])
@@ -134,13 +133,6 @@ def kinds_of(made: BiasLog, heavy: StudyModel, light: StudyModel) -> tuple[Biase
         BiasedReuse("latents", heavy, tables[ReuseKind.LATENTS], hits(ReuseKind.LATENTS, texts), from_latent),
         BiasedReuse("images", light, tables[ReuseKind.IMAGES], hits(ReuseKind.IMAGES, images), from_image),
     )
-
-
-def shipped_table(kind: ReuseKind, model: StudyModel) -> Thresholds:
-    """Return the table of the model's shipped profile of that kind."""
-    profiles = read_profiles([PROFILES]).of(ProfileKind.REUSE)
-    (profile,) = (one for one in profiles if start_of(one) is kind and one.of.model == model.spec.model)
-    return thresholds(profile)
 
 
 def images_at(reuse: BiasedReuse, made: BiasLog, bias: int, rules: SelectionRules) -> tuple[list[bytes], list[float]]:

@@ -27,7 +27,7 @@ from lab.runs.measure import Figure, Target, informative, measured, parse_option
 from pentimento.diffusion.painting import NoiseStart
 from pentimento.diffusion.weights import quiet_loaders
 from pentimento.domain.errors import NotFound
-from pentimento.policies.cache_selection import Threshold, allowed_steps
+from pentimento.policies.cache_selection import Threshold, Thresholds, allowed_steps
 from pentimento.profiles.catalogue import read_profiles
 from pentimento.profiles.document import Profile, ProfileKind, ReuseKind
 from pentimento.profiles.kinds import profile_name, reuses_images, start_of, thresholds
@@ -46,6 +46,14 @@ BATCH = 16
 OTHER_SEED = 1_000_000
 QUICK_PROMPTS = 40
 PAPER = {ReuseKind.LATENTS: "NIRVANA: 0.951", ReuseKind.IMAGES: "MoDM: 0.997"}
+
+
+def shipped_table(kind: ReuseKind, model: str) -> Thresholds:
+    """Return the table by which `up` reuses results for the model: of its profile for single images, not for means."""
+    profiles = read_profiles([PROFILES]).of(ProfileKind.REUSE)
+    ours = (one for one in profiles if start_of(one) is kind and one.of.model == model)
+    (profile,) = (one for one in ours if one.asked.rule is not ThresholdRule.MEAN)
+    return thresholds(profile)
 
 
 @dataclass(frozen=True)

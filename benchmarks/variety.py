@@ -30,7 +30,7 @@ from torch import Tensor
 
 from benchmarks.image_distances import structural_similarity
 from benchmarks.image_scorers import pixels_of
-from benchmarks.selector_profile import BATCH, PROFILES
+from benchmarks.selector_profile import BATCH, shipped_table
 from lab.runs.intervals import ratio_of_sums
 from lab.runs.measure import Figure, at_least, informative, measured, parse_options, publish
 from pentimento.diffusion.images import decode_pixels
@@ -38,9 +38,7 @@ from pentimento.diffusion.painting import ImageStart, LatentStart, NoiseStart
 from pentimento.diffusion.weights import quiet_loaders
 from pentimento.domain.thinned_steps import bridge_steps
 from pentimento.policies.cache_selection import Renoising, SelectionRules, renoising_of, skipped_steps
-from pentimento.profiles.catalogue import read_profiles
-from pentimento.profiles.document import ProfileKind, ReuseKind
-from pentimento.profiles.kinds import start_of, thresholds
+from pentimento.profiles.document import ReuseKind
 from services.unet_worker.profiling.reuse import study_model
 from services.unet_worker.profiling.reuse_study import StudyModel
 from services.unet_worker.profiling.settings import StudyRunSettings
@@ -186,9 +184,7 @@ def _bridge(step: int, again: Renoising) -> tuple[int, ...]:
 
 def _largest_step(kind: ReuseKind, model: StudyModel) -> int:
     """Return K of the model's steps: the most that its shipped profile allows at any similarity."""
-    profiles = read_profiles([PROFILES]).of(ProfileKind.REUSE)
-    (profile,) = (one for one in profiles if start_of(one) is kind and one.of.model == model.spec.model)
-    return max(skipped_steps(row, model.step_count) for row in thresholds(profile))
+    return max(skipped_steps(row, model.step_count) for row in shipped_table(kind, model.spec.model))
 
 
 def figures_of(kind: Kind, prompts: AskedPrompts, eyes: Eyes, rules: SelectionRules) -> list[Figure]:
