@@ -49,7 +49,7 @@ PAPER = {ReuseKind.LATENTS: "NIRVANA: 0.951", ReuseKind.IMAGES: "MoDM: 0.997"}
 
 
 def shipped_table(kind: ReuseKind, model: str) -> Thresholds:
-    """Return the table by which `up` reuses results for the model: of its profile for single images, not for means."""
+    """Return the table that `up` uses for the model: of its profile for single images, not for means."""
     profiles = read_profiles([PROFILES]).of(ProfileKind.REUSE)
     ours = (one for one in profiles if start_of(one) is kind and one.of.model == model)
     (profile,) = (one for one in ours if one.asked.rule is not ThresholdRule.MEAN)
