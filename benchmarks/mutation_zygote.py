@@ -1,6 +1,6 @@
 """Runs the tests of one mutant after the other in a copy of the tree, each in a process forked from this one.
 
-What every test needs of others' packages is loaded once, here, with the modules that the command line names; of ours nothing
+What every test needs of others' packages is loaded once, here, with those that the command line names; of ours nothing
 is, so that each process loads the mutant. Reads a line of JSON a mutant ([path, source, tests, seconds]), answers with
 a line: "passed", "failed" and the test that did, "stopped" (it took longer, without what it waited for a processor) or
 "broken" (no test was run).
