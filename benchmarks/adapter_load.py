@@ -29,6 +29,7 @@ import numpy as np
 
 from benchmarks.suites.paced import PacedSuite, await_live, paced_suite
 from lab.emulation.pace import DevicePace, read_pace
+from lab.emulation.png_text import flat_png
 from lab.fixtures.controlnet_serving import shared_folder
 from lab.runs import Outcome, RequestRecord
 from lab.runs.intervals import median_ratio, percentile
@@ -38,7 +39,6 @@ from lab.runs.measure import Figure, at_least, at_most, counted, informative, me
 from lab.workloads import Arrival, Workload
 from lab.workloads.production import KATZ_A, Choice, choose
 from pentimento.domain.image_request import CacheMode
-from pentimento.pictures.png_text import flat_png
 from pentimento.sdk import AsyncClient
 
 SDXL = ROOT / "scenarios" / "paces" / "sdxl-h800.toml"

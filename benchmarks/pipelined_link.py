@@ -18,13 +18,13 @@ from benchmarks.suites.paced import PacedSuite, await_live, paced_suite
 from lab.emulation.pace import DevicePace, PassTimes, read_pace
 from lab.emulation.paced_controlnets.wiring import paced_controlnet_digest
 from lab.emulation.paced_worker.model import PacedModel
+from lab.emulation.png_text import flat_png
 from lab.fixtures.controlnet_serving import shared_folder
 from lab.runs.machine import ROOT
 from lab.runs.measure import Figure, at_least, drawn_orders, informative, measured, share
 from lab.runs.parts import PartResult
 from pentimento.domain.adapters import AdapterKind
 from pentimento.domain.image_request import AskedControlNet, CacheMode, ImageRequest
-from pentimento.pictures.png_text import flat_png
 from pentimento.profiles.document import (
     MeasuredAdapter,
     Profile,

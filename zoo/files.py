@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pentimento.domain.errors import FailedPrecondition, NotFound, PentimentoError, ResourceExhausted
+from pentimento.files.atomic import flush
 from pentimento.files.safetensors_header import check_safetensors
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -43,7 +44,7 @@ def replacing(path: Path) -> Iterator[Path]:
         yield partial
         flush_tree(partial)
         partial.replace(path)
-        _flush(path.parent)
+        flush(path.parent)
     except (OSError, SafetensorError) as error:
         raise cannot_write(path, error) from None
     finally:
@@ -66,18 +67,10 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def flush_tree(folder: Path) -> None:
     """Wait until a file, or every file under a folder, is on the disk."""
     for path in (folder, *folder.rglob("*")):
-        _flush(path)
+        flush(path)
 
 
 def cannot_write(path: Path, error: OSError | SafetensorError) -> PentimentoError:

@@ -27,12 +27,12 @@ from pathlib import Path
 
 from lab.emulation.adapter_costs import NO_ADAPTER_COSTS, AdapterCosts, adapter_costs
 from lab.emulation.cost_draws import slower
+from lab.emulation.png_text import text_of, with_text
 from lab.emulation.speed import STEADY, SpeedChanges
 from lab.files.thresholds import read_thresholds
 from lab.files.toml_document import TomlTable, read_toml
 from pentimento.domain.errors import InvalidArgument, PentimentoError
 from pentimento.domain.fleet import MAX_COST_S, MIN_COST_S
-from pentimento.pictures.png_text import text_of, with_text
 from pentimento.policies.cache_selection import Thresholds
 from pentimento.profiles.costs import NOTHING, BatchProfile, Cost, ModelProfile, SizeProfile, costs_from_json, steady
 

@@ -8,19 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from pentimento.domain.errors import InvalidArgument
+from pentimento.files.atomic import replace_file
 from pentimento.files.lines import Line, numbered_lines
 
 
 def save_lines(path: Path, header: Mapping[str, Any], lines: Iterable[Mapping[str, Any]]) -> None:
     """Write the header and a line for each mapping. The same values are the same bytes: no name and no time inside."""
     data = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in (header, *lines)).encode()
-    fresh = path.with_name(path.name + ".tmp")
-    try:
-        fresh.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
-        fresh.replace(path)
-    except OSError:
-        fresh.unlink(missing_ok=True)
-        raise
+    replace_file(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
 
 
 def open_lines(path: Path, format_number: int) -> tuple[Line, Iterator[Line]]:

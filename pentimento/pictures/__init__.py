@@ -7,7 +7,6 @@
 | `exif` | orientation; standard library only |
 | `decoding` | pixels, through Pillow; one image of a process at a time |
 | `png_chunks` | chunks of PNG files, written, and read without decoding them |
-| `png_text` | text inside PNG files, read and written without decoding them |
 """
 
 from pentimento.pictures.header import MAX_ASPECT_RATIO, MAX_PIXELS, PictureHeader, check_whole, read_header

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pentimento.domain.identity import DEFAULT_TENANT, Role
+from pentimento.files.atomic import replace_file
 from pentimento.files.signing_keys import keep_signing_keys
 from pentimento.rpc.tokens import new_token, parse_tokens, token_entry
 from pentimento.settings import SettingsError
@@ -34,8 +35,9 @@ class SuiteTokens:
         except (OSError, UnicodeDecodeError) as error:
             raise SettingsError(f"{self._given}: cannot be read: {error}") from error
         parse_tokens(text, str(self._given))
-        write_private(self.table, f"{text}\n{token_entry(self._secret, DEFAULT_TENANT, SUITE_ROLES)}")
-        write_private(self.service_token, self._secret + "\n")
+        table = f"{text}\n{token_entry(self._secret, DEFAULT_TENANT, SUITE_ROLES)}"
+        replace_file(self.table, table, mode=0o600)
+        replace_file(self.service_token, self._secret + "\n", mode=0o600)
         self._version = version
 
     async def follow(self, complain: Callable[[str], None]) -> None:
@@ -60,7 +62,7 @@ class SuiteTokens:
 def write_grant_key(directory: Path) -> Path:
     """Write a new key with which this suite's gateway signs grants, and return its file."""
     path = directory / "grant-key"
-    write_private(path, new_token() + "\n")
+    replace_file(path, new_token() + "\n", mode=0o600)
     return path
 
 
@@ -70,10 +72,3 @@ def keep_signing_key(directory: Path) -> Path:
     path = directory / "signing-key"
     keep_signing_keys(path)
     return path
-
-
-def write_private(path: Path, text: str) -> None:
-    fresh = path.with_name(path.name + ".new")
-    fresh.touch(mode=0o600)
-    fresh.write_text(text)
-    fresh.replace(path)

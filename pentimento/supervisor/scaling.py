@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pentimento.domain.errors import InvalidArgument
+from pentimento.files.atomic import replace_file
 from pentimento.rpc.unix_sockets import locked
 from pentimento.supervisor.devices import placed
 from pentimento.supervisor.process import ProcessState, SupervisedProcess, Surroundings, await_ends
@@ -85,9 +86,7 @@ class ReplicaFiles:
 
 
 def _replace(path: Path, document: Mapping[str, object]) -> None:
-    fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps(document, indent=1) + "\n")
-    fresh.replace(path)
+    replace_file(path, json.dumps(document, indent=1) + "\n")
 
 
 class ReplicaScaler:

@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
+from pentimento.files.atomic import replace_file
 from pentimento.files.private_files import close_to_others, close_tree_to_others, make_private_directory
 
 MARK = "PENTIMENTO_SUITE"
@@ -167,9 +168,7 @@ class StateDirectory:
     def publish(self, endpoint: Endpoint) -> None:
         """Write the endpoint files, so that clients find the suite. Changes state."""
         for file in (file for file in self.endpoint_files if file.parent.is_dir()):
-            fresh = file.with_suffix(".new")
-            fresh.write_text(json.dumps(asdict(endpoint), indent=1) + "\n")
-            fresh.replace(file)
+            replace_file(file, json.dumps(asdict(endpoint), indent=1) + "\n")
 
     def withdraw(self) -> None:
         """Remove the endpoint files, so that clients no longer find the suite. Changes state."""

@@ -8,7 +8,6 @@ clock was set back. Controllers that share a ledger claim their epochs there.
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -19,6 +18,7 @@ from pentimento.domain.clock import Clock
 from pentimento.domain.epochs import BELIEVABLE_LEAD_MS
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.fleet import Plan
+from pentimento.files.atomic import replace_file
 from pentimento.files.private_files import make_private_directory
 from pentimento.service.lease import LedgerLease
 from pentimento.service.plan_follower import believable_plan
@@ -86,12 +86,7 @@ class LeaderEpoch:
             return
         try:
             make_private_directory(self._file.parent)
-            draft = self._file.with_suffix(".tmp")
-            with draft.open("w", encoding="ascii") as file:
-                file.write(str(self.value))
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(self._file)
+            replace_file(self._file, str(self.value), durable=True)
         except OSError as error:
             logger.warning("leader epoch cannot be stored (%s); using the clock", error)
 

@@ -7,8 +7,8 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 
 from lab.emulation.fleet_file import EmulatedFleet, EmulatedModel, ImageLabel, labelled
+from lab.emulation.png_text import flat_png
 from lab.emulation.recording import RecordedModel, Recording, quantile_of, read_recorded_image, read_recording
-from pentimento.pictures.png_text import flat_png
 
 
 @dataclass(frozen=True)

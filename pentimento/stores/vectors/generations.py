@@ -11,7 +11,6 @@ A directory that `current` does not name is a leftover, unless it is the last on
 import fcntl
 import json
 import logging
-import os
 import re
 import shutil
 import time
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from pentimento.files.atomic import replace_file
 from pentimento.files.private_files import make_private_directory
 from pentimento.stores.errors import SchemaMismatch, StoreUnavailable
 
@@ -98,13 +98,7 @@ class Generations:
     def publish(self, generation: Generation) -> None:
         """Make a generation serve, durably, in one rename. Raises OSError: nothing has changed then."""
         words = json.dumps({"directory": generation.path.name, "built_count": generation.built_count})
-        fresh = self._pointer.with_suffix(".current-new")
-        with fresh.open("w") as file:
-            file.write(words)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(self._pointer)
-        _sync_directory(self._directory)
+        replace_file(self._pointer, words, durable=True)
 
     def discard(self, path: Path) -> None:
         """Delete a directory that does not serve; files that cannot be deleted are left to the next start."""
@@ -164,13 +158,3 @@ def _locked(lock: IO[str]) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _sync_directory(directory: Path) -> None:
-    """Make the rename last. It has happened already: a failure here must not look as if it had not."""
-    with suppress(OSError):
-        opened = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(opened)
-        finally:
-            os.close(opened)

@@ -16,13 +16,13 @@ import pytest
 import pytest_asyncio
 import torch
 
+from lab.emulation.png_text import flat_png
 from pentimento.clients.controller import ControllerClient
 from pentimento.clients.discriminator import DiscriminatorClient
 from pentimento.diffusion.discriminators import open_discriminator
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from pentimento.pictures.decoding import decode
-from pentimento.pictures.png_text import flat_png
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
 from services.controller.settings import ControllerSettings
 from services.controller.wiring import wire as wire_controller

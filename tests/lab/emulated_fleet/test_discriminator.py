@@ -10,10 +10,10 @@ import pytest
 from lab.emulation.emulated_discriminator.settings import EmulatedDiscriminatorSettings
 from lab.emulation.emulated_discriminator.wiring import wire
 from lab.emulation.fleet_file import ImageLabel, labelled
+from lab.emulation.png_text import flat_png
 from pentimento.api.discriminator.v1 import discriminator_service_pb2 as pb
 from pentimento.api.discriminator.v1.discriminator_service_pb2_grpc import DiscriminatorServiceStub
 from pentimento.domain.errors import InvalidArgument
-from pentimento.pictures.png_text import flat_png
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
 
 PLAIN = flat_png(8, 8, (1, 2, 3))

@@ -4,8 +4,8 @@ import pytest
 
 from lab.emulation.embedder.model import open_emulated_model
 from lab.emulation.fleet_file import ImageLabel, labelled
+from lab.emulation.png_text import flat_png
 from pentimento.domain.errors import InvalidArgument
-from pentimento.pictures.png_text import flat_png
 from pentimento.supervisor.models import find_encoder
 
 PLAIN = flat_png(8, 8, (0, 0, 0))

@@ -15,9 +15,9 @@ from lab.emulation.fleet_file import (
     measured_batches,
     read_fleet,
 )
+from lab.emulation.png_text import flat_png, with_text
 from lab.emulation.speed import SpeedChanges
 from pentimento.domain.errors import InvalidArgument, NotFound
-from pentimento.pictures.png_text import flat_png, with_text
 from pentimento.policies.cache_selection import Threshold
 from pentimento.profiles.costs import BatchProfile, Cost, ModelProfile, costs_to_json
 

@@ -82,7 +82,7 @@ def test_it_is_on_the_disk_before_it_takes_the_older_ones_place(tmp_path, monkey
 
     LeaderEpoch(tmp_path, NOW_MS + 5)
 
-    assert seen == [str(NOW_MS)]
+    assert seen == [str(NOW_MS), str(NOW_MS + 5)], "the new file, then its directory"
     assert (tmp_path / FILE_NAME).read_text() == str(NOW_MS + 5)
 
 

@@ -11,10 +11,10 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from lab.emulation.png_text import flat_png
 from pentimento.diffusion.discriminators import PictureDiscriminator
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.reasons import Reason
-from pentimento.pictures.png_text import flat_png
 from services.discriminator.network_scorer import NetworkScorer
 from services.discriminator.scoring import ImageToScore
 from tests.support.waiting import until

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from lab.emulation.png_text import flat_png
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import ControlNetSelection, GenerationSpec, InitImage, Scheduler
-from pentimento.pictures.png_text import flat_png
 from pentimento.stores.objects.store import digest_of
 from services.frontdoor.objects import inputs
 from services.frontdoor.objects.inputs import checked_digests

@@ -97,7 +97,7 @@ def test_vectors_of_another_size_are_refused(tmp_path: Path, generations: Genera
 
 def test_the_pointer_is_whole_or_the_old_one(tmp_path: Path, generations: Generations) -> None:
     generations.publish(Generation(tmp_path / "v1-d8.g000002", 1))
-    (tmp_path / "v1-d8.current-new").mkdir()  # the new pointer cannot be written
+    (tmp_path / "v1-d8.current.new").mkdir()  # the new pointer cannot be written
 
     with pytest.raises(OSError):
         generations.publish(Generation(tmp_path / "v1-d8.g000003", 2))

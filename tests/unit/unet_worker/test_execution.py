@@ -15,13 +15,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from lab.emulation.png_text import flat_png
 from pentimento.diffusion.engine import EngineSettings, StepEngine
 from pentimento.diffusion.families import DenoiserInput, DiffusionModel
 from pentimento.diffusion.painting import ImageStart, schedule_for
 from pentimento.domain.errors import DeadlineExceeded, Internal, ResourceExhausted, Unavailable
 from pentimento.domain.execution import ExecuteEvent, Started
 from pentimento.domain.generation import CacheGrant, InitImage, LatentSlot, ObjectReference
-from pentimento.pictures.png_text import flat_png
 from pentimento.stores.objects import ObjectStore, open_objects
 from services.unet_worker.attempts import finishing
 from services.unet_worker.attempts.cache_objects import Uploads
