@@ -23,8 +23,8 @@ from sklearn.linear_model import SGDOneClassSVM
 from benchmarks.filled_cache import DIMENSION_COUNT, FilledCache, point, vectors, write_rows
 from benchmarks.prompt_logs import Vectors
 from lab.runs.measure import Figure, at_most, informative, measured, parse_options, publish
-from pentimento.stores.ledger.cache_ledger import open_cache_ledger
-from pentimento.stores.ledger.cache_records import EncoderBinding, NumberedVector
+from pentimento.stores.ledger.cache.ledger import open_cache_ledger
+from pentimento.stores.ledger.cache.records import EncoderBinding, NumberedVector
 from pentimento.stores.vectors.edge import EdgeVectorIndex
 from pentimento.stores.vectors.index_building import NO_BUILD
 from services.vectordb_gateway.lookup.encoder import EncoderGuard

@@ -47,7 +47,7 @@ from pentimento.profiles.catalogue import read_profiles
 from pentimento.profiles.document import ReuseKind
 from pentimento.profiles.kinds import thresholds
 from pentimento.profiles.rules import ThresholdRule
-from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
+from pentimento.stores.ledger.cache.ledger import CacheLedger, open_cache_ledger
 from services.vectordb_gateway.entries.rules import PlannedCache, QualityWatch
 from services.vectordb_gateway.lookup.encoder import EncoderGuard
 from zoo.registry import WEIGHTS

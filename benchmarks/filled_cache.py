@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from sqlalchemy import insert, select, update
 
 from pentimento.domain.cache import CacheScope, latent_key
-from pentimento.stores.ledger import cache_tables as tables
-from pentimento.stores.ledger.cache_ledger import open_cache_ledger
+from pentimento.stores.ledger.cache import tables
+from pentimento.stores.ledger.cache.ledger import open_cache_ledger
 from pentimento.stores.ledger.database import open_engine
 from pentimento.stores.vectors import IndexBuilding, VectorPoint
 from pentimento.stores.vectors.generations import Generation, Generations

@@ -45,8 +45,8 @@ from pentimento.domain.generation import (
 )
 from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.settings import load_settings
-from pentimento.stores.ledger.cache_ledger import CacheLedger
-from pentimento.stores.ledger.cache_records import CachedEntry
+from pentimento.stores.ledger.cache.ledger import CacheLedger
+from pentimento.stores.ledger.cache.records import CachedEntry
 from pentimento.stores.vectors import VectorIndex, VectorMatch, VectorQuery
 from services.vectordb_gateway.entries.checks import SHARED_POOL
 from services.vectordb_gateway.lookup.lookup import Lookup

@@ -13,7 +13,7 @@ from sklearn.linear_model import SGDOneClassSVM
 
 from benchmarks.prompt_logs import PromptFile, Vectors
 from pentimento.policies.cache_selection import NIRVANA_LATENT_THRESHOLDS
-from pentimento.stores.ledger.cache_records import EncoderBinding, NumberedVector
+from pentimento.stores.ledger.cache.records import EncoderBinding, NumberedVector
 from services.vectordb_gateway.match_predictor.predictor import RETRAINING_SHARE, MatchPredictor
 
 POOL = "log"

@@ -54,7 +54,7 @@ SUITES = (
     MutatedModule("policies", ("pentimento/policies/**/*.py",), ("tests/unit/policies",)),
     MutatedModule(
         "ledger",
-        ("pentimento/stores/ledger/*.py",),
+        ("pentimento/stores/ledger/**/*.py",),
         (
             "tests/contract/stores/test_cache_access.py",
             "tests/contract/stores/test_cache_holdings.py",

@@ -37,7 +37,7 @@ from pentimento.profiles.document import Profile, ProfileKind, ReuseKind
 from pentimento.profiles.kinds import profile_name, start_of, thresholds
 from pentimento.profiles.rules import REQUIRED_SHARE
 from pentimento.sdk import AsyncClient
-from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
+from pentimento.stores.ledger.cache.ledger import CacheLedger, open_cache_ledger
 from pentimento.supervisor.local import LocalSuite, local_suite
 from zoo.scene_log import clip_embedder, write_scene_log
 

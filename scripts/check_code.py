@@ -6,6 +6,7 @@
 - Public functions, classes and methods of the packages that others build on have docstrings, which begin with a verb.
 - Tests of the first tier load no heavy library while they are collected: torch only in three folders, others only in
   fixtures and functions.
+- Only the ledger's runner of statements, its database and its migrations run statements on a connection.
 
 Each fault is a line on standard error; with any, the exit code is 1.
 """
@@ -40,6 +41,9 @@ HEAVY = {
 WITH_TORCH = ("tests/unit/diffusion/", "tests/unit/unet_worker/", "tests/unit/embedder/")
 TORCH = {"torch", "diffusers", "transformers"}
 OURS = {*FOLDERS, "tests", "scripts"}
+
+RUNNERS = {f"pentimento/stores/ledger/{name}.py" for name in ("database", "migrations", "statements")}
+RUNS = {"execute", "exec_driver_sql", "scalar", "scalars"}
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
@@ -77,6 +81,15 @@ def first_tier_tests_load_nothing_heavy() -> Iterator[str]:
             for library, chain in sorted(loaded_by(path).items()):
                 if library not in allowed:
                     yield f"{name} loads {library}: {' → '.join(chain)}"
+
+
+def statements_have_one_runner() -> Iterator[str]:
+    for path in sources("pentimento", "services"):
+        name = str(path.relative_to(ROOT))
+        for node in ast.walk(parsed(path)) if name not in RUNNERS else ():
+            called = node.func if isinstance(node, ast.Call) else None
+            if isinstance(called, ast.Attribute) and called.attr in RUNS and ast.unparse(called.value) == "connection":
+                yield f"{name}:{node.lineno} runs a statement itself: a `Statement` runs it"
 
 
 def sources(*folders: str) -> Iterator[Path]:
@@ -170,6 +183,7 @@ RULES = (
     public_definitions_have_docstrings,
     docstrings_of_functions_begin_with_a_verb,
     first_tier_tests_load_nothing_heavy,
+    statements_have_one_runner,
 )
 
 

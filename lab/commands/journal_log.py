@@ -10,8 +10,9 @@ from sqlalchemy.exc import ArgumentError
 from lab.studies import PromptLog
 from pentimento.api.frontdoor.v1.journal_pb2 import JournalledRequest
 from pentimento.domain.errors import InvalidArgument, NotFound
-from pentimento.stores.ledger.database import open_engine, typed_errors
-from pentimento.stores.ledger.journal_tables import requests
+from pentimento.stores.ledger.database import open_engine
+from pentimento.stores.ledger.errors import typed_errors
+from pentimento.stores.ledger.journal.tables import requests
 
 # The journal of a suite that `pentimento up` started, in its state directory.
 SUITE_JOURNAL = "frontdoor.sqlite"

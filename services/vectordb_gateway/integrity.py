@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from pentimento.domain.errors import InvalidArgument, PentimentoError
-from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
+from pentimento.stores.ledger.cache.ledger import CacheLedger, open_cache_ledger
 from pentimento.stores.objects import ObjectStore, open_objects
 from pentimento.stores.vectors import VectorIndex, open_vectors
 from pentimento.stores.vectors.index_building import NO_BUILD

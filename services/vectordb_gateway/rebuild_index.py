@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, PentimentoError
-from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
+from pentimento.stores.ledger.cache.ledger import CacheLedger, open_cache_ledger
 from pentimento.stores.vectors.edge import EdgeVectorIndex
 from pentimento.stores.vectors.generations import empty_index
 from pentimento.stores.vectors.index_building import NO_BUILD

@@ -14,7 +14,7 @@ from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Attempt, CapturedEntries, ObjectReference
 from pentimento.domain.online_quality import ComparedHit
-from pentimento.stores.ledger.cache_ledger import CacheLedger
+from pentimento.stores.ledger.cache.ledger import CacheLedger
 from pentimento.wire.codec import decode, encode, nested
 from services.vectordb_gateway.entries.capacity import Capacity
 from services.vectordb_gateway.entries.rules import QualityWatch

@@ -15,7 +15,7 @@ from pentimento.service.fleet_member import FleetMember
 from pentimento.service.plan_follower import PlanFollower
 from pentimento.service.process import ServiceProcess
 from pentimento.stores.errors import StoreUnavailable
-from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
+from pentimento.stores.ledger.cache.ledger import CacheLedger, open_cache_ledger
 from pentimento.stores.objects import ObjectStore, open_objects
 from pentimento.stores.objects.suspects import Suspects
 from pentimento.stores.vectors import VectorIndex, open_vectors

@@ -10,7 +10,7 @@ from typing import Any
 from pentimento.domain.clock import Clock
 from pentimento.domain.generation import ObjectReference
 from pentimento.stores.ledger import Journal, open_journal
-from pentimento.stores.ledger.records import AcceptedRequest, ResultRecord
+from pentimento.stores.ledger.journal.records import AcceptedRequest, ResultRecord
 from tests.support.values import an_attempt
 
 

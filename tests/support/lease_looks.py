@@ -4,7 +4,7 @@ import asyncio
 from concurrent.futures import Future
 
 from pentimento.domain.epochs import LeaseState
-from pentimento.stores.ledger.epoch_ledger import EpochLedger
+from pentimento.stores.ledger.epochs import EpochLedger
 
 
 class LooksBetweenBeats:

@@ -1,22 +1,15 @@
-"""Open SQLite or PostgreSQL behind one SQLAlchemy engine, and raise their errors as ours."""
+"""Open SQLite or PostgreSQL behind one SQLAlchemy engine."""
 
-import errno
-import sqlite3
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from functools import cache
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, Executable, Table, create_engine, event, make_url, text
-from sqlalchemy.dialects.postgresql import insert as postgresql_insert
-from sqlalchemy.dialects.sqlite import insert as sqlite_insert
-from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, ProgrammingError, SQLAlchemyError
-from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError
 
-from pentimento.domain.errors import Internal, InvalidArgument, PentimentoError
+from pentimento.domain.errors import InvalidArgument
 from pentimento.files.private_files import close_to_others, make_private_directory
-from pentimento.stores.errors import SchemaMismatch, StoreFull, StoreUnavailable
+from pentimento.stores.errors import SchemaMismatch, StoreUnavailable
 from pentimento.stores.ledger.statements import run_by_driver
 
 # A ledger's statement takes milliseconds: a longer wait means a fault. A url may set another timeout.
@@ -38,17 +31,6 @@ _POSTGRESQL_ARGUMENTS = {
 # A process that stops during a transaction, as a frozen host does, holds its rows until the server ends it: a standby
 # could not take over.
 _POSTGRESQL_OPTIONS = "-c statement_timeout=10000 -c idle_in_transaction_session_timeout=10000"
-# SQLSTATEs: disk full and out of memory; serialisation failure and deadlock.
-_POSTGRESQL_FULL = frozenset({"53100", "53200"})
-_POSTGRESQL_CONTENTION = frozenset({"40001", "40P01"})
-_INSERTS: dict[str, Any] = {"sqlite": sqlite_insert, "postgresql": postgresql_insert}
-# The last one: no room for the shared memory file next to the database.
-_SQLITE_FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE})
-
-
-class LedgerContention(StoreUnavailable):
-    """Report that another process's transaction blocked this one and won: the same work succeeds when it is run
-    again."""
 
 
 def open_engine(url: str) -> Engine:
@@ -73,43 +55,11 @@ def open_engine(url: str) -> Engine:
     )
 
 
-@contextmanager
-def typed_errors(store: str = "ledger") -> Iterator[None]:
-    """Turn SQLAlchemy's errors into ours; values of a statement never reach a message."""
-    try:
-        yield
-    except DataError as error:
-        raise InvalidArgument.of(store, f"a value cannot be stored: {_words(error)}") from error
-    except (OverflowError, UnicodeEncodeError) as error:
-        raise InvalidArgument.of(store, f"a value cannot be stored: {type(error).__name__}") from error
-    except (IntegrityError, ProgrammingError) as error:
-        raise Internal("LEDGER_DEFECT", f"{store}: {_words(error)}") from error
-    except DBAPIError as error:
-        raise _typed(store, error) from error
-    except PoolTimeoutError as error:
-        raise StoreUnavailable(store, "no connection is free") from error
-    except SQLAlchemyError as error:
-        raise Internal("LEDGER_DEFECT", f"{store}: {type(error).__name__}") from error
-
-
-def insert_unless_present(connection: Connection, table: Table, row: Mapping[str, Any]) -> bool:
-    """Insert a row and return True; return False, without a change, if it collides with another row on any unique
-    key."""
-    return connection.execute(insert_unless_present_in(connection.dialect.name, table), dict(row)).first() is not None
-
-
 def lift_time_limit(connection: Connection) -> None:
     """Let the transaction's statements run without a time limit: the tables may be large."""
     # SQLite has no limit.
     if connection.dialect.name == "postgresql":
-        connection.execute(text("SET LOCAL statement_timeout = 0"))
-
-
-@cache
-def insert_unless_present_in(dialect: str, table: Table) -> Executable:
-    """Return the statement of `insert_unless_present` in that dialect: it returns the new row's primary key."""
-    statement: Executable = _INSERTS[dialect](table).on_conflict_do_nothing().returning(*table.primary_key)
-    return statement
+        run_by_driver(connection, "SET LOCAL statement_timeout = 0")
 
 
 def _open_sqlite(url: URL) -> Engine:
@@ -183,31 +133,8 @@ def _prepare_sqlite(connection: Any, _record: object) -> None:
 
 def _begin_sqlite(connection: Connection) -> None:
     # A writer takes its lock immediately: a later upgrade of a read lock could fail while another process writes.
-    run_by_driver(connection, "BEGIN" if _reads_only(connection) else "BEGIN IMMEDIATE", (), lambda cursor: None)
+    run_by_driver(connection, "BEGIN" if _reads_only(connection) else "BEGIN IMMEDIATE")
 
 
 def _reads_only(connection: Connection) -> bool:
     return bool(connection.get_execution_options().get("reads_only", False))
-
-
-def _typed(store: str, error: DBAPIError) -> PentimentoError:
-    if _is_full(error.orig):
-        return StoreFull(store, _words(error))
-    if getattr(error.orig, "sqlstate", None) in _POSTGRESQL_CONTENTION:
-        return LedgerContention(store, _words(error))
-    return StoreUnavailable(store, _words(error))
-
-
-def _is_full(error: BaseException | None) -> bool:
-    if isinstance(error, sqlite3.Error):
-        return getattr(error, "sqlite_errorcode", None) in _SQLITE_FULL
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOSPC
-    return getattr(error, "sqlstate", None) in _POSTGRESQL_FULL
-
-
-def _words(error: DBAPIError) -> str:
-    """Return the kind of error and its code, never the driver's text, which may quote the values."""
-    original = error.orig
-    code = getattr(original, "sqlite_errorname", None) or getattr(original, "sqlstate", None)
-    return f"{type(original).__name__}{f' ({code})' if code else ''}"

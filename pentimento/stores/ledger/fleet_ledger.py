@@ -4,31 +4,47 @@ Each change is one statement with its condition in the WHERE clause, so that it 
 leader and a standby, or one that was stopped and woke up) write to the same ledger.
 """
 
-from concurrent.futures import Future
-
-from sqlalchemy import Connection, Engine, and_, case, delete, insert, or_, select, update
-from sqlalchemy.sql.dml import ReturningUpdate
+from sqlalchemy import BindParameter, Connection, Engine, and_, bindparam, delete, or_, select, update
 
 from pentimento.domain.clock import Clock, SystemClock
-from pentimento.domain.epochs import epoch_at, latest_believable
+from pentimento.domain.epochs import latest_believable
 from pentimento.domain.generation import PlanVersion
 from pentimento.domain.models import RegisteredRow
 from pentimento.stores.ledger import fleet_tables as tables
-from pentimento.stores.ledger.database import insert_unless_present, open_engine
-from pentimento.stores.ledger.epoch_ledger import EpochLedger
+from pentimento.stores.ledger.database import open_engine
+from pentimento.stores.ledger.epochs import EpochLedger
 from pentimento.stores.ledger.migrations import migrate
+from pentimento.stores.ledger.statements import Statement, insert_unless_present
 from pentimento.stores.ledger.writer import GroupCommitWriter, submitted
 
 _epoch = tables.epoch
 _plan = tables.plan
 _registered = tables.registered
+_RISEN = bindparam("risen", type_=_epoch.c.epoch.type)
+_RISE = Statement(
+    update(_epoch).where(or_(_epoch.c.epoch == bindparam("from_epoch"), _epoch.c.epoch == _RISEN)).values(epoch=_RISEN)
+)
+_NEWEST_EPOCH = Statement(select(_epoch.c.epoch).with_for_update(read=True))
+_LEADER: BindParameter[int] = bindparam("of_epoch")
+_NUMBER: BindParameter[int] = bindparam("number")
+_IS_NEWER = or_(_plan.c.leader_epoch < _LEADER, and_(_plan.c.leader_epoch == _LEADER, _plan.c.sequence <= _NUMBER))
+_REPLACE_PLAN = Statement(update(_plan).where(_IS_NEWER))
+_ADD_PLAN = insert_unless_present(_plan)
+_PLAN = Statement(select(_plan.c.plan))
+_ADD = insert_unless_present(_registered)
+_OF_ROW = _registered.c["kind", "name", "digest", "document"]
+_SAME = Statement(select(_registered.c.name).where(*(column == bindparam(f"of_{column.name}") for column in _OF_ROW)))
+_REMOVE = Statement(
+    delete(_registered).where(_registered.c.kind == bindparam("of_kind"), _registered.c.name == bindparam("of_name"))
+)
+_REGISTERED = Statement(select(*_OF_ROW).order_by(_registered.c.kind, _registered.c.name))
 
 
 def open_fleet_ledger(url: str, clock: Clock | None = None) -> "FleetLedger":
     """Connect to the ledger at `url` (as in `open_engine`), migrate and return it. Raises StoreUnavailable,
     SchemaMismatch, InvalidArgument."""
     engine = open_engine(url)
-    migrate(engine, "fleet", tables.MIGRATIONS)
+    migrate(engine, tables.SCHEMA)
     return FleetLedger(engine, clock or SystemClock())
 
 
@@ -38,70 +54,52 @@ class FleetLedger(EpochLedger):
     `registered` change state; each may be repeated with the same arguments."""
 
     def __init__(self, engine: Engine, clock: Clock) -> None:
-        super().__init__(GroupCommitWriter(engine, "fleet-ledger"), _epoch)
-        self._clock = clock
+        super().__init__(GroupCommitWriter(engine, "fleet-ledger"), clock, _epoch, "controller_id")
 
-    def rise(self, epoch: int, to: int) -> "Future[bool]":
+    @submitted
+    def rise(self, connection: Connection, epoch: int, to: int) -> bool:
         """Give the holder of an epoch a larger one; False if an epoch newer than its own was claimed."""
-        statement = update(_epoch).where(or_(_epoch.c.epoch == epoch, _epoch.c.epoch == to)).values(epoch=to)
-        return self._submit(lambda connection: connection.execute(statement).rowcount == 1)
+        return _RISE.change(connection, from_epoch=epoch, risen=to) == 1
 
     @submitted
     def save_plan(self, connection: Connection, version: PlanVersion, plan: bytes) -> bool:
         """Store a leader's plan in place of an older one; False, without a change, if an epoch newer than the plan's
         was claimed or a newer plan is stored."""
-        newest = connection.execute(select(_epoch.c.epoch).with_for_update(read=True)).scalar_one()
-        if newest > version.leader_epoch:
+        epoch, sequence = version.leader_epoch, version.sequence
+        if _NEWEST_EPOCH.scalar(connection) > epoch:
             return False
-        values = {"leader_epoch": version.leader_epoch, "sequence": version.sequence, "plan": plan}
-        is_newer = or_(
-            _plan.c.leader_epoch < version.leader_epoch,
-            and_(_plan.c.leader_epoch == version.leader_epoch, _plan.c.sequence <= version.sequence),
-        )
-        if connection.execute(update(_plan).where(is_newer).values(**values)).rowcount == 1:
+        values = {"leader_epoch": epoch, "sequence": sequence, "plan": plan}
+        if _REPLACE_PLAN.change(connection, of_epoch=epoch, number=sequence, **values) == 1:
             return True
-        if connection.execute(select(_plan.c.singleton)).first() is not None:
-            return False
-        connection.execute(insert(_plan), {"singleton": 1, **values})
-        return True
+        return _ADD_PLAN.first(connection, singleton=1, **values) is not None
 
-    def load_plan(self) -> "Future[bytes | None]":
+    @submitted
+    def load_plan(self, connection: Connection) -> bytes | None:
         """Return the plan last saved."""
-        return self._submit(lambda connection: connection.execute(select(_plan.c.plan)).scalar_one_or_none())
+        plan: bytes | None = _PLAN.scalar(connection)
+        return plan
 
     @submitted
     def register(self, connection: Connection, row: RegisteredRow) -> bool:
         """Register a row; False, without a change, if the same kind and name exists with another digest or document."""
-        values = {**vars(row), "registered_at": self._clock.wall()}
-        if insert_unless_present(connection, _registered, values):
+        if _ADD.first(connection, **vars(row), registered_at=self._clock.wall()):
             return True
-        same = select(_registered.c.name).where(
-            _registered.c.kind == row.kind,
-            _registered.c.name == row.name,
-            _registered.c.digest == row.digest,
-            _registered.c.document == row.document,
-        )
-        return connection.execute(same).first() is not None
+        return _SAME.first(connection, **{f"of_{name}": value for name, value in vars(row).items()}) is not None
 
-    def unregister(self, kind: str, name: str) -> "Future[bool]":
+    @submitted
+    def unregister(self, connection: Connection, kind: str, name: str) -> bool:
         """Remove a registration; False if it is missing."""
-        statement = delete(_registered).where(_registered.c.kind == kind, _registered.c.name == name)
-        return self._submit(lambda connection: connection.execute(statement).rowcount == 1)
+        return _REMOVE.change(connection, of_kind=kind, of_name=name) == 1
 
-    def registered(self) -> "Future[list[RegisteredRow]]":
+    @submitted
+    def registered(self, connection: Connection) -> list[RegisteredRow]:
         """Return all registrations, ordered by kind and name."""
-        columns = (_registered.c.kind, _registered.c.name, _registered.c.digest, _registered.c.document)
-        statement = select(*columns).order_by(_registered.c.kind, _registered.c.name)
-        return self._submit(lambda connection: [RegisteredRow(*row) for row in connection.execute(statement)])
+        return [RegisteredRow(*row) for row in _REGISTERED.rows(connection)]
 
     def close(self) -> None:
         """Commit queued changes and disconnect from the database."""
         self._writer.close()
 
-    def _claim(self, holder_id: str) -> ReturningUpdate[int]:
-        now = self._clock.wall()
-        least = epoch_at(now)
+    def _most(self, now: float) -> int:
         # Followers would reject an epoch from a clock far ahead.
-        is_unusable = or_(_epoch.c.epoch < least, _epoch.c.epoch >= latest_believable(now))
-        following = case((is_unusable, least), else_=_epoch.c.epoch + 1)
-        return update(_epoch).values(epoch=following, controller_id=holder_id, beat=0).returning(_epoch.c.epoch)
+        return latest_believable(now)

@@ -3,7 +3,7 @@
 from sqlalchemy import BigInteger, Double, LargeBinary, MetaData, Table, Text
 
 from pentimento.stores.ledger.columns import keys, present
-from pentimento.stores.ledger.migrations import Migration
+from pentimento.stores.ledger.migrations import Schema
 
 _METADATA = MetaData()
 
@@ -30,31 +30,5 @@ registered = Table(
     *present(digest=Text, document=Text, registered_at=Double),
 )
 
-MIGRATIONS = (
-    Migration(
-        1,
-        (
-            """CREATE TABLE fleet_epoch (
-                singleton BIGINT PRIMARY KEY,
-                epoch BIGINT NOT NULL,
-                controller_id TEXT NOT NULL,
-                beat BIGINT NOT NULL
-            )""",
-            "INSERT INTO fleet_epoch (singleton, epoch, controller_id, beat) VALUES (1, 0, '', 0)",
-            """CREATE TABLE fleet_plan (
-                singleton BIGINT PRIMARY KEY,
-                leader_epoch BIGINT NOT NULL,
-                sequence BIGINT NOT NULL,
-                plan {blob} NOT NULL
-            )""",
-            """CREATE TABLE fleet_registered (
-                kind TEXT NOT NULL,
-                name TEXT NOT NULL,
-                digest TEXT NOT NULL,
-                document TEXT NOT NULL,
-                registered_at DOUBLE PRECISION NOT NULL,
-                PRIMARY KEY (kind, name)
-            )""",
-        ),
-    ),
-)
+_FIRST_EPOCH = {"singleton": 1, "epoch": 0, "controller_id": "", "beat": 0}
+SCHEMA = Schema("fleet", 1, _METADATA, {epoch: _FIRST_EPOCH})

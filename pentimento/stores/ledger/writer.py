@@ -14,7 +14,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 from sqlalchemy import Connection, Engine
 
 from pentimento.stores.errors import StoreFull, StoreUnavailable, UnansweredCommit
-from pentimento.stores.ledger.database import LedgerContention, typed_errors
+from pentimento.stores.ledger.errors import LedgerContention, typed_errors
 
 P = ParamSpec("P")
 T = TypeVar("T")

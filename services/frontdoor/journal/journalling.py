@@ -26,8 +26,8 @@ from pentimento.domain.generation import Attempt, Route
 from pentimento.domain.image_request import Completed
 from pentimento.stores.errors import StoreFull, StoreUnavailable, UnansweredCommit
 from pentimento.stores.ledger import Journal
-from pentimento.stores.ledger.journal_webhooks import AskedWebhook
-from pentimento.stores.ledger.records import AcceptedRequest, AcceptKind, AcceptOutcome, ResultRecord
+from pentimento.stores.ledger.journal.records import AcceptedRequest, AcceptKind, AcceptOutcome, ResultRecord
+from pentimento.stores.ledger.journal.webhooks import AskedWebhook
 from pentimento.wire.codec import from_bytes, to_bytes
 from services.frontdoor.answers.delivery import drop_job, hand_over
 from services.frontdoor.answers.endings import FREES_KEY, STATE_OF, key_reused

@@ -16,7 +16,7 @@ from pentimento.domain.requests import RequestState
 from pentimento.policies.adapter_needs import needs_of
 from pentimento.policies.plan.entry import NOISE, Stage
 from pentimento.stores.ledger import Journal
-from pentimento.stores.ledger.records import JournalledRequest
+from pentimento.stores.ledger.journal.records import JournalledRequest
 from pentimento.wire.codec import from_bytes
 from services.frontdoor.answers.audience import Audience
 from services.frontdoor.journal.bodies import resolved_from_bytes, start_image_from_bytes, unreadable

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pentimento.domain.clock import Clock, SteadyClock
 from pentimento.domain.errors import PentimentoError
 from pentimento.stores.ledger import Journal
-from pentimento.stores.ledger.records import JournalledRequest
+from pentimento.stores.ledger.journal.records import JournalledRequest
 from services.frontdoor.metrics import FORGOTTEN, SWEPT
 from services.frontdoor.objects import inputs, results
 from services.frontdoor.objects.inputs import Inputs

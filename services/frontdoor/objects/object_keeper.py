@@ -17,8 +17,8 @@ from pentimento.domain.generation import ObjectReference
 from pentimento.domain.jobs import ResultUrlServer
 from pentimento.rpc.process import started_pool
 from pentimento.stores.errors import StoreFull, StoreUnavailable
-from pentimento.stores.ledger.journal_objects import JournalObjects
-from pentimento.stores.ledger.records import SpooledObject
+from pentimento.stores.ledger.journal.objects import JournalObjects
+from pentimento.stores.ledger.journal.records import SpooledObject
 from pentimento.stores.objects import ObjectStore, ownership
 from pentimento.stores.objects.store import refer_to
 from services.frontdoor.metrics import SPOOLED_BYTES, SPOOLED_OBJECTS

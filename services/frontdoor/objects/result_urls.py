@@ -6,7 +6,7 @@ from pentimento.domain.clock import Clock
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
 from pentimento.domain.jobs import ResultUrl, ResultUrlServer
 from pentimento.domain.requests import RequestState
-from pentimento.stores.ledger.records import JournalledRequest
+from pentimento.stores.ledger.journal.records import JournalledRequest
 from services.frontdoor.objects.object_keeper import ObjectKeeper
 
 

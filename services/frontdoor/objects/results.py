@@ -14,7 +14,7 @@ from pentimento.domain.image_request import Completed, ImageFormat
 from pentimento.domain.replay import full_steps_of, taken_of
 from pentimento.domain.spec_inputs import take_inputs
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing
-from pentimento.stores.ledger.records import JournalledRequest, ResultRecord
+from pentimento.stores.ledger.journal.records import JournalledRequest, ResultRecord
 from pentimento.stores.objects.suspects import Suspects
 from pentimento.wire.codec import from_bytes, to_bytes
 from services.frontdoor.metrics import BAD_PICTURES

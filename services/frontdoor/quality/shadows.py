@@ -33,7 +33,7 @@ from pentimento.policies.shadow_painting import (
     shadow_worker,
 )
 from pentimento.stores.ledger import Journal
-from pentimento.stores.ledger.records import JournalledRequest
+from pentimento.stores.ledger.journal.records import JournalledRequest
 from services.frontdoor.metrics import SHADOW_SECONDS, SHADOWS
 from services.frontdoor.objects.results import Results
 from services.frontdoor.quality.comparison import score

@@ -11,7 +11,7 @@ from pentimento.domain.errors import PentimentoError
 from pentimento.domain.image_request import ResolvedRequest
 from pentimento.policies.adapter_needs import needs_of
 from pentimento.policies.plan.entry import Stage
-from pentimento.stores.ledger.records import AcceptKind
+from pentimento.stores.ledger.journal.records import AcceptKind
 from services.frontdoor.answers.audience import Audience, Listener
 from services.frontdoor.answers.delivery import recorded_events
 from services.frontdoor.answers.endings import key_reused

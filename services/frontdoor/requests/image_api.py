@@ -30,7 +30,7 @@ from pentimento.domain.online_quality import ReuseQuality
 from pentimento.domain.requests import RequestState
 from pentimento.domain.spec_inputs import take_inputs
 from pentimento.policies.plan.entry import Stage, allowed_stages, request_stages
-from pentimento.stores.ledger.epoch_ledger import superseded
+from pentimento.stores.ledger.epochs import superseded
 from pentimento.wire.codec import to_bytes
 from services.frontdoor.answers.audience import Listener
 from services.frontdoor.answers.delivery import elsewhere, recorded_events

@@ -16,8 +16,8 @@ from pentimento.domain.image_request import PinnedImage, ReplayInput, ReplayRequ
 from pentimento.domain.replay import ancestor_of, start_taken, taken_of
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing
 from pentimento.stores.ledger import Journal
-from pentimento.stores.ledger.journal_pins import quota_exceeded
-from pentimento.stores.ledger.records import JournalledRequest, PicturePin
+from pentimento.stores.ledger.journal.pins import quota_exceeded
+from pentimento.stores.ledger.journal.records import JournalledRequest, PicturePin
 from services.frontdoor.objects.object_keeper import ObjectKeeper
 from services.frontdoor.requests.jobs import Execution, Job
 from services.frontdoor.requests.replays import recorded_picture

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import nan
 
 from pentimento.domain.errors import ResourceExhausted
-from pentimento.stores.ledger.journal_objects import JournalObjects
+from pentimento.stores.ledger.journal.objects import JournalObjects
 from services.frontdoor.metrics import FREE_BYTES
 from services.frontdoor.objects.inputs import Inputs
 from services.frontdoor.objects.object_keeper import ObjectKeeper

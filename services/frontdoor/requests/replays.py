@@ -13,7 +13,7 @@ from pentimento.domain.generation import Provenance
 from pentimento.domain.image_request import CacheMode, ImageFormat, Replay, ReplayRequest, ResolvedRequest
 from pentimento.domain.replay import replayed_route, with_replayed_inputs
 from pentimento.domain.requests import RequestState
-from pentimento.stores.ledger.records import JournalledRequest
+from pentimento.stores.ledger.journal.records import JournalledRequest
 from pentimento.wire.codec import from_bytes
 from services.frontdoor.requests.resolution import RequestLimits, check_cost, default_deadline_ms, resolve_limits
 

@@ -18,8 +18,8 @@ from pentimento.domain.jobs import (
 )
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import Journal
-from pentimento.stores.ledger.journal_listing import PagePlace
-from pentimento.stores.ledger.records import JournalledRequest
+from pentimento.stores.ledger.journal.listing import PagePlace
+from pentimento.stores.ledger.journal.records import JournalledRequest
 from services.frontdoor.answers.several_pictures import client_key, group_of, picture_ids
 
 _MAX_ID_LENGTH = 64

@@ -14,7 +14,7 @@ from pentimento.domain.clock import Clock, SteadyClock
 from pentimento.domain.errors import FailedPrecondition, PentimentoError
 from pentimento.domain.jobs import WebhookDelivery, WebhookState
 from pentimento.rpc.shared_keys import SigningKeys
-from pentimento.stores.ledger.journal_webhooks import DueWebhook, JournalWebhooks
+from pentimento.stores.ledger.journal.webhooks import DueWebhook, JournalWebhooks
 from services.frontdoor.metrics import WEBHOOKS
 from services.frontdoor.webhooks.calling import WebhookCaller, WebhookFailed
 from services.frontdoor.webhooks.rules import WebhookRules

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
-from pentimento.stores.ledger.journal_webhooks import DueWebhook
+from pentimento.stores.ledger.journal.webhooks import DueWebhook
 
 _PURPOSE = b"pentimento webhook 1\n"
 

@@ -6,7 +6,7 @@ from pentimento.domain.backoff import Backoff
 from pentimento.domain.clock import Clock
 from pentimento.domain.errors import InvalidArgument
 from pentimento.rpc.shared_keys import SigningKeys
-from pentimento.stores.ledger.journal_webhooks import JournalWebhooks
+from pentimento.stores.ledger.journal.webhooks import JournalWebhooks
 from services.frontdoor.settings import FrontdoorSettings
 from services.frontdoor.webhooks.calling import WebhookCaller
 from services.frontdoor.webhooks.delivering import DeliveryLimits, Webhooks

@@ -11,8 +11,8 @@ from pentimento.domain.access import EvictionRule
 from pentimento.policies.cache_quota import CacheLimits, gives_way, has_room
 from pentimento.policies.eviction_rules import eviction_rule
 from pentimento.policies.followed_cache import DEFAULT_EVICTION
-from pentimento.stores.ledger.cache_ledger import CacheLedger
-from pentimento.stores.ledger.cache_records import CacheTotals
+from pentimento.stores.ledger.cache.ledger import CacheLedger
+from pentimento.stores.ledger.cache.records import CacheTotals
 from pentimento.stores.objects import ObjectStore
 from services.vectordb_gateway import metrics
 from services.vectordb_gateway.settings import CapacitySettings, EvictionChoice

@@ -31,7 +31,7 @@ from pentimento.policies.reuse_rules import (
     opened,
     row_of,
 )
-from pentimento.stores.ledger.cache_ledger import CacheLedger
+from pentimento.stores.ledger.cache.ledger import CacheLedger
 from services.vectordb_gateway import metrics
 from services.vectordb_gateway.entries.checks import check_compared_hit
 from services.vectordb_gateway.lookup.encoder import EncoderGuard

@@ -18,8 +18,8 @@ from pentimento.policies.cache_selection import keeps_image, kept_steps
 from pentimento.policies.followed_cache import kind_of_run
 from pentimento.rpc.shared_keys import GrantKeys
 from pentimento.stores.errors import StoreUnavailable
-from pentimento.stores.ledger.cache_ledger import CacheLedger
-from pentimento.stores.ledger.cache_records import EntryCommit, GrantedKey, GrantRecord, ObjectPin
+from pentimento.stores.ledger.cache.ledger import CacheLedger
+from pentimento.stores.ledger.cache.records import EntryCommit, GrantedKey, GrantRecord, ObjectPin
 from services.vectordb_gateway import metrics
 from services.vectordb_gateway.entries.capacity import Capacity
 from services.vectordb_gateway.entries.checks import (

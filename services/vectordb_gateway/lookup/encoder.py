@@ -5,8 +5,8 @@ import threading
 
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import InvalidArgument
-from pentimento.stores.ledger.cache_ledger import CacheLedger
-from pentimento.stores.ledger.cache_records import EncoderBinding
+from pentimento.stores.ledger.cache.ledger import CacheLedger
+from pentimento.stores.ledger.cache.records import EncoderBinding
 from pentimento.stores.vectors import VectorIndex
 from pentimento.stores.vectors.unit_vectors import check_vector
 

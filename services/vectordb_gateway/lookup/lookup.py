@@ -16,8 +16,8 @@ from pentimento.domain.generation import FromImage, FromLatent, FromNoise, Start
 from pentimento.policies.followed_cache import CacheInForce
 from pentimento.policies.match_prediction import Ruling
 from pentimento.policies.reuse_rules import ReuseSource
-from pentimento.stores.ledger.cache_ledger import CacheLedger
-from pentimento.stores.ledger.cache_records import CachedEntry
+from pentimento.stores.ledger.cache.ledger import CacheLedger
+from pentimento.stores.ledger.cache.records import CachedEntry
 from pentimento.stores.objects.suspects import Suspects
 from pentimento.stores.vectors import VectorIndex
 from services.vectordb_gateway import metrics

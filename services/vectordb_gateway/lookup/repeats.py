@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from pentimento.domain.cache import CacheScope
 from pentimento.domain.generation import FromImage, FromLatent, Start
-from pentimento.stores.ledger.cache_records import CachedEntry
+from pentimento.stores.ledger.cache.records import CachedEntry
 from services.vectordb_gateway.lookup.search import Match, Matches, has_image_for, latents_for
 
 # Beyond it the starts that were asked for longest ago are forgotten.

@@ -8,8 +8,8 @@ of evictions, which is longer. Rows are kept by id: pool and use are checked at 
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from pentimento.stores.ledger.cache_ledger import CacheLedger
-from pentimento.stores.ledger.cache_records import CachedEntry
+from pentimento.stores.ledger.cache.ledger import CacheLedger
+from pentimento.stores.ledger.cache.records import CachedEntry
 
 # About 6 MiB.
 _MOST_ROWS = 4096

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from pentimento.domain.cache import CacheScope, LookupCandidate, Neighbour, image_key, latent_key, latent_keys
 from pentimento.policies.cache_selection import MOST_SEARCHED_COUNT, NEAREST_COUNT
-from pentimento.stores.ledger.cache_records import CachedEntry, HeldLatent
+from pentimento.stores.ledger.cache.records import CachedEntry, HeldLatent
 from pentimento.stores.vectors import Space, VectorIndex, VectorMatch, VectorQuery
 
 

@@ -13,7 +13,7 @@ from time import perf_counter
 import numpy as np
 
 from pentimento.policies.match_prediction import GateSettings, LookupPrices, MatchGate, NetLatency, Ruling
-from pentimento.stores.ledger.cache_ledger import CacheLedger
+from pentimento.stores.ledger.cache.ledger import CacheLedger
 from services.vectordb_gateway import metrics
 from services.vectordb_gateway.match_predictor.predictor import MatchPredictor
 from services.vectordb_gateway.settings import MatchPredictorChoice

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pentimento.stores.ledger.cache_records import EncoderBinding, NumberedVector
+from pentimento.stores.ledger.cache.records import EncoderBinding, NumberedVector
 from services.vectordb_gateway.match_predictor.sign_codes import Codes, CodeSet, Sequences, SignCoder
 from services.vectordb_gateway.match_predictor.support import Support, fit_support
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from pentimento.domain.generation import ObjectReference
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing, StoreUnavailable
-from pentimento.stores.ledger.cache_ledger import CacheLedger
-from pentimento.stores.ledger.cache_records import CachedEntry
+from pentimento.stores.ledger.cache.ledger import CacheLedger
+from pentimento.stores.ledger.cache.records import CachedEntry
 from pentimento.stores.objects import ObjectStore
 from pentimento.stores.objects.suspects import Suspects
 from services.vectordb_gateway import metrics

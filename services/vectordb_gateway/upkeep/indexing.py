@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from pentimento.rpc.process import started_pool
-from pentimento.stores.ledger.cache_ledger import CacheLedger
-from pentimento.stores.ledger.cache_records import EntryVectors
+from pentimento.stores.ledger.cache.ledger import CacheLedger
+from pentimento.stores.ledger.cache.records import EntryVectors
 from pentimento.stores.vectors import VectorIndex, VectorPoint
 from services.vectordb_gateway import metrics
 from services.vectordb_gateway.lookup.encoder import EncoderGuard

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from pentimento.domain.errors import PentimentoError
 from pentimento.stores.errors import StoreUnavailable
-from pentimento.stores.ledger.cache_ledger import CacheLedger
+from pentimento.stores.ledger.cache.ledger import CacheLedger
 from pentimento.stores.objects import ObjectStore
 from services.vectordb_gateway import metrics
 from services.vectordb_gateway.entries.capacity import Capacity

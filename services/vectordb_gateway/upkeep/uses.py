@@ -5,8 +5,8 @@ import secrets
 import threading
 from collections import deque
 
-from pentimento.stores.ledger.cache_access import UseBatch
-from pentimento.stores.ledger.cache_ledger import CacheLedger
+from pentimento.stores.ledger.cache.ledger import CacheLedger
+from pentimento.stores.ledger.cache.uses import UseBatch
 from services.vectordb_gateway import metrics
 from services.vectordb_gateway.entries.checks import check_name
 

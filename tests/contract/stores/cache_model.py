@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from pentimento.domain.cache import CacheHolding
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound, PentimentoError
 from pentimento.domain.generation import ObjectReference
-from pentimento.stores.ledger.cache_evictions import WhoGivesWay
-from pentimento.stores.ledger.cache_records import (
+from pentimento.stores.ledger.cache.evictions import WhoGivesWay
+from pentimento.stores.ledger.cache.records import (
     CachedEntry,
     CacheTotals,
     EntryCommit,

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from pentimento.domain.generation import CapturedEntries, CapturedLatent, ObjectReference
 from pentimento.policies.cache_quota import CacheLimits, gives_way
-from pentimento.stores.ledger.cache_access import UseBatch
-from pentimento.stores.ledger.cache_evictions import WhoGivesWay
-from pentimento.stores.ledger.cache_ledger import CacheLedger
-from pentimento.stores.ledger.cache_records import EncoderBinding, EntryCommit, GrantedKey, GrantRecord
-from pentimento.stores.ledger.cache_writes import bind_encoder
+from pentimento.stores.ledger.cache.evictions import WhoGivesWay
+from pentimento.stores.ledger.cache.grants import bind_encoder
+from pentimento.stores.ledger.cache.ledger import CacheLedger
+from pentimento.stores.ledger.cache.records import EncoderBinding, EntryCommit, GrantedKey, GrantRecord
+from pentimento.stores.ledger.cache.uses import UseBatch
 from pentimento.stores.objects.store import refer_to
 
 VECTOR = struct.pack("<2f", 1.0, 0.0)

@@ -9,7 +9,7 @@ import pytest
 
 from lab.fixtures.clocks import SetClock
 from pentimento.stores.ledger import Journal, open_journal
-from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
+from pentimento.stores.ledger.cache.ledger import CacheLedger, open_cache_ledger
 from pentimento.stores.objects import ObjectStore, open_objects
 from tests.contract.stores.records import NOW_S
 from tests.support.postgresql import PostgresqlServer

@@ -8,7 +8,7 @@ from pentimento.domain.epochs import LeaseState, epoch_at
 from pentimento.domain.errors import InvalidArgument, NotFound, PentimentoError, ResourceExhausted, Unavailable
 from pentimento.domain.generation import Attempt, ObjectReference
 from pentimento.domain.requests import RequestState
-from pentimento.stores.ledger.records import (
+from pentimento.stores.ledger.journal.records import (
     AcceptedRequest,
     AcceptKind,
     AcceptOutcome,

@@ -2,24 +2,21 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from random import Random
-from typing import Any
 
 import pytest
-from sqlalchemy import event, text
+from sqlalchemy import text
 
 from lab.fixtures.clocks import SetClock
 from lab.simulator.eviction import EvictionQueue, make_room
 from pentimento.domain.access import EvictionRule
 from pentimento.policies.cache_quota import CacheLimits, gives_way
 from pentimento.policies.eviction_rules import EVICTION_NAMES, LcbfuRule, LruRule, eviction_rule
-from pentimento.stores.ledger import cache_evictions
-from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
-from pentimento.stores.ledger.cache_tables import MIGRATIONS
-from pentimento.stores.ledger.database import open_engine
-from pentimento.stores.ledger.migrations import migrate
-from tests.contract.stores.cache_records import SIZE, STEPS, VECTOR, add, down_to, steps_of, uses
+from pentimento.stores.ledger.cache import evictions as cache_evictions
+from pentimento.stores.ledger.cache.ledger import CacheLedger, open_cache_ledger
+from tests.contract.stores.cache_records import SIZE, STEPS, add, down_to, steps_of, uses
+from tests.support.watched_statements import watched_statements
 
 
 @pytest.fixture
@@ -60,25 +57,11 @@ def test_evict_reads_in_batches(ledger: CacheLedger, monkeypatch: pytest.MonkeyP
         add(ledger, f"g{number}", steps=(5,))
     made = list[str]()
 
-    with statements_of(ledger, made):
+    with watched_statements(lambda cursor, text, parameters: text.startswith("BEGIN") or made.append(text)):
         evicted = ledger.evict_items if of_items else ledger.evict
         assert evicted(down_to(1), grace_s=0).result() == 69
 
     assert len(made) < 26
-
-
-@contextmanager
-def statements_of(ledger: CacheLedger, made: list[str]) -> Iterator[None]:
-    """Of this ledger alone: others of the process may still be at work."""
-
-    def note(_connection: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
-        made.append(statement)
-
-    event.listen(ledger._engine, "before_cursor_execute", note)
-    try:
-        yield
-    finally:
-        event.remove(ledger._engine, "before_cursor_execute", note)
 
 
 def test_note_uses_survives_restart(ledger_url: str) -> None:
@@ -242,40 +225,6 @@ def test_evict_takes_new_entries_last(ledger: CacheLedger, of_items: bool) -> No
 
 def held(ledger: CacheLedger) -> set[str]:
     return set(use_counts(ledger))
-
-
-def test_evict_items_of_older_build_in_order_of_arrival(ledger_url: str) -> None:
-    engine = open_engine(ledger_url)
-    migrate(engine, "cache", MIGRATIONS[:3])
-    with engine.begin() as connection:
-        connection.execute(text("INSERT INTO cache_state VALUES (1, 'id', NULL, NULL, 2, 2, 4, 40)"))
-        for number, name in enumerate("ab", 1):
-            entry = {"id": name, "sequence": number, "vector": VECTOR}
-            connection.execute(
-                text(
-                    "INSERT INTO cache_entries (entry_id, pool, created_at, sequence, ancestor_depth, text_vector, "
-                    "object_count, size_bytes, indexed, tenant) "
-                    "VALUES (:id, 't', 1, :sequence, 0, :vector, 2, 20, 1, 't')"
-                ),
-                entry,
-            )
-            for step in (5, None):
-                connection.execute(
-                    text(
-                        "INSERT INTO cache_objects (key, grant_id, resume_step, entry_id, digest, size_bytes, sigma) "
-                        "VALUES (:key, 'g', :step, :id, 'd', 10, 0.5)"
-                    ),
-                    {"key": f"{name}/{step}", "step": step, "id": name},
-                )
-    engine.dispose()
-
-    ledger = open_cache_ledger(ledger_url)
-    ledger.follow(LruRule()).result()
-    ledger.evict_items(down_to(2), grace_s=0).result()
-
-    assert held(ledger) == {"b/5", "b/None"}
-    assert ledger.check_integrity() == []
-    ledger.close()
 
 
 def _rules() -> list[EvictionRule]:

@@ -12,9 +12,9 @@ from sqlalchemy import select, text
 from lab.fixtures.clocks import SetClock
 from pentimento.domain.errors import InvalidArgument, NotFound, PentimentoError
 from pentimento.stores.errors import StoreUnavailable
-from pentimento.stores.ledger import cache_tables
-from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
-from pentimento.stores.ledger.cache_records import EncoderBinding, EntryCommit, EntryVectors, ObjectPin
+from pentimento.stores.ledger.cache import tables as cache_tables
+from pentimento.stores.ledger.cache.ledger import CacheLedger, open_cache_ledger
+from pentimento.stores.ledger.cache.records import EncoderBinding, EntryCommit, EntryVectors, ObjectPin
 from pentimento.stores.ledger.database import open_engine
 from tests.contract.stores.cache_records import VECTOR, add, commit, down_to, grant, reference
 
@@ -187,7 +187,7 @@ def test_expire_grants_deletes_ended_pins(ledger: CacheLedger, clock: SetClock) 
 
     ledger.expire_grants().result()
 
-    with ledger._reading() as connection:
+    with ledger._engine.connect() as connection:
         assert connection.scalars(select(cache_tables.pins.c.request_id)).all() == ["r2"]
 
 

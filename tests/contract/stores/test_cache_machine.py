@@ -26,8 +26,8 @@ from lab.fixtures.clocks import SetClock
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import ObjectReference
 from pentimento.policies.cache_quota import CacheLimits, gives_way
-from pentimento.stores.ledger.cache_ledger import open_cache_ledger
-from pentimento.stores.ledger.cache_records import EntryCommit, ObjectPin
+from pentimento.stores.ledger.cache.ledger import open_cache_ledger
+from pentimento.stores.ledger.cache.records import EntryCommit, ObjectPin
 from tests.contract.stores.cache_model import SHARED, CacheModel
 from tests.contract.stores.cache_records import commit, grant, reference
 

@@ -6,15 +6,16 @@ from itertools import count
 from typing import Any
 
 import pytest
-from sqlalchemy import event
 
 from pentimento.domain.cache import CacheHolding
 from pentimento.policies.cache_quota import CacheLimits, gives_way
 from pentimento.policies.eviction_rules import LruRule
 from pentimento.stores.errors import StoreUnavailable
-from pentimento.stores.ledger import cache_access, cache_evictions
-from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
+from pentimento.stores.ledger.cache import evictions as cache_evictions
+from pentimento.stores.ledger.cache import uses as cache_uses
+from pentimento.stores.ledger.cache.ledger import CacheLedger, open_cache_ledger
 from tests.contract.stores.cache_records import SIZE, STEPS, add, down_to, live, steps_of, uses
+from tests.support.watched_statements import watched_statements
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def ledger(ledger_url: str) -> Iterator[CacheLedger]:
 
 
 def test_follow_ranks_cache_in_parts(ledger: CacheLedger, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_access, "_RANKED_COUNT", 2)
+    monkeypatch.setattr(cache_uses, "_RANKED_COUNT", 2)
     entry_ids = [add(ledger, name) for name in "abcde"]
     for number, name in enumerate("aced", 1):
         ledger.note_uses(uses(number, *(f"{name}/{step}" for step in STEPS))).result()
@@ -39,18 +40,18 @@ def test_follow_ranks_cache_in_parts(ledger: CacheLedger, monkeypatch: pytest.Mo
 
 
 def test_follow_interrupted_ranks_all_again(ledger_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_access, "_RANKED_COUNT", 2)
+    monkeypatch.setattr(cache_uses, "_RANKED_COUNT", 2)
     before = open_cache_ledger(ledger_url)
     for name in "abcde":
         add(before, name)
-    rank, parts = cache_access._write, count(1)
+    rank, parts = cache_uses._write, count(1)
 
     def end_at_the_second(*arguments: Any) -> None:
         if next(parts) == 2:
             raise StoreUnavailable("ledger", "ended")
         rank(*arguments)
 
-    monkeypatch.setattr(cache_access, "_write", end_at_the_second)
+    monkeypatch.setattr(cache_uses, "_write", end_at_the_second)
     with pytest.raises(StoreUnavailable, match="ended"):
         before.follow(LruRule()).result()
     before.close()
@@ -118,14 +119,13 @@ def test_evict_reads_each_tenant_once_for_all_batches(
         add(ledger, str(number), (5,), tenant=f"t{number % 5}")
     ordered = list[str]()
 
-    def note(_connection: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
-        if "ORDER BY" in statement:
-            ordered.append(statement)
+    def note(_cursor: Any, text: str, _parameters: Any) -> None:
+        if "ORDER BY" in text:
+            ordered.append(text)
 
-    event.listen(ledger._engine, "before_cursor_execute", note)
-    evict = ledger.evict_items if of_items else ledger.evict
-    evicted = evict(down_to(10, 10), grace_s=0).result()
-    event.remove(ledger._engine, "before_cursor_execute", note)
+    with watched_statements(note):
+        evict = ledger.evict_items if of_items else ledger.evict
+        evicted = evict(down_to(10, 10), grace_s=0).result()
 
     assert (evicted, len(ordered)) == (20, 5)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pentimento.domain.online_quality import ComparedHit, QualitySample, ThresholdPosition, WatchedThreshold
-from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
+from pentimento.stores.ledger.cache.ledger import CacheLedger, open_cache_ledger
 from tests.contract.stores.records import on_sqlite
 
 WATCHED = WatchedThreshold("sha256:clip", "sha256:light", "sha256:light", from_image=False, saved_ppm=100_000)

@@ -11,7 +11,13 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.requests import RequestState
 from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger import Journal, open_journal
-from pentimento.stores.ledger.records import AcceptedRequest, AcceptKind, AttemptRecord, JournalledRequest, PicturePin
+from pentimento.stores.ledger.journal.records import (
+    AcceptedRequest,
+    AcceptKind,
+    AttemptRecord,
+    JournalledRequest,
+    PicturePin,
+)
 from tests.contract.stores.records import on_sqlite
 from tests.support.journals import a_result, an_accepted_request, complete_request
 from tests.support.values import an_attempt

@@ -10,8 +10,8 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.jobs import WebhookDelivery, WebhookState
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import Journal, open_journal
-from pentimento.stores.ledger.journal_listing import PagePlace
-from pentimento.stores.ledger.journal_webhooks import AskedWebhook, DueWebhook
+from pentimento.stores.ledger.journal.listing import PagePlace
+from pentimento.stores.ledger.journal.webhooks import AskedWebhook, DueWebhook
 from tests.support.journals import a_result, an_accepted_request
 from tests.support.values import an_attempt
 

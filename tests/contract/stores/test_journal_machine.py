@@ -17,7 +17,7 @@ from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import Attempt, ObjectReference, SpecInput
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import open_journal
-from pentimento.stores.ledger.records import AcceptedRequest, PicturePin, ResultRecord
+from pentimento.stores.ledger.journal.records import AcceptedRequest, PicturePin, ResultRecord
 from tests.contract.stores.journal_model import JournalModel
 
 IDS = st.integers(0, 2)

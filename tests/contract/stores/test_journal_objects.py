@@ -9,7 +9,7 @@ from sqlalchemy import text
 from pentimento.domain.generation import ObjectReference
 from pentimento.stores.ledger import Journal, open_journal
 from pentimento.stores.ledger.database import open_engine
-from pentimento.stores.ledger.records import SpooledObject
+from pentimento.stores.ledger.journal.records import SpooledObject
 from tests.support.journals import complete_request
 
 OBJECT = ObjectReference("results/1", "sha256:1", 4)

@@ -1,110 +1,40 @@
-"""Ledgers with the rows of every earlier version, opened by this build, on SQLite and on PostgreSQL."""
+"""Ledgers of the baseline versions, on SQLite and PostgreSQL: opened; those from before are refused."""
 
-from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
 import pytest
-from sqlalchemy import MetaData, insert
+from sqlalchemy import Engine, inspect
 
 from lab.fixtures.clocks import SetClock
 from pentimento.domain.cache import CacheHolding
 from pentimento.domain.generation import ObjectReference, SpecInput
 from pentimento.domain.jobs import WebhookDelivery, WebhookState
+from pentimento.domain.models import RegisteredRow
 from pentimento.domain.requests import RequestState
 from pentimento.domain.tenants import Tenant, TenantQuota
-from pentimento.stores.ledger import cache_tables, journal_tables, open_journal, tenant_tables
-from pentimento.stores.ledger.cache_ledger import open_cache_ledger
+from pentimento.stores.errors import SchemaMismatch
+from pentimento.stores.ledger import fleet_tables, open_journal, tenant_tables
+from pentimento.stores.ledger.cache import tables as cache_tables
+from pentimento.stores.ledger.cache.ledger import open_cache_ledger
 from pentimento.stores.ledger.database import open_engine
-from pentimento.stores.ledger.migrations import Migration, migrate
-from pentimento.stores.ledger.records import AcceptKind, PicturePin
-from tests.contract.stores.cache_records import VECTOR, reference
+from pentimento.stores.ledger.fleet_ledger import open_fleet_ledger
+from pentimento.stores.ledger.journal import tables as journal_tables
+from pentimento.stores.ledger.journal.records import AcceptKind, PicturePin
+from pentimento.stores.ledger.migrations import Schema, migrate
+from tests.contract.stores.cache_records import reference
 from tests.contract.stores.records import NOW_S
 from tests.support.journals import a_result
+from tests.support.older_ledgers import set_version, write_baseline
 from tests.support.values import an_attempt
 
-# As the code of every version wrote them; of each the columns that its version had.
-_REQUEST = {
-    "tenant": "tenant",
-    "body": b"\x00body",
-    "body_hash": "hash",
-    "accepted_at": NOW_S,
-    "deadline_at": NOW_S + 60,
-    "frontdoor_id": "frontdoor-1",
-    "frontdoor_epoch": 1,
-    "newest_epoch": 1,
-    "attempt_count": 1,
-    "error_reason": "",
-    "error_message": "",
-    "cascade_stage": 1,
-    "body_format": 1,
-    "detached": 1,
-}
-_OPEN = {"request_id": "open", "idempotency_key": "k1", "state": "running", "route": b"\x00route", "newest_token": 5}
-_DONE = {
-    "request_id": "done",
-    "idempotency_key": "k2",
-    "state": "completed",
-    "newest_token": 6,
-    "image_key": "results/a",
-    "image_digest": "sha256:a",
-    "image_size_bytes": 3,
-    "image_format": "png",
-    "width_px": 64,
-    "height_px": 48,
-    "provenance": b"\x00provenance",
-    "finished_at": 105.0,
-}
-_ATTEMPT = {"attempt_number": 1, "frontdoor_id": "frontdoor-1", "frontdoor_epoch": 1, "worker_id": "w"}
 _INPUT = ObjectReference("inputs/a", "sha256:b", 7)
-JOURNAL: Mapping[str, Sequence[Mapping[str, Any]]] = {
-    "journal_requests": [_REQUEST | _OPEN, _REQUEST | _DONE],
-    "journal_attempts": [
-        _ATTEMPT | {"request_id": "open", "fencing_token": 5, "started_at": NOW_S, "cascade_stage": 1},
-        _ATTEMPT | {"request_id": "done", "fencing_token": 6, "started_at": NOW_S, "cascade_stage": 1},
-    ],
-    "journal_plan": [{"singleton": 1, "plan": b"\x00plan"}],
-    "journal_spool": [
-        {"key": "results/w", "tenant": "tenant", "digest": "sha256:w", "size_bytes": 2, "data": b"\x00w"}
-    ],
-    "journal_pins": [{"request_id": "done", "tenant": "tenant", "expires_at": NOW_S + 9, "size_bytes": 5000}],
-    "journal_pinned_inputs": [
-        {"request_id": "done", "place": "init_image", "key": "inputs/a", "digest": "sha256:b", "size_bytes": 7}
-    ],
-    "journal_webhooks": [
-        {"request_id": "open", "url": "https://a", "state": "pending", "try_count": 2, "next_at": 0.0, "error": "e"}
-    ],
-}
-_HELD = {"grant_id": "gone", "entry_id": "entry", "compatibility_key": "key", "tenant": "tenant"}
-_RECORD = {"saved_steps": 5.0, "added_tick": 1, "used_tick": 1, "use_count": 1, "faded_uses": 1.0, "rank_score": 1.0}
 _KEPT, _PINNED = reference("cache/a/5"), reference("cache/a/10")
-CACHE: Mapping[str, Sequence[Mapping[str, Any]]] = {
-    "cache_state": [
-        {"singleton": 1, "cache_id": "id", "encoder_digest": "e", "dimension_count": 2, "sequence": 3, "entry_count": 1}
-        | {"object_count": 1, "size_bytes": 10, "tick": 4, "eviction_rule": "fifo"}
-    ],
-    "cache_grants": [
-        {"grant_id": "open", "pool": "pool", "tenant": "tenant", "scope_digest": "scope", "request_id": "r2"}
-        | {"fencing_token": 7, "expires_at": 2 * NOW_S}
-    ],
-    "cache_entries": [
-        {"entry_id": "entry", "pool": "pool", "tenant": "tenant", "created_at": 1.0, "sequence": 3, "ancestor_depth": 2}
-        | {"text_vector": VECTOR, "object_count": 1, "size_bytes": 10, "indexed": 1, "rank_score": 1.0, "rank_tie": 3}
-        | {"request_id": "r1"}
-    ],
-    "cache_objects": [
-        _HELD | _RECORD | {"key": _KEPT.key, "resume_step": 5, "sigma": 0.5, "digest": _KEPT.digest, "size_bytes": 10},
-        _HELD | {"key": _PINNED.key, "resume_step": 10, "sigma": 0.2, "digest": _PINNED.digest, "size_bytes": 10}
-        | _RECORD | {"entry_id": None, "delete_after": 5.0},
-    ],
-    "cache_pins": [{"tenant": "tenant", "request_id": "r3", "key": _PINNED.key, "expires_at": 2 * NOW_S}],
-    "cache_tenant_limits": [{"tenant": "tenant", "size_bytes": 77}],
-}  # fmt: skip
+SCHEMAS = (cache_tables.SCHEMA, fleet_tables.SCHEMA, journal_tables.SCHEMA, tenant_tables.SCHEMA)
 
 
-@pytest.mark.parametrize("version", range(1, len(journal_tables.MIGRATIONS)))
-def test_open_journal_of_any_version_serves_its_rows(ledger_url: str, version: int) -> None:
-    write(ledger_url, "journal", journal_tables.MIGRATIONS[:version], JOURNAL)
+def test_open_journal_of_baseline_serves_its_rows(ledger_url: str) -> None:
+    write_baseline(ledger_url)
     opened = an_attempt("open", fencing_token=5, frontdoor_id="frontdoor-1")
 
     with closing(open_journal(ledger_url, SetClock(wall_s=NOW_S))) as journal:
@@ -114,46 +44,25 @@ def test_open_journal_of_any_version_serves_its_rows(ledger_url: str, version: i
         pin, told = journal.pins.find("tenant", "done").result(), journal.webhooks.delivery("open").result()
         spooled, plan = journal.objects.read_spooled("results/w").result(), journal.load_plan().result()
         named = journal.objects.named(["results/a", "inputs/a"]).result()
-        forgotten = journal.forget_finished(NOW_S, 9).result()
+        (tenant,) = journal.tenants.tenants().result()
         assert journal.identity().result() and journal.commit_result(opened, a_result()).result()
 
-    stage = 1 if version >= 2 else 0
-    assert (unfinished.request.request_id, unfinished.request.body, unfinished.route) == (
-        "open",
-        b"\x00body",
-        b"\x00route",
-    )
-    assert unfinished.request.body_format == (1 if version >= 3 else 0)
-    assert (unfinished.request.detached, unfinished.cascade_stage) == (version >= 7, stage)
+    request = unfinished.request
+    assert (request.request_id, request.body, request.body_format) == ("open", b"\x00body", 1)
+    assert (request.detached, unfinished.route, unfinished.cascade_stage) == (True, b"\x00route", 1)
     assert newest is not None and newest.attempt == opened
-    assert (newest.worker_id, newest.cascade_stage, newest.handed_picture) == ("w", stage, b"")
+    assert (newest.worker_id, newest.cascade_stage, newest.handed_picture) == ("w", 1, b"\x00image")
     assert done is not None and (done.state, done.result) == (RequestState.COMPLETED, a_result())
     assert held is not None and (held.kind, held.request_id) == (AcceptKind.EXISTING, "done")
     assert {each.request.request_id for each in listed} == {"open", "done"}
-    kept = PicturePin("done", "tenant", NOW_S + 9, 5000, (SpecInput("init_image", _INPUT),))
-    assert pin == (kept if version >= 6 else None)
-    assert told == (WebhookDelivery(WebhookState.PENDING, 2, "e") if version >= 7 else None)
-    assert (spooled, plan) == (b"\x00w" if version >= 4 else None, b"\x00plan")
-    assert named == ({"results/a", "inputs/a"} if version >= 6 else {"results/a"})
-    assert [each.request.request_id for each in forgotten] == ([] if version >= 6 else ["done"])
+    assert pin == PicturePin("done", "tenant", NOW_S + 9, 5000, (SpecInput("init_image", _INPUT),))
+    assert told == WebhookDelivery(WebhookState.PENDING, 2, "e")
+    assert (spooled, plan, named) == (b"\x00w", b"\x00plan", {"results/a", "inputs/a"})
+    assert (tenant, tenant.identity) == (Tenant("acme", TenantQuota(), NOW_S, 3, "acme"), "acme")
 
 
-def test_tenant_of_older_ledger_keeps_name_as_identity(ledger_url: str) -> None:
-    quota = {"quota": "{}", "created_at": NOW_S, "revision": 3}
-    write(ledger_url, "tenants", tenant_tables.MIGRATIONS[:1], {"tenants": [{"tenant": "acme"} | quota]})
-
-    with closing(open_journal(ledger_url, SetClock(wall_s=NOW_S))) as journal:
-        (kept,) = journal.tenants.tenants().result()
-        journal.tenants.delete("acme").result()
-        again = journal.tenants.create("acme", TenantQuota()).result()
-
-    assert (kept, kept.identity, again.identity) == (Tenant("acme", TenantQuota(), NOW_S, 3), "acme", "*2*acme")
-
-
-# What an older one's entries are found by means nothing any more: they leave the cache.
-@pytest.mark.parametrize("version", range(3, len(cache_tables.MIGRATIONS)))
-def test_open_cache_ledger_of_any_version_serves_its_rows(ledger_url: str, version: int) -> None:
-    write(ledger_url, "cache", cache_tables.MIGRATIONS[:version], CACHE)
+def test_open_cache_ledger_of_baseline_serves_its_rows(ledger_url: str) -> None:
+    write_baseline(ledger_url)
 
     with closing(open_cache_ledger(ledger_url, SetClock(wall_s=NOW_S))) as ledger:
         entry, totals, holding = ledger.live_entry("entry"), ledger.totals(), ledger.holding("tenant")
@@ -166,26 +75,72 @@ def test_open_cache_ledger_of_any_version_serves_its_rows(ledger_url: str, versi
         empty = ledger.holdings()
 
     assert entry is not None and (entry.pool, entry.tenant, entry.ancestor_depth) == ("pool", "tenant", 2)
-    assert entry.request_id == ("r1" if version >= 7 else "")
     found = [(latent.resume_step, latent.object, latent.compatibility_key) for latent in entry.latents]
-    assert found == [(5, _KEPT, "key")]
+    assert (entry.request_id, found) == ("r1", [(5, _KEPT, "key")])
     assert (totals.entry_count, totals.size_bytes, totals.open_grant_count) == (1, 10, 1)
-    assert holding == CacheHolding(1, 10)
-    assert (pinned, deletable) == (([_PINNED], []) if version >= 5 else ([], [_PINNED.key]))
-    assert limits == ({"tenant": 77} if version >= 8 else {})
-    assert (wrong, evicted, empty) == ([], 1, {})
+    assert (holding, pinned, deletable) == (CacheHolding(1, 10), [_PINNED], [])
+    assert (limits, wrong, evicted, empty) == ({"tenant": 77}, [], 1, {})
 
 
-def write(
-    url: str, component: str, migrations: Sequence[Migration], rows: Mapping[str, Sequence[Mapping[str, Any]]]
-) -> None:
-    """Make a ledger of an earlier version with those rows of the tables and columns that it had."""
+def test_open_fleet_ledger_of_baseline_serves_its_rows(ledger_url: str) -> None:
+    write_baseline(ledger_url)
+
+    with closing(open_fleet_ledger(ledger_url, SetClock(wall_s=NOW_S))) as ledger:
+        assert ledger.load_plan().result() == b"\x00plan"
+        assert ledger.registered().result() == [RegisteredRow("model", "m", "sha256:m", "{}")]
+
+
+def test_new_ledger_has_tables_of_migrated_one(ledger_url: str, request: pytest.FixtureRequest) -> None:
+    write_baseline(ledger_url)
+    migrated, made = _migrated(ledger_url), _migrated(f"{ledger_url}.new" if "sqlite" in ledger_url else _new(request))
+
+    assert _tables(made) == _tables(migrated)
+    assert _tables(made)
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: schema.component)
+def test_ledger_from_before_baseline_is_refused(ledger_url: str, schema: Schema) -> None:
+    if schema.baseline > 1:
+        set_version(ledger_url, schema, schema.baseline - 1)
+        engine = open_engine(ledger_url)
+
+        with pytest.raises(SchemaMismatch, match=f"has schema version {schema.baseline - 1}, .*start commit [0-9a-f]"):
+            migrate(engine, schema)
+        engine.dispose()
+
+
+def _new(request: pytest.FixtureRequest) -> str:
+    url: str = request.getfixturevalue("postgresql").new_database()
+    return url
+
+
+def _migrated(url: str) -> Engine:
     engine = open_engine(url)
-    migrate(engine, component, migrations)
-    tables = MetaData()
-    tables.reflect(engine)
-    with engine.begin() as connection:
-        for table in tables.sorted_tables:
-            for row in rows.get(table.name, ()):
-                connection.execute(insert(table), {column: row[column] for column in row if column in table.c})
+    for schema in SCHEMAS:
+        migrate(engine, schema)
+    return engine
+
+
+def _tables(engine: Engine) -> dict[str, Any]:
+    found = inspect(engine)
+    tables = {
+        table: (
+            # SQLite lets keys of the older tables be NULL.
+            {each["name"]: (each["type"]._type_affinity, each["nullable"]) for each in found.get_columns(table)}
+            | dict.fromkeys(found.get_pk_constraint(table)["constrained_columns"]),
+            {(*each["constrained_columns"], each["referred_table"]) for each in found.get_foreign_keys(table)},
+            {tuple(each["column_names"]) for each in found.get_unique_constraints(table)},
+            {
+                (each["name"], *each["column_names"], each["unique"], *_conditions(each))
+                for each in found.get_indexes(table)
+                if not each.get("duplicates_constraint")
+            },
+        )
+        for table in found.get_table_names()
+    }
     engine.dispose()
+    return tables
+
+
+def _conditions(index: Any) -> list[str]:
+    return [str(value) for name, value in index.get("dialect_options", {}).items() if name.endswith("_where")]

@@ -8,19 +8,21 @@ from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import OperationalError
 
 from pentimento.domain.cache import CacheHolding
 from pentimento.policies.cache_quota import CacheLimits, gives_way
 from pentimento.stores.errors import StoreUnavailable, UnansweredCommit
 from pentimento.stores.ledger import open_journal
-from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
-from pentimento.stores.ledger.database import open_engine, typed_errors
-from pentimento.stores.ledger.records import AcceptedRequest
+from pentimento.stores.ledger.cache.ledger import CacheLedger, open_cache_ledger
+from pentimento.stores.ledger.database import open_engine
+from pentimento.stores.ledger.errors import typed_errors
+from pentimento.stores.ledger.journal.records import AcceptedRequest
 from pentimento.stores.ledger.writer import GroupCommitWriter
 from tests.contract.stores.cache_records import add, live
 from tests.support.postgresql import PostgresqlServer
+from tests.support.watched_statements import watched_statements
 
 
 def test_a_broken_connection_costs_nothing_but_the_commit_it_broke(postgresql: PostgresqlServer) -> None:
@@ -220,16 +222,17 @@ def test_no_row_is_compared_with_all_of_another_table(
     url = postgresql.new_database()
     made = list[tuple[str, Any]]()
 
-    def note(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_rest: Any) -> None:
-        made.append((statement, parameters))
+    def note(_cursor: Any, text: str, parameters: Any) -> None:
+        if text.startswith("SELECT"):
+            made.append((text, parameters))
 
     with closing(open_cache_ledger(url)) as ledger, closing(ledger._engine.raw_connection()) as connection:
         cursor = connection.cursor()
         cursor.execute("INSERT INTO cache_pins SELECT 't', 'r' || i, 'k' || i, 1e12 FROM generate_series(1, 5000) i")
         cursor.execute(
             "INSERT INTO cache_entries (entry_id, pool, tenant, created_at, sequence, ancestor_depth, text_vector,"
-            " object_count, size_bytes, rank_score, rank_tie, indexed, request_id)"
-            " SELECT 'e' || i, 't', 't', 1, i, 0, '', 1, 1, 0, i, 1, '' FROM generate_series(1, 5000) i"
+            " object_count, size_bytes, rank_score, rank_tie, indexed, request_id, repeat_key)"
+            " SELECT 'e' || i, 't', 't', 1, i, 0, '', 1, 1, 0, i, 1, '', '' FROM generate_series(1, 5000) i"
         )
         cursor.execute(
             "INSERT INTO cache_objects (key, grant_id, entry_id, compatibility_key, size_bytes, tenant, delete_after)"
@@ -237,8 +240,8 @@ def test_no_row_is_compared_with_all_of_another_table(
         )
         cursor.execute("ANALYZE cache_pins, cache_entries, cache_objects")
         connection.commit()
-        event.listen(ledger._engine, "before_cursor_execute", note)
-        search(ledger)
+        with watched_statements(note):
+            search(ledger)
         cursor.execute("SET work_mem = '64kB'")
         plans = list[str]()
         for statement, parameters in made:
@@ -253,13 +256,13 @@ def test_what_every_start_counts_may_take_longer_than_a_statement(postgresql: Po
     """Two million finished requests took ten seconds: no frontdoor would have started any more, nor taken over."""
     limits: dict[str, str] = {}
 
-    def look(_connection: Any, cursor: Any, statement: str, *_rest: Any) -> None:
-        if "GROUP BY" in statement:
-            limits[statement] = cursor.execute("SHOW statement_timeout").fetchone()[0]
+    def look(cursor: Any, text: str, _parameters: Any) -> None:
+        if "GROUP BY" in text:
+            limits[text] = cursor.execute("SHOW statement_timeout").fetchone()[0]
 
     with closing(open_journal(postgresql.new_database())) as journal:
-        event.listen(journal._reader._engine, "before_cursor_execute", look)
-        assert journal.objects.kept().result() == []
+        with watched_statements(look):
+            assert journal.objects.kept().result() == []
         with journal._reader._engine.connect() as connection:
             after = connection.execute(text("SHOW statement_timeout")).scalar_one()
 
@@ -269,8 +272,8 @@ def test_what_every_start_counts_may_take_longer_than_a_statement(postgresql: Po
 
 PINS = "INSERT INTO journal_pins SELECT 'r' || i, 't', 1e12, 1 FROM generate_series(1, 5000) i"
 WEBHOOKS = (
-    "INSERT INTO journal_webhooks (request_id, url, state, try_count, next_at, error, told_id, last_id)"
-    " SELECT 'r' || i, 'https://a', 'pending', 0, 0, '', CASE i % 2 WHEN 1 THEN 'r' || i ELSE '' END,"
+    "INSERT INTO journal_webhooks (request_id, url, state, try_count, next_at, error, request_count, told_id, last_id)"
+    " SELECT 'r' || i, 'https://a', 'pending', 0, 0, '', 0, CASE i % 2 WHEN 1 THEN 'r' || i ELSE '' END,"
     " CASE i % 2 WHEN 1 THEN 'r' || i || '-1' ELSE '' END FROM generate_series(1, 5000) i"
 )
 
@@ -281,22 +284,24 @@ def test_no_finished_request_is_compared_with_all_that_keep_some(postgresql: Pos
     url = postgresql.new_database()
     made = list[tuple[str, Any]]()
 
-    def note(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_rest: Any) -> None:
-        made.append((statement, parameters))
+    def note(_cursor: Any, text: str, parameters: Any) -> None:
+        if text.startswith("SELECT"):
+            made.append((text, parameters))
 
     with closing(open_journal(url)) as journal, closing(journal._reader._engine.raw_connection()) as connection:
         cursor = connection.cursor()
         cursor.execute(
             "INSERT INTO journal_requests (request_id, tenant, body, body_hash, accepted_at, frontdoor_id,"
             " frontdoor_epoch, state, newest_token, newest_epoch, attempt_count, error_reason, error_message,"
-            " finished_at) SELECT 'r' || i, 't', '', '', i, 'f', 1, 'completed', 1, 1, 1, '', '', i"
+            " finished_at, body_format, cascade_stage, detached)"
+            " SELECT 'r' || i, 't', '', '', i, 'f', 1, 'completed', 1, 1, 1, '', '', i, 1, 0, 0"
             " FROM generate_series(1, 5000) i"
         )
         cursor.execute(others)
         cursor.execute("ANALYZE journal_requests, journal_pins, journal_webhooks")
         connection.commit()
-        event.listen(journal._reader._engine, "before_cursor_execute", note)
-        assert journal.forget_finished(1e6, 10).result() == []
+        with watched_statements(note):
+            assert journal.forget_finished(1e6, 10).result() == []
         cursor.execute("SET work_mem = '64kB'")
         plan = list[str]()
         for statement, parameters in made:

@@ -10,9 +10,9 @@ from sqlalchemy import Connection
 
 from lab.fixtures.clocks import SetClock
 from pentimento.domain.errors import NotFound
-from pentimento.stores.ledger import cache_pins
-from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
-from pentimento.stores.ledger.cache_records import ObjectPin
+from pentimento.stores.ledger.cache import pins as cache_pins
+from pentimento.stores.ledger.cache.ledger import CacheLedger, open_cache_ledger
+from pentimento.stores.ledger.cache.records import ObjectPin
 from tests.contract.stores.cache_records import add, reference
 from tests.contract.stores.test_postgresql_ledger import waiting_count
 from tests.support.postgresql import PostgresqlServer
@@ -44,17 +44,17 @@ def begin_in_the_middle(patch: pytest.MonkeyPatch, url: str, *others: Begin) -> 
     """Begin the others in the middle of the first pin or claim that comes: each has ended, or waits for a lock, before
     that goes on. What they will answer is in the list from then on."""
     begun: list[Future[Any]] = []
-    in_the_middle = cache_pins._let_go_of_old
+    in_the_middle = cache_pins._DROP_ENDED.change
 
-    def go_on(connection: Connection, now: float) -> None:
+    def go_on(connection: Connection, **values: float) -> int:
         if not begun:
             for begin in others:
                 begun.append(begin())
                 while sum(other.done() for other in begun) + waiting_count(url) < len(begun):
                     pass
-        in_the_middle(connection, now)
+        return in_the_middle(connection, **values)
 
-    patch.setattr(cache_pins, "_let_go_of_old", go_on)
+    patch.setattr(cache_pins._DROP_ENDED, "change", go_on)
     return begun
 
 

@@ -15,8 +15,8 @@ from pentimento.domain.online_quality import ComparedHit, WatchedThreshold
 from pentimento.policies.cache_selection import SelectionRules, Threshold
 from pentimento.policies.followed_cache import CacheChoice
 from pentimento.policies.reuse_rules import ReuseRules
-from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
-from pentimento.stores.ledger.cache_records import CacheTotals
+from pentimento.stores.ledger.cache.ledger import CacheLedger, open_cache_ledger
+from pentimento.stores.ledger.cache.records import CacheTotals
 from pentimento.stores.objects import ObjectStore, open_objects
 from pentimento.stores.objects.suspects import BAD_READINGS, Suspects
 from pentimento.stores.vectors import VectorIndex

@@ -7,7 +7,7 @@ import pytest
 
 from pentimento.stores.errors import StoreFull
 from pentimento.stores.ledger import open_journal
-from pentimento.stores.ledger.records import AcceptedRequest
+from pentimento.stores.ledger.journal.records import AcceptedRequest
 from pentimento.stores.objects import open_objects
 from tests.support.small_disks import mounted_tmpfs
 

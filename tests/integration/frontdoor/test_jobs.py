@@ -16,7 +16,7 @@ from pentimento.domain.jobs import RequestQuery
 from pentimento.domain.requests import RequestState
 from pentimento.stores.errors import StoreFull
 from pentimento.stores.ledger import Journal
-from pentimento.stores.ledger.records import AcceptedRequest, AcceptOutcome
+from pentimento.stores.ledger.journal.records import AcceptedRequest, AcceptOutcome
 
 
 async def ended(suite: FrontdoorSuite, request_id: str) -> RequestState:

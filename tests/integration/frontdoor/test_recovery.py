@@ -18,7 +18,7 @@ from pentimento.domain.generation import GenerationSpec, PlanVersion, Scheduler
 from pentimento.domain.image_request import Accepted, CacheMode, Completed, ImageFormat, ResolvedRequest
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import open_journal
-from pentimento.stores.ledger.records import AcceptedRequest
+from pentimento.stores.ledger.journal.records import AcceptedRequest
 from pentimento.wire.codec import to_bytes
 from services.frontdoor.journal.bodies import JOURNALLED_REQUEST, resolved_to_bytes
 from tests.support.calls import last_completed

@@ -36,7 +36,7 @@ from pentimento.domain.image_request import (
 )
 from pentimento.domain.requests import RequestState
 from pentimento.stores.errors import StoreUnavailable
-from pentimento.stores.ledger.records import AcceptedRequest, AcceptOutcome
+from pentimento.stores.ledger.journal.records import AcceptedRequest, AcceptOutcome
 from pentimento.stores.objects.store import digest_of
 from pentimento.wire.codec import encode
 

@@ -22,8 +22,8 @@ from pentimento.domain.errors import FailedPrecondition, InvalidArgument, Unavai
 from pentimento.domain.jobs import RequestQuery, WebhookDelivery, WebhookState
 from pentimento.domain.requests import RequestState
 from pentimento.files.signing_keys import new_signing_key
-from pentimento.stores.ledger.journal_webhooks import AskedWebhook
-from pentimento.stores.ledger.records import AcceptedRequest, AcceptOutcome
+from pentimento.stores.ledger.journal.records import AcceptedRequest, AcceptOutcome
+from pentimento.stores.ledger.journal.webhooks import AskedWebhook
 from services.frontdoor.webhooks.calling import WebhookCaller, WebhookFailed
 from services.frontdoor.webhooks.rules import webhook_rules
 from tests.integration.frontdoor.webhook_server import OK, WebhookServer, running_webhook_server

@@ -7,7 +7,7 @@ import pytest
 
 from pentimento.domain.cache import latent_keys
 from pentimento.domain.generation import FromImage, FromLatent, FromNoise
-from pentimento.stores.ledger.cache_access import UseBatch
+from pentimento.stores.ledger.cache.uses import UseBatch
 from pentimento.stores.vectors import Space, VectorQuery
 from services.vectordb_gateway import metrics
 from services.vectordb_gateway.entries import capacity

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from pentimento.stores.errors import StoreUnavailable
-from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
-from pentimento.stores.ledger.cache_records import EntryVectors
+from pentimento.stores.ledger.cache.ledger import CacheLedger, open_cache_ledger
+from pentimento.stores.ledger.cache.records import EntryVectors
 from pentimento.stores.vectors import VectorIndex, VectorPoint, open_vectors
 from services.vectordb_gateway.upkeep import indexing
 from tests.contract.stores.cache_records import VECTOR, add

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from pentimento.stores.ledger.cache_tables import MIGRATIONS
+from pentimento.stores.ledger.cache.tables import SCHEMA
 from pentimento.stores.ledger.database import open_engine
-from pentimento.stores.ledger.migrations import migrate
 from services.vectordb_gateway.integrity import main
 from tests.support.gateways import embedding, running_gateway
+from tests.support.older_ledgers import set_version
 
 
 def check(directory: Path, ledger: str = "ledger.sqlite") -> int:
@@ -56,9 +56,9 @@ async def test_older_ledger_is_reported_and_not_migrated(
 ) -> None:
     async with running_gateway(tmp_path) as gateway:
         await gateway.store(embedding(1))
-    engine = open_engine(f"sqlite:///{tmp_path}/old.sqlite")
     if version:
-        migrate(engine, "cache", MIGRATIONS[:version])
+        set_version(f"sqlite:///{tmp_path}/old.sqlite", SCHEMA, version)
+    engine = open_engine(f"sqlite:///{tmp_path}/old.sqlite")
     with engine.connect() as connection:
         before = connection.execute(text("SELECT name, sql FROM sqlite_master")).all()
 

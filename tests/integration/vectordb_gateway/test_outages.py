@@ -12,7 +12,7 @@ from pentimento.domain.cache import CandidateStart
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.generation import FromLatent, FromNoise
 from pentimento.stores.errors import StoreUnavailable
-from pentimento.stores.ledger.cache_ledger import CacheLedger
+from pentimento.stores.ledger.cache.ledger import CacheLedger
 from pentimento.stores.vectors.edge import EdgeVectorIndex
 from pentimento.stores.vectors.shard_process import ShardProcess
 from services.vectordb_gateway.entries.capacity import Capacity

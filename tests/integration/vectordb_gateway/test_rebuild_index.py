@@ -5,12 +5,11 @@ from pathlib import Path
 import pytest
 
 from pentimento.stores.errors import StoreUnavailable
-from pentimento.stores.ledger.cache_tables import MIGRATIONS
-from pentimento.stores.ledger.database import open_engine
-from pentimento.stores.ledger.migrations import migrate
+from pentimento.stores.ledger.cache.tables import SCHEMA
 from pentimento.stores.vectors.edge import EdgeVectorIndex
 from services.vectordb_gateway.rebuild_index import main
 from tests.support.gateways import at_similarity, embedding, running_gateway
+from tests.support.older_ledgers import set_version
 
 
 def rebuild(directory: Path, index_url: str = "") -> int:
@@ -80,11 +79,9 @@ async def test_rebuild_of_another_url_is_refused_and_changes_nothing(
 
 
 def test_rebuild_leaves_an_older_ledger_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    engine = open_engine(ledger_url(tmp_path))
-    migrate(engine, "cache", MIGRATIONS[:9])
+    set_version(ledger_url(tmp_path), SCHEMA, 9)
 
     assert rebuild(tmp_path) == 1
 
     assert "schema version 9" in capsys.readouterr().err
-    assert migrate(engine, "cache", MIGRATIONS[:9]) == 9
-    engine.dispose()
+    assert rebuild(tmp_path) == 1

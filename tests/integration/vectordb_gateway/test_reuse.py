@@ -323,5 +323,5 @@ async def test_eviction_counts_the_uses_that_were_really_made(gateway: RunningGa
 
 
 def _use_counts(gateway: RunningGateway) -> dict[str, int]:
-    with gateway.process.stores.ledger._reading() as connection:
+    with gateway.process.stores.ledger._engine.connect() as connection:
         return dict(connection.execute(text("SELECT key, use_count FROM cache_objects")).all())  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from pentimento.api.frontdoor.v1 import journal_pb2
 from pentimento.cli.programs import bench
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound, PentimentoError
 from pentimento.stores.ledger import open_journal
-from pentimento.stores.ledger.records import AcceptedRequest
+from pentimento.stores.ledger.journal.records import AcceptedRequest
 from tests.support.text_files import write_lines
 
 NO_VECTORS = "--embeddings must be given, or else --embedder-address, and not both"

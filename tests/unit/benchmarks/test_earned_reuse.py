@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.earned_pairs import LEAST, STEPS, MeasuredPair, read_pairs
 from benchmarks.earned_reuse import WORK_SHARE, Earning, EarningHistory, figures_of, lower_bound, recorded_step
-from pentimento.stores.ledger.cache_ledger import open_cache_ledger
+from pentimento.stores.ledger.cache.ledger import open_cache_ledger
 
 GOOD, BAD = 1.0, 0.5
 

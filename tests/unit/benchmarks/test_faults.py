@@ -19,8 +19,8 @@ from benchmarks.suites.processes import half_written, left_after_the_end, open_g
 from pentimento.domain.generation import Attempt, ObjectReference
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import Journal, open_journal
-from pentimento.stores.ledger.cache_ledger import open_cache_ledger
-from pentimento.stores.ledger.records import AcceptedRequest, ResultRecord
+from pentimento.stores.ledger.cache.ledger import open_cache_ledger
+from pentimento.stores.ledger.journal.records import AcceptedRequest, ResultRecord
 from pentimento.stores.objects.filesystem import FilesystemObjectStore
 from pentimento.supervisor.state import StateDirectory
 
@@ -150,10 +150,14 @@ def test_orphan_objects_finds_object_without_row(state: StateDirectory) -> None:
     execute(
         state.path / "frontdoor.sqlite",
         """INSERT INTO journal_requests (request_id, tenant, body, body_hash, accepted_at, frontdoor_id,
-            frontdoor_epoch, state, newest_token, newest_epoch, attempt_count, image_key, error_reason, error_message)
-            VALUES ('r', 't', '', '', 0, '', 0, 'completed', 0, 0, 0, 'results/held', '', '')""",
+            frontdoor_epoch, state, newest_token, newest_epoch, attempt_count, image_key, error_reason, error_message,
+            body_format, cascade_stage, detached)
+            VALUES ('r', 't', '', '', 0, '', 0, 'completed', 0, 0, 0, 'results/held', '', '', 1, 0, 0)""",
     )
-    execute(state.path / "gateway.sqlite", "INSERT INTO cache_objects (key, grant_id) VALUES ('cache/a/held', 'g')")
+    execute(
+        state.path / "gateway.sqlite",
+        "INSERT INTO cache_objects (key, grant_id, compatibility_key) VALUES ('cache/a/held', 'g', '')",
+    )
 
     assert sorted(orphan_objects(state)) == ["cache/a/lost", "results/lost"]
 

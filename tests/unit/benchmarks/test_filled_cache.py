@@ -10,7 +10,7 @@ import pytest
 from benchmarks import filled_cache
 from benchmarks.filled_cache import DIMENSION_COUNT, KEY, SCOPE, FilledCache, chunks, entry_id, fill, fill_piece
 from pentimento.stores.errors import StoreUnavailable
-from pentimento.stores.ledger.cache_ledger import open_cache_ledger
+from pentimento.stores.ledger.cache.ledger import open_cache_ledger
 from pentimento.stores.vectors import Space, VectorQuery
 from pentimento.stores.vectors.edge import EdgeVectorIndex
 from pentimento.stores.vectors.shard_process import ShardProcess

@@ -12,7 +12,7 @@ from pentimento.domain.errors import InvalidArgument, NotFound
 from pentimento.domain.generation import Donor, FromLatent, FromNoise, ObjectReference, SpecInput, Start
 from pentimento.domain.image_request import ReplayInput, ReplayRequest
 from pentimento.stores.ledger import Journal, open_journal
-from pentimento.stores.ledger.records import AcceptedRequest, PicturePin
+from pentimento.stores.ledger.journal.records import AcceptedRequest, PicturePin
 from services.frontdoor.requests.pins import ROW_BYTES, PinLimits, Pins
 
 HOUR_MS = 3_600_000

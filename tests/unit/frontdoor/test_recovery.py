@@ -22,7 +22,7 @@ from pentimento.domain.generation import (
 from pentimento.domain.image_request import AdmittedStages, CacheMode, ImageFormat, ResolvedRequest
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import Journal, open_journal
-from pentimento.stores.ledger.records import AcceptedRequest
+from pentimento.stores.ledger.journal.records import AcceptedRequest
 from pentimento.stores.objects import open_objects
 from pentimento.wire.codec import to_bytes
 from services.frontdoor.journal.bodies import JOURNALLED_REQUEST, resolved_to_bytes

@@ -16,7 +16,7 @@ from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.generation import ObjectReference
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import open_journal
-from pentimento.stores.ledger.records import AcceptedRequest, KeptResults
+from pentimento.stores.ledger.journal.records import AcceptedRequest, KeptResults
 from services.frontdoor.journal import retention
 from services.frontdoor.journal.retention import Retention, RetentionLimits
 

@@ -13,7 +13,7 @@ from pentimento.domain.tenants import HashedKey, TenantBook, TenantKey, TenantQu
 from pentimento.rpc.tokens import KeyRing, blinded
 from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger import open_journal
-from pentimento.stores.ledger.journal import Journal
+from pentimento.stores.ledger.journal.requests import Journal
 from pentimento.stores.ledger.tenant_ledger import TenantLedger
 from services.frontdoor.tenants import directory as module
 from services.frontdoor.tenants.directory import TenantDirectory

@@ -15,8 +15,8 @@ from pentimento.domain.requests import RequestState
 from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger import Journal as RequestJournal
 from pentimento.stores.ledger import open_journal
-from pentimento.stores.ledger.journal_webhooks import AskedWebhook, DueWebhook, JournalWebhooks
-from pentimento.stores.ledger.records import AcceptedRequest
+from pentimento.stores.ledger.journal.records import AcceptedRequest
+from pentimento.stores.ledger.journal.webhooks import AskedWebhook, DueWebhook, JournalWebhooks
 from services.frontdoor.webhooks.calling import WebhookCaller
 from services.frontdoor.webhooks.delivering import DeliveryLimits, Webhooks
 from services.frontdoor.webhooks.rules import webhook_rules

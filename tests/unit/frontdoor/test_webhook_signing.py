@@ -6,7 +6,7 @@ import hmac
 import json
 
 from pentimento.domain.requests import RequestState
-from pentimento.stores.ledger.journal_webhooks import DueWebhook
+from pentimento.stores.ledger.journal.webhooks import DueWebhook
 from services.frontdoor.webhooks.signing import key_as_text, signed_headers, tenant_key, webhook_body
 
 KEY, OLDER = b"k" * 32, b"o" * 32

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine, event
 
-from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
-from pentimento.stores.ledger.cache_records import ObjectPin
+from pentimento.stores.ledger.cache.ledger import CacheLedger, open_cache_ledger
+from pentimento.stores.ledger.cache.records import ObjectPin
 from tests.contract.stores.cache_records import add, commit, grant, reference
 
 

@@ -11,7 +11,8 @@ from sqlalchemy import Connection, Engine, event, text
 
 from pentimento.domain.errors import Internal, InvalidArgument
 from pentimento.stores.errors import StoreFull, StoreUnavailable, UnansweredCommit
-from pentimento.stores.ledger.database import LedgerContention, open_engine
+from pentimento.stores.ledger.database import open_engine
+from pentimento.stores.ledger.errors import LedgerContention
 from pentimento.stores.ledger.writer import GroupCommitWriter, JobPart
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import event
 
 from lab.fixtures.clocks import SetClock
 from pentimento.domain.requests import RequestState
 from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger import Journal
 from tests.support.journals import a_journal, an_accepted_request, complete_request
+from tests.support.watched_statements import watched_statements
 
 EVERY: frozenset[RequestState] = frozenset()
 
@@ -39,32 +39,28 @@ def test_search_keeps_no_commit_waiting(
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
-    def hold(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
-        if words in statement:
+    def hold(_cursor: Any, text: str, _parameters: Any) -> None:
+        if words in text:
             begun.set()
             go_on.wait(120)
 
-    event.listen(journal._writer._engine, "before_cursor_execute", hold)
-    searched = search(journal)
-    begun.wait(60)
-    try:
-        journal.accept(an_accepted_request()).result(60)
-    finally:
-        go_on.set()
+    with watched_statements(hold):
+        searched = search(journal)
+        begun.wait(60)
+        try:
+            journal.accept(an_accepted_request()).result(60)
+        finally:
+            go_on.set()
 
-    assert searched.result(60) == found
+        assert searched.result(60) == found
 
 
 def test_kept_is_summed_from_indexes(journal: Journal) -> None:
     """Every start waits for it, and rows are large."""
-    engine, sent = journal._reader._engine, list[tuple[str, Any]]()
-    event.listen(engine, "before_cursor_execute", lambda *of: sent.append((of[2], of[3])))
-    journal.objects.kept().result()
-    with engine.connect() as connection:
-        plans = [connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}", values).all() for text, values in tuple(sent)]
+    plans = plans_of(journal, lambda: journal.objects.kept().result(), "GROUP BY")
 
     assert len(plans) == 2
-    assert [row[3] for plan in plans for row in plan if "COVERING INDEX" not in row[3]] == []
+    assert [step for plan in plans for step in plan if "COVERING INDEX" not in step] == []
 
 
 def test_list_page_of_closed_journal_is_unavailable(journal: Journal) -> None:
@@ -75,12 +71,7 @@ def test_list_page_of_closed_journal_is_unavailable(journal: Journal) -> None:
 
 
 def test_forget_finished_reads_each_index_once(journal: Journal) -> None:
-    engine, sent = journal._reader._engine, list[tuple[str, Any]]()
-    event.listen(engine, "before_cursor_execute", lambda *of: sent.append((of[2], of[3])))
-    journal.forget_finished(9e9, 5).result()
-    statement, values = next(one for one in sent if "journal_webhooks" in one[0])
-    with engine.connect() as connection:
-        plan = [row[3] for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values)]
+    (plan,) = plans_of(journal, lambda: journal.forget_finished(9e9, 5).result(), "journal_webhooks")
 
     assert len([step for step in plan if "CORRELATED" in step]) == 2
     assert sorted(step for step in plan if " journal_" in step) == [
@@ -89,6 +80,19 @@ def test_forget_finished_reads_each_index_once(journal: Journal) -> None:
         "SEARCH journal_requests USING INDEX journal_finished (finished_at<?)",
         "SEARCH journal_webhooks USING INDEX sqlite_autoindex_journal_webhooks_1 (request_id=?)",
     ]
+
+
+def plans_of(journal: Journal, search: Callable[[], object], words: str) -> list[list[str]]:
+    """Return the plan of each statement with these words that the search runs."""
+    sent = list[tuple[str, Any]]()
+    with watched_statements(lambda cursor, text, parameters: sent.append((text, parameters))):
+        search()
+    with journal._reader._engine.connect() as connection:
+        return [
+            [row[3] for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}", values)]
+            for text, values in sent
+            if words in text
+        ]
 
 
 SIZE = 10

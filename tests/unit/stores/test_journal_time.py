@@ -2,7 +2,7 @@
 
 import pytest
 
-from pentimento.stores.ledger.journal_time import CountedTime, uncounted_s
+from pentimento.stores.ledger.journal.time import CountedTime, uncounted_s
 
 LAST = CountedTime(50.0, 10_000.0, 400.0, "boot-1")
 HOUR_S = 3600.0

@@ -12,13 +12,15 @@ from pathlib import Path
 import pytest
 from psycopg.conninfo import make_conninfo
 from psycopg.pq import PGconn
-from sqlalchemy import Engine, Executable, event, exc, text
+from sqlalchemy import Engine, event, exc, text
 from sqlalchemy.dialects import postgresql
 
 from pentimento.domain.errors import Internal, InvalidArgument, PentimentoError
 from pentimento.stores.errors import SchemaMismatch, StoreFull, StoreUnavailable
-from pentimento.stores.ledger import database, journal, journal_objects, journal_tables, migrations
-from pentimento.stores.ledger.database import LedgerContention, open_engine, typed_errors
+from pentimento.stores.ledger import database
+from pentimento.stores.ledger.database import open_engine
+from pentimento.stores.ledger.errors import LedgerContention, typed_errors
+from pentimento.stores.ledger.journal import requests
 
 UNREACHED = "ledger cannot be reached: "
 BAD_PORT = "postgresql+psycopg://host:port/name"
@@ -266,53 +268,10 @@ def test_open_engine_keeps_mode_of_directory(tmp_path: Path) -> None:
     assert (tmp_path / "shared").stat().st_mode & 0o777 == 0o755
 
 
-class NotedConnection:
-    """A connection to PostgreSQL that notes what it would run."""
-
-    dialect = postgresql.dialect()
-
-    def __init__(self) -> None:
-        self.ran: list[tuple[str, object]] = []
-
-    def execute(self, statement: Executable, parameters: object = None) -> None:
-        self.ran.append((str(statement.compile(dialect=self.dialect)), parameters))  # type: ignore[attr-defined]
-
-
-def test_migrate_server_locks_and_uses_own_types() -> None:
-    server = NotedConnection()
-
-    migrations._lock(server)  # type: ignore[arg-type]
-    migrations._apply(server, "things", migrations.Migration(2, ("ALTER TABLE t ADD COLUMN d {blob}",)))  # type: ignore[arg-type]
-
-    (waits, _), (lock, key), (change, _), (_, version) = server.ran
-    assert waits == "SET LOCAL statement_timeout = 0"
-    assert lock == "SELECT pg_advisory_xact_lock(%(lock)s)"
-    assert isinstance(key, dict) and key.keys() == {"lock"}
-    assert (change, version) == ("ALTER TABLE t ADD COLUMN d BYTEA", {"version": 2, "component": "things"})
-
-
-def test_migrate_sqlite_bytes_are_blobs() -> None:
-    assert migrations._BLOB["sqlite"] == "BLOB"
-
-
 def test_newest_epoch_is_locked_on_server() -> None:
-    statement = journal._NEWEST_EPOCH._in(postgresql.dialect(paramstyle="pyformat"), ()).text
+    statement = requests._NEWEST_EPOCH._in(postgresql.dialect(paramstyle="pyformat"), ()).text
 
     assert statement.endswith("FOR SHARE")
-
-
-def test_insert_unless_present_on_server() -> None:
-    statement = database.insert_unless_present_in("postgresql", journal_tables.spool)
-
-    assert "ON CONFLICT DO NOTHING RETURNING" in str(statement.compile(dialect=NotedConnection.dialect))  # type: ignore[attr-defined]
-
-
-def test_give_back_pages_on_server_does_nothing() -> None:
-    server = NotedConnection()
-
-    journal_objects._give_back_pages(server)  # type: ignore[arg-type]
-
-    assert server.ran == []
 
 
 def test_prepare_sqlite_without_write_ahead_is_refused(tmp_path: Path) -> None:

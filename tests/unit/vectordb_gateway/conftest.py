@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pentimento.stores.ledger.cache_ledger import open_cache_ledger
-from pentimento.stores.ledger.cache_records import EncoderBinding
+from pentimento.stores.ledger.cache.ledger import open_cache_ledger
+from pentimento.stores.ledger.cache.records import EncoderBinding
 from tests.contract.stores.cache_records import bind
 from tests.unit.vectordb_gateway.said_index import ENCODER, Gateway
 

@@ -22,8 +22,8 @@ from pentimento.policies.cache_selection import SelectionRules, Threshold
 from pentimento.policies.followed_cache import CacheInForce
 from pentimento.policies.reuse_rules import ReuseRules
 from pentimento.profiles.catalogue import ProfileSet
-from pentimento.stores.ledger.cache_ledger import CacheLedger
-from pentimento.stores.ledger.cache_records import EntryCommit, GrantedKey, GrantRecord
+from pentimento.stores.ledger.cache.ledger import CacheLedger
+from pentimento.stores.ledger.cache.records import EntryCommit, GrantedKey, GrantRecord
 from pentimento.stores.objects.store import refer_to
 from pentimento.stores.vectors.index import Space, VectorMatch, VectorPoint, VectorQuery
 from services.vectordb_gateway.lookup.encoder import EncoderGuard

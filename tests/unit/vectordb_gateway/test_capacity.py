@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pentimento.domain.cache import CacheHolding
-from pentimento.stores.ledger.cache_records import CacheTotals
+from pentimento.stores.ledger.cache.records import CacheTotals
 from services.vectordb_gateway.entries import capacity
 from services.vectordb_gateway.entries.capacity import Capacity
 from services.vectordb_gateway.settings import CapacitySettings, EvictionChoice

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from pentimento.stores.ledger.cache_records import CachedEntry
+from pentimento.stores.ledger.cache.records import CachedEntry
 from services.vectordb_gateway.lookup.rows import EntryRows
 
 

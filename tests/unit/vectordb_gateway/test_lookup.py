@@ -15,8 +15,8 @@ from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import InvalidArgument, PentimentoError, Unavailable
 from pentimento.domain.generation import Donor, FromImage, FromLatent, FromNoise, NoiseForm, Start
 from pentimento.policies.cache_selection import NEAREST_COUNT, SelectionRules
-from pentimento.stores.ledger.cache_ledger import open_cache_ledger
-from pentimento.stores.ledger.cache_records import EncoderBinding
+from pentimento.stores.ledger.cache.ledger import open_cache_ledger
+from pentimento.stores.ledger.cache.records import EncoderBinding
 from pentimento.stores.vectors.index import Space, VectorQuery
 from services.vectordb_gateway.entries.checks import SHARED_POOL
 from services.vectordb_gateway.lookup.encoder import EncoderGuard

@@ -12,8 +12,8 @@ from pentimento.domain.generation import FromNoise
 from pentimento.policies.cache_selection import SelectionRules, Threshold
 from pentimento.policies.match_prediction import Ruling
 from pentimento.profiles.catalogue import ProfileSet
-from pentimento.stores.ledger.cache_ledger import open_cache_ledger
-from pentimento.stores.ledger.cache_records import EncoderBinding
+from pentimento.stores.ledger.cache.ledger import open_cache_ledger
+from pentimento.stores.ledger.cache.records import EncoderBinding
 from pentimento.stores.vectors.index import Space, VectorMatch, VectorQuery
 from services.vectordb_gateway.lookup import lookup
 from services.vectordb_gateway.match_predictor.match_watch import Forecast, MatchWatch

@@ -7,8 +7,8 @@ import pytest
 from pentimento.domain.errors import InvalidArgument
 from pentimento.policies.eviction_rules import AgedBenefit
 from pentimento.stores.errors import StoreUnavailable
-from pentimento.stores.ledger.cache_access import UseBatch
-from pentimento.stores.ledger.cache_records import CacheTotals
+from pentimento.stores.ledger.cache.records import CacheTotals
+from pentimento.stores.ledger.cache.uses import UseBatch
 from services.vectordb_gateway.entries.capacity import rule_of
 from services.vectordb_gateway.settings import CapacitySettings, EvictionChoice
 from services.vectordb_gateway.upkeep import uses

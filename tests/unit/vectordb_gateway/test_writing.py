@@ -11,9 +11,8 @@ from pentimento.domain.clock import SteadyClock, SystemClock
 from pentimento.policies.cache_selection import SelectionRules
 from pentimento.policies.followed_cache import CacheChoice
 from pentimento.policies.reuse_rules import ReuseRules
-from pentimento.stores.ledger import cache_writes
-from pentimento.stores.ledger.cache_ledger import open_cache_ledger
-from pentimento.stores.ledger.cache_records import GrantRecord
+from pentimento.stores.ledger.cache import grants
+from pentimento.stores.ledger.cache.ledger import open_cache_ledger
 from pentimento.stores.objects import open_objects
 from services.vectordb_gateway.entries.capacity import Capacity
 from services.vectordb_gateway.entries.rules import PlannedCache
@@ -33,14 +32,14 @@ async def test_a_grant_of_which_nobody_hears_is_given_back(tmp_path: Path, monke
     planned = PlannedCache(CacheChoice(), ReuseRules(SelectionRules()))
     clock, indexing = SteadyClock(SystemClock()), Indexing(ledger, index, guard)
     writing = EntryWriting(ledger, guard, indexing, capacity, planned, WriteBounds(900.0, 5), clock)
-    reserve, begun, go_on = cache_writes.reserve, threading.Event(), threading.Event()
+    add, begun, go_on = grants._ADD_GRANT.change, threading.Event(), threading.Event()
 
-    def slow(connection: Connection, grant: GrantRecord) -> None:
+    def slow(connection: Connection, **values: object) -> int:
         begun.set()
         go_on.wait(60.0)
-        reserve(connection, grant)
+        return add(connection, **values)
 
-    monkeypatch.setattr(cache_writes, "reserve", slow)
+    monkeypatch.setattr(grants._ADD_GRANT, "change", slow)
     asked = asyncio.create_task(writing.reserve(scope(), attempt(), ReservedRun()))
     await asyncio.to_thread(begun.wait, 60.0)
     asked.cancel()

@@ -14,8 +14,8 @@ import pytest
 
 from pentimento.domain.generation import CapturedEntries, CapturedLatent
 from pentimento.policies.match_prediction import Ruling
-from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
-from pentimento.stores.ledger.cache_records import EncoderBinding, EntryCommit, GrantedKey, GrantRecord, NumberedVector
+from pentimento.stores.ledger.cache.ledger import CacheLedger, open_cache_ledger
+from pentimento.stores.ledger.cache.records import EncoderBinding, EntryCommit, GrantedKey, GrantRecord, NumberedVector
 from pentimento.stores.objects.store import refer_to
 from services.vectordb_gateway.match_predictor import match_watch
 from services.vectordb_gateway.match_predictor import predictor as predictor_module

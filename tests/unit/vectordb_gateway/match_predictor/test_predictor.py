@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from pentimento.stores.ledger.cache_records import EncoderBinding, NumberedVector
+from pentimento.stores.ledger.cache.records import EncoderBinding, NumberedVector
 from services.vectordb_gateway.match_predictor import predictor as predictor_module
 from services.vectordb_gateway.match_predictor.predictor import MatchPredictor
 

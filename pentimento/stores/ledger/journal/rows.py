@@ -3,15 +3,23 @@
 from dataclasses import fields
 from typing import Any
 
-from sqlalchemy import Row, Select, and_, select
+from sqlalchemy import and_, select
 
 from pentimento.domain.generation import Attempt, ObjectReference
 from pentimento.domain.requests import RequestState
-from pentimento.stores.ledger import journal_tables as tables
-from pentimento.stores.ledger.records import AcceptedRequest, AttemptRecord, JournalledRequest, ResultRecord
+from pentimento.stores.ledger.journal import tables
+from pentimento.stores.ledger.journal.records import AcceptedRequest, AttemptRecord, JournalledRequest, ResultRecord
 
 _requests = tables.requests
 _attempts = tables.attempts
+_IS_NEWEST = and_(
+    _attempts.c.request_id == _requests.c.request_id, _attempts.c.fencing_token == _requests.c.newest_token
+)
+# Selects every request with its newest attempt.
+REQUESTS = select(_requests, *(column.label(f"attempt_{column.name}") for column in _attempts.c)).select_from(
+    _requests.outerjoin(_attempts, _IS_NEWEST)
+)
+_ACCEPTED = tuple(field.name for field in fields(AcceptedRequest))
 
 
 def row_of_request(record: AcceptedRequest, counted_s: float | None) -> dict[str, Any]:
@@ -62,17 +70,8 @@ def values_of_result(result: ResultRecord) -> dict[str, Any]:
     }
 
 
-def select_requests() -> Select[Any]:
-    """Select every request with its newest attempt."""
-    newest = and_(
-        _attempts.c.request_id == _requests.c.request_id, _attempts.c.fencing_token == _requests.c.newest_token
-    )
-    of_attempt = [column.label(f"attempt_{column.name}") for column in _attempts.c]
-    return select(_requests, *of_attempt).select_from(_requests.outerjoin(_attempts, newest))
-
-
-def request_of_row(row: Row[Any]) -> JournalledRequest:
-    """Return the record of a row of `select_requests`."""
+def request_of_row(row: Any) -> JournalledRequest:
+    """Return the record of a row of `REQUESTS`."""
     return JournalledRequest(
         request=_accepted(row),
         state=RequestState(row.state),
@@ -88,12 +87,12 @@ def request_of_row(row: Row[Any]) -> JournalledRequest:
     )
 
 
-def _accepted(row: Row[Any]) -> AcceptedRequest:
-    values = {field.name: getattr(row, field.name) for field in fields(AcceptedRequest)}
+def _accepted(row: Any) -> AcceptedRequest:
+    values = {name: getattr(row, name) for name in _ACCEPTED}
     return AcceptedRequest(**{**values, "idempotency_key": row.idempotency_key or "", "detached": bool(row.detached)})
 
 
-def _attempt(row: Row[Any]) -> AttemptRecord:
+def _attempt(row: Any) -> AttemptRecord:
     attempt = Attempt(
         request_id=row.request_id,
         attempt_number=row.attempt_attempt_number,
@@ -107,7 +106,7 @@ def _attempt(row: Row[Any]) -> AttemptRecord:
     return AttemptRecord(attempt, row.attempt_worker_id, *started)
 
 
-def _result(row: Row[Any]) -> ResultRecord:
+def _result(row: Any) -> ResultRecord:
     return ResultRecord(
         image=ObjectReference(row.image_key, row.image_digest, row.image_size_bytes),
         image_format=row.image_format,

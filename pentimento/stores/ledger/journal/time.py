@@ -18,10 +18,11 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from pentimento.domain.clock import JUMP_S, Clock, SystemClock, boot_id, boot_s
-from pentimento.stores.ledger import journal_tables as tables
+from pentimento.stores.ledger.journal import tables
+from pentimento.stores.ledger.statements import Statement
 from pentimento.stores.ledger.writer import GroupCommitWriter
 
-_epoch = tables.epoch
+_COUNTED = Statement(select(*tables.epoch.c["counted_s", "wall_s", "boot_s", "boot_id"]))
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,7 @@ class JournalTime:
         return {} if counted_s is None else vars(self._at(counted_s))
 
     def _resume(self, connection: Connection, watched_s: float | None) -> None:
-        columns = (_epoch.c.counted_s, _epoch.c.wall_s, _epoch.c.boot_s, _epoch.c.boot_id)
-        last = CountedTime(*connection.execute(select(*columns)).one())
+        last = CountedTime(*_COUNTED.rows(connection)[0])
         now = self._at(0.0)
         self._base_s = last.counted_s + uncounted_s(last, now, watched_s) - now.boot_s
 

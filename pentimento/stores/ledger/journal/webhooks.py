@@ -3,13 +3,28 @@
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, and_, case, exists, func, insert, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    and_,
+    bindparam,
+    case,
+    exists,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
 
 from pentimento.domain.jobs import WebhookDelivery, WebhookState
 from pentimento.domain.requests import RequestState
-from pentimento.stores.ledger import journal_tables as tables
+from pentimento.stores.ledger.journal import tables
+from pentimento.stores.ledger.statements import Statement, among
 from pentimento.stores.ledger.writer import GroupCommitWriter, LedgerReader, submitted
 
 _requests = tables.requests
@@ -31,6 +46,31 @@ _IS_DUE = and_(
     _webhooks.c.request_id == _requests.c.request_id,
     _requests.c.finished_at.is_not(None),
     or_(_webhooks.c.last_id == "", ~_OTHER_RUNS),
+)
+_TOLD = select(
+    *_requests.c["request_id", "tenant", "error_reason", "accepted_at", "finished_at"],
+    _requests.c.state.label("request_state"),
+    *_webhooks.c["url", "try_count", "told_id", "last_id"],
+).where(_IS_DUE)
+_ENDED_LATER = exists().where(_IS_OF_JOB, _others.c.finished_at >= bindparam("before"))
+_OVERDUE = Statement(
+    _TOLD.where(_requests.c.finished_at < bindparam("before"), or_(_webhooks.c.last_id == "", ~_ENDED_LATER))
+    .where(~among(_requests.c.request_id, "but_ids"))
+    .limit(bindparam("limit_count"))
+)
+_NEXT_AT = Statement(select(func.min(_due_at)).where(_IS_DUE, _due_at > bindparam("after")))
+_NOTE_TRY = Statement(update(_webhooks).where(_webhooks.c.request_id == bindparam("id")))
+_PUT_FORWARD = Statement(update(_webhooks).where(_IS_PENDING, _webhooks.c.next_at > bindparam("latest")))
+_DELIVERY = Statement(
+    select(*_webhooks.c["state", "try_count", "error"]).where(
+        _webhooks.c.request_id == bindparam("id"), _webhooks.c.told_id == bindparam("told")
+    )
+)
+_ADD = Statement(insert(_webhooks))
+_ENDS_OF_JOB = Statement(
+    select(_others.c.state, _others.c.finished_at).where(
+        _others.c.request_id.between(bindparam("first_id"), bindparam("final_id")), _others.c.finished_at.is_not(None)
+    )
 )
 
 
@@ -85,58 +125,74 @@ class JournalWebhooks:
     ) -> "Future[list[DueWebhook]]":
         """Return up to `limit_count` webhooks due by `now`, longest wait first. Skips those of `but_tenants`, and of
         `but_hosts`: a tenant and a host, with its port if the address has one."""
-        others = [~and_(_requests.c.tenant == tenant, _is_at(host)) for tenant, host in but_hosts]
-        is_now = and_(_webhooks.c.next_at <= now, _due_at <= now, _requests.c.tenant.not_in(but_tenants), *others)
-        statement = _select_due().where(is_now).order_by(_webhooks.c.next_at).limit(limit_count)
-        return self._reader.submit(
-            lambda connection: [_due_of(connection, row) for row in connection.execute(statement)]
-        )
+        wanted: dict[str, Any] = {"now": now, "limit_count": limit_count, "but_tenants": but_tenants}
+        for number, (tenant, host) in enumerate(but_hosts):
+            wanted |= {
+                f"tenant_{number}": tenant,
+                f"https_{number}": f"https://{host}/",
+                f"http_{number}": f"http://{host}/",
+            }
+        return self._read(_due(len(but_hosts)), wanted)
 
     def next_at(self, after: float) -> "Future[float | None]":
         """Return the time of the next webhook that is not due by `after` yet; None without one."""
-        statement = select(func.min(_due_at)).where(_IS_DUE, _due_at > after)
-        return self._reader.submit(lambda connection: connection.execute(statement).scalar_one())
+        return self._reader.submit(lambda connection: _NEXT_AT.scalar(connection, after=after))
 
     def overdue(self, ended_before: float, limit_count: int, but_ids: Sequence[str] = ()) -> "Future[list[DueWebhook]]":
         """Return up to `limit_count` pending webhooks of jobs that ended before `ended_before`, except those of
         `but_ids`."""
-        other_ended_later = exists().where(_IS_OF_JOB, _others.c.finished_at >= ended_before)
-        have_ended = or_(_webhooks.c.last_id == "", ~other_ended_later)
-        is_overdue = and_(_requests.c.finished_at < ended_before, have_ended, _requests.c.request_id.not_in(but_ids))
-        statement = _select_due().where(is_overdue).limit(limit_count)
-        return self._reader.submit(
-            lambda connection: [_due_of(connection, row) for row in connection.execute(statement)]
-        )
+        return self._read(_OVERDUE, {"before": ended_before, "limit_count": limit_count, "but_ids": but_ids})
 
     @submitted
     def note_try(self, connection: Connection, request_id: str, delivery: WebhookDelivery, next_at: float) -> None:
         """Record the outcome of a try, and the time of the next one if the webhook is still pending."""
-        values = {
-            "state": delivery.state.value,
-            "try_count": delivery.try_count,
-            "error": delivery.error,
-            "next_at": next_at,
-        }
-        statement = update(_webhooks).where(_webhooks.c.request_id == request_id).values(**values)
-        connection.execute(statement)
+        values = {"state": delivery.state.value, "try_count": delivery.try_count, "error": delivery.error}
+        _NOTE_TRY.change(connection, id=request_id, next_at=next_at, **values)
 
     @submitted
     def put_forward(self, connection: Connection, latest: float, next_at: float) -> None:
         """Move tries later than `latest` to `next_at`: a clock that was set back left them there."""
-        statement = update(_webhooks).where(_IS_PENDING, _webhooks.c.next_at > latest).values(next_at=next_at)
-        connection.execute(statement)
+        _PUT_FORWARD.change(connection, latest=latest, next_at=next_at)
 
-    def delivery(self, request_id: str, told_id: str = "") -> "Future[WebhookDelivery | None]":
+    @submitted
+    def delivery(self, connection: Connection, request_id: str, told_id: str = "") -> WebhookDelivery | None:
         """Return the delivery of a request's webhook, None if it named none. `told_id`: the job's id, for the first of
         several requests that are one job."""
-        statement = select(_webhooks).where(_webhooks.c.request_id == request_id, _webhooks.c.told_id == told_id)
-        return self._submit(lambda connection: _delivery_of(connection.execute(statement).one_or_none()))
+        row = _DELIVERY.first(connection, id=request_id, told=told_id)
+        return WebhookDelivery(WebhookState(row.state), row.try_count, row.error) if row is not None else None
+
+    def _read(self, statement: Statement, wanted: dict[str, Any]) -> "Future[list[DueWebhook]]":
+        return self._reader.submit(
+            lambda connection: [_due_of(connection, row) for row in statement.rows(connection, **wanted)]
+        )
+
+
+@lru_cache(maxsize=64)
+def _due(host_count: int) -> Statement:
+    """Return the statement that selects webhooks due by now, but those of that many hosts of a tenant."""
+    others = [
+        ~and_(
+            _requests.c.tenant == bindparam(f"tenant_{number}"),
+            or_(_is_below(f"https_{number}"), _is_below(f"http_{number}")),
+        )
+        for number in range(host_count)
+    ]
+    now = bindparam("now", type_=_webhooks.c.next_at.type)
+    is_now = and_(_webhooks.c.next_at <= now, _due_at <= now, ~among(_requests.c.tenant, "but_tenants"), *others)
+    return Statement(_TOLD.where(is_now).order_by(_webhooks.c.next_at).limit(bindparam("limit_count")))
+
+
+def _is_below(place: str) -> ColumnElement[bool]:
+    """Return whether the address begins with the parameter `place`, which ends with a slash."""
+    start = bindparam(place, type_=_webhooks.c.url.type)
+    # An address may end with its host.
+    return func.substr(_webhooks.c.url + "/", 1, func.length(start)) == start
 
 
 def add_webhook(connection: Connection, request_id: str, webhook: AskedWebhook) -> None:
     """Store the webhook of a request, in the transaction that accepts it."""
     row = {"request_id": request_id, **vars(webhook), "state": WebhookState.PENDING.value, "try_count": 0}
-    connection.execute(insert(_webhooks), {**row, "next_at": 0.0, "error": ""})
+    _ADD.change(connection, **row, next_at=0.0, error="")
 
 
 def but_untold(statement: Select[Any]) -> Select[Any]:
@@ -151,26 +207,11 @@ def but_untold(statement: Select[Any]) -> Select[Any]:
     return joined.where(~of_one, of_several.c.first_part.is_(None))
 
 
-def _is_at(host: str) -> ColumnElement[bool]:
-    # An address may end with its host.
-    address = _webhooks.c.url + "/"
-    return or_(*(address.startswith(f"{scheme}://{host}/", autoescape=True) for scheme in ("https", "http")))
-
-
-def _select_due() -> Select[Any]:
-    columns = _requests.c
-    told = (columns.request_id, columns.tenant, columns.error_reason, columns.accepted_at, columns.finished_at)
-    hook = (_webhooks.c.url, _webhooks.c.try_count, _webhooks.c.told_id, _webhooks.c.last_id)
-    return select(*told, columns.state.label("request_state"), *hook).where(_IS_DUE)
-
-
-def _due_of(connection: Connection, row: Row[Any]) -> DueWebhook:
+def _due_of(connection: Connection, row: Any) -> DueWebhook:
     state, reason, finished_at = RequestState(row.request_state), row.error_reason, row.finished_at
     if row.last_id:
-        columns = (_others.c.state, _others.c.finished_at)
-        of_job = _others.c.request_id.between(row.request_id, row.last_id)
         # A further request may have been accepted since the job was due.
-        ends = connection.execute(select(*columns).where(of_job, _others.c.finished_at.is_not(None))).all()
+        ends = _ENDS_OF_JOB.rows(connection, first_id=row.request_id, final_id=row.last_id)
         finished_at = max(one.finished_at for one in ends)
         # One image makes the job a completed one.
         if any(one.state == RequestState.COMPLETED.value for one in ends):
@@ -178,7 +219,3 @@ def _due_of(connection: Connection, row: Row[Any]) -> DueWebhook:
     return DueWebhook(
         row.request_id, row.tenant, row.url, row.try_count, state, reason, row.accepted_at, finished_at, row.told_id
     )
-
-
-def _delivery_of(row: Row[Any] | None) -> WebhookDelivery | None:
-    return WebhookDelivery(WebhookState(row.state), row.try_count, row.error) if row is not None else None

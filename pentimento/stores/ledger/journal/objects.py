@@ -5,15 +5,15 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
-from sqlalchemy import URL, Connection, and_, bindparam, delete, func, literal_column, select, update
+from sqlalchemy import URL, Connection, and_, bindparam, delete, func, literal_column, select, text, update
 
 from pentimento.domain.clock import Clock
 from pentimento.domain.generation import ObjectReference
-from pentimento.stores.ledger import journal_tables as tables
-from pentimento.stores.ledger.database import insert_unless_present_in, lift_time_limit
-from pentimento.stores.ledger.journal_pins import pinned_keys
-from pentimento.stores.ledger.records import KeptResults, SpooledObject
-from pentimento.stores.ledger.statements import Statement
+from pentimento.stores.ledger.database import lift_time_limit
+from pentimento.stores.ledger.journal import tables
+from pentimento.stores.ledger.journal.pins import PINNED_KEYS
+from pentimento.stores.ledger.journal.records import KeptResults, SpooledObject
+from pentimento.stores.ledger.statements import Statement, among, insert_unless_present, run_by_driver
 from pentimento.stores.ledger.writer import GroupCommitWriter, LedgerReader, submitted
 
 _requests = tables.requests
@@ -21,13 +21,29 @@ _spool = tables.spool
 _columns = _requests.c
 # The row of a deleted image has an empty key.
 _HAS_PICTURE = and_(_columns.image_key.is_not(None), _columns.image_key != literal_column("''"))
-# While the store is away every image passes through these statements.
-_IS_SPOOLED = _spool.c.key == bindparam("id")
-_SPOOL = Statement(lambda dialect: insert_unless_present_in(dialect, _spool))
-_READ_SPOOLED = Statement(lambda _: select(_spool.c.data).where(_IS_SPOOLED))
-_UNSPOOL = Statement(lambda _: delete(_spool).where(_IS_SPOOLED))
 _FORGOTTEN_AT_ONCE = 200
 _PAGES_AT_ONCE = 1024
+_IS_SPOOLED = _spool.c.key == bindparam("id")
+_SPOOL = insert_unless_present(_spool)
+_SPOOLED = Statement(select(*_spool.c["tenant", "key", "digest", "size_bytes"]))
+_READ_SPOOLED = Statement(select(_spool.c.data).where(_IS_SPOOLED))
+_UNSPOOL = Statement(delete(_spool).where(_IS_SPOOLED))
+_NAMED_IMAGES = Statement(select(_columns.image_key).where(among(_columns.image_key, "keys")))
+_NAMED_INPUTS = Statement(PINNED_KEYS.where(among(tables.pinned_inputs.c.key, "keys")))
+_ENDED_COUNTS = Statement(
+    select(_columns.tenant, func.count()).where(_columns.finished_at.is_not(None)).group_by(_columns.tenant)
+)
+_IMAGE_BYTES = Statement(
+    select(_columns.tenant, func.sum(_columns.image_size_bytes)).where(_HAS_PICTURE).group_by(_columns.tenant)
+)
+_OLDEST_IMAGES = Statement(
+    select(*_columns["request_id", "finished_at", "image_key", "image_digest", "image_size_bytes"])
+    .where(_columns.tenant == bindparam("of_tenant"), _columns.finished_at >= bindparam("since"), _HAS_PICTURE)
+    .order_by(_columns.finished_at)
+    .limit(_FORGOTTEN_AT_ONCE)
+)
+_FORGET_IMAGES = Statement(update(_requests).where(among(_columns.request_id, "ids")).values(image_key=""))
+_FREE_PAGES = Statement(text("PRAGMA freelist_count"))
 
 
 class JournalObjects:
@@ -42,32 +58,26 @@ class JournalObjects:
         self._forgotten_until: dict[str, float] = {}
         self._file = Path(url.database) if url.drivername == "sqlite" and url.database else None
 
-    def spool(self, tenant: str, reference: ObjectReference, data: bytes) -> "Future[bool]":
+    @submitted
+    def spool(self, connection: Connection, tenant: str, reference: ObjectReference, data: bytes) -> bool:
         """Store an object until its object store takes it; False if it is spooled already."""
-        row = {
-            "key": reference.key,
-            "tenant": tenant,
-            "digest": reference.digest,
-            "size_bytes": reference.size_bytes,
-            "data": data,
-        }
-        return self._submit(lambda connection: _SPOOL.first(connection, row) is not None)
+        return _SPOOL.first(connection, tenant=tenant, data=data, **vars(reference)) is not None
 
     @submitted
     def spooled(self, connection: Connection) -> list[SpooledObject]:
         """Return all spooled objects."""
-        rows = connection.execute(select(_spool.c.tenant, _spool.c.key, _spool.c.digest, _spool.c.size_bytes))
-        return [SpooledObject(row.tenant, ObjectReference(row.key, row.digest, row.size_bytes)) for row in rows]
+        return [SpooledObject(tenant, ObjectReference(*named)) for tenant, *named in _SPOOLED.rows(connection)]
 
     @submitted
     def read_spooled(self, connection: Connection, key: str) -> bytes | None:
         """Return the spooled bytes of the key; None if there are none."""
-        row = _READ_SPOOLED.first(connection, {"id": key})
-        return bytes(row[0]) if row is not None else None
+        data = _READ_SPOOLED.scalar(connection, id=key)
+        return bytes(data) if data is not None else None
 
-    def unspool(self, key: str) -> "Future[bool]":
+    @submitted
+    def unspool(self, connection: Connection, key: str) -> bool:
         """Delete the spooled object of the key; False if there is none."""
-        return self._submit(lambda connection: _UNSPOOL.changed_count(connection, {"id": key}) == 1)
+        return _UNSPOOL.change(connection, id=key) == 1
 
     def kept(self) -> "Future[list[KeptResults]]":
         """Return the totals of every tenant's ended requests. The reader's thread counts from indexes only: there may
@@ -90,11 +100,11 @@ class JournalObjects:
 
         return self._submit(work, lambda: self._forgotten_until.update({tenant: until}))
 
-    def named(self, keys: Sequence[str]) -> "Future[set[str]]":
+    @submitted
+    def named(self, connection: Connection, keys: Sequence[str]) -> set[str]:
         """Return the keys that a request's image or a pinned request's input has."""
-        pictures = select(_columns.image_key).where(_columns.image_key.in_(keys))
-        inputs = pinned_keys(self._clock.wall()).where(tables.pinned_inputs.c.key.in_(keys))
-        return self._submit(lambda connection: {*connection.scalars(pictures), *connection.scalars(inputs)})
+        inputs = _NAMED_INPUTS.scalars(connection, keys=keys, now=self._clock.wall())
+        return {*_NAMED_IMAGES.scalars(connection, keys=keys), *inputs}
 
     def give_back_pages(self) -> "Future[None]":
         """Shrink SQLite's file by some of its unused pages. PostgreSQL reuses pages by itself."""
@@ -115,10 +125,8 @@ class JournalObjects:
 def _kept(connection: Connection) -> list[KeptResults]:
     # Over millions of rows it takes longer than any other statement, and every start needs it.
     lift_time_limit(connection)
-    have_ended = select(_columns.tenant, func.count()).where(_columns.finished_at.is_not(None))
-    of_pictures = select(_columns.tenant, func.sum(_columns.image_size_bytes)).where(_HAS_PICTURE)
-    picture_bytes = {tenant: int(total) for tenant, total in connection.execute(of_pictures.group_by(_columns.tenant))}
-    counted = connection.execute(have_ended.group_by(_columns.tenant))
+    picture_bytes = {tenant: int(total) for tenant, total in _IMAGE_BYTES.rows(connection)}
+    counted = _ENDED_COUNTS.rows(connection)
     return [KeptResults(tenant, count, picture_bytes.get(tenant, 0)) for tenant, count in counted]
 
 
@@ -127,30 +135,21 @@ def _forget_pictures(
 ) -> tuple[list[ObjectReference], float]:
     """Remove images of requests that ended since `since`; return the images, and the end time of the last of their
     requests."""
-    image = (_columns.image_key, _columns.image_digest, _columns.image_size_bytes)
-    oldest = (
-        select(_columns.request_id, _columns.finished_at, *image)
-        .where(_columns.tenant == tenant, _columns.finished_at >= since, _HAS_PICTURE)
-        .order_by(_columns.finished_at)
-        .limit(_FORGOTTEN_AT_ONCE)
-    )
     ids, forgotten, freed, until = [], [], 0, since
-    for request_id, finished_at, *reference in connection.execute(oldest):
+    for request_id, finished_at, *reference in _OLDEST_IMAGES.rows(connection, of_tenant=tenant, since=since):
         if freed >= size_bytes:
             break
         ids.append(request_id)
         forgotten.append(ObjectReference(*reference))
         freed += forgotten[-1].size_bytes
         until = finished_at
-    connection.execute(update(_requests).where(_columns.request_id.in_(ids)).values(image_key=""))
+    _FORGET_IMAGES.change(connection, ids=ids)
     return forgotten, until
 
 
 def _give_back_pages(connection: Connection) -> None:
     if connection.dialect.name != "sqlite":
         return
-    free_count = connection.exec_driver_sql("PRAGMA freelist_count").scalar_one()
-    cursor = connection.connection.cursor()
-    for _ in range(min(free_count, _PAGES_AT_ONCE)):
+    for _ in range(min(_FREE_PAGES.scalar(connection), _PAGES_AT_ONCE)):
         # The driver runs one step of a statement without rows, which is one page.
-        cursor.execute("PRAGMA incremental_vacuum(1)")
+        run_by_driver(connection, "PRAGMA incremental_vacuum(1)")

@@ -6,18 +6,20 @@ import math
 import struct
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-from sqlalchemy import Select, and_, or_
+from sqlalchemy import and_, bindparam, or_
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.requests import RequestState
-from pentimento.stores.ledger import journal_tables as tables
-from pentimento.stores.ledger.journal_rows import request_of_row, select_requests
-from pentimento.stores.ledger.records import JournalledRequest
+from pentimento.stores.ledger.journal import tables
+from pentimento.stores.ledger.journal.records import JournalledRequest
+from pentimento.stores.ledger.journal.rows import REQUESTS, request_of_row
+from pentimento.stores.ledger.statements import Statement, among
 from pentimento.stores.ledger.writer import LedgerReader
 
-_requests = tables.requests
+_columns = tables.requests.c
 _MAX_TOKEN_CHARS = 200
 _TIME = struct.Struct(">d")
 
@@ -68,19 +70,24 @@ class JournalListing:
     ) -> "Future[list[JournalledRequest]]":
         """Return up to `limit_count` requests of the tenant, newest first, after the place `behind`. `states`: as
         journalled, RUNNING from the first attempt on; empty for all."""
-        statement = _of(tenant, states, jobs_only, behind).limit(limit_count)
-        return self._reader.submit(lambda connection: [request_of_row(row) for row in connection.execute(statement)])
+        wanted: dict[str, Any] = {"of_tenant": tenant, "limit_count": limit_count}
+        if states:
+            wanted["states"] = [state.value for state in states]
+        if behind is not None:
+            wanted |= {"before": behind.accepted_at, "before_id": behind.request_id}
+        statement = _page(bool(states), jobs_only, behind is not None)
+        return self._reader.submit(lambda connection: [*map(request_of_row, statement.rows(connection, **wanted))])
 
 
-def _of(tenant: str, states: frozenset[RequestState], jobs_only: bool, behind: PagePlace | None) -> Select[Any]:
-    columns = _requests.c
-    statement = select_requests().where(columns.tenant == tenant)
-    if states:
-        statement = statement.where(columns.state.in_(sorted(state.value for state in states)))
-    if jobs_only:
-        statement = statement.where(columns.detached == 1)
-    if behind is not None:
-        older = columns.accepted_at < behind.accepted_at
-        beside = and_(columns.accepted_at == behind.accepted_at, columns.request_id < behind.request_id)
-        statement = statement.where(or_(older, beside))
-    return statement.order_by(columns.accepted_at.desc(), columns.request_id.desc())
+@cache
+def _page(of_states: bool, jobs_only: bool, is_next: bool) -> Statement:
+    """Return the statement that selects a page of a tenant's requests."""
+    wanted = [_columns.tenant == bindparam("of_tenant")]
+    wanted += [among(_columns.state, "states")] if of_states else []
+    wanted += [_columns.detached == 1] if jobs_only else []
+    if is_next:
+        before = bindparam("before", type_=_columns.accepted_at.type)
+        beside = and_(_columns.accepted_at == before, _columns.request_id < bindparam("before_id"))
+        wanted.append(or_(_columns.accepted_at < before, beside))
+    newest = REQUESTS.where(*wanted).order_by(_columns.accepted_at.desc(), _columns.request_id.desc())
+    return Statement(newest.limit(bindparam("limit_count")))

@@ -7,75 +7,100 @@ active one and a standby, or one that was stopped and woke up) write to the same
 import secrets
 from collections.abc import Sequence
 from concurrent.futures import Future
+from functools import cache
 from typing import Any
 
-from sqlalchemy import Column, Connection, Engine, Select, and_, bindparam, case, delete, insert, or_, select, update
-from sqlalchemy.sql.dml import ReturningUpdate
+from sqlalchemy import Connection, Engine, and_, bindparam, delete, insert, or_, select, update
 
 from pentimento.domain.clock import Clock, SteadyClock, SystemClock, boot_s
-from pentimento.domain.epochs import epoch_at
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Attempt
 from pentimento.domain.requests import RequestState
-from pentimento.stores.ledger import journal_tables as tables
-from pentimento.stores.ledger.database import insert_unless_present_in, open_engine, typed_errors
-from pentimento.stores.ledger.epoch_ledger import EpochLedger, superseded
-from pentimento.stores.ledger.journal_listing import JournalListing
-from pentimento.stores.ledger.journal_objects import JournalObjects
-from pentimento.stores.ledger.journal_pins import JournalPins, is_pinned
-from pentimento.stores.ledger.journal_rows import (
+from pentimento.stores.ledger.database import open_engine
+from pentimento.stores.ledger.epochs import EpochLedger, superseded
+from pentimento.stores.ledger.errors import typed_errors
+from pentimento.stores.ledger.journal import tables
+from pentimento.stores.ledger.journal.listing import JournalListing
+from pentimento.stores.ledger.journal.objects import JournalObjects
+from pentimento.stores.ledger.journal.pins import IS_PINNED, JournalPins
+from pentimento.stores.ledger.journal.records import (
+    AcceptedRequest,
+    AcceptKind,
+    AcceptOutcome,
+    JournalledRequest,
+    ResultRecord,
+)
+from pentimento.stores.ledger.journal.rows import (
+    REQUESTS,
     request_of_row,
     row_of_attempt,
     row_of_request,
-    select_requests,
     values_of_result,
 )
-from pentimento.stores.ledger.journal_time import JournalTime
-from pentimento.stores.ledger.journal_webhooks import AskedWebhook, JournalWebhooks, add_webhook, but_untold
+from pentimento.stores.ledger.journal.time import JournalTime
+from pentimento.stores.ledger.journal.webhooks import AskedWebhook, JournalWebhooks, add_webhook, but_untold
 from pentimento.stores.ledger.migrations import migrate
-from pentimento.stores.ledger.records import AcceptedRequest, AcceptKind, AcceptOutcome, JournalledRequest, ResultRecord
-from pentimento.stores.ledger.statements import Statement
-from pentimento.stores.ledger.tenant_ledger import TenantLedger, migrate_tenants
+from pentimento.stores.ledger.statements import Statement, among, insert_unless_present
+from pentimento.stores.ledger.tenant_ledger import TenantLedger
+from pentimento.stores.ledger.tenant_tables import SCHEMA as TENANTS
 from pentimento.stores.ledger.writer import GroupCommitWriter, LedgerReader, followed_by, submitted
 
 _requests = tables.requests
 _epoch = tables.epoch
+_plan = tables.plan
 _IS_OPEN = _requests.c.finished_at.is_(None)
 _IS_IT = _requests.c.request_id == bindparam("id")
-# Statements of every request are compiled once: to build a statement takes longer than to run it.
-_NEWEST_EPOCH = Statement(lambda _: select(_epoch.c.epoch).with_for_update(read=True))
-_ADD_REQUEST = Statement(lambda dialect: insert_unless_present_in(dialect, _requests))
+_IS_OF_TENANT = _requests.c.tenant == bindparam("of_tenant")
+_IS_ONE_OF = among(_requests.c.request_id, "ids")
+_NEWEST_EPOCH = Statement(select(_epoch.c.epoch).with_for_update(read=True))
+_NAME = Statement(update(_epoch).where(_epoch.c.journal_id == "").values(journal_id=bindparam("new_id")))
+_IDENTITY = Statement(select(_epoch.c.journal_id))
+_ADD_REQUEST = insert_unless_present(_requests)
 _MAY_PIN_ROUTE = or_(_requests.c.route.is_(None), _requests.c.cascade_stage < bindparam("stage"))
-_PIN_ROUTE = Statement(lambda _: update(_requests).where(_IS_IT, _MAY_PIN_ROUTE))
-_PINNED_ROUTE = select(_requests.c.route).where(_IS_IT)
-_IS_NEWER = and_(_requests.c.newest_token < bindparam("token"), _requests.c.newest_epoch <= bindparam("epoch"))
+_PIN_ROUTE = Statement(update(_requests).where(_IS_IT, _MAY_PIN_ROUTE))
+_PINNED_ROUTE = Statement(select(_requests.c.route).where(_IS_IT))
+_IS_NEWER = and_(_requests.c.newest_token < bindparam("token"), _requests.c.newest_epoch <= bindparam("of_epoch"))
 _START_ATTEMPT = Statement(
-    lambda _: update(_requests).where(_IS_IT, _IS_OPEN, _IS_NEWER).values(attempt_count=_requests.c.attempt_count + 1)
+    update(_requests).where(_IS_IT, _IS_OPEN, _IS_NEWER).values(attempt_count=_requests.c.attempt_count + 1)
 )
-_ADD_ATTEMPT = Statement(lambda _: insert(tables.attempts))
+_ADD_ATTEMPT = Statement(insert(tables.attempts))
 _IS_REPEATED = and_(_requests.c.state == RequestState.COMPLETED.value, _requests.c.image_digest == bindparam("digest"))
 _MAY_COMMIT = and_(_IS_IT, _requests.c.newest_token == bindparam("token"), or_(_IS_OPEN, _IS_REPEATED))
-_COMMIT_RESULT = Statement(lambda _: update(_requests).where(_MAY_COMMIT))
-_OF_HOLDER: tuple[Column[Any], ...] = (
-    _requests.c.request_id,
-    _requests.c.tenant,
-    _requests.c.body_hash,
-    _requests.c.state,
-)
-_IS_OF_KEY = (_requests.c.tenant == bindparam("of_tenant"), _requests.c.idempotency_key == bindparam("key"))
-_HOLDER_OF_KEY = Statement(lambda _: select(*_OF_HOLDER).where(*_IS_OF_KEY))
-_HOLDER_OF_ID = Statement(lambda _: select(*_OF_HOLDER).where(_IS_IT))
-_FINISH = Statement(lambda _: update(_requests).where(_IS_IT, _IS_OPEN))
+_COMMIT_RESULT = Statement(update(_requests).where(_MAY_COMMIT))
+_OF_HOLDER = select(*_requests.c["request_id", "tenant", "body_hash", "state"])
+_HOLDER_OF_KEY = Statement(_OF_HOLDER.where(_IS_OF_TENANT, _requests.c.idempotency_key == bindparam("key")))
+_HOLDER_OF_ID = Statement(_OF_HOLDER.where(_IS_IT))
+_FINISH = Statement(update(_requests).where(_IS_IT, _IS_OPEN))
+_FREE_KEYS = Statement(update(_requests).where(_IS_ONE_OF).values(idempotency_key=None))
+_REQUEST = Statement(REQUESTS.where(_IS_IT, _IS_OF_TENANT))
+_OPEN_REQUEST = Statement(REQUESTS.where(_IS_IT, _IS_OPEN))
+_UNFINISHED = Statement(REQUESTS.where(_IS_OPEN).order_by(_requests.c.accepted_at))
+_FORGETTABLE = Statement(REQUESTS.where(_IS_ONE_OF, ~IS_PINNED).order_by(_requests.c.finished_at))
+_FINISHED_OF_TENANT = Statement(REQUESTS.where(_IS_OF_TENANT, ~_IS_OPEN).limit(bindparam("limit_count")))
+_KNOWN = Statement(select(_requests.c.request_id).where(_IS_ONE_OF, _IS_OF_TENANT))
+_ANY = Statement(select(_requests.c.request_id).where(_IS_OF_TENANT).limit(1))
+_DELETE = Statement(delete(_requests).where(_IS_ONE_OF))
+_SAVE_PLAN, _ADD_PLAN, _PLAN = Statement(update(_plan)), Statement(insert(_plan)), Statement(select(_plan.c.plan))
+
+
+@cache
+def _oldest_finished(of_tenant: bool, has_start: bool) -> Statement:
+    """Return the statement that selects ended requests without a pin or a pending webhook, oldest first."""
+    wanted = [_requests.c.finished_at < bindparam("before"), ~IS_PINNED]
+    wanted += [_IS_OF_TENANT] if of_tenant else []
+    wanted += [_requests.c.finished_at > bindparam("since")] if has_start else []
+    found = but_untold(select(_requests.c.request_id).where(*wanted))
+    return Statement(found.order_by(_requests.c.finished_at).limit(bindparam("limit_count")))
 
 
 def open_journal(url: str, clock: Clock | None = None) -> "Journal":
     """Connect to the journal at `url` (as in `open_engine`), migrate and return it. Raises StoreUnavailable,
     SchemaMismatch, InvalidArgument."""
     engine = open_engine(url)
-    migrate(engine, "journal", tables.MIGRATIONS)
-    migrate_tenants(engine)
+    migrate(engine, tables.SCHEMA)
+    migrate(engine, TENANTS)
     with typed_errors(), engine.begin() as connection:
-        connection.execute(update(_epoch).where(_epoch.c.journal_id == "").values(journal_id=_new_journal_id()))
+        _NAME.change(connection, new_id=_new_journal_id())
     return Journal(engine, clock or SystemClock(), clock or SteadyClock(SystemClock(), boot_s))
 
 
@@ -91,19 +116,19 @@ class Journal(EpochLedger):
 
     def __init__(self, engine: Engine, clock: Clock, pins_clock: Clock | None = None) -> None:
         """Open the journal. `pins_clock` ends the pins; `clock` if None."""
-        super().__init__(GroupCommitWriter(engine, "journal"), _epoch)
+        super().__init__(GroupCommitWriter(engine, "journal"), clock, _epoch, "frontdoor_id")
+        self._renew = Statement(self._claiming.values(journal_id=bindparam("new_id")))
         self.pins = JournalPins(self._writer, pins_clock or clock)
         self._reader = LedgerReader(engine, "journal")
         self.objects = JournalObjects(self._writer, self._reader, engine.url, self.pins.clock)
         self.listing = JournalListing(self._reader)
         self.webhooks = JournalWebhooks(self._writer, self._reader)
         self.tenants = TenantLedger(self._writer, clock)
-        self._clock = clock
         self.time = JournalTime(self._writer, clock)
 
     def identity(self) -> "Future[str]":
         """Return the journal's identity: a renewed journal, or a new one after a loss, has another."""
-        return self._submit(lambda connection: str(connection.execute(select(_epoch.c.journal_id)).scalar_one()))
+        return self._submit(lambda connection: str(_IDENTITY.scalar(connection)))
 
     def renew(self, above: int) -> "Future[int]":
         """Give the journal a new identity, with epochs larger than `above` and all claimed before; return the newest
@@ -111,9 +136,9 @@ class Journal(EpochLedger):
 
         The active frontdoor stops at its next beat and, started again, claims an epoch above it.
         """
-        least = max(epoch_at(self._clock.wall()), above + 1)
-        statement = self._claim_from("", least).values(journal_id=_new_journal_id())
-        return self._submit(lambda connection: int(connection.execute(statement).scalar_one()))
+        claimed = self._claim_of("")
+        renewed = {**claimed, "least": max(claimed["least"], above + 1), "new_id": _new_journal_id()}
+        return self._submit(lambda connection: int(self._renew.scalar(connection, **renewed)))
 
     @submitted
     def accept(
@@ -126,7 +151,7 @@ class Journal(EpochLedger):
         """
         if _is_superseded(connection, record.frontdoor_epoch):
             raise superseded()
-        if _ADD_REQUEST.first(connection, row_of_request(record, self.time.counted_s)) is not None:
+        if _ADD_REQUEST.first(connection, **row_of_request(record, self.time.counted_s)) is not None:
             if webhook is not None:
                 add_webhook(connection, record.request_id, webhook)
             return AcceptOutcome(AcceptKind.NEW, record.request_id)
@@ -134,16 +159,20 @@ class Journal(EpochLedger):
         assert held is not None
         return held
 
-    def find_key(self, tenant: str, idempotency_key: str, body_hash: str) -> "Future[AcceptOutcome | None]":
+    @submitted
+    def find_key(
+        self, connection: Connection, tenant: str, idempotency_key: str, body_hash: str
+    ) -> AcceptOutcome | None:
         """Return the answer of `accept` for the request that holds the key; None for no such request. Changes
         nothing."""
-        key = {"of_tenant": tenant, "key": idempotency_key}
-        return self._submit(lambda connection: _outcome(_HOLDER_OF_KEY.first(connection, key), tenant, body_hash))
+        holder = _HOLDER_OF_KEY.first(connection, of_tenant=tenant, key=idempotency_key)
+        return _outcome(holder, tenant, body_hash)
 
-    def record_route(self, request_id: str, route: bytes, cascade_stage: int = 0) -> "Future[bytes]":
+    @submitted
+    def record_route(self, connection: Connection, request_id: str, route: bytes, cascade_stage: int = 0) -> bytes:
         """Pin the route of a request for a stage of its cascade, and return the route in force. The first route of the
         newest stage stays."""
-        return self._submit(lambda connection: _pin_route(connection, request_id, route, cascade_stage))
+        return _pin_route(connection, request_id, route, cascade_stage)
 
     @submitted
     def start_attempt(
@@ -185,7 +214,7 @@ class Journal(EpochLedger):
     def commit_result(self, connection: Connection, attempt: Attempt, result: ResultRecord) -> bool:
         """Complete the request if `attempt` holds its newest token and it is not terminal; True when repeated."""
         bound = {"id": attempt.request_id, "token": attempt.fencing_token, "digest": result.image.digest}
-        return _COMMIT_RESULT.changed_count(connection, {**values_of_result(result), **bound}) == 1
+        return _COMMIT_RESULT.change(connection, **values_of_result(result), **bound) == 1
 
     def finish(
         self,
@@ -201,34 +230,33 @@ class Journal(EpochLedger):
         `free_keys_of` lose their idempotency keys: a retry begins again."""
         if not state.terminal or state is RequestState.COMPLETED:
             raise InvalidArgument.of("state", f"must be failed, cancelled or expired, got {state.value}")
-        values = {"id": request_id, "state": state.value, "error_reason": reason, "error_message": message, "body": b""}
+        values = {"state": state.value, "error_reason": reason, "error_message": message, "body": b""}
 
         def work(connection: Connection) -> bool:
             if _is_superseded(connection, frontdoor_epoch):
                 return False
-            ended = _FINISH.changed_count(connection, {**values, "finished_at": self._clock.wall()}) == 1
+            ended = _FINISH.change(connection, id=request_id, finished_at=self._clock.wall(), **values) == 1
             if ended and free_keys_of:
-                freed = _requests.c.request_id.in_(free_keys_of)
-                connection.execute(update(_requests).where(freed).values(idempotency_key=None))
+                _FREE_KEYS.change(connection, ids=free_keys_of)
             return ended
 
         return self._submit(work)
 
-    def get(self, request_id: str, tenant: str) -> "Future[JournalledRequest | None]":
+    @submitted
+    def get(self, connection: Connection, request_id: str, tenant: str) -> JournalledRequest | None:
         """Return the request; None if the tenant has no such request."""
-        statement = select_requests().where(_requests.c.request_id == request_id, _requests.c.tenant == tenant)
-        return self._submit(lambda connection: next(iter(_read(connection, statement)), None))
+        row = _REQUEST.first(connection, id=request_id, of_tenant=tenant)
+        return None if row is None else request_of_row(row)
 
-    def known(self, request_ids: Sequence[str], tenant: str) -> "Future[frozenset[str]]":
+    @submitted
+    def known(self, connection: Connection, request_ids: Sequence[str], tenant: str) -> frozenset[str]:
         """Return the ids of `request_ids` that are requests of that tenant."""
-        statement = select(_requests.c.request_id)
-        statement = statement.where(_requests.c.request_id.in_(request_ids), _requests.c.tenant == tenant)
-        return self._submit(lambda connection: frozenset(connection.scalars(statement)))
+        return frozenset(_KNOWN.scalars(connection, ids=request_ids, of_tenant=tenant))
 
-    def unfinished(self) -> "Future[list[JournalledRequest]]":
+    @submitted
+    def unfinished(self, connection: Connection) -> list[JournalledRequest]:
         """Return every request that is not terminal, oldest first, for a frontdoor that starts."""
-        statement = select_requests().where(_IS_OPEN).order_by(_requests.c.accepted_at)
-        return self._submit(lambda connection: _read(connection, statement))
+        return [*map(request_of_row, _UNFINISHED.rows(connection))]
 
     def forget_finished(
         self, finished_before: float, limit_count: int, tenant: str = "", finished_after: float | None = None
@@ -237,37 +265,35 @@ class Journal(EpochLedger):
         return them, oldest first. `tenant` and `finished_after` restrict them further. Pinned requests and those with a
         pending webhook stay. The reader's thread selects them: many that stay may come first."""
         now = self.pins.clock.wall()
-        statement = select(_requests.c.request_id).where(_requests.c.finished_at < finished_before)
-        statement = but_untold(statement.where(~is_pinned(now)))
-        if tenant:
-            statement = statement.where(_requests.c.tenant == tenant)
-        if finished_after is not None:
-            statement = statement.where(_requests.c.finished_at > finished_after)
-        oldest = statement.order_by(_requests.c.finished_at).limit(limit_count)
-        found = self._reader.submit(lambda connection: connection.scalars(oldest).all())
+        oldest = _oldest_finished(bool(tenant), finished_after is not None)
+        wanted: dict[str, Any] = {"before": finished_before, "now": now, "limit_count": limit_count}
+        wanted |= {"of_tenant": tenant} if tenant else {}
+        wanted |= {} if finished_after is None else {"since": finished_after}
+        found = self._reader.submit(lambda connection: oldest.scalars(connection, **wanted))
         return followed_by(found, lambda ids: self._submit(lambda connection: _forget(connection, ids, now)))
 
-    def forget_tenant(self, tenant: str, limit_count: int) -> "Future[list[JournalledRequest]]":
+    @submitted
+    def forget_tenant(self, connection: Connection, tenant: str, limit_count: int) -> list[JournalledRequest]:
         """Delete up to `limit_count` of a tenant's ended requests, pinned ones too, and return them."""
-        ended = and_(_requests.c.tenant == tenant, _requests.c.finished_at.is_not(None))
+        rows = _FINISHED_OF_TENANT.rows(connection, of_tenant=tenant, limit_count=limit_count)
+        return _delete_requests(connection, rows)
 
-        oldest = select_requests().where(ended).limit(limit_count)
-        return self._submit(lambda connection: _delete_requests(connection, _read(connection, oldest)))
-
-    def has_requests(self, tenant: str) -> "Future[bool]":
+    @submitted
+    def has_requests(self, connection: Connection, tenant: str) -> bool:
         """Return whether the tenant has any request, ended or not."""
-        statement = select(_requests.c.request_id).where(_requests.c.tenant == tenant).limit(1)
-        return self._submit(lambda connection: connection.execute(statement).first() is not None)
+        return _ANY.first(connection, of_tenant=tenant) is not None
 
     @submitted
     def save_plan(self, connection: Connection, plan: bytes) -> None:
         """Store the plan in force, for a start without a controller."""
-        if connection.execute(update(tables.plan).values(plan=plan)).rowcount == 0:
-            connection.execute(insert(tables.plan), {"singleton": 1, "plan": plan})
+        if _SAVE_PLAN.change(connection, plan=plan) == 0:
+            _ADD_PLAN.change(connection, singleton=1, plan=plan)
 
-    def load_plan(self) -> "Future[bytes | None]":
+    @submitted
+    def load_plan(self, connection: Connection) -> bytes | None:
         """Return the plan last saved."""
-        return self._submit(lambda connection: connection.execute(select(tables.plan.c.plan)).scalar_one_or_none())
+        plan: bytes | None = _PLAN.scalar(connection)
+        return plan
 
     def close(self) -> None:
         """Commit queued changes and disconnect from the database."""
@@ -277,14 +303,6 @@ class Journal(EpochLedger):
     def _beat_columns(self) -> dict[str, Any]:
         return self.time.columns()
 
-    def _claim(self, holder_id: str) -> ReturningUpdate[int]:
-        return self._claim_from(holder_id, epoch_at(self._clock.wall()))
-
-    @staticmethod
-    def _claim_from(holder_id: str, least: int) -> ReturningUpdate[int]:
-        following = case((_epoch.c.epoch < least, least), else_=_epoch.c.epoch + 1)
-        return update(_epoch).values(epoch=following, frontdoor_id=holder_id, beat=0).returning(_epoch.c.epoch)
-
 
 def _new_journal_id() -> str:
     return secrets.token_hex(16)
@@ -293,32 +311,30 @@ def _new_journal_id() -> str:
 def _is_superseded(connection: Connection, epoch: int) -> bool:
     """Return whether an epoch newer than `epoch` was claimed; never for epoch 0, which means none. The shared lock
     blocks claims until the commit."""
-    row = _NEWEST_EPOCH.first(connection, {}) if epoch else (0,)
-    assert row is not None
-    return int(row[0]) > epoch
+    return bool(epoch) and int(_NEWEST_EPOCH.scalar(connection)) > epoch
 
 
-def _outcome(holder: tuple[Any, ...] | None, tenant: str, body_hash: str) -> AcceptOutcome | None:
+def _outcome(holder: Any | None, tenant: str, body_hash: str) -> AcceptOutcome | None:
     """Return the outcome that a row of `_OF_HOLDER` means for a call of that tenant and body."""
     if holder is None:
         return None
-    request_id, held_by, held_hash, state = holder
-    same = held_hash == body_hash and held_by == tenant
-    return AcceptOutcome(AcceptKind.EXISTING if same else AcceptKind.BODY_DIFFERS, request_id, RequestState(state))
+    same = holder.body_hash == body_hash and holder.tenant == tenant
+    kind = AcceptKind.EXISTING if same else AcceptKind.BODY_DIFFERS
+    return AcceptOutcome(kind, holder.request_id, RequestState(holder.state))
 
 
-def _holder(connection: Connection, record: AcceptedRequest) -> tuple[Any, ...] | None:
+def _holder(connection: Connection, record: AcceptedRequest) -> Any | None:
     if record.idempotency_key:
-        return _HOLDER_OF_KEY.first(connection, {"of_tenant": record.tenant, "key": record.idempotency_key})
+        return _HOLDER_OF_KEY.first(connection, of_tenant=record.tenant, key=record.idempotency_key)
     # A repeated call without a key collides on the id itself.
-    return _HOLDER_OF_ID.first(connection, {"id": record.request_id})
+    return _HOLDER_OF_ID.first(connection, id=record.request_id)
 
 
 def _pin_route(connection: Connection, request_id: str, route: bytes, cascade_stage: int) -> bytes:
     pinned = {"id": request_id, "stage": cascade_stage, "route": route, "cascade_stage": cascade_stage}
-    if _PIN_ROUTE.changed_count(connection, pinned) == 1:
+    if _PIN_ROUTE.change(connection, **pinned) == 1:
         return route
-    found = connection.execute(_PINNED_ROUTE, {"id": request_id}).scalar()
+    found = _PINNED_ROUTE.scalar(connection, id=request_id)
     if found is None:
         raise InvalidArgument.of("request_id", "must be of an accepted request")
     return bytes(found)
@@ -327,38 +343,20 @@ def _pin_route(connection: Connection, request_id: str, route: bytes, cascade_st
 def _start_attempt(connection: Connection, attempt: Attempt, row: dict[str, Any]) -> bool:
     token, epoch = attempt.fencing_token, attempt.frontdoor_epoch
     started = {"state": RequestState.RUNNING.value, "newest_token": token, "newest_epoch": epoch}
-    bound = {"id": attempt.request_id, "token": token, "epoch": epoch}
-    if _START_ATTEMPT.changed_count(connection, {**started, **bound}) == 1:
-        _ADD_ATTEMPT.changed_count(connection, row)
+    if _START_ATTEMPT.change(connection, id=attempt.request_id, token=token, of_epoch=epoch, **started) == 1:
+        _ADD_ATTEMPT.change(connection, **row)
         return True
-    return _is_newest_attempt(connection, attempt, row["worker_id"])
-
-
-def _is_newest_attempt(connection: Connection, attempt: Attempt, worker_id: str) -> bool:
-    """Return whether this attempt is recorded already: the caller missed the first answer."""
-    statement = select_requests().where(_requests.c.request_id == attempt.request_id, _IS_OPEN)
-    return any(
-        record.newest_attempt is not None
-        and record.newest_attempt.worker_id == worker_id
-        and record.newest_attempt.attempt == attempt
-        for record in _read(connection, statement)
-    )
+    # The attempt may be recorded already: the caller missed the first answer.
+    found = _OPEN_REQUEST.first(connection, id=attempt.request_id)
+    newest = None if found is None else request_of_row(found).newest_attempt
+    return newest is not None and newest.worker_id == row["worker_id"] and newest.attempt == attempt
 
 
 def _forget(connection: Connection, found: Sequence[str], now: float) -> list[JournalledRequest]:
     """Delete the requests of `found` that are not pinned by now."""
-    if not found:
-        return []
-    statement = select_requests().where(_requests.c.request_id.in_(found), ~is_pinned(now))
-    records = _read(connection, statement.order_by(_requests.c.finished_at))
-    return _delete_requests(connection, records)
+    return _delete_requests(connection, _FORGETTABLE.rows(connection, ids=found, now=now)) if found else []
 
 
-def _delete_requests(connection: Connection, records: list[JournalledRequest]) -> list[JournalledRequest]:
-    ids = [record.request.request_id for record in records]
-    connection.execute(delete(_requests).where(_requests.c.request_id.in_(ids)))
-    return records
-
-
-def _read(connection: Connection, statement: Select[Any]) -> list[JournalledRequest]:
-    return [request_of_row(row) for row in connection.execute(statement)]
+def _delete_requests(connection: Connection, rows: Sequence[Any]) -> list[JournalledRequest]:
+    _DELETE.change(connection, ids=[row.request_id for row in rows])
+    return [*map(request_of_row, rows)]

@@ -1,0 +1,1 @@
+"""The gateway's ledger: grants, entries and objects. Each module is a part of `CacheLedger`."""

@@ -1,0 +1,75 @@
+"""Keep the gateway's ledger: grants, entries and objects. It is authoritative; the index and the object store follow
+it.
+
+Changes go through one writer with group commit and answer with futures; reads are synchronous, for threads.
+"""
+
+import secrets
+from concurrent.futures import Future
+
+from sqlalchemy import Connection, Engine, bindparam, select
+
+from pentimento.domain.clock import Clock, SystemClock
+from pentimento.stores.ledger.cache import tables
+from pentimento.stores.ledger.cache.checks import CacheChecks
+from pentimento.stores.ledger.cache.entries import IS_LIVE, CacheEntries, doom_entries
+from pentimento.stores.ledger.cache.evictions import CacheEvictions, drop_limit
+from pentimento.stores.ledger.cache.grants import CacheGrants, release_all
+from pentimento.stores.ledger.cache.pins import drop_pins_of
+from pentimento.stores.ledger.cache.quality import CacheQuality
+from pentimento.stores.ledger.database import open_engine
+from pentimento.stores.ledger.errors import typed_errors
+from pentimento.stores.ledger.migrations import migrate, require_newest
+from pentimento.stores.ledger.statements import Statement, insert_unless_present
+
+_entries = tables.entries
+_FORGOTTEN_AT_ONCE = 256
+_MAKE_STATE = insert_unless_present(tables.state)
+_CACHE_ID = Statement(select(tables.state.c.cache_id))
+_SOME_OF_TENANT = Statement(
+    select(_entries.c.entry_id).where(_entries.c.tenant == bindparam("of_tenant"), IS_LIVE).limit(_FORGOTTEN_AT_ONCE)
+)
+
+
+def open_cache_ledger(url: str, clock: Clock | None = None, *, as_it_is: bool = False) -> "CacheLedger":
+    """Connect to the ledger at `url` (as in `open_engine`), migrate and return it. With `as_it_is` nothing is created
+    or migrated. Raises StoreUnavailable, SchemaMismatch, InvalidArgument."""
+    engine = open_engine(url)
+    if as_it_is:
+        require_newest(engine, tables.SCHEMA)
+    else:
+        migrate(engine, tables.SCHEMA)
+        first = {"sequence": 0, "entry_count": 0, "object_count": 0, "size_bytes": 0, "tick": 0, "eviction_rule": ""}
+        with typed_errors(), engine.begin() as connection:
+            _MAKE_STATE.first(connection, singleton=1, cache_id=secrets.token_hex(8), **first)
+    return CacheLedger(engine, clock or SystemClock(), str(_CACHE_ID.scalar(engine)))
+
+
+class CacheLedger(CacheGrants, CacheEntries, CacheEvictions, CacheQuality, CacheChecks):
+    """Read and change the cache's tables. Futures and reads fail with StoreFull or StoreUnavailable."""
+
+    def __init__(self, engine: Engine, clock: Clock, cache_id: str) -> None:
+        super().__init__(engine, clock)
+        self.cache_id = cache_id
+
+    @property
+    def writes_stuck_s(self) -> float:
+        """Return for how many seconds no queued change has succeeded; 0 if changes succeed."""
+        return self._writer.stuck_s
+
+    def forget_tenant(self, tenant: str) -> "Future[int]":
+        """Drop the tenant's bound, pins and grants, doom some of its entries and return their number, at last 0."""
+        now = self._clock.wall()
+
+        def forget(connection: Connection) -> int:
+            drop_limit(connection, tenant)
+            drop_pins_of(connection, tenant)
+            release_all(connection, tenant, now)
+            some = _SOME_OF_TENANT.scalars(connection, of_tenant=tenant)
+            return doom_entries(connection, some, now, now)
+
+        return self._submit(forget, self._note_removal)
+
+    def close(self) -> None:
+        """Commit queued changes and disconnect from the database."""
+        self._writer.close()
