@@ -43,10 +43,11 @@ from benchmarks.routing_data import (
     scored,
     shipped_confidences,
 )
-from benchmarks.routing_estimates import deferred_weights, figure_of, resampling_weights, served_values
+from benchmarks.routing_estimates import deferred_weights, figure_of, served_values
 from benchmarks.routing_networks import GROUND_TRUTH, HEAVY_REAL, ROUTERS, SceneImages, router_name, trained_margins
 from lab.runs.measure import Figure, Target, informative, interleave, parse_options, publish, seconds_of, surely_above
 from pentimento.diffusion.discriminators import open_discriminator
+from pentimento.diffusion.discriminators.calibration import resampling_weights
 from zoo.drawing.dataset import as_pixels
 from zoo.drawing.prompts import examination_prompts
 from zoo.evaluate.estimates import Array

@@ -43,7 +43,7 @@ from benchmarks.routing_data import (
     shipped_confidences,
     with_prompts,
 )
-from benchmarks.routing_estimates import aurocs, figure_of, resampling_weights, served_values
+from benchmarks.routing_estimates import figure_of, served_values
 from lab.runs.intervals import ratio_of_medians
 from lab.runs.measure import (
     Figure,
@@ -60,6 +60,7 @@ from lab.runs.measure import (
     surely_above,
 )
 from pentimento.diffusion.discriminators import open_discriminator
+from pentimento.diffusion.discriminators.calibration import aurocs, resampling_weights
 from pentimento.domain.foresight import Verdict
 from zoo.drawing.dataset import as_pixels
 from zoo.drawing.prompts import examination_prompts

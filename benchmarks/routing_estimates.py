@@ -11,28 +11,7 @@ from lab.runs.intervals import CONFIDENCE
 from lab.runs.measure import Interval
 from zoo.evaluate.estimates import Array
 
-RESAMPLES = 1_000
 METHOD = "bootstrap over prompts"
-
-
-def resampling_weights(count: int, resamples: int = RESAMPLES, seed: int = 0) -> Array:
-    """Return (1 + resamples, count): first every prompt once, then how often each was drawn."""
-    rng = np.random.default_rng(seed)
-    drawn = rng.multinomial(count, np.full(count, 1.0 / count), size=resamples)
-    return np.concatenate([np.ones((1, count)), drawn]).astype(np.float64)
-
-
-def aurocs(confidence: Array, as_good: Array, weights: Array) -> Array:
-    """Return by resample the share of pairs, one as good and one not, where the former has the larger confidence;
-    ties count half."""
-    _, groups = np.unique(confidence, return_inverse=True)
-    order = np.argsort(groups, kind="stable")
-    starts = np.flatnonzero(np.diff(groups[order], prepend=-1))
-    good = np.add.reduceat((weights * as_good)[:, order], starts, axis=1)
-    bad = np.add.reduceat((weights * ~as_good)[:, order], starts, axis=1)
-    below = bad.cumsum(axis=1) - bad
-    found: Array = (good * (below + bad / 2.0)).sum(axis=1) / (good.sum(axis=1) * bad.sum(axis=1))
-    return found
 
 
 def served_values(confidence: Array, light: Array, heavy: Array, rate: float, weights: Array) -> Array:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import ResNetConfig, ResNetForImageClassification, ViTConfig, ViTForImageClassification
 
+from pentimento.diffusion.discriminators.network_training import LAST_CHANNEL, STAGES
 from pentimento.diffusion.discriminators.torchvision_networks import narrow_efficientnet
 from zoo.drawing.scenes import IMAGE_SIZE
 from zoo.evaluate.estimates import Array
@@ -23,7 +24,7 @@ from zoo.export.discriminator import real_margins
 from zoo.train.discriminator import LABELS
 from zoo.train.loop import TrainingPlan, TrainingRun, load_trained
 from zoo.train.picture_folders import FolderDiscriminatorPart, FolderImages
-from zoo.train.prompt_network import BATCH, LAST_CHANNEL, STAGES
+from zoo.train.prompt_network import BATCH
 
 
 @dataclass(frozen=True)

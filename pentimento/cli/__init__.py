@@ -32,6 +32,7 @@ SUBCOMMANDS = {
     "journal": "renew a journal that was lost or restored",
     "simulate": "play a scenario in virtual time",
     "profile": "measure a model: costs, reuse, skipped steps, hand-overs, late LoRAs",
+    "discriminator": "train a cascade's discriminator on the images that the suite compared",
     "bench": "measure a suite under load",
     "zoo": "train, measure and export the tiny models",
     "completion": "complete this command in a shell",

@@ -16,6 +16,7 @@ from pentimento.cli.options import FiniteRange, json_option
 from pentimento.cli.programs import RenamedOptions
 from pentimento.cli.suite_running import run_suite, with_free_port
 from pentimento.devices.choices import WeightStorage
+from pentimento.files.discriminator_records import check_informative
 from pentimento.files.private_files import keep_files_private
 from pentimento.plugins import SUITES, check_policy, load_plugin
 from pentimento.rpc.settings import RpcServerSettings, check_http_address
@@ -375,7 +376,7 @@ def administered(listen: str, token_file: Path | None) -> str:
 
 def served_cascade(options: dict[str, Any], encoder: Path) -> ServedCascade | None:
     """Return the cascade of `--cascade`, None without it; registered discriminators that read prompts must read those
-    of `encoder`. Raises UsageError and NotFound."""
+    of `encoder`. Raises UsageError, NotFound, and FailedPrecondition for a discriminator without information."""
     if not options["cascade"]:
         return None
     given = tuple(name.strip() for name in options["cascade"].split(","))
@@ -389,6 +390,8 @@ def served_cascade(options: dict[str, Any], encoder: Path) -> ServedCascade | No
         limit = f"must be given {len(pairs)} times, once for each model but the last"
         raise click.UsageError(f"--discriminator {limit}, got {len(directories)}")
     found = tuple(find_discriminator(one, pair, encoder) for one, pair in zip(directories, pairs, strict=True))
+    for pair, directory in zip(pairs, found, strict=True):
+        check_informative(directory, ">".join(pair))
     if len(names) > 2 and options["policy"]:
         raise click.UsageError("--policy plans cascades of two models; --slo-s plans longer ones, once registered")
     return ServedCascade(names, found, options["confidence_threshold"], given)

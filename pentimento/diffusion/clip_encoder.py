@@ -3,6 +3,7 @@ torch's compiler, which cost a worker more to import than all its other parts.""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -19,7 +20,11 @@ def _quick_gelu(hidden: Tensor) -> Tensor:
 
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
-    {"quick_gelu": _quick_gelu, "gelu": functional.gelu}
+    {
+        "quick_gelu": _quick_gelu,
+        "gelu": functional.gelu,
+        "gelu_pytorch_tanh": partial(functional.gelu, approximate="tanh"),
+    }
 )
 
 

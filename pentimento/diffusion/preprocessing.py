@@ -23,7 +23,8 @@ MAX_EDGE_PX = 2048
 @dataclass(frozen=True)
 class ImagePreprocessing:
     """Hold the steps of preprocessor_config.json. `resize` is the shortest edge or (height, width), `crop` (height,
-    width), both in pixels; None skips the step."""
+    width), both in pixels; None skips the step. `rounds_crop`: half a pixel at the margin is rounded to even, as in
+    torchvision, not down."""
 
     resize: int | tuple[int, int] | None = 224
     resample: int = BICUBIC
@@ -31,11 +32,18 @@ class ImagePreprocessing:
     scale: float | None = 1 / 255
     mean: tuple[float, ...] | None = CLIP_MEAN
     std: tuple[float, ...] | None = CLIP_STD
+    rounds_crop: bool = False
 
 
-def read_preprocessing(path: Path, image_size: int) -> ImagePreprocessing:
-    """Return the steps of a file. Raises BadCheckpoint if the result would not be `image_size` pixels high and wide."""
-    document = read_json_object(path)
+def read_preprocessing(path: Path, image_size: int, *, crops: bool = True) -> ImagePreprocessing:
+    """Return the steps of a file; `crops`: the image processor crops the centre unless the file says no. Raises
+    BadCheckpoint if the result would not be `image_size` pixels high and wide."""
+    return preprocessing_of(path, {"do_center_crop": crops, **read_json_object(path)}, image_size)
+
+
+def preprocessing_of(path: Path, document: Mapping[str, Any], image_size: int) -> ImagePreprocessing:
+    """Return the steps that `document` states, by the keys of preprocessor_config.json. Raises BadCheckpoint, naming
+    `path`, if the result would not be `image_size` pixels high and wide."""
     try:
         steps = _parse(document)
     except (KeyError, TypeError, ValueError) as error:
@@ -102,7 +110,7 @@ def to_pixels(image: Image.Image, steps: ImagePreprocessing) -> NDArray[np.float
         image = resized(image, (width, height), Image.Resampling(steps.resample))
     pixels: NDArray[Any] = np.moveaxis(np.asarray(image), -1, 0)
     if steps.crop is not None:
-        pixels = _center_crop(pixels, steps.crop)
+        pixels = _center_crop(pixels, steps.crop, rounds=steps.rounds_crop)
     values = (pixels.astype(np.float64) * (1.0 if steps.scale is None else steps.scale)).astype(np.float32)
     if steps.mean is not None and steps.std is not None:
         values = (values - _column(steps.mean)) / _column(steps.std)
@@ -118,12 +126,13 @@ def _resized(size: tuple[int, int], wanted: int | tuple[int, int]) -> tuple[int,
     return (longest, wanted) if width <= height else (wanted, longest)
 
 
-def _center_crop(pixels: NDArray[Any], size: tuple[int, int]) -> NDArray[Any]:
+def _center_crop(pixels: NDArray[Any], size: tuple[int, int], *, rounds: bool) -> NDArray[Any]:
     """Crop (3, height, width) to (3, *size); smaller images get a black border, wider above and to the left."""
     missing = [max(0, wanted - given) for wanted, given in zip(size, pixels.shape[1:], strict=True)]
     if any(missing):
         pixels = np.pad(pixels, [(0, 0), *((math.ceil(gap / 2), gap // 2) for gap in missing)])
-    top, left = ((given - wanted) // 2 for wanted, given in zip(size, pixels.shape[1:], strict=True))
+    margins = [given - wanted for wanted, given in zip(size, pixels.shape[1:], strict=True)]
+    top, left = (round(margin / 2) if rounds else margin // 2 for margin in margins)
     return pixels[:, top : top + size[0], left : left + size[1]]
 
 

@@ -85,12 +85,14 @@ class ModelCost:
 @dataclass(frozen=True)
 class MeasuredDeferral:
     """f(t) of a cascade `light>heavy` by its discriminator: the share of light images with a confidence up to each
-    threshold, on prompts that it was not trained on."""
+    threshold, on prompts that it was not trained on. `uninformative` says why it carries no information; empty if it
+    does."""
 
     discriminator: str
     discriminator_digest: str
     thresholds: tuple[float, ...]
     shares: tuple[float, ...]
+    uninformative: str = ""
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,11 @@ class Reason(StrEnum):
         "the device had no memory for the image",
         "none at first: the frontdoor tries another worker; request smaller images if it persists",
     )
+    DISCRIMINATOR_UNINFORMATIVE = (
+        "DISCRIMINATOR_UNINFORMATIVE",
+        "the interval of a discriminator's AUROC includes 0.5: a cascade with it would defer at random",
+        "train one with more pairs (`pentimento discriminator train`), or serve without the cascade",
+    )
     DRAINING = (
         "DRAINING",
         "the process is stopping and takes nothing new",
@@ -78,7 +83,7 @@ class Reason(StrEnum):
     NO_IMAGE_TOWER = (
         "NO_IMAGE_TOWER",
         "the encoder embeds texts only; images are neither stored for reuse nor compared",
-        "none, or serve a CLIP directory",
+        "none, or serve a CLIP or SigLIP directory",
     )
     POOL_NOT_ALLOWED = (
         "POOL_NOT_ALLOWED",

@@ -76,7 +76,7 @@ def check_replica(replica: Replica) -> None:
     _check_within("replica.device_memory_bytes", replica.device_memory_bytes, MAX_COUNT)
     _check_each("replica.costs", replica.costs, _check_cost, " models")
     _check_each("replica.adapters", replica.adapters, _check_adapter)
-    _check_each("replica.deferrals", replica.deferrals, _check_deferral)
+    _check_each("replica.deferrals", replica.deferrals, _check_measured_deferral)
     _check_distinct("replica.adapters", [(one.kind, one.name) for one in replica.adapters], "name each adapter once")
 
 
@@ -266,6 +266,11 @@ def _check_handover(field: str, handover: Handover) -> None:
         raise InvalidArgument.of(f"{field}.reuse_share", limit)
     if handover.reuse_profile is not None:
         raise InvalidArgument.of(f"{field}.reuse_profile", "must be absent: the hand-over profile gives it")
+
+
+def _check_measured_deferral(field: str, deferral: MeasuredDeferral) -> None:
+    _check_deferral(field, deferral)
+    _check_text(f"{field}.uninformative", deferral.uninformative)
 
 
 def _check_deferral(field: str, handover: Handover | MeasuredDeferral) -> None:

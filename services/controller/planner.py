@@ -24,6 +24,9 @@ from services.controller.metrics import ALLOCATION_FAILURES, MISMATCHED_WORKERS,
 
 logger = logging.getLogger(__name__)
 
+# Reasons for which a policy cannot plan until the fleet changes.
+_LACKING = (Reason.PROFILE_MISSING, Reason.DISCRIMINATOR_UNINFORMATIVE)
+
 RESIDENT_SERVES = "the workers keep the models that they hold"
 
 
@@ -118,7 +121,7 @@ class Planner:
         try:
             made = await self._threads.run(partial(make_plan, policy, given, facts))
         except Exception as error:  # a policy's defect must not remove the fleet's plan
-            lacks = isinstance(error, FailedPrecondition) and error.reason == Reason.PROFILE_MISSING
+            lacks = isinstance(error, FailedPrecondition) and error.reason in _LACKING
             lacking = str(error) if lacks else ""
             self._note_failure(policy.name, lacking)
             if not lacking and self._stands(policy.name, given):
@@ -129,7 +132,8 @@ class Planner:
         return made
 
     def _note_failure(self, name: str, lacking: str) -> None:
-        """Count a failure, and log the first of several in a row. `lacking`: the profiles that the policy misses."""
+        """Count a failure, and log the first of several in a row. `lacking`: what the policy misses: a profile, or a
+        discriminator that carries information."""
         ALLOCATION_FAILURES.labels(name).inc()
         if not self._failing and lacking:
             logger.warning(

@@ -17,6 +17,7 @@ from pentimento.diffusion.discriminators import PictureDiscriminator
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import NotFound, ResourceExhausted, Unavailable
 from pentimento.domain.fleet import MeasuredDeferral, ModelCost
+from pentimento.files.discriminator_records import why_uninformative
 from pentimento.pictures.decoding import decode
 from pentimento.service.batching import BatchingLimits, ModelThread, TakenWork
 from services.discriminator.metrics import PASS_SECONDS, SCORED_IMAGES
@@ -68,7 +69,12 @@ class NetworkScorer:
         """Return f(t) of the cascades of `prompt_cascades`, by their heads' records."""
         heads = ((one, network.digest, network.head) for one, network in self._networks.items() if network.head)
         return tuple(
-            MeasuredDeferral(cascade, digest, *zip(*head.record.deferral, strict=True))
+            MeasuredDeferral(
+                cascade,
+                digest,
+                *zip(*head.record.deferral, strict=True),
+                uninformative=why_uninformative(head.record.auroc),
+            )
             for cascade, digest, head in heads
         )
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pentimento.diffusion.checkpoint import BadCheckpoint, read_json_object
+from pentimento.diffusion.checkpoint import read_json_object
 from pentimento.diffusion.clip_encoder import text_ends
 from services.embedder.tower import (
     CLIP_LAYERS,
@@ -82,7 +82,7 @@ def open_encoder(directory: Path) -> EncoderCheckpoint[EncoderConfig]:
     """Return a validated directory. Raises BadCheckpoint with one line that names the file and the fault."""
     files = digested_files(directory, DIGESTED_FILES)
     config = _read_config(directory / "config.json")
-    return load_checkpoint(directory, directory.name, files, config, _expected_shapes(config))
+    return load_checkpoint(directory, directory.name, files, config, expected_shapes(config))
 
 
 class DualEncoder:
@@ -125,10 +125,8 @@ class DualEncoder:
 
 def _read_config(path: Path) -> EncoderConfig:
     document = read_json_object(path)
-    if document.get("model_type") != "clip":
-        raise BadCheckpoint(f"{path}: model_type must be 'clip' or 'bert', got {document.get('model_type')!r}")
-    text = _section(document, "text_config", TEXT_DEFAULTS)
-    vision = _section(document, "vision_config", VISION_DEFAULTS)
+    text = section(document, "text_config", TEXT_DEFAULTS)
+    vision = section(document, "vision_config", VISION_DEFAULTS)
     return EncoderConfig(
         text=read_tower(path, text),
         vision=read_tower(path, vision),
@@ -142,13 +140,13 @@ def _read_config(path: Path) -> EncoderConfig:
     )
 
 
-def _section(document: Mapping[str, Any], name: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
+def section(document: Mapping[str, Any], name: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return a section; an old checkpoint's `text_config_dict` replaces its `text_config`, as in transformers."""
     given = document.get(f"{name}_dict") or document.get(name) or {}
     return {**defaults, **given}
 
 
-def _expected_shapes(config: EncoderConfig) -> dict[str, tuple[int, ...]]:
+def expected_shapes(config: EncoderConfig) -> dict[str, tuple[int, ...]]:
     """Return every tensor that is used, by transformers' name, with its shape."""
     text, vision, patch = config.text.hidden_size, config.vision.hidden_size, config.patch_size
     shapes: dict[str, tuple[int, ...]] = {

@@ -1,6 +1,6 @@
 """An encoder with its tokenizer and, for an image tower, preprocessing. The model thread runs it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,8 +17,12 @@ from pentimento.domain.errors import FailedPrecondition, Internal
 from pentimento.domain.reasons import Reason
 from pentimento.pictures.decoding import decode
 from services.embedder.dual_encoder import DualEncoder, EncoderConfig, open_encoder
+from services.embedder.open_clip_encoder import CONFIG_FILE as OPEN_CLIP_FILE
+from services.embedder.open_clip_encoder import open_open_clip
 from services.embedder.sentence_encoder import SentenceEncoder, check_token_ids, open_sentence_encoder
-from services.embedder.tokenization import TextTokenizer, open_tokenizer
+from services.embedder.siglip_encoder import SiglipEncoder, open_siglip
+from services.embedder.tokenization import TextTokenizer, open_tokenizer, pad_token_of
+from services.embedder.tower import EncoderCheckpoint
 
 # The tolerated error of a unit vector's length; a zero vector or NaN is far outside.
 LENGTH_TOLERANCE = 1e-3
@@ -37,6 +41,13 @@ class TextTower(Protocol):
         """Return unit vectors (batch, dimension_count) of token ids."""
 
 
+class PixelTower(Protocol):
+    """The part of a dual encoder that sees images."""
+
+    def embed_pixels(self, pixels: Tensor) -> Tensor:
+        """Return unit vectors (batch, dimension_count) of pixels (batch, channels, image_size, image_size)."""
+
+
 class ImageSide(Protocol):
     """The part that takes images into the same space."""
 
@@ -52,7 +63,7 @@ class ImageSide(Protocol):
 class ImageTower:
     """The image tower of a dual encoder, and how it wants its pixels."""
 
-    tower: DualEncoder
+    tower: PixelTower
     preprocessing: ImagePreprocessing
 
     def prepare(self, image: bytes, field: str) -> NDArray[np.float32]:
@@ -86,16 +97,22 @@ class EmbeddingModel:
     def image_side(self) -> ImageSide:
         """Return the image tower. Raises FailedPrecondition NO_IMAGE_TOWER if the encoder embeds texts only."""
         if self.images is None:
-            message = f"encoder {self.name} embeds texts only; serve a CLIP directory to embed images"
+            message = f"encoder {self.name} embeds texts only; serve a CLIP or SigLIP directory to embed images"
             raise FailedPrecondition(Reason.NO_IMAGE_TOWER, message)
         return self.images
 
 
 def open_model(directory: Path, device: torch.device = CPU) -> EmbeddingModel:
-    """Return a loaded, checked and tried out CLIPModel or sentence-transformers (BERT) directory. Raises BadCheckpoint
-    with one line; takes seconds."""
-    kind = read_json_object(directory / "config.json").get("model_type")
-    return _open_sentence_model(directory, device) if kind == "bert" else _open_dual_model(directory, device)
+    """Return a loaded, checked and tried out directory of transformers (CLIPModel, SiglipModel), open_clip or
+    sentence-transformers (BERT). Raises BadCheckpoint with one line; takes seconds."""
+    path = directory / "config.json"
+    if not path.is_file() and (directory / OPEN_CLIP_FILE).is_file():
+        return _open_open_clip_model(directory, device)
+    kind = read_json_object(path).get("model_type")
+    if kind not in _OPENERS:
+        known = ", ".join(map(repr, _OPENERS))
+        raise BadCheckpoint(f"{path}: model_type must be one of {known}, got {kind!r:.80}")
+    return _OPENERS[kind](directory, device)
 
 
 def _open_sentence_model(directory: Path, device: torch.device) -> EmbeddingModel:
@@ -107,10 +124,38 @@ def _open_sentence_model(directory: Path, device: torch.device) -> EmbeddingMode
     return model
 
 
-def _open_dual_model(directory: Path, device: torch.device) -> EmbeddingModel:
-    checkpoint = open_encoder(directory)
+def _open_siglip_model(directory: Path, device: torch.device) -> EmbeddingModel:
+    checkpoint = open_siglip(directory)
     config = checkpoint.config
-    preprocessing = read_preprocessing(directory / "preprocessor_config.json", config.image_size)
+    preprocessing = read_preprocessing(directory / "preprocessor_config.json", config.image_size, crops=False)
+    tokenizer = open_tokenizer(directory, config.max_position_embeddings)
+    pad_token = pad_token_of(directory, tokenizer)
+    if max(pad_token, *tokenizer.encode(SAMPLE_TEXT)) >= config.vocab_size:
+        raise BadCheckpoint(f"{directory}: its tokenizer does not fit its config.json")
+    encoder = SiglipEncoder(checkpoint, pad_token, device)
+    images = ImageTower(encoder, preprocessing)
+    model = EmbeddingModel(checkpoint.name, checkpoint.digest, encoder, tokenizer, images)
+    _try_out(directory, model, config.image_size)
+    return model
+
+
+def _open_clip_model(directory: Path, device: torch.device) -> EmbeddingModel:
+    checkpoint = open_encoder(directory)
+    path = directory / "preprocessor_config.json"
+    return _dual_model(directory, checkpoint, read_preprocessing(path, checkpoint.config.image_size), device)
+
+
+def _open_open_clip_model(directory: Path, device: torch.device) -> EmbeddingModel:
+    return _dual_model(directory, *open_open_clip(directory), device)
+
+
+def _dual_model(
+    directory: Path,
+    checkpoint: EncoderCheckpoint[EncoderConfig],
+    preprocessing: ImagePreprocessing,
+    device: torch.device,
+) -> EmbeddingModel:
+    config = checkpoint.config
     tokenizer = open_tokenizer(directory, config.max_position_embeddings)
     _check_tokenizer(directory, tokenizer, config)
     encoder = DualEncoder(checkpoint, device)
@@ -118,6 +163,13 @@ def _open_dual_model(directory: Path, device: torch.device) -> EmbeddingModel:
     model = EmbeddingModel(checkpoint.name, checkpoint.digest, encoder, tokenizer, images)
     _try_out(directory, model, config.image_size)
     return model
+
+
+_OPENERS: Mapping[Any, Callable[[Path, torch.device], EmbeddingModel]] = {
+    "clip": _open_clip_model,
+    "siglip": _open_siglip_model,
+    "bert": _open_sentence_model,
+}
 
 
 def _check_tokenizer(directory: Path, tokenizer: TextTokenizer, config: EncoderConfig) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from pentimento.diffusion.checkpoint import BadCheckpoint
+from pentimento.diffusion.checkpoint import BadCheckpoint, read_json_object
 from pentimento.diffusion.staging import stage_tokenizer
 from services.embedder.dual_encoder import DIGESTED_FILES
 
@@ -22,6 +22,22 @@ class TextTokenizer:
         """Return at least the start and the end token, at most `max_tokens` ids."""
         ids: list[int] = self._tokenizer.encode(text).ids
         return ids
+
+    def id_of(self, token: str) -> int | None:
+        """Return the id of a token; None if there is none."""
+        found: int | None = self._tokenizer.token_to_id(token)
+        return found
+
+
+def pad_token_of(directory: Path, tokenizer: TextTokenizer) -> int:
+    """Return the id of the padding token that tokenizer_config.json names. Raises BadCheckpoint."""
+    path = directory / "tokenizer_config.json"
+    named = read_json_object(path).get("pad_token")
+    text = named.get("content") if isinstance(named, dict) else named
+    found = tokenizer.id_of(text) if isinstance(text, str) else None
+    if found is None:
+        raise BadCheckpoint(f"{path}: pad_token must be a token of tokenizer.json, got {text!r:.40}")
+    return found
 
 
 def open_tokenizer(directory: Path, max_tokens: int) -> TextTokenizer:

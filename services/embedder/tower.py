@@ -1,4 +1,4 @@
-"""A transformer over its weights, for both kinds of encoders: a table names the tensors of each kind.
+"""A transformer over its weights, for all kinds of encoders: a table names the tensors of each kind.
 
 Written out because the service needs nothing else of transformers: it starts in a third of the time, in little more
 than half of the memory, and a call has none of the library's bookkeeping around it. The directory of an encoder is read
@@ -46,15 +46,22 @@ def digested_files(directory: Path, names: Sequence[str]) -> list[Path]:
 
 
 def load_checkpoint(
-    directory: Path, name: str, files: Sequence[Path], config: C, shapes: Mapping[str, tuple[int, ...]]
+    directory: Path,
+    name: str,
+    files: Sequence[Path],
+    config: C,
+    shapes: Mapping[str, tuple[int, ...]],
+    renamed: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = lambda tensors: tensors,
 ) -> EncoderCheckpoint[C]:
-    """Return the checkpoint with the tensors of `shapes`, as float32. Raises BadCheckpoint, naming the first tensor
-    that is missing or has another shape. Other tensors (position ids, the logit scale) are left out."""
+    """Return the checkpoint with the tensors of `shapes`, as float32; `renamed` gives them transformers' names. Raises
+    BadCheckpoint, naming the first tensor that is missing or has another shape. Other tensors (position ids, the logit
+    scale) are left out."""
     weights = weight_files(directory) if directory.is_dir() else []
     if not weights:
         raise BadCheckpoint(f"{directory}: holds no safetensors file")
-    tensors = {name: tensor for path in weights for name, tensor in load_file(path).items()}
+    tensors: Mapping[str, Tensor] = {name: one for path in weights for name, one in load_file(path).items()}
     digest = digest_files(directory, [*files, *weights])
+    tensors = renamed(tensors)
     for tensor, shape in shapes.items():
         if tensor not in tensors:
             raise BadCheckpoint(f"{directory}: tensor {tensor} is missing")
@@ -206,14 +213,14 @@ class Tower:
         return self.norm(hidden + self._expanded(hidden, layer), layer.norm2)
 
     def _expanded(self, hidden: Tensor, layer: Layer) -> Tensor:
-        return _linear(self.activation(_linear(hidden, layer.expand)), layer.contract)
+        return linear(self.activation(linear(hidden, layer.expand)), layer.contract)
 
     def _attention(self, hidden: Tensor, layer: Layer, mask: Tensor | None) -> Tensor:
         batch, length, width = hidden.shape
-        stacked = _linear(hidden, layer.attention_in).view(batch, length, 3, self.head_count, width // self.head_count)
+        stacked = linear(hidden, layer.attention_in).view(batch, length, 3, self.head_count, width // self.head_count)
         query, key, value = stacked.permute(2, 0, 3, 1, 4)
         mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=self.causal)
-        return _linear(mixed.transpose(1, 2).reshape(batch, length, width), layer.attention_out)
+        return linear(mixed.transpose(1, 2).reshape(batch, length, width), layer.attention_out)
 
 
 def open_tower(
@@ -245,5 +252,5 @@ def _layer(tensors: Mapping[str, Tensor], prefix: str, names: LayerNames) -> Lay
     )
 
 
-def _linear(hidden: Tensor, affine: Affine) -> Tensor:
+def linear(hidden: Tensor, affine: Affine) -> Tensor:
     return functional.linear(hidden, affine.weight, affine.bias)

@@ -88,6 +88,9 @@ COMPARED_IMAGES = counter(
     "Light images of deferred requests compared with the heavy model's: counted, not_counted, failed.",
     ["outcome"],
 )
+KEPT_PAIRS = counter(
+    "pentimento_frontdoor_kept_pairs_total", "Compared light and heavy images stored for training a discriminator."
+)
 SHADOW_SECONDS = counter(
     "pentimento_frontdoor_shadow_seconds_total", "Worker time for hits generated again, stopped ones included."
 )

@@ -158,6 +158,12 @@ class FrontdoorSettings:
         minimum=0,
         maximum=1,
     )
+    kept_pairs: int = setting(
+        2000,
+        help="compared light and heavy images to keep of each cascade, newest, to train a discriminator; 0: none",
+        minimum=0,
+        maximum=1_000_000,
+    )
     quality_work_share: float = setting(
         0.05,
         help="largest share of idle time, and of the images' device seconds, for generating images again",

@@ -47,6 +47,7 @@ from services.frontdoor.objects.results import Results
 from services.frontdoor.parts import FrontdoorParts, PartTimeouts
 from services.frontdoor.process import Frontdoor
 from services.frontdoor.quality.deferrals import Deferrals
+from services.frontdoor.quality.kept_pairs import KeptPairs
 from services.frontdoor.quality.shadow_painter import ShadowPainter
 from services.frontdoor.quality.shadows import Shadows, ShadowSettings
 from services.frontdoor.recorder import EffectsRecorder
@@ -146,7 +147,9 @@ def wire(settings: FrontdoorSettings, journal: Journal, epoch: int) -> Frontdoor
         keeper=keeper,
         quotas=quotas,
         webhooks=webhooks,
-        departures=Departures(journal, parts.retention, parts.gateway, parts.clock, settings.tenant_grace_h * 3600),
+        departures=Departures(
+            journal, parts.retention, parts.shadows.pairs, parts.gateway, parts.clock, settings.tenant_grace_h * 3600
+        ),
         admin=_admin_server(settings, journal, parts),
         plans=PlanFollower(member.controller, server.instance_id, store=journal, clock=parts.clock),
         registration=_registration(member, parts),
@@ -172,7 +175,7 @@ def _parts(
     cache = GatewayClient(gateway) if gateway is not None else None
     texts_and_pictures = _embedders(settings, opening)
     links = _links(settings, opening, catalogue, adapters, interpreter, identity)
-    starts = StartCounts()
+    starts, pairs = StartCounts(), KeptPairs(keeper, clock, settings.kept_pairs)
     shadows = Shadows(
         settings=shadow_settings(settings),
         journal=journal,
@@ -184,6 +187,7 @@ def _parts(
         embedder=texts_and_pictures,
         gateway=cache,
         counts=starts,
+        pairs=pairs,
     )
     return FrontdoorParts(
         journal=journal,
@@ -218,6 +222,7 @@ def _parts(
             settings.deferral_sample_share,
             texts_and_pictures,
             starts,
+            pairs,
             lambda work: jobs.spawn_background(work, "compare"),
         ),
         starts=starts,

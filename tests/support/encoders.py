@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from transformers import BertConfig, BertModel, CLIPConfig, CLIPModel, CLIPTokenizer
+from transformers import BertConfig, BertModel, CLIPConfig, CLIPModel, CLIPTokenizer, SiglipConfig, SiglipModel
 
 from tests.support.run_directories import directory_for_the_run
 from zoo.drawing.tokenizer import build_tokenizer
@@ -76,6 +77,87 @@ SENTENCE_WORDS = (
     ",",
 )
 SENTENCE_TOKENS = 20
+
+
+def write_siglip_encoder(directory: Path, **towers: Any) -> Path:
+    """Write a SiglipModel's directory; `towers` go to both towers' configurations."""
+    torch.manual_seed(2)
+    words = {word: index for index, word in enumerate(("<unk>", "</s>", *SENTENCE_WORDS))}
+    tower = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, **towers}
+    text = {**tower, "vocab_size": len(words), "max_position_embeddings": TOKENS}
+    vision = {**tower, "image_size": SIDE_PX, "patch_size": 8}
+    model = SiglipModel(SiglipConfig(text_config=text, vision_config=vision)).eval()
+    with torch.no_grad():
+        # Biases of an untrained model are 0, which would hide their use.
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(std=0.3)
+    model.save_pretrained(directory)
+    made = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    made.normalizer = normalizers.Lowercase()
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", words["</s>"])])
+    made.add_special_tokens(["<unk>", "</s>"])
+    made.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text(json.dumps({"pad_token": "</s>"}))
+    processing = {"image_processor_type": "SiglipImageProcessor", "size": {"height": SIDE_PX, "width": SIDE_PX}}
+    processing |= {"resample": 3, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    (directory / "preprocessor_config.json").write_text(json.dumps(processing))
+    return directory
+
+
+OPEN_CLIP_CONFIG: dict[str, Any] = {
+    "model_cfg": {
+        "embed_dim": 16,
+        "vision_cfg": {"image_size": SIDE_PX, "layers": 2, "width": 48, "head_width": 12, "patch_size": 8},
+        "text_cfg": {"context_length": TOKENS, "width": 32, "heads": 4, "layers": 2},
+    },
+    "preprocess_cfg": {"mean": [0.48, 0.45, 0.4], "std": [0.26, 0.25, 0.27], "interpolation": "bicubic"},
+}
+
+
+def write_open_clip_encoder(directory: Path, **model: Any) -> Path:
+    """Write a directory of open_clip with random weights and CLIP's tokenizer; `model` goes to `model_cfg`."""
+    generator, words = torch.Generator().manual_seed(3), tokenizer()
+    config = json.loads(json.dumps(OPEN_CLIP_CONFIG))
+    config["model_cfg"] |= model
+    config["model_cfg"]["text_cfg"]["vocab_size"] = len(words)
+    shapes = {
+        "token_embedding.weight": (len(words), 32),
+        "positional_embedding": (TOKENS, 32),
+        "text_projection": (32, 16),
+        "visual.class_embedding": (48,),
+        "visual.conv1.weight": (48, 3, 8, 8),
+        "visual.positional_embedding": ((SIDE_PX // 8) ** 2 + 1, 48),
+        "visual.proj": (48, 16),
+        "logit_scale": (),
+        **_normed("ln_final", 32),
+        **_normed("visual.ln_pre", 48),
+        **_normed("visual.ln_post", 48),
+        **_blocks("", 32),
+        **_blocks("visual.", 48),
+    }
+    tensors = {name: 0.2 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    save_file(tensors, directory / "open_clip_model.safetensors")
+    (directory / "open_clip_config.json").write_text(json.dumps(config))
+    words.save_pretrained(directory)
+    return directory
+
+
+def _normed(name: str, width: int) -> dict[str, tuple[int, ...]]:
+    return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
+
+
+def _blocks(model: str, width: int) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for index in range(2):
+        block = f"{model}transformer.resblocks.{index}"
+        shapes |= _normed(f"{block}.ln_1", width) | _normed(f"{block}.ln_2", width)
+        shapes |= {f"{block}.attn.in_proj_weight": (3 * width, width), f"{block}.attn.in_proj_bias": (3 * width,)}
+        shapes |= {f"{block}.attn.out_proj.weight": (width, width), f"{block}.attn.out_proj.bias": (width,)}
+        shapes |= {f"{block}.mlp.c_fc.weight": (4 * width, width), f"{block}.mlp.c_fc.bias": (4 * width,)}
+        shapes |= {f"{block}.mlp.c_proj.weight": (width, 4 * width), f"{block}.mlp.c_proj.bias": (width,)}
+    return shapes
 
 
 def write_sentence_encoder(directory: Path, *, pooling: str = "mean", old_pooling: bool = True, **config: Any) -> Path:

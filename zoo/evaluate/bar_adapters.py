@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForImageClassification
 
+from pentimento.diffusion.discriminators.calibration import auroc, calibration_error
 from zoo.drawing.conditions import edge_f1, edges, layout, place_iou
 from zoo.drawing.dataset import as_pixels
 from zoo.evaluate.bar import OLD_GOAL, Goal, Row, attribute_rows, difference_row, mean_row, pairs, ratio_row, rounded
-from zoo.evaluate.calibration import auroc, calibration_error, margins, read_calibration
+from zoo.evaluate.calibration import margins, read_calibration
 from zoo.evaluate.estimates import Array, estimate, mean
 from zoo.evaluate.examination import needed
 from zoo.evaluate.studio import BASE, LIGHT, Studio

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,9 +17,10 @@ import torch
 from torch import Tensor, nn
 from transformers import EfficientNetForImageClassification, PreTrainedModel
 
-from pentimento.diffusion.discriminators.torchvision_networks import MODEL_TYPE
+from pentimento.diffusion.discriminators.calibration import Calibration, auroc, calibration_error, fit_calibration
+from pentimento.diffusion.discriminators.writing import write_preprocessing
 from zoo.drawing.dataset import as_pixels
-from zoo.evaluate.calibration import CALIBRATION, Calibration, auroc, calibration_error, fit_calibration, margins
+from zoo.evaluate.calibration import CALIBRATION, margins
 from zoo.evaluate.examination import BATCH, read_attributes
 from zoo.export.directories import save_half, save_transformers_config, write_json
 from zoo.train.discriminator import (
@@ -73,28 +73,6 @@ def write_discriminator(
     write_json(path, json.loads(path.read_text(encoding="utf-8")) | {CALIBRATION: calibration or {}})
     save_half(model.state_dict(), folder / "model.safetensors")
     write_preprocessing(folder, model.config.image_size)
-
-
-def write_torchvision(
-    network: nn.Module, folder: Path, record: Mapping[str, object], architecture: Mapping[str, object], size_px: int
-) -> None:
-    """Write the directory of one of torchvision's networks (`torchvision_networks`), `architecture` being its keys of
-    the configuration, and `record` the calibration."""
-    config: dict[str, object] = {"model_type": MODEL_TYPE, **architecture, "image_size": size_px}
-    config |= {"label2id": {label: number for number, label in enumerate(LABELS)}, CALIBRATION: record}
-    write_json(folder / "config.json", config)
-    save_half(network.state_dict(), folder / "model.safetensors")
-    write_preprocessing(folder, size_px)
-
-
-def write_preprocessing(folder: Path, side: int) -> None:
-    """Write the steps before the network: resize to a square, and scale to -1..1."""
-    half = [0.5, 0.5, 0.5]
-    processor: dict[str, object] = {"image_processor_type": "EfficientNetImageProcessor", "include_top": False}
-    processor |= {"do_resize": True, "size": {"height": side, "width": side}, "resample": 3}
-    processor |= {"do_center_crop": False, "do_rescale": True, "rescale_factor": 1 / 255, "rescale_offset": False}
-    processor |= {"do_normalize": True, "image_mean": half, "image_std": half}
-    write_json(folder / "preprocessor_config.json", processor)
 
 
 @torch.no_grad()

@@ -24,14 +24,15 @@ from torch import Tensor, nn
 from transformers import EfficientNetForImageClassification
 
 from pentimento.diffusion.discriminator_files import discriminator_files
+from pentimento.diffusion.discriminators.calibration import auroc, calibration_error, fit_calibration
 from pentimento.diffusion.discriminators.scoring_network import MAX_IMAGE_SIZE_PX
 from pentimento.diffusion.discriminators.torchvision_networks import ARCHITECTURES, NARROW, named_efficientnet
+from pentimento.diffusion.discriminators.writing import write_torchvision
 from pentimento.domain.errors import InvalidArgument
 from zoo.command import positive, run
 from zoo.devices import DEVICES, choose_device
-from zoo.evaluate.calibration import auroc, calibration_error, fit_calibration
 from zoo.export.directories import write_json
-from zoo.export.discriminator import real_margins, write_discriminator, write_torchvision
+from zoo.export.discriminator import real_margins, write_discriminator
 from zoo.train.discriminator import BATCH, CALIBRATING, LABELS, MEASURING, PLAN, make_discriminator
 from zoo.train.loop import TrainingPlan, TrainingRun, load_trained
 from zoo.train.picture_folders import FolderDiscriminatorPart, FolderImages, begun_from, read_folders

@@ -13,7 +13,6 @@ discriminator's directory with a head added.
 from __future__ import annotations
 
 import argparse
-import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,19 +21,25 @@ import torch
 from torch import Tensor
 
 from pentimento.diffusion.checkpoint import digest_directory
-from pentimento.diffusion.discriminator_files import HEAD_FILE, HEAD_WEIGHTS
 from pentimento.diffusion.discriminators import PictureDiscriminator, open_discriminator
-from pentimento.diffusion.discriminators.prompt_heads import HeadNetwork, HeadRecord
-from pentimento.diffusion.discriminators.torchvision_networks import NARROW
-from pentimento.profiles.rules import share_is_surely
+from pentimento.diffusion.discriminators.calibration import auroc, fit_calibration
+from pentimento.diffusion.discriminators.head_fitting import (
+    HIDDEN_WIDTH,
+    CaptionedImages,
+    HeadData,
+    calibrated,
+    fit_agreement,
+    train_head,
+)
+from pentimento.diffusion.discriminators.network_training import NARROW_ARCHITECTURE
+from pentimento.diffusion.discriminators.prompt_heads import HeadRecord
+from pentimento.diffusion.discriminators.writing import write_head, write_torchvision
 from zoo.command import finite, positive, run
 from zoo.drawing.dataset import as_pixels
 from zoo.drawing.prompts import Prompts, examination_prompts
 from zoo.drawing.scenes import IMAGE_SIZE
-from zoo.evaluate.calibration import auroc, fit_calibration
 from zoo.evaluate.examination import BATCH, Examiner, read_attributes
-from zoo.export.directories import save_half, write_json
-from zoo.export.discriminator import real_margins, write_torchvision
+from zoo.export.discriminator import real_margins
 from zoo.painting.pairs import ImageSource
 from zoo.painting.pipeline import load_pipeline
 from zoo.painting.store import as_bytes
@@ -43,15 +48,11 @@ from zoo.train.discriminator import render
 from zoo.train.judge import AttributeReader
 from zoo.train.loop import TrainingPlan, TrainingRun, load_trained
 from zoo.train.parts import WORK
-from zoo.train.prompt_head import HIDDEN_WIDTH, CaptionedImages, HeadData, fit_agreement, is_calibrating, train_head
-from zoo.train.prompt_network import LAST_CHANNEL, PLAN, STAGES, NetworkImages, PromptNetworkPart
+from zoo.train.prompt_network import PLAN, NetworkImages, PromptNetworkPart, is_calibrating
 
 SCENES_SEED, COUNT = 8, 1_600
 FIRST_NOISE = 1 << 40  # far above the seeds of any examination
 HEAVY_STEPS = 10  # fewer than served: the attribute scorer sees no difference beyond these
-SURE = 0.05  # allowed error for prompts that are hard or easy without an image
-POINTS = 51
-KEPT = 0.95  # share of heavy's quality that the recommended threshold keeps
 DRAWN = 6_400  # further scenes that are drawn only, for the network and for the head's reading of its features
 
 
@@ -141,71 +142,7 @@ def train_network(scenes: NetworkImages, work: Path, folder: Path, plan: Trainin
     )
     folder.mkdir(parents=True, exist_ok=True)
     calibration = fit_calibration(torch.cat(margins), real, torch.ones(len(real)))
-    architecture = {"architecture": NARROW, "stages": list(STAGES), "last_channel": LAST_CHANNEL}
-    write_torchvision(network, folder, asdict(calibration), architecture, IMAGE_SIZE)
-
-
-@torch.no_grad()
-def calibrated(network: HeadNetwork, data: HeadData, record: HeadRecord) -> HeadRecord:
-    """Return the record with Platt's lines of both answers, the recommended threshold, f(t), and the bounds of sure
-    prompts."""
-    found = network(data.features, data.prompts), network.foresee(data.prompts)
-    lines = [fit_calibration(logits, data.as_good, torch.ones(len(logits))) for logits in found]
-    confidences, foreseen = (line.confidence(logits) for line, logits in zip(lines, found, strict=True))
-    thresholds = [index / (POINTS - 1) for index in range(POINTS)]
-    return replace(
-        record,
-        slope=lines[0].slope,
-        intercept=lines[0].intercept,
-        prompt_slope=lines[1].slope,
-        prompt_intercept=lines[1].intercept,
-        threshold=next(at for at in thresholds if at == 1.0 or kept_quality(confidences > at, data) >= KEPT),
-        deferral=tuple((at, float((confidences <= at).double().mean())) for at in thresholds),
-        bounds=sure_bounds(confidences, foreseen, thresholds),
-    )
-
-
-def kept_quality(accepted: Tensor, data: HeadData) -> float:
-    """Return the scorer's mean value of the served images ÷ heavy's, if these light images are accepted."""
-    return float(torch.where(accepted, data.light, data.heavy).double().mean() / data.heavy.double().mean())
-
-
-def sure_bounds(confidences: Tensor, foreseen: Tensor, thresholds: Sequence[float]) -> tuple[tuple[float, ...], ...]:
-    """Return points (threshold, hard_below, easy_above) of prompts' probabilities `foreseen` (n,).
-
-    By the lower bound of the share, at least 1 - SURE of the images of prompts beyond a bound are deferred or accepted.
-    0 and 1: no prompt is sure."""
-    ordered = foreseen.sort()
-    found = []
-    for at in thresholds:
-        accepted = (confidences > at)[ordered.indices]
-        hard = _sure_count((~accepted).long())
-        easy = _sure_count(accepted.long().flip(0))
-        hard_below = float(ordered.values[hard - 1]) if hard else 0.0
-        easy_above = float(ordered.values[len(accepted) - easy]) if easy else 1.0
-        found.append((at, hard_below, easy_above))
-    # Hard prompts stay hard at higher thresholds, easy ones easy at lower thresholds.
-    hard_bounds = torch.tensor([hard for _, hard, _ in found], dtype=torch.float64).cummax(0).values.tolist()
-    easy = torch.tensor([each for _, _, each in found], dtype=torch.float64)
-    easy_bounds = easy.flip(0).cummin(0).values.flip(0).tolist()
-    bounds = zip(thresholds, hard_bounds, easy_bounds, strict=True)
-    return tuple((at, hard_below, max(hard_below, easy_above)) for at, hard_below, easy_above in bounds)
-
-
-def _sure_count(right: Tensor) -> int:
-    """Return how many of the first entries (0 or 1) are surely right."""
-    counts = right.cumsum(0).tolist()
-    return max((n for n, kept in enumerate(counts, 1) if share_is_surely(kept, n, 1.0 - SURE)), default=0)
-
-
-def write_head(network: HeadNetwork, record: HeadRecord, discriminator: Path, folder: Path) -> None:
-    """Write a discriminator's directory again, with a head added."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in ("config.json", "model.safetensors", "preprocessor_config.json"):
-        shutil.copyfile(discriminator / name, folder / name)
-    # The record has the weights' stored precision: the stored head is calibrated.
-    save_half(network.state_dict(), folder / HEAD_WEIGHTS)
-    write_json(folder / HEAD_FILE, record.as_json())
+    write_torchvision(network, folder, asdict(calibration), NARROW_ARCHITECTURE, IMAGE_SIZE)
 
 
 def fit(
@@ -225,7 +162,8 @@ def fit(
         discriminator = work / "network"
         train_network(found.scenes, work, discriminator, plan)
     data, shown = head_data(found, open_discriminator(discriminator))
-    learnt, kept = data.fold(calibrating=False), data.fold(calibrating=True)
+    kept_rows = is_calibrating(len(data.light))
+    learnt, kept = data.rows(~kept_rows), data.rows(kept_rows)
     network = train_head(learnt, shown)
     fit_agreement(network, kept)
     network.load_state_dict({name: tensor.half().float() for name, tensor in network.state_dict().items()})

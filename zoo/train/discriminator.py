@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import EfficientNetConfig, EfficientNetForImageClassification
 
+from pentimento.diffusion.discriminators.writing import LABELS
 from zoo.devices import device, half_precision
 from zoo.drawing.dataset import as_pixels
 from zoo.drawing.prompts import examination_prompts
@@ -40,7 +41,6 @@ LIGHT_STEPS = MODELS["tiny-light"].steps
 HEAVY_STEPS = 20  # fewer than served: its images differ little after these
 KINDS = ("drawn", "rendered", "light", "heavy")
 MIX = (0.125, 0.375, 0.375, 0.125)  # shares of a batch: even odds of real and generated
-LABELS = ("generated", "real")
 FOLDS = 8  # one calibrates the confidence, another measures it, the rest trains
 CALIBRATING, MEASURING = FOLDS - 2, FOLDS - 1
 SHIFT_PX = 3

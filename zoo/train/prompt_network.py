@@ -9,47 +9,26 @@ embeddings stays in the work folder: the head fits its own.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from pentimento.diffusion.discriminators.torchvision_networks import narrow_efficientnet
+from pentimento.diffusion.discriminators.network_training import TEMPERATURE, narrow_matching_network
 from zoo.drawing.dataset import as_pixels
-from zoo.train.discriminator import LABELS, blurred
+from zoo.train.discriminator import blurred
 from zoo.train.loop import TrainingPlan
 
 PLAN = TrainingPlan(steps=600, peak_rate=2.0e-3, ema_decay=0.99, weight_decay=0.05, checkpoint_every=100)
 BATCH = 64
 SHARES = (0.25, 0.25, 0.25, 0.25)  # parts of a batch: drawn, rendered, light, heavy
-TEMPERATURE = 0.05
-LAST_CHANNEL = 448
-_KEYS = ("block", "expand_ratio", "kernel", "stride", "input_channels", "out_channels", "num_layers")
-STAGES: tuple[dict[str, Any], ...] = tuple(
-    dict(zip(_KEYS, stage, strict=True))
-    for stage in (
-        ("fused", 1, 3, 1, 16, 16, 1),
-        ("fused", 4, 3, 2, 16, 24, 2),
-        ("fused", 4, 3, 2, 24, 48, 2),
-        ("inverted", 4, 3, 2, 48, 80, 2),
-        ("inverted", 4, 3, 1, 80, 112, 2),
-    )
-)
+FOLDS = 8
+CALIBRATING = (6, 7)  # are excluded from training
 
 
-class MatchingNetwork(nn.Module):
-    """The network, with a projection of its features to captions' embeddings."""
-
-    def __init__(self, embedding_width: int) -> None:
-        super().__init__()
-        self.network = narrow_efficientnet(STAGES, LAST_CHANNEL, len(LABELS))
-        self.projection = nn.Linear(LAST_CHANNEL, embedding_width)
-
-    def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits (n, labels) and embeddings (n, embedding_width) of pixels (n, 3, size, size) in -1..1."""
-        features = self.network.avgpool(self.network.features(pixels)).flatten(1)
-        return self.network.classifier(features), self.projection(features)
+def is_calibrating(count: int) -> Tensor:
+    """Return which of `count` scenes calibrate, bool (count,)."""
+    return torch.isin(torch.arange(count) % FOLDS, torch.tensor(CALIBRATING))
 
 
 @dataclass(frozen=True)
@@ -79,7 +58,7 @@ class PromptNetworkPart:
 
     def __init__(self, images: NetworkImages, seed: int = 0, batch: int = BATCH) -> None:
         torch.manual_seed(seed)
-        self.module = MatchingNetwork(images.captions.shape[1]).to(memory_format=torch.channels_last)
+        self.module = narrow_matching_network(images.captions.shape[1]).to(memory_format=torch.channels_last)
         self.images = images
         self.counts = [round(share * batch) for share in SHARES]
 

@@ -25,6 +25,7 @@ from pentimento.diffusion.discriminators.scoring_network import bad_weights, who
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.domain.foresight import DEFAULT_THRESHOLD, PromptForesight, Verdict
+from pentimento.files.discriminator_records import measured_auroc
 
 VERSION = 2
 _MAX_WIDTH = 8192
@@ -83,7 +84,8 @@ class HeadRecord:
     `threshold` is the recommended confidence threshold. The other fields come from prompts outside the training set:
     `deferral` is f(t) as points (threshold, share); `bounds` are points (threshold, hard_below, easy_above): a prompt
     with a probability below `hard_below` is surely deferred at that threshold, one above `easy_above` surely
-    accepted."""
+    accepted. `auroc` is the AUROC for 'as good' on prompts that neither trained nor calibrated it, with the bounds of
+    its interval at 95 %; empty if unknown."""
 
     feature_width: int
     embedding_width: int
@@ -96,6 +98,7 @@ class HeadRecord:
     threshold: float = DEFAULT_THRESHOLD
     deferral: tuple[tuple[float, ...], ...] = ((0.0, 0.0), (1.0, 1.0))
     bounds: tuple[tuple[float, ...], ...] = ((0.0, 0.0, 1.0), (1.0, 0.0, 1.0))
+    auroc: tuple[float, ...] = ()
 
     @property
     def shape(self) -> HeadShape:
@@ -189,6 +192,7 @@ def read_record(path: Path) -> HeadRecord:
         "encoder_digest": document.get("encoder_digest"),
         "deferral": _points(path, document, "deferral", 2),
         "bounds": _points(path, document, "bounds", 3),
+        "auroc": measured_auroc(path, document),
     }
     if not isinstance(found["encoder_digest"], str) or not found["encoder_digest"]:
         message = f"encoder_digest must say whose embeddings it reads, got {found['encoder_digest']!r:.80}"

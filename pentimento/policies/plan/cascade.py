@@ -15,7 +15,7 @@ from pentimento.policies.plan.demand import averaged_demand, demand_of
 from pentimento.policies.plan.entry import EVERY_START, STARTS, every_start, threshold_of
 from pentimento.policies.plan.inputs import UNNUMBERED, Decision, ModelDemand, PlanInput
 from pentimento.policies.plan.placement import OneModel, place, scored_stage, with_pools_of
-from pentimento.policies.plan.settings import DeferralCurve, ServingSettings, measured_deferral
+from pentimento.policies.plan.settings import DeferralCurve, ServingSettings, check_informative, measured_deferral
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class CascadePolicy:
 
 def with_measured(cascade: CascadeVariant, context: PlanInput) -> CascadeVariant:
     """Return the cascade with f(t) of the fleet's discriminators at unregistered hand-overs, unless the operator gave
-    a curve."""
+    a curve. Raises FailedPrecondition DISCRIMINATOR_UNINFORMATIVE."""
     replicas, straight = [view.replica for view in context.replicas], DeferralCurve()
 
     def measured(handover: Handover, pair: tuple[str, str]) -> Handover:
@@ -166,7 +166,8 @@ def with_measured(cascade: CascadeVariant, context: PlanInput) -> CascadeVariant
         found = None if is_stated else measured_deferral(">".join(pair), replicas)
         return replace(handover, thresholds=found.thresholds, shares=found.shares) if found is not None else handover
 
-    pairs = zip(cascade.handovers, pairwise(cascade.models), strict=True)
+    pairs = list(zip(cascade.handovers, pairwise(cascade.models), strict=True))
+    check_informative((handover.discriminator or ">".join(pair) for handover, pair in pairs), replicas)
     return replace(cascade, handovers=tuple(measured(handover, pair) for handover, pair in pairs))
 
 

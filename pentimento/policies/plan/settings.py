@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 
+from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.fleet import Replica
 from pentimento.domain.models import Handover
+from pentimento.domain.reasons import Reason
 
 THRESHOLD_COUNT = 201
 
@@ -130,6 +132,16 @@ def measured_deferral(cascade: str, replicas: Iterable[Replica]) -> DeferralCurv
     """Return f(t) of `light>heavy` by a discriminator of the fleet; None if none has measured it."""
     found = (one for replica in replicas for one in replica.deferrals if one.discriminator == cascade)
     return next((DeferralCurve(one.thresholds, one.shares) for one in found), None)
+
+
+def check_informative(cascades: Iterable[str], replicas: Iterable[Replica]) -> None:
+    """Raise FailedPrecondition DISCRIMINATOR_UNINFORMATIVE if the fleet's discriminator of a cascade `light>heavy` says
+    that it carries no information."""
+    wanted = set(cascades)
+    for one in (one for replica in replicas for one in replica.deferrals):
+        if one.discriminator in wanted and one.uninformative:
+            message = f"the discriminator of {one.discriminator} carries no information: {one.uninformative}"
+            raise FailedPrecondition(Reason.DISCRIMINATOR_UNINFORMATIVE, message)
 
 
 @dataclass(frozen=True)

@@ -114,6 +114,12 @@ class ObjectKeeper:
         await self._spool(SpooledObject(tenant, reference), data)
         return reference
 
+    async def offer(self, key: str, data: bytes) -> None:
+        """Store an object that may be lost; it never waits in the journal. Raises StoreFull, StoreUnavailable."""
+        if self._away.is_set():
+            raise StoreUnavailable("object store", "it takes no objects")
+        await self._on_store(lambda store: store.put(key, data, durable=False), self._limits.put_timeout_s)
+
     async def get(self, reference: ObjectReference) -> bytes:
         """Return the bytes of an object. Raises ObjectMissing, ObjectCorrupt, StoreUnavailable."""
         if reference.key in self._spooled:

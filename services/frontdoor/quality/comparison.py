@@ -13,11 +13,15 @@ EMBED_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True)
 class Scores:
-    """Hold the scores of the served image and of the image from noise, by one encoder."""
+    """Hold the scores of the served image and of the image from noise, by the encoder that embedded the prompt."""
 
-    encoder_digest: str
+    prompt: Embedding
     quality: float
     scratch_quality: float
+
+    @property
+    def encoder_digest(self) -> str:
+        return self.prompt.encoder_digest
 
 
 async def score(embedder: Embedders, tenant: str, prompt: str, served: bytes, scratch: bytes) -> Scores:
@@ -27,7 +31,7 @@ async def score(embedder: Embedders, tenant: str, prompt: str, served: bytes, sc
     pictures = await embedder.embed_image([served, scratch], EMBED_TIMEOUT_S, memo_partition=tenant)
     if len(pictures) != 2 or {picture.encoder_digest for picture in pictures} != {text.encoder_digest}:
         raise FailedPrecondition("ENCODERS_DIFFER", "images and texts are not of one encoder")
-    return Scores(text.encoder_digest, *(cosine(text, picture) for picture in pictures))
+    return Scores(text, *(cosine(text, picture) for picture in pictures))
 
 
 def cosine(one: Embedding, other: Embedding) -> float:

@@ -13,8 +13,10 @@ from pentimento.domain.kept_quality import kept_share
 from pentimento.policies.shadow_painting import is_sampled
 from services.frontdoor.metrics import COMPARED_IMAGES
 from services.frontdoor.quality.comparison import score
+from services.frontdoor.quality.kept_pairs import KeptPairs, LightRecord
 from services.frontdoor.quality.shadow_plans import LightImage
 from services.frontdoor.requests.jobs import Execution, Job
+from services.frontdoor.routing.stages import cascade_name
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +28,7 @@ class Deferrals:
     sample_share: float
     embedder: Embedders | None
     counts: StartCounts
+    pairs: KeptPairs
     spawn: Callable[[Coroutine[Any, Any, None]], object]
 
     def note(self, job: Job, delivered: Execution) -> None:
@@ -33,14 +36,18 @@ class Deferrals:
         if self.embedder is None or not self.embedder.embeds_images or delivered.result is None:
             return
         light = deferred_execution(job, delivered)
-        if light is not None and is_sampled(job.request.request_id, self.sample_share):
-            self.spawn(self._compare(self.embedder, job, light, delivered.result.image))
+        if light is None:
+            return
+        self.pairs.note(_cascade_of(light, delivered), deferred=True)
+        if is_sampled(job.request.request_id, self.sample_share):
+            self.spawn(self._compare(self.embedder, job, light, delivered))
 
-    async def _compare(self, embedder: Embedders, job: Job, light: Execution, better: bytes) -> None:
-        assert light.result is not None and light.confidence is not None
+    async def _compare(self, embedder: Embedders, job: Job, light: Execution, delivered: Execution) -> None:
+        assert light.result is not None and light.confidence is not None and delivered.result is not None
+        images = light.result.image, delivered.result.image
         try:
             prompt = light.resolved.spec.plain_prompt
-            scores = await score(embedder, job.request.tenant, prompt, light.result.image, better)
+            scores = await score(embedder, job.request.tenant, prompt, *images)
         except PentimentoError as error:
             COMPARED_IMAGES.labels("failed").inc()
             logger.info("a deferred image is not compared", extra={"reason": error.reason})
@@ -49,6 +56,12 @@ class Deferrals:
         COMPARED_IMAGES.labels("not_counted" if kept is None else "counted").inc()
         if kept is not None:
             self.counts.count_compared(job.stages[light.stage].pool, light.confidence, kept)
+        record = LightRecord(_cascade_of(light, delivered), light.result.model_digest, light.confidence, deferred=True)
+        await self.pairs.keep(job.request.tenant, record, delivered.result.model_digest, scores, images)
+
+
+def _cascade_of(light: Execution, delivered: Execution) -> str:
+    return cascade_name((light.resolved.spec.model, delivered.resolved.spec.model))
 
 
 def accepted_light(job: Job, delivered: Execution) -> LightImage | None:
@@ -56,7 +69,8 @@ def accepted_light(job: Job, delivered: Execution) -> LightImage | None:
     following = delivered.stage + 1
     if delivered.confidence is None or following >= len(job.stages):
         return None
-    return LightImage(job.stages[delivered.stage].pool, delivered.confidence, job.stages[following].model)
+    stage = job.stages[delivered.stage]
+    return LightImage(stage.pool, delivered.confidence, delivered.resolved.spec.model, job.stages[following].model)
 
 
 def deferred_execution(job: Job, delivered: Execution) -> Execution | None:

@@ -9,7 +9,7 @@ from pentimento.domain.generation import Donor, FromImage, FromLatent, FromNoise
 from pentimento.domain.image_request import CacheMode, ImageFormat, ResolvedRequest
 from pentimento.domain.online_quality import ComparedHit
 from services.frontdoor.requests.replays import Recorded
-from services.frontdoor.routing.stages import as_painted_by
+from services.frontdoor.routing.stages import as_painted_by, cascade_name
 from services.frontdoor.workers.catalogue import Catalogue
 
 GATEWAY_TIMEOUT_S = 5.0
@@ -17,11 +17,16 @@ GATEWAY_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True)
 class LightImage:
-    """Describe an accepted image of a cascade's stage: pool, confidence (0..1) and the next stage's model."""
+    """Describe an accepted image of a cascade's stage: pool, confidence (0..1), its model and the next stage's."""
 
     pool: str
     confidence: float
+    model: str
     better_model: str
+
+    @property
+    def cascade(self) -> str:
+        return cascade_name((self.model, self.better_model))
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,8 @@ from pentimento.stores.ledger import Journal
 from pentimento.stores.ledger.journal.records import JournalledRequest
 from services.frontdoor.metrics import SHADOW_SECONDS, SHADOWS
 from services.frontdoor.objects.results import Results
-from services.frontdoor.quality.comparison import score
+from services.frontdoor.quality.comparison import Scores, score
+from services.frontdoor.quality.kept_pairs import KeptPairs, LightRecord
 from services.frontdoor.quality.shadow_painter import ShadowPainter, ShadowRun
 from services.frontdoor.quality.shadow_plans import (
     GATEWAY_TIMEOUT_S,
@@ -104,6 +105,7 @@ class Shadows:
     embedder: Embedders | None
     gateway: GatewayClient | None
     counts: StartCounts
+    pairs: KeptPairs
     hits: deque[SampledHit] = field(default_factory=lambda: deque(maxlen=MOST_HITS))
     run: ShadowRun | None = None
     # Device seconds of the delivered images, and of shadows.
@@ -137,6 +139,8 @@ class Shadows:
         if not self.embedder.embeds_images:
             # The images could not be scored.
             return
+        if light is not None:
+            self.pairs.note(light.cascade, deferred=False)
         if is_sampled(request_id, self.settings.sample_share if trial is None else self.settings.trial_share):
             if len(self.hits) == MOST_HITS:
                 SHADOWS.labels("dropped").inc()
@@ -281,6 +285,7 @@ class Shadows:
             if share is not None:
                 self.counts.count_compared(plan.light.pool, plan.light.confidence, share)
             SHADOWS.labels("not_counted" if share is None else "counted").inc()
+            await self._keep(plan, plan.light, scores, images)
             return
         if share is not None and plan.trial is None:
             self.counts.count_hit(plan.provenance.spec.model, share)
@@ -288,6 +293,10 @@ class Shadows:
         seen = plan.compared_hit(scores.encoder_digest, scores.quality, scores.scratch_quality)
         counted = await self.gateway.report_quality(seen, GATEWAY_TIMEOUT_S)
         SHADOWS.labels("counted" if counted else "not_counted").inc()
+
+    async def _keep(self, plan: ShadowPlan, light: LightImage, scores: Scores, images: tuple[bytes, bytes]) -> None:
+        record = LightRecord(light.cascade, plan.provenance.model_digest, light.confidence, deferred=False)
+        await self.pairs.keep(plan.tenant, record, plan.held.model_digest, scores, images)
 
     def _load(self, model_digest: str) -> SuiteLoad:
         state = self.dataplane.state

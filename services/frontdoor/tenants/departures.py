@@ -8,6 +8,7 @@ from pentimento.domain.clock import Clock, SteadyClock
 from pentimento.domain.errors import PentimentoError
 from pentimento.stores.ledger import Journal
 from services.frontdoor.journal.retention import Retention
+from services.frontdoor.quality.kept_pairs import KeptPairs
 
 logger = logging.getLogger(__name__)
 
@@ -17,13 +18,20 @@ _GATEWAY_TIMEOUT_S = 60.0
 
 
 class Departures:
-    """Delete the requests, images and cache entries of deleted tenants. Their usage remains."""
+    """Delete the requests, images, compared pairs and cache entries of deleted tenants. Their usage remains."""
 
     def __init__(
-        self, journal: Journal, retention: Retention, gateway: GatewayClient | None, clock: Clock, grace_s: float
+        self,
+        journal: Journal,
+        retention: Retention,
+        pairs: KeptPairs,
+        gateway: GatewayClient | None,
+        clock: Clock,
+        grace_s: float,
     ) -> None:
         self._journal = journal
         self._retention = retention
+        self._pairs = pairs
         self._gateway = gateway
         self._clock = clock
         # Deletion is irreversible: the steady clock does not follow a jump ahead immediately.
@@ -48,6 +56,7 @@ class Departures:
         for tenant_id in await asyncio.wrap_future(self._journal.tenants.departed(now - self._grace_s)):
             was_empty = not await asyncio.wrap_future(self._journal.has_requests(tenant_id))
             await self._forget_requests(tenant_id)
+            await self._pairs.forget_tenant(tenant_id)
             if self._gateway is not None:
                 await self._gateway.forget_tenant(tenant_id, timeout_s=_GATEWAY_TIMEOUT_S)
             if was_empty:

@@ -10,11 +10,16 @@ import pytest
 
 from lab.fixtures.cascade import CascadeSuite, running_cascade
 from lab.fixtures.frontdoor_suite import until
+from pentimento.api.discriminator.v1 import discriminator_service_pb2 as pb
 from pentimento.api.embedder.v1 import embedder_service_pb2 as embedder_pb
 from pentimento.dataplane.demand_report import DemandReport
+from pentimento.domain.compared_pairs import ComparedPair
 from pentimento.domain.fleet import ReplicaReport
 from pentimento.domain.image_request import ImageRequest
 from pentimento.domain.kept_quality import KeptQuality
+from pentimento.stores.objects import open_objects
+from pentimento.stores.objects.pair_keys import PREFIX, reference_of
+from pentimento.wire.codec import from_bytes
 from services.frontdoor.quality import shadows as shadow_module
 from tests.integration.frontdoor.cache_parts import ChosenEmbedder, ChosenGateway, serve_cache
 
@@ -50,6 +55,13 @@ async def compared(folder: Path, confidence: float, **changes: Any) -> AsyncIter
     await server.stop()
 
 
+def kept_pairs(folder: Path) -> list[ComparedPair]:
+    """Return the pairs in the frontdoor's object store."""
+    store = open_objects((folder / "objects").as_uri(), read_only=True)
+    references = map(reference_of, store.keys(f"{PREFIX}/"))
+    return [from_bytes(store.get(one), ComparedPair, pb.ComparedPair) for one in references if one is not None]
+
+
 def light_parts(report: DemandReport) -> tuple[KeptQuality, ...]:
     demand = {one.model: one for one in report.added_to(ReplicaReport("f1", 1)).demand}
     return demand["light"].compared
@@ -57,10 +69,16 @@ def light_parts(report: DemandReport) -> tuple[KeptQuality, ...]:
 
 async def test_deferred_light_image_is_compared_with_heavy_one(folder: Path) -> None:
     async with compared(folder, 0.21, deferral_sample_share=1.0) as (cascade, report):
-        await cascade.suite.paint(UNNAMED)
+        completed = await cascade.suite.paint(UNNAMED)
         await until(lambda: bool(light_parts(report)))
         (kept,) = [(part, one) for part, one in enumerate(light_parts(report)) if one.count]
+        await until(lambda: bool(kept_pairs(folder)))
 
+    (pair,) = kept_pairs(folder)
+    assert (pair.cascade, pair.light_digest, pair.heavy_digest) == ("light>heavy", "sha256:light", "sha256:heavy")
+    assert (pair.deferred, pair.confidence, pair.sampled_share) == (True, pytest.approx(0.21), 1.0)
+    assert (pair.light_score, pair.heavy_score) == (pytest.approx(0.6), pytest.approx(0.8))
+    assert (pair.light, pair.heavy) == (cascade.discriminator.asked[0].images[0].image, completed.image)
     assert kept[0] == 4
     assert kept[1].count == 1
     assert kept[1].kept == pytest.approx(0.75)
@@ -72,7 +90,12 @@ async def test_accepted_light_image_is_compared_when_nobody_waits(folder: Path) 
         completed = await cascade.suite.paint(UNNAMED)
         await until(lambda: bool(light_parts(report)))
         (kept,) = [(part, one) for part, one in enumerate(light_parts(report)) if one.count]
+        await until(lambda: bool(kept_pairs(folder)))
 
+    (pair,) = kept_pairs(folder)
+    assert (pair.cascade, pair.light_digest, pair.heavy_digest) == ("light>heavy", "sha256:light", "sha256:heavy")
+    assert (pair.deferred, pair.confidence) == (False, pytest.approx(0.96))
+    assert (pair.light, pair.light_score) == (completed.image, pytest.approx(0.6))
     assert completed.provenance.model_digest == "sha256:light"
     assert len(cascade.heavy.executed) == 1
     assert kept[0] == 19

@@ -40,11 +40,12 @@ from benchmarks.reuse_quality import (
 )
 from benchmarks.router import RoutedPrompts, gain_figures, margin_figures
 from benchmarks.routing_data import BY_PROMPT, CLIP_SCORE, DIFFSERVE, PROMPT_AWARE, RANDOM, THING_COUNT, Reading
-from benchmarks.routing_estimates import aurocs, deferred_weights, figure_of, resampling_weights, served_values
+from benchmarks.routing_estimates import deferred_weights, figure_of, served_values
 from benchmarks.routing_networks import ROUTERS, SceneImages, trained_margins
 from benchmarks.value_runs import LogPlan
 from lab.emulation.pace import read_pace
 from lab.runs.measure import Figure, at_least, informative
+from pentimento.diffusion.discriminators.calibration import aurocs, resampling_weights
 from pentimento.domain.errors import NotFound
 from pentimento.policies.cache_selection import Threshold
 from zoo.drawing.captions import ATTRIBUTES

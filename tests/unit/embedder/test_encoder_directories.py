@@ -132,7 +132,6 @@ def test_open_weights_without_unit_vectors_are_refused(directory, kind, value):
 @pytest.mark.parametrize(
     ("kind", "name", "section", "values", "message"),
     [
-        (CLIP, "config.json", None, {"model_type": "siglip"}, "model_type must be 'clip'"),
         (CLIP, "config.json", "text_config", {"hidden_size": -1}, "hidden_size must be between"),
         (CLIP, "config.json", "text_config", {"hidden_size": 2**40}, "hidden_size must be between"),
         (CLIP, "config.json", "text_config", {"num_attention_heads": 5}, "multiple of num_attention_heads"),

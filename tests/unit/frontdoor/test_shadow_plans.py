@@ -103,7 +103,7 @@ def test_other_pictures_are_not(changed: Provenance) -> None:
     assert not may_be_compared(changed)
 
 
-LIGHT = LightImage("light", 0.8, "heavy")
+LIGHT = LightImage("light", 0.8, "light", "heavy")
 
 
 def test_accepted_light_image_may_be_compared_if_from_noise() -> None:

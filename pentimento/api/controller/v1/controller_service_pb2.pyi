@@ -131,9 +131,12 @@ class MeasuredDeferral(_message.Message):
     DISCRIMINATOR_DIGEST_FIELD_NUMBER: _builtins.int
     THRESHOLDS_FIELD_NUMBER: _builtins.int
     SHARES_FIELD_NUMBER: _builtins.int
+    UNINFORMATIVE_FIELD_NUMBER: _builtins.int
     discriminator: _builtins.str
     """`light>heavy`."""
     discriminator_digest: _builtins.str
+    uninformative: _builtins.str
+    """Why the discriminator carries no information; empty if it does. A cascade with it is not planned."""
     @_builtins.property
     def thresholds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """Both ascending within 0 and 1, a share for each threshold."""
@@ -147,10 +150,11 @@ class MeasuredDeferral(_message.Message):
         discriminator_digest: _builtins.str = ...,
         thresholds: _abc.Iterable[_builtins.float] | None = ...,
         shares: _abc.Iterable[_builtins.float] | None = ...,
+        uninformative: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["discriminator", b"discriminator", "discriminator_digest", b"discriminator_digest", "shares", b"shares", "thresholds", b"thresholds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["discriminator", b"discriminator", "discriminator_digest", b"discriminator_digest", "shares", b"shares", "thresholds", b"thresholds", "uninformative", b"uninformative"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -300,3 +300,61 @@ class GetStatusResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class ComparedPair(_message.Message):
+    """A light image beside the heavy model's of the same request, as the frontdoor keeps it in the object store."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CASCADE_FIELD_NUMBER: _builtins.int
+    LIGHT_DIGEST_FIELD_NUMBER: _builtins.int
+    HEAVY_DIGEST_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
+    LIGHT_SCORE_FIELD_NUMBER: _builtins.int
+    HEAVY_SCORE_FIELD_NUMBER: _builtins.int
+    CONFIDENCE_FIELD_NUMBER: _builtins.int
+    DEFERRED_FIELD_NUMBER: _builtins.int
+    SAMPLED_SHARE_FIELD_NUMBER: _builtins.int
+    LIGHT_FIELD_NUMBER: _builtins.int
+    HEAVY_FIELD_NUMBER: _builtins.int
+    cascade: _builtins.str
+    """`light>heavy`, and the digests of both models."""
+    light_digest: _builtins.str
+    heavy_digest: _builtins.str
+    light_score: _builtins.float
+    heavy_score: _builtins.float
+    confidence: _builtins.float
+    """Of the discriminator in service, and whether it deferred the image."""
+    deferred: _builtins.bool
+    sampled_share: _builtins.float
+    """Share of such images that were compared, above 0."""
+    light: _builtins.bytes
+    """PNG, JPEG or WebP."""
+    heavy: _builtins.bytes
+    @_builtins.property
+    def prompt(self) -> _embedder_service_pb2.Embedding:
+        """The scores are cosines of image and prompt by this encoder."""
+
+    def __init__(
+        self,
+        *,
+        cascade: _builtins.str = ...,
+        light_digest: _builtins.str = ...,
+        heavy_digest: _builtins.str = ...,
+        prompt: _embedder_service_pb2.Embedding | None = ...,
+        light_score: _builtins.float = ...,
+        heavy_score: _builtins.float = ...,
+        confidence: _builtins.float = ...,
+        deferred: _builtins.bool = ...,
+        sampled_share: _builtins.float = ...,
+        light: _builtins.bytes = ...,
+        heavy: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cascade", b"cascade", "confidence", b"confidence", "deferred", b"deferred", "heavy", b"heavy", "heavy_digest", b"heavy_digest", "heavy_score", b"heavy_score", "light", b"light", "light_digest", b"light_digest", "light_score", b"light_score", "prompt", b"prompt", "sampled_share", b"sampled_share"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ComparedPair: _TypeAlias = ComparedPair  # noqa: Y015

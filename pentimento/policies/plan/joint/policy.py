@@ -33,7 +33,7 @@ from pentimento.policies.plan.joint.routes import (
     with_backlogs,
 )
 from pentimento.policies.plan.placement import with_pools_of
-from pentimento.policies.plan.settings import ServingSettings
+from pentimento.policies.plan.settings import ServingSettings, check_informative
 
 # Least gain in quality a request of a plan with loads over one without, for each second of the longest load (a tenth of
 # it in the share served); at least `_WON_FREELY`.
@@ -82,7 +82,9 @@ class JointPolicy:
     most_relaxations: int = 300
 
     def __call__(self, context: PlanInput) -> Decision:
-        settings = self.settings.measured_by(view.replica for view in context.replicas)
+        replicas = [view.replica for view in context.replicas]
+        check_informative([self.settings.discriminator] if self.settings.light else [], replicas)
+        settings = self.settings.measured_by(replicas)
         return replace(self, settings=settings)._decide(context)
 
     def _decide(self, context: PlanInput) -> Decision:

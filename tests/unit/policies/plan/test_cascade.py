@@ -5,11 +5,14 @@ from dataclasses import replace
 
 import pytest
 
+from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.fleet import MeasuredDeferral, Replica, ReplicaKind, StagePlan, StartThreshold
 from pentimento.domain.models import CascadeVariant, Handover
+from pentimento.domain.reasons import Reason
 from pentimento.policies.plan.cascade import CascadeMemory, CascadePolicy, diffserve_cascade, with_measured
 from pentimento.policies.plan.entry import threshold_of
 from pentimento.policies.plan.inputs import Decision, ModelDemand, PlanInput, ReplicaView
+from pentimento.policies.plan.registry import SERVING_POLICIES
 from pentimento.policies.plan.settings import DeferralCurve, ServingSettings
 from tests.unit.policies.plan.fleets import SD15, TURBO, counts, decide, profiles, repeat, worker
 
@@ -69,6 +72,20 @@ def test_curve_that_nothing_states_is_the_discriminators(
     found = DeferralCurve(handover.thresholds, handover.shares)
     assert found == (curve or settings.deferral)
     assert settings.measured_by([replica]).deferral == found
+
+
+@pytest.mark.parametrize("policy", ["diffserve", "joint"])
+def test_cascade_without_information_is_not_planned(policy: str) -> None:
+    lacking = "its AUROC for 'as good' is 0.52 [0.46, 0.58], and 0.5 is chance"
+    measured = MeasuredDeferral("turbo>sd15", "sha256:d", CURVE.thresholds, CURVE.shares, uninformative=lacking)
+    replica = Replica("d", ReplicaKind.DISCRIMINATOR, "sim:d", 1, deferrals=(measured,))
+    given = fleet(4, 1.0)
+    given = replace(given, replicas=(*given.replicas, ReplicaView(replica)))
+
+    with pytest.raises(FailedPrecondition, match=r"of turbo>sd15 carries no information: .* 0\.52") as caught:
+        SERVING_POLICIES[policy](SETTINGS)(given)
+
+    assert caught.value.reason == Reason.DISCRIMINATOR_UNINFORMATIVE
 
 
 def test_plan_names_reuse_share_of_stage() -> None:

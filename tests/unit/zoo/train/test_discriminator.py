@@ -8,10 +8,11 @@ import pytest
 import torch
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
+from pentimento.diffusion.discriminators.calibration import Calibration, auroc, calibration_error, fit_calibration
 from pentimento.domain.errors import FailedPrecondition
 from zoo.drawing.dataset import as_pixels
 from zoo.drawing.tokenizer import build_tokenizer
-from zoo.evaluate.calibration import Calibration, auroc, calibration_error, confidence, fit_calibration, margins
+from zoo.evaluate.calibration import confidence, margins
 from zoo.export.discriminator import export_discriminator, measure, write_discriminator
 from zoo.train import discriminator
 from zoo.train.discriminator import DiscriminatorPart, TrainingImages, make_discriminator, training_images

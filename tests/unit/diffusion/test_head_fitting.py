@@ -3,8 +3,14 @@
 import torch
 from torch.nn import functional
 
-from zoo.evaluate.calibration import auroc
-from zoo.train.prompt_head import CaptionedImages, HeadData, HeadPlan, fit_agreement, train_head
+from pentimento.diffusion.discriminators.calibration import auroc
+from pentimento.diffusion.discriminators.head_fitting import (
+    CaptionedImages,
+    HeadData,
+    HeadPlan,
+    fit_agreement,
+    train_head,
+)
 
 PLAN = HeadPlan(epochs=30, batch=32, weight_decay=0.01)
 
@@ -55,12 +61,3 @@ def test_a_training_is_repeated_by_its_seed_and_leaves_others_draws_alone() -> N
 
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_what_calibrates_is_not_learnt_from() -> None:
-    data = pictures(64, 4)
-
-    learnt, kept = data.fold(calibrating=False), data.fold(calibrating=True)
-
-    assert (len(learnt.light), len(kept.light)) == (48, 16)
-    assert not {tuple(row) for row in learnt.prompts.tolist()} & {tuple(row) for row in kept.prompts.tolist()}

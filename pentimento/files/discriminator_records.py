@@ -1,0 +1,54 @@
+"""Read what a discriminator's directory says of its own value, without torch."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pentimento.domain.errors import FailedPrecondition
+from pentimento.domain.reasons import Reason
+
+RECORD_FILE, AUROC = "prompt_head.json", "auroc"
+_CHANCE = 0.5
+
+
+def measured_auroc(path: Path, document: Mapping[str, Any]) -> tuple[float, ...]:
+    """Return the AUROC of a discriminator's record, the content of `path`, with the bounds of its interval; empty if it
+    was not measured. Raises FailedPrecondition BAD_CHECKPOINT for other values."""
+    found = document.get(AUROC, [])
+    if found == []:
+        return ()
+    if not isinstance(found, list) or len(found) != 3 or not all(map(_is_share, found)) or found[1] > found[2]:
+        message = f"{path}: {AUROC} must be a value and the bounds of its interval, within 0 and 1, got {found!r:.80}"
+        raise FailedPrecondition("BAD_CHECKPOINT", message)
+    return tuple(map(float, found))
+
+
+def why_uninformative(auroc: tuple[float, ...]) -> str:
+    """Return why a discriminator with that measured AUROC carries no information; "" if it does, or if none was
+    measured."""
+    if not auroc or auroc[1] > _CHANCE:
+        return ""
+    value, low, high = auroc
+    return f"its AUROC for 'as good' is {value:.2f} [{low:.2f}, {high:.2f}], and {_CHANCE} is chance"
+
+
+def check_informative(directory: Path, cascade: str) -> None:
+    """Raise FailedPrecondition DISCRIMINATOR_UNINFORMATIVE for a directory with a measured AUROC that is no better than
+    chance."""
+    path = directory / RECORD_FILE
+    if not path.is_file():
+        return
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        # The discriminator's process names what is wrong with the file.
+        return
+    why = why_uninformative(measured_auroc(path, document)) if isinstance(document, dict) else ""
+    if why:
+        message = f"the discriminator {directory} of {cascade} carries no information: {why}"
+        raise FailedPrecondition(Reason.DISCRIMINATOR_UNINFORMATIVE, message)
+
+
+def _is_share(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0.0 <= value <= 1.0
