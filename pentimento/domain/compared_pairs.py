@@ -1,4 +1,4 @@
-"""A light image beside the heavy model's image of the same request: an example for a cascade's discriminator."""
+"""A light and a heavy image of the same request: an example for a cascade's discriminator."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""Read what a discriminator's directory says of its own value, without torch."""
+"""Read the measured value of a discriminator from its directory, without torch."""
 
 import json
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ def check_informative(directory: Path, cascade: str) -> None:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
-        # The discriminator's process names what is wrong with the file.
+        # The discriminator's process names the fault of the file.
         return
     why = why_uninformative(measured_auroc(path, document)) if isinstance(document, dict) else ""
     if why:

@@ -24,7 +24,7 @@ from services.controller.metrics import ALLOCATION_FAILURES, MISMATCHED_WORKERS,
 
 logger = logging.getLogger(__name__)
 
-# Reasons for which a policy cannot plan until the fleet changes.
+# Reasons why a policy cannot plan until the fleet changes.
 _LACKING = (Reason.PROFILE_MISSING, Reason.DISCRIMINATOR_UNINFORMATIVE)
 
 RESIDENT_SERVES = "the workers keep the models that they hold"

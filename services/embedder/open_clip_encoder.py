@@ -26,7 +26,7 @@ MLP_RATIO = 4.0
 _MODEL_KEYS = {"embed_dim", "vision_cfg", "text_cfg", "quick_gelu", "init_logit_scale", "init_logit_bias"}
 _INTERPOLATIONS = {"bicubic": 3, "bilinear": 2, "nearest": 0}
 _EPSILON = 1e-5
-# Names of transformers and of open_clip, of a block and of what is around the blocks.
+# Names of transformers and of open_clip: of a block, and of the tensors around the blocks.
 _BLOCK = {
     "self_attn.out_proj": "attn.out_proj",
     "layer_norm1": "ln_1",

@@ -13,7 +13,7 @@ class EmbedderSettings:
     rpc: RpcServerSettings
     channels: RpcChannelSettings
     encoder: Path = setting(
-        help="directory of CLIPModel, SiglipModel or open_clip, or of a BERT encoder of sentence-transformers (texts only)",
+        help="directory of CLIPModel, SiglipModel or open_clip, or of sentence-transformers' BERT (texts only)",
     )
     skip_missing: bool = setting(False, help="without the encoder log a line and serve nothing; off: exit")
     expected_encoder_digest: str = setting("", help="required sha256:…; empty: from registry.json, else any")

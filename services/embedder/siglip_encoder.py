@@ -60,7 +60,7 @@ def open_siglip(directory: Path) -> EncoderCheckpoint[SiglipConfig]:
     """Return a validated directory. Raises BadCheckpoint with one line that names the file and the fault."""
     files = digested_files(directory, DIGESTED_FILES)
     config = _read_config(directory / "config.json")
-    return load_checkpoint(directory, directory.name, files, config, _expected_shapes(config))
+    return load_checkpoint(directory, directory.name, files, config, siglip_shapes(config))
 
 
 class SiglipEncoder:
@@ -134,7 +134,7 @@ def _read_config(path: Path) -> SiglipConfig:
     return config
 
 
-def _expected_shapes(config: SiglipConfig) -> dict[str, tuple[int, ...]]:
+def siglip_shapes(config: SiglipConfig) -> dict[str, tuple[int, ...]]:
     """Return every tensor that is used, by transformers' name, with its shape."""
     text, vision, patch = config.text.hidden_size, config.vision.hidden_size, config.patch_size
     inner, head = config.vision.intermediate_size, "vision_model.head"

@@ -1,7 +1,7 @@
 """Train and calibrate a prompt head from a scorer's values of both models' images of the same prompts.
 
 The discriminator's network is frozen, so that features are computed once and training takes seconds. It is
-deterministic by its seed. Rows have weights, by which a biased sample stands for all prompts.
+deterministic by its seed. Rows have weights, so that a biased sample stands for all prompts.
 """
 
 from collections.abc import Sequence
@@ -189,7 +189,7 @@ def sure_bounds(
 
 
 def _sure_count(right: Tensor, weights: Tensor) -> int:
-    """Return how many of the first entries, bool (n,), are surely right. Weighted entries count as many as their
+    """Return how many of the first entries, bool (n,), are surely right. Weighted entries count by their
     effective number (Kish): the square of the sum of weights ÷ the sum of their squares."""
     total, kept = weights.cumsum(0), (weights * right).cumsum(0)
     effective = total**2 / (weights**2).cumsum(0)

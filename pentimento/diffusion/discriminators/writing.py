@@ -18,7 +18,7 @@ NETWORK_FILES = ("config.json", "model.safetensors", "preprocessor_config.json")
 
 
 def halved(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors as they are read back: floats in half precision, computed in full."""
+    """Return the tensors in their stored precision: floats rounded to half precision, computed in full."""
     return {name: tensor.half().float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
 
 

@@ -33,7 +33,7 @@ class LightRecord:
 @dataclass
 class KeptPairs:
     """Store compared pairs, the newest `limit` of each cascade; none with 0. `_seen` counts light images that could
-    have been compared, `_stored` those that were, by cascade and verdict."""
+    have been compared, `_stored` the compared ones, by cascade and verdict."""
 
     keeper: ObjectKeeper
     clock: Clock
