@@ -15,6 +15,7 @@ NOT_RUN = {
     "pentimento zoo ": "trains, paints or measures for minutes; `make test-training` does so for a few steps",
     "pentimento simulate ": "takes a minute; tests/lab/simulator plays scenarios",
     "pentimento profile ": "measures a model of the reader's; tests/integration/unet_worker runs small ones",
+    "pentimento discriminator train ": "needs pairs of the reader's suite; tests/unit/discriminator trains on some",
     "pentimento bench ": "measures for minutes, or reads what that wrote; tests/e2e/test_load.py runs small ones",
     "pentimento models add ": "needs a model of the reader's; tests/integration/controller registers some",
     "pentimento models add-cascade ": "needs files of the reader's; tests/integration/controller registers some",
