@@ -14,13 +14,13 @@ _CHANCE = 0.5
 
 def measured_auroc(path: Path, document: Mapping[str, Any]) -> tuple[float, ...]:
     """Return the AUROC of a discriminator's record, the content of `path`, with the bounds of its interval; empty if it
-    was not measured. Raises FailedPrecondition BAD_CHECKPOINT for other values."""
+    was not measured. Raises ValueError, naming file and key, for other values."""
     found = document.get(AUROC, [])
     if found == []:
         return ()
     if not isinstance(found, list) or len(found) != 3 or not all(map(_is_share, found)) or found[1] > found[2]:
-        message = f"{path}: {AUROC} must be a value and the bounds of its interval, within 0 and 1, got {found!r:.80}"
-        raise FailedPrecondition("BAD_CHECKPOINT", message)
+        wanted = "must be a value and the bounds of its interval, within 0 and 1"
+        raise ValueError(f"{path}: {AUROC} {wanted}, got {found!r:.80}")
     return tuple(map(float, found))
 
 
@@ -41,10 +41,11 @@ def check_informative(directory: Path, cascade: str) -> None:
         return
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
+        auroc = measured_auroc(path, document if isinstance(document, dict) else {})
     except (OSError, ValueError, RecursionError):
         # The discriminator's process names the fault of the file.
         return
-    why = why_uninformative(measured_auroc(path, document)) if isinstance(document, dict) else ""
+    why = why_uninformative(auroc)
     if why:
         message = f"the discriminator {directory} of {cascade} carries no information: {why}"
         raise FailedPrecondition(Reason.DISCRIMINATOR_UNINFORMATIVE, message)

@@ -192,7 +192,7 @@ def read_record(path: Path) -> HeadRecord:
         "encoder_digest": document.get("encoder_digest"),
         "deferral": _points(path, document, "deferral", 2),
         "bounds": _points(path, document, "bounds", 3),
-        "auroc": measured_auroc(path, document),
+        "auroc": _auroc(path, document),
     }
     if not isinstance(found["encoder_digest"], str) or not found["encoder_digest"]:
         message = f"encoder_digest must say whose embeddings it reads, got {found['encoder_digest']!r:.80}"
@@ -200,6 +200,13 @@ def read_record(path: Path) -> HeadRecord:
     if any(hard > easy for _, hard, easy in found["bounds"]):
         raise BadCheckpoint(f"{path}: bounds must not have a hard_below above its easy_above")
     return HeadRecord(**found)
+
+
+def _auroc(path: Path, document: Mapping[str, Any]) -> tuple[float, ...]:
+    try:
+        return measured_auroc(path, document)
+    except ValueError as error:
+        raise BadCheckpoint(str(error)) from None
 
 
 def _finite(path: Path, document: Mapping[str, Any], key: str) -> float:

@@ -249,7 +249,10 @@ def imported(told: str) -> set[str]:
 async def test_registration_reports_the_seconds_of_a_pass(tmp_path: Path) -> None:
     at_controller, at_scorer, channels = f"unix:{tmp_path / 'c'}", f"unix:{tmp_path / 's'}", RpcChannelSettings()
     controller = wire_controller(ControllerSettings(RpcServerSettings(listen=(at_controller,))))
-    cascades = (f"{CASCADE}={SHIPPED}", f"{READING}={READER}")
+    chance = Path(shutil.copytree(READER, tmp_path / "chance"))
+    record = json.loads((chance / "prompt_head.json").read_text())
+    (chance / "prompt_head.json").write_text(json.dumps(record | {"auroc": [0.52, 0.46, 0.58]}))
+    cascades = (f"{CASCADE}={SHIPPED}", f"{READING}={chance}")
     mine = DiscriminatorSettings(
         RpcServerSettings(listen=(at_scorer,)), channels, cascades, controller_address=at_controller
     )
@@ -268,9 +271,10 @@ async def test_registration_reports_the_seconds_of_a_pass(tmp_path: Path) -> Non
     (status,) = replicas
     assert [cost.model for cost in status.replica.costs] == [CASCADE, READING]
     assert all(size == 1 and taken_s > 0.0 for cost in status.replica.costs for size, taken_s in cost.run_s)
-    reader = open_discriminator(READER)
+    reader = open_discriminator(chance)
     assert reader.head is not None
     measured = [(one.discriminator, one.discriminator_digest) for one in status.replica.deferrals]
     assert measured == [(READING, reader.digest)]
     (curve,) = status.replica.deferrals
     assert tuple(zip(curve.thresholds, curve.shares, strict=True)) == reader.head.record.deferral
+    assert curve.uninformative == "its AUROC for 'as good' is 0.52 [0.46, 0.58], and 0.5 is chance"

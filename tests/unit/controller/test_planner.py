@@ -349,8 +349,9 @@ async def test_planner_policy_without_profiles_serves_resident_plan(name: str):
     assert bool(planner.plan.notes) == (name not in needs_none)
 
 
-async def test_planner_resident_plan_yields_once_profiles_are_there():
-    lacking = FailedPrecondition("PROFILE_MISSING", "model heavy has no profile")
+@pytest.mark.parametrize("reason", ["PROFILE_MISSING", "DISCRIMINATOR_UNINFORMATIVE"])
+async def test_planner_resident_plan_yields_once_lack_is_mended(reason: str):
+    lacking = FailedPrecondition(reason, "heavy lacks something")
     found: list[Exception | None] = [lacking, lacking, None]
 
     def policy(context: PlanInput) -> Decision:
@@ -367,6 +368,8 @@ async def test_planner_resident_plan_yields_once_profiles_are_there():
         ("resident", 2),
         ("joint", 2),
     ]
+    note = "joint cannot plan (heavy lacks something): the workers keep the models that they hold"
+    assert [plan.notes for plan in plans] == [(note,), (note,), ()]
 
 
 @pytest.mark.parametrize("bad", [raising, nonsensical])

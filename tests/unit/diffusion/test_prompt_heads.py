@@ -155,6 +155,7 @@ def test_prompt_refuses_other_encoder_width_and_numbers() -> None:
         ({"threshold": 1.5}, "threshold must be between 0 and 1"),
         ({"bounds": [[0.0, 0.7, 0.6], [1.0, 0.7, 0.8]]}, "bounds must not have a hard_below above"),
         ({"bounds": [[0.0, 0.7], [1.0, 0.7]]}, "bounds must be points of 3 numbers"),
+        ({"auroc": [0.7, 0.8, 0.6]}, "auroc must be a value and the bounds of its interval"),
         ({"deferral": [[0.0, 0.0]]}, "deferral must be 2 to 1024 points"),
         ({"deferral": [[0.0, 0.0], [1.0, "all"]]}, "deferral must be points of 2 numbers"),
         ({"deferral": [[0.0, 0.5], [1.0, 0.4]]}, "deferral must ascend"),

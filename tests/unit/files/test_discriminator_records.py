@@ -7,7 +7,7 @@ import pytest
 
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.reasons import Reason
-from pentimento.files.discriminator_records import RECORD_FILE, check_informative
+from pentimento.files.discriminator_records import RECORD_FILE, check_informative, measured_auroc
 
 
 def written(folder: Path, **record: object) -> Path:
@@ -31,6 +31,6 @@ def test_check_informative_with_chance_refuses_and_says_why(tmp_path: Path, auro
 
 
 @pytest.mark.parametrize("auroc", [0.7, [0.7], [0.7, 0.8, 0.6], [0.7, -0.1, 0.9], [0.7, "0.6", 0.9]])
-def test_check_informative_with_other_values_names_file_and_key(tmp_path: Path, auroc: object) -> None:
-    with pytest.raises(FailedPrecondition, match=r"prompt_head\.json: auroc must be a value and the bounds"):
-        check_informative(written(tmp_path, auroc=auroc), "a>b")
+def test_measured_auroc_with_other_values_names_file_and_key(auroc: object) -> None:
+    with pytest.raises(ValueError, match=r"prompt_head\.json: auroc must be a value and the bounds"):
+        measured_auroc(Path(RECORD_FILE), {"auroc": auroc})

@@ -83,7 +83,7 @@ def test_cascade_without_information_is_not_planned(policy: str) -> None:
     given = replace(given, replicas=(*given.replicas, ReplicaView(replica)))
 
     with pytest.raises(FailedPrecondition, match=r"of turbo>sd15 carries no information: .* 0\.52") as caught:
-        SERVING_POLICIES[policy](SETTINGS)(given)
+        SERVING_POLICIES[policy](SETTINGS).allocator(given)
 
     assert caught.value.reason == Reason.DISCRIMINATOR_UNINFORMATIVE
 
