@@ -92,7 +92,7 @@ def siglip() -> SiglipEncoder:
 
 
 def checkpoint(config: C, shapes: Mapping[str, tuple[int, ...]]) -> EncoderCheckpoint[C]:
-    """Return random weights of those shapes."""
+    """Return random weights by tensor name and shape."""
     generator = torch.Generator().manual_seed(0)
     tensors = {name: torch.randn(shape, generator=generator) * 0.02 for name, shape in shapes.items()}
     return EncoderCheckpoint("random", Path(), config, tensors, "")

@@ -72,8 +72,9 @@ class NetworkScorer:
             MeasuredDeferral(
                 cascade,
                 digest,
-                *zip(*head.record.deferral, strict=True),
-                uninformative=why_uninformative(head.record.auroc),
+                tuple(at for at, _ in head.record.deferral),
+                tuple(share for _, share in head.record.deferral),
+                why_uninformative(head.record.auroc),
             )
             for cascade, digest, head in heads
         )

@@ -182,8 +182,8 @@ def sure_bounds(
         found.append((at, hard_below, easy_above))
     # Hard prompts stay hard at higher thresholds, easy ones easy at lower thresholds.
     hard_bounds = torch.tensor([hard for _, hard, _ in found], dtype=torch.float64).cummax(0).values.tolist()
-    easy = torch.tensor([each for _, _, each in found], dtype=torch.float64)
-    easy_bounds = easy.flip(0).cummin(0).values.flip(0).tolist()
+    easy_ends = torch.tensor([each for _, _, each in found], dtype=torch.float64)
+    easy_bounds = easy_ends.flip(0).cummin(0).values.flip(0).tolist()
     bounds = zip(thresholds, hard_bounds, easy_bounds, strict=True)
     return tuple((at, hard_below, max(hard_below, easy_above)) for at, hard_below, easy_above in bounds)
 
