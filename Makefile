@@ -120,7 +120,7 @@ client-wheel: $(DEV_READY) ## dist/pentimento_protos-*.whl: the contracts alone,
 
 # All but those that need something no clone has: docs/benchmarks.md names them, each with its reason.
 BENCHMARKS := golden_families controlnet_golden controlnet_service controlnet_parallel controlnet_residency \
-	lora_golden lora_batch lora_async lora_patch latent_parallel batch_invariance effects_replay \
+	lora_golden lora_batch lora_async lora_patch load_speed latent_parallel batch_invariance effects_replay \
 	engine_latency engine_throughput engine_preempt engine_lag \
 	overhead cold_start console first_preview kill_one kill_any overload http_overhead http_overload \
 	adapter_latency adapter_load adapter_quality scaling hostile soak mutation \

@@ -32,6 +32,7 @@ SECOND = {
     "integration/unet_worker",
     "integration/vectordb_gateway/test_scaled_stores.py",
     # Processes and builds of an index, a second or so each.
+    "unit/stores/components/test_component_store.py",
     "contract/rpc/test_process.py",
     "contract/stores/test_index_rebuild.py",
     "integration/supervisor",

@@ -26,6 +26,7 @@ SUBCOMMANDS = {
     "models": "register models and cascades, list and remove them",
     "scale": "change the number of processes of a service",
     "adapters": "add, list and remove LoRAs while the suite serves",
+    "components": "list, keep and delete files of models and LoRAs on this host",
     "serve": "run one service in the foreground",
     "token": "make tokens",
     "tenant": "manage tenants, their keys and quotas, and show usage",

@@ -16,6 +16,7 @@ from typing import Any
 
 from pentimento.devices.choices import WeightStorage
 from pentimento.domain.errors import FailedPrecondition
+from pentimento.files.file_sums import FileSums
 from pentimento.files.safetensors_header import check_safetensors
 
 _MAX_TEXT_BYTES = 64 * 1024 * 1024
@@ -57,7 +58,7 @@ class Checkpoint:
 
     `single_file` holds the components of `held`, each under a prefix of names of the original code. `configs` are
     configurations without a file, by name. Folders of components are in `parts`, if they are not in `directory`.
-    `storage` is that of denoiser and text encoders.
+    `storage` is that of denoiser and text encoders. `sums` verify the files while they are read.
     """
 
     directory: Path
@@ -70,6 +71,7 @@ class Checkpoint:
     configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     parts: Path | None = None
     storage: WeightStorage = WeightStorage.AUTO
+    sums: FileSums = field(default_factory=FileSums)
 
     def component_directory(self, component: str) -> Path:
         """Return the directory of a component."""
@@ -297,7 +299,7 @@ def _shard_map(path: Path) -> dict[str, str]:
 def digest_checkpoint(checkpoint: Checkpoint) -> CheckpointDigests:
     """Return the digest of all files that are read (see `digest_files`), and of each component's files."""
     texts = {name: hashlib.sha256(config_text(config)).hexdigest() for name, config in checkpoint.configs.items()}
-    sums = {**_sums(checkpoint.files), **texts}
+    sums = {**_sums(checkpoint.files, checkpoint.sums), **texts}
     parts: dict[str, dict[str, str]] = {}
     for name, value in sums.items():
         component, _, rest = name.rpartition("/")
@@ -320,18 +322,20 @@ def digest_directory(directory: Path) -> str:
     return digest_files(directory, [path for path in files if path.is_file()])
 
 
-def digest_files(directory: Path, files: Iterable[Path]) -> str:
-    """Return "sha256:" and the sha256 over the lines `<relative path>\0<sha256 of the file>\n` in path order.
+def digest_files(directory: Path, files: Iterable[Path], sums: FileSums | None = None) -> str:
+    """Return "sha256:" and the sha256 over the lines `<relative path>\0<sha256 of the file>\n` in path order. Files in
+    `sums` are not read again.
 
     The files of a model are its JSON, tokenizer text and safetensors.
     """
-    return _digest_of(_sums({path.relative_to(directory).as_posix(): path for path in files}))
+    named = {path.relative_to(directory).as_posix(): path for path in files}
+    return _digest_of(_sums(named, sums or FileSums()))
 
 
-def _sums(files: Mapping[str, Path]) -> dict[str, str]:
+def _sums(files: Mapping[str, Path], sums: FileSums) -> dict[str, str]:
     """Return every file's sha256, by name."""
     with ThreadPoolExecutor(4, thread_name_prefix="digest") as pool:
-        return dict(zip(files, pool.map(file_sum, files.values()), strict=True))
+        return {name: found.sha256 for name, found in zip(files, pool.map(sums.of, files.values()), strict=True)}
 
 
 def _digest_of(sums: dict[str, str]) -> str:

@@ -6,13 +6,14 @@ from typing import Any
 
 import torch
 from accelerate import init_empty_weights  # type: ignore[import-untyped]
-from safetensors import safe_open
 from torch import Tensor
 
 from pentimento.diffusion.file_layouts import DENOISER_PREFIX, is_scale
 from pentimento.diffusion.gguf_files import SUFFIX as GGUF
 from pentimento.diffusion.gguf_files import gguf_header, gguf_tensors
 from pentimento.diffusion.packed_weights import pack_blocks
+from pentimento.diffusion.tensor_files import read_tensors
+from pentimento.files.file_sums import FileSums
 
 _TEXT_MAPPINGS = {
     "CLIPTextModel": "create_diffusers_clip_model_from_ldm",
@@ -21,15 +22,14 @@ _TEXT_MAPPINGS = {
 }
 
 
-def original_tensors(file: Path, held: Mapping[str, str], component: str) -> dict[str, Tensor]:
+def original_tensors(file: Path, held: Mapping[str, str], component: str, sums: FileSums) -> dict[str, Tensor]:
     """Return the tensors of a component of a file: those with its prefix of `held`, or all under the denoiser's
     prefix."""
     prefix = held[component]
     if file.suffix == GGUF:
         found = gguf_tensors(file, [name for name in gguf_header(file).tensors if name.startswith(prefix)])
     else:
-        with safe_open(file, "pt") as opened:
-            found = {name: opened.get_tensor(name) for name in opened.keys() if name.startswith(prefix)}  # noqa: SIM118
+        found = read_tensors(file, sums, wanted=lambda name: name.startswith(prefix))
     scaled = _scaled(found)
     return scaled if prefix else {DENOISER_PREFIX + name: tensor for name, tensor in scaled.items()}
 

@@ -1,5 +1,5 @@
-"""Load components of a validated checkpoint with the stock loaders of diffusers and transformers: local files,
-safetensors only, no code from the directory."""
+"""Load components of a validated checkpoint with the classes of diffusers and transformers: local files, safetensors
+only, no code from the directory. Networks are built without memory and take the tensors as they were read."""
 
 import inspect
 import logging
@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from accelerate import init_empty_weights  # type: ignore[import-untyped]
 
 from pentimento.devices.choices import WeightStorage
 from pentimento.diffusion.checkpoint import BadCheckpoint, Checkpoint, read_json_object, weight_files
@@ -24,7 +24,9 @@ from pentimento.diffusion.file_layouts import is_scale
 from pentimento.diffusion.original_weights import load_original, original_tensors
 from pentimento.diffusion.packed_weights import pack, weight_bytes
 from pentimento.diffusion.staging import stage_network, staged
-from pentimento.files.safetensors_header import read_header
+from pentimento.diffusion.tensor_files import read_tensors
+from pentimento.files.file_sums import CorruptComponent, FileSums
+from pentimento.files.safetensors_header import FLOATS, ITEM_SIZES, read_header
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +74,8 @@ _AUTOENCODER = "vae"
 _HALVES = (torch.float16, torch.bfloat16)
 # The format's name of e4m3.
 _FP8 = "F8_E4M3"
+# The names of a network's files, without its variant and shards.
+_DIFFUSERS_STEM, _TRANSFORMERS_STEM = "diffusion_pytorch_model", "model"
 _MAX_TOKENS = 4096
 _MOST_SHOWN = 400
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
@@ -97,15 +101,35 @@ def load_components(checkpoint: Checkpoint, device: torch.device, dtype: torch.d
 
 
 def load_network(
-    directory: Path, files: Iterable[Path], class_name: str, device: torch.device, dtype: torch.dtype
+    directory: Path,
+    files: Iterable[Path],
+    class_name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    sums: FileSums | None = None,
 ) -> Any:
     """Return the network of one of diffusers' classes from a directory that holds only the network, with `files`
-    validated before. In evaluation mode on `device`. Raises BadCheckpoint."""
+    validated before, and verified by `sums`. In evaluation mode on `device`. Raises BadCheckpoint,
+    CorruptComponent."""
     with TemporaryDirectory(prefix="pentimento-model-") as name:
         stage_network(directory, files, Path(name), _keys_of(class_name))
         with _refusing(directory, class_name, Path(name)):
-            options = {"local_files_only": True, "use_safetensors": True, "variant": _variant(directory, dtype)}
-            return _placed(_load_network(_class(_CLASSES[class_name]), Path(name), dtype, options), device)
+            network_class, variant = _class(_CLASSES[class_name]), _variant(directory, dtype)
+            return _placed(_load_network(network_class, Path(name), variant, dtype, sums or FileSums()), device)
+
+
+def loaded_bytes(folder: Path, dtype: torch.dtype) -> int:
+    """Return the bytes that the weights of a network of diffusers take once they are loaded in `dtype`, by their
+    headers. Raises BadCheckpoint, ValueError for an unsound header, OSError."""
+    entries = [
+        entry
+        for path in _weights_of(folder, _DIFFUSERS_STEM, _variant(folder, dtype))
+        for entry in read_header(path).tensors.values()
+    ]
+    return sum(
+        math.prod(entry.shape) * (dtype.itemsize if entry.dtype in FLOATS else ITEM_SIZES[entry.dtype])
+        for entry in entries
+    )
 
 
 def _keys_of(class_name: str) -> Collection[str]:
@@ -126,7 +150,7 @@ def _refusing(folder: Path, what: str, staged_as: Path) -> Iterator[None]:
     the staged one."""
     try:
         yield
-    except BadCheckpoint:
+    except (BadCheckpoint, CorruptComponent):
         raise
     except Exception as error:
         # Some libraries state the reason after their first line.
@@ -175,16 +199,15 @@ def _read_component(checkpoint: Checkpoint, root: Path, component: str, dtype: t
     folder = checkpoint.component_directory(component)
     if component in checkpoint.held and checkpoint.single_file is not None:
         with _refusing(checkpoint.single_file, f"{component} ({name})", root):
-            tensors = original_tensors(checkpoint.single_file, checkpoint.held, component)
+            tensors = original_tensors(checkpoint.single_file, checkpoint.held, component, checkpoint.sums)
             return load_original(_class(_CLASSES[name]), tensors, root, component, dtype)
     with _refusing(folder, name, root / component):
         if name in _TOKENIZERS:
             return _load_tokenizer(name, folder, root / component)
         variant = _variant(folder, dtype)
         if name in _CLIP_TEXT and _is_written_out(root / component):
-            return _load_clip_text(root / component, variant, dtype, projects=_CLIP_TEXT[name])
-        options = {"local_files_only": True, "use_safetensors": True, "variant": variant}
-        return _load_network(_class(_CLASSES[name]), root / component, dtype, options)
+            return _load_clip_text(root / component, variant, dtype, checkpoint.sums, projects=_CLIP_TEXT[name])
+        return _load_network(_class(_CLASSES[name]), root / component, variant, dtype, checkpoint.sums)
 
 
 def _is_written_out(folder: Path) -> bool:
@@ -192,19 +215,19 @@ def _is_written_out(folder: Path) -> bool:
     return read_json_object(folder / "config.json").get("hidden_act", "quick_gelu") in ACTIVATIONS
 
 
-def _load_clip_text(folder: Path, variant: str | None, dtype: torch.dtype, *, projects: bool) -> ClipTextEncoder:
+def _load_clip_text(
+    folder: Path, variant: str | None, dtype: torch.dtype, sums: FileSums, *, projects: bool
+) -> ClipTextEncoder:
     """Return the encoder with its stored tensors, found under their older names too; other tensors are ignored."""
     config = ClipTextConfig.of(read_json_object(folder / "config.json"))
     with torch.device("meta"):
         encoder = ClipTextEncoder(config, projects=projects)
     stored = {
         name.removeprefix(_TEXT_PREFIX): tensor
-        for path in _weights_of(folder, "model", variant)
-        for name, tensor in load_file(path).items()
+        for path in _weights_of(folder, _TRANSFORMERS_STEM, variant)
+        for name, tensor in read_tensors(path, sums, dtype).items()
     }
-    state = {
-        name: _fitting(stored, name, like.shape).to(dtype, copy=True) for name, like in encoder.state_dict().items()
-    }
+    state = {name: _fitting(stored, name, like.shape).to(dtype) for name, like in encoder.state_dict().items()}
     encoder.load_state_dict(state, assign=True)
     return encoder
 
@@ -243,15 +266,54 @@ def _class(place: tuple[str, str]) -> Any:
     return getattr(import_module(module), name)
 
 
-def _load_network(model_class: Any, folder: Path, dtype: torch.dtype, options: Mapping[str, Any]) -> Any:
-    """Return a network. Raises ValueError for missing weights: one library leaves them empty, the other draws them at
-    random."""
-    key = "torch_dtype" if model_class.__module__.startswith("diffusers") else "dtype"
-    network, told = model_class.from_pretrained(folder, **options, **{key: dtype}, output_loading_info=True)
-    if missing := sorted(told["missing_keys"]):
+def _load_network(
+    model_class: Any, folder: Path, variant: str | None, dtype: torch.dtype, sums: FileSums
+) -> torch.nn.Module:
+    """Return a network. Raises ValueError for missing weights."""
+    is_diffusers = model_class.__module__.startswith("diffusers")
+    load = _diffusers_network if is_diffusers else _transformers_network
+    files = _weights_of(folder, _DIFFUSERS_STEM if is_diffusers else _TRANSFORMERS_STEM, variant)
+    # Values that a class keeps in full precision must not have been rounded.
+    converts = is_diffusers and not model_class._keep_in_fp32_modules
+    state: dict[str, torch.Tensor] = {}
+    for path in files:
+        state |= read_tensors(path, sums, dtype if converts else None)
+    network, missing = load(model_class, folder, state, dtype)
+    if missing:
         rest = f" nor {len(missing) - 1} others" if len(missing) > 1 else ""
-        raise ValueError(f"there is no tensor {missing[0]!r}{rest}")
+        raise ValueError(f"there is no tensor {min(missing)!r}{rest}")
     return network
+
+
+def _diffusers_network(
+    model_class: Any, folder: Path, state: dict[str, torch.Tensor], dtype: torch.dtype
+) -> tuple[torch.nn.Module, Collection[str]]:
+    """Return a network that holds the tensors of `state`, and the names of missing ones."""
+    before = torch.get_default_dtype()
+    # Values that a constructor computes have the network's precision, as by diffusers' own loader.
+    torch.set_default_dtype(dtype)
+    try:
+        with init_empty_weights():
+            network: Any = model_class.from_config(model_class.load_config(folder, local_files_only=True))
+    finally:
+        torch.set_default_dtype(before)
+    network._fix_state_dict_keys_on_load(state)
+    kept = tuple(model_class._keep_in_fp32_modules or ())
+    for name, tensor in state.items():
+        if tensor.is_floating_point():
+            state[name] = tensor.to(torch.float32 if set(kept) & set(name.split(".")) else dtype)
+    missing = network.load_state_dict(state, strict=False, assign=True).missing_keys
+    return network, missing
+
+
+def _transformers_network(
+    model_class: Any, folder: Path, state: dict[str, torch.Tensor], dtype: torch.dtype
+) -> tuple[torch.nn.Module, Collection[str]]:
+    config = model_class.config_class.from_pretrained(folder, local_files_only=True)
+    network, found = model_class.from_pretrained(
+        None, config=config, state_dict=state, dtype=dtype, output_loading_info=True
+    )
+    return network, found["missing_keys"]
 
 
 def _variant(folder: Path, dtype: torch.dtype) -> str | None:

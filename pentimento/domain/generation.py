@@ -83,11 +83,13 @@ def noise_form_of(prediction_type: str) -> NoiseForm:
 
 @dataclass(frozen=True)
 class ObjectReference:
-    """An object of the object store; `digest` is "sha256:<hex>" and is verified on every read."""
+    """An object of the object store; `digest` is "sha256:<hex>" and is verified on every read. `blocks_digest` is that
+    of the hashes of its blocks, stored next to it; empty if there are none."""
 
     key: str
     digest: str
     size_bytes: int
+    blocks_digest: str = ""
 
 
 @dataclass(frozen=True)

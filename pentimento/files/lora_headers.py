@@ -290,12 +290,13 @@ def _rank(rank: int) -> int:
     return rank
 
 
-def judge_lora(data: bytes, field: str) -> None:
+def judge_lora(data: bytes, field: str, size_bytes: int | None = None) -> None:
     """Check a file's bytes without its model: only safetensors, every key a part of a LoRA, each layer complete, with
-    shapes that multiply, within the limits. Raises InvalidArgument that names `field`, the key and the limit, and
-    FailedPrecondition UNSUPPORTED_LORA for a form that is not read."""
+    shapes that multiply, within the limits. `data` may end with the header if `size_bytes`, the file's size, is given.
+    Raises InvalidArgument that names `field`, the key and the limit, and FailedPrecondition UNSUPPORTED_LORA for a form
+    that is not read."""
     try:
-        header = judge_safetensors(data)
+        header = judge_safetensors(data, size_bytes)
     except ValueError as error:
         raise InvalidArgument.of(field, f"must be a safetensors file: {error}") from None
     tensors = header.tensors

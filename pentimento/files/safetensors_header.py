@@ -15,6 +15,7 @@ ITEM_SIZES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1,
     "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
 }  # fmt: skip
+FLOATS = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
 
 
 @dataclass(frozen=True)
@@ -35,12 +36,20 @@ class SafetensorsHeader:
     start: int
 
 
-def judge_safetensors(data: bytes) -> SafetensorsHeader:
-    """Return the header of a file's bytes, and check that it covers every byte. Raises ValueError as `read_header`."""
+def judge_safetensors(data: bytes | bytearray, size_bytes: int | None = None) -> SafetensorsHeader:
+    """Return the header of a file's bytes, and check that it covers every byte. `data` may end with the header if
+    `size_bytes`, the file's size, is given. Raises ValueError as `read_header`."""
+    size = len(data) if size_bytes is None else size_bytes
+    length = header_length(data, size)
+    return _judged(data[8 : 8 + length], size - 8 - length)
+
+
+def header_length(data: bytes | bytearray, size_bytes: int) -> int:
+    """Return the length of the header after the file's first eight bytes. Raises ValueError for one that cannot be."""
     length = int.from_bytes(data[:8], "little")
-    if len(data) < 8 or length > min(_MAX_HEADER_BYTES, len(data) - 8):
+    if len(data) < 8 or length > min(_MAX_HEADER_BYTES, size_bytes - 8):
         raise ValueError("its header length does not fit the file")
-    return _judged(data[8 : 8 + length], len(data) - 8 - length)
+    return length
 
 
 def check_safetensors(path: Path) -> frozenset[str]:
@@ -53,21 +62,18 @@ def read_header(path: Path) -> SafetensorsHeader:
     that do not match a shape, gaps or overlaps."""
     size = path.stat().st_size
     with path.open("rb") as file:
-        prefix = file.read(8)
-        length = int.from_bytes(prefix, "little")
-        if len(prefix) < 8 or length > min(_MAX_HEADER_BYTES, size - 8):
-            raise ValueError("its header length does not fit the file")
+        length = header_length(file.read(8), size)
         return _judged(file.read(length), size - 8 - length)
 
 
-def _judged(text: bytes, data_bytes: int) -> SafetensorsHeader:
+def _judged(text: bytes | bytearray, data_bytes: int) -> SafetensorsHeader:
     header, metadata = _parse(text)
     names = _in_order(header, data_bytes)
     tensors = {name: TensorEntry(header[name]["dtype"], tuple(header[name]["shape"])) for name in names}
     return SafetensorsHeader(tensors, metadata, 8 + len(text))
 
 
-def _parse(data: bytes) -> tuple[dict[str, Any], dict[str, str]]:
+def _parse(data: bytes | bytearray) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the tensors' entries, still unchecked, and the texts of the file's writer."""
     try:
         header = json.loads(data, parse_int=_whole_number)

@@ -16,6 +16,8 @@ REMOVED = {
     "index_build_threads": "a build runs on one thread at the lowest priority",
     "index_search_candidates": "a graph search has 96 candidates",
     "lora_bounds": "`profiles` names files of all kinds",
+    "lora_cache_dir": "`component_cache_dir` holds uploaded LoRAs",
+    "lora_cache_mib": "`component_disk_mib` bounds the disk for components",
     "match_predictor_file": "the predictor learns again after a restart",
     "match_predictor_generation_s": "a missed hit counts as 10 s",
     "max_open_grants": "at most 4096 grants are open",

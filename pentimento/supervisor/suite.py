@@ -177,7 +177,12 @@ def gateway(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
 def controlnet_replica(settings: SuiteSettings, state: StateDirectory, number: int) -> ProcessSpec:
     """Return one ControlNet service."""
     name, module = f"controlnet-{number}", "services.controlnet_svc"
-    flags = {"controlnets": settings.controlnets, "depth-model": settings.depth_model, "threads": settings.threads}
+    flags = {
+        "controlnets": settings.controlnets,
+        "depth-model": settings.depth_model,
+        "threads": settings.threads,
+        "component-cache-dir": state.path / "components",
+    }
     return process_of(settings, state, name, module, CACHE_STAGE, flags, on="controlnet_svc")
 
 
@@ -236,7 +241,7 @@ def worker(settings: SuiteSettings, state: StateDirectory, model: ModelDirectory
         "adapters-dir": settings.loras,
         "embeddings-dir": settings.embeddings,
         "ip-adapters-dir": settings.ip_adapters,
-        "lora-cache-dir": state.path / "loras",
+        "component-cache-dir": state.path / "components",
         "grant-key-file": settings.grant_key_file,
     }
     name, on = f"{model.name}-{number}", f"unet_worker/{model.name}"

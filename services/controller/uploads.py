@@ -7,7 +7,9 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from pentimento.domain.adapters import Adapter, AdapterKind, LoraUpload
 from pentimento.domain.errors import (
@@ -21,29 +23,34 @@ from pentimento.domain.errors import (
 from pentimento.domain.generation import ObjectReference
 from pentimento.domain.models import RegisteredRow
 from pentimento.files.lora_headers import judge_lora
+from pentimento.stores.components.remote import put_sums, sums_key
 from pentimento.stores.ledger.fleet_ledger import FleetLedger
 from pentimento.stores.objects import ObjectStore
-from pentimento.stores.objects.store import digest_of
+from services.controller.arriving_file import ArrivingFile
 from services.controller.checks import check_upload
 from services.controller.repository import wholly
 
 logger = logging.getLogger(__name__)
 
 KIND = "lora"
+# Kind of the rows with the digest of a LoRA's block hashes.
+BLOCKS_KIND = "lora_blocks"
 # Kind of the row that identifies the registry: the object store may also hold LoRAs of another ledger.
 STORE_KIND = "lora_store"
 # Limited, since every plan names all LoRAs to every frontdoor.
 MAX_UPLOADED = 1024
 # An upload is aborted after this silence, or once it is that late at the least rate.
 SILENCE_S = 30.0
+# Uploads at a time, each on a thread that waits for its client.
+MOST_AT_ONCE = 64
 LEAST_BYTES_PER_S = 256 * 1024
 
 
 class UploadedAdapters:
-    """Receive uploads of LoRAs on one event loop. Running uploads are in memory: `max_bytes` bounds each one, all of a
-    caller's together, and half of all; an upload that does not fit waits. An upload that is silent for `silence_s`, or
-    that long late at `LEAST_BYTES_PER_S`, is aborted. `changed` receives the LoRAs after each change. An object without
-    a name is deleted after `keep_s`, since running requests may need it until then."""
+    """Receive uploads of LoRAs on one event loop, and store them as they arrive. Of running uploads, `max_bytes` bounds
+    each one, all of a caller's together, and half of all; an upload that does not fit waits. An upload that is silent
+    for `silence_s`, or that long late at `LEAST_BYTES_PER_S`, is aborted. `changed` receives the LoRAs after each
+    change. An object without a name is deleted after `keep_s`, since running requests may need it until then."""
 
     def __init__(
         self,
@@ -60,6 +67,8 @@ class UploadedAdapters:
         self._keep_s = keep_s
         self._changed = changed
         self._known: dict[str, Adapter] = {}
+        # Digests of the hashes of their blocks, by digest.
+        self._blocks: dict[str, str] = {}
         self._prefix = ""
         self._silence_s = silence_s
         # Held while LoRAs change or unnamed objects are deleted, never while an upload is received.
@@ -67,6 +76,9 @@ class UploadedAdapters:
         self._room = asyncio.Condition()
         # Bytes of running uploads, by caller.
         self._received: Counter[str] = Counter()
+        # Objects of running uploads, which have no name yet.
+        self._storing: Counter[str] = Counter()
+        self._threads = ThreadPoolExecutor(MOST_AT_ONCE, thread_name_prefix="upload")
 
     @property
     def adapters(self) -> tuple[Adapter, ...]:
@@ -82,6 +94,7 @@ class UploadedAdapters:
         rows = await asyncio.wrap_future(self._ledger.registered())
         (store_id,) = (json.loads(row.document) for row in rows if row.kind == STORE_KIND)
         self._prefix = f"adapters/{store_id}/"
+        self._blocks = {row.name: row.digest for row in rows if row.kind == BLOCKS_KIND}
         self._known = {row.name: self._adapter_of(row) for row in rows if row.kind == KIND}
         self._changed(self.adapters)
 
@@ -93,26 +106,50 @@ class UploadedAdapters:
         adapter = self._adapter_of(_row_of(upload))
         self._check_room_for(adapter)
         async with self._receiving(caller, upload.size_bytes):
-            data = await _received(upload, chunks, self._silence_s)
-            if (found := await asyncio.to_thread(digest_of, data)) != upload.digest:
-                raise InvalidArgument.of("upload.digest", f"must be that of the file as it arrived, {found}")
-            await asyncio.to_thread(judge_lora, data, "file")
-            async with self._turn:
-                self._check_room_for(adapter)
-                await asyncio.to_thread(self._objects.put, self._key_of(upload.digest), data)
-                await wholly(self._name(upload, adapter))
-        return adapter
+            key = self._key_of(upload.digest)
+            self._storing[key] += 1
+            try:
+                blocks_digest = await self._store(key, upload, adapter, chunks)
+                async with self._turn:
+                    self._check_room_for(adapter)
+                    return await wholly(self._name(upload, blocks_digest))
+            finally:
+                self._storing -= Counter({key: 1})
 
-    async def _name(self, upload: LoraUpload, adapter: Adapter) -> None:
-        if not await asyncio.wrap_future(self._ledger.register(_row_of(upload))):
+    async def _store(self, key: str, upload: LoraUpload, adapter: Adapter, chunks: AsyncIterator[bytes]) -> str:
+        """Store the file as it arrives, a few chunks in memory at a time, and the hashes of its blocks; return their
+        digest. A wrong file is never readable."""
+        file = ArrivingFile(_received(upload, chunks, self._silence_s), upload.size_bytes)
+
+        def check(found: ObjectReference) -> None:
+            if found.digest != upload.digest:
+                raise InvalidArgument.of("upload.digest", f"must be that of the file as it arrived, {found.digest}")
+            judge_lora(file.head, "file", found.size_bytes)
+            self._check_room_for(adapter)
+
+        try:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._threads, self._objects.put_file, key, file, check)
+        finally:
+            file.close()
+        return await asyncio.to_thread(put_sums, self._objects, key, file.blocks.result())
+
+    async def _name(self, upload: LoraUpload, blocks_digest: str) -> Adapter:
+        blocks = RegisteredRow(BLOCKS_KIND, upload.digest, blocks_digest, "{}")
+        await asyncio.wrap_future(self._ledger.register(blocks))
+        self._blocks[upload.digest] = blocks_digest
+        row = _row_of(upload)
+        if not await asyncio.wrap_future(self._ledger.register(row)):
             raise _name_taken(upload.name)
-        self._known[upload.name] = adapter
+        adapter = self._known[upload.name] = self._adapter_of(row)
         self._changed(self.adapters)
         logger.info("a LoRA was added", extra={"lora": upload.name, "digest": upload.digest})
+        return adapter
 
     def _check_room_for(self, adapter: Adapter) -> None:
         known = self._known.get(adapter.name)
-        if known is not None and known != adapter:
+        # They may differ in their places: sums of blocks are registered with the file.
+        if known is not None and replace(known, object=None) != replace(adapter, object=None):
             raise _name_taken(adapter.name)
         if known is None and len(self._known) >= MAX_UPLOADED:
             raise ResourceExhausted("TOO_MANY_LORAS", f"there are {MAX_UPLOADED} LoRAs, which is the limit")
@@ -159,7 +196,8 @@ class UploadedAdapters:
         """Delete the objects of `unnamed_before` that still have no name, and return the keys of the other unnamed
         ones. Changes state. Raises the store's errors."""
         async with self._turn:
-            named = {self._key_of(adapter.digest) for adapter in self._known.values()}
+            files = {self._key_of(adapter.digest) for adapter in self._known.values()} | self._storing.keys()
+            named = files | set(map(sums_key, files))
             keys = frozenset(await asyncio.to_thread(lambda: list(self._objects.keys(self._prefix)))) - named
             for key in keys & unnamed_before:
                 await asyncio.to_thread(self._objects.delete, key)
@@ -168,34 +206,36 @@ class UploadedAdapters:
 
     def _adapter_of(self, row: RegisteredRow) -> Adapter:
         said = json.loads(row.document)
-        stored = ObjectReference(self._key_of(row.digest), row.digest, said.pop("size_bytes"))
+        blocks_digest = self._blocks.get(row.digest, "")
+        stored = ObjectReference(self._key_of(row.digest), row.digest, said.pop("size_bytes"), blocks_digest)
         return Adapter(name=row.name, kind=AdapterKind.LORA, digest=row.digest, object=stored, **said)
 
     def _key_of(self, digest: str) -> str:
         return self._prefix + digest.removeprefix("sha256:")
 
 
-async def _received(upload: LoraUpload, chunks: AsyncIterator[bytes], silence_s: float) -> bytes:
-    parts, size_bytes, loop = [], 0, asyncio.get_running_loop()
+async def _received(upload: LoraUpload, chunks: AsyncIterator[bytes], silence_s: float) -> AsyncIterator[bytes]:
+    """Yield the file's chunks. Raises DeadlineExceeded UPLOAD_STALLED, and InvalidArgument for another size."""
+    size_bytes, loop = 0, asyncio.get_running_loop()
     began_s = loop.time()
-    try:
-        async with asyncio.timeout(silence_s) as waiting:
-            async for chunk in chunks:
-                parts.append(chunk)
-                size_bytes += len(chunk)
-                if size_bytes > upload.size_bytes:
-                    break
-                if chunk:
-                    in_time_s = began_s + size_bytes / LEAST_BYTES_PER_S
-                    waiting.reschedule(min(loop.time(), in_time_s) + silence_s)
-    except TimeoutError:
-        limit = f"no bytes of the file for {silence_s:g} s, or less than {LEAST_BYTES_PER_S // 1024} KiB a second"
-        message = f"{limit}, after {size_bytes} of {upload.size_bytes} bytes"
-        raise DeadlineExceeded("UPLOAD_STALLED", message) from None
+    due_s = began_s + silence_s
+    while size_bytes <= upload.size_bytes:
+        try:
+            async with asyncio.timeout_at(due_s):
+                chunk = await anext(chunks, None)
+        except TimeoutError:
+            limit = f"no bytes of the file for {silence_s:g} s, or less than {LEAST_BYTES_PER_S // 1024} KiB a second"
+            message = f"{limit}, after {size_bytes} of {upload.size_bytes} bytes"
+            raise DeadlineExceeded("UPLOAD_STALLED", message) from None
+        if chunk is None:
+            break
+        size_bytes += len(chunk)
+        if chunk:
+            due_s = min(loop.time(), began_s + size_bytes / LEAST_BYTES_PER_S) + silence_s
+            yield chunk
     if size_bytes != upload.size_bytes:
         got = f"more than that came, {size_bytes}" if size_bytes > upload.size_bytes else f"{size_bytes} came"
         raise InvalidArgument.of("upload.size_bytes", f"must be those of the file, {upload.size_bytes}: {got}")
-    return b"".join(parts)
 
 
 def _row_of(upload: LoraUpload) -> RegisteredRow:

@@ -16,10 +16,12 @@ import torch
 from pentimento.diffusion.checkpoint import BadCheckpoint
 from pentimento.diffusion.controlnets import PLAIN, ControlNet, ControlNetForm, load_controlnet, open_controlnet
 from pentimento.diffusion.engine.faults import is_out_of_memory
+from pentimento.diffusion.weights import loaded_bytes
 from pentimento.domain.adapters import Adapter
 from pentimento.domain.components import Loadable
 from pentimento.domain.errors import Internal, NotFound, PentimentoError, ResourceExhausted
 from pentimento.files.adapter_registry import RegisteredAdapter
+from pentimento.files.file_sums import FileSums
 from pentimento.policies.residency import ResidentSet
 from services.controlnet_svc import metrics
 
@@ -41,7 +43,13 @@ class ShelvedNetwork:
 class NetworkShelf:
     """Load and evict ControlNets, on the event loop only, one load at a time."""
 
-    def __init__(self, networks: Mapping[str, ShelvedNetwork], budget_bytes: int, changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        networks: Mapping[str, ShelvedNetwork],
+        budget_bytes: int,
+        changed: Callable[[], None],
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._networks = dict(networks)
         self._too_large = {name for name, one in networks.items() if one.memory_bytes > budget_bytes}
         for name in sorted(self._too_large):
@@ -51,6 +59,7 @@ class NetworkShelf:
         self._in_use: Counter[str] = Counter()
         self._load_s: dict[str, float] = {}
         self._changed = changed
+        self._now_s = now_s
         self._loading = asyncio.Lock()
         # ControlNets that the plan places here: they are evicted last.
         self._placed = frozenset[str]()
@@ -131,14 +140,14 @@ class NetworkShelf:
     async def _load(self, shelved: ShelvedNetwork) -> ControlNet:
         name = shelved.adapter.name
         self._make_room(shelved)
-        began_s = time.monotonic()
+        began_s = self._now_s()
         try:
             network = await asyncio.to_thread(shelved.load)
         except Exception as error:
             typed = _typed(name, error)
             logger.warning("a ControlNet does not load: %s", typed.reason)
             raise typed from None
-        self._load_s[name] = time.monotonic() - began_s
+        self._load_s[name] = self._now_s() - began_s
         self._resident.add(self._loadable(shelved))
         self._loaded[name] = network
         self.load_count += 1
@@ -184,18 +193,27 @@ def _typed(name: str, error: Exception) -> PentimentoError:
 
 
 def shelved_networks(
-    registered: Mapping[str, RegisteredAdapter], device: torch.device, dtype: torch.dtype, form: ControlNetForm = PLAIN
+    registered: Mapping[str, RegisteredAdapter],
+    device: torch.device,
+    dtype: torch.dtype,
+    form: ControlNetForm = PLAIN,
+    sums: FileSums | None = None,
 ) -> Mapping[str, ShelvedNetwork]:
-    """Return a registry's ControlNets as the shelf loads them; nothing is loaded yet."""
-    return {name: _shelved(one, device, dtype, form) for name, one in registered.items()}
+    """Return a registry's ControlNets as the shelf loads them, those in `sums` without hashing; nothing is loaded
+    yet."""
+    return {name: _shelved(one, device, dtype, form, sums) for name, one in registered.items()}
 
 
 def _shelved(
-    registered: RegisteredAdapter, device: torch.device, dtype: torch.dtype, form: ControlNetForm
+    registered: RegisteredAdapter,
+    device: torch.device,
+    dtype: torch.dtype,
+    form: ControlNetForm,
+    sums: FileSums | None,
 ) -> ShelvedNetwork:
     """Return a ControlNet. Errors of its directory are reported when it is loaded, to the stream that needs it."""
     adapter, directory = registered.adapter, registered.directory
-    load = partial(load_controlnet, directory, device, dtype, adapter.digest, form)
+    load = partial(load_controlnet, directory, device, dtype, adapter.digest, form, sums)
     found = ShelvedNetwork(adapter, weight_bytes(directory, dtype), load)
     try:
         checkpoint = open_controlnet(directory)
@@ -215,6 +233,8 @@ def with_depth(networks: Mapping[str, ShelvedNetwork], depth_digest: str) -> Map
 
 
 def weight_bytes(directory: Path, dtype: torch.dtype) -> int:
-    """Return the size in `dtype` of weights stored in single precision; an overestimate for those stored in half."""
-    stored = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
-    return stored * dtype.itemsize // torch.float32.itemsize if dtype.itemsize < 4 else stored
+    """Return the size of a ControlNet's weights on the device, in `dtype`; that of its files if it cannot be loaded."""
+    try:
+        return loaded_bytes(directory, dtype)
+    except (PentimentoError, ValueError, OSError):
+        return sum(path.stat().st_size for path in directory.glob("*.safetensors"))

@@ -22,6 +22,9 @@ class ControlNetSettings:
         False,
         help="skip missing ControlNets and a missing depth model, and start without any; off: exit",
     )
+    component_cache_dir: Path | None = setting(
+        None, help="directory for the hashes of local files; empty: files are hashed at every start"
+    )
     prefetch: tuple[str, ...] = setting((), help="ControlNets to load at start, while they fit")
     depth_model: Path | None = setting(
         None,

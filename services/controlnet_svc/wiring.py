@@ -20,6 +20,7 @@ from pentimento.diffusion.engine.captured import cuda_recorder, replaying
 from pentimento.diffusion.kernels import kernels_for
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import Plan, Replica, ReplicaKind, ReplicaReport
+from pentimento.files.file_sums import file_sums_in
 from pentimento.policies.component_placement import placed_on
 from pentimento.rpc import RpcServer
 from pentimento.rpc.settings import with_receiving_room
@@ -57,7 +58,8 @@ class NetworkSource:
 def _registered(settings: ControlNetSettings, device: torch.device, dtype: torch.dtype) -> Mapping[str, ShelvedNetwork]:
     if not settings.registered:
         raise InvalidArgument.of("controlnets", f"{settings.controlnets} must name a ControlNet at least")
-    return shelved_networks(settings.registered, device, dtype, _form(settings, device))
+    sums = file_sums_in(settings.component_cache_dir)
+    return shelved_networks(settings.registered, device, dtype, _form(settings, device), sums)
 
 
 def _form(settings: ControlNetSettings, device: torch.device) -> ControlNetForm:

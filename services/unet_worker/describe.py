@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from pentimento.diffusion.allow_list import check_checkpoint, family_of
-from pentimento.diffusion.checkpoint import Checkpoint, config_text, digest_checkpoint, file_sum
+from pentimento.diffusion.checkpoint import Checkpoint, config_text, digest_checkpoint
 from pentimento.diffusion.model_registry import registry_entry
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.models import DeviceCost, ModelFile, ModelVariant
@@ -52,7 +52,8 @@ def described(settings: DescribeSettings) -> ModelVariant:
 def _files(checkpoint: Checkpoint) -> Iterator[ModelFile]:
     """Yield the files that the digest is over, published configurations included."""
     for name, path in checkpoint.files.items():
-        yield ModelFile(name, file_sum(path), path.stat().st_size)
+        found = checkpoint.sums.of(path)
+        yield ModelFile(name, found.sha256, found.size_bytes)
     for name, config in checkpoint.configs.items():
         text = config_text(config)
         yield ModelFile(name, hashlib.sha256(text).hexdigest(), len(text))

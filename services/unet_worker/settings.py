@@ -50,10 +50,15 @@ class UnetWorkerSettings:
         "`image_encoder`; with --skip-missing it may be missing",
     )
     lora_memory_mib: int = setting(1024, help="host memory for recently used LoRAs", minimum=0)
-    lora_cache_dir: Path | None = setting(
-        None, help="directory for LoRAs uploaded to the object store; empty: none are served"
+    component_cache_dir: Path | None = setting(
+        None,
+        help="directory for components (uploaded LoRAs) and the hashes of local files, which processes of a host may "
+        "share; empty: uploaded LoRAs are not served, and files are hashed at every start",
     )
-    lora_cache_mib: int = setting(8192, help="disk for recently used uploaded LoRAs", minimum=1)
+    component_disk_mib: int = setting(8192, help="disk for components", minimum=1)
+    component_host_mib: int = setting(
+        0, help="memory for components, in the kernel's cache of the disk; 0: as the kernel decides", minimum=0
+    )
     objects_url: str = setting("file:///var/lib/pentimento/objects", help="object store of latents and images")
     grant_key_file: Path | None = setting(
         None, help="the gateway's keys, one per line, to verify grants", must_exist=True
@@ -151,6 +156,25 @@ class DescribeAdapterSettings:
     [describe_adapter]."""
 
     adapter: Path = setting(help="directory of a LoRA or a ControlNet (safetensors only)", must_exist=True)
+
+
+class ComponentAction(Enum):
+    """Choose what happens to a component."""
+
+    LIST = "list"
+    PIN = "pin"
+    UNPIN = "unpin"
+    DROP = "drop"
+
+
+@dataclass(frozen=True)
+class ComponentsSettings:
+    """Configure `python -m services.unet_worker.components`: flags, PENTIMENTO_COMPONENTS_… and the table
+    [components]."""
+
+    component_cache_dir: Path = setting(help="directory of the components", must_exist=True)
+    action: ComponentAction = setting(ComponentAction.LIST, help="`pin` keeps a component, `drop` deletes it")
+    digest: str = setting("", help="the component, sha256:…")
 
 
 @dataclass(frozen=True)

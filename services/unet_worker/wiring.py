@@ -22,10 +22,13 @@ from pentimento.diffusion.families import BatchKey, DiffusionModel
 from pentimento.diffusion.loras import layers_of
 from pentimento.diffusion.packed_weights import weight_bytes
 from pentimento.domain.fleet import Capability, HeldModel, ModelCost
+from pentimento.files.file_sums import file_sums_in
+from pentimento.policies.components import Gdsf
 from pentimento.rpc.channel import channel_opener
 from pentimento.rpc.process import started_pool
 from pentimento.rpc.settings import with_receiving_room
 from pentimento.service.credits import BusyMeter
+from pentimento.stores.components import ComponentStore
 from pentimento.stores.objects import ObjectStore, open_objects
 from pentimento.tensors.cuda import region_directory
 from services.unet_worker import metrics
@@ -78,7 +81,8 @@ def loras_of_directory(model: DiffusionModel, held: HeldModel, settings: UnetWor
         return None
     base = layers_of(model.info.family, model.adaptable)
     bounds = read_bounds(settings.profiles, settings.adapters_dir, held.model_digest)
-    directory = open_lora_directory(settings.adapters_dir, held.model_digest, base, model.dtype, bounds)
+    sums = file_sums_in(settings.component_cache_dir)
+    directory = open_lora_directory(settings.adapters_dir, held.model_digest, base, model.dtype, bounds, sums)
     logger.info("%d LoRAs for the model", len(directory.adapters))
     return directory
 
@@ -109,6 +113,7 @@ CHECKPOINTS = ModelSource(
         settings.kernels,
         settings.weights,
         settings.embeddings_dir,
+        file_sums_in(settings.component_cache_dir),
     ),
     summed_answers,
 )
@@ -266,10 +271,11 @@ def _measure(
 
 
 def _uploaded_loras(model: DiffusionModel, objects: ObjectStore, settings: UnetWorkerSettings) -> UploadedLoras | None:
-    if settings.lora_cache_dir is None:
+    if settings.component_cache_dir is None:
         return None
-    base, max_bytes = layers_of(model.info.family, model.adaptable), settings.lora_cache_mib * 2**20
-    return UploadedLoras(objects, settings.lora_cache_dir, max_bytes, base, model.dtype)
+    disk_bytes, host_bytes = settings.component_disk_mib * 2**20, settings.component_host_mib * 2**20
+    components = ComponentStore(settings.component_cache_dir, disk_bytes, host_bytes, Gdsf)
+    return UploadedLoras(components, objects, layers_of(model.info.family, model.adaptable), model.dtype)
 
 
 def _energy_meter(device: torch.device) -> EnergyMeter | None:

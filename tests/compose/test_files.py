@@ -291,7 +291,7 @@ def test_workers_keep_uploaded_loras_in_a_volume_that_they_may_write_to(file: st
     owned = directories_of_images()
     for name in ("unet-worker-heavy", "unet-worker-light"):
         service = services(file)[name]
-        directory = service["environment"]["PENTIMENTO_UNET_WORKER_LORA_CACHE_DIR"]
+        directory = service["environment"]["PENTIMENTO_UNET_WORKER_COMPONENT_CACHE_DIR"]
         volumes = {target: volume for volume, target, *_ in (one.split(":") for one in service["volumes"])}
 
         assert volumes[directory] in read(file)["volumes"]

@@ -16,6 +16,7 @@ from pentimento.diffusion.families.unet_passes import covers
 from pentimento.diffusion.kernels import Kernels, fuse
 from pentimento.diffusion.model_registry import check_digest, registry_entry
 from pentimento.diffusion.weights import load_network
+from pentimento.files.file_sums import FileSums
 
 
 @dataclass(frozen=True)
@@ -36,13 +37,16 @@ def load_controlnet(
     dtype: torch.dtype,
     expected_digest: str = "",
     form: ControlNetForm = PLAIN,
+    sums: FileSums | None = None,
 ) -> ControlNet:
-    """Return the validated ControlNet of a directory. Raises BadCheckpoint with one line that names the fault, and
-    FailedPrecondition if its digest differs from the expected one or, without one, from its registry's."""
+    """Return the validated ControlNet of a directory; files in `sums` are verified while they are read. Raises
+    BadCheckpoint with one line that names the fault, and FailedPrecondition if its digest differs from the expected one
+    or, without one, from its registry's."""
     checkpoint = open_controlnet(directory)
-    digest = digest_files(directory, checkpoint.files)
+    sums = sums or FileSums()
+    network = load_network(directory, checkpoint.files, checkpoint.class_name, device, dtype, sums)
+    digest = digest_files(directory, checkpoint.files, sums)
     check_digest(directory, digest, expected_digest)
-    network = load_network(directory, checkpoint.files, checkpoint.class_name, device, dtype)
     described = _describe(checkpoint, network, digest)
     if checkpoint.takes_latents:
         return TransformerControlNet(network, described, device, dtype)

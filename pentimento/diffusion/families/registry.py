@@ -13,6 +13,7 @@ from pentimento.diffusion.allow_list import check_checkpoint, family_of
 from pentimento.diffusion.checkpoint import Checkpoint, CheckpointDigests, digest_checkpoint
 from pentimento.diffusion.device import choose_dtype
 from pentimento.diffusion.families.model import DiffusionModel
+from pentimento.files.file_sums import FileSums
 
 FamilyLoader = Callable[[Checkpoint, Callable[[], CheckpointDigests], torch.device, torch.dtype], DiffusionModel]
 
@@ -23,15 +24,19 @@ def load_model(
     device: torch.device,
     dtype: torch.dtype | None = None,
     storage: WeightStorage = WeightStorage.AUTO,
+    sums: FileSums | None = None,
 ) -> DiffusionModel:
     """Return the model of a directory or file after checking it; without a `dtype`, in float32 on a CPU, else in the
-    family's half precision. Raises BadCheckpoint with one line that names the fault."""
-    checkpoint = replace(check_checkpoint(model), storage=storage)
+    family's half precision. Files in `sums` are verified while they are read, others are hashed once. Raises
+    BadCheckpoint with one line that names the fault, and CorruptComponent for a file that changed."""
+    checkpoint = replace(check_checkpoint(model), storage=storage, sums=sums or FileSums())
     family = family_of(checkpoint)
     if dtype is None:
         dtype = choose_dtype(DtypeChoice.AUTO, device, getattr(torch, family.half))
+    load: FamilyLoader = import_module(family.module).load
+    if checkpoint.single_file is None:
+        # Reading the weights hashes them.
+        return load(checkpoint, lambda: digest_checkpoint(checkpoint), device, dtype)
     with ThreadPoolExecutor(1, thread_name_prefix="digest") as pool:
-        # Hashing gigabytes and importing libraries take seconds each, and can run in parallel on two cores.
-        digests = pool.submit(digest_checkpoint, checkpoint)
-        load: FamilyLoader = import_module(family.module).load
-        return load(checkpoint, digests.result, device, dtype)
+        # Parts of one file are read for each component: the file is hashed in parallel.
+        return load(checkpoint, pool.submit(digest_checkpoint, checkpoint).result, device, dtype)

@@ -11,8 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pentimento.diffusion.checkpoint import file_sum
 from pentimento.diffusion.loras.lora import BadLora
+from pentimento.files.file_sums import CorruptComponent, FileSums, read_verified
 from pentimento.files.safetensors_header import SafetensorsHeader, read_header
 
 # diffusers' `save_lora_weights` stores PEFT's configuration here, its keys prefixed with the component and a dot.
@@ -133,31 +133,38 @@ _FILE_NAMES = ("pytorch_lora_weights.safetensors", "adapter_model.safetensors")
 
 @dataclass(frozen=True)
 class LoraFile:
-    """Hold a file's name for errors, its bytes, and the bytes of the PEFT configuration in its folder, empty without
-    one."""
+    """Hold a file's name for errors, its bytes, the bytes of the PEFT configuration in its folder, empty without one,
+    and the file's sha256 if its bytes were verified as they were read."""
 
     name: str
-    data: bytes
+    data: bytes | bytearray
     config: bytes = b""
+    sha256: str = ""
 
     @cached_property
     def digest(self) -> str:
         """Return the sha256 of all bytes that change an image; see `digest_lora`."""
-        return _digest(hashlib.sha256(self.data).hexdigest(), self.config)
+        return _digest(self.sha256 or hashlib.sha256(self.data).hexdigest(), self.config)
 
 
-def open_lora(path: Path) -> LoraFile:
-    """Return a file's bytes. Raises BadLora if it is absent, too large or not a file, and OSError if reading fails,
-    which may be temporary."""
+def open_lora(path: Path, sums: FileSums | None = None) -> LoraFile:
+    """Return a file's bytes, verified if there are `sums`. Raises BadLora if it is absent, too large, not a file or
+    changed, and OSError if reading fails, which may be temporary."""
     _check_file(path)
-    return LoraFile(path.name, path.read_bytes(), _config_beside(path))
+    if sums is None:
+        return LoraFile(path.name, path.read_bytes(), _config_beside(path))
+    found = sums.of(path)
+    try:
+        return LoraFile(path.name, read_verified(path, found), _config_beside(path), found.sha256)
+    except CorruptComponent as error:
+        raise BadLora(error.message) from None
 
 
-def digest_lora(path: Path) -> str:
+def digest_lora(path: Path, sums: FileSums | None = None) -> str:
     """Return the LoRA's digest, "sha256:<hex>": the sha256 of the file, or of both files if PEFT's configuration, which
-    has alphas, is in its folder. The file is read in pieces. Raises as `open_lora`."""
+    has alphas, is in its folder. A file in `sums` is not read again. Raises as `open_lora`."""
     _check_file(path)
-    return _digest(file_sum(path), _config_beside(path))
+    return _digest((sums or FileSums()).of(path).sha256, _config_beside(path))
 
 
 def open_header(path: Path) -> tuple[SafetensorsHeader, bytes]:

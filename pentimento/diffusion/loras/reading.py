@@ -30,7 +30,9 @@ from pentimento.diffusion.loras.key_names import FactorKey, key_names
 from pentimento.diffusion.loras.lora import BadLora, BaseLayers, Lora
 from pentimento.diffusion.loras.transformer_names import LayerPlace, shape_of
 from pentimento.diffusion.loras.words import check_words, words_of
+from pentimento.diffusion.tensor_files import DTYPES
 from pentimento.domain.reasons import Reason
+from pentimento.files.file_sums import FileSums
 from pentimento.files.lora_headers import (
     ChangeShape,
     FactorPart,
@@ -44,10 +46,6 @@ from pentimento.files.lora_headers import (
 from pentimento.files.safetensors_header import SafetensorsHeader, judge_safetensors
 
 _NAMED_KEYS = 3
-_DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "I64": torch.int64, "I32": torch.int32,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -69,10 +67,13 @@ class _CheckedHeader:
     stated: Mapping[str, StatedAlphas]
 
 
-def read_lora(path: Path, base: BaseLayers, dtype: torch.dtype, expected_digest: str = "") -> Lora:
+def read_lora(
+    path: Path, base: BaseLayers, dtype: torch.dtype, expected_digest: str = "", sums: FileSums | None = None
+) -> Lora:
     """Return the LoRA in a safetensors file, converted to `dtype` in host memory; an adapter_config.json in its folder
-    supplies the alphas that its tensors lack. Raises BadLora, and OSError if the file cannot be read."""
-    return lora_of(open_lora(path), base, dtype, expected_digest)
+    supplies the alphas that its tensors lack. A file in `sums` is verified by the read. Raises BadLora, and OSError
+    if the file cannot be read."""
+    return lora_of(open_lora(path, sums), base, dtype, expected_digest)
 
 
 def check_lora(path: Path, base: BaseLayers) -> None:
@@ -239,13 +240,13 @@ class _Numbers:
     finite: bool
 
     @classmethod
-    def of(cls, data: bytes, header: SafetensorsHeader, dtype: torch.dtype) -> "_Numbers":
+    def of(cls, data: bytes | bytearray, header: SafetensorsHeader, dtype: torch.dtype) -> "_Numbers":
         stored: dict[str, Tensor] = {}
         made: dict[str, Tensor] = {}
         finite, start = True, header.start
         for name, run in groupby(header.tensors.items(), key=lambda item: item[1].dtype):
             counts = {key: math.prod(entry.shape) for key, entry in run}
-            together = torch.empty(sum(counts.values()), dtype=_DTYPES[name])
+            together = torch.empty(sum(counts.values()), dtype=DTYPES[name])
             place = together.view(torch.uint8).numpy()
             # Unlike a copy by Python, this one lets other threads run.
             np.copyto(place, np.frombuffer(data, np.uint8, place.size, start))

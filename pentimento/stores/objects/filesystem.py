@@ -23,8 +23,8 @@ import secrets
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from pentimento.domain.generation import ObjectReference
 from pentimento.domain.jobs import ResultUrlServer
@@ -32,11 +32,16 @@ from pentimento.files.private_files import close_to_others, make_private_directo
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing, StoreFull, StoreUnavailable
 from pentimento.stores.objects.signed_paths import CurrentSigner, presigned_path
 from pentimento.stores.objects.store import (
+    CheckReference,
+    DigestedFile,
+    Readable,
     StoreUsage,
     aside_name,
     beyond_bounds,
     broken_references,
     check_key,
+    check_range,
+    check_size,
     is_corrupt,
     is_key,
     refer_to,
@@ -44,6 +49,7 @@ from pentimento.stores.objects.store import (
 )
 
 _SHARD = re.compile("[0-9a-f]{2}", re.ASCII)
+_PIECE_BYTES = 2 * 2**20
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -70,34 +76,30 @@ class FilesystemObjectStore:
 
     def put(self, key: str, data: bytes, *, durable: bool = True) -> ObjectReference:
         """Write the object, flush it and return its reference; with `durable` False it may be lost in a power cut."""
-        target = self._path(check_key(key))
-        with _typed_errors():
-            shard = os.path.dirname(target)
-            if shard not in self._shards:
-                self._make_shard(shard)
-            staged, descriptor = self._stage()
-            try:
-                _write_all(descriptor, data)
-                if durable:
-                    os.fsync(descriptor)
-                self._move(staged, target)
-            except BaseException:
-                _unlink(staged)
-                raise
-            finally:
-                os.close(descriptor)
-            if durable:
-                _flush_directory(shard)
+        self._write(key, (data,), durable=durable)
         return refer_to(key, data)
+
+    def put_file(self, key: str, file: Readable, check: CheckReference | None = None) -> ObjectReference:
+        """Write the rest of the file, in pieces, flush it and return its reference."""
+        digested = DigestedFile(key, file, check)
+        self._write(key, iter(lambda: digested.read(_PIECE_BYTES), b""), durable=True)
+        return digested.reference
 
     def get(self, reference: ObjectReference) -> bytes:
         """Return the bytes, checked. Raises ObjectMissing, ObjectCorrupt."""
         path = self._path(check_key(reference.key))
         with _typed_errors(), self._open(path, reference.key) as file:
-            size = os.fstat(file.fileno()).st_size
-            if size != reference.size_bytes:
-                raise ObjectCorrupt(reference.key, f"expected {reference.size_bytes} bytes, found {size}")
+            check_size(reference, size := os.fstat(file.fileno()).st_size)
             return verify(reference, file.read(size))
+
+    def read_into(self, reference: ObjectReference, offset: int, buffer: bytearray | memoryview) -> None:
+        """Read a range of the object into the buffer. Raises ObjectMissing, ObjectCorrupt."""
+        check_range(reference, offset, len(buffer))
+        with _typed_errors(), self._open(self._path(check_key(reference.key)), reference.key) as file:
+            check_size(reference, os.fstat(file.fileno()).st_size)
+            file.seek(offset)
+            if file.readinto(buffer) != len(buffer):
+                raise ObjectCorrupt(reference.key, "it was cut while it was read")
 
     @property
     def address_server(self) -> ResultUrlServer:
@@ -168,12 +170,34 @@ class FilesystemObjectStore:
         with _typed_errors():
             return sum(_is_abandoned(path, remove=True) for path in self._staging.iterdir())
 
+    def _write(self, key: str, pieces: Iterable[bytes], *, durable: bool) -> None:
+        """Write an object, whole or not at all."""
+        target = self._path(check_key(key))
+        with _typed_errors():
+            shard = os.path.dirname(target)
+            if shard not in self._shards:
+                self._make_shard(shard)
+            staged, descriptor = self._stage()
+            try:
+                for piece in pieces:
+                    _write_all(descriptor, piece)
+                if durable:
+                    os.fsync(descriptor)
+                self._move(staged, target)
+            except BaseException:
+                _unlink(staged)
+                raise
+            finally:
+                os.close(descriptor)
+            if durable:
+                _flush_directory(shard)
+
     def _set_aside_sizes(self) -> Iterator[tuple[str, int]]:
         for path in self._quarantine.iterdir():
             with suppress(FileNotFoundError):
                 yield path.name, path.stat().st_size
 
-    def _open(self, path: str, key: str) -> BinaryIO:
+    def _open(self, path: str, key: str) -> BufferedReader:
         try:
             return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
         except FileNotFoundError:

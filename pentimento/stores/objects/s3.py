@@ -1,7 +1,7 @@
 """Store objects in any S3-compatible store, through boto3. A PUT is atomic there: nothing partial is ever readable.
 
-An object larger than a part is uploaded in parts (multipart upload), so that a failure costs one part; it is readable
-only after all parts are joined. The parts of a failed upload are deleted immediately, those of a dead writer by
+An object larger than a part is uploaded in parts (multipart upload) by boto3's transfer manager; it is readable only
+after all parts are joined. The parts of a failed upload are deleted immediately, those of a dead writer by
 `sweep_uploads`: the store keeps them, hidden, until then.
 
 The last corrupt objects are stored under `quarantine/` for inspection; no key has such a name.
@@ -9,13 +9,15 @@ The last corrupt objects are stored under `quarantine/` for inspection; no key h
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from io import BytesIO
 from typing import Any
 
 import boto3
+from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -25,11 +27,16 @@ from pentimento.domain.jobs import ResultUrlServer
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing, StoreFull, StoreUnavailable
 from pentimento.stores.objects.signed_paths import CurrentSigner, presigned_path
 from pentimento.stores.objects.store import (
+    CheckReference,
+    DigestedFile,
+    Readable,
     StoreUsage,
     aside_name,
     beyond_bounds,
     broken_references,
     check_key,
+    check_range,
+    check_size,
     is_corrupt,
     is_key,
     refer_to,
@@ -45,6 +52,8 @@ _MEBIBYTE = 2**20
 # S3 accepts no smaller parts, except the last one, and no larger ones.
 _LEAST_PART_MIB, _MOST_PART_MIB = 5, 5 * 1024
 _DEFAULT_PART_MIB = 16
+# Parts of an object at a time: one connection is limited by its round trips.
+PARALLEL_PARTS = 8
 _LONGEST_URL_S = 7 * 24 * 3600
 _MISSING = frozenset({"NoSuchKey", "404"})
 _OTHER_REGION = "IllegalLocationConstraintException"
@@ -86,6 +95,13 @@ class S3ObjectStore:
         self._client = client
         self._bucket = bucket
         self._part_bytes = part_bytes
+        # An object of at most one part goes up whole.
+        self._transfer = TransferConfig(
+            multipart_threshold=part_bytes + 1,
+            multipart_chunksize=part_bytes,
+            max_concurrency=PARALLEL_PARTS,
+            preferred_transfer_client="classic",
+        )
         self._prefix = f"{prefix}/" if prefix else ""
 
     @classmethod
@@ -108,11 +124,21 @@ class S3ObjectStore:
 
     def put(self, key: str, data: bytes, *, durable: bool = True) -> ObjectReference:
         """Upload the object and return its reference."""
+        if len(data) > self._part_bytes:
+            return self.put_file(key, BytesIO(data))
         reference = refer_to(check_key(key), data)
-        put = self._put_parts if len(data) > self._part_bytes else self._put_whole
         with _typed_errors(key):
-            put(reference, data)
+            put = self._client.put_object(Body=data, Metadata={"digest": reference.digest}, **self._place(key))
+            _require_tag(put)
         return reference
+
+    def put_file(self, key: str, file: Readable, check: CheckReference | None = None) -> ObjectReference:
+        """Upload the rest of the file, in parts that run in parallel, and return its reference. The parts of a
+        failed upload are deleted; if the store is away, a sweep will delete them."""
+        digested = DigestedFile(key, file, check)
+        with _typed_errors(check_key(key)):
+            self._client.upload_fileobj(digested, self._bucket, self._prefix + key, Config=self._transfer)
+        return digested.reference
 
     def get(self, reference: ObjectReference) -> bytes:
         """Return the bytes, checked. Raises ObjectMissing, ObjectCorrupt."""
@@ -121,11 +147,27 @@ class S3ObjectStore:
             answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + key)
             with closing(answer["Body"]) as body:
                 _require_tag(answer)
-                if answer["ContentLength"] != reference.size_bytes:
-                    found = answer["ContentLength"]
-                    raise ObjectCorrupt(key, f"expected {reference.size_bytes} bytes, found {found}")
+                check_size(reference, answer["ContentLength"])
                 data = body.read()
         return verify(reference, data)
+
+    def read_into(self, reference: ObjectReference, offset: int, buffer: bytearray | memoryview) -> None:
+        """Read a range of the object into the buffer. Raises ObjectMissing, ObjectCorrupt."""
+        check_range(reference, offset, len(buffer))
+        if not buffer:
+            return
+        key, last = check_key(reference.key), offset + len(buffer) - 1
+        with _typed_errors(key):
+            answer = self._client.get_object(Range=f"bytes={offset}-{last}", **self._place(key))
+            with closing(answer["Body"]) as body:
+                _require_tag(answer)
+                # "bytes 0-99/1000"
+                check_size(reference, int(answer["ContentRange"].rpartition("/")[2]))
+                filled = 0
+                while count := body.readinto(memoryview(buffer)[filled:]):
+                    filled += count
+        if filled != len(buffer):
+            raise ObjectCorrupt(key, f"expected {len(buffer)} bytes of a range, found {filled}")
 
     def presign(self, reference: ObjectReference, media_type: str, expires_at: int) -> str:
         """Return an address of the store itself, signed in its query; it expires early if the credentials do. If the
@@ -198,34 +240,6 @@ class S3ObjectStore:
         with _typed_errors(""):
             unfinished = [f"unfinished upload of {name}" for name, _, _ in self._unfinished_uploads()]
         return unfinished + list(broken_references(self, references))
-
-    def _put_whole(self, reference: ObjectReference, data: bytes) -> None:
-        place = self._place(reference.key)
-        _require_tag(self._client.put_object(Body=data, Metadata={"digest": reference.digest}, **place))
-
-    def _put_parts(self, reference: ObjectReference, data: bytes) -> None:
-        place = self._place(reference.key)
-        begun = self._client.create_multipart_upload(Metadata={"digest": reference.digest}, **place)
-        upload_id = begun["UploadId"]
-        try:
-            parts = self._upload_parts(place, upload_id, data)
-            completed = {"MultipartUpload": {"Parts": parts}, "UploadId": upload_id}
-            _require_tag(self._client.complete_multipart_upload(**completed, **place))
-        except BaseException:
-            # If the store is unavailable now, a sweep will delete them.
-            with suppress(BotoCoreError, ClientError):
-                self._abort(place["Key"], upload_id)
-            raise
-
-    def _upload_parts(self, place: Mapping[str, str], upload_id: str, data: bytes) -> Sequence[Mapping[str, Any]]:
-        """Upload the parts and return their tags. The store receives each tag again when it joins the parts, and so
-        detects a part of another upload."""
-        parts = []
-        for number, start in enumerate(range(0, len(data), self._part_bytes), start=1):
-            body = data[start : start + self._part_bytes]
-            answer = self._client.upload_part(UploadId=upload_id, PartNumber=number, Body=body, **place)
-            parts.append({"ETag": answer["ETag"], "PartNumber": number})
-        return parts
 
     def _place(self, key: str) -> dict[str, str]:
         return {"Bucket": self._bucket, "Key": self._prefix + key}

@@ -2,8 +2,8 @@
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from pentimento.domain.errors import InvalidArgument, PentimentoError
@@ -25,6 +25,49 @@ class StoreUsage:
 
     object_count: int
     size_bytes: int
+
+
+class Readable(Protocol):
+    """Describe what `put_file` reads: an open file, or bytes that still arrive."""
+
+    def read(self, size: int, /) -> bytes:
+        """Return at most `size` bytes; none at the end."""
+
+
+# Receives the reference of an object before it becomes readable, and raises an error to store nothing.
+CheckReference = Callable[[ObjectReference], None]
+
+
+class DigestedFile:
+    """Read a file to its end, and digest it; `check` receives the reference under `key` at the end."""
+
+    def __init__(self, key: str, file: Readable, check: CheckReference | None) -> None:
+        self._file = file
+        self._sum = hashlib.sha256()
+        self._reference = ObjectReference(key, "", 0)
+        self._check = check
+        self._has_ended = False
+
+    def read(self, size: int, /) -> bytes:
+        """Return `size` bytes; less only at the end."""
+        pieces = []
+        while size and (piece := self._file.read(size)):
+            self._sum.update(piece)
+            pieces.append(piece)
+            size -= len(piece)
+        data = b"".join(pieces)
+        found = self._reference
+        self._reference = ObjectReference(found.key, "", found.size_bytes + len(data))
+        if size and not self._has_ended:
+            self._has_ended = True
+            if self._check is not None:
+                self._check(self.reference)
+        return data
+
+    @property
+    def reference(self) -> ObjectReference:
+        """Return the reference of all bytes that were read."""
+        return replace(self._reference, digest=f"sha256:{self._sum.hexdigest()}")
 
 
 class ObjectStore(Protocol):
@@ -51,6 +94,14 @@ class ObjectStore(Protocol):
 
     def get(self, reference: ObjectReference) -> bytes:
         """Return the bytes, checked against size and digest. Raises ObjectMissing, ObjectCorrupt."""
+
+    def put_file(self, key: str, file: Readable, check: CheckReference | None = None) -> ObjectReference:
+        """Store the bytes that `file` still has, in pieces, and return their reference; durable as `put`. If `file`
+        or `check` raises an error, nothing is stored."""
+
+    def read_into(self, reference: ObjectReference, offset: int, buffer: bytearray | memoryview) -> None:
+        """Fill the buffer with the object's bytes from `offset` on. Only the object's size is checked: the caller
+        verifies its bytes. Calls from several threads run in parallel. Raises ObjectMissing, ObjectCorrupt."""
 
     def presign(self, reference: ObjectReference, media_type: str, expires_at: int) -> str:
         """Return an address under which any client may read the object, as that media type, until `expires_at` (seconds
@@ -108,11 +159,22 @@ def refer_to(key: str, data: bytes) -> ObjectReference:
 
 def verify(reference: ObjectReference, data: bytes) -> bytes:
     """Return `data`, if it matches the reference. Raises ObjectCorrupt."""
-    if len(data) != reference.size_bytes:
-        raise ObjectCorrupt(reference.key, f"expected {reference.size_bytes} bytes, found {len(data)}")
+    check_size(reference, len(data))
     if digest_of(data) != reference.digest:
         raise ObjectCorrupt(reference.key, "its bytes have another digest")
     return data
+
+
+def check_range(reference: ObjectReference, offset: int, size_bytes: int) -> None:
+    """Raise ValueError for a range outside the object."""
+    if offset < 0 or offset + size_bytes > reference.size_bytes:
+        raise ValueError(f"bytes {offset} to {offset + size_bytes} of an object of {reference.size_bytes}")
+
+
+def check_size(reference: ObjectReference, found_bytes: int) -> None:
+    """Raise ObjectCorrupt for an object of another size."""
+    if found_bytes != reference.size_bytes:
+        raise ObjectCorrupt(reference.key, f"expected {reference.size_bytes} bytes, found {found_bytes}")
 
 
 def is_corrupt(store: ObjectStore, reference: ObjectReference) -> bool:

@@ -30,6 +30,7 @@ from pentimento.domain.adapters import (
 )
 from pentimento.domain.errors import PentimentoError
 from pentimento.files.adapter_registry import LORA_BOUNDS_FILE
+from pentimento.files.file_sums import FileSums
 from pentimento.profiles.catalogue import read_profiles
 from pentimento.profiles.document import ProfileKind
 
@@ -69,12 +70,14 @@ class LoraDirectory:
         base: BaseLayers,
         dtype: torch.dtype,
         rejected: Sequence[RejectedAdapter] = (),
+        sums: FileSums | None = None,
     ) -> None:
         self.adapters = tuple(one.adapter for one in known)
         self.rejected = tuple(rejected)
         self._paths = {one.adapter.digest: one.path for one in known}
         self._base = base
         self._dtype = dtype
+        self._sums = sums
 
     def names_of(self, digests: Collection[str]) -> tuple[str, ...]:
         """Return the names of the LoRAs with these digests."""
@@ -82,21 +85,26 @@ class LoraDirectory:
 
     def read(self, digest: str) -> Lora:
         """Return the LoRA, read from its file again. Raises BadLora if the file has changed since."""
-        return read_lora(self._paths[digest], self._base, self._dtype, digest)
+        return read_lora(self._paths[digest], self._base, self._dtype, digest, self._sums)
 
 
 def open_lora_directory(
-    directory: Path, model_digest: str, base: BaseLayers, dtype: torch.dtype, bounds: Mapping[str, float]
+    directory: Path,
+    model_digest: str,
+    base: BaseLayers,
+    dtype: torch.dtype,
+    bounds: Mapping[str, float],
+    sums: FileSums | None = None,
 ) -> LoraDirectory:
     """Return the LoRAs of `directory` that change the model, validated by their headers; others are logged and
-    rejected. A registry's digests are trusted until a LoRA is read; a file without one is digested, in pieces.
-    `bounds` are shares of the schedule by digest."""
+    rejected. A registry's digests are trusted until a LoRA is read; a file without one is hashed, unless `sums`
+    have it. `bounds` are shares of the schedule by digest."""
     known, rejected = [], []
     for place in _places(directory):
         if place.base_digest not in ("", model_digest):
             continue
         try:
-            digest = _judged(place, base)
+            digest = _judged(place, base, sums)
         except PentimentoError as error:
             logger.warning("the LoRA %s is rejected: %s", place.name, error)
             if is_adapter_name(place.name):
@@ -113,7 +121,7 @@ def open_lora_directory(
             latest_start_fraction=bounds.get(digest, 0.0),
         )
         known.append(KnownLora(adapter, place.path))
-    return LoraDirectory(known, base, dtype, rejected[:MAX_REJECTED])
+    return LoraDirectory(known, base, dtype, rejected[:MAX_REJECTED], sums)
 
 
 def read_bounds(paths: Sequence[Path], directory: Path, model_digest: str) -> dict[str, float]:
@@ -128,7 +136,7 @@ def read_bounds(paths: Sequence[Path], directory: Path, model_digest: str) -> di
     return profiles.latest_starts(model_digest)
 
 
-def _judged(place: LoraPlace, base: BaseLayers) -> str:
+def _judged(place: LoraPlace, base: BaseLayers, sums: FileSums | None) -> str:
     """Check the file's header and return its digest. Raises BadLora if it does not fit."""
     if not is_adapter_name(place.name):
         name = place.name[:80]
@@ -137,7 +145,7 @@ def _judged(place: LoraPlace, base: BaseLayers) -> str:
         raise BadLora(f"{place.name}: its digest in {REGISTRY} is none")
     try:
         check_lora(place.path, base)
-        return place.digest or digest_lora(place.path)
+        return place.digest or digest_lora(place.path, sums)
     except OSError as error:
         raise BadLora(f"{place.path.name}: cannot be read ({error.strerror})") from None
 

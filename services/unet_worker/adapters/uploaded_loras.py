@@ -1,37 +1,29 @@
-"""Fetch LoRAs from the object store when a request brings their reference, and store them on disk within a bound."""
+"""Read LoRAs that were uploaded to the object store, once a request brings their reference."""
 
-import contextlib
-import os
-import tempfile
 import threading
 from collections import OrderedDict
-from pathlib import Path
 
 import torch
 
-from pentimento.diffusion.loras import BadLora, BaseLayers, Lora
-from pentimento.diffusion.loras.files import LoraFile, open_lora
+from pentimento.diffusion.loras import BaseLayers, Lora
+from pentimento.diffusion.loras.files import LoraFile
 from pentimento.diffusion.loras.reading import lora_of
 from pentimento.domain.generation import LoraSelection, ObjectReference
+from pentimento.stores.components import ComponentStore, ObjectRemote
+from pentimento.stores.errors import StoreFull, StoreUnavailable
 from pentimento.stores.objects import ObjectStore
 
 # References are small; a worker that forgets one receives it again with the next request.
 MAX_KNOWN = 4096
-_SUFFIX = ".safetensors"
 
 
 class UploadedLoras:
-    """Read uploaded LoRAs, on any thread. Files are named after their digests, and are validated and digested at each
-    read: the directory's content is never trusted."""
+    """Read uploaded LoRAs from the component store, on any thread."""
 
-    def __init__(
-        self, objects: ObjectStore, directory: Path, max_bytes: int, base: BaseLayers, dtype: torch.dtype
-    ) -> None:
-        """Create the directory. Raises OSError if that fails."""
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    def __init__(self, components: ComponentStore, objects: ObjectStore, base: BaseLayers, dtype: torch.dtype) -> None:
+        self._components = components
         self._objects = objects
-        self._directory = directory
-        self._max_bytes = max_bytes
+        self._remote = ObjectRemote(objects)
         self._base = base
         self._dtype = dtype
         self._lock = threading.Lock()
@@ -55,44 +47,16 @@ class UploadedLoras:
         return asked[0] if asked is not None else None
 
     def read(self, digest: str) -> Lora:
-        """Return the LoRA: from disk, or from the store if the disk has another file or none. Raises BadLora for one
-        that does not fit the model, KeyError for one that was not requested, and the store's errors."""
+        """Return the LoRA. Raises BadLora for one that does not fit the model, KeyError for one that was not requested,
+        CorruptComponent, and the object store's errors."""
         with self._lock:
             name, reference = self._asked[digest]
-        path = self._directory / f"{digest.removeprefix('sha256:')}{_SUFFIX}"
+        return lora_of(self._file(name, reference), self._base, self._dtype, digest)
+
+    def _file(self, name: str, reference: ObjectReference) -> LoraFile:
         try:
-            kept = open_lora(path)
-        except (BadLora, OSError):
-            kept = None
-        if kept is None or kept.digest != digest:
-            kept = LoraFile(path.name, self._objects.get(reference))
-            self._keep(path, kept.data)
-        with contextlib.suppress(OSError):
-            os.utime(path)
-        return lora_of(LoraFile(name, kept.data), self._base, self._dtype, digest)
-
-    def _keep(self, path: Path, data: bytes) -> None:
-        """Store a LoRA on disk. A full or missing disk costs only the next fetch."""
-        if len(data) > self._max_bytes:
-            return
-        with contextlib.suppress(OSError), self._lock:
-            self._make_room(len(data))
-            with tempfile.NamedTemporaryFile(dir=self._directory, delete=False) as file:
-                file.write(data)
-            Path(file.name).replace(path)
-
-    def _make_room(self, size_bytes: int) -> None:
-        """Remove the least recently used files, and half-written ones of a killed worker."""
-        files = sorted(self._directory.iterdir(), key=lambda file: file.stat().st_mtime)
-        kept = []
-        for file in files:
-            if file.suffix == _SUFFIX:
-                kept.append(file)
-            else:
-                file.unlink(missing_ok=True)
-        left_bytes = sum(file.stat().st_size for file in kept) + size_bytes - self._max_bytes
-        for file in kept:
-            if left_bytes <= 0:
-                break
-            left_bytes -= file.stat().st_size
-            file.unlink(missing_ok=True)
+            data, found = self._components.read(reference, self._remote)
+        except (StoreFull, StoreUnavailable):
+            # A full or missing disk costs only the next fetch.
+            return LoraFile(name, self._objects.get(reference))
+        return LoraFile(name, data, sha256=found.sha256)

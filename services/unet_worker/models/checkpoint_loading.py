@@ -18,6 +18,7 @@ from pentimento.diffusion.inversions import BadInversion, read_inversion
 from pentimento.diffusion.kernels import fuse, kernels_for
 from pentimento.diffusion.weights import quiet_loaders
 from pentimento.domain.errors import FailedPrecondition
+from pentimento.files.file_sums import FileSums
 
 logger = logging.getLogger(__name__)
 
@@ -29,14 +30,15 @@ def load_checkpoint(
     kernel_mode: KernelMode = KernelMode.OFF,
     storage: WeightStorage = WeightStorage.AUTO,
     embeddings: Path | None = None,
+    sums: FileSums | None = None,
 ) -> DiffusionModel:
-    """Return the model on its device, with the textual inversions of the directory `embeddings`. Raises
-    FailedPrecondition, before it is loaded, for kernels that cannot run."""
+    """Return the model on its device, with the textual inversions of the directory `embeddings`; files in `sums` are
+    not hashed again. Raises FailedPrecondition, before it is loaded, for kernels that cannot run."""
     quiet_loaders()
     device = choose_device(device_choice)
     kernels = kernels_for(kernel_mode, device)
     chosen = None if dtype is DtypeChoice.AUTO else choose_dtype(dtype, device)
-    model = load_model(path, device, chosen, storage)
+    model = load_model(path, device, chosen, storage, sums)
     if embeddings is not None:
         add_inversions(model, embeddings)
     if kernels is not None:

@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,14 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import ObjectReference
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing
 from pentimento.stores.objects import ObjectStore, open_objects
-from pentimento.stores.objects.store import MAX_ASIDE_COUNT, StoreUsage, aside_name, beyond_bounds, digest_of
+from pentimento.stores.objects.store import (
+    MAX_ASIDE_COUNT,
+    StoreUsage,
+    aside_name,
+    beyond_bounds,
+    digest_of,
+    refer_to,
+)
 from tests.support.refusals import raises
 
 BAD_KEYS = [
@@ -57,6 +65,35 @@ def test_put_of_large_and_empty_objects(objects: ObjectStore) -> None:
     assert objects.get(objects.put("empty", b"", durable=False)) == b""
     assert objects.sweep_uploads(0.0) == 0, "every upload came to its end"
     assert objects.get(objects.put("large", large)) == large
+
+
+def test_put_file_stores_in_pieces_and_read_into_fills_ranges(objects: ObjectStore) -> None:
+    large = bytes(range(256)) * 90_000
+    reference = objects.put_file("large", BytesIO(large))
+
+    assert reference == refer_to("large", large)
+    assert objects.get(reference) == large
+    for start, size in ((0, 3), (len(large) - 5, 5), (70_000, 20_000_000), (9, 0)):
+        objects.read_into(reference, start, buffer := bytearray(size))
+        assert buffer == large[start : start + size]
+    with pytest.raises(ObjectCorrupt):
+        objects.read_into(replace(reference, size_bytes=len(large) + 1), 0, bytearray(9))
+    with pytest.raises(ObjectMissing):
+        objects.read_into(replace(reference, key="none"), 0, bytearray(9))
+
+
+def test_put_file_leaves_nothing_when_its_file_fails(objects: ObjectStore) -> None:
+    class Failing(BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            if self.tell() > 17_000_000:
+                raise InvalidArgument.of("digest", "is another")
+            return super().read(size)
+
+    with pytest.raises(InvalidArgument):
+        objects.put_file("large", Failing(bytes(40_000_000)))
+
+    assert list(objects.keys()) == []
+    assert objects.check_integrity() == []
 
 
 def test_objects_outlive_their_process(objects_url: str) -> None:

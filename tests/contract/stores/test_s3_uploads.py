@@ -3,10 +3,12 @@
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler
 from itertools import count
+from threading import main_thread
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -120,7 +122,9 @@ def test_an_interrupted_upload_is_taken_back_at_once(store: S3ObjectStore, monke
 
     def interrupted_at_second(**request: object) -> object:
         if request["PartNumber"] == 2:
-            raise KeyboardInterrupt
+            # Parts go up on threads, and signals reach the main one.
+            signal.pthread_kill(main_thread().ident or 0, signal.SIGINT)
+            time.sleep(0.2)
         return upload_part(**request)
 
     monkeypatch.setattr(store._client, "upload_part", interrupted_at_second)

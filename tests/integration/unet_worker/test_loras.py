@@ -119,7 +119,7 @@ async def test_a_lora_of_the_object_store_paints_what_its_file_does(
     place.mkdir()
     async with serve(checkpoint, tmp_path, adapters_dir=adapters_dir) as reading:
         expected = await painted(reading, 1, *await selections(reading, mosaic=1.0))
-    async with serve(checkpoint, place, lora_cache_dir=place / "loras") as fetching:
+    async with serve(checkpoint, place, component_cache_dir=place / "loras") as fetching:
         reference = open_objects(f"file://{place / 'objects'}").put("adapters/mosaic", mosaic)
         lora = LoraSelection("mosaic", 1.0, reference.digest, reference)
         result = await painted(fetching, 1, lora)
@@ -188,7 +188,7 @@ async def test_an_uploaded_lora_that_its_plan_names_is_fetched_before_anybody_as
     checkpoint: Path, adapters_dir: Path, tmp_path: Path
 ) -> None:
     """The plan names one of another family, too, which its model cannot have."""
-    async with serve(checkpoint, tmp_path, lora_cache_dir=tmp_path / "fetched") as served:
+    async with serve(checkpoint, tmp_path, component_cache_dir=tmp_path / "fetched") as served:
         process, family = served.process, served.held.family
         mosaic = served.objects.put("adapters/mosaic", read_lora_bytes(adapters_dir))
         there = Adapter("mosaic", AdapterKind.LORA, mosaic.digest, family, object=mosaic)
@@ -203,7 +203,7 @@ async def test_an_uploaded_lora_that_its_plan_names_is_fetched_before_anybody_as
 
         credits = await anext(served.client.watch_credits("frontdoor", 1))
         assert credits.resident_components == (served.held.model, "mosaic")
-        assert len(list((tmp_path / "fetched").iterdir())) == 1
+        assert len(list((tmp_path / "fetched" / "blobs").iterdir())) == 1
 
 
 async def test_a_file_is_read_when_it_is_wanted_and_not_at_the_start(

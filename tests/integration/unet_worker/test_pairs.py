@@ -97,7 +97,7 @@ async def parts() -> AsyncIterator[Parts]:
         shared = folder / "shared"
         shared.mkdir(mode=0o700)
         options: dict[str, Any] = {"shared_memory_dir": str(shared), "adapters_dir": ZOO}
-        options["lora_cache_dir"] = folder / "fetched"
+        options["component_cache_dir"] = folder / "fetched"
         async with serve(ZOO / "tiny-heavy", folder, **options) as served:
             made = Parts(served, folder, RegionDirectory(shared))
             yield made
@@ -126,7 +126,7 @@ def start_peer(parts: Parts) -> Peer:
     command = [sys.executable, "-m", "services.unet_worker", "--model", str(ZOO / "tiny-heavy"), "--device", "cpu"]
     command += ["--model-name", "tiny", "--listen", address, "--objects-url", f"file://{parts.folder}/objects"]
     command += ["--shared-memory-dir", f"{parts.folder}/shared", "--adapters-dir", str(ZOO), "--credits", "1"]
-    command += ["--lora-cache-dir", f"{parts.folder}/fetched-by-peer", "--log-level", "warning"]
+    command += ["--component-cache-dir", f"{parts.folder}/fetched-by-peer", "--log-level", "warning"]
     return Peer(subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}), address)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 from lab.fixtures.lora_files import write_tensors
 from pentimento.domain.adapters import Adapter, AdapterKind, LoraUpload
 from pentimento.domain.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, NotFound
+from pentimento.stores.components.remote import ObjectRemote, sums_key
 from pentimento.stores.ledger.fleet_ledger import FleetLedger, open_fleet_ledger
 from pentimento.stores.objects import ObjectStore, open_objects
 from pentimento.stores.objects.store import digest_of
@@ -74,6 +76,8 @@ async def test_an_uploaded_lora_is_stored_by_digest_named_and_outlives_the_contr
     assert (added.name, added.kind, added.digest) == ("ink", AdapterKind.LORA, digest_of(data))
     assert (added.family, added.licence, added.latest_start_fraction) == ("stable_diffusion", "MIT", 0.2)
     assert added.object is not None and objects.get(added.object) == data
+    sums = ObjectRemote(objects).sums(added.object)
+    assert sums is not None and sums.matches(0, data)
     assert told.names == ["ink"]
     again, told_again = await opened(ledger, objects)
     assert (again.adapters, told_again.names) == ((added,), ["ink"])
@@ -162,11 +166,12 @@ async def test_a_removed_loras_file_stays_for_a_while_and_no_other_registrys_is_
     await uploads.remove("gone")
 
     unnamed = await uploads.sweep(frozenset())
-    assert two.object is not None and unnamed == {two.object.key}
+    assert two.object is not None and unnamed == {two.object.key, sums_key(two.object.key)}
     assert objects.get(two.object) == gone
     assert await uploads.sweep(unnamed) == frozenset()
 
-    assert one.object is not None and set(objects.keys()) == {one.object.key, foreign.key}
+    assert one.object is not None
+    assert set(objects.keys()) == {one.object.key, sums_key(one.object.key), foreign.key}
 
 
 async def test_uploads_take_turns(ledger: FleetLedger, objects: ObjectStore, tmp_path: Path) -> None:
@@ -204,7 +209,7 @@ async def test_nobody_waits_for_a_client_that_stalls(ledger: FleetLedger, object
     await uploads.remove("quick")
     unnamed = await uploads.sweep(frozenset())
 
-    assert len(unnamed) == 1
+    assert len(unnamed) == 2, "the file and the hashes of its blocks"
     assert not stalled.done()
     client.let.set()
     await stalled
@@ -281,8 +286,10 @@ async def test_uploads_of_a_caller_take_no_more_memory_than_one_may(
     taken = asyncio.ensure_future(uploads.add(upload_of(first, "first"), clients[0].chunks(), callers[0]))
     await clients[0].asked.wait()
     later = asyncio.ensure_future(uploads.add(upload_of(second, "second"), clients[1].chunks(), callers[1]))
-    for _ in range(20):
-        await asyncio.sleep(0)
+    # A thread asks the client.
+    with suppress(TimeoutError):
+        async with asyncio.timeout(0.1 if waits else 60):
+            await clients[1].asked.wait()
 
     assert clients[1].asked.is_set() is not waits
     for client in clients:
@@ -304,7 +311,7 @@ async def test_of_two_files_under_way_for_one_name_the_first_that_is_there_has_i
     with pytest.raises(FailedPrecondition, match="ink names another LoRA"):
         await late
     assert uploads.adapters == (added,)
-    assert added.object is not None and list(objects.keys()) == [added.object.key]
+    assert added.object is not None and set(objects.keys()) == {added.object.key, sums_key(added.object.key)}
 
 
 async def test_what_was_added_or_removed_for_a_caller_who_left_is_known(

@@ -2,15 +2,19 @@
 
 import asyncio
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 import torch
 
+from lab.fixtures.lora_files import write_tensors
 from pentimento.diffusion.controlnets import ControlNet
 from pentimento.domain.adapters import Adapter, AdapterKind
 from pentimento.domain.errors import InvalidArgument, PentimentoError, ResourceExhausted
-from services.controlnet_svc.networks import NetworkShelf, ShelvedNetwork
+from services.controlnet_svc.networks import NetworkShelf, ShelvedNetwork, weight_bytes
 from tests.support.logged import said_by
 
 
@@ -21,7 +25,12 @@ class _Network:
 UNREADABLE = InvalidArgument.of("weights", "cannot be read")
 
 
-def shelf(*unloadable: str, budget_bytes: int = 200, error: Exception = UNREADABLE) -> NetworkShelf:
+def shelf(
+    *unloadable: str,
+    budget_bytes: int = 200,
+    error: Exception = UNREADABLE,
+    now_s: Callable[[], float] = time.monotonic,
+) -> NetworkShelf:
     def network(name: str) -> ShelvedNetwork:
         def load() -> ControlNet:
             if name in unloadable:
@@ -31,7 +40,7 @@ def shelf(*unloadable: str, budget_bytes: int = 200, error: Exception = UNREADAB
         adapter = Adapter(name, AdapterKind.CONTROLNET, f"sha256:{name}", "stable_diffusion")
         return ShelvedNetwork(adapter, 100, load)
 
-    return NetworkShelf({name: network(name) for name in ("canny", "depth", "pose")}, budget_bytes, lambda: None)
+    return NetworkShelf({name: network(name) for name in ("canny", "depth", "pose")}, budget_bytes, lambda: None, now_s)
 
 
 async def use(of: NetworkShelf, *names: str) -> None:
@@ -145,3 +154,35 @@ async def test_a_load_that_fails_when_nobody_waits_for_it_lets_the_next_one_load
     assert [record.getMessage() for record in said_by("services.controlnet_svc.networks", caplog)] == [
         "a ControlNet does not load: INVALID_FIELD"
     ]
+
+
+@pytest.mark.parametrize(
+    ("stored", "device", "wanted_bytes"),
+    [
+        ((("F32", ""),), torch.float32, 4000),
+        ((("F32", ""),), torch.float16, 2000),
+        ((("F16", ""),), torch.float16, 2000),
+        ((("F16", ""),), torch.float32, 4000),
+        ((("F32", ""), ("F16", ".fp16")), torch.float16, 2000),
+    ],
+    ids=["full", "halved", "half", "doubled", "one of two variants"],
+)
+def test_weight_bytes_follow_device_precision(
+    tmp_path: Path, stored: tuple[tuple[str, str], ...], device: torch.dtype, wanted_bytes: int
+) -> None:
+    types = {"F32": torch.float32, "F16": torch.float16}
+    for name, variant in stored:
+        write_tensors(
+            tmp_path / f"diffusion_pytorch_model{variant}.safetensors", {"weight": torch.zeros(1000, dtype=types[name])}
+        )
+
+    assert weight_bytes(tmp_path, device) == wanted_bytes
+
+
+async def test_network_that_loads_slowly_outlasts_equal_one() -> None:
+    seconds = iter([0.0, 9.0, 10.0, 10.1, 20.0, 21.0])
+    there = shelf(now_s=lambda: next(seconds))
+
+    await use(there, "canny", "depth", "depth", "pose")
+
+    assert set(there.resident) == {"canny", "pose"}

@@ -465,19 +465,23 @@ class ObjectReference(_message.Message):
     KEY_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    BLOCKS_DIGEST_FIELD_NUMBER: _builtins.int
     key: _builtins.str
     digest: _builtins.str
     size_bytes: _builtins.int
+    blocks_digest: _builtins.str
+    """Of the BLAKE3 hashes of its blocks of 8 MiB, which are stored next to it; empty if there are none."""
     def __init__(
         self,
         *,
         key: _builtins.str = ...,
         digest: _builtins.str = ...,
         size_bytes: _builtins.int = ...,
+        blocks_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "key", b"key", "size_bytes", b"size_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks_digest", b"blocks_digest", "digest", b"digest", "key", b"key", "size_bytes", b"size_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

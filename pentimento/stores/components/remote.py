@@ -1,0 +1,124 @@
+"""Fetch components from a remote store, many blocks at a time."""
+
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from typing import Protocol
+
+from pentimento.domain.errors import PentimentoError
+from pentimento.domain.generation import ObjectReference
+from pentimento.files.file_sums import BLOCK_BYTES, CorruptComponent, FileSum, block_count
+from pentimento.stores.components.blocks import PartialFile
+from pentimento.stores.errors import ObjectCorrupt
+from pentimento.stores.objects.store import ObjectStore
+
+# One connection is limited by its round trips.
+CONNECTIONS = 8
+_HASH_BYTES = 32
+
+
+class Remote(Protocol):
+    """Describe a source of components."""
+
+    @property
+    def name(self) -> str:
+        """Return its name in errors."""
+
+    def sums(self, reference: ObjectReference) -> FileSum | None:
+        """Return the sums that were registered with the component; None if there are none. Raises the store's
+        errors."""
+
+    def read_into(self, reference: ObjectReference, offset: int, buffer: memoryview) -> None:
+        """Fill the buffer with the component's bytes from `offset` on, on any thread. Raises the store's errors."""
+
+
+class ObjectRemote:
+    """Fetch components from an object store."""
+
+    name = "the object store"
+
+    def __init__(self, objects: ObjectStore) -> None:
+        self._objects = objects
+
+    def sums(self, reference: ObjectReference) -> FileSum | None:
+        """Return the registered sums, which the reference has the digest of."""
+        place = sums_place(reference)
+        if place is None:
+            return None
+        hashes = self._objects.get(place)
+        blocks = tuple(hashes[start : start + _HASH_BYTES].hex() for start in range(0, len(hashes), _HASH_BYTES))
+        return FileSum(reference.digest.removeprefix("sha256:"), reference.size_bytes, blocks)
+
+    def read_into(self, reference: ObjectReference, offset: int, buffer: memoryview) -> None:
+        """Read a range of the object."""
+        self._objects.read_into(reference, offset, buffer)
+
+
+def sums_place(reference: ObjectReference) -> ObjectReference | None:
+    """Return the object with the hashes of a component's blocks, one after the other; None without a digest of it."""
+    if not reference.blocks_digest:
+        return None
+    size_bytes = block_count(reference.size_bytes) * _HASH_BYTES
+    return ObjectReference(sums_key(reference.key), reference.blocks_digest, size_bytes)
+
+
+def put_sums(objects: ObjectStore, key: str, blocks: Iterable[str]) -> str:
+    """Store the hashes of a component's blocks next to it, and return their digest."""
+    return objects.put(sums_key(key), b"".join(map(bytes.fromhex, blocks))).digest
+
+
+def sums_key(key: str) -> str:
+    """Return the key of the hashes of a component's blocks."""
+    return f"{key}-blocks"
+
+
+class Download:
+    """Fetch the missing blocks of a component. A block that differs from its sum is handed to `set_aside`, and fetched
+    once more."""
+
+    def __init__(
+        self, reference: ObjectReference, remote: Remote, set_aside: Callable[[int, memoryview], None]
+    ) -> None:
+        self._reference = reference
+        self._remote = remote
+        self._set_aside = set_aside
+        self._buffers = threading.local()
+
+    def run(self, partial: PartialFile, expected: FileSum | None) -> None:
+        """Fetch, in parallel. Raises CorruptComponent that names component and source, the store's errors, and OSError
+        if the disk has no room; blocks that arrived stay."""
+        missing = partial.missing(expected)
+        with ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="download") as pool:
+            running = [pool.submit(self._fetch, index, partial, expected) for index in missing]
+            done, _ = wait(running, return_when=FIRST_EXCEPTION)
+            failed = [error for one in done if (error := one.exception()) is not None]
+            if failed:
+                pool.shutdown(cancel_futures=True)
+                raise failed[0]
+
+    def _fetch(self, index: int, partial: PartialFile, expected: FileSum | None) -> None:
+        size = min(BLOCK_BYTES, self._reference.size_bytes - index * BLOCK_BYTES)
+        for is_last in (False, True):
+            try:
+                block = self._read(index, size)
+            except PentimentoError:
+                if is_last:
+                    raise
+                continue
+            if expected is None or expected.matches(index, block):
+                partial.write(index, block)
+                return
+            self._set_aside(index, block)
+        raise CorruptComponent(
+            self._reference.digest, self._remote.name, f"block {index} of {block_count(self._reference.size_bytes)}"
+        )
+
+    def _read(self, index: int, size: int) -> memoryview:
+        if not hasattr(self._buffers, "block"):
+            self._buffers.block = bytearray(BLOCK_BYTES)
+        block = memoryview(self._buffers.block)[:size]
+        try:
+            self._remote.read_into(self._reference, index * BLOCK_BYTES, block)
+        except ObjectCorrupt as error:
+            raise CorruptComponent(self._reference.digest, self._remote.name, error.message) from error
+        return block
