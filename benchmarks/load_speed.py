@@ -37,7 +37,7 @@ from pentimento.diffusion.loras.reading import lora_of
 from pentimento.diffusion.weights import load_network, quiet_loaders
 from pentimento.domain.generation import ObjectReference
 from pentimento.files.file_sums import FileSum, FileSums
-from pentimento.policies.components import Gdsf
+from pentimento.policies.components import Utility
 from pentimento.stores.components import ComponentStore, ObjectRemote
 from pentimento.stores.components.disk import HeldBlob
 from pentimento.stores.objects import open_objects
@@ -111,7 +111,7 @@ class ColdLoads:
         self._base: Any = None
 
     def ours_remote(self, name: str, folder: Path) -> Any:
-        store = ComponentStore(folder, 2**40, 0, Gdsf)
+        store = ComponentStore(folder, 2**40, 0, Utility)
         reference = self._made.references[name]
         if name != "lora":
             return store.load(reference, self._remote, lambda held: self._built(name, held, folder))

@@ -65,7 +65,14 @@ CACHE = ("reuse_rule", "eviction", "cache_bias", "scratch_share", "renoised_shar
     metavar="NAME|DIR|FILE[@sha256:…]",
     help="a model to serve, optionally only with this digest; may be repeated [tiny-heavy]",
 )
-@click.option("--workers", "copies", type=click.IntRange(1, 64), default=1, show_default=True, help="workers per model")
+@click.option(
+    "--workers",
+    "copies",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    help="workers per model; with --policy many-models, of all models together",
+)
 @click.option("--encoder", default=DEFAULT_ENCODER, show_default=True, metavar="NAME|DIR", help="retrieval encoder")
 @state_dir_option
 @click.option("--listen", default="127.0.0.1:50400", show_default=True, help="host:port of the gRPC API; '' for none")

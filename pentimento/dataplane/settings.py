@@ -22,7 +22,7 @@ class DataplaneSettings:
     probability, by the prompt only, below which the first stage is skipped, 0 for never, None for the plan's or else
     the discriminator's verdict.
 
-    `adapter_load_s`: cost of each LoRA that a worker would have to load first.
+    `adapter_load_s`: seconds of each LoRA that a worker would have to load first, where it has not measured them.
 
     `pair_tight_share`: two workers run a request while the time to its deadline is less than this multiple of its
     service time; None for any deadline.

@@ -4,7 +4,7 @@ from pentimento.dataplane.pools import Worker
 from pentimento.dataplane.ready import ReadyWorkers
 from pentimento.dataplane.requests import LaneKey, Request
 from pentimento.dataplane.state import State
-from pentimento.policies.adapter_needs import can_paint, least_missed, load_count
+from pentimento.policies.adapter_needs import can_paint, least_missed, load_count, loading_s
 
 # Workers of equal cost compared for a request without adapters.
 MAX_COMPARED = 8
@@ -27,12 +27,15 @@ def cheapest_worker(state: State, key: LaneKey, request: Request) -> Worker | No
     costs = takers.costs()
     suited = [state.workers[worker_id] for worker_id in costs if suits(request, state.workers[worker_id])]
     profiled = state.pool(key[0]).speed.profile is not None
-    # Costs are seconds for each unit of work; before speeds are known, numbers of requests.
-    work, load_cost = (request.work, state.settings.adapter_load_s) if profiled else (1.0, 1.0)
 
     def cost(worker: Worker) -> tuple[float, int]:
         place, since = costs[worker.worker_id]
-        return (work * place + load_cost * load_count(request.needs, worker.holdings), since)
+        if not profiled:
+            # Before speeds are known, costs are numbers of requests, and a load counts as one.
+            return place + load_count(request.needs, worker.holdings), since
+        # Costs are seconds for each unit of work.
+        loading = loading_s(request.needs, worker.holdings, state.settings.adapter_load_s)
+        return request.work * place + loading, since
 
     return min(suited, key=cost, default=None)
 

@@ -9,7 +9,36 @@ The caller loads, frees, and gives the time, by any clock that never goes back. 
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
+
+GB = 1_000_000_000
+
+
+class Tier(Enum):
+    """Name a place of components, the fastest first. `STORE` is the remote object store, which has all components."""
+
+    DEVICE = "device"
+    HOST = "host"
+    DISK = "disk"
+    STORE = "store"
+
+
+@dataclass(frozen=True, slots=True)
+class HeldComponent:
+    """State the fastest tier that has a worker's component, by digest; `Tier.STORE`: it has it no longer."""
+
+    digest: str
+    tier: Tier
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TierSpeed:
+    """State the seconds that a worker needs to load a gigabyte from a tier, as it measured."""
+
+    tier: Tier
+    seconds_per_gb: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +88,13 @@ def victims(
             leaving.append(one)
             missing -= one.memory_bytes
     return None if missing > 0 else _without_spares(leaving, -missing)
+
+
+def admits(rule: ComponentRule, newcomer: Loadable, leaving: Iterable[Loadable], now_s: float) -> bool:
+    """Return whether keeping the newcomer, a use of it included, is worth more than keeping all that would leave. If
+    not, it should pass through the tier without staying there."""
+    lost = sum(rule.worth(one, now_s) * one.memory_bytes for one in leaving)
+    return lost <= rule.worth(newcomer, now_s) * newcomer.memory_bytes
 
 
 def _without_spares(leaving: list[Loadable], spare_bytes: int) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from pentimento.domain.adapters import Adapter, RejectedAdapter
+from pentimento.domain.components import HeldComponent, TierSpeed
 from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.generation import Attempt, CapturedEntries, StageTiming
 
@@ -43,6 +44,9 @@ class WorkerCredits:
     `preparing_count` more that came with images, which are fetched and decoded before the attempt holds a credit.
     `known_adapters` are the LoRAs that it can use, None when unchanged since its last message, and `rejected_adapters`
     the LoRAs that it found and cannot use. `resident_components` names components that need no loading.
+
+    `component_changes` are the components with another tier than in its last message, or with `all_components` all
+    that it holds. `tier_speeds` are empty when unchanged since its last message.
     """
 
     worker_id: str
@@ -58,6 +62,9 @@ class WorkerCredits:
     known_adapters: tuple[Adapter, ...] | None = None
     preparing_count: int = 0
     rejected_adapters: tuple[RejectedAdapter, ...] = ()
+    component_changes: tuple[HeldComponent, ...] = ()
+    all_components: bool = False
+    tier_speeds: tuple[TierSpeed, ...] = ()
 
 
 @dataclass(frozen=True)

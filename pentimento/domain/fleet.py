@@ -15,7 +15,7 @@ MIN_COST_S, MAX_COST_S = 1e-6, 1e6
 # Equal parts of 0..1 that confidences are counted by.
 CONFIDENCE_BINS = 20
 # Policies of every installation; `policies.plan` has their decisions.
-POLICY_NAMES = ("resident", "diffserve", "modm", "resident-mixture", "joint")
+POLICY_NAMES = ("resident", "diffserve", "modm", "resident-mixture", "joint", "many-models")
 
 
 class ReplicaKind(Enum):

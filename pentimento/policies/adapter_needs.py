@@ -1,9 +1,10 @@
 """Find the workers that can serve a request with its LoRAs and ControlNets, and count the LoRAs that they must load."""
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
+from pentimento.domain.components import GB
 from pentimento.domain.fleet import Capability
 from pentimento.domain.generation import GenerationSpec
 
@@ -16,12 +17,13 @@ ADAPTER_CAPABILITIES = frozenset(
 @dataclass(frozen=True, slots=True)
 class AdapterNeeds:
     """Describe what a request needs of its worker: capabilities, digests of LoRAs and IP-Adapters that the worker must
-    have (`loras`), and of LoRAs that it would fetch (`uploaded`). ControlNets are served elsewhere; a worker must only
-    know how to use them."""
+    have (`loras`), and of LoRAs that it would fetch (`uploaded`), with `sizes` in bytes. ControlNets are served
+    elsewhere; a worker must only know how to use them."""
 
     capabilities: frozenset[Capability] = frozenset()
     loras: frozenset[str] = frozenset()
     uploaded: frozenset[str] = frozenset()
+    sizes: frozenset[tuple[str, int]] = frozenset()
 
     def __bool__(self) -> bool:
         """Return whether the request needs anything."""
@@ -30,11 +32,17 @@ class AdapterNeeds:
 
 @dataclass(frozen=True, slots=True)
 class AdapterHoldings:
-    """Describe a worker: capabilities, digests of the LoRAs that it has, and of the loaded LoRAs (`resident`)."""
+    """Describe a worker: capabilities, digests of the LoRAs that it has, and of the loaded LoRAs (`resident`).
+
+    `load_s`: seconds that it needs to load a LoRA from the tier that has it, by digest, where it measured them;
+    `store_s_per_gb`: the same for a gigabyte from the object store, None without a measurement.
+    """
 
     capabilities: frozenset[Capability] = frozenset()
     loras: frozenset[str] = frozenset()
     resident: frozenset[str] = frozenset()
+    load_s: Mapping[str, float] = field(default_factory=dict, hash=False)
+    store_s_per_gb: float | None = None
 
     def __bool__(self) -> bool:
         """Return whether the worker has any capability or LoRA."""
@@ -61,12 +69,28 @@ def needs_of(spec: GenerationSpec) -> AdapterNeeds:
             prompt.digest for prompt in spec.image_prompts
         ),
         frozenset(lora.digest for lora in selected if lora.object is not None),
+        frozenset((lora.digest, lora.object.size_bytes) for lora in selected if lora.object is not None),
     )
 
 
 def can_paint(needs: AdapterNeeds, holdings: AdapterHoldings) -> bool:
     """Return whether the worker has everything that the request needs."""
     return needs.capabilities <= holdings.capabilities and needs.loras <= holdings.loras
+
+
+def loading_s(needs: AdapterNeeds, holdings: AdapterHoldings, unmeasured_s: float) -> float:
+    """Return the seconds that the worker would need to load or fetch the request's LoRAs, one after the other. A LoRA
+    without a measurement of its tier counts `unmeasured_s`."""
+    sizes = dict(needs.sizes)
+
+    def one_s(digest: str) -> float:
+        if digest in holdings.load_s:
+            return holdings.load_s[digest]
+        if digest in needs.uploaded and digest in sizes and holdings.store_s_per_gb is not None:
+            return holdings.store_s_per_gb * sizes[digest] / GB
+        return unmeasured_s
+
+    return sum(map(one_s, (needs.loras | needs.uploaded) - holdings.resident))
 
 
 def load_count(needs: AdapterNeeds, holdings: AdapterHoldings) -> int:

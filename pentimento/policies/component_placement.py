@@ -1,9 +1,9 @@
 """Place popular ControlNets and LoRAs on replicas before requests need them.
 
 A few ControlNets serve almost all calls (Katz, section 5), so the popular ones are placed on replicas in proportion to
-their share of the calls. LoRAs have a long tail: only LoRAs in steady demand are worth a load ahead of need. A placed
-component stays until its demand clearly falls, so that a plan does not change with every sample of the demand. Pure:
-its memory is the returned `AskedShares`.
+their share of the calls. LoRAs have a long tail: a worker loads ahead the LoRAs that requests most often use together
+with its model (MLoRA, Eq. 5, with counts that fade). A placed component stays until its demand clearly falls, so that a
+plan does not change with every sample of the demand. Pure: its memory is the returned `AskedShares`.
 """
 
 import math
@@ -23,16 +23,27 @@ LEAST_CALLS = 3.0
 PLACED_SHARE = 0.05
 # Most LoRAs that a worker loads ahead of need.
 MOST_LORAS = 8
+# Theta of Eq. 5: the share of the uses of a model's most used LoRA at which another one is loaded ahead, too.
+LEAST_TOGETHER = 0.15
+# A use together counts half after this number of further ones.
+HALF_LIFE_USES = 500.0
+# Fewest uses of LoRAs with a model that show which are popular there.
+LEAST_USES = 3.0
 
 Asked = tuple[AdapterKind, str]
 
 
 @dataclass(frozen=True)
 class AskedShares:
-    """Hold the calls by adapter, averaged over samples of the demand, and the number of replicas that each has."""
+    """Hold the calls by adapter, averaged over samples of the demand, and the number of replicas that each has.
+
+    `together`: uses by (model, LoRA), which fade; `ahead`: the pairs that are loaded ahead of need.
+    """
 
     calls: Mapping[Asked, float] = field(default_factory=dict)
     placed: Mapping[Asked, int] = field(default_factory=dict)
+    together: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    ahead: frozenset[tuple[str, str]] = frozenset()
 
     def seen(self, demand: Sequence[ModelDemand]) -> "AskedShares":
         """Return the average with one more sample; unchanged if the sample has no adapter."""
@@ -46,7 +57,29 @@ class AskedShares:
             asked: (1.0 - NEWEST_WEIGHT) * self.calls.get(asked, 0.0) + NEWEST_WEIGHT * now[asked]
             for asked in self.calls.keys() | now.keys()
         }
-        return replace(self, calls={asked: calls for asked, calls in average.items() if calls >= 1e-3})
+        calls = {asked: calls for asked, calls in average.items() if calls >= 1e-3}
+        return replace(self, calls=calls, together=self._together(demand))
+
+    def _together(self, demand: Sequence[ModelDemand]) -> dict[tuple[str, str], float]:
+        new = Counter[tuple[str, str]]()
+        for model in demand:
+            for one in model.adapters:
+                new[model.model, one.name] += one.request_count if one.kind is AdapterKind.LORA else 0
+        kept = 0.5 ** (new.total() / HALF_LIFE_USES)
+        uses = {pair: kept * self.together.get(pair, 0.0) + new[pair] for pair in self.together.keys() | new.keys()}
+        return {pair: count for pair, count in uses.items() if count >= 1e-3}
+
+    def loras_of(self, model: str) -> tuple[str, ...]:
+        """Return Eq. 5's LoRAs of a model, by name: an order by popularity would change the plan whenever two swap
+        places. A LoRA that is loaded ahead stays down to half of the threshold."""
+        uses = {lora: count for (base, lora), count in self.together.items() if base == model}
+        if sum(uses.values()) < LEAST_USES:
+            return ()
+        least = LEAST_TOGETHER * max(uses.values())
+        wanted = [
+            lora for lora, count in uses.items() if count >= (least / 2 if (model, lora) in self.ahead else least)
+        ]
+        return tuple(sorted(sorted(wanted, key=lambda lora: (-uses[lora], lora))[:MOST_LORAS]))
 
     def share(self, asked: Asked) -> float:
         """Return an adapter's share (0..1) of its kind's calls; 0 if there were too few."""
@@ -83,17 +116,17 @@ def place_components(
     """Return the placements for the demand so far. Replicas that already hold a component come first, then replicas
     with the fewest placed ones, to avoid needless loads. `uploaded` names the LoRAs that workers can fetch."""
     placed, counts = _controlnets(shares, replicas)
-    loras = _loras(shares)
+    loras = {model: shares.loras_of(model) for model in {one.model for one in assignments}}
     there = {view.replica.instance_id: view.replica for view in replicas}
     known = {name: {adapter.name for adapter in replica.adapters} for name, replica in there.items()}
     for name, replica in there.items():
         known[name].update(uploaded if Capability.UPLOADED_LORA in replica.capabilities else ())
     ahead = tuple(
-        replace(one, prefetch=tuple(name for name in loras if name in known.get(one.worker_id, ())))
+        replace(one, prefetch=tuple(name for name in loras[one.model] if name in known.get(one.worker_id, ())))
         for one in assignments
     )
-    counts |= {(AdapterKind.LORA, name): 1 for name in loras}
-    return PlacedComponents(placed, ahead, replace(shares, placed=counts))
+    pairs = frozenset((model, name) for model, names in loras.items() for name in names)
+    return PlacedComponents(placed, ahead, replace(shares, placed=counts, ahead=pairs))
 
 
 def _controlnets(
@@ -114,12 +147,6 @@ def _controlnets(
         counts[asked] = count
         found.append(ComponentPlacement(ReplicaKind.CONTROLNET, name, tuple(chosen)))
     return tuple(sorted(found, key=lambda one: one.component)), counts
-
-
-def _loras(shares: AskedShares) -> tuple[str, ...]:
-    """Return the LoRAs to load, by name: an order by popularity would change the plan whenever two swap places."""
-    wanted = [asked[1] for asked in _popular(shares, AdapterKind.LORA) if shares.wanted(asked, 1)]
-    return tuple(sorted(wanted[:MOST_LORAS]))
 
 
 def _popular(shares: AskedShares, kind: AdapterKind) -> list[Asked]:

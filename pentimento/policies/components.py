@@ -4,6 +4,8 @@ Rules that lost on recorded traces are in `lab.studies.component_rules`, with th
 `benchmarks/eviction_components.py`.
 """
 
+from dataclasses import dataclass
+
 from pentimento.domain.components import Loadable
 
 # Uses of components that left are remembered, since popular ones return; the oldest names beyond this are forgotten.
@@ -11,6 +13,8 @@ MOST_REMEMBERED = 100_000
 # As many hits as counting all uses while popularity is constant, and more than LRU or LFU after it has changed
 # (benchmarks/controlnet_residency.py runs both logs).
 HALF_LIFE_USES = 500
+# Fewest loading seconds on the first half of a production log (benchmarks/eviction_components.py).
+AGING_PER_HOUR = 100.0
 # Weights of uses grow at every use; beyond this weight all are divided by it.
 _LARGEST_WEIGHT = 1e100
 
@@ -43,27 +47,37 @@ class FadingUses:
         return self._uses.get(component.name, self._weight) / self._weight * component.density
 
 
-class Gdsf:
-    """Rank by GreedyDual-Size-Frequency (Cherkasova, 1998): uses, times load seconds per byte, plus a clock that rises
-    to the worth of each evicted component, so that components without further uses fall behind."""
+@dataclass(slots=True)
+class _Used:
+    count: int
+    last_s: float
 
-    def __init__(self) -> None:
-        self._clock = 0.0
-        # Uses, and the clock at the last one, by name; the least recently used first.
-        self._uses: dict[str, tuple[int, float]] = {}
+
+class Utility:
+    """Rank by MLoRA's Eq. 10: uses, times load seconds per byte, over 1 + beta times the time since the last use.
+
+    The paper gives no estimate of P_reuse: the number of uses takes its place. `aging_per_hour` is beta; a component of
+    ten uses is worth as much as one that was used just now once it has waited for 10 / beta hours.
+    """
+
+    def __init__(self, aging_per_hour: float = AGING_PER_HOUR) -> None:
+        self._aging_per_s = aging_per_hour / 3600.0
+        # The least recently used first.
+        self._uses: dict[str, _Used] = {}
 
     def note_use(self, component: Loadable, now_s: float) -> None:
-        """Count a use; it raises the component to the present clock."""
-        count, _ = self._uses.pop(component.name, (0, 0.0))
-        self._uses[component.name] = (count + 1, self._clock)
+        """Count a use."""
+        used = self._uses.pop(component.name, None) or _Used(0, now_s)
+        self._uses[component.name] = _Used(used.count + 1, now_s)
         if len(self._uses) > MOST_REMEMBERED:
             del self._uses[next(iter(self._uses))]
 
     def note_eviction(self, component: Loadable, now_s: float) -> None:
-        """Raise the clock to the component's worth."""
-        self._clock = max(self._clock, self.worth(component, now_s))
+        """Do nothing: worth falls with time."""
 
     def worth(self, component: Loadable, now_s: float) -> float:
-        """Return clock plus uses times density, in seconds per byte; a component without uses counts as used once."""
-        count, clock = self._uses.get(component.name, (1, self._clock))
-        return clock + count * component.density
+        """Return Eq. 10; a component without uses counts as used once, now."""
+        used = self._uses.get(component.name)
+        if used is None:
+            return component.density
+        return used.count * component.density / (1.0 + self._aging_per_s * max(now_s - used.last_s, 0.0))

@@ -18,6 +18,8 @@ from pentimento.supervisor.models import ModelDirectory
 from pentimento.supervisor.state import MAX_SOCKET_NAME, StateDirectory
 from pentimento.supervisor.suite_settings import ProcessSpec, ReplicaGroup, ServedCascade, Suite, SuiteSettings
 
+# Its workers are counted in all, not by model.
+ANY_MODEL_POLICY = "many-models"
 EDGE_STAGE, FRONTDOOR_STAGE, WORKER_STAGE, CACHE_STAGE, CONTROLLER_STAGE = range(5)
 
 
@@ -68,12 +70,15 @@ def called_groups(settings: SuiteSettings, state: StateDirectory) -> tuple[Repli
 
 
 def worker_groups(settings: SuiteSettings, state: StateDirectory) -> tuple[ReplicaGroup, ...]:
-    """Return the workers of each model, or of each type of emulated device."""
+    """Return the workers of each model, or of each type of emulated device; one group if a policy has every worker
+    hold any of the models."""
     made: list[tuple[str, Callable[[int], ProcessSpec], int]] = [
         (model.name, partial(worker, settings, state, model), settings.copies) for model in settings.models
     ]
     if settings.emulated is not None:
         made = list(settings.emulated.workers(settings, state))
+    elif settings.policy == ANY_MODEL_POLICY:
+        made = [("any", partial(worker_of_any, settings, state), settings.copies)]
     only = len(made) == 1
     return tuple(
         ReplicaGroup("unet_worker" if only else f"unet_worker/{name}", spec, count) for name, spec, count in made
@@ -220,6 +225,11 @@ def planned_models(
     heavy = given("heavy") or models[0].name
     others = () if given("light") or given("small") else tuple(one.name for one in models if one.name != heavy)
     return {"heavy": heavy, "small": small or others}
+
+
+def worker_of_any(settings: SuiteSettings, state: StateDirectory, number: int) -> ProcessSpec:
+    """Return a worker that begins with one of the models, in turn."""
+    return worker(settings, state, settings.models[number % len(settings.models)], number)
 
 
 def worker(settings: SuiteSettings, state: StateDirectory, model: ModelDirectory, number: int) -> ProcessSpec:

@@ -141,7 +141,9 @@ class FrontdoorSettings:
         minimum=0,
         maximum=1,
     )
-    adapter_load_s: float = setting(0.5, help="penalty in seconds for a worker that must load a LoRA first", minimum=0)
+    adapter_load_s: float = setting(
+        0.5, help="seconds that a worker needs to load a LoRA, until it has measured them", minimum=0
+    )
     quality_sample_share: float = setting(
         0.02, help="share of hits to generate again from noise while idle; 0: none", minimum=0, maximum=1
     )

@@ -282,7 +282,7 @@ def _registration(member: FleetMember, parts: FrontdoorParts) -> Registration | 
     demand = DemandReport(parts.dataplane, parts.starts)
     return member.registration(
         lambda replica: replace(replica, build_version=build_version(), device="cpu"),
-        demand.added_to,
+        lambda report: parts.catalogue.added_to(demand.added_to(report)),
         RegistrationNews(demand.begin, demand.answered),
     )
 

@@ -8,7 +8,7 @@ import sys
 
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.files.json_values import to_json
-from pentimento.policies.components import Gdsf
+from pentimento.policies.components import Utility
 from pentimento.rpc import run_service
 from pentimento.settings import load_settings
 from pentimento.stores.components import ComponentStore
@@ -21,7 +21,7 @@ def listed(settings: ComponentsSettings) -> tuple[StoredComponent, ...]:
     """Change a component as the settings say, and return all. Raises InvalidArgument for a wrong digest, and
     FailedPrecondition COMPONENT_IN_USE."""
     # Nothing is fetched here: quotas do not matter.
-    store = ComponentStore(settings.component_cache_dir, 0, 0, Gdsf)
+    store = ComponentStore(settings.component_cache_dir, 0, 0, Utility)
     if settings.action in (ComponentAction.PIN, ComponentAction.UNPIN):
         store.pin(settings.digest, pinned=settings.action is ComponentAction.PIN)
     if settings.action is ComponentAction.DROP and not store.drop(settings.digest):

@@ -12,7 +12,6 @@ from pentimento.domain.adapters import Adapter
 from pentimento.domain.clock import SystemClock
 from pentimento.domain.fleet import (
     MAX_TOLD_COUNT,
-    HeldModel,
     ModelCost,
     Plan,
     Replica,
@@ -170,18 +169,20 @@ class WorkerProcess(ServiceProcess):
             resident_models=self._resident(backend),
             held_model_digest=_held_digest(backend),
             capabilities=backend.capabilities,
-            costs=self._with_measured(costs, backend.held),
+            costs=self._with_measured(costs, backend),
             adapters=backend.adapters.first(MAX_TOLD_COUNT).known,
         )
 
-    def _with_measured(self, costs: tuple[ModelCost, ...], held: HeldModel) -> tuple[ModelCost, ...]:
+    def _with_measured(self, costs: tuple[ModelCost, ...], backend: PlannedBackend) -> tuple[ModelCost, ...]:
         """Return the costs, with those of held models without a profile: a policy can plan by a step of one image until
-        a profile exists."""
+        a profile exists. The load seconds are those of this worker's last load."""
+        held, load_s = backend.held, backend.load_s
         if held.step_s:
             run_s = ((1, held.step_s * held.default_steps),)
             self._measured[held.model] = ModelCost(held.model, run_s, step_count=held.default_steps, estimated=True)
         profiled = {cost.model for cost in costs}
-        return (*costs, *(cost for name, cost in sorted(self._measured.items()) if name not in profiled))
+        known = (*costs, *(cost for name, cost in sorted(self._measured.items()) if name not in profiled))
+        return tuple(replace(cost, load_s=load_s.get(cost.model, cost.load_s)) for cost in known)
 
     def _report(self, report: ReplicaReport, backend: PlannedBackend, follower: PlanFollower) -> ReplicaReport:
         credits = self.worker.credits()

@@ -23,7 +23,7 @@ from pentimento.diffusion.loras import layers_of
 from pentimento.diffusion.packed_weights import weight_bytes
 from pentimento.domain.fleet import Capability, HeldModel, ModelCost
 from pentimento.files.file_sums import file_sums_in
-from pentimento.policies.components import Gdsf
+from pentimento.policies.components import Utility
 from pentimento.rpc.channel import channel_opener
 from pentimento.rpc.process import started_pool
 from pentimento.rpc.settings import with_receiving_room
@@ -274,7 +274,7 @@ def _uploaded_loras(model: DiffusionModel, objects: ObjectStore, settings: UnetW
     if settings.component_cache_dir is None:
         return None
     disk_bytes, host_bytes = settings.component_disk_mib * 2**20, settings.component_host_mib * 2**20
-    components = ComponentStore(settings.component_cache_dir, disk_bytes, host_bytes, Gdsf)
+    components = ComponentStore(settings.component_cache_dir, disk_bytes, host_bytes, Utility)
     return UploadedLoras(components, objects, layers_of(model.info.family, model.adaptable), model.dtype)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from pentimento.devices.choices import DeviceMemory
+from pentimento.domain.components import Tier
 from pentimento.domain.errors import FailedPrecondition, Unavailable
 from pentimento.domain.execution import WorkerCredits
 from pentimento.domain.fleet import Capability
@@ -88,6 +89,9 @@ class UnetWorker:
             known_adapters=loaded.adapters.known,
             preparing_count=0 if self.attempts.draining else self._preparing_count(),
             rejected_adapters=loaded.adapters.rejected,
+            component_changes=loaded.adapters.components,
+            all_components=True,
+            tier_speeds=loaded.adapters.speeds,
         )
 
     def watch_credits(
@@ -152,12 +156,29 @@ async def credit_messages(
     news: CreditNews, snapshot: Callable[[], WorkerCredits], check: Callable[[], None]
 ) -> AsyncGenerator[WorkerCredits, None]:
     """Yield the credits now, then at every beat. `check` runs before each message; its errors end the stream. Adapters
-    are sent only if they differ from the last sent ones: they may be many."""
+    and components are sent only if they differ from the last sent ones: they may be many."""
     told: tuple[object, ...] = ()
+    last: WorkerCredits | None = None
     async with aclosing(news.beats()) as beats:
         async for _ in beats:
             check()
             credits = snapshot()
             known = (credits.known_adapters, credits.rejected_adapters)
-            yield credits if known != told else replace(credits, known_adapters=None, rejected_adapters=())
-            told = known
+            changed = with_changes(credits, last)
+            yield changed if known != told else replace(changed, known_adapters=None, rejected_adapters=())
+            told, last = known, credits
+
+
+def with_changes(credits: WorkerCredits, last: WorkerCredits | None) -> WorkerCredits:
+    """Return the credits with the components and speeds that differ from the last ones; with all if there are none."""
+    if last is None:
+        return credits
+    before = {one.digest: one for one in last.component_changes}
+    now = {one.digest: one for one in credits.component_changes}
+    gone = (replace(one, tier=Tier.STORE) for digest, one in before.items() if digest not in now)
+    return replace(
+        credits,
+        component_changes=(*(one for one in now.values() if before.get(one.digest) != one), *gone),
+        all_components=False,
+        tier_speeds=credits.tier_speeds if credits.tier_speeds != last.tier_speeds else (),
+    )

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -224,6 +224,10 @@ class EmulatedBackend:
     def target_model(self) -> str:
         """The model that it holds, or is about to hold."""
         return self.emulated.model
+
+    @property
+    def load_s(self) -> Mapping[str, float]:
+        return {}
 
     @property
     def unloadable(self) -> frozenset[str]:

@@ -10,6 +10,7 @@ from pentimento.domain.models import CascadeVariant
 from pentimento.policies.plan.cascade import CascadePolicy, diffserve_cascade
 from pentimento.policies.plan.entry import NOISE, STARTS
 from pentimento.policies.plan.inputs import Policy, hold_resident
+from pentimento.policies.plan.many_models import ManyModels
 from pentimento.policies.plan.mixture import MixturePolicy, ResidentMixture
 from pentimento.policies.plan.settings import ServingSettings
 
@@ -140,7 +141,13 @@ def joint(settings: ServingSettings) -> ServingPolicy:
     return ServingPolicy("joint", JointPolicy(settings), CacheUse.BOTH, "lcbfu", cache_hits=False)
 
 
+@policy()
+def many_models(settings: ServingSettings) -> ServingPolicy:
+    """Build the policy for more models than workers: workers switch to models with waiting requests."""
+    return ServingPolicy("many-models", ManyModels(settings), plans_batches=False)
+
+
 # Policies of every installation; plug-ins of the group `pentimento.policies` add others.
 SERVING_POLICIES: Mapping[str, PolicyBuilder] = {
-    built.name: built for built in (resident, diffserve, modm, resident_mixture, joint)
+    built.name: built for built in (resident, diffserve, modm, resident_mixture, joint, many_models)
 }

@@ -63,6 +63,7 @@ from services.frontdoor.routing.routes import embed
 from services.frontdoor.routing.stages import PoolOption, cascade_stages, choose_stages, fits
 from services.frontdoor.routing.start_choice import Asker, decide_route
 from services.frontdoor.routing.starts import kind_of, work_left
+from services.frontdoor.workers.catalogue import MODEL_WAIT_S
 
 # Seconds to wait for facts that only inform the client.
 EXPLAIN_TIMEOUT_S = 1.0
@@ -244,6 +245,9 @@ class ImageApi:
             yield event
 
     async def _judge_image(self, tenant: str, request: ImageRequest, preview_interval_steps: int) -> Judged:
+        self._parts.identity.require_active()
+        deadline_s = MODEL_WAIT_S if request.deadline_ms is None else request.deadline_ms / 1000.0
+        await self._parts.catalogue.wait_until_loaded(request.model, deadline_s)
         judged = self._judge(tenant, request, preview_interval_steps)
         if request.pin_ms is not None:
             inputs = take_inputs(judged.resolved.spec)[1]
@@ -257,6 +261,7 @@ class ImageApi:
         recorded = recorded_picture(await self._tenants.record(tenant, request.request_id))
         request = await self._parts.pins.with_kept_inputs(tenant, request)
         model, draw, plan = recorded.provenance.spec.model, random.random(), self._parts.dataplane.state.index
+        await self._parts.catalogue.wait_until_loaded(model, MODEL_WAIT_S)
         held = self._parts.catalogue.find(model)
         check_replayed_adapters(recorded.provenance.spec, self._parts.adapters)
         resolved = resolve_replay(request, recorded, held, self._limits, preview_interval_steps)

@@ -3,11 +3,12 @@
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from pentimento.domain.errors import NotFound, Unavailable
-from pentimento.domain.fleet import HeldModel, RegisteredDigest
+from pentimento.domain.fleet import HeldModel, PoolDemand, RegisteredDigest, ReplicaReport
 from pentimento.domain.image_request import ModelInfo
 
 logger = logging.getLogger(__name__)
@@ -16,6 +17,9 @@ logger = logging.getLogger(__name__)
 _SILENCE_S = 10.0
 # Characters of a name that are echoed to the client.
 _SHOWN_NAME_LENGTH = 80
+# Longest wait of a call for a model that no worker ever held, and the most such calls.
+MODEL_WAIT_S = 60.0
+MOST_WAITING = 256
 
 
 class Catalogue:
@@ -48,6 +52,8 @@ class Catalogue:
         self._worker_wait_s = worker_wait_s
         self._awaited: dict[str, float] = {}
         self._learnt = asyncio.Event()
+        # Calls that wait for a model which no worker ever held, by its name.
+        self.wanted: Counter[str] = Counter()
 
     def follow(self, registered: Iterable[RegisteredDigest], planned: Iterable[str] = ()) -> None:
         """Accept only the registered digests under their names, and forget models with others. `planned`: the names of
@@ -135,6 +141,25 @@ class Catalogue:
         while name not in self._models:
             await self._learnt.wait()
         return self._models[name]
+
+    async def wait_until_loaded(self, name: str, timeout_s: float) -> None:
+        """Wait until a worker has reported a model that the plan names and no worker ever held; return at once for
+        other models, at the time limit, and while too many calls wait. `wanted` has the model meanwhile."""
+        if name in self._models or name not in self._planned or sum(self.wanted.values()) >= MOST_WAITING:
+            return
+        self.wanted[name] += 1
+        try:
+            async with asyncio.timeout(min(timeout_s, MODEL_WAIT_S)):
+                await self.wait_for(name)
+        except TimeoutError:
+            pass  # `find` raises the error of an absent model
+        finally:
+            self.wanted[name] -= 1
+
+    def added_to(self, report: ReplicaReport) -> ReplicaReport:
+        """Return a frontdoor's report with the calls that wait for a model, so that a policy loads it."""
+        waiting = tuple(PoolDemand(name, queue_length=count) for name, count in sorted(self.wanted.items()) if count)
+        return replace(report, demand=(*report.demand, *waiting))
 
     async def wait_for_any(self) -> None:
         while not self._models:

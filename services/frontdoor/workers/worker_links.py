@@ -11,6 +11,7 @@ from pentimento.clients.worker import WorkerClient
 from pentimento.dataplane.events import Event, WorkerLost, WorkerReported
 from pentimento.domain.adapters import Adapter
 from pentimento.domain.backoff import Backoff
+from pentimento.domain.components import GB, HeldComponent, Tier
 from pentimento.domain.errors import Aborted, InvalidArgument, PentimentoError
 from pentimento.domain.execution import WorkerCredits
 from pentimento.domain.fleet import Capability
@@ -235,12 +236,21 @@ class LinkAdapters:
 
     def __init__(self) -> None:
         self._known: tuple[Adapter, ...] = ()
+        self._components: dict[str, HeldComponent] = {}
+        self._speeds: dict[Tier, float] = {}
         self._told: AdapterHoldings | None = None
 
     def hear(self, credits: WorkerCredits) -> None:
-        """Store the known adapters, which a worker reports first and after each change."""
+        """Store the known adapters, components and speeds, which a worker reports first and after each change."""
         if credits.known_adapters is not None:
             self._known = credits.known_adapters
+        if credits.all_components:
+            self._components = {}
+        self._components |= {one.digest: one for one in credits.component_changes}
+        for gone in [one for one in credits.component_changes if one.tier is Tier.STORE]:
+            del self._components[gone.digest]
+        if credits.tier_speeds:
+            self._speeds = {one.tier: one.seconds_per_gb for one in credits.tier_speeds}
 
     def tell_anew(self) -> None:
         """Report all holdings again at the next `news`."""
@@ -257,6 +267,12 @@ class LinkAdapters:
             credits.capabilities & ADAPTER_CAPABILITIES,
             frozenset(adapter.digest for adapter in self._known),
             frozenset(adapter.digest for adapter in resident_loras if adapter.name in resident),
+            {
+                one.digest: self._speeds[one.tier] * one.size_bytes / GB
+                for one in self._components.values()
+                if one.tier in self._speeds
+            },
+            self._speeds.get(Tier.STORE),
         )
         if holdings == self._told:
             return None

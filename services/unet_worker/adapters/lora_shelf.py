@@ -2,14 +2,17 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Collection
 from typing import Protocol
 
 from pentimento.diffusion.loras import Lora
 from pentimento.diffusion.loras.loading import LoadingLoras, LoraLoader
 from pentimento.domain.adapters import Adapter, RejectedAdapter
+from pentimento.domain.components import HeldComponent, Tier, TierSpeed
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import GenerationSpec, LoraSelection, Route
+from services.unet_worker.adapters.measured_loads import MeasuredLoads
 from services.unet_worker.adapters.uploaded_loras import UploadedLoras
 
 logger = logging.getLogger(__name__)
@@ -43,6 +46,7 @@ class LoraShelf:
         self._directory = directory
         self._uploaded = uploaded
         is_served = directory is not None or uploaded is not None
+        self._measured = MeasuredLoads()
         self._loader = LoraLoader(self._read, memory_bytes, arrived) if is_served else None
 
     @property
@@ -64,6 +68,16 @@ class LoraShelf:
         own = self._directory.names_of(digests) if self._directory is not None else ()
         named = (self._uploaded.name_of(digest) for digest in digests) if self._uploaded is not None else ()
         return (*own, *(name for name in named if name is not None and name not in own))
+
+    @property
+    def components(self) -> tuple[HeldComponent, ...]:
+        """Return the LoRAs loaded before with their tiers: host memory, or the disk that keeps them."""
+        return self._measured.components(self._loader.resident) if self._loader is not None else ()
+
+    @property
+    def speeds(self) -> tuple[TierSpeed, ...]:
+        """Return the measured speeds of the tiers."""
+        return self._measured.speeds
 
     @property
     def takes_uploaded(self) -> bool:
@@ -103,11 +117,18 @@ class LoraShelf:
             self._loader.close()
 
     def _read(self, digest: str) -> Lora:
-        """Read a LoRA, on the loader's threads."""
+        """Read a LoRA, on the loader's threads, and measure it."""
+        began_s = time.monotonic()
         if self._uploaded is not None and self._uploaded.name_of(digest) is not None:
-            return self._uploaded.read(digest)
-        assert self._directory is not None
-        return self._directory.read(digest)
+            tier = Tier.DISK if self._uploaded.is_kept(digest) else Tier.STORE
+            lora = self._uploaded.read(digest)
+            kept_in = Tier.DISK if self._uploaded.is_kept(digest) else Tier.STORE
+        else:
+            assert self._directory is not None
+            tier = kept_in = Tier.DISK
+            lora = self._directory.read(digest)
+        self._measured.note(digest, tier, lora.size_bytes, time.monotonic() - began_s, kept_in)
+        return lora
 
 
 def _say_if_failed(load: "asyncio.Future[Lora]") -> None:

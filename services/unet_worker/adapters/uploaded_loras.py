@@ -53,6 +53,10 @@ class UploadedLoras:
             name, reference = self._asked[digest]
         return lora_of(self._file(name, reference), self._base, self._dtype, digest)
 
+    def is_kept(self, digest: str) -> bool:
+        """Return whether the local disk has the component."""
+        return any(one.digest == digest for one in self._components.components())
+
     def _file(self, name: str, reference: ObjectReference) -> LoraFile:
         try:
             data, found = self._components.read(reference, self._remote)

@@ -1,12 +1,13 @@
 """Define the backend of a worker's attempts: a model on its device, or an emulated one. Imports no torch, so that an
 emulated worker starts without it."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pentimento.devices.choices import DeviceMemory
 from pentimento.domain.adapters import Adapter, RejectedAdapter
+from pentimento.domain.components import HeldComponent, TierSpeed
 from pentimento.domain.execution import ExecuteEvent
 from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.generation import GenerationSpec, NoiseForm
@@ -15,11 +16,14 @@ from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder
 
 @dataclass(frozen=True)
 class HeldAdapters:
-    """Hold the LoRAs that a device can use, the names of the loaded ones, and the rejected ones."""
+    """Hold the LoRAs that a device can use, the names of the loaded ones, and the rejected ones; the tiers of LoRAs
+    loaded before, and the measured speeds of the tiers."""
 
     known: tuple[Adapter, ...] = ()
     resident: tuple[str, ...] = ()
     rejected: tuple[RejectedAdapter, ...] = ()
+    components: tuple[HeldComponent, ...] = ()
+    speeds: tuple[TierSpeed, ...] = ()
 
     def has(self, name: str, digest: str) -> bool:
         """Return whether a LoRA with that name and digest is known."""
@@ -111,6 +115,10 @@ class PlannedBackend(DeviceBackend, Protocol):
     @property
     def unloadable(self) -> frozenset[str]:
         """Return the models that failed to load; this start of the worker does not try them again."""
+
+    @property
+    def load_s(self) -> Mapping[str, float]:
+        """Return the seconds of the last switch to each model that it has switched to."""
 
     def assign(self, name: str, max_batch: int) -> None:
         """Hold this model, in batches of at most `max_batch`, 0 for the most that fit. Requests that are here finish

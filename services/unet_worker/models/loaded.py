@@ -77,7 +77,7 @@ class LoadedModel:
         others = self.ip_adapters
         known, rejected = self.loras.adapters + others.adapters, self.loras.rejected + others.rejected
         resident = (*self.loras.resident_names, *(adapter.name for adapter in others.adapters))
-        return HeldAdapters(known, resident, rejected)
+        return HeldAdapters(known, resident, rejected, self.loras.components, self.loras.speeds)
 
     @property
     def device(self) -> str:

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import logging
 import signal
+import time
 from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -76,6 +77,7 @@ class ModelSwitch:
         self._changed = changed
         self._target = first.held.model
         self.unloadable = frozenset[str]()
+        self.load_s: dict[str, float] = {}
         self._max_batch = 0
         self._attempt_count = 0
         self._idle = asyncio.Event()
@@ -172,8 +174,10 @@ class ModelSwitch:
     async def _run_switch(self) -> None:
         try:
             await self._drain()
+            began_s = time.monotonic()
             between = await self._let_go()
             loaded = self._backend = await self._next(between)
+            self.load_s[loaded.held.model] = time.monotonic() - began_s
         except Exception:
             logger.exception("neither the new model nor the previous one can be loaded; this worker exits")
             signal.raise_signal(signal.SIGTERM)

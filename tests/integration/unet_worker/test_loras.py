@@ -20,6 +20,7 @@ from lab.fixtures.lora_files import random_factors, write_diffusers_lora, write_
 from pentimento.diffusion.families import load_model
 from pentimento.diffusion.loras import BaseLayers, Lora, layers_of
 from pentimento.domain.adapters import Adapter, AdapterKind
+from pentimento.domain.components import Tier
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound, PentimentoError, Unavailable
 from pentimento.domain.execution import AttemptResult
 from pentimento.domain.fleet import AdapterPlacement, Capability, Plan, WorkerAssignment
@@ -130,6 +131,9 @@ async def test_a_lora_of_the_object_store_paints_what_its_file_does(
     assert result.image_digest == expected.image_digest
     assert credits.capabilities >= {Capability.UPLOADED_LORA}
     assert credits.resident_components == (fetching.held.model, "mosaic")
+    assert [(one.digest, one.tier) for one in credits.component_changes] == [(reference.digest, Tier.HOST)]
+    assert credits.all_components and credits.component_changes[0].size_bytes > 0
+    assert [one.tier for one in credits.tier_speeds] == [Tier.STORE]
 
 
 def read_lora_bytes(adapters_dir: Path) -> bytes:

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from lab.workloads import Content, from_production_log, production_mix
-from lab.workloads.production import KATZ_A, KATZ_B, MLORA, Choice, Popularity, ProductionMix, choose
+from lab.workloads.production import KATZ_A, KATZ_B, MLORA, MLORA_DRIFTING, Choice, Popularity, ProductionMix, choose
 from lab.workloads.readers import ProductionRequest
 from pentimento.domain.errors import InvalidArgument
 
 COUNT = 6000
+LOG_COUNT, DAY_COUNT = 16_000, 1_000
 
 
 @cache
@@ -64,6 +65,39 @@ def test_lora_and_model_shares_are_the_printed_ones() -> None:
     models = Counter(choice.model for choice in made).most_common(5)
     assert models[0][1] / COUNT == pytest.approx(0.288, abs=0.03)
     assert sum(uses for _, uses in models) / COUNT == pytest.approx(0.704, abs=0.04)
+
+
+def test_drifting_mix_has_mloras_combinations() -> None:
+    logs = [choose(MLORA_DRIFTING, LOG_COUNT, np.random.default_rng(seed)) for seed in range(2)]
+    found = [statistics_of_log(log) for log in logs]
+    top, rare, loras, lost = np.mean(found, axis=0)
+
+    assert top == pytest.approx(0.732, abs=0.02)
+    assert rare == pytest.approx(0.893, abs=0.02)
+    assert loras == pytest.approx(0.80, abs=0.03)
+    assert 0.55 <= lost <= 0.75
+
+
+def statistics_of_log(log: list[Choice]) -> tuple[float, float, float, float]:
+    """Return the share of the top 50 combinations, that of combinations with fewer than five uses, that of the top 166
+    LoRAs, and the share of uses that a day's top eight LoRAs lose within three days."""
+    combinations = Counter((one.model, tuple(sorted(one.loras)), one.controlnets) for one in log)
+    loras = Counter(name for one in log for name in one.loras)
+    days = [
+        Counter(name for one in log[begin : begin + DAY_COUNT] for name in one.loras)
+        for begin in range(0, len(log), DAY_COUNT)
+    ]
+    before, after = 0, 0
+    for day, later in zip(days, days[3:], strict=False):
+        popular = day.most_common(8)
+        before += sum(uses for _, uses in popular)
+        after += sum(later[name] for name, _ in popular)
+    return (
+        sum(uses for _, uses in combinations.most_common(50)) / len(log),
+        share(uses < 5 for uses in combinations.values()),
+        sum(uses for _, uses in loras.most_common(166)) / loras.total(),
+        1.0 - after / before,
+    )
 
 
 def test_users_come_back_as_in_the_trace() -> None:

@@ -343,7 +343,7 @@ async def test_planner_policy_without_profiles_serves_resident_plan(name: str):
         ("heavy-0", "heavy"),
         ("light-0", "light"),
     ]
-    needs_none = ("resident", "resident-mixture")
+    needs_none = ("resident", "resident-mixture", "many-models")
     assert planner.plan.allocator == (name if name in needs_none else "resident")
     assert all("no profile" in note and "keep the models" in note for note in planner.plan.notes)
     assert bool(planner.plan.notes) == (name not in needs_none)

@@ -1,5 +1,7 @@
 """Requests with LoRAs and ControlNets go to workers that have them, and hold up nobody else."""
 
+from dataclasses import replace
+
 import pytest
 
 from pentimento.dataplane import DataplaneSettings, effects, events
@@ -93,6 +95,22 @@ def test_a_load_is_weighed_against_the_seconds_of_a_fuller_batch(load_s: float, 
     driver.worker("warm", holdings=holding("neon", resident=("neon",)), credit_count=2)
     assert started(driver.queue("first", work=10.0, needs=NEON)) == [("first", "warm")]
     driver.worker("cold", holdings=holding("neon"), credit_count=2)
+
+    assert started(driver.queue("second", work=10.0, needs=NEON)) == [("second", chosen)]
+
+
+@pytest.mark.parametrize(
+    ("measured_s", "chosen"),
+    [({"neon": 1.0}, "cold"), ({"neon": 5.0}, "warm"), ({}, "warm")],
+    ids=["1 s", "5 s", "not"],
+)
+def test_measured_load_seconds_of_a_worker_decide(measured_s: dict[str, float], chosen: str) -> None:
+    """Alone an image takes 10 s, beside another one 14 s each; a load that was not measured counts 9 s."""
+    driver = Driver(DataplaneSettings(adapter_load_s=9.0))
+    driver.profile("m", (1, 1.0), (2, 1.4))
+    driver.worker("warm", holdings=holding("neon", resident=("neon",)), credit_count=2)
+    assert started(driver.queue("first", work=10.0, needs=NEON)) == [("first", "warm")]
+    driver.worker("cold", holdings=replace(holding("neon"), load_s=measured_s), credit_count=2)
 
     assert started(driver.queue("second", work=10.0, needs=NEON)) == [("second", chosen)]
 

@@ -4,6 +4,7 @@ import pytest
 
 from lab.fixtures.held_models import HELD
 from pentimento.domain.adapters import Adapter, AdapterKind, RejectedAdapter
+from pentimento.domain.components import GB, HeldComponent, Tier, TierSpeed
 from pentimento.domain.execution import ControlNetEndpoint
 from pentimento.domain.fleet import AdapterPlacement, Capability
 from pentimento.domain.generation import ControlNetSelection, GenerationSpec, LoraSelection, ObjectReference, Scheduler
@@ -166,6 +167,23 @@ def test_the_dataplane_hears_what_a_worker_has_when_it_changes() -> None:
     second = link.news(replace(credits(), known_adapters=None, resident_components=("mosaic",)))
     assert second is not None and second.resident == {MOSAIC.digest}
     assert second.loras == first.loras
+
+
+def test_load_seconds_follow_reported_tiers_and_speeds() -> None:
+    link = LinkAdapters()
+    neon, ink = HeldComponent(NEON.digest, Tier.DISK, GB // 2), HeldComponent("sha256:ink", Tier.HOST, GB)
+    speeds = (TierSpeed(Tier.DISK, 2.0), TierSpeed(Tier.STORE, 16.0))
+
+    first = link.news(replace(credits(), component_changes=(neon, ink), all_components=True, tier_speeds=speeds))
+    moved = link.news(replace(credits(), component_changes=(replace(ink, tier=Tier.DISK),)))
+    gone = link.news(replace(credits(), component_changes=(replace(neon, tier=Tier.STORE),)))
+    again = link.news(replace(credits(), component_changes=(neon,), all_components=True))
+
+    # Nothing was measured of host memory.
+    assert first is not None and (first.load_s, first.store_s_per_gb) == ({NEON.digest: 1.0}, 16.0)
+    assert moved is not None and moved.load_s == {NEON.digest: 1.0, "sha256:ink": 2.0}
+    assert gone is not None and gone.load_s == {"sha256:ink": 2.0}
+    assert again is not None and again.load_s == {NEON.digest: 1.0}
 
 
 def test_of_uploaded_loras_the_dataplane_hears_which_a_worker_has_fetched() -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from lab.fixtures.held_models import HELD
 from pentimento.domain.errors import NotFound, Unavailable
-from pentimento.domain.fleet import RegisteredDigest
+from pentimento.domain.fleet import PoolDemand, RegisteredDigest, ReplicaReport
 from services.frontdoor.workers.catalogue import Catalogue
 from tests.support.logged import said_by
 
@@ -140,3 +140,42 @@ def test_under_a_registered_name_its_digest_alone_counts_whoever_came_first() ->
     catalogue.follow([])
     catalogue.learn(wrong)
     assert catalogue.find(HELD.model) == wrong
+
+
+async def test_call_waits_for_planned_model_and_asks_for_it() -> None:
+    catalogue = Catalogue("")
+    catalogue.follow((), ("tiny", "other"))
+    report = ReplicaReport("f", 1)
+
+    waiting = asyncio.ensure_future(catalogue.wait_until_loaded("tiny", 30.0))
+    await asyncio.sleep(0)
+    assert catalogue.added_to(report).demand == (PoolDemand("tiny", queue_length=1),)
+    catalogue.learn(HELD)
+    await waiting
+
+    assert catalogue.added_to(report) == report
+
+
+@pytest.mark.parametrize(("name", "timeout_s"), [("tiny", 30.0), ("strange", 30.0), ("other", 0.0)])
+async def test_call_waits_only_for_planned_unknown_models(name: str, timeout_s: float) -> None:
+    catalogue = Catalogue("")
+    catalogue.follow((), ("tiny", "other"))
+    catalogue.learn(HELD)
+
+    async with asyncio.timeout(5.0):
+        await catalogue.wait_until_loaded(name, timeout_s)
+
+    assert not catalogue.wanted.total()
+
+
+async def test_calls_beyond_the_limit_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.frontdoor.workers.catalogue.MOST_WAITING", 1)
+    catalogue = Catalogue("")
+    catalogue.follow((), ("tiny",))
+    waiting = asyncio.ensure_future(catalogue.wait_until_loaded("tiny", 30.0))
+    await asyncio.sleep(0)
+
+    async with asyncio.timeout(5.0):
+        await catalogue.wait_until_loaded("tiny", 30.0)
+
+    waiting.cancel()

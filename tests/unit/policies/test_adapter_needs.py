@@ -19,6 +19,7 @@ from pentimento.policies.adapter_needs import (
     can_paint,
     least_missed,
     load_count,
+    loading_s,
     needs_of,
 )
 
@@ -35,11 +36,12 @@ def test_needs_of_request_without_adapters_are_none() -> None:
 def test_needs_of_uploaded_lora_are_met_by_its_capability() -> None:
     both = frozenset({Capability.LORA, Capability.UPLOADED_LORA})
 
+    sizes = frozenset({("sha256:u", 7)})
     assert needs_of(replace(SPEC, loras=(NEON, STORED))) == AdapterNeeds(
-        both, frozenset({"sha256:n"}), frozenset({"sha256:u"})
+        both, frozenset({"sha256:n"}), frozenset({"sha256:u"}), sizes
     )
     needs = needs_of(replace(SPEC, loras=(STORED,)))
-    assert needs == AdapterNeeds(frozenset({Capability.UPLOADED_LORA}), uploaded=frozenset({"sha256:u"}))
+    assert needs == AdapterNeeds(frozenset({Capability.UPLOADED_LORA}), uploaded=frozenset({"sha256:u"}), sizes=sizes)
     assert can_paint(needs, AdapterHoldings(frozenset({Capability.UPLOADED_LORA})))
 
 
@@ -72,6 +74,21 @@ def test_load_count_leaves_out_resident_loras() -> None:
 
     assert [load_count(needs, holdings) for holdings in held] == [2, 1, 0]
     assert [load_count(uploaded, AdapterHoldings(resident=frozenset(one))) for one in ("", "u", "ua")] == [2, 1, 0]
+
+
+def test_loading_seconds_follow_tier_size_and_measurements() -> None:
+    needs = needs_of(replace(SPEC, loras=(NEON, STORED)))
+    disk_s = {"sha256:n": 0.2}
+    held = [
+        AdapterHoldings(),
+        AdapterHoldings(load_s=disk_s),
+        AdapterHoldings(load_s=disk_s, store_s_per_gb=1e8),
+        AdapterHoldings(load_s={**disk_s, "sha256:u": 0.1}, store_s_per_gb=1e8),
+        AdapterHoldings(resident=frozenset({"sha256:n", "sha256:u"}), load_s=disk_s),
+    ]
+
+    # The uploaded LoRA has 7 bytes: 0.7 s from that store.
+    assert [loading_s(needs, one, 2.0) for one in held] == pytest.approx([4.0, 2.2, 0.9, 0.3, 0.0])
 
 
 def kept(resident: str, known: str = "abc") -> AdapterHoldings:

@@ -110,6 +110,24 @@ def test_prefetch_popular_loras_on_workers_that_have_them() -> None:
     assert [one.prefetch for one in found.assignments] == [("lora-a", "lora-b"), ("lora-b",), ()]
 
 
+def test_prefetch_loras_used_with_the_workers_model() -> None:
+    def with_model(model: str, **uses: int) -> ModelDemand:
+        adapters = tuple(AdapterDemand(LORA, name, count) for name, count in uses.items())
+        return ModelDemand(model, 1.0, adapters=adapters)
+
+    workers = tuple(replica(name, ReplicaKind.UNET_WORKER, "ink", "neon", "oil") for name in ("w1", "w2"))
+    assignments = (WorkerAssignment("w1", "", "a", 1), WorkerAssignment("w2", "", "b", 1))
+    shares = AskedShares().seen((with_model("a", ink=100, neon=15, oil=14), with_model("b", oil=9)))
+    first = place_components(shares, workers, assignments)
+    # Of a, neon falls below the threshold and stays; ink falls far below oil and leaves.
+    later = place_components(first.shares.seen((with_model("a", ink=20),)), workers, assignments)
+    gone = place_components(later.shares.seen((with_model("a", oil=3_000),)), workers, assignments)
+
+    assert [one.prefetch for one in first.assignments] == [("ink", "neon"), ("oil",)]
+    assert [one.prefetch for one in later.assignments] == [("ink", "neon"), ("oil",)]
+    assert gone.assignments[0].prefetch == ("oil",)
+
+
 def test_prefetch_uploaded_loras_on_workers_that_fetch() -> None:
     own = replica("w1", ReplicaKind.UNET_WORKER, "lora-a")
     fetching = replace(own.replica, instance_id="w2", capabilities=frozenset({Capability.UPLOADED_LORA}))
@@ -190,7 +208,7 @@ def test_prefetch_eight_most_popular_loras() -> None:
     found = place_components(shares, (worker,), (WorkerAssignment("w1", "", "m", 1),))
 
     assert found.assignments[0].prefetch == tuple(names[2:])
-    assert found.shares.placed == {(LORA, name): 1 for name in names[2:]}
+    assert found.shares.ahead == {("m", name) for name in names[2:]}
     assert found.components == ()
 
 

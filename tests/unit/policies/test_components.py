@@ -2,8 +2,8 @@
 
 import pytest
 
-from pentimento.domain.components import ComponentRule, Loadable, victims
-from pentimento.policies.components import FadingUses, Gdsf
+from pentimento.domain.components import ComponentRule, Loadable, admits, victims
+from pentimento.policies.components import FadingUses, Utility
 
 
 def component(name: str, memory_bytes: int = 10, load_s: float = 1.0) -> Loadable:
@@ -39,22 +39,30 @@ def test_fading_uses_weights_stay_finite() -> None:
     ],
     ids=["more uses", "dearer to load", "smaller"],
 )
-def test_gdsf_prefers_more_saved_seconds_per_byte(one: Loadable, uses: int, other: Loadable) -> None:
-    rule = Gdsf()
+def test_utility_prefers_more_saved_seconds_per_byte(one: Loadable, uses: int, other: Loadable) -> None:
+    rule = Utility()
     used(rule, *[one] * uses, other)
 
-    assert rule.worth(one, 0.0) > rule.worth(other, 0.0)
+    assert rule.worth(one, 2.0) > rule.worth(other, 2.0)
 
 
-def test_gdsf_new_components_pass_unused_ones() -> None:
-    rule = Gdsf()
-    used(rule, *[component("old")] * 3)
-    for name in ("x", "y", "z"):
-        used(rule, component(name))
-        rule.note_eviction(component(name), 0.0)
-    used(rule, component("new"))
+def test_utility_of_ten_uses_ages_to_one() -> None:
+    rule = Utility(aging_per_hour=9.0)
+    for _ in range(10):
+        rule.note_use(component("old"), 0.0)
+    rule.note_use(component("new"), 3600.0)
 
-    assert rule.worth(component("new"), 0.0) > rule.worth(component("old"), 0.0)
+    assert rule.worth(component("old"), 3600.0) == pytest.approx(rule.worth(component("new"), 3600.0))
+
+
+def test_newcomer_of_less_worth_is_not_admitted() -> None:
+    rule = Utility()
+    popular, newcomer = component("popular", 20, 2.0), component("newcomer", 10, 1.5)
+    used(rule, popular, popular, newcomer)
+
+    assert not admits(rule, newcomer, [popular], 2.0)
+    rule.note_use(newcomer, 3600.0)
+    assert admits(rule, newcomer, [popular], 3600.0)
 
 
 def test_victims_leaves_what_need_not_go() -> None:

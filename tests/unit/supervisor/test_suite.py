@@ -200,6 +200,18 @@ def test_the_number_of_embedders_controlnet_services_and_workers_may_change(tmp_
     }
 
 
+def test_many_models_share_workers_that_hold_any(tmp_path: Path) -> None:
+    models = tuple(ModelDirectory(name, Path(f"/{name}")) for name in "abc")
+    settings = SuiteSettings(models, Path("/encoder"), copies=2, policy="many-models")
+    suite = plan_suite(settings, StateDirectory(tmp_path))
+
+    assert [spec.name for group in suite.groups if group.name == "unet_worker" for spec in group.specs] == [
+        "a-0",
+        "b-1",
+    ]
+    assert flags_of(suite, "b-1")["--other-models"] == "/a,/c"
+
+
 def test_frontdoor_gets_pipelining_mode_and_profiles(tmp_path: Path) -> None:
     models = (ModelDirectory("tiny", Path("/tiny")),)
     settings = SuiteSettings(

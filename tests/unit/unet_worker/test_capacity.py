@@ -3,10 +3,12 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 
 import pytest
 
 from pentimento.domain.adapters import Adapter, AdapterKind
+from pentimento.domain.components import HeldComponent, Tier, TierSpeed
 from pentimento.domain.errors import Aborted
 from pentimento.domain.execution import WorkerCredits
 from pentimento.service import credits
@@ -63,6 +65,31 @@ async def test_adapters_are_told_once_and_when_they_change() -> None:
     assert [await told(watcher), await told(watcher)] == [(), None]
     known = (neon,)
     assert [await told(watcher), await told(later)] == [(neon,), (neon,)]
+
+
+async def test_components_are_sent_whole_once_and_then_as_changes() -> None:
+    neon, ink = (HeldComponent(f"sha256:{name}", Tier.DISK, 10) for name in ("neon", "ink"))
+    held, speeds = [neon], (TierSpeed(Tier.DISK, 2.0),)
+    news = CreditNews()
+
+    def snapshot() -> WorkerCredits:
+        changes = tuple(held)
+        return WorkerCredits("w", HELD, 1, component_changes=changes, all_components=True, tier_speeds=speeds)
+
+    watcher = credit_messages(news, snapshot, lambda: None)
+
+    async def sent() -> tuple[tuple[HeldComponent, ...], bool, tuple[TierSpeed, ...]]:
+        news.changed()
+        one = await anext(watcher)
+        return one.component_changes, one.all_components, one.tier_speeds
+
+    assert await sent() == ((neon,), True, speeds)
+    assert await sent() == ((), False, ())
+    held.append(ink)
+    assert await sent() == ((ink,), False, ())
+    held[:] = [replace(ink, tier=Tier.HOST)]
+    speeds = (TierSpeed(Tier.DISK, 3.0),)
+    assert await sent() == ((replace(ink, tier=Tier.HOST), replace(neon, tier=Tier.STORE)), False, speeds)
 
 
 async def test_what_the_check_raises_ends_the_stream() -> None:

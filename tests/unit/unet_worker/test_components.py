@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from pentimento.cli import cli
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
-from pentimento.policies.components import Gdsf
+from pentimento.policies.components import Utility
 from pentimento.stores.components import ComponentStore, ObjectRemote
 from pentimento.stores.objects import open_objects
 from services.unet_worker.components import listed
@@ -17,7 +17,7 @@ from services.unet_worker.settings import ComponentAction, ComponentsSettings
 
 def test_components_are_listed_pinned_and_dropped(tmp_path: Path) -> None:
     objects = open_objects(f"file://{tmp_path / 'objects'}")
-    store, remote = ComponentStore(tmp_path / "components", 2**20, 0, Gdsf), ObjectRemote(objects)
+    store, remote = ComponentStore(tmp_path / "components", 2**20, 0, Utility), ObjectRemote(objects)
     one, two = (objects.put(name, name.encode()) for name in ("one", "two"))
     for reference in (one, two):
         store.read(reference, remote)

@@ -13,7 +13,7 @@ from lab.fixtures.lora_files import write_tensors
 from pentimento.diffusion.loras import BadLora, BaseLayers, Lora
 from pentimento.domain.adapters import Adapter, AdapterKind
 from pentimento.domain.generation import LoraSelection, ObjectReference
-from pentimento.policies.components import Gdsf
+from pentimento.policies.components import Utility
 from pentimento.stores.components import ComponentStore
 from pentimento.stores.errors import ObjectMissing
 from pentimento.stores.objects import ObjectStore, open_objects
@@ -39,7 +39,7 @@ def stored(objects: ObjectStore, folder: Path, value: float, module: str = "proj
 
 
 def uploaded(objects: ObjectStore, folder: Path, max_bytes: int = 1 << 20) -> UploadedLoras:
-    components = ComponentStore(folder / "components", max_bytes, 0, Gdsf)
+    components = ComponentStore(folder / "components", max_bytes, 0, Utility)
     return UploadedLoras(components, objects, BASE, torch.float32)
 
 

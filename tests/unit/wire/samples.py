@@ -2,6 +2,7 @@
 
 from pentimento.domain.adapters import Adapter, AdapterKind, RejectedAdapter
 from pentimento.domain.cache import CacheScope
+from pentimento.domain.components import HeldComponent, Tier, TierSpeed
 from pentimento.domain.execution import AttemptResult, RunningAttempt, Started, StepProgress, WorkerCredits
 from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.generation import (
@@ -197,6 +198,9 @@ SAMPLES = {
         (ADAPTER,),
         2,
         (RejectedAdapter("bad", AdapterKind.LORA, "BAD_LORA", "why"),),
+        (HeldComponent(DIGEST, Tier.HOST, 7_000),),
+        True,
+        (TierSpeed(Tier.DISK, 1.5),),
     ),
     "started": Started("worker-0", 12, 50),
     "step": StepProgress(13, 50, b"png"),

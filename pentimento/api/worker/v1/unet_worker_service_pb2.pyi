@@ -56,6 +56,30 @@ CAPABILITY_UPLOADED_LORA: Capability.ValueType  # 9
 CAPABILITY_IP_ADAPTER: Capability.ValueType  # 10
 Global___Capability: _TypeAlias = Capability  # noqa: Y015
 
+class _Tier:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TierEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Tier.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TIER_UNSPECIFIED: _Tier.ValueType  # 0
+    TIER_DEVICE: _Tier.ValueType  # 1
+    TIER_HOST: _Tier.ValueType  # 2
+    TIER_DISK: _Tier.ValueType  # 3
+    TIER_STORE: _Tier.ValueType  # 4
+    """The remote object store: the worker does not hold the component."""
+
+class Tier(_Tier, metaclass=_TierEnumTypeWrapper):
+    """A place of components, the fastest first."""
+
+TIER_UNSPECIFIED: Tier.ValueType  # 0
+TIER_DEVICE: Tier.ValueType  # 1
+TIER_HOST: Tier.ValueType  # 2
+TIER_DISK: Tier.ValueType  # 3
+TIER_STORE: Tier.ValueType  # 4
+"""The remote object store: the worker does not hold the component."""
+Global___Tier: _TypeAlias = Tier  # noqa: Y015
+
 class _GuidanceHalf:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -188,6 +212,9 @@ class WatchCreditsResponse(_message.Message):
     KNOWN_ADAPTERS_FIELD_NUMBER: _builtins.int
     PREPARING_COUNT_FIELD_NUMBER: _builtins.int
     REJECTED_ADAPTERS_FIELD_NUMBER: _builtins.int
+    COMPONENT_CHANGES_FIELD_NUMBER: _builtins.int
+    ALL_COMPONENTS_FIELD_NUMBER: _builtins.int
+    TIER_SPEEDS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     credit_count: _builtins.int
     """Attempts of this frontdoor that the worker is ready to hold at once, including running ones without attempts that have
@@ -202,6 +229,8 @@ class WatchCreditsResponse(_message.Message):
     """As many more with images of their own, which hold no credit until they have started. 0: those hold one from the
     beginning.
     """
+    all_components: _builtins.bool
+    """`component_changes` are all components that it holds, as in a stream's first message."""
     @_builtins.property
     def held(self) -> Global___HeldModel: ...
     @_builtins.property
@@ -220,6 +249,14 @@ class WatchCreditsResponse(_message.Message):
     def rejected_adapters(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.RejectedAdapter]:
         """LoRAs that it found and cannot use with the model that it holds; sent with `known_adapters`."""
 
+    @_builtins.property
+    def component_changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldComponent]:
+        """Components with another tier than in the stream's last message."""
+
+    @_builtins.property
+    def tier_speeds(self) -> _containers.RepeatedCompositeFieldContainer[Global___TierSpeed]:
+        """In a stream's first message and in one where they changed; empty: unchanged."""
+
     def __init__(
         self,
         *,
@@ -236,16 +273,69 @@ class WatchCreditsResponse(_message.Message):
         known_adapters: Global___KnownAdapters | None = ...,
         preparing_count: _builtins.int = ...,
         rejected_adapters: _abc.Iterable[_generation_pb2.RejectedAdapter] | None = ...,
+        component_changes: _abc.Iterable[Global___HeldComponent] | None = ...,
+        all_components: _builtins.bool = ...,
+        tier_speeds: _abc.Iterable[Global___TierSpeed] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_known_adapters", b"_known_adapters", "held", b"held", "known_adapters", b"known_adapters"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_known_adapters", b"_known_adapters", "attempts", b"attempts", "capabilities", b"capabilities", "credit_count", b"credit_count", "draining", b"draining", "held", b"held", "known_adapters", b"known_adapters", "preparing_count", b"preparing_count", "queued_count", b"queued_count", "rejected_adapters", b"rejected_adapters", "reserve_count", b"reserve_count", "resident_components", b"resident_components", "running_count", b"running_count", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_known_adapters", b"_known_adapters", "all_components", b"all_components", "attempts", b"attempts", "capabilities", b"capabilities", "component_changes", b"component_changes", "credit_count", b"credit_count", "draining", b"draining", "held", b"held", "known_adapters", b"known_adapters", "preparing_count", b"preparing_count", "queued_count", b"queued_count", "rejected_adapters", b"rejected_adapters", "reserve_count", b"reserve_count", "resident_components", b"resident_components", "running_count", b"running_count", "tier_speeds", b"tier_speeds", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__known_adapters: _TypeAlias = _typing.Literal["known_adapters"]  # noqa: Y015
     _WhichOneofArgType__known_adapters: _TypeAlias = _typing.Literal["_known_adapters", b"_known_adapters"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__known_adapters) -> _WhichOneofReturnType__known_adapters | None: ...
 
 Global___WatchCreditsResponse: _TypeAlias = WatchCreditsResponse  # noqa: Y015
+
+@_typing.final
+class HeldComponent(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: _builtins.int
+    TIER_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    digest: _builtins.str
+    """"sha256:<hex>" """
+    tier: Global___Tier.ValueType
+    """The fastest one that has it."""
+    size_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        digest: _builtins.str = ...,
+        tier: Global___Tier.ValueType = ...,
+        size_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "size_bytes", b"size_bytes", "tier", b"tier"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldComponent: _TypeAlias = HeldComponent  # noqa: Y015
+
+@_typing.final
+class TierSpeed(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIER_FIELD_NUMBER: _builtins.int
+    SECONDS_PER_GB_FIELD_NUMBER: _builtins.int
+    tier: Global___Tier.ValueType
+    seconds_per_gb: _builtins.float
+    """As the worker measured."""
+    def __init__(
+        self,
+        *,
+        tier: Global___Tier.ValueType = ...,
+        seconds_per_gb: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["seconds_per_gb", b"seconds_per_gb", "tier", b"tier"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TierSpeed: _TypeAlias = TierSpeed  # noqa: Y015
 
 @_typing.final
 class KnownAdapters(_message.Message):

@@ -38,12 +38,18 @@ HEAVY_ONLY, LIGHT_ONLY, CASCADE, MIXTURE = "heavy only", "light only", "cascade"
 @dataclass(frozen=True)
 class Component:
     """Describe a model or ControlNet that a device can hold. `costs`: of batches, by kind of device. `load_s`: seconds
-    until it serves. `wait_s`: seconds that its requests wait for their batch."""
+    until it serves on the slowest kind, `loads_s` on others. `wait_s`: seconds that its requests wait for their
+    batch."""
 
     name: str
     costs: Mapping[str, tuple[BatchCost, ...]]
     load_s: float = 0.0
     wait_s: float = 0.0
+    loads_s: Mapping[str, float] = field(default_factory=dict)
+
+    def load_s_on(self, kind: str) -> float:
+        """Return the seconds until it serves on a device of that kind."""
+        return self.loads_s.get(kind, self.load_s)
 
 
 @dataclass(frozen=True)

@@ -145,7 +145,7 @@ class AllocationProgram:
                 terms[pool].append((rate, work))
         for pool, own in terms.items():
             throughput = self._pools[pool].throughput
-            lost = min(self._components[pool.component].load_s / self._problem.horizon_s, 1.0)
+            lost = min(self._components[pool.component].load_s_on(pool.kind) / self._problem.horizon_s, 1.0)
             own += [(self._units[pool], throughput), (self._new[pool], -lost * throughput)]
             if pool in aside:
                 own.append((aside[pool], -1.0))

@@ -55,6 +55,7 @@ def components_of(
     for model in dict.fromkeys(name for name in (settings.heavy, settings.light, *settings.small_models) if name):
         costs: dict[str, tuple[BatchCost, ...]] = {}
         profiled: list[AllocationProfile] = []
+        loads_s: dict[str, float] = {}
         for kind, workers in kinds.items():
             own, why = _profiles(context, model, workers)
             if own:
@@ -62,14 +63,20 @@ def components_of(
                 joins = all(Capability.STEP_BATCHING in worker.capabilities for worker in workers)
                 costs[kind] = tuple(_cost(profile, joins) for profile in sizes)
                 profiled += own
+                loads_s[kind] = max(_load_s(worker, own) for worker in workers)
             elif why:
                 notes.append(f"{model} is not planned on {workers[0].device or 'its devices'}: {why}")
         if costs:
             wait_s = max(profile.finish_s for profile in profiled)
             wait_s += scored_s if model == settings.light else 0.0
-            load_s = max(profile.load_s for profile in profiled)
-            components.append(Component(model, costs, load_s, wait_s))
+            components.append(Component(model, costs, max(loads_s.values()), wait_s, loads_s))
     return components, notes
+
+
+def _load_s(worker: Replica, profiles: Sequence[AllocationProfile]) -> float:
+    """Return the seconds of the worker's own last load of the profiles' model, else the longest of the profiles."""
+    own = next((cost.load_s for cost in worker.costs if cost.model == profiles[0].model), 0.0)
+    return own or max(profile.load_s for profile in profiles)
 
 
 def _cost(profile: AllocationProfile, joins: bool) -> BatchCost:

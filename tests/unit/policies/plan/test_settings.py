@@ -11,6 +11,7 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import POLICY_NAMES
 from pentimento.policies.plan.inputs import Policy, hold_resident
 from pentimento.policies.plan.joint.policy import JointPolicy
+from pentimento.policies.plan.many_models import ManyModels
 from pentimento.policies.plan.mixture import MixturePolicy, ResidentMixture
 from pentimento.policies.plan.registry import SERVING_POLICIES, CacheUse
 from pentimento.policies.plan.settings import DeferralCurve, ServingSettings
@@ -26,6 +27,7 @@ WHAT_THEY_NEED = {
     "modm": {"heavy", "small_models"},
     "resident-mixture": {"heavy", "small_models"},
     "joint": {"heavy", "small_models", "slo_s"},
+    "many-models": set[str](),
 }
 # Cache, its rule, whether hits are cached, late ones dropped, batches planned.
 WHAT_THEY_ARE = {
@@ -34,6 +36,7 @@ WHAT_THEY_ARE = {
     "modm": (CacheUse.IMAGES, "fifo", True, False, True),
     "resident-mixture": (CacheUse.BOTH, "fifo", True, False, False),
     "joint": (CacheUse.BOTH, "lcbfu", False, True, True),
+    "many-models": (CacheUse.NONE, "fifo", True, True, False),
 }
 
 
@@ -180,6 +183,7 @@ def test_settings_defaults_follow_papers() -> None:
         ("modm", MixturePolicy(FULL, 0.9)),
         ("resident-mixture", ResidentMixture(FULL)),
         ("joint", JointPolicy(FULL)),
+        ("many-models", ManyModels(FULL)),
     ],
 )
 def test_policy_has_allocator_of_its_system(name: str, allocator: Policy) -> None:

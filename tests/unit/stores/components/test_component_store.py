@@ -16,7 +16,7 @@ from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import ObjectReference
 from pentimento.files import file_sums
 from pentimento.files.file_sums import CorruptComponent, FileSum, SumInProgress
-from pentimento.policies.components import Gdsf
+from pentimento.policies.components import Utility
 from pentimento.stores.components import ComponentStore, ObjectRemote
 from pentimento.stores.components.remote import put_sums
 from pentimento.stores.errors import ObjectCorrupt, StoreFull, StoreUnavailable
@@ -69,7 +69,7 @@ def registered(objects: ObjectStore, data: bytes, key: str = "adapters/one") -> 
 
 
 def opened(folder: Path, disk_bytes: int = 4 * SIZE) -> ComponentStore:
-    return ComponentStore(folder / "components", disk_bytes, 0, Gdsf)
+    return ComponentStore(folder / "components", disk_bytes, 0, Utility)
 
 
 def names(folder: Path, part: str) -> list[str]:
@@ -233,7 +233,7 @@ KILLED = """
 import os, sys
 from pathlib import Path
 from pentimento.domain.generation import ObjectReference
-from pentimento.policies.components import Gdsf
+from pentimento.policies.components import Utility
 from pentimento.stores.components import ComponentStore, ObjectRemote
 from pentimento.stores.objects import open_objects
 folder, steps = Path(sys.argv[1]), int(sys.argv[2])
@@ -246,7 +246,7 @@ def counted(call):
         return call(*arguments, **options)
     return called
 remote = ObjectRemote(open_objects(f"file://{folder / 'objects'}"))
-store = ComponentStore(folder / "components", 5000, 0, Gdsf)
+store = ComponentStore(folder / "components", 5000, 0, Utility)
 for name in ("pwrite", "rename", "replace", "unlink", "ftruncate", "open"):
     setattr(os, name, counted(getattr(os, name)))
 for line in sys.stdin.read().splitlines():

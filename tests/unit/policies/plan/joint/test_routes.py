@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pentimento.domain.fleet import Capability, Replica, ReplicaKind
+from pentimento.domain.fleet import Capability, ModelCost, Replica, ReplicaKind
 from pentimento.domain.models import Handover
 from pentimento.policies.plan.costs import BatchCost
 from pentimento.policies.plan.entry import IMAGE, LATENT, NOISE
@@ -203,6 +203,18 @@ def costs_of(found: list[Component]) -> dict[str, dict[str, tuple[BatchCost, ...
     return {component.name: dict(component.costs) for component in found}
 
 
+def test_last_load_of_a_worker_replaces_profiles_load() -> None:
+    profiles = (AllocationProfile("heavy", "", 1, 2.0, 0, load_s=4.0),)
+    views = (worker("a"), worker("b"))
+    slow, quick = (
+        replace(one, costs=(ModelCost("heavy", ((1, 2.0),), load_s=load_s),))
+        for one, load_s in zip(views, (6.0, 1.0), strict=True)
+    )
+    asked = [context(*views, profiles=profiles), context(slow, quick, profiles=profiles)]
+
+    assert [components_of(one, SETTINGS, kinds_of(one))[0][0].load_s for one in asked] == [4.0, 6.0]
+
+
 def test_components_costs_are_by_kind_of_device() -> None:
     """What was measured on any device counts where nothing slower was on its own kind."""
     there = (
@@ -225,6 +237,7 @@ def test_components_costs_are_by_kind_of_device() -> None:
         "light": {big: (BatchCost(1, 0.5, 0.5),), small: (BatchCost(1, 0.5, 0.5),)},
     }
     assert [(one.load_s, one.wait_s) for one in found] == [(9.0, 0.25), (0.0, 0.5625)]
+    assert [(one.load_s_on(big), one.load_s_on(small)) for one in found] == [(4.0, 9.0), (0.0, 0.0)]
     assert notes == []
 
 

@@ -1,0 +1,172 @@
+"""Serve 30 models on four live workers: the policy `many-models` against LRU in turn and fixed shares of the models.
+
+    python -m benchmarks.many_models
+
+Emulated workers behind `pentimento up --emulate --policy NAME`: an image takes half a second alone, less in a batch of
+up to four; a load takes 0.5 to 2 s, by the model's size. Popularity follows Zipf's law with exponent 1. Every suite
+gets the same Poisson arrivals, at 50 and 80 % of the images that the workers generate one at a time without loading.
+An image is in time within 8 s. Deadlines are 60 s, so that late images come too; a request without an image counts
+with 60 s. The controller plans every half second, by reports that come as often. The first 20 s do not count.
+
+`lru-models` loads a waiting model on the worker with the least recently used one, or on the next worker in turn;
+`fixed-shares` gives each worker a fixed share of the models, which it holds in turn. Intervals come from blocks of five
+seconds, resampled with replacement.
+"""
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import quantiles
+
+import numpy as np
+
+from benchmarks.suites.emulated import PROMPTS, clients_of, emulated_suite, played
+from lab.runs import RequestRecord
+from lab.runs.measure import Figure, Options, Target, at_least, at_most, informative, measured, parse_options, publish
+from lab.workloads import Content, SloClass, Workload, poisson
+
+MODELS, WORKERS, BATCH = 30, 4, 4
+LATENCY_S = {1: 0.5, 2: 0.8, 4: 1.4}
+LOADS = (0.5, 0.8)
+SLO_S, DEADLINE_S, SETTLING_S, BLOCK_S = 8.0, 60.0, 20.0, 5.0
+OURS, OTHERS = "many-models", ("lru-models", "fixed-shares")
+# The suite finds the baselines as another distribution's plug-ins.
+PLUGIN = """[pentimento.policies]
+lru-models = lab.planners.many_models:lru_models
+fixed-shares = lab.planners.many_models:fixed_shares
+"""
+SETTINGS = "[controller]\nplan_interval_s = 0.5\nlease_s = 2.0\n"
+
+Blocks = Mapping[int, Sequence[RequestRecord]]
+
+
+def name_of(rank: int) -> str:
+    return f"model-{rank:02d}"
+
+
+def load_s(rank: int) -> float:
+    """Return the load seconds of a model, 0.5 to 2.0; popularity does not depend on them."""
+    return 0.5 + 1.5 * (rank * 7 % MODELS) / (MODELS - 1)
+
+
+def fleet_text() -> str:
+    latency = ", ".join(f"{size} = {seconds}" for size, seconds in LATENCY_S.items())
+    models = [
+        f'[[models]]\nname = "{name_of(rank)}"\nsteps = 10\nguidance_scale = 1.0\nquality = 0.5\n'
+        f"latency_s = {{ {latency} }}\nload_s = {load_s(rank):.2f}\n"
+        for rank in range(MODELS)
+    ]
+    names = [name_of(rank) for rank in range(MODELS)]
+    groups = [
+        # Each begins with another model.
+        f'[[devices]]\nname = "w{number}"\ncount = 1\nmax_batch = {BATCH}\n'
+        f"models = {[*names[number:], *names[:number]]}\n".replace("'", '"')
+        for number in range(WORKERS)
+    ]
+    return "\n".join(['seed = 1\nbatching = "steps"\n', *models, *groups])
+
+
+def requests_of(load: float, seconds: float) -> Workload:
+    """Return the arrivals at a share of the capacity without loading."""
+    rng = np.random.default_rng(3)
+    content = Content(prompts=PROMPTS, slo_classes=(SloClass("standard", DEADLINE_S),), steps=10)
+    plain = poisson(load * WORKERS / LATENCY_S[1], SETTLING_S + seconds, rng, content)
+    weights = 1.0 / np.arange(1, MODELS + 1)
+    ranks = rng.choice(MODELS, size=len(plain.arrivals), p=weights / weights.sum())
+    arrivals = (replace(one, model=name_of(rank)) for one, rank in zip(plain.arrivals, ranks, strict=True))
+    return replace(plain, arrivals=tuple(arrivals))
+
+
+def write_files(folder: Path) -> None:
+    """Write the fleet, the controller's settings, and a distribution with the baselines."""
+    (folder / "fleet.toml").write_text(fleet_text())
+    (folder / "settings.toml").write_text(SETTINGS)
+    plugin = folder / "many_models_baselines-0.dist-info"
+    plugin.mkdir()
+    (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: many-models-baselines\nVersion: 0\n")
+    (plugin / "entry_points.txt").write_text(PLUGIN)
+
+
+def play(folder: Path, policy: str, workload: Workload) -> list[RequestRecord]:
+    """Return the counted requests of a new suite with that policy."""
+
+    async def load(suite: object) -> list[RequestRecord]:
+        async with clients_of(suite, {"": ""}) as clients:  # type: ignore[arg-type]
+            return await played(workload, clients)
+
+    flags = ("--policy", policy, "--config", str(folder / "settings.toml"))
+    with emulated_suite(folder / "fleet.toml", flags, {"PYTHONPATH": str(folder)}) as suite:
+        records = asyncio.run(load(suite))
+    return [one for one in records if one.arrived_s >= SETTLING_S]
+
+
+def blocks_of(records: Sequence[RequestRecord]) -> Blocks:
+    blocks: dict[int, list[RequestRecord]] = {}
+    for record in records:
+        blocks.setdefault(int(record.arrived_s / BLOCK_S), []).append(record)
+    return blocks
+
+
+def in_time(records: Sequence[RequestRecord]) -> float:
+    return sum(latency_s(one) <= SLO_S for one in records) / len(records)
+
+
+def latency_s(record: RequestRecord) -> float:
+    return record.latency_s if record.outcome.answered else DEADLINE_S
+
+
+def percentile(percent: int) -> Callable[[Sequence[RequestRecord]], float]:
+    def of(records: Sequence[RequestRecord]) -> float:
+        return quantiles(map(latency_s, records), n=100)[percent - 1]
+
+    return of
+
+
+def ratio(
+    name: str, ours: Blocks, theirs: Blocks, statistic: Callable[[Sequence[RequestRecord]], float], target: Target
+) -> Figure:
+    """Return our statistic over theirs; samples are pairs of blocks."""
+
+    def of(pairs: Sequence[tuple[Sequence[RequestRecord], Sequence[RequestRecord]]]) -> float:
+        sides = ([one for block in side for one in block] for side in zip(*pairs, strict=True))
+        own, other = (statistic(side) for side in sides)
+        return own / max(other, 1e-9)
+
+    return measured(name, [(ours[at], theirs[at]) for at in ours.keys() & theirs.keys()], of, target)
+
+
+def figures_of(load: float, records: Mapping[str, Sequence[RequestRecord]]) -> list[Figure]:
+    found = []
+    blocks = {name: blocks_of(side) for name, side in records.items()}
+    for other in OTHERS:
+        name = f"at {load:.0%}: {OURS} ÷ {other}, "
+        found.append(ratio(f"{name}images in time", blocks[OURS], blocks[other], in_time, at_least(1.5)))
+        found.append(ratio(f"{name}p99", blocks[OURS], blocks[other], percentile(99), at_most(0.6)))
+    for side, of_side in records.items():
+        name = f"at {load:.0%}: {side}, "
+        found.append(Figure(f"{name}share in time", in_time(of_side), informative(), len(of_side)))
+        for percent in (50, 99):
+            found.append(Figure(f"{name}p{percent}", percentile(percent)(of_side), informative("s"), len(of_side)))
+    return found
+
+
+def run(options: Options) -> int:
+    seconds = 20.0 if options.quick else 60.0
+    figures = []
+    with tempfile.TemporaryDirectory() as folder:
+        write_files(Path(folder))
+        for load in LOADS:
+            workload = requests_of(load, seconds)
+            records = {side: play(Path(folder), side, workload) for side in (OURS, *OTHERS)}
+            for figure in (of_load := figures_of(load, records)):
+                print(figure.line(), flush=True)
+            figures += of_load
+    figures.sort(key=lambda figure: figure.target.limit is None)
+    notes = {"models": MODELS, "workers": WORKERS, "in_time_s": SLO_S, "seconds_each": seconds}
+    return publish(options, figures, notes=notes)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(parse_options("many_models", __doc__)))
