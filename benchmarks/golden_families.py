@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,7 +24,8 @@ from lab.fixtures.checkpoints import (
     write_xl_checkpoint,
 )
 from lab.fixtures.diffusers_reference import Case, DiffusersReference
-from lab.fixtures.flow_checkpoints import write_flux_checkpoint, write_z_image_checkpoint
+from lab.fixtures.flow_checkpoints import write_flux_checkpoint, write_qwen_image_checkpoint, write_z_image_checkpoint
+from lab.fixtures.sana_checkpoints import write_sana_checkpoint
 from lab.fixtures.worker_process import worker_process
 from lab.fixtures.worker_under_test import WorkerUnderTest, await_serving, difference
 from lab.runs.measure import Figure, Notes, Options, at_most, measured, parse_options, publish
@@ -35,6 +37,7 @@ TARGET = at_most(1e-4)
 Compared = list[tuple[Case, float | None]]
 PROMPTS = ("a red circle above a blue square", "three small green stars", "")
 NEGATIVE_PROMPTS = ("", "blurred", "a circle")
+STRENGTHS = (0.3, 0.8, 1.0)
 
 RANDOM_CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
     "random-sd-epsilon": lambda path: write_checkpoint(path, beta_schedule="scaled_linear", vae="kl"),
@@ -45,24 +48,38 @@ RANDOM_CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
     "random-flux-dev": lambda path: write_flux_checkpoint(path, size=(24, 40)),
     "random-flux-schnell": lambda path: write_flux_checkpoint(path, takes_scale=False),
     "random-z-image": write_z_image_checkpoint,
+    "random-qwen-image": write_qwen_image_checkpoint,
+    "random-sana": write_sana_checkpoint,
+    "random-sana-sprint": lambda path: write_sana_checkpoint(path, is_sprint=True),
     "random-sd3-t5": lambda path: write_flow_checkpoint(path, t5=True, max_sequence_length=12, dual_layers=(0,)),
 }
 
 
 def all_cases(schedulers: Sequence[Scheduler], quick: bool) -> list[Case]:
-    """Return every scheduler with no, moderate and strong guidance, with and without negative prompts, both lengths."""
-    steps, guidances = ((12,), (1.0, 3.0)) if quick else ((5, 20, 50), (1.0, 3.0, 7.5))
+    """Return every scheduler with no, moderate and strong guidance, from text with each number of steps, and from an
+    image. Prompts and strengths take turns, so that each meets every guidance scale and number of steps."""
+    steps, guidances = ((13,), (1.0, 3.0)) if quick else ((5, 21, 51), (1.0, 3.0, 7.5))
     finite = [
-        Case(prompt, negative, scheduler, seed, count, guidance)
-        for scheduler, count, guidance in itertools.product(schedulers, steps, guidances)
-        for seed, (prompt, negative) in enumerate(zip(PROMPTS, NEGATIVE_PROMPTS, strict=True))
+        Case(PROMPTS[turn], NEGATIVE_PROMPTS[turn], scheduler, turn, _taken(scheduler, count), guidance)
+        for (scheduler, count, guidance), turn in _in_turn(schedulers, steps, guidances)
     ]
     stochastic = [Case(PROMPTS[0], eta=eta, seed=11) for eta in (0.5, 1.0) if Scheduler.DDIM in schedulers]
     changed = [
-        Case(PROMPTS[0], "blurred", scheduler, 21, 13 if quick else 31, guidance, strength=strength)
-        for scheduler, guidance, strength in itertools.product(schedulers, guidances, (0.3, 0.8, 1.0))
+        Case(PROMPTS[0], "blurred", scheduler, 21, 13 if quick else 31, guidance, strength=STRENGTHS[turn])
+        for (scheduler, guidance), turn in _in_turn(schedulers, guidances)
     ]
     return finite + stochastic + changed
+
+
+def _in_turn(*axes: Sequence[Any]) -> Iterator[tuple[tuple[Any, ...], int]]:
+    """Yield the combinations, each with a number from 0 to 2 that differs between neighbours on every axis."""
+    for places in itertools.product(*(range(len(axis)) for axis in axes)):
+        yield tuple(axis[place] for axis, place in zip(axes, places, strict=True)), sum(places) % 3
+
+
+def _taken(scheduler: Scheduler, count: int) -> int:
+    """Return a number of steps within what models were distilled at."""
+    return min(count, 50) if scheduler in (Scheduler.LCM, Scheduler.TCD) else count
 
 
 async def compare(model: Path, quick: bool) -> Compared:

@@ -28,6 +28,7 @@ _CLIP_TOKENIZER = _classes("transformers", "CLIPTokenizer", "CLIPTokenizerFast")
 _CLIP_PROJECTING = _classes("transformers", "CLIPTextModelWithProjection")
 _T5_ENCODER = _classes("transformers", "T5EncoderModel")
 _T5_TOKENIZER = _classes("transformers", "T5Tokenizer", "T5TokenizerFast")
+_QWEN_TOKENIZER = _classes("transformers", "Qwen2Tokenizer", "Qwen2TokenizerFast")
 _AUTOENCODER = _classes("diffusers", "AutoencoderKL", "AutoencoderTiny")
 _UNET = _classes("diffusers", "UNet2DConditionModel")
 _FLOW_SCHEDULER = _classes("diffusers", "FlowMatchEulerDiscreteScheduler")
@@ -141,7 +142,7 @@ Z_IMAGE = Family(
             "transformer": _classes("diffusers", "ZImageTransformer2DModel"),
             "vae": _AUTOENCODER,
             "text_encoder": _classes("transformers", "Qwen3Model"),
-            "tokenizer": _classes("transformers", "Qwen2Tokenizer", "Qwen2TokenizerFast"),
+            "tokenizer": _QWEN_TOKENIZER,
             "scheduler": _FLOW_SCHEDULER,
         },
         settings=frozenset({"max_sequence_length"}),
@@ -150,7 +151,41 @@ Z_IMAGE = Family(
     half="bfloat16",
 )
 
-FAMILIES = (STABLE_DIFFUSION, STABLE_DIFFUSION_XL, STABLE_DIFFUSION_3, FLUX, Z_IMAGE)
+SANA = Family(
+    name="sana",
+    pipeline_classes=frozenset({"SanaPipeline", "SanaSprintPipeline", "SanaSprintImg2ImgPipeline"}),
+    rules=ComponentRules(
+        required={
+            "transformer": _classes("diffusers", "SanaTransformer2DModel"),
+            "vae": _classes("diffusers", "AutoencoderDC"),
+            "text_encoder": _classes("transformers", "Gemma2Model"),
+            "tokenizer": _classes("transformers", "GemmaTokenizer", "GemmaTokenizerFast"),
+            "scheduler": _FLOW_SCHEDULER | _classes("diffusers", "DPMSolverMultistepScheduler", "SCMScheduler"),
+        },
+        settings=frozenset({"max_sequence_length"}),
+    ),
+    module="pentimento.diffusion.families.sana",
+    half="bfloat16",
+)
+
+QWEN_IMAGE = Family(
+    name="qwen_image",
+    pipeline_classes=frozenset({"QwenImagePipeline", "QwenImageImg2ImgPipeline", "QwenImageInpaintPipeline"}),
+    rules=ComponentRules(
+        required={
+            "transformer": _classes("diffusers", "QwenImageTransformer2DModel"),
+            "vae": _classes("diffusers", "AutoencoderKLQwenImage"),
+            "text_encoder": _classes("transformers", "Qwen2_5_VLForConditionalGeneration"),
+            "tokenizer": _QWEN_TOKENIZER,
+            "scheduler": _FLOW_SCHEDULER,
+        },
+        settings=frozenset({"max_sequence_length"}),
+    ),
+    module="pentimento.diffusion.families.qwen_image",
+    half="bfloat16",
+)
+
+FAMILIES = (STABLE_DIFFUSION, STABLE_DIFFUSION_XL, STABLE_DIFFUSION_3, FLUX, Z_IMAGE, SANA, QWEN_IMAGE)
 
 
 def check_checkpoint(model: Path) -> Checkpoint:

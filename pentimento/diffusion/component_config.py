@@ -44,6 +44,16 @@ DEPTH_KEYS = frozenset(
      "layer_norm_eps", "image_size", "num_channels", "qkv_bias", "backbone_out_indices", "readout_type",
      "use_batch_norm_in_fusion_residual", "use_bias_in_fusion_residual", "add_projection"}
 )  # fmt: skip
+GEMMA2_KEYS = (QWEN3_KEYS - {"hidden_act", "use_sliding_window", "max_window_layers"}) | {
+    "hidden_activation", "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping",
+    "use_bidirectional_attention",
+}  # fmt: skip
+# Of the language model, flat or as `text_config`, and of the tower for images.
+QWEN_VL_KEYS = QWEN3_KEYS | {
+    "text_config", "vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id",
+    "depth", "num_heads", "in_channels", "in_chans", "out_hidden_size", "patch_size", "spatial_patch_size",
+    "spatial_merge_size", "temporal_patch_size", "tokens_per_second", "window_size", "fullatt_block_indexes",
+}  # fmt: skip
 TOKENIZER_KEYS = frozenset(
     {"model_max_length", "add_prefix_space", "add_bos_token", "add_eos_token", "bos_token", "eos_token", "unk_token",
      "pad_token", "additional_special_tokens", "extra_special_tokens", "added_tokens_decoder", "do_lower_case",
@@ -63,6 +73,10 @@ _MAX_COUNTS = {
     "layers_per_block": 64,
     "transformer_layers_per_block": 64,
     "reverse_transformer_layers_per_block": 64,
+    "num_res_blocks": 64,
+    "depth": 256,
+    "encoder_layers_per_block": 64,
+    "decoder_layers_per_block": 64,
     "num_encoder_blocks": 64,
     "num_decoder_blocks": 64,
     "pos_embed_max_size": 512,
@@ -70,6 +84,8 @@ _MAX_COUNTS = {
 _MAX_TEXT = 256
 _MAX_ENTRIES = 1024
 _MAX_DEPTH = 3
+# Configurations of parts of a network, with keys of the same list.
+_NESTED = frozenset({"text_config", "vision_config"})
 # A tokenizer without a limit states 1e30.
 _UNBOUNDED = frozenset({"model_max_length"})
 
@@ -77,6 +93,9 @@ _UNBOUNDED = frozenset({"model_max_length"})
 def allowed_config(path: Path, stored: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
     """Return the `keys` of `stored`. Raises BadCheckpoint naming `path` and the key of a value out of bounds."""
     taken = {key: value for key, value in stored.items() if key in keys}
+    for key in _NESTED.intersection(taken):
+        if isinstance(taken[key], dict):
+            taken[key] = allowed_config(path, taken[key], frozenset(keys) - _NESTED)
     for key, value in taken.items():
         if key not in _UNBOUNDED and not _is_bounded(value, _MAX_COUNTS.get(key, _MAX_NUMBER), _MAX_DEPTH):
             raise BadCheckpoint(f"{path}: {key}={repr(value)[:60]} is out of bounds")

@@ -16,12 +16,16 @@ logger = logging.getLogger(__name__)
 UNUSED_LIBRARIES = ("transformers", "peft", "torch._dynamo", "torchvision", "scipy", "boto3")
 _NETWORKS = (
     "diffusers.models.attention_processor",
+    "diffusers.models.autoencoders.autoencoder_dc",
     "diffusers.models.autoencoders.autoencoder_kl",
+    "diffusers.models.autoencoders.autoencoder_kl_qwenimage",
     "diffusers.models.autoencoders.autoencoder_tiny",
     "diffusers.models.controlnets.controlnet",
     "diffusers.models.controlnets.controlnet_sd3",
     "diffusers.models.controlnets.controlnet_union",
+    "diffusers.models.transformers.sana_transformer",
     "diffusers.models.transformers.transformer_flux",
+    "diffusers.models.transformers.transformer_qwenimage",
     "diffusers.models.transformers.transformer_sd3",
     "diffusers.models.transformers.transformer_z_image",
     "diffusers.models.unets.unet_2d_condition",

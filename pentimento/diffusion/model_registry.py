@@ -54,12 +54,16 @@ class UsualSettings:
 
 _INDEX, _SCHEDULER = "model_index.json", "scheduler/scheduler_config.json"
 # The defaults of diffusers' pipelines, by class.
-_STABLE_DIFFUSION = UsualSettings(50, 7.5)
+_STABLE_DIFFUSION, _QWEN_IMAGE = UsualSettings(50, 7.5), UsualSettings(50, 4.0)
 _PIPELINES = {
     "StableDiffusionXLPipeline": UsualSettings(50, 5.0),
     "StableDiffusionXLImg2ImgPipeline": UsualSettings(50, 5.0),
     "StableDiffusion3Pipeline": UsualSettings(28, 7.0),
     "StableDiffusion3Img2ImgPipeline": UsualSettings(50, 7.0),
+    **dict.fromkeys(("QwenImagePipeline", "QwenImageImg2ImgPipeline", "QwenImageInpaintPipeline"), _QWEN_IMAGE),
+    "SanaPipeline": UsualSettings(20, 4.5),
+    "SanaSprintPipeline": UsualSettings(2, 4.5, guidance_distilled=True),
+    "SanaSprintImg2ImgPipeline": UsualSettings(2, 4.5, guidance_distilled=True),
 }
 # Distilled models, from the model cards of the first ones: sd-turbo and sdxl-turbo, stable-diffusion-3.5-large-turbo,
 # SDXL-Lightning, LCM-LoRA's merges. Similar models with the base model's scheduler take more steps.

@@ -28,11 +28,13 @@ from pentimento.diffusion.schedulers import (
     FlowConfig,
     SamplerState,
     Schedule,
+    first_pass,
+    level_count,
     make_schedule,
     renoised_latent,
 )
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.generation import GenerationSpec, NoiseForm
+from pentimento.domain.generation import GenerationSpec, NoiseForm, Scheduler
 
 
 @dataclass(frozen=True)
@@ -199,9 +201,14 @@ def thin(model: DiffusionModel, painting: Painting, steps: tuple[int, ...]) -> b
     return True
 
 
-def first_img2img_step(step_count: int, strength: float, noise_form: NoiseForm) -> int:
+def first_img2img_step(
+    step_count: int, strength: float, noise_form: NoiseForm, scheduler: Scheduler | None = None
+) -> int:
     """Return the first step of img2img, by diffusers' rules: about `steps * strength` steps remain, rounded down for
-    diffusion models and up for flows."""
+    diffusion models and up for flows. Heun's begin at a noise level."""
+    if scheduler is Scheduler.HEUN:
+        levels = level_count(step_count)
+        return first_pass(levels - max(int(levels * strength), 1), step_count)
     if noise_form is NoiseForm.FLOW_MATCHING:
         return int(max(step_count - min(step_count * strength, step_count), 0))
     return step_count - min(int(step_count * strength), step_count)
@@ -376,13 +383,13 @@ def _input_of(model: DiffusionModel, painting: Painting, conditioning: Condition
 def take_step(model: DiffusionModel, painting: Painting, prediction: Tensor) -> None:
     """Advance a request by the network's prediction for its rows: guide, advance the sampler, restore the known region.
 
-    Classifier-free guidance (Ho and Salimans 2022) in diffusers' order of operations; row by row even in a batch, where
-    it costs microseconds: the arithmetic of a request then never depends on the rest of the batch.
+    Guidance is computed image by image even in a batch, where it costs microseconds: the arithmetic of a request then
+    never depends on the rest of the batch.
     """
     if prediction.shape[0] == 2:
         unconditional, conditional = prediction.chunk(2)
         scale = painting.request.spec.guidance_scale + model.info.guidance_offset
-        prediction = unconditional + scale * (conditional - unconditional)
+        prediction = model.guided(unconditional, conditional, scale)
     schedule = painting.schedule
     noise = _noise(model, prediction.shape, painting.generator) if schedule.needs_noise else None
     painting.state, painting.predicted_clean = schedule.advance(painting.state, prediction, noise)

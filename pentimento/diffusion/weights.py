@@ -19,7 +19,15 @@ from accelerate import init_empty_weights  # type: ignore[import-untyped]
 from pentimento.devices.choices import WeightStorage
 from pentimento.diffusion.checkpoint import BadCheckpoint, Checkpoint, read_json_object, weight_files
 from pentimento.diffusion.clip_encoder import ACTIVATIONS, ClipTextConfig, ClipTextEncoder
-from pentimento.diffusion.component_config import CLIP_TEXT_KEYS, CLIP_VISION_KEYS, DEPTH_KEYS, QWEN3_KEYS, T5_KEYS
+from pentimento.diffusion.component_config import (
+    CLIP_TEXT_KEYS,
+    CLIP_VISION_KEYS,
+    DEPTH_KEYS,
+    GEMMA2_KEYS,
+    QWEN3_KEYS,
+    QWEN_VL_KEYS,
+    T5_KEYS,
+)
 from pentimento.diffusion.file_layouts import is_scale
 from pentimento.diffusion.original_weights import load_original, original_tensors
 from pentimento.diffusion.packed_weights import pack, weight_bytes
@@ -36,14 +44,29 @@ _CLASSES = {
     "SD3Transformer2DModel": ("diffusers.models.transformers.transformer_sd3", "SD3Transformer2DModel"),
     "FluxTransformer2DModel": ("diffusers.models.transformers.transformer_flux", "FluxTransformer2DModel"),
     "ZImageTransformer2DModel": ("diffusers.models.transformers.transformer_z_image", "ZImageTransformer2DModel"),
+    "SanaTransformer2DModel": ("diffusers.models.transformers.sana_transformer", "SanaTransformer2DModel"),
+    "QwenImageTransformer2DModel": (
+        "diffusers.models.transformers.transformer_qwenimage",
+        "QwenImageTransformer2DModel",
+    ),
     "ControlNetModel": ("diffusers.models.controlnets.controlnet", "ControlNetModel"),
     "ControlNetUnionModel": ("diffusers.models.controlnets.controlnet_union", "ControlNetUnionModel"),
     "SD3ControlNetModel": ("diffusers.models.controlnets.controlnet_sd3", "SD3ControlNetModel"),
     "AutoencoderKL": ("diffusers.models.autoencoders.autoencoder_kl", "AutoencoderKL"),
+    "AutoencoderDC": ("diffusers.models.autoencoders.autoencoder_dc", "AutoencoderDC"),
+    "AutoencoderKLQwenImage": (
+        "diffusers.models.autoencoders.autoencoder_kl_qwenimage",
+        "AutoencoderKLQwenImage",
+    ),
     "AutoencoderTiny": ("diffusers.models.autoencoders.autoencoder_tiny", "AutoencoderTiny"),
     "CLIPTextModel": ("transformers.models.clip.modeling_clip", "CLIPTextModel"),
     "CLIPTextModelWithProjection": ("transformers.models.clip.modeling_clip", "CLIPTextModelWithProjection"),
     "CLIPVisionModelWithProjection": ("transformers.models.clip.modeling_clip", "CLIPVisionModelWithProjection"),
+    "Gemma2Model": ("transformers.models.gemma2.modeling_gemma2", "Gemma2Model"),
+    "Qwen2_5_VLForConditionalGeneration": (
+        "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl",
+        "Qwen2_5_VLForConditionalGeneration",
+    ),
     "Qwen3Model": ("transformers.models.qwen3.modeling_qwen3", "Qwen3Model"),
     "T5EncoderModel": ("transformers.models.t5.modeling_t5", "T5EncoderModel"),
     "DPTForDepthEstimation": ("transformers.models.dpt.modeling_dpt", "DPTForDepthEstimation"),
@@ -60,11 +83,15 @@ _TRANSFORMERS_KEYS = {
     "CLIPVisionModelWithProjection": CLIP_VISION_KEYS,
     "DPTForDepthEstimation": DEPTH_KEYS,
     "DepthAnythingForDepthEstimation": DEPTH_KEYS,
+    "Gemma2Model": GEMMA2_KEYS,
+    "Qwen2_5_VLForConditionalGeneration": QWEN_VL_KEYS,
 }
 _TEXT_PREFIX = "text_model."
 _TOKENIZERS = {
     "CLIPTokenizer": ("transformers.models.clip.tokenization_clip", "CLIPTokenizer"),
     "CLIPTokenizerFast": ("transformers.models.clip.tokenization_clip", "CLIPTokenizer"),
+    "GemmaTokenizer": ("transformers.models.gemma.tokenization_gemma", "GemmaTokenizer"),
+    "GemmaTokenizerFast": ("transformers.models.gemma.tokenization_gemma", "GemmaTokenizer"),
     "Qwen2Tokenizer": ("transformers.models.qwen2.tokenization_qwen2", "Qwen2Tokenizer"),
     "Qwen2TokenizerFast": ("transformers.models.qwen2.tokenization_qwen2", "Qwen2Tokenizer"),
     "T5Tokenizer": ("transformers.models.t5.tokenization_t5", "T5Tokenizer"),

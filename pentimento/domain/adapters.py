@@ -23,7 +23,15 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 
 
 # Model families that adapters can be made for, as workers name them.
-ADAPTED_FAMILIES = ("stable_diffusion", "stable_diffusion_xl", "stable_diffusion_3", "flux", "z_image")
+ADAPTED_FAMILIES = (
+    "stable_diffusion",
+    "stable_diffusion_xl",
+    "stable_diffusion_3",
+    "flux",
+    "z_image",
+    "sana",
+    "qwen_image",
+)
 
 
 class AdapterKind(Enum):

@@ -19,6 +19,9 @@ class Scheduler(Enum):
     DEIS = "deis"
     LCM = "lcm"
     TCD = "tcd"
+    FLOW_DPM_SOLVER_PP_2M = "flow_dpmpp_2m"
+    SCM = "scm"
+    HEUN = "heun"
 
 
 class SigmaSpacing(Enum):
@@ -34,9 +37,12 @@ class SigmaSpacing(Enum):
 WITH_ETA = (Scheduler.DDIM, Scheduler.TCD)
 # CLIP's text encoder of Stable Diffusion 1 has twelve layers.
 MAX_CLIP_SKIP = 11
+# Samplers without reuse: a state between the passes of a level is more than a latent.
+WITHOUT_REUSE = (Scheduler.HEUN,)
 # Samplers with a choice of spacings.
 WITH_SPACINGS = (
     Scheduler.EULER,
+    Scheduler.HEUN,
     Scheduler.DPM_SOLVER_PP_2M,
     Scheduler.DPM_SOLVER_PP_2M_SDE,
     Scheduler.UNI_PC,

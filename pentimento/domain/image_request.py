@@ -7,6 +7,7 @@ from enum import Enum
 from pentimento.domain.cache import Neighbour
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import (
+    WITHOUT_REUSE,
     CascadeStage,
     GenerationSpec,
     InitImage,
@@ -192,7 +193,8 @@ class ResolvedRequest:
     @property
     def cacheable(self) -> bool:
         """An image that started from the client's own image says nothing about its prompt."""
-        return self.cache is not CacheMode.OFF and self.spec.init_image is None
+        reusable = self.spec.init_image is None and self.spec.scheduler not in WITHOUT_REUSE
+        return self.cache is not CacheMode.OFF and reusable
 
 
 @dataclass(frozen=True)

@@ -93,6 +93,13 @@ class UnetWorkerSettings:
     )
     max_steps: int = setting(1000, help="steps of a request", minimum=1, maximum=1000)
     max_size_px: int = setting(0, help="longest side of an image; 0: twice the model's own", minimum=0, maximum=8192)
+    tile_px: int = setting(
+        0,
+        help="images with a longer side are decoded in tiles of this side, with less memory and slightly other pixels; "
+        "0: whole",
+        minimum=0,
+        maximum=8192,
+    )
     max_batch: int = setting(8, help="requests that share a denoising step", minimum=1, maximum=64)
     memory_budget_mib: int = setting(
         0,

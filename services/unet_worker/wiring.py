@@ -114,6 +114,7 @@ CHECKPOINTS = ModelSource(
         settings.weights,
         settings.embeddings_dir,
         file_sums_in(settings.component_cache_dir),
+        settings.tile_px,
     ),
     summed_answers,
 )

@@ -3,13 +3,14 @@
 With fused kernels the decoder of diffusers' AutoencoderKL runs here: one kernel covers the operations between two
 convolutions, and tensors are channels last from the first convolution to the last."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from pentimento.diffusion.checkpoint import BadCheckpoint
+from pentimento.diffusion.families.tiles import LEAST_TILE, decoded_in_tiles
 from pentimento.diffusion.kernels.layers import FusedNorm, residual_block
 
 _BLOCK = "UpDecoderBlock2D"
@@ -48,7 +49,8 @@ def decoder_pass(decoder: Any) -> DecoderPass | None:
 
 
 def _covers(decoder: Any) -> bool:
-    if type(decoder).__name__ != "Decoder" or not isinstance(decoder.conv_norm_out, torch.nn.GroupNorm):
+    last_norm = getattr(decoder, "conv_norm_out", None)
+    if type(decoder).__name__ != "Decoder" or not isinstance(last_norm, torch.nn.GroupNorm):
         return False
     blocks = (decoder.mid_block, *decoder.up_blocks)
     return (
@@ -89,13 +91,22 @@ class LatentScale:
             raise BadCheckpoint(f"vae: shift_factor={shift!r} is no number")
         return LatentScale(config.scaling_factor, shift)
 
+    def by_channel(self, config: Any, device: torch.device, dtype: torch.dtype) -> "LatentScale":
+        """Return the scale with the mean and deviation of each channel, if the configuration states both. Raises
+        BadCheckpoint for a value that is no number."""
+        if (statistics := channel_statistics(config)) is None:
+            return self
+        mean, deviation = (values.to(device, dtype) for values in statistics)
+        return replace(self, shift=mean, deviation=deviation)
+
 
 class Autoencoder:
-    """Wrap diffusers' AutoencoderKL or AutoencoderTiny with latents of `dtype`. On a CPU the decoder's weights are
-    converted to channels last."""
+    """Wrap an autoencoder of diffusers (KL, Tiny, DC, or KLQwenImage, for films of one image here) with latents of
+    `dtype`. On a CPU the decoder's weights are converted to channels last."""
 
     def __init__(self, module: Any, scale: LatentScale, device: torch.device, dtype: torch.dtype) -> None:
-        if device.type == "cpu":
+        self._makes_films = hasattr(module.config, "temperal_downsample")
+        if device.type == "cpu" and not self._makes_films:
             # Decoding takes a fifth less time; the encoder's latents keep diffusers' bits.
             module.decoder.to(memory_format=torch.channels_last)
         self._module = module
@@ -103,8 +114,9 @@ class Autoencoder:
         self._scale = scale
         self._device = device
         self._dtype = dtype
-        self.factor: int = 2 ** (len(module.config.block_out_channels) - 1)
-        self._latent_channels: int = module.config.latent_channels
+        self.factor = _factor(module.config)
+        self._latent_channels = _latent_channels(module.config)
+        self._tile = 0
 
     def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int, int]:
         """Return the shape of a latent, (1, channels, height, width), for an image of that size."""
@@ -113,22 +125,37 @@ class Autoencoder:
     def encode(self, pixels: Tensor, generator: torch.Generator, *, unshifted: bool = False) -> Tensor:
         """Return the latent of pixels (rows, 3, height, width) in -1..1; a stochastic encoder draws from
         `generator`."""
-        encoded = self._module.encode(pixels.to(self._device, self._module.dtype))
-        latent = encoded.latent_dist.sample(generator) if hasattr(encoded, "latent_dist") else encoded.latents
+        taken = pixels.to(self._device, self._module.dtype)
+        encoded = self._module.encode(taken.unsqueeze(2) if self._makes_films else taken)
+        latent = encoded.latent_dist.sample(generator) if hasattr(encoded, "latent_dist") else encoded[0]
+        latent = latent.squeeze(2) if self._makes_films else latent
         scale = self._scale
         shift = 0.0 if unshifted else scale.shift
         normalised: Tensor = (latent.to(self._dtype) - shift) * scale.scale / scale.deviation
         return normalised
 
+    def tile(self, side_px: int) -> None:
+        """Decode images with a longer side in tiles of about that side; 0: whole. Raises ValueError for a side without
+        4 cells of a latent."""
+        cells = side_px // self.factor // LEAST_TILE * LEAST_TILE
+        if side_px and not cells:
+            raise ValueError(f"a tile has at least {LEAST_TILE * self.factor} pixels a side with this model")
+        self._tile = cells
+
     def decode(self, latent: Tensor) -> Tensor:
         """Return the pixels (1, 3, height, width), about -1..1, of a latent."""
+        if self._tile and max(latent.shape[-2:]) > self._tile:
+            return decoded_in_tiles(self._decoded, latent, self._tile, self.factor)
+        return self._decoded(latent)
+
+    def _decoded(self, latent: Tensor) -> Tensor:
         scale = self._scale
         own = latent.to(self._module.dtype) * scale.deviation / scale.scale + scale.shift
         if self._pass is not None and self._pass.is_fused:
             behind = self._module.post_quant_conv
             return self._pass(own if behind is None else behind(own))
-        pixels: Tensor = self._module.decode(own, return_dict=False)[0]
-        return pixels
+        pixels: Tensor = self._module.decode(own.unsqueeze(2) if self._makes_films else own, return_dict=False)[0]
+        return pixels.squeeze(2) if self._makes_films else pixels
 
     @property
     def decoder(self) -> torch.nn.Module:
@@ -154,13 +181,25 @@ class Autoencoder:
         return sees_mask
 
 
+def _factor(config: Any) -> int:
+    """Return the pixels of a side of one latent's cell: every block after the first one halves the sides."""
+    if (halvings := getattr(config, "temperal_downsample", None)) is not None:
+        return int(2 ** len(halvings))
+    channels = getattr(config, "block_out_channels", None) or config.encoder_block_out_channels
+    return int(2 ** (len(channels) - 1))
+
+
+def _latent_channels(config: Any) -> int:
+    return int(config.z_dim if hasattr(config, "z_dim") else config.latent_channels)
+
+
 def channel_statistics(config: Any) -> tuple[Tensor, Tensor] | None:
     """Return mean and deviation by channel, (1, channels, 1, 1), if the autoencoder states both; else None."""
     mean, deviation = getattr(config, "latents_mean", None), getattr(config, "latents_std", None)
     if mean is None or deviation is None:
         return None
     for name, values, least in (("latents_mean", mean, 0), ("latents_std", deviation, 1)):
-        if len(values) != config.latent_channels or not all(_is_number(one) and (one or not least) for one in values):
+        if len(values) != _latent_channels(config) or not all(_is_number(one) and (one or not least) for one in values):
             raise BadCheckpoint(f"vae: {name}={str(values)[:60]} is no number for each channel")
     shape = (1, -1, 1, 1)
     return torch.tensor(mean).view(shape), torch.tensor(deviation).view(shape)

@@ -12,7 +12,13 @@ from pentimento.diffusion.checkpoint import BadCheckpoint, Checkpoint, Checkpoin
 from pentimento.diffusion.families.autoencoder import Autoencoder
 from pentimento.diffusion.families.model import DiffusionModel, LoadedModelInfo
 from pentimento.diffusion.families.texts import ClipText
-from pentimento.diffusion.schedulers import FlowConfig, SchedulerConfig, UnsupportedConfig, scheduler_configs
+from pentimento.diffusion.schedulers import (
+    FlowConfig,
+    SchedulerConfig,
+    UnsupportedConfig,
+    sampler_of,
+    scheduler_configs,
+)
 from pentimento.diffusion.schedulers.keys import WITHOUT_EFFECT, acted_on
 from pentimento.domain.generation import NoiseForm, Scheduler
 from pentimento.domain.prompt_syntax import WeightedPrompt
@@ -56,6 +62,9 @@ class DiffusersFamily(DiffusionModel):
 
     def decode_latent(self, latent: Tensor) -> Tensor:
         return self._autoencoder.decode(latent)
+
+    def tile_decoder(self, side_px: int) -> None:
+        self._autoencoder.tile(side_px)
 
 
 class FlowFamily(DiffusersFamily):
@@ -111,7 +120,7 @@ def load_schedulers(
     # If the two disagree, the index wins, as in diffusers; a file that names an unknown class is rejected.
     stated = stored.get("_class_name", checkpoint.components["scheduler"].name)
     try:
-        scheduler_configs(stated, {}, supported)
+        sampler_of(stated, stored, supported)
         found = scheduler_configs(checkpoint.components["scheduler"].name, {**stored, **(overrides or {})}, supported)
         taken = acted_on(next(iter(found))).union(WITHOUT_EFFECT)
         if unread := sorted(key[:80] for key in stored if not key.startswith("_") and key not in taken):

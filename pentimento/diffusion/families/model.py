@@ -304,6 +304,10 @@ class DiffusionModel(ABC):
         """Return `DenoiserInput.time_terms` of an image's rows; None if they depend on more than the timestep."""
         return None
 
+    def guided(self, unconditional: Tensor, conditional: Tensor, scale: float) -> Tensor:
+        """Return the guided prediction of one image (Ho and Salimans 2022), in diffusers' order of operations."""
+        return unconditional + scale * (conditional - unconditional)
+
     @abstractmethod
     def predict(self, inputs: DenoiserInput) -> Tensor:
         """Return the network's prediction, shaped as the latents. `as_alone` is honoured if possible (see
@@ -354,3 +358,8 @@ class DiffusionModel(ABC):
     @abstractmethod
     def decode_latent(self, latent: Tensor) -> Tensor:
         """Return the pixels (1, 3, height, width), about -1..1, of a clean latent."""
+
+    def tile_decoder(self, side_px: int) -> None:
+        """Decode images with a longer side in tiles of about that side, which takes less memory; 0: whole. Raises
+        ValueError for a side that is too short."""
+        raise NotImplementedError

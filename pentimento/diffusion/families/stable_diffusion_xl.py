@@ -2,14 +2,13 @@
 second one's pooled text and the image's size."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pentimento.diffusion.checkpoint import BadCheckpoint, Checkpoint
-from pentimento.diffusion.families.autoencoder import Autoencoder, LatentScale, channel_statistics
+from pentimento.diffusion.families.autoencoder import Autoencoder, LatentScale
 from pentimento.diffusion.families.base import DigestsLater, refuse_keys
 from pentimento.diffusion.families.model import Conditioning, PromptStates
 from pentimento.diffusion.families.unet import FOREIGN_KEYS, FOREIGN_SWITCHES, UNetFamily
@@ -84,10 +83,7 @@ class StableDiffusionXl(UNetFamily):
     def _with_scale(self, vae: Any) -> Autoencoder:
         if vae.config.force_upcast and self.dtype is not torch.float32:
             vae.float()  # its activations leave half precision's range
-        scale = LatentScale.of(vae.config)
-        if (statistics := channel_statistics(vae.config)) is not None:
-            mean, deviation = (values.to(self.device, self.dtype) for values in statistics)
-            scale = replace(scale, shift=mean, deviation=deviation)
+        scale = LatentScale.of(vae.config).by_channel(vae.config, self.device, self.dtype)
         return Autoencoder(vae, scale, self.device, self.dtype)
 
     def _check_widths(self, checkpoint: Checkpoint, parts: Mapping[str, Any]) -> None:

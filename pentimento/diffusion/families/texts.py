@@ -99,6 +99,11 @@ class PromptTokenizer:
             ids = self._tokenizer(prompt, verbose=False, return_tensors="pt").input_ids
         return ids[:, :most], ids.shape[1] > most
 
+    def count(self, text: str) -> int:
+        """Return the number of a text's tokens, with the start token."""
+        with self._asking:
+            return len(self._tokenizer(text, verbose=False).input_ids)
+
     def _expanded(self, prompt: str) -> str:
         """Replace each inversion's first token by the tokens of all its vectors, as diffusers' `maybe_convert_prompt`
         does."""

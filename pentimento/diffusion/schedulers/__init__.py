@@ -5,12 +5,15 @@ is one step, from `SamplerState(schedule.initial_latent(noise), 0)` until `state
 """
 
 from pentimento.diffusion.schedulers.config import (
+    FLOW_SAMPLERS,
     DiffusionConfig,
     FlowConfig,
     SchedulerConfig,
+    sampler_of,
     scheduler_config,
     scheduler_configs,
 )
+from pentimento.diffusion.schedulers.heun import first_pass, level_count
 from pentimento.diffusion.schedulers.keys import UnsupportedConfig
 from pentimento.diffusion.schedulers.registry import DIFFUSION_SCHEDULERS, FLOW_SCHEDULERS, make_schedule
 from pentimento.diffusion.schedulers.renoising import renoised_latent
@@ -18,6 +21,7 @@ from pentimento.diffusion.schedulers.schedule import SamplerState, Schedule, Ste
 
 __all__ = [
     "DIFFUSION_SCHEDULERS",
+    "FLOW_SAMPLERS",
     "FLOW_SCHEDULERS",
     "DiffusionConfig",
     "FlowConfig",
@@ -26,9 +30,12 @@ __all__ = [
     "SchedulerConfig",
     "StepSequence",
     "UnsupportedConfig",
+    "first_pass",
+    "level_count",
     "make_schedule",
     "nearest_step",
     "renoised_latent",
+    "sampler_of",
     "scheduler_config",
     "scheduler_configs",
 ]

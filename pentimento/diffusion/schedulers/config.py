@@ -106,6 +106,9 @@ class FlowConfig:
 
 SchedulerConfig = DiffusionConfig | FlowConfig
 
+# Samplers of models that were trained by flow matching.
+FLOW_SAMPLERS = (Scheduler.FLOW_MATCH_EULER, Scheduler.FLOW_DPM_SOLVER_PP_2M, Scheduler.SCM)
+
 # The classes that a checkpoint may name; the value is the default scheduler of such a checkpoint. Classes without an
 # implementation here describe the same kind of noise schedule as their replacement.
 SCHEDULER_CLASSES = {
@@ -118,16 +121,19 @@ SCHEDULER_CLASSES = {
     "DEISMultistepScheduler": Scheduler.DEIS,
     "LCMScheduler": Scheduler.LCM,
     "TCDScheduler": Scheduler.TCD,
+    "SCMScheduler": Scheduler.SCM,
     "PNDMScheduler": Scheduler.DDIM,
     "DDPMScheduler": Scheduler.DDIM,
     "LMSDiscreteScheduler": Scheduler.EULER,
-    "HeunDiscreteScheduler": Scheduler.EULER,
+    "HeunDiscreteScheduler": Scheduler.HEUN,
     "KDPM2DiscreteScheduler": Scheduler.EULER,
     "KDPM2AncestralDiscreteScheduler": Scheduler.EULER_ANCESTRAL,
     "DPMSolverSinglestepScheduler": Scheduler.DPM_SOLVER_PP_2M,
     "DPMSolverSDEScheduler": Scheduler.DPM_SOLVER_PP_2M_SDE,
 }
 
+# The sampler of a class with `use_flow_sigmas` in its configuration.
+_WITH_FLOW_SIGMAS = {Scheduler.DPM_SOLVER_PP_2M: Scheduler.FLOW_DPM_SOLVER_PP_2M}
 _CONSISTENCY_BETAS = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
 _CLASS_DEFAULTS: Mapping[Scheduler, Mapping[str, Any]] = {
     Scheduler.DDIM: {"timestep_spacing": "leading", "clip_sample": True},
@@ -135,6 +141,7 @@ _CLASS_DEFAULTS: Mapping[Scheduler, Mapping[str, Any]] = {
     Scheduler.EULER_ANCESTRAL: {"timestep_spacing": "linspace"},
     Scheduler.DPM_SOLVER_PP_2M: {"timestep_spacing": "linspace"},
     Scheduler.DPM_SOLVER_PP_2M_SDE: {"timestep_spacing": "linspace"},
+    Scheduler.HEUN: {"timestep_spacing": "linspace", "beta_start": 0.00085, "beta_end": 0.012},
     Scheduler.UNI_PC: {"timestep_spacing": "linspace"},
     Scheduler.DEIS: {"timestep_spacing": "linspace"},
     Scheduler.LCM: _CONSISTENCY_BETAS,
@@ -166,12 +173,9 @@ def scheduler_configs(
     Raises UnsupportedConfig, naming class or key, if its own is not `supported` or sets an unimplemented key; any other
     scheduler in `supported` is skipped in that case.
     """
-    if SCHEDULER_CLASSES.get(class_name) not in supported:
-        known = ", ".join(name for name, scheduler in SCHEDULER_CLASSES.items() if scheduler in supported)
-        raise UnsupportedConfig(f"scheduler class {class_name!r} is not one of {known}")
-    own = SCHEDULER_CLASSES[class_name]
-    if own is Scheduler.DPM_SOLVER_PP_2M and str(stored.get("algorithm_type", "")).startswith("sde-"):
-        own = Scheduler.DPM_SOLVER_PP_2M_SDE
+    own = sampler_of(class_name, stored, supported)
+    if stored.get("use_flow_sigmas"):
+        stored = {"prediction_type": PredictionType.EPSILON.value, **stored}
     configs = {own: scheduler_config(own, stored)}
     for scheduler in supported:
         try:
@@ -181,6 +185,26 @@ def scheduler_configs(
     return configs
 
 
+def sampler_of(class_name: str, stored: Mapping[str, Any], supported: tuple[Scheduler, ...]) -> Scheduler:
+    """Return the sampler of a scheduler class with that configuration. Raises UnsupportedConfig, naming the class, for
+    one that is not `supported`."""
+    own = SCHEDULER_CLASSES.get(class_name)
+    if own is not None and stored.get("use_flow_sigmas"):
+        own = _WITH_FLOW_SIGMAS.get(own, own)
+    if own is None or own not in supported:
+        raise UnsupportedConfig(f"scheduler class {class_name!r} is not one of {_known(supported)}")
+    if own is Scheduler.DPM_SOLVER_PP_2M and str(stored.get("algorithm_type", "")).startswith("sde-"):
+        return Scheduler.DPM_SOLVER_PP_2M_SDE
+    return own
+
+
+def _known(supported: tuple[Scheduler, ...]) -> str:
+    """Return the classes that a checkpoint may name."""
+    plain = [name for name, scheduler in SCHEDULER_CLASSES.items() if scheduler in supported]
+    flows = [name for name, scheduler in SCHEDULER_CLASSES.items() if _WITH_FLOW_SIGMAS.get(scheduler) in supported]
+    return ", ".join([*plain, *(f"{name} with use_flow_sigmas" for name in flows)])
+
+
 def scheduler_config(scheduler: Scheduler, stored: Mapping[str, Any]) -> SchedulerConfig:
     """Return `stored` as diffusers' class for `scheduler` would read it; keys that begin with "_" are ignored.
 
@@ -188,8 +212,9 @@ def scheduler_config(scheduler: Scheduler, stored: Mapping[str, Any]) -> Schedul
     """
     values = read_keys(scheduler, {key: value for key, value in stored.items() if not key.startswith("_")})
     try:
-        if scheduler is Scheduler.FLOW_MATCH_EULER:
-            return _checked_flow(FlowConfig(**_members(values)))
+        if scheduler in FLOW_SAMPLERS:
+            values = {"shift" if key == "flow_shift" else key: value for key, value in values.items()}
+            return _checked_flow(FlowConfig(scheduler, **_members(values)))
         return _checked(DiffusionConfig(scheduler, **_typed({**_CLASS_DEFAULTS[scheduler], **values})))
     except UnsupportedConfig:
         raise
@@ -250,7 +275,8 @@ def _check_step_count(count: int) -> None:
 def _checked_flow(config: FlowConfig) -> FlowConfig:
     _check_step_count(config.num_train_timesteps)
     if not 0.0 < config.shift <= 100.0:
-        raise UnsupportedConfig(f"shift={config.shift} is not between 0 and 100")
+        key = "flow_shift" if config.scheduler is Scheduler.FLOW_DPM_SOLVER_PP_2M else "shift"
+        raise UnsupportedConfig(f"{key}={config.shift} is not between 0 and 100")
     if config.shift_terminal is not None and not 0.0 <= config.shift_terminal < 1.0:
         raise UnsupportedConfig(f"shift_terminal={config.shift_terminal!r} is not between 0 and 1")
     if not config.use_dynamic_shifting:

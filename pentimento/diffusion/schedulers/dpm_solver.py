@@ -15,6 +15,7 @@ from pentimento.diffusion.schedulers.config import BetaSchedule, DiffusionConfig
 from pentimento.diffusion.schedulers.noise import positive_alphas
 from pentimento.diffusion.schedulers.schedule import SamplerState, StepSequence
 from pentimento.diffusion.schedulers.unit_variance import (
+    SignalLevel,
     UnitVarianceSchedule,
     signal_level,
     solver_levels,
@@ -39,6 +40,15 @@ class DpmSolverStep:
     is_second_order: bool = False
     noise_deviation: float = 0.0
 
+    def solved(self, state: SamplerState, clean: Tensor, noise: Tensor | None, after: int) -> SamplerState:
+        """Return the state before the step `after`, for the predicted clean latent."""
+        following = self.latent_weight * state.latent.float() + self.clean_weight * clean
+        if self.is_second_order and state.earlier:
+            following = following + self.slope_weight * (self.slope * (clean - state.earlier[0]))
+        if noise is not None:
+            following = following + self.noise_deviation * noise
+        return SamplerState(following.to(clean.dtype), after, (clean,))
+
 
 @dataclass(frozen=True)
 class DpmSolverSchedule(UnitVarianceSchedule[DpmSolverStep]):
@@ -48,12 +58,7 @@ class DpmSolverSchedule(UnitVarianceSchedule[DpmSolverStep]):
         """Return the next state and the predicted clean latent."""
         step = self.steps[state.step_index]
         clean = self._clean(step, state.latent, prediction)
-        following = step.latent_weight * state.latent.float() + step.clean_weight * clean
-        if step.is_second_order and state.earlier:
-            following = following + step.slope_weight * (step.slope * (clean - state.earlier[0]))
-        if noise is not None:
-            following = following + step.noise_deviation * noise
-        return SamplerState(following.to(clean.dtype), self.order.after(state.step_index), (clean,)), clean
+        return step.solved(state, clean, noise, self.order.after(state.step_index)), clean
 
 
 def make_dpm_solver_schedule(config: DiffusionConfig, order: StepSequence) -> DpmSolverSchedule:
@@ -73,6 +78,20 @@ def _step(
     config: DiffusionConfig, sigmas: Tensor, index: int, order: StepSequence, is_stochastic: bool
 ) -> DpmSolverStep:
     start, end = (signal_level(sigmas[order.level_of(step)]) for step in (index, order.after(index)))
+    before = signal_level(sigmas[order.level_of(order.before(index))]) if index else None
+    is_second = before is not None and _may_be_second_order(config, order, index)
+    return solver_step(start, end, before if is_second else None, config.solver_type, is_stochastic=is_stochastic)
+
+
+def solver_step(
+    start: SignalLevel,
+    end: SignalLevel,
+    before: SignalLevel | None,
+    solver_type: SolverType = SolverType.MIDPOINT,
+    *,
+    is_stochastic: bool = False,
+) -> DpmSolverStep:
+    """Return the step between two levels, of the second order if the level `before` the start is given."""
     span = end.log_snr - start.log_snr
     # The stochastic form integrates over twice the span and replaces the noise that it removes.
     counted = 2.0 * span if is_stochastic else span
@@ -82,11 +101,10 @@ def _step(
         latent_weight = latent_weight * torch.exp(-span)
         deviation = float(end.sigma * torch.sqrt(1.0 - torch.exp(-2 * span)))
     scalars = (float(start.alpha), float(start.sigma), float(latent_weight), float(shrink))
-    if not _may_be_second_order(config, order, index):
+    if before is None:
         return DpmSolverStep(*scalars, noise_deviation=deviation)
-    before = signal_level(sigmas[order.level_of(order.before(index))])
     ratio = (start.log_snr - before.log_snr) / span
-    if config.solver_type is SolverType.MIDPOINT:
+    if solver_type is SolverType.MIDPOINT:
         weight = 0.5 * shrink
     else:
         weight = end.alpha * ((1.0 - torch.exp(-counted)) / -counted + 1.0)
@@ -94,8 +112,6 @@ def _step(
 
 
 def _may_be_second_order(config: DiffusionConfig, order: StepSequence, index: int) -> bool:
-    if index == 0:
-        return False
     lower_final = config.final_sigma_zero or config.euler_at_final
     lower_final = lower_final or (config.lower_order_final and order.count_from(0) < _FEW_STEPS)
     return not (lower_final and order.after(index) == order.step_count)

@@ -84,7 +84,7 @@ class EulerSchedule(Schedule):
 def make_euler_schedule(config: DiffusionConfig, order: StepSequence) -> EulerSchedule:
     """Build the schedule of Euler or, by `config.scheduler`, Euler ancestral, which denoises a little further in each
     step and adds fresh noise up to the next level. Raises ValueError if the steps do not fit the training schedule."""
-    timesteps, sigmas = _noise_levels(config, order.step_count)
+    timesteps, sigmas = noise_levels(config, order.step_count)
     levels = sigmas[order.levels]
     is_ancestral = config.scheduler is Scheduler.EULER_ANCESTRAL
     return EulerSchedule(
@@ -92,13 +92,13 @@ def make_euler_schedule(config: DiffusionConfig, order: StepSequence) -> EulerSc
         tuple(levels.tolist()),
         order,
         config,
-        _steps(levels, sigmas[1:][order.landings], is_ancestral),
-        _initial_scale(config, sigmas),
+        euler_steps(levels, sigmas[1:][order.landings], is_ancestral=is_ancestral),
+        initial_scale(config, sigmas),
         needs_noise=is_ancestral,
     )
 
 
-def _noise_levels(config: DiffusionConfig, step_count: int) -> tuple[Tensor, Tensor]:
+def noise_levels(config: DiffusionConfig, step_count: int) -> tuple[Tensor, Tensor]:
     """Return timesteps (step_count,), and sigmas (step_count + 1,) with the final level."""
     alphas = positive_alphas(config)
     trained_sigmas = ((1 - alphas) / alphas) ** 0.5
@@ -111,7 +111,8 @@ def _noise_levels(config: DiffusionConfig, step_count: int) -> tuple[Tensor, Ten
     return torch.from_numpy(timesteps), torch.from_numpy(np.concatenate([levels, [last]]).astype(np.float32))
 
 
-def _steps(sigma: Tensor, following: Tensor, is_ancestral: bool) -> tuple[EulerStep, ...]:
+def euler_steps(sigma: Tensor, following: Tensor, *, is_ancestral: bool) -> tuple[EulerStep, ...]:
+    """Return the steps from levels `sigma` to those `following`."""
     up = torch.zeros_like(sigma)
     down = following
     if is_ancestral:
@@ -123,7 +124,8 @@ def _steps(sigma: Tensor, following: Tensor, is_ancestral: bool) -> tuple[EulerS
     return tuple(EulerStep(*row) for row in torch.stack(columns, dim=1).tolist())
 
 
-def _initial_scale(config: DiffusionConfig, sigmas: Tensor) -> float:
+def initial_scale(config: DiffusionConfig, sigmas: Tensor) -> float:
+    """Return the deviation of the noise before step 0."""
     largest = sigmas.max()
     if config.timestep_spacing is TimestepSpacing.LEADING:
         largest = (largest**2 + 1) ** 0.5

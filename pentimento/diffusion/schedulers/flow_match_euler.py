@@ -3,7 +3,7 @@ latent before a step is sigma * noise + (1 - sigma) * clean, and the network pre
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,40 @@ from pentimento.domain.generation import Scheduler
 Levels = npt.NDArray[np.floating[Any]]
 
 
+class FlowLevel(Protocol):
+    """Name the noise's share of the latent before a step."""
+
+    @property
+    def sigma(self) -> float: ...
+
+
+Step = TypeVar("Step", bound=FlowLevel)
+
+
+@dataclass(frozen=True)
+class FlowSchedule(Schedule, Generic[Step]):
+    """Hold the steps of a sampler along a flow's straight path; subclasses add `advance`. Latents are stored unchanged:
+    all samplers of a model share one form of noise."""
+
+    config: FlowConfig
+    steps: tuple[Step, ...]
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """Return the scheduler of the steps."""
+        return self.config.scheduler
+
+    @property
+    def is_flow(self) -> bool:
+        """Return True."""
+        return True
+
+    def noised_latent(self, clean: Tensor, noise: Tensor, step_index: int) -> Tensor:
+        """Return a clean latent re-noised to the level before `step_index`."""
+        sigma = self.steps[step_index].sigma
+        return sigma * noise + (1.0 - sigma) * clean
+
+
 @dataclass(frozen=True)
 class FlowStep:
     """Hold the level before a step, and the (negative) distance to the next one."""
@@ -26,22 +60,8 @@ class FlowStep:
 
 
 @dataclass(frozen=True)
-class FlowMatchEulerSchedule(Schedule):
-    """Hold the steps of Euler along a flow's straight path. Latents are stored unchanged: all samplers of a model share
-    one form of noise."""
-
-    config: FlowConfig
-    steps: tuple[FlowStep, ...]
-
-    @property
-    def scheduler(self) -> Scheduler:
-        """Return the scheduler of the steps."""
-        return Scheduler.FLOW_MATCH_EULER
-
-    def noised_latent(self, clean: Tensor, noise: Tensor, step_index: int) -> Tensor:
-        """Return a clean latent re-noised to the level before `step_index`."""
-        sigma = self.steps[step_index].sigma
-        return sigma * noise + (1.0 - sigma) * clean
+class FlowMatchEulerSchedule(FlowSchedule[FlowStep]):
+    """Take the steps of Euler."""
 
     def advance(self, state: SamplerState, prediction: Tensor, noise: Tensor | None) -> tuple[SamplerState, Tensor]:
         """Return the next state and the predicted clean latent."""
@@ -66,8 +86,13 @@ def make_flow_match_euler_schedule(config: FlowConfig, order: StepSequence) -> F
     following = torch.cat([whole[1:], torch.zeros(1)])[order.landings]
     taken = whole[order.levels]
     steps = tuple(FlowStep(*row) for row in torch.stack((taken, following - taken), dim=1).tolist())
-    ratios = taken.double() / (1 - taken.double())
-    return FlowMatchEulerSchedule(taken * trained, tuple(ratios.tolist()), order, config, steps)
+    return FlowMatchEulerSchedule(taken * trained, noise_ratios(taken), order, config, steps)
+
+
+def noise_ratios(levels: Tensor) -> tuple[float, ...]:
+    """Return the ratios of noise to image of levels (count,); infinite where no image is left."""
+    shares = levels.double().clamp(max=1.0)
+    return tuple((shares / (1 - shares)).tolist())
 
 
 def _unshifted_levels(config: FlowConfig, step_count: int) -> Levels:

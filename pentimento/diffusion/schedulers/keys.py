@@ -38,6 +38,7 @@ _READ: Mapping[Scheduler, frozenset[str]] = {
     Scheduler.DDIM: _NOISE_SCHEDULE | {"clip_sample", "clip_sample_range", "set_alpha_to_one"},
     Scheduler.EULER: _NOISE_SCHEDULE | _SPACINGS | {"final_sigmas_type"},
     Scheduler.EULER_ANCESTRAL: _NOISE_SCHEDULE,
+    Scheduler.HEUN: (_NOISE_SCHEDULE - {"rescale_betas_zero_snr"}) | _SPACINGS | {"clip_sample", "clip_sample_range"},
     Scheduler.DPM_SOLVER_PP_2M: _DPM_SOLVER,
     Scheduler.DPM_SOLVER_PP_2M_SDE: _DPM_SOLVER,
     Scheduler.UNI_PC: _NOISE_SCHEDULE | _SPACINGS | {"final_sigmas_type", "lower_order_final"},
@@ -45,6 +46,8 @@ _READ: Mapping[Scheduler, frozenset[str]] = {
     Scheduler.LCM: _CONSISTENCY,
     Scheduler.TCD: _CONSISTENCY,
     Scheduler.FLOW_MATCH_EULER: _FLOW,
+    Scheduler.FLOW_DPM_SOLVER_PP_2M: frozenset({"num_train_timesteps", "flow_shift"}),
+    Scheduler.SCM: frozenset({"num_train_timesteps"}),
 }
 
 _OFF = (False, None)
@@ -75,6 +78,7 @@ _FIXED: Mapping[Scheduler, Mapping[str, tuple[Any, ...]]] = {
         "sigma_max": (None,),
     },
     Scheduler.EULER_ANCESTRAL: {},
+    Scheduler.HEUN: {},
     Scheduler.DPM_SOLVER_PP_2M: _DPM_SOLVER_FIXED,
     Scheduler.DPM_SOLVER_PP_2M_SDE: _DPM_SOLVER_FIXED,
     Scheduler.UNI_PC: {
@@ -100,6 +104,26 @@ _FIXED: Mapping[Scheduler, Mapping[str, tuple[Any, ...]]] = {
         "invert_sigmas": _OFF,
         "stochastic_sampling": _OFF,
     },
+    Scheduler.FLOW_DPM_SOLVER_PP_2M: {
+        **_OTHER_SPACINGS,
+        "use_karras_sigmas": _OFF,
+        "use_lu_lambdas": _OFF,
+        "use_dynamic_shifting": _OFF,
+        "thresholding": _OFF,
+        "use_flow_sigmas": (True,),
+        "prediction_type": ("flow_prediction",),
+        "algorithm_type": ("dpmsolver++",),
+        "solver_order": (2,),
+        "solver_type": ("midpoint",),
+        "final_sigmas_type": ("zero",),
+    },
+    Scheduler.SCM: {"prediction_type": ("trigflow",)},
+}
+# Keys of one class that change nothing for the sampler here: of levels that the flow's replace, of an ending that the
+# level 0 has in any case, and a scale that cancels out.
+_IGNORED: Mapping[Scheduler, frozenset[str]] = {
+    Scheduler.FLOW_DPM_SOLVER_PP_2M: (_DPM_SOLVER | {"lambda_min_clipped"}),
+    Scheduler.SCM: frozenset({"sigma_data"}),
 }
 # Networks of checkpoints with other values predict a variance too, with any sampler.
 _FIXED_FOR_ALL: Mapping[str, tuple[Any, ...]] = {
@@ -119,7 +143,7 @@ _END_LEVELS = ("sigma_min", "sigma_max")
 
 def acted_on(scheduler: Scheduler) -> frozenset[str]:
     """Return the keys that diffusers' class of `scheduler` acts on."""
-    return _READ[scheduler].union(_FIXED[scheduler])
+    return _READ[scheduler].union(_FIXED[scheduler], _IGNORED.get(scheduler, ()))
 
 
 def read_keys(scheduler: Scheduler, stored: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,20 +2,23 @@
 
 from functools import lru_cache
 
-from pentimento.diffusion.schedulers.config import FlowConfig, SchedulerConfig
+from pentimento.diffusion.schedulers.config import FLOW_SAMPLERS, FlowConfig, SchedulerConfig
 from pentimento.diffusion.schedulers.consistency import make_consistency_schedule
 from pentimento.diffusion.schedulers.ddim import make_ddim_schedule
 from pentimento.diffusion.schedulers.deis import make_deis_schedule
 from pentimento.diffusion.schedulers.dpm_solver import make_dpm_solver_schedule
 from pentimento.diffusion.schedulers.euler import make_euler_schedule
 from pentimento.diffusion.schedulers.flow_match_euler import make_flow_match_euler_schedule
+from pentimento.diffusion.schedulers.flow_solvers import make_flow_dpm_solver_schedule, make_scm_schedule
+from pentimento.diffusion.schedulers.heun import make_heun_schedule
 from pentimento.diffusion.schedulers.schedule import Schedule, StepSequence
 from pentimento.diffusion.schedulers.uni_pc import make_uni_pc_schedule
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import WITH_ETA, Scheduler
 
-DIFFUSION_SCHEDULERS = tuple(one for one in Scheduler if one is not Scheduler.FLOW_MATCH_EULER)
+# The samplers of most families with flow matching.
 FLOW_SCHEDULERS = (Scheduler.FLOW_MATCH_EULER,)
+DIFFUSION_SCHEDULERS = tuple(one for one in Scheduler if one not in FLOW_SAMPLERS)
 
 
 @lru_cache(maxsize=256)
@@ -43,7 +46,7 @@ def make_schedule(
 
 def _make(config: SchedulerConfig, order: StepSequence, eta: float) -> Schedule:
     if isinstance(config, FlowConfig):
-        return make_flow_match_euler_schedule(config, order)
+        return _make_flow(config, order)
     match config.scheduler:
         case Scheduler.DDIM:
             return make_ddim_schedule(config, order, eta)
@@ -53,7 +56,19 @@ def _make(config: SchedulerConfig, order: StepSequence, eta: float) -> Schedule:
             return make_dpm_solver_schedule(config, order)
         case Scheduler.UNI_PC:
             return make_uni_pc_schedule(config, order)
+        case Scheduler.HEUN:
+            return make_heun_schedule(config, order)
         case Scheduler.DEIS:
             return make_deis_schedule(config, order)
         case _:
             return make_euler_schedule(config, order)
+
+
+def _make_flow(config: FlowConfig, order: StepSequence) -> Schedule:
+    match config.scheduler:
+        case Scheduler.FLOW_DPM_SOLVER_PP_2M:
+            return make_flow_dpm_solver_schedule(config, order)
+        case Scheduler.SCM:
+            return make_scm_schedule(config, order)
+        case _:
+            return make_flow_match_euler_schedule(config, order)

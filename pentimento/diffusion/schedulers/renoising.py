@@ -12,7 +12,6 @@ import math
 from torch import Tensor
 
 from pentimento.diffusion.schedulers.schedule import Schedule
-from pentimento.domain.generation import Scheduler
 
 
 def renoised_latent(schedule: Schedule, stored: Tensor, from_step: int, to_step: int, noise: Tensor) -> Tensor:
@@ -35,5 +34,5 @@ def _shares(schedule: Schedule, step: int) -> tuple[float, float]:
     ratio = schedule.sigmas[step]
     if math.isinf(ratio):
         return 0.0, 1.0
-    whole = 1.0 + ratio if schedule.scheduler is Scheduler.FLOW_MATCH_EULER else math.hypot(1.0, ratio)
+    whole = 1.0 + ratio if schedule.is_flow else math.hypot(1.0, ratio)
     return 1.0 / whole, ratio / whole

@@ -93,6 +93,11 @@ class Schedule(ABC):
         """Return the scheduler of the steps."""
 
     @property
+    def is_flow(self) -> bool:
+        """Return whether the shares of image and noise in a latent sum to 1, and not their squares."""
+        return False
+
+    @property
     def step_count(self) -> int:
         """Return the number of steps."""
         return self.order.step_count

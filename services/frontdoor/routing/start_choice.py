@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pentimento.domain.cache import CacheScope, CandidateStart, LookupAnswer, LookupCandidate
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.fleet import HeldModel, PoolPlan
-from pentimento.domain.generation import FromLatent, FromNoise, Route, Start
+from pentimento.domain.generation import WITHOUT_REUSE, FromLatent, FromNoise, Route, Start
 from pentimento.domain.image_request import ResolvedRequest
 from pentimento.policies.plan.entry import (
     FoundStart,
@@ -98,6 +98,8 @@ def new_route_id() -> str:
 async def _look_up(
     parts: FrontdoorParts, asker: Asker, asked: Sequence[Asked], embedding: Embedding | None, note: Note
 ) -> LookupAnswer:
+    if asker.resolved.spec.scheduler in WITHOUT_REUSE:
+        return _not_asked(asked, f"nothing is reused with scheduler {asker.resolved.spec.scheduler.value}")
     if not asker.resolved.cacheable:
         return _not_asked(asked, "the cache was not used")
     if asker.left_out:

@@ -27,8 +27,10 @@ from pentimento.diffusion.painting import (
 from pentimento.diffusion.schedulers import nearest_step
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import (
+    WITHOUT_REUSE,
     FromImage,
     FromLatent,
+    FromNoise,
     GenerationSpec,
     InitImage,
     Route,
@@ -68,6 +70,8 @@ class StartResolver:
         if spec.init_image is not None:
             return await self._own_image(spec, spec.init_image)
         try:
+            if spec.scheduler in WITHOUT_REUSE and not isinstance(route.start, FromNoise):
+                raise UnusableDonor("NOT_RESUMABLE", f"nothing is reused with scheduler {spec.scheduler.value}")
             match route.start:
                 case FromLatent():
                     return await self._donor_latent(spec, route.start)
@@ -84,7 +88,8 @@ class StartResolver:
         """Return the first step that the request's own image allows; 0 without one."""
         if spec.init_image is None:
             return 0
-        return first_img2img_step(spec.num_inference_steps, spec.init_image.strength, self._model.info.noise_form)
+        form, strength = self._model.info.noise_form, spec.init_image.strength
+        return first_img2img_step(spec.num_inference_steps, strength, form, spec.scheduler)
 
     async def _own_image(self, spec: GenerationSpec, init_image: InitImage) -> ResolvedStart:
         first_step = self.own_first_step(spec)

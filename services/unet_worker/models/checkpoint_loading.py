@@ -31,14 +31,21 @@ def load_checkpoint(
     storage: WeightStorage = WeightStorage.AUTO,
     embeddings: Path | None = None,
     sums: FileSums | None = None,
+    tile_px: int = 0,
 ) -> DiffusionModel:
     """Return the model on its device, with the textual inversions of the directory `embeddings`; files in `sums` are
-    not hashed again. Raises FailedPrecondition, before it is loaded, for kernels that cannot run."""
+    not hashed again, images with a side over `tile_px` are decoded in tiles, 0 for none. Raises FailedPrecondition for
+    kernels that cannot run, before the model is loaded, and for a tile that is too small for it."""
     quiet_loaders()
     device = choose_device(device_choice)
     kernels = kernels_for(kernel_mode, device)
     chosen = None if dtype is DtypeChoice.AUTO else choose_dtype(dtype, device)
     model = load_model(path, device, chosen, storage, sums)
+    try:
+        if tile_px:
+            model.tile_decoder(tile_px)
+    except ValueError as error:
+        raise FailedPrecondition("TILE_TOO_SMALL", f"tile_px={tile_px}: {error}") from None
     if embeddings is not None:
         add_inversions(model, embeddings)
     if kernels is not None:

@@ -27,7 +27,7 @@ from tests.support.torch_threads import one_thread  # noqa: F401 (a fixture of t
 
 IMAGE, MASK = noise_image(SIDE_PX, SIDE_PX), mask_image(SIDE_PX, SIDE_PX)
 SETTINGS = (ControlSetting(scale=0.7), ControlSetting(0.6, start_fraction=0.3, end_fraction=0.7))
-STEPS = 6
+STEPS = 7
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class ImageSides:
         assert case.strength is not None
         pixels = decode_pixels(png_of(IMAGE), "image", SIDE_PX, SIDE_PX)
         mask = decode_mask(png_of(MASK), "mask", SIDE_PX, SIDE_PX) if case.masked else None
-        first = first_img2img_step(case.steps, case.strength, NoiseForm.VARIANCE_PRESERVING)
+        first = first_img2img_step(case.steps, case.strength, NoiseForm.VARIANCE_PRESERVING, case.scheduler)
         start = ImageStart(pixels, first, mask, from_noise=case.masked and case.strength == 1.0)
         acting = tuple(setting.over_steps_from(first, case.steps) for setting in settings)
         request = self.engine.request(ControlledCase(case, acting), conditions)
@@ -97,7 +97,7 @@ class ImageSides:
             image=_tensor_of(IMAGE),
             control_image=list(conditions) if many else conditions[0],
             strength=case.strength,
-            num_inference_steps=case.steps,
+            num_inference_steps=case.reference_steps,
             guidance_scale=case.guidance_scale,
             generator=torch.Generator().manual_seed(case.seed),
             controlnet_conditioning_scale=scales if many else scales[0],

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from diffusers import DPMSolverMultistepScheduler
+from diffusers import DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler
 
 from lab.fixtures.checkpoints import (
     T5_TOKENS,
@@ -18,7 +18,8 @@ from lab.fixtures.checkpoints import (
     write_xl_checkpoint,
 )
 from lab.fixtures.diffusers_reference import Case
-from lab.fixtures.flow_checkpoints import write_flux_checkpoint, write_z_image_checkpoint
+from lab.fixtures.flow_checkpoints import write_flux_checkpoint, write_qwen_image_checkpoint, write_z_image_checkpoint
+from lab.fixtures.sana_checkpoints import write_sana_checkpoint
 from pentimento.domain.generation import Scheduler
 from tests.golden.unet_worker.comparison import compare
 from tests.support.torch_threads import one_thread  # noqa: F401 (a fixture of this module)
@@ -113,15 +114,19 @@ async def test_final_latents_of_flux_equal_those_of_diffusers(kind: str, tmp_pat
     assert all(value == 0.0 for value in differences.values()), differences
 
 
-Z_IMAGE: dict[str, Callable[[Path], Path]] = {
-    "an odd size": partial(write_z_image_checkpoint, size=(24, 40)),
-    "half precision": partial(write_z_image_checkpoint, half=True),
+WITH_LANGUAGE_MODELS: dict[str, Callable[[Path], Path]] = {
+    "Z-Image, an odd size": partial(write_z_image_checkpoint, size=(24, 40)),
+    "Z-Image, half precision": partial(write_z_image_checkpoint, half=True),
+    "Qwen-Image, an odd size": partial(write_qwen_image_checkpoint, size=(24, 40)),
+    "SANA": write_sana_checkpoint,
+    "SANA, Euler": partial(write_sana_checkpoint, scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0)),
+    "SANA-Sprint": partial(write_sana_checkpoint, is_sprint=True),
 }
 
 
-@pytest.mark.parametrize("kind", Z_IMAGE)
-async def test_final_latents_of_z_image_equal_those_of_diffusers(kind: str, tmp_path: Path) -> None:
-    _, differences = await compare(Z_IMAGE[kind](tmp_path / "model"), flux_cases)
+@pytest.mark.parametrize("kind", WITH_LANGUAGE_MODELS)
+async def test_latents_with_language_models_equal_those_of_diffusers(kind: str, tmp_path: Path) -> None:
+    _, differences = await compare(WITH_LANGUAGE_MODELS[kind](tmp_path / "model"), flux_cases)
 
     assert len(differences) == 4
     assert all(value <= 1e-4 for value in differences.values()), differences
@@ -135,6 +140,7 @@ MASKED: dict[str, Callable[[Path], Path]] = {
     "flow": partial(write_flow_checkpoint, channel_count=16),
     "FLUX": partial(write_flux_checkpoint, size=(40, 24)),
     "Z-Image": write_z_image_checkpoint,
+    "Qwen-Image": write_qwen_image_checkpoint,
     "a network that sees masks": partial(write_checkpoint, sees_mask=True),
     "XL, a network that sees masks": partial(write_xl_checkpoint, sees_mask=True),
 }
@@ -143,7 +149,7 @@ MASKED: dict[str, Callable[[Path], Path]] = {
 def masked_cases(schedulers: Sequence[Scheduler]) -> list[Case]:
     stochastic = [Case("a red circle", "", Scheduler.DDIM, 3, 3, 7.5, eta=0.8, strength=0.7, masked=True)]
     each = [
-        Case("a red circle", "blurred", scheduler, seed=number, steps=6, strength=strength, masked=True)
+        Case("a red circle", "blurred", scheduler, seed=number, steps=7, strength=strength, masked=True)
         for number, strength in enumerate((0.5, 1.0))
         for scheduler in schedulers
     ]

@@ -1,13 +1,15 @@
-"""SDXL, SD3, FLUX and Z-Image through the real service: their cache, and ControlNets of SD3 in another process."""
+"""The families through the real service: their cache, and ControlNets of SD3 in another process."""
 
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
 
 from lab.fixtures.checkpoints import (
     SIDE_PX,
@@ -18,7 +20,8 @@ from lab.fixtures.checkpoints import (
 from lab.fixtures.controlled_generation import ControlledByDiffusers, ControlledCase, conditions_for
 from lab.fixtures.controlnet_serving import ControlledByService, controlled_by_service
 from lab.fixtures.diffusers_reference import Case
-from lab.fixtures.flow_checkpoints import write_flux_checkpoint, write_z_image_checkpoint
+from lab.fixtures.flow_checkpoints import write_flux_checkpoint, write_qwen_image_checkpoint, write_z_image_checkpoint
+from lab.fixtures.sana_checkpoints import write_sana_checkpoint
 from pentimento.diffusion.controlnets import ControlSetting
 from pentimento.domain.errors import InvalidArgument, NotFound
 from pentimento.domain.fleet import Capability
@@ -32,6 +35,9 @@ FAMILIES: dict[str, tuple[Callable[[Path], Path], NoiseForm]] = {
     "stable_diffusion_3": (write_flow_checkpoint, NoiseForm.FLOW_MATCHING),
     "flux": (write_flux_checkpoint, NoiseForm.FLOW_MATCHING),
     "z_image": (write_z_image_checkpoint, NoiseForm.FLOW_MATCHING),
+    "qwen_image": (write_qwen_image_checkpoint, NoiseForm.FLOW_MATCHING),
+    # Its own solver restarts at the first order, so a resumed image differs.
+    "sana": (partial(write_sana_checkpoint, scheduler=FlowMatchEulerDiscreteScheduler()), NoiseForm.FLOW_MATCHING),
 }
 
 

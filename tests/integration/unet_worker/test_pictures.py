@@ -213,12 +213,19 @@ async def test_bad_donor_costs_the_saving_alone(worker: Served, harm: str, reaso
     assert result.bad_donor_reason == reason
 
 
-async def test_a_noise_level_that_the_schedule_does_not_have_is_passed_over(worker: Served) -> None:
+@pytest.mark.parametrize(
+    ("louder", "scheduler", "reason"),
+    [(1.2, Scheduler.DDIM, "NO_SUCH_LEVEL"), (1.0, Scheduler.HEUN, "NOT_RESUMABLE")],
+)
+async def test_start_that_the_sampler_cannot_take_is_passed_over(
+    worker: Served, louder: float, scheduler: Scheduler, reason: str
+) -> None:
     start = from_latent(await result_of(execute(worker, cache_grant=GRANT)), 5)
 
-    result = await result_of(execute(worker, attempt=attempt(2), start=replace(start, sigma=start.sigma * 1.2)))
+    asked = {"start": replace(start, sigma=start.sigma * louder), "spec": spec_with(scheduler=scheduler)}
+    result = await result_of(execute(worker, attempt=attempt(2), **asked))
 
-    assert result.notes[0].startswith("cache skipped: NO_SUCH_LEVEL")
+    assert result.notes[0].startswith(f"cache skipped: {reason}")
     assert result.bad_donor_reason == ""
 
 

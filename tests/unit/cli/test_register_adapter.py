@@ -68,7 +68,12 @@ def test_registered_adapter_of_same_name_is_replaced(described: dict[str, str], 
 @pytest.mark.parametrize(
     ("kind", "family", "flags", "message"),
     [
-        ("lora", "", [], "must be one of stable_diffusion, stable_diffusion_xl, stable_diffusion_3, flux, z_image"),
+        (
+            "lora",
+            "",
+            [],
+            "must be one of stable_diffusion, stable_diffusion_xl, stable_diffusion_3, flux, z_image, sana, qwen_image",
+        ),
         ("controlnet", "stable_diffusion", ["--family", "stable_diffusion_xl"], "must be stable_diffusion, got"),
         ("lora", "", ["--name", "Neon"], "must be a registry name"),
         ("lora", "", ["--base-digest", "sha256:1"], "must be sha256:<64 hex digits>"),

@@ -8,7 +8,8 @@ from lab.fixtures.checkpoints import (
     write_flow_checkpoint,
     write_xl_checkpoint,
 )
-from lab.fixtures.flow_checkpoints import write_flux_checkpoint, write_z_image_checkpoint
+from lab.fixtures.flow_checkpoints import write_flux_checkpoint, write_qwen_image_checkpoint, write_z_image_checkpoint
+from lab.fixtures.sana_checkpoints import write_sana_checkpoint
 from pentimento.diffusion.families import DiffusionModel
 from tests.unit.diffusion.specs import load
 
@@ -36,6 +37,16 @@ def flux_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def z_image_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_z_image_checkpoint(tmp_path_factory.mktemp("checkpoints") / "z_image")
+
+
+@pytest.fixture(scope="session")
+def sana_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_sana_checkpoint(tmp_path_factory.mktemp("checkpoints") / "sana")
+
+
+@pytest.fixture(scope="session")
+def qwen_image_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_qwen_image_checkpoint(tmp_path_factory.mktemp("checkpoints") / "qwen_image")
 
 
 @pytest.fixture

@@ -27,12 +27,13 @@ from pentimento.diffusion.families import (
     PerSampleAdapters,
 )
 from pentimento.diffusion.painting import ImageStart, PaintingRequest
-from pentimento.diffusion.schedulers import DiffusionConfig
+from pentimento.diffusion.schedulers import DIFFUSION_SCHEDULERS, DiffusionConfig
 from pentimento.domain.generation import NoiseForm, Scheduler
 from tests.support.text_files import edit_json
 from tests.unit.diffusion.specs import SPEC, load, paint, part_of, rows_of, spec_with
 
 PROMPT = "a red circle"
+WITH_LANGUAGE_MODELS = ("z_image_checkpoint", "sana_checkpoint", "qwen_image_checkpoint")
 
 
 def conditioning_of(model: DiffusionModel, prompt: str, *, negative: bool = False) -> Conditioning:
@@ -182,12 +183,13 @@ def test_each_family_says_what_it_is(
     assert [info.prediction_type for info in infos] == ["v_prediction", "epsilon", "flow"]
     assert [info.noise_form for info in infos] == [NoiseForm.VARIANCE_PRESERVING] * 2 + [NoiseForm.FLOW_MATCHING]
     assert [info.longest_side_px for info in infos] == [None, None, 64]
-    assert infos[1].schedulers == tuple(one for one in Scheduler if one is not Scheduler.FLOW_MATCH_EULER)
+    assert infos[1].schedulers == DIFFUSION_SCHEDULERS
     assert infos[2].schedulers == (Scheduler.FLOW_MATCH_EULER,)
 
 
 @pytest.mark.parametrize(
-    "family", ["checkpoint", "xl_checkpoint", "flow_checkpoint", "flux_checkpoint", "z_image_checkpoint"]
+    "family",
+    ["checkpoint", "xl_checkpoint", "flow_checkpoint", "flux_checkpoint", *WITH_LANGUAGE_MODELS],
 )
 def test_every_family_paints_in_half_precision(family: str, request: pytest.FixtureRequest) -> None:
     model = load(request.getfixturevalue(family), torch.bfloat16)

@@ -17,7 +17,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lab.fixtures.checkpoints import write_flow_checkpoint, write_xl_checkpoint
-from lab.fixtures.flow_checkpoints import write_flux_checkpoint, write_z_image_checkpoint
+from lab.fixtures.flow_checkpoints import write_flux_checkpoint, write_qwen_image_checkpoint, write_z_image_checkpoint
+from lab.fixtures.sana_checkpoints import write_sana_checkpoint
 from pentimento.diffusion.checkpoint import BadCheckpoint, check_inside, digest_directory
 from tests.support.text_files import edit_json
 from tests.unit.diffusion.specs import load
@@ -128,12 +129,17 @@ def transformer_with(**changes: Any) -> Damage:
     )
 
 
-def flux_with(**changes: Any) -> Damage:
-    return lambda model: put_part_of(model, write_flux_checkpoint(model.parent / "other", **changes), "transformer")
+def another(write: Callable[..., Path], **changes: Any) -> Damage:
+    """Put in the transformer of another checkpoint of the family."""
+    return lambda model: put_part_of(model, write(model.parent / "other", **changes), "transformer")
 
 
-def z_image_with(**changes: Any) -> Damage:
-    return lambda model: put_part_of(model, write_z_image_checkpoint(model.parent / "other", **changes), "transformer")
+def nested_text_config(**changes: Any) -> Damage:
+    def damage(model: Path) -> None:
+        path = model / "text_encoder/config.json"
+        edit_json(path, text_config={**json.loads(path.read_text())["text_config"], **changes})
+
+    return damage
 
 
 def t5_of_another_width(model: Path) -> None:
@@ -144,6 +150,7 @@ def t5_of_another_width(model: Path) -> None:
 DEEP = b'{"a":' + b"[" * 200_000 + b"]" * 200_000 + b"}"
 DEEP_HEADER = (200_000).to_bytes(8, "little") + b"[" * 200_000
 NO_SAFETENSORS = r"diffusion_pytorch_model\.safetensors: not a safetensors file"
+TRANSFORMER_WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"
 SHARDS = "unet/diffusion_pytorch_model.safetensors.index.json"
 OTHER_TENSORS = json.dumps({"weight_map": {"evil": "diffusion_pytorch_model.safetensors"}}).encode()
 REFUSED: dict[str, dict[str, tuple[Damage, str]]] = {
@@ -259,19 +266,90 @@ REFUSED: dict[str, dict[str, tuple[Damage, str]]] = {
         "10^9 positions": (edited(TRANSFORMER, axes_lens=[10**9, 64, 64]), "axes_lens"),
         "few text positions": (edited(TRANSFORMER, axes_lens=[64, 64, 64]), r"axes_lens must begin with more than 97"),
         "patches of several sizes": (edited(TRANSFORMER, all_patch_size=[2, 4], all_f_patch_size=[1, 1]), "no tensor"),
-        "other text states": (z_image_with(cap_feat_dim=24), r"text states of 24 values.* make 16"),
-        "other channels": (z_image_with(in_channels=8), r"takes 8 channels.* makes 4"),
-        "an image as a prompt": (z_image_with(siglip_feat_dim=8), r"siglip_feat_dim=8 is not supported"),
+        "other text states": (
+            another(write_z_image_checkpoint, cap_feat_dim=24),
+            r"text states of 24 values.* make 16",
+        ),
+        "other channels": (another(write_z_image_checkpoint, in_channels=8), r"takes 8 channels.* makes 4"),
+        "an image as a prompt": (
+            another(write_z_image_checkpoint, siglip_feat_dim=8),
+            r"siglip_feat_dim=8 is not supported",
+        ),
+    },
+    "sana_checkpoint": {
+        "another family's autoencoder": (edited(INDEX, vae=["diffusers", "AutoencoderKL"]), "AutoencoderKL"),
+        "truncated weights": (
+            lambda model: (model / TRANSFORMER_WEIGHTS).write_bytes((model / TRANSFORMER_WEIGHTS).read_bytes()[:-1]),
+            r"transformer/diffusion_pytorch_model\.safetensors",
+        ),
+        "a diffusion sampler": (
+            edited(SCHEDULER, use_flow_sigmas=False),
+            "with use_flow_sigmas",
+        ),
+        "predicted noise": (edited(SCHEDULER, prediction_type="epsilon"), r"prediction_type='epsilon'"),
+        "a third order": (edited(SCHEDULER, solver_order=3), "solver_order=3"),
+        "the sampler of Sprint": (
+            edited(INDEX, scheduler=["diffusers", "SCMScheduler"]),
+            r"prediction_type='flow_prediction' is not supported, only 'trigflow'",
+        ),
+        "a network of Sprint": (
+            another(write_sana_checkpoint, guidance_embeds=True),
+            r"guidance_embeds=True does not suit the scheduler",
+        ),
+        "other text states": (
+            another(write_sana_checkpoint, caption_channels=24),
+            r"text states of 24 values.* make 16",
+        ),
+        "a learned variance": (another(write_sana_checkpoint, out_channels=8), r"makes 8 channels of 4"),
+        "one token": (edited(INDEX, max_sequence_length=1), r"max_sequence_length=1 must be at least 2"),
+        "10^9 layers": (edited("vae/config.json", decoder_layers_per_block=[10**9] * 3), "decoder_layers_per_block"),
+    },
+    "qwen_image_checkpoint": {
+        "another language model": (edited(INDEX, text_encoder=["transformers", "Qwen3Model"]), "Qwen3Model"),
+        "truncated weights": (
+            lambda model: (model / TRANSFORMER_WEIGHTS).write_bytes((model / TRANSFORMER_WEIGHTS).read_bytes()[:-1]),
+            r"transformer/diffusion_pytorch_model\.safetensors",
+        ),
+        "10^9 nested layers": (nested_text_config(num_hidden_layers=10**9), r"text_encoder/config\.json: num_hidden_l"),
+        "a network for edits": (edited(TRANSFORMER, zero_cond_t=True), "zero_cond_t=True is not supported"),
+        "patches of one": (
+            another(write_qwen_image_checkpoint, patch_size=1, out_channels=16),
+            "patch_size must be 2, got 1",
+        ),
+        "other channels": (
+            another(write_qwen_image_checkpoint, in_channels=32, out_channels=8),
+            "in_channels and out_channels are 32 and 8",
+        ),
+        "other text states": (
+            another(write_qwen_image_checkpoint, joint_attention_dim=24),
+            r"text states of 24 values.* make 16",
+        ),
+        "a mean too few": (edited("vae/config.json", latents_mean=[0.1] * 3), "latents_mean"),
     },
     "flux_checkpoint": {
         "no T5": (edited(INDEX, text_encoder_2=[None, None]), "text_encoder_2"),
         "10^9 layers": (edited(TRANSFORMER, num_single_layers=10**9), "num_single_layers"),
-        "patches of patches": (flux_with(patch_size=2), r"patch_size must be 1, got 2"),
-        "odd positions": (flux_with(axes_dims_rope=(2, 3, 3)), r"axes_dims_rope=\[2, 3, 3\] must be three even"),
-        "two axes": (flux_with(axes_dims_rope=(4, 4)), r"axes_dims_rope=\[4, 4\] must be three even"),
-        "a condition beside the latents": (flux_with(in_channels=32, out_channels=16), r"takes 32 channels.* makes 16"),
-        "other text states": (flux_with(joint_attention_dim=24), r"text states of 24 values.* make 40"),
-        "other pooled text": (flux_with(pooled_projection_dim=24), r"pooled text of 24 values.* make 16"),
+        "patches of patches": (another(write_flux_checkpoint, patch_size=2), r"patch_size must be 1, got 2"),
+        "odd positions": (
+            another(write_flux_checkpoint, axes_dims_rope=(2, 3, 3)),
+            r"axes_dims_rope=\[2, 3, 3\] must be three even",
+        ),
+        "two axes": (
+            another(write_flux_checkpoint, axes_dims_rope=(4, 4)),
+            r"axes_dims_rope=\[4, 4\] must be three even",
+        ),
+        "a condition beside the latents": (
+            another(write_flux_checkpoint, in_channels=32, out_channels=16),
+            r"takes 32 channels.* makes 16",
+        ),
+        "other text states": (
+            another(write_flux_checkpoint, joint_attention_dim=24),
+            r"text states of 24 values.* make 40",
+        ),
+        "other pooled text": (
+            another(write_flux_checkpoint, pooled_projection_dim=24),
+            r"pooled text of 24 values.* make 16",
+        ),
         "no size": (edited(TRANSFORMER, sample_size=0), "sample_size=0"),
     },
 }

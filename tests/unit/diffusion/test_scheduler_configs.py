@@ -11,6 +11,7 @@ import pytest
 from pentimento.diffusion.model_registry import UsualSettings, usual_settings
 from pentimento.diffusion.schedulers import (
     DIFFUSION_SCHEDULERS,
+    FLOW_SAMPLERS,
     FLOW_SCHEDULERS,
     UnsupportedConfig,
     scheduler_config,
@@ -21,6 +22,7 @@ from pentimento.domain.generation import Scheduler
 
 EULER, ANCESTRAL, DPM = Scheduler.EULER, Scheduler.EULER_ANCESTRAL, Scheduler.DPM_SOLVER_PP_2M
 FLOW, SDE = Scheduler.FLOW_MATCH_EULER, Scheduler.DPM_SOLVER_PP_2M_SDE
+FLOW_DPM = Scheduler.FLOW_DPM_SOLVER_PP_2M
 CLASSES: dict[Scheduler, Any] = {
     Scheduler.DDIM: diffusers.DDIMScheduler,
     EULER: diffusers.EulerDiscreteScheduler,
@@ -32,6 +34,9 @@ CLASSES: dict[Scheduler, Any] = {
     Scheduler.DEIS: diffusers.DEISMultistepScheduler,
     Scheduler.LCM: diffusers.LCMScheduler,
     Scheduler.TCD: diffusers.TCDScheduler,
+    Scheduler.HEUN: diffusers.HeunDiscreteScheduler,
+    FLOW_DPM: diffusers.DPMSolverMultistepScheduler,
+    Scheduler.SCM: diffusers.SCMScheduler,
 }
 # Those that leave keys behind which the samplers here do not take.
 WRITERS: dict[str, dict[str, Any]] = {
@@ -63,6 +68,10 @@ EDM = {"sigma_min": 0.002, "sigma_max": 80.0, "sigma_data": 0.5, "sigma_schedule
         (DPM, "use_flow_sigmas", True),
         (DPM, "lambda_min_clipped", -5.1),
         (DPM, "variance_type", "learned_range"),
+        (FLOW_DPM, "use_flow_sigmas", False),
+        (FLOW_DPM, "final_sigmas_type", "sigma_min"),
+        (FLOW_DPM, "flow_shift", 0.0),
+        (Scheduler.SCM, "prediction_type", "epsilon"),
         (FLOW, "use_karras_sigmas", True),
         (FLOW, "stochastic_sampling", True),
         (FLOW, "shift_terminal", 1.0),
@@ -120,7 +129,7 @@ def test_leftover_keys_are_read_as_diffusers_reads_them(scheduler: Scheduler, wr
     assert scheduler_config(scheduler, stored) == scheduler_config(scheduler, taken)
 
 
-NEWER = [SDE, Scheduler.UNI_PC, Scheduler.DEIS, Scheduler.LCM, Scheduler.TCD]
+NEWER = [SDE, Scheduler.UNI_PC, Scheduler.DEIS, Scheduler.LCM, Scheduler.TCD, Scheduler.HEUN]
 DPM_CLASS, FLOW_CLASS = "DPMSolverMultistepScheduler", "FlowMatchEulerDiscreteScheduler"
 
 
@@ -133,10 +142,16 @@ DPM_CLASS, FLOW_CLASS = "DPMSolverMultistepScheduler", "FlowMatchEulerDiscreteSc
             DPM_CLASS,
             {"algorithm_type": "sde-dpmsolver++"},
             DIFFUSION_SCHEDULERS,
-            [SDE, Scheduler.DDIM, EULER, ANCESTRAL, DPM, Scheduler.UNI_PC, Scheduler.LCM, Scheduler.TCD],
+            [SDE, Scheduler.DDIM, EULER, ANCESTRAL, DPM, *(one for one in NEWER if one not in (SDE, Scheduler.DEIS))],
         ),
         ("DDIMScheduler", {"prediction_type": "sample"}, DIFFUSION_SCHEDULERS, [Scheduler.DDIM, EULER, DPM, *NEWER]),
         (FLOW_CLASS, {"shift": 3.0}, FLOW_SCHEDULERS, [FLOW]),
+        (
+            DPM_CLASS,
+            {"use_flow_sigmas": True, "prediction_type": "flow_prediction"},
+            FLOW_SAMPLERS,
+            [FLOW_DPM, FLOW],
+        ),
     ],
 )
 def test_scheduler_configs_offer_samplers_that_suit(
@@ -150,6 +165,7 @@ def test_scheduler_configs_offer_samplers_that_suit(
     [
         (DPM_CLASS, {"algorithm_type": "dpmsolver"}, "algorithm_type"),
         (FLOW_CLASS, {}, repr(FLOW_CLASS)),
+        (DPM_CLASS, {"use_flow_sigmas": True}, repr(DPM_CLASS)),
         ("ScoreSdeVeScheduler", {}, "'ScoreSdeVeScheduler'"),
         (DPM_CLASS, {"use_karras_sigmas": True, "use_beta_sigmas": True}, "use_karras_sigmas and use_beta_sigmas"),
         ("", {}, "''"),
@@ -175,6 +191,8 @@ PIPELINES = (
     "StableDiffusionXLInpaintPipeline",
     "StableDiffusion3Pipeline",
     "StableDiffusion3Img2ImgPipeline",
+    "SanaPipeline",
+    "SanaSprintPipeline",
 )
 XL, SD3 = "StableDiffusionXLPipeline", "StableDiffusion3Pipeline"
 EULER_CLASS, ANCESTRAL_CLASS = "EulerDiscreteScheduler", "EulerAncestralDiscreteScheduler"
@@ -214,7 +232,8 @@ def test_family_defaults_are_those_of_diffusers_pipelines(pipeline: str, tmp_pat
 
     found = usual_settings(written(tmp_path / "model", pipeline, timestep_spacing="trailing"))
 
-    assert found == UsualSettings(theirs["num_inference_steps"].default, theirs["guidance_scale"].default)
+    own = (theirs["num_inference_steps"].default, theirs["guidance_scale"].default)
+    assert (found.steps, found.guidance_scale) == own
 
 
 @pytest.mark.parametrize(

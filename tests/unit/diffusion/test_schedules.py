@@ -14,7 +14,9 @@ from diffusers import (
     EulerAncestralDiscreteScheduler,
     EulerDiscreteScheduler,
     FlowMatchEulerDiscreteScheduler,
+    HeunDiscreteScheduler,
     LCMScheduler,
+    SCMScheduler,
     TCDScheduler,
     UniPCMultistepScheduler,
 )
@@ -26,12 +28,13 @@ from pentimento.diffusion.schedulers import (
     FlowConfig,
     SamplerState,
     Schedule,
+    first_pass,
     make_schedule,
     nearest_step,
     scheduler_config,
 )
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.generation import Scheduler
+from pentimento.domain.generation import WITHOUT_REUSE, Scheduler
 
 ZERO_SNR: dict[str, Any] = {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
 REFERENCES: dict[Scheduler, Any] = {
@@ -45,6 +48,9 @@ REFERENCES: dict[Scheduler, Any] = {
     Scheduler.DEIS: DEISMultistepScheduler,
     Scheduler.LCM: LCMScheduler,
     Scheduler.TCD: TCDScheduler,
+    Scheduler.FLOW_DPM_SOLVER_PP_2M: partial(
+        DPMSolverMultistepScheduler, use_flow_sigmas=True, prediction_type="flow_prediction"
+    ),
 }
 common = {
     "num_train_timesteps": st.sampled_from([50, 100, 1000]),
@@ -94,9 +100,14 @@ CONFIGS = {
     Scheduler.FLOW_MATCH_EULER: st.fixed_dictionaries(
         {"num_train_timesteps": st.sampled_from([50, 1000]), "shift": st.sampled_from([0.7, 1.0, 1.15, 3.0, 6.0])}
     ),
+    Scheduler.FLOW_DPM_SOLVER_PP_2M: st.fixed_dictionaries(
+        {"num_train_timesteps": st.sampled_from([50, 1000]), "flow_shift": st.sampled_from([0.7, 1.0, 3.0, 6.0])}
+    ),
 }
 step_counts = st.integers(1, 50)
 sampled_by = pytest.mark.parametrize("scheduler", list(Scheduler))
+# SCM's latents have another form in diffusers, and Heun's steps are passes; see their own tests.
+compared_by = pytest.mark.parametrize("scheduler", list(REFERENCES))
 
 
 def unit_noise(seed: int) -> torch.Tensor:
@@ -138,7 +149,7 @@ def test_every_ddim_step_equals_diffusers(config: dict[str, Any], steps: int, et
         torch.testing.assert_close(clean, expected.pred_original_sample, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("scheduler", [scheduler for scheduler in Scheduler if scheduler is not Scheduler.DDIM])
+@pytest.mark.parametrize("scheduler", [scheduler for scheduler in REFERENCES if scheduler is not Scheduler.DDIM])
 @given(data=st.data(), steps=step_counts, seed=st.integers(0, 9))
 @settings(max_examples=80, deadline=None)
 def test_a_run_from_any_step_equals_diffusers(scheduler: Scheduler, data: st.DataObject, steps: int, seed: int) -> None:
@@ -212,7 +223,7 @@ def scaled(reference: Any, latent: torch.Tensor, timestep: torch.Tensor) -> torc
     return torch.cat([one] * 2)
 
 
-@sampled_by
+@compared_by
 @given(data=st.data(), steps=step_counts)
 @settings(max_examples=40, deadline=None)
 def test_both_ways_of_starting_equal_diffusers(scheduler: Scheduler, data: st.DataObject, steps: int) -> None:
@@ -252,7 +263,7 @@ def test_a_latent_survives_the_form_it_is_stored_in(scheduler: Scheduler, steps:
     torch.testing.assert_close(again.latent, state.latent, rtol=1e-6, atol=0)
 
 
-@sampled_by
+@pytest.mark.parametrize("scheduler", [scheduler for scheduler in Scheduler if scheduler not in WITHOUT_REUSE])
 def test_levels_fall_and_every_step_is_found_by_its_own(scheduler: Scheduler) -> None:
     schedule = make_schedule(scheduler_config(scheduler, {}), 20, 0.0)
 
@@ -280,7 +291,7 @@ def test_make_schedule_refuses_eta_and_steps(scheduler: Scheduler) -> None:
     config = scheduler_config(scheduler, {**few, "steps_offset": 1, "timestep_spacing": "leading"})
 
     with pytest.raises(InvalidArgument, match="num_inference_steps"):
-        make_schedule(config, 21, 0.0)
+        make_schedule(config, 42, 0.0)
     if scheduler not in (Scheduler.DDIM, Scheduler.TCD):
         with pytest.raises(InvalidArgument, match="eta"):
             make_schedule(scheduler_config(scheduler, {}), 10, 0.5)
@@ -312,3 +323,73 @@ def test_tcd_with_eta_equals_diffusers(config: dict[str, Any], steps: int, eta: 
         latent = reference.step(prediction, timestep, latent, eta=eta, generator=theirs).prev_sample
         state, _ = schedule.advance(state, prediction, torch.randn(latent.shape, generator=ours))
         torch.testing.assert_close(state.latent, latent, rtol=0, atol=0, equal_nan=True)
+
+
+@given(steps=st.integers(1, 8), first=st.integers(0, 7), seed=st.integers(0, 9))
+@settings(max_examples=40, deadline=None)
+def test_scm_from_any_step_equals_diffusers(steps: int, first: int, seed: int) -> None:
+    """diffusers keeps the latents in trigonometric form, and converts the network's flow to it as its pipeline does."""
+    assume(first < steps)
+    schedule = schedule_of(Scheduler.SCM, {"sigma_data": 0.5, "prediction_type": "trigflow"}, steps)
+    reference = SCMScheduler()
+    reference.set_timesteps(steps, **({} if steps == 2 else {"intermediate_timesteps": None}))
+    reference.set_begin_index(first)
+    clean, noise = unit_noise(seed), unit_noise(seed + 10)
+    angle = reference.timesteps[first]
+    latent = 0.5 * (torch.cos(angle) * clean + torch.sin(angle) * noise)
+    state = SamplerState(schedule.noised_latent(clean, noise, first), first)
+    theirs, ours = torch.Generator().manual_seed(5), torch.Generator().manual_seed(5)
+
+    for index in range(first, steps):
+        angle, flow = reference.timesteps[index], unit_noise(seed + index)
+        sigma = torch.sin(angle) / (torch.cos(angle) + torch.sin(angle))
+        spread = torch.sqrt(sigma**2 + (1 - sigma) ** 2)
+        torch.testing.assert_close(schedule.timesteps[index], sigma, rtol=0, atol=0)
+        torch.testing.assert_close(state.latent, 2 * latent * spread, rtol=0, atol=1e-5)
+        output = ((1 - 2 * sigma) * 2 * latent * spread + (1 - 2 * sigma + 2 * sigma**2) * flow) / spread
+        stepped = reference.step(0.5 * output, angle, latent, generator=theirs)
+        latent = stepped.prev_sample
+        state, _ = schedule.advance(state, flow, torch.randn(latent.shape, generator=ours))
+    torch.testing.assert_close(state.latent, 2 * stepped.pred_original_sample, rtol=0, atol=1e-5)
+    if first == 0:
+        # The first angle is just above a quarter turn.
+        torch.testing.assert_close(schedule.initial_latent(noise), noise, rtol=0, atol=5e-5)
+
+
+HEUNS = spaced(
+    {key: one for key, one in common.items() if key != "rescale_betas_zero_snr"}
+    | {"clip_sample": st.booleans(), "clip_sample_range": st.just(1.5)}
+)
+
+
+@given(config=HEUNS, levels=st.integers(1, 20), first=st.integers(0, 19), seed=st.integers(0, 9))
+@settings(max_examples=80, deadline=None)
+def test_heun_from_any_level_equals_diffusers(config: dict[str, Any], levels: int, first: int, seed: int) -> None:
+    assume(first < levels)
+    schedule = schedule_of(Scheduler.HEUN, config, 2 * levels - 1)
+    if config["timestep_spacing"] == "trailing":
+        assume(len(np.arange(config["num_train_timesteps"], 0, -config["num_train_timesteps"] / levels)) == levels)
+    reference = HeunDiscreteScheduler(**config)
+    reference.set_timesteps(levels)
+    begun = first_pass(first, schedule.step_count)
+    reference.set_begin_index(begun)
+    assert torch.equal(schedule.timesteps, reference.timesteps)
+    assert torch.equal(schedule.initial_latent(unit_noise(seed)), unit_noise(seed) * reference.init_noise_sigma)
+    latent = reference.add_noise(unit_noise(seed), unit_noise(seed + 1), reference.timesteps[begun : begun + 1])
+    state = SamplerState(schedule.noised_latent(unit_noise(seed), unit_noise(seed + 1), begun), begun)
+
+    for index in range(begun, schedule.step_count):
+        prediction, timestep = unit_noise(seed + index), reference.timesteps[index]
+        assert torch.equal(model_input(schedule, state), scaled(reference, latent, timestep))
+        latent = reference.step(prediction, timestep, latent).prev_sample
+        state, _ = schedule.advance(state, prediction, None)
+        torch.testing.assert_close(state.latent, latent, rtol=0, atol=0, equal_nan=True)
+
+
+def test_heun_with_an_even_number_takes_one_pass_at_first() -> None:
+    config = scheduler_config(Scheduler.HEUN, {})
+    even, odd = make_schedule(config, 6, 0.0), make_schedule(config, 7, 0.0)
+
+    assert even.sigmas == (odd.sigmas[0], *odd.sigmas[2:])
+    with pytest.raises(InvalidArgument, match="thinned_steps: must be empty with scheduler heun"):
+        make_schedule(config, 7, 0.0, (2, 5))

@@ -171,6 +171,8 @@ def test_resolve_own_image_and_mask_stay_out_of_cache() -> None:
     assert resolved().cacheable
     for fields in ({"init_image": asked}, started(a_png(8, 8)), {"cache": CacheMode.OFF}):
         assert not resolved(**fields).cacheable
+    heun = replace(resolved().spec, scheduler=Scheduler.HEUN)
+    assert not replace(resolved(), spec=heun).cacheable
 
 
 def test_resolve_cost_of_all_images_is_limited() -> None:

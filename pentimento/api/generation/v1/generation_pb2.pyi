@@ -40,6 +40,11 @@ class _SchedulerEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Scheduler.V
     SCHEDULER_LCM: _Scheduler.ValueType  # 9
     """For distilled models: latent and trajectory consistency."""
     SCHEDULER_TCD: _Scheduler.ValueType  # 10
+    SCHEDULER_FLOW_DPM_SOLVER_PP_2M: _Scheduler.ValueType  # 11
+    """DPM-Solver++ (2M) along a flow's path, and the sampler of SANA-Sprint."""
+    SCHEDULER_SCM: _Scheduler.ValueType  # 12
+    SCHEDULER_HEUN: _Scheduler.ValueType  # 13
+    """Heun's method; its steps are passes of the network, two for a noise level."""
 
 class Scheduler(_Scheduler, metaclass=_SchedulerEnumTypeWrapper): ...
 
@@ -57,6 +62,11 @@ SCHEDULER_DEIS: Scheduler.ValueType  # 8
 SCHEDULER_LCM: Scheduler.ValueType  # 9
 """For distilled models: latent and trajectory consistency."""
 SCHEDULER_TCD: Scheduler.ValueType  # 10
+SCHEDULER_FLOW_DPM_SOLVER_PP_2M: Scheduler.ValueType  # 11
+"""DPM-Solver++ (2M) along a flow's path, and the sampler of SANA-Sprint."""
+SCHEDULER_SCM: Scheduler.ValueType  # 12
+SCHEDULER_HEUN: Scheduler.ValueType  # 13
+"""Heun's method; its steps are passes of the network, two for a noise level."""
 Global___Scheduler: _TypeAlias = Scheduler  # noqa: Y015
 
 class _SigmaSpacing:
