@@ -253,7 +253,7 @@ def run(options: Options) -> int:
     with tempfile.TemporaryDirectory() as folder:
         made = make(Path(folder), options.quick)
         with slow_objects(made.served) as address:
-            found = rounds_of(made, ColdLoads(made, address), 1 if options.quick else 5)
+            found = rounds_of(made, ColdLoads(made, address), 1 if options.quick else 4)
         sizes = {f"{name}_mb": one.size_bytes / 1e6 for name, one in made.references.items()}
     return publish(options, figures_of(found), notes={**sizes, "connections_mb_s": 60.0, "delay_ms": 20.0})
 
