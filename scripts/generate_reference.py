@@ -10,6 +10,7 @@
 | `metrics.md` | the metrics that the processes register | committed |
 | `reasons.md` | `pentimento.domain.reasons` | committed |
 | `../papers.md` | `docs/papers.toml` and the results of the benchmarks | committed |
+| the schema of the chart's values | its source and the settings of the services | committed |
 | `api.md` | the contracts in `protos/` | built with the site |
 | `http.md` | the OpenAPI document of the edge | built with the site |
 """
@@ -26,6 +27,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
+import chart_schema
 from google.protobuf import descriptor_pb2
 from grpc_tools import protoc
 from openapi_page import http_page
@@ -236,6 +238,13 @@ def settings_of(where: str) -> dict[str, Setting]:
     return by_name(getattr(importlib.import_module(module), name))
 
 
+def values_schema() -> str:
+    """Return the schema of the chart's values; the lab's services are not in the chart."""
+    return chart_schema.schema(
+        {section: settings_of(where) for section, _, where in SETTINGS if where.startswith("services.")}
+    )
+
+
 def setting_table(settings: Sequence[Setting], section: str) -> Iterator[str]:
     """Yield the table of some settings."""
     yield from ("| flag and variable | value | default | |", "| --- | --- | --- | --- |")
@@ -350,6 +359,7 @@ COMMITTED = {
     "metrics.md": metrics_page,
     "reasons.md": reasons_page,
     "../papers.md": papers.page,
+    "../../deploy/helm/pentimento/values.schema.json": values_schema,
 }
 # Git ignores these: `make docs` writes them before it builds the site.
 OF_THE_SITE = {"api.md": api_page, "http.md": edge_page}

@@ -15,6 +15,8 @@ from pentimento.domain.errors import NotFound
 
 SERVICE_NAME = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 OVERALL = ""
+# Not a service of ours: a process that answers at all serves it, while it loads, drains or waits as a standby too.
+LIVENESS = "liveness"
 # Trailing metadata with the reason why a running process does not serve.
 REASON_KEY = "pentimento-not-serving-reason"
 Status = health_pb2.HealthCheckResponse
@@ -22,10 +24,11 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):
-    """Report one state for the process, under "" and under the name of each service it serves."""
+    """Report one state for the process, under "" and under the name of each service it serves; LIVENESS is always
+    serving."""
 
     def __init__(self) -> None:
-        self._names = {OVERALL}
+        self._names = {OVERALL, LIVENESS}
         self._serving = False
         self._held_back = ""
         self._watchers: set[asyncio.Event] = set()
@@ -78,4 +81,4 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
     def _status(self, name: str) -> int:
         if name not in self._names:
             return Status.SERVICE_UNKNOWN
-        return Status.SERVING if self.serving else Status.NOT_SERVING
+        return Status.SERVING if self.serving or name == LIVENESS else Status.NOT_SERVING

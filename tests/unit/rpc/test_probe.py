@@ -22,16 +22,16 @@ def test_only_a_process_that_serves_is_healthy(
     assert (asked, capsys.readouterr().err) == (["unix:/s"], told)
 
 
-@pytest.mark.parametrize("arguments", [[], ["one", "two"]])
+@pytest.mark.parametrize("arguments", [[], ["one", "two", "three"]])
 def test_another_number_of_addresses_is_none(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert probe.main(arguments) == 2
-    assert capsys.readouterr().err == "usage: python -m pentimento.rpc.probe ADDRESS\n"
+    assert capsys.readouterr().err == "usage: python -m pentimento.rpc.probe ADDRESS [SERVICE]\n"
 
 
 def test_as_a_program_it_ends_with_its_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["probe.py", "one", "too many"])
+    monkeypatch.setattr("sys.argv", ["probe.py", "one", "two", "too many"])
 
     with pytest.raises(SystemExit) as ended, warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # it is loaded here already

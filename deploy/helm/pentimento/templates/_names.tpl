@@ -1,0 +1,72 @@
+{{/* The release's name, short enough that names of pods stay below 63 characters. */}}
+{{- define "pentimento.fullname" -}}
+{{- $name := .Release.Name -}}
+{{- if not (contains .Chart.Name $name) }}{{ $name = printf "%s-%s" $name .Chart.Name }}{{ end -}}
+{{- $name | trunc 24 | trimSuffix "-" -}}
+{{- end }}
+
+{{- define "pentimento.selector" -}}
+app.kubernetes.io/name: {{ .root.Chart.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .name }}
+{{- end }}
+
+{{/* Labels of an object that belongs to the whole release. */}}
+{{- define "pentimento.labels" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end }}
+
+{{/* Labels of an object of one component. */}}
+{{- define "pentimento.componentLabels" -}}
+{{ include "pentimento.labels" .root }}
+app.kubernetes.io/component: {{ .name }}
+{{- end }}
+
+{{- define "pentimento.image" -}}
+{{- $image := .root.Values.image -}}
+{{- $repository := printf "%s%s" $image.prefix .service -}}
+{{- if and .values (ne .values.accelerator.kind "none") }}{{ $repository = printf "%s-cuda" $repository }}{{ end -}}
+{{- if $image.registry }}{{ $repository = printf "%s/%s" $image.registry $repository }}{{ end -}}
+{{- if hasKey $image.digests .service -}}
+{{ $repository }}@{{ index $image.digests .service }}
+{{- else -}}
+{{ $repository }}:{{ $image.tag | default .root.Chart.AppVersion }}
+{{- end -}}
+{{- end }}
+
+{{- define "pentimento.serviceAccount" -}}
+{{- .Values.serviceAccount.name | default (ternary (include "pentimento.fullname" .) "default" .Values.serviceAccount.create) -}}
+{{- end }}
+
+{{/* Every component of the release, as a list: name, service, section of its settings, kind of its object, values.
+     With TLS each replica that others call by its own address has a name of its own, so that a certificate fits. */}}
+{{- define "pentimento.components" -}}
+{{- $own := ternary "StatefulSet" "Deployment" (ne .Values.tls.secret "") -}}
+{{- $found := list
+  (dict "key" "controller" "service" "controller" "kind" "Deployment")
+  (dict "key" "embedder" "service" "embedder" "kind" $own)
+  (dict "key" "gateway" "service" "vectordb-gateway" "kind" $own)
+  (dict "key" "controlnet" "service" "controlnet-svc" "kind" "StatefulSet")
+  (dict "key" "discriminator" "service" "discriminator" "kind" $own)
+  (dict "key" "frontdoor" "service" "frontdoor" "kind" "Deployment")
+  (dict "key" "edge" "service" "edge" "kind" "Deployment") -}}
+{{- $all := list -}}
+{{- range $found }}
+{{- $values := mustMergeOverwrite (deepCopy $.Values.defaults) (deepCopy (index $.Values .key)) -}}
+{{- if ne (toString $values.enabled) "false" }}
+{{- $all = append $all (dict "name" .service "service" .service "kind" .kind "values" $values) -}}
+{{- end }}
+{{- end }}
+{{- range $pool, $given := .Values.workers }}
+{{- if $given }}
+{{- $values := mustMergeOverwrite (deepCopy $.Values.defaults) (deepCopy $.Values.workerDefaults) (deepCopy $given) -}}
+{{- $name := printf "unet-worker-%s" $pool -}}
+{{- $all = append $all (dict "name" $name "service" "unet-worker" "kind" "StatefulSet" "pool" $pool "values" $values) -}}
+{{- end }}
+{{- end }}
+{{- toYaml $all -}}
+{{- end }}

@@ -1,0 +1,140 @@
+{{/* A value as an environment variable has it: lists with commas, whole numbers without an exponent. */}}
+{{- define "pentimento.text" -}}
+{{- if kindIs "slice" . -}}
+{{- $parts := list -}}
+{{- range . }}{{ $parts = append $parts (include "pentimento.text" .) }}{{ end -}}
+{{- join "," $parts -}}
+{{- else if and (kindIs "float64" .) (eq (floor .) .) -}}
+{{- int64 . -}}
+{{- else if kindIs "invalid" . -}}
+{{- else -}}
+{{- . -}}
+{{- end -}}
+{{- end }}
+
+{{- define "pentimento.secretFile" -}}/run/secrets/pentimento/{{ . }}{{- end }}
+
+{{/* HOST:PORT of a component's Service. */}}
+{{- define "pentimento.address" -}}
+{{- printf "%s-%s:50051" (include "pentimento.fullname" .root) .service -}}
+{{- end }}
+
+{{/* The ledger of a service; the password comes from PGPASSWORD. */}}
+{{- define "pentimento.ledger" -}}
+{{- $stores := .root.Values.stores -}}
+{{- if eq $stores.kind "embedded" -}}
+sqlite:////var/lib/pentimento/ledger/{{ .service }}.sqlite
+{{- else -}}
+{{- $database := $stores.postgresql -}}
+{{- $parameters := list -}}
+{{- range $database.hosts }}{{ $parameters = append $parameters (printf "host=%s" .) }}{{ end -}}
+{{- if .root.Values.secrets.postgresqlCa.key -}}
+{{- $parameters = append $parameters (printf "sslrootcert=%s" (include "pentimento.secretFile" "postgresql-ca.crt")) -}}
+{{- end -}}
+{{- if $database.parameters }}{{ $parameters = append $parameters $database.parameters }}{{ end -}}
+postgresql+psycopg://{{ $database.user }}@/{{ $database.database }}?{{ join "&" $parameters }}
+{{- end -}}
+{{- end }}
+
+{{- define "pentimento.index" -}}
+{{- $stores := .Values.stores -}}
+{{- if eq $stores.kind "embedded" -}}
+edge:///var/lib/pentimento/index
+{{- else -}}
+{{- $parameters := list (printf "collection=%s" $stores.qdrant.collection) -}}
+{{- if $stores.qdrant.tls }}{{ $parameters = append $parameters "tls=true" }}{{ end -}}
+{{- if $stores.qdrant.key -}}
+{{- $parameters = append $parameters (printf "api_key_file=%s" (include "pentimento.secretFile" "vectors_key")) -}}
+{{- end -}}
+{{- if $stores.qdrant.parameters }}{{ $parameters = append $parameters $stores.qdrant.parameters }}{{ end -}}
+qdrant://{{ $stores.qdrant.address }}?{{ join "&" $parameters }}
+{{- end -}}
+{{- end }}
+
+{{/* The object store; a reader's address makes no bucket and signs none. */}}
+{{- define "pentimento.objects" -}}
+{{- $stores := .root.Values.stores -}}
+{{- if eq $stores.kind "embedded" -}}
+file:///var/lib/pentimento/objects
+{{- else -}}
+{{- $parameters := list (printf "region=%s" $stores.s3.region) -}}
+{{- if $stores.s3.endpoint }}{{ $parameters = append $parameters (printf "endpoint=%s" $stores.s3.endpoint) }}{{ end -}}
+{{- if not .reader -}}
+{{- if $stores.s3.createBucket }}{{ $parameters = append $parameters "create_bucket=true" }}{{ end -}}
+{{- $parameters = append $parameters (printf "addresses=%s" $stores.s3.addresses) -}}
+{{- end -}}
+s3://{{ $stores.s3.bucket }}{{ with $stores.s3.prefix }}/{{ . }}{{ end }}?{{ join "&" $parameters }}
+{{- end -}}
+{{- end }}
+
+{{/* Every model of `serving`, heavy first, each once. */}}
+{{- define "pentimento.models" -}}
+{{- $serving := .Values.serving -}}
+{{- concat (list $serving.heavy) (compact (list $serving.light)) $serving.small $serving.cascade | uniq | toYaml -}}
+{{- end }}
+
+{{/* The model of a pool. */}}
+{{- define "pentimento.poolModel" -}}
+{{- .values.model | default (ternary .root.Values.serving.light .root.Values.serving.heavy (eq .pool "light")) -}}
+{{- end }}
+
+{{/* What no schema can say; every message names a value. */}}
+{{- define "pentimento.check" -}}
+{{- $stores := .Values.stores -}}
+{{- if eq $stores.kind "external" }}
+{{- if not $stores.postgresql.hosts }}{{ fail "stores.postgresql.hosts: name a server, or set stores.kind to embedded" }}{{ end }}
+{{- if not $stores.s3.bucket }}{{ fail "stores.s3.bucket: name a bucket, or set stores.kind to embedded" }}{{ end }}
+{{- if and .Values.gateway.enabled (not $stores.qdrant.address) }}
+{{- fail "stores.qdrant.address: name a server, or set gateway.enabled to false" }}
+{{- end }}
+{{- else }}
+{{- range list "frontdoor" "controller" "gateway" }}
+{{- $values := mustMergeOverwrite (deepCopy $.Values.defaults) (deepCopy (index $.Values .)) }}
+{{- if or (gt (int $values.replicas) 1) (ne $values.autoscaling.kind "none") }}
+{{- fail (printf "%s.replicas, %s.autoscaling: one process opens the embedded stores" . .) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- range list "frontdoor" "controller" }}
+{{- $values := mustMergeOverwrite (deepCopy $.Values.defaults) (deepCopy (index $.Values .)) }}
+{{- if ne $values.autoscaling.kind "none" }}
+{{- fail (printf "%s.autoscaling.kind: one replica is active, the others are standbys; set %s.replicas" . .) }}
+{{- end }}
+{{- end }}
+{{- range $name := list "models" "profiles" "embeddings" }}
+{{- $source := index $.Values $name }}
+{{- $field := get (dict "claim" "claim" "hostPath" "path" "image" "image" "copy" "image") $source.kind }}
+{{- if and $field (not (get $source $field)) }}
+{{- fail (printf "%s.%s: must be given where %s.kind is %s" $name $field $name $source.kind) }}
+{{- end }}
+{{- end }}
+{{- range $name := list "componentCache" "tensors" }}
+{{- $place := index $.Values $name }}
+{{- if and (eq $place.kind "hostPath") (not $place.path) }}
+{{- fail (printf "%s.path: must be given where %s.kind is hostPath" $name $name) }}
+{{- end }}
+{{- end }}
+{{- $served := list }}
+{{- $pools := 0 }}
+{{- range $pool, $given := .Values.workers }}
+{{- if $given }}
+{{- $pools = add $pools 1 }}
+{{- $served = append $served (include "pentimento.poolModel" (dict "root" $ "pool" $pool "values" $given)) }}
+{{- if kindIs "invalid" $given.otherModels }}{{ $served = concat $served (include "pentimento.models" $ | fromYamlArray) }}
+{{- else }}{{ $served = concat $served $given.otherModels }}{{ end }}
+{{- end }}
+{{- end }}
+{{- if eq (int $pools) 0 }}{{ fail "workers: must have a pool" }}{{ end }}
+{{- range .Values.serving.cascade }}
+{{- if not (has . $served) }}{{ fail (printf "serving.cascade: no pool of workers has the model %s" .) }}{{ end }}
+{{- end }}
+{{- if and .Values.serving.cascade (not .Values.discriminator.enabled) }}
+{{- fail "discriminator.enabled: a cascade (serving.cascade) needs a discriminator" }}
+{{- end }}
+{{- if and .Values.grpcRoute.enabled (not .Values.grpcRoute.parentRefs) }}
+{{- fail "grpcRoute.parentRefs: name a Gateway" }}
+{{- end }}
+{{- if and .Values.ingress.enabled (or (not .Values.ingress.hosts) (not .Values.edge.enabled)) }}
+{{- fail "ingress.hosts: name a host, and leave edge.enabled true" }}
+{{- end }}
+{{- end }}
