@@ -5,6 +5,7 @@
 #   TORCH_INDEX_URL  an extra package index that has the build of torch you want; PyTorch's installation page names them
 #   TEST_PROCESSES   how many processes run the tests (2); 0 runs them in one, where a debugger works
 #   PYTEST_ARGS      what the targets of tests pass to pytest, such as `-k cache -x`
+#   VALUES           a file of the chart's values, for `make manifests`; NAMESPACE is theirs
 
 # One at a time: not every shell looks further than the first name.
 NEWER := python3.11 python3.12 python3.13
@@ -13,6 +14,8 @@ DEVICE ?= cpu
 TORCH_INDEX_URL ?=
 TEST_PROCESSES ?= 2
 PYTEST_ARGS ?=
+VALUES ?= deploy/helm/pentimento/examples/trial.yaml
+NAMESPACE ?= pentimento
 
 # Modules are compiled as they are first imported, a tenth of all that is installed, and kept: services and tests import
 # the same ones in process after process.
@@ -53,7 +56,7 @@ DOCS_READY := $(VENV)/.installed-docs
 BENCH_READY := $(VENV)/.installed-bench-$(DEVICE)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-rest test-all test-product test-faults test-training test-kernels test-gpu lint docs contracts format protos reference client-wheel bench bench-quick setup clean distclean
+.PHONY: help demo test test-rest test-all test-product test-faults test-training test-kernels test-gpu lint docs contracts format protos reference manifests client-wheel bench bench-quick setup clean distclean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -115,6 +118,11 @@ protos: $(DEV_READY) ## regenerate the code of the contracts
 reference: $(DEV_READY) ## regenerate the committed reference pages: settings, metrics, reasons
 	$(BIN)/python scripts/generate_reference.py
 
+manifests: $(DEV_READY) ## build/kubernetes: the chart's manifests for VALUES, as a base of kustomize
+	@mkdir -p build/kubernetes
+	$(VENV)/chart/helm template pentimento deploy/helm/pentimento --namespace $(NAMESPACE) --no-hooks --values $(VALUES) > build/kubernetes/pentimento.yaml
+	@printf 'resources: [pentimento.yaml]\n' > build/kubernetes/kustomization.yaml
+
 client-wheel: $(DEV_READY) ## dist/pentimento_protos-*.whl: the contracts alone, for clients in Python
 	$(BIN)/python scripts/build_client_wheel.py
 
@@ -127,7 +135,7 @@ BENCHMARKS := golden_families controlnet_golden controlnet_service controlnet_pa
 	cache_parity cache_lookup cache_update selector_profile mixture_quality handover reuse_keys \
 	online_quality online_quality_live online_discriminator earned_reuse embedder_rate latent_storage isolation \
 	dispatch_cost sim_scale milp parity slo_trace slo_trace_live thinning_live joint monitor mixture_switch \
-	energy paper_figures tensor_transport component_cache many_models
+	energy paper_figures tensor_transport component_cache many_models chart
 
 bench: $(BENCH_READY) ## every figure that a clone can measure, written to benchmarks/results (hours, on an idle machine)
 	@for name in $(BENCHMARKS); do echo "== $$name"; $(BIN)/python -m benchmarks.$$name $(BENCH_ARGS) || short="$$short $$name"; done; \
@@ -165,6 +173,7 @@ $(DEMO_READY): $(TORCH_READY) pyproject.toml constraints/base.txt
 $(DEV_READY): $(TORCH_READY) pyproject.toml lab/pyproject.toml constraints/base.txt
 	@echo "Installing what the suite and its tests need (a few minutes, once) …"
 	@$(INSTALL) $(EXTRA_INDEX) -c $(CONSTRAINTS) --editable ".[dev]" --editable lab
+	@$(BIN)/python scripts/fetch_chart_tools.py || true
 	@touch $@ $(DEMO_READY)
 
 # The site needs no torch: the extra has only the packages that its generated pages are made from.

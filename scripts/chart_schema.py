@@ -1,8 +1,8 @@
 """Make the schema of the chart's values: the source in `deploy/helm/values.schema.yaml`, with the settings of every
 service by their types, limits and choices.
 
-`generate_reference.py` writes it. A setting that the chart gives itself is left out, so that no two values contradict
-each other; tests/unit/chart compares the list with the rendered manifests.
+`generate_reference.py` writes it. The source lists the settings that the chart gives itself: they are left out, so that
+no two values contradict each other.
 """
 
 import json
@@ -19,23 +19,6 @@ from pentimento.settings.declaration import Setting
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "deploy" / "helm" / "values.schema.yaml"
-
-# Other values of the chart, the images or the pods' volumes decide on these.
-GIVEN = set(
-    """
-    listen http_listen metrics_listen admin_listen instance_id advertise_address log_format log_level drain_timeout_s
-    token_file service_token_file grant_key_file signing_key_file make_signing_key standby
-    tls_cert_file tls_key_file tls_ca_file tls_client_ca_file tls_client_cert_file tls_client_key_file
-    controller_address embedder_address gateway_address frontdoor_address worker_addresses discriminator_addresses
-    ledger_url objects_url index_url files_url state_dir record_effects webhook_ca_file
-    device device_claims_dir claims_per_device shared_memory_dir share_device_memory
-    model other_models skip_missing weights adapters_dir embeddings_dir lora_cache_dir profiles
-    encoder controlnets cascade cascades registry default_model heavy light small slo_s allocator modm_mode
-    confidence_threshold thinning feature_reuse handover controlnet_pipelining model_aliases allowed_hosts
-    reuse_rule earned_reuse unprofiled_reuse follow_plan eviction cache_bias scratch_share renoised_share
-    match_predictor
-    """.split()
-)
 INNERMOST = re.compile(r"\{[^{}]*\}")
 KINDS: dict[Any, str] = {str: "string", bool: "boolean", int: "integer", float: "number"}
 
@@ -43,8 +26,9 @@ KINDS: dict[Any, str] = {str: "string", bool: "boolean", int: "integer", float: 
 def schema(settings: Mapping[str, Mapping[str, Setting]]) -> str:
     """Return the schema as JSON. `settings` are those of each service, by section and name."""
     document = yaml.safe_load(SOURCE.read_text())
+    given = document.pop("given")
     for section, declared in settings.items():
-        properties = {name: shape(one) for name, one in declared.items() if name not in GIVEN}
+        properties = {name: shape(one) for name, one in declared.items() if name not in given}
         document["$defs"][section] = {"type": "object", "additionalProperties": False, "properties": properties}
     document = with_components(document, document["$defs"].pop("component"))
     # One line for each innermost object.
@@ -77,5 +61,5 @@ def kind_shape(kind: Any, limits: Mapping[str, float | None]) -> dict[str, Any]:
     if issubclass(kind, Enum):
         return {"enum": [member.value for member in kind]}
     if kind not in KINDS:
-        raise TypeError(f"the chart cannot give a setting of type {kind!r}: add it to GIVEN")
+        raise TypeError(f"the chart cannot give a setting of type {kind!r}: list it in {SOURCE.name}")
     return {"type": KINDS[kind]} | {name: value for name, value in limits.items() if value is not None}

@@ -15,7 +15,7 @@ from pentimento.domain.errors import NotFound
 
 SERVICE_NAME = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 OVERALL = ""
-# Not a service of ours: a process that answers at all serves it, while it loads, drains or waits as a standby too.
+# Always served by a process that answers, also while it loads, drains or waits as a standby.
 LIVENESS = "liveness"
 # Trailing metadata with the reason why a running process does not serve.
 REASON_KEY = "pentimento-not-serving-reason"

@@ -72,6 +72,8 @@ def check(words: Sequence[str]) -> None:
         "python3": check_python,
         "make": check_make,
         "docker": check_docker,
+        "helm": check_helm,
+        "kubectl": check_kubectl,
         "source": check_source,
         "bash": check_script,
         "curl": check_curl,
@@ -211,6 +213,27 @@ def check_docker(words: list[str]) -> None:
         check_pentimento(rest[rest.index("pentimento-cli") + 1 :])
     else:
         raise NotTypeable(f"docker {kind} is not known to scripts/pages/commands.py")
+
+
+def check_helm(words: list[str]) -> None:
+    """Check the subcommand of helm, its chart and its files of values."""
+    if words[0] not in ("install", "upgrade", "template"):
+        raise NotTypeable(f"helm {words[0]} is not known to scripts/pages/commands.py")
+    files = [words[at + 1] for at, word in enumerate(words) if word == "--values"]
+    missing = [name for name in (*files, "deploy/helm/pentimento/Chart.yaml") if not (ROOT / name).is_file()]
+    if missing or "deploy/helm/pentimento" not in words:
+        raise NotTypeable(f"helm: {missing or 'the chart'} is no file")
+
+
+def check_kubectl(words: list[str]) -> None:
+    """Check the subcommand of kubectl, and the Services of a release that a port is forwarded to."""
+    if words[0] == "-n":
+        words = words[2:]
+    if words[0] not in ("apply", "create", "get", "label", "port-forward"):
+        raise NotTypeable(f"kubectl {words[0]} is not known to scripts/pages/commands.py")
+    services = {f"svc/pentimento-{name}" for name in ("frontdoor", "edge", "controller")}
+    if words[0] == "port-forward" and words[1] not in services:
+        raise NotTypeable(f"kubectl: the chart has no {words[1]}")
 
 
 def check_compose(words: list[str]) -> None:

@@ -5,6 +5,8 @@ NOT_RUN = {
     "make ": "sets up a venv, or runs what CI runs as stages of its own",
     "source .venv/bin/activate": "the tests run in that venv already",
     "docker ": "needs a container engine; tests/compose runs the compositions where there is one",
+    "helm ": "needs a cluster; tests/unit/chart renders the chart",
+    "kubectl ": "needs a cluster",
     "python deploy/make_secrets.py": "writes into the checkout; tests/compose makes secrets in a folder of its own",
     "pentimento up": "the suite that the others talk to is up; folders of tests/e2e start more by such flags",
     "python -m services.": "serves until it is told to stop; tests/integration starts each service",

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 
+import jsonschema_rs
 import yaml
 
 from .blocks import ROOT, blocks, commands, of_language, shell_lines
@@ -14,6 +15,8 @@ from .commands import NotTypeable, check
 from .not_run import NOT_RUN
 
 SHELL, PYTHON, JSON, YAML, TEXT = "sh", "python", "json", "yaml", "text"
+# Its blocks of YAML are values of the chart, those of other pages change the compositions.
+OF_THE_CHART = "docs/kubernetes.md"
 LANGUAGES = {SHELL, PYTHON, JSON, YAML, TEXT}
 VARIABLE = re.compile(r"\bPENTIMENTO_[A-Z0-9_]+\b")
 # How a line begins that somebody is to type: such a line belongs into a shell's block, where it is checked.
@@ -84,10 +87,20 @@ def requests_have_fields_that_exist() -> Iterator[str]:
 def compositions_change_services_that_exist() -> Iterator[str]:
     known = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
     for block in of_language(YAML):
+        if block.page == OF_THE_CHART:
+            continue
         shown = yaml.safe_load(block.text)
         unknown = set(shown) - {"services", "secrets", "volumes", "networks"}
         unknown |= set(shown["services"]) - set(known["services"])
         yield from (f"{block}: docker-compose.yml has no {name}" for name in sorted(unknown))
+
+
+def values_fit_the_schema_of_the_chart() -> Iterator[str]:
+    schema = jsonschema_rs.validator_for(json.loads((ROOT / "deploy/helm/pentimento/values.schema.json").read_text()))
+    for block in of_language(YAML):
+        if block.page == OF_THE_CHART:
+            found = schema.iter_errors(yaml.safe_load(block.text))
+            yield from (f"{block}: {error.message}" for error in found)
 
 
 def variables() -> set[str]:
@@ -115,5 +128,6 @@ RULES = (
     programs_import_names_that_exist,
     requests_have_fields_that_exist,
     compositions_change_services_that_exist,
+    values_fit_the_schema_of_the_chart,
     variables_are_read_somewhere,
 )

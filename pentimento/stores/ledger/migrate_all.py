@@ -14,7 +14,7 @@ from pentimento.stores.ledger.cache_ledger import open_cache_ledger
 from pentimento.stores.ledger.fleet_ledger import open_fleet_ledger
 from pentimento.stores.ledger.journal import open_journal
 
-# By component, in the order of migration.
+# Openers of the ledgers, in the order of migration.
 LEDGERS: Mapping[str, Callable[[str], Any]] = {
     "journal": open_journal,
     "cache": open_cache_ledger,

@@ -62,7 +62,7 @@ app.kubernetes.io/component: {{ .name }}
 {{- end }}
 {{- end }}
 {{- range $pool, $given := .Values.workers }}
-{{- if $given }}
+{{- if kindIs "map" $given }}
 {{- $values := mustMergeOverwrite (deepCopy $.Values.defaults) (deepCopy $.Values.workerDefaults) (deepCopy $given) -}}
 {{- $name := printf "unet-worker-%s" $pool -}}
 {{- $all = append $all (dict "name" $name "service" "unet-worker" "kind" "StatefulSet" "pool" $pool "values" $values) -}}

@@ -12,7 +12,7 @@ data: [unet-worker, vectordb-gateway, frontdoor, controller, edge]
 {{/* The files of Secrets that a service mounts: by name of the entry in `secrets`, the file's name. */}}
 {{- define "pentimento.secretFiles" -}}
 {{- $files := dict -}}
-{{- if and .root.Values.auth.enabled (ne .service "edge") -}}
+{{- if and .root.Values.auth.enabled (not (has .service (list "edge" "migrate"))) -}}
 {{- $files = merge $files (dict "tokens" "tokens.toml" "serviceToken" "service_token") -}}
 {{- if has .service (list "unet-worker" "vectordb-gateway") }}{{ $files = set $files "grantKey" "grant_key" }}{{ end -}}
 {{- end -}}
@@ -118,7 +118,9 @@ readinessProbe:
 - {name: tmp, mountPath: /tmp}
 {{- range $source := list "models" "profiles" "embeddings" }}
 {{- if and (has $.service (index $reads $source)) (ne (index $.root.Values $source).kind "none") }}
-- {name: {{ $source }}, mountPath: /{{ $source }}, readOnly: true}
+{{- $given := index $.root.Values $source }}
+{{- $below := ternary ($given.from | trimPrefix "/") "" (eq $given.kind "image") }}
+- {name: {{ $source }}, mountPath: /{{ $source }}, readOnly: true{{ with $below }}, subPath: {{ . }}{{ end }}}
 {{- end }}
 {{- end }}
 {{- if include "pentimento.secretFiles" . | fromYaml }}

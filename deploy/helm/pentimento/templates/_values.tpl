@@ -70,7 +70,7 @@ s3://{{ $stores.s3.bucket }}{{ with $stores.s3.prefix }}/{{ . }}{{ end }}?{{ joi
 {{/* Every model of `serving`, heavy first, each once. */}}
 {{- define "pentimento.models" -}}
 {{- $serving := .Values.serving -}}
-{{- concat (list $serving.heavy) (compact (list $serving.light)) $serving.small $serving.cascade | uniq | toYaml -}}
+{{- concat (list $serving.heavy) (compact (list $serving.light)) $serving.small | uniq | toYaml -}}
 {{- end }}
 
 {{/* The model of a pool. */}}
@@ -117,11 +117,12 @@ s3://{{ $stores.s3.bucket }}{{ with $stores.s3.prefix }}/{{ . }}{{ end }}?{{ joi
 {{- $served := list }}
 {{- $pools := 0 }}
 {{- range $pool, $given := .Values.workers }}
-{{- if $given }}
+{{- if kindIs "map" $given }}
 {{- $pools = add $pools 1 }}
-{{- $served = append $served (include "pentimento.poolModel" (dict "root" $ "pool" $pool "values" $given)) }}
-{{- if kindIs "invalid" $given.otherModels }}{{ $served = concat $served (include "pentimento.models" $ | fromYamlArray) }}
-{{- else }}{{ $served = concat $served $given.otherModels }}{{ end }}
+{{- $values := mustMergeOverwrite (deepCopy $.Values.workerDefaults) (deepCopy $given) }}
+{{- $served = append $served (include "pentimento.poolModel" (dict "root" $ "pool" $pool "values" $values)) }}
+{{- if kindIs "invalid" $values.otherModels }}{{ $served = concat $served (include "pentimento.models" $ | fromYamlArray) }}
+{{- else }}{{ $served = concat $served $values.otherModels }}{{ end }}
 {{- end }}
 {{- end }}
 {{- if eq (int $pools) 0 }}{{ fail "workers: must have a pool" }}{{ end }}
@@ -130,6 +131,9 @@ s3://{{ $stores.s3.bucket }}{{ with $stores.s3.prefix }}/{{ . }}{{ end }}?{{ joi
 {{- end }}
 {{- if and .Values.serving.cascade (not .Values.discriminator.enabled) }}
 {{- fail "discriminator.enabled: a cascade (serving.cascade) needs a discriminator" }}
+{{- end }}
+{{- if and .Values.frontdoor.admin (not .Values.auth.enabled) }}
+{{- fail "frontdoor.admin: without tokens (auth.enabled) every caller would be an administrator" }}
 {{- end }}
 {{- if and .Values.grpcRoute.enabled (not .Values.grpcRoute.parentRefs) }}
 {{- fail "grpcRoute.parentRefs: name a Gateway" }}

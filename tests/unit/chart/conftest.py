@@ -1,0 +1,39 @@
+"""The chart as helm renders it. Without helm, which `make setup` fetches, these tests are skipped with the reason."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from benchmarks.suites.charts import VERSIONS, Manifest, Values, missing_tools, render
+
+Rendering = Callable[..., list[Manifest]]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def tools() -> None:
+    if missing := missing_tools():
+        pytest.skip(missing)
+
+
+@pytest.fixture(scope="session")
+def rendered(tools: None, tmp_path_factory: pytest.TempPathFactory) -> Rendering:
+    """Return the manifests of some values; equal ones are rendered once."""
+    folder = tmp_path_factory.mktemp("values")
+    known: dict[str, list[Manifest]] = {}
+
+    def render_once(*values: Path | Values, version: str = VERSIONS[-1]) -> list[Manifest]:
+        return known.setdefault(f"{values} {version}", render(list(values), folder, version))
+
+    return render_once
+
+
+def variables_of(manifests: Sequence[Manifest]) -> dict[str, dict[str, str]]:
+    """Return each workload's variables, by its component."""
+    found = {}
+    for one in manifests:
+        if one["kind"] in ("Deployment", "StatefulSet"):
+            (container,) = one["spec"]["template"]["spec"]["containers"]
+            name = one["metadata"]["labels"]["app.kubernetes.io/component"]
+            found[name] = {each["name"]: each["value"] for each in container["env"] if "value" in each}
+    return found

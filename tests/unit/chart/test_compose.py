@@ -1,0 +1,129 @@
+"""The chart gives every service what the compositions give it."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.suites.chart_values import EMBEDDED, EXTERNAL
+from deploy.make_secrets import main as make_secrets
+from tests.compose.declared import ROOT, services
+from tests.unit.chart.conftest import Rendering, variables_of
+
+FORMS = {"docker-compose.embedded.yml": {**EMBEDDED, "auth": {"enabled": False}}, "docker-compose.yml": EXTERNAL}
+# Of the compositions alone: addresses and places of their network and volumes, in other words here.
+PLACES = re.compile(r"_(ADDRESS|URL|FILE|INSTANCE_ID|LISTEN|CACHE_DIR|CLAIMS_DIR|CONFIG|ALLOWED_HOSTS)$")
+# Sets of more than a single value of the chart, by the variable of the compositions.
+CHOICES: dict[str, Any] = {
+    "PENTIMENTO_HEAVY_MODEL": {"serving": {"heavy": "sdxl"}},
+    "PENTIMENTO_LIGHT_MODEL": {"serving": {"light": "sdxl-turbo"}},
+    "PENTIMENTO_SMALL_MODELS": {"serving": {"small": ["tiny-flow", "tiny-light"]}},
+    "PENTIMENTO_ENCODER": {"serving": {"encoder": "clip"}},
+    "PENTIMENTO_WEIGHTS": {"serving": {"weights": "int8"}},
+    "PENTIMENTO_ALLOCATOR": {"serving": {"allocator": "joint"}},
+    "PENTIMENTO_SLO_S": {"serving": {"sloSeconds": 7.5}},
+    "PENTIMENTO_MODM_MODE": {"serving": {"modmMode": "throughput"}},
+    "PENTIMENTO_CASCADE": {"serving": {"cascade": ["tiny-light", "tiny-heavy"]}},
+    "PENTIMENTO_CONFIDENCE_THRESHOLD": {"serving": {"confidenceThreshold": 0.25}},
+    "PENTIMENTO_DISCRIMINATORS": {"serving": {"discriminators": ["a>b=/models/c"]}},
+    "PENTIMENTO_THINNING": {"serving": {"thinning": "off"}},
+    "PENTIMENTO_FEATURE_REUSE": {"serving": {"featureReuse": "auto"}},
+    "PENTIMENTO_HANDOVER": {"serving": {"handover": "off"}},
+    "PENTIMENTO_CONTROLNET_PIPELINING": {"serving": {"controlnetPipelining": "on"}},
+    "PENTIMENTO_MODEL_ALIASES": {"serving": {"modelAliases": ["gpt-image-1=tiny-heavy"]}},
+    "PENTIMENTO_REUSE_RULE": {"cache": {"reuseRule": "mean"}},
+    "PENTIMENTO_EARNED_REUSE": {"cache": {"earnedReuse": False}},
+    "PENTIMENTO_UNPROFILED_REUSE": {"cache": {"unprofiledReuse": True}},
+    "PENTIMENTO_EVICTION": {"cache": {"eviction": "lru"}},
+    "PENTIMENTO_CACHE_BIAS": {"cache": {"bias": -3}},
+    "PENTIMENTO_SCRATCH_SHARE": {"cache": {"scratchShare": 0.125}},
+    "PENTIMENTO_RENOISED_SHARE": {"cache": {"renoisedShare": 0.5}},
+    "PENTIMENTO_MATCH_PREDICTOR": {"cache": {"matchPredictor": "always"}},
+}
+# Volumes, ports, limits and images, which Kubernetes has other words for.
+OTHERS = re.compile(
+    r"_(MODELS|PROFILES|EMBEDDINGS|SECRETS|TAG|PUBLISH|PUBLISH_HTTP|HTTP_HOSTS|TENSORS_SIZE|GPU_SHARE)$|_(CPUS|MEMORY)_"
+)
+
+
+def given(environment: dict[str, Any]) -> dict[str, str]:
+    return {key: str(value) for key, value in environment.items() if not PLACES.search(key)}
+
+
+@pytest.mark.parametrize("file", FORMS)
+def test_services_get_what_the_composition_gives(file: str, rendered: Rendering) -> None:
+    chart, composition = variables_of(rendered(FORMS[file])), services(file)
+
+    for name, environment in chart.items():
+        expected = composition[name]["environment"]
+        assert given(expected).items() <= environment.items(), name
+        named = {key.replace("_COMMON_", f"_{name.upper().replace('-', '_')}_") for key in environment}
+        settings = {key for key in expected if key.startswith("PENTIMENTO_") and "_COMMON_" not in key}
+        assert settings - named <= {"PENTIMENTO_CONFIG"}, name
+
+
+def test_every_choice_of_the_compositions_is_a_value(rendered: Rendering) -> None:
+    files = [ROOT / "docker-compose.yml", ROOT / "docker-compose.embedded.yml", ROOT / "deploy" / "services.yml"]
+    named = {name for file in files for name in re.findall(r"\$\{(PENTIMENTO_\w+)", file.read_text())}
+    assert {name for name in named if not OTHERS.search(name)} == CHOICES.keys()
+    plain = variables_of(rendered(EXTERNAL))
+
+    changed = variables_of(rendered(EXTERNAL, *CHOICES.values()))
+
+    for variable, values in CHOICES.items():
+        (value,) = [value for group in values.values() for value in group.values()]
+        text = (
+            ",".join(value)
+            if isinstance(value, list)
+            else str(value).lower()
+            if isinstance(value, bool)
+            else str(value)
+        )
+        differing = [
+            new
+            for name, environment in changed.items()
+            for key, new in environment.items()
+            if new != plain[name].get(key)
+        ]
+        assert any(text in new for new in differing), variable
+
+
+def test_pods_mount_secrets_that_are_made(tmp_path: Path, rendered: Rendering) -> None:
+    make_secrets(tmp_path)
+    composition = services("docker-compose.yml")
+    mounted = {}
+    for one in rendered(EXTERNAL):
+        if one["kind"] in ("Deployment", "StatefulSet"):
+            volumes = one["spec"]["template"]["spec"]["volumes"]
+            sources = [
+                source["secret"] for volume in volumes for source in volume.get("projected", {}).get("sources", ())
+            ]
+            name = one["metadata"]["labels"]["app.kubernetes.io/component"]
+            mounted[name] = {item["key"] for source in sources for item in source["items"]}
+
+    for name, keys in mounted.items():
+        assert keys <= {file.name for file in tmp_path.iterdir()}, name
+        # The password of the ledger is a variable of its own, by reference.
+        expected = {secret if secret != "tokens" else "tokens.toml" for secret in composition[name]["secrets"]}
+        assert keys == expected - {"ledger"}, name
+
+
+def test_manifests_hold_no_secret(tmp_path: Path, rendered: Rendering) -> None:
+    make_secrets(tmp_path)
+    words = {word for file in tmp_path.iterdir() for word in re.findall(r"[\w-]{20,}", file.read_text())}
+    manifests = rendered(EXTERNAL)
+    passwords = [
+        each
+        for one in manifests
+        if one["kind"] in ("Deployment", "Job")
+        for each in one["spec"]["template"]["spec"]["containers"][0]["env"]
+        if each["name"] == "PGPASSWORD"
+    ]
+
+    assert not [word for word in words if word in str(manifests)]
+    assert "Secret" not in {one["kind"] for one in manifests}
+    assert len(passwords) == 4
+    assert all(
+        each["valueFrom"]["secretKeyRef"] == {"name": "pentimento", "key": "postgres_password"} for each in passwords
+    )
