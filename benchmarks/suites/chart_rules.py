@@ -1,4 +1,4 @@
-"""Rules for the manifests of a release that no schema knows: each yields its findings, `kind/name: what is wrong`.
+"""Rules for the manifests of a release that no schema knows: each yields its findings, as `kind/name: fault`.
 
 They are those of kube-score and of restricted Pod Security, and some of this suite: readiness follows the health
 service and liveness does not, secrets come by reference, and each address that a pod is given may be called.
@@ -123,7 +123,7 @@ def memory_holds_volumes_in_memory(release: RenderedRelease) -> Iterator[str]:
 
 
 def pods_are_restricted(release: RenderedRelease) -> Iterator[str]:
-    """The profile `restricted` of Pod Security, but for volumes of the host that a value asks for."""
+    """Check the profile `restricted` of Pod Security, except volumes of the host, which a value may request."""
     for name, pod in release.pods:
         spec, security = pod["spec"], pod["spec"]["securityContext"]
         if not security.get("runAsNonRoot") or min(security["runAsUser"], security["runAsGroup"]) < 10_000:
@@ -222,6 +222,23 @@ def services_select_pods_and_their_ports(release: RenderedRelease) -> Iterator[s
             yield f"{named(one)}: {one['spec']['serviceName']} is no headless Service"
 
 
+def routes_lead_to_services(release: RenderedRelease) -> Iterator[str]:
+    ports = {
+        (one["metadata"]["name"], port[key])
+        for one in release.of("Service")
+        for port in one["spec"]["ports"]
+        for key in ("name", "port")
+    }
+    for one in release.of("Ingress"):
+        for path in (path for rule in one["spec"]["rules"] for path in rule["http"]["paths"]):
+            backend = path["backend"]["service"]
+            if (backend["name"], backend["port"]["name"]) not in ports:
+                yield f"{named(one)}: leads to no port of a Service"
+    for one in release.of("GRPCRoute"):
+        if not {(to["name"], to["port"]) for rule in one["spec"]["rules"] for to in rule["backendRefs"]} <= ports:
+            yield f"{named(one)}: leads to no port of a Service"
+
+
 def selectors_fit_their_pods(release: RenderedRelease) -> Iterator[str]:
     for one in release.workloads:
         template = one["spec"]["template"]
@@ -242,7 +259,7 @@ def disruptions_are_bounded(release: RenderedRelease) -> Iterator[str]:
 
 
 def references_lead_to_objects(release: RenderedRelease) -> Iterator[str]:
-    """Classes, accounts, claims and mounts exist, where the chart makes them."""
+    """Check that classes, accounts and claims exist, where the chart makes them."""
     made = {kind: {one["metadata"]["name"] for one in release.of(kind)} for kind in ("PriorityClass", "ServiceAccount")}
     templates = {one["metadata"]["name"] for one in release.of("ResourceClaimTemplate")}
     for name, pod in release.pods:
@@ -304,7 +321,7 @@ def secrets_come_by_reference(release: RenderedRelease) -> Iterator[str]:
 
 
 def calls_are_allowed(release: RenderedRelease) -> Iterator[str]:
-    """Each pod has its policy, and may call the addresses that it is given, and the replicas that plans name."""
+    """Check that each pod has its policy, and may call the addresses that it is given and the replicas of plans."""
     policies = release.of("NetworkPolicy")
     if not policies:
         return
@@ -361,6 +378,7 @@ RULES = (
     pods_outlive_their_drain,
     replicas_are_set_by_one,
     services_select_pods_and_their_ports,
+    routes_lead_to_services,
     selectors_fit_their_pods,
     disruptions_are_bounded,
     references_lead_to_objects,

@@ -1,4 +1,4 @@
-"""Start the chart's containers without a cluster, as far as their settings: each service's own read its variables.
+"""Read the variables of the chart's containers by each service's own settings, without a cluster.
 
 An unknown name, a value of another type or beyond its limit, a missing required setting, and settings that contradict
 each other are findings, as they would end the process at its start.
@@ -58,7 +58,7 @@ def started_with(container: Mapping[str, Any], folder: Path) -> dict[str, str]:
 
 
 def mounted(text: str, folder: Path) -> str:
-    """Return where the file lies that a pod would have at this path; other text as it is."""
+    """Return where the file lies that a pod would have at this path; other text unchanged."""
     if text == "/models" or text.startswith("/models/"):
         own = TINY / text.removeprefix("/models").lstrip("/")
         (folder / text.lstrip("/")).mkdir(parents=True, exist_ok=True)

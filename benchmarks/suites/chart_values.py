@@ -79,6 +79,7 @@ CHOICES: Mapping[str, Sequence[Values]] = {
     "routes": (
         {},
         {"grpcRoute": {"enabled": True, "parentRefs": [{"name": "public"}], "hostnames": ["images.example"]}},
+        {"ingress": {"enabled": True, "hosts": ["images.example"], "className": "nginx", "tlsSecret": "site"}},
     ),
     "identity": (
         {},
@@ -116,8 +117,9 @@ def values_of(rows: Mapping[str, int]) -> Values:
     return dict(found)
 
 
-# Two alternatives that contradict each other: replicas of a pool that is removed, an administrator without tokens.
-IMPOSSIBLE = ((("scaling", 2), ("cascade", 2)), (("auth", 1), ("tuned", 1)))
+# Two alternatives that contradict each other: replicas of a pool that is removed, an administrator without tokens, an
+# ingress without its edge.
+IMPOSSIBLE = ((("scaling", 2), ("cascade", 2)), (("auth", 1), ("tuned", 1)), (("services", 2), ("routes", 2)))
 
 
 def possible(rows: Mapping[str, int]) -> bool:

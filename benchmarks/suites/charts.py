@@ -1,6 +1,6 @@
-"""Render the Helm chart for choices of values, and read what Kubernetes says of its manifests.
+"""Render the Helm chart for choices of values, and validate the manifests by the schemas of Kubernetes.
 
-`scripts/fetch_chart_tools.py` fetches helm and the schemas; where it did not, `missing_tools` says so.
+`scripts/fetch_chart_tools.py` fetches helm and the schemas; `missing_tools` reports that it did not.
 """
 
 import json
@@ -148,7 +148,7 @@ def lint(values: Sequence[Path | Values], folder: Path) -> None:
 
 @cache
 def definitions(version: str) -> Mapping[str, Any]:
-    """Return the definitions of a version of Kubernetes, whose schemas reject unknown fields."""
+    """Return the definitions of a version of Kubernetes; they reject unknown fields."""
     found: Mapping[str, Any] = json.loads(schema_file(version).read_text())["$defs"]
     return found
 

@@ -48,7 +48,7 @@ OTHERS = re.compile(
 
 
 def given(environment: dict[str, Any]) -> dict[str, str]:
-    return {key: str(value) for key, value in environment.items() if not PLACES.search(key)}
+    return {key: str(value).strip(",") for key, value in environment.items() if not PLACES.search(key)}
 
 
 @pytest.mark.parametrize("file", FORMS)
