@@ -20,6 +20,7 @@ SECOND = {
     "gpu",
     "lab",
     # Services with torch, and installations.
+    "integration/chart",
     "integration/controlnet_svc",
     "integration/discriminator",
     "integration/embedder",

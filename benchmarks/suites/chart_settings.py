@@ -6,7 +6,7 @@ each other are findings, as they would end the process at its start.
 
 import importlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
@@ -90,6 +90,16 @@ def common_variables() -> frozenset[str]:
     return frozenset(
         f"PENTIMENTO_COMMON_{name}".upper() for service in SETTINGS for name in by_name(settings_class(service))
     )
+
+
+def environments(manifests: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
+    """Return the variables of each workload's container, by component; each pool of workers is one."""
+    return {
+        one["metadata"]["labels"]["app.kubernetes.io/component"]: variables(
+            one["spec"]["template"]["spec"]["containers"][0]
+        )
+        for one in RenderedRelease(manifests).workloads
+    }
 
 
 def settings_findings(release: RenderedRelease, folder: Path) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """The chart as helm renders it. Without helm, which `make setup` fetches, these tests are skipped with the reason."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,14 +26,3 @@ def rendered(tools: None, tmp_path_factory: pytest.TempPathFactory) -> Rendering
         return known.setdefault(f"{values} {version}", render(list(values), folder, version))
 
     return render_once
-
-
-def variables_of(manifests: Sequence[Manifest]) -> dict[str, dict[str, str]]:
-    """Return each workload's variables, by its component."""
-    found = {}
-    for one in manifests:
-        if one["kind"] in ("Deployment", "StatefulSet"):
-            (container,) = one["spec"]["template"]["spec"]["containers"]
-            name = one["metadata"]["labels"]["app.kubernetes.io/component"]
-            found[name] = {each["name"]: each["value"] for each in container["env"] if "value" in each}
-    return found

@@ -1,13 +1,18 @@
 """What the chart does with single values."""
 
 import importlib.util
+import json
+from collections.abc import Callable
 
 import pytest
 
 from benchmarks.suites.chart_rules import RenderedRelease, component
+from benchmarks.suites.chart_settings import SETTINGS, environments
 from benchmarks.suites.chart_values import EXTERNAL
+from benchmarks.suites.charts import CHART, Manifest
 from pentimento.stores.ledger.database import open_engine
-from tests.unit.chart.conftest import Rendering, variables_of
+
+Rendering = Callable[..., list[Manifest]]
 
 
 def test_scaled_workload_has_no_replicas(rendered: Rendering) -> None:
@@ -26,18 +31,18 @@ def test_upgrade_migrates_the_ledger_of_the_services(rendered: Rendering) -> Non
 
     assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-upgrade"
     assert flag == "-m" and importlib.util.find_spec(module) is not None
-    environments = variables_of(manifests)
+    variables = environments(manifests)
     for name in ("frontdoor", "vectordb-gateway", "controller"):
         section = name.upper().replace("-", "_")
-        assert environments[name][f"PENTIMENTO_{section}_LEDGER_URL"] == url
+        assert variables[name][f"PENTIMENTO_{section}_LEDGER_URL"] == url
     assert open_engine(url).url.username == "pentimento"
 
 
 def test_tls_names_every_replica(rendered: Rendering) -> None:
-    environments = variables_of(rendered(EXTERNAL, {"tls": {"secret": "certificates"}}))
+    variables = environments(rendered(EXTERNAL, {"tls": {"secret": "certificates"}}))
     advertised = {
         name: next((value for key, value in given.items() if key.endswith("_ADVERTISE_ADDRESS")), "")
-        for name, given in environments.items()
+        for name, given in variables.items()
     }
 
     # A certificate cannot name an address that a pod gets at its start.
@@ -64,25 +69,20 @@ def test_claims_are_of_the_cluster_s_version(version: str, api: str, rendered: R
 def test_whole_numbers_have_no_exponent(rendered: Rendering) -> None:
     settings = {"frontdoor": {"settings": {"min_free_bytes": 134217728, "quality_sample_share": 0.05}}}
 
-    environment = variables_of(rendered(EXTERNAL, settings))["frontdoor"]
+    environment = environments(rendered(EXTERNAL, settings))["frontdoor"]
 
     assert environment["PENTIMENTO_FRONTDOOR_MIN_FREE_BYTES"] == "134217728"
     assert environment["PENTIMENTO_FRONTDOOR_QUALITY_SAMPLE_SHARE"] == "0.05"
 
 
 def test_settings_of_the_schema_are_none_that_the_chart_gives(rendered: Rendering) -> None:
-    import json
-
-    from benchmarks.suites.chart_settings import SETTINGS
-    from benchmarks.suites.charts import CHART
-
     definitions = json.loads((CHART / "values.schema.json").read_text())["$defs"]
     everything = {
         "tls": {"secret": "certificates", "mutual": True},
         "frontdoor": {"admin": True},
         "workerDefaults": {"accelerator": {"kind": "plugin"}},
     }
-    for name, environment in variables_of(rendered(EXTERNAL, everything)).items():
+    for name, environment in environments(rendered(EXTERNAL, everything)).items():
         section, _ = SETTINGS["unet-worker" if name.startswith("unet-worker") else name]
         for key in definitions[section]["properties"]:
             assert f"PENTIMENTO_{section}_{key}".upper() not in environment

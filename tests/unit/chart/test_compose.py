@@ -1,15 +1,19 @@
 """The chart gives every service what the compositions give it."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.suites.chart_settings import environments
 from benchmarks.suites.chart_values import EMBEDDED, EXTERNAL
+from benchmarks.suites.charts import Manifest
 from deploy.make_secrets import main as make_secrets
 from tests.compose.declared import ROOT, services
-from tests.unit.chart.conftest import Rendering, variables_of
+
+Rendering = Callable[..., list[Manifest]]
 
 FORMS = {"docker-compose.embedded.yml": {**EMBEDDED, "auth": {"enabled": False}}, "docker-compose.yml": EXTERNAL}
 # Of the compositions alone: addresses and places of their network and volumes, in other words here.
@@ -53,7 +57,7 @@ def given(environment: dict[str, Any]) -> dict[str, str]:
 
 @pytest.mark.parametrize("file", FORMS)
 def test_services_get_what_the_composition_gives(file: str, rendered: Rendering) -> None:
-    chart, composition = variables_of(rendered(FORMS[file])), services(file)
+    chart, composition = environments(rendered(FORMS[file])), services(file)
 
     for name, environment in chart.items():
         expected = composition[name]["environment"]
@@ -67,9 +71,9 @@ def test_every_choice_of_the_compositions_is_a_value(rendered: Rendering) -> Non
     files = [ROOT / "docker-compose.yml", ROOT / "docker-compose.embedded.yml", ROOT / "deploy" / "services.yml"]
     named = {name for file in files for name in re.findall(r"\$\{(PENTIMENTO_\w+)", file.read_text())}
     assert {name for name in named if not OTHERS.search(name)} == CHOICES.keys()
-    plain = variables_of(rendered(EXTERNAL))
+    plain = environments(rendered(EXTERNAL))
 
-    changed = variables_of(rendered(EXTERNAL, *CHOICES.values()))
+    changed = environments(rendered(EXTERNAL, *CHOICES.values()))
 
     for variable, values in CHOICES.items():
         (value,) = [value for group in values.values() for value in group.values()]

@@ -1,5 +1,6 @@
 """The chart's examples against every check, and each check against faults that it must notice."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,9 @@ from benchmarks.chart import findings
 from benchmarks.suites.chart_faults import PLANTED, WRONG_VALUES, planted
 from benchmarks.suites.chart_rules import RenderedRelease, volumes_of_the_host
 from benchmarks.suites.chart_values import EXTERNAL, combinations_of_values, every_pair, pairs, values_of
-from benchmarks.suites.charts import CHART, EXAMPLES, NAMESPACE, RELEASE, HelmRefusal, lint, run_helm
-from tests.unit.chart.conftest import Rendering
+from benchmarks.suites.charts import CHART, EXAMPLES, NAMESPACE, RELEASE, HelmRefusal, Manifest, lint, run_helm
+
+Rendering = Callable[..., list[Manifest]]
 
 
 @pytest.mark.parametrize("version", ["1.33", "1.37"])
