@@ -23,6 +23,9 @@ def rendered(tools: None, tmp_path_factory: pytest.TempPathFactory) -> Rendering
     known: dict[str, list[Manifest]] = {}
 
     def render_once(*values: Path | Values, version: str = VERSIONS[-1]) -> list[Manifest]:
-        return known.setdefault(f"{values} {version}", render(list(values), folder, version))
+        key = f"{values} {version}"
+        if key not in known:
+            known[key] = render(list(values), folder, version)
+        return known[key]
 
     return render_once

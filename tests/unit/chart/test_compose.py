@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.suites.chart_settings import environments
+from benchmarks.suites.chart_settings import SETTINGS, environments
 from benchmarks.suites.chart_values import EMBEDDED, EXTERNAL
 from benchmarks.suites.charts import Manifest
 from deploy.make_secrets import main as make_secrets
@@ -28,7 +28,7 @@ CHOICES: dict[str, Any] = {
     "PENTIMENTO_ALLOCATOR": {"serving": {"allocator": "joint"}},
     "PENTIMENTO_SLO_S": {"serving": {"sloSeconds": 7.5}},
     "PENTIMENTO_MODM_MODE": {"serving": {"modmMode": "throughput"}},
-    "PENTIMENTO_CASCADE": {"serving": {"cascade": ["tiny-light", "tiny-heavy"]}},
+    "PENTIMENTO_CASCADE": {"serving": {"cascade": ["sdxl-turbo", "sdxl"]}},
     "PENTIMENTO_CONFIDENCE_THRESHOLD": {"serving": {"confidenceThreshold": 0.25}},
     "PENTIMENTO_DISCRIMINATORS": {"serving": {"discriminators": ["a>b=/models/c"]}},
     "PENTIMENTO_THINNING": {"serving": {"thinning": "off"}},
@@ -47,12 +47,20 @@ CHOICES: dict[str, Any] = {
 }
 # Volumes, ports, limits and images, which Kubernetes has other words for.
 OTHERS = re.compile(
-    r"_(MODELS|PROFILES|EMBEDDINGS|SECRETS|TAG|PUBLISH|PUBLISH_HTTP|HTTP_HOSTS|TENSORS_SIZE|GPU_SHARE)$|_(CPUS|MEMORY)_"
+    "PENTIMENTO_(MODELS|PROFILES|EMBEDDINGS|SECRETS|TAG|PUBLISH|PUBLISH_HTTP|HTTP_HOSTS|TENSORS_SIZE|GPU_SHARE"
+    "|CPUS_[A-Z]+|MEMORY_[A-Z]+)"
 )
 
 
+def text_of(value: Any) -> str:
+    """Return a value as a variable has it."""
+    if isinstance(value, list):
+        return ",".join(map(text_of, value))
+    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def given(environment: dict[str, Any]) -> dict[str, str]:
-    return {key: str(value).strip(",") for key, value in environment.items() if not PLACES.search(key)}
+    return {key: text_of(value).strip(",") for key, value in environment.items() if not PLACES.search(key)}
 
 
 @pytest.mark.parametrize("file", FORMS)
@@ -62,7 +70,8 @@ def test_services_get_what_the_composition_gives(file: str, rendered: Rendering)
     for name, environment in chart.items():
         expected = composition[name]["environment"]
         assert given(expected).items() <= environment.items(), name
-        named = {key.replace("_COMMON_", f"_{name.upper().replace('-', '_')}_") for key in environment}
+        section, _ = SETTINGS["unet-worker" if name.startswith("unet-worker") else name]
+        named = {key.replace("_COMMON_", f"_{section.upper()}_") for key in environment}
         settings = {key for key in expected if key.startswith("PENTIMENTO_") and "_COMMON_" not in key}
         assert settings - named <= {"PENTIMENTO_CONFIG"}, name
 
@@ -70,27 +79,20 @@ def test_services_get_what_the_composition_gives(file: str, rendered: Rendering)
 def test_every_choice_of_the_compositions_is_a_value(rendered: Rendering) -> None:
     files = [ROOT / "docker-compose.yml", ROOT / "docker-compose.embedded.yml", ROOT / "deploy" / "services.yml"]
     named = {name for file in files for name in re.findall(r"\$\{(PENTIMENTO_\w+)", file.read_text())}
-    assert {name for name in named if not OTHERS.search(name)} == CHOICES.keys()
+    assert {name for name in named if not OTHERS.fullmatch(name)} == CHOICES.keys()
     plain = environments(rendered(EXTERNAL))
 
     changed = environments(rendered(EXTERNAL, *CHOICES.values()))
 
     for variable, values in CHOICES.items():
         (value,) = [value for group in values.values() for value in group.values()]
-        text = (
-            ",".join(value)
-            if isinstance(value, list)
-            else str(value).lower()
-            if isinstance(value, bool)
-            else str(value)
-        )
         differing = [
             new
             for name, environment in changed.items()
             for key, new in environment.items()
             if new != plain[name].get(key)
         ]
-        assert any(text in new for new in differing), variable
+        assert any(text_of(value) in new for new in differing), variable
 
 
 def test_pods_mount_secrets_that_are_made(tmp_path: Path, rendered: Rendering) -> None:

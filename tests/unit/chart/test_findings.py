@@ -25,7 +25,9 @@ def test_example_passes_strict_lint(example: Path, tmp_path: Path) -> None:
     lint([example], tmp_path)
 
 
-@pytest.mark.parametrize("rows", combinations_of_values(4, seed=1), ids=lambda rows: "".join(map(str, rows.values())))
+@pytest.mark.parametrize(
+    "rows", [*combinations_of_values(4, seed=1)], ids=lambda rows: "".join(map(str, rows.values()))
+)
 def test_combination_has_no_findings(rows: dict[str, int], rendered: Rendering, tmp_path: Path) -> None:
     assert findings(rendered(values_of(rows)), "1.37", tmp_path) == []
 
