@@ -15,31 +15,21 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.suites.chart_faults import PLANTED, WRONG_VALUES, planted
-from benchmarks.suites.chart_rules import RenderedRelease, rule_findings
-from benchmarks.suites.chart_settings import settings_findings
-from benchmarks.suites.chart_values import CHOICES, EXTERNAL, combinations_of_values, every_pair, pairs, values_of
-from benchmarks.suites.charts import (
+from lab.fixtures.charts.combinations import CHOICES, EXTERNAL, combinations_of_values, every_pair, pairs, values_of
+from lab.fixtures.charts.faults import PLANTED, WRONG_VALUES, planted
+from lab.fixtures.charts.rendering import (
     EXAMPLES,
     VERSIONS,
     HelmRefusal,
-    Manifest,
     Values,
     lint,
     missing_tools,
     render,
-    schema_findings,
 )
+from lab.fixtures.charts.starting import findings
 from lab.runs.measure import Figure, at_least, at_most, counted, parse_options, publish
 
 COMBINATIONS, QUICK = 72, 6
-
-
-def findings(manifests: list[Manifest], version: str, folder: Path) -> list[str]:
-    """Return all that is wrong with the manifests of a release."""
-    release = RenderedRelease(manifests)
-    by_schema = [finding for one in manifests for finding in schema_findings(one, version)]
-    return [*by_schema, *rule_findings(manifests), *settings_findings(release, folder)]
 
 
 def checked(values: Sequence[Path | Values], folder: Path) -> Iterator[tuple[str, str]]:

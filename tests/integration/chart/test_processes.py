@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from benchmarks.suites.chart_settings import SETTINGS, environments, image_variables
-from benchmarks.suites.charts import CHART, missing_tools, render
+from lab.fixtures.charts.rendering import CHART, missing_tools, render
+from lab.fixtures.charts.starting import SETTINGS, environments, image_variables
 from pentimento import Client, ImageRequest
 from pentimento.rpc.probe import status_of
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.suites.charts import VERSIONS, Manifest, Values, missing_tools, render
+from lab.fixtures.charts.rendering import VERSIONS, Manifest, Values, missing_tools, render
 
 Rendering = Callable[..., list[Manifest]]
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks.suites.chart_rules import RenderedRelease, component
-from benchmarks.suites.chart_settings import SETTINGS, environments
-from benchmarks.suites.chart_values import EXTERNAL
-from benchmarks.suites.charts import CHART, Manifest
+from lab.fixtures.charts.combinations import EXTERNAL
+from lab.fixtures.charts.rendering import CHART, Manifest
+from lab.fixtures.charts.rules import RenderedRelease, component
+from lab.fixtures.charts.starting import SETTINGS, environments
 from pentimento.stores.ledger.database import open_engine
 
 Rendering = Callable[..., list[Manifest]]

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.suites.chart_settings import SETTINGS, environments
-from benchmarks.suites.chart_values import EMBEDDED, EXTERNAL
-from benchmarks.suites.charts import Manifest
 from deploy.make_secrets import main as make_secrets
+from lab.fixtures.charts.combinations import EMBEDDED, EXTERNAL
+from lab.fixtures.charts.rendering import Manifest
+from lab.fixtures.charts.starting import SETTINGS, environments
 from tests.compose.declared import ROOT, services
 
 Rendering = Callable[..., list[Manifest]]

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.chart import findings
-from benchmarks.suites.chart_faults import PLANTED, WRONG_VALUES, planted
-from benchmarks.suites.chart_rules import RenderedRelease, volumes_of_the_host
-from benchmarks.suites.chart_values import EXTERNAL, combinations_of_values, every_pair, pairs, values_of
-from benchmarks.suites.charts import CHART, EXAMPLES, NAMESPACE, RELEASE, HelmRefusal, Manifest, lint, run_helm
+from lab.fixtures.charts.combinations import EXTERNAL, combinations_of_values, every_pair, pairs, values_of
+from lab.fixtures.charts.faults import PLANTED, WRONG_VALUES, planted
+from lab.fixtures.charts.rendering import CHART, EXAMPLES, NAMESPACE, RELEASE, HelmRefusal, Manifest, lint, run_helm
+from lab.fixtures.charts.rules import RenderedRelease, volumes_of_the_host
+from lab.fixtures.charts.starting import findings
 
 Rendering = Callable[..., list[Manifest]]
 
