@@ -2,12 +2,14 @@
 
 import importlib.util
 import json
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from lab.fixtures.charts.combinations import EXTERNAL
-from lab.fixtures.charts.rendering import CHART, Manifest
+from lab.fixtures.charts.rendering import CHART, NAMESPACE, RELEASE, TOOLS, Manifest, run_helm
 from lab.fixtures.charts.rules import RenderedRelease, component
 from lab.fixtures.charts.starting import SETTINGS, environments
 from pentimento.stores.ledger.database import open_engine
@@ -49,6 +51,20 @@ def test_tls_names_every_replica(rendered: Rendering) -> None:
     assert not [name for name, address in advertised.items() if "POD_IP" in address]
     assert advertised["embedder"] == "$(POD_NAME).pentimento-embedder.images.svc:50051"
     assert advertised["frontdoor"] == "pentimento-frontdoor:50051"
+
+
+def test_kustomize_takes_the_manifests(tmp_path: Path) -> None:
+    example = str(CHART / "examples" / "trial.yaml")
+    text = run_helm("template", RELEASE, str(CHART), "--namespace", NAMESPACE, "--no-hooks", "--values", example)
+    (tmp_path / "pentimento.yaml").write_text(text)
+    (tmp_path / "kustomization.yaml").write_text("resources: [pentimento.yaml]\nnamespace: elsewhere\n")
+
+    built = subprocess.run(
+        [TOOLS / "kubectl", "kustomize", tmp_path], capture_output=True, text=True, check=True
+    ).stdout
+
+    assert built.count("\nkind: ") == text.count("\nkind: ")
+    assert "namespace: elsewhere" in built and "kind: Job" not in built
 
 
 @pytest.mark.parametrize(("version", "api"), [("1.33", "v1beta2"), ("1.34", "v1")])
