@@ -182,7 +182,7 @@ PENTIMENTO_EDGE_SIGNING_KEY_FILE: {{ include "pentimento.signingKey" .root }}
 {{/* The embedded form's frontdoor makes the key on the volume. */}}
 {{- define "pentimento.signingKey" -}}
 {{- if eq .Values.stores.kind "embedded" -}}
-/var/lib/pentimento/keys/signing-key
+/var/lib/pentimento/signing-key
 {{- else -}}
 {{ include "pentimento.secretFile" "signing_key" }}
 {{- end -}}
