@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pentimento.domain.errors import PentimentoError
-from pentimento.stores.ledger.cache_ledger import open_cache_ledger
+from pentimento.stores.ledger.cache.ledger import open_cache_ledger
 from pentimento.stores.ledger.fleet_ledger import open_fleet_ledger
-from pentimento.stores.ledger.journal import open_journal
+from pentimento.stores.ledger.journal.requests import open_journal
 
 # Openers of the ledgers, in the order of migration.
 LEDGERS: Mapping[str, Callable[[str], Any]] = {

@@ -24,6 +24,8 @@ CHOICES: dict[str, Any] = {
     "PENTIMENTO_LIGHT_MODEL": {"serving": {"light": "sdxl-turbo"}},
     "PENTIMENTO_SMALL_MODELS": {"serving": {"small": ["tiny-flow", "tiny-light"]}},
     "PENTIMENTO_ENCODER": {"serving": {"encoder": "clip"}},
+    "PENTIMENTO_IP_ADAPTERS": {"serving": {"ipAdapters": "adapters"}},
+    "PENTIMENTO_DEPTH_MODEL": {"serving": {"depthModel": "depth-anything"}},
     "PENTIMENTO_WEIGHTS": {"serving": {"weights": "int8"}},
     "PENTIMENTO_ALLOCATOR": {"serving": {"allocator": "joint"}},
     "PENTIMENTO_SLO_S": {"serving": {"sloSeconds": 7.5}},
