@@ -27,7 +27,7 @@ from lab.fixtures.charts.rendering import (
     render,
 )
 from lab.fixtures.charts.starting import findings
-from lab.runs.measure import Figure, at_least, at_most, counted, parse_options, publish
+from lab.runs.measure import Figure, Notes, at_least, at_most, counted, parse_options, publish
 
 COMBINATIONS, QUICK = 72, 6
 
@@ -87,7 +87,7 @@ def main() -> int:
         faults = dict(noticed_faults(folder))
     print("\n".join(f"not noticed: {fault}" for fault, noticed in faults.items() if not noticed))
     share = len(seen & every_pair()) / len(every_pair())
-    notes = {"choices": len(CHOICES), "versions": f"{VERSIONS[0]}-{VERSIONS[-1]}", "examples": len(EXAMPLES)}
+    notes: Notes = {"choices": len(CHOICES), "versions": f"{VERSIONS[0]}-{VERSIONS[-1]}", "examples": len(EXAMPLES)}
     return publish(options, figures(found, len(drawn), share, faults), notes=notes)
 
 

@@ -16,7 +16,7 @@ DEADLINE_S = 3.0
 OPTIONS = (("grpc.enable_http_proxy", 0),)
 
 
-def status_of(address: str, service: str = "", deadline_s: float = DEADLINE_S) -> str:
+def status_of(address: str, service: str = "", *, deadline_s: float = DEADLINE_S) -> str:
     """Return the name of the service's health status, or of the gRPC code if the process did not answer."""
     with grpc.insecure_channel(address, OPTIONS) as channel:
         health: Any = health_pb2_grpc.HealthStub(channel)
