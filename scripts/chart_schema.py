@@ -28,7 +28,7 @@ def schema(settings: Mapping[str, Mapping[str, Setting]]) -> str:
     document = yaml.safe_load(SOURCE.read_text())
     given = document.pop("given")
     for section, declared in settings.items():
-        properties = {name: shape(one) for name, one in declared.items() if name not in given}
+        properties = {name: shape(one) for name, one in declared.items() if name not in given and not is_path(one.kind)}
         document["$defs"][section] = {"type": "object", "additionalProperties": False, "properties": properties}
     document = with_components(document, document["$defs"].pop("component"))
     # One line for each innermost object.
@@ -53,6 +53,11 @@ def shape(one: Setting) -> dict[str, Any]:
     return kind_shape(one.kind, {"minimum": one.minimum, "maximum": one.maximum}) | {"description": one.help}
 
 
+def is_path(kind: Any) -> bool:
+    """Return whether a setting names files: a pod has no others than those of the chart's volumes."""
+    return kind is Path or Path in get_args(kind)
+
+
 def kind_shape(kind: Any, limits: Mapping[str, float | None]) -> dict[str, Any]:
     if get_origin(kind) is tuple:
         return {"type": "array", "items": kind_shape(get_args(kind)[0], limits)}
@@ -61,5 +66,5 @@ def kind_shape(kind: Any, limits: Mapping[str, float | None]) -> dict[str, Any]:
     if issubclass(kind, Enum):
         return {"enum": [member.value for member in kind]}
     if kind not in KINDS:
-        raise TypeError(f"the chart cannot give a setting of type {kind!r}: list it in {SOURCE.name}")
+        raise TypeError(f"the chart cannot give a setting of type {kind!r}")
     return {"type": KINDS[kind]} | {name: value for name, value in limits.items() if value is not None}

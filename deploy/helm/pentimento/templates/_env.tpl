@@ -108,7 +108,7 @@ PENTIMENTO_UNET_WORKER_WEIGHTS: {{ .root.Values.serving.weights }}
 PENTIMENTO_UNET_WORKER_ADAPTERS_DIR: /models
 PENTIMENTO_UNET_WORKER_EMBEDDINGS_DIR: /embeddings
 PENTIMENTO_UNET_WORKER_IP_ADAPTERS_DIR: /models/{{ .root.Values.serving.ipAdapters }}
-PENTIMENTO_UNET_WORKER_LORA_CACHE_DIR: /var/cache/pentimento/loras
+PENTIMENTO_UNET_WORKER_COMPONENT_CACHE_DIR: /var/cache/pentimento/components
 PENTIMENTO_UNET_WORKER_OBJECTS_URL: {{ include "pentimento.objects" . | quote }}
 PENTIMENTO_UNET_WORKER_CLAIMS_PER_DEVICE: {{ include "pentimento.text" .values.accelerator.share | quote }}
 {{- if .root.Values.auth.enabled }}
@@ -122,6 +122,7 @@ PENTIMENTO_UNET_WORKER_GRANT_KEY_FILE: {{ include "pentimento.secretFile" "grant
 {{ include "pentimento.env.device" . }}
 PENTIMENTO_CONTROLNET_SVC_SKIP_MISSING: "true"
 PENTIMENTO_CONTROLNET_SVC_CONTROLNETS: /models/registry.json
+PENTIMENTO_CONTROLNET_SVC_COMPONENT_CACHE_DIR: /var/cache/pentimento/components
 PENTIMENTO_CONTROLNET_SVC_DEPTH_MODEL: /models/{{ .root.Values.serving.depthModel }}
 PENTIMENTO_CONTROLNET_SVC_CLAIMS_PER_DEVICE: {{ include "pentimento.text" .values.accelerator.share | quote }}
 {{- end }}

@@ -5,7 +5,7 @@ profiles: [unet-worker, vectordb-gateway, frontdoor]
 embeddings: [unet-worker]
 tensors: [unet-worker, controlnet-svc]
 compiled: [unet-worker, controlnet-svc]
-cache: [unet-worker]
+cache: [unet-worker, controlnet-svc]
 data: [unet-worker, vectordb-gateway, frontdoor, controller, edge]
 {{- end }}
 
@@ -167,12 +167,14 @@ readinessProbe:
   emptyDir: {medium: Memory, sizeLimit: {{ $tensors.size }}}
 {{- end }}
 {{- end }}
-{{- if and (has .service $reads.cache) (ne $cache.kind "claim") }}
+{{- $keeps := eq .service "unet-worker" }}
+{{- if and (has .service $reads.cache) (not (and $keeps (eq $cache.kind "claim"))) }}
 - name: cache
 {{- if eq $cache.kind "hostPath" }}
   hostPath: {path: {{ $cache.path }}, type: Directory}
 {{- else }}
-  emptyDir: {sizeLimit: {{ $cache.size }}}
+  # Other services only keep hashes of the models' files.
+  emptyDir: {sizeLimit: {{ ternary $cache.size "64Mi" $keeps }}}
 {{- end }}
 {{- end }}
 {{- if and (has .service $reads.compiled) (ne .values.accelerator.kind "none") }}
