@@ -48,7 +48,15 @@ NAVIGATION = {
     "docs/index": {
         "Begin": ["docs/quick-start", "docs/concepts/README", "At a glance <README>"],
         "Use": ["docs/clients", "docs/command-json", "HTTP and the console <services/edge/README>"],
-        "Run": ["docs/model-guide", "docs/gpu-host", "docs/operations", "docs/kubernetes", "docs/tuning", "docs/runbook", "SECURITY"],
+        "Run": [
+            "docs/model-guide",
+            "docs/gpu-host",
+            "docs/operations",
+            "docs/kubernetes",
+            "docs/tuning",
+            "docs/runbook",
+            "SECURITY",
+        ],
         "Look up": [
             "docs/reference/README",
             "docs/glossary",

@@ -1,5 +1,6 @@
 """The chart gives every service what the compositions give it."""
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 
 from deploy.make_secrets import main as make_secrets
 from lab.fixtures.charts.combinations import EMBEDDED, EXTERNAL
-from lab.fixtures.charts.rendering import Manifest
+from lab.fixtures.charts.rendering import CHART, Manifest
 from lab.fixtures.charts.starting import SETTINGS, environments
 from tests.compose.declared import ROOT, services
 
@@ -65,23 +66,41 @@ def given(environment: dict[str, Any]) -> dict[str, str]:
     return {key: text_of(value).strip(",") for key, value in environment.items() if not PLACES.search(key)}
 
 
+def section_of(name: str) -> str:
+    return SETTINGS["unet-worker" if name.startswith("unet-worker") else name][0]
+
+
+def is_open(section: str, variable: str) -> bool:
+    """Return whether the values may give a service's setting under `settings`."""
+    definitions = json.loads((CHART / "values.schema.json").read_text())["$defs"]
+    return variable.removeprefix(f"PENTIMENTO_{section.upper()}_").lower() in definitions[section]["properties"]
+
+
 @pytest.mark.parametrize("file", FORMS)
 def test_services_get_what_the_composition_gives(file: str, rendered: Rendering) -> None:
     chart, composition = environments(rendered(FORMS[file])), services(file)
 
     for name, environment in chart.items():
-        expected = composition[name]["environment"]
-        assert given(expected).items() <= environment.items(), name
-        section, _ = SETTINGS["unet-worker" if name.startswith("unet-worker") else name]
+        section, expected = section_of(name), composition[name]["environment"]
+        for key, value in given(expected).items():
+            # Without a value of its own a setting has its default, which the compositions repeat.
+            assert environment.get(key) == value or is_open(section, key), (name, key)
         named = {key.replace("_COMMON_", f"_{section.upper()}_") for key in environment}
         settings = {key for key in expected if key.startswith("PENTIMENTO_") and "_COMMON_" not in key}
-        assert settings - named <= {"PENTIMENTO_CONFIG"}, name
+        assert not [key for key in settings - named - {"PENTIMENTO_CONFIG"} if not is_open(section, key)], name
 
 
 def test_every_choice_of_the_compositions_is_a_value(rendered: Rendering) -> None:
     files = [ROOT / "docker-compose.yml", ROOT / "docker-compose.embedded.yml", ROOT / "deploy" / "services.yml"]
     named = {name for file in files for name in re.findall(r"\$\{(PENTIMENTO_\w+)", file.read_text())}
-    assert {name for name in named if not OTHERS.fullmatch(name)} == CHOICES.keys()
+    given_by = re.findall(r"(PENTIMENTO_\w+): .*\$\{(PENTIMENTO_\w+)", files[-1].read_text())
+    free = {
+        variable
+        for key, variable in given_by
+        for section, _ in SETTINGS.values()
+        if key.startswith(f"PENTIMENTO_{section.upper()}_") and is_open(section, key)
+    }
+    assert {name for name in named if not OTHERS.fullmatch(name)} - free == CHOICES.keys()
     plain = environments(rendered(EXTERNAL))
 
     changed = environments(rendered(EXTERNAL, *CHOICES.values()))
