@@ -170,8 +170,11 @@ class IpAdapter:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        """Read a checked file onto the device."""
+        """Read a checked file onto the device. Raises BadIpAdapter for numbers that are not finite."""
         tensors = {name: tensor.to(device, dtype) for name, tensor in load_file(path).items()}
+        for name, tensor in tensors.items():
+            if not tensor.isfinite().all():
+                raise BadIpAdapter(f"{path.name}: {name[:80]!r} has numbers that are not finite")
         self.encoder = encoder
         self._parts = {name.removeprefix(_IMAGE): one for name, one in tensors.items() if name.startswith(_IMAGE)}
         named = [

@@ -59,23 +59,30 @@ class DepthModel:
 def load_depth_model(directory: Path, device: torch.device, dtype: torch.dtype) -> DepthModel:
     """Return the depth model of a transformers directory. Raises BadCheckpoint with one line that names the fault."""
     files = component_files(directory, directory)
-    config = read_json_object(directory / "config.json")
-    names = config.get("architectures") or [None]
-    if names[0] not in CLASSES:
-        raise BadCheckpoint(f"{directory / 'config.json'}: architectures must be one of {', '.join(CLASSES)}")
-    backbone = config.get("backbone_config")
-    if config.get("is_hybrid") or (backbone is not None and backbone.get("model_type") != _BACKBONE):
-        raise BadCheckpoint(f"{directory / 'config.json'}: the backbone must be {_BACKBONE}, or the model's own")
-    network = load_network(directory, files, names[0], device, dtype)
+    class_name = _checked_class(directory / "config.json")
+    network = load_network(directory, files, class_name, device, dtype)
     memory_bytes = sum(one.numel() * one.element_size() for one in network.parameters())
     return DepthModel(digest_files(directory, files), memory_bytes, network, _processor(directory / _PROCESSOR))
+
+
+def _checked_class(path: Path) -> str:
+    """Return the class of a configuration. Raises BadCheckpoint for other classes and backbones."""
+    config = read_json_object(path)
+    names, backbone = config.get("architectures"), config.get("backbone_config")
+    if not isinstance(names, list) or not names or names[0] not in CLASSES:
+        raise BadCheckpoint(f"{path}: architectures must be one of {', '.join(CLASSES)}")
+    is_known = backbone is None or (isinstance(backbone, dict) and backbone.get("model_type") == _BACKBONE)
+    if config.get("is_hybrid") or not is_known:
+        raise BadCheckpoint(f"{path}: the backbone must be {_BACKBONE}, or the model's own")
+    return str(names[0])
 
 
 def _processor(path: Path) -> Any:
     """Return the resizing and normalising of images, without torchvision."""
     settings = allowed_config(path, read_json_object(path), _PROCESSOR_KEYS)
-    size = settings.get("size", {})
-    if not isinstance(size, dict) or not all(1 <= side <= _MAX_SIDE_PX for side in size.values()):
+    size = settings.get("size")
+    sides = [size.get("height"), size.get("width")] if isinstance(size, dict) else []
+    if len(sides) != 2 or not all(type(side) is int and 1 <= side <= _MAX_SIDE_PX for side in sides):
         raise BadCheckpoint(f"{path}: size must be height and width of 1 to {_MAX_SIDE_PX} pixels")
     # From a submodule: the package's namespace imports every model.
     processor_class = import_module("transformers.models.dpt.image_processing_pil_dpt").DPTImageProcessorPil

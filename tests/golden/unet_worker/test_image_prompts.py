@@ -107,6 +107,7 @@ async def test_worker_tells_served_and_rejected_ip_adapters(tmp_path: Path) -> N
         "wide": ({"ip_adapter.1.to_k_ip.weight": torch.zeros(16, 24)}, "IP_ADAPTER_MISMATCH"),
         "long": ({"ip_adapter.7.to_k_ip.weight": torch.zeros(16, 16)}, "IP_ADAPTER_MISMATCH"),
         "face": ({"ip_adapter.0.to_q_lora.up.weight": torch.zeros(16, 16)}, "UNSUPPORTED_IP_ADAPTER"),
+        "nan": ({"image_proj.norm.bias": torch.full((16,), torch.nan)}, "BAD_IP_ADAPTER"),
         "encoder": ({"image_proj.proj.weight": torch.zeros(64, 9)}, "IP_ADAPTER_MISMATCH"),
     }
     for name, (changes, _) in broken.items():

@@ -212,6 +212,20 @@ def test_many_models_share_workers_that_hold_any(tmp_path: Path) -> None:
     assert flags_of(suite, "b-1")["--other-models"] == "/a,/c"
 
 
+def test_services_get_depth_model_and_ip_adapters(tmp_path: Path) -> None:
+    settings = SuiteSettings(
+        (ModelDirectory("tiny", Path("/tiny")),),
+        Path("/encoder"),
+        controlnets=Path("/registry.json"),
+        depth_model=Path("/depth"),
+        ip_adapters=Path("/ip-adapters"),
+    )
+    suite = plan_suite(settings, StateDirectory(tmp_path))
+
+    assert flags_of(suite, "controlnet-0")["--depth-model"] == "/depth"
+    assert flags_of(suite, "tiny-0")["--ip-adapters-dir"] == "/ip-adapters"
+
+
 def test_frontdoor_gets_pipelining_mode_and_profiles(tmp_path: Path) -> None:
     models = (ModelDirectory("tiny", Path("/tiny")),)
     settings = SuiteSettings(

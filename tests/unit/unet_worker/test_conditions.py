@@ -1,6 +1,7 @@
 """Conditions and rows of ControlNets: which replica says what they are told, and what each of two workers has."""
 
 from concurrent.futures import Future
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,8 +10,8 @@ import torch
 
 from pentimento.api.controlnet.v1 import controlnet_service_pb2 as pb
 from pentimento.diffusion.controlnets import ControlSetting
-from pentimento.domain.errors import Unavailable
-from pentimento.domain.generation import ControlNetSelection
+from pentimento.domain.errors import InvalidArgument, Unavailable
+from pentimento.domain.generation import ControlNetSelection, Preprocessor
 from services.unet_worker.control.conditions import ConditionEncoder
 from services.unet_worker.control.remote_control import RemoteControlNet, of_row
 from services.unet_worker.pairing.remote_peer import half_controlnet
@@ -22,11 +23,14 @@ IMAGE = a_png(SPEC.width_px, SPEC.height_px)
 
 
 class Model:
-    """Of SD3's class. What it encodes says whether it was to be unshifted."""
+    """Of SD3's class. What it encodes says whether it was to be unshifted; it keeps the last pixels."""
 
     info = SimpleNamespace(family="stable_diffusion_3", is_guided=lambda scale: scale > 1.0)
 
-    def condition(self, _pixels: object, _rows: int, _generator: object, *, unshifted: bool) -> torch.Tensor:
+    pixels = torch.empty(0)
+
+    def condition(self, pixels: torch.Tensor, _rows: int, _generator: object, *, unshifted: bool) -> torch.Tensor:
+        self.pixels = pixels
         return torch.tensor([float(unshifted)])
 
 
@@ -53,8 +57,8 @@ class Replicas:
         return SimpleNamespace(client=SimpleNamespace(status=status))
 
 
-def encoder_of(**told: tuple[str, bool]) -> ConditionEncoder:
-    return ConditionEncoder(cast(Any, Model()), cast(Any, Engine()), cast(Any, Replicas(**told)))
+def encoder_of(model: Model | None = None, **told: tuple[str, bool]) -> ConditionEncoder:
+    return ConditionEncoder(cast(Any, model or Model()), cast(Any, Engine()), cast(Any, Replicas(**told)))
 
 
 def controlnet(*addresses: str, digest: str = WANTED) -> RemoteControlNet:
@@ -73,6 +77,23 @@ async def test_a_replica_with_other_weights_under_the_name_says_nothing_of_them(
 async def test_a_controlnet_whose_weights_nobody_serves_any_more_is_lost() -> None:
     with pytest.raises(Unavailable, match="edges"):
         await encoder_of(restarted=("sha256:other", True)).encoded([controlnet("restarted")], SPEC)
+
+
+async def test_latent_condition_is_of_edges_and_never_of_depth() -> None:
+    model, asked = Model(), controlnet("there")
+    encoder = encoder_of(model, there=(WANTED, False))
+
+    def by(preprocessor: Preprocessor) -> RemoteControlNet:
+        return replace(asked, selection=replace(asked.selection, preprocessor=preprocessor))
+
+    (found,) = await encoder.encoded([by(Preprocessor.EDGES)], SPEC)
+
+    assert found.selection.preprocessor is None and found.encoded is not None
+    assert model.pixels.shape == (1, 3, SPEC.height_px, SPEC.width_px) and not model.pixels.any()
+    await encoder.encoded([asked], SPEC)
+    assert model.pixels.any()  # one colour, without an edge
+    with pytest.raises(InvalidArgument, match=r"spec.controlnets\[0\].preprocessor: must be edges or empty"):
+        await encoder.encoded([by(Preprocessor.DEPTH)], SPEC)
 
 
 EDGES = RemoteControlNet(ControlNetSelection("edges", b"png"), ControlSetting(), ("a", "b", "c"))

@@ -158,6 +158,9 @@ def test_depth_of_a_sliver_is_refused(model: DepthModel) -> None:
     ("file", "change", "words"),
     [
         ("config.json", {"architectures": ["ViTModel"]}, "architectures must be one of DepthAnything"),
+        ("config.json", {"architectures": "DPTForDepthEstimation"}, "architectures must be one of"),
+        ("config.json", {"backbone_config": "dinov2"}, "the backbone must be dinov2"),
+        ("preprocessor_config.json", {"size": {"height": "28", "width": 28}}, "1 to 2048 pixels"),
         ("config.json", {"backbone_config": {"model_type": "timm_backbone"}}, "the backbone must be dinov2"),
         ("config.json", {"fusion_hidden_size": 16}, "does not load"),
         ("preprocessor_config.json", {"size": {"height": 5000, "width": 28}}, "1 to 2048 pixels"),
