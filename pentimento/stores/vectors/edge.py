@@ -22,7 +22,7 @@ from pentimento.stores.vectors.rebuild import OnPhase, Rebuild
 from pentimento.stores.vectors.rebuild_schedule import RebuildSchedule
 from pentimento.stores.vectors.serving_shard import ServingShard, batches
 from pentimento.stores.vectors.shard_process import DEFAULT_TIMING, ShardProcess, ShardTiming
-from pentimento.stores.vectors.unit_vectors import check_vector
+from pentimento.stores.vectors.unit_vectors import check_points, check_vector
 
 logger = logging.getLogger(__name__)
 
@@ -104,10 +104,7 @@ class EdgeVectorIndex:
 
     def upsert(self, points: Sequence[VectorPoint]) -> None:
         """Insert or replace points."""
-        for point in points:
-            check_vector("text", point.text, self._dimension_count)
-            if point.image is not None:
-                check_vector("image", point.image, self._dimension_count)
+        check_points(points, self._dimension_count)
         for batch in batches(points):
             header = {"op": "upsert", "points": [_described(point) for point in batch]}
             body = b"".join(point.text + (point.image or b"") for point in batch)
@@ -188,9 +185,5 @@ def _described(point: VectorPoint) -> dict[str, Any]:
     return {
         "id": point.entry_id,
         "spaces": ["text"] if point.image is None else ["text", "image"],
-        "payload": {
-            "tenant": point.tenant,
-            "compatibility_key": list(point.compatibility_keys),
-            "created_at": point.created_at,
-        },
+        "payload": point.payload(),
     }

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
 from pentimento.domain.errors import InvalidArgument
 
@@ -36,6 +36,11 @@ class VectorPoint:
             raise InvalidArgument.of("entry_id", "must be a UUID in its canonical form")
         _require("tenant", self.tenant)
         _require_some("compatibility_keys", self.compatibility_keys)
+
+    def payload(self) -> dict[str, Any]:
+        """Return the fields that an index stores with the vectors."""
+        keys = list(self.compatibility_keys)
+        return {"tenant": self.tenant, "compatibility_key": keys, "created_at": self.created_at}
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.stores.errors import SchemaMismatch, StoreUnavailable
 from pentimento.stores.url_options import switch
 from pentimento.stores.vectors.index import VectorMatch, VectorPoint, VectorQuery, floats, ids_between
-from pentimento.stores.vectors.unit_vectors import check_vector
+from pentimento.stores.vectors.unit_vectors import check_points, check_vector
 
 PAYLOAD_FIELDS = ("tenant", "compatibility_key")
 _EDGES_COUNT = 16
@@ -205,10 +205,7 @@ class QdrantVectorIndex:
 
     def upsert(self, points: Sequence[VectorPoint]) -> None:
         """Insert or replace points."""
-        for point in points:
-            check_vector("text", point.text, self._dimension_count)
-            if point.image is not None:
-                check_vector("image", point.image, self._dimension_count)
+        check_points(points, self._dimension_count)
         for shard_key, of_shard in self._by_shard(points).items():
             for start in range(0, len(of_shard), _BATCH_COUNT):
                 batch = [_point(point) for point in of_shard[start : start + _BATCH_COUNT]]
@@ -299,12 +296,7 @@ def _point(point: VectorPoint) -> models.PointStruct:
     vectors: dict[str, Any] = {"text": floats(point.text)}
     if point.image is not None:
         vectors["image"] = floats(point.image)
-    payload = {
-        "tenant": point.tenant,
-        "compatibility_key": list(point.compatibility_keys),
-        "created_at": point.created_at,
-    }
-    return models.PointStruct(id=point.entry_id, vector=vectors, payload=payload)
+    return models.PointStruct(id=point.entry_id, vector=vectors, payload=point.payload())
 
 
 @contextmanager

@@ -2,13 +2,23 @@
 vectors, does without numpy."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from pentimento.domain.errors import InvalidArgument
+from pentimento.stores.vectors.index import VectorPoint
 
 # float32 rounding of an encoder in half precision stays far below it.
 _UNIT_TOLERANCE = 1e-2
+
+
+def check_points(points: Sequence[VectorPoint], dimension_count: int) -> None:
+    """Raise InvalidArgument for a vector of any of the points, as `check_vector` does."""
+    for point in points:
+        check_vector("text", point.text, dimension_count)
+        if point.image is not None:
+            check_vector("image", point.image, dimension_count)
 
 
 def check_vector(name: str, values: bytes, dimension_count: int) -> None:

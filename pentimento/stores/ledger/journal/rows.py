@@ -19,6 +19,7 @@ _IS_NEWEST = and_(
 REQUESTS = select(_requests, *(column.label(f"attempt_{column.name}") for column in _attempts.c)).select_from(
     _requests.outerjoin(_attempts, _IS_NEWEST)
 )
+_OF_ATTEMPT = ("request_id", "attempt_number", "fencing_token", "frontdoor_id", "frontdoor_epoch")
 _ACCEPTED = tuple(field.name for field in fields(AcceptedRequest))
 
 
@@ -41,11 +42,7 @@ def row_of_attempt(
 ) -> dict[str, Any]:
     """Return the row of an attempt that starts now, in seconds since 1970."""
     return {
-        "request_id": attempt.request_id,
-        "fencing_token": attempt.fencing_token,
-        "attempt_number": attempt.attempt_number,
-        "frontdoor_id": attempt.frontdoor_id,
-        "frontdoor_epoch": attempt.frontdoor_epoch,
+        **{name: getattr(attempt, name) for name in _OF_ATTEMPT},
         "worker_id": worker_id,
         "started_at": now,
         "cascade_stage": cascade_stage,
@@ -93,14 +90,7 @@ def _accepted(row: Any) -> AcceptedRequest:
 
 
 def _attempt(row: Any) -> AttemptRecord:
-    attempt = Attempt(
-        request_id=row.request_id,
-        attempt_number=row.attempt_attempt_number,
-        fencing_token=row.attempt_fencing_token,
-        frontdoor_id=row.attempt_frontdoor_id,
-        frontdoor_epoch=row.attempt_frontdoor_epoch,
-        tenant=row.tenant,
-    )
+    attempt = Attempt(**{name: getattr(row, f"attempt_{name}") for name in _OF_ATTEMPT}, tenant=row.tenant)
     handed_picture = row.attempt_handed_picture or b""
     started = (row.attempt_started_at, row.attempt_cascade_stage, handed_picture)
     return AttemptRecord(attempt, row.attempt_worker_id, *started)
