@@ -28,6 +28,7 @@ from pathlib import Path
 
 from pentimento.domain.generation import ObjectReference
 from pentimento.domain.jobs import ResultUrlServer
+from pentimento.files.atomic import flush
 from pentimento.files.private_files import close_to_others, make_private_directory
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing, StoreFull, StoreUnavailable
 from pentimento.stores.objects.signed_paths import CurrentSigner, presigned_path
@@ -190,7 +191,7 @@ class FilesystemObjectStore:
             finally:
                 os.close(descriptor)
             if durable:
-                _flush_directory(shard)
+                flush(shard)
 
     def _set_aside_sizes(self) -> Iterator[tuple[str, int]]:
         for path in self._quarantine.iterdir():
@@ -218,7 +219,7 @@ class FilesystemObjectStore:
         # Without parents: a store with a lost volume must not be rebuilt on the bare mount point.
         with suppress(FileExistsError):
             os.mkdir(shard, 0o700)
-            _flush_directory(self._objects)
+            flush(self._objects)
         self._shards.add(shard)
 
     def _move(self, staged: str, target: str) -> None:
@@ -254,14 +255,6 @@ def _listed(shard: str) -> list[str]:
 def _unlink(path: str) -> None:
     with suppress(FileNotFoundError):
         os.unlink(path)
-
-
-def _flush_directory(directory: str | Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
