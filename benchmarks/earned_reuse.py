@@ -63,13 +63,13 @@ NEIGHBOURS = 20
 class KnownEncoder(EncoderGuard):
     """Stand for a cache that is bound to the recorded encoder, without an index."""
 
-    def __init__(self) -> None:
-        pass
+    def __init__(self, digest: str = ENCODER) -> None:
+        self._digest = digest
 
     @property
     def encoder_digest(self) -> str | None:
-        """Return the encoder's name in place of its digest."""
-        return ENCODER
+        """Return the encoder's digest, or its name in place of it."""
+        return self._digest
 
     def check_encoder(self, encoder_digest: str) -> None:
         """Accept any encoder."""

@@ -30,13 +30,20 @@ class Reuse:
     """The cache of the simulation; always empty for policies without one. `dataplane` gives the work per pool, and
     whether a thinned run from noise would be shorter."""
 
-    def __init__(self, scenario: Scenario, workload: Workload, fleet: SimulatedFleet, dataplane: Dataplane) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        workload: Workload,
+        fleet: SimulatedFleet,
+        dataplane: Dataplane,
+        cache: SimulatedCache | None = None,
+    ) -> None:
         self._use = scenario.policy.cache
         self._pixels = scenario.pixels
         self._quotas = dict(scenario.quotas)
         self._fleet = fleet
         self._dataplane = dataplane
-        self._cache = _warm_cache(scenario, workload, fleet)
+        self._cache = cache if cache is not None else _warm_cache(scenario, workload, fleet)
 
     def choose(
         self, request: SimulatedRequest, own: Stage, pools: Sequence[PoolPlan]

@@ -21,41 +21,33 @@ from lab.emulation.jobs import EmulatedJob
 from lab.runs import RequestRecord, StageSpan
 from lab.simulator.adapters import SimulatedAdapters
 from lab.simulator.agenda import Agenda
+from lab.simulator.cache import SimulatedCache
 from lab.simulator.controller import SimulatedController
 from lab.simulator.endings import Endings
 from lab.simulator.fleet import RETRIEVAL_POOL, SimulatedFleet
 from lab.simulator.ledger import SimulatedImage, SimulatedRequest, draws_of
 from lab.simulator.progress import SimulatedProgress
 from lab.simulator.reuse import Reuse
+from lab.simulator.routing import SimulatedRouting
 from lab.simulator.scenario import Outage, Scenario
 from lab.workloads import Arrival, Workload
 from pentimento.dataplane import Dataplane, effects, events
-from pentimento.dataplane.demand_report import CountedStart
 from pentimento.dataplane.events import AttemptKey
-from pentimento.policies.plan.entry import (
-    NO_QUOTA,
-    NOISE,
-    allowed_stages,
-    replanned_stages,
-    request_stages,
-    stages_from,
-)
 from pentimento.policies.plan.registry import CacheUse
 from pentimento.profiles.costs import Cost
 
-# Far beyond the end of any workload, and finite: what waits without a deadline waits till then.
-NEVER_S = 1e9
 # Reports between two plans (DiffServe's artefact: every second of five).
 REPORTS_A_PLAN = 5
 
 
 class Simulation:
-    """One run of one workload. `events_count` are the dataplane's."""
+    """One run of one workload. `events_count` are the dataplane's. `cache`: None for one by the scenario."""
 
-    def __init__(self, scenario: Scenario, workload: Workload, rng: Random) -> None:
+    def __init__(
+        self, scenario: Scenario, workload: Workload, rng: Random, cache: SimulatedCache | None = None
+    ) -> None:
         self._scenario = scenario
         self._workload = workload
-        self._quotas = dict(scenario.quotas)
         self._random = rng
         self._draws = [draws_of(arrival, rng) for arrival in workload.arrivals]
         self._agenda = Agenda()
@@ -72,7 +64,10 @@ class Simulation:
             self._fleet.available,
             self._fleet.profiles,
         )
-        self._reuse = Reuse(scenario, workload, self._fleet, self.dataplane)
+        self._reuse = Reuse(scenario, workload, self._fleet, self.dataplane, cache)
+        self._routing = SimulatedRouting(
+            scenario, self.dataplane, self._fleet, self._reuse, self._adapters, self._controller.starts
+        )
         self._endings = Endings(scenario, self._agenda, rng, self._fleet, self._controller, self._reuse, self._requests)
         self._progress = SimulatedProgress(self.submit)
         self._performers: Mapping[type, Callable[[Any], None]] = {
@@ -200,24 +195,9 @@ class Simulation:
         self._controller.report(self._agenda.now)
 
     def _arrive(self, index: int, arrival: Arrival) -> None:
-        request_id = f"r{index}"
-        draw, route_draw = self._draws[index]
-        plan, scenario = self.dataplane.state.index, self._scenario
-        quota = self._quotas.get(arrival.tenant, NO_QUOTA)
-        stages = request_stages(plan, arrival.model, route_draw, scenario.cascade, quota)
-        stages = stages or request_stages(plan, scenario.default_model, route_draw, quota=quota)
-        stages = allowed_stages(stages, quota)
-        cascade = tuple(stage.pool for stage in stages)
-        pool = cascade[0]
-        request = SimulatedRequest(request_id, arrival, draw, route_draw, stages, pool=pool)
-        self._requests[request_id] = request
-        request.model = self._fleet.model_of(pool)
-        request.steps = self._fleet.steps_of(request.model, arrival)
-        deadline = NEVER_S if self._scenario.answers_late else arrival.at_s + arrival.deadline_s
-        work = float(request.steps * self._scenario.pixels)
-        needs, thinning = self._adapters.needs_of(arrival), self._fleet.thinning_of(request.model, arrival)
-        asked = (request_id, arrival.tenant, pool, work, deadline, cascade, needs, thinning)
-        self.submit(events.RequestArrived(*asked, cascade_name=stages[0].cascade, planned=stages[0].planned))
+        request, arrived = self._routing.arrived(f"r{index}", arrival, *self._draws[index])
+        self._requests[request.request_id] = request
+        self.submit(arrived)
 
     def _break(self, outage: Outage) -> None:
         generation = self._fleet.devices[outage.worker_id].generation
@@ -283,42 +263,8 @@ class Simulation:
         self._later(self._scenario.delays.accept, events.AcceptPersisted(effect.request_id), request, "accept")
 
     def _resolve_route(self, effect: effects.ResolveRoute) -> None:
-        request, stage, plan = self._requests[effect.request_id], effect.cascade_stage, self.dataplane.state.index
-        quota, draw = self._quotas.get(request.arrival.tenant, NO_QUOTA), request.route_draw
-        if effect.anew:
-            request.cascade += replanned_stages(plan, draw, quota) or request.cascade[-1:]
-        stage_of = request.cascade[stage]
-        own = stage_of.pool
-        # A request deferred to a stage runs only there.
-        request.start, lanes = self._reuse.choose(request, stage_of, plan.pools if stage == 0 else ())
-        request.deferred = stage > 0
-        request.options = lanes
-        own_steps = self._fleet.steps_of(stage_of.model, request.arrival)
-        if stage == 0:
-            kind, saved = request.start.kind.value, request.start.start_step_of(own_steps)
-            request.cascade = allowed_stages(stages_from(plan, request.cascade, *lanes[0], kind, draw, quota), quota)
-            model = lanes[0][1] if kind != NOISE else ""
-            self._controller.starts.count(own, CountedStart(saved, kind, own_steps, model))
-        work = [float(self._steps_left(request, model) * self._scenario.pixels) for _, model in lanes]
-        thinning = [self._fleet.thinning_of(model, request.arrival, request.start) for _, model in lanes]
-        options = tuple(
-            events.RouteOption(pool, self._fleet.digest_of(model), left, offer)
-            for (pool, model), left, offer in zip(lanes[1:], work[1:], thinning[1:], strict=True)
-        )
-        pool, model = lanes[0]
-        digest = self._fleet.digest_of(model)
-        resolved = events.RouteResolved(
-            effect.request_id,
-            pool,
-            digest,
-            work[0],
-            stage,
-            options,
-            start=request.start.kind.value,
-            cascade=tuple(one.pool for one in request.cascade) if stage == 0 or effect.anew else (),
-            cascade_name=stage_of.cascade if stage else request.cascade[0].cascade,
-            thinning=thinning[0],
-        )
+        request = self._requests[effect.request_id]
+        resolved = self._routing.resolved(request, effect)
         route_s = self._later(self._scenario.delays.route, resolved, request, "route")
         request.queued_s = self._agenda.now + route_s
 
@@ -354,7 +300,7 @@ class Simulation:
             self.submit(events.AttemptFailed(*attempt, events.FailureKind.NOT_HELD))
             return
         own_steps = self._fleet.steps_of(device.costs.model, request.arrival)
-        first_step = own_steps - self._steps_left(request, device.costs.model)
+        first_step = own_steps - self._routing.steps_left(request, device.costs.model)
         steps = AttemptSteps(first_step, own_steps, effect.thinned_steps)
         self._progress.begin(attempt, steps)
         if self._scenario.even_split:
@@ -388,13 +334,6 @@ class Simulation:
 
     def _drop(self, effect: effects.Drop) -> None:
         self._later(self._scenario.delays.end, events.EndPersisted(effect.request_id, won=True))
-
-    def _steps_left(self, request: SimulatedRequest, model: str) -> int:
-        """On that model: a start at k of T leaves its share of the model's own steps."""
-        if model == RETRIEVAL_POOL:
-            return 0
-        steps = self._fleet.steps_of(model, request.arrival)
-        return steps - request.start.start_step_of(steps)
 
 
 def _first(time_s: float, other: float | None) -> bool:
