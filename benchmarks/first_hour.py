@@ -32,7 +32,6 @@ from pathlib import Path
 from random import Random
 
 import numpy as np
-from pentimento.stores.ledger.cache.ledger import open_cache_ledger
 
 from benchmarks.earned_pairs import MeasuredPair, read_pairs
 from benchmarks.earned_reuse import (
@@ -88,6 +87,7 @@ from pentimento.profiles.catalogue import ProfileSet, read_profiles
 from pentimento.profiles.document import ProfileKind, ReuseKind
 from pentimento.profiles.kinds import options as skippable
 from pentimento.profiles.rules import ThresholdRule
+from pentimento.stores.ledger.cache.ledger import open_cache_ledger
 from services.vectordb_gateway.entries.rules import PlannedCache
 from zoo.registry import WEIGHTS
 

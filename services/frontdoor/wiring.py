@@ -14,15 +14,12 @@ from pentimento.clients.embedder import EmbedderClient
 from pentimento.clients.embedders import Embedders
 from pentimento.clients.gateway import GatewayClient
 from pentimento.clients.registration import Registration, RegistrationNews
-from pentimento.dataplane import Dataplane, DataplaneSettings, effects
+from pentimento.dataplane import Dataplane, effects
 from pentimento.dataplane.demand_report import DemandReport, StartCounts
 from pentimento.domain.clock import SystemClock
 from pentimento.domain.fleet import ReplicaKind
 from pentimento.files.signing_keys import keep_signing_keys
-from pentimento.policies.latent_pairing import TIGHT_SHARE, PairingMode
-from pentimento.policies.residual_pipelining import PipeliningRule
 from pentimento.policies.worth import CASCADE, Worth
-from pentimento.profiles.catalogue import HandoverProfiles, ReusePromise, StepProfiles, read_profiles
 from pentimento.profiles.document import ProfileKind
 from pentimento.rpc import RpcServer
 from pentimento.rpc.channel import ChannelOpener, channel_opener
@@ -39,32 +36,41 @@ from services.frontdoor.answers import delivery
 from services.frontdoor.identity import Identity, build_version
 from services.frontdoor.interpreter import Interpreter
 from services.frontdoor.journal import journalling
-from services.frontdoor.journal.retention import Retention, RetentionLimits
+from services.frontdoor.journal.retention import Retention
 from services.frontdoor.objects.inputs import Inputs
-from services.frontdoor.objects.object_keeper import KeepingLimits, ObjectKeeper
+from services.frontdoor.objects.object_keeper import ObjectKeeper
 from services.frontdoor.objects.result_urls import ResultUrls
 from services.frontdoor.objects.results import Results
-from services.frontdoor.parts import FrontdoorParts, PartTimeouts
+from services.frontdoor.part_settings import (
+    control_pipelining,
+    dataplane_settings,
+    keeping_limits,
+    light_starts,
+    part_timeouts,
+    pin_limits,
+    quota_limits,
+    request_limits,
+    retention_limits,
+    shadow_settings,
+    step_profiles,
+    thinning_offers,
+)
+from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.process import Frontdoor
 from services.frontdoor.quality.deferrals import Deferrals
 from services.frontdoor.quality.kept_pairs import KeptPairs
 from services.frontdoor.quality.shadow_painter import ShadowPainter
-from services.frontdoor.quality.shadows import Shadows, ShadowSettings
+from services.frontdoor.quality.shadows import Shadows
 from services.frontdoor.recorder import EffectsRecorder
 from services.frontdoor.requests.callers import Callers
 from services.frontdoor.requests.image_api import ImageApi
 from services.frontdoor.requests.jobs import Job, Jobs
-from services.frontdoor.requests.pins import PinLimits, Pins
-from services.frontdoor.requests.quotas import QuotaLimits, Quotas
-from services.frontdoor.requests.resolution import RequestLimits
-from services.frontdoor.requests.selections import SelectionLimits
+from services.frontdoor.requests.pins import Pins
+from services.frontdoor.requests.quotas import Quotas
 from services.frontdoor.requests.tenant_requests import TenantRequests
 from services.frontdoor.routing import cache_writes, routes, scoring
 from services.frontdoor.routing.discriminators import Discriminators
 from services.frontdoor.routing.feature_reuse import FeatureReuse
-from services.frontdoor.routing.light_starts import LightStarts
-from services.frontdoor.routing.pipelining import ControlPipelining
-from services.frontdoor.routing.thinning import ThinningOffers
 from services.frontdoor.servicer import FRONTDOOR_SERVICE, IMAGE_SERVICE, FrontdoorServicer, ImageServicer
 from services.frontdoor.settings import FrontdoorSettings
 from services.frontdoor.status import FrontdoorStatus, frontdoor_status
@@ -174,7 +180,7 @@ def _parts(
     gateway = opening(settings.gateway_address) if settings.gateway_address else None
     cache = GatewayClient(gateway) if gateway is not None else None
     texts_and_pictures = _embedders(settings, opening)
-    links = _links(settings, opening, catalogue, adapters, interpreter, identity)
+    links = WorkerLinks(opening, catalogue, adapters, interpreter.submit, identity, settings.worker_silence_s)
     starts, pairs = StartCounts(), KeptPairs(keeper, clock, settings.kept_pairs)
     shadows = Shadows(
         settings=shadow_settings(settings),
@@ -232,24 +238,6 @@ def _parts(
     )
 
 
-def _links(
-    settings: FrontdoorSettings,
-    opening: ChannelOpener,
-    catalogue: Catalogue,
-    adapters: AdapterCatalogue,
-    interpreter: Interpreter,
-    identity: Identity,
-) -> WorkerLinks:
-    return WorkerLinks(
-        opening,
-        catalogue,
-        adapters,
-        interpreter.submit,
-        identity,
-        settings.worker_silence_s,
-    )
-
-
 def _add_services(server: RpcServer, parts: FrontdoorParts, api: ImageApi, images: ImageServicer) -> None:
     server.add(add_ImageServiceServicer_to_server, images, IMAGE_SERVICE)
 
@@ -301,109 +289,3 @@ def _embedders(settings: FrontdoorSettings, opening: ChannelOpener) -> Embedders
     if not settings.embedder_address:
         return None
     return Embedders(lambda address: EmbedderClient(opening(address)), settings.embedder_address)
-
-
-def dataplane_settings(settings: FrontdoorSettings) -> DataplaneSettings:
-    return DataplaneSettings(
-        queue_limit=settings.queue_limit,
-        drop_late=settings.drop_late,
-        confidence_threshold=settings.confidence_threshold,
-        accept_unscored=settings.accept_unscored,
-        fall_back=settings.fall_back,
-        skip_light_below=settings.skip_light_below,
-        thinning=settings.thinning,
-        adapter_load_s=settings.adapter_load_s,
-        pair_tight_share=None if settings.latent_parallel is PairingMode.ALWAYS else TIGHT_SHARE,
-        max_reruns=settings.max_reruns,
-        suspect_wait_s=settings.suspect_wait_s,
-        orphan_wait_s=settings.orphan_wait_s,
-    )
-
-
-def thinning_offers(settings: FrontdoorSettings) -> ThinningOffers:
-    """Return which steps may be skipped. Raises InvalidArgument naming a file that is no profile."""
-    return ThinningOffers(settings.thinning, step_profiles(settings), settings.cached_thinned_share)
-
-
-def step_profiles(settings: FrontdoorSettings, kind: ProfileKind = ProfileKind.STEPS) -> StepProfiles:
-    rule = settings.profile_rule.rule
-    return StepProfiles(read_profiles(settings.profiles), settings.thinning_alpha, rule, kind)
-
-
-def light_starts(settings: FrontdoorSettings) -> LightStarts:
-    """Return how later stages start from earlier images. Raises InvalidArgument naming a file that is no profile."""
-    promise = ReusePromise(settings.handover_alpha, settings.profile_rule.rule)
-    return LightStarts(settings.handover, HandoverProfiles(read_profiles(settings.profiles), promise))
-
-
-def control_pipelining(settings: FrontdoorSettings) -> ControlPipelining:
-    """Return when residuals may be one step old. Raises InvalidArgument naming a file that is no profile."""
-    rule = PipeliningRule(settings.controlnet_pipelining, settings.controlnet_wait_share)
-    return ControlPipelining(rule, read_profiles(settings.profiles))
-
-
-def part_timeouts(settings: FrontdoorSettings) -> PartTimeouts:
-    return PartTimeouts(
-        embed_s=settings.embed_timeout_ms / 1000,
-        lookup_s=settings.lookup_timeout_ms / 1000,
-        reserve_s=settings.reserve_timeout_ms / 1000,
-        score_s=settings.score_timeout_ms / 1000,
-        foresee_s=settings.foresee_timeout_ms / 1000,
-    )
-
-
-def shadow_settings(settings: FrontdoorSettings) -> ShadowSettings:
-    return ShadowSettings(
-        sample_share=settings.quality_sample_share,
-        trial_share=settings.quality_trial_share,
-        work_share=settings.quality_work_share,
-        quiet_s=settings.quality_quiet_s,
-        gives_way=settings.quality_gives_way,
-    )
-
-
-def request_limits(settings: FrontdoorSettings) -> RequestLimits:
-    return RequestLimits(
-        max_prompt_bytes=settings.max_prompt_bytes,
-        max_request_cost=settings.max_request_cost,
-        max_init_image_bytes=settings.max_init_image_bytes,
-        max_images=settings.max_images,
-        default_deadline_ms=round(settings.default_deadline_s * 1000),
-        deadline_factor=settings.default_deadline_factor,
-        max_deadline_ms=round(settings.max_deadline_s * 1000),
-        job_deadline_ms=round(min(settings.job_deadline_s, settings.max_deadline_s) * 1000),
-        selections=SelectionLimits(
-            max_loras=settings.max_loras,
-            max_controlnets=settings.max_controlnets,
-            max_conditioning_image_bytes=settings.max_conditioning_image_bytes,
-        ),
-    )
-
-
-def keeping_limits(settings: FrontdoorSettings) -> KeepingLimits:
-    return KeepingLimits(
-        put_timeout_s=settings.store_timeout_ms / 1000,
-        spool_bytes=settings.spool_bytes,
-        tenant_spool_bytes=settings.tenant_spool_bytes,
-    )
-
-
-def quota_limits(settings: FrontdoorSettings) -> QuotaLimits:
-    return QuotaLimits(
-        tenant_unfinished_requests=settings.tenant_unfinished_requests,
-        tenant_unfinished_bytes=settings.tenant_unfinished_bytes,
-        min_free_bytes=settings.min_free_bytes,
-    )
-
-
-def pin_limits(settings: FrontdoorSettings) -> PinLimits:
-    return PinLimits(max_pin_ms=round(settings.max_pin_h * 3_600_000), tenant_pinned_bytes=settings.tenant_pinned_bytes)
-
-
-def retention_limits(settings: FrontdoorSettings) -> RetentionLimits:
-    return RetentionLimits(
-        retention_s=settings.result_retention_h * 3600,
-        tenant_result_bytes=settings.tenant_result_bytes,
-        tenant_finished_requests=settings.tenant_finished_requests,
-        sweep_interval_s=settings.sweep_interval_s,
-    )

@@ -8,11 +8,8 @@ from dataclasses import replace
 from functools import partial
 
 from pentimento.api.image.v1 import image_service_pb2 as pb
-from pentimento.dataplane.cascade import own_threshold
 from pentimento.dataplane.events import CancelRequested
-from pentimento.dataplane.pools import Pool
 from pentimento.domain.adapters import Adapter, RejectedAdapter
-from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import Internal, PentimentoError
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.image_request import (
@@ -26,10 +23,9 @@ from pentimento.domain.image_request import (
     RequestStatus,
     Routed,
 )
-from pentimento.domain.online_quality import ReuseQuality
 from pentimento.domain.requests import RequestState
 from pentimento.domain.spec_inputs import take_inputs
-from pentimento.policies.plan.entry import Stage, allowed_stages, request_stages
+from pentimento.policies.plan.entry import allowed_stages, request_stages
 from pentimento.stores.ledger.epochs import superseded
 from pentimento.wire.codec import to_bytes
 from services.frontdoor.answers.audience import Listener
@@ -40,33 +36,16 @@ from services.frontdoor.objects.inputs import checked_digests
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.requests.arrivals import SEED_BITS, Arrivals, ArrivingCall, Judged, NewPicture, new_request_id
 from services.frontdoor.requests.callers import Callers, HeldKeys
+from services.frontdoor.requests.explanation import explanation
 from services.frontdoor.requests.jobs import JobTerms
 from services.frontdoor.requests.quotas import Quotas
 from services.frontdoor.requests.replays import recorded_picture, resolve_replay
 from services.frontdoor.requests.resolution import RequestLimits, check_idempotency_key, check_image_count, resolve
 from services.frontdoor.requests.selections import check_replayed_adapters
 from services.frontdoor.requests.tenant_requests import TenantRequests, statuses_by_index, summary_of_several
-from services.frontdoor.routing.bounded_calls import Note, bounded
-from services.frontdoor.routing.explaining import Explained, ExplainedSteps, of_earned, reasons
-from services.frontdoor.routing.foresight import (
-    foresee,
-    foresees,
-    is_left_out,
-    left_out_note,
-    light_price,
-    noise_seconds,
-    unscored_note,
-    why_left_out,
-)
 from services.frontdoor.routing.neighbours import check_neighbour_count, neighbours_of
-from services.frontdoor.routing.routes import embed
-from services.frontdoor.routing.stages import PoolOption, cascade_stages, choose_stages, fits
-from services.frontdoor.routing.start_choice import Asker, decide_route
-from services.frontdoor.routing.starts import kind_of, work_left
+from services.frontdoor.routing.stages import choose_stages, fits
 from services.frontdoor.workers.catalogue import MODEL_WAIT_S
-
-# Seconds to wait for facts that only inform the client.
-EXPLAIN_TIMEOUT_S = 1.0
 
 
 class ImageApi:
@@ -336,79 +315,10 @@ class ImageApi:
         """Return the route that `generate` would take now, and that many of the cache's nearest entries; nothing is
         accepted or journalled. Raises InvalidArgument for too many."""
         check_neighbour_count(neighbour_count)
-        judged, notes = self._judge(tenant, request), list[str]()
-        price = light_price(self._parts, judged.resolved, judged.stages)
-        left_out = why_left_out(self._parts, judged.resolved, judged.stages, price)
-        price = 1.0 if left_out else price
-        scored = foresees(self._parts, judged.stages, price)
-        embedding = await embed(self._parts, tenant, judged.resolved, notes.append, scored=scored)
-        stage, told = judged.stages[0], self._parts.light_starts.notes(judged.stages, self._parts.catalogue)
-        option = await self._option(tenant, judged, stage, embedding, notes.append)
-        start = option.route.start
-        foreseen = await foresee(self._parts, judged.stages, price, start, embedding, told.append)
-        if is_left_out(self._parts, judged.stages, price, start, foreseen):
-            told.append(left_out_note(stage.model, foreseen, price, left_out))
-            stage = judged.stages[1]
-            option = await self._option(tenant, judged, stage, embedding, notes.append)
-        elif unscored := unscored_note(self._parts, judged.stages, start, foreseen):
-            told.append(unscored)
-        threshold = own_threshold(self._parts.dataplane.state, foreseen)
-        stages, cascade = cascade_stages(judged.stages, kind_of(start), threshold), judged.stages[0].cascade
-        route = self._parts.features.scheduled(option.resolved, replace(option.route, stages=stages, cascade=cascade))
-        option = replace(option, route=route)
-        explained = await self._explanation(option, bool(request.model), stage, tuple(dict.fromkeys(notes)), told)
+        judged = self._judge(tenant, request)
+        explained, option, embedding = await explanation(self._parts, tenant, judged, names_model=bool(request.model))
         near = await neighbours_of(self._parts, tenant, option, embedding, neighbour_count)
         return replace(explained, neighbours=near)
-
-    async def _option(
-        self, tenant: str, judged: Judged, stage: Stage, embedding: Embedding | None, note: Note
-    ) -> PoolOption:
-        """Return the first pool option of a request at that stage."""
-        held = self._parts.catalogue.find(stage.model)
-        stays, last = stage is not judged.stages[0], judged.stages[-1]
-        asker = Asker(tenant, judged.resolved, stage, judged.draw, last.model, stays)
-        noise_s = noise_seconds(self._parts, judged.resolved, last)
-        if (why := self._parts.cache_worth.why_left_out(tenant, noise_s)) and judged.resolved.cacheable:
-            note(why)
-        option, *_ = await decide_route(self._parts, asker, held, embedding, note)
-        return option
-
-    async def _explanation(
-        self, option: PoolOption, names_model: bool, entered: Stage, notes: Sequence[str], told: Sequence[str]
-    ) -> Explanation:
-        dataplane, route = self._parts.dataplane, option.route
-        state = dataplane.state
-        plan, pool = state.plan, state.pools.get(option.pool) or Pool(option.pool)
-        steps = self._steps(option, pool)
-        residuals = self._parts.pipelining.why(option.resolved.spec, route)
-        features = self._parts.features.why(option.resolved, route)
-        why = reasons(Explained(route, plan, names_model, entered, notes, pool, steps, told, residuals, features))
-        thresholds = await self._reuse_quality(route.model_digest)
-        return Explanation(
-            route,
-            route.plan_version,
-            option.pool,
-            dataplane.predicted_wait_s(option.pool) * 1000,
-            thresholds,
-            plan.allocator if plan is not None else "",
-            plan.admission_rate if plan is not None else 1.0,
-            pool.waiting_count,
-            (*why, *of_earned(thresholds)),
-        )
-
-    def _steps(self, option: PoolOption, pool: Pool) -> ExplainedSteps:
-        """Return the facts that decide its steps, as `generate` would pass them to the dataplane."""
-        offers, resolved, route = self._parts.thinning, option.resolved, option.route
-        offer, work = offers.offer(resolved, route), work_left(resolved, route.start)
-        count = max(offer.remaining_count, 1)
-        pressure = self._parts.dataplane.foreseen_pressure(pool, work, count, resolved.deadline_ms / 1000)
-        return ExplainedSteps(offers.mode, offer, offers.refusal(resolved, route), pressure)
-
-    async def _reuse_quality(self, model_digest: str) -> tuple[ReuseQuality, ...]:
-        gateway = self._parts.gateway
-        if gateway is None:
-            return ()
-        return await bounded("quality", EXPLAIN_TIMEOUT_S, gateway.reuse_quality(model_digest)) or ()
 
     def list_models(self) -> tuple[ModelInfo, ...]:
         return self._parts.catalogue.infos(self._ready_worker_count)

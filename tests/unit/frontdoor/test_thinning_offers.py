@@ -23,9 +23,9 @@ from pentimento.policies.thinning import WHOLE, ThinningMode, ThinningOffer, Thi
 from pentimento.profiles.catalogue import ProfileSet, StepProfiles
 from pentimento.profiles.document import ProfileRow, profiles_to_json
 from pentimento.profiles.rules import RuleChoice, ThresholdRule
+from services.frontdoor.part_settings import thinning_offers
 from services.frontdoor.requests.resolution import RequestLimits, resolve
 from services.frontdoor.routing.thinning import ThinningOffers
-from services.frontdoor.wiring import thinning_offers
 from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
 from tests.support.profiles import STEPS_PROFILE, changed, thinned_row
 
