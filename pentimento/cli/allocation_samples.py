@@ -26,15 +26,16 @@ def plain_pool(pool: str, models: Mapping[str, str]) -> str:
 
 def plain_cascade(name: str) -> str:
     """Return the title of a cascade: `light>heavy` is light → heavy, `noise:light>heavy#1` the second threshold for
-    requests from noise, and `image:light~heavy` a way without a score of the light image."""
+    requests from noise, and `image:heavy~light` is heavy alone, unless it would be late."""
     start, colon, way = name.partition(":")
     if not colon or start not in _STARTS:
         start, way = "", name
     models, _, number = way.partition("#")
-    title = models.replace(">", " → ").replace("~", " → ")
-    unscored = ", unscored" if "~" in models else ""
-    again = f", threshold {int(number) + 1}" if number.isdecimal() and int(number) else ""
-    return f"{title} from {start}{unscored}{again}" if start else title
+    first, _, stand_in = models.partition("~")
+    title = f"{first.replace('>', ' → ')}{f' from {start}' if start else ''}"
+    if stand_in:
+        return f"{title}, or {stand_in} if that would be late"
+    return title + (f", threshold {int(number) + 1}" if number.isdecimal() and int(number) else "")
 
 
 def plain_stage(stage: str, models: Mapping[str, str]) -> str:

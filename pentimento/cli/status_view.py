@@ -23,7 +23,7 @@ from pentimento.cli.allocation_samples import (
     violation_shares,
 )
 from pentimento.clients.suite_status import SuiteStatus
-from pentimento.domain.fleet import Fleet, ReplicaStatus
+from pentimento.domain.fleet import Fleet, Replica, ReplicaStatus
 from pentimento.domain.reasons import Reason
 
 # The part of a status that each process reports.
@@ -66,8 +66,8 @@ def render(status: SuiteStatus, ages_s: Mapping[str, float] = ALL_NEW) -> Iterat
 
 
 def fleet_lines(fleet: Fleet) -> Iterator[Text]:
-    """Yield the plan in force, what it moves towards, its LoRAs and ControlNets with their numbers of replicas, and the
-    models that it leaves out with the reasons."""
+    """Yield the plan in force, what it moves towards, its LoRAs and ControlNets with their numbers of replicas, the
+    workers' weights and the models that their memory cannot hold, and the models that the plan leaves out."""
     plan, policy = fleet.plan, f" by {fleet.plan.allocator}" if fleet.plan.allocator else ""
     version = f"{plan.version.leader_epoch}.{plan.version.sequence}"
     yield Text(f"plan      {version}{policy}, {len(plan.assignments)} workers assigned")
@@ -78,11 +78,24 @@ def fleet_lines(fleet: Fleet) -> Iterator[Text]:
     if plan.placements:
         counts = ((placement.adapter.name, len(placement.instance_ids)) for placement in plan.placements)
         yield Text(f"adapters  {', '.join(f'{name} ({count})' for name, count in counts)}")
+    replicas = [status.replica for status in sorted(fleet.replicas, key=lambda one: one.replica.instance_id)]
+    yield from (Text(f"weights   {one.instance_id}: {weights_line(one)}") for one in replicas if one.weights)
+    yield from (
+        Text(f"memory    {replica.instance_id}: {short}", style="yellow")
+        for replica in replicas
+        for short in replica.short_models
+    )
     yield from (Text(f"note      {note}", style="yellow") for note in plan.notes)
     for one in fleet.unplanned:
         where = f" on {one.worker_id or one.device}" if one.worker_id or one.device else ""
         how = f"; {profiling(one.model)}" if one.reason == Reason.PROFILE_MISSING else ""
         yield Text(f"unplanned {one.model}{where}: {one.reason}{how}", style="yellow")
+
+
+def weights_line(replica: Replica) -> str:
+    """Return the memory of a worker's weights, in all and by component."""
+    parts = ", ".join(f"{one.component} {one.size_bytes / 1e6:,.0f} MB {one.precision}" for one in replica.weights)
+    return f"{sum(one.size_bytes for one in replica.weights) / 1e9:.2f} GB ({parts})"
 
 
 def profiling(model: str) -> str:

@@ -219,6 +219,7 @@ async def test_a_picture_of_the_gallery_is_painted_again_with_all_that_it_was_pa
         num_inference_steps=4,
         seed=2**64 - 1,
         scheduler="euler",
+        prompt_syntax="a1111",
         loras=(AskedLora("tiny-lora-mosaic", 0.5),),
         cache=CacheMode.OFF,
     )
@@ -241,11 +242,12 @@ async def test_a_picture_of_the_gallery_is_painted_again_with_all_that_it_was_pa
         await page.get_by_role("button", name="Generate", exact=True).click()
         await tab.finished(painted.request_id)
         (body,) = sent
-        again = {name: body[name] for name in ("prompt", "seed", "scheduler", "loras")}
+        again = {name: body[name] for name in ("prompt", "seed", "scheduler", "prompt_syntax", "loras")}
         assert again == {
             "prompt": PROMPT,
             "seed": "18446744073709551615",
             "scheduler": "euler",
+            "prompt_syntax": "a1111",
             "loras": [{"name": "tiny-lora-mosaic", "scale": 0.5}],
         }
         assert "18446744073709551615" in await page.locator(".facts").inner_text()

@@ -86,7 +86,7 @@ def test_plain_pool_is_called_by_its_model(pool: str, plain: str) -> None:
         ("a>b>c", "a → b → c"),
         ("noise:light>heavy#0", "light → heavy from noise"),
         ("latent:light>heavy#1", "light → heavy from latent, threshold 2"),
-        ("image:light~heavy", "light → heavy from image, unscored"),
+        ("noise:heavy~light", "heavy from noise, or light if that would be late"),
     ],
 )
 def test_plain_cascade_is_light_to_heavy(name: str, plain: str) -> None:

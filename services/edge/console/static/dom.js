@@ -91,13 +91,14 @@ export function bytes(count) {
 }
 
 /** Name a pool or cascade of a plan for people. "tiny-heavy.1" is a further pool of one of the `models`;
- *  "image:light~heavy" and "noise:light>heavy#0" are cascades of requests with that start. */
+ *  "noise:light>heavy#0" is a cascade of requests with that start, "noise:heavy~light" heavy alone with a stand-in. */
 export function plainName(name, models = []) {
   const [, start, path] = /^(?:(noise|latent|image):)?(.*)$/s.exec(name);
   const pool = (one) => {
     const [, model, number] = /^(.*)\.(\d+)$/s.exec(one) ?? [];
     return models.includes(model) ? `${model}, pool ${Number(number) + 1}` : one;
   };
-  const words = path.replace(/#\d+$/, "").split(/[~>]/).map(pool).join(" → ");
+  const [way, standIn] = path.replace(/#\d+$/, "").split("~");
+  const words = way.split(">").map(pool).join(" → ") + (standIn ? `, or ${pool(standIn)} if that would be late` : "");
   return start ? `${words} (from ${start === "noise" ? "noise" : `a cached ${start}`})` : words;
 }

@@ -64,6 +64,16 @@ function replicas({ fleet }) {
   return rows.length ? table("Processes", ["process", "kind", "state", "resident", "device", "#busy", "#queue", "#running", "#done", "#failed"], rows) : null;
 }
 
+// The memory of each worker's weights, and the models that it cannot hold.
+function weights({ fleet }) {
+  const workers = (fleet?.replicas ?? []).map((one) => one.replica);
+  const rows = workers.flatMap(({ instance_id: worker, weights: parts }) => parts.map((part) => [worker, part.component, part.precision, bytes(part.size_bytes)]));
+  const short = workers.flatMap(({ instance_id: worker, short_models: models }) => models.map((one) => `${one.model} on ${worker} (${bytes(one.needed_bytes)} of ${bytes(one.budget_bytes)})`));
+  if (!rows.length && !short.length) return null;
+  return h("section", { class: "stack" }, rows.length ? table("Weights", ["worker", "component", "precision", "#memory"], rows) : null,
+    short.length ? notice("warn", `Not enough memory: ${short.join(", ")}`) : null);
+}
+
 function steeredLine({ model, target_count: wanted, damped_count: damped, planned_count: planned }) {
   return `${model}: ${counted(wanted, "worker", "workers")} wanted, ${damped.toFixed(1)} after damping, ${planned} planned`;
 }
@@ -107,6 +117,6 @@ export class Fleet {
     const failed = Object.entries(status.unanswered).map(([name, reason]) => notice("bad", `${name} does not answer: ${reason}`));
     // A redraw would take the focus from a table that is read by keyboard.
     if (this.place.contains(document.activeElement)) return;
-    this.place.replaceChildren(...[...failed, tiles(status), pools(status), replicas(status), plan(status)].filter(Boolean));
+    this.place.replaceChildren(...[...failed, tiles(status), pools(status), replicas(status), weights(status), plan(status)].filter(Boolean));
   }
 }

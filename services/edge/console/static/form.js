@@ -12,6 +12,12 @@ const CACHE_CHOICES = [
   ["shared", "Read and write, with the shared pool"],
 ];
 
+const SYNTAXES = [
+  ["", "None: plain text"],
+  ["a1111", "a1111: (word:1.2)"],
+  ["compel", "compel: (word)1.2"],
+];
+
 const number = (attributes) => h("input", { type: "number", inputmode: "decimal", ...attributes });
 const MAX_IMAGES = 10;
 const FAULTS = ["badInput", "customError", "patternMismatch", "rangeOverflow", "rangeUnderflow", "tooLong", "tooShort", "typeMismatch", "valueMissing"];
@@ -74,6 +80,7 @@ export class GenerateForm {
     this.steps = number({ min: "1", step: "1" });
     this.guidance = number({ min: "0", step: "0.1" });
     this.scheduler = h("select");
+    this.syntax = h("select", null, SYNTAXES.map(option));
     this.width = number({ "aria-label": "Width in pixels" });
     this.height = number({ "aria-label": "Height in pixels" });
     this.cache = h("select", null, CACHE_CHOICES.map(option));
@@ -124,7 +131,7 @@ export class GenerateForm {
     const size = h("fieldset", { class: "field" }, h("legend", null, "Size"), h("div", { class: "row" }, this.width, h("span", { "aria-hidden": "true" }, "×"), this.height));
     this.more = h("details", null, h("summary", null, "More"),
       h("div", { class: "more" },
-        field("Negative prompt", this.negative), size,
+        field("Negative prompt", this.negative), field("Prompt syntax", this.syntax), size,
         h("div", { class: "pair" }, field("Scheduler", this.scheduler), field("Previews", this.previews)),
         this.image.element, this.strengthField, this.mask.element));
     const form = h("form", { class: "generate", "aria-label": "Request", novalidate: true, onsubmit: (event) => { event.preventDefault(); this.submit(); } },
@@ -234,6 +241,7 @@ export class GenerateForm {
     const [width, height] = [this.width, this.height].map((side) => side.value || side.placeholder);
     if (this.width.value || this.height.value) body.size = `${width || height}x${height || width}`;
     if (this.scheduler.value) body.scheduler = this.scheduler.value;
+    if (this.syntax.value) body.prompt_syntax = this.syntax.value;
     if (this.cache.value) body.cache = this.cache.value;
     await this.addImages(body);
     return body;
@@ -254,6 +262,7 @@ export class GenerateForm {
   fill(spec) {
     this.prompt.value = spec.prompt;
     this.negative.value = spec.negative_prompt;
+    this.syntax.value = spec.prompt_syntax ?? "";
     this.model.value = spec.model;
     this.follow();
     Object.assign(this.steps, { value: spec.num_inference_steps });
