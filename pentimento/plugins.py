@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 COMMANDS, POLICIES = "pentimento.commands", "pentimento.policies"
 SERVICES, SUITES = "pentimento.services", "pentimento.suites"
 LAB = "pip install 'pentimento[lab]'"
+# Policies of every installation; `policies.plan` has their decisions.
+POLICY_NAMES = ("resident", "diffserve", "modm", "resident-mixture", "joint", "many-models")
 LAB_POLICIES = (
     "aimd",
     "clipper-heavy",
@@ -48,8 +50,6 @@ def check_policy(name: str, flag: str) -> None:
     """Raise SettingsError for a policy that is neither built in nor installed: what to install, or the names."""
     from difflib import get_close_matches
     from importlib.metadata import entry_points
-
-    from pentimento.domain.fleet import POLICY_NAMES
 
     known = {*POLICY_NAMES, *(found.name for found in entry_points(group=POLICIES))}
     if name in known:

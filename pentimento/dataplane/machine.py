@@ -98,6 +98,6 @@ class Dataplane:
         """Return the seconds that a request admitted to the pool now would wait for a worker."""
         return predicted_wait_s(self.state, pool)
 
-    def foreseen_pressure(self, pool: Pool, work: float, step_count: int, deadline_s: float) -> Pressure:
+    def foreseen_pressure(self, pool: Pool, work: float, step_count: float, deadline_s: float) -> Pressure:
         """Return the time per step and the time left for a request that would arrive at the pool now."""
         return thinning.foreseen_pressure(self.state, pool, work, step_count, deadline_s)

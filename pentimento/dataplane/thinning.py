@@ -29,7 +29,7 @@ def settle_thinning(state: State, now: float, request: Request, worker: Worker) 
 def _take(state: State, request: Request, option: ThinningOption) -> None:
     offer = request.thinning
     request.thinned_steps = thinned_steps(option, offer.step_count)
-    request.thinned_work = request.work * offer.remaining_with(option) / offer.remaining_count
+    request.thinned_work = request.work * offer.remaining_with(option) / offer.remaining_cost
     state.counters.thinned += 1
 
 
@@ -54,7 +54,7 @@ def on_attempt_progressed(state: State, now: float, event: AttemptProgressed) ->
     pressure = _pressure_midway(state, now, request, worker, event.step)
     option = choose(state.settings.thinning, offer, pressure)
     if pressure.step_s and (option is not None or was_late):
-        left = offer.remaining_with(option) if option is not None else offer.remaining_count
+        left = offer.remaining_with(option) if option is not None else offer.remaining_cost
         state.pool(request.pool).expect_credit(request, now + left * pressure.step_s)
     if option is None:
         return []
@@ -72,7 +72,7 @@ def _pressure_midway(state: State, now: float, request: Request, worker: Worker,
     """Return the pressure with predicted seconds per step, or with the measured ones if they are longer."""
     pool, margin = state.pool(request.pool), state.settings.prediction_margin
     batch, left_s = max(worker.used_credits, 1), request.deadline - now
-    overloaded, count = is_overloaded(state, pool, pool.waiting_count), request.thinning.remaining_count
+    overloaded, count = is_overloaded(state, pool, pool.waiting_count), request.thinning.remaining_cost
     told = _pressure_in(pool, request.work, count, batch, worker.slowdown, margin, left_s, overloaded)
     since, at = request.seen or (step, now)
     seen_s = (now - at) / (step - since) if step > since else 0.0
@@ -114,9 +114,9 @@ def device_s(state: State, pool_name: str, work: float, offer: ThinningOffer) ->
     return None if seconds is None else seconds / batch
 
 
-def foreseen_pressure(state: State, pool: Pool, work: float, step_count: int, deadline_s: float) -> Pressure:
-    """Return the time per step and the time left for a request that arrives at the pool now: after the predicted wait,
-    in a full batch."""
+def foreseen_pressure(state: State, pool: Pool, work: float, step_count: float, deadline_s: float) -> Pressure:
+    """Return the time per whole step and the time left for a request that arrives at the pool now: after the predicted
+    wait, in a full batch."""
     left_s = deadline_s - predicted_wait_s(state, pool.name)
     overloaded = is_overloaded(state, pool, pool.waiting_count)
     margin = state.settings.prediction_margin
@@ -128,14 +128,14 @@ def _pressure(state: State, now: float, request: Request, worker: Worker) -> Pre
     pool, margin = state.pool(request.pool), state.settings.prediction_margin
     batch = max(worker.credit_count, worker.used_credits + 1)
     overloaded, left_s = is_overloaded(state, pool, pool.waiting_count - 1), request.deadline - now
-    step_count = request.thinning.remaining_count
+    step_count = request.thinning.remaining_cost
     return _pressure_in(pool, request.work, step_count, batch, worker.slowdown, margin, left_s, overloaded)
 
 
 def _pressure_in(
     pool: Pool,
     work: float,
-    step_count: int,
+    step_count: float,
     batch: int,
     slowdown: float | None,
     margin: float,

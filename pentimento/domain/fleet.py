@@ -7,6 +7,7 @@ from pentimento.domain.adapters import Adapter, AdapterKind
 from pentimento.domain.generation import PlanVersion
 from pentimento.domain.kept_quality import NOTHING_KEPT, KeptQuality
 from pentimento.domain.thinned_steps import NO_STEPS, ThinnableSteps
+from pentimento.domain.weights import ComponentWeights, ShortModel
 
 # Models, adapters and costs that one replica may report; the controller refuses more.
 MAX_TOLD_COUNT = 1024
@@ -14,8 +15,6 @@ MAX_TOLD_COUNT = 1024
 MIN_COST_S, MAX_COST_S = 1e-6, 1e6
 # Equal parts of 0..1 that confidences are counted by.
 CONFIDENCE_BINS = 20
-# Policies of every installation; `policies.plan` has their decisions.
-POLICY_NAMES = ("resident", "diffserve", "modm", "resident-mixture", "joint", "many-models")
 
 
 class ReplicaKind(Enum):
@@ -43,7 +42,8 @@ class Capability(Enum):
 @dataclass(frozen=True)
 class HeldModel:
     """A model as a worker really holds it; sizes in pixels. `step_s`: seconds of a denoising step of one image of the
-    default size and guidance, as the worker measured before it served; 0 where that is not known."""
+    default size and guidance, measured before the worker served; `reused_step_share`: of one with reused deep features
+    ÷ of a whole one. Both 0 where unknown."""
 
     model: str
     model_digest: str
@@ -62,6 +62,7 @@ class HeldModel:
     schedulers: tuple[str, ...]
     licence: str = ""
     step_s: float = 0.0
+    reused_step_share: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -98,9 +99,9 @@ class MeasuredDeferral:
 @dataclass(frozen=True)
 class Replica:
     """A process that registers with the controller. `address` is `unix:/path` or `host:port`; `generation` tells apart
-    the starts of one instance. `costs` are the measured costs of the available models. `adapters`: LoRAs that a worker
-    can use, ControlNets that a ControlNet replica serves. `deferrals`: f(t) of a discriminator's cascades.
-    `held_model_digest`: digest of the first resident model, as a worker's loader found it; empty where unknown."""
+    the starts of one instance. `costs` are those of the available models. `adapters`: LoRAs that a worker can use,
+    ControlNets of a ControlNet replica. `deferrals`: f(t) of a discriminator's cascades. `held_model_digest`: of the
+    first resident model; empty where unknown. `weights`: that model's; `short_models`: do not fit a worker's memory."""
 
     instance_id: str
     kind: ReplicaKind
@@ -116,6 +117,8 @@ class Replica:
     adapters: tuple[Adapter, ...] = ()
     held_model_digest: str = ""
     deferrals: tuple[MeasuredDeferral, ...] = ()
+    weights: tuple[ComponentWeights, ...] = ()
+    short_models: tuple[ShortModel, ...] = ()
 
     @property
     def held_model(self) -> str:

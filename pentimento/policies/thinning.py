@@ -77,11 +77,13 @@ class ThinningOption:
 @dataclass(frozen=True)
 class ThinningOffer:
     """Hold a request's thinning options: it has `step_count` steps and has finished `next_step`. Without options it
-    skips none."""
+    skips none. `reused_share`: its work if no step is skipped, with steps that reuse deep features at their measured
+    cost, ÷ that of whole steps; steps of a thinning are whole."""
 
     step_count: int
     next_step: int = 0
     options: tuple[ThinningOption, ...] = ()
+    reused_share: float = 1.0
 
     @property
     def remaining_count(self) -> int:
@@ -89,9 +91,14 @@ class ThinningOffer:
         return self.step_count - self.next_step
 
     @property
+    def remaining_cost(self) -> float:
+        """Return the cost of the steps that remain without thinning, in whole steps."""
+        return self.remaining_count * self.reused_share
+
+    @property
     def least_share(self) -> float:
-        """Return the least share (0..1) of the remaining steps that must be taken."""
-        return self.least_count / self.remaining_count if self.options else 1.0
+        """Return the least share (0..1) of the remaining work that must be done."""
+        return min(self.least_count / self.remaining_cost, 1.0) if self.options else 1.0
 
     def remaining_with(self, option: ThinningOption) -> int:
         """Return the steps that remain with a thinning."""
@@ -99,11 +106,11 @@ class ThinningOffer:
 
     @property
     def usable(self) -> tuple[ThinningOption, ...]:
-        """Return the options that begin at the next step or later and skip steps."""
+        """Return the options that begin at the next step or later and save work."""
         return tuple(
             option
             for option in self.options
-            if option.first_step >= self.next_step and self.remaining_with(option) < self.remaining_count
+            if option.first_step >= self.next_step and self.remaining_with(option) < self.remaining_cost
         )
 
     @property
@@ -138,7 +145,7 @@ def choose(mode: ThinningMode, offer: ThinningOffer, pressure: Pressure) -> Thin
     if takes_fewest(mode, pressure.overloaded):
         return _fewest(options)
     affordable = _affordable(pressure)
-    if offer.remaining_count <= affordable:
+    if offer.remaining_cost <= affordable:
         return None
     fitting = [option for option in options if offer.remaining_with(option) <= affordable]
     return max(fitting, key=lambda option: (option.share, option.total)) if fitting else _fewest(options)
@@ -157,7 +164,7 @@ def thinnable(mode: ThinningMode, offer: ThinningOffer) -> ThinnableSteps:
     if not usable:
         return ThinnableSteps(1)
     fewest = _fewest(usable)
-    spare = 1.0 - offer.remaining_with(fewest) / offer.remaining_count
+    spare = 1.0 - offer.remaining_with(fewest) / offer.remaining_cost
     return ThinnableSteps(1, spare, 0.0 if mode is ThinningMode.ALWAYS else max(0.0, 1.0 - fewest.share))
 
 

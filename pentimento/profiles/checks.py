@@ -12,7 +12,10 @@ MAX_HANDOVER_ROWS = 100
 _AT = {
     ProfileKind.REUSE: ({"skipped_steps"}, set()),
     ProfileKind.STEPS: ({"first_step", "taken_count"}, {"resume_step", "least_similarity", "spacing"}),
-    ProfileKind.FEATURES: ({"first_step", "taken_count"}, {"resume_step", "least_similarity", "spacing"}),
+    ProfileKind.FEATURES: (
+        {"first_step", "taken_count"},
+        {"resume_step", "renoised_steps", "retaken_steps", "least_similarity", "spacing"},
+    ),
     ProfileKind.HANDOVER: ({"reuse_share"}, set()),
     ProfileKind.LORA: ({"steps"}, set()),
     ProfileKind.PIPELINING: ({"step_count", "first_step"}, set()),
@@ -95,6 +98,9 @@ def _check_steps(profile: Profile, where: str) -> None:
             part = f"{taken} from {first} on, resumed at {resumed}"
             limit = f"must be a part of {profile.conditions.step_count} steps, got {part}"
             raise InvalidArgument.of(f"{where}.rows[{index}]", limit)
+        again = row.place("renoised_steps")
+        _check_within(again, 0, resumed, f"{where}.rows[{index}].at.renoised_steps")
+        _check_within(row.place("retaken_steps"), 0, again, f"{where}.rows[{index}].at.retaken_steps")
 
 
 def _check_handover(profile: Profile, where: str) -> None:

@@ -4,7 +4,7 @@
 | --- | --- | --- |
 | reuse | skipped_steps: K of `conditions.step_count` | lowest similarity |
 | steps | first_step, taken_count, spacing; of hits resume_step and least_similarity | steps in total |
-| features | as of steps; the other steps reuse deep features | whole steps in total |
+| features | as of steps, of the others that reuse deep features; of hits renoised_steps, retaken_steps | whole steps |
 | handover | reuse_share: part of the later model's steps that is skipped | that share |
 | lora | steps: K without the LoRA | K |
 | pipelining | step_count, first_step: 0 where residuals are never one step old | – |
@@ -40,7 +40,7 @@ from pentimento.profiles.rules import (
     without_luck,
 )
 
-StepsKey = tuple[int, float, float, int, int]
+StepsKey = tuple[int, int, int, float, float, int, int]
 # Share of the steps that a bias of 1 adds to K, and the largest share that a biased K skips.
 BIAS_STEP, LARGEST_BIASED_SHARE = 0.1, 0.9
 # From this bias on K is N: a hit is the stored image, without a denoising step.
@@ -142,7 +142,13 @@ def _up(similarity: float) -> float:
 def steps_key(row: ProfileRow) -> StepsKey:
     """Return the key of a row's images; rows are sorted by it."""
     similarity, spacing = row.at.get("least_similarity", -1.0), row.at.get("spacing", 1.0)
-    return row.place("resume_step"), similarity, spacing, row.place("first_step"), -row.place("taken_count")
+    return *start_of_hit(row), similarity, spacing, row.place("first_step"), -row.place("taken_count")
+
+
+def start_of_hit(row: ProfileRow) -> tuple[int, int, int]:
+    """Return the step at which a row's hits resume, the steps that are noised again, and the steps that lead back; 0
+    for images from noise."""
+    return row.place("resume_step"), row.place("renoised_steps"), row.place("retaken_steps")
 
 
 def options(profile: Profile, step_count: int, rule: ThresholdRule | None = None) -> tuple[ThinningOption, ...]:
@@ -160,16 +166,17 @@ def hit_options(
 ) -> tuple[ThinningOption, ...]:
     """Return the ways to skip steps of a hit, as in `options`.
 
-    Empty for a hit that resumes at an unmeasured step or is less similar than measured, and for latents that come from
-    a hit or are noised again.
+    Empty for a hit that resumes at an unmeasured step, is less similar than measured or noised again in another way,
+    and for latents that come from a hit.
     """
+    own = (start.resume_step, start.renoised_steps, start.retaken_steps)
     rows = [
         row
         for row in profile.rows
         if row.place("resume_step")
-        and row.place("resume_step") * step_count // profile.conditions.step_count == start.resume_step
+        and tuple(step * step_count // profile.conditions.step_count for step in start_of_hit(row)) == own
         and row.at.get("least_similarity", -1.0) <= start.donor.similarity
-        and start.donor.ancestor_depth == start.renoised_steps == 0
+        and start.donor.ancestor_depth == 0
     ]
     return _allowed(profile, rows, step_count, rule or profile.asked.rule)
 

@@ -31,6 +31,7 @@ from pentimento.domain.fleet import (
 from pentimento.domain.kept_quality import MOST_KEPT, KeptQuality
 from pentimento.domain.models import CascadeVariant, DeviceCost, Handover, ModelFile, ModelVariant
 from pentimento.domain.thinned_steps import ThinnableSteps
+from pentimento.domain.weights import ComponentWeights, ShortModel
 from pentimento.policies.plan.entry import STARTS
 
 T = TypeVar("T")
@@ -77,6 +78,8 @@ def check_replica(replica: Replica) -> None:
     _check_each("replica.costs", replica.costs, _check_cost, " models")
     _check_each("replica.adapters", replica.adapters, _check_adapter)
     _check_each("replica.deferrals", replica.deferrals, _check_measured_deferral)
+    _check_each("replica.weights", replica.weights, _check_weights)
+    _check_each("replica.short_models", replica.short_models, _check_short)
     _check_distinct("replica.adapters", [(one.kind, one.name) for one in replica.adapters], "name each adapter once")
 
 
@@ -300,6 +303,16 @@ def _check_names(field: str, names: tuple[str, ...]) -> None:
 def _check_texts(field: str, value: object, *parts: str) -> None:
     for part in parts:
         _check_text(f"{field}.{part}", getattr(value, part))
+
+
+def _check_weights(field: str, weights: ComponentWeights) -> None:
+    _check_texts(field, weights, "component", "precision")
+    _check_within(f"{field}.size_bytes", weights.size_bytes, MAX_COUNT)
+
+
+def _check_short(field: str, short: ShortModel) -> None:
+    check_name(f"{field}.model", short.model)
+    _check_numbers(f"{field}.", short, MAX_COUNT, "needed_bytes", "budget_bytes")
 
 
 def _check_text(field: str, text: str) -> None:

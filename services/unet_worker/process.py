@@ -171,6 +171,8 @@ class WorkerProcess(ServiceProcess):
             capabilities=backend.capabilities,
             costs=self._with_measured(costs, backend),
             adapters=backend.adapters.first(MAX_TOLD_COUNT).known,
+            weights=backend.weights,
+            short_models=backend.short_models,
         )
 
     def _with_measured(self, costs: tuple[ModelCost, ...], backend: PlannedBackend) -> tuple[ModelCost, ...]:

@@ -6,24 +6,28 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
 from pentimento.api.auth.v1 import auth_pb2 as auth_pb
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
 from pentimento.devices.claims import visible_gpus
-from pentimento.diffusion.device import memory_budget_bytes
+from pentimento.diffusion.device import choose_device
 from pentimento.diffusion.engine import (
     Denoiser,
     EngineSettings,
     StepEngine,
+    reused_step_share,
 )
 from pentimento.diffusion.families import BatchKey, DiffusionModel
 from pentimento.diffusion.loras import layers_of
-from pentimento.diffusion.packed_weights import weight_bytes
 from pentimento.domain.fleet import Capability, HeldModel, ModelCost
+from pentimento.domain.weights import ShortModel
 from pentimento.files.file_sums import file_sums_in
 from pentimento.policies.components import Utility
+from pentimento.profiles.catalogue import read_profiles
+from pentimento.profiles.document import ProfileKind
 from pentimento.rpc.channel import channel_opener
 from pentimento.rpc.process import started_pool
 from pentimento.rpc.settings import with_receiving_room
@@ -45,7 +49,7 @@ from services.unet_worker.control.replicas import ControlNetReplicas, PeerWorker
 from services.unet_worker.device.energy import EnergyMeter, open_counter
 from services.unet_worker.device.engine_metrics import EngineMetrics
 from services.unet_worker.loop_lag import LoopLagProbe
-from services.unet_worker.models.checkpoint_loading import denoiser_for, load_checkpoint
+from services.unet_worker.models.checkpoint_loading import denoiser_for, load_checkpoint, short_models, weight_budget
 from services.unet_worker.models.loaded import LoadedModel
 from services.unet_worker.models.model_card import checkpoints, default_batch_key, held_model, model_costs
 from services.unet_worker.models.model_switch import ModelSwitch
@@ -96,13 +100,15 @@ def ip_adapters_of_directory(model: DiffusionModel, settings: UnetWorkerSettings
 @dataclass(frozen=True)
 class ModelSource:
     """Describe a source of models: how to load one, how its device sums ControlNets' answers for a step, its additional
-    capabilities, and the LoRAs and IP-Adapters that change the model. The device is real or paced."""
+    capabilities, the LoRAs and IP-Adapters that change the model, and the models that its memory cannot hold. The
+    device is real or paced."""
 
     load: Callable[[UnetWorkerSettings], DiffusionModel]
     summing: Summing
     capabilities: frozenset[Capability] = frozenset()
     loras: Callable[[DiffusionModel, HeldModel, UnetWorkerSettings], KnownLoras | None] = loras_of_directory
     ip_adapters: Callable[[DiffusionModel, UnetWorkerSettings], IpAdapters] = ip_adapters_of_directory
+    short_models: Callable[[Mapping[str, UnetWorkerSettings]], tuple[ShortModel, ...]] = lambda models: ()
 
 
 CHECKPOINTS = ModelSource(
@@ -115,8 +121,10 @@ CHECKPOINTS = ModelSource(
         settings.embeddings_dir,
         file_sums_in(settings.component_cache_dir),
         settings.tile_px,
+        weight_budget(settings, choose_device(settings.device)),
     ),
     summed_answers,
+    short_models=short_models,
 )
 
 
@@ -138,7 +146,10 @@ class TorchModels:
     async def serve(self, identity: WorkerIdentity) -> ModelSwitch:
         """Load, measure and compile off the event loop."""
         loader = CheckpointLoader(self._models, identity, self._source)
-        backend = ModelSwitch(await loader.load(self.names[0]), loader.load, identity.changed)
+        first = await loader.load(self.names[0])
+        others = {name: self._models[name] for name in self.names[1:]}
+        short = await asyncio.to_thread(self._source.short_models, others)
+        backend = ModelSwitch(first, loader.load, identity.changed, short)
         self._lag.start()
         return backend
 
@@ -186,8 +197,10 @@ class CheckpointLoader:
         denoiser = denoiser_for(model, settings.compile)
         engine = self._start_engine(model, denoiser, settings)
         begun.callback(engine.close)
-        measurement = _measure(engine, model, denoiser, default_batch_key(model.info, held), settings)
-        held = replace(held, step_s=measurement.step_s)
+        key = default_batch_key(model.info, held)
+        measurement = _measure(engine, model, denoiser, key, settings)
+        reused = _reused_step_share(engine, model, denoiser, key, measurement.step_s, settings)
+        held = replace(held, step_s=measurement.step_s, reused_step_share=reused)
         store_threads = started_pool(STORE_THREADS, "objects")
         begun.callback(store_threads.shutdown, wait=False)
         known = self._source.loras(model, held, settings)
@@ -219,13 +232,20 @@ class CheckpointLoader:
         runner = AttemptRunner(model_runner, objects, store_threads, UPLOAD_TIMEOUT_S, engine.wake)
         engine.work_when_idle(lambda wanted: measurement.when_idle(lambda: wanted() or runner.running_count > 0))
         parts = (engine, finisher, runner, store_threads)
-        own = (
-            loras,
-            HalfServicer(GuidanceHalves(model, held, engine, loras, directory, replicas)),
-            energy,
-            self._source.capabilities,
+        halves = HalfServicer(GuidanceHalves(model, held, engine, loras, directory, replicas))
+        return LoadedModel(
+            held,
+            model.info,
+            model.device,
+            *parts,
+            max_batch=settings.max_batch,
+            loras=loras,
+            halves=halves,
+            energy=energy,
+            device_capabilities=self._source.capabilities,
+            ip_adapters=ip_adapters,
+            weights=model.weights,
         )
-        return LoadedModel(held, model.info, model.device, *parts, settings.max_batch, *own, ip_adapters=ip_adapters)
 
     def _news_of_loras(self, engine: StepEngine) -> None:
         """Wake the engine and report the resident LoRAs to frontdoors; on the loader's threads."""
@@ -249,8 +269,8 @@ class CheckpointLoader:
         metrics.QUEUE.set_function(lambda: engine.waiting_count)
         metrics.RUNNING.set_function(lambda: engine.running_count)
         metrics.BUSY_SHARE.set_function(scraped.share)
-        for component, network in model.adaptable.items():
-            metrics.WEIGHT_BYTES.labels(component).set(weight_bytes(network))
+        for one in model.weights:
+            metrics.WEIGHT_BYTES.labels(one.component).set(one.size_bytes)
         engine.start()
         return engine
 
@@ -264,11 +284,25 @@ def _measure(
     engine: StepEngine, model: DiffusionModel, denoiser: Denoiser, key: BatchKey, settings: UnetWorkerSettings
 ) -> BatchMeasurement:
     """Prepare the engine for its first request: measure memory, compile graphs, on the engine's thread."""
-    sharers = settings.claims_per_device if model.device.type == "cuda" else 1
-    budget = memory_budget_bytes(model.device, settings.memory_budget_mib, sharers)
+    budget = weight_budget(settings, model.device)
     measurement = BatchMeasurement(model, denoiser, engine.limits, key, budget, settings.warm_up_s)
     engine.call(measurement.before_serving).result()
     return measurement
+
+
+def _reused_step_share(
+    engine: StepEngine,
+    model: DiffusionModel,
+    denoiser: Denoiser,
+    key: BatchKey,
+    step_s: float,
+    settings: UnetWorkerSettings,
+) -> float:
+    """Measure a step with reused features, if a profile allows such steps; 0 without one."""
+    profiles = read_profiles(settings.profiles).of(ProfileKind.FEATURES)
+    if all(profile.of.model_digest != model.info.model_digest for profile in profiles):
+        return 0.0
+    return engine.call(partial(reused_step_share, model, denoiser, key, step_s)).result()
 
 
 def _uploaded_loras(model: DiffusionModel, objects: ObjectStore, settings: UnetWorkerSettings) -> UploadedLoras | None:

@@ -14,8 +14,8 @@ import pytest
 from deploy.make_secrets import main as make_secrets
 from deploy.requirements import requirements_of
 from pentimento.domain.errors import Unauthenticated
-from pentimento.domain.fleet import POLICY_NAMES
 from pentimento.domain.identity import Role
+from pentimento.plugins import POLICY_NAMES
 from pentimento.profiles.catalogue import read_profiles
 from pentimento.profiles.costs import read_costs
 from pentimento.rpc.tokens import TokenFile

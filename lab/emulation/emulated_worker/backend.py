@@ -234,6 +234,14 @@ class EmulatedBackend:
         return frozenset()
 
     @property
+    def short_models(self) -> tuple[()]:
+        return ()
+
+    @property
+    def weights(self) -> tuple[()]:
+        return ()
+
+    @property
     def noise_form(self) -> NoiseForm:
         return NoiseForm.VARIANCE_PRESERVING
 

@@ -21,7 +21,7 @@ from pentimento.diffusion.engine.denoiser import (
     Denoiser,
     batch_sizes_up_to,
 )
-from pentimento.diffusion.engine.feature_reuse import has_features
+from pentimento.diffusion.engine.feature_reuse import has_features, reused_step_share
 from pentimento.diffusion.engine.job import EngineJob
 from pentimento.diffusion.engine.listening import (
     BatchReport,
@@ -53,4 +53,5 @@ __all__ = [
     "cuda_recorder",
     "has_features",
     "replaying",
+    "reused_step_share",
 ]

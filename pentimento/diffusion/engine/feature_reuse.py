@@ -4,6 +4,7 @@ Each request's steps alternate by its own schedule (`PaintingRequest.full_steps`
 through the whole network, and a short one through the outer layers with each row's features of its last whole pass.
 """
 
+import time
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from pentimento.diffusion.engine.denoiser import Denoiser
 from pentimento.diffusion.engine.job import EngineJob
-from pentimento.diffusion.engine.probe import example_input
+from pentimento.diffusion.engine.probe import example_input, rows_of
 from pentimento.diffusion.engine.rows import RowBuffers
 from pentimento.diffusion.families.model import BatchKey, DiffusionModel
 
@@ -21,6 +22,21 @@ def has_features(model: DiffusionModel) -> bool:
     key = BatchKey(model.info.default_width_px, model.info.default_height_px, guided=False)
     with torch.inference_mode():
         return model.predict_and_keep(example_input(model, key, 1))[1] is not None
+
+
+def reused_step_share(model: DiffusionModel, denoiser: Denoiser, key: BatchKey, step_s: float) -> float:
+    """Return the seconds of a step of one image that reuses deep features ÷ `step_s`, those of a whole one; 0 for a
+    network without deep features."""
+    with torch.inference_mode():
+        inputs = example_input(model, key, rows_of(key))
+        features = denoiser.predict_and_keep(inputs)[1]
+        if features is None or step_s <= 0.0:
+            return 0.0
+        denoiser.predict_from(inputs, features)  # includes one-time work
+        began_at = time.monotonic()
+        # The transfer waits for the device.
+        denoiser.predict_from(inputs, features).flatten()[0].item()
+        return min((time.monotonic() - began_at) / step_s, 1.0)
 
 
 def by_pass(jobs: Sequence[EngineJob]) -> Iterator[list[EngineJob]]:

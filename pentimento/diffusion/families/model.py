@@ -15,6 +15,7 @@ from pentimento.diffusion.schedulers import SchedulerConfig
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import GenerationSpec, NoiseForm, Scheduler
 from pentimento.domain.prompt_syntax import WeightedPrompt
+from pentimento.domain.weights import ComponentWeights
 
 
 @dataclass(frozen=True)
@@ -232,7 +233,7 @@ class DiffusionModel(ABC):
 
     `denoiser` is the network of `predict`, `picture_decoder` that of `decode_latent`, for changes of their layers;
     `adaptable` holds the networks that a LoRA may change, by the pipeline's component name, the denoiser first. `dtype`
-    is the type of latents and weights."""
+    is the type of latents and weights, `weights` the memory of each component's."""
 
     info: LoadedModelInfo
     device: torch.device
@@ -240,6 +241,7 @@ class DiffusionModel(ABC):
     denoiser: torch.nn.Module
     picture_decoder: torch.nn.Module
     adaptable: Mapping[str, torch.nn.Module]
+    weights: tuple[ComponentWeights, ...] = ()
     # Cross-attention layers that take image prompts, in the order of the network's modules; empty without support.
     cross_attentions: tuple[CrossAttention, ...] = ()
     # Text tokens of a prompt without a syntax, and of each further chunk. 0: all prompts have the same number.

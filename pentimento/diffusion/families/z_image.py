@@ -26,6 +26,7 @@ from pentimento.diffusion.families.lean_attention import skip_signature_checks
 from pentimento.diffusion.families.model import Conditioning, DenoiserInput, LoadedModelInfo, PromptStates
 from pentimento.diffusion.families.texts import PromptTokenizer
 from pentimento.diffusion.schedulers import FLOW_SCHEDULERS
+from pentimento.diffusion.weight_memory import component_weights
 from pentimento.diffusion.weights import load_components
 from pentimento.domain.errors import InvalidArgument
 
@@ -60,6 +61,7 @@ class ZImage(FlowFamily):
         self._encoder: Any = parts["text_encoder"]
         self._token_limit = int(checkpoint.settings.get("max_sequence_length", _TEXT_TOKENS))
         self.denoiser: Any = parts["transformer"]
+        self.weights = component_weights(parts)
         self.adaptable = {"transformer": parts["transformer"]}
         _check_shapes(checkpoint, parts, self._token_limit)
         skip_signature_checks(self.denoiser)

@@ -47,7 +47,7 @@ from services.frontdoor.routing.stages import (
     restaged,
 )
 from services.frontdoor.routing.start_choice import Asker, decide_route, expected_device_s, new_route_id
-from services.frontdoor.routing.starts import kind_of, steps_saved, work_left
+from services.frontdoor.routing.starts import kind_of, reused_share, steps_saved, work_left
 
 logger = logging.getLogger(__name__)
 
@@ -293,6 +293,7 @@ def _count_start(
 
 
 def _as_route_option(parts: FrontdoorParts, option: PoolOption) -> RouteOption:
-    digest, start = option.route.model_digest, option.route.start
-    thinning = parts.thinning.offer(option.resolved, option.route)
-    return RouteOption(option.pool, digest, work_left(option.resolved, start), thinning)
+    route, resolved = option.route, option.resolved
+    share = reused_share(route, resolved.spec.num_inference_steps, option.held)
+    thinning = replace(parts.thinning.offer(resolved, route), reused_share=share)
+    return RouteOption(option.pool, route.model_digest, share * work_left(resolved, route.start), thinning)

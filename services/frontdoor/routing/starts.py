@@ -6,7 +6,15 @@ from functools import lru_cache
 
 from pentimento.domain.cache import CacheScope
 from pentimento.domain.fleet import HeldModel
-from pentimento.domain.generation import ControlNetSelection, FromImage, FromLatent, FromNoise, GenerationSpec, Start
+from pentimento.domain.generation import (
+    ControlNetSelection,
+    FromImage,
+    FromLatent,
+    FromNoise,
+    GenerationSpec,
+    Route,
+    Start,
+)
 from pentimento.domain.image_request import CacheMode, ResolvedRequest
 from pentimento.domain.prompt_syntax import PromptSyntax, parse_prompt
 from pentimento.policies.plan.entry import IMAGE, LATENT, NOISE
@@ -127,6 +135,17 @@ def steps_saved(start: Start) -> int:
             return start.saved_steps
         case FromNoise():
             return 0
+
+
+def reused_share(route: Route, step_count: int, held: HeldModel) -> float:
+    """Return the work of a route's steps ÷ that of whole ones: a step that reuses deep features counts at its measured
+    cost. 1 if none does, or if the cost is not known."""
+    first, count = steps_saved(route.start), max(step_count - steps_saved(route.start), 1)
+    if not route.full_steps or not held.reused_step_share:
+        return 1.0
+    # The first step has no features to reuse.
+    reusing = len(set(range(max(route.full_steps[0], first + 1), step_count)) - set(route.full_steps))
+    return 1.0 - reusing * (1.0 - held.reused_step_share) / count
 
 
 def work_left(resolved: ResolvedRequest, start: Start) -> float:

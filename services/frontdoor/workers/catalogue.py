@@ -85,7 +85,8 @@ class Catalogue:
         self._reported_at[held.model] = now
         if known is not None and known.model_digest == held.model_digest:
             # The slowest of several workers counts, as it may get the request.
-            held = replace(held, step_s=max(known.step_s, held.step_s))
+            reused = max(known.reused_step_share, held.reused_step_share)
+            held = replace(held, step_s=max(known.step_s, held.step_s), reused_step_share=reused)
         if known != held:
             self._models[held.model] = held
             self._learnt.set()

@@ -11,6 +11,7 @@ from pentimento.domain.components import HeldComponent, TierSpeed
 from pentimento.domain.execution import ExecuteEvent
 from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.generation import GenerationSpec, NoiseForm
+from pentimento.domain.weights import ComponentWeights, ShortModel
 from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder
 
 
@@ -114,7 +115,15 @@ class PlannedBackend(DeviceBackend, Protocol):
 
     @property
     def unloadable(self) -> frozenset[str]:
-        """Return the models that failed to load; this start of the worker does not try them again."""
+        """Return the models that failed to load or cannot; this start of the worker does not try them again."""
+
+    @property
+    def short_models(self) -> tuple[ShortModel, ...]:
+        """Return the models with more weights than its memory can hold."""
+
+    @property
+    def weights(self) -> tuple[ComponentWeights, ...]:
+        """Return the weights of the held model; none between two models."""
 
     @property
     def load_s(self) -> Mapping[str, float]:

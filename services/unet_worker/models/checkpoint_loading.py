@@ -1,12 +1,16 @@
 """Load a checkpoint for a worker or for its profile."""
 
 import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from pentimento.devices.choices import CompileMode, DeviceChoice, DtypeChoice, KernelMode, WeightStorage
-from pentimento.diffusion.device import choose_device, choose_dtype
+from pentimento.diffusion.allow_list import check_checkpoint, family_of
+from pentimento.diffusion.device import choose_device, choose_dtype, memory_budget_bytes
 from pentimento.diffusion.engine import (
     CompiledDenoiser,
     Denoiser,
@@ -16,9 +20,13 @@ from pentimento.diffusion.engine import (
 from pentimento.diffusion.families import DiffusionModel, load_model
 from pentimento.diffusion.inversions import BadInversion, read_inversion
 from pentimento.diffusion.kernels import fuse, kernels_for
+from pentimento.diffusion.weight_memory import needed_bytes
 from pentimento.diffusion.weights import quiet_loaders
 from pentimento.domain.errors import FailedPrecondition
+from pentimento.domain.weights import ShortModel
 from pentimento.files.file_sums import FileSums
+from pentimento.files.model_files import model_name
+from services.unet_worker.settings import UnetWorkerSettings
 
 logger = logging.getLogger(__name__)
 
@@ -32,14 +40,18 @@ def load_checkpoint(
     embeddings: Path | None = None,
     sums: FileSums | None = None,
     tile_px: int = 0,
+    budget_bytes: int | None = None,
 ) -> DiffusionModel:
     """Return the model on its device, with the textual inversions of the directory `embeddings`; files in `sums` are
     not hashed again, images with a side over `tile_px` are decoded in tiles, 0 for none. Raises FailedPrecondition for
-    kernels that cannot run, before the model is loaded, and for a tile that is too small for it."""
+    kernels that cannot run and weights beyond `budget_bytes`, before the model is loaded, and for a tile that is too
+    small for it."""
     quiet_loaders()
     device = choose_device(device_choice)
     kernels = kernels_for(kernel_mode, device)
     chosen = None if dtype is DtypeChoice.AUTO else choose_dtype(dtype, device)
+    if budget_bytes is not None and (short := short_model(path, device, chosen, storage, budget_bytes)) is not None:
+        raise FailedPrecondition("DEVICE_MEMORY_SHORT", f"{short}; memory_budget_mib or another device gives more")
     model = load_model(path, device, chosen, storage, sums)
     try:
         if tile_px:
@@ -52,6 +64,38 @@ def load_checkpoint(
         replaced = sum(len(fuse(network, kernels)) for network in (model.denoiser, model.picture_decoder))
         logger.info("%d layers replaced by fused ones", replaced)
     return model
+
+
+def short_model(
+    path: Path, device: torch.device, dtype: torch.dtype | None, storage: WeightStorage, budget_bytes: int
+) -> ShortModel | None:
+    """Return what a model lacks of memory, by the headers of its files; None if its weights fit. Raises
+    BadCheckpoint."""
+    checkpoint = replace(check_checkpoint(path), storage=storage)
+    half = getattr(torch, family_of(checkpoint).half)
+    needed = needed_bytes(checkpoint, dtype or choose_dtype(DtypeChoice.AUTO, device, half))
+    return ShortModel(model_name(path), needed, budget_bytes) if needed > budget_bytes else None
+
+
+def weight_budget(settings: UnetWorkerSettings, device: torch.device) -> int:
+    """Return the memory for weights and batches: workers that share a device have a part each."""
+    sharers = settings.claims_per_device if device.type == "cuda" else 1
+    return memory_budget_bytes(device, settings.memory_budget_mib, sharers)
+
+
+def short_models(models: Mapping[str, UnetWorkerSettings]) -> tuple[ShortModel, ...]:
+    """Return the models that the memory cannot hold. An invalid one is rejected when it is loaded."""
+    found = []
+    for name, settings in models.items():
+        device = choose_device(settings.device)
+        dtype = None if settings.dtype is DtypeChoice.AUTO else choose_dtype(settings.dtype, device)
+        with suppress(FailedPrecondition):
+            budget = weight_budget(settings, device)
+            short = short_model(settings.model, device, dtype, settings.weights, budget)
+            if short is not None:
+                found.append(replace(short, model=name))
+                logger.warning("a model is not available here: %s", found[-1])
+    return tuple(found)
 
 
 def add_inversions(model: DiffusionModel, directory: Path) -> tuple[str, ...]:

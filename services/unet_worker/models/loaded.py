@@ -15,6 +15,7 @@ from pentimento.domain.adapters import Adapter
 from pentimento.domain.execution import ExecuteEvent
 from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.generation import GenerationSpec, NoiseForm
+from pentimento.domain.weights import ComponentWeights
 from services.unet_worker.adapters.ip_adapters import NO_IP_ADAPTERS, IpAdapters
 from services.unet_worker.adapters.lora_shelf import LoraShelf
 from services.unet_worker.attempts.finishing import Finisher
@@ -53,6 +54,7 @@ class LoadedModel:
     energy: EnergyMeter | None = None
     # Capabilities of its device, in addition to those of every model.
     device_capabilities: frozenset[Capability] = frozenset()
+    weights: tuple[ComponentWeights, ...] = ()
     ip_adapters: IpAdapters = NO_IP_ADAPTERS
 
     @property

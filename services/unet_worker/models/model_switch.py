@@ -18,6 +18,7 @@ from pentimento.domain.errors import ResourceExhausted, Unavailable
 from pentimento.domain.execution import ExecuteEvent
 from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.generation import GenerationSpec, NoiseForm
+from pentimento.domain.weights import ComponentWeights, ShortModel
 from pentimento.rpc.memory import trim_heap
 from services.unet_worker import metrics
 from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder
@@ -67,16 +68,21 @@ class SwitchingBackend:
 
 class ModelSwitch:
     """Switch between models; see `device_backend.DeviceBackend`. `load` returns a model by its name, ready to serve;
-    `changed` is called when the held model or the credits change."""
+    `changed` is called when the held model or the credits change. `short_models` are never loaded."""
 
     def __init__(
-        self, first: LoadedModel, load: Callable[[str], Awaitable[LoadedModel]], changed: Callable[[], None]
+        self,
+        first: LoadedModel,
+        load: Callable[[str], Awaitable[LoadedModel]],
+        changed: Callable[[], None],
+        short_models: tuple[ShortModel, ...] = (),
     ) -> None:
         self._backend: DeviceBackend = first
         self._load = load
         self._changed = changed
         self._target = first.held.model
-        self.unloadable = frozenset[str]()
+        self.short_models = short_models
+        self.unloadable = frozenset(short.model for short in short_models)
         self.load_s: dict[str, float] = {}
         self._max_batch = 0
         self._attempt_count = 0
@@ -126,6 +132,10 @@ class ModelSwitch:
     @property
     def halves(self) -> HalfStreams | None:
         return self._backend.halves
+
+    @property
+    def weights(self) -> tuple[ComponentWeights, ...]:
+        return self._backend.weights if isinstance(self._backend, LoadedModel) else ()
 
     def memory(self) -> DeviceMemory:
         return self._backend.memory()

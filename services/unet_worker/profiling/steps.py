@@ -10,7 +10,15 @@ from pentimento.diffusion.loras import Lora, layers_of
 from pentimento.diffusion.loras.loading import LoadingLoras
 from pentimento.diffusion.painting import PaintingRequest
 from pentimento.domain.errors import InvalidArgument, NotFound
-from pentimento.policies.cache_selection import skipped_steps
+from pentimento.policies.cache_selection import (
+    AS_STORED,
+    RENOISED_SHARE,
+    RETAKEN_SHARE,
+    Renoising,
+    SelectionRules,
+    renoising_of,
+    skipped_steps,
+)
 from pentimento.profiles.catalogue import read_profiles
 from pentimento.profiles.document import (
     MeasuredAdapter,
@@ -92,6 +100,31 @@ def open_studied_loras(directory: Path | None, names: Sequence[str], model: Stud
 
 
 ALPHA = 0.95
+HIT_RULES = SelectionRules(renoised_share=RENOISED_SHARE, retaken_share=RETAKEN_SHARE)
+
+
+@dataclass(frozen=True)
+class StudiedStart:
+    """State where compared images start: at a cached latent of `step`, noised again, of a prompt at least so similar;
+    0 for noise."""
+
+    step: int = 0
+    least_similarity: float = -1.0
+    again: Renoising = AS_STORED
+
+    def place(self, first: int, taken: int, spacing: float) -> dict[str, float]:
+        """Return `at` of a row with `taken` steps from step `first` on."""
+        at: dict[str, float] = {"first_step": first, "taken_count": taken}
+        if spacing != 1.0:
+            at["spacing"] = spacing
+        if self.step:
+            at |= {"resume_step": self.step, "least_similarity": self.least_similarity}
+        if self.again.renoised_steps:
+            at |= {"renoised_steps": self.again.renoised_steps, "retaken_steps": self.again.retaken_steps}
+        return at
+
+
+FROM_NOISE = StudiedStart()
 
 
 def measure(settings: ProfileSettings, inputs: StudyInputs, kind: ProfileKind = ProfileKind.STEPS) -> Iterator[Profile]:
@@ -104,7 +137,7 @@ def measure(settings: ProfileSettings, inputs: StudyInputs, kind: ProfileKind = 
     model = study_model(settings.model, settings.study)
     model = replace(model, spec=replace(model.spec, num_inference_steps=settings.steps or model.step_count))
     prompts = tuple(dict.fromkeys(inputs.prompts))
-    hits = _resumed(settings, model)
+    hits = _resumed(settings, model, kind)
     scorers = (ClipScore(inputs.images, prompts), *inputs.scorers_of(prompts))
     loras = open_studied_loras(settings.loras, settings.with_loras, model)
     reuses = kind is ProfileKind.FEATURES
@@ -113,7 +146,7 @@ def measure(settings: ProfileSettings, inputs: StudyInputs, kind: ProfileKind = 
     profile = _empty(kind, settings, model, scorers, inputs, loras)
     kept = {steps_key(row): row for row in inputs.earlier_rows(profile)}
     begins = [first for first, _ in grid(model.step_count, settings.begin, settings.keep) if first]
-    captured = {*hits, *(() if loras.loras else begins)}
+    captured = {*(hit.step for hit in hits), *(() if loras.loras else begins)}
     full = [loras.on_time(request) for request in full_requests(model, prompts, settings.study.seed, tuple(captured))]
     study = ThinningStudy(model, scorers, full, loras.late, reuses)
     model.announce(_most_steps(settings, model.step_count, len(prompts), 1 + len(hits)))
@@ -151,23 +184,22 @@ def _all_rows(
     study: ThinningStudy,
     inputs: StudyInputs,
     prompts: Sequence[str],
-    hits: Mapping[int, float],
+    hits: Sequence[StudiedStart],
     kept: Mapping[StepsKey, ProfileRow],
 ) -> Iterator[MeasuredRow]:
-    yield from _rows(settings, study, study.batch, 0, -1.0, kept)
+    yield from _rows(settings, study, study.batch, FROM_NOISE, kept)
     texts = inputs.images.embed_texts(prompts) if hits else None
-    for step, least_similarity in hits.items():
+    for hit in hits:
         assert texts is not None
-        batch = study.hits(nearest_before(texts, texts, prompts, least_similarity), step)
-        yield from _rows(settings, study, batch, step, least_similarity, kept)
+        batch = study.hits(nearest_before(texts, texts, prompts, hit.least_similarity), hit.step, hit.again)
+        yield from _rows(settings, study, batch, hit, kept)
 
 
 def _rows(
     settings: ProfileSettings,
     study: ThinningStudy,
     batch: ThinnedBatch,
-    resume_step: int,
-    least_similarity: float,
+    start: StudiedStart,
     kept: Mapping[StepsKey, ProfileRow],
 ) -> Iterator[MeasuredRow]:
     """Yield the rows that are not kept."""
@@ -180,30 +212,30 @@ def _rows(
     guess = len(settings.keep) // 2
     for spacing, (first, counts) in product(dict.fromkeys(settings.spacing), begins):
         holds: dict[int, bool] = {}
-        tried = counts if first >= resume_step or study.reuses_features else []
+        tried = counts if first >= start.step or study.reuses_features else []
         while (place := next_place(holds, len(tried), guess if rule else None)) is not None:
             taken = tried[place]
-            row = kept.get((resume_step, least_similarity, spacing, first, -taken))
+            at = start.place(first, taken, spacing)
+            row = kept.get(steps_key(ProfileRow(at, 0, 0)))
             if row is None:
                 samples = study.samples(batch, first, taken, spacing, settled_alpha)
-                row = steps_row(_place(first, taken, spacing, resume_step, least_similarity), samples, alpha)
+                row = steps_row(at, samples, alpha)
                 yield MeasuredRow(row, samples)
             holds[place] = bool(row.allowed) if rule is None else row.by(rule) is not None
         guess = max((place for place, held in holds.items() if held), default=0)
 
 
-def _resumed(settings: ProfileSettings, model: StudyModel) -> Mapping[int, float]:
-    """Return the steps at which hits resume by the model's reuse profile, each with the least similarity."""
+def _resumed(settings: ProfileSettings, model: StudyModel, kind: ProfileKind) -> tuple[StudiedStart, ...]:
+    """Return the starts of hits by the model's reuse profile; for features they are noised again as gateways do by
+    default."""
     found = read_profiles(settings.profiles).of(ProfileKind.REUSE)
     latents = [one for one in found if not reuses_images(one) and one.of.model == model.spec.model]
-    return resumed_steps(latents[0], model.step_count) if latents else {}
-
-
-def _place(first: int, taken: int, spacing: float, resume_step: int, least_similarity: float) -> dict[str, float]:
-    at: dict[str, float] = {"first_step": first, "taken_count": taken}
-    if spacing != 1.0:
-        at["spacing"] = spacing
-    return at | ({"resume_step": resume_step, "least_similarity": least_similarity} if resume_step else {})
+    steps = resumed_steps(latents[0], model.step_count) if latents else {}
+    again = kind is ProfileKind.FEATURES
+    return tuple(
+        StudiedStart(step, similarity, renoising_of(step, HIT_RULES) if again else AS_STORED)
+        for step, similarity in steps.items()
+    )
 
 
 def resumed_steps(profile: Profile, step_count: int) -> Mapping[int, float]:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 
 from pentimento.diffusion.painting import LatentStart, NoiseStart, PaintingRequest
 from pentimento.diffusion.reuse_painting import StudiedPicture
+from pentimento.domain.thinned_steps import bridge_steps
+from pentimento.policies.cache_selection import AS_STORED, Renoising
 from pentimento.policies.thinning import ThinningOption, thinned_steps
 from pentimento.profiles.rules import ImageSample, is_settled, strictest, tally
 from services.unet_worker.profiling.inputs import ImageEncoder, QualityScorer
@@ -110,10 +112,12 @@ class ThinningStudy:
         """Return the full requests themselves, to be thinned."""
         return ThinnedBatch("", range(len(self.full)), self.full)
 
-    def hits(self, pairs: Sequence[ReusePair], step: int) -> ThinnedBatch:
-        """Return the pairs' receivers, each resumed at a captured step of its donor."""
+    def hits(self, pairs: Sequence[ReusePair], step: int, again: Renoising = AS_STORED) -> ThinnedBatch:
+        """Return the pairs' receivers, each resumed at a captured step of its donor, noised again."""
         self.prepare(len(self.full))
-        starts = [LatentStart(self._pictures[pair.donor].latents[step], step) for pair in pairs]
+        bridge = bridge_steps(step, again.renoised_steps, again.retaken_steps)
+        first = step - again.retaken_steps
+        starts = [LatentStart(self._pictures[pair.donor].latents[step], first, bridge) for pair in pairs]
         rows = [pair.receiver for pair in pairs]
         requests = [replace(self.full[row], start=start) for row, start in zip(rows, starts, strict=True)]
         return ThinnedBatch(f"hits at {step}, ", rows, requests)

@@ -122,6 +122,9 @@ async def test_features_are_reused_when_asked_and_replayed(folder: Path) -> None
         (told,) = (why for why in (await suite.client.explain(asked)).reasons if why.startswith("features: "))
         *_, again = [event async for event in suite.client.replay(ReplayRequest(reused.request_id))]
 
+        held = suite.frontdoor.parts.catalogue.find("tiny")
+
+    assert 0.0 < held.reused_step_share <= 1.0
     assert plain.provenance.route.full_steps == ()
     assert reused.provenance.route.full_steps == (1, 3, 6, 9)
     assert reused.provenance.steps_run == 12 and "deep features reused in 7 of 12 steps" in reused.provenance.notes
@@ -136,7 +139,7 @@ async def thinning_suite(
 ) -> AsyncIterator[FrontdoorSuite]:
     """A frontdoor that thins by the profile, and a worker of tiny-light that paints one at a time."""
     async with (
-        serve(find_model("tiny-light").path, folder, max_batch=1),
+        serve(find_model("tiny-light").path, folder, max_batch=1, profiles=(profile,)),
         running_suite(
             folder,
             worker_addresses=(f"unix:{folder / 'w'}",),

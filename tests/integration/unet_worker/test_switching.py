@@ -18,8 +18,9 @@ from pentimento.domain.errors import ResourceExhausted
 from pentimento.domain.execution import AttemptResult, WorkerCredits
 from pentimento.domain.fleet import Replica, ReplicaKind
 from pentimento.domain.generation import FromNoise, Route
+from pentimento.domain.weights import ShortModel
 from pentimento.files.adapter_registry import LORA_BOUNDS_FILE
-from services.unet_worker.models import model_switch
+from services.unet_worker.models import checkpoint_loading, model_switch
 from services.unet_worker.models.loaded import LoadedModel
 from tests.integration.unet_worker.conftest import Served, at_step, serve
 from tests.integration.unet_worker.requests import SPEC, attempt, execute
@@ -145,6 +146,20 @@ async def test_model_that_cannot_be_held_is_not_tried_again(
         assert (held.model, worker.switch.target_model) == ("tiny", "tiny")
         assert registered.available_models == ("tiny",)
         assert (await paint(worker, "after")).model_digest == held.model_digest
+
+
+async def test_model_beyond_memory_is_never_loaded(
+    checkpoint: Path, other: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lacking = ShortModel("other", 2, 1)
+    monkeypatch.setattr(checkpoint_loading, "short_model", lambda path, *_: lacking if path == other else None)
+    async with serve(checkpoint, directory, other_models=(other,)) as worker:
+        worker.switch.assign("other", 8)
+
+        registered = worker.process._describe(Replica("w", ReplicaKind.UNET_WORKER, "unix:/w", 1), worker.switch, ())
+        assert worker.switch.target_model == "tiny"
+        assert (registered.available_models, registered.short_models) == (("tiny",), (lacking,))
+        assert {one.component for one in registered.weights} == {"unet", "vae", "text_encoder"}
 
 
 def without_numbers(checkpoint: Path) -> Path:

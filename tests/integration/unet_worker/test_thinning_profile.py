@@ -124,6 +124,9 @@ def test_reused_features_are_measured_beside_skipped_steps(tmp_path: Path) -> No
         (2, 0, 2),
         (2, 2, 1),
     ]
+    # By default gateways noise a start at two steps again by one step, and one leads back.
+    again = [(row.place("renoised_steps"), row.place("retaken_steps")) for row in (*skipped.rows, *reused.rows)]
+    assert again == [(0, 0)] * 5 + [(1, 1)] * 2
     # The same full images, and others with the same steps.
     assert reused.rows[0].figures != skipped.rows[0].figures
 

@@ -25,6 +25,7 @@ from pentimento.clients.suite_status import SuiteStatus
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.fleet import Fleet, Plan, Replica, ReplicaKind, ReplicaStatus, SteeredCount, UnplannedModel
 from pentimento.domain.generation import PlanVersion
+from pentimento.domain.weights import ComponentWeights, ShortModel
 
 
 def test_a_suite_without_a_cache_misses_none() -> None:
@@ -39,6 +40,17 @@ def test_notes_of_plan_are_shown() -> None:
     status = SuiteStatus.of(Fleet((), plan, 7), Unavailable("GONE", "no"), None)
 
     assert "note      light images of turbo are worth 0.84" in [getattr(line, "plain", "") for line in render(status)]
+
+
+def test_status_shows_weights_and_models_without_room() -> None:
+    weights = (ComponentWeights("unet", "int8", 2_600_000_000), ComponentWeights("vae", "float16", 167_000_000))
+    short = (ShortModel("flux", 23_800_000_000, 21_600_000_000),)
+    replica = Replica("w1", ReplicaKind.UNET_WORKER, "unix:/x", 1, weights=weights, short_models=short)
+    fleet = Fleet((ReplicaStatus(replica, 0, live=True),), Plan(PlanVersion(7, 1)), 7)
+    lines = [getattr(line, "plain", "") for line in render(SuiteStatus.of(fleet, None, None))]
+
+    assert "weights   w1: 2.77 GB (unet 2,600 MB int8, vae 167 MB float16)" in lines
+    assert "memory    w1: flux needs 23.8 GB for its weights, 21.6 GB of the device are this worker's" in lines
 
 
 def test_steered_workers_are_shown() -> None:

@@ -15,6 +15,7 @@ from pentimento.domain.fleet import ModelCost, PoolDemand, Replica, ReplicaKind,
 from pentimento.domain.kept_quality import NOTHING_KEPT, KeptQuality
 from pentimento.domain.models import DeviceCost, ModelFile, ReuseProfile
 from pentimento.domain.thinned_steps import ThinnableSteps
+from pentimento.domain.weights import ComponentWeights, ShortModel
 from services.controller.checks import (
     MAX_COUNT,
     MAX_REQUESTS,
@@ -59,6 +60,8 @@ def test_addresses_that_a_channel_takes_pass(address):
         ("device", "x" * 257),
         ("build_version", "a\0"),
         ("device_memory_bytes", -1),
+        ("weights", (ComponentWeights("unet", "int8", -1),)),
+        ("short_models", (ShortModel("flux", 1, 2**63),)),
     ],
 )
 def test_a_registration_that_cannot_be_used_is_refused_by_name(field, value):

@@ -1,17 +1,22 @@
 """Which steps of a request reuse deep features, and why none do."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from pentimento.domain.generation import ControlNetSelection, Donor, FromLatent, ObjectReference, Route
+from lab.fixtures.held_models import HELD
+from pentimento.domain.generation import ControlNetSelection, Donor, FromLatent, FromNoise, ObjectReference, Route
 from pentimento.domain.image_request import Replay, ResolvedRequest
 from pentimento.profiles.catalogue import FeatureReuseMode, ProfileSet, StepProfiles
 from pentimento.profiles.document import ProfileKind
 from pentimento.profiles.rules import ThresholdRule
 from services.frontdoor.routing.feature_reuse import FeatureReuse
+from services.frontdoor.routing.routes import _as_route_option
+from services.frontdoor.routing.stages import PoolOption
+from services.frontdoor.routing.starts import reused_share, work_left
 from tests.support.profiles import changed, thinned_row
-from tests.unit.frontdoor.test_thinning_offers import PROFILE, RESOLVED, ROUTE, SPEC
+from tests.unit.frontdoor.test_thinning_offers import OFFERS, PROFILE, RESOLVED, ROUTE, SPEC
 
 RULE = ThresholdRule.LOWER_BOUND
 ROWS = (
@@ -76,3 +81,27 @@ def test_a_replay_keeps_the_steps_of_its_image() -> None:
     route = replace(ROUTE, full_steps=(3, 7))
 
     assert reuse().scheduled(replace(RESOLVED, replay=Replay(route, "")), route) == route
+
+
+@pytest.mark.parametrize(
+    ("start", "full", "known", "share"),
+    [
+        # Of 50 steps 30 reuse features, at a quarter of a whole one.
+        (FromNoise(), STEPS, 0.25, 1 - 30 * 0.75 / 50),
+        (HIT, tuple(range(20, 50, 3)), 0.25, 1 - 20 * 0.75 / 30),
+        # The first step of a hit runs whole, listed or not.
+        (HIT, (5, 20, 49), 0.25, 1 - 28 * 0.75 / 30),
+        (HIT, (5, 49), 0.25, 1 - 28 * 0.75 / 30),
+        (FromNoise(), (), 0.25, 1.0),
+        (FromNoise(), STEPS, 0.0, 1.0),
+    ],
+)
+def test_work_counts_reusing_steps_at_their_cost(
+    start: FromLatent | FromNoise, full: tuple[int, ...], known: float, share: float
+) -> None:
+    route, held = replace(ROUTE, start=start, full_steps=full), replace(HELD, reused_step_share=known)
+    option = _as_route_option(SimpleNamespace(thinning=OFFERS), PoolOption("heavy", held, RESOLVED, route))
+
+    assert reused_share(route, 50, held) == pytest.approx(share)
+    assert option.work == pytest.approx(share * work_left(RESOLVED, start))
+    assert option.thinning.reused_share == pytest.approx(share)

@@ -1,5 +1,6 @@
 """Which thinning is chosen, and which steps it takes."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -23,6 +24,7 @@ LATE = ThinningOption(40, 5, 0.999)
 MILD = ThinningOption(20, 15, 0.99)
 HARD = ThinningOption(10, 10, 0.96)
 OFFER = ThinningOffer(50, 0, (LATE, MILD, HARD))
+CHEAP = replace(OFFER, reused_share=0.5)
 
 
 @st.composite
@@ -50,6 +52,10 @@ CHOICES = [
     (ThinningMode.DEADLINE, OFFER, LOADED, None),
     (ThinningMode.LOAD, OFFER, LOADED, HARD),
     (ThinningMode.LOAD, OFFER, Pressure(1.0, 45.0), LATE),
+    # Reused features halve the cost of its steps.
+    (ThinningMode.DEADLINE, CHEAP, Pressure(1.0, 25.0), None),
+    (ThinningMode.DEADLINE, CHEAP, Pressure(1.0, 24.9), HARD),
+    (ThinningMode.LOAD, replace(CHEAP, reused_share=0.4), LOADED, None),
     (ThinningMode.ALWAYS, OFFER, Pressure(1.0, 1000.0), HARD),
     (ThinningMode.ALWAYS, OFFER, Pressure(None), HARD),
     (ThinningMode.ALWAYS, ThinningOffer(50), Pressure(1.0, 1000.0), None),

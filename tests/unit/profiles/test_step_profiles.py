@@ -22,7 +22,7 @@ from pentimento.domain.generation import (
 )
 from pentimento.policies.thinning import ThinningOption, WholeReason
 from pentimento.profiles.catalogue import ProfileSet, StepProfiles
-from pentimento.profiles.document import MeasuredAdapter, Profile, ProfileRow
+from pentimento.profiles.document import MeasuredAdapter, Profile, ProfileKind, ProfileRow
 from pentimento.profiles.kinds import options, steps_row
 from pentimento.profiles.rules import ImageSample, ThresholdRule
 from tests.support.profiles import STEPS_PROFILE, changed
@@ -136,6 +136,13 @@ def test_a_hit_is_thinned_by_rows_of_hits_that_are_no_more_similar_and_resume_wh
         refusal = profiles.refusal(SPEC, other)
         assert profiles.options(SPEC, other) == ()
         assert refusal is not None and refusal.reason is WholeReason.HIT_UNMEASURED
+    rows = (row_of(25, 10, [KEPT] * 60, resume_step=25, least_similarity=0.93, renoised_steps=20, retaken_steps=5),)
+    again = replace(hit(25).start, renoised_steps=20, retaken_steps=5)
+    features = changed(MEASURED, kind=ProfileKind.FEATURES, rows=rows)
+    found = StepProfiles(ProfileSet((features,)), kind=ProfileKind.FEATURES)
+    assert found.options(SPEC, replace(ROUTE, start=again)) == (ThinningOption(25, 10, 1.0),)
+    for other in (hit(25).start, replace(again, renoised_steps=25), replace(again, retaken_steps=4)):
+        assert found.options(SPEC, replace(ROUTE, start=other)) == ()
     # What was measured of hits is no licence for pictures from noise.
     assert ThinningOption(25, 10, 1.0) not in profiles.options(SPEC, ROUTE)
 

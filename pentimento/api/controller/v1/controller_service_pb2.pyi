@@ -64,6 +64,8 @@ class Replica(_message.Message):
     ADAPTERS_FIELD_NUMBER: _builtins.int
     HELD_MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     DEFERRALS_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
+    SHORT_MODELS_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     kind: Global___ReplicaKind.ValueType
     address: _builtins.str
@@ -95,6 +97,12 @@ class Replica(_message.Message):
     def deferrals(self) -> _containers.RepeatedCompositeFieldContainer[Global___MeasuredDeferral]:
         """Discriminators: f(t) of their cascades, as far as it was measured."""
 
+    @_builtins.property
+    def weights(self) -> _containers.RepeatedCompositeFieldContainer[Global___ComponentWeights]:
+        """Workers: the weights of the model that they hold, and the models that their memory cannot hold."""
+
+    @_builtins.property
+    def short_models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShortModel]: ...
     def __init__(
         self,
         *,
@@ -112,14 +120,71 @@ class Replica(_message.Message):
         adapters: _abc.Iterable[_generation_pb2.Adapter] | None = ...,
         held_model_digest: _builtins.str = ...,
         deferrals: _abc.Iterable[Global___MeasuredDeferral] | None = ...,
+        weights: _abc.Iterable[Global___ComponentWeights] | None = ...,
+        short_models: _abc.Iterable[Global___ShortModel] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "address", b"address", "available_models", b"available_models", "build_version", b"build_version", "capabilities", b"capabilities", "costs", b"costs", "deferrals", b"deferrals", "device", b"device", "device_memory_bytes", b"device_memory_bytes", "generation", b"generation", "held_model_digest", b"held_model_digest", "instance_id", b"instance_id", "kind", b"kind", "resident_models", b"resident_models"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "address", b"address", "available_models", b"available_models", "build_version", b"build_version", "capabilities", b"capabilities", "costs", b"costs", "deferrals", b"deferrals", "device", b"device", "device_memory_bytes", b"device_memory_bytes", "generation", b"generation", "held_model_digest", b"held_model_digest", "instance_id", b"instance_id", "kind", b"kind", "resident_models", b"resident_models", "short_models", b"short_models", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Replica: _TypeAlias = Replica  # noqa: Y015
+
+@_typing.final
+class ComponentWeights(_message.Message):
+    """Of one component of a model, by the pipeline's name."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMPONENT_FIELD_NUMBER: _builtins.int
+    PRECISION_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    component: _builtins.str
+    precision: _builtins.str
+    """The type of most of its bytes, such as float16 or int8; gguf for its blocks."""
+    size_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        component: _builtins.str = ...,
+        precision: _builtins.str = ...,
+        size_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["component", b"component", "precision", b"precision", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ComponentWeights: _TypeAlias = ComponentWeights  # noqa: Y015
+
+@_typing.final
+class ShortModel(_message.Message):
+    """A model that a worker does not load, since its weights need more than its part of the device."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    NEEDED_BYTES_FIELD_NUMBER: _builtins.int
+    BUDGET_BYTES_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    needed_bytes: _builtins.int
+    budget_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        needed_bytes: _builtins.int = ...,
+        budget_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_bytes", b"budget_bytes", "model", b"model", "needed_bytes", b"needed_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShortModel: _TypeAlias = ShortModel  # noqa: Y015
 
 @_typing.final
 class MeasuredDeferral(_message.Message):

@@ -120,6 +120,7 @@ class HeldModel(_message.Message):
     SCHEDULERS_FIELD_NUMBER: _builtins.int
     LICENCE_FIELD_NUMBER: _builtins.int
     STEP_S_FIELD_NUMBER: _builtins.int
+    REUSED_STEP_SHARE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     model_digest: _builtins.str
     worker_generation: _builtins.int
@@ -138,6 +139,8 @@ class HeldModel(_message.Message):
     licence: _builtins.str
     step_s: _builtins.float
     """Seconds of a denoising step of one image of the default size and guidance, as measured before the worker served; 0: not known."""
+    reused_step_share: _builtins.float
+    """Seconds of such a step that reuses deep features, divided by those of a whole one; 0: not known."""
     @_builtins.property
     def schedulers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -160,10 +163,11 @@ class HeldModel(_message.Message):
         schedulers: _abc.Iterable[_builtins.str] | None = ...,
         licence: _builtins.str = ...,
         step_s: _builtins.float = ...,
+        reused_step_share: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_guidance_scale", b"default_guidance_scale", "default_height_px", b"default_height_px", "default_steps", b"default_steps", "default_width_px", b"default_width_px", "family", b"family", "licence", b"licence", "max_size_px", b"max_size_px", "max_steps", b"max_steps", "model", b"model", "model_digest", b"model_digest", "prediction_type", b"prediction_type", "scheduler_digest", b"scheduler_digest", "schedulers", b"schedulers", "size_multiple_px", b"size_multiple_px", "step_s", b"step_s", "vae_digest", b"vae_digest", "worker_generation", b"worker_generation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_guidance_scale", b"default_guidance_scale", "default_height_px", b"default_height_px", "default_steps", b"default_steps", "default_width_px", b"default_width_px", "family", b"family", "licence", b"licence", "max_size_px", b"max_size_px", "max_steps", b"max_steps", "model", b"model", "model_digest", b"model_digest", "prediction_type", b"prediction_type", "reused_step_share", b"reused_step_share", "scheduler_digest", b"scheduler_digest", "schedulers", b"schedulers", "size_multiple_px", b"size_multiple_px", "step_s", b"step_s", "vae_digest", b"vae_digest", "worker_generation", b"worker_generation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

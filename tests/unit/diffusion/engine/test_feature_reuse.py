@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from pentimento.diffusion.engine import Denoiser, has_features
+from pentimento.diffusion.engine import Denoiser, has_features, reused_step_share
 from pentimento.diffusion.families import DiffusionModel
-from pentimento.diffusion.families.model import ControlResiduals, DenoiserInput
+from pentimento.diffusion.families.model import BatchKey, ControlResiduals, DenoiserInput
 from pentimento.diffusion.painting import LatentStart, NoiseStart, PaintingRequest
 from pentimento.domain.generation import Scheduler
 from tests.unit.diffusion.engine.loops import Added, Loop
@@ -101,6 +101,13 @@ def test_kept_features_come_with_the_bits_of_predict(name: str, request: pytest.
     # All steps but the last keep their features, and the last reuses them.
     late = alone(found, asked(found, 3, tuple(range(STEPS - 1))))
     assert late.finished.reused_count == 1 and not torch.equal(late.heard.latent, wanted)
+
+
+def test_reused_step_share_is_of_a_whole_step(model: DiffusionModel) -> None:
+    key = BatchKey(64, 64, guided=True)
+
+    assert 0.0 < reused_step_share(model, Denoiser(model), key, 10.0) < 0.1
+    assert reused_step_share(model, Denoiser(model), key, 1e-9) == 1.0
 
 
 def test_thinning_on_the_way_is_ignored(model: DiffusionModel) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.fleet import POLICY_NAMES
+from pentimento.plugins import POLICY_NAMES
 from pentimento.policies.plan.inputs import Policy, hold_resident
 from pentimento.policies.plan.joint.policy import JointPolicy
 from pentimento.policies.plan.many_models import ManyModels
