@@ -64,7 +64,7 @@ def diffusers_images(file: Path, prompts: Sequence[str], steps: int, guidance_sc
 
 def arms_of(study: LatenessStudy, file: Path, name: str, allowed: int) -> dict[str, Tensor]:
     """Return the engine's images by arm."""
-    model = study.model.painter.model
+    model = study.model.generator.model
     lora = read_lora(file, layers_of(model.info.family, model.adaptable), model.dtype)
     steps = {ON_TIME: 0, ALLOWED: allowed, KATZ: KATZ_STEPS}
     found = {arm: pixels_of_all(study.generated(f"{name} from step {step}", lora, step)) for arm, step in steps.items()}

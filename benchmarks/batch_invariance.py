@@ -25,6 +25,7 @@ from torch import Tensor
 from lab.fixtures.latent_listener import LatentListener
 from lab.runs.intervals import paired_ratio
 from lab.runs.measure import Figure, Options, at_most, counted, informative, measured, parse_options, publish
+from pentimento.diffusion.denoising import DenoisingRequest, LatentStart, NoiseStart, denoise_step, prepare
 from pentimento.diffusion.engine import (
     BatchLimits,
     Denoiser,
@@ -35,7 +36,6 @@ from pentimento.diffusion.engine import (
 )
 from pentimento.diffusion.engine.probe import example_input
 from pentimento.diffusion.families import AsAlone, BatchKey, DenoiserInput, DiffusionModel, load_model
-from pentimento.diffusion.painting import LatentStart, NoiseStart, PaintingRequest, denoise_step, prepare
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.errors import Cancelled
 from pentimento.domain.generation import GenerationSpec
@@ -51,7 +51,7 @@ STOP = Cancelled("CANCELLED", "stopped by the history")
 class Joining:
     """Store a request, its arrival tick, and its cancellation tick (-1: never)."""
 
-    request: PaintingRequest
+    request: DenoisingRequest
     comes_at: int
     stopped_at: int
 
@@ -70,7 +70,7 @@ def history_of(model: DiffusionModel, seed: int, count: int, steps: Sequence[int
     return sorted(joining, key=lambda one: one.comes_at)
 
 
-def request_of(model: DiffusionModel, generator: random.Random, seed: int, steps: int) -> PaintingRequest:
+def request_of(model: DiffusionModel, generator: random.Random, seed: int, steps: int) -> DenoisingRequest:
     info = model.info
     spec = GenerationSpec(
         prompt=f"a red circle above a blue square, number {seed}",
@@ -85,10 +85,10 @@ def request_of(model: DiffusionModel, generator: random.Random, seed: int, steps
     )
     first_step = generator.choice([0, 0, steps // 10, steps // 2])
     if first_step == 0:
-        return PaintingRequest(spec, NoiseStart())
+        return DenoisingRequest(spec, NoiseStart())
     shape = model.latent_shape(spec.width_px, spec.height_px)
     latent = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-    return PaintingRequest(spec, LatentStart(latent, first_step))
+    return DenoisingRequest(spec, LatentStart(latent, first_step))
 
 
 @torch.inference_mode()
@@ -112,7 +112,7 @@ def play(model: DiffusionModel, history: Sequence[Joining]) -> list[LatentListen
 
 
 @torch.inference_mode()
-def denoise_alone(model: DiffusionModel, request: PaintingRequest) -> Tensor:
+def denoise_alone(model: DiffusionModel, request: DenoisingRequest) -> Tensor:
     run = prepare(model, PromptMemo(model, 2), request)
     while not run.done:
         denoise_step(model, run)

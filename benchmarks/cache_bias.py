@@ -26,9 +26,9 @@ from benchmarks.image_scorers import pixels_of
 from benchmarks.selector_profile import BATCH, LocalEncoder, shipped_table
 from lab.runs.intervals import ratio_of_sums
 from lab.runs.measure import Figure, at_most, informative, measured, parse_options, publish
+from pentimento.diffusion.denoising import ImageStart, LatentStart, NoiseStart
+from pentimento.diffusion.image_generation import StudiedImage
 from pentimento.diffusion.images import decode_pixels
-from pentimento.diffusion.painting import ImageStart, LatentStart, NoiseStart
-from pentimento.diffusion.reuse_painting import StudiedPicture
 from pentimento.diffusion.weights import quiet_loaders
 from pentimento.domain.thinned_steps import bridge_steps
 from pentimento.policies.cache_selection import SelectionRules, Thresholds, allowed_steps, renoising_of
@@ -66,7 +66,7 @@ class BiasLog:
     """Hold a log, the heavy model's images of it with their latents, and both encoders' vectors."""
 
     log: SceneLog
-    images: Sequence[StudiedPicture]
+    images: Sequence[StudiedImage]
     examiner: Examiner
 
     def quality(self, pairs: Sequence[ReusePair], images: Sequence[bytes]) -> ImageQuality:
@@ -103,7 +103,7 @@ def generate_log(heavy: StudyModel, count: int, seed: int, scorer: Path) -> Bias
         replace(heavy.request(text, FIRST_SEED + row, NoiseStart()), capture_steps=captured)
         for row, text in enumerate(log.prompts)
     ]
-    return BiasLog(log, list(heavy.painter.paint(requests)), Examiner(WEIGHTS, scorer))
+    return BiasLog(log, list(heavy.generator.generate(requests)), Examiner(WEIGHTS, scorer))
 
 
 def kinds_of(made: BiasLog, heavy: StudyModel, light: StudyModel) -> tuple[BiasedReuse, BiasedReuse]:
@@ -158,7 +158,7 @@ def generate(reuse: BiasedReuse, made: BiasLog, starts: Sequence[Start]) -> list
         reuse.model.request(made.log.prompts[pair.receiver], FIRST_SEED + pair.receiver, start)
         for pair, start in zip(reuse.pairs, starts, strict=True)
     ]
-    return [image.png for image in reuse.model.painter.paint(requests)]
+    return [image.png for image in reuse.model.generator.generate(requests)]
 
 
 def figures_of(reuse: BiasedReuse, made: BiasLog, rules: SelectionRules) -> list[Figure]:

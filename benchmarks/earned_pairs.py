@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from benchmarks.selector_profile import BATCH, LocalEncoder
-from pentimento.diffusion.painting import LatentStart, NoiseStart, PaintingRequest
+from pentimento.diffusion.denoising import DenoisingRequest, LatentStart, NoiseStart
 from pentimento.diffusion.weights import quiet_loaders
 from pentimento.domain.thinned_steps import bridge_steps
 from pentimento.policies.cache_selection import RENOISED_SHARE, RETAKEN_SHARE, SelectionRules, renoising_of
@@ -69,7 +69,7 @@ def measure(log: SceneLog, rows: Sequence[tuple[int, int, float]]) -> Iterator[l
     encoder = LocalEncoder(open_model(WEIGHTS / ENCODER))
     whole = sorted({row for receiver, donor, _ in rows for row in (receiver, donor)})
 
-    def images(requests: Sequence[PaintingRequest], what: str) -> np.ndarray:
+    def images(requests: Sequence[DenoisingRequest], what: str) -> np.ndarray:
         made = model.generated(what, requests)
         latents.append([picture.latents for picture in made])
         return encoder.embed_images([picture.png for picture in made])

@@ -20,9 +20,9 @@ from lab.fixtures.latent_listener import generated_together
 from lab.runs.intervals import ratio_of_medians
 from lab.runs.measure import Figure, Options, at_most, drawn_orders, informative, measured, parse_options, publish
 from pentimento.devices.choices import CompileMode
+from pentimento.diffusion.denoising import DenoisingRequest, NoiseStart
 from pentimento.diffusion.engine import CompiledDenoiser, Denoiser, EngineSettings, StepEngine
 from pentimento.diffusion.families import BatchKey, DiffusionModel, load_model
-from pentimento.diffusion.painting import NoiseStart, PaintingRequest
 from pentimento.domain.generation import GenerationSpec
 from pentimento.supervisor.models import find_model
 
@@ -41,7 +41,7 @@ def engine_side(model: DiffusionModel, denoiser: Denoiser, steps: int) -> tuple[
     def generate(prompt: str, seed: int) -> Tensor:
         size = (info.default_width_px, info.default_height_px)
         spec = GenerationSpec(prompt, "", "", *size, steps, GUIDANCE_SCALE, info.schedulers[0], seed)
-        return generated_together(engine, [PaintingRequest(spec, NoiseStart())])[0]
+        return generated_together(engine, [DenoisingRequest(spec, NoiseStart())])[0]
 
     return generate, engine
 

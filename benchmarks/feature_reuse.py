@@ -36,8 +36,8 @@ from lab.runs.measure import (
     seconds_of,
     share,
 )
+from pentimento.diffusion.denoising import DenoisingRequest, LatentStart, NoiseStart
 from pentimento.diffusion.families.unet_passes import AttendedTexts, UNetPasses
-from pentimento.diffusion.painting import LatentStart, NoiseStart, PaintingRequest
 from pentimento.policies.thinning import ThinningOption, thinned_steps
 from pentimento.profiles.document import Profile, ProfileKind
 from pentimento.profiles.kinds import options
@@ -100,7 +100,7 @@ def time_figures(name: str, model: StudyModel, option: ThinningOption, rounds: i
     """Yield the time of an image with reuse, with a cached start, and with both, each ÷ without."""
     full = thinned_steps(option, model.step_count)
     step = int(RESUMED_SHARE * model.step_count)
-    requests = dict[str, PaintingRequest]()
+    requests = dict[str, DenoisingRequest]()
     plain = model.request("a red star at night", 7, NoiseStart())
     latent = latent_of(model, replace(plain, capture_steps=frozenset({step})), step)
     requests["whole"] = plain
@@ -125,7 +125,7 @@ def time_figures(name: str, model: StudyModel, option: ThinningOption, rounds: i
     yield measured(f"{name}: the last ÷ the product of the other two", products, median_ratio, at_most(1.1))
 
 
-def seconds_of_image(model: StudyModel, request: PaintingRequest, _: int) -> float:
+def seconds_of_image(model: StudyModel, request: DenoisingRequest, _: int) -> float:
     return seconds_of(lambda: model.generated(request.spec.model, [request]))
 
 
@@ -133,7 +133,7 @@ def pairs_of(seconds: Mapping[str, Sequence[float]], kind: str) -> list[tuple[fl
     return list(zip(seconds[kind], seconds["whole"], strict=True))
 
 
-def latent_of(model: StudyModel, request: PaintingRequest, step: int) -> Tensor:
+def latent_of(model: StudyModel, request: DenoisingRequest, step: int) -> Tensor:
     (image,) = model.generated("donor", [request])
     return image.latents[step]
 

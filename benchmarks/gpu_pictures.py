@@ -20,10 +20,10 @@ from benchmarks.gpu_setup import GpuSetup, RowResult, name_of, reason_of
 from lab.fixtures.latent_listener import generated_together
 from lab.runs.measure import Figure, Target, at_most, informative, measured
 from pentimento.devices.choices import CompileMode, KernelMode
+from pentimento.diffusion.denoising import DenoisingRequest, NoiseStart
 from pentimento.diffusion.engine import CompiledDenoiser, Denoiser, EngineSettings, StepEngine, cuda_recorder, replaying
 from pentimento.diffusion.families import BatchKey, DiffusionModel, load_model
 from pentimento.diffusion.kernels import fuse, kernels_for
-from pentimento.diffusion.painting import NoiseStart, PaintingRequest
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import GenerationSpec
 from services.unet_worker.device.energy import open_counter
@@ -207,6 +207,6 @@ def _engine_generate(
         rest = (side, side, _steps(setup), GUIDANCE_SCALE, scheduler)
         prompts = zip(_prompts(number, image_count), _seeds(number, image_count), strict=True)
         specs = (GenerationSpec(prompt, "", "", *rest, seed) for prompt, seed in prompts)
-        return torch.cat(generated_together(engine, (PaintingRequest(spec, NoiseStart()) for spec in specs)))
+        return torch.cat(generated_together(engine, (DenoisingRequest(spec, NoiseStart()) for spec in specs)))
 
     return generate

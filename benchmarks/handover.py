@@ -24,9 +24,9 @@ import torch
 from benchmarks.selector_profile import LocalEncoder
 from lab.runs.intervals import ratio_of_sums
 from lab.runs.measure import Figure, at_least, at_most, informative, interleave, measured, parse_options, publish
+from pentimento.diffusion.denoising import DenoisingRequest, ImageStart, NoiseStart
 from pentimento.diffusion.discriminators import open_discriminator
 from pentimento.diffusion.images import decode_pixels
-from pentimento.diffusion.painting import ImageStart, NoiseStart, PaintingRequest
 from pentimento.diffusion.weights import quiet_loaders
 from pentimento.pictures.decoding import decode
 from pentimento.profiles.catalogue import read_profiles
@@ -62,12 +62,12 @@ class DeferredImages:
         rows = range(number * BATCH, min((number + 1) * BATCH, len(self.prompts)))
         requests = [self._request(side, row) for row in rows]
         began_s = time.perf_counter()
-        files = [image.png for image in self.heavy.painter.paint(requests)]
+        files = [image.png for image in self.heavy.generator.generate(requests)]
         seconds = (time.perf_counter() - began_s) / len(files)
         scores = clip_scores(self.encoder, files, [self.prompts[row] for row in rows])
         return [(score, seconds) for score in scores]
 
-    def _request(self, side: str, row: int) -> PaintingRequest:
+    def _request(self, side: str, row: int) -> DenoisingRequest:
         request = self.heavy.request(self.prompts[row], self.seeds[row], NoiseStart())
         if side == WITHOUT:
             return request
@@ -125,7 +125,7 @@ def deferred_of(light: StudyModel, heavy: StudyModel, prompts: Sequence[str], ta
     """Generate all prompts by the light model, and keep the half that the discriminator doubts most."""
     encoder, discriminator = LocalEncoder(open_model(WEIGHTS / ENCODER)), open_discriminator(WEIGHTS / DISCRIMINATOR)
     requests = [light.request(prompt, FIRST_SEED + row, NoiseStart()) for row, prompt in enumerate(prompts)]
-    files = [image.png for image in light.painter.paint(requests)]
+    files = [image.png for image in light.generator.generate(requests)]
     confidences = discriminator.confidences([decode(file, "image", discriminator.pixels) for file in files])
     rows = sorted(range(len(files)), key=lambda row: confidences[row])[: len(files) // 2]
     chosen = [prompts[row] for row in rows], [files[row] for row in rows], [FIRST_SEED + row for row in rows]

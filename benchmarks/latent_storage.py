@@ -34,8 +34,8 @@ from benchmarks.selector_profile import LocalEncoder
 from lab.runs.intervals import ratio_of_sums
 from lab.runs.measure import Figure, informative, measured, parse_options, publish
 from pentimento.devices.choices import LatentFormat
+from pentimento.diffusion.denoising import DenoisingRequest, LatentStart, NoiseStart
 from pentimento.diffusion.latents import latent_from_bytes, latent_to_bytes
-from pentimento.diffusion.painting import LatentStart, NoiseStart, PaintingRequest
 from pentimento.diffusion.weights import quiet_loaders
 from pentimento.pictures.decoding import decode
 from services.embedder.model import open_model
@@ -78,7 +78,7 @@ class GeneratedLog:
             self.model.request(prompt, number, LatentStart(latent, step))
             for number, (prompt, latent) in enumerate(zip(self.prompts, restored, strict=True))
         ]
-        return [one.png for one in self.model.painter.paint(requests)]
+        return [one.png for one in self.model.generator.generate(requests)]
 
 
 def main() -> int:
@@ -106,11 +106,11 @@ def generate(name: str, prompts: Sequence[str]) -> GeneratedLog:
     """Generate the prompts from scratch, and store the latents."""
     loaded = study_model(WEIGHTS / name, StudyRunSettings(max_batch=BATCH))
     model = replace(loaded, spec=replace(loaded.spec, num_inference_steps=STEP_COUNT))
-    requests: list[PaintingRequest] = [
+    requests: list[DenoisingRequest] = [
         replace(model.request(prompt, number, NoiseStart()), capture_steps=frozenset(KEPT_STEPS))
         for number, prompt in enumerate(prompts)
     ]
-    pictures = list(model.painter.paint(requests))
+    pictures = list(model.generator.generate(requests))
     return GeneratedLog(model, prompts, [each.png for each in pictures], [each.latents for each in pictures])
 
 

@@ -38,12 +38,12 @@ from lab.fixtures.full_size import write_full_size_checkpoint
 from lab.fixtures.latent_listener import LatentListener
 from lab.fixtures.lora_files import random_factors, write_diffusers_lora
 from lab.runs.measure import Figure, Options, at_least, at_most, informative, measured, parse_options, publish
+from pentimento.diffusion.denoising import DenoisingRequest, NoiseStart
 from pentimento.diffusion.engine import EngineSettings, StepEngine
 from pentimento.diffusion.families import DiffusionModel
+from pentimento.diffusion.image_generation import StudiedImage
 from pentimento.diffusion.loras import Lora, layers_of, lora_file_in, read_lora
 from pentimento.diffusion.loras.loading import LoraLoader
-from pentimento.diffusion.painting import NoiseStart, PaintingRequest
-from pentimento.diffusion.reuse_painting import StudiedPicture
 from pentimento.domain.errors import Cancelled, PentimentoError
 from pentimento.files.adapter_registry import LORA_BOUNDS_FILE
 from pentimento.profiles.catalogue import read_profiles
@@ -107,7 +107,7 @@ class ArrivalClock(LatentListener):
 class LateLoraEngine:
     """Run one engine on its thread, with one image at a time."""
 
-    def __init__(self, model: DiffusionModel, file: Path, request: PaintingRequest) -> None:
+    def __init__(self, model: DiffusionModel, file: Path, request: DenoisingRequest) -> None:
         self._request = request
         self._base = layers_of(model.info.family, model.adaptable)
         self._model, self._file = model, file
@@ -192,7 +192,7 @@ class LateGallery:
         trained = (work / "style-judge" / CHECKPOINT).is_file()
         self._scorer = load_trained(StyleClassifier(), work / "style-judge") if trained else None
 
-    def kept(self, bound: Profile, lora: Lora, steps: int, on_time: Sequence[StudiedPicture]) -> KeptStyle:
+    def kept(self, bound: Profile, lora: Lora, steps: int, on_time: Sequence[StudiedImage]) -> KeptStyle:
         late = self.study.generated(f"{lora_name(bound)} after {steps} steps", lora, steps)
         one, other = pixels_of_all(on_time), pixels_of_all(late)
         ssim: list[float] = structural_similarity(one.float() / 255, other.float() / 255).tolist()
@@ -209,7 +209,7 @@ class LateGallery:
         return found
 
 
-def pixels_of_all(images: Sequence[StudiedPicture]) -> Tensor:
+def pixels_of_all(images: Sequence[StudiedImage]) -> Tensor:
     """Return uint8 (n, 3, height, width)."""
     return torch.stack([pixels_of(image.png) for image in images])
 
@@ -260,7 +260,7 @@ class LateSubject:
 
     def figures(self) -> Iterator[Figure]:
         """Measure the latencies."""
-        engine = LateLoraEngine(self.study.painter.model, self.file, self.study.request(PROMPT, 0, NoiseStart()))
+        engine = LateLoraEngine(self.study.generator.model, self.file, self.study.request(PROMPT, 0, NoiseStart()))
         engine.generate(None, self.steps)
         step_s = min(engine.generate(None, self.steps).latency_s for _ in range(3)) / (self.steps + 1)
         rounds = [one_round(engine, self.steps, step_s) for _ in range(self.rounds)]
@@ -271,7 +271,7 @@ class LateSubject:
 def full_size_subject(folder: Path) -> LateSubject:
     """Return a LoRA of a network of Stable Diffusion 1.5's size."""
     study = study_model(write_full_size_checkpoint(folder / "model"), StudyRunSettings(max_batch=1))
-    model = study.painter.model
+    model = study.generator.model
     factors = random_factors(layers_of(model.info.family, model.adaptable), rank=RANK, ends=ENDS)
     file = write_diffusers_lora(folder, factors, alpha=8.0)
     return LateSubject("SD 1.5's size, as Katz", study, file, KATZ_STEPS, FULL_SIZE_ROUNDS)
@@ -291,7 +291,7 @@ def main() -> int:
     torch.set_num_threads(1)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     study = study_model(WEIGHTS / "tiny-heavy", StudyRunSettings(max_batch=16))
-    model, bounds = study.painter.model, read_profiles([options.rest["bounds"]]).of(ProfileKind.LORA)
+    model, bounds = study.generator.model, read_profiles([options.rest["bounds"]]).of(ProfileKind.LORA)
     base = layers_of(model.info.family, model.adaptable)
     files = {
         lora_name(bound): file for bound in bounds if (file := lora_file_in(WEIGHTS / lora_name(bound))) is not None

@@ -21,7 +21,7 @@ import torch
 from benchmarks.selector_profile import BATCH, PROFILES, HeldOut, LocalEncoder
 from lab.runs.intervals import ratio_of_sums
 from lab.runs.measure import Figure, at_least, informative, measured, parse_options, publish, share
-from pentimento.diffusion.painting import NoiseStart
+from pentimento.diffusion.denoising import NoiseStart
 from pentimento.diffusion.weights import quiet_loaders
 from pentimento.policies.cache_selection import allowed_steps
 from pentimento.profiles.catalogue import read_profiles
@@ -94,7 +94,7 @@ def from_scratch(name: str, study: ReuseStudy) -> Figure:
     small = study_model(WEIGHTS / name, StudyRunSettings(max_batch=BATCH))
     rows = list({prompt: row for row, prompt in enumerate(study.prompts)}.values())[:SCRATCH_PROMPTS]
     requests = [small.request(study.prompts[row], study.first_seed + row, NoiseStart()) for row in rows]
-    images = study.encoder.embed_images([image.png for image in small.painter.paint(requests)])
+    images = study.encoder.embed_images([image.png for image in small.generator.generate(requests)])
     ratios = [
         (float(image @ study.texts[row]), float(study.images[row] @ study.texts[row]))
         for row, image in zip(rows, images, strict=True)

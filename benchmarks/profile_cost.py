@@ -27,8 +27,8 @@ import torch
 from benchmarks.selector_profile import LocalEncoder
 from benchmarks.thinning_profiles import ENCODER, scorers_of
 from lab.runs.measure import Figure, at_most, counted, informative, parse_options, publish
-from pentimento.diffusion.painting import PaintingRequest
-from pentimento.diffusion.reuse_painting import ReusePainter, StudiedPicture
+from pentimento.diffusion.denoising import DenoisingRequest
+from pentimento.diffusion.image_generation import BatchGenerator, StudiedImage
 from pentimento.diffusion.weights import quiet_loaders
 from pentimento.profiles.document import Profile, ProfileKind
 from pentimento.profiles.kinds import options, thresholds
@@ -83,17 +83,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def counted_steps() -> Iterator[list[int]]:
     """Yield the steps of every image that is generated meanwhile."""
     found: list[int] = []
-    paint = ReusePainter.paint
+    generate = BatchGenerator.generate
 
-    def counting(painter: ReusePainter, requests: Sequence[PaintingRequest]) -> Iterator[StudiedPicture]:
+    def counting(generator: BatchGenerator, requests: Sequence[DenoisingRequest]) -> Iterator[StudiedImage]:
         for request in requests:
             first = request.start.first_step
             begun = request.thinned_steps[0] if request.thinned_steps else first
             steps = request.spec.num_inference_steps - first
             found.append(begun - first + len(request.thinned_steps) if request.thinned_steps else steps)
-        return paint(painter, requests)
+        return generate(generator, requests)
 
-    with patch.object(ReusePainter, "paint", counting):
+    with patch.object(BatchGenerator, "generate", counting):
         yield found
 
 

@@ -38,10 +38,10 @@ from lab.runs.measure import (
     seconds_of,
 )
 from pentimento.devices.choices import WeightStorage
+from pentimento.diffusion.denoising import NoiseStart
 from pentimento.diffusion.engine.probe import example_input
 from pentimento.diffusion.families import BatchKey, DiffusionModel
 from pentimento.diffusion.packed_weights import pack, weight_bytes
-from pentimento.diffusion.painting import NoiseStart
 from pentimento.diffusion.weights import quiet_loaders
 from services.unet_worker.profiling.reuse import study_model
 from services.unet_worker.profiling.reuse_study import StudyModel
@@ -106,9 +106,9 @@ def network_bytes(model: DiffusionModel) -> int:
 
 def memory(name: str, models: Mapping[WeightStorage, StudyModel]) -> Iterator[Figure]:
     """Yield the bytes of the networks that are packed ÷ those in float32, and in float16."""
-    full = network_bytes(models[FULL].painter.model)
+    full = network_bytes(models[FULL].generator.model)
     for storage in PACKED:
-        packed = network_bytes(models[storage].painter.model)
+        packed = network_bytes(models[storage].generator.model)
         yield Figure(f"{name}, {storage.value}: bytes ÷ float32", packed / full, MEMORY)
         yield Figure(f"{name}, {storage.value}: bytes ÷ float16", packed / (full / 2), informative())
 
@@ -119,7 +119,7 @@ def step_times(name: str, models: Mapping[WeightStorage, StudyModel], rounds: in
     for batch in BATCHES:
         steps = {}
         for storage, one in models.items():
-            model, key = one.painter.model, BatchKey(one.spec.width_px, one.spec.height_px, guided=True)
+            model, key = one.generator.model, BatchKey(one.spec.width_px, one.spec.height_px, guided=True)
             step = partial(model.predict, example_input(model, key, 2 * batch))
             step()
             steps[storage] = lambda number, step=step: seconds_of(step)
@@ -136,7 +136,7 @@ def attributes(
     """Yield the attributes that the scorer sees ÷ those in full precision, and the control's."""
     seen = {storage.value: seen_in(model, prompts, scorer) for storage, model in models.items()}
     control = loaded(name, FULL)
-    round_to_three_bits(control.painter.model.denoiser)
+    round_to_three_bits(control.generator.model.denoiser)
     seen["three bits (control)"] = seen_in(control, prompts, scorer)
     for what, found in seen.items():
         yield measured(f"{name}, {what}: attributes seen", found, fmean, informative())
@@ -151,7 +151,7 @@ def seen_in(model: StudyModel, prompts: Prompts, scorer: AttributeScorer) -> lis
     requests = [
         model.request(prompt, FIRST_PROMPT + number, NoiseStart()) for number, prompt in enumerate(prompts.captions)
     ]
-    images = [one.png for one in model.painter.paint(requests)]
+    images = [one.png for one in model.generator.generate(requests)]
     return scorer.qualities(images, range(len(images)))
 
 

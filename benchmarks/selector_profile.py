@@ -24,7 +24,7 @@ import torch
 
 from lab.runs.intervals import ratio_of_sums
 from lab.runs.measure import Figure, Target, informative, measured, parse_options, publish, share, surely_above
-from pentimento.diffusion.painting import NoiseStart
+from pentimento.diffusion.denoising import NoiseStart
 from pentimento.diffusion.weights import quiet_loaders
 from pentimento.domain.errors import NotFound
 from pentimento.policies.cache_selection import Threshold, Thresholds, allowed_steps
@@ -164,7 +164,7 @@ def between_seeds(held_out: HeldOut) -> Figure:
     requests = [
         study.large.request(study.prompts[row], study.first_seed + OTHER_SEED + row, NoiseStart()) for row in rows
     ]
-    pictures = [picture.png for picture in study.large.painter.paint(requests)]
+    pictures = [picture.png for picture in study.large.generator.generate(requests)]
     images = study.encoder.embed_images(pictures) if pictures else np.zeros((0, 1), np.float32)
     kept = [
         bool(image @ study.texts[row] >= alpha * float(study.images[row] @ study.texts[row]))

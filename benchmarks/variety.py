@@ -33,8 +33,8 @@ from benchmarks.image_scorers import pixels_of
 from benchmarks.selector_profile import BATCH, shipped_table
 from lab.runs.intervals import ratio_of_sums
 from lab.runs.measure import Figure, at_least, informative, measured, parse_options, publish
+from pentimento.diffusion.denoising import ImageStart, LatentStart, NoiseStart
 from pentimento.diffusion.images import decode_pixels
-from pentimento.diffusion.painting import ImageStart, LatentStart, NoiseStart
 from pentimento.diffusion.weights import quiet_loaders
 from pentimento.domain.thinned_steps import bridge_steps
 from pentimento.policies.cache_selection import Renoising, SelectionRules, renoising_of, skipped_steps
@@ -117,7 +117,7 @@ def generate(model: StudyModel, prompts: AskedPrompts, start_of: Callable[[int],
         for place, text in enumerate(prompts.texts)
         for seed in range(SEEDS)
     ]
-    return [made.png for made in model.painter.paint(requests)]
+    return [made.png for made in model.generator.generate(requests)]
 
 
 class Eyes:
@@ -155,14 +155,14 @@ class Kind:
 
 def kinds_of(prompts: AskedPrompts) -> Sequence[Kind]:
     """Return both kinds, over donors that `tiny-heavy` generates from noise."""
-    painting = StudyRunSettings(max_batch=BATCH)
-    heavy, light = (study_model(WEIGHTS / name, painting) for name in ("tiny-heavy", "tiny-light"))
+    denoising = StudyRunSettings(max_batch=BATCH)
+    heavy, light = (study_model(WEIGHTS / name, denoising) for name in ("tiny-heavy", "tiny-light"))
     of_latents, of_images = _largest_step(ReuseKind.LATENTS, heavy), _largest_step(ReuseKind.IMAGES, light)
     requests = [
         replace(heavy.request(text, DONOR_SEED + place, NoiseStart()), capture_steps=frozenset(LATENT_STEPS))
         for place, text in enumerate(prompts.texts)
     ]
-    donors = list(heavy.painter.paint(requests))
+    donors = list(heavy.generator.generate(requests))
     side = heavy.spec.width_px
     pixels = [decode_pixels(donor.png, "donor", side, side) for donor in donors]
 

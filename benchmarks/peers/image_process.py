@@ -82,9 +82,9 @@ def engine_answers(model: Path, compiled: bool) -> Answer:
     from benchmarks.engine_latency import compiled_denoiser
     from lab.fixtures.latent_listener import generated_together
     from pentimento.devices.choices import CompileMode
+    from pentimento.diffusion.denoising import DenoisingRequest, NoiseStart
     from pentimento.diffusion.engine import CompiledDenoiser, EngineSettings, StepEngine
     from pentimento.diffusion.families import load_model
-    from pentimento.diffusion.painting import NoiseStart, PaintingRequest
     from pentimento.domain.generation import GenerationSpec
     from services.unet_worker.attempts.finishing import Finisher
     from services.unet_worker.models.checkpoint_loading import denoiser_for
@@ -101,7 +101,7 @@ def engine_answers(model: Path, compiled: bool) -> Answer:
     def answer(order: ImageOrder) -> bytes:
         asked = {"guidance_scale": order.guidance_scale, "scheduler": info.schedulers[0], "seed": order.seed}
         spec = GenerationSpec(order.prompt, "", "", *size, order.steps, **asked)  # type: ignore[arg-type]
-        (latent,) = generated_together(engine, [PaintingRequest(spec, NoiseStart())])
+        (latent,) = generated_together(engine, [DenoisingRequest(spec, NoiseStart())])
         return runner.run(finisher.finish(latent, "png", keep_png=True)).image
 
     return answer

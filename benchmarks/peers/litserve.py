@@ -31,6 +31,7 @@ from torch import Tensor
 from benchmarks.worker_load import FIRST_STEPS, STEPS, Ask, WorkerArrival
 from lab.fixtures.latent_listener import LatentListener
 from lab.fixtures.worker_process import START_S, start_on
+from pentimento.diffusion.denoising import DenoisingRequest, LatentStart, NoiseStart
 from pentimento.diffusion.engine import (
     BatchLimits,
     Denoiser,
@@ -40,7 +41,6 @@ from pentimento.diffusion.engine import (
 )
 from pentimento.diffusion.families import DiffusionModel, load_model
 from pentimento.diffusion.images import encode_pixels
-from pentimento.diffusion.painting import LatentStart, NoiseStart, PaintingRequest
 from pentimento.domain.generation import GenerationSpec
 from pentimento.rpc.memory import keep_freed_memory
 
@@ -85,7 +85,7 @@ class WholeBatches:
     def _png(self, listener: LatentListener) -> bytes:
         return encode_pixels(self._model.decode_latent(listener.result()), "png")
 
-    def _request(self, order: StepOrder) -> PaintingRequest:
+    def _request(self, order: StepOrder) -> DenoisingRequest:
         info, step = self._model.info, order.first_step
         spec = GenerationSpec(
             prompt=order.prompt,
@@ -98,7 +98,7 @@ class WholeBatches:
             scheduler=info.schedulers[0],
             seed=order.seed,
         )
-        return PaintingRequest(spec, LatentStart(self._donors[step], step) if step else NoiseStart())
+        return DenoisingRequest(spec, LatentStart(self._donors[step], step) if step else NoiseStart())
 
 
 @contextmanager

@@ -37,8 +37,8 @@ class KnownRegion:
         """Return a predicted clean latent with the known region restored."""
         return self._blend(self.clean, predicted_clean)
 
-    def _blend(self, known: Tensor, painted: Tensor) -> Tensor:
-        return (1 - self.mask) * known + self.mask * painted
+    def _blend(self, known: Tensor, generated: Tensor) -> Tensor:
+        return (1 - self.mask) * known + self.mask * generated
 
 
 def cells_of(mask: Tensor, latent_shape: tuple[int, ...]) -> Tensor:

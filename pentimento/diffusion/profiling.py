@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from pentimento.diffusion.denoising import DenoisingRequest, NoiseStart
 from pentimento.diffusion.device import peak_bytes_of
 from pentimento.diffusion.engine import (
     BatchReport,
@@ -15,9 +16,8 @@ from pentimento.diffusion.engine import (
     EngineObserver,
 )
 from pentimento.diffusion.families import BatchKey, DiffusionModel
+from pentimento.diffusion.image_generation import generate_batch, study_loop
 from pentimento.diffusion.images import encode_pixels
-from pentimento.diffusion.painting import NoiseStart, PaintingRequest
-from pentimento.diffusion.reuse_painting import generate_batch, study_loop
 from pentimento.domain.generation import GenerationSpec
 from pentimento.profiles.costs import BatchProfile, Cost, SizeProfile
 
@@ -50,8 +50,8 @@ def profile_batch(model: DiffusionModel, denoiser: Denoiser, load: ProfiledBatch
     """Return the cost of every step of every repetition; None if the device has no memory for it. Raises the error of a
     failed request."""
     run = _Run(model, denoiser, load)
-    peak = peak_bytes_of(model.device, run.paint)  # the first run includes one-time costs
-    step_seconds = [run.paint() for _ in range(load.repeats)]
+    peak = peak_bytes_of(model.device, run.generate)  # the first run includes one-time costs
+    step_seconds = [run.generate() for _ in range(load.repeats)]
     if run.ran_out:
         return None
     key = model.info.batch_key(load.spec)
@@ -64,7 +64,7 @@ def profile_size(model: DiffusionModel, denoiser: Denoiser, spec: GenerationSpec
     """Return the cost of the work done once for each image of that size."""
     run = _Run(model, denoiser, ProfiledBatch(replace(spec, num_inference_steps=1), 1, repeats))
     for _ in range(repeats + 1):
-        run.paint()
+        run.generate()
     latent = run.latents[-1]
     pixels = model.decode_latent(latent)
     return SizeProfile(
@@ -117,19 +117,19 @@ class _Run:
     def ran_out(self) -> bool:
         return self._measured.ran_out
 
-    def paint(self) -> list[float]:
+    def generate(self) -> list[float]:
         """Return the seconds of each step. Raises the error of a failed request, except out of memory."""
         self._measured.step_seconds = []
         heard = generate_batch(self._loop, [self._next_request() for _ in range(self._load.batch_size)])
         errors = [one.error for one in heard if one.error is not None]
         if errors and not self.ran_out:
             raise errors[0]
-        finished = [one.painting for one in heard if one.painting is not None]
+        finished = [one.denoising for one in heard if one.denoising is not None]
         self.prepare_seconds += [one.prepared_at - one.started_at for one in finished]
         self.latents = [one.latent for one in finished]
         return self._measured.step_seconds
 
-    def _next_request(self) -> PaintingRequest:
+    def _next_request(self) -> DenoisingRequest:
         self._prompt_number += 1
         prompt = f"picture number {self._prompt_number}"
-        return PaintingRequest(replace(self._load.spec, prompt=prompt, seed=self._prompt_number), NoiseStart())
+        return DenoisingRequest(replace(self._load.spec, prompt=prompt, seed=self._prompt_number), NoiseStart())

@@ -24,10 +24,10 @@ from lab.emulation.recording import (
     ScoreCost,
 )
 from lab.runs.machine import current_commit, describe_machine, now
+from pentimento.diffusion.denoising import DenoisingRequest, NoiseStart, denoise_step, prepare
 from pentimento.diffusion.engine import Denoiser
 from pentimento.diffusion.families import DiffusionModel, load_model
 from pentimento.diffusion.images import decode_pixels, encode_pixels
-from pentimento.diffusion.painting import NoiseStart, PaintingRequest, denoise_step, prepare
 from pentimento.diffusion.profiling import ProfiledBatch, profile_batches, profile_size
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.generation import GenerationSpec
@@ -70,11 +70,11 @@ def record(weights: Path, work: Path, prompt_count: int, kept: int) -> tuple[Rec
     quality = Quality(weights, work, prompts)
     models, files = [], {}
     for name in PAIR:
-        painted = paint_and_profile(weights / name, entry_of(name, weights), prompts)
+        generated = generate_and_profile(weights / name, entry_of(name, weights), prompts)
         names = [f"{name}-{number:03d}.png" for number in range(min(kept, prompt_count))]
-        model = _model(name, painted, quality.of(painted.images, names, painted.pngs))
-        files |= dict(zip(names, painted.pngs, strict=False))
-        files[model.profile] = costs_to_json(painted.profile).encode()
+        model = _model(name, generated, quality.of(generated.images, names, generated.pngs))
+        files |= dict(zip(names, generated.pngs, strict=False))
+        files[model.profile] = costs_to_json(generated.profile).encode()
         models.append(model)
     recording = Recording(
         format=FORMAT,
@@ -91,8 +91,8 @@ def record(weights: Path, work: Path, prompt_count: int, kept: int) -> tuple[Rec
     return recording, files
 
 
-def _model(name: str, painted: RecordedImages, pictures: tuple[RecordedImage, ...]) -> RecordedModel:
-    info, spec = painted.model.info, painted.spec
+def _model(name: str, generated: RecordedImages, pictures: tuple[RecordedImage, ...]) -> RecordedModel:
+    info, spec = generated.model.info, generated.spec
     return RecordedModel(
         name=name,
         digest=info.model_digest,
@@ -102,19 +102,19 @@ def _model(name: str, painted: RecordedImages, pictures: tuple[RecordedImage, ..
         steps=spec.num_inference_steps,
         guidance_scale=spec.guidance_scale,
         profile=f"{name}.profile.json",
-        load=painted.load,
+        load=generated.load,
         pictures=pictures,
     )
 
 
-def paint_and_profile(folder: Path, entry: dict[str, Any], prompts: Prompts) -> RecordedImages:
+def generate_and_profile(folder: Path, entry: dict[str, Any], prompts: Prompts) -> RecordedImages:
     """Generate every prompt alone, as a worker does, and profile the model by batch size."""
     load = Stopwatch()
     for _ in range(LOADS + 1):  # the first one also imports libraries
         model = load.time(lambda: load_model(folder, device(), torch.float32))
     spec = _spec(model, int(entry["default_steps"]), float(entry["default_guidance_scale"]))
     pngs = [
-        paint(model, replace(spec, prompt=text, seed=seeds[0]))
+        generate(model, replace(spec, prompt=text, seed=seeds[0]))
         for text, seeds in zip(prompts.captions, prompts.seeds(1), strict=True)
     ]
     return RecordedImages(model, _images(pngs, model), pngs, profile(folder, model, spec), load.cost(skipped=1), spec)
@@ -127,12 +127,12 @@ def _spec(model: DiffusionModel, steps: int, scale: float) -> GenerationSpec:
 
 
 @torch.inference_mode()
-def paint(model: DiffusionModel, spec: GenerationSpec) -> bytes:
+def generate(model: DiffusionModel, spec: GenerationSpec) -> bytes:
     """Return the PNG of a request that has the model to itself."""
-    painting = prepare(model, PromptMemo(model, 2), PaintingRequest(spec, NoiseStart()))
-    while not painting.done:
-        denoise_step(model, painting)
-    return encode_pixels(model.decode_latent(painting.state.latent), "png")
+    denoising = prepare(model, PromptMemo(model, 2), DenoisingRequest(spec, NoiseStart()))
+    while not denoising.done:
+        denoise_step(model, denoising)
+    return encode_pixels(model.decode_latent(denoising.state.latent), "png")
 
 
 def profile(folder: Path, model: DiffusionModel, spec: GenerationSpec) -> ModelProfile:

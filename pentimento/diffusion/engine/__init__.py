@@ -25,9 +25,9 @@ from pentimento.diffusion.engine.feature_reuse import has_features, reused_step_
 from pentimento.diffusion.engine.job import EngineJob
 from pentimento.diffusion.engine.listening import (
     BatchReport,
+    DenoisingListener,
     EngineObserver,
-    FinishedPainting,
-    PaintingListener,
+    FinishedDenoising,
 )
 from pentimento.diffusion.engine.loop import EngineSettings, StepLoop
 from pentimento.diffusion.engine.probe import BatchLimits, Interrupted, MemoryBudget, MemoryModel, MemoryProbe
@@ -38,15 +38,15 @@ __all__ = [
     "BatchReport",
     "CompiledDenoiser",
     "Denoiser",
+    "DenoisingListener",
     "EngineJob",
     "EngineObserver",
     "EngineSettings",
-    "FinishedPainting",
+    "FinishedDenoising",
     "Interrupted",
     "MemoryBudget",
     "MemoryModel",
     "MemoryProbe",
-    "PaintingListener",
     "StepEngine",
     "StepLoop",
     "batch_sizes_up_to",

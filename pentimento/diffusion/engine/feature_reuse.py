@@ -1,6 +1,6 @@
 """Reuse deep features of a network's forward pass at later steps of the same image (DeepCache, Ma et al. 2023).
 
-Each request's steps alternate by its own schedule (`PaintingRequest.full_steps`), so a batch has two passes: one
+Each request's steps alternate by its own schedule (`DenoisingRequest.full_steps`), so a batch has two passes: one
 through the whole network, and a short one through the outer layers with each row's features of its last whole pass.
 """
 

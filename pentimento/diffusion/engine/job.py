@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from pentimento.diffusion.engine.listening import FinishedPainting, PaintingListener
+from pentimento.diffusion.denoising import Denoising, DenoisingRequest, model_input, thin
+from pentimento.diffusion.engine.listening import DenoisingListener, FinishedDenoising
 from pentimento.diffusion.families.model import BatchKey, ControlResiduals, DenoiserEncoding, DiffusionModel
 from pentimento.diffusion.families.row_updates import PerSampleAdapters
 from pentimento.diffusion.guidance_half import HalfStart
 from pentimento.diffusion.loras.lora import AdapterSet
-from pentimento.diffusion.painting import Painting, PaintingRequest, model_input, thin
 from pentimento.diffusion.schedulers import SamplerState
 from pentimento.domain.errors import DEADLINE_PASSED, DeadlineExceeded, PentimentoError
 from pentimento.policies.step_batching import Urgency
@@ -21,9 +21,9 @@ class EngineJob:
     def __init__(
         self,
         number: int,
-        request: PaintingRequest,
+        request: DenoisingRequest,
         shape: BatchKey,
-        listener: PaintingListener,
+        listener: DenoisingListener,
         queued_at: float = 0.0,
         due_at: float = 0.0,
         wake: Callable[[], None] = lambda: None,
@@ -40,7 +40,7 @@ class EngineJob:
         # `whole_shape` counts both guidance rows; `shape` counts the rows computed here and selects the buffers.
         self.whole_shape = self.shape = shape
         self.urgency: Urgency = (due_at, number)
-        self.painting: Painting | None = None
+        self.denoising: Denoising | None = None
         self.started_at = 0.0
         self.prepared_at = 0.0
         self.device_s = 0.0
@@ -71,7 +71,7 @@ class EngineJob:
 
     def thin(self, steps: tuple[int, ...]) -> None:
         """Request that only these steps are taken from `steps[0]` on. Ignored if the request has passed `steps[0]` or
-        was thinned before; `FinishedPainting` reports the steps taken."""
+        was thinned before; `FinishedDenoising` reports the steps taken."""
         self._asked_steps = steps
         self._wake()
 
@@ -88,9 +88,9 @@ class EngineJob:
             return self.shape
         return replace(self.shape, alone=self.number + 1 if self.request.alone else 0, patched=self.patched)
 
-    def begin(self, painting: Painting, extra_tokens: int) -> None:
+    def begin(self, denoising: Denoising, extra_tokens: int) -> None:
         """Take the denoising state of the request, which has `extra_tokens` text tokens beyond the usual ones."""
-        self.painting = painting
+        self.denoising = denoising
         self.whole_shape = replace(self.whole_shape, extra_tokens=extra_tokens)
         self.shape = replace(self.shape, extra_tokens=extra_tokens)
 
@@ -124,13 +124,13 @@ class EngineJob:
     @property
     def running(self) -> bool:
         """Return whether the request has begun."""
-        return self.painting is not None
+        return self.denoising is not None
 
     @property
-    def begun(self) -> Painting:
+    def begun(self) -> Denoising:
         """Return the denoising state of a request that has begun."""
-        assert self.painting is not None
-        return self.painting
+        assert self.denoising is not None
+        return self.denoising
 
     def stop_error(self, now: float) -> PentimentoError | None:
         """Return the error that ends the request now; None if it may continue."""
@@ -145,8 +145,8 @@ class EngineJob:
         if not isinstance(start, HalfStart):
             return True
         asked = start.steps.asked
-        if asked is not None and self.painting is not None:
-            self.painting.state = SamplerState(asked.latent, asked.step_index)
+        if asked is not None and self.denoising is not None:
+            self.denoising.state = SamplerState(asked.latent, asked.step_index)
         return asked is not None
 
     def takes_adapters(self) -> bool:
@@ -168,7 +168,7 @@ class EngineJob:
 
     @property
     def _next_step(self) -> int:
-        return self.painting.state.step_index if self.painting else self.request.start.first_step
+        return self.denoising.state.step_index if self.denoising else self.request.start.first_step
 
     @property
     def awaits_residuals(self) -> bool:
@@ -195,11 +195,11 @@ class EngineJob:
     def has_residuals(self, model: DiffusionModel) -> bool:
         """Request the next step's residuals and return whether all have arrived; True without a ControlNet."""
         source = self.request.control
-        if source is None or self.painting is None:
+        if source is None or self.denoising is None:
             return True
         self.ask_residuals(model)
         if self.awaits_residuals:
-            taken = source.take(self.painting.state.step_index)
+            taken = source.take(self.denoising.state.step_index)
             # Copied to the device once: a source returns the same object until more arrive.
             if taken is not self._taken:
                 self._taken, self.residuals = taken, None if taken is None else taken.on(model.device)
@@ -207,13 +207,13 @@ class EngineJob:
 
     def ask_residuals(self, model: DiffusionModel) -> None:
         """Request the next step's residuals, unless they were requested or no step follows."""
-        source, painting = self.request.control, self.painting
-        if source is None or painting is None or painting.done or not self.takes_input():
+        source, denoising = self.request.control, self.denoising
+        if source is None or denoising is None or denoising.done or not self.takes_input():
             return
-        step = painting.state.step_index
+        step = denoising.state.step_index
         if self._asked_step != step:
             self._asked_step = step
-            source.ask(step, model_input(model, painting))
+            source.ask(step, model_input(model, denoising))
 
     def begins_step(self, now: float) -> None:
         """Note the start of the next step and the duration of the last one."""
@@ -231,8 +231,8 @@ class EngineJob:
     def thin_if_asked(self, model: DiffusionModel) -> None:
         """Thin the steps as requested since the last step, if they are still ahead."""
         steps, self._asked_steps = self._asked_steps, ()
-        if steps and self.painting is not None:
-            thin(model, self.painting, steps)
+        if steps and self.denoising is not None:
+            thin(model, self.denoising, steps)
 
     def forget_step(self) -> None:
         """Drop the residuals and the encoding of the step just taken."""
@@ -240,28 +240,28 @@ class EngineJob:
 
     def tell_step(self) -> None:
         """Report the step just taken to the listener. Raises any exception of the listener."""
-        painting, listener = self.begun, self.listener
-        step, request = painting.state.step_index, painting.request
-        if step in request.capture_steps and not painting.done and not painting.is_thinned:
-            latent = painting.schedule.to_variance_preserving(painting.state).clone()
-            listener.captured(step, painting.schedule.sigmas[step], latent)
+        denoising, listener = self.begun, self.listener
+        step, request = denoising.state.step_index, denoising.request
+        if step in request.capture_steps and not denoising.done and not denoising.is_thinned:
+            latent = denoising.schedule.to_variance_preserving(denoising.state).clone()
+            listener.captured(step, denoising.schedule.sigmas[step], latent)
         interval = request.preview_interval_steps
         # A thinned request advances several steps at a time.
         passed = step // interval - self._told_step // interval if interval > 0 else 0
-        preview_due = passed > 0 and not painting.done
+        preview_due = passed > 0 and not denoising.done
         self._told_step = step
-        listener.stepped(step, painting.predicted_clean if preview_due else None)
+        listener.stepped(step, denoising.predicted_clean if preview_due else None)
 
-    def finished(self, now: float) -> FinishedPainting:
+    def finished(self, now: float) -> FinishedDenoising:
         """Return the final latent with its times."""
-        painting = self.begun
-        return FinishedPainting(
-            latent=painting.state.latent,
-            first_step=painting.request.start.first_step,
-            step_count=painting.schedule.step_count,
-            taken_count=painting.schedule.order.count_from(painting.request.start.first_step),
-            thinned_steps=painting.schedule.order.thinned,
-            prompt_truncated=painting.prompt_truncated,
+        denoising = self.begun
+        return FinishedDenoising(
+            latent=denoising.state.latent,
+            first_step=denoising.request.start.first_step,
+            step_count=denoising.schedule.step_count,
+            taken_count=denoising.schedule.order.count_from(denoising.request.start.first_step),
+            thinned_steps=denoising.schedule.order.thinned,
+            prompt_truncated=denoising.prompt_truncated,
             queued_at=self.queued_at,
             started_at=self.started_at,
             prepared_at=self.prepared_at,
@@ -270,5 +270,5 @@ class EngineJob:
             lora_patch_step=self.lora_patch_step,
             residual_waits_s=self.residual_waits_s,
             paired_step_count=self.paired_steps,
-            reused_count=painting.reused_count,
+            reused_count=denoising.reused_count,
         )

@@ -9,7 +9,7 @@ from pentimento.domain.errors import PentimentoError
 
 
 @dataclass(frozen=True)
-class FinishedPainting:
+class FinishedDenoising:
     """Hold the final latent (1, channels, height, width), ready for the decoder, and its costs; times are seconds.
 
     `residual_waits_s` maps steps to the seconds they waited for residuals after their first half; other steps did not
@@ -36,7 +36,7 @@ class FinishedPainting:
     reused_count: int = 0
 
 
-class PaintingListener:
+class DenoisingListener:
     """Receive the events of one request, on the engine's thread; must not block. The last event is one `finished` or
     `failed`. A subclass overrides the ones it needs."""
 
@@ -49,7 +49,7 @@ class PaintingListener:
     def captured(self, step: int, sigma: float, latent: Tensor) -> None:
         """Receive a copy of the latent before `step`, at unit variance."""
 
-    def finished(self, painting: FinishedPainting) -> None:
+    def finished(self, denoising: FinishedDenoising) -> None:
         """Receive the final latent and its costs."""
 
     def failed(self, error: PentimentoError) -> None:

@@ -1,7 +1,7 @@
 """Run the step engine's loop without its thread: `tick` takes one denoising step of one batch.
 
 Between two steps requests join at their start step, leave when they are done or stopped, yield to more urgent ones and
-return. `Painting` holds the whole state of a request between steps; a batch only computes its next step.
+return. `Denoising` holds the whole state of a request between steps; a batch only computes its next step.
 
 Determinism: the same requests in the same batches give the same bits. In float32 on a CPU with AVX-512, not compiled, a
 guided request has the same bits in any batch as alone; an unguided one differs by rounding, at most 1e-4, if kernels
@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
+from pentimento.diffusion.denoising import DenoisingRequest, condition_anew, prepare, take_step
 from pentimento.diffusion.engine.adapting import DenoiserAdapters
 from pentimento.diffusion.engine.denoiser import Denoiser
 from pentimento.diffusion.engine.faults import (
@@ -29,13 +30,12 @@ from pentimento.diffusion.engine.faults import (
 )
 from pentimento.diffusion.engine.feature_reuse import by_pass, predicted
 from pentimento.diffusion.engine.job import EngineJob
-from pentimento.diffusion.engine.listening import BatchReport, EngineObserver, PaintingListener
+from pentimento.diffusion.engine.listening import BatchReport, DenoisingListener, EngineObserver
 from pentimento.diffusion.engine.pairing import GuidancePairs
 from pentimento.diffusion.engine.probe import BatchLimits
 from pentimento.diffusion.engine.rows import RowBuffers
 from pentimento.diffusion.engine.split_passes import SplitPasses
 from pentimento.diffusion.families.model import BatchKey, DiffusionModel
-from pentimento.diffusion.painting import PaintingRequest, condition_anew, prepare, take_step
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.errors import PentimentoError
 from pentimento.policies.step_batching import GroupTurns, due_at
@@ -104,7 +104,7 @@ class StepLoop:
         self._groups: dict[tuple[BatchKey, bool], RowBuffers] = {}
 
     def submit(
-        self, request: PaintingRequest, listener: PaintingListener, wake: Callable[[], None] = lambda: None
+        self, request: DenoisingRequest, listener: DenoisingListener, wake: Callable[[], None] = lambda: None
     ) -> EngineJob:
         """Add a request, on any thread; the next tick takes it in. `wake` is called when it is to stop or to skip
         steps."""
@@ -214,12 +214,12 @@ class StepLoop:
         job.started_at = self._monotonic()
         self._observer.admitted(job.started_at - job.queued_at)
         self._settle_adapters(job)
-        painting = prepare(self._model, self._prompts, job.request, job.adapters, job.adapter_row)
-        job.begin(painting, self._model.extra_tokens(painting.conditioning))
+        denoising = prepare(self._model, self._prompts, job.request, job.adapters, job.adapter_row)
+        job.begin(denoising, self._model.extra_tokens(denoising.conditioning))
         job.prepared_at = self._monotonic()
         job.device_s = job.prepared_at - job.started_at
         job.begins_step(job.prepared_at)
-        job.listener.started(painting.state.step_index, painting.schedule.step_count)
+        job.listener.started(denoising.state.step_index, denoising.schedule.step_count)
         self._finish_if_done(job)
 
     def _settle_adapters(self, *jobs: EngineJob) -> None:
@@ -384,7 +384,7 @@ class StepLoop:
         """Remove the request and release all its device memory."""
         del self._jobs[job.number]
         self.pairs.forget(job)
-        job.painting, job.adapters, job.adapter_row = None, (), None
+        job.denoising, job.adapters, job.adapter_row = None, (), None
         job.forget_step()
         self._leave_rows(job)
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from pentimento.diffusion.denoising import half_input
 from pentimento.diffusion.engine.job import EngineJob
 from pentimento.diffusion.families.model import BatchKey, DiffusionModel
-from pentimento.diffusion.painting import half_input
 from pentimento.domain.errors import PentimentoError
 from pentimento.policies.latent_pairing import PairPace
 
@@ -60,14 +60,14 @@ class GuidancePairs:
 
     def begin_step(self, job: EngineJob) -> None:
         """Decide once per step whether a peer computes half of it, and ask the peer."""
-        peer, painting = job.request.peer, job.painting
-        if peer is None or painting is None or job.decided_step == painting.state.step_index:
+        peer, denoising = job.request.peer, job.denoising
+        if peer is None or denoising is None or job.decided_step == denoising.state.step_index:
             return
-        job.decided_step = painting.state.step_index
+        job.decided_step = denoising.state.step_index
         if not self._may_pair(job):
             return self._be_whole(job)
-        if peer.ask(painting.state.step_index, half_input(self._model, painting)):
-            self._steps[job.number] = PairedStep(painting.state.step_index, self._monotonic())
+        if peer.ask(denoising.state.step_index, half_input(self._model, denoising)):
+            self._steps[job.number] = PairedStep(denoising.state.step_index, self._monotonic())
             job.be_conditional()
         else:
             self._be_whole(job)

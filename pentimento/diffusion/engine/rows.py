@@ -15,6 +15,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from pentimento.diffusion.denoising import Denoising, fill_model_input
 from pentimento.diffusion.engine.job import EngineJob
 from pentimento.diffusion.families.image_prompts import ImagePrompt, ImagePromptRows, stack_image_prompts
 from pentimento.diffusion.families.model import (
@@ -27,7 +28,6 @@ from pentimento.diffusion.families.model import (
 )
 from pentimento.diffusion.families.row_updates import PerSampleAdapters
 from pentimento.diffusion.loras.bypass import stack_adapters
-from pentimento.diffusion.painting import Painting, fill_model_input
 from pentimento.diffusion.schedulers import SamplerState, Schedule
 
 
@@ -84,7 +84,7 @@ class RowBuffers:
     computed for a batch of n, if only some sizes are compiled."""
 
     def __init__(
-        self, model: DiffusionModel, example: Painting, capacity: int, padded: Callable[[int], int] = lambda n: n
+        self, model: DiffusionModel, example: Denoising, capacity: int, padded: Callable[[int], int] = lambda n: n
     ) -> None:
         self.rows_each = example.row_count
         self._model = model
@@ -148,15 +148,15 @@ class RowBuffers:
         parts = [job.begun.features for job in jobs if job.begun.features is not None]
         return filled_up(torch.cat(parts), self._padded(len(jobs)) * self.rows_each)
 
-    def _fill(self, place: int, painting: Painting) -> None:
+    def _fill(self, place: int, denoising: Denoising) -> None:
         """Fill a slot with the input of the request's next step, unless its first half already did."""
-        step = (painting.state, painting.schedule)
+        step = (denoising.state, denoising.schedule)
         filled = self._filled[place]
         if filled is None or filled[0] is not step[0] or filled[1] is not step[1]:
             self._filled[place] = step
-            fill_model_input(painting, self._latent_slots[place], self._timestep_slots[place])
+            fill_model_input(denoising, self._latent_slots[place], self._timestep_slots[place])
         if self._term_slots:
-            terms = self._model.time_terms(painting.timestep, self.rows_each)
+            terms = self._model.time_terms(denoising.timestep, self.rows_each)
             # The terms change with the weights that compute them.
             if terms is not None and terms is not self._filled_terms[place]:
                 self._filled_terms[place] = terms

@@ -11,14 +11,14 @@ from typing import TypeVar
 
 import torch
 
+from pentimento.diffusion.denoising import DenoisingRequest
 from pentimento.diffusion.engine.denoiser import Denoiser
 from pentimento.diffusion.engine.faults import as_typed
 from pentimento.diffusion.engine.job import EngineJob
-from pentimento.diffusion.engine.listening import EngineObserver, PaintingListener
+from pentimento.diffusion.engine.listening import DenoisingListener, EngineObserver
 from pentimento.diffusion.engine.loop import EngineSettings, StepLoop
 from pentimento.diffusion.engine.probe import BatchLimits
 from pentimento.diffusion.families.model import BatchKey, DiffusionModel
-from pentimento.diffusion.painting import PaintingRequest
 from pentimento.diffusion.thread_wait import ThreadWait
 from pentimento.domain.errors import Unavailable
 
@@ -61,7 +61,7 @@ class StepEngine:
         """Start the thread."""
         self._thread.start()
 
-    def submit(self, request: PaintingRequest, listener: PaintingListener) -> EngineJob:
+    def submit(self, request: DenoisingRequest, listener: DenoisingListener) -> EngineJob:
         """Queue a request, and return the handle that stops it; its listener receives the events. Raises
         InvalidArgument if it does not fit the memory budget, Unavailable once the engine is closed."""
         self.limits.check(self._model.info.batch_key(request.spec))

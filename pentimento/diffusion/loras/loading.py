@@ -15,7 +15,7 @@ ATTEMPT_COUNT = 2
 
 
 class LoadingLoras:
-    """Hold the pending loads of one request's LoRAs; see `painting.LoraSource`. With `exactly` they take effect at
+    """Hold the pending loads of one request's LoRAs; see `denoising.LoraSource`. With `exactly` they take effect at
     `latest_step` and not before, even if loaded earlier, so a replay applies them at the step of the original."""
 
     def __init__(

@@ -13,17 +13,17 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from pentimento.diffusion.families import DiffusionModel
-from pentimento.diffusion.images import decode_mask, decode_pixels, decode_pixels_and_mask
-from pentimento.diffusion.latents import UnknownLatentFormat, latent_from_bytes
-from pentimento.diffusion.painting import (
+from pentimento.diffusion.denoising import (
+    DenoisingStart,
     ImageStart,
     LatentStart,
     NoiseStart,
-    PaintingStart,
     first_img2img_step,
     schedule_for,
 )
+from pentimento.diffusion.families import DiffusionModel
+from pentimento.diffusion.images import decode_mask, decode_pixels, decode_pixels_and_mask
+from pentimento.diffusion.latents import UnknownLatentFormat, latent_from_bytes
 from pentimento.diffusion.schedulers import nearest_step
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import (
@@ -49,7 +49,7 @@ class ResolvedStart:
     """Hold a start. `saved_steps` counts only steps that the cache saved; `bad_donor_reason` is set for a bad
     object."""
 
-    start: PaintingStart
+    start: DenoisingStart
     saved_steps: int = 0
     note: str = ""
     bad_donor_reason: str = ""

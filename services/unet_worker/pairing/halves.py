@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
-from pentimento.diffusion.engine import EngineJob, PaintingListener, StepEngine
+from pentimento.diffusion.denoising import DenoisingRequest
+from pentimento.diffusion.engine import DenoisingListener, EngineJob, StepEngine
 from pentimento.diffusion.families import Conditioning, DiffusionModel
 from pentimento.diffusion.guidance_half import AskedStep, AskedSteps, HalfStart
-from pentimento.diffusion.painting import PaintingRequest
 from pentimento.domain.adapters import ADAPTER_NAME_RULE, is_adapter_name, is_digest
 from pentimento.domain.errors import (
     Cancelled,
@@ -171,7 +171,7 @@ class GuidanceHalves:
             raise ResourceExhausted("NO_CREDIT", "this worker has no credit for halves of others")
         route = Route("half", FromNoise(), self._held.model, self._held.model_digest)
         control = self._control(order, spec, route)
-        half = OpenHalf(order, self._engine, control, lambda steps: self._painting(order, spec, route, steps, control))
+        half = OpenHalf(order, self._engine, control, lambda steps: self._denoising(order, spec, route, steps, control))
         self._open.add(half)
         try:
             yield half
@@ -226,14 +226,14 @@ class GuidanceHalves:
             unconditional=order.unconditional,
         )
 
-    def _painting(
+    def _denoising(
         self, order: HalfOrder, spec: GenerationSpec, route: Route, steps: AskedSteps, control: RemoteControl | None
-    ) -> PaintingRequest:
+    ) -> DenoisingRequest:
         device = self._model.device
         states, *others = order.conditioning.parts
         texts = Conditioning(states.to(device), *(part if part is None else part.to(device) for part in others))
         loras = self._loras.source(spec, route)
-        return PaintingRequest(spec, HalfStart(texts, steps), control=control, loras=loras)
+        return DenoisingRequest(spec, HalfStart(texts, steps), control=control, loras=loras)
 
 
 def stopping() -> Unavailable:
@@ -256,7 +256,7 @@ def _spec_of(held: HeldModel, width_px: int, height_px: int, step_count: int) ->
     )
 
 
-class OpenHalf(PaintingListener):
+class OpenHalf(DenoisingListener):
     """Hold one half of one request, and listen to the engine's events; one step at a time."""
 
     def __init__(
@@ -264,13 +264,13 @@ class OpenHalf(PaintingListener):
         order: HalfOrder,
         engine: StepEngine,
         control: RemoteControl | None,
-        painting: Callable[[AskedSteps], PaintingRequest],
+        denoising: Callable[[AskedSteps], DenoisingRequest],
     ) -> None:
         self.order = order
         self._control = control
         self._engine = engine
         self._steps = AskedSteps.of(order.step_count, self._answer)
-        self._request = painting(self._steps)
+        self._request = denoising(self._steps)
         self._job: EngineJob | None = None
         self._failure: PentimentoError | None = None
         # Those of the last step.

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from pentimento.diffusion.denoising import ImageStart
 from pentimento.diffusion.images import decode_pixels
-from pentimento.diffusion.painting import ImageStart
 from pentimento.profiles.document import (
     DIGITS,
     Profile,
@@ -76,7 +76,7 @@ class HandoverStudy:
         """Return a sample for each prompt: by the later model from the light image, by its last `taken_count` steps.
         With an `alpha` the first ones until LOWER_BOUND's verdict on it is settled."""
         count = len(self.prompts)
-        chunk = count if alpha is None else self.heavy.painter.max_batch
+        chunk = count if alpha is None else self.heavy.generator.max_batch
         images = self._none()
         for start in range(0, count, chunk):
             self.prepare(min(start + chunk, count))
@@ -116,7 +116,7 @@ def measure(settings: ProfileSettings, inputs: StudyInputs) -> Iterator[Profile]
     rest = [taken_steps(heavy.step_count, one) for one in set(settings.shares)]
     tried = most_tried(rest, exhaustive=settings.exhaustive)
     heavy.announce(len(prompts) * (heavy.step_count + light.step_count + tried))
-    study.prepare(len(prompts) if settings.exhaustive else min(len(prompts), heavy.painter.max_batch))
+    study.prepare(len(prompts) if settings.exhaustive else min(len(prompts), heavy.generator.max_batch))
     profile = _empty(settings, study, inputs)
     rows = {row.at["reuse_share"]: row for row in inputs.earlier_rows(profile)}
     shares = [one for one in sorted(set(settings.shares)) if 0 < taken_steps(heavy.step_count, one) < heavy.step_count]
@@ -141,9 +141,9 @@ def _empty(settings: ProfileSettings, study: HandoverStudy, inputs: StudyInputs)
         ProfileKind.HANDOVER,
         ProfiledModel(
             model=heavy.spec.model,
-            model_digest=heavy.painter.model.info.model_digest,
+            model_digest=heavy.generator.model.info.model_digest,
             reference=light.spec.model,
-            reference_digest=light.painter.model.info.model_digest,
+            reference_digest=light.generator.model.info.model_digest,
             encoder=inputs.encoder_name,
             encoder_digest=inputs.encoder_digest,
         ),

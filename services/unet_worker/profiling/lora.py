@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pentimento.diffusion.denoising import DenoisingRequest, LatentStart, NoiseStart
+from pentimento.diffusion.image_generation import StudiedImage
 from pentimento.diffusion.loras import Lora, layers_of
 from pentimento.diffusion.loras.loading import LoadingLoras
-from pentimento.diffusion.painting import LatentStart, NoiseStart, PaintingRequest
-from pentimento.diffusion.reuse_painting import StudiedPicture
 from pentimento.domain.adapters import Adapter
 from pentimento.domain.errors import NotFound
 from pentimento.profiles.document import (
@@ -44,7 +44,7 @@ class LatenessStudy:
     prompts: Sequence[str]
     steps: tuple[int, ...]
     first_seed: int
-    without: Sequence[StudiedPicture]
+    without: Sequence[StudiedImage]
 
     @classmethod
     def begin(
@@ -54,27 +54,27 @@ class LatenessStudy:
         study = cls(model, prompts, steps, first_seed, ())
         return replace(study, without=study.generated("without LoRAs", None, 0))
 
-    def on_time(self, name: str, lora: Lora) -> Sequence[StudiedPicture]:
+    def on_time(self, name: str, lora: Lora) -> Sequence[StudiedImage]:
         """Return the images of all prompts with a LoRA from the start."""
         return self.generated(f"{name} from the start", lora, 0)
 
-    def alike(self, on_time: Sequence[StudiedPicture]) -> Mapping[int, Sequence[float]]:
+    def alike(self, on_time: Sequence[StudiedImage]) -> Mapping[int, Sequence[float]]:
         """Return for each K the cosines of the latents with a LoRA and without it after those steps."""
         return {steps: _cosines(self.without, on_time, steps) for steps in self.steps}
 
-    def lateness(self, name: str, lora: Lora, steps: int, on_time: Sequence[StudiedPicture]) -> Sequence[LateSample]:
+    def lateness(self, name: str, lora: Lora, steps: int, on_time: Sequence[StudiedImage]) -> Sequence[LateSample]:
         """Return a sample of every prompt with the LoRA after `steps` steps."""
         late = self.generated(f"{name} after {steps} steps", lora, steps)
         alike = _cosines(self.without, on_time, steps)
         rows = zip(_cosines(on_time, late), strengths(self.without, on_time, late), alike, strict=True)
         return [LateSample(*row) for row in rows]
 
-    def generated(self, what: str, lora: Lora | None, from_step: int) -> Sequence[StudiedPicture]:
+    def generated(self, what: str, lora: Lora | None, from_step: int) -> Sequence[StudiedImage]:
         """Return the images of all prompts with a LoRA from a step on; `what` is their name in the log."""
         requests = [self._request(row, lora, from_step) for row in range(len(self.prompts))]
         return self.model.generated(what, requests)
 
-    def _request(self, row: int, lora: Lora | None, from_step: int) -> PaintingRequest:
+    def _request(self, row: int, lora: Lora | None, from_step: int) -> DenoisingRequest:
         # Until that step the image is the one without a LoRA.
         latent = self.without[row].latents.get(from_step) if self.without else None
         start = NoiseStart() if latent is None else LatentStart(latent, from_step)
@@ -85,19 +85,19 @@ class LatenessStudy:
         )
 
 
-def _stacked(pictures: Sequence[StudiedPicture], step: int | None = None) -> Tensor:
+def _stacked(pictures: Sequence[StudiedImage], step: int | None = None) -> Tensor:
     """Return rows of numbers: the latents before a step, or the final ones."""
     found = [picture.final if step is None else picture.latents[step] for picture in pictures]
     return torch.cat(found).flatten(1).double().cpu()
 
 
-def _cosines(one: Sequence[StudiedPicture], other: Sequence[StudiedPicture], step: int | None = None) -> list[float]:
+def _cosines(one: Sequence[StudiedImage], other: Sequence[StudiedImage], step: int | None = None) -> list[float]:
     found: list[float] = functional.cosine_similarity(_stacked(one, step), _stacked(other, step)).tolist()
     return found
 
 
 def strengths(
-    without: Sequence[StudiedPicture], on_time: Sequence[StudiedPicture], late: Sequence[StudiedPicture]
+    without: Sequence[StudiedImage], on_time: Sequence[StudiedImage], late: Sequence[StudiedImage]
 ) -> list[float]:
     """Return for each image the remaining share of the LoRA's change of the final latent; 1 if the LoRA changes
     nothing."""
@@ -125,9 +125,9 @@ def measure(settings: ProfileSettings, inputs: StudyInputs) -> Iterator[Profile]
     """
     assert settings.loras is not None
     model = study_model(settings.model, settings.study)
-    painter = model.painter.model
-    base = layers_of(painter.info.family, painter.adaptable)
-    directory = open_lora_directory(settings.loras, painter.info.model_digest, base, painter.dtype, {})
+    generator = model.generator.model
+    base = layers_of(generator.info.family, generator.adaptable)
+    directory = open_lora_directory(settings.loras, generator.info.model_digest, base, generator.dtype, {})
     chosen = [one for one in directory.adapters if not settings.only or one.name in settings.only]
     if not chosen:
         raise NotFound("UNKNOWN_LORA", f"{settings.loras}: no requested LoRA changes {model.spec.model}")
@@ -156,7 +156,7 @@ def _profile(
     lora = MeasuredAdapter(adapter.digest, name=adapter.name)
     return Profile(
         ProfileKind.LORA,
-        ProfiledModel(study.model.spec.model, study.model.painter.model.info.model_digest, adapters=(lora,)),
+        ProfiledModel(study.model.spec.model, study.model.generator.model.info.model_digest, adapters=(lora,)),
         ProfileConditions(study.model.step_count),
         ProfilePromise(rule=settings.rule_of(ProfileKind.LORA)),
         replace(source_of(settings), figures={"alike_steps": float(alike_steps)}),

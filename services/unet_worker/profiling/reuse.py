@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from pentimento.diffusion.engine import Denoiser
+from pentimento.diffusion.image_generation import BatchGenerator
 from pentimento.diffusion.model_registry import check_digest
-from pentimento.diffusion.reuse_painting import ReusePainter
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import GenerationSpec
 from pentimento.files.json_values import to_json
@@ -60,7 +60,7 @@ def study_model(directory: Path, study: StudyRunSettings) -> StudyModel:
         scheduler=info.schedulers[0],
         seed=0,
     )
-    return StudyModel(ReusePainter(model, Denoiser(model), study.max_batch), spec)
+    return StudyModel(BatchGenerator(model, Denoiser(model), study.max_batch), spec)
 
 
 def captured_steps(step_count: int) -> dict[int, int]:
@@ -157,9 +157,9 @@ class _Table:
             ProfileKind.REUSE,
             ProfiledModel(
                 model=model.spec.model,
-                model_digest=model.painter.model.info.model_digest,
+                model_digest=model.generator.model.info.model_digest,
                 reference=self.large.spec.model,
-                reference_digest=self.large.painter.model.info.model_digest,
+                reference_digest=self.large.generator.model.info.model_digest,
                 encoder=inputs.encoder_name,
                 encoder_digest=inputs.encoder_digest,
             ),

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from torch import Tensor
 
+from pentimento.diffusion.denoising import DenoisingRequest, ImageStart, LatentStart, NoiseStart
+from pentimento.diffusion.image_generation import BatchGenerator, StudiedImage
 from pentimento.diffusion.images import decode_pixels
-from pentimento.diffusion.painting import ImageStart, LatentStart, NoiseStart, PaintingRequest
-from pentimento.diffusion.reuse_painting import ReusePainter, StudiedPicture
 from pentimento.domain.generation import GenerationSpec
 from pentimento.profiles.rules import ImageSample
 from services.unet_worker.profiling.inputs import ImageEncoder, Vectors
@@ -31,7 +31,7 @@ REPORT_EVERY = 50
 class StudyModel:
     """Hold a model and the request that all its images share, apart from prompt and seed."""
 
-    painter: ReusePainter
+    generator: BatchGenerator
     spec: GenerationSpec
 
     @property
@@ -39,28 +39,28 @@ class StudyModel:
         """Return the steps of an image from scratch."""
         return self.spec.num_inference_steps
 
-    def request(self, prompt: str, seed: int, start: "NoiseStart | LatentStart | ImageStart") -> PaintingRequest:
+    def request(self, prompt: str, seed: int, start: "NoiseStart | LatentStart | ImageStart") -> DenoisingRequest:
         """Return the request of a prompt."""
-        return PaintingRequest(replace(self.spec, prompt=prompt, seed=seed), start)
+        return DenoisingRequest(replace(self.spec, prompt=prompt, seed=seed), start)
 
     def announce(self, image_steps: int) -> None:
         """Log how long that many denoising steps take here, by a batch of one step after one that warms up."""
-        batch = [replace(self.request("", 0, NoiseStart()), thinned_steps=(0,))] * self.painter.max_batch
+        batch = [replace(self.request("", 0, NoiseStart()), thinned_steps=(0,))] * self.generator.max_batch
         for _ in range(2):
             began_s = time.perf_counter()
-            list(self.painter.paint(batch))
+            list(self.generator.generate(batch))
             seconds = time.perf_counter() - began_s
         minutes = image_steps * seconds / len(batch) / 60.0
         logger.info("%s: at most %d denoising steps, about %.0f min here", self.spec.model, image_steps, minutes)
 
     def generated(
-        self, what: str, requests: Sequence[PaintingRequest], first: int = 0, total: int | None = None
-    ) -> list[StudiedPicture]:
+        self, what: str, requests: Sequence[DenoisingRequest], first: int = 0, total: int | None = None
+    ) -> list[StudiedImage]:
         """Return the requests' images in order, with occasional log lines that call them `what`; the requests follow
         `first` others of `total`."""
         found = []
         total = len(requests) if total is None else total
-        for count, image in enumerate(self.painter.paint(requests), first + 1):
+        for count, image in enumerate(self.generator.generate(requests), first + 1):
             found.append(image)
             if count % REPORT_EVERY == 0 or count == total:
                 logger.info("%s: %d of at most %d", what, count, total)
@@ -120,7 +120,7 @@ class ReuseStudy:
     first_seed: int = 0
     texts: Vectors = field(init=False, repr=False)
     images: Vectors = field(init=False, repr=False)
-    _pictures: list[StudiedPicture] = field(init=False, repr=False)
+    _pictures: list[StudiedImage] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.texts = self.encoder.embed_texts(self.prompts)
@@ -162,7 +162,7 @@ class ReuseStudy:
             requests = [self._refinement(small, pair, first) for pair in pairs]
             yield from self._outcomes(small, pairs, requests, step, f"from images at {step}")
 
-    def _refinement(self, small: StudyModel, pair: ReusePair, first_step: int) -> PaintingRequest:
+    def _refinement(self, small: StudyModel, pair: ReusePair, first_step: int) -> DenoisingRequest:
         spec = small.spec
         pixels = decode_pixels(self._pictures[pair.donor].png, "image", spec.width_px, spec.height_px)
         return self._request(small, pair.receiver, ImageStart(pixels, first_step))
@@ -170,21 +170,21 @@ class ReuseStudy:
     def _latent(self, row: int, step: int) -> Tensor:
         return self._pictures[row].latents[step]
 
-    def _request(self, model: StudyModel, row: int, start: "NoiseStart | LatentStart | ImageStart") -> PaintingRequest:
+    def _request(self, model: StudyModel, row: int, start: "NoiseStart | LatentStart | ImageStart") -> DenoisingRequest:
         return model.request(self.prompts[row], self.first_seed + row, start)
 
     def _outcomes(
         self,
         model: StudyModel,
         pairs: Sequence[ReusePair],
-        requests: Sequence[PaintingRequest],
+        requests: Sequence[DenoisingRequest],
         step: int,
         what: str,
     ) -> Iterator[ReuseOutcome]:
-        chunk = model.painter.max_batch
+        chunk = model.generator.max_batch
         for start in range(0, len(pairs), chunk):
-            painted = model.generated(what, requests[start : start + chunk], start, len(pairs))
-            images = self.encoder.embed_images([picture.png for picture in painted])
+            generated = model.generated(what, requests[start : start + chunk], start, len(pairs))
+            images = self.encoder.embed_images([picture.png for picture in generated])
             for pair, image in zip(pairs[start : start + chunk], images, strict=True):
                 text = self.texts[pair.receiver]
                 scratch = float(self.images[pair.receiver] @ text)

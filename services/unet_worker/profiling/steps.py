@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
+from pentimento.diffusion.denoising import DenoisingRequest
 from pentimento.diffusion.engine import has_features
 from pentimento.diffusion.loras import Lora, layers_of
 from pentimento.diffusion.loras.loading import LoadingLoras
-from pentimento.diffusion.painting import PaintingRequest
 from pentimento.domain.errors import InvalidArgument, NotFound
 from pentimento.policies.cache_selection import (
     AS_STORED,
@@ -58,15 +58,15 @@ class StudiedLoras:
     loras: tuple[Lora, ...] = ()
     patch_step: int = 0
 
-    def on_time(self, request: PaintingRequest) -> PaintingRequest:
+    def on_time(self, request: DenoisingRequest) -> DenoisingRequest:
         """Return the request with them from the start."""
         return self._from_step(request, 0)
 
-    def late(self, request: PaintingRequest) -> PaintingRequest:
+    def late(self, request: DenoisingRequest) -> DenoisingRequest:
         """Return the request with them from `patch_step` on."""
         return self._from_step(request, self.patch_step)
 
-    def _from_step(self, request: PaintingRequest, step: int) -> PaintingRequest:
+    def _from_step(self, request: DenoisingRequest, step: int) -> DenoisingRequest:
         if not self.loras:
             return request
         return replace(request, loras=LoadingLoras.ready(self.loras, step))
@@ -82,10 +82,10 @@ def open_studied_loras(directory: Path | None, names: Sequence[str], model: Stud
         return StudiedLoras()
     if directory is None:
         raise InvalidArgument.of("loras", "must be the directory of the LoRAs that are named")
-    painter = model.painter.model
-    bounds = read_bounds((), directory, painter.info.model_digest)
-    base = layers_of(painter.info.family, painter.adaptable)
-    opened = open_lora_directory(directory, painter.info.model_digest, base, painter.dtype, bounds)
+    generator = model.generator.model
+    bounds = read_bounds((), directory, generator.info.model_digest)
+    base = layers_of(generator.info.family, generator.adaptable)
+    opened = open_lora_directory(directory, generator.info.model_digest, base, generator.dtype, bounds)
     by_name = {adapter.name: adapter for adapter in opened.adapters}
     missing = [name for name in names if name not in by_name]
     if missing:
@@ -141,7 +141,7 @@ def measure(settings: ProfileSettings, inputs: StudyInputs, kind: ProfileKind = 
     scorers = (ClipScore(inputs.images, prompts), *inputs.scorers_of(prompts))
     loras = open_studied_loras(settings.loras, settings.with_loras, model)
     reuses = kind is ProfileKind.FEATURES
-    if reuses and not has_features(model.painter.model):
+    if reuses and not has_features(model.generator.model):
         raise InvalidArgument.of("model", f"{model.spec.model} has no deep features that its outer layers could reuse")
     profile = _empty(kind, settings, model, scorers, inputs, loras)
     kept = {steps_key(row): row for row in inputs.earlier_rows(profile)}
@@ -262,7 +262,7 @@ def _empty(
         kind,
         ProfiledModel(
             model=model.spec.model,
-            model_digest=model.painter.model.info.model_digest,
+            model_digest=model.generator.model.info.model_digest,
             encoder=inputs.encoder_name,
             encoder_digest=inputs.encoder_digest,
             adapters=loras.adapters,

@@ -9,8 +9,8 @@ cosine of image and prompt, and others. The scorer that finds the least of the f
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from pentimento.diffusion.painting import LatentStart, NoiseStart, PaintingRequest
-from pentimento.diffusion.reuse_painting import StudiedPicture
+from pentimento.diffusion.denoising import DenoisingRequest, LatentStart, NoiseStart
+from pentimento.diffusion.image_generation import StudiedImage
 from pentimento.domain.thinned_steps import bridge_steps
 from pentimento.policies.cache_selection import AS_STORED, Renoising
 from pentimento.policies.thinning import ThinningOption, thinned_steps
@@ -42,7 +42,7 @@ class ThinnedBatch:
 
     what: str
     rows: Sequence[int]
-    requests: Sequence[PaintingRequest]
+    requests: Sequence[DenoisingRequest]
 
     def part(self, start: int, stop: int) -> "ThinnedBatch":
         """Return some of the requests."""
@@ -90,11 +90,11 @@ class ThinningStudy:
 
     model: StudyModel
     scorers: Sequence[QualityScorer]
-    full: Sequence[PaintingRequest]
-    late: Callable[[PaintingRequest], PaintingRequest] = lambda request: request
+    full: Sequence[DenoisingRequest]
+    late: Callable[[DenoisingRequest], DenoisingRequest] = lambda request: request
     # The other steps reuse deep features, and hits take the list of an image from noise; else they are skipped.
     reuses_features: bool = False
-    _pictures: list[StudiedPicture] = field(default_factory=list, init=False, repr=False)
+    _pictures: list[StudiedImage] = field(default_factory=list, init=False, repr=False)
     _worth: dict[str, list[float]] = field(default_factory=dict, init=False, repr=False)
 
     def prepare(self, count: int) -> None:
@@ -128,7 +128,7 @@ class ThinningStudy:
         """Return a sample for each request, in order, with `taken_count` steps from `first_step` on. With an `alpha`
         the first ones until LOWER_BOUND's verdict on it is settled."""
         option = ThinningOption(first_step, taken_count, 0.0, spacing)
-        chunk = len(batch.requests) if alpha is None else self.model.painter.max_batch
+        chunk = len(batch.requests) if alpha is None else self.model.generator.max_batch
         found: list[ImageSample] = []
         for start in range(0, len(batch.requests), chunk):
             found += self._samples(batch.part(start, start + chunk), option, start, len(batch.requests))
@@ -157,7 +157,7 @@ class ThinningStudy:
             ]
         )
 
-    def _begun(self, row: int, request: PaintingRequest, first_step: int) -> PaintingRequest:
+    def _begun(self, row: int, request: DenoisingRequest, first_step: int) -> DenoisingRequest:
         """Return the request from its full run's latent at `first_step`, if that was captured: until there both are
         the same."""
         request = replace(request, capture_steps=frozenset())
@@ -166,14 +166,14 @@ class ThinningStudy:
             return request
         return replace(request, start=LatentStart(latent, first_step))
 
-    def _scored(self, pictures: Sequence[StudiedPicture], rows: Sequence[int]) -> Mapping[str, list[float]]:
+    def _scored(self, pictures: Sequence[StudiedImage], rows: Sequence[int]) -> Mapping[str, list[float]]:
         files = [picture.png for picture in pictures]
         return {scorer.name: scorer.qualities(files, rows) for scorer in self.scorers}
 
 
 def full_requests(
     model: StudyModel, prompts: Sequence[str], first_seed: int = 0, capture_steps: Sequence[int] = ()
-) -> list[PaintingRequest]:
+) -> list[DenoisingRequest]:
     """Return the prompts from noise with all steps, each with its own seed."""
     requests = (model.request(prompt, first_seed + row, NoiseStart()) for row, prompt in enumerate(prompts))
     return [replace(request, capture_steps=frozenset(capture_steps)) for request in requests]

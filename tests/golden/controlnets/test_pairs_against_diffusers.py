@@ -15,8 +15,8 @@ from lab.fixtures.controlled_generation import ControlledByDiffusers, Controlled
 from lab.fixtures.diffusers_reference import Case
 from lab.fixtures.local_control import Control, LocalControl
 from pentimento.diffusion.controlnets import ControlSetting, load_controlnet
+from pentimento.diffusion.denoising import DenoisingRequest, NoiseStart
 from pentimento.diffusion.families import ControlResiduals, DiffusionModel, load_model
-from pentimento.diffusion.painting import NoiseStart, PaintingRequest
 from pentimento.domain.generation import GenerationSpec, Scheduler
 from tests.golden.controlnets.test_against_diffusers import EVERYWHERE, FAMILIES, NEGATIVE, PROMPT, THREE
 from tests.support.torch_threads import one_thread  # noqa: F401 (a fixture of this module)
@@ -46,7 +46,7 @@ class Painters:
         )  # fmt: skip
         own = Own(self._source(seen, settings, (1, 2)), self._source(seen, settings, (0, 2)))
         loop = Loop(self.model)
-        added = loop.add(PaintingRequest(spec, NoiseStart(), control=own, peer=peer))
+        added = loop.add(DenoisingRequest(spec, NoiseStart(), control=own, peer=peer))
         loop.run()
         return added.finished.latent, added.finished.paired_step_count
 

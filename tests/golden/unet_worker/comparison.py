@@ -20,7 +20,7 @@ async def compare(
     **settings: Any,
 ) -> tuple[int, dict[Case, float]]:
     """Return how many cases there are for the schedulers that the worker offers, and the largest absolute difference of
-    each that diffusers itself can paint, from the checkpoint `reference` if one is given. `settings` go to the
+    each that diffusers itself can generate, from the checkpoint `reference` if one is given. `settings` go to the
     worker."""
     pipelines = DiffusersReference(reference or checkpoint, device)
     with tempfile.TemporaryDirectory(prefix="pmt-") as folder:

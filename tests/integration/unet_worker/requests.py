@@ -52,8 +52,8 @@ def execute(
     **options: Any,
 ) -> AsyncIterator[ExecuteEvent]:
     ours = replace(attempt, request_id=worker.prefix + attempt.request_id)
-    painted = route(worker, start, replay_of)
-    return worker.client.execute(ours, spec, painted, worker.held.worker_generation, **options)
+    generated = route(worker, start, replay_of)
+    return worker.client.execute(ours, spec, generated, worker.held.worker_generation, **options)
 
 
 async def result_for(worker: Served, request: pb.ExecuteRequest) -> pb.AttemptResult:

@@ -14,14 +14,14 @@ from torch import Tensor
 from pentimento.api.generation.v1 import generation_pb2
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
 from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
+from pentimento.diffusion.denoising import DenoisingRequest
 from pentimento.diffusion.engine import (
+    DenoisingListener,
     EngineJob,
     MemoryBudget,
     MemoryModel,
-    PaintingListener,
     StepEngine,
 )
-from pentimento.diffusion.painting import PaintingRequest
 from pentimento.domain.errors import Cancelled, InvalidArgument
 from pentimento.domain.execution import AttemptResult, PlaceYielded, Started
 from pentimento.domain.generation import GenerationSpec
@@ -56,10 +56,10 @@ def steps_by_batch_size() -> dict[str, float]:
 @contextmanager
 def held_until_given(engine: StepEngine, count: int) -> Iterator[None]:
     """Let the engine take no step before it was given so many pictures: on a busy machine the first of some that are
-    asked for at once may be painted before the last arrives."""
+    asked for at once may be generated before the last arrives."""
     submit, given, all_given = engine.submit, [0], threading.Event()
 
-    def counted(request: PaintingRequest, listener: PaintingListener) -> EngineJob:
+    def counted(request: DenoisingRequest, listener: DenoisingListener) -> EngineJob:
         job = submit(request, listener)
         given[0] += 1
         if given[0] == count:
@@ -102,7 +102,7 @@ async def test_a_cancel_inside_a_batch_ends_its_own_attempt_alone(worker: Served
     assert (await other).steps_run == 30
 
 
-async def test_a_picture_above_the_memory_budget_is_refused_and_the_next_one_painted(worker: Served) -> None:
+async def test_a_image_above_the_memory_budget_is_refused_and_the_next_one_generated(worker: Served) -> None:
     one_row = 2**20 / 32**2
     worker.model.engine.limits.set_budget(MemoryBudget(3 * 2**20, MemoryModel(0.0, one_row)))
 
@@ -123,14 +123,14 @@ async def test_a_worker_without_batches_holds_one_attempt_one_more_urgent_and_on
     assert (credits.credit_count, credits.reserve_count, credits.preparing_count) == (1, 1, 1)
 
 
-async def test_a_place_is_yielded_once_before_the_picture_is_there(worker: Served) -> None:
+async def test_a_place_is_yielded_once_before_the_image_is_there(worker: Served) -> None:
     events = [event async for event in execute(worker, spec=spec_with(num_inference_steps=20))]
 
     assert [type(event) for event in events].count(PlaceYielded) == 1
     assert isinstance(events[-1], AttemptResult)
 
 
-async def test_a_yielded_place_is_taken_while_the_picture_is_finished(checkpoint: Path, directory: Path) -> None:
+async def test_a_yielded_place_is_taken_while_the_image_is_finished(checkpoint: Path, directory: Path) -> None:
     async with serve(checkpoint, directory, max_batch=1, credits=1) as worker:
         first = execute(worker, attempt=attempt(request_id="first"), spec=spec_with(num_inference_steps=20))
         async for event in first:

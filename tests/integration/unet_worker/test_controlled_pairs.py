@@ -1,4 +1,4 @@
-"""Pictures under ControlNets that two workers paint, each with streams of its own: those of one worker and of
+"""Pictures under ControlNets that two workers generate, each with streams of its own: those of one worker and of
 diffusers, whatever becomes of the second and of replicas. Workers and replicas are processes."""
 
 from collections.abc import AsyncIterator, Sequence
@@ -53,13 +53,13 @@ from tests.integration.unet_worker.test_pairs import (
     OPEN_S,
     STEPS,
     TOLERANCE,
-    Painted,
+    Generated,
     Parts,
     Peer,
     difference,
     freed,
+    generated_for,
     half_of,
-    painted_for,
     peers_come_second,
 )
 from tests.support.torch_threads import one_thread  # noqa: F401 (a fixture of this module)
@@ -80,39 +80,39 @@ def unhurried(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latent_pairing, "_OPENING_PATIENCE_S", 60.0)
 
 
-async def paint(
+async def generate(
     parts: Parts,
     peer_address: str,
     controlnets: Sequence[ControlNetSelection],
     replicas: Sequence[Replica],
     pipelined_from: int = 0,
-) -> Painted:
+) -> Generated:
     worker = parts.worker
     request = request_for(worker, controlnets, [replica.address for replica in replicas], pipelined_from)
     if peer_address:
         request.latent_parallel_peer.CopyFrom(pb.LatentParallelPeer(worker_id="p", address=peer_address))
-    return await painted_for(request, worker)
+    return await generated_for(request, worker)
 
 
 @pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("acting", ACTING)
-async def test_a_pair_paints_the_picture_of_one_worker_and_of_diffusers(
+async def test_a_pair_generates_the_image_of_one_worker_and_of_diffusers(
     parts: Parts, peer: Peer, replicas: list[Replica], acting: str
 ) -> None:
     settings = ACTING[acting]
     controlnets = [
         selection(name, pixels, setting) for (name, setting), pixels in zip(settings.items(), CONDITIONS, strict=False)
     ]
-    alone = await paint(parts, "", controlnets, replicas)
+    alone = await generate(parts, "", controlnets, replicas)
 
-    paired = await paint(parts, peer.address, controlnets, replicas)
+    paired = await generate(parts, peer.address, controlnets, replicas)
 
     assert (alone.note, paired.note) == ("", ALL)
     assert difference(paired, alone) <= TOLERANCE
     reference = ControlledByDiffusers(WEIGHTS / "tiny-heavy", [WEIGHTS / name for name in settings])
     theirs = reference.controlled(ControlledCase(CASE, tuple(settings.values())), CONDITIONS[: len(settings)])
     assert float((paired.latents - theirs).abs().max()) <= TOLERANCE
-    assert difference(paired, await paint(parts, peer.address, [], [])) > 0.1
+    assert difference(paired, await generate(parts, peer.address, [], [])) > 0.1
     assert parts.directory.region_count() == 0
     await all_closed(replicas)
 
@@ -121,12 +121,12 @@ async def test_a_pair_paints_the_picture_of_one_worker_and_of_diffusers(
 async def test_both_halves_of_the_residuals_are_computed_at_once_on_two_replicas(
     parts: Parts, peer: Peer, replicas: list[Replica]
 ) -> None:
-    await paint(parts, peer.address, [edges()], replicas)
+    await generate(parts, peer.address, [edges()], replicas)
     await freed(parts, peer)
     await all_closed(replicas)
     before = await step_counts(replicas)
 
-    paired = await paint(parts, peer.address, [edges()], replicas)
+    paired = await generate(parts, peer.address, [edges()], replicas)
 
     after = await step_counts(replicas)
     assert paired.note == ALL
@@ -134,12 +134,12 @@ async def test_both_halves_of_the_residuals_are_computed_at_once_on_two_replicas
 
 
 @pytest.mark.usefixtures("unhurried")
-async def test_residuals_a_step_old_are_painted_with_by_one_worker(
+async def test_residuals_a_step_old_are_generated_with_by_one_worker(
     parts: Parts, peer: Peer, replicas: list[Replica]
 ) -> None:
-    alone = await paint(parts, "", [edges()], replicas, 4)
+    alone = await generate(parts, "", [edges()], replicas, 4)
 
-    told = await paint(parts, peer.address, [edges()], replicas, 4)
+    told = await generate(parts, peer.address, [edges()], replicas, 4)
 
     assert told.note == ""
     assert torch.equal(told.latents, alone.latents)
@@ -150,14 +150,14 @@ async def test_residuals_a_step_old_are_painted_with_by_one_worker(
 async def test_a_replica_that_is_lost_costs_a_replay(
     parts: Parts, peer: Peer, replicas: list[Replica], which: int
 ) -> None:
-    alone = await paint(parts, "", [edges()], replicas)
+    alone = await generate(parts, "", [edges()], replicas)
 
     def lose() -> None:
         replicas[which].process.kill()
         replicas[which].process.wait()
 
     with at_step(5, lose):
-        paired = await paint(parts, peer.address, [edges()], replicas)
+        paired = await generate(parts, peer.address, [edges()], replicas)
 
     assert paired.note == ALL
     assert difference(paired, alone) <= TOLERANCE
@@ -181,8 +181,8 @@ def told_modes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 async def test_replicas_are_told_which_halves_their_residuals_are_of(
     parts: Parts, peer: Peer, replicas: list[Replica], told_modes: list[str]
 ) -> None:
-    await paint(parts, "", [edges()], replicas)
-    await paint(parts, peer.address, [edges()], replicas)
+    await generate(parts, "", [edges()], replicas)
+    await generate(parts, peer.address, [edges()], replicas)
     half = half_of(parts, controlnets=[HalfControlNet(edges(), [replicas[0].address])])
     stream = await GuidanceHalfClient(parts.worker.channel).open_stream(half, 1, OPEN_S)
     await answer_to(stream, 0, 900.0, outgoing_tensor(torch.zeros(latent_shape(parts)), UNBOUND))
@@ -210,11 +210,11 @@ async def test_a_peer_without_a_replica_is_given_up_and_what_it_lacked_is_not_ke
     parts: Parts, peer: Peer, narrow_replica: Replica
 ) -> None:
     """The worker has the only credit for its row; it needs that one for both rows."""
-    alone = await paint(parts, "", [edges()], [narrow_replica])
+    alone = await generate(parts, "", [edges()], [narrow_replica])
     await all_closed([narrow_replica])
 
     with peers_come_second():
-        paired = await paint(parts, peer.address, [edges()], [narrow_replica])
+        paired = await generate(parts, peer.address, [edges()], [narrow_replica])
 
     assert paired.paired_steps < STEPS
     assert difference(paired, alone) <= TOLERANCE
@@ -297,9 +297,9 @@ async def test_a_condition_that_is_a_latent_goes_to_each_worker_with_the_noise_o
     async with flow_pair(tmp_path) as flows:
         # Of two busy workers one may be too late for every step of the other.
         while "generated by two workers" not in note:
-            result = await flows.paired.painted(controlled, conditions)
+            result = await flows.paired.generated(controlled, conditions)
             note, found = "".join(result.notes), final_latents(result)
-        by_one = await flows.alone.painted(controlled, conditions)
+        by_one = await flows.alone.generated(controlled, conditions)
     alone = final_latents(by_one)
 
     assert float((found - alone).abs().max()) <= TOLERANCE

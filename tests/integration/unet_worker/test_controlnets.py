@@ -204,7 +204,7 @@ ACTING = {
 
 
 @pytest.mark.parametrize("acting", ACTING)
-async def test_a_controlled_picture_is_that_of_diffusers(parts: Parts, replicas: list[Replica], acting: str) -> None:
+async def test_a_controlled_image_is_that_of_diffusers(parts: Parts, replicas: list[Replica], acting: str) -> None:
     settings = ACTING[acting]
     controlnets = [
         selection(name, pixels, setting) for (name, setting), pixels in zip(settings.items(), CONDITIONS, strict=False)
@@ -254,7 +254,7 @@ async def all_closed(replicas: Sequence[Replica]) -> None:
                     await asyncio.sleep(0.05)
 
 
-async def test_two_controlnets_of_a_picture_compute_on_two_replicas(parts: Parts, replicas: list[Replica]) -> None:
+async def test_two_controlnets_of_a_image_compute_on_two_replicas(parts: Parts, replicas: list[Replica]) -> None:
     controlnets = [
         selection(name, pixels, ControlSetting()) for name, pixels in zip((EDGES, LAYOUT), CONDITIONS, strict=True)
     ]
@@ -268,7 +268,7 @@ async def test_two_controlnets_of_a_picture_compute_on_two_replicas(parts: Parts
     assert torch.equal(one, two)
 
 
-async def test_what_a_replica_refuses_ends_the_picture_by_name(parts: Parts, replicas: list[Replica]) -> None:
+async def test_what_a_replica_refuses_ends_the_image_by_name(parts: Parts, replicas: list[Replica]) -> None:
     small = selection(EDGES, CONDITIONS[0][:, :, :32, :32], ControlSetting())
     with pytest.raises(InvalidArgument) as caught:
         await latents_of(parts.worker, request_for(parts.worker, [edges(), small], [replicas[0].address]))
@@ -290,7 +290,7 @@ def controlnet_of_diffusers(name: str) -> ControlNetModel:
 
 
 @torch.inference_mode()
-def painted_by_loop(settings: dict[str, ControlSetting], pipelined_from: int) -> Tensor:
+def generated_by_loop(settings: dict[str, ControlSetting], pipelined_from: int) -> Tensor:
     """The final latents by diffusers' parts in a loop: each ControlNet adds its residuals of the step before from
     `pipelined_from` on, where it acted in that step."""
     pipeline = pipeline_of_diffusers()
@@ -320,7 +320,7 @@ def painted_by_loop(settings: dict[str, ControlSetting], pipelined_from: int) ->
 
 
 @pytest.mark.parametrize("acting", ACTING)
-async def test_a_pipelined_picture_has_the_residuals_of_the_step_before_and_no_others(
+async def test_a_pipelined_image_has_the_residuals_of_the_step_before_and_no_others(
     parts: Parts, replicas: list[Replica], acting: str
 ) -> None:
     settings = ACTING[acting]
@@ -335,12 +335,12 @@ async def test_a_pipelined_picture_has_the_residuals_of_the_step_before_and_no_o
     }
 
     for first, latents in found.items():
-        assert float((latents - painted_by_loop(settings, first)).abs().max()) <= 1e-4
+        assert float((latents - generated_by_loop(settings, first)).abs().max()) <= 1e-4
     assert float((found[1] - found[4]).abs().max()) > 1e-3
     assert parts.directory.region_count() == 0
 
 
-async def test_pictures_of_both_modes_share_a_batch_and_keep_their_own_residuals(
+async def test_images_of_both_modes_share_a_batch_and_keep_their_own_residuals(
     parts: Parts, replicas: list[Replica]
 ) -> None:
     modes = (0, 2, 0, 4)
@@ -349,7 +349,7 @@ async def test_pictures_of_both_modes_share_a_batch_and_keep_their_own_residuals
     found = await asyncio.gather(*(latents_of(parts.worker, order) for order in orders))
 
     settings = ACTING["one"]
-    wanted = {first: painted_by_loop(settings, first or STEPS) for first in modes}
+    wanted = {first: generated_by_loop(settings, first or STEPS) for first in modes}
     for first, latents in zip(modes, found, strict=True):
         assert float((latents - wanted[first]).abs().max()) <= 1e-4
 
@@ -380,7 +380,7 @@ async def test_lost_or_late_replica_changes_no_bit(
     assert parts.directory.region_count() == 0
 
 
-async def test_without_any_replica_left_there_is_no_picture(parts: Parts, last_replicas: list[Replica]) -> None:
+async def test_without_any_replica_left_there_is_no_image(parts: Parts, last_replicas: list[Replica]) -> None:
     def lose() -> None:
         for replica in last_replicas:
             replica.process.kill()

@@ -64,7 +64,7 @@ def spec_of(served: Served) -> GenerationSpec:
     return spec_with(scheduler=Scheduler(served.held.schedulers[0]))
 
 
-async def test_a_resumed_latent_gives_the_same_picture_in_fewer_steps(family: Served) -> None:
+async def test_a_resumed_latent_gives_the_same_image_in_fewer_steps(family: Served) -> None:
     spec = spec_of(family)
     whole = await result_of(execute(family, spec=spec, cache_grant=GRANT))
 
@@ -130,7 +130,7 @@ async def both(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Both]:
 
 
 @pytest.mark.parametrize(("name", "place", "guidance"), [("unshifted", 0, 4.0), ("shifted", 1, 1.0)])
-async def test_a_controlled_picture_is_that_of_diffusers(both: Both, name: str, place: int, guidance: float) -> None:
+async def test_a_controlled_image_is_that_of_diffusers(both: Both, name: str, place: int, guidance: float) -> None:
     torch.set_num_threads(1)
     case = Case("a red circle", "", Scheduler.FLOW_MATCH_EULER, seed=3, steps=5, guidance_scale=guidance)
     controlled = ControlledCase(case, (ControlSetting(0.8),))

@@ -42,7 +42,7 @@ class Noting:
         return [(1.0, 0.8, 0.9, 0.9, 0.5)[min(len(self.shown), 5) - 1]] * len(rows)
 
 
-def test_a_pair_is_painted_both_ways_until_no_rule_allows_more(tmp_path: Path) -> None:
+def test_a_pair_is_generated_both_ways_until_no_rule_allows_more(tmp_path: Path) -> None:
     models = {name: write_checkpoint(tmp_path / name, prediction_type="v_prediction") for name in ("light", "heavy")}
     steps = {"light": 2, "heavy": 5}
     entries = [{"name": name, "path": name, "kind": "pipeline", "default_steps": steps[name]} for name in models]
@@ -62,7 +62,7 @@ def test_a_pair_is_painted_both_ways_until_no_rule_allows_more(tmp_path: Path) -
     assert (profile.of.reference, profile.of.model, profile.conditions.step_count) == ("light", "heavy", 5)
     assert profile.measured.figures == {"light_share": 0.8}
     # Nothing is left out by a tenth of five steps but one of them; by nine tenths none is taken. Of the third share
-    # nobody keeps enough, so that no larger one is painted. The third prompt is the first again.
+    # nobody keeps enough, so that no larger one is generated. The third prompt is the first again.
     assert [(row.at["reuse_share"], row.kept, row.count) for row in profile.rows] == [
         (0.1, 2, 2),
         (0.2, 2, 2),

@@ -1,4 +1,4 @@
-"""A worker paints with LoRAs of its directory: told, loaded beside the first steps, accounted for, refused."""
+"""A worker generates with LoRAs of its directory: told, loaded beside the first steps, accounted for, refused."""
 
 import asyncio
 import json
@@ -72,7 +72,7 @@ async def selections(worker: Served, **scales: float) -> tuple[LoraSelection, ..
     return tuple(LoraSelection(name, scale, digests[name]) for name, scale in scales.items())
 
 
-async def painted(worker: Served, number: int, *loras: LoraSelection, **changes: Any) -> AttemptResult:
+async def generated(worker: Served, number: int, *loras: LoraSelection, **changes: Any) -> AttemptResult:
     spec = spec_with(loras=loras)
     way = replace(route(worker), **changes)
     result = await result_of(worker.client.execute(attempt(number), spec, way, worker.held.worker_generation))
@@ -96,13 +96,13 @@ async def test_it_tells_the_loras_that_fit_its_model(worker: Served) -> None:
     ]
 
 
-async def test_a_picture_has_its_loras_and_the_next_one_has_not(worker: Served) -> None:
+async def test_a_image_has_its_loras_and_the_next_one_has_not(worker: Served) -> None:
     neon = await selections(worker, neon=1.0)
     both = await selections(worker, neon=0.5, mosaic=1.0)
 
-    plain = await painted(worker, 1)
-    pictures = [await painted(worker, number, *loras) for number, loras in ((2, neon), (3, both))]
-    again = [await painted(worker, 4), await painted(worker, 5, *neon)]
+    plain = await generated(worker, 1)
+    pictures = [await generated(worker, number, *loras) for number, loras in ((2, neon), (3, both))]
+    again = [await generated(worker, 4), await generated(worker, 5, *neon)]
 
     assert len({plain.image_digest, *(one.image_digest for one in pictures)}) == 3
     assert [one.image_digest for one in again] == [plain.image_digest, pictures[0].image_digest]
@@ -111,7 +111,7 @@ async def test_a_picture_has_its_loras_and_the_next_one_has_not(worker: Served) 
     assert set(credits.resident_components) == {worker.held.model, "neon", "mosaic"}
 
 
-async def test_a_lora_of_the_object_store_paints_what_its_file_does(
+async def test_a_lora_of_the_object_store_generates_what_its_file_does(
     checkpoint: Path, adapters_dir: Path, tmp_path: Path
 ) -> None:
     """The worker has no directory of LoRAs: it fetches this one, by the reference that the request brings."""
@@ -119,14 +119,14 @@ async def test_a_lora_of_the_object_store_paints_what_its_file_does(
     place = tmp_path / "fetching"
     place.mkdir()
     async with serve(checkpoint, tmp_path, adapters_dir=adapters_dir) as reading:
-        expected = await painted(reading, 1, *await selections(reading, mosaic=1.0))
+        expected = await generated(reading, 1, *await selections(reading, mosaic=1.0))
     async with serve(checkpoint, place, component_cache_dir=place / "loras") as fetching:
         reference = open_objects(f"file://{place / 'objects'}").put("adapters/mosaic", mosaic)
         lora = LoraSelection("mosaic", 1.0, reference.digest, reference)
-        result = await painted(fetching, 1, lora)
+        result = await generated(fetching, 1, lora)
         credits = await anext(fetching.client.watch_credits("frontdoor", 1))
         with pytest.raises(Unavailable, match="ObjectMissing"):
-            await painted(fetching, 2, gone(lora))
+            await generated(fetching, 2, gone(lora))
 
     assert result.image_digest == expected.image_digest
     assert credits.capabilities >= {Capability.UPLOADED_LORA}
@@ -220,22 +220,22 @@ async def test_a_file_is_read_when_it_is_wanted_and_not_at_the_start(
     place.mkdir()
     async with serve(checkpoint, place, adapters_dir=adapters_dir) as served:
         (selected,) = await selections(served, infinite=1.0)
-        plain = await painted(served, 1)
+        plain = await generated(served, 1)
 
         with pytest.raises(FailedPrecondition, match="not finite") as failed:
-            await painted(served, 2, selected)
+            await generated(served, 2, selected)
 
         assert failed.value.reason == "BAD_LORA"
         assert await served.client.prefetch(["infinite"]) == (served.held.model,)
-        assert (await painted(served, 3)).image_digest == plain.image_digest
+        assert (await generated(served, 3)).image_digest == plain.image_digest
 
 
-async def test_a_replay_takes_them_at_the_step_of_its_picture(worker: Served) -> None:
+async def test_a_replay_takes_them_at_the_step_of_its_image(worker: Served) -> None:
     (neon,) = await selections(worker, neon=1.0)
 
-    late = await painted(worker, 1, neon, lora_patch_step=2, replay_of="other")
-    early = await painted(worker, 2, neon, lora_patch_step=0, replay_of="other")
-    again = await painted(worker, 3, neon, lora_patch_step=2, replay_of="other")
+    late = await generated(worker, 1, neon, lora_patch_step=2, replay_of="other")
+    early = await generated(worker, 2, neon, lora_patch_step=0, replay_of="other")
+    again = await generated(worker, 3, neon, lora_patch_step=2, replay_of="other")
 
     assert (late.lora_patch_step, early.lora_patch_step) == (2, 0)
     assert late.image_digest == again.image_digest != early.image_digest
@@ -256,21 +256,21 @@ async def test_what_is_not_here_is_refused(
     asked = LoraSelection(**{"name": neon.name, "scale": 1.0, "digest": neon.digest, **change})
 
     with pytest.raises(kind) as refused:
-        await painted(worker, 1, asked)
+        await generated(worker, 1, asked)
 
     assert refused.value.reason == reason
 
 
 async def test_a_file_that_is_another_by_now_fails_its_request_alone(worker: Served, adapters_dir: Path) -> None:
     (neon,) = await selections(worker, neon=1.0)
-    plain = await painted(worker, 1)
+    plain = await generated(worker, 1)
     shutil.copy(adapters_dir / "mosaic.safetensors", neon_file(adapters_dir))
 
     with pytest.raises(FailedPrecondition) as failed:
-        await painted(worker, 2, neon)
+        await generated(worker, 2, neon)
 
     assert failed.value.reason == "BAD_LORA"
-    assert (await painted(worker, 3)).image_digest == plain.image_digest
+    assert (await generated(worker, 3)).image_digest == plain.image_digest
 
 
 async def test_a_registry_says_which_they_are_and_measured_bounds_how_late(
@@ -304,7 +304,7 @@ async def test_a_registry_says_which_they_are_and_measured_bounds_how_late(
 
         (changed,) = await selections(served, changed=1.0)
         with pytest.raises(FailedPrecondition, match="its digest is") as failed:
-            await painted(served, 1, changed)
+            await generated(served, 1, changed)
 
     assert known is not None
     assert [(one.name, one.licence, one.latest_start_fraction) for one in known] == [

@@ -33,7 +33,7 @@ def skipped_donors() -> float:
     return REGISTRY.get_sample_value("pentimento_worker_skipped_donors_total") or 0.0
 
 
-async def test_a_prompt_becomes_a_picture_with_its_account(worker: Served) -> None:
+async def test_a_prompt_becomes_a_image_with_its_account(worker: Served) -> None:
     events = [event async for event in execute(worker)]
 
     assert isinstance(events[0], Started)
@@ -95,7 +95,7 @@ async def test_captured_objects_lie_in_store_under_grant(worker: Served) -> None
         worker.objects.get(latent.object)
 
 
-async def test_a_resumed_latent_gives_the_same_picture_in_fewer_steps(worker: Served) -> None:
+async def test_a_resumed_latent_gives_the_same_image_in_fewer_steps(worker: Served) -> None:
     whole = await result_of(execute(worker, cache_grant=GRANT))
 
     resumed = await result_of(execute(worker, attempt=attempt(2), start=from_latent(whole, 5)))
@@ -245,9 +245,7 @@ async def test_lost_store_costs_the_cache_and_delays_a_replay(checkpoint: Path, 
     assert refused.value.reason == "INPUT_UNAVAILABLE" and refused.value.retry_after_ms
 
 
-async def test_a_full_store_costs_the_cache_and_not_the_picture(
-    worker: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_full_store_costs_the_cache_and_not_the_image(worker: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     def write_some(descriptor: int, data: bytes) -> None:
         os.write(descriptor, data[:100])
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -263,7 +261,7 @@ async def test_a_full_store_costs_the_cache_and_not_the_picture(
     assert list((worker.objects_directory / "staging").iterdir()) == []
 
 
-async def test_previews_show_the_picture_on_its_way(worker: Served) -> None:
+async def test_previews_show_the_image_on_its_way(worker: Served) -> None:
     events = execute(worker, spec=spec_with(num_inference_steps=60), preview_interval_steps=2)
 
     previews = [event.preview async for event in events if isinstance(event, StepProgress) and event.preview]

@@ -198,7 +198,7 @@ async def test_a_half_without_an_opening_is_refused(worker: Served) -> None:
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_a_worker_without_time_to_warm_up_measures_larger_batches_while_nobody_paints(
+async def test_a_worker_without_time_to_warm_up_measures_larger_batches_while_nobody_generates(
     checkpoint: Path, directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", logger="services.unet_worker.models.warm_up")

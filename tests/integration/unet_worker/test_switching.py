@@ -47,7 +47,7 @@ async def credits_where(worker: Served, served: bool, model: str = "") -> Worker
     raise AssertionError("the stream ended")
 
 
-async def paint(worker: Served, request_id: str) -> AttemptResult:
+async def generate(worker: Served, request_id: str) -> AttemptResult:
     """By whatever it holds."""
     held = worker.held
     route = Route("route", FromNoise(), held.model, held.model_digest)
@@ -66,7 +66,7 @@ def held_in_its_steps() -> Iterator[threading.Event]:
             goes_on.set()
 
 
-async def test_what_runs_is_painted_first_and_then_the_other_model_is_served(switching: Served, other: Path) -> None:
+async def test_what_runs_is_generated_first_and_then_the_other_model_is_served(switching: Served, other: Path) -> None:
     before = switching.held
     with held_in_its_steps() as goes_on:
         running = asyncio.ensure_future(result_of(execute(switching)))
@@ -80,18 +80,18 @@ async def test_what_runs_is_painted_first_and_then_the_other_model_is_served(swi
         assert (await running).model_digest == before.model_digest
     held = (await credits_where(switching, served=True)).held
     assert (held.model, held.worker_generation) == ("other", before.worker_generation)
-    painted = await paint(switching, "after")
-    assert painted.model_digest == held.model_digest != before.model_digest
+    generated = await generate(switching, "after")
+    assert generated.model_digest == held.model_digest != before.model_digest
 
 
-async def test_it_paints_as_a_worker_that_held_the_model_all_along(switching: Served, other: Path) -> None:
+async def test_it_generates_as_a_worker_that_held_the_model_all_along(switching: Served, other: Path) -> None:
     switching.switch.assign("other", 8)
     await credits_where(switching, served=True, model="other")
-    switched = await paint(switching, "switched")
+    switched = await generate(switching, "switched")
 
     with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
         async with serve(other, Path(folder)) as fresh:
-            always = await paint(fresh, "always")
+            always = await generate(fresh, "always")
 
     assert hashlib.sha256(switched.image).digest() == hashlib.sha256(always.image).digest()
 
@@ -145,7 +145,7 @@ async def test_model_that_cannot_be_held_is_not_tried_again(
         registered = worker.process._describe(Replica("w", ReplicaKind.UNET_WORKER, "unix:/w", 1), worker.switch, ())
         assert (held.model, worker.switch.target_model) == ("tiny", "tiny")
         assert registered.available_models == ("tiny",)
-        assert (await paint(worker, "after")).model_digest == held.model_digest
+        assert (await generate(worker, "after")).model_digest == held.model_digest
 
 
 async def test_model_beyond_memory_is_never_loaded(

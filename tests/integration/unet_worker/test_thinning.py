@@ -44,7 +44,7 @@ def asking(worker: Served, steps: tuple[int, ...], request_id: str, found: list[
 
 
 @pytest.mark.parametrize("scheduler", [Scheduler.DDIM, Scheduler.EULER])
-async def test_a_picture_thinned_on_its_way_is_the_one_thinned_from_its_start_and_its_replay(
+async def test_a_image_thinned_on_its_way_is_the_one_thinned_from_its_start_and_its_replay(
     worker: Served, scheduler: Scheduler
 ) -> None:
     spec, found = replace(SPEC, scheduler=scheduler), list[bool]()
@@ -79,7 +79,7 @@ async def test_nobody_is_thinned_whom_the_worker_does_not_know(worker: Served) -
     assert await worker.client.thin("nobody", 1, (4, 6), LIMIT_S) is False
 
 
-async def test_steps_that_are_none_of_the_schedule_are_refused_and_the_picture_goes_on(worker: Served) -> None:
+async def test_steps_that_are_none_of_the_schedule_are_refused_and_the_image_goes_on(worker: Served) -> None:
     refused: list[InvalidArgument] = []
 
     def ask() -> None:

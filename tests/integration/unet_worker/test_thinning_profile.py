@@ -172,7 +172,7 @@ def test_hits_have_rows_of_their_own_and_the_stricter_judge_decides(tmp_path: Pa
     assert profile.rows[-1].at["least_similarity"] == -0.5
 
 
-def test_rows_are_added_to_a_profile_and_what_it_has_is_not_painted_again(tmp_path: Path) -> None:
+def test_rows_are_added_to_a_profile_and_what_it_has_is_not_generated_again(tmp_path: Path) -> None:
     model, prompts = write_model(tmp_path), ("a circle", "a square")
     measured(settings_of(tmp_path, model, "--keep", "0.8"), prompts)
     settings = settings_of(tmp_path, model, "--keep", "0.8,0.4", "--resume", "--samples", "--rule", "minimum")
@@ -197,7 +197,7 @@ def test_rows_of_another_encoder_are_not_added(tmp_path: Path) -> None:
     assert (tmp_path / "model.json").read_bytes() == written
 
 
-def test_nothing_is_painted_where_there_is_no_file_to_add_to(tmp_path: Path) -> None:
+def test_nothing_is_generated_where_there_is_no_file_to_add_to(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, write_model(tmp_path), "--resume")
 
     with pytest.raises(InvalidArgument, match=r"resume: .*model\.json"):

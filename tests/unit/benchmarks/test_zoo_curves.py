@@ -9,12 +9,12 @@ from benchmarks.zoo_curves.batch_sampler import BatchSampler
 from benchmarks.zoo_curves.caption_pairs import KINDS, caption_pairs, changed
 from benchmarks.zoo_curves.resuming import FIFTHS, breaks
 from lab.fixtures.checkpoints import SIDE_PX, write_checkpoint
-from pentimento.diffusion.painting import (
+from pentimento.diffusion.denoising import (
+    DenoisingRequest,
+    DenoisingStart,
     ImageStart,
     LatentStart,
     NoiseStart,
-    PaintingRequest,
-    PaintingStart,
     denoise_step,
     prepare,
 )
@@ -76,10 +76,10 @@ def sampler(tmp_path_factory: pytest.TempPathFactory) -> BatchSampler:
 
 
 @torch.inference_mode()
-def generated_alone(sampler: BatchSampler, number: int, start: PaintingStart, until: int = STEPS) -> torch.Tensor:
+def generated_alone(sampler: BatchSampler, number: int, start: DenoisingStart, until: int = STEPS) -> torch.Tensor:
     size = (SIDE_PX, SIDE_PX)
     spec = GenerationSpec(PROMPTS[number], "", "tiny", *size, STEPS, SCALE, Scheduler.DDIM, seed=SEEDS[number])
-    run = prepare(sampler.model, PromptMemo(sampler.model, 8), PaintingRequest(spec, start))
+    run = prepare(sampler.model, PromptMemo(sampler.model, 8), DenoisingRequest(spec, start))
     while run.state.step_index < until:
         denoise_step(sampler.model, run)
     return run.state.latent

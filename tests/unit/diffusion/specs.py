@@ -1,4 +1,4 @@
-"""Specs and paintings as these tests need them."""
+"""Specs and denoisings as these tests need them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from lab.fixtures.checkpoints import SIDE_PX
+from pentimento.diffusion.denoising import Denoising, DenoisingRequest, denoise_step, model_input, prepare, take_step
 from pentimento.diffusion.families import Conditioning, ControlResiduals, DenoiserInput, DiffusionModel, load_model
-from pentimento.diffusion.painting import Painting, PaintingRequest, denoise_step, model_input, prepare, take_step
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.generation import GenerationSpec, Scheduler
 
@@ -27,29 +27,29 @@ def load(directory: Path, dtype: torch.dtype = torch.float32) -> DiffusionModel:
 
 
 @torch.inference_mode()
-def paint(model: DiffusionModel, request: PaintingRequest) -> Tensor:
+def denoise(model: DiffusionModel, request: DenoisingRequest) -> Tensor:
     """All steps, in this thread; the final latent."""
     return run_steps(model, prepare(model, PromptMemo(model, 8), request)).state.latent
 
 
 @torch.inference_mode()
-def run_steps(model: DiffusionModel, painting: Painting, until: int | None = None) -> Painting:
-    last = painting.schedule.step_count if until is None else until
-    while painting.state.step_index < last:
-        denoise_step(model, painting)
-    return painting
+def run_steps(model: DiffusionModel, denoising: Denoising, until: int | None = None) -> Denoising:
+    last = denoising.schedule.step_count if until is None else until
+    while denoising.state.step_index < last:
+        denoise_step(model, denoising)
+    return denoising
 
 
 @torch.inference_mode()
-def paint_controlled(
-    model: DiffusionModel, request: PaintingRequest, residuals: Callable[[int], ControlResiduals]
+def denoise_controlled(
+    model: DiffusionModel, request: DenoisingRequest, residuals: Callable[[int], ControlResiduals]
 ) -> Tensor:
     """Return the final latent of whole passes with the residuals of each step."""
-    painting = prepare(model, PromptMemo(model, 8), request)
-    while not painting.done:
-        inputs = replace(model_input(model, painting), residuals=residuals(painting.state.step_index))
-        take_step(model, painting, model.predict(inputs))
-    return painting.state.latent
+    denoising = prepare(model, PromptMemo(model, 8), request)
+    while not denoising.done:
+        inputs = replace(model_input(model, denoising), residuals=residuals(denoising.state.step_index))
+        take_step(model, denoising, model.predict(inputs))
+    return denoising.state.latent
 
 
 def rows_of(

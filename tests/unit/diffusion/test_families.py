@@ -18,6 +18,7 @@ from lab.fixtures.checkpoints import (
     write_flow_checkpoint,
     write_xl_checkpoint,
 )
+from pentimento.diffusion.denoising import DenoisingRequest, ImageStart
 from pentimento.diffusion.families import (
     Conditioning,
     ControlResiduals,
@@ -26,11 +27,10 @@ from pentimento.diffusion.families import (
     LowRankUpdate,
     PerSampleAdapters,
 )
-from pentimento.diffusion.painting import ImageStart, PaintingRequest
 from pentimento.diffusion.schedulers import DIFFUSION_SCHEDULERS, DiffusionConfig
 from pentimento.domain.generation import NoiseForm, Scheduler
 from tests.support.text_files import edit_json
-from tests.unit.diffusion.specs import SPEC, load, paint, part_of, rows_of, spec_with
+from tests.unit.diffusion.specs import SPEC, denoise, load, part_of, rows_of, spec_with
 
 PROMPT = "a red circle"
 WITH_LANGUAGE_MODELS = ("z_image_checkpoint", "sana_checkpoint", "qwen_image_checkpoint")
@@ -69,7 +69,7 @@ def test_saved_inversion_conditions_as_diffusers_has_it(written: Callable[[Path]
     assert torch.equal(found, expected)
 
 
-def test_rows_of_different_pictures_do_not_see_each_other(any_model: DiffusionModel) -> None:
+def test_rows_of_different_images_do_not_see_each_other(any_model: DiffusionModel) -> None:
     inputs = two_rows(any_model)
     with torch.inference_mode():
         together = any_model.predict(inputs)
@@ -191,13 +191,13 @@ def test_each_family_says_what_it_is(
     "family",
     ["checkpoint", "xl_checkpoint", "flow_checkpoint", "flux_checkpoint", *WITH_LANGUAGE_MODELS],
 )
-def test_every_family_paints_in_half_precision(family: str, request: pytest.FixtureRequest) -> None:
+def test_every_family_generates_in_half_precision(family: str, request: pytest.FixtureRequest) -> None:
     model = load(request.getfixturevalue(family), torch.bfloat16)
     pixels = torch.rand(1, 3, SIDE_PX, SIDE_PX) * 2 - 1
     for scheduler in model.info.schedulers:
         spec = spec_with(scheduler=scheduler, num_inference_steps=3, negative_prompt="")
 
-        latent = paint(model, PaintingRequest(spec, ImageStart(pixels, 1)))
+        latent = denoise(model, DenoisingRequest(spec, ImageStart(pixels, 1)))
 
         assert latent.dtype is torch.bfloat16
         with torch.inference_mode():

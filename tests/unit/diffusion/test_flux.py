@@ -11,15 +11,15 @@ from lab.fixtures.checkpoints import SIDE_PX, T5_TOKENS
 from lab.fixtures.flow_checkpoints import write_flux_checkpoint
 from pentimento.devices.choices import DtypeChoice
 from pentimento.diffusion.allow_list import FAMILIES
+from pentimento.diffusion.denoising import DenoisingRequest, ImageStart, LatentStart, NoiseStart, schedule_for
 from pentimento.diffusion.device import choose_dtype
 from pentimento.diffusion.families import DiffusionModel
 from pentimento.diffusion.families.packing import packed, unpacked
-from pentimento.diffusion.painting import ImageStart, LatentStart, NoiseStart, PaintingRequest, schedule_for
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Scheduler
 from pentimento.domain.prompt_syntax import PromptSyntax, parse_prompt
 from tests.unit.diffusion.engine.loops import Loop
-from tests.unit.diffusion.specs import load, paint, spec_with
+from tests.unit.diffusion.specs import denoise, load, spec_with
 
 FLOW = spec_with(scheduler=Scheduler.FLOW_MATCH_EULER)
 
@@ -42,11 +42,11 @@ def test_batch_of_mixed_scales_steps_and_starts_gives_images_alone(flux_model: D
     mask = torch.zeros(1, 1, SIDE_PX, SIDE_PX)
     mask[..., : SIDE_PX // 2] = 1.0
     requests = [
-        PaintingRequest(replace(FLOW, guidance_scale=3.5), NoiseStart(), preview_interval_steps=2),
-        PaintingRequest(replace(FLOW, guidance_scale=0.0, seed=8, num_inference_steps=5), NoiseStart()),
-        PaintingRequest(replace(FLOW, guidance_scale=1.0, prompt="other"), LatentStart(latent_of(1), 3)),
-        PaintingRequest(replace(FLOW, guidance_scale=7.0), ImageStart(pixels, 2, mask)),
-        PaintingRequest(replace(FLOW, guidance_scale=7.0), NoiseStart(), thinned_steps=(2, 4, 7)),
+        DenoisingRequest(replace(FLOW, guidance_scale=3.5), NoiseStart(), preview_interval_steps=2),
+        DenoisingRequest(replace(FLOW, guidance_scale=0.0, seed=8, num_inference_steps=5), NoiseStart()),
+        DenoisingRequest(replace(FLOW, guidance_scale=1.0, prompt="other"), LatentStart(latent_of(1), 3)),
+        DenoisingRequest(replace(FLOW, guidance_scale=7.0), ImageStart(pixels, 2, mask)),
+        DenoisingRequest(replace(FLOW, guidance_scale=7.0), NoiseStart(), thinned_steps=(2, 4, 7)),
     ]
     loop = Loop(flux_model, max_batch=8)
 
@@ -55,16 +55,16 @@ def test_batch_of_mixed_scales_steps_and_starts_gives_images_alone(flux_model: D
 
     assert max(batch.request_count for batch in loop.observer.batches) == len(requests)
     for one, request in zip(added, requests, strict=True):
-        torch.testing.assert_close(one.heard.latent, paint(flux_model, request), rtol=0, atol=1e-5)
+        torch.testing.assert_close(one.heard.latent, denoise(flux_model, request), rtol=0, atol=1e-5)
     assert added[0].heard.previews == [2, 4, 6]
 
 
 def test_resumed_latent_gives_the_bits_of_the_whole_run(flux_model: DiffusionModel) -> None:
     loop = Loop(flux_model)
-    whole = loop.add(PaintingRequest(FLOW, NoiseStart(), capture_steps=frozenset({3})))
+    whole = loop.add(DenoisingRequest(FLOW, NoiseStart(), capture_steps=frozenset({3})))
     loop.run()
 
-    resumed = paint(flux_model, PaintingRequest(FLOW, LatentStart(whole.heard.latents[3], 3)))
+    resumed = denoise(flux_model, DenoisingRequest(FLOW, LatentStart(whole.heard.latents[3], 3)))
 
     assert torch.equal(resumed, whole.heard.latent)
 
@@ -74,7 +74,7 @@ def test_guidance_scale_acts_where_the_network_takes_it(takes_scale: bool, tmp_p
     model = load(write_flux_checkpoint(tmp_path / "model", takes_scale=takes_scale))
 
     low, high = (
-        paint(model, PaintingRequest(replace(FLOW, guidance_scale=scale), NoiseStart())) for scale in (1.0, 7.0)
+        denoise(model, DenoisingRequest(replace(FLOW, guidance_scale=scale), NoiseStart())) for scale in (1.0, 7.0)
     )
 
     assert torch.equal(low, high) is not takes_scale

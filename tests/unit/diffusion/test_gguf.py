@@ -12,11 +12,11 @@ from torch import Tensor
 
 from lab.fixtures.checkpoints import write_flow_checkpoint
 from pentimento.diffusion.checkpoint import BadCheckpoint
+from pentimento.diffusion.denoising import DenoisingRequest, NoiseStart
 from pentimento.diffusion.gguf_files import TYPES
 from pentimento.diffusion.packed_weights import is_packed, weight_bytes
-from pentimento.diffusion.painting import NoiseStart, PaintingRequest
 from tests.support.single_files import sd3_transformer
-from tests.unit.diffusion.specs import load, paint, spec_with
+from tests.unit.diffusion.specs import denoise, load, spec_with
 
 gguf = pytest.importorskip("gguf")
 BLOCK = 32
@@ -82,8 +82,8 @@ def test_gguf_generates_what_its_rounded_weights_generate(
 
     packed, full = load(file), load(reference)
 
-    asked = PaintingRequest(spec_with(scheduler=packed.info.schedulers[0]), NoiseStart())
-    torch.testing.assert_close(paint(packed, asked), paint(full, asked), rtol=0, atol=1e-4)
+    asked = DenoisingRequest(spec_with(scheduler=packed.info.schedulers[0]), NoiseStart())
+    torch.testing.assert_close(denoise(packed, asked), denoise(full, asked), rtol=0, atol=1e-4)
     is_in_blocks = kind != "BF16"
     assert is_packed(packed.denoiser) == is_in_blocks
     assert not is_in_blocks or weight_bytes(packed.denoiser) < weight_bytes(full.denoiser) / 2

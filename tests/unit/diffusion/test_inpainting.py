@@ -1,4 +1,4 @@
-"""Masked pictures: what stays is the image's to the last step, what is painted is not, whoever shares the batch."""
+"""Masked pictures: what stays is the image's to the last step, what is generated is not, whoever shares the batch."""
 
 from dataclasses import replace
 
@@ -8,14 +8,14 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from pentimento.diffusion.denoising import Denoising, DenoisingRequest, ImageStart, model_input, prepare, take_step
 from pentimento.diffusion.families import Conditioning, DenoiserInput, DiffusionModel
 from pentimento.diffusion.images import decode_mask, decode_pixels, decode_pixels_and_mask
 from pentimento.diffusion.inpainting import cells_of
-from pentimento.diffusion.painting import ImageStart, Painting, PaintingRequest, model_input, prepare, take_step
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.errors import InvalidArgument
 from tests.support.images import png_of
-from tests.unit.diffusion.specs import paint, run_steps, spec_with
+from tests.unit.diffusion.specs import denoise, run_steps, spec_with
 
 PIXELS = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(3)) * 2 - 1
 LEFT = torch.zeros(1, 1, 32, 32)
@@ -28,12 +28,12 @@ def clean_latent(model: DiffusionModel, seed: int) -> Tensor:
 
 
 @pytest.mark.parametrize("from_noise", [False, True])
-def test_what_stays_is_the_image_s_latent_and_the_rest_is_painted(any_model: DiffusionModel, from_noise: bool) -> None:
+def test_masked_image_keeps_its_latent_outside_the_mask(any_model: DiffusionModel, from_noise: bool) -> None:
     for scheduler in any_model.info.schedulers:
         spec = spec_with(scheduler=scheduler)
         first_step = 0 if from_noise else 4
 
-        latent = paint(any_model, PaintingRequest(spec, ImageStart(PIXELS, first_step, LEFT, from_noise)))
+        latent = denoise(any_model, DenoisingRequest(spec, ImageStart(PIXELS, first_step, LEFT, from_noise)))
 
         clean, half = clean_latent(any_model, spec.seed), latent.shape[-1] // 2
         assert torch.equal(latent[..., half:], clean[..., half:])
@@ -42,38 +42,38 @@ def test_what_stays_is_the_image_s_latent_and_the_rest_is_painted(any_model: Dif
 
 def test_between_steps_what_stays_is_noised_to_the_level_of_the_next_step(any_model: DiffusionModel) -> None:
     spec = spec_with(scheduler=any_model.info.schedulers[0])
-    painting = prepare(any_model, PromptMemo(any_model, 8), PaintingRequest(spec, ImageStart(PIXELS, 2, LEFT)))
-    assert painting.known is not None
+    denoising = prepare(any_model, PromptMemo(any_model, 8), DenoisingRequest(spec, ImageStart(PIXELS, 2, LEFT)))
+    assert denoising.known is not None
 
-    run_steps(any_model, painting, until=5)
+    run_steps(any_model, denoising, until=5)
 
-    clean, half = clean_latent(any_model, spec.seed), painting.state.latent.shape[-1] // 2
-    expected = painting.schedule.noised_latent(clean, painting.known.noise, 5)
-    assert torch.equal(painting.state.latent[..., half:], expected[..., half:])
-    assert painting.predicted_clean is not None
-    assert torch.equal(painting.predicted_clean[..., half:], clean[..., half:])
+    clean, half = clean_latent(any_model, spec.seed), denoising.state.latent.shape[-1] // 2
+    expected = denoising.schedule.noised_latent(clean, denoising.known.noise, 5)
+    assert torch.equal(denoising.state.latent[..., half:], expected[..., half:])
+    assert denoising.predicted_clean is not None
+    assert torch.equal(denoising.predicted_clean[..., half:], clean[..., half:])
 
 
-def test_a_masked_picture_in_a_batch_with_others_is_what_it_is_alone(model: DiffusionModel) -> None:
+def test_a_masked_image_in_a_batch_with_others_is_what_it_is_alone(model: DiffusionModel) -> None:
     """One forward pass for a masked and an unmasked picture: each takes its step from its own rows."""
-    masked = PaintingRequest(spec_with(guidance_scale=1.0), ImageStart(PIXELS, 4, LEFT))
-    other = PaintingRequest(spec_with(guidance_scale=1.0, seed=9), ImageStart(PIXELS, 4))
+    masked = DenoisingRequest(spec_with(guidance_scale=1.0), ImageStart(PIXELS, 4, LEFT))
+    other = DenoisingRequest(spec_with(guidance_scale=1.0, seed=9), ImageStart(PIXELS, 4))
     prompts = PromptMemo(model, 8)
-    alone = [paint(model, request) for request in (masked, other)]
+    alone = [denoise(model, request) for request in (masked, other)]
 
-    paintings = [prepare(model, prompts, request) for request in (masked, other)]
+    denoisings = [prepare(model, prompts, request) for request in (masked, other)]
     with torch.inference_mode():
-        while not paintings[0].done:
-            predictions = model.predict(_batch(model, paintings)).chunk(2)
-            for painting, prediction in zip(paintings, predictions, strict=True):
-                take_step(model, painting, prediction)
+        while not denoisings[0].done:
+            predictions = model.predict(_batch(model, denoisings)).chunk(2)
+            for denoising, prediction in zip(denoisings, predictions, strict=True):
+                take_step(model, denoising, prediction)
 
-    for painting, expected in zip(paintings, alone, strict=True):
-        assert (painting.state.latent - expected).abs().max() <= 1e-5
+    for denoising, expected in zip(denoisings, alone, strict=True):
+        assert (denoising.state.latent - expected).abs().max() <= 1e-5
 
 
-def _batch(model: DiffusionModel, paintings: list[Painting]) -> DenoiserInput:
-    inputs = [model_input(model, painting) for painting in paintings]
+def _batch(model: DiffusionModel, denoisings: list[Denoising]) -> DenoiserInput:
+    inputs = [model_input(model, denoising) for denoising in denoisings]
     return replace(
         inputs[0],
         latents=torch.cat([one.latents for one in inputs]),

@@ -11,15 +11,15 @@ from torch import Tensor, nn
 
 from lab.fixtures.lycoris_files import write_lycoris
 from pentimento.devices.choices import WeightStorage
+from pentimento.diffusion.denoising import DenoisingRequest, NoiseStart
 from pentimento.diffusion.families import DiffusionModel, load_model
 from pentimento.diffusion.loras import BadLora, WeightedLora, layers_of, read_lora
 from pentimento.diffusion.packed_weights import PackedWeight, is_packed, pack, weight_bytes
-from pentimento.diffusion.painting import NoiseStart, PaintingRequest
 from tests.unit.diffusion.engine.loops import Loop
 from tests.unit.diffusion.engine.test_batches import request
 from tests.unit.diffusion.engine.test_loras import Late
 from tests.unit.diffusion.loras.made_loras import made_lora
-from tests.unit.diffusion.specs import paint, spec_with
+from tests.unit.diffusion.specs import denoise, spec_with
 
 PACKED = (WeightStorage.INT8, WeightStorage.FP8)
 ENDS = ("conv_in", "conv_out", "pos_embed.proj", "x_embedder", "proj_out")
@@ -70,9 +70,9 @@ def test_packed_model_generates_what_rounded_weights_generate(
 ) -> None:
     directory: Path = request.getfixturevalue(family)
     packed, reference = loaded(directory, storage), with_rounded_weights(directory, storage)
-    asked = PaintingRequest(spec_with(scheduler=packed.info.schedulers[0]), NoiseStart())
+    asked = DenoisingRequest(spec_with(scheduler=packed.info.schedulers[0]), NoiseStart())
 
-    torch.testing.assert_close(paint(packed, asked), paint(reference, asked), rtol=0, atol=1e-4)
+    torch.testing.assert_close(denoise(packed, asked), denoise(reference, asked), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

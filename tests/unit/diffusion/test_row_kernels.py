@@ -73,7 +73,7 @@ def test_more_threads_keep_the_bits(model: DiffusionModel, rows_each: int, two_t
     assert_held(model, rows_each)
 
 
-def test_some_pictures_of_a_batch_can_have_the_bits_that_they_have_alone(model: DiffusionModel) -> None:
+def test_some_images_of_a_batch_can_have_the_bits_that_they_have_alone(model: DiffusionModel) -> None:
     inputs = batch_of(model, 5)
     wanted = alone(model, inputs, 1)
     with torch.inference_mode():
@@ -93,7 +93,7 @@ def test_the_first_pass_of_a_shape_has_the_bits_of_every_later_one(checkpoint: P
     assert torch.equal(first, second)
 
 
-def test_adapters_work_in_layers_that_run_picture_by_picture(model: DiffusionModel) -> None:
+def test_adapters_work_in_layers_that_run_image_by_image(model: DiffusionModel) -> None:
     layer = model.denoiser.get_submodule("time_embedding.linear_2")
     assert isinstance(layer, torch.nn.Linear)
     down, up = torch.randn(3, 2, layer.in_features), torch.randn(3, layer.out_features, 2)

@@ -9,12 +9,12 @@ from diffusers import AutoencoderDC, AutoencoderKLQwenImage
 
 from lab.fixtures.checkpoints import SIDE_PX
 from lab.fixtures.sana_checkpoints import SANA_TOKENS, write_sana_checkpoint
+from pentimento.diffusion.denoising import DenoisingRequest, ImageStart, LatentStart, NoiseStart
 from pentimento.diffusion.families import DiffusionModel
-from pentimento.diffusion.painting import ImageStart, LatentStart, NoiseStart, PaintingRequest
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Scheduler
 from tests.unit.diffusion.engine.loops import Loop
-from tests.unit.diffusion.specs import load, paint, spec_with
+from tests.unit.diffusion.specs import denoise, load, spec_with
 
 LONG = "a red circle above a blue square and three stars"
 
@@ -51,11 +51,11 @@ def test_batch_of_mixed_requests_gives_images_alone(
     mask = torch.zeros(1, 1, SIDE_PX, SIDE_PX)
     mask[..., : SIDE_PX // 2] = 1.0
     requests = [
-        PaintingRequest(replace(spec, prompt="a", negative_prompt=""), NoiseStart(), preview_interval_steps=2),
-        PaintingRequest(replace(spec, prompt=LONG, seed=8, num_inference_steps=5, guidance_scale=7.0), NoiseStart()),
-        PaintingRequest(replace(spec, prompt=LONG[:20]), LatentStart(latent_of(1), 3)),
-        PaintingRequest(spec, ImageStart(pixels, 2, mask)),
-        PaintingRequest(spec, NoiseStart(), thinned_steps=(2, 4, 7)),
+        DenoisingRequest(replace(spec, prompt="a", negative_prompt=""), NoiseStart(), preview_interval_steps=2),
+        DenoisingRequest(replace(spec, prompt=LONG, seed=8, num_inference_steps=5, guidance_scale=7.0), NoiseStart()),
+        DenoisingRequest(replace(spec, prompt=LONG[:20]), LatentStart(latent_of(1), 3)),
+        DenoisingRequest(spec, ImageStart(pixels, 2, mask)),
+        DenoisingRequest(spec, NoiseStart(), thinned_steps=(2, 4, 7)),
     ]
     loop = Loop(model, max_batch=8)
 
@@ -64,7 +64,7 @@ def test_batch_of_mixed_requests_gives_images_alone(
 
     assert max(loop.observer.sizes) == len(requests)
     for one, asked in zip(added, requests, strict=True):
-        torch.testing.assert_close(one.heard.latent, paint(model, asked), rtol=0, atol=1e-5)
+        torch.testing.assert_close(one.heard.latent, denoise(model, asked), rtol=0, atol=1e-5)
     assert added[0].heard.previews == [2, 4, 6]
     known = model.encode_image(pixels, torch.Generator().manual_seed(spec.seed))[..., SIDE_PX // 8 :]
     torch.testing.assert_close(added[3].heard.latent[..., SIDE_PX // 8 :], known, rtol=0, atol=1e-5)

@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 from lab.fixtures.checkpoints import write_checkpoint, write_flow_checkpoint
 from pentimento.diffusion.allow_list import check_checkpoint
 from pentimento.diffusion.checkpoint import BadCheckpoint
-from pentimento.diffusion.painting import NoiseStart, PaintingRequest
+from pentimento.diffusion.denoising import DenoisingRequest, NoiseStart
 from pentimento.diffusion.weights import load_components
 from tests.support.single_files import lone_file, split_copy
 from tests.support.text_files import edit_json
-from tests.unit.diffusion.specs import load, paint, spec_with
+from tests.unit.diffusion.specs import denoise, load, spec_with
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +41,12 @@ def plain_flow_checkpoint(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("family", ["kl_checkpoint", "xl_checkpoint", "plain_flow_checkpoint"])
-def test_a_single_file_paints_the_same_picture(family: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_a_single_file_generates_the_same_image(family: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     directory: Path = request.getfixturevalue(family)
     whole, single = load(directory), load(split_copy(directory, tmp_path / "single"))
-    asked = PaintingRequest(spec_with(scheduler=whole.info.schedulers[0]), NoiseStart())
+    asked = DenoisingRequest(spec_with(scheduler=whole.info.schedulers[0]), NoiseStart())
 
-    latent, expected = paint(single, asked), paint(whole, asked)
+    latent, expected = denoise(single, asked), denoise(whole, asked)
 
     # Weights lie at other addresses, and on some processors a kernel's last bits depend on their alignment.
     torch.testing.assert_close(latent, expected, rtol=0, atol=1e-5)

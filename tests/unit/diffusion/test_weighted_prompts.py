@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from lab.fixtures.checkpoints import with_uneven_norms, write_checkpoint, write_flow_checkpoint, write_xl_checkpoint
+from pentimento.diffusion.denoising import DenoisingRequest, NoiseStart, condition
 from pentimento.diffusion.families import DiffusionModel
-from pentimento.diffusion.painting import NoiseStart, PaintingRequest, condition
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.prompt_syntax import PromptSyntax
 from tests.unit.diffusion.engine.loops import Loop
-from tests.unit.diffusion.specs import load, paint, spec_with
+from tests.unit.diffusion.specs import denoise, load, spec_with
 
 WRITE = {"SD": write_checkpoint, "XL": write_xl_checkpoint, "flow": write_flow_checkpoint}
 
@@ -25,11 +25,11 @@ def any_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 LONG = "a small red circle, and a (large:1.3) one"
 
 
-def asked(**changes: Any) -> PaintingRequest:
-    return PaintingRequest(spec_with(num_inference_steps=4, **changes), NoiseStart())
+def asked(**changes: Any) -> DenoisingRequest:
+    return DenoisingRequest(spec_with(num_inference_steps=4, **changes), NoiseStart())
 
 
-def weighted(**changes: Any) -> PaintingRequest:
+def weighted(**changes: Any) -> DenoisingRequest:
     return asked(prompt_syntax=PromptSyntax.A1111, **changes)
 
 
@@ -61,7 +61,7 @@ def test_requests_share_passes_by_text_length(any_model: DiffusionModel) -> None
 
     assert set(loop.observer.sizes) == {2}
     for one in added:
-        torch.testing.assert_close(one.finished.latent, paint(any_model, one.job.request), rtol=0, atol=1e-4)
+        torch.testing.assert_close(one.finished.latent, denoise(any_model, one.job.request), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("field", ["prompt", "negative_prompt"])

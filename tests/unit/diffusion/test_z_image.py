@@ -8,13 +8,13 @@ import torch
 
 from lab.fixtures.checkpoints import SIDE_PX
 from lab.fixtures.flow_checkpoints import Z_IMAGE_TOKENS
+from pentimento.diffusion.denoising import DenoisingRequest, ImageStart, LatentStart, NoiseStart
 from pentimento.diffusion.families import DiffusionModel
-from pentimento.diffusion.painting import ImageStart, LatentStart, NoiseStart, PaintingRequest
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Scheduler
 from pentimento.domain.prompt_syntax import PromptSyntax, parse_prompt
 from tests.unit.diffusion.engine.loops import Loop
-from tests.unit.diffusion.specs import load, paint, spec_with
+from tests.unit.diffusion.specs import denoise, load, spec_with
 
 FLOW = spec_with(scheduler=Scheduler.FLOW_MATCH_EULER)
 LONG = "a red circle above a blue square and three stars"
@@ -29,10 +29,10 @@ def test_batch_of_captions_of_any_length_gives_images_alone(z_model: DiffusionMo
     pixels = torch.rand(1, 3, SIDE_PX, SIDE_PX, generator=torch.Generator().manual_seed(3)) * 2 - 1
     latent = torch.randn(1, 4, SIDE_PX // 4, SIDE_PX // 4, generator=torch.Generator().manual_seed(1))
     requests = [
-        PaintingRequest(replace(FLOW, prompt="a", negative_prompt=""), NoiseStart(), preview_interval_steps=4),
-        PaintingRequest(replace(FLOW, prompt=LONG, seed=8, num_inference_steps=5, guidance_scale=0.5), NoiseStart()),
-        PaintingRequest(replace(FLOW, prompt=LONG[:40], guidance_scale=1.0), LatentStart(latent, 3)),
-        PaintingRequest(replace(FLOW, prompt=2 * LONG), ImageStart(pixels, 2), thinned_steps=(3, 5, 7)),
+        DenoisingRequest(replace(FLOW, prompt="a", negative_prompt=""), NoiseStart(), preview_interval_steps=4),
+        DenoisingRequest(replace(FLOW, prompt=LONG, seed=8, num_inference_steps=5, guidance_scale=0.5), NoiseStart()),
+        DenoisingRequest(replace(FLOW, prompt=LONG[:40], guidance_scale=1.0), LatentStart(latent, 3)),
+        DenoisingRequest(replace(FLOW, prompt=2 * LONG), ImageStart(pixels, 2), thinned_steps=(3, 5, 7)),
     ]
     loop = Loop(z_model)
 
@@ -41,7 +41,7 @@ def test_batch_of_captions_of_any_length_gives_images_alone(z_model: DiffusionMo
 
     assert max(loop.observer.sizes) == len(requests)
     for one, request in zip(added, requests, strict=True):
-        torch.testing.assert_close(one.heard.latent, paint(z_model, request), rtol=0, atol=1e-5)
+        torch.testing.assert_close(one.heard.latent, denoise(z_model, request), rtol=0, atol=1e-5)
 
 
 def test_prompt_is_cut_at_the_token_limit_and_says_so(z_model: DiffusionModel) -> None:

@@ -16,9 +16,9 @@ from PIL import Image
 from torch import Tensor
 
 from lab.emulation.png_text import flat_png
+from pentimento.diffusion.denoising import ImageStart, schedule_for
 from pentimento.diffusion.engine import EngineSettings, StepEngine
 from pentimento.diffusion.families import DenoiserInput, DiffusionModel
-from pentimento.diffusion.painting import ImageStart, schedule_for
 from pentimento.domain.errors import DeadlineExceeded, Internal, ResourceExhausted, Unavailable
 from pentimento.domain.execution import ExecuteEvent, Started
 from pentimento.domain.generation import CacheGrant, InitImage, LatentSlot, ObjectReference
@@ -65,8 +65,8 @@ class Parts:
         self.finisher = Finisher(served)
         self.engine.start()
         starts = StartResolver(served, objects, self.threads, timeout_s=donor_timeout_s)
-        painter = EngineModelRunner("worker", HELD, self.engine, self.finisher, starts, progress_interval_s=0.0)
-        self.runner = AttemptRunner(painter, objects, self.threads, upload_timeout_s, self.engine.wake)
+        generator = EngineModelRunner("worker", HELD, self.engine, self.finisher, starts, progress_interval_s=0.0)
+        self.runner = AttemptRunner(generator, objects, self.threads, upload_timeout_s, self.engine.wake)
 
     def close(self) -> None:
         self.engine.close()
@@ -166,7 +166,7 @@ class HungStore:
         return ObjectReference(key, "sha256:hung", len(data))
 
 
-async def test_a_store_that_does_not_answer_costs_the_saving_and_not_the_picture(model: DiffusionModel) -> None:
+async def test_a_store_that_does_not_answer_costs_the_saving_and_not_the_image(model: DiffusionModel) -> None:
     hung: Any = HungStore()
     parts = Parts(model, hung, donor_timeout_s=0.05)
     start = replace(FROM_LATENT, sigma=schedule_for(model, ORDER.spec).sigmas[3])
@@ -182,7 +182,7 @@ async def test_a_store_that_does_not_answer_costs_the_saving_and_not_the_picture
 async def after_two_that_store_nothing(
     model: DiffusionModel, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Parts, HungStore]:
-    """Two pictures are painted, whose uploads still wait for the store: three of the first and, on the fourth thread,
+    """Two pictures are generated, whose uploads still wait for the store: three of the first and, on the fourth thread,
     one of the second."""
     hung: Any = HungStore()
     parts, collect, awaited_counts = Parts(model, hung, upload_timeout_s=0.05), Uploads.collect, [1, 3]
@@ -264,7 +264,7 @@ def finisher(*errors: Exception, pixels: torch.Tensor | None = None) -> Finisher
     return Finisher(model)
 
 
-async def test_a_picture_in_half_precision_becomes_a_png() -> None:
+async def test_a_image_in_half_precision_becomes_a_png() -> None:
     picture = await finisher().finish(LATENT, "png", keep_png=True)
 
     assert picture.image.startswith(b"\x89PNG")
@@ -303,7 +303,7 @@ async def test_finish_refuses_pixels_that_are_not_finite() -> None:
         await finisher(pixels=torch.full((1, 3, 16, 16), torch.nan)).finish(LATENT, "png", keep_png=False)
 
 
-async def test_the_next_picture_is_decoded_while_one_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_next_image_is_decoded_while_one_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one's file is made once the second one's latent is in the decoder."""
     second_is_decoded = threading.Event()
     decoder = Decoder()

@@ -82,7 +82,7 @@ def test_less_used_lora_makes_room(objects: ObjectStore, tmp_path: Path, used_ag
     assert list((tmp_path / "components" / "partial").iterdir()) == []
 
 
-def test_one_that_is_larger_than_the_bound_is_painted_with_and_not_kept(objects: ObjectStore, tmp_path: Path) -> None:
+def test_one_that_is_larger_than_the_bound_is_generated_with_and_not_kept(objects: ObjectStore, tmp_path: Path) -> None:
     lora, loras = stored(objects, tmp_path, 3.0), uploaded(objects, tmp_path, max_bytes=8)
     loras.ask(lora)
 
@@ -136,7 +136,7 @@ class SlowLoras:
         return Lora(digest, 1, {})
 
 
-async def test_a_picture_has_its_lora_though_whoever_had_it_loaded_ahead_has_left() -> None:
+async def test_a_image_has_its_lora_though_whoever_had_it_loaded_ahead_has_left() -> None:
     """Two are read at once: the third one waits for its turn when its prefetch is given up."""
     directory = SlowLoras()
     shelf = LoraShelf(directory, 1 << 20, lambda: None)

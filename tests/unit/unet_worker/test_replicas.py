@@ -188,7 +188,7 @@ async def test_a_replica_that_is_gone_is_the_last_to_be_tried_and_heard_again_wh
     assert await taken(place(told, replicas), told, replicas) == 0
 
 
-async def test_a_replica_that_no_picture_is_sent_to_is_left(
+async def test_a_replica_that_no_image_is_sent_to_is_left(
     told: list[ToldReplica], replicas: ControlNetReplicas, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await heard(replicas, told)

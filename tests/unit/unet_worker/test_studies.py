@@ -9,12 +9,12 @@ import torch
 
 from lab.fixtures.lora_files import random_factors, write_diffusers_lora
 from lab.fixtures.lora_reference import ReadyLoras, latents_of_engine
+from pentimento.diffusion.denoising import DenoisingRequest, ImageStart, LatentStart, NoiseStart
 from pentimento.diffusion.engine import Denoiser
 from pentimento.diffusion.families import DiffusionModel
+from pentimento.diffusion.image_generation import BatchGenerator, StudiedImage
 from pentimento.diffusion.images import decode_pixels
 from pentimento.diffusion.loras import Lora, WeightedLora, layers_of, read_lora
-from pentimento.diffusion.painting import ImageStart, LatentStart, NoiseStart, PaintingRequest
-from pentimento.diffusion.reuse_painting import ReusePainter, StudiedPicture
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import GenerationSpec, Scheduler
 from pentimento.profiles.rules import LateSample
@@ -28,7 +28,7 @@ PROMPTS = ("a red circle", "a red square", "a red circle", "a blue star")
 
 def study_model(model: DiffusionModel, step_count: int = 8) -> StudyModel:
     spec = GenerationSpec("", "", "tiny", 32, 32, step_count, 2.0, Scheduler.DDIM, 0)
-    return StudyModel(ReusePainter(model, Denoiser(model), 3), spec)
+    return StudyModel(BatchGenerator(model, Denoiser(model), 3), spec)
 
 
 class ColourEncoder:
@@ -53,11 +53,9 @@ def study(model: DiffusionModel) -> ReuseStudy:
     return ReuseStudy(study_model(model), ColourEncoder(), PROMPTS, (2, 4), first_seed=7)
 
 
-def picture(
-    model: StudyModel, prompt: str, seed: int, start: "NoiseStart | LatentStart | ImageStart"
-) -> StudiedPicture:
-    (painted,) = model.painter.paint([model.request(prompt, seed, start)])
-    return painted
+def picture(model: StudyModel, prompt: str, seed: int, start: "NoiseStart | LatentStart | ImageStart") -> StudiedImage:
+    (generated,) = model.generator.generate([model.request(prompt, seed, start)])
+    return generated
 
 
 def test_a_donor_is_the_nearest_before_and_repeats_are_no_pairs() -> None:
@@ -73,7 +71,7 @@ def test_pairs_below_the_least_similarity_are_left_out() -> None:
     assert len(nearest_before(vectors, vectors, ["a", "b"], 0.70)) == 1
 
 
-def test_a_picture_that_resumes_its_own_latent_has_the_quality_from_scratch(study: ReuseStudy) -> None:
+def test_a_image_that_resumes_its_own_latent_has_the_quality_from_scratch(study: ReuseStudy) -> None:
     own = [ReusePair(row, row, 1.0) for row in range(3)]
     outcomes = list(study.reuse_latents(own, (2, 4)))
     assert [outcome.skipped_steps for outcome in outcomes] == [2, 2, 2, 4, 4, 4]
@@ -85,7 +83,9 @@ def test_another_prompts_latent_is_resumed_under_the_own_prompt_and_seed(study: 
     pair = ReusePair(receiver=3, donor=1, similarity=0.5)
     (outcome,) = study.reuse_latents([pair], (4,))
     large = study.large
-    (donor,) = large.painter.paint([replace(large.request(PROMPTS[1], 8, NoiseStart()), capture_steps=frozenset({4}))])
+    (donor,) = large.generator.generate(
+        [replace(large.request(PROMPTS[1], 8, NoiseStart()), capture_steps=frozenset({4}))]
+    )
     resumed = picture(large, PROMPTS[3], 10, LatentStart(donor.latents[4], 4))
     encoder = ColourEncoder()
     expected = float(encoder.embed_images([resumed.png])[0] @ encoder.embed_texts([PROMPTS[3]])[0])
@@ -96,10 +96,10 @@ def test_another_prompts_latent_is_resumed_under_the_own_prompt_and_seed(study: 
 def test_images_skip_the_same_share_of_the_small_models_steps(study: ReuseStudy, model: DiffusionModel) -> None:
     seen: list[int] = []
 
-    class Watched(ReusePainter):
-        def paint(self, requests: Sequence[PaintingRequest]) -> Iterator[StudiedPicture]:
+    class Watched(BatchGenerator):
+        def generate(self, requests: Sequence[DenoisingRequest]) -> Iterator[StudiedImage]:
             seen.extend(request.start.first_step for request in requests)
-            return super().paint(requests)
+            return super().generate(requests)
 
     small = StudyModel(Watched(model, Denoiser(model), 3), study_model(model, step_count=4).spec)
     outcomes = list(study.reuse_images(small, [ReusePair(1, 0, 0.9)], (5, 13, 25, 30), 50))
@@ -109,28 +109,28 @@ def test_images_skip_the_same_share_of_the_small_models_steps(study: ReuseStudy,
     assert {outcome.skipped_steps for outcome in outcomes} == {13, 25, 30}
 
 
-def test_what_cannot_be_painted_is_raised(model: DiffusionModel) -> None:
+def test_what_cannot_be_generated_is_raised(model: DiffusionModel) -> None:
     usual = study_model(model)
     wrong = usual.request("a", 0, LatentStart(torch.zeros(1, 1, 1, 1), 2))
     with pytest.raises(PentimentoError):
-        list(usual.painter.paint([wrong]))
+        list(usual.generator.generate([wrong]))
 
 
 @pytest.mark.parametrize(("eta", "differs"), [(0.0, False), (1.0, True)])
-def test_another_seed_changes_a_resumed_picture_only_where_the_sampler_draws_noise(
+def test_another_seed_changes_a_resumed_image_only_where_the_sampler_draws_noise(
     study: ReuseStudy, eta: float, differs: bool
 ) -> None:
     # NIRVANA's appendix C reseeds for diversity: with a deterministic sampler that changes nothing.
     usual = study.large
-    drawing = StudyModel(usual.painter, replace(usual.spec, eta=eta))
-    (donor,) = usual.painter.paint([replace(usual.request("a", 1, NoiseStart()), capture_steps=frozenset({2}))])
+    drawing = StudyModel(usual.generator, replace(usual.spec, eta=eta))
+    (donor,) = usual.generator.generate([replace(usual.request("a", 1, NoiseStart()), capture_steps=frozenset({2}))])
 
     one, other = (picture(drawing, "a", seed, LatentStart(donor.latents[2], 2)).png for seed in (5, 6))
 
     assert (one != other) is differs
 
 
-def test_another_seed_changes_a_picture_from_an_image(study: ReuseStudy) -> None:
+def test_another_seed_changes_a_image_from_an_image(study: ReuseStudy) -> None:
     donor = picture(study.large, "a", 1, NoiseStart())
     pixels = decode_pixels(donor.png, "image", 32, 32)
 
@@ -152,8 +152,8 @@ def lora(model: DiffusionModel, tmp_path_factory: pytest.TempPathFactory) -> Lor
 
 def study_of(model: DiffusionModel) -> LatenessStudy:
     spec = GenerationSpec("", "", "tiny", 32, 32, 8, 2.0, Scheduler.DDIM, 0)
-    painter = ReusePainter(model, Denoiser(model), 3)
-    return LatenessStudy.begin(StudyModel(painter, spec), LATE_PROMPTS, LATE_STEPS, first_seed=7)
+    generator = BatchGenerator(model, Denoiser(model), 3)
+    return LatenessStudy.begin(StudyModel(generator, spec), LATE_PROMPTS, LATE_STEPS, first_seed=7)
 
 
 @pytest.fixture(scope="module")
@@ -204,13 +204,13 @@ def test_a_study_leaves_the_model_as_it_was(model: DiffusionModel, lora: Lora) -
     study = study_of(model)
     study.lateness("it", lora, 4, study.on_time("it", lora))
 
-    again = list(study.model.painter.paint([_request(study, 0)]))
+    again = list(study.model.generator.generate([_request(study, 0)]))
 
     assert torch.equal(again[0].final, study.without[0].final)
     assert all(torch.equal(value, before[name]) for name, value in model.denoiser.state_dict().items())
 
 
-def _request(study: LatenessStudy, row: int) -> PaintingRequest:
+def _request(study: LatenessStudy, row: int) -> DenoisingRequest:
     return study.model.request(LATE_PROMPTS[row], 7 + row, NoiseStart())
 
 
@@ -237,18 +237,18 @@ def test_next_place_finds_last_that_holds(count: int, guess: int | None) -> None
         assert len(holds) <= (count if guess is None else 2 + count.bit_length())
 
 
-class NotedPainter(ReusePainter):
+class NotedGenerator(BatchGenerator):
     """Give each request's seed, steps and first step as its image, and keep the requests."""
 
     def __init__(self) -> None:
         self.max_batch = 16
-        self.requests: list[PaintingRequest] = []
+        self.requests: list[DenoisingRequest] = []
 
-    def paint(self, requests: Sequence[PaintingRequest]) -> Iterator[StudiedPicture]:
+    def generate(self, requests: Sequence[DenoisingRequest]) -> Iterator[StudiedImage]:
         for request in requests:
             self.requests.append(request)
             latents = {step: torch.tensor(float(step)) for step in request.capture_steps}
-            yield StudiedPicture(f"{len(request.thinned_steps)}".encode(), latents, torch.tensor(0.0))
+            yield StudiedImage(f"{len(request.thinned_steps)}".encode(), latents, torch.tensor(0.0))
 
 
 class WorthBySteps:
@@ -266,16 +266,16 @@ class WorthBySteps:
     [(4, 80, 80, 80), (3, 16, 0, 16)],
 )
 def test_thinning_study_ends_row_once_settled(taken_count: int, sample_count: int, kept: int, full_count: int) -> None:
-    painter = NotedPainter()
+    generator = NotedGenerator()
     spec = GenerationSpec("", "", "tiny", 32, 32, 8, 2.0, Scheduler.DDIM, 0)
-    model = StudyModel(painter, spec)
+    model = StudyModel(generator, spec)
     study = ThinningStudy(model, [WorthBySteps()], full_requests(model, ["a"] * 200, 0, (2,)))
 
     samples = study.samples(study.batch, 2, taken_count, alpha=0.95)
 
-    thinned = [request for request in painter.requests if request.thinned_steps]
+    thinned = [request for request in generator.requests if request.thinned_steps]
     assert (len(samples), sum(sample.keeps(0.95) for sample in samples)) == (sample_count, kept)
-    assert len(painter.requests) - len(thinned) == full_count
+    assert len(generator.requests) - len(thinned) == full_count
     # Steps 0 and 1 are those of the full run.
     assert {(request.start.first_step, float(request.start.latent)) for request in thinned} == {(2, 2.0)}
     assert len(study.samples(study.batch, 2, taken_count)) == 200

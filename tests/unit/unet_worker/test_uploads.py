@@ -143,7 +143,7 @@ def test_grant_without_key_is_taken_from_everybody_or_from_none(open_to_all: boo
 THINNED_ORDER = replace(ORDER, cache_grant=CacheGrant("g", (), "cache/image", 1000))
 
 
-class Painted:
+class Generated:
     """A picture that is there at once, with these steps left out."""
 
     def __init__(self, thinned_steps: tuple[int, ...]) -> None:
@@ -158,12 +158,12 @@ class Painted:
 @pytest.mark.parametrize(
     ("thinned_steps", "told", "is_kept"), [((), False, True), ((4, 8), False, False), ((4, 8), True, True)]
 )
-async def test_a_thinned_picture_is_a_donor_where_the_order_says_so(
+async def test_a_thinned_image_is_a_donor_where_the_order_says_so(
     tmp_path: Path, thinned_steps: tuple[int, ...], told: bool, is_kept: bool
 ) -> None:
     objects = open_objects(f"file://{tmp_path}")
     with ThreadPoolExecutor(1) as threads:
-        runner = AttemptRunner(Painted(thinned_steps), objects, threads, 10.0, lambda: None)
+        runner = AttemptRunner(Generated(thinned_steps), objects, threads, 10.0, lambda: None)
         outcome = await runner.run(replace(THINNED_ORDER, cache_thinned_picture=told), lambda event: None)
 
     assert outcome.result.thinned_steps == thinned_steps

@@ -65,9 +65,7 @@ def test_batch_limit_is_the_set_one_with_memory_or_without_measurement(
 
 
 @torch.inference_mode()
-def test_a_budget_that_holds_no_picture_stops_the_start_and_is_named(
-    model: DiffusionModel, limits: BatchLimits
-) -> None:
+def test_a_budget_that_holds_no_image_stops_the_start_and_is_named(model: DiffusionModel, limits: BatchLimits) -> None:
     with pytest.raises(InvalidArgument, match="memory budget of 1 MiB"):
         BatchMeasurement(model, Denoiser(model), limits, KEY, 2**20).before_serving()
 
@@ -93,7 +91,7 @@ def test_before_serving_measures_batches_as_far_as_time_goes(
 
 
 @torch.inference_mode()
-def test_what_is_left_is_measured_while_nobody_paints(model: DiffusionModel, limits: BatchLimits) -> None:
+def test_what_is_left_is_measured_while_nobody_generates(model: DiffusionModel, limits: BatchLimits) -> None:
     slow = Watched(model, seconds=7.0)
     measurement = measurement_of(model, slow, limits, limit_s=0.0)
     measurement.before_serving()

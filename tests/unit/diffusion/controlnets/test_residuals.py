@@ -84,7 +84,7 @@ def test_residuals_are_diffusers_own_with_the_condition_embedded_once(tmp_path: 
     assert_equal(network.residuals([asked])[0], wanted)
 
 
-def test_pictures_that_share_a_pass_have_the_residuals_that_they_have_alone(controlnet: ControlNet) -> None:
+def test_images_that_share_a_pass_have_the_residuals_that_they_have_alone(controlnet: ControlNet) -> None:
     steps = [
         step(controlnet, seed=1, timestep=900.0, scale=0.5),
         step(controlnet, seed=2, timestep=10.0, rows=1),
@@ -384,7 +384,7 @@ def test_a_flows_are_told_a_latent_a_row_with_noise_of_its_own_and_the_shift_whe
 
 
 @torch.inference_mode()
-def test_a_condition_is_embedded_for_as_many_rows_as_the_picture_has(
+def test_a_condition_is_embedded_for_as_many_rows_as_the_image_has(
     controlnet: ControlNet, flow_controlnet: ControlNet
 ) -> None:
     pixels, latents = torch.rand(1, 3, 32, 32), torch.rand(2, 8, 8, 8)

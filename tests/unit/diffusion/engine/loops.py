@@ -8,24 +8,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pentimento.diffusion.denoising import DenoisingRequest
 from pentimento.diffusion.engine import (
     BatchLimits,
     BatchReport,
     Denoiser,
+    DenoisingListener,
     EngineJob,
     EngineObserver,
     EngineSettings,
-    FinishedPainting,
-    PaintingListener,
+    FinishedDenoising,
     StepLoop,
 )
 from pentimento.diffusion.families import DiffusionModel
-from pentimento.diffusion.painting import PaintingRequest
 from pentimento.domain.errors import PentimentoError
 
 
 @dataclass
-class Listener(PaintingListener):
+class Listener(DenoisingListener):
     """Records everything; `at_step` runs on the engine's thread after that step."""
 
     at_step: dict[int, Any] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class Listener(PaintingListener):
     previews: list[int] = field(default_factory=list)
     latents: dict[int, Tensor] = field(default_factory=dict)
     start: tuple[int, int] | None = None
-    end: FinishedPainting | PentimentoError | None = None
+    end: FinishedDenoising | PentimentoError | None = None
     over: threading.Event = field(default_factory=threading.Event)
 
     def started(self, first_step: int, step_count: int) -> None:
@@ -48,23 +48,23 @@ class Listener(PaintingListener):
     def captured(self, step: int, sigma: float, latent: Tensor) -> None:
         self.latents[step] = latent
 
-    def finished(self, painting: FinishedPainting) -> None:
-        self.end = painting
+    def finished(self, denoising: FinishedDenoising) -> None:
+        self.end = denoising
         self.over.set()
 
     def failed(self, error: PentimentoError) -> None:
         self.end = error
         self.over.set()
 
-    def result(self) -> FinishedPainting | PentimentoError:
+    def result(self) -> FinishedDenoising | PentimentoError:
         assert self.over.wait(60)
         assert self.end is not None
         return self.end
 
     @property
     def latent(self) -> Tensor:
-        """Of the finished painting."""
-        assert isinstance(self.end, FinishedPainting)
+        """Of the finished denoising."""
+        assert isinstance(self.end, FinishedDenoising)
         return self.end.latent
 
 
@@ -105,7 +105,7 @@ class Loop:
     def clock(self) -> float:
         return self.now
 
-    def add(self, request: PaintingRequest, listener: Listener | None = None) -> "Added":
+    def add(self, request: DenoisingRequest, listener: Listener | None = None) -> "Added":
         heard = listener or Listener()
         return Added(heard, self.steps.submit(request, heard))
 
@@ -128,8 +128,8 @@ class Added:
         self.job = job
 
     @property
-    def finished(self) -> FinishedPainting:
-        assert isinstance(self.heard.end, FinishedPainting), self.heard.end
+    def finished(self) -> FinishedDenoising:
+        assert isinstance(self.heard.end, FinishedDenoising), self.heard.end
         return self.heard.end
 
 

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lab.fixtures.checkpoints import write_checkpoint
+from pentimento.diffusion.denoising import DenoisingRequest, ImageStart, LatentStart, NoiseStart, model_input, prepare
 from pentimento.diffusion.families import DiffusionModel, load_model
-from pentimento.diffusion.painting import ImageStart, LatentStart, NoiseStart, PaintingRequest, model_input, prepare
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.errors import Cancelled
 from pentimento.domain.generation import Scheduler
 from tests.unit.diffusion.engine.loops import Added, Loop, Scripted
-from tests.unit.diffusion.specs import paint, run_steps, spec_with
+from tests.unit.diffusion.specs import denoise, run_steps, spec_with
 
 TOLERANCE = 1e-4
 STOP = Cancelled("CANCELLED", "no more")
@@ -30,16 +30,16 @@ def noisy_model(tmp_path_factory: pytest.TempPathFactory) -> DiffusionModel:
     return load_model(directory, torch.device("cpu"), torch.float32)
 
 
-def request(seed: int = 7, first_step: int = 0, **changes: Any) -> PaintingRequest:
+def request(seed: int = 7, first_step: int = 0, **changes: Any) -> DenoisingRequest:
     spec = spec_with(**{"seed": seed, "prompt": f"picture {seed}", "num_inference_steps": 6, **changes})
     if first_step == 0:
-        return PaintingRequest(spec, NoiseStart())
+        return DenoisingRequest(spec, NoiseStart())
     latent = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(seed))
-    return PaintingRequest(spec, LatentStart(latent, first_step))
+    return DenoisingRequest(spec, LatentStart(latent, first_step))
 
 
 def assert_same_picture(model: DiffusionModel, added: Added) -> None:
-    alone = paint(model, added.job.request)
+    alone = denoise(model, added.job.request)
     torch.testing.assert_close(added.heard.latent, alone, rtol=0, atol=TOLERANCE)
 
 
@@ -61,7 +61,7 @@ def assert_same_picture(model: DiffusionModel, added: Added) -> None:
     ids=["alike", "other sizes and guidance", "samplers and step counts"],
 )
 def test_requests_of_one_size_and_guidance_share_passes(
-    model: DiffusionModel, requests: list[PaintingRequest], sizes: list[int]
+    model: DiffusionModel, requests: list[DenoisingRequest], sizes: list[int]
 ) -> None:
     loop = Loop(model)
     added = [loop.add(one) for one in requests]
@@ -86,7 +86,7 @@ def test_a_request_that_is_to_be_alone_shares_no_forward_pass_and_has_the_bits_i
     assert sorted(loop.observer.sizes) == [1] * 18 + [2] * 6
     for one in alone:
         assert one.heard.latent is not None
-        assert torch.equal(one.heard.latent, paint(model, one.job.request))
+        assert torch.equal(one.heard.latent, denoise(model, one.job.request))
     for one in (*others, plain):
         assert_same_picture(model, one)
 
@@ -116,24 +116,24 @@ def test_stored_image_leaves_the_batch_without_a_step(model: DiffusionModel) -> 
 
     assert loop.observer.sizes == [1] * 6
     assert (stored.heard.start, stored.heard.steps) == ((6, 6), [])
-    assert torch.equal(stored.heard.latent, paint(model, stored.job.request))
+    assert torch.equal(stored.heard.latent, denoise(model, stored.job.request))
     assert_same_picture(model, other)
 
 
-def test_a_batch_of_one_gives_the_bits_of_the_picture_alone(model: DiffusionModel) -> None:
+def test_a_batch_of_one_gives_the_bits_of_the_image_alone(model: DiffusionModel) -> None:
     loop = Loop(model)
     added = loop.add(request(1))
 
     loop.run()
 
-    assert torch.equal(added.heard.latent, paint(model, added.job.request))
+    assert torch.equal(added.heard.latent, denoise(model, added.job.request))
 
 
 def test_captures_and_previews_come_from_inside_a_batch(model: DiffusionModel) -> None:
     loop = Loop(model)
     loop.add(request(1))
     watched = request(2)
-    added = loop.add(PaintingRequest(watched.spec, watched.start, frozenset({2, 4}), preview_interval_steps=3))
+    added = loop.add(DenoisingRequest(watched.spec, watched.start, frozenset({2, 4}), preview_interval_steps=3))
 
     loop.run()
 
@@ -159,7 +159,7 @@ def test_device_seconds_of_batchmates_add_up_to_the_time_of_the_steps(model: Dif
 class Joins:
     """Who comes at which tick, and who is stopped at which: a history of batches."""
 
-    arrivals: list[tuple[int, PaintingRequest]]
+    arrivals: list[tuple[int, DenoisingRequest]]
     stops: dict[int, int] = field(default_factory=dict)
 
 
@@ -207,10 +207,10 @@ def test_image_is_that_of_one_alone_in_any_history(model: DiffusionModel, histor
         assert torch.equal(one.heard.latent, other.heard.latent)
         assert_same_picture(model, one)
         if one.job.request.spec.guidance_scale > 1.0:
-            assert torch.equal(one.heard.latent, paint(model, one.job.request))
+            assert torch.equal(one.heard.latent, denoise(model, one.job.request))
 
 
-def test_an_unguided_picture_leaves_pure_noise_by_the_prediction_that_it_gets_alone(
+def test_an_unguided_image_leaves_pure_noise_by_the_prediction_that_it_gets_alone(
     noisy_model: DiffusionModel,
 ) -> None:
     predictions: list[Tensor] = []
@@ -226,6 +226,6 @@ def test_an_unguided_picture_leaves_pure_noise_by_the_prediction_that_it_gets_al
     loop.tick()
 
     with torch.inference_mode():
-        painting = prepare(noisy_model, PromptMemo(noisy_model, 8), asked)
-        alone = noisy_model.predict(model_input(noisy_model, painting))
+        denoising = prepare(noisy_model, PromptMemo(noisy_model, 8), asked)
+        alone = noisy_model.predict(model_input(noisy_model, denoising))
     assert torch.equal(predictions[0][1:], alone)

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from pentimento.diffusion.denoising import DenoisingRequest
 from pentimento.diffusion.families import NO_CONTROL, BatchKey, ControlResiduals, DenoiserInput, DiffusionModel
-from pentimento.diffusion.painting import PaintingRequest
 from pentimento.domain.errors import Unavailable
 from pentimento.policies.latent_pairing import PairPace
 from tests.unit.diffusion.engine.loops import Added, Loop, Scripted
@@ -18,7 +18,7 @@ from tests.unit.diffusion.engine.test_batches import assert_same_picture, reques
 from tests.unit.diffusion.engine.test_loras import Late, finish
 from tests.unit.diffusion.engine.test_pairing import TOLERANCE, Peer, seen_rows
 from tests.unit.diffusion.engine.test_seams import residuals
-from tests.unit.diffusion.specs import paint_controlled
+from tests.unit.diffusion.specs import denoise_controlled
 
 # The steps in which nothing is controlled.
 FREE = {4}
@@ -68,7 +68,7 @@ class Pair:
     peer: Peer
     theirs: RowSource
     rows: list[int]
-    asked: PaintingRequest
+    asked: DenoisingRequest
 
 
 def pair_of(model: DiffusionModel, **peer: Any) -> Pair:
@@ -84,7 +84,7 @@ def pace_of(loop: Loop) -> PairPace:
 
 
 def assert_controlled_picture(model: DiffusionModel, added: Added) -> None:
-    wanted = paint_controlled(model, request(1), of_step)
+    wanted = denoise_controlled(model, request(1), of_step)
     torch.testing.assert_close(added.finished.latent, wanted, rtol=0, atol=TOLERANCE)
 
 
@@ -155,7 +155,7 @@ def test_the_first_half_of_a_peer_has_time_to_open_streams(model: DiffusionModel
     assert added.finished.paired_step_count == 6
 
 
-def test_whose_loras_come_late_is_painted_by_one_worker(model: DiffusionModel) -> None:
+def test_whose_loras_come_late_is_generated_by_one_worker(model: DiffusionModel) -> None:
     pair = pair_of(model)
     added = pair.loop.add(replace(pair.asked, loras=Late((), late_asks=2, latest_step=3)))
 
@@ -192,7 +192,7 @@ def test_a_controlled_step_takes_as_long_as_its_residuals_do(model: DiffusionMod
 
 
 @pytest.mark.usefixtures("four_tried")
-def test_paired_steps_that_are_no_shorter_end_the_pair_of_controlled_pictures_alone(model: DiffusionModel) -> None:
+def test_paired_steps_that_are_no_shorter_end_the_pair_of_controlled_images_alone(model: DiffusionModel) -> None:
     pair = pair_of(model)
 
     def seconds_pass(number: int, inputs: DenoiserInput, prediction: Tensor) -> Tensor:
@@ -235,7 +235,7 @@ def test_a_half_under_control_shares_its_passes_with_a_half_that_has_none(model:
     their_held=st.sets(st.integers(0, 5)),
 )
 @settings(max_examples=25, deadline=None)
-def test_whatever_becomes_of_the_peer_and_of_residuals_the_picture_is_the_same(
+def test_whatever_becomes_of_the_peer_and_of_residuals_the_image_is_the_same(
     model: DiffusionModel, late: set[int], lost_at: int | None, held: set[int], their_held: set[int]
 ) -> None:
     pair = pair_of(model, late=late, lost_at=lost_at)

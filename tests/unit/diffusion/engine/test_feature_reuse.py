@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from pentimento.diffusion.denoising import DenoisingRequest, LatentStart, NoiseStart
 from pentimento.diffusion.engine import Denoiser, has_features, reused_step_share
 from pentimento.diffusion.families import DiffusionModel
 from pentimento.diffusion.families.model import BatchKey, ControlResiduals, DenoiserInput
-from pentimento.diffusion.painting import LatentStart, NoiseStart, PaintingRequest
 from pentimento.domain.generation import Scheduler
 from tests.unit.diffusion.engine.loops import Added, Loop
-from tests.unit.diffusion.specs import paint, spec_with
+from tests.unit.diffusion.specs import denoise, spec_with
 
 STEPS = 9
 FULL = (1, 4, 7)
@@ -40,13 +40,13 @@ class Counted(Denoiser):
         return super().predict_from(inputs, features)
 
 
-def asked(model: DiffusionModel, seed: int, full: tuple[int, ...] = FULL, **changes: Any) -> PaintingRequest:
+def asked(model: DiffusionModel, seed: int, full: tuple[int, ...] = FULL, **changes: Any) -> DenoisingRequest:
     chosen = {"seed": seed, "prompt": f"picture {seed}", "num_inference_steps": STEPS}
     spec = spec_with(**{**chosen, "scheduler": model.info.schedulers[0], **changes})
-    return PaintingRequest(spec, NoiseStart(), full_steps=full)
+    return DenoisingRequest(spec, NoiseStart(), full_steps=full)
 
 
-def alone(model: DiffusionModel, request: PaintingRequest) -> Added:
+def alone(model: DiffusionModel, request: DenoisingRequest) -> Added:
     loop = Loop(model)
     added = loop.add(request)
     loop.run()
@@ -66,7 +66,7 @@ def test_reusing_rows_leave_whole_passes_and_return(name: str, request: pytest.F
     for one, own in zip(added, requests, strict=True):
         wanted = alone(found, own).heard.latent
         assert torch.equal(one.heard.latent, wanted)
-        assert torch.equal(wanted, paint(found, replace(own, full_steps=()))) is not bool(own.full_steps)
+        assert torch.equal(wanted, denoise(found, replace(own, full_steps=()))) is not bool(own.full_steps)
     assert [one.finished.reused_count for one in added] == [len(REUSED), 7, 0]
     assert denoiser.rows[:5] == [("kept", 6), ("reused", 2), ("kept", 4), ("reused", 4), ("whole", 2)]
 
@@ -94,7 +94,7 @@ def test_features_are_dropped_once_no_step_reuses_them(model: DiffusionModel) ->
 @pytest.mark.parametrize("name", ["model", "flow_model"])
 def test_kept_features_come_with_the_bits_of_predict(name: str, request: pytest.FixtureRequest) -> None:
     found: DiffusionModel = request.getfixturevalue(name)
-    wanted = paint(found, asked(found, 3))
+    wanted = denoise(found, asked(found, 3))
 
     assert has_features(found)
     assert torch.equal(alone(found, asked(found, 3, tuple(range(STEPS)))).heard.latent, wanted)

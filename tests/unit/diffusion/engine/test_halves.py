@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pentimento.devices.choices import CompileMode
+from pentimento.diffusion.denoising import DenoisingRequest
 from pentimento.diffusion.engine import CompiledDenoiser, Denoiser
 from pentimento.diffusion.engine.probe import example_input
 from pentimento.diffusion.families import (
@@ -22,13 +23,12 @@ from pentimento.diffusion.families import (
     DenoiserInput,
     DiffusionModel,
 )
-from pentimento.diffusion.painting import PaintingRequest
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.generation import Scheduler
 from tests.unit.diffusion.engine.loops import Loop
 from tests.unit.diffusion.engine.test_batches import TOLERANCE, request
 from tests.unit.diffusion.engine.test_seams import Source, residuals
-from tests.unit.diffusion.specs import paint, paint_controlled
+from tests.unit.diffusion.specs import denoise, denoise_controlled
 
 
 class Halves(Denoiser):
@@ -123,7 +123,7 @@ def test_a_network_that_the_passes_do_not_know_runs_whole(model: DiffusionModel)
     assert torch.equal(whole, by_halves)
 
 
-def controlled_request(source: Source, seed: int = 1, **changes: object) -> PaintingRequest:
+def controlled_request(source: Source, seed: int = 1, **changes: object) -> DenoisingRequest:
     return replace(request(seed, **changes), control=source)
 
 
@@ -156,7 +156,7 @@ def test_late_residuals_split_the_pass_in_halves(
     assert len(calls) == 2 or denoiser.calls == calls * 6
     asked = added.job.request
     free = isinstance(source, Uncontrolled)
-    wanted = paint(model, asked) if free else paint_controlled(model, asked, residuals)
+    wanted = denoise(model, asked) if free else denoise_controlled(model, asked, residuals)
     assert torch.equal(added.heard.latent, wanted)
 
 
@@ -173,8 +173,8 @@ def test_the_first_half_of_a_late_request_is_not_run_again(model: DiffusionModel
 
     assert denoiser.calls == [("encode", 4), ("decode", 2), ("whole", 2), ("encode", 2), ("decode", 4)]
     loop.run()
-    assert torch.equal(controlled.heard.latent, paint_controlled(model, controlled.job.request, residuals))
-    assert torch.equal(plain.heard.latent, paint(model, plain.job.request))
+    assert torch.equal(controlled.heard.latent, denoise_controlled(model, controlled.job.request, residuals))
+    assert torch.equal(plain.heard.latent, denoise(model, plain.job.request))
 
 
 def test_of_those_that_wait_behind_the_first_half_there_is_at_most_a_batch(model: DiffusionModel) -> None:
@@ -203,7 +203,7 @@ def test_a_source_that_breaks_between_the_halves_ends_its_own_request(model: Dif
     loop.run()
 
     assert isinstance(broken.heard.end, Unavailable)
-    assert torch.equal(plain.heard.latent, paint(model, plain.job.request))
+    assert torch.equal(plain.heard.latent, denoise(model, plain.job.request))
 
 
 def test_device_seconds_are_shared_by_those_that_wait_behind_the_first_half(model: DiffusionModel) -> None:
@@ -243,7 +243,7 @@ def test_seconds_behind_the_first_half_without_residuals_are_counted_by_step(mod
 
 
 @st.composite
-def lateness(draw: st.DrawFn) -> list[tuple[PaintingRequest, dict[int, int]]]:
+def lateness(draw: st.DrawFn) -> list[tuple[DenoisingRequest, dict[int, int]]]:
     """Requests, guided, some controlled: of these how many ticks late each step's residuals are."""
     ticks = st.dictionaries(st.integers(0, 5), st.integers(1, 3), max_size=4)
     return [
@@ -278,8 +278,8 @@ class Slow(Source):
 @pytest.mark.slow
 @given(asked=lateness())
 @settings(max_examples=15, deadline=None)
-def test_however_late_residuals_are_a_guided_picture_has_the_bits_that_it_has_alone(
-    model: DiffusionModel, asked: list[tuple[PaintingRequest, dict[int, int]]]
+def test_however_late_residuals_are_a_guided_image_has_the_bits_that_it_has_alone(
+    model: DiffusionModel, asked: list[tuple[DenoisingRequest, dict[int, int]]]
 ) -> None:
     loop = Loop(model, max_batch=3)
     added = []
@@ -292,7 +292,9 @@ def test_however_late_residuals_are_a_guided_picture_has_the_bits_that_it_has_al
 
     for one in added:
         asked_for = one.job.request
-        wanted = paint(model, asked_for) if asked_for.control is None else paint_controlled(model, asked_for, residuals)
+        wanted = (
+            denoise(model, asked_for) if asked_for.control is None else denoise_controlled(model, asked_for, residuals)
+        )
         assert torch.equal(one.heard.latent, wanted)
 
 
@@ -344,7 +346,7 @@ def test_the_halves_can_be_traced_as_one_graph_each(model: DiffusionModel, trace
     torch.testing.assert_close(prediction, model.predict(controlled), rtol=0, atol=1e-5)
 
 
-def test_controlled_pictures_in_padded_compiled_batches_are_what_they_are_alone(
+def test_controlled_images_in_padded_compiled_batches_are_what_they_are_alone(
     model: DiffusionModel, traced: CompiledDenoiser
 ) -> None:
     late = Source(held=set(range(6)))
@@ -356,5 +358,5 @@ def test_controlled_pictures_in_padded_compiled_batches_are_what_they_are_alone(
     loop.run()
 
     for one in added:
-        wanted = paint_controlled(model, one.job.request, residuals)
+        wanted = denoise_controlled(model, one.job.request, residuals)
         torch.testing.assert_close(one.heard.latent, wanted, rtol=0, atol=TOLERANCE)

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from pentimento.diffusion.denoising import DenoisingRequest, LatentStart
 from pentimento.diffusion.engine.faults import finite_parts, release_unused
 from pentimento.diffusion.engine.probe import RECOVERY_S
 from pentimento.diffusion.families import DiffusionModel
-from pentimento.diffusion.painting import LatentStart, PaintingRequest
 from pentimento.domain.errors import Cancelled, Internal, PentimentoError, ResourceExhausted
 from tests.unit.diffusion.engine.loops import Loop, Scripted
 from tests.unit.diffusion.engine.test_batches import assert_same_picture, request
@@ -64,7 +64,9 @@ def test_a_request_that_the_network_fails_on_is_found_in_its_batch_and_ends_alon
 
     loop = Loop(model, denoiser=Scripted(model, change))
     good = [loop.add(request(seed)) for seed in range(3)]
-    poison = loop.add(PaintingRequest(spec_with(num_inference_steps=6), LatentStart(torch.full((1, 4, 8, 8), 99.0), 1)))
+    poison = loop.add(
+        DenoisingRequest(spec_with(num_inference_steps=6), LatentStart(torch.full((1, 4, 8, 8), 99.0), 1))
+    )
 
     loop.run()
 
@@ -134,7 +136,7 @@ def test_batches_grow_again_once_the_memory_may_be_back(model: DiffusionModel) -
 
 
 def test_memory_that_is_kept_for_nobody_is_given_up_before_a_batch_is_halved(model: DiffusionModel) -> None:
-    """Buffers of SDXL take 400 MB for each size that was painted lately."""
+    """Buffers of SDXL take 400 MB for each size that was generated lately."""
 
     def change(number: int, inputs: Any, prediction: Tensor) -> Tensor:
         if any(buffers() is not None for buffers in kept):
@@ -185,7 +187,7 @@ def test_stopped_request_is_freed_by_next_tick(model: DiffusionModel, other_runs
     if other_runs:
         loop.add(request(1))
     start = torch.randn(1, 4, 8, 8)
-    stopped = loop.add(PaintingRequest(spec_with(num_inference_steps=6), LatentStart(start, 1)))
+    stopped = loop.add(DenoisingRequest(spec_with(num_inference_steps=6), LatentStart(start, 1)))
     loop.tick(2)
     latents = [weakref.ref(tensor) for tensor in gc.get_objects() if is_latent(tensor)]
     stopped.job.stop(STOP)

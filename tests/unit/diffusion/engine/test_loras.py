@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lab.fixtures.lycoris_files import write_lycoris
+from pentimento.diffusion.denoising import DenoisingRequest, condition, denoise_step, prepare
 from pentimento.diffusion.families import DenoiserInput, DiffusionModel, PerSampleAdapters
 from pentimento.diffusion.loras import AdapterSet, BaseLayers, WeightedLora, layers_of, read_lora
 from pentimento.diffusion.loras.patching import WeightPatch
-from pentimento.diffusion.painting import PaintingRequest, condition, denoise_step, prepare
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.errors import Unavailable
 from tests.unit.diffusion.engine.loops import Added, Loop, Scripted
@@ -66,23 +66,23 @@ class Late:
 
 
 @torch.inference_mode()
-def painted(model: DiffusionModel, asked: PaintingRequest, adapters: AdapterSet, from_step: int = 0) -> Tensor:
+def denoised(model: DiffusionModel, asked: DenoisingRequest, adapters: AdapterSet, from_step: int = 0) -> Tensor:
     """What one picture is with patched weights, from a step on."""
     prompts, patch = PromptMemo(model, 8), WeightPatch(model.denoiser, "unet", model.forget_time_terms)
-    painting = prepare(model, prompts, asked)
-    while not painting.done:
-        if painting.state.step_index >= from_step and not patch.held and adapters:
+    denoising = prepare(model, prompts, asked)
+    while not denoising.done:
+        if denoising.state.step_index >= from_step and not patch.held and adapters:
             patch.hold(adapters)
-            painting.conditioning, _ = condition(model, prompts, asked, adapters)
-        denoise_step(model, painting)
+            denoising.conditioning, _ = condition(model, prompts, asked, adapters)
+        denoise_step(model, denoising)
     patch.hold(())
-    return painting.state.latent
+    return denoising.state.latent
 
 
-def assert_painted_with(model: DiffusionModel, added: Added, adapters: AdapterSet) -> None:
+def assert_denoised_with(model: DiffusionModel, added: Added, adapters: AdapterSet) -> None:
     step = added.finished.lora_patch_step
     assert step is not None
-    wanted = painted(model, added.job.request, adapters, step)
+    wanted = denoised(model, added.job.request, adapters, step)
     torch.testing.assert_close(added.heard.latent, wanted, rtol=0, atol=TOLERANCE)
 
 
@@ -99,7 +99,7 @@ def finish(loop: Loop) -> None:
     loop.steps.restore_weights()
 
 
-def with_loras(adapters: AdapterSet, seed: int = 1, **late: Any) -> PaintingRequest:
+def with_loras(adapters: AdapterSet, seed: int = 1, **late: Any) -> DenoisingRequest:
     return replace(request(seed), loras=Late(adapters, **late))
 
 
@@ -121,7 +121,7 @@ def seen_inputs(model: DiffusionModel) -> tuple[Scripted, list[DenoiserInput]]:
     return Scripted(model, note), seen
 
 
-def test_a_lone_set_is_patched_in_and_its_picture_has_the_bits_of_patched_weights(
+def test_a_lone_set_is_patched_in_and_its_image_has_the_bits_of_patched_weights(
     model: DiffusionModel, sets: list[AdapterSet]
 ) -> None:
     denoiser, seen = seen_inputs(model)
@@ -135,8 +135,8 @@ def test_a_lone_set_is_patched_in_and_its_picture_has_the_bits_of_patched_weight
     assert digest(model) == before
 
     assert all(inputs.adapters is None for inputs in seen)
-    assert torch.equal(added.heard.latent, painted(model, added.job.request, sets[3]))
-    assert (added.heard.latent - painted(model, added.job.request, ())).abs().max() > 0.01
+    assert torch.equal(added.heard.latent, denoised(model, added.job.request, sets[3]))
+    assert (added.heard.latent - denoised(model, added.job.request, ())).abs().max() > 0.01
     assert_same_picture(model, plain)
 
 
@@ -150,7 +150,7 @@ def test_requests_with_one_set_share_the_patched_weights(model: DiffusionModel, 
     assert loop.observer.sizes == [3] * 6
     assert all(inputs.adapters is None for inputs in seen)
     for one in added:
-        assert_painted_with(model, one, sets[1])
+        assert_denoised_with(model, one, sets[1])
 
 
 def test_a_mixed_batch_shares_every_pass_and_nobody_sees_anothers_loras(
@@ -168,7 +168,7 @@ def test_a_mixed_batch_shares_every_pass_and_nobody_sees_anothers_loras(
     assert all(inputs.adapters is not None for inputs in seen)
     assert_same_picture(model, plain)
     for one, adapters in zip(added, sets[1:], strict=True):
-        assert_painted_with(model, one, adapters)
+        assert_denoised_with(model, one, adapters)
     assert digest(model) == before
 
 
@@ -185,9 +185,9 @@ def test_a_set_without_small_factors_has_passes_apart(
     assert loop.observer.sizes == [2] * 12
     assert [inputs.adapters is None for inputs in seen].count(True) == 6
     for one, adapters in zip(mixed, sets[1:3], strict=True):
-        assert_painted_with(model, one, adapters)
+        assert_denoised_with(model, one, adapters)
     for one in apart:
-        assert_painted_with(model, one, patched_only)
+        assert_denoised_with(model, one, patched_only)
 
 
 def test_passes_apart_and_others_take_turns_with_patched_weights(
@@ -205,10 +205,10 @@ def test_passes_apart_and_others_take_turns_with_patched_weights(
 
     assert all(inputs.adapters is None for inputs in seen)
     for one, adapters in ((first, sets[1]), (apart, patched_only), (second, sets[1])):
-        assert_painted_with(model, one, adapters)
+        assert_denoised_with(model, one, adapters)
 
 
-def test_whoever_joins_and_leaves_the_pictures_are_their_own(model: DiffusionModel, sets: list[AdapterSet]) -> None:
+def test_whoever_joins_and_leaves_the_images_are_their_own(model: DiffusionModel, sets: list[AdapterSet]) -> None:
     """From patched to mixed and back to patched, in the middle of the first picture."""
     denoiser, seen = seen_inputs(model)
     loop = Loop(model, denoiser=denoiser)
@@ -218,8 +218,8 @@ def test_whoever_joins_and_leaves_the_pictures_are_their_own(model: DiffusionMod
     finish(loop)
 
     assert [inputs.adapters is not None for inputs in seen] == [False, False, True, True, False, False]
-    assert_painted_with(model, first, sets[1])
-    assert_painted_with(model, second, sets[2])
+    assert_denoised_with(model, first, sets[1])
+    assert_denoised_with(model, second, sets[2])
 
 
 @pytest.mark.slow
@@ -250,7 +250,7 @@ def test_in_any_mixture_each_is_what_it_is_alone(
     finish(loop)
 
     for one, which in added:
-        assert_painted_with(model, one, sets[which])
+        assert_denoised_with(model, one, sets[which])
 
 
 def test_late_loras_hold_up_nobody_and_wait_at_the_latest_step(model: DiffusionModel, sets: list[AdapterSet]) -> None:
@@ -266,7 +266,7 @@ def test_late_loras_hold_up_nobody_and_wait_at_the_latest_step(model: DiffusionM
     finish(loop)
 
     assert late.finished.lora_patch_step == 2
-    assert_painted_with(model, late, sets[1])
+    assert_denoised_with(model, late, sets[1])
     assert_same_picture(model, plain)
 
 
@@ -298,7 +298,7 @@ def test_loras_from_the_start_are_awaited_before_anything_is_computed(
     finish(loop)
 
     assert late.finished.lora_patch_step == 0
-    assert torch.equal(late.heard.latent, painted(model, late.job.request, sets[1]))
+    assert torch.equal(late.heard.latent, denoised(model, late.job.request, sets[1]))
 
 
 @pytest.mark.parametrize("latest_step", [0, 3])
@@ -320,14 +320,14 @@ def test_loras_that_cannot_be_had_end_their_own_request_with_the_reason(
     assert digest(model) == before
 
 
-def test_a_replay_is_patched_whoever_else_paints(model: DiffusionModel, sets: list[AdapterSet]) -> None:
+def test_a_replay_is_patched_whoever_else_generates(model: DiffusionModel, sets: list[AdapterSet]) -> None:
     loop = Loop(model)
     loop.add(with_loras(sets[2], 5))
     replay = loop.add(replace(with_loras(sets[1]), alone=True))
 
     finish(loop)
 
-    assert torch.equal(replay.heard.latent, painted(model, replay.job.request, sets[1]))
+    assert torch.equal(replay.heard.latent, denoised(model, replay.job.request, sets[1]))
 
 
 def test_loras_that_nobody_has_any_more_are_given_up_before_a_batch_is_halved(
@@ -352,4 +352,4 @@ def test_loras_that_nobody_has_any_more_are_given_up_before_a_batch_is_halved(
     assert len(kept) == 2
     assert loop.observer.refused_batches == []
     for one, adapters in zip((*mixed, *added), (*sets[1:3], sets[0], sets[3]), strict=True):
-        assert_painted_with(model, one, adapters)
+        assert_denoised_with(model, one, adapters)

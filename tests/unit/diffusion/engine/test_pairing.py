@@ -10,19 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pentimento.diffusion.engine import FinishedPainting
+from pentimento.diffusion.denoising import DenoisingRequest
+from pentimento.diffusion.engine import FinishedDenoising
 from pentimento.diffusion.families import BatchKey, DenoiserInput, DiffusionModel, load_model
 from pentimento.diffusion.guidance_half import AskedStep, AskedSteps, HalfStart
 from pentimento.diffusion.loras import WeightedLora, layers_of
-from pentimento.diffusion.painting import PaintingRequest
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.generation import Scheduler
 from tests.unit.diffusion.engine.loops import Added, Listener, Loop, Scripted
 from tests.unit.diffusion.engine.test_batches import assert_same_picture, request
 from tests.unit.diffusion.engine.test_batches import request as asked_for
-from tests.unit.diffusion.engine.test_loras import Late, finish, painted
+from tests.unit.diffusion.engine.test_loras import Late, denoised, finish
 from tests.unit.diffusion.loras.made_loras import made_lora
-from tests.unit.diffusion.specs import paint, spec_with
+from tests.unit.diffusion.specs import denoise, spec_with
 
 # What the composition of a batch may change of a picture (ADR 0009): a half is one row, where a whole step has two.
 TOLERANCE = 1e-4
@@ -57,7 +57,7 @@ class Peer:
         if self.half is None:
             texts = replace(inputs.conditioning, projected=None)
             spec = spec_with(prompt="", num_inference_steps=self.step_count, guidance_scale=1.0)
-            asked = PaintingRequest(spec, HalfStart(texts, self.steps), control=self.control, loras=self.loras)
+            asked = DenoisingRequest(spec, HalfStart(texts, self.steps), control=self.control, loras=self.loras)
             self.half = self.loop.add(asked)
         return True
 
@@ -156,7 +156,7 @@ def test_steps_without_peer_are_computed_here(
     assert added.heard.steps == [1, 2, 3, 4, 5, 6]
     assert added.finished.paired_step_count == paired
     assert_same_picture(model, added)
-    assert paired or torch.equal(added.heard.latent, paint(model, request(1)))
+    assert paired or torch.equal(added.heard.latent, denoise(model, request(1)))
 
 
 @pytest.mark.parametrize("changes", [{"guidance_scale": 1.0}, {}], ids=["unguided", "alone"])
@@ -170,7 +170,7 @@ def test_who_has_no_two_halves_or_is_to_be_alone_has_no_peer(model: DiffusionMod
     assert added.finished.paired_step_count == 0
 
 
-def test_halves_share_a_pass_with_each_other_and_with_unguided_pictures(model: DiffusionModel) -> None:
+def test_halves_share_a_pass_with_each_other_and_with_unguided_images(model: DiffusionModel) -> None:
     shared = Loop(model)
     peers = [Peer(shared), Peer(shared)]
     leaders = [Loop(model), Loop(model)]
@@ -206,10 +206,10 @@ def test_loras_change_both_halves_and_the_peer_is_asked_once_they_are_in_effect(
     finish(loop)
 
     end = added.heard.end
-    assert isinstance(end, FinishedPainting) and end.lora_patch_step is not None
+    assert isinstance(end, FinishedDenoising) and end.lora_patch_step is not None
     assert 0 < end.lora_patch_step == peer.asked[0]
     assert added.finished.paired_step_count == 6 - end.lora_patch_step
-    wanted = painted(model, asked, adapters, end.lora_patch_step)
+    wanted = denoised(model, asked, adapters, end.lora_patch_step)
     torch.testing.assert_close(added.heard.latent, wanted, rtol=0, atol=TOLERANCE)
 
 
@@ -254,7 +254,7 @@ def test_waiting_request_holds_up_nobody_and_is_stopped(model: DiffusionModel) -
     late=st.sets(st.integers(0, 5)), lost_at=st.none() | st.integers(0, 5), busy=st.booleans(), others=st.integers(0, 2)
 )
 @settings(max_examples=15, deadline=None)
-def test_whatever_becomes_of_the_peer_the_picture_is_the_same(
+def test_whatever_becomes_of_the_peer_the_image_is_the_same(
     model: DiffusionModel, late: set[int], lost_at: int | None, busy: bool, others: int
 ) -> None:
     loop, peer = Loop(model, max_batch=3), Peer(Loop(model), late, lost_at, busy)

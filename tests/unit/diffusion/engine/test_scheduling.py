@@ -32,7 +32,7 @@ def test_a_short_deadline_takes_the_place_of_a_long_one_which_goes_on_afterwards
     assert_same_picture(model, short)
 
 
-def test_a_small_picture_takes_turns_with_a_large_one_that_came_before(model: DiffusionModel) -> None:
+def test_a_small_image_takes_turns_with_a_large_one_that_came_before(model: DiffusionModel) -> None:
     def one_step(call: int, inputs: Any, prediction: torch.Tensor) -> torch.Tensor:
         loop.now += 0.8 if inputs.latents.shape[-1] > 8 else 0.01
         return prediction

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from pentimento.diffusion.denoising import prepare
 from pentimento.diffusion.engine import EngineJob
 from pentimento.diffusion.engine.rows import stack_residuals
 from pentimento.diffusion.families import (
@@ -18,12 +19,11 @@ from pentimento.diffusion.families import (
     PerSampleAdapters,
 )
 from pentimento.diffusion.loras.bypass import stack_adapters
-from pentimento.diffusion.painting import prepare
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.errors import Internal, Unavailable
 from tests.unit.diffusion.engine.loops import Added, Listener, Loop
 from tests.unit.diffusion.engine.test_batches import assert_same_picture, request
-from tests.unit.diffusion.specs import paint_controlled
+from tests.unit.diffusion.specs import denoise_controlled
 
 DOWN_SHAPES = ((16, 8, 8), (16, 8, 8), (16, 4, 4), (32, 4, 4))
 
@@ -54,7 +54,7 @@ class Source:
 
 
 def assert_controlled(model: DiffusionModel, added: Added) -> None:
-    wanted = paint_controlled(model, request(1), residuals)
+    wanted = denoise_controlled(model, request(1), residuals)
     torch.testing.assert_close(added.heard.latent, wanted, rtol=0, atol=1e-4)
 
 
@@ -188,7 +188,7 @@ def test_residuals_from_host_memory_go_to_the_models_device(model: DiffusionMode
     """`meta` stands for a GPU: it has no values, and says where a tensor is."""
     asked, gpu = replace(request(1), control=Source()), SimpleNamespace(device=torch.device("meta"))
     job = EngineJob(0, asked, model.info.batch_key(asked.spec), Listener())
-    job.painting = prepare(model, PromptMemo(model, 8), asked)
+    job.denoising = prepare(model, PromptMemo(model, 8), asked)
     job.ask_residuals(model)
 
     assert job.has_residuals(cast("DiffusionModel", gpu))

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.fixtures.checkpoints import write_flow_checkpoint
+from pentimento.diffusion.denoising import DenoisingRequest
 from pentimento.diffusion.engine.probe import example_input
 from pentimento.diffusion.families import (
     BatchKey,
@@ -19,12 +20,11 @@ from pentimento.diffusion.families import (
     DiffusionModel,
     load_model,
 )
-from pentimento.diffusion.painting import PaintingRequest
 from pentimento.domain.generation import Scheduler
 from tests.unit.diffusion.engine.loops import Loop
 from tests.unit.diffusion.engine.test_batches import request
 from tests.unit.diffusion.engine.test_halves import Halves
-from tests.unit.diffusion.specs import paint, paint_controlled
+from tests.unit.diffusion.specs import denoise, denoise_controlled
 
 BLOCKS, RESIDUALS = 8, 4
 
@@ -57,7 +57,7 @@ class Parts:
         return residuals(step_index, there) if there else None
 
 
-def controlled(source: object, seed: int = 1, **changes: object) -> PaintingRequest:
+def controlled(source: object, seed: int = 1, **changes: object) -> DenoisingRequest:
     asked = request(seed, scheduler=Scheduler.FLOW_MATCH_EULER, **changes)
     return replace(asked, control=source)  # type: ignore[arg-type]
 
@@ -123,7 +123,7 @@ def test_blocks_run_once_as_their_residuals_come(
     assert denoiser.calls == [(call, 2) for call in calls]
     assert picture.heard.steps == [1]
     loop.run()
-    assert torch.equal(picture.heard.latent, paint_controlled(deep, picture.job.request, residuals))
+    assert torch.equal(picture.heard.latent, denoise_controlled(deep, picture.job.request, residuals))
 
 
 def test_residuals_that_come_while_blocks_run_are_used_in_the_same_tick(deep: DiffusionModel) -> None:
@@ -144,7 +144,7 @@ def test_residuals_that_come_while_blocks_run_are_used_in_the_same_tick(deep: Di
     assert picture.heard.steps == [1]
 
 
-def test_pictures_at_the_same_place_share_what_they_both_can_run(deep: DiffusionModel) -> None:
+def test_images_at_the_same_place_share_what_they_both_can_run(deep: DiffusionModel) -> None:
     late, later = Parts(there={0: 2}), Parts(there={0: 1})
     denoiser = Halves(deep)
     loop = Loop(deep, denoiser=denoiser)
@@ -202,7 +202,7 @@ def lateness(draw: st.DrawFn) -> list[dict[int, int] | None]:
 @pytest.mark.slow
 @given(asked=lateness())
 @settings(max_examples=12, deadline=None)
-def test_however_parts_come_a_guided_picture_has_the_bits_that_it_has_alone(
+def test_however_parts_come_a_guided_image_has_the_bits_that_it_has_alone(
     deep: DiffusionModel, asked: list[dict[int, int] | None]
 ) -> None:
     loop = Loop(deep, max_batch=3)
@@ -216,5 +216,7 @@ def test_however_parts_come_a_guided_picture_has_the_bits_that_it_has_alone(
 
     for one in added:
         asked_for = one.job.request
-        wanted = paint(deep, asked_for) if asked_for.control is None else paint_controlled(deep, asked_for, residuals)
+        wanted = (
+            denoise(deep, asked_for) if asked_for.control is None else denoise_controlled(deep, asked_for, residuals)
+        )
         assert torch.equal(one.heard.latent, wanted)

@@ -5,24 +5,24 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
+from pentimento.diffusion.denoising import DenoisingRequest, LatentStart, NoiseStart, prepare, thin
 from pentimento.diffusion.families import DiffusionModel
 from pentimento.diffusion.families.model import NO_CONTROL, ControlResiduals, DenoiserInput
-from pentimento.diffusion.painting import LatentStart, NoiseStart, PaintingRequest, prepare, thin
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Scheduler
 from tests.unit.diffusion.engine.loops import Loop
 from tests.unit.diffusion.engine.test_pairing import Peer
-from tests.unit.diffusion.specs import paint, spec_with
+from tests.unit.diffusion.specs import denoise, spec_with
 
 STEPS = 12
 THINNED = (4, 7, 10)
 SCHEDULERS = [Scheduler.DDIM, Scheduler.EULER, Scheduler.EULER_ANCESTRAL, Scheduler.DPM_SOLVER_PP_2M]
 
 
-def asked(seed: int = 7, thinned: tuple[int, ...] = (), **changes: object) -> PaintingRequest:
+def asked(seed: int = 7, thinned: tuple[int, ...] = (), **changes: object) -> DenoisingRequest:
     spec = spec_with(**{"seed": seed, "prompt": f"picture {seed}", "num_inference_steps": STEPS, **changes})
-    return PaintingRequest(spec, NoiseStart(), thinned_steps=thinned)
+    return DenoisingRequest(spec, NoiseStart(), thinned_steps=thinned)
 
 
 @pytest.mark.parametrize("scheduler", [*SCHEDULERS, Scheduler.FLOW_MATCH_EULER])
@@ -43,9 +43,9 @@ def test_thinned_images_among_others_are_those_of_their_own_run(
     loop.run()
 
     for one in added:
-        wanted = paint(found, one.job.request)
+        wanted = denoise(found, one.job.request)
         torch.testing.assert_close(one.heard.latent, wanted, rtol=0, atol=1e-4 if is_flow else 0.0)
-    assert not torch.equal(added[1].heard.latent, paint(found, asked(2, scheduler=scheduler)))
+    assert not torch.equal(added[1].heard.latent, denoise(found, asked(2, scheduler=scheduler)))
     assert added[1].heard.steps == [1, 2, 3, 4, 7, 10, 12]
     assert (added[1].finished.taken_count, added[1].finished.thinned_steps) == (7, THINNED)
 
@@ -58,7 +58,7 @@ def test_thinning_on_the_way_is_thinning_from_the_start(model: DiffusionModel, s
     late.job.thin(THINNED)
     loop.run()
 
-    assert torch.equal(late.heard.latent, paint(model, asked(2, THINNED, scheduler=scheduler)))
+    assert torch.equal(late.heard.latent, denoise(model, asked(2, THINNED, scheduler=scheduler)))
     assert late.finished.thinned_steps == THINNED
     assert (other.finished.taken_count, other.finished.thinned_steps) == (STEPS, ())
 
@@ -75,10 +75,10 @@ def test_asking_at_the_very_step_is_in_time_and_after_it_too_late(model: Diffusi
     loop.run()
 
     assert [one.finished.thinned_steps for one in (just, late, twice)] == [THINNED, (), (6, 8)]
-    assert torch.equal(late.heard.latent, paint(model, asked(2)))
+    assert torch.equal(late.heard.latent, denoise(model, asked(2)))
 
 
-def test_steps_that_are_none_of_the_schedule_end_their_picture_alone(model: DiffusionModel) -> None:
+def test_steps_that_are_none_of_the_schedule_end_their_image_alone(model: DiffusionModel) -> None:
     loop = Loop(model)
     bad, good = loop.add(asked(1)), loop.add(asked(2))
     loop.tick()
@@ -93,8 +93,8 @@ def test_a_resumed_latent_is_thinned_behind_its_start_and_not_before(model: Diff
     latent = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(1))
     spec = spec_with(num_inference_steps=STEPS, scheduler=Scheduler.DPM_SOLVER_PP_2M)
     loop = Loop(model)
-    behind = loop.add(PaintingRequest(spec, LatentStart(latent, 3), thinned_steps=THINNED))
-    before = loop.add(PaintingRequest(spec, LatentStart(latent, 5), thinned_steps=THINNED))
+    behind = loop.add(DenoisingRequest(spec, LatentStart(latent, 3), thinned_steps=THINNED))
+    before = loop.add(DenoisingRequest(spec, LatentStart(latent, 5), thinned_steps=THINNED))
 
     loop.run()
 
@@ -106,9 +106,9 @@ def test_a_resumed_latent_is_thinned_behind_its_start_and_not_before(model: Diff
 def test_latents_are_kept_up_to_where_thinning_began_and_previews_come_as_often(model: DiffusionModel) -> None:
     loop = Loop(model)
     spec = spec_with(num_inference_steps=STEPS)
-    request = PaintingRequest(spec, NoiseStart(), frozenset({2, 4, 7, 10}), 3, thinned_steps=THINNED)
+    request = DenoisingRequest(spec, NoiseStart(), frozenset({2, 4, 7, 10}), 3, thinned_steps=THINNED)
     added = loop.add(request)
-    whole = loop.add(PaintingRequest(spec, NoiseStart(), frozenset({2, 4, 7, 10})))
+    whole = loop.add(DenoisingRequest(spec, NoiseStart(), frozenset({2, 4, 7, 10})))
 
     loop.run()
 
@@ -119,14 +119,14 @@ def test_latents_are_kept_up_to_where_thinning_began_and_previews_come_as_often(
 
 def test_a_peer_computes_the_halves_of_the_steps_that_are_taken(model: DiffusionModel) -> None:
     loop, peer = Loop(model), Peer(Loop(model))
-    request = PaintingRequest(spec_with(num_inference_steps=6), NoiseStart(), peer=peer, thinned_steps=(2, 4))
+    request = DenoisingRequest(spec_with(num_inference_steps=6), NoiseStart(), peer=peer, thinned_steps=(2, 4))
     added = loop.add(request)
 
     loop.run()
 
     assert peer.asked == [0, 1, 2, 4]
     assert added.finished.paired_step_count == 4
-    torch.testing.assert_close(added.heard.latent, paint(model, request), rtol=0, atol=1e-4)
+    torch.testing.assert_close(added.heard.latent, denoise(model, request), rtol=0, atol=1e-4)
 
 
 @dataclass
@@ -145,7 +145,7 @@ class Control:
 def test_a_controlnet_is_asked_for_the_steps_that_are_taken(model: DiffusionModel) -> None:
     control, loop = Control(), Loop(model)
     spec = spec_with(num_inference_steps=STEPS)
-    added = loop.add(PaintingRequest(spec, NoiseStart(), control=control, thinned_steps=THINNED))
+    added = loop.add(DenoisingRequest(spec, NoiseStart(), control=control, thinned_steps=THINNED))
 
     loop.run()
 
@@ -155,9 +155,9 @@ def test_a_controlnet_is_asked_for_the_steps_that_are_taken(model: DiffusionMode
 
 
 @torch.inference_mode()
-def test_a_painting_is_thinned_once(model: DiffusionModel) -> None:
-    painting = prepare(model, PromptMemo(model, 8), asked())
+def test_a_denoising_is_thinned_once(model: DiffusionModel) -> None:
+    denoising = prepare(model, PromptMemo(model, 8), asked())
 
-    assert thin(model, painting, THINNED)
-    assert not thin(model, painting, (5, 9))
-    assert painting.schedule.order.thinned == THINNED
+    assert thin(model, denoising, THINNED)
+    assert not thin(model, denoising, (5, 9))
+    assert denoising.schedule.order.thinned == THINNED

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from pentimento.diffusion.engine import EngineSettings, FinishedPainting, StepEngine
+from pentimento.diffusion.denoising import DenoisingRequest, LatentStart, NoiseStart
+from pentimento.diffusion.engine import EngineSettings, FinishedDenoising, StepEngine
 from pentimento.diffusion.families import DiffusionModel
-from pentimento.diffusion.painting import LatentStart, NoiseStart, PaintingRequest
 from pentimento.domain.errors import Cancelled, DeadlineExceeded, Internal, PentimentoError, Unavailable
 from pentimento.policies.step_batching import GroupTurns
 from tests.unit.diffusion.engine.loops import Listener
-from tests.unit.diffusion.specs import SPEC, paint
+from tests.unit.diffusion.specs import SPEC, denoise
 
 ALONE = EngineSettings(max_batch=1)
 
@@ -28,10 +28,10 @@ def engine(model: DiffusionModel) -> Any:
     engine.close()
 
 
-NOISE = PaintingRequest(SPEC, NoiseStart())
+NOISE = DenoisingRequest(SPEC, NoiseStart())
 
 
-def submit(engine: StepEngine, request: PaintingRequest = NOISE, **listener: Any) -> Listener:
+def submit(engine: StepEngine, request: DenoisingRequest = NOISE, **listener: Any) -> Listener:
     heard = Listener(**listener)
     engine.submit(request, heard)
     return heard
@@ -39,18 +39,18 @@ def submit(engine: StepEngine, request: PaintingRequest = NOISE, **listener: Any
 
 def canary_succeeds(engine: StepEngine, model: DiffusionModel) -> bool:
     result = submit(engine).result()
-    return isinstance(result, FinishedPainting) and torch.equal(result.latent, paint(model, NOISE))
+    return isinstance(result, FinishedDenoising) and torch.equal(result.latent, denoise(model, NOISE))
 
 
-def test_a_painting_goes_through_all_its_steps(engine: StepEngine, model: DiffusionModel) -> None:
+def test_a_denoising_goes_through_all_its_steps(engine: StepEngine, model: DiffusionModel) -> None:
     heard = submit(engine)
 
     result = heard.result()
 
-    assert isinstance(result, FinishedPainting)
+    assert isinstance(result, FinishedDenoising)
     assert heard.start == (0, 8)
     assert heard.steps == list(range(1, 9))
-    assert torch.equal(result.latent, paint(model, NOISE))
+    assert torch.equal(result.latent, denoise(model, NOISE))
 
 
 def test_paintings_are_taken_in_the_order_they_came(engine: StepEngine) -> None:
@@ -63,19 +63,19 @@ def test_paintings_are_taken_in_the_order_they_came(engine: StepEngine) -> None:
     assert order == [0, 1, 2, 3]
 
 
-def test_captured_latents_resume_to_the_same_picture(engine: StepEngine) -> None:
+def test_captured_latents_resume_to_the_same_image(engine: StepEngine) -> None:
     heard = submit(engine, replace(NOISE, capture_steps=frozenset({2, 5, 8, 99})))
     whole = heard.result()
 
-    resumed = submit(engine, PaintingRequest(SPEC, LatentStart(heard.latents[5], 5))).result()
+    resumed = submit(engine, DenoisingRequest(SPEC, LatentStart(heard.latents[5], 5))).result()
 
     assert set(heard.latents) == {2, 5}
-    assert isinstance(whole, FinishedPainting)
-    assert isinstance(resumed, FinishedPainting)
+    assert isinstance(whole, FinishedDenoising)
+    assert isinstance(resumed, FinishedDenoising)
     assert torch.equal(resumed.latent, whole.latent)
 
 
-def test_a_stopped_painting_takes_no_further_step(engine: StepEngine, model: DiffusionModel) -> None:
+def test_a_stopped_denoising_takes_no_further_step(engine: StepEngine, model: DiffusionModel) -> None:
     gate = threading.Event()
     heard = Listener(at_step={1: lambda: gate.wait(60)})
     ticket = engine.submit(NOISE, heard)
@@ -87,7 +87,7 @@ def test_a_stopped_painting_takes_no_further_step(engine: StepEngine, model: Dif
     assert canary_succeeds(engine, model)
 
 
-def test_a_waiting_painting_is_stopped_without_a_step(engine: StepEngine) -> None:
+def test_a_waiting_denoising_is_stopped_without_a_step(engine: StepEngine) -> None:
     waiting = Listener()
     first = Listener()
     gate = threading.Event()
@@ -99,7 +99,7 @@ def test_a_waiting_painting_is_stopped_without_a_step(engine: StepEngine) -> Non
 
     assert isinstance(waiting.result(), Cancelled)
     assert waiting.start is None
-    assert isinstance(first.result(), FinishedPainting)
+    assert isinstance(first.result(), FinishedDenoising)
 
 
 def raise_error() -> None:

@@ -155,7 +155,7 @@ def test_loras_in_and_beside_the_weights_of_fused_layers_do_what_they_did(model:
     assert not torch.allclose(after[1], after[2], atol=1e-3)
 
 
-def test_pictures_that_do_not_lie_channels_last_go_the_reference_way() -> None:
+def test_images_that_do_not_lie_channels_last_go_the_reference_way() -> None:
     def refused(*parts: object, **options: object) -> Tensor:
         raise AssertionError("the kernel takes pictures that lie channels last")
 

@@ -10,23 +10,23 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from pentimento.diffusion.denoising import DenoisingRequest
 from pentimento.diffusion.engine import (
     BatchLimits,
     Denoiser,
+    DenoisingListener,
     EngineObserver,
     EngineSettings,
-    FinishedPainting,
-    PaintingListener,
+    FinishedDenoising,
     StepLoop,
 )
 from pentimento.diffusion.families import DiffusionModel
 from pentimento.diffusion.images import encode_pixels
-from pentimento.diffusion.painting import PaintingRequest
 from pentimento.domain.errors import PentimentoError
 
 
 @dataclass(frozen=True)
-class StudiedPicture:
+class StudiedImage:
     """Hold an image as a client receives it (PNG), and by step the latents captured for its request, each
     (1, channels, height, width) at unit variance; `final` is the clean latent that the image was decoded from."""
 
@@ -36,18 +36,18 @@ class StudiedPicture:
 
 
 @dataclass
-class HeardRequest(PaintingListener):
+class HeardRequest(DenoisingListener):
     """Collect the latents and the outcome of one request."""
 
     latents: dict[int, Tensor] = field(default_factory=dict)
-    painting: FinishedPainting | None = None
+    denoising: FinishedDenoising | None = None
     error: PentimentoError | None = None
 
     def captured(self, step: int, sigma: float, latent: Tensor) -> None:
         self.latents[step] = latent
 
-    def finished(self, painting: FinishedPainting) -> None:
-        self.painting = painting
+    def finished(self, denoising: FinishedDenoising) -> None:
+        self.denoising = denoising
 
     def failed(self, error: PentimentoError) -> None:
         self.error = error
@@ -62,7 +62,7 @@ def study_loop(
 
 
 @torch.inference_mode()
-def generate_batch(loop: StepLoop, requests: Sequence[PaintingRequest]) -> list[HeardRequest]:
+def generate_batch(loop: StepLoop, requests: Sequence[DenoisingRequest]) -> list[HeardRequest]:
     """Run simultaneous requests to their ends, and return their outcomes in order."""
     heard = [HeardRequest() for _ in requests]
     for request, listener in zip(requests, heard, strict=True):
@@ -72,7 +72,7 @@ def generate_batch(loop: StepLoop, requests: Sequence[PaintingRequest]) -> list[
     return heard
 
 
-class ReusePainter:
+class BatchGenerator:
     """Generate images with one model, up to `max_batch` requests in a step."""
 
     def __init__(self, model: DiffusionModel, denoiser: Denoiser, max_batch: int) -> None:
@@ -80,22 +80,22 @@ class ReusePainter:
         self.max_batch = max_batch
         self._loop = study_loop(model, denoiser, max_batch)
 
-    def paint(self, requests: Sequence[PaintingRequest]) -> Iterator[StudiedPicture]:
+    def generate(self, requests: Sequence[DenoisingRequest]) -> Iterator[StudiedImage]:
         """Yield the requests' images in order. Raises the error of a failed request. Restores the model's base weights
         at the end."""
         try:
             for start in range(0, len(requests), self.max_batch):
-                yield from self._paint_batch(requests[start : start + self.max_batch])
+                yield from self._generate_batch(requests[start : start + self.max_batch])
         finally:
             self._loop.restore_weights()
 
     @torch.inference_mode()
-    def _paint_batch(self, requests: Sequence[PaintingRequest]) -> list[StudiedPicture]:
+    def _generate_batch(self, requests: Sequence[DenoisingRequest]) -> list[StudiedImage]:
         return [self._image(heard) for heard in generate_batch(self._loop, requests)]
 
-    def _image(self, heard: HeardRequest) -> StudiedPicture:
+    def _image(self, heard: HeardRequest) -> StudiedImage:
         if heard.error is not None:
             raise heard.error
-        assert heard.painting is not None
-        latent = heard.painting.latent
-        return StudiedPicture(encode_pixels(self.model.decode_latent(latent), "png"), heard.latents, latent)
+        assert heard.denoising is not None
+        latent = heard.denoising.latent
+        return StudiedImage(encode_pixels(self.model.decode_latent(latent), "png"), heard.latents, latent)

@@ -1,9 +1,9 @@
 """Denoise one request with free functions: prepare, then one denoising step after the other.
 
-painting = prepare(model, prompts, request)
-while not painting.done:
-    denoise_step(model, painting)
-latent = painting.state.latent          # for `model.decode_latent`
+denoising = prepare(model, prompts, request)
+while not denoising.done:
+    denoise_step(model, denoising)
+latent = denoising.state.latent          # for `model.decode_latent`
 
 A step has two halves around the network, `fill_model_input` and `take_step`, so that a batch can share the network.
 """
@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from pentimento.diffusion.denoising_sources import ControlSource, GuidancePeer, LoraSource
 from pentimento.diffusion.families.image_prompts import ImagePrompt, stack_image_prompts
 from pentimento.diffusion.families.model import Conditioning, DenoiserInput, DiffusionModel
 from pentimento.diffusion.families.row_updates import PerSampleAdapters
@@ -21,7 +22,6 @@ from pentimento.diffusion.guidance_half import HalfStart
 from pentimento.diffusion.inpainting import KnownRegion, cells_of, kept_pixels, masked_channels
 from pentimento.diffusion.loras.bypass import stack_adapters
 from pentimento.diffusion.loras.lora import AdapterSet
-from pentimento.diffusion.painting_sources import ControlSource, GuidancePeer, LoraSource
 from pentimento.diffusion.prompts import PromptMemo, read_prompts
 from pentimento.diffusion.schedulers import (
     DiffusionConfig,
@@ -68,7 +68,7 @@ class ImageStart:
     bridge: tuple[int, ...] = ()
 
 
-PaintingStart = NoiseStart | LatentStart | ImageStart | HalfStart
+DenoisingStart = NoiseStart | LatentStart | ImageStart | HalfStart
 
 # Above it the last bit of a latent that includes its noise, as Euler's do, is worth more than 1e-5. Schedules that
 # start from almost pure noise begin at 4,000 and more, the others at 15 to 160.
@@ -76,7 +76,7 @@ _LOUD_SIGMA = 100.0
 
 
 @dataclass(frozen=True)
-class PaintingRequest:
+class DenoisingRequest:
     """Describe a request to the engine. `deadline` is on the engine's monotonic clock in seconds. The listener receives
     latents before each of `capture_steps`, and the predicted clean latent after every `preview_interval_steps` steps
     (0: never). `alone` keeps other requests out of its forward passes. From `thinned_steps[0]` on only these steps are
@@ -86,7 +86,7 @@ class PaintingRequest:
     of the guidance; not together with a peer."""
 
     spec: GenerationSpec
-    start: PaintingStart
+    start: DenoisingStart
     capture_steps: frozenset[int] = frozenset()
     preview_interval_steps: int = 0
     deadline: float | None = None
@@ -100,10 +100,10 @@ class PaintingRequest:
 
 
 @dataclass
-class Painting:
+class Denoising:
     """Hold the state of one request between steps. Only the engine's thread uses it."""
 
-    request: PaintingRequest
+    request: DenoisingRequest
     schedule: Schedule
     state: SamplerState
     conditioning: Conditioning
@@ -182,22 +182,22 @@ def schedule_for(
     return make_schedule(config, spec.num_inference_steps, spec.eta, thinned_steps, bridge)
 
 
-def bridge_of(start: PaintingStart) -> tuple[int, ...]:
+def bridge_of(start: DenoisingStart) -> tuple[int, ...]:
     """Return the steps that lead a re-noised start back to its point in the schedule; empty for other starts."""
     return start.bridge if isinstance(start, LatentStart | ImageStart) else ()
 
 
-def thin(model: DiffusionModel, painting: Painting, steps: tuple[int, ...]) -> bool:
+def thin(model: DiffusionModel, denoising: Denoising, steps: tuple[int, ...]) -> bool:
     """Skip all steps not in `steps` from `steps[0]` on; call it between two steps. Return False without a change if the
     request has passed `steps[0]`, is thinned already, reuses deep features, or is sampled by another worker. Raises
     InvalidArgument for steps outside the schedule."""
-    schedule, request = painting.schedule, painting.request
+    schedule, request = denoising.schedule, denoising.request
     if isinstance(request.start, HalfStart) or schedule.order.thinned or request.full_steps:
         return False
-    thinned = schedule_for(model, painting.request.spec, steps, bridge_of(painting.request.start))
-    if painting.state.step_index > steps[0]:
+    thinned = schedule_for(model, denoising.request.spec, steps, bridge_of(denoising.request.start))
+    if denoising.state.step_index > steps[0]:
         return False
-    painting.schedule = thinned
+    denoising.schedule = thinned
     return True
 
 
@@ -218,10 +218,10 @@ def first_img2img_step(
 def prepare(
     model: DiffusionModel,
     prompts: PromptMemo,
-    request: PaintingRequest,
+    request: DenoisingRequest,
     adapters: AdapterSet = (),
     row: PerSampleAdapters | None = None,
-) -> Painting:
+) -> Denoising:
     """Return the state of a request before its first step: conditioning, schedule and initial latent. Noise is drawn as
     in diffusers' pipelines: on the CPU, from the request's seed, in the order image encoder, latent, steps. For
     `adapters` and `row` see `condition`."""
@@ -230,13 +230,13 @@ def prepare(
     generator = torch.Generator("cpu").manual_seed(request.spec.seed)
     conditioning, truncated = condition(model, prompts, request, adapters, row)
     state, known = _initial_state(model, schedule, request, generator)
-    painting = Painting(request, schedule, state, conditioning, generator, prompt_truncated=truncated, known=known)
+    denoising = Denoising(request, schedule, state, conditioning, generator, prompt_truncated=truncated, known=known)
     if model.info.sees_mask:
-        painting.conditioning = _with_mask(painting.conditioning, _masked_channels(model, request, generator))
-    return painting
+        denoising.conditioning = _with_mask(denoising.conditioning, _masked_channels(model, request, generator))
+    return denoising
 
 
-def _own_schedule(model: DiffusionModel, request: PaintingRequest) -> Schedule:
+def _own_schedule(model: DiffusionModel, request: DenoisingRequest) -> Schedule:
     thinned = request.thinned_steps
     if thinned and thinned[0] < request.start.first_step:
         raise InvalidArgument.of("thinned_steps", f"must not begin before step {request.start.first_step}")
@@ -247,7 +247,7 @@ def _own_schedule(model: DiffusionModel, request: PaintingRequest) -> Schedule:
 def condition(
     model: DiffusionModel,
     prompts: PromptMemo,
-    request: PaintingRequest,
+    request: DenoisingRequest,
     adapters: AdapterSet = (),
     row: PerSampleAdapters | None = None,
 ) -> tuple[Conditioning, bool]:
@@ -272,23 +272,23 @@ def condition(
 def condition_anew(
     model: DiffusionModel,
     prompts: PromptMemo,
-    painting: Painting,
+    denoising: Denoising,
     adapters: AdapterSet,
     row: PerSampleAdapters | None,
 ) -> None:
     """Recompute the conditioning of a request with its adapters; its mask is kept. Deep features of the network without
     them are dropped."""
-    painting.features = None
-    masked = painting.conditioning.masked
-    conditioning, _ = condition(model, prompts, painting.request, adapters, row)
-    painting.conditioning = replace(conditioning, masked=masked)
+    denoising.features = None
+    masked = denoising.conditioning.masked
+    conditioning, _ = condition(model, prompts, denoising.request, adapters, row)
+    denoising.conditioning = replace(conditioning, masked=masked)
 
 
 def _with_mask(conditioning: Conditioning, masked: Tensor) -> Conditioning:
     return replace(conditioning, masked=masked.expand(conditioning.states.shape[0], -1, -1, -1))
 
 
-def _masked_channels(model: DiffusionModel, request: PaintingRequest, generator: torch.Generator) -> Tensor:
+def _masked_channels(model: DiffusionModel, request: DenoisingRequest, generator: torch.Generator) -> Tensor:
     """Return the mask channels of a network that takes masks; without a mask the known region is empty."""
     spec, start = request.spec, request.start
     pixels, mask = torch.zeros(1, 3, spec.height_px, spec.width_px), torch.ones(1, 1, spec.height_px, spec.width_px)
@@ -299,7 +299,7 @@ def _masked_channels(model: DiffusionModel, request: PaintingRequest, generator:
 
 
 def _initial_state(
-    model: DiffusionModel, schedule: Schedule, request: PaintingRequest, generator: torch.Generator
+    model: DiffusionModel, schedule: Schedule, request: DenoisingRequest, generator: torch.Generator
 ) -> tuple[SamplerState, KnownRegion | None]:
     """Return the state before the first step, and the known region of a masked image."""
     match request.start:
@@ -354,33 +354,33 @@ def _noise(model: DiffusionModel, shape: tuple[int, ...], generator: torch.Gener
     return torch.randn(shape, generator=generator, dtype=model.dtype).to(model.device, non_blocking=True)
 
 
-def fill_model_input(painting: Painting, latents: Tensor, timesteps: Tensor) -> None:
+def fill_model_input(denoising: Denoising, latents: Tensor, timesteps: Tensor) -> None:
     """Write the next step's input into `latents` (rows, channels, height, width) and `timesteps` (rows,)."""
-    painting.schedule.fill_model_input(painting.state, latents)
-    timesteps.fill_(painting.timestep)
+    denoising.schedule.fill_model_input(denoising.state, latents)
+    timesteps.fill_(denoising.timestep)
 
 
-def model_input(model: DiffusionModel, painting: Painting) -> DenoiserInput:
+def model_input(model: DiffusionModel, denoising: Denoising) -> DenoiserInput:
     """Return the next step's input of one request, in new tensors."""
-    return _input_of(model, painting, painting.seen)
+    return _input_of(model, denoising, denoising.seen)
 
 
-def half_input(model: DiffusionModel, painting: Painting) -> DenoiserInput:
+def half_input(model: DiffusionModel, denoising: Denoising) -> DenoiserInput:
     """Return the next step's input of a guided request's unconditional row, in new tensors."""
-    return _input_of(model, painting, painting.conditioning.rows(0, 1))
+    return _input_of(model, denoising, denoising.conditioning.rows(0, 1))
 
 
-def _input_of(model: DiffusionModel, painting: Painting, conditioning: Conditioning) -> DenoiserInput:
-    latent, row_count = painting.state.latent, conditioning.states.shape[0]
+def _input_of(model: DiffusionModel, denoising: Denoising, conditioning: Conditioning) -> DenoiserInput:
+    latent, row_count = denoising.state.latent, conditioning.states.shape[0]
     latents = latent.new_empty((row_count, *latent.shape[1:]), dtype=model.dtype)
     timesteps = torch.empty(row_count, dtype=torch.float32, device=model.device)
-    fill_model_input(painting, latents, timesteps)
-    terms = model.time_terms(painting.timestep, row_count)
-    images = stack_image_prompts([painting.request.image_prompts], row_count, row_count)
+    fill_model_input(denoising, latents, timesteps)
+    terms = model.time_terms(denoising.timestep, row_count)
+    images = stack_image_prompts([denoising.request.image_prompts], row_count, row_count)
     return DenoiserInput(latents, timesteps, conditioning, time_terms=terms, image_prompts=images)
 
 
-def take_step(model: DiffusionModel, painting: Painting, prediction: Tensor) -> None:
+def take_step(model: DiffusionModel, denoising: Denoising, prediction: Tensor) -> None:
     """Advance a request by the network's prediction for its rows: guide, advance the sampler, restore the known region.
 
     Guidance is computed image by image even in a batch, where it costs microseconds: the arithmetic of a request then
@@ -388,16 +388,16 @@ def take_step(model: DiffusionModel, painting: Painting, prediction: Tensor) -> 
     """
     if prediction.shape[0] == 2:
         unconditional, conditional = prediction.chunk(2)
-        scale = painting.request.spec.guidance_scale + model.info.guidance_offset
+        scale = denoising.request.spec.guidance_scale + model.info.guidance_offset
         prediction = model.guided(unconditional, conditional, scale)
-    schedule = painting.schedule
-    noise = _noise(model, prediction.shape, painting.generator) if schedule.needs_noise else None
-    painting.state, painting.predicted_clean = schedule.advance(painting.state, prediction, noise)
-    if painting.known is not None:
-        painting.state = painting.known.restore(schedule, painting.state)
-        painting.predicted_clean = painting.known.restore_clean(painting.predicted_clean)
+    schedule = denoising.schedule
+    noise = _noise(model, prediction.shape, denoising.generator) if schedule.needs_noise else None
+    denoising.state, denoising.predicted_clean = schedule.advance(denoising.state, prediction, noise)
+    if denoising.known is not None:
+        denoising.state = denoising.known.restore(schedule, denoising.state)
+        denoising.predicted_clean = denoising.known.restore_clean(denoising.predicted_clean)
 
 
-def denoise_step(model: DiffusionModel, painting: Painting) -> None:
+def denoise_step(model: DiffusionModel, denoising: Denoising) -> None:
     """Take one step of one request without a batch."""
-    take_step(model, painting, model.predict(model_input(model, painting)))
+    take_step(model, denoising, model.predict(model_input(model, denoising)))

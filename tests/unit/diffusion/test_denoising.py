@@ -7,29 +7,29 @@ import pytest
 import torch
 from torch import Tensor
 
-from pentimento.diffusion.families import DiffusionModel
-from pentimento.diffusion.latents import latent_from_bytes, latent_to_bytes
-from pentimento.diffusion.painting import (
+from pentimento.diffusion.denoising import (
+    DenoisingRequest,
     ImageStart,
     LatentStart,
     NoiseStart,
-    PaintingRequest,
     first_img2img_step,
     prepare,
     schedule_for,
 )
+from pentimento.diffusion.families import DiffusionModel
+from pentimento.diffusion.latents import latent_from_bytes, latent_to_bytes
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.diffusion.schedulers import nearest_step
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import GenerationSpec, NoiseForm, Scheduler, SigmaSpacing
-from tests.unit.diffusion.specs import SPEC, paint, run_steps, spec_with
+from tests.unit.diffusion.specs import SPEC, denoise, run_steps, spec_with
 
 
 def stored_latent(model: DiffusionModel, spec: GenerationSpec, step: int) -> Tensor:
     """The latent before `step`, through the bytes that a cache keeps."""
-    painting = prepare(model, PromptMemo(model, 8), PaintingRequest(spec, NoiseStart()))
-    run_steps(model, painting, until=step)
-    data = latent_to_bytes(painting.schedule.to_variance_preserving(painting.state))
+    denoising = prepare(model, PromptMemo(model, 8), DenoisingRequest(spec, NoiseStart()))
+    run_steps(model, denoising, until=step)
+    data = latent_to_bytes(denoising.schedule.to_variance_preserving(denoising.state))
     return latent_from_bytes(data, model.latent_shape(spec.width_px, spec.height_px))
 
 
@@ -42,18 +42,18 @@ def test_resumed_latent_gives_uninterrupted_run(
     loaded: str, scheduler: Scheduler, tolerance: float, step: int, request: pytest.FixtureRequest
 ) -> None:
     found, spec = request.getfixturevalue(loaded), spec_with(scheduler=scheduler)
-    whole = paint(found, PaintingRequest(spec, NoiseStart()))
+    whole = denoise(found, DenoisingRequest(spec, NoiseStart()))
 
-    resumed = paint(found, PaintingRequest(spec, LatentStart(stored_latent(found, spec, step), step)))
+    resumed = denoise(found, DenoisingRequest(spec, LatentStart(stored_latent(found, spec, step), step)))
 
     torch.testing.assert_close(resumed, whole, rtol=0, atol=tolerance)
 
 
 def test_resumed_multistep_sampler_differs_by_one_first_order_step(xl_model: DiffusionModel) -> None:
     spec = spec_with(scheduler=Scheduler.DPM_SOLVER_PP_2M, num_inference_steps=20)
-    whole = paint(xl_model, PaintingRequest(spec, NoiseStart()))
+    whole = denoise(xl_model, DenoisingRequest(spec, NoiseStart()))
 
-    resumed = paint(xl_model, PaintingRequest(spec, LatentStart(stored_latent(xl_model, spec, 10), 10)))
+    resumed = denoise(xl_model, DenoisingRequest(spec, LatentStart(stored_latent(xl_model, spec, 10), 10)))
 
     assert not torch.equal(resumed, whole)
     assert (resumed - whole).abs().max() <= 0.1
@@ -64,16 +64,16 @@ def test_an_image_is_re_noised_in_its_models_form(any_model: DiffusionModel, ste
     pixels = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(3)) * 2 - 1
     for scheduler in any_model.info.schedulers:
         spec = spec_with(scheduler=scheduler)
-        painting = prepare(any_model, PromptMemo(any_model, 8), PaintingRequest(spec, ImageStart(pixels, step)))
+        denoising = prepare(any_model, PromptMemo(any_model, 8), DenoisingRequest(spec, ImageStart(pixels, step)))
         generator = torch.Generator().manual_seed(spec.seed)
         with torch.inference_mode():
             clean = any_model.encode_image(pixels, generator)
         noise = torch.randn(clean.shape, generator=generator)
 
-        expected = re_noised(any_model.info.noise_form, clean, noise, painting.schedule.sigmas[step])
+        expected = re_noised(any_model.info.noise_form, clean, noise, denoising.schedule.sigmas[step])
 
-        stored = painting.schedule.to_variance_preserving(painting.state)
-        assert painting.state.step_index == step
+        stored = denoising.schedule.to_variance_preserving(denoising.state)
+        assert denoising.state.step_index == step
         torch.testing.assert_close(stored, expected, rtol=0, atol=1e-5)
 
 
@@ -81,7 +81,7 @@ def test_an_image_at_the_last_level_runs_no_step(any_model: DiffusionModel) -> N
     pixels = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(3)) * 2 - 1
     for scheduler in any_model.info.schedulers:
         spec = spec_with(scheduler=scheduler)
-        latent = paint(any_model, PaintingRequest(spec, ImageStart(pixels, spec.num_inference_steps)))
+        latent = denoise(any_model, DenoisingRequest(spec, ImageStart(pixels, spec.num_inference_steps)))
 
         with torch.inference_mode():
             clean = any_model.encode_image(pixels, torch.Generator().manual_seed(spec.seed))
@@ -97,13 +97,14 @@ def re_noised(form: NoiseForm, clean: Tensor, noise: Tensor, noise_to_signal: fl
     return float(abar**0.5) * clean + float((1.0 - abar) ** 0.5) * noise
 
 
-def test_only_a_latent_that_is_noised_again_makes_another_picture_of_another_seed(model: DiffusionModel) -> None:
+def test_only_a_latent_that_is_noised_again_makes_another_image_of_another_seed(model: DiffusionModel) -> None:
     latent = stored_latent(model, SPEC, 7)
     seeds = [spec_with(seed=seed) for seed in (1, 2)]
 
-    resumed = [paint(model, PaintingRequest(spec, LatentStart(latent, 7))) for spec in seeds]
+    resumed = [denoise(model, DenoisingRequest(spec, LatentStart(latent, 7))) for spec in seeds]
     again = [
-        paint(model, PaintingRequest(spec, LatentStart(latent, 4, bridge=(4, 5, 6, 7)))) for spec in (*seeds, seeds[0])
+        denoise(model, DenoisingRequest(spec, LatentStart(latent, 4, bridge=(4, 5, 6, 7))))
+        for spec in (*seeds, seeds[0])
     ]
 
     assert torch.equal(*resumed)
@@ -113,10 +114,10 @@ def test_only_a_latent_that_is_noised_again_makes_another_picture_of_another_see
 
 def test_a_donor_of_the_same_seed_does_not_get_its_own_noise_again(model: DiffusionModel) -> None:
     stored = torch.zeros(model.latent_shape(SPEC.width_px, SPEC.height_px))
-    request = PaintingRequest(SPEC, LatentStart(stored, 1, bridge=tuple(range(1, 8))))
+    request = DenoisingRequest(SPEC, LatentStart(stored, 1, bridge=tuple(range(1, 8))))
 
     added = prepare(model, PromptMemo(model, 8), request).state.latent
-    donors = prepare(model, PromptMemo(model, 8), PaintingRequest(SPEC, NoiseStart())).state.latent
+    donors = prepare(model, PromptMemo(model, 8), DenoisingRequest(SPEC, NoiseStart())).state.latent
 
     # Of two independent ones of 256 numbers it is within 0.25 but once in ten thousand; of the same one it is 1.
     assert abs(torch.cosine_similarity(added.flatten(), donors.flatten(), dim=0)) < 0.5
@@ -125,9 +126,9 @@ def test_a_donor_of_the_same_seed_does_not_get_its_own_noise_again(model: Diffus
 def test_a_resumed_latent_is_finished_under_the_new_prompt(model: DiffusionModel) -> None:
     latent = stored_latent(model, SPEC, 2)
 
-    other = paint(model, PaintingRequest(spec_with(prompt="a blue square"), LatentStart(latent, 2)))
+    other = denoise(model, DenoisingRequest(spec_with(prompt="a blue square"), LatentStart(latent, 2)))
 
-    assert not torch.equal(other, paint(model, PaintingRequest(SPEC, LatentStart(latent, 2))))
+    assert not torch.equal(other, denoise(model, DenoisingRequest(SPEC, LatentStart(latent, 2))))
 
 
 def test_nearest_step_is_of_same_noise_level_or_none(model: DiffusionModel) -> None:
@@ -148,9 +149,9 @@ def test_first_img2img_step_is_that_of_diffusers(strength: float, first: int, fi
 
 
 def test_a_seed_fixes_every_draw_of_a_stochastic_sampler(model: DiffusionModel) -> None:
-    request = PaintingRequest(spec_with(eta=0.7), NoiseStart())
+    request = DenoisingRequest(spec_with(eta=0.7), NoiseStart())
 
-    assert torch.equal(paint(model, request), paint(model, request))
+    assert torch.equal(denoise(model, request), denoise(model, request))
 
 
 def test_schedule_for_spacing_spaces_levels(model: DiffusionModel) -> None:
