@@ -1,12 +1,15 @@
 """Train a network and its prompt head on pairs, calibrate them, and measure them against baselines."""
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pentimento.diffusion.checkpoint import BadCheckpoint
@@ -59,11 +62,13 @@ class Ranking:
     high: float
 
     @classmethod
-    def of(cls, values: Array) -> "Ranking":
-        """Return the first value, of all rows, with the interval of the others, which are resamples."""
+    def of(cls, values: Array, chance_width: float) -> "Ranking":
+        """Return the first value, of all rows, with the interval of the others, which are resamples. The interval
+        reaches at least `chance_width` to both sides: resamples of a few rows hardly differ."""
         tail = (1.0 - CONFIDENCE) / 2.0
-        low, high = np.nanquantile(values[1:], (tail, 1.0 - tail))
-        return cls(float(values[0]), float(low), float(high))
+        value = float(values[0])
+        low, high = (float(bound) for bound in np.nanquantile(values[1:], (tail, 1.0 - tail)))
+        return cls(value, max(min(low, value - chance_width), 0.0), min(max(high, value + chance_width), 1.0))
 
 
 @dataclass(frozen=True)
@@ -144,6 +149,15 @@ def check_both_kinds(pairs: PairTensors) -> None:
             raise FailedPrecondition("ONE_KIND_OF_PAIRS", f"{message}: more pairs are needed")
 
 
+def chance_width(as_good: NDArray[np.bool_], weights: Array) -> float:
+    """Return half the interval, at CONFIDENCE, of the AUROC of a router that knows nothing (Mann and Whitney, 1947).
+
+    Weighted rows count by their effective number (Kish)."""
+    counts = [float(part.sum() ** 2 / (part**2).sum()) for part in (weights[as_good], weights[~as_good])]
+    deviation = math.sqrt((sum(counts) + 1.0) / (12.0 * math.prod(counts)))
+    return NormalDist().inv_cdf((1.0 + CONFIDENCE) / 2.0) * deviation
+
+
 @torch.no_grad()
 def rankings_of(head: HeadNetwork, data: HeadData, in_service: Tensor) -> dict[str, Ranking]:
     """Return the AUROC of the head and of baselines on rows that it has not seen; `in_service` has the confidences (n,)
@@ -155,11 +169,14 @@ def rankings_of(head: HeadNetwork, data: HeadData, in_service: Tensor) -> dict[s
         IN_SERVICE: in_service,
         RANDOM: torch.rand(len(data.light), generator=torch.Generator().manual_seed(0)),
     }
-    weights = resampling_weights(len(data.light)) * data.weights.double().numpy()
-    as_good = data.as_good.numpy()
+    own, as_good = data.weights.double().numpy(), data.as_good.numpy()
+    weights, least = resampling_weights(len(data.light)) * own, chance_width(as_good, own)
     with np.errstate(invalid="ignore", divide="ignore"):
         # A resample without both kinds of images has no ranking.
-        return {name: Ranking.of(aurocs(scores.double().numpy(), as_good, weights)) for name, scores in routers.items()}
+        return {
+            name: Ranking.of(aurocs(scores.double().numpy(), as_good, weights), least)
+            for name, scores in routers.items()
+        }
 
 
 @torch.no_grad()

@@ -149,6 +149,19 @@ def test_rankings_count_rows_by_their_weights() -> None:
     assert found[fitting.IN_SERVICE].value < 0.01
 
 
+def test_interval_of_few_rows_is_as_wide_as_chance() -> None:
+    as_good = np.arange(24) < 1
+    width = fitting.chance_width(as_good, np.ones(24))
+
+    found = fitting.Ranking.of(np.ones(100), width)
+
+    # One row that is as good ranks first of 24 by chance too often.
+    assert (found.value, found.high) == (1.0, 1.0)
+    assert found.low == pytest.approx(1.0 - 1.96 * (25 / (12 * 23)) ** 0.5, abs=1e-3)
+    assert fitting.chance_width(as_good, np.where(as_good, 1.0, 5.0)) == pytest.approx(width)
+    assert fitting.chance_width(as_good, np.arange(1.0, 25.0)) > width
+
+
 @pytest.mark.parametrize("as_good", [True, False])
 def test_one_kind_of_pairs_is_refused_by_part(as_good: bool) -> None:
     pairs = as_tensors([pair_of(number, as_good) for number in range(64)], 16)
