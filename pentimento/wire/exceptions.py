@@ -34,7 +34,7 @@ def _stored(message: Any) -> ObjectReference:
     if message.latent.WhichOneof("payload") != "object":
         raise InvalidArgument.of("latent", "must be an object of the object store")
     found = message.latent.object
-    return ObjectReference(found.key, found.digest, found.size_bytes)
+    return ObjectReference(found.key, found.digest, found.size_bytes, found.blocks_digest)
 
 
 def _runs(message: Any) -> tuple[tuple[int, float], ...]:
