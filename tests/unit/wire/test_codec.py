@@ -139,7 +139,7 @@ REFUSED: list[tuple[Message, Any, str, str]] = [
         generation_pb2.GenerationSpec(),
         GenerationSpec,
         "here.scheduler",
-        "must be one of [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], got 0",
+        "must be one of [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13], got 0",
     ),
     (generation_pb2.Start(), Start, "here", "must be noise, latent or image, got nothing"),
     (generation_pb2.Start(latent={}), Start, "here.latent.latent", "must be an object of the object store"),
