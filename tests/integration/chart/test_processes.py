@@ -40,7 +40,7 @@ class LocalPods:
     def _start(self, name: str, given: Mapping[str, str]) -> subprocess.Popen[bytes]:
         section, _ = SETTINGS["unet-worker" if name.startswith("unet-worker") else name]
         own = {key: self._here(name, value) for key, value in (dict(image_variables()) | dict(given)).items()}
-        with (self.folder / f"{name}.log").open("wb") as log:
+        with (self.folder / f"{name}.log").open("ab") as log:
             command = [sys.executable, "-m", f"services.{section}"]
             return subprocess.Popen(command, cwd=ROOT, env=os.environ | own, stdout=log, stderr=log)
 
