@@ -7,10 +7,11 @@ suite's encoder reaches heavy's, as frontdoors compare images. The two sources o
   both images are compared, in the proportion of the shipped shares (25 % and 2 %), which weights undo
 - *offline*: as many prompts, drawn evenly
 
-Each source trains the command's narrow network and prompt head (`services.discriminator.training`), with the newest 500
-and 2,000 pairs. AUROCs are on other prompts; intervals have a bootstrap over these. Control: shadows without weights.
+Each source trains a prompt head on `tiny-router`'s frozen network, as `pentimento discriminator train --network narrow
+--start zoo/weights/tiny-router --steps 0` does, with 500 and 2,000 pairs; `--steps` trains the network too. AUROCs are
+on other prompts; intervals have a bootstrap over these. Control: shadows without weights.
 
-Not shown: labels by people; EfficientNet-V2-S, which a GPU trains by the same command.
+Not shown: labels by people; networks trained from the pairs.
 """
 
 import argparse
@@ -22,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.routing_data import DIFFSERVE, HEAVY, LIGHT, real_confidences
+from benchmarks.routing_data import DIFFSERVE, HEAVY, LIGHT, held_out_pairs, real_confidences
 from benchmarks.routing_estimates import figure_of
 from lab.runs.measure import Figure, at_least, informative, parse_options, publish
 from pentimento.diffusion.discriminators import open_discriminator
@@ -31,33 +32,32 @@ from pentimento.diffusion.discriminators.network_training import NetworkPlan, fe
 from services.discriminator.training.fitting import Fitted, begun, fit
 from services.discriminator.training.pairs import FOLDS, PairTensors
 from services.discriminator.training.settings import NetworkChoice
-from zoo.drawing.prompts import examination_prompts
-from zoo.evaluate.examination import Examiner
-from zoo.export.prompt_head import shipped_pair
+from zoo.evaluate.examination import BATCH, Examiner
+from zoo.export.prompt_head import COUNT, shipped_pair, training_prompts
 from zoo.registry import WEIGHTS
 from zoo.train.parts import WORK
 
 COUNTS = (500, 2_000)
-QUICK_COUNTS = (120, 240)
-TESTED, QUICK_TESTED = 800, 200
+QUICK_COUNTS = (120, 200)
+HELD_COUNT, QUICK_COUNT = 2_560, 256
+TESTED, QUICK_TESTED = 400, 100
 # Shares of compared images, by the shipped settings of the frontdoor.
 DEFERRED_SHARE, ACCEPTED_SHARE = 0.25, 0.02
 DEFERRED = 0.5
-SCENES_SEED, FIRST_NOISE = 31, 1 << 41
 SHADOWS, OFFLINE, UNWEIGHTED = "shadows", "offline labels", "shadows without weights"
 CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class Requests:
-    """Hold requests: captions, seeds, light images, uint8 (n, 3, size, size), prompts' embeddings (n, width), and (n,)
-    each: light's CLIPScores, and the confidences of DiffServe's discriminator."""
+    """Hold requests' images of both models, uint8 (n, 3, size, size), prompts' embeddings (n, width), and (n,) each:
+    CLIPScores, and the confidences of DiffServe's discriminator in light's images."""
 
-    captions: list[str]
-    seeds: list[int]
     light: Tensor
+    heavy: Tensor
     prompts: Tensor
     light_scores: Tensor
+    heavy_scores: Tensor
     confidences: Tensor
 
 
@@ -65,45 +65,53 @@ def main() -> int:
     options = parse_options("online_discriminator", __doc__, add_options)
     rest = options.rest
     torch.set_num_threads(rest["threads"])
-    counts, tested = (QUICK_COUNTS, QUICK_TESTED) if options.quick else (COUNTS, TESTED)
-    steps = 20 if options.quick else rest["steps"]
-    sampled = ACCEPTED_SHARE / DEFERRED_SHARE
-    needed = round(counts[-1] / (DEFERRED + (1.0 - DEFERRED) * sampled) * 1.05)
-    requests = requests_of(rest["work"], needed + tested)
-    served, others = np.arange(needed), np.arange(needed, needed + tested)
-    shadows, weights = shadowed(requests, served, sampled)
+    counts = QUICK_COUNTS if options.quick else COUNTS
+    requests = requests_of(rest["work"], rest["training"], options.quick)
+    count = len(requests.light)
+    tested = QUICK_TESTED if options.quick else TESTED
+    served, others = np.arange(count - tested), np.arange(count - tested, count)
+    shadows, weights = shadowed(requests, served, ACCEPTED_SHARE / DEFERRED_SHARE)
     offline = np.random.default_rng(1).permutation(served)
-    test = pairs_of(rest["work"], requests, others, np.ones(len(others)))
+    test = pairs_of(requests, others, np.ones(len(others)))
     figures: list[Figure] = []
-    for count in counts:
-        mine = pairs_of(rest["work"], requests, shadows[:count], weights[:count])
-        theirs = pairs_of(rest["work"], requests, offline[:count], np.ones(count))
+    for size in counts:
+        mine = pairs_of(requests, shadows[:size], weights[:size])
+        theirs = pairs_of(requests, offline[:size], np.ones(size))
         sources = {SHADOWS: mine, OFFLINE: theirs}
-        if count == counts[-1]:
-            sources[UNWEIGHTED] = replace(mine, weights=torch.ones(count, dtype=torch.float64))
-        trained = {name: scores(fitted(pairs, steps), test) for name, pairs in sources.items()}
-        figures += count_figures(count, trained, test)
+        if size == counts[-1]:
+            sources[UNWEIGHTED] = replace(mine, weights=torch.ones(size, dtype=torch.float64))
+        trained = {name: scores(fitted(pairs, rest["steps"]), test) for name, pairs in sources.items()}
+        figures += count_figures(size, trained, test)
     figures += baseline_figures(test)
-    notes = {"requests": needed, "tested prompts": tested, "network steps": steps, "threads": rest["threads"]}
+    notes = {"requests": len(served), "shadows": len(shadows), "tested prompts": tested, "network steps": rest["steps"]}
     return publish(options, figures, notes=notes)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--work", type=Path, default=WORK, help="folder that caches generated images")
-    parser.add_argument("--steps", type=int, default=250, help="of each network's training")
+    parser.add_argument("--work", type=Path, default=WORK, help="folder that caches router's images")
+    parser.add_argument("--training", type=Path, default=WORK, help="folder that caches the training's images")
+    parser.add_argument("--steps", type=int, default=0, help="of each network's training; 0: the head alone")
     parser.add_argument("--threads", type=int, default=2)
 
 
-def requests_of(work: Path, count: int) -> Requests:
-    """Return requests for scenes without an unseen combination, generating the light images that the folder lacks."""
-    prompts = examination_prompts(count, held_out=False, seed=SCENES_SEED)
-    captions, seeds = list(prompts.captions), [FIRST_NOISE + row for row in range(count)]
-    light = shipped_pair(LIGHT, HEAVY).light.generate(work, captions, seeds)
+def requests_of(work: Path, training: Path, quick: bool) -> Requests:
+    """Return the prompts of `router` and of `tiny-router`'s training in a drawn order, generating the images that the
+    folders lack."""
+    held = held_out_pairs(work, QUICK_COUNT if quick else HELD_COUNT)
+    learnt, seeds = training_prompts(QUICK_COUNT if quick else COUNT)
+    pair = shipped_pair(LIGHT, HEAVY)
+    made = [source.generate(training, list(learnt.captions), seeds) for source in (pair.light, pair.heavy)]
+    light, heavy = torch.cat([held.light, made[0]]), torch.cat([held.heavy, made[1]])
+    order = np.random.default_rng(2).permutation(len(light))
+    captions = [*held.prompts.captions, *learnt.captions]
+    captions = [captions[row] for row in order]
+    chosen = torch.from_numpy(order)
+    light, heavy = light[chosen], heavy[chosen]
     examiner = Examiner(WEIGHTS, WEIGHTS)
-    embedded = examiner.embed_texts(captions)
+    embedded = torch.cat([examiner.embed_texts(captions[at : at + BATCH]) for at in range(0, len(captions), BATCH)])
+    scored = [(examiner.embed_images(images) * embedded).sum(dim=1).double() for images in (light, heavy)]
     found = real_confidences(open_discriminator(WEIGHTS / "tiny-discriminator"), light)
-    scored = examiner.clip_scores(light, captions).double()
-    return Requests(captions, seeds, light, embedded, scored, torch.from_numpy(found))
+    return Requests(light, heavy, embedded, scored[0], scored[1], torch.from_numpy(found))
 
 
 def shadowed(requests: Requests, rows: Array, accepted_share: float) -> tuple[Array, Array]:
@@ -116,17 +124,15 @@ def shadowed(requests: Requests, rows: Array, accepted_share: float) -> tuple[Ar
     return rows[chosen], np.where(deferred, 1.0, 1.0 / accepted_share)[chosen]
 
 
-def pairs_of(work: Path, requests: Requests, rows: Array, weights: Array) -> PairTensors:
-    """Return pairs of some requests, generating the heavy images that the folder lacks."""
-    captions, seeds = [requests.captions[row] for row in rows], [requests.seeds[row] for row in rows]
-    heavy = shipped_pair(LIGHT, HEAVY).heavy.generate(work, captions, seeds)
+def pairs_of(requests: Requests, rows: Array, weights: Array) -> PairTensors:
+    """Return pairs of some requests."""
     chosen = torch.from_numpy(rows)
     return PairTensors(
         requests.light[chosen],
-        heavy,
+        requests.heavy[chosen],
         requests.prompts[chosen],
         requests.light_scores[chosen],
-        Examiner(WEIGHTS, WEIGHTS).clip_scores(heavy, captions).double(),
+        requests.heavy_scores[chosen],
         requests.confidences[chosen],
         torch.from_numpy(weights),
         torch.arange(len(rows)) % FOLDS,
@@ -136,7 +142,7 @@ def pairs_of(work: Path, requests: Requests, rows: Array, weights: Array) -> Pai
 def fitted(pairs: PairTensors, steps: int) -> Fitted:
     """Train a discriminator as the command does, the narrow one."""
     torch.manual_seed(0)
-    return fit(begun(NetworkChoice.NARROW, None), pairs, "", NetworkPlan(steps), CPU)
+    return fit(begun(NetworkChoice.NARROW, WEIGHTS / "tiny-router"), pairs, "", NetworkPlan(steps), CPU)
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ COUNT = 400
 def test_shadows_are_deferred_images_and_few_others_with_weights() -> None:
     confidences = torch.linspace(0.0, 1.0, COUNT, dtype=torch.float64)
     nothing = torch.zeros(COUNT)
-    requests = Requests([], [], nothing, nothing, nothing, confidences)
+    requests = Requests(nothing, nothing, nothing, nothing, nothing, confidences)
 
     rows, weights = shadowed(requests, np.arange(COUNT), 0.08)
 
