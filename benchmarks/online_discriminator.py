@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.routing_data import DIFFSERVE, HEAVY, LIGHT, held_out_pairs, real_confidences
@@ -46,6 +47,7 @@ DEFERRED_SHARE, ACCEPTED_SHARE = 0.25, 0.02
 DEFERRED = 0.5
 SHADOWS, OFFLINE, UNWEIGHTED = "shadows", "offline labels", "shadows without weights"
 CPU = torch.device("cpu")
+Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ def requests_of(work: Path, training: Path, quick: bool) -> Requests:
     return Requests(light, heavy, embedded, scored[0], scored[1], torch.from_numpy(found))
 
 
-def shadowed(requests: Requests, rows: Array, accepted_share: float) -> tuple[Array, Array]:
+def shadowed(requests: Requests, rows: Rows, accepted_share: float) -> tuple[Rows, Array]:
     """Return the requests that are compared, in their order, and their weights: every deferred one, and of the accepted
     ones that share."""
     confidences = requests.confidences.numpy()[rows]
@@ -124,7 +126,7 @@ def shadowed(requests: Requests, rows: Array, accepted_share: float) -> tuple[Ar
     return rows[chosen], np.where(deferred, 1.0, 1.0 / accepted_share)[chosen]
 
 
-def pairs_of(requests: Requests, rows: Array, weights: Array) -> PairTensors:
+def pairs_of(requests: Requests, rows: Rows, weights: Array) -> PairTensors:
     """Return pairs of some requests."""
     chosen = torch.from_numpy(rows)
     return PairTensors(

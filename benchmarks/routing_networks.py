@@ -18,10 +18,10 @@ from transformers import ResNetConfig, ResNetForImageClassification, ViTConfig, 
 
 from pentimento.diffusion.discriminators.network_training import LAST_CHANNEL, STAGES
 from pentimento.diffusion.discriminators.torchvision_networks import narrow_efficientnet
+from pentimento.diffusion.discriminators.writing import LABELS
 from zoo.drawing.scenes import IMAGE_SIZE
 from zoo.evaluate.estimates import Array
 from zoo.export.discriminator import real_margins
-from zoo.train.discriminator import LABELS
 from zoo.train.loop import TrainingPlan, TrainingRun, load_trained
 from zoo.train.picture_folders import FolderDiscriminatorPart, FolderImages
 from zoo.train.prompt_network import BATCH
