@@ -146,7 +146,9 @@ class Catalogue:
     async def wait_until_loaded(self, name: str, timeout_s: float) -> None:
         """Wait until a worker has reported a model that the plan names and no worker ever held; return at once for
         other models, at the time limit, and while too many calls wait. `wanted` has the model meanwhile."""
-        if name in self._models or name not in self._planned or sum(self.wanted.values()) >= MOST_WAITING:
+        if not name or name in self._models or name not in self._planned:
+            return
+        if sum(self.wanted.values()) >= MOST_WAITING:
             return
         self.wanted[name] += 1
         try:
