@@ -97,7 +97,7 @@ def test_an_attack_leaves_memory_as_it_was(
         asyncio.run(attack(address, token if caller == "tenant" else None, send))
         peak = memory_mib(running, "VmHWM")
         after = memory_once_quiet(running, before + AFTER_MIB)
-        assert status_of(address, GIVEN_BACK_S) == "SERVING"
+        assert status_of(address, deadline_s=GIVEN_BACK_S) == "SERVING"
 
     assert peak - before <= PEAK_MIB
     assert after - before <= AFTER_MIB

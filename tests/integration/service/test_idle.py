@@ -31,10 +31,12 @@ def test_service_without_its_part_is_healthy_until_stopped(
     given = {f"PENTIMENTO_{service}_{name}".upper(): value.format(tmp_path) for name, value in settings.items()}
     command = [sys.executable, "-m", f"services.{service}", "--listen", address]
     with log.open("w") as stderr, subprocess.Popen(command, env=os.environ | given, stderr=stderr) as process:
-        while status_of(address, 60) != "SERVING":
-            assert process.poll() is None, log.read_text()
-            time.sleep(0.1)
-        process.terminate()
+        try:
+            while status_of(address, deadline_s=60) != "SERVING":
+                assert process.poll() is None, log.read_text()
+                time.sleep(0.1)
+        finally:
+            process.terminate()
 
     assert process.returncode == 0
     warnings = [line for line in log.read_text().splitlines() if "WARNING" in line]
