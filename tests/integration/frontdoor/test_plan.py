@@ -215,7 +215,8 @@ async def test_a_planned_model_that_was_never_loaded_is_worth_another_try(folder
     pools = (PoolPlan("larger", "larger", ("w2",), routes=(RouteShare("noise", 1.0),)),)
     async with planned(folder, pools) as run:
         with pytest.raises(Unavailable, match=r"no worker has loaded '?larger'? yet") as refused:
-            await run.suite.paint(replace(UNNAMED, model=named))
+            # A call for a planned model waits for it until its deadline.
+            await run.suite.paint(replace(UNNAMED, model=named, deadline_ms=100))
 
     assert (refused.value.reason, refused.value.retry_after_ms) == ("MODEL_NOT_LOADED", 1000)
 

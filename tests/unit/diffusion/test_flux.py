@@ -101,7 +101,12 @@ def test_families_trained_in_bfloat16_have_it_on_a_gpu() -> None:
     halves = {family.name: getattr(torch, family.half) for family in FAMILIES}
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
 
-    assert {name for name, half in halves.items() if half is torch.bfloat16} == {"flux", "z_image"}
+    assert {name for name, half in halves.items() if half is torch.bfloat16} == {
+        "flux",
+        "qwen_image",
+        "sana",
+        "z_image",
+    }
     assert choose_dtype(DtypeChoice.AUTO, cuda, halves["flux"]) is torch.bfloat16
     assert choose_dtype(DtypeChoice.AUTO, cpu, halves["flux"]) is torch.float32
 

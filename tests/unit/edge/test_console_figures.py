@@ -82,7 +82,7 @@ def test_slo_attainment_goes_by_the_slo_of_the_plan(slo_s: float, share: float |
         ("tiny-heavy", "tiny-heavy"),
         ("tiny-heavy.1", "tiny-heavy, pool 2"),
         ("sd-1.5", "sd-1.5"),
-        ("image:tiny-heavy~tiny-light", "tiny-heavy → tiny-light (from a cached image)"),
+        ("image:tiny-heavy~tiny-light", "tiny-heavy, or tiny-light if that would be late (from a cached image)"),
         ("noise:tiny-light>tiny-heavy.1#0", "tiny-light → tiny-heavy, pool 2 (from noise)"),
         ("a>b>c", "a → b → c"),
     ],
