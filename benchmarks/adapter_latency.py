@@ -106,10 +106,10 @@ async def timed_image(
     conditions = [plain] * max(controlnets, 1)
     if is_new and shades is not None:
         conditions = [plain + next(shades) / 255 for _ in conditions]
-    await together.painted(ControlledCase(_case(pace, 1), ()), conditions)
+    await together.generated(ControlledCase(_case(pace, 1), ()), conditions)
     controlled = ControlledCase(_case(pace, pace.steps), (ControlSetting(),) * controlnets)
     patch_step = int(min((lora.latest_start_fraction for lora in loras), default=0.0) * pace.steps)
-    result = await together.painted(controlled, conditions, selections, patch_step)
+    result = await together.generated(controlled, conditions, selections, patch_step)
     seconds = sum(timing.duration_ms for timing in result.timings) / 1e3
     return TimedRequest(asked, seconds, _device_s(pace, controlnets, lora_count))
 

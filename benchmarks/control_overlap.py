@@ -130,7 +130,7 @@ class OverlapBench:
             self._shift_px += 1
             conditions = [torch.roll(told, self._shift_px, dims=3) for told in subject.conditions]
         began_s = monotonic()
-        result = await self._served.painted(controlled, conditions)
+        result = await self._served.generated(controlled, conditions)
         found = [[span for span in read_spans(path) if span.began_s >= began_s] for path in self._traces]
         denoise_ms = next(timing.duration_ms for timing in result.timings if timing.stage == "denoise")
         image = _timed(subject.case.steps, control_count, denoise_ms / 1e3, found[0], found[1 : 1 + control_count])

@@ -14,6 +14,10 @@ NOT_RUN = {
     "python -m benchmarks.": "measures for minutes, on a machine that must be otherwise idle",
     "pentimento generate --prompts-file prompts.txt --model my-light ": "paints thousands, by a model of the reader's",
     "pentimento generate --prompts-file prompts.txt --model sdxl ": "generates thousands, by a model of the reader's",
+    'pentimento generate "a red house" --controlnet ': "needs ControlNets and photographs of the reader's; "
+    "tests/integration/controlnet_svc uses such",
+    'pentimento generate "a cat, best quality" --image-prompt ': "needs an IP-Adapter of the reader's; "
+    "tests/golden/unet_worker uses such",
     "pentimento zoo ": "trains, paints or measures for minutes; `make test-training` does so for a few steps",
     "pentimento simulate ": "takes a minute; tests/lab/simulator plays scenarios",
     "pentimento profile ": "measures a model of the reader's; tests/integration/unet_worker runs small ones",

@@ -22,9 +22,11 @@ CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
 
 
 def reusing_cases(schedulers: Sequence[Scheduler]) -> list[Case]:
+    # A step of Heun is two passes, which the hooks count.
+    last = [one for one in schedulers if one is not Scheduler.HEUN][-1]
     return [
         Case("a red circle", "blurred", schedulers[0], seed=1, steps=8, full_steps=(1, 4, 6)),
-        Case("a red circle", "", schedulers[-1], seed=2, steps=6, guidance_scale=1.0, full_steps=(0, 3)),
+        Case("a red circle", "", last, seed=2, steps=6, guidance_scale=1.0, full_steps=(0, 3)),
         Case("a red circle", "blurred", schedulers[0], seed=1, steps=8),
     ]
 

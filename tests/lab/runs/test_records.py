@@ -1,8 +1,6 @@
 """Test that files of records are read as written, and that errors name file, line, field and limit."""
 
-import errno
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -81,22 +79,6 @@ def test_wrong_field_is_named(tmp_path: Path, field: str, value: object, limit: 
 
     with pytest.raises(InvalidArgument, match=rf"r\.jsonl:2: {field}: {limit}"):
         load_run(path)
-
-
-def test_full_disk_leaves_the_earlier_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, write = tmp_path / "run.jsonl", Path.write_bytes
-    path.write_text("an earlier run")
-
-    def write_half(file: Path, data: bytes) -> int:
-        write(file, data[: len(data) // 2])
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(Path, "write_bytes", write_half)
-
-    with pytest.raises(OSError, match="No space left"):
-        save_run(Run("run", {}, (PLAIN,)), path)
-    assert list(tmp_path.iterdir()) == [path]
-    assert path.read_text() == "an earlier run"
 
 
 @pytest.mark.parametrize("content", ["", "7", '{"format": 9}'])
