@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from lab.workloads.components import ComponentUse
-from pentimento.domain.components import ComponentRule, Loadable, admits, victims
+from pentimento.domain.components import ComponentRule, Loadable, victims
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,13 @@ def replay(
     """Return the loading of each request in a tier of `budget_bytes` under the rule."""
     tier = SimulatedTier(rule, budget_bytes, selective)
     return [tier.serve(use) for use in uses]
+
+
+def admits(rule: ComponentRule, newcomer: Loadable, leaving: Iterable[Loadable], now_s: float) -> bool:
+    """Return whether keeping the newcomer, a use of it included, is worth more than keeping all that would leave. If
+    not, it should pass through the tier without staying there."""
+    lost = sum(rule.worth(one, now_s) * one.memory_bytes for one in leaving)
+    return lost <= rule.worth(newcomer, now_s) * newcomer.memory_bytes
 
 
 class SimulatedTier:

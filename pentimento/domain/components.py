@@ -90,13 +90,6 @@ def victims(
     return None if missing > 0 else _without_spares(leaving, -missing)
 
 
-def admits(rule: ComponentRule, newcomer: Loadable, leaving: Iterable[Loadable], now_s: float) -> bool:
-    """Return whether keeping the newcomer, a use of it included, is worth more than keeping all that would leave. If
-    not, it should pass through the tier without staying there."""
-    lost = sum(rule.worth(one, now_s) * one.memory_bytes for one in leaving)
-    return lost <= rule.worth(newcomer, now_s) * newcomer.memory_bytes
-
-
 def _without_spares(leaving: list[Loadable], spare_bytes: int) -> tuple[str, ...]:
     """Return the names without components that fit into the spare bytes; the most worth stays first."""
     names = []

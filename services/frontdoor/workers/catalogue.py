@@ -57,8 +57,8 @@ class Catalogue:
 
     def follow(self, registered: Iterable[RegisteredDigest], planned: Iterable[str] = ()) -> None:
         """Accept only the registered digests under their names, and forget models with others. `planned`: the names of
-        models that workers hold or are to hold."""
-        self._planned = frozenset(planned)
+        models that workers hold or are to hold; a pool without a model has the empty one."""
+        self._planned = frozenset(planned) - {""}
         self._registered = {one.model: one.digest for one in registered}
         for held in [held for held in self._models.values() if not self._may_be(held)]:
             del self._models[held.model]
@@ -146,9 +146,7 @@ class Catalogue:
     async def wait_until_loaded(self, name: str, timeout_s: float) -> None:
         """Wait until a worker has reported a model that the plan names and no worker ever held; return at once for
         other models, at the time limit, and while too many calls wait. `wanted` has the model meanwhile."""
-        if not name or name in self._models or name not in self._planned:
-            return
-        if sum(self.wanted.values()) >= MOST_WAITING:
+        if name in self._models or name not in self._planned or sum(self.wanted.values()) >= MOST_WAITING:
             return
         self.wanted[name] += 1
         try:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pentimento.domain.components import ComponentRule, Loadable, admits, victims
+from pentimento.domain.components import ComponentRule, Loadable, victims
 from pentimento.policies.components import FadingUses, Utility
 
 
@@ -53,16 +53,6 @@ def test_utility_of_ten_uses_ages_to_one() -> None:
     rule.note_use(component("new"), 3600.0)
 
     assert rule.worth(component("old"), 3600.0) == pytest.approx(rule.worth(component("new"), 3600.0))
-
-
-def test_newcomer_of_less_worth_is_not_admitted() -> None:
-    rule = Utility()
-    popular, newcomer = component("popular", 20, 2.0), component("newcomer", 10, 1.5)
-    used(rule, popular, popular, newcomer)
-
-    assert not admits(rule, newcomer, [popular], 2.0)
-    rule.note_use(newcomer, 3600.0)
-    assert admits(rule, newcomer, [popular], 3600.0)
 
 
 def test_victims_leaves_what_need_not_go() -> None:
