@@ -1,7 +1,7 @@
 """Call the controller."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +11,7 @@ from pentimento.api.controller.v1 import controller_service_pb2 as pb
 from pentimento.api.controller.v1.controller_service_pb2_grpc import ControllerServiceStub
 from pentimento.api.generation.v1 import generation_pb2
 from pentimento.clients.errors import domain_errors
+from pentimento.domain.components import FoundComponent
 from pentimento.domain.errors import DeadlineExceeded, Unavailable
 from pentimento.domain.fleet import Fleet, Plan, Replica, ReplicaLease, ReplicaReport
 from pentimento.domain.generation import PlanVersion
@@ -61,6 +62,16 @@ class ControllerClient:
                 raise Unavailable("TURNED", "another controller is called now") from None
             finally:
                 self._watching.discard(call)
+
+    async def find_components(
+        self, instance_id: str, *, digests: Sequence[str] = (), model: str = "", timeout_s: float | None = None
+    ) -> tuple[FoundComponent, ...]:
+        """Return the components with these digests that replicas other than `instance_id` hold. Without digests: the
+        LoRAs that requests use most with a model."""
+        request = pb.FindComponentsRequest(instance_id=instance_id, digests=digests, model=model)
+        with self._turning() as turn:
+            answer = await self._stubs[turn].FindComponents(request, timeout=timeout_s)
+            return tuple(decode(one, FoundComponent) for one in answer.components)
 
     async def fleet(self, timeout_s: float | None = None) -> Fleet:
         """Return the fleet as the controller knows it."""

@@ -8,9 +8,11 @@ The caller loads, frees, and gives the time, by any clock that never goes back. 
 """
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Protocol
+
+from pentimento.domain.generation import ObjectReference
 
 GB = 1_000_000_000
 
@@ -31,6 +33,23 @@ class HeldComponent:
     digest: str
     tier: Tier
     size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FoundComponent:
+    """State the addresses of replicas that hold a component, and its place in the object store; None if the registry
+    does not know it."""
+
+    digest: str
+    addresses: tuple[str, ...] = ()
+    object: ObjectReference | None = None
+
+
+def changed_components(now: Collection[HeldComponent], before: Collection[HeldComponent]) -> tuple[HeldComponent, ...]:
+    """Return the components that differ from those before; one that is no longer held is in `Tier.STORE`."""
+    old, new = {one.digest: one for one in before}, {one.digest: one for one in now}
+    gone = (replace(one, tier=Tier.STORE) for digest, one in old.items() if digest not in new)
+    return (*(one for one in new.values() if old.get(one.digest) != one), *gone)
 
 
 @dataclass(frozen=True, slots=True)

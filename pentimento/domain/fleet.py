@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from pentimento.domain.adapters import Adapter, AdapterKind
+from pentimento.domain.components import HeldComponent
 from pentimento.domain.generation import PlanVersion
 from pentimento.domain.kept_quality import NOTHING_KEPT, KeptQuality
 from pentimento.domain.thinned_steps import NO_STEPS, ThinnableSteps
@@ -337,7 +338,8 @@ class PoolDemand:
 @dataclass(frozen=True)
 class ReplicaReport:
     """A heartbeat. Counts are totals since the replica's start, `busy_share` is 0..1 since the last report.
-    `plan_version`: of the plan that the replica follows."""
+    `plan_version`: of the plan that the replica follows. `component_changes`: components that came to its disk or
+    left it since the last answered report; all of them with `all_components`."""
 
     instance_id: str
     generation: int
@@ -351,6 +353,8 @@ class ReplicaReport:
     plan_version: PlanVersion | None = None
     draining: bool = False
     held_model_digest: str = ""
+    component_changes: tuple[HeldComponent, ...] = ()
+    all_components: bool = False
 
 
 @dataclass(frozen=True)

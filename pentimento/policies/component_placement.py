@@ -81,6 +81,11 @@ class AskedShares:
         ]
         return tuple(sorted(sorted(wanted, key=lambda lora: (-uses[lora], lora))[:MOST_LORAS]))
 
+    def most_used(self, model: str) -> tuple[str, ...]:
+        """Return the LoRAs that requests use with a model, by name, the most used first."""
+        uses = {lora: count for (base, lora), count in self.together.items() if base == model}
+        return tuple(sorted(uses, key=lambda lora: (-uses[lora], lora)))
+
     def share(self, asked: Asked) -> float:
         """Return an adapter's share (0..1) of its kind's calls; 0 if there were too few."""
         total = sum(calls for (kind, _), calls in self.calls.items() if kind is asked[0])

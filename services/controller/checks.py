@@ -15,6 +15,7 @@ from pentimento.domain.adapters import (
     is_adapter_name,
     is_digest,
 )
+from pentimento.domain.components import HeldComponent
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import (
     CONFIDENCE_BINS,
@@ -48,6 +49,7 @@ MAX_FILES = 4096
 MAX_COSTS = 64
 MAX_STAGES = 8
 MAX_POINTS = 1024
+MAX_DIGESTS = 256
 INSTANCE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/-]{0,127}")
 ADDRESS = re.compile(r"unix:[^\s\x00]{1,250}|[^\s\x00]{1,250}:\d{1,5}")
 # Files that a loader reads; never a pickle under any name.
@@ -100,6 +102,13 @@ def check_report(report: ReplicaReport) -> None:
     _check_numbers("", report, MAX_REQUESTS, "queue_length", "running_count")
     _check_numbers("", report, MAX_COUNT, "completed_count", "failed_count")
     _check_each("demand", report.demand, _check_demand, " pools")
+    # All that a replica may hold, and as many that it does not hold any longer.
+    _check_each("component_changes", report.component_changes, _check_held, most=2 * MAX_TOLD_COUNT)
+
+
+def check_digests(digests: Sequence[str]) -> None:
+    """Raise InvalidArgument for too many digests, or for one that is none."""
+    _check_each("digests", digests, _check_digest, most=MAX_DIGESTS)
 
 
 def check_variant(variant: ModelVariant) -> None:
@@ -320,6 +329,11 @@ def _check_text(field: str, text: str) -> None:
     if len(text) > MAX_NAME_LENGTH or not (text.isprintable() or not text):
         limit = f"must be at most {MAX_NAME_LENGTH} printable characters"
         raise InvalidArgument.of(field, f"{limit}, got {len(text)} characters")
+
+
+def _check_held(field: str, held: HeldComponent) -> None:
+    _check_digest(f"{field}.digest", held.digest)
+    _check_within(f"{field}.size_bytes", held.size_bytes, MAX_COUNT)
 
 
 def _check_digest(field: str, digest: str) -> None:

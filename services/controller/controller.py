@@ -2,21 +2,23 @@
 
 import asyncio
 import logging
+import random
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from pentimento.domain.adapters import Adapter
 from pentimento.domain.clock import Clock
+from pentimento.domain.components import FoundComponent
 from pentimento.domain.errors import InvalidArgument, PentimentoError, Unavailable
 from pentimento.domain.fleet import Fleet, Plan, Replica, ReplicaKind, ReplicaLease, ReplicaReport
-from pentimento.domain.generation import PlanVersion
+from pentimento.domain.generation import ObjectReference, PlanVersion
 from pentimento.domain.reasons import Reason
 from pentimento.policies.plan.costs import reported_profiles, with_registered
 from pentimento.policies.plan.demand import DemandWindow
 from pentimento.policies.plan.inputs import ModelDemand, PlanInput, ReplicaView
-from services.controller.checks import check_instance, check_replica, check_report
+from services.controller.checks import check_digests, check_instance, check_replica, check_report
 from services.controller.leadership import LeaderEpoch
 from services.controller.metrics import LIVE_REPLICAS, PAUSES, REFUSED_REPORTS
 from services.controller.plan_feed import PlanFeed
@@ -28,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 # Another controller may lead after this time, or this one.
 STANDBY_RETRY_MS = 500
+# Peers that a replica learns for one component.
+MAX_HOLDERS = 4
 
 
 @dataclass(frozen=True)
@@ -147,6 +151,22 @@ class Controller:
         plan = self._feed.in_force or Plan(PlanVersion(self._epoch.value, 0))
         statuses = self._registry.statuses(self._clock.monotonic())
         return Fleet(statuses, plan, self._epoch.value, self._planner.unplanned, self._slo_s, self._planner.steered)
+
+    def find_components(self, instance_id: str, digests: Sequence[str], model: str) -> list[FoundComponent]:
+        """Return the components with these digests that replicas but `instance_id` hold; without digests the uploaded
+        LoRAs that requests use most with a model. Raises InvalidArgument for a wrong digest."""
+        self.check_leading()
+        check_digests(digests)
+        now_s = self._clock.monotonic()
+        wanted = dict[str, ObjectReference | None].fromkeys(digests)
+        if not digests:
+            wanted = {one.digest: one.object for one in self._planner.most_used(model)}
+        holders = {digest: self._registry.holders(digest, now_s, instance_id) for digest in wanted}
+        return [
+            FoundComponent(digest, tuple(random.sample(there, min(len(there), MAX_HOLDERS))), wanted[digest])
+            for digest, there in holders.items()
+            if there or not digests
+        ]
 
     async def run(self) -> None:
         """Plan now, then when the fleet changes, a lease ends or a planning period is over, and every `pause_s`: only

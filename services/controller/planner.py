@@ -11,7 +11,7 @@ from functools import partial
 
 from pentimento.domain.adapters import Adapter
 from pentimento.domain.errors import FailedPrecondition
-from pentimento.domain.fleet import Plan, SteeredCount, UnplannedModel
+from pentimento.domain.fleet import MAX_TOLD_COUNT, Plan, SteeredCount, UnplannedModel
 from pentimento.domain.generation import PlanVersion
 from pentimento.domain.reasons import Reason
 from pentimento.policies.component_placement import AskedShares
@@ -85,6 +85,11 @@ class Planner:
         """Decide by the present fleet, with the last round's time and demand. Changes state; returns like `look`. The
         policy's memory counts each round once, however often the fleet changes."""
         return await self._replan(given, self._before)
+
+    def most_used(self, model: str) -> list[Adapter]:
+        """Return the uploaded LoRAs that requests use with a model, the most used first."""
+        uploaded = {adapter.name: adapter for adapter in self.uploaded}
+        return [uploaded[name] for name in self._asked.most_used(model) if name in uploaded][:MAX_TOLD_COUNT]
 
     @property
     def steered(self) -> SteeredCount | None:

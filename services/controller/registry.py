@@ -5,6 +5,7 @@ Times are monotonic seconds and come as arguments.
 
 from dataclasses import dataclass, replace
 
+from pentimento.domain.components import Tier
 from pentimento.domain.errors import FailedPrecondition, NotFound, ResourceExhausted
 from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaReport, ReplicaStatus
 from pentimento.domain.reasons import Reason
@@ -22,6 +23,8 @@ class _RegisteredReplica:
     received_s: float
     heard_s: float
     report: ReplicaReport | None = None
+    # Digests of the components on its disk.
+    held: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -53,8 +56,8 @@ class Registry:
             self._make_room(now_s)
         # A second registration of the same start keeps its last report.
         is_same = known is not None and known.replica.generation == replica.generation
-        report = known.report if known is not None and is_same else None
-        self._entries[replica.instance_id] = _RegisteredReplica(replica, now_s, now_s, report)
+        report, held = (known.report, known.held) if known is not None and is_same else (None, frozenset[str]())
+        self._entries[replica.instance_id] = _RegisteredReplica(replica, now_s, now_s, report, held)
 
     def report(self, report: ReplicaReport, now_s: float) -> ReceivedReport:
         """Apply a report. Changes state. Raises as `require`; NotFound makes the replica register."""
@@ -63,7 +66,8 @@ class Registry:
         replica = replace(known.replica, resident_models=resident, held_model_digest=digest)
         changed = _planned_by(replica) != _planned_by(known.replica) or _is_draining(known) != report.draining
         changed = changed or not self._is_live(known, now_s)
-        self._entries[report.instance_id] = _RegisteredReplica(replica, now_s, now_s, report)
+        held = _held_after(known.held, report)
+        self._entries[report.instance_id] = _RegisteredReplica(replica, now_s, now_s, report, held)
         return ReceivedReport(changed, max(0.0, now_s - known.heard_s))
 
     def require(self, instance_id: str, generation: int) -> _RegisteredReplica:
@@ -97,6 +101,11 @@ class Registry:
         usable = (entry for entry in self._entries.values() if self._is_live(entry, now_s) and not _is_draining(entry))
         views = (ReplicaView(entry.replica, entry.report) for entry in usable)
         return tuple(sorted(views, key=lambda view: view.replica.instance_id))
+
+    def holders(self, digest: str, now_s: float, without: str) -> list[str]:
+        """Return the addresses of the live replicas that hold a component, but that of `without`."""
+        entries = [entry for entry in self._entries.values() if digest in entry.held and self._is_live(entry, now_s)]
+        return [entry.replica.address for entry in entries if entry.replica.instance_id != without]
 
     def next_expiry_s(self, now_s: float) -> float | None:
         """Return the time of the next end of a lease without a report; None without live replicas."""
@@ -145,6 +154,12 @@ def _planned_by(replica: Replica) -> Replica:
 
 def _is_draining(entry: _RegisteredReplica) -> bool:
     return entry.report is not None and entry.report.draining
+
+
+def _held_after(before: frozenset[str], report: ReplicaReport) -> frozenset[str]:
+    gone = {one.digest for one in report.component_changes if one.tier is Tier.STORE}
+    new = {one.digest for one in report.component_changes if one.tier is not Tier.STORE}
+    return (frozenset[str]() if report.all_components else before - gone) | new
 
 
 def _outranks(known: Replica, replica: Replica) -> bool:

@@ -53,6 +53,10 @@ class ControllerServicer(ControllerServiceServicer):
             async for plan in plans:
                 yield pb.WatchPlanResponse(plan=nested(plan, pb.Plan))
 
+    async def FindComponents(self, request: pb.FindComponentsRequest, context: Context) -> pb.FindComponentsResponse:
+        found = self._controller.find_components(request.instance_id, tuple(request.digests), request.model)
+        return pb.FindComponentsResponse(components=[nested(one, pb.FoundComponent) for one in found])
+
     async def GetFleet(self, request: pb.GetFleetRequest, context: Context) -> pb.GetFleetResponse:
         return encode(self._controller.fleet(), pb.GetFleetResponse)
 

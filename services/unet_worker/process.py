@@ -1,15 +1,19 @@
 """Run a worker's process for any device: serve, join the fleet, follow its plan, and drain."""
 
+import asyncio
+import logging
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from pentimento.api.components.v1.component_service_pb2_grpc import add_ComponentServiceServicer_to_server
 from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import add_UnetWorkerServiceServicer_to_server
 from pentimento.clients.controller import ControllerClient
 from pentimento.domain.adapters import Adapter
 from pentimento.domain.clock import SystemClock
+from pentimento.domain.errors import PentimentoError
 from pentimento.domain.fleet import (
     MAX_TOLD_COUNT,
     ModelCost,
@@ -20,15 +24,22 @@ from pentimento.domain.fleet import (
     WorkerAssignment,
 )
 from pentimento.rpc import RpcServer, RpcServerSettings
+from pentimento.rpc.channel import channel_opener
 from pentimento.rpc.shared_keys import open_grant_keys
+from pentimento.service.components import FULL_NAME as COMPONENTS_FULL_NAME
+from pentimento.service.components import ComponentPeers, ComponentServicer, ReportedComponents
 from pentimento.service.credits import BusyMeter
 from pentimento.service.fleet_member import FleetMember, FleetSettings
 from pentimento.service.plan_follower import PlanFollower
 from pentimento.service.process import ServiceProcess
+from pentimento.stores.components.remote import Peers, no_peers
+from services.unet_worker.adapters.local_components import LocalComponents
 from services.unet_worker.attempts.cache_objects import GrantGuard
 from services.unet_worker.device.device_backend import PlannedBackend
 from services.unet_worker.servicer import FULL_NAME, UnetWorkerServicer
 from services.unet_worker.worker import UnetWorker
+
+logger = logging.getLogger(__name__)
 
 # How long an attempt survives its stream.
 ORPHAN_S = 10.0
@@ -40,12 +51,13 @@ UPLOAD_TIMEOUT_S = 2.0
 @dataclass(frozen=True)
 class WorkerIdentity:
     """Identify one start of a worker. `busy` adds up its device's seconds; `changed` is called when its model or
-    credits change."""
+    credits change; `components` are those on its host's disk, None for none."""
 
     instance_id: str
     generation: int
     busy: BusyMeter
     changed: Callable[[], None]
+    components: LocalComponents | None = None
 
 
 class WorkerModels(Protocol):
@@ -82,6 +94,7 @@ class WorkerProcess(ServiceProcess):
         settings: WorkerSettings,
         models: WorkerModels,
         credit_count: int,
+        open_components: Callable[[Peers], LocalComponents | None] = lambda peers: None,
     ) -> None:
         super().__init__(server=RpcServer(settings.rpc, "unet_worker"))
         grants = GrantGuard(
@@ -94,13 +107,26 @@ class WorkerProcess(ServiceProcess):
         self._prefetched = frozenset[tuple[str, str, str]]()
         self._measured: dict[str, ModelCost] = {}
         self._member = FleetMember(self.server, ReplicaKind.UNET_WORKER, settings)
+        self._components = open_components(self._peers(settings))
+        self._reported = ReportedComponents(self._components.store.held if self._components is not None else tuple)
+        if self._components is not None:
+            fetches = ComponentServicer(self._components.store.read_range, lambda: bool(self.worker.attempts.running()))
+            self.server.add(add_ComponentServiceServicer_to_server, fetches, COMPONENTS_FULL_NAME)
         self._identity = WorkerIdentity(
-            self.server.instance_id, self._member.generation, BusyMeter(time.monotonic), self.worker.news.changed
+            self.server.instance_id,
+            self._member.generation,
+            BusyMeter(time.monotonic),
+            self.worker.news.changed,
+            self._components,
         )
 
     async def prepare(self) -> None:
-        """Load the first model; with a controller, follow its plan from then on."""
+        """Load the first model; with a controller, follow its plan from then on. Meanwhile the LoRAs that requests use
+        most with it come to the disk."""
         costs = self._models.costs()
+        if self._components is not None and self._member.controller is not None:
+            self.run_beside(self._reported.run(), "components")
+            self.run_beside(self._fetch_most_used(self._member.controller, self._components), "most used")
         backend = await self._models.serve(self._identity)
         self.worker.serve(backend)
         if self._member.controller is not None:
@@ -119,9 +145,24 @@ class WorkerProcess(ServiceProcess):
         follower = PlanFollower(controller, self.server.instance_id)
         self.registration = self._member.registration(
             lambda replica: self._describe(replica, backend, costs),
-            lambda report: self._report(report, backend, follower),
+            lambda report: self._reported.added_to(self._report(report, backend, follower)),
+            self._reported.news,
         )
         self.run_beside(follower.run(lambda plan: self.follow(backend, plan)), "plan")
+
+    def _peers(self, settings: WorkerSettings) -> Peers:
+        if self._member.controller is None:
+            return no_peers
+        open_channel = channel_opener(settings.channels)
+        return ComponentPeers(self.server.instance_id, self._member.controller, open_channel).holding
+
+    async def _fetch_most_used(self, controller: ControllerClient, components: LocalComponents) -> None:
+        try:
+            found = await controller.find_components(self.server.instance_id, model=self._models.names[0])
+        except PentimentoError as error:
+            logger.info("no LoRA is fetched ahead of need: %s", error.message)
+            return
+        await asyncio.to_thread(components.fetch_ahead, [one.object for one in found if one.object is not None])
 
     def follow(self, backend: PlannedBackend, plan: Plan) -> None:
         """Hold the model that the plan assigns to this worker, if the policy moves models, and prefetch the LoRAs that

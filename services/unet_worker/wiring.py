@@ -33,10 +33,12 @@ from pentimento.rpc.process import started_pool
 from pentimento.rpc.settings import with_receiving_room
 from pentimento.service.credits import BusyMeter
 from pentimento.stores.components import ComponentStore
+from pentimento.stores.components.remote import Peers
 from pentimento.stores.objects import ObjectStore, open_objects
 from pentimento.tensors.cuda import region_directory
 from services.unet_worker import metrics
 from services.unet_worker.adapters.ip_adapters import NO_IP_ADAPTERS, ImagePrompts, IpAdapters, open_ip_adapters
+from services.unet_worker.adapters.local_components import LocalComponents
 from services.unet_worker.adapters.lora_directory import open_lora_directory, read_bounds
 from services.unet_worker.adapters.lora_shelf import KnownLoras, LoraShelf
 from services.unet_worker.adapters.uploaded_loras import UploadedLoras
@@ -204,7 +206,9 @@ class CheckpointLoader:
         store_threads = started_pool(STORE_THREADS, "objects")
         begun.callback(store_threads.shutdown, wait=False)
         known = self._source.loras(model, held, settings)
-        uploaded = _uploaded_loras(model, objects, settings)
+        components = self._identity.components
+        layers = layers_of(model.info.family, model.adaptable)
+        uploaded = UploadedLoras(components, layers, model.dtype) if components is not None else None
         loras = LoraShelf(known, settings.lora_memory_mib * 2**20, lambda: self._news_of_loras(engine), uploaded)
         finisher = Finisher(model, threads=settings.threads)
         shared_device = model.device if settings.share_device_memory else None
@@ -277,7 +281,8 @@ class CheckpointLoader:
 
 def wire(settings: UnetWorkerSettings) -> WorkerProcess:
     """Construct the process inside its event loop. Raises InvalidArgument for two models with one name."""
-    return WorkerProcess(with_room_for_halves(settings), TorchModels(checkpoints(settings)), settings.credits)
+    models, open_components = TorchModels(checkpoints(settings)), partial(_local_components, settings)
+    return WorkerProcess(with_room_for_halves(settings), models, settings.credits, open_components)
 
 
 def _measure(
@@ -305,12 +310,12 @@ def _reused_step_share(
     return engine.call(partial(reused_step_share, model, denoiser, key, step_s)).result()
 
 
-def _uploaded_loras(model: DiffusionModel, objects: ObjectStore, settings: UnetWorkerSettings) -> UploadedLoras | None:
+def _local_components(settings: UnetWorkerSettings, peers: Peers) -> LocalComponents | None:
     if settings.component_cache_dir is None:
         return None
     disk_bytes, host_bytes = settings.component_disk_mib * 2**20, settings.component_host_mib * 2**20
-    components = ComponentStore(settings.component_cache_dir, disk_bytes, host_bytes, Utility)
-    return UploadedLoras(components, objects, layers_of(model.info.family, model.adaptable), model.dtype)
+    store = ComponentStore(settings.component_cache_dir, disk_bytes, host_bytes, Utility, peers)
+    return LocalComponents(store, open_objects(settings.objects_url), disk_bytes)
 
 
 def _energy_meter(device: torch.device) -> EnergyMeter | None:

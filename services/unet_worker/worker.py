@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from pentimento.devices.choices import DeviceMemory
-from pentimento.domain.components import Tier
+from pentimento.domain.components import changed_components
 from pentimento.domain.errors import FailedPrecondition, Unavailable
 from pentimento.domain.execution import WorkerCredits
 from pentimento.domain.fleet import Capability
@@ -173,12 +173,9 @@ def with_changes(credits: WorkerCredits, last: WorkerCredits | None) -> WorkerCr
     """Return the credits with the components and speeds that differ from the last ones; with all if there are none."""
     if last is None:
         return credits
-    before = {one.digest: one for one in last.component_changes}
-    now = {one.digest: one for one in credits.component_changes}
-    gone = (replace(one, tier=Tier.STORE) for digest, one in before.items() if digest not in now)
     return replace(
         credits,
-        component_changes=(*(one for one in now.values() if before.get(one.digest) != one), *gone),
+        component_changes=changed_components(credits.component_changes, last.component_changes),
         all_components=False,
         tier_speeds=credits.tier_speeds if credits.tier_speeds != last.tier_speeds else (),
     )

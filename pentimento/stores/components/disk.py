@@ -76,6 +76,18 @@ class DiskTier:
             self._count_use(name, os.fstat(descriptor))
             return HeldBlob(self._root / "blobs" / name, found, descriptor)
 
+    def read_range(self, name: str, offset: int, size: int) -> bytes | None:
+        """Return a part of a component, shorter at its end and not verified; None for a missing one. Counts no use."""
+        with disk_errors():
+            try:
+                descriptor = os.open(self._root / "blobs" / name, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return None
+            try:
+                return os.pread(descriptor, size, offset)
+            finally:
+                os.close(descriptor)
+
     @contextmanager
     def filling(self, name: str, size_bytes: int) -> Iterator[PartialFile | None]:
         """Hold the partial file of a component, alone on this host; None if it was completed meanwhile. Raises
@@ -127,12 +139,16 @@ class DiskTier:
 
     def components(self) -> tuple[Loadable, ...]:
         """Return the whole components, and count the uses of other processes."""
+        return tuple(self._count_use(name, status) for name, status in self.found())
+
+    def found(self) -> list[tuple[str, os.stat_result]]:
+        """Return the files of the whole components by name, the last used one at the end."""
         found = []
-        for file in os.scandir(self._root / "blobs"):
-            with suppress(FileNotFoundError):
-                found.append((file.name, file.stat()))
-        found.sort(key=lambda pair: pair[1].st_mtime_ns)
-        return tuple(self._count_use(name, status) for name, status in found)
+        with disk_errors():
+            for file in os.scandir(self._root / "blobs"):
+                with suppress(FileNotFoundError):
+                    found.append((file.name, file.stat()))
+        return sorted(found, key=lambda pair: pair[1].st_mtime_ns)
 
     def pin(self, name: str, *, pinned: bool) -> None:
         """Keep a component until it is unpinned; it may be fetched later."""

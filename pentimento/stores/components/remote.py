@@ -1,7 +1,8 @@
-"""Fetch components from a remote store, many blocks at a time."""
+"""Fetch components from peers and a remote store, many blocks at a time."""
 
+import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Protocol
 
@@ -12,24 +13,48 @@ from pentimento.stores.components.blocks import PartialFile
 from pentimento.stores.errors import ObjectCorrupt
 from pentimento.stores.objects.store import ObjectStore
 
+logger = logging.getLogger(__name__)
+
 # One connection is limited by its round trips.
 CONNECTIONS = 8
+# A block waits for no more slow peers than this.
+PEERS_A_BLOCK = 2
 _HASH_BYTES = 32
 
 
-class Remote(Protocol):
-    """Describe a source of components."""
+class Source(Protocol):
+    """Describe a source of a component's bytes: a remote store, or a peer that holds it."""
 
     @property
     def name(self) -> str:
         """Return its name in errors."""
 
+    def read_into(self, reference: ObjectReference, offset: int, buffer: memoryview) -> None:
+        """Fill the buffer with the component's bytes from `offset` on, on any thread. Raises PentimentoError."""
+
+
+class Remote(Source, Protocol):
+    """Describe a remote store, which has all components."""
+
     def sums(self, reference: ObjectReference) -> FileSum | None:
         """Return the sums that were registered with the component; None if there are none. Raises the store's
         errors."""
 
-    def read_into(self, reference: ObjectReference, offset: int, buffer: memoryview) -> None:
-        """Fill the buffer with the component's bytes from `offset` on, on any thread. Raises the store's errors."""
+
+class PeerSource(Source, Protocol):
+    """Describe a peer: another process that holds a component."""
+
+    def note_failure(self, error: PentimentoError) -> None:
+        """Learn that it did not answer, or sent wrong bytes; on any thread."""
+
+
+# Returns the peers that hold the component with a digest.
+Peers = Callable[[str], Sequence[PeerSource]]
+
+
+def no_peers(digest: str) -> Sequence[PeerSource]:
+    """Return no peers."""
+    return ()
 
 
 class ObjectRemote:
@@ -73,15 +98,22 @@ def sums_key(key: str) -> str:
 
 
 class Download:
-    """Fetch the missing blocks of a component. A block that differs from its sum is handed to `set_aside`, and fetched
-    once more."""
+    """Fetch the missing blocks of a component: from its peers in turn, and from the remote store what they do not
+    have. A peer that fails once is not asked again, the store twice for each block. A block that differs from its sum
+    is handed to `set_aside`."""
 
     def __init__(
-        self, reference: ObjectReference, remote: Remote, set_aside: Callable[[int, memoryview], None]
+        self,
+        reference: ObjectReference,
+        remote: Source,
+        set_aside: Callable[[int, memoryview], None],
+        peers: Sequence[PeerSource] = (),
     ) -> None:
+        """Prepare a download. `peers` need sums: only with those it is known which source was wrong."""
         self._reference = reference
         self._remote = remote
         self._set_aside = set_aside
+        self._peers = {peer.name: peer for peer in peers}
         self._buffers = threading.local()
 
     def run(self, partial: PartialFile, expected: FileSum | None) -> None:
@@ -98,27 +130,37 @@ class Download:
 
     def _fetch(self, index: int, partial: PartialFile, expected: FileSum | None) -> None:
         size = min(BLOCK_BYTES, self._reference.size_bytes - index * BLOCK_BYTES)
-        for is_last in (False, True):
+        failure: PentimentoError | None = None
+        for source in self._sources(index):
             try:
-                block = self._read(index, size)
-            except PentimentoError:
-                if is_last:
-                    raise
-                continue
-            if expected is None or expected.matches(index, block):
-                partial.write(index, block)
-                return
-            self._set_aside(index, block)
-        raise CorruptComponent(
-            self._reference.digest, self._remote.name, f"block {index} of {block_count(self._reference.size_bytes)}"
-        )
+                block = self._read(source, index, size)
+                if expected is None or expected.matches(index, block):
+                    partial.write(index, block)
+                    return
+                self._set_aside(index, block)
+                detail = f"block {index} of {block_count(self._reference.size_bytes)}"
+                raise CorruptComponent(self._reference.digest, source.name, detail)
+            except PentimentoError as error:
+                failure = error
+                if (peer := self._peers.pop(source.name, None)) is not None:
+                    peer.note_failure(error)
+                    logger.warning("a peer is skipped", extra={"peer": source.name, "error": error.message})
+        assert failure is not None
+        raise failure
 
-    def _read(self, index: int, size: int) -> memoryview:
+    def _sources(self, index: int) -> Iterator[Source]:
+        """Yield peers that have not failed, another one first for each block, then the store."""
+        for _ in range(PEERS_A_BLOCK):
+            if there := tuple(self._peers.values()):
+                yield there[index % len(there)]
+        yield from (self._remote, self._remote)
+
+    def _read(self, source: Source, index: int, size: int) -> memoryview:
         if not hasattr(self._buffers, "block"):
             self._buffers.block = bytearray(BLOCK_BYTES)
         block = memoryview(self._buffers.block)[:size]
         try:
-            self._remote.read_into(self._reference, index * BLOCK_BYTES, block)
+            source.read_into(self._reference, index * BLOCK_BYTES, block)
         except ObjectCorrupt as error:
-            raise CorruptComponent(self._reference.digest, self._remote.name, error.message) from error
+            raise CorruptComponent(self._reference.digest, source.name, error.message) from error
         return block

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from pentimento.domain.adapters import is_digest
-from pentimento.domain.components import ComponentRule
+from pentimento.domain.components import ComponentRule, HeldComponent, Tier
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import ObjectReference
 from pentimento.files.file_sums import CorruptComponent, FileSum, read_verified
 from pentimento.stores.components.blocks import PartialFile
 from pentimento.stores.components.disk import DiskTier, HeldBlob
 from pentimento.stores.components.host import HostTier
-from pentimento.stores.components.remote import Download, Remote
+from pentimento.stores.components.remote import Download, Peers, Remote, no_peers
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -36,10 +36,16 @@ class ComponentStore:
     """Find components by digest. Thread-safe; processes that share a directory fetch each component once."""
 
     def __init__(
-        self, directory: Path, disk_bytes: int, host_bytes: int, new_rule: Callable[[], ComponentRule]
+        self,
+        directory: Path,
+        disk_bytes: int,
+        host_bytes: int,
+        new_rule: Callable[[], ComponentRule],
+        peers: Peers = no_peers,
     ) -> None:
         """Open the store. `new_rule` ranks the components of a tier for eviction; `host_bytes` 0 leaves memory to the
-        kernel. Raises StoreUnavailable."""
+        kernel; `peers` are asked before the remote store. Raises StoreUnavailable."""
+        self._peers = peers
         self._disk = DiskTier(directory, disk_bytes, new_rule())
         self._host = HostTier(host_bytes, new_rule())
 
@@ -60,6 +66,11 @@ class ComponentStore:
         with self._held(reference, remote) as held:
             return loader(held)
 
+    def read_range(self, digest: str, offset: int, size: int) -> bytes | None:
+        """Return a part of a component for a peer, which verifies it; None if the local disk does not have it. It
+        counts as no use. Raises InvalidArgument for a wrong digest, StoreUnavailable."""
+        return self._disk.read_range(_name_of(digest), offset, size)
+
     def components(self) -> tuple[StoredComponent, ...]:
         """Return the components on the local disk."""
         pinned = self._disk.pinned
@@ -67,6 +78,10 @@ class ComponentStore:
             StoredComponent(f"sha256:{one.name}", one.memory_bytes, one.name in pinned)
             for one in self._disk.components()
         )
+
+    def held(self) -> tuple[HeldComponent, ...]:
+        """Return the components on the local disk for a report, the last used one at the end. It counts no use."""
+        return tuple(HeldComponent(f"sha256:{name}", Tier.DISK, status.st_size) for name, status in self._disk.found())
 
     def pin(self, digest: str, *, pinned: bool) -> None:
         """Never evict a component, or evict it again."""
@@ -97,7 +112,8 @@ class ComponentStore:
         """Fetch a component's missing blocks. Without sums of its blocks it is verified as a whole, and fetched once
         more if it is another one."""
         expected = remote.sums(reference)
-        download = Download(reference, remote, partial(self._disk.keep_bad_block, file.path.name))
+        peers = self._peers(reference.digest) if expected is not None else ()
+        download = Download(reference, remote, partial(self._disk.keep_bad_block, file.path.name), peers)
         for _ in range(2):
             download.run(file, expected)
             found = expected or file.sum()

@@ -9,9 +9,8 @@ from pentimento.diffusion.loras import BaseLayers, Lora
 from pentimento.diffusion.loras.files import LoraFile
 from pentimento.diffusion.loras.reading import lora_of
 from pentimento.domain.generation import LoraSelection, ObjectReference
-from pentimento.stores.components import ComponentStore, ObjectRemote
 from pentimento.stores.errors import StoreFull, StoreUnavailable
-from pentimento.stores.objects import ObjectStore
+from services.unet_worker.adapters.local_components import LocalComponents
 
 # References are small; a worker that forgets one receives it again with the next request.
 MAX_KNOWN = 4096
@@ -20,10 +19,8 @@ MAX_KNOWN = 4096
 class UploadedLoras:
     """Read uploaded LoRAs from the component store, on any thread."""
 
-    def __init__(self, components: ComponentStore, objects: ObjectStore, base: BaseLayers, dtype: torch.dtype) -> None:
+    def __init__(self, components: LocalComponents, base: BaseLayers, dtype: torch.dtype) -> None:
         self._components = components
-        self._objects = objects
-        self._remote = ObjectRemote(objects)
         self._base = base
         self._dtype = dtype
         self._lock = threading.Lock()
@@ -55,12 +52,12 @@ class UploadedLoras:
 
     def is_kept(self, digest: str) -> bool:
         """Return whether the local disk has the component."""
-        return any(one.digest == digest for one in self._components.components())
+        return any(one.digest == digest for one in self._components.store.held())
 
     def _file(self, name: str, reference: ObjectReference) -> LoraFile:
         try:
-            data, found = self._components.read(reference, self._remote)
+            data, found = self._components.store.read(reference, self._components.remote)
         except (StoreFull, StoreUnavailable):
             # A full or missing disk costs only the next fetch.
-            return LoraFile(name, self._objects.get(reference))
+            return LoraFile(name, self._components.objects.get(reference))
         return LoraFile(name, data, sha256=found.sha256)

@@ -8,9 +8,11 @@ import pytest
 from prometheus_client import REGISTRY
 
 from lab.fixtures.clocks import SetClock
+from pentimento.domain.adapters import Adapter, AdapterKind
+from pentimento.domain.components import HeldComponent, Tier
 from pentimento.domain.errors import InvalidArgument, NotFound, Unavailable
-from pentimento.domain.fleet import ModelCost, Plan, PoolDemand, Replica, ReplicaKind, ReplicaReport
-from pentimento.domain.generation import PlanVersion
+from pentimento.domain.fleet import AdapterDemand, ModelCost, Plan, PoolDemand, Replica, ReplicaKind, ReplicaReport
+from pentimento.domain.generation import ObjectReference, PlanVersion
 from pentimento.policies.plan.inputs import AllocationProfile, Decision, PlanInput, hold_resident
 from pentimento.policies.plan.registry import SERVING_POLICIES, ServingPolicy
 from pentimento.policies.plan.settings import MixtureMode, ModelQuality
@@ -194,6 +196,57 @@ async def test_the_epoch_rises_above_the_one_that_a_watcher_acts_on(controller):
     await controller.step(107.0)
 
     assert (await anext(watching)).version == PlanVersion(NOW_MS + 51, 1)
+
+
+def a_lora(name: str) -> Adapter:
+    digest = f"sha256:{name[-1] * 64}"
+    return Adapter(name, AdapterKind.LORA, digest, "sd", object=ObjectReference(f"adapters/{name}", digest, 10))
+
+
+async def test_components_are_found_with_the_replicas_that_hold_them(controller: Controller, clock: SetClock) -> None:
+    one, two = a_lora("lora-1"), a_lora("lora-2")
+    names = [f"w{number}" for number in range(6)]
+    for name in names:
+        controller.register(a_worker(name, "heavy"))
+        held = (HeldComponent(one.digest, Tier.DISK, 10),)
+        controller.report(ReplicaReport(name, 1, ("heavy",), component_changes=held))
+
+    (found,) = controller.find_components("w0", (one.digest, two.digest), "")
+
+    assert (found.digest, found.object) == (one.digest, None)
+    assert len(set(found.addresses)) == 4
+    assert set(found.addresses) <= {a_worker(name).address for name in names[1:]}
+    for digests, field in ((("sha256:x",), r"digests\[0\]"), ((one.digest,) * 257, "digests: must be at most 256")):
+        with pytest.raises(InvalidArgument, match=field):
+            controller.find_components("w0", digests, "")
+
+
+async def test_most_used_loras_are_found_with_their_place_in_the_object_store(
+    controller: Controller, clock: SetClock
+) -> None:
+    rare, popular, gone = (a_lora(f"lora-{number}") for number in range(3))
+    controller.name_uploaded((rare, popular))
+    controller.register(WORKER)
+    controller.register(DOOR)
+    controller.report(
+        ReplicaReport("w1", 1, ("heavy",), component_changes=(HeldComponent(rare.digest, Tier.DISK, 10),))
+    )
+    uses = {rare.name: 1, popular.name: 5, gone.name: 9}
+    adapters = tuple(AdapterDemand(AdapterKind.LORA, name, count) for name, count in uses.items())
+    for now_s in (102.0, 104.0, 106.0):
+        clock.monotonic_s = now_s
+        keep_alive(controller)
+        controller.report(ReplicaReport("f1", 1, demand=(PoolDemand("heavy", 15, adapters=adapters),)))
+    await step_at(controller, clock, 106.0)
+
+    found = controller.find_components("new", (), "heavy")
+
+    assert [(one.digest, one.object) for one in found] == [
+        (popular.digest, popular.object),
+        (rare.digest, rare.object),
+    ]
+    assert found[1].addresses == (WORKER.address,)
+    assert controller.find_components("new", (), "light") == []
 
 
 def test_the_epoch_rises_above_the_one_that_a_report_acknowledges(controller):

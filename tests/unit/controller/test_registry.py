@@ -5,6 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from pentimento.domain.components import HeldComponent, Tier
 from pentimento.domain.errors import FailedPrecondition, NotFound, ResourceExhausted
 from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaReport
 from services.controller.registry import Registry
@@ -170,6 +171,31 @@ def test_report_says_whether_the_plan_depends_on_it(
 
     assert received.changed == changed
     assert registry.live(1.0)[0].replica.resident_models == reported
+
+
+def changes(*held: tuple[str, Tier], all_components: bool = False, name: str = "w1") -> ReplicaReport:
+    components = tuple(HeldComponent(digest, tier, 10) for digest, tier in held)
+    return ReplicaReport(name, 1, component_changes=components, all_components=all_components)
+
+
+def test_holders_follow_the_reported_changes(registry: Registry) -> None:
+    for name in ("w1", "w2"):
+        registry.register(replica(name), 0.0)
+        registry.report(changes(("a", Tier.DISK), ("b", Tier.HOST), all_components=True, name=name), 0.0)
+    addresses = [view.replica.address for view in registry.live(0.0)]
+    assert registry.holders("a", 0.0, "new") == addresses
+    assert registry.holders("a", 0.0, "w1") == addresses[1:]
+
+    registry.report(changes(("a", Tier.STORE)), 1.0)
+    assert registry.holders("a", 1.0, "new") == addresses[1:]
+    registry.register(replica("w1"), 1.0)
+    assert registry.holders("b", 1.0, "new") == addresses, "the same start registers again"
+    registry.report(changes(("c", Tier.DISK), all_components=True), 1.0)
+    assert registry.holders("b", 1.0, "new") == addresses[1:]
+    registry.register(replica("w1", generation=2), 1.0)
+    assert registry.holders("c", 1.0, "new") == []
+
+    assert registry.holders("b", 3.0, "new") == [], "silent"
 
 
 def test_a_replica_that_deregistered_is_gone(registry):

@@ -128,6 +128,13 @@ def test_prefetch_loras_used_with_the_workers_model() -> None:
     assert gone.assignments[0].prefetch == ("oil",)
 
 
+def test_most_used_loras_of_a_model_come_first() -> None:
+    shares = AskedShares().seen(demand(**{"lora-oil": 2, "lora-ink": 100, "lora-neon": 15}))
+
+    assert shares.most_used("m") == ("lora-ink", "lora-neon", "lora-oil")
+    assert shares.most_used("other") == ()
+
+
 def test_prefetch_uploaded_loras_on_workers_that_fetch() -> None:
     own = replica("w1", ReplicaKind.UNET_WORKER, "lora-a")
     fetching = replace(own.replica, instance_id="w2", capabilities=frozenset({Capability.UPLOADED_LORA}))

@@ -17,6 +17,7 @@ from pentimento.policies.components import Utility
 from pentimento.stores.components import ComponentStore
 from pentimento.stores.errors import ObjectMissing
 from pentimento.stores.objects import ObjectStore, open_objects
+from services.unet_worker.adapters.local_components import LocalComponents
 from services.unet_worker.adapters.lora_shelf import LoraShelf
 from services.unet_worker.adapters.uploaded_loras import UploadedLoras
 from tests.unit.unet_worker.orders import ROUTE, SPEC
@@ -39,8 +40,11 @@ def stored(objects: ObjectStore, folder: Path, value: float, module: str = "proj
 
 
 def uploaded(objects: ObjectStore, folder: Path, max_bytes: int = 1 << 20) -> UploadedLoras:
-    components = ComponentStore(folder / "components", max_bytes, 0, Utility)
-    return UploadedLoras(components, objects, BASE, torch.float32)
+    return UploadedLoras(local(objects, folder, max_bytes), BASE, torch.float32)
+
+
+def local(objects: ObjectStore, folder: Path, max_bytes: int) -> LocalComponents:
+    return LocalComponents(ComponentStore(folder / "components", max_bytes, 0, Utility), objects, max_bytes)
 
 
 def on_disk(folder: Path) -> set[str]:
@@ -80,6 +84,27 @@ def test_less_used_lora_makes_room(objects: ObjectStore, tmp_path: Path, used_ag
 
     assert on_disk(tmp_path) == {some[used_again].digest, some[2].digest}
     assert list((tmp_path / "components" / "partial").iterdir()) == []
+
+
+def test_components_are_fetched_ahead_while_they_fit_without_an_eviction(objects: ObjectStore, tmp_path: Path) -> None:
+    some = [reference_of(stored(objects, tmp_path, float(number))) for number in range(3)]
+    large = objects.put("adapters/large", bytes(some[0].size_bytes + 1))
+    components = local(objects, tmp_path, 2 * some[0].size_bytes)
+    components.fetch_ahead(some[:1])
+    objects.delete(some[0].key)
+
+    components.fetch_ahead([large, *some])
+
+    assert on_disk(tmp_path) == {some[0].digest, some[1].digest}
+
+
+def test_fetch_ahead_ends_with_the_first_failure(objects: ObjectStore, tmp_path: Path) -> None:
+    some = [reference_of(stored(objects, tmp_path, float(number))) for number in range(2)]
+    objects.delete(some[0].key)
+
+    local(objects, tmp_path, 1 << 20).fetch_ahead(some)
+
+    assert on_disk(tmp_path) == set()
 
 
 def test_one_that_is_larger_than_the_bound_is_generated_with_and_not_kept(objects: ObjectStore, tmp_path: Path) -> None:

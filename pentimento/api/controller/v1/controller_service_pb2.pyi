@@ -9,6 +9,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from pentimento.api.generation.v1 import generation_pb2 as _generation_pb2
+from pentimento.api.tensor.v1 import tensor_pb2 as _tensor_pb2
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as _unet_worker_service_pb2
 import builtins as _builtins
 import sys
@@ -358,6 +359,8 @@ class ReportRequest(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     HELD_MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     PLAN_VERSION_FIELD_NUMBER: _builtins.int
+    COMPONENT_CHANGES_FIELD_NUMBER: _builtins.int
+    ALL_COMPONENTS_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     generation: _builtins.int
     queue_length: _builtins.int
@@ -368,6 +371,8 @@ class ReportRequest(_message.Message):
     draining: _builtins.bool
     held_model_digest: _builtins.str
     """As in Replica: a worker may hold another model by now."""
+    all_components: _builtins.bool
+    """`component_changes` are all that it holds, as in the first report after a registration."""
     @_builtins.property
     def resident_models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -377,6 +382,10 @@ class ReportRequest(_message.Message):
     @_builtins.property
     def plan_version(self) -> _generation_pb2.PlanVersion:
         """Of the plan that the replica follows."""
+
+    @_builtins.property
+    def component_changes(self) -> _containers.RepeatedCompositeFieldContainer[_unet_worker_service_pb2.HeldComponent]:
+        """Components whose place on the replica's disk changed since the last report that was answered; TIER_STORE: it has it no longer."""
 
     def __init__(
         self,
@@ -393,16 +402,102 @@ class ReportRequest(_message.Message):
         draining: _builtins.bool = ...,
         held_model_digest: _builtins.str = ...,
         plan_version: _generation_pb2.PlanVersion | None = ...,
+        component_changes: _abc.Iterable[_unet_worker_service_pb2.HeldComponent] | None = ...,
+        all_components: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_plan_version", b"_plan_version", "plan_version", b"plan_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_plan_version", b"_plan_version", "busy_share", b"busy_share", "completed_count", b"completed_count", "demand", b"demand", "draining", b"draining", "failed_count", b"failed_count", "generation", b"generation", "held_model_digest", b"held_model_digest", "instance_id", b"instance_id", "plan_version", b"plan_version", "queue_length", b"queue_length", "resident_models", b"resident_models", "running_count", b"running_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_plan_version", b"_plan_version", "all_components", b"all_components", "busy_share", b"busy_share", "completed_count", b"completed_count", "component_changes", b"component_changes", "demand", b"demand", "draining", b"draining", "failed_count", b"failed_count", "generation", b"generation", "held_model_digest", b"held_model_digest", "instance_id", b"instance_id", "plan_version", b"plan_version", "queue_length", b"queue_length", "resident_models", b"resident_models", "running_count", b"running_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__plan_version: _TypeAlias = _typing.Literal["plan_version"]  # noqa: Y015
     _WhichOneofArgType__plan_version: _TypeAlias = _typing.Literal["_plan_version", b"_plan_version"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__plan_version) -> _WhichOneofReturnType__plan_version | None: ...
 
 Global___ReportRequest: _TypeAlias = ReportRequest  # noqa: Y015
+
+@_typing.final
+class FindComponentsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    DIGESTS_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    instance_id: _builtins.str
+    """The caller, which is none of the holders."""
+    model: _builtins.str
+    @_builtins.property
+    def digests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """"sha256:<hex>", at most 256."""
+
+    def __init__(
+        self,
+        *,
+        instance_id: _builtins.str = ...,
+        digests: _abc.Iterable[_builtins.str] | None = ...,
+        model: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "instance_id", b"instance_id", "model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FindComponentsRequest: _TypeAlias = FindComponentsRequest  # noqa: Y015
+
+@_typing.final
+class FindComponentsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMPONENTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def components(self) -> _containers.RepeatedCompositeFieldContainer[Global___FoundComponent]:
+        """Those of the request that a live replica holds, or the most used ones, at most 1024."""
+
+    def __init__(
+        self,
+        *,
+        components: _abc.Iterable[Global___FoundComponent] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["components", b"components"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FindComponentsResponse: _TypeAlias = FindComponentsResponse  # noqa: Y015
+
+@_typing.final
+class FoundComponent(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: _builtins.int
+    ADDRESSES_FIELD_NUMBER: _builtins.int
+    OBJECT_FIELD_NUMBER: _builtins.int
+    digest: _builtins.str
+    @_builtins.property
+    def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Of live replicas that hold it, at most 4, chosen by chance."""
+
+    @_builtins.property
+    def object(self) -> _tensor_pb2.ObjectReference:
+        """Of an uploaded LoRA, where the object store has it."""
+
+    def __init__(
+        self,
+        *,
+        digest: _builtins.str = ...,
+        addresses: _abc.Iterable[_builtins.str] | None = ...,
+        object: _tensor_pb2.ObjectReference | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_object", b"_object", "object", b"object"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_object", b"_object", "addresses", b"addresses", "digest", b"digest", "object", b"object"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__object: _TypeAlias = _typing.Literal["object"]  # noqa: Y015
+    _WhichOneofArgType__object: _TypeAlias = _typing.Literal["_object", b"_object"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__object) -> _WhichOneofReturnType__object | None: ...
+
+Global___FoundComponent: _TypeAlias = FoundComponent  # noqa: Y015
 
 @_typing.final
 class PoolDemand(_message.Message):

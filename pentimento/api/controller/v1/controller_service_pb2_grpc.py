@@ -55,6 +55,11 @@ class ControllerServiceStub:
                 request_serializer=pentimento_dot_api_dot_controller_dot_v1_dot_controller__service__pb2.WatchPlanRequest.SerializeToString,
                 response_deserializer=pentimento_dot_api_dot_controller_dot_v1_dot_controller__service__pb2.WatchPlanResponse.FromString,
                 _registered_method=True)
+        self.FindComponents = channel.unary_unary(
+                '/pentimento.api.controller.v1.ControllerService/FindComponents',
+                request_serializer=pentimento_dot_api_dot_controller_dot_v1_dot_controller__service__pb2.FindComponentsRequest.SerializeToString,
+                response_deserializer=pentimento_dot_api_dot_controller_dot_v1_dot_controller__service__pb2.FindComponentsResponse.FromString,
+                _registered_method=True)
         self.GetFleet = channel.unary_unary(
                 '/pentimento.api.controller.v1.ControllerService/GetFleet',
                 request_serializer=pentimento_dot_api_dot_controller_dot_v1_dot_controller__service__pb2.GetFleetRequest.SerializeToString,
@@ -94,6 +99,14 @@ class ControllerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FindComponents(self, request, context):
+        """Where components are, by the replicas' reports. Without digests: the uploaded LoRAs that requests use most with a model, the
+        most used first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetFleet(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -122,6 +135,11 @@ def add_ControllerServiceServicer_to_server(servicer, server):
                     servicer.WatchPlan,
                     request_deserializer=pentimento_dot_api_dot_controller_dot_v1_dot_controller__service__pb2.WatchPlanRequest.FromString,
                     response_serializer=pentimento_dot_api_dot_controller_dot_v1_dot_controller__service__pb2.WatchPlanResponse.SerializeToString,
+            ),
+            'FindComponents': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindComponents,
+                    request_deserializer=pentimento_dot_api_dot_controller_dot_v1_dot_controller__service__pb2.FindComponentsRequest.FromString,
+                    response_serializer=pentimento_dot_api_dot_controller_dot_v1_dot_controller__service__pb2.FindComponentsResponse.SerializeToString,
             ),
             'GetFleet': grpc.unary_unary_rpc_method_handler(
                     servicer.GetFleet,
@@ -238,6 +256,33 @@ class ControllerService:
             '/pentimento.api.controller.v1.ControllerService/WatchPlan',
             pentimento_dot_api_dot_controller_dot_v1_dot_controller__service__pb2.WatchPlanRequest.SerializeToString,
             pentimento_dot_api_dot_controller_dot_v1_dot_controller__service__pb2.WatchPlanResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindComponents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pentimento.api.controller.v1.ControllerService/FindComponents',
+            pentimento_dot_api_dot_controller_dot_v1_dot_controller__service__pb2.FindComponentsRequest.SerializeToString,
+            pentimento_dot_api_dot_controller_dot_v1_dot_controller__service__pb2.FindComponentsResponse.FromString,
             options,
             channel_credentials,
             insecure,

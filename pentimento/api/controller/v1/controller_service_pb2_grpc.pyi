@@ -41,6 +41,10 @@ class ControllerServiceStub:
     """A replica that drains says so before it goes."""
     WatchPlan: _grpc.UnaryStreamMultiCallable[_controller_service_pb2.WatchPlanRequest, _controller_service_pb2.WatchPlanResponse]
     """The plan in force at once, then each newer one."""
+    FindComponents: _grpc.UnaryUnaryMultiCallable[_controller_service_pb2.FindComponentsRequest, _controller_service_pb2.FindComponentsResponse]
+    """Where components are, by the replicas' reports. Without digests: the uploaded LoRAs that requests use most with a model, the
+    most used first.
+    """
     GetFleet: _grpc.UnaryUnaryMultiCallable[_controller_service_pb2.GetFleetRequest, _controller_service_pb2.GetFleetResponse]
 
 @_typing.type_check_only
@@ -56,6 +60,10 @@ class ControllerServiceAsyncStub(ControllerServiceStub):
     """A replica that drains says so before it goes."""
     WatchPlan: _aio.UnaryStreamMultiCallable[_controller_service_pb2.WatchPlanRequest, _controller_service_pb2.WatchPlanResponse]  # type: ignore[assignment]
     """The plan in force at once, then each newer one."""
+    FindComponents: _aio.UnaryUnaryMultiCallable[_controller_service_pb2.FindComponentsRequest, _controller_service_pb2.FindComponentsResponse]  # type: ignore[assignment]
+    """Where components are, by the replicas' reports. Without digests: the uploaded LoRAs that requests use most with a model, the
+    most used first.
+    """
     GetFleet: _aio.UnaryUnaryMultiCallable[_controller_service_pb2.GetFleetRequest, _controller_service_pb2.GetFleetResponse]  # type: ignore[assignment]
 
 class ControllerServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -92,6 +100,16 @@ class ControllerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_controller_service_pb2.WatchPlanResponse], _abc.AsyncIterator[_controller_service_pb2.WatchPlanResponse]]:
         """The plan in force at once, then each newer one."""
+
+    @_abc_1.abstractmethod
+    def FindComponents(
+        self,
+        request: _controller_service_pb2.FindComponentsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_controller_service_pb2.FindComponentsResponse, _abc.Awaitable[_controller_service_pb2.FindComponentsResponse]]:
+        """Where components are, by the replicas' reports. Without digests: the uploaded LoRAs that requests use most with a model, the
+        most used first.
+        """
 
     @_abc_1.abstractmethod
     def GetFleet(

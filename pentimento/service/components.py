@@ -1,0 +1,188 @@
+"""Share the components of local disks between processes: serve them, report them, and fetch what others hold.
+
+peers = ComponentPeers(server.instance_id, controller, open_channel)      # on the event loop
+store = ComponentStore(…, peers=peers.holding)
+server.add(add_ComponentServiceServicer_to_server, ComponentServicer(store.read_range, is_busy), FULL_NAME)
+reported = ReportedComponents(store.held)                                 # with its `run` beside the calls
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import grpc.aio
+
+from pentimento.api.components.v1 import component_service_pb2 as pb
+from pentimento.api.components.v1.component_service_pb2_grpc import ComponentServiceServicer
+from pentimento.clients.components import ComponentClient
+from pentimento.clients.controller import ControllerClient
+from pentimento.clients.registration import RegistrationNews
+from pentimento.domain.components import HeldComponent, changed_components
+from pentimento.domain.errors import DeadlineExceeded, InvalidArgument, NotFound, PentimentoError, ResourceExhausted
+from pentimento.domain.fleet import MAX_TOLD_COUNT, ReplicaReport
+from pentimento.domain.generation import ObjectReference
+from pentimento.rpc.channel import ChannelOpener
+from pentimento.telemetry import counter
+
+logger = logging.getLogger(__name__)
+
+FULL_NAME = pb.DESCRIPTOR.services_by_name["ComponentService"].full_name
+PEER_BYTES = counter("pentimento_component_peer_bytes_total", "Bytes of components fetched from other processes.")
+
+MAX_RANGE_BYTES = 8 * 2**20
+CHUNK_BYTES = 2**20
+# Ranges that are sent at the same time, and while the process has requests of its own; further ones wait.
+RANGES, BUSY_RANGES, MAX_WAITING = 4, 1, 64
+# A peer that needs longer for a block of 8 MiB, or fails, is not asked for SKIPPED_S.
+BLOCK_S, SKIPPED_S = 2.0, 60.0
+# For the controller's answer; without one the object store has all.
+ASK_S = 1.0
+# Between two looks at the disk.
+LOOK_S = 1.0
+
+# Returns bytes of a component from an offset on; None for one that is not held.
+ReadRange = Callable[[str, int, int], bytes | None]
+
+
+class ComponentServicer(ComponentServiceServicer):
+    """Send components to other processes, few ranges at a time: the process's own requests, of which `is_busy` tells,
+    come first."""
+
+    def __init__(self, read: ReadRange, is_busy: Callable[[], bool]) -> None:
+        self._read = read
+        self._is_busy = is_busy
+        self._sending = self._waiting = 0
+        self._ended = asyncio.Condition()
+
+    async def FetchComponent(
+        self, request: pb.FetchComponentRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> AsyncIterator[pb.FetchComponentResponse]:
+        if not 0 < request.size_bytes <= MAX_RANGE_BYTES:
+            raise InvalidArgument.of("size_bytes", f"must be 1 to {MAX_RANGE_BYTES}, got {request.size_bytes}")
+        end = request.offset_bytes + request.size_bytes
+        async with self._place():
+            for offset in range(request.offset_bytes, end, CHUNK_BYTES):
+                size = min(CHUNK_BYTES, end - offset)
+                data = await asyncio.to_thread(self._read, request.digest, offset, size)
+                if data is None:
+                    raise NotFound("NO_COMPONENT", "the component is not held here")
+                yield pb.FetchComponentResponse(data=data)
+
+    @asynccontextmanager
+    async def _place(self) -> AsyncIterator[None]:
+        """Wait until few enough ranges are sent. Raises ResourceExhausted if too many wait."""
+        if self._waiting >= MAX_WAITING:
+            message = f"at most {MAX_WAITING} ranges of components may wait"
+            raise ResourceExhausted("TOO_MANY_FETCHES", message, retry_after_ms=1000)
+        self._waiting += 1
+        try:
+            async with self._ended:
+                await self._ended.wait_for(lambda: self._sending < (BUSY_RANGES if self._is_busy() else RANGES))
+                self._sending += 1
+        finally:
+            self._waiting -= 1
+        try:
+            yield
+        finally:
+            self._sending -= 1
+            async with self._ended:
+                self._ended.notify_all()
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Fetch blocks of components from another process, on any thread but the event loop's. `skip` is called with its
+    name if it should not be asked for a while."""
+
+    name: str
+    client: ComponentClient
+    loop: asyncio.AbstractEventLoop
+    skip: Callable[[str], None]
+
+    def read_into(self, reference: ObjectReference, offset: int, buffer: memoryview) -> None:
+        """Fill the buffer. Raises PentimentoError."""
+        fetching = self.client.fetch(reference.digest, offset, len(buffer), BLOCK_S)
+        try:
+            pieces = asyncio.run_coroutine_threadsafe(fetching, self.loop).result(2 * BLOCK_S)
+        except TimeoutError:
+            raise DeadlineExceeded("PEER_SLOW", "the block did not arrive in time") from None
+        for piece in pieces:
+            buffer[: len(piece)] = piece
+            buffer = buffer[len(piece) :]
+            PEER_BYTES.inc(len(piece))
+
+    def note_failure(self, error: PentimentoError) -> None:
+        """Do not ask it for a while, unless it only lacks the component by now."""
+        if not isinstance(error, NotFound):
+            self.skip(self.name)
+
+
+class ComponentPeers:
+    """Find the processes that hold a component. Created on the event loop, used on other threads."""
+
+    def __init__(self, instance_id: str, controller: ControllerClient, open_channel: ChannelOpener) -> None:
+        self._instance_id = instance_id
+        self._controller = controller
+        self._open_channel = open_channel
+        self._loop = asyncio.get_running_loop()
+        self._clients: dict[str, ComponentClient] = {}
+        # In monotonic seconds, by address.
+        self._skipped_until_s: dict[str, float] = {}
+
+    def holding(self, digest: str) -> Sequence[Peer]:
+        """Return the peers that hold a component; none if the controller does not answer."""
+        try:
+            return asyncio.run_coroutine_threadsafe(self._holding(digest), self._loop).result(2 * ASK_S)
+        except (PentimentoError, TimeoutError) as error:
+            logger.info("no peer is asked for a component", extra={"error": str(error)})
+            return ()
+
+    async def _holding(self, digest: str) -> list[Peer]:
+        found = await self._controller.find_components(self._instance_id, digests=(digest,), timeout_s=ASK_S)
+        now_s = time.monotonic()
+        asked = (address for one in found for address in one.addresses)
+        return [self._peer(address) for address in asked if self._skipped_until_s.get(address, now_s) <= now_s]
+
+    def _peer(self, address: str) -> Peer:
+        if address not in self._clients:
+            self._clients[address] = ComponentClient(self._open_channel(address))
+        return Peer(address, self._clients[address], self._loop, self._skip)
+
+    def _skip(self, address: str) -> None:
+        self._skipped_until_s[address] = time.monotonic() + SKIPPED_S
+
+
+class ReportedComponents:
+    """Report the components on the local disk to the controller, as changes since the last answered report. `look`
+    returns them, on another thread."""
+
+    def __init__(self, look: Callable[[], Sequence[HeldComponent]]) -> None:
+        self._look = look
+        self._held = self._sent = tuple[HeldComponent, ...]()
+        self._told: tuple[HeldComponent, ...] | None = None
+        self.news = RegistrationNews(registered=self._forget, answered=self._note_answer)
+
+    async def run(self) -> None:
+        """Look at the disk until cancelled."""
+        while True:
+            try:
+                self._held = tuple((await asyncio.to_thread(self._look))[-MAX_TOLD_COUNT:])
+            except PentimentoError as error:
+                logger.warning("the components on the disk are not known: %s", error.message)
+            await asyncio.sleep(LOOK_S)
+
+    def added_to(self, report: ReplicaReport) -> ReplicaReport:
+        """Return the report with the changes."""
+        self._sent = self._held
+        changes = changed_components(self._sent, self._told or ())
+        return replace(report, component_changes=changes, all_components=self._told is None)
+
+    def _forget(self) -> None:
+        self._told = None
+
+    def _note_answer(self) -> None:
+        self._told = self._sent
