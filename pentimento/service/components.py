@@ -9,10 +9,10 @@ reported = ReportedComponents(store.held)                                 # with
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc.aio
 
@@ -29,6 +29,7 @@ from pentimento.rpc.channel import ChannelOpener
 from pentimento.telemetry import counter
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 FULL_NAME = pb.DESCRIPTOR.services_by_name["ComponentService"].full_name
 PEER_BYTES = counter("pentimento_component_peer_bytes_total", "Bytes of components fetched from other processes.")
@@ -38,7 +39,7 @@ CHUNK_BYTES = 2**20
 # Ranges that are sent at the same time, and while the process has requests of its own; further ones wait.
 RANGES, BUSY_RANGES, MAX_WAITING = 4, 1, 64
 # A peer that needs longer for a block of 8 MiB, or fails, is not asked for SKIPPED_S.
-BLOCK_S, SKIPPED_S = 2.0, 60.0
+BLOCK_S, SKIPPED_S = 2.0, 10.0
 # For the controller's answer; without one the object store has all.
 ASK_S = 1.0
 # Between two looks at the disk.
@@ -106,11 +107,7 @@ class Peer:
     def read_into(self, reference: ObjectReference, offset: int, buffer: memoryview) -> None:
         """Fill the buffer. Raises PentimentoError."""
         fetching = self.client.fetch(reference.digest, offset, len(buffer), BLOCK_S)
-        try:
-            pieces = asyncio.run_coroutine_threadsafe(fetching, self.loop).result(2 * BLOCK_S)
-        except TimeoutError:
-            raise DeadlineExceeded("PEER_SLOW", "the block did not arrive in time") from None
-        for piece in pieces:
+        for piece in _answer_of(self.loop, fetching, BLOCK_S):
             buffer[: len(piece)] = piece
             buffer = buffer[len(piece) :]
             PEER_BYTES.inc(len(piece))
@@ -136,9 +133,9 @@ class ComponentPeers:
     def holding(self, digest: str) -> Sequence[Peer]:
         """Return the peers that hold a component; none if the controller does not answer."""
         try:
-            return asyncio.run_coroutine_threadsafe(self._holding(digest), self._loop).result(2 * ASK_S)
-        except (PentimentoError, TimeoutError) as error:
-            logger.info("no peer is asked for a component", extra={"error": str(error)})
+            return _answer_of(self._loop, self._holding(digest), ASK_S)
+        except PentimentoError as error:
+            logger.info("no peer is asked for a component: %s", error.message)
             return ()
 
     async def _holding(self, digest: str) -> list[Peer]:
@@ -154,6 +151,17 @@ class ComponentPeers:
 
     def _skip(self, address: str) -> None:
         self._skipped_until_s[address] = time.monotonic() + SKIPPED_S
+
+
+def _answer_of(loop: asyncio.AbstractEventLoop, call: Coroutine[Any, Any, T], limit_s: float) -> T:
+    """Return the answer of a call with a deadline of `limit_s`, from another thread than the loop's. Raises
+    DeadlineExceeded also if the loop is busy for as long again, or stopped."""
+    running = asyncio.run_coroutine_threadsafe(call, loop)
+    try:
+        return running.result(2 * limit_s)
+    except TimeoutError:
+        running.cancel()
+        raise DeadlineExceeded("PEER_SLOW", "another process did not answer in time") from None
 
 
 class ReportedComponents:
