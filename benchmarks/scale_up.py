@@ -7,7 +7,7 @@ with an empty disk. The model is tiny and the LoRAs are large (random weights, r
 the time. The object store answers after 20 ms and sends 60 MB/s on each connection (`suites/slow_objects.py`).
 
 Every request has two LoRAs, drawn by Zipf's law. It goes to the new worker, then to the established one. The new one is
-as fast from the request on from which eight take at most 1.25 times as long together as on the established one. Sides,
+as fast once eight requests in a row take at most 1.25 times as long as on the established one. Sides,
 each with new processes, in a drawn order in each round:
 
 - from the store: no controller, so that it knows neither peers nor demand;
@@ -86,7 +86,7 @@ class Seconds:
 
 
 @dataclass(frozen=True)
-class Suite:
+class ScaledSuite:
     """Hold the address of the controller, the LoRAs, the model's directory, and the object store's URL."""
 
     folder: Path
@@ -129,7 +129,7 @@ def process(module: str, *flags: str) -> Iterator[None]:
 
 
 @contextmanager
-def worker(suite: Suite, folder: Path, name: str, *flags: str) -> Iterator[str]:
+def worker(suite: ScaledSuite, folder: Path, name: str, *flags: str) -> Iterator[str]:
     """Start a worker with an empty disk for components; its address."""
     address = f"unix:{folder}/worker"
     given = ("--model", str(suite.model), "--model-name", name, "--objects-url", suite.objects_url, "--device", "cpu")
@@ -202,7 +202,7 @@ async def report_demand(client: ControllerClient, loras: Sequence[Adapter]) -> N
         await asyncio.sleep(REPORT_S)
 
 
-async def new_worker(suite: Suite, established: ServingWorker, side: str, seed: int) -> Seconds:
+async def new_worker(suite: ScaledSuite, established: ServingWorker, side: str, seed: int) -> Seconds:
     """Start a worker, and send requests until it is as fast as the established one."""
     requests = drawn_requests(suite.loras, seed)
     with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
@@ -226,8 +226,8 @@ async def new_worker(suite: Suite, established: ServingWorker, side: str, seed: 
 
 
 def matched_at(new: Sequence[float], old: Sequence[float]) -> int | None:
-    """Return the first request from which WINDOW requests take at most SLACK times as long on the new worker as on the
-    old one; None if there is none."""
+    """Return the first of WINDOW requests that take at most SLACK times as long on the new worker as on the old one;
+    None if there is none."""
     for first in range(len(new) - WINDOW + 1):
         if sum(new[first : first + WINDOW]) <= SLACK * sum(old[first : first + WINDOW]):
             return first
@@ -242,7 +242,7 @@ def peer_share(metrics: str, blobs: Path) -> float:
     return sent / sum(file.stat().st_size for file in blobs.iterdir())
 
 
-async def rounds_of(suite: Suite, rounds: int) -> dict[str, list[Seconds]]:
+async def rounds_of(suite: ScaledSuite, rounds: int) -> dict[str, list[Seconds]]:
     found: dict[str, list[Seconds]] = {STORE: [], PEER: [], AHEAD: []}
     async with AsyncExitStack() as begun:
         folder = Path(begun.enter_context(tempfile.TemporaryDirectory(prefix="pmt-")))
@@ -311,7 +311,7 @@ async def measure(folder: Path, quick: bool) -> dict[str, list[Seconds]]:
         for file in (folder / "objects" / "objects").rglob("*"):
             if file.is_file():
                 (served / file.name.rpartition(".")[2]).symlink_to(file)
-        suite = Suite(folder, address, loras, model, f"s3://bucket?endpoint={objects}")
+        suite = ScaledSuite(folder, address, loras, model, f"s3://bucket?endpoint={objects}")
         return await rounds_of(suite, 1 if quick else 3)
 
 

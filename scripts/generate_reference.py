@@ -73,10 +73,12 @@ SETTINGS = (
 SHARED_METRICS = {
     "pentimento.rpc.meter": "All processes",
     "pentimento.tensors.metrics": "Processes that exchange tensors",
+    "pentimento.service.components": "Processes that share components",
 }
 METRICS = (
     "pentimento.rpc.meter",
     "pentimento.tensors.metrics",
+    "pentimento.service.components",
     "services.frontdoor.metrics",
     "services.edge.metrics",
     "services.embedder.metrics",

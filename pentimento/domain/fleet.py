@@ -339,7 +339,7 @@ class PoolDemand:
 class ReplicaReport:
     """A heartbeat. Counts are totals since the replica's start, `busy_share` is 0..1 since the last report.
     `plan_version`: of the plan that the replica follows. `component_changes`: components that came to its disk or
-    left it since the last answered report; all of them with `all_components`."""
+    left it since the last answered report, or all components with `all_components`."""
 
     instance_id: str
     generation: int

@@ -3,7 +3,7 @@
 peers = ComponentPeers(server.instance_id, controller, open_channel)      # on the event loop
 store = ComponentStore(…, peers=peers.holding)
 server.add(add_ComponentServiceServicer_to_server, ComponentServicer(store.read_range, is_busy), FULL_NAME)
-reported = ReportedComponents(store.held)                                 # with its `run` beside the calls
+reported = ReportedComponents(store.held)                                 # and its `run` as a task
 """
 
 import asyncio
@@ -36,7 +36,7 @@ PEER_BYTES = counter("pentimento_component_peer_bytes_total", "Bytes of componen
 
 MAX_RANGE_BYTES = 8 * 2**20
 CHUNK_BYTES = 2**20
-# Ranges that are sent at the same time, and while the process has requests of its own; further ones wait.
+# Ranges that are sent at the same time, and while the process has own requests; further ones wait.
 RANGES, BUSY_RANGES, MAX_WAITING = 4, 1, 64
 # A peer that needs longer for a block of 8 MiB, or fails, is not asked for SKIPPED_S.
 BLOCK_S, SKIPPED_S = 2.0, 10.0
@@ -50,8 +50,8 @@ ReadRange = Callable[[str, int, int], bytes | None]
 
 
 class ComponentServicer(ComponentServiceServicer):
-    """Send components to other processes, few ranges at a time: the process's own requests, of which `is_busy` tells,
-    come first."""
+    """Send components to other processes, few ranges at a time; while `is_busy` returns True, fewer: the process's own
+    requests come first."""
 
     def __init__(self, read: ReadRange, is_busy: Callable[[], bool]) -> None:
         self._read = read

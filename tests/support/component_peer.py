@@ -1,7 +1,7 @@
 """A process that shares a directory of components as a worker does, without a device:
 `python -m tests.support.component_peer --directory DIR --listen ADDRESS --controller ADDRESS`.
 
-It reports ten times a second. With `--busy` it has requests of its own; with `--ends-after N` it is killed when it
+It reports ten times a second. With `--busy` it has own requests; with `--ends-after N` it is killed when it
 reads the N-th piece.
 """
 

@@ -22,7 +22,7 @@ PEERS_A_BLOCK = 2
 _HASH_BYTES = 32
 
 
-class Source(Protocol):
+class BlockSource(Protocol):
     """Describe a source of a component's bytes: a remote store, or a peer that holds it."""
 
     @property
@@ -33,7 +33,7 @@ class Source(Protocol):
         """Fill the buffer with the component's bytes from `offset` on, on any thread. Raises PentimentoError."""
 
 
-class Remote(Source, Protocol):
+class Remote(BlockSource, Protocol):
     """Describe a remote store, which has all components."""
 
     def sums(self, reference: ObjectReference) -> FileSum | None:
@@ -41,7 +41,7 @@ class Remote(Source, Protocol):
         errors."""
 
 
-class PeerSource(Source, Protocol):
+class PeerSource(BlockSource, Protocol):
     """Describe a peer: another process that holds a component."""
 
     def note_failure(self, error: PentimentoError) -> None:
@@ -105,7 +105,7 @@ class Download:
     def __init__(
         self,
         reference: ObjectReference,
-        remote: Source,
+        remote: BlockSource,
         set_aside: Callable[[int, memoryview], None],
         peers: Sequence[PeerSource] = (),
     ) -> None:
@@ -148,14 +148,14 @@ class Download:
         assert failure is not None
         raise failure
 
-    def _sources(self, index: int) -> Iterator[Source]:
+    def _sources(self, index: int) -> Iterator[BlockSource]:
         """Yield peers that have not failed, another one first for each block, then the store."""
         for _ in range(PEERS_A_BLOCK):
             if there := tuple(self._peers.values()):
                 yield there[index % len(there)]
         yield from (self._remote, self._remote)
 
-    def _read(self, source: Source, index: int, size: int) -> memoryview:
+    def _read(self, source: BlockSource, index: int, size: int) -> memoryview:
         if not hasattr(self._buffers, "block"):
             self._buffers.block = bytearray(BLOCK_BYTES)
         block = memoryview(self._buffers.block)[:size]

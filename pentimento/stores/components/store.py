@@ -44,7 +44,7 @@ class ComponentStore:
         peers: Peers = no_peers,
     ) -> None:
         """Open the store. `new_rule` ranks the components of a tier for eviction; `host_bytes` 0 leaves memory to the
-        kernel; `peers` are asked before the remote store. Raises StoreUnavailable."""
+        kernel; `peers` come before the remote store. Raises StoreUnavailable."""
         self._peers = peers
         self._disk = DiskTier(directory, disk_bytes, new_rule())
         self._host = HostTier(host_bytes, new_rule())

@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LocalComponents:
-    """Hold the components on a host's disk, at most `disk_bytes`, and the object store that has all of them."""
+    """Hold the components on a host's disk, at most `disk_bytes`, and the object store, which has all."""
 
     store: ComponentStore
     objects: ObjectStore
