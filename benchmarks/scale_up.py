@@ -59,7 +59,7 @@ from pentimento.domain.adapters import Adapter, AdapterKind, LoraUpload
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.execution import AttemptResult
 from pentimento.domain.fleet import AdapterDemand, PoolDemand, Replica, ReplicaKind, ReplicaReport
-from pentimento.domain.generation import Attempt, FromNoise, GenerationSpec, LoraSelection, Route
+from pentimento.domain.generation import Attempt, FromNoise, GenerationSpec, LoraSelection, Route, Scheduler
 from pentimento.files.file_sums import FileSums
 from pentimento.rpc import RpcChannelSettings, open_channel
 
@@ -166,7 +166,7 @@ class ServingWorker:
             height_px=held.default_height_px,
             num_inference_steps=STEPS,
             guidance_scale=1.0,
-            scheduler=held.schedulers[0],
+            scheduler=Scheduler.DDIM,
             seed=self._number,
             loras=tuple(LoraSelection(one.name, 0.5, one.digest, one.object) for one in loras),
         )
@@ -208,8 +208,8 @@ async def new_worker(suite: ScaledSuite, established: ServingWorker, side: str, 
     with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
         with socket.create_server(("127.0.0.1", 0)) as free:
             metrics = f"127.0.0.1:{free.getsockname()[1]}"
-        flags = ("--metrics-listen", metrics)
-        flags += () if side == STORE else ("--controller-address", suite.controller)
+        known = () if side == STORE else ("--controller-address", suite.controller)
+        flags = ("--metrics-listen", metrics, *known)
         began_s = time.perf_counter()
         with worker(suite, Path(folder), MODEL_WITHOUT_DEMAND if side == PEER else MODEL, *flags) as address:
             async with serving(address) as client:
