@@ -353,7 +353,7 @@ def cell(text: str) -> str:
 
 def edge_page() -> str:
     """Return the page of the calls over HTTP."""
-    return http_page(HEAD, importlib.import_module("services.edge.api_document").api_document())
+    return http_page(HEAD, importlib.import_module("services.edge.api.document").api_document())
 
 
 COMMITTED = {

@@ -17,8 +17,7 @@ from pentimento.domain.image_request import RequestStatus
 from pentimento.domain.jobs import RequestSummary
 from pentimento.domain.requests import RequestState
 from pentimento.files.documents import check_folder
-from pentimento.sdk.generated_image import GeneratedImage
-from pentimento.sdk.image_set import ImageSet
+from pentimento.sdk.generated_image import GeneratedImage, ImageSet
 
 # Waiting for a job continues through a restart of its frontdoor.
 PATIENT = RetryPolicy(tries=RetryPolicy.accepted_tries)

@@ -11,7 +11,7 @@ from pentimento.api.controlnet.v1 import controlnet_service_pb2 as pb
 from pentimento.api.controlnet.v1.controlnet_service_pb2_grpc import ControlNetServiceStub
 from pentimento.api.generation.v1 import generation_pb2
 from pentimento.api.tensor.v1 import tensor_pb2 as tensor_pb
-from pentimento.clients.errors import answer_of, domain_errors, judging_answers
+from pentimento.clients.errors import answer_of, judging_answers, stream
 from pentimento.clients.step_stream import StepClient, StepStream
 from pentimento.domain.errors import Aborted, InvalidArgument
 from pentimento.domain.generation import Attempt, ControlNetSelection
@@ -159,15 +159,9 @@ class ControlNetClient(StepClient[ResidualStream]):
     def _stub(self) -> "ControlNetServiceAsyncStub":
         return ControlNetServiceStub(self._channel)
 
-    async def watch_credits(self) -> AsyncGenerator[pb.WatchCreditsResponse, None]:
+    def watch_credits(self) -> AsyncGenerator[pb.WatchCreditsResponse, None]:
         """Yield the replica's credits and ControlNets, on each change and every second."""
-        call = self._stub.WatchCredits(pb.WatchCreditsRequest())
-        try:
-            with domain_errors():
-                async for message in call:
-                    yield message
-        finally:
-            call.cancel()
+        return stream(lambda: self._stub.WatchCredits(pb.WatchCreditsRequest()), lambda message: message)
 
     async def prefetch(self, names: Sequence[str], timeout_s: float | None = None) -> tuple[str, ...]:
         """Load ControlNets ahead of need; return the replica's loaded ones. Raises NotFound."""

@@ -1,7 +1,7 @@
 """Turn errors of calls into the domain's: the other process's error, or Unavailable."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar, cast
 
@@ -33,6 +33,17 @@ async def answer_of(call: Callable[..., Awaitable[Answer]], request: Message, ti
     """Return the answer of a unary call; None is the channel's default deadline. Raises domain errors."""
     with domain_errors():
         return await call(request, timeout=timeout_s)
+
+
+async def stream(opened: Callable[[], Any], decoded: Callable[[Any], Known]) -> AsyncGenerator[Known, None]:
+    """Yield the values of a call's answers. Closing the generator cancels the call. Raises domain errors."""
+    call = opened()
+    try:
+        with domain_errors():
+            async for message in call:
+                yield decoded(message)
+    finally:
+        call.cancel()
 
 
 @contextmanager

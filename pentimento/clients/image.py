@@ -1,7 +1,7 @@
 """Call the public API."""
 
 from collections import defaultdict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -10,7 +10,7 @@ import grpc.aio
 
 from pentimento.api.image.v1 import image_service_pb2 as pb
 from pentimento.api.image.v1.image_service_pb2_grpc import ImageServiceStub
-from pentimento.clients.errors import answer_of, domain_errors
+from pentimento.clients.errors import answer_of, stream
 from pentimento.domain.adapters import Adapter
 from pentimento.domain.errors import Internal
 from pentimento.domain.image_request import (
@@ -58,7 +58,7 @@ class ImageClient:
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = ImageServiceStub(channel)
 
-    async def generate(
+    def generate(
         self,
         request: ImageRequest,
         idempotency_key: str = "",
@@ -70,23 +70,21 @@ class ImageClient:
         preview."""
         message = generate_to_proto(request, idempotency_key, preview_interval_steps)
         message.omit_progress, message.max_message_bytes = omit_progress, DEFAULT_MESSAGE_BYTES
-        async with aclosing(_events(self._stub.Generate(message))) as events:
-            async for event in events:
-                yield event
+        return _events(lambda: self._stub.Generate(message))
 
-    async def replay(
+    def replay(
         self, request: ReplayRequest, idempotency_key: str = "", preview_interval_steps: int = 0
     ) -> AsyncGenerator[GenerateEvent, None]:
         """Yield accepted, routed, progress, completed of the replay of a request."""
         message = encode(request, pb.ReplayRequest)
         options = checked(
-            pb.ReplayRequest, idempotency_key=idempotency_key, preview_interval_steps=preview_interval_steps
+            pb.ReplayRequest,
+            idempotency_key=idempotency_key,
+            preview_interval_steps=preview_interval_steps,
+            max_message_bytes=DEFAULT_MESSAGE_BYTES,
         )
         message.MergeFrom(options)
-        message.max_message_bytes = DEFAULT_MESSAGE_BYTES
-        async with aclosing(_events(self._stub.Replay(message))) as events:
-            async for event in events:
-                yield event
+        return _events(lambda: self._stub.Replay(message))
 
     async def submit(
         self, request: ImageRequest, idempotency_key: str = "", preview_interval_steps: int = 0, webhook_url: str = ""
@@ -97,12 +95,10 @@ class ImageClient:
         answer = await answer_of(self._stub.Submit, pb.SubmitRequest(generate=generate, webhook=webhook))
         return decode(answer, Accepted)
 
-    async def attach(self, request_id: str) -> AsyncGenerator[GenerateEvent, None]:
+    def attach(self, request_id: str) -> AsyncGenerator[GenerateEvent, None]:
         """Yield accepted, routed, progress, completed of an earlier request; closing the generator cancels no job."""
         message = checked(pb.AttachRequest, request_id=request_id, max_message_bytes=DEFAULT_MESSAGE_BYTES)
-        async with aclosing(_events(self._stub.Attach(message))) as events:
-            async for event in events:
-                yield event
+        return _events(lambda: self._stub.Attach(message))
 
     async def list_requests(self, query: RequestQuery, timeout_s: float | None = None) -> RequestPage:
         """Return a page of the tenant's requests, newest first."""
@@ -181,13 +177,9 @@ def generate_to_proto(request: ImageRequest, idempotency_key: str, preview_inter
     )
 
 
-async def _events(call: Any) -> AsyncGenerator[GenerateEvent, None]:
+async def _events(opened: Callable[[], Any]) -> AsyncGenerator[GenerateEvent, None]:
     """Yield the events of a call; closing the generator cancels it."""
-    try:
-        with domain_errors():
-            images = ImageJoiner()
-            async for message in call:
-                if (event := images.event(message)) is not None:
-                    yield event
-    finally:
-        call.cancel()
+    async with aclosing(stream(opened, ImageJoiner().event)) as events:
+        async for event in events:
+            if event is not None:
+                yield event

@@ -7,7 +7,7 @@ import grpc.aio
 from pentimento.api.generation.v1 import generation_pb2
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
 from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
-from pentimento.clients.errors import answer_of, domain_errors
+from pentimento.clients.errors import answer_of, stream
 from pentimento.domain.execution import ControlNetEndpoint, ExecuteEvent, WorkerCredits
 from pentimento.domain.generation import Attempt, CacheGrant, GenerationSpec, Route
 from pentimento.wire.codec import converter, decode, nested
@@ -25,22 +25,16 @@ class WorkerClient:
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = UnetWorkerServiceStub(channel)
 
-    async def watch_credits(
+    def watch_credits(
         self, frontdoor_id: str, frontdoor_epoch: int, journal_id: str = ""
     ) -> AsyncGenerator[WorkerCredits, None]:
         """Yield the worker's credits and models, on each change and every second."""
         request = pb.WatchCreditsRequest(
             frontdoor_id=frontdoor_id, frontdoor_epoch=frontdoor_epoch, journal_id=journal_id
         )
-        call = self._stub.WatchCredits(request)
-        try:
-            with domain_errors():
-                async for message in call:
-                    yield decode(message, WorkerCredits)
-        finally:
-            call.cancel()
+        return stream(lambda: self._stub.WatchCredits(request), lambda message: decode(message, WorkerCredits))
 
-    async def execute(
+    def execute(
         self,
         attempt: Attempt,
         spec: GenerationSpec,
@@ -82,15 +76,9 @@ class WorkerClient:
             omit_progress=omit_progress,
             progress_interval_ms=progress_interval_ms,
         )
-        call = self._stub.Execute(request)
-        try:
-            with domain_errors():
-                async for message in call:
-                    yield _EVENTS.decode(message)
-        finally:
-            call.cancel()
+        return stream(lambda: self._stub.Execute(request), _EVENTS.decode)
 
-    async def attach(
+    def attach(
         self, request_id: str, fencing_token: int, frontdoor_id: str, frontdoor_epoch: int, journal_id: str = ""
     ) -> AsyncGenerator[ExecuteEvent, None]:
         """Yield the events of a running or just finished attempt; NotFound if the worker no longer has it."""
@@ -101,13 +89,7 @@ class WorkerClient:
             frontdoor_epoch=frontdoor_epoch,
             journal_id=journal_id,
         )
-        call = self._stub.Attach(request)
-        try:
-            with domain_errors():
-                async for message in call:
-                    yield _ATTACHED_EVENTS.decode(message)
-        finally:
-            call.cancel()
+        return stream(lambda: self._stub.Attach(request), _ATTACHED_EVENTS.decode)
 
     async def cancel(self, request_id: str, fencing_token: int, timeout_s: float | None = None) -> bool:
         """Cancel the attempt. Return whether it was queued or running."""

@@ -52,8 +52,7 @@ if TYPE_CHECKING:
     from pentimento.domain.requests import RequestState
     from pentimento.sdk.blocking import Client
     from pentimento.sdk.client import AsyncClient
-    from pentimento.sdk.generated_image import GeneratedImage
-    from pentimento.sdk.image_set import ImageSet
+    from pentimento.sdk.generated_image import GeneratedImage, ImageSet
 
 __all__ = [
     "Aborted",
@@ -94,38 +93,23 @@ __all__ = [
     "Unavailable",
 ]
 
-_ERRORS, _REQUESTS = "pentimento.domain.errors", "pentimento.domain.image_request"
-_HOMES = {
-    **dict.fromkeys(__all__, _REQUESTS),
-    **dict.fromkeys(
-        (
-            "Aborted",
-            "Cancelled",
-            "DeadlineExceeded",
-            "FailedPrecondition",
-            "Internal",
-            "InvalidArgument",
-            "NotFound",
-            "PentimentoError",
-            "PermissionDenied",
-            "ResourceExhausted",
-            "Unauthenticated",
-            "Unavailable",
-        ),
-        _ERRORS,
-    ),
-    "AsyncClient": "pentimento.sdk.client",
-    "Client": "pentimento.sdk.blocking",
-    "InitImage": "pentimento.domain.generation",
-    "GeneratedImage": "pentimento.sdk.generated_image",
-    "ImageSet": "pentimento.sdk.image_set",
-    **dict.fromkeys(("RequestPage", "RequestQuery", "RequestSummary"), "pentimento.domain.jobs"),
-    "RequestState": "pentimento.domain.requests",
-    "RetryPolicy": "pentimento.clients.retries",
-}
+# In this order: what needs grpc comes last.
+_HOMES = (
+    "pentimento.domain.errors",
+    "pentimento.domain.image_request",
+    "pentimento.domain.generation",
+    "pentimento.domain.requests",
+    "pentimento.domain.jobs",
+    "pentimento.clients.retries",
+    "pentimento.sdk.generated_image",
+    "pentimento.sdk.client",
+    "pentimento.sdk.blocking",
+)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in __all__:
+        for home in map(importlib.import_module, _HOMES):
+            if hasattr(home, name):
+                return getattr(home, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

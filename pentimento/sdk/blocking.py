@@ -4,39 +4,51 @@ import asyncio
 import atexit
 import os
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextlib import suppress
+from functools import wraps
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from pentimento.clients.retries import RetryPolicy
-from pentimento.domain.adapters import Adapter
-from pentimento.domain.image_request import (
-    Accepted,
-    Explanation,
-    GenerateEvent,
-    ImageRequest,
-    ModelInfo,
-    PinnedImage,
-    ReplayRequest,
-    RequestStatus,
-)
-from pentimento.domain.jobs import RequestPage, RequestQuery, RequestSummary, ResultUrl
-from pentimento.domain.requests import RequestState
 from pentimento.sdk.client import AsyncClient
-from pentimento.sdk.generated_image import GeneratedImage
-from pentimento.sdk.image_set import ImageSet
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Client:
-    """`AsyncClient` with blocking methods; threads may share it.
+def _blocking(
+    method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate["Client", P], T]:
+    """Return the blocking form of a method: it returns the answer."""
 
-    An interrupt (Ctrl-C) cancels the request. The interpreter closes clients at its exit. Like gRPC, a client does not
-    survive a fork: a process forked after the first client cannot use any (RuntimeError); a spawned one can."""
+    @wraps(method)
+    def call(self: "Client", *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._call(method(self._client, *args, **kwargs))
+
+    return call
+
+
+def _streaming(
+    method: Callable[Concatenate[AsyncClient, P], AsyncGenerator[T, None]],
+) -> Callable[Concatenate["Client", P], Generator[T, None, None]]:
+    """Return the blocking form of a method that yields. Leaving the loop early closes the asyncio generator."""
+
+    @wraps(method)
+    def call(self: "Client", *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:
+        return self._events(method(self._client, *args, **kwargs))
+
+    return call
+
+
+class Client:
+    """`AsyncClient` with blocking methods; threads may share it. Methods that yield return generators.
+
+    An interrupt (Ctrl-C) cancels the request, as does leaving a generator of `stream` early. The interpreter closes
+    clients at its exit. Like gRPC, a client does not survive a fork: a process forked after the first client cannot use
+    any (RuntimeError); a spawned one can."""
 
     def __init__(
         self,
@@ -72,6 +84,28 @@ class Client:
             self._end()
             raise
 
+    generate = _blocking(AsyncClient.generate)
+    generate_all = _blocking(AsyncClient.generate_all)
+    stream = _streaming(AsyncClient.stream)
+    replay = _blocking(AsyncClient.replay)
+    replay_stream = _streaming(AsyncClient.replay_stream)
+    submit = _blocking(AsyncClient.submit)
+    attach = _streaming(AsyncClient.attach)
+    wait = _blocking(AsyncClient.wait)
+    wait_all = _blocking(AsyncClient.wait_all)
+    result = _blocking(AsyncClient.result)
+    list_requests = _blocking(AsyncClient.list_requests)
+    jobs = _streaming(AsyncClient.jobs)
+    result_url = _blocking(AsyncClient.result_url)
+    webhook_key = _blocking(AsyncClient.webhook_key)
+    pin = _blocking(AsyncClient.pin)
+    unpin = _blocking(AsyncClient.unpin)
+    cancel = _blocking(AsyncClient.cancel)
+    get_request = _blocking(AsyncClient.get_request)
+    explain = _blocking(AsyncClient.explain)
+    list_models = _blocking(AsyncClient.list_models)
+    list_adapters = _blocking(AsyncClient.list_adapters)
+
     def __enter__(self) -> "Client":
         return self
 
@@ -100,41 +134,6 @@ class Client:
         self._thread.join()
         self._loop.close()
 
-    def generate(self, request: ImageRequest, *, idempotency_key: str = "") -> GeneratedImage:
-        """Return the finished image. An interrupt cancels the request."""
-        return self._call(self._client.generate(request, idempotency_key=idempotency_key))
-
-    def generate_all(self, request: ImageRequest, *, idempotency_key: str = "") -> ImageSet:
-        """Return the finished images of a request for several; like `AsyncClient.generate_all`."""
-        return self._call(self._client.generate_all(request, idempotency_key=idempotency_key))
-
-    def stream(
-        self, request: ImageRequest, *, idempotency_key: str = "", preview_interval_steps: int = 0
-    ) -> Generator[GenerateEvent, None, None]:
-        """Yield the events of `AsyncClient.stream`. Leaving the loop early cancels the request."""
-        return self._events(
-            self._client.stream(request, idempotency_key=idempotency_key, preview_interval_steps=preview_interval_steps)
-        )
-
-    def replay(
-        self,
-        request_id: str,
-        *,
-        inputs: Mapping[str, bytes] | None = None,
-        deadline_ms: int | None = None,
-        idempotency_key: str = "",
-    ) -> GeneratedImage:
-        """Return the image of a completed request, generated again; like `AsyncClient.replay`."""
-        return self._call(
-            self._client.replay(request_id, inputs=inputs, deadline_ms=deadline_ms, idempotency_key=idempotency_key)
-        )
-
-    def replay_stream(
-        self, request: ReplayRequest, *, idempotency_key: str = ""
-    ) -> Generator[GenerateEvent, None, None]:
-        """Yield the events of a replay, like `stream`."""
-        return self._events(self._client.replay_stream(request, idempotency_key=idempotency_key))
-
     def _events(self, events: AsyncGenerator[T, None]) -> Generator[T, None, None]:
         try:
             while (event := self._call(next_or_none(events))) is not None:
@@ -152,71 +151,6 @@ class Client:
         ending = self._loop.create_task(events.aclose())
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
-
-    def submit(self, request: ImageRequest, *, idempotency_key: str = "", webhook_url: str = "") -> Accepted:
-        """Submit the request as a job, which continues without this client; like `AsyncClient.submit`."""
-        return self._call(self._client.submit(request, idempotency_key=idempotency_key, webhook_url=webhook_url))
-
-    def attach(self, request_id: str) -> Generator[GenerateEvent, None, None]:
-        """Yield the events of an earlier request, like `stream`. Leaving the loop early cancels no job."""
-        return self._events(self._client.attach(request_id))
-
-    def wait(self, request_id: str) -> GeneratedImage:
-        """Wait for an earlier request and return its image. An interrupt cancels no job."""
-        return self._call(self._client.wait(request_id))
-
-    def wait_all(self, request_id: str) -> ImageSet:
-        """Wait for an earlier request and return its images; like `AsyncClient.wait_all`."""
-        return self._call(self._client.wait_all(request_id))
-
-    def result(self, request_id: str) -> GeneratedImage:
-        """Return the image of a completed request without waiting. FailedPrecondition NOT_COMPLETED for any other."""
-        return self._call(self._client.result(request_id))
-
-    def list_requests(self, query: RequestQuery | None = None) -> RequestPage:
-        """Return a page of the tenant's requests, newest first."""
-        return self._call(self._client.list_requests(query))
-
-    def jobs(self, *states: RequestState) -> Generator[RequestSummary, None, None]:
-        """Yield the tenant's jobs, newest first: those in `states`, or all."""
-        return self._events(self._client.jobs(*states))
-
-    def result_url(self, request_id: str, *, expires_in_ms: int | None = None) -> ResultUrl:
-        """Return a URL of an image that expires; like `AsyncClient.result_url`."""
-        return self._call(self._client.result_url(request_id, expires_in_ms=expires_in_ms))
-
-    def webhook_key(self) -> str:
-        """Return the key that signs this tenant's webhooks (Standard Webhooks, whsec_…)."""
-        return self._call(self._client.webhook_key())
-
-    def pin(self, request_id: str, duration_ms: int) -> PinnedImage:
-        """Keep the start of a completed request's image for a time from now; like `AsyncClient.pin`."""
-        return self._call(self._client.pin(request_id, duration_ms))
-
-    def unpin(self, request_id: str) -> None:
-        """End the pin of a request; without one do nothing."""
-        self._call(self._client.unpin(request_id))
-
-    def cancel(self, request_id: str) -> RequestState:
-        """Cancel a request within one denoising step, and return its state afterwards."""
-        return self._call(self._client.cancel(request_id))
-
-    def get_request(self, request_id: str, *, omit_image: bool = False) -> RequestStatus:
-        """Return a request's state, with its image if it is completed. NotFound for an unknown request or another
-        tenant's."""
-        return self._call(self._client.get_request(request_id, omit_image=omit_image))
-
-    def explain(self, request: ImageRequest, *, neighbour_count: int = 0) -> Explanation:
-        """Return the route that `generate` would take now, and up to 50 of the cache's nearest entries."""
-        return self._call(self._client.explain(request, neighbour_count=neighbour_count))
-
-    def list_models(self) -> tuple[ModelInfo, ...]:
-        """Return the served models with their limits."""
-        return self._call(self._client.list_models())
-
-    def list_adapters(self) -> tuple[Adapter, ...]:
-        """Return the LoRAs and ControlNets that a request may name, with the models that they fit."""
-        return self._call(self._client.list_adapters())
 
     async def _open(self, address: str, **options: Any) -> AsyncClient:
         # On the loop's thread: a channel belongs to the loop that it was created on.

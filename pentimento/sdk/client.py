@@ -1,5 +1,6 @@
 """The public API for asyncio programs."""
 
+import uuid
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
@@ -9,7 +10,7 @@ from types import TracebackType
 from pentimento.clients.image import ImageClient
 from pentimento.clients.retries import RetryPolicy, StreamCall, retried_events
 from pentimento.domain.adapters import Adapter
-from pentimento.domain.errors import Internal, InvalidArgument
+from pentimento.domain.errors import FailedPrecondition, Internal, InvalidArgument
 from pentimento.domain.image_request import (
     Accepted,
     Completed,
@@ -26,9 +27,7 @@ from pentimento.domain.jobs import RequestPage, RequestQuery, RequestSummary, Re
 from pentimento.domain.requests import RequestState
 from pentimento.rpc.channel import open_channel
 from pentimento.rpc.settings import client_settings
-from pentimento.sdk.generated_image import GeneratedImage
-from pentimento.sdk.image_set import ImageSet, images_of
-from pentimento.sdk.job_calls import JobCalls
+from pentimento.sdk.generated_image import GeneratedImage, ImageSet, images_of
 
 
 class AsyncClient:
@@ -58,7 +57,6 @@ class AsyncClient:
         self._channel = open_channel(address, settings, token or None)
         self._images = ImageClient(self._channel)
         self._retries = retries or RetryPolicy()
-        self._jobs = JobCalls(self._images, self._retries)
 
     async def __aenter__(self) -> "AsyncClient":
         return self
@@ -147,12 +145,16 @@ class AsyncClient:
     async def submit(self, request: ImageRequest, *, idempotency_key: str = "", webhook_url: str = "") -> Accepted:
         """Submit the request as a job, which continues without this client, and return its id once it is accepted.
         `webhook_url` is called at its end, if the deployment allows the host."""
-        return await self._jobs.submit(request, idempotency_key, webhook_url)
+        # A key prevents a second job by a retry.
+        key = idempotency_key or uuid.uuid4().hex
+        return await self._retries.answered(lambda: self._images.submit(request, key, webhook_url=webhook_url))
 
     def attach(self, request_id: str) -> AsyncGenerator[GenerateEvent, None]:
         """Yield the events of an earlier request, like `stream`; a retry continues in the same stream. Closing the
         generator cancels no job."""
-        return self._retried(self._jobs.attached(request_id), idempotency_key=request_id, accepted=True)
+        return self._retried(
+            lambda _key, _ms: self._images.attach(request_id), idempotency_key=request_id, accepted=True
+        )
 
     async def wait(self, request_id: str) -> GeneratedImage:
         """Wait for an earlier request and return its image, or raise its error. Cancelling the task cancels no job.
@@ -165,25 +167,39 @@ class AsyncClient:
         return await images_of(self.attach(request_id))
 
     async def result(self, request_id: str) -> GeneratedImage:
-        """Return the image of a completed request without waiting. FailedPrecondition NOT_COMPLETED for any other."""
-        return await self._jobs.result(request_id)
+        """Return the image of a completed request without waiting. FailedPrecondition NOT_COMPLETED for any other, with
+        its state and the reason of a failure."""
+        status = await self.get_request(request_id)
+        if status.images:
+            raise InvalidArgument.of("request_id", "must be the id of one image; each of several has its own")
+        if status.completed is None:
+            why = f" ({status.error_reason}: {status.error_message})" if status.error_reason else ""
+            raise FailedPrecondition("NOT_COMPLETED", f"the request has no image: it is {status.state.value}{why}")
+        return GeneratedImage.of(status.completed)
 
     async def list_requests(self, query: RequestQuery | None = None) -> RequestPage:
         """Return a page of the tenant's requests, newest first."""
-        return await self._jobs.page(query or RequestQuery())
+        return await self._retries.answered(lambda: self._images.list_requests(query or RequestQuery()))
 
-    def jobs(self, *states: RequestState) -> AsyncGenerator[RequestSummary, None]:
-        """Yield the tenant's jobs, newest first: those in `states`, or all."""
-        return self._jobs.jobs(frozenset(states))
+    async def jobs(self, *states: RequestState) -> AsyncGenerator[RequestSummary, None]:
+        """Yield the tenant's jobs, newest first, page by page: those in `states`, or all."""
+        query = RequestQuery(frozenset(states), jobs_only=True)
+        while True:
+            page = await self.list_requests(query)
+            for summary in page.requests:
+                yield summary
+            if not page.next_page_token:
+                return
+            query = replace(query, page_token=page.next_page_token)
 
     async def result_url(self, request_id: str, *, expires_in_ms: int | None = None) -> ResultUrl:
         """Return a URL of a completed request's image, readable without a token until it expires; a path if the HTTP
         API serves it."""
-        return await self._jobs.result_url(request_id, expires_in_ms)
+        return await self._retries.answered(lambda: self._images.result_url(request_id, expires_in_ms))
 
     async def webhook_key(self) -> str:
         """Return the key that signs this tenant's webhooks (Standard Webhooks, whsec_…)."""
-        return await self._jobs.webhook_key()
+        return await self._retries.answered(self._images.webhook_key)
 
     async def pin(self, request_id: str, duration_ms: int) -> PinnedImage:
         """Keep the start of a completed request's image, so that it can be replayed for a time from now.

@@ -1,16 +1,18 @@
-"""Hold a finished image: its bytes as the server sent them, its provenance, and a PNG that contains both."""
+"""Hold finished images: their bytes as the server sent them, their provenance, and PNGs that contain both."""
 
 import dataclasses
 import io
 import json
 import secrets
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.errors import Internal, InvalidArgument
 from pentimento.domain.generation import Provenance
-from pentimento.domain.image_request import Completed, ImageFormat
+from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, ImageFailed, ImageFormat
 from pentimento.domain.provenance_document import provenance_as_json
 from pentimento.pictures.png_chunks import HEADER_END, SIGNATURE, leading_chunks, png_chunk
 
@@ -57,6 +59,41 @@ class GeneratedImage:
             # The error of a write has no name, that of the draft another one.
             raise OSError(error.errno, error.strerror, str(target)) from error
         return target
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Hold the results of a request for one or several images. `images` are in the order of their indexes; `failures`
+    has the indexes that failed. `request_id` identifies the whole request."""
+
+    request_id: str
+    images: tuple[GeneratedImage, ...]
+    failures: tuple[ImageFailed, ...] = ()
+
+    def raise_failure(self) -> "ImageSet":
+        """Return this set if no image failed, else raise the first error."""
+        if self.failures:
+            raise self.failures[0].error
+        return self
+
+
+async def images_of(stream: AsyncGenerator[GenerateEvent, None]) -> ImageSet:
+    """Return the images of a stream, or raise the error at its end."""
+    request_id, images, failures = "", dict[int, GeneratedImage](), dict[int, ImageFailed]()
+    async with aclosing(stream) as events:
+        # Read to its end: a call that the client ends early leaks memory in a server (grpc/grpc#43360).
+        async for event in events:
+            match event:
+                case Accepted():
+                    request_id = event.request_id
+                case Completed():
+                    images[event.image_index] = GeneratedImage.of(event)
+                case ImageFailed():
+                    failures[event.image_index] = event
+    if not images:
+        raise Internal("STREAM_ENDED_EARLY", "the stream ended without an image and without an error")
+    in_order = tuple(images[index] for index in sorted(images))
+    return ImageSet(request_id, in_order, tuple(failures[index] for index in sorted(failures)))
 
 
 def _put(data: bytes, target: Path) -> None:

@@ -11,7 +11,7 @@ from google.protobuf import descriptor_pool
 from google.protobuf.json_format import ParseDict, ParseError
 from google.protobuf.message_factory import GetMessageClass
 
-from services.edge.api_document import api_document
+from services.edge.api.document import api_document
 
 # Paths that take fields, and their schemas in the API document.
 BODIES = {

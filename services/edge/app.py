@@ -2,36 +2,34 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
 
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route, Router
 
-from pentimento.domain.errors import Cancelled
+from pentimento.clients.frontdoor import FrontdoorClient
+from pentimento.clients.image import ImageClient
+from pentimento.domain.errors import Cancelled, NotFound
 from pentimento.rpc.failures import shutting_down
 from pentimento.stores.objects.signed_paths import FILES_PATH
-from services.edge.api_document import document_routes
-from services.edge.console import console_routes
+from services.edge.api.answers import ModelDocument, model_documents
+from services.edge.api.bodies import API_NAMES
+from services.edge.api.document import document_routes
+from services.edge.api.events import STREAM_HEADERS, error_event
+from services.edge.api.images import REQUEST_ID, image_routes
+from services.edge.api.jobs import job_routes
+from services.edge.console.data import data_routes
+from services.edge.console.pages import page_routes
 from services.edge.files import file_routes
-from services.edge.health import health_routes
-from services.edge.http.errors import as_known, error_response
-from services.edge.http.origins import OriginRule, origin_rule
-from services.edge.images import image_routes
-from services.edge.images.events import error_event
-from services.edge.images.image_call import API_NAMES
-from services.edge.images.streaming import REQUEST_ID, STREAM_HEADERS
-from services.edge.jobs import job_routes
+from services.edge.http.answers import Message, Receive, Scope, Send, as_known, error_response
+from services.edge.http.callers import OriginRule, origin_rule, token_of
 from services.edge.metrics import CLIENTS_LEFT, HTTP_REQUESTS, HTTP_SECONDS
-from services.edge.model_list import model_routes
 from services.edge.parts import EdgeParts
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
+CALL_TIMEOUT_S = 10.0
+STATUS_TIMEOUT_S = 5.0
 UNKNOWN_ROUTE = "unknown"
 API_PATH = "/v1/"
 CLIENT_CLOSED = 499
@@ -51,7 +49,7 @@ EXPOSED_HEADERS = b"Location, Retry-After, X-Request-Id, X-Should-Retry"
 def edge_app(parts: EdgeParts) -> "EdgeApp":
     """Return the ASGI application: the API first, then the console."""
     http = parts.settings.http
-    routes = [*api_routes(parts), *console_routes(parts)]
+    routes = [*api_routes(parts), *page_routes(), *data_routes(parts)]
     return EdgeApp(routes, origin_rule(http.http_listen, http.allowed_hosts, http.allowed_origins))
 
 
@@ -60,6 +58,51 @@ def api_routes(parts: EdgeParts) -> list[BaseRoute]:
     files = file_routes(parts)
     api = [*health_routes(parts), *document_routes(bool(files)), *model_routes(parts), *image_routes(parts)]
     return [*api, *job_routes(parts), *files]
+
+
+def health_routes(parts: EdgeParts) -> list[BaseRoute]:
+    """Return the routes for load balancers and Prometheus."""
+
+    async def health(request: Request) -> Response:
+        """Answer 200, independent of the suite."""
+        return JSONResponse({"status": "ok"})
+
+    async def ready(request: Request) -> Response:
+        """Answer 200 if clients should send requests here, else 503."""
+        why_not = await parts.readiness.why_not()
+        if why_not is None:
+            return JSONResponse({"status": "ready"})
+        return JSONResponse({"status": "not ready", **({"reason": why_not} if why_not else {})}, 503)
+
+    async def metrics(request: Request) -> Response:
+        """Return this process's metrics, if the caller may read the frontdoor's status."""
+        async with parts.frontdoor.channel(token_of(request)) as channel:
+            await FrontdoorClient(channel).status(STATUS_TIMEOUT_S)
+        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+
+    return [Route("/health", health), Route("/ready", ready), Route("/metrics", metrics)]
+
+
+def model_routes(parts: EdgeParts) -> list[BaseRoute]:
+    """Return the routes of models."""
+
+    async def models_of(request: Request) -> dict[str, ModelDocument]:
+        async with parts.frontdoor.channel(token_of(request)) as channel:
+            served = await ImageClient(channel).list_models(CALL_TIMEOUT_S)
+        return model_documents(served, parts.model_aliases)
+
+    async def models(request: Request) -> Response:
+        """List the models."""
+        return JSONResponse({"object": "list", "data": list((await models_of(request)).values())})
+
+    async def model(request: Request) -> Response:
+        """Return one model."""
+        found = (await models_of(request)).get(request.path_params["model"])
+        if found is None:
+            raise NotFound.of("UNKNOWN_MODEL", "model", "there is no such model")
+        return JSONResponse(found)
+
+    return [Route("/v1/models", models), Route("/v1/models/{model}", model)]
 
 
 class EdgeApp:

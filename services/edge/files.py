@@ -15,9 +15,8 @@ from pentimento.rpc.shared_keys import kept_signing_keys
 from pentimento.stores.errors import ObjectMissing
 from pentimento.stores.objects import ObjectStore, open_objects
 from pentimento.stores.objects.signed_paths import FILES_PATH, PathSigner, SignedFile
+from services.edge.http.answers import Receive, Scope, Send, client_has, matches_any
 from services.edge.http.bounded import CUT_OFF_EXTENSION
-from services.edge.http.known_answers import client_has, matches_any
-from services.edge.http.leaving import Receive, Scope, Send
 from services.edge.parts import EdgeParts
 
 # Images in memory at the same time; further readers wait.

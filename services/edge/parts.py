@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from services.edge.caller_channels import CallerChannels
-from services.edge.history.reader import HistoryReader
+from services.edge.console.history import HistoryReader
 from services.edge.http.bodies import BodyBudget
 from services.edge.readiness import Readiness
 from services.edge.settings import EdgeSettings, aliases_of

@@ -1,6 +1,7 @@
-"""Construct an edge process."""
+"""Construct an edge process, and run it."""
 
-from dataclasses import replace
+import asyncio
+from dataclasses import dataclass, replace
 
 import grpc.aio
 
@@ -8,17 +9,52 @@ from pentimento.clients.image import ImageClient
 from pentimento.rpc import RpcServer, open_channel
 from pentimento.rpc.credentials import ClientCredentials
 from pentimento.rpc.settings import RpcChannelSettings
+from pentimento.service.process import ServiceProcess
 from services.edge.app import edge_app
 from services.edge.caller_channels import CallerChannels, Introduction
-from services.edge.history.reader import HistoryReader, SampleRing
+from services.edge.console.history import HistoryReader, SampleRing
 from services.edge.http.bodies import BodyBudget
 from services.edge.http.listener import HttpListener
 from services.edge.parts import EdgeParts
-from services.edge.process import EdgeProcess
 from services.edge.readiness import Readiness
 from services.edge.settings import EdgeSettings, drain_delay_of
 
 INTRODUCTION_TIMEOUT_S = 10.0
+
+
+@dataclass(kw_only=True)
+class EdgeProcess(ServiceProcess):
+    listener: HttpListener
+    called: tuple[CallerChannels, ...]
+    readiness: Readiness
+    drain_delay_s: float
+    history: HistoryReader | None = None
+
+    async def prepare(self) -> None:
+        """Listen for HTTP. The frontdoor may start later: `/ready` reports whether it serves."""
+        await self.listener.start()
+        if self.history is not None:
+            self.run_beside(self.history.run(), "history")
+
+    async def finish(self) -> None:
+        """Serve for the drain delay, until load balancers have seen that `/ready` answers 503; then drain. A second
+        signal ends both immediately."""
+        self.readiness.leave()
+        try:
+            await asyncio.sleep(self.drain_delay_s)
+        except asyncio.CancelledError:
+            await self.listener.drain(0.0)
+            raise
+        await self.listener.drain()
+
+    async def close(self) -> None:
+        await self._end_background()
+        await self.listener.drain()
+        if self.history is not None:
+            await self.history.close()
+        await self.readiness.close()
+        for channels in self.called:
+            await channels.close()
 
 
 def wire(settings: EdgeSettings) -> EdgeProcess:

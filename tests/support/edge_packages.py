@@ -2,7 +2,7 @@
 
 import importlib.util
 
-PACKAGES = ("starlette", "uvicorn", "httptools", "python_multipart", "openai")
+PACKAGES = ("starlette", "uvicorn", "httptools", "python_multipart", "pydantic", "openai")
 
 
 def missing() -> list[str]:

@@ -4,17 +4,22 @@ Each call uses its caller's token; the called service decides about it.
 """
 
 import gzip
+import json
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from grpc.aio import Channel
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from pentimento.clients.controller import ControllerClient
 from pentimento.clients.frontdoor import FrontdoorClient
+from pentimento.clients.gateway import GatewayClient
 from pentimento.clients.image import ImageClient
+from pentimento.clients.suite_status import SuiteStatus, as_document, gathered
 from pentimento.domain.errors import (
     FailedPrecondition,
     InvalidArgument,
@@ -28,19 +33,30 @@ from pentimento.domain.image_request import Completed, RequestStatus
 from pentimento.domain.jobs import RequestQuery
 from pentimento.domain.provenance_document import as_json
 from pentimento.domain.requests import RequestState
-from services.edge.console.call_bodies import EXPLAIN_FIELDS, generate_call, image_request_of, replay_call
+from services.edge.api.images import JSON_TYPE
+from services.edge.caller_channels import CallerChannels
+from services.edge.console.history import sample_of
 from services.edge.console.pages import takes_gzip
-from services.edge.console.streaming import StreamEndpoint, completed_document, json_body
-from services.edge.console.suite_status import history_document, suite_document
+from services.edge.console.streams import (
+    ExplainBody,
+    PlaygroundBody,
+    ReplayBody,
+    StreamEndpoint,
+    completed_document,
+    console_document,
+)
 from services.edge.http.callers import caller_of, token_of
 from services.edge.parts import EdgeParts
 
+T = TypeVar("T")
 CALL_TIMEOUT_S = 10.0
+STATUS_TIMEOUT_S = 2.0
+# Time between a page's own samples, if this process stores none.
+UNKEPT_MS = 2000
 DATA = "/console/data"
 PRIVATE = {"Cache-Control": "no-store"}
 MAX_DIGITS = 6
 TIME_DIGITS = 15
-JSON = "application/json"
 # A higher level takes longer and saves little.
 COMPRESSION = 5
 FINISHED = RequestQuery(states=frozenset({RequestState.COMPLETED}))
@@ -55,8 +71,8 @@ def data_routes(parts: EdgeParts) -> list[BaseRoute]:
         Route(f"{DATA}/deployment", calls.deployment),
         Route(f"{DATA}/status", calls.status),
         Route(f"{DATA}/history", calls.history),
-        Route(f"{DATA}/generate", StreamEndpoint(parts, generate_call), methods=["POST"]),
-        Route(f"{DATA}/replay", StreamEndpoint(parts, replay_call), methods=["POST"]),
+        Route(f"{DATA}/generate", StreamEndpoint(parts, PlaygroundBody), methods=["POST"]),
+        Route(f"{DATA}/replay", StreamEndpoint(parts, ReplayBody), methods=["POST"]),
         Route(f"{DATA}/explain", calls.explain, methods=["POST"]),
         Route(f"{DATA}/requests", calls.requests),
         Route(f"{DATA}/requests/{{request_id}}", calls.provenance),
@@ -104,24 +120,25 @@ class ConsoleCalls:
 
     async def status(self, request: Request) -> Response:
         """Return the suite's status, if the caller may read it from each service."""
-        return document(await suite_document(self._parts, token_of(request)))
+        return document(as_document(await suite_status(self._parts, token_of(request))))
 
     async def history(self, request: Request) -> Response:
         """Return the samples after the time `after`, if the caller may read the suite's status."""
         after_ms = number_of(request, "after", TIME_DIGITS)
         told = await history_document(self._parts, token_of(request), after_ms)
         if not takes_gzip(request):
-            return Response(told, media_type=JSON, headers=PRIVATE)
+            return Response(told, media_type=JSON_TYPE, headers=PRIVATE)
         headers = {**PRIVATE, "Content-Encoding": "gzip"}
-        return Response(gzip.compress(told, COMPRESSION, mtime=0), media_type=JSON, headers=headers)
+        return Response(gzip.compress(told, COMPRESSION, mtime=0), media_type=JSON_TYPE, headers=headers)
 
     async def explain(self, request: Request) -> Response:
         """Return the route that a request would get now, and the cache's entries near it."""
         with self._parts.bodies.held(caller_of(request)) as held:
-            asked, values = image_request_of(await json_body(self._parts, request, held), EXPLAIN_FIELDS)
-        count = values.get("neighbour_count", 0)
+            body = ExplainBody.read(await console_document(self._parts, request, held))
         async with self._parts.frontdoor.channel(token_of(request)) as channel:
-            explained = await ImageClient(channel).explain(asked, CALL_TIMEOUT_S, neighbour_count=count)
+            explained = await ImageClient(channel).explain(
+                body.to_request(), CALL_TIMEOUT_S, neighbour_count=body.neighbour_count
+            )
         return document(as_json(explained))
 
     async def requests(self, request: Request) -> Response:
@@ -184,3 +201,40 @@ def completed_of(status: RequestStatus) -> Completed:
     if status.state.terminal:
         raise NotFound(status.error_reason or "UNKNOWN_REQUEST", "this request ended without an image")
     raise FailedPrecondition("NOT_COMPLETED", "the image is not finished yet")
+
+
+async def history_document(parts: EdgeParts, token: str | None, after_ms: int) -> bytes:
+    """Return the samples after a time as JSON; only a present one if this process cannot sample by itself. Raises like
+    `suite_status`, as the frontdoor decides."""
+    history = parts.history
+    if history is not None and history.reads:
+        async with parts.frontdoor.channel(token) as channel:
+            await FrontdoorClient(channel).status(STATUS_TIMEOUT_S)
+        return b'{"interval_ms":%d,"samples":%s}' % (round(history.interval_s * 1000), history.ring.after(after_ms))
+    sample = sample_of(await suite_status(parts, token), time.time_ns() // 1_000_000)
+    return b'{"interval_ms":%d,"samples":%s}' % (UNKEPT_MS, json.dumps([sample] if sample else []).encode())
+
+
+async def suite_status(parts: EdgeParts, token: str | None) -> SuiteStatus:
+    """Return the status; `unanswered` names the services that do not answer. PermissionDenied or Unauthenticated if the
+    caller may not read it."""
+    refused: list[PermissionDenied | Unauthenticated] = []
+
+    async def ask(channels: CallerChannels | None, question: Callable[[Channel], Awaitable[T]]) -> T | None:
+        if channels is None:
+            return None
+        try:
+            async with channels.channel(token) as channel:
+                return await question(channel)
+        except (PermissionDenied, Unauthenticated) as error:
+            refused.append(error)
+            raise
+
+    status = await gathered(
+        ask(parts.controller, lambda channel: ControllerClient(channel).fleet(STATUS_TIMEOUT_S)),
+        ask(parts.frontdoor, lambda channel: FrontdoorClient(channel).status(STATUS_TIMEOUT_S)),
+        ask(parts.gateway, lambda channel: GatewayClient(channel).statistics(STATUS_TIMEOUT_S)),
+    )
+    if refused:
+        raise refused[0]
+    return status

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from pentimento.domain.errors import NotFound
-from services.edge.http.known_answers import client_has, matches_any
+from services.edge.http.answers import client_has, matches_any
 
 STATIC = Path(__file__).parent / "static"
 TYPES = {

@@ -11,7 +11,7 @@ import pytest
 
 from pentimento.domain.errors import DEADLINE_PASSED, DeadlineExceeded
 from pentimento.supervisor.local import LocalSuite
-from services.edge.images.events import error_event
+from services.edge.api.events import error_event
 from tests.e2e.strangers.environment import ROOT, run
 from tests.support.edge_packages import missing
 

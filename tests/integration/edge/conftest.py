@@ -18,7 +18,7 @@ from tests.support.patient_connections import be_patient
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
-    from services.edge.history.reader import HistoryReader
+    from services.edge.console.history import HistoryReader
     from services.edge.http.listener import HttpListener
 
 collect_ignore_glob = ["test_*.py"] if missing() else []
@@ -49,8 +49,8 @@ def openai_client(edge: EdgeUnderTest, path: str = "/v1", **options: Any) -> "As
 @pytest.fixture(autouse=True)
 def patient_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is asked for the status is waited for, however busy the machine is with other tests."""
-    monkeypatch.setattr("services.edge.console.suite_status.STATUS_TIMEOUT_S", 60.0)
-    monkeypatch.setattr("services.edge.history.reader.LOOK_TIMEOUT_S", 60.0)
+    monkeypatch.setattr("services.edge.console.data.STATUS_TIMEOUT_S", 60.0)
+    monkeypatch.setattr("services.edge.console.history.LOOK_TIMEOUT_S", 60.0)
 
 
 @pytest.fixture
@@ -112,12 +112,13 @@ def routes_of(folder: Path, console: bool = False) -> set[tuple[str, str]]:
     """Return method and path of every route of an edge that serves files: the API's, or the console's too."""
     from pentimento.rpc import RpcChannelSettings, RpcServerSettings
     from services.edge.app import api_routes
-    from services.edge.console import console_routes
+    from services.edge.console.data import data_routes
+    from services.edge.console.pages import page_routes
     from services.edge.parts import EdgeParts
     from services.edge.settings import EdgeSettings, HttpSettings
 
     settings = EdgeSettings(RpcServerSettings(), RpcChannelSettings(), HttpSettings(), **files_of(folder))
     unused: Any = None
     parts = EdgeParts(settings, unused, unused, unused)
-    routes: list[Any] = [*api_routes(parts), *(console_routes(parts) if console else ())]
+    routes: list[Any] = [*api_routes(parts), *([*page_routes(), *data_routes(parts)] if console else ())]
     return {(method, route.path) for route in routes for method in (route.methods or {"ANY"}) - {"HEAD"}}

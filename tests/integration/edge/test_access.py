@@ -175,7 +175,7 @@ def test_the_tables_have_every_route(folder: Path) -> None:
 
 
 def test_the_api_document_has_every_route_but_itself_and_metrics(folder: Path) -> None:
-    from services.edge.api_document import api_document
+    from services.edge.api.document import api_document
 
     listed = {(method, path.replace(":path", "")) for method, path in routes_of(folder)}
 

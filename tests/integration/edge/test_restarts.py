@@ -152,7 +152,7 @@ async def test_no_key_is_made_for_a_call_that_is_answered(folder: Path) -> None:
 async def test_what_ended_because_our_connection_broke_is_asked_for_anew(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.edge.images.waiting.RETRIES", quick())
+    monkeypatch.setattr("services.edge.api.images.RETRIES", quick())
     gone = plays(REPLAYED, then=Cancelled("CLIENT_LEFT", "cancelled because its client went away"))
     anew = pb.GenerateResponse(accepted=pb.Accepted(request_id="request-2"))
     again = plays(anew, then=AWAY)
@@ -168,7 +168,7 @@ async def test_what_ended_because_our_connection_broke_is_asked_for_anew(
 
 
 async def test_the_wait_for_a_frontdoor_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.edge.images.waiting.RETRIES", quick())
+    monkeypatch.setattr("services.edge.api.images.RETRIES", quick())
     service = ScriptedAttachments(plays(ACCEPTED, then=AWAY), *[plays(then=AWAY)] * 9)
 
     answer = await asked_of(service, folder)
@@ -178,6 +178,6 @@ async def test_the_wait_for_a_frontdoor_ends(folder: Path, monkeypatch: pytest.M
 
 
 def quick() -> Any:
-    from services.edge.images.waiting import AcceptedRetries
+    from services.edge.api.images import AcceptedRetries
 
     return AcceptedRetries(tries=3, first_pause_s=0.001, max_pause_s=0.002, accepted_tries=4)

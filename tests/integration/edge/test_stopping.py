@@ -12,7 +12,7 @@ import pytest
 from lab.fixtures.edge_suite import running_edge
 from lab.fixtures.frontdoor_suite import running_suite
 from lab.fixtures.paced_worker import PacedWorker
-from services.edge.process import EdgeProcess
+from services.edge.wiring import EdgeProcess
 
 GUARD_S = 60
 ASKED = {"prompt": "x", "num_inference_steps": 1}

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from services.edge.http.documents import Base64, DocumentResponse, document_bytes
+from services.edge.http.answers import Base64, DocumentResponse, document_bytes
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(st.characters(codec="utf-8")) | st.binary(max_size=40),

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from pentimento.domain.errors import Unavailable
-from pentimento.domain.image_request import Accepted, ImageFailed, ImageRequest, Progress
-from services.edge.images.events import ImageEvents, error_event
-from services.edge.images.image_call import ImageCall
-from services.edge.images.previews import preview_interval
+from pentimento.domain.image_request import Accepted, ImageFailed, Progress
+from services.edge.api.events import ImageEvents, error_event
+from services.edge.api.images import preview_interval
 
-ASKED = ImageCall(ImageRequest("x", width_px=64, height_px=32), stream=True, partial_images=2)
+
+def encoder(kind: str, partial_images: int = 2) -> ImageEvents:
+    return ImageEvents(kind, partial_images, provenance=False, created_s=7)
 
 
 def read(event: bytes | None) -> tuple[str, dict[str, Any]]:
@@ -22,7 +23,7 @@ def read(event: bytes | None) -> tuple[str, dict[str, Any]]:
 
 
 def test_previews_are_numbered_for_each_picture_and_no_more_than_asked_for() -> None:
-    told = ImageEvents("image_generation", ASKED, 7)
+    told = encoder("image_generation")
     preview = Progress(1, 9, b"png", width_px=64, height_px=32)
 
     first, second, other = told.of(preview), told.of(preview), told.of(replace(preview, image_index=1))
@@ -36,23 +37,22 @@ def test_previews_are_numbered_for_each_picture_and_no_more_than_asked_for() -> 
 
 @pytest.mark.parametrize(("saved_steps", "quality"), [(0, "high"), (1, "medium")])
 def test_partial_image_states_size_and_quality_of_what_is_generated(saved_steps: int, quality: str) -> None:
-    asked = ImageCall(ImageRequest("x"), stream=True, partial_images=1)
     preview = Progress(1, 9, b"png", width_px=96, height_px=64, saved_steps=saved_steps)
 
-    _, document = read(ImageEvents("image_generation", asked, 7).of(preview))
+    _, document = read(encoder("image_generation", 1).of(preview))
 
     assert (document["size"], document["quality"]) == ("96x64", quality)
 
 
 @pytest.mark.parametrize("event", [Accepted("r"), Progress(1, 9)])
 def test_what_has_no_preview_is_not_told(event: Accepted | Progress) -> None:
-    assert ImageEvents("image_edit", ASKED, 7).of(event) is None
+    assert encoder("image_edit").of(event) is None
 
 
 def test_a_picture_that_fails_is_told_and_named() -> None:
     failed = ImageFailed("r1", 1, Unavailable("WORKER_LOST", "gone"))
 
-    name, document = read(ImageEvents("image_edit", ASKED, 7).of(failed))
+    name, document = read(encoder("image_edit").of(failed))
 
     assert (name, document["image_index"], document["error"]["code"]) == ("image_edit.failed", 1, "WORKER_LOST")
 

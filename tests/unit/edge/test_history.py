@@ -10,8 +10,7 @@ from pentimento.api.frontdoor.v1.frontdoor_service_pb2 import GetStatusResponse,
 from pentimento.clients.suite_status import SuiteStatus
 from pentimento.domain.fleet import CascadePlan, Fleet, Plan, StagePlan, StartThreshold, WorkerAssignment
 from pentimento.domain.generation import PlanVersion
-from services.edge.history.reader import SampleRing
-from services.edge.history.samples import sample_of
+from services.edge.console.history import SampleRing, sample_of
 
 FRONTDOOR = GetStatusResponse(
     frontdoor_id="frontdoor",

@@ -13,8 +13,8 @@ from starlette.routing import Route
 
 from pentimento.rpc import RpcServerSettings
 from services.edge.app import EdgeApp
+from services.edge.http.callers import origin_rule
 from services.edge.http.listener import HttpListener
-from services.edge.http.origins import origin_rule
 from services.edge.settings import HttpSettings, drain_delay_of
 
 

@@ -4,7 +4,7 @@ import pytest
 from starlette.requests import HTTPConnection
 
 from pentimento.domain.errors import PermissionDenied
-from services.edge.http.origins import origin_rule
+from services.edge.http.callers import origin_rule
 
 OTHER = "https://app.example"
 

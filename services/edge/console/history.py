@@ -1,9 +1,12 @@
-"""Sample the suite periodically for the charts of all pages; the newest samples stay in memory."""
+"""Sample the suite periodically for the charts of all pages; the newest samples stay in memory.
+
+A sample has the suite's totals and the plan in force."""
 
 import asyncio
 import json
+import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +17,7 @@ from pentimento.clients.controller import ControllerClient
 from pentimento.clients.frontdoor import FrontdoorClient
 from pentimento.clients.suite_status import SuiteStatus, gathered
 from pentimento.domain.clock import boot_s
-from pentimento.domain.fleet import Fleet
-from services.edge.history.samples import sample_of
+from pentimento.domain.fleet import Fleet, Plan
 
 # Of all samples together: those of a fleet with many models are large.
 MAX_HISTORY_BYTES = 4 << 20
@@ -23,6 +25,8 @@ LOOK_TIMEOUT_S = 2.0
 # A page with samples so much later than the newest one got them from an earlier process with a clock ahead. Smaller
 # differences occur between the clocks of several processes behind one load balancer.
 AHEAD_MS = 60_000
+COUNTS = ("accepted", "completed", "failed", "rejected")
+POOL_COUNTS = ("late", "scored", "deferred")
 
 
 class SampleRing:
@@ -107,3 +111,45 @@ class HistoryReader:
         for channel in (self.frontdoor, self.controller):
             if channel is not None:
                 await channel.close()
+
+
+def sample_of(status: SuiteStatus, at_ms: int) -> dict[str, Any] | None:
+    """Return a status as JSON values; None if the frontdoor did not answer.
+
+    Totals since the start of the frontdoor process that `epoch` names: requests; `late`, `scored` and `deferred` images
+    of all pools; steps `run` and `saved`; images by start and K; completed requests by latency in seconds. From the
+    plan: workers by model, thresholds by stage, the admitted share, and the SLO in seconds (0 for none)."""
+    frontdoor = status.frontdoor
+    if frontdoor is None:
+        return None
+    return {
+        "at": at_ms,
+        "epoch": f"{frontdoor.frontdoor_id} {frontdoor.frontdoor_epoch}",
+        **{name: getattr(frontdoor, f"{name}_count") for name in COUNTS},
+        **{name: sum(getattr(pool, f"{name}_count") for pool in frontdoor.pools) for name in POOL_COUNTS},
+        "run": frontdoor.steps_run,
+        "saved": frontdoor.steps_saved,
+        "starts": [[one.kind, one.saved_steps, one.image_count] for one in frontdoor.starts],
+        "latencies": [[bound_of(one.upper_bound_s), one.request_count] for one in frontdoor.latencies],
+        **plan_sample(status.fleet.plan if status.fleet is not None else None),
+        "slo_s": status.fleet.slo_s if status.fleet is not None else 0.0,
+    }
+
+
+def bound_of(seconds: float) -> float | str:
+    """Return a bucket's bound as a JSON value."""
+    return seconds if math.isfinite(seconds) else "Infinity"
+
+
+def plan_sample(plan: Plan | None) -> dict[str, Any]:
+    """Return the plan's part of a sample; without a plan every request is admitted."""
+    if plan is None:
+        return {"workers": {}, "thresholds": {}, "admission": 1.0}
+    thresholds = {}
+    for cascade in plan.cascades:
+        stages = [stage for stage in cascade.stages if stage.thresholds]
+        for stage in stages:
+            name = cascade.cascade if len(stages) == 1 else f"{cascade.cascade} {stage.pool}"
+            thresholds[name] = max(one.confidence for one in stage.thresholds)
+    workers = Counter(assignment.model for assignment in plan.assignments)
+    return {"workers": dict(workers), "thresholds": thresholds, "admission": plan.admission_rate}

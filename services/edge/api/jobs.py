@@ -1,42 +1,103 @@
-"""Routes of jobs: read the call, make it at the frontdoor, answer."""
+"""`/v1/jobs`: read the call, make it at the frontdoor, answer."""
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
+from typing import Annotated, Literal
 
+from pydantic import BeforeValidator, Field, WithJsonSchema
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from pentimento.clients.image import ImageClient
-from pentimento.domain.errors import FailedPrecondition, NotFound, PentimentoError
+from pentimento.domain.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    PentimentoError,
+)
 from pentimento.domain.image_request import ImageFailed, RequestStatus
+from pentimento.domain.jobs import DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE, RequestQuery
 from pentimento.domain.requests import RequestState
-from services.edge.http.callers import caller_of, idempotency_key_of, token_of
-from services.edge.http.documents import DocumentResponse
-from services.edge.http.leaving import Receive, Scope, Send, while_connected
-from services.edge.images.addresses import UrlOffers, origin_of, urls_of, whole_url
-from services.edge.images.answering import images_document
-from services.edge.images.events import HEARTBEAT, error_event
-from services.edge.images.image_call import with_alias
-from services.edge.images.routes import introduce, may_be_large
-from services.edge.images.streaming import STREAM_HEADERS, EndedImages, send_part, with_heartbeats
-from services.edge.jobs.documents import (
-    WantedResult,
-    event_of,
-    failed_event,
-    failure_of,
+from services.edge.api.answers import (
+    accepted_document,
+    images_document,
     job_document,
     jobs_document,
-    query_of,
-    submitted_document,
-    wanted_result,
+    result_path,
 )
-from services.edge.jobs.submission import read_job
+from services.edge.api.bodies import EditJobRequest, JobRequest, form_values
+from services.edge.api.events import end_stream, error_event, job_event, job_failed_event, send_events
+from services.edge.api.fields import Body, objects_of_text
+from services.edge.api.images import (
+    JSON_TYPE,
+    EndedImages,
+    UrlOffers,
+    content_type,
+    introduce,
+    may_be_large,
+    origin_of,
+    read_document,
+    urls_of,
+    whole_url,
+)
+from services.edge.http.answers import DocumentResponse, Receive, Scope, Send, while_connected
+from services.edge.http.bodies import HeldBody, read_form, shown
+from services.edge.http.callers import caller_of, idempotency_key_of, token_of
 from services.edge.parts import EdgeParts
 
 CALL_TIMEOUT_S = 30.0
+FORM_TYPE = "multipart/form-data"
+STATES = {state.value: state for state in RequestState}
+FromText = BeforeValidator(objects_of_text)
+
+
+def states_of(text: str) -> frozenset[RequestState]:
+    """Return the states of a list of words."""
+    words = text.split(",")
+    if not set(words) <= set(STATES):
+        raise ValueError(f"must be some of {', '.join(STATES)}, separated by commas")
+    return frozenset(STATES[word] for word in words)
+
+
+class JobsQuery(Body):
+    """The parameters of a list of jobs."""
+
+    limit: Annotated[int, Field(ge=1, le=MAX_PAGE_SIZE), FromText] = DEFAULT_PAGE_SIZE
+    """jobs per page"""
+    after: str = ""
+    """`next` of the previous page"""
+    status: Annotated[
+        frozenset[RequestState],
+        BeforeValidator(states_of),
+        WithJsonSchema({"type": "array", "items": {"enum": list(STATES)}, "minItems": 1}),
+    ] = frozenset()
+    """only these states, separated by commas"""
+    jobs_only: Annotated[bool, FromText] = True
+    """false: also requests with a waiting client"""
+
+
+class ResultQuery(Body):
+    """The parameters of a job's result."""
+
+    response_format: Literal["b64_json", "url"] = "b64_json"
+    """encoding of the images"""
+    provenance: Annotated[bool, FromText] = False
+    """add the provenance of each image"""
+
+
+def single_values(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return the values of a query by name. InvalidArgument for a repeated name."""
+    given: dict[str, str] = {}
+    for name, value in pairs:
+        if name in given:
+            raise InvalidArgument.of(shown(name), "must occur once")
+        given[name] = value
+    return given
 
 
 def job_routes(parts: EdgeParts) -> list[BaseRoute]:
@@ -70,19 +131,20 @@ class JobRoutes:
         if may_be_large(request):
             await introduce(self._parts, token_of(request))
         with self._parts.bodies.held(caller_of(request)) as held:
-            given, webhook_url = await read_job(self._parts, request, held)
-            call = with_alias(given, self._parts.model_aliases)
-            if call.as_urls:
+            body = await read_job(self._parts, request, held)
+            asked = body.to_request(self._parts.model_aliases)
+            if body.as_urls:
                 await self._url_offers.check(token_of(request))
             async with self._client(request) as client:
-                accepted = await client.submit(call.request, key, webhook_url=webhook_url)
-        result = WantedResult(call.as_urls, call.provenance).path(accepted.request_id)
+                accepted = await client.submit(asked, key, webhook_url=body.webhook.url if body.webhook else "")
+        result = result_path(accepted.request_id, body.as_urls, body.provenance)
         headers = {"Location": f"/v1/jobs/{accepted.request_id}"}
-        return JSONResponse(submitted_document(accepted, result), 202, headers)
+        return JSONResponse({**accepted_document(accepted), "result": result}, 202, headers)
 
     async def page(self, request: Request) -> Response:
         """List jobs, newest first."""
-        query = query_of(request.query_params.multi_items())
+        asked = JobsQuery.read(single_values(request.query_params.multi_items()))
+        query = RequestQuery(asked.status, asked.jobs_only, asked.limit, asked.after)
         async with self._client(request) as client:
             return JSONResponse(jobs_document(await client.list_requests(query, CALL_TIMEOUT_S)))
 
@@ -101,13 +163,14 @@ class JobRoutes:
 
     async def result(self, request: Request) -> Response:
         """Return the images of a completed job."""
-        wanted = wanted_result(request.query_params.multi_items())
-        if wanted.as_urls:
+        asked = ResultQuery.read(single_values(request.query_params.multi_items()))
+        as_urls = asked.response_format == "url"
+        if as_urls:
             await self._url_offers.check(token_of(request))
         async with self._client(request) as client:
-            ended = await ended_images(client, request.path_params["id"], wanted.as_urls)
-            urls = await urls_of_ended(client, ended, origin_of(request, self._parts)) if wanted.as_urls else ()
-        document = images_document(ended.completed, ended.failed, int(time.time()), wanted.provenance, urls)
+            ended = await ended_images(client, request.path_params["id"], as_urls)
+            urls = await urls_of_ended(client, ended, origin_of(request, self._parts)) if as_urls else ()
+        document = images_document(ended.completed, ended.failed, int(time.time()), asked.provenance, urls)
         return DocumentResponse(document)
 
     async def url(self, request: Request) -> Response:
@@ -136,23 +199,24 @@ class JobEvents:
             channel = await stack.enter_async_context(self._parts.frontdoor.channel(token_of(request)))
             await stack.enter_async_context(while_connected(receive))
             client, job_id = ImageClient(channel), request.path_params["id"]
-            attached = client.attach(job_id)
-            events = await stack.enter_async_context(aclosing(attached))
-            # An error of the call becomes the answer's status.
-            first = await anext(events)
-            await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
-            if request.method == "HEAD":
-                # The answer ends now, so that the connection is free for the next request while the job runs.
-                await send({"type": "http.response.body", "body": b""})
-                return
-            await send_part(send, event_of(first))
-            try:
-                async with aclosing(with_heartbeats(events)) as beating:
-                    async for event in beating:
-                        await send_part(send, HEARTBEAT if event is None else event_of(event))
-            except PentimentoError as error:
-                await send_part(send, await last_event(client, job_id, error))
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            events = await stack.enter_async_context(aclosing(client.attach(job_id)))
+
+            async def ended(error: PentimentoError) -> bytes:
+                return await last_event(client, job_id, error)
+
+            # The answer to HEAD ends now, so that the connection is free for the next request while the job runs.
+            await send_events(events, send, job_event, ended, only_head=request.method == "HEAD")
+        await end_stream(send)
+
+
+async def read_job(parts: EdgeParts, request: Request, held: HeldBody) -> JobRequest | EditJobRequest:
+    """Read a submission: a generation or an edit as JSON, or an edit as a form."""
+    kind = content_type(request)
+    if kind not in (JSON_TYPE, FORM_TYPE):
+        raise InvalidArgument.of("Content-Type", f"must be {JSON_TYPE} or {FORM_TYPE}")
+    if kind == JSON_TYPE:
+        return JobRequest.read(await read_document(request, held))
+    return EditJobRequest.read(form_values(await read_form(request, held, parts.settings.http.max_parts)), strict=False)
 
 
 async def last_event(client: ImageClient, job_id: str, error: PentimentoError) -> bytes:
@@ -162,7 +226,7 @@ async def last_event(client: ImageClient, job_id: str, error: PentimentoError) -
     except PentimentoError:
         return error_event(error)
     has_failed = status.state.terminal and status.state is not RequestState.COMPLETED
-    return failed_event(error) if has_failed else error_event(error)
+    return job_failed_event(error) if has_failed else error_event(error)
 
 
 async def ended_images(client: ImageClient, request_id: str, omit_image: bool) -> EndedImages:
@@ -209,3 +273,10 @@ def not_completed(status: RequestStatus) -> FailedPrecondition:
     why = f" ({status.error_reason}: {status.error_message})" if status.error_reason else ""
     has_no = "has no image" if status.state.terminal else "has not ended"
     return FailedPrecondition("NOT_COMPLETED", f"the job {has_no}: it is {status.state.value}{why}")
+
+
+def failure_of(status: RequestStatus) -> PentimentoError:
+    """Return the error of a failed image of several."""
+    classes = {RequestState.CANCELLED: Cancelled, RequestState.EXPIRED: DeadlineExceeded}
+    error: type[PentimentoError] = classes.get(status.state, FailedPrecondition)
+    return error(status.error_reason, status.error_message)

@@ -1,4 +1,4 @@
-"""Errors as HTTP answers, in OpenAI's format.
+"""Answers over HTTP: errors in OpenAI's format, JSON with bytes in it, entity tags, and clients that leave.
 
 {"error": {"message": …, "type": …, "param": the field or null, "code": the reason}}
 
@@ -17,19 +17,32 @@ Unavailable          503      server_error
 DeadlineExceeded     504      timeout_error, with `x-should-retry: false`
 """
 
+import asyncio
+import base64
+import json
 import logging
 import math
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from secrets import token_hex
 from typing import Any
 
+from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse, Response
+from typing_extensions import TypedDict
 
 from pentimento.domain import errors
-from pentimento.domain.errors import PentimentoError
+from pentimento.domain.errors import Cancelled, PentimentoError
 from pentimento.domain.reasons import Reason
 from pentimento.rpc.errors import unexpected
 
 logger = logging.getLogger(__name__)
 
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
 STATUS_OF: dict[type[PentimentoError], tuple[int, str]] = {
     errors.InvalidArgument: (400, "invalid_request_error"),
     errors.Unauthenticated: (401, "authentication_error"),
@@ -46,10 +59,22 @@ STATUS_OF: dict[type[PentimentoError], tuple[int, str]] = {
 TOO_LARGE = (413, "invalid_request_error")
 # For errors that may be retried but have no time to wait.
 DEFAULT_RETRY_AFTER_S = 1
+IF_NONE_MATCH = "if-none-match"
 TOKEN_HELP = (
     "send `Authorization: Bearer <token>` (`api_key` in OpenAI's clients, OPENAI_API_KEY in their environment); an"
     " operator creates one with `pentimento token new` or `pentimento tenant key create`"
 )
+
+
+class ErrorBodyDocument(TypedDict):
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorDocument(TypedDict):
+    error: ErrorBodyDocument
 
 
 def status_and_type(error: PentimentoError) -> tuple[int, str]:
@@ -68,7 +93,7 @@ def message_of(error: PentimentoError) -> str:
     return f"{first}: {TOKEN_HELP}"
 
 
-def error_document(error: PentimentoError, names: dict[str, str] | None = None) -> dict[str, Any]:
+def error_document(error: PentimentoError, names: dict[str, str] | None = None) -> ErrorDocument:
     """Return the body of an error. `names`: fields of this API by fields of the contract."""
     param = error.violations[0].field if error.violations else None
     message = message_of(error)
@@ -112,3 +137,83 @@ def as_known(error: Exception) -> PentimentoError:
     known = unexpected()
     logger.error("unexpected error", exc_info=error, extra={"error_id": known.metadata["error_id"]})
     return known
+
+
+@dataclass(frozen=True)
+class Base64:
+    """Bytes that a document contains as a base64 text."""
+
+    data: bytes = field(repr=False)
+
+
+def document_bytes(document: Any, *, ensure_ascii: bool = False) -> bytes:
+    """Return a document as JSON in UTF-8.
+
+    Base64 texts need no escapes and are inserted after the encoding: scanning their characters took as long as all
+    other work for a large image."""
+    texts: list[bytes] = []
+    # A random mark, which no document can contain.
+    mark = token_hex(16)
+
+    def marked(value: object) -> str:
+        if not isinstance(value, Base64):
+            raise TypeError(f"{type(value).__name__} is not a JSON value")
+        texts.append(base64.b64encode(value.data))
+        return mark
+
+    written = json.dumps(
+        document, default=marked, ensure_ascii=ensure_ascii, allow_nan=False, separators=(",", ":")
+    ).encode()
+    parts = written.split(mark.encode())
+    return b"".join(part for pair in zip(parts, [*texts, b""], strict=True) for part in pair)
+
+
+class DocumentResponse(JSONResponse):
+    """A response with a document that may contain `Base64`."""
+
+    def render(self, content: Any) -> bytes:
+        """Encode the body."""
+        return document_bytes(content)
+
+
+def client_has(request: HTTPConnection, tag: str) -> bool:
+    """Return whether If-None-Match has a tag (in quotes), also as a weak one."""
+    return any(tag in line for line in request.headers.getlist(IF_NONE_MATCH))
+
+
+def matches_any(request: HTTPConnection) -> bool:
+    """Return whether If-None-Match is `*`, which matches any existing answer (RFC 9110, 13.1.2)."""
+    return any(line.strip() == "*" for line in request.headers.getlist(IF_NONE_MATCH))
+
+
+@asynccontextmanager
+async def while_connected(receive: Receive) -> AsyncIterator[None]:
+    """Cancel the block when the client disconnects, and raise Cancelled CLIENT_LEFT. The request's body must have been
+    read."""
+    task = asyncio.current_task()
+    assert task is not None
+    watch = asyncio.ensure_future(disconnected(receive))
+    inside, left = True, False
+
+    def on_left(_: object) -> None:
+        nonlocal left
+        if inside and not watch.cancelled():
+            left = True
+            task.cancel()
+
+    watch.add_done_callback(on_left)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if left and not task.uncancel():
+            raise Cancelled("CLIENT_LEFT", "the client disconnected before the answer") from None
+        raise
+    finally:
+        inside = False
+        watch.cancel()
+
+
+async def disconnected(receive: Receive) -> None:
+    """Return once the connection is gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

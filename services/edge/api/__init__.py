@@ -1,0 +1,1 @@
+"""OpenAI's images API and jobs: bodies, calls, answers, and the API document."""

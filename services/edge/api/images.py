@@ -1,0 +1,302 @@
+"""`/v1/images/generations` and `/v1/images/edits`: read the call, run it at the frontdoor, answer."""
+
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from starlette.requests import Request
+from starlette.routing import BaseRoute, Route
+
+from pentimento.clients.image import ImageClient
+from pentimento.clients.retries import RetryPolicy, StreamCall, retried_events
+from pentimento.domain.errors import FailedPrecondition, FieldViolation, InvalidArgument, PentimentoError, Unavailable
+from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, ImageFailed, ImageRequest
+from pentimento.domain.jobs import ResultUrl, ResultUrlServer
+from services.edge.api.answers import images_document
+from services.edge.api.bodies import EditRequest, GenerationRequest, JsonEditRequest, form_values
+from services.edge.api.events import ImageEvents, end_stream, ended_early, send_events
+from services.edge.http.answers import DocumentResponse, Receive, Scope, Send, while_connected
+from services.edge.http.bodies import HeldBody, read_body, read_form, read_json
+from services.edge.http.callers import caller_of, idempotency_key_of, token_of
+from services.edge.parts import EdgeParts
+from services.edge.settings import EdgeSettings
+
+JSON_TYPE = "application/json"
+# The largest body that is read before the token is known.
+LARGE_BODY_BYTES = 64 * 1024
+LARGE_DIGITS = 18
+CALL_TIMEOUT_S = 10.0
+# How long answers of the frontdoor about its models are good.
+FRESH_S = 10.0
+LIST_TIMEOUT_S = 5.0
+MAX_INTERVAL_STEPS = 1000
+# Key of a request's scope: the frontdoor's request id, for the header X-Request-Id.
+REQUEST_ID = "pentimento.request_id"
+URL_FIELD = "response_format"
+
+
+def image_routes(parts: EdgeParts) -> list[BaseRoute]:
+    """Return the routes of images."""
+    steps, offers = UsualSteps(), UrlOffers(parts)
+    generations = ImageEndpoint(parts, steps, offers, "image_generation", read_generation)
+    edits = ImageEndpoint(parts, steps, offers, "image_edit", read_edit)
+    return [
+        Route("/v1/images/generations", generations, methods=["POST"]),
+        Route("/v1/images/edits", edits, methods=["POST"]),
+    ]
+
+
+@dataclass(frozen=True)
+class ImageEndpoint:
+    """Answer one kind of call as an ASGI application; `kind` names its events, `read` validates its body."""
+
+    parts: EdgeParts
+    usual_steps: "UsualSteps"
+    url_offers: "UrlOffers"
+    kind: str
+    read: Callable[[EdgeParts, Request, HeldBody], Awaitable[GenerationRequest]]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        token, key = token_of(request), idempotency_key_of(request)
+        if may_be_large(request):
+            await introduce(self.parts, token)
+        with self.parts.bodies.held(caller_of(request)) as held:
+            body = await self.read(self.parts, request, held)
+            asked = body.to_request(self.parts.model_aliases)
+            if body.as_urls:
+                await self.url_offers.check(token)
+            partial_images = body.partial_images
+            call = FrontdoorCall(self.parts, self.usual_steps, token, key, asked, partial_images, scope)
+            if body.stream:
+                encoder = ImageEvents(self.kind, partial_images, body.provenance, int(time.time()))
+                async with while_connected(receive), aclosing(call.events()) as events:
+                    await send_events(events, send, encoder.of)
+                await end_stream(send)
+                return
+            ended = await call.finished(receive)
+        urls = await call.urls(ended, origin_of(request, self.parts)) if body.as_urls else ()
+        document = images_document(ended.completed, ended.failed, int(time.time()), body.provenance, urls)
+        await DocumentResponse(document)(scope, receive, send)
+
+
+def may_be_large(request: Request) -> bool:
+    """Return whether a body is larger than a prompt needs, or of unknown size."""
+    declared = request.headers.get("content-length", "")
+    return not declared.isdecimal() or len(declared) > LARGE_DIGITS or int(declared) > LARGE_BODY_BYTES
+
+
+async def introduce(parts: EdgeParts, token: str | None) -> None:
+    """Test a token at the frontdoor before a large body is read. Raises the frontdoor's error for an unknown one."""
+    async with parts.frontdoor.channel(token) as channel:
+        await ImageClient(channel).list_models(CALL_TIMEOUT_S)
+
+
+def content_type(request: Request) -> str:
+    """Return the media type of a body."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+async def read_document(request: Request, held: HeldBody) -> dict[str, Any]:
+    """Read a JSON body. InvalidArgument for another Content-Type: other sites' pages may post forms here."""
+    if content_type(request) != JSON_TYPE:
+        raise InvalidArgument.of("Content-Type", f"must be {JSON_TYPE}")
+    return read_json(await read_body(request, held))
+
+
+async def read_generation(parts: EdgeParts, request: Request, held: HeldBody) -> GenerationRequest:
+    """Read a generation."""
+    return GenerationRequest.read(await read_document(request, held))
+
+
+async def read_edit(parts: EdgeParts, request: Request, held: HeldBody) -> GenerationRequest:
+    """Read an edit: a form, or a JSON body with data URLs."""
+    if content_type(request) == JSON_TYPE:
+        return JsonEditRequest.read(await read_document(request, held))
+    return EditRequest.read(form_values(await read_form(request, held, parts.settings.http.max_parts)), strict=False)
+
+
+@dataclass(frozen=True)
+class EndedImages:
+    """Hold the finished and the failed images of a call, in the order of their indexes."""
+
+    completed: list[Completed] = field(default_factory=list)
+    failed: list[ImageFailed] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class FrontdoorCall:
+    """Run an image call for its caller. The request id is stored in its `scope` once the frontdoor accepted it."""
+
+    parts: EdgeParts
+    usual_steps: "UsualSteps"
+    token: str | None
+    idempotency_key: str
+    asked: ImageRequest
+    partial_images: int
+    scope: Scope
+
+    async def events(self) -> AsyncGenerator[GenerateEvent, None]:
+        """Yield accepted, routed, progress and completed; Internal STREAM_ENDED_EARLY without an image. Closing the
+        generator cancels the request."""
+        has_image = False
+        async with self.parts.frontdoor.channel(self.token) as channel:
+            client = ImageClient(channel)
+            interval = await self._preview_interval(client)
+
+            def ask(key: str, deadline_ms: int | None) -> AsyncGenerator[GenerateEvent, None]:
+                return client.generate(replace(self.asked, deadline_ms=deadline_ms), key, interval, omit_progress=True)
+
+            async with aclosing(events_of(client, ask, self.idempotency_key, self.asked.deadline_ms)) as events:
+                async for event in events:
+                    if isinstance(event, Accepted):
+                        self.scope[REQUEST_ID] = event.request_id
+                    has_image |= isinstance(event, Completed)
+                    yield event
+        if not has_image:
+            raise ended_early()
+
+    async def _preview_interval(self, client: ImageClient) -> int:
+        if not self.partial_images:
+            return 0
+        steps = self.asked.num_inference_steps or await self.usual_steps.of(self.asked.model, client)
+        return preview_interval(steps, self.partial_images)
+
+    async def urls(self, ended: EndedImages, origin: str) -> list[str]:
+        """Return a URL for each image; URLs of this process begin with `origin`.
+
+        If no URL is available yet, raise an error that leads to the finished images: Unavailable if the caller has a
+        key, which a retry finds them by, else FailedPrecondition ADDRESS_PENDING."""
+        try:
+            async with self.parts.frontdoor.channel(self.token) as channel:
+                return await urls_of(ImageClient(channel), ended.completed, origin)
+        except Unavailable as error:
+            if self.idempotency_key:
+                raise
+            raise address_pending(self.scope[REQUEST_ID], error) from error
+
+    async def finished(self, receive: Receive) -> EndedImages:
+        """Return the images of the call. If the client disconnects first, cancel the request and raise Cancelled
+        CLIENT_LEFT."""
+        ended = EndedImages()
+        async with while_connected(receive), aclosing(self.events()) as events:
+            async for event in events:
+                if isinstance(event, Completed):
+                    ended.completed.append(event)
+                elif isinstance(event, ImageFailed):
+                    ended.failed.append(event)
+        ended.completed.sort(key=lambda one: one.image_index)
+        return ended
+
+
+@dataclass(frozen=True)
+class AcceptedRetries(RetryPolicy):
+    """Retry like the SDK's clients, but only accepted requests: the caller repeats the others."""
+
+    def most_tries(self, error: PentimentoError, *, accepted: bool, late: bool) -> int:
+        """Return the most tries of a call after an error."""
+        return super().most_tries(error, accepted=accepted, late=late) if accepted else 1
+
+
+RETRIES = AcceptedRetries()
+
+
+def events_of(
+    client: ImageClient, ask: StreamCall, idempotency_key: str = "", deadline_ms: int | None = None
+) -> AsyncGenerator[GenerateEvent, None]:
+    """Return the events of a call of `ask`, under the caller's key or none, across restarts of the frontdoor.
+
+    A key costs the journal a lookup; an accepted request is found again by its id. A request that ended because the
+    connection broke is made again under a new key. Closing the generator cancels the request."""
+    ids: dict[str, str] = {}
+
+    async def call(key: str, left_ms: int | None) -> AsyncGenerator[GenerateEvent, None]:
+        asked = client.attach(ids[key]) if key in ids else ask(key if ids else idempotency_key, left_ms)
+        async with aclosing(asked) as events:
+            async for event in events:
+                if isinstance(event, Accepted):
+                    ids[key] = event.request_id
+                yield event
+
+    return retried_events(call, RETRIES, idempotency_key=idempotency_key, deadline_ms=deadline_ms)
+
+
+class UsualSteps:
+    """Cache the models' default steps, as the frontdoor last reported them."""
+
+    def __init__(self) -> None:
+        self._steps: dict[str, int] = {}
+        self._asked_at = float("-inf")
+
+    async def of(self, model: str, client: ImageClient) -> int:
+        """Return a model's default steps; without a known model the fewest of all models."""
+        now = time.monotonic()
+        if now - self._asked_at > FRESH_S:
+            self._steps = {one.name: one.default_steps for one in await client.list_models(LIST_TIMEOUT_S)}
+            self._asked_at = now
+        return self._steps.get(model) or min(self._steps.values(), default=1)
+
+
+def preview_interval(steps: int, partial_images: int) -> int:
+    """Return the steps between previews for a number of previews before the image; 0 for none."""
+    if not partial_images:
+        return 0
+    return min(max(steps // (partial_images + 1), 1), MAX_INTERVAL_STEPS)
+
+
+class UrlOffers:
+    """Check whether this deployment serves images by URL; a positive answer is cached for `FRESH_S`."""
+
+    def __init__(self, parts: EdgeParts) -> None:
+        self._parts = parts
+        self._good_until = float("-inf")
+
+    async def check(self, token: str | None) -> None:
+        """Raise FailedPrecondition URLS_OFF if images would have no working URL, before they are generated."""
+        now = time.monotonic()
+        if now < self._good_until:
+            return
+        async with self._parts.frontdoor.channel(token) as channel:
+            server = await ImageClient(channel).result_url_server(CALL_TIMEOUT_S)
+        if server is None:
+            return
+        check_server(server, self._parts.settings)
+        self._good_until = now + FRESH_S
+
+
+def check_server(server: ResultUrlServer, settings: EdgeSettings) -> None:
+    """Raise FailedPrecondition URLS_OFF if no service serves URLs, or if this process should and has no store."""
+    if server is ResultUrlServer.NONE:
+        raise urls_off("this deployment has no URLs of images")
+    if server is ResultUrlServer.EDGE and not settings.files_url:
+        raise urls_off("this edge has no store of images")
+
+
+def urls_off(why: str) -> FailedPrecondition:
+    violation = FieldViolation(URL_FIELD, f"must be b64_json: {why}")
+    return FailedPrecondition("URLS_OFF", f"{URL_FIELD}: {violation.description}", violations=(violation,))
+
+
+def address_pending(request_id: str, why: Unavailable) -> FailedPrecondition:
+    """Return the error for a caller without a key: a retry would generate the finished image again."""
+    where = f"GET /v1/jobs/{request_id}/result?{URL_FIELD}=url returns it once it is available"
+    return FailedPrecondition(
+        "ADDRESS_PENDING", f"{URL_FIELD}: the image is finished, its URL is not available ({why.message}); {where}"
+    )
+
+
+def origin_of(request: Request, parts: EdgeParts) -> str:
+    """Return the origin of this process's URLs: the configured public one, else the one of this request."""
+    return parts.settings.public_url.rstrip("/") or f"{request.url.scheme}://{request.headers.get('host', '')}"
+
+
+async def urls_of(client: ImageClient, images: Iterable[Completed], origin: str) -> list[str]:
+    """Return a URL for each image; URLs of this process begin with `origin`."""
+    return [whole_url(await client.result_url(one.request_id), origin) for one in images]
+
+
+def whole_url(result: ResultUrl, origin: str) -> str:
+    """Return an absolute URL: a path of this process gets its origin."""
+    return origin + result.url if result.url.startswith("/") else result.url

@@ -1,1 +1,0 @@
-"""Samples of the suite for the console's charts."""
