@@ -13,7 +13,7 @@ from rich.table import Table
 from pentimento.cli.calls import ask_channel
 from pentimento.cli.connection import calling, running_suite
 from pentimento.cli.options import FINITE, duration_ms, say
-from pentimento.clients.tenants import TenantsClient
+from pentimento.clients.frontdoor import TenantsClient
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
 from pentimento.domain.tenants import DAY_S, HOUR_S, USAGE_KEPT_S, Tenant, TenantKey, TenantQuota, UsagePeriod
 from pentimento.files.json_values import to_json
