@@ -125,7 +125,9 @@ def field_rows(schema: Schema, before: str) -> Iterator[str]:
 def bare(field: Schema) -> Schema:
     """Return a field's schema without the null that only says that it may be absent."""
     choices = [one for one in field.get("anyOf", ()) if one.get("type") != "null"]
-    return choices[0] if len(choices) == 1 else field
+    if len(choices) != 1:
+        return field
+    return {**choices[0], **{name: value for name, value in field.items() if name != "anyOf"}}
 
 
 def default_of(schema: Schema) -> str:

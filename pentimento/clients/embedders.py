@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from zlib import crc32
 
 from pentimento.clients.embedder import EmbedderClient
+from pentimento.clients.replicas import ServiceReplicas
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import FailedPrecondition, Unavailable
 from pentimento.domain.reasons import Reason
@@ -25,11 +26,9 @@ class Embedders:
 
     def __init__(self, open_client: Callable[[str], EmbedderClient], configured: str) -> None:
         """Start with the `configured` embedder; it is also the fallback if those of `follow` are unavailable."""
-        self._open_client = open_client
+        self._replicas = ServiceReplicas(open_client)
         self._configured = configured
-        self._planned: tuple[str, ...] = ()
-        self._clients = {configured: open_client(configured)}
-        self._under_way: dict[str, int] = {}
+        self.follow(())
         self._encoder_digest = ""
         self._texts_alone: set[str] = set()
 
@@ -41,8 +40,7 @@ class Embedders:
     def follow(self, planned: Sequence[str]) -> None:
         """Use these embedders from now on."""
         self._planned = tuple(planned)
-        wanted = dict.fromkeys((*planned, self._configured))
-        self._clients = {address: self._clients.get(address) or self._open_client(address) for address in wanted}
+        self._replicas.follow((*planned, self._configured))
 
     async def embed_text(
         self, texts: Sequence[str], timeout_s: float | None = None, *, memo_partition: str = ""
@@ -73,27 +71,6 @@ class Embedders:
             raise
 
     async def _ask(self, seed: int, call: EmbedderCall) -> tuple[Embedding, ...]:
-        # A copy: an embedder may leave the plan during the calls.
-        clients, (*others, last) = self._clients, self._in_order(seed)
-        for address in others:
-            try:
-                return await self._counted(address, clients[address], call)
-            except Unavailable:
-                continue
-        return await self._counted(last, clients[last], call)
-
-    def _in_order(self, seed: int) -> list[str]:
-        def order(address: str) -> tuple[int, int]:
-            return (self._under_way.get(address, 0), crc32(address.encode(), seed))
-
-        planned = sorted(self._planned, key=order)[:TRIES]
-        return planned if self._configured in planned else [*planned, self._configured]
-
-    async def _counted(self, address: str, client: EmbedderClient, call: EmbedderCall) -> tuple[Embedding, ...]:
-        self._under_way[address] = self._under_way.get(address, 0) + 1
-        try:
-            return await call(client)
-        finally:
-            self._under_way[address] -= 1
-            if not self._under_way[address]:
-                del self._under_way[address]
+        first = self._replicas.least_busy(self._planned, lambda address: crc32(address.encode(), seed))[:TRIES]
+        addresses = first if self._configured in first else [*first, self._configured]
+        return await self._replicas.ask(addresses, call, lambda _, error: isinstance(error, Unavailable))

@@ -1,18 +1,26 @@
-"""Turn errors of calls into the domain's: the other process's error, or Unavailable."""
+"""Make calls, and turn their errors into the domain's: the other process's error, or Unavailable."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, TypeVar, cast
+from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 
 import grpc
 from google.protobuf.message import Message
 
-from pentimento.domain.errors import Aborted, InvalidArgument
+from pentimento.domain.errors import Aborted, InvalidArgument, Unavailable
 from pentimento.rpc.errors import error_from_rpc
 
 Known = TypeVar("Known")
 Answer = TypeVar("Answer")
+
+
+class _Answer(Protocol):
+    def WhichOneof(self, oneof_group: Literal["message"], /) -> str | None: ...
+
+
+Asked = TypeVar("Asked")
+Kind = TypeVar("Kind", bound=_Answer)
 
 # grpc.aio's message for a failed write, and the time to wait for the other end's status then.
 _WRITE_FAILED = "Internal error from Core"
@@ -95,3 +103,42 @@ def _known(answer: Coroutine[Any, Any, Known]) -> Known:
     except StopIteration as returned:
         return cast(Known, returned.value)
     raise RuntimeError("a call that has ended does not know how")
+
+
+class AnsweredStream(Generic[Asked, Kind]):
+    """Write and read one call. `gone_reason` and `other_end` name the other end in errors."""
+
+    def __init__(self, call: "grpc.aio.StreamStreamCall[Asked, Kind]", gone_reason: str, other_end: str) -> None:
+        self._call = call
+        self._gone_reason = gone_reason
+        self._other_end = other_end
+        self._written = WrittenCall(call)
+
+    async def send(self, message: Asked) -> None:
+        """Write a message. Raises the error with which the other end ended the stream."""
+        async with self._written.domain_errors():
+            try:
+                await self._call.write(message)
+            except asyncio.InvalidStateError:
+                # The call has ended; its status says why.
+                await self._call.read()
+                raise self._gone() from None
+
+    async def read(self, wanted: str) -> Kind:
+        """Return the next answer. Raises the error with which the other end ended the stream; Aborted (STALE_FRAME) for
+        an answer of another kind than `wanted`."""
+        async with self._written.domain_errors():
+            answer = await self._call.read()
+        if answer is grpc.aio.EOF:
+            raise self._gone()
+        message = cast(Kind, answer)
+        if message.WhichOneof("message") != wanted:
+            raise Aborted("STALE_FRAME", f"{message.WhichOneof('message')} came where {wanted} is due")
+        return message
+
+    def cancel(self) -> None:
+        """End the stream immediately."""
+        self._call.cancel()
+
+    def _gone(self) -> Unavailable:
+        return Unavailable(self._gone_reason, f"{self._other_end} ended the stream")

@@ -1,9 +1,11 @@
 """Score light images, and predict scores from prompts, with the discriminators of a cascade."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeVar
 
 from pentimento.clients.discriminator import OTHER_DISCRIMINATOR, AttemptKey, DiscriminatorClient
+from pentimento.clients.replicas import ServiceReplicas
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.fleet import ComponentPlacement, ReplicaKind, ServiceEndpoint
@@ -12,16 +14,17 @@ from services.frontdoor.metrics import OTHER_DISCRIMINATORS
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 
 class Discriminators:
-    """Call the discriminators of a cascade in rotation, first those where the plan places it; if one fails, call the
+    """Call the least busy discriminator of a cascade, first those where the plan places it; if one fails, call the
     next, at most two."""
 
     def __init__(self, open_client: Callable[[str], DiscriminatorClient], addresses: tuple[str, ...]) -> None:
         """Use the operator's `addresses`; `follow` adds the plan's."""
-        self._open_client = open_client
+        self._replicas = ServiceReplicas(open_client)
         self._configured = addresses
-        self._clients: dict[str, DiscriminatorClient] = {}
         # Cascades that each discriminator scores, by its address; empty for any.
         self._cascades: dict[str, tuple[str, ...]] = {}
         # Addresses where the plan places each cascade's discriminator.
@@ -42,9 +45,8 @@ class Discriminators:
             for one in components
             if one.kind is ReplicaKind.DISCRIMINATOR
         }
-        if self._clients.keys() != self._cascades.keys():
+        if self._replicas.follow(self._cascades):
             self._image_only.clear()
-        self._clients = {at: self._clients.get(at) or self._open_client(at) for at in self._cascades}
 
     async def score(
         self,
@@ -61,14 +63,12 @@ class Discriminators:
         counts.
         """
         prompts = {} if prompt is None else {key: prompt}
-        for address, client in self._next_two(cascade):
-            try:
-                return (await client.score(cascade, [(key, image)], timeout_s, prompts, digest))[key]
-            except PentimentoError as error:
-                _count_other(error)
-                said = {"address": address, "reason": error.reason, "error": error.message}
-                logger.warning("an image was not scored", extra=said)
-        return None
+        scores = await self._first(
+            cascade,
+            lambda client: client.score(cascade, [(key, image)], timeout_s, prompts, digest),
+            (logging.WARNING, "an image was not scored"),
+        )
+        return None if scores is None else scores[key]
 
     def may_read_prompts(self, cascade: str) -> bool:
         """Return False once a discriminator of the cascade has answered that it reads images only."""
@@ -80,31 +80,34 @@ class Discriminators:
         """Return the prediction for the light image from the prompt alone, at that confidence threshold or else the
         discriminator's own; None if no discriminator answers in time, or if it reads images only or has another digest
         than `digest`."""
-        for address, client in self._next_two(cascade):
-            try:
-                return await client.foresee(cascade, prompt, timeout_s, digest, threshold)
-            except PentimentoError as error:
-                _count_other(error)
-                if error.reason == NO_PROMPT_HEAD:
-                    self._image_only.add(cascade)
-                logger.debug("no prediction from a prompt", extra={"address": address, "reason": error.reason})
-        return None
+        return await self._first(
+            cascade,
+            lambda client: client.foresee(cascade, prompt, timeout_s, digest, threshold),
+            (logging.DEBUG, "no prediction from a prompt"),
+        )
 
-    def _next_two(self, cascade: str) -> list[tuple[str, DiscriminatorClient]]:
-        cascades, placed = self._cascades, self._placed.get(cascade, frozenset())
-        clients = [entry for entry in self._clients.items() if not cascades[entry[0]] or cascade in cascades[entry[0]]]
+    async def _first(
+        self, cascade: str, call: Callable[[DiscriminatorClient], Awaitable[T]], failure: tuple[int, str]
+    ) -> T | None:
+        """Return the answer of the first of two discriminators that gives one, else None; `failure` is logged."""
+
+        def skips(address: str, error: PentimentoError) -> bool:
+            if error.reason == OTHER_DISCRIMINATOR:
+                OTHER_DISCRIMINATORS.inc()
+            if error.reason == NO_PROMPT_HEAD:
+                self._image_only.add(cascade)
+            logger.log(*failure, extra={"address": address, "reason": error.reason, "error": error.message})
+            return True
+
+        try:
+            return await self._replicas.ask(self._next_two(cascade), call, skips)
+        except PentimentoError:
+            return None
+
+    def _next_two(self, cascade: str) -> list[str]:
+        placed = self._placed.get(cascade, frozenset())
+        own = [at for at, cascades in self._cascades.items() if not cascades or cascade in cascades]
         self._turn += 1
-        first = [entry for entry in clients if entry[0] in placed]
-        others = [entry for entry in clients if entry[0] not in placed]
-        return [*_turned(first, self._turn), *_turned(others, self._turn)][:2]
-
-
-def _count_other(error: PentimentoError) -> None:
-    if error.reason == OTHER_DISCRIMINATOR:
-        OTHER_DISCRIMINATORS.inc()
-
-
-def _turned(clients: list[tuple[str, DiscriminatorClient]], turn: int) -> list[tuple[str, DiscriminatorClient]]:
-    """Rotate the clients by `turn`."""
-    at = turn % len(clients) if clients else 0
-    return [*clients[at:], *clients[:at]]
+        ranks = {at: (number - self._turn) % len(own) for number, at in enumerate(own)}
+        in_order = self._replicas.least_busy(own, ranks.__getitem__)
+        return sorted(in_order, key=lambda at: at not in placed)[:2]

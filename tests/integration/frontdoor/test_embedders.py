@@ -88,7 +88,7 @@ async def test_calls_at_one_time_are_shared_out_evenly(folder: Path, three: list
     for call in calls:
         call.cancel()
     await asyncio.wait(calls)
-    assert not asked._under_way
+    assert not asked._replicas.running
 
 
 async def test_one_that_is_gone_costs_nobody_an_embedding(folder: Path, three: list[CountingEmbedder]) -> None:
@@ -115,8 +115,10 @@ async def test_who_leaves_the_plan_while_another_is_asked_costs_nobody_an_embedd
             raise Unavailable("DRAINING", "it is stopping")
 
     for number in (1, 2):
-        asked._clients[at(folder, number)] = LeavingEmbedder(open_channel(at(folder, number), RpcChannelSettings()))
-    asked._under_way[at(folder, 0)] = 1
+        asked._replicas.clients[at(folder, number)] = LeavingEmbedder(
+            open_channel(at(folder, number), RpcChannelSettings())
+        )
+    asked._replicas.running[at(folder, 0)] = 1
 
     assert await asked.embed_text(["a cat"])
 

@@ -16,9 +16,8 @@ from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite,
 from lab.fixtures.held_models import HELD
 from lab.fixtures.paced_worker import PacedWorker
 from pentimento.api.controller.v1 import controller_service_pb2 as controller_pb
-from pentimento.clients.frontdoor import FrontdoorClient
+from pentimento.clients.frontdoor import FrontdoorClient, TenantsClient
 from pentimento.clients.image import ImageClient
-from pentimento.clients.tenants import TenantsClient
 from pentimento.domain.errors import (
     FailedPrecondition,
     InvalidArgument,

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pentimento.cli.tenant import changed_quota, keys_table, seconds, tenant, tenants_table, usage_table, without
-from pentimento.clients.tenants import TenantsClient
+from pentimento.clients.frontdoor import TenantsClient
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.tenants import DAY_S, HOUR_S, Tenant, TenantKey, TenantQuota, UsagePeriod
 from services.frontdoor.tenants.administration import MAX_USAGE_S

@@ -131,3 +131,14 @@ async def test_those_come_first_that_the_plan_places_the_cascade_on() -> None:
     assert "a" not in asked
     them.follow([endpoint("a", "l>h"), endpoint("down", "l>h")], [placed])
     assert await score(them, "l>h") == 0.5, "another one is asked where the placed one is away"
+
+
+async def test_score_goes_to_least_busy_discriminator() -> None:
+    asked: list[str] = []
+    them = discriminators(asked, "a", "b")
+    them._replicas.running["a"] = 1
+
+    for _ in range(3):
+        await score(them, "l>h")
+
+    assert asked == ["b", "b", "b"]
