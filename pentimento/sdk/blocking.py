@@ -25,7 +25,7 @@ def _blocking(
     """Return the blocking form of a method: it returns the answer."""
 
     @wraps(method)
-    def call(self: "Client", *args: P.args, **kwargs: P.kwargs) -> T:
+    def call(self: "Client", /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self._call(method(self._client, *args, **kwargs))
 
     return call
@@ -37,7 +37,7 @@ def _streaming(
     """Return the blocking form of a method that yields. Leaving the loop early closes the asyncio generator."""
 
     @wraps(method)
-    def call(self: "Client", *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:
+    def call(self: "Client", /, *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:
         return self._events(method(self._client, *args, **kwargs))
 
     return call

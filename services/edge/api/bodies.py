@@ -3,7 +3,7 @@
 They have the limits that hold for every model; the frontdoor validates sizes, steps and costs."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic.json_schema import SkipJsonSchema
@@ -35,13 +35,15 @@ from services.edge.api.fields import (
     Share,
     Whole,
     Word,
-    objects_of_text,
+    json_value,
     optional_may_be_null,
 )
-from services.edge.http.bodies import FormPart, shown
+from services.edge.http.bodies import FormPart, shown, text_of
 
 SIZE_PATTERN = r"^(auto|[1-9][0-9]{0,4}x[1-9][0-9]{0,4})?$"
 MAX_PROMPT_CHARS = 32_000
+# One file, or a list of one in the notation of OpenAI's clients.
+IMAGE_NAMES = ("image", "image[]")
 DEFAULT_STRENGTH = 0.8
 QUALITY_WORDS = {
     "auto": None,
@@ -263,6 +265,15 @@ def needs_an_image(schema: Schema) -> None:
     schema["anyOf"] = [{"required": ["images"]}, {"required": ["image"]}]
 
 
+def one_image(images: list[bytes]) -> bytes:
+    """Return the image that an edit starts from. InvalidArgument for none or several."""
+    if not images:
+        raise InvalidArgument.of("image", "must be one image to start from, got none")
+    if len(images) > 1:
+        raise InvalidArgument.of("image", f"must be one image: no model here accepts several, got {len(images)}")
+    return images[0]
+
+
 class JsonEditRequest(EditBody, GenerationRequest):
     """An edit as JSON, whose image is `images` or `image`."""
 
@@ -287,6 +298,24 @@ class EditRequest(EditBody, GenerationRequest):
     """PNG, JPEG or WebP; `image[]` is the same"""
     mask: FormFile = b""
     """PNG of the image's size, white or transparent where the image may change"""
+
+    @classmethod
+    def read_form(cls, parts: list[FormPart]) -> Self:
+        """Validate a form; empty texts count as absent. InvalidArgument for a repeated field, a file in place of text,
+        and unless there is one image."""
+        values: dict[str, Any] = {"image": one_image([part.data for part in parts if part.name in IMAGE_NAMES])}
+        for part in parts:
+            if part.name in IMAGE_NAMES:
+                continue
+            if part.name in values:
+                raise InvalidArgument.of(shown(part.name), "must occur once")
+            field = cls.model_fields.get(part.name)
+            is_text = field is None or field.annotation is str
+            if part.name == "mask":
+                values[part.name] = part.data
+            elif text := text_of(part):
+                values[part.name] = text if is_text else json_value(text)
+        return cls.read(values)
 
     def init_image(self) -> InitImage | None:
         """Return the image to start from."""
@@ -333,43 +362,3 @@ class JobRequest(JobBody, JsonEditRequest):
 
 class EditJobRequest(JobBody, EditRequest):
     """A job as a form: an edit."""
-
-
-# Fields whose texts in a form are JSON.
-JSON_TEXTS = frozenset({"quality", "loras", "controlnets", "image_prompts", "webhook"})
-# One file, or a list of one in the notation of OpenAI's clients.
-IMAGE_NAMES = ("image", "image[]")
-
-
-def form_values(parts: list[FormPart]) -> dict[str, Any]:
-    """Return the values of a form by field; empty texts count as absent. InvalidArgument for a repeated field, a file
-    in place of a text, and unless there is one image."""
-    files = [part.data for part in parts if part.name in IMAGE_NAMES]
-    values: dict[str, Any] = {"image": one_image(files)}
-    for part in parts:
-        if part.name in IMAGE_NAMES:
-            continue
-        if part.name in values:
-            raise InvalidArgument.of(shown(part.name), "must occur once")
-        values[part.name] = part.data if part.name == "mask" else text_of(part)
-    return {name: value for name, value in values.items() if value != ""}
-
-
-def one_image(images: list[bytes]) -> bytes:
-    """Return the image that an edit starts from. InvalidArgument for none or several."""
-    if not images:
-        raise InvalidArgument.of("image", "must be one image to start from, got none")
-    if len(images) > 1:
-        raise InvalidArgument.of("image", f"must be one image: no model here accepts several, got {len(images)}")
-    return images[0]
-
-
-def text_of(part: FormPart) -> Any:
-    """Return the value of a form's text."""
-    if part.is_file:
-        raise InvalidArgument.of(shown(part.name), "must be a text, not a file")
-    try:
-        text = part.data.decode()
-    except UnicodeDecodeError:
-        raise InvalidArgument.of(shown(part.name), "must be text in UTF-8") from None
-    return objects_of_text(text) if part.name in JSON_TEXTS else text

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import TypeAdapter
+from pydantic.json_schema import JsonSchemaMode
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
@@ -92,9 +93,9 @@ def api_document(serves_files: bool = True) -> Schema:
 
 def component_schemas() -> dict[str, Schema]:
     """Return the schemas of bodies and answers by name."""
-    template = "#/components/schemas/{model}"
+    keyed: list[tuple[str, JsonSchemaMode, TypeAdapter[Any]]]
     keyed = [(one.__name__, "validation", TypeAdapter(one)) for one in COMPONENTS]
-    _, found = TypeAdapter.json_schemas(keyed, ref_template=template)  # type: ignore[arg-type]
+    _, found = TypeAdapter.json_schemas(keyed, ref_template="#/components/schemas/{model}")
     # Names of classes end in what they are; names of components do not.
     text = re.sub(r'schemas/(\w+?)(Document|Body)"', r'schemas/\1"', json.dumps(found["$defs"]))
     return {re.sub("(Document|Body)$", "", name): untitled(schema) for name, schema in json.loads(text).items()}

@@ -15,7 +15,7 @@ from pentimento.domain.errors import FailedPrecondition, FieldViolation, Invalid
 from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, ImageFailed, ImageRequest
 from pentimento.domain.jobs import ResultUrl, ResultUrlServer
 from services.edge.api.answers import images_document
-from services.edge.api.bodies import EditRequest, GenerationRequest, JsonEditRequest, form_values
+from services.edge.api.bodies import EditRequest, GenerationRequest, JsonEditRequest
 from services.edge.api.events import ImageEvents, end_stream, ended_early, send_events
 from services.edge.http.answers import DocumentResponse, Receive, Scope, Send, while_connected
 from services.edge.http.bodies import HeldBody, read_body, read_form, read_json
@@ -115,7 +115,7 @@ async def read_edit(parts: EdgeParts, request: Request, held: HeldBody) -> Gener
     """Read an edit: a form, or a JSON body with data URLs."""
     if content_type(request) == JSON_TYPE:
         return JsonEditRequest.read(await read_document(request, held))
-    return EditRequest.read(form_values(await read_form(request, held, parts.settings.http.max_parts)), strict=False)
+    return EditRequest.read_form(await read_form(request, held, parts.settings.http.max_parts))
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,9 @@ from services.edge.api.answers import (
     jobs_document,
     result_path,
 )
-from services.edge.api.bodies import EditJobRequest, JobRequest, form_values
+from services.edge.api.bodies import EditJobRequest, JobRequest
 from services.edge.api.events import end_stream, error_event, job_event, job_failed_event, send_events
-from services.edge.api.fields import Body, objects_of_text
+from services.edge.api.fields import Body, json_value
 from services.edge.api.images import (
     JSON_TYPE,
     EndedImages,
@@ -53,7 +53,7 @@ from services.edge.parts import EdgeParts
 CALL_TIMEOUT_S = 30.0
 FORM_TYPE = "multipart/form-data"
 STATES = {state.value: state for state in RequestState}
-FromText = BeforeValidator(objects_of_text)
+FromText = BeforeValidator(json_value)
 
 
 def states_of(text: str) -> frozenset[RequestState]:
@@ -216,7 +216,7 @@ async def read_job(parts: EdgeParts, request: Request, held: HeldBody) -> JobReq
         raise InvalidArgument.of("Content-Type", f"must be {JSON_TYPE} or {FORM_TYPE}")
     if kind == JSON_TYPE:
         return JobRequest.read(await read_document(request, held))
-    return EditJobRequest.read(form_values(await read_form(request, held, parts.settings.http.max_parts)), strict=False)
+    return EditJobRequest.read_form(await read_form(request, held, parts.settings.http.max_parts))
 
 
 async def last_event(client: ImageClient, job_id: str, error: PentimentoError) -> bytes:

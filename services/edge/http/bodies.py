@@ -171,6 +171,16 @@ class FormPart:
     is_file: bool
 
 
+def text_of(part: FormPart) -> str:
+    """Return the text of a part. InvalidArgument for a file, and for bytes that are no UTF-8."""
+    if part.is_file:
+        raise InvalidArgument.of(shown(part.name), "must be a text, not a file")
+    try:
+        return part.data.decode()
+    except UnicodeDecodeError:
+        raise InvalidArgument.of(shown(part.name), "must be text in UTF-8") from None
+
+
 async def read_form(request: Request, held: HeldBody, max_parts: int) -> list[FormPart]:
     """Return the parts. InvalidArgument for a malformed form, too many parts or a part without a name."""
     collector = PartCollector(max_parts)

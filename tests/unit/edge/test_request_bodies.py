@@ -17,7 +17,6 @@ from services.edge.api.bodies import (
     GenerationRequest,
     JobRequest,
     JsonEditRequest,
-    form_values,
 )
 from services.edge.http.bodies import FormPart, read_json
 from services.edge.settings import aliases_of
@@ -36,7 +35,7 @@ def generation(**values: Any) -> ImageRequest:
 
 def edit_of_form(**texts: str) -> EditRequest:
     parts = [FormPart("image", PIXELS, True), *(FormPart(name, text.encode(), False) for name, text in texts.items())]
-    return EditRequest.read(form_values(parts), strict=False)
+    return EditRequest.read_form(parts)
 
 
 @given(st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=8), JSON, max_size=6))
@@ -117,7 +116,7 @@ def test_form_names_repeated_field_and_file_in_place_of_text() -> None:
         ([image, prompt, FormPart("mask", b"", True)], "mask: must be a PNG, JPEG or WebP file, got none"),
     ):
         with pytest.raises(InvalidArgument, match=f"^{re.escape(error)}"):
-            EditRequest.read(form_values(parts), strict=False)
+            EditRequest.read_form(parts)
 
 
 def test_image_call_quality_compression_and_null() -> None:
@@ -237,11 +236,12 @@ def test_edit_of_json_has_one_image_or_names_the_fault() -> None:
 def test_job_is_generation_without_image_and_streams_nothing() -> None:
     webhook = {"url": "https://a.example"}
     job = JobRequest.read({"prompt": "x", "webhook": webhook, "stream": False, "partial_images": 0})
-    form = {"prompt": "x", "image": PIXELS, "stream": "false", "webhook": webhook}
+    texts = {"prompt": b"x", "stream": b"false", "webhook": b'{"url": "https://a.example"}'}
+    form = [FormPart("image[]", PIXELS, True), *(FormPart(name, text, False) for name, text in texts.items())]
 
     assert (job.to_request().init_image, job.webhook and job.webhook.url) == (None, "https://a.example")
     assert JobRequest.read({"prompt": "x", "image": DATA_URL}).to_request().init_image == InitImage(PIXELS, 0.8)
-    assert EditJobRequest.read(form, strict=False).to_request().init_image == InitImage(PIXELS, 0.8)
+    assert EditJobRequest.read_form(form).to_request().init_image == InitImage(PIXELS, 0.8)
     for values, error in (
         ({"stream": True}, "stream: must be false: use /v1/jobs/{id}/events"),
         ({"partial_images": 1}, "partial_images: must be 0 if stream is false"),
