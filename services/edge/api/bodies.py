@@ -275,7 +275,7 @@ def one_image(images: list[bytes]) -> bytes:
 
 
 class JsonEditRequest(EditBody, GenerationRequest):
-    """An edit as JSON, whose image is `images` or `image`."""
+    """An edit as JSON. Its image is `images` or `image`."""
 
     model_config = ConfigDict(json_schema_extra=needs_an_image)
 
@@ -292,7 +292,7 @@ class JsonEditRequest(EditBody, GenerationRequest):
 
 
 class EditRequest(EditBody, GenerationRequest):
-    """An edit as a form, whose files are the image and the mask."""
+    """An edit as a form. Its files are the image and the mask."""
 
     image: FormFile
     """PNG, JPEG or WebP; `image[]` is the same"""

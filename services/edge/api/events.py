@@ -37,7 +37,7 @@ def sse(name: str, document: Mapping[str, Any]) -> bytes:
 
 
 def typed_sse(name: str, document: Mapping[str, Any]) -> bytes:
-    """Return a server-sent event whose document has its name too."""
+    """Return a server-sent event; its document has the name too."""
     return sse(name, {"type": name, **document})
 
 

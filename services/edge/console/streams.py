@@ -74,7 +74,7 @@ class PlaygroundBody(EditBody):
 
 
 class ExplainBody(PlaygroundBody):
-    """A request whose route is explained."""
+    """A request for the explanation of its route."""
 
     n: Literal[1] = 1
     neighbour_count: Annotated[int, Field(ge=0, le=MAX_NEIGHBOURS), Whole] = 0
