@@ -64,6 +64,22 @@ def has_profile(context: PlanInput, model: str) -> bool:
     return bool(_measured(context, model))
 
 
+class LoadSeconds:
+    """Find the seconds until a worker that holds another model serves a model: as it measured with its last load, else
+    the longest of the profiles for its kind of device."""
+
+    def __init__(self, profiles: Iterable[AllocationProfile]) -> None:
+        self._longest: dict[tuple[str, str], float] = {}
+        for one in profiles:
+            key = one.model, one.device
+            self._longest[key] = max(one.load_s, self._longest.get(key, 0.0))
+
+    def of(self, worker: Replica, model: str) -> float:
+        """Return the seconds; 0 without a measurement."""
+        own = next((cost.load_s for cost in worker.costs if cost.model == model), 0.0)
+        return own or self._longest.get((model, worker.device)) or self._longest.get((model, ""), 0.0)
+
+
 def _measured(context: PlanInput, model: str, saved_share: float = 0.0) -> dict[int, float]:
     """Return seconds by batch size."""
     present = {worker.device for worker in context.workers()}

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from pentimento.domain.fleet import Plan, PoolPlan, Replica, StagePlan, StartThreshold, WorkerAssignment
 from pentimento.domain.models import Handover
-from pentimento.policies.plan.costs import batch_costs
+from pentimento.policies.plan.costs import LoadSeconds, batch_costs
 from pentimento.policies.plan.demand import demand_of
 from pentimento.policies.plan.entry import EVERY_START
 from pentimento.policies.plan.inputs import UNNUMBERED, Decision, PlanInput
@@ -15,8 +15,8 @@ from pentimento.policies.plan.settings import ServingSettings
 def place(
     context: PlanInput, counts: Mapping[str, int], batch_sizes: Mapping[str, int]
 ) -> tuple[WorkerAssignment, ...]:
-    """Assign workers to each model, in the order of their ids. Counts beyond the fleet are cut from the end of
-    `counts`.
+    """Assign workers to each model by the seconds of its load, then in the order of their ids. Counts beyond the fleet
+    are cut from the end of `counts`.
 
     A worker keeps its model while that model still needs it. A model with a count of 0 but waiting requests keeps a
     worker until they are done, unless that is the last worker of a model with demand. No worker receives a model
@@ -30,17 +30,33 @@ def place(
         held = worker.held_model
         if left.get(held, 0) > 0 and (held not in counts or _is_profiled(profiled, held, worker)):
             _take(worker, held, chosen, left)
-    for worker in workers:
-        if worker.instance_id not in chosen:
-            usable = (name for name, count in left.items() if count > 0 and name in worker.models)
-            wanting = next((name for name in usable if _is_profiled(profiled, name, worker)), None)
-            if wanting is not None:
-                _take(worker, wanting, chosen, left)
+    others = [worker for worker in workers if worker.instance_id not in chosen]
+    usable = [
+        (worker, name)
+        for worker in others
+        for name, count in left.items()
+        if count > 0 and name in worker.models and _is_profiled(profiled, name, worker)
+    ]
+    for worker, name in _soonest_first(context, usable):
+        if worker.instance_id not in chosen and left[name] > 0:
+            _take(worker, name, chosen, left)
     return tuple(
         WorkerAssignment(worker.instance_id, worker.address, model, worker.generation, batch_sizes.get(model, 1))
         for worker in workers
         if (model := chosen.get(worker.instance_id)) is not None
     )
+
+
+def _soonest_first(context: PlanInput, pairs: Sequence[tuple[Replica, str]]) -> list[tuple[Replica, str]]:
+    """Return the pairs of worker and model by the seconds that the load takes longer than on the model's best worker.
+    Equal ones keep their order."""
+    loads = LoadSeconds(context.profiles)
+    seconds = [loads.of(worker, model) for worker, model in pairs]
+    least: dict[str, float] = {}
+    for (_, model), load_s in zip(pairs, seconds, strict=True):
+        least[model] = min(load_s, least.get(model, load_s))
+    longer = [load_s - least[model] for (_, model), load_s in zip(pairs, seconds, strict=True)]
+    return [pairs[at] for at in sorted(range(len(pairs)), key=longer.__getitem__)]
 
 
 def _take(worker: Replica, model: str, chosen: dict[str, str], left: dict[str, int]) -> None:

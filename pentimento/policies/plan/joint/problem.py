@@ -3,8 +3,9 @@
 It is a mixed integer linear program (`program`).
 
 A *route* is a way to generate an image: the heavy model from noise, a cascade at one threshold, a latent resumed, an
-image refined by a small model. A *component* is held by a device: a model or a ControlNet. A *pool* is a component in
-batches of one size on devices of one kind; a *course* is a route through certain pools that keeps the SLO.
+image refined by a small model. A *component* is a model that a device holds. A *pool* is a component in batches of one
+size on devices of one kind; a *course* is a route through certain pools that keeps the SLO. ControlNets and LoRAs are
+placed by their calls, for the models of the solution (`policies.component_placement`).
 
     max  sum_i rate_i * (served_weight + quality of its route - price of its device-seconds)
                                                                       i: courses; p: pools; n_p: units of a pool
@@ -37,7 +38,7 @@ HEAVY_ONLY, LIGHT_ONLY, CASCADE, MIXTURE = "heavy only", "light only", "cascade"
 
 @dataclass(frozen=True)
 class Component:
-    """Describe a model or ControlNet that a device can hold. `costs`: of batches, by kind of device. `load_s`: seconds
+    """Describe a model that a device can hold. `costs`: of batches, by kind of device. `load_s`: seconds
     until it serves on the slowest kind, `loads_s` on others. `wait_s`: seconds that its requests wait for their
     batch."""
 

@@ -6,9 +6,10 @@ devices of a plan carry just the arrivals, these and all later requests wait as 
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 from pentimento.domain.fleet import Capability, Replica
-from pentimento.policies.plan.costs import BatchCost, scoring_s
+from pentimento.policies.plan.costs import BatchCost, LoadSeconds, scoring_s
 from pentimento.policies.plan.demand import demand_of
 from pentimento.policies.plan.entry import IMAGE, LATENT, NOISE
 from pentimento.policies.plan.inputs import AllocationProfile, PlanInput
@@ -51,6 +52,7 @@ def components_of(
 ) -> tuple[list[Component], list[str]]:
     """Return the models that can be planned, and notes for people about the other models."""
     components, notes = [], []
+    loads = LoadSeconds(context.profiles)
     scored_s = scoring_s(context, settings.discriminator_s, [settings.discriminator])
     for model in dict.fromkeys(name for name in (settings.heavy, settings.light, *settings.small_models) if name):
         costs: dict[str, tuple[BatchCost, ...]] = {}
@@ -63,7 +65,7 @@ def components_of(
                 joins = all(Capability.STEP_BATCHING in worker.capabilities for worker in workers)
                 costs[kind] = tuple(_cost(profile, joins) for profile in sizes)
                 profiled += own
-                loads_s[kind] = max(_load_s(worker, own) for worker in workers)
+                loads_s[kind] = fmean(loads.of(worker, model) for worker in workers)
             elif why:
                 notes.append(f"{model} is not planned on {workers[0].device or 'its devices'}: {why}")
         if costs:
@@ -71,12 +73,6 @@ def components_of(
             wait_s += scored_s if model == settings.light else 0.0
             components.append(Component(model, costs, max(loads_s.values()), wait_s, loads_s))
     return components, notes
-
-
-def _load_s(worker: Replica, profiles: Sequence[AllocationProfile]) -> float:
-    """Return the seconds of the worker's own last load of the profiles' model, else the longest of the profiles."""
-    own = next((cost.load_s for cost in worker.costs if cost.model == profiles[0].model), 0.0)
-    return own or max(profile.load_s for profile in profiles)
 
 
 def _cost(profile: AllocationProfile, joins: bool) -> BatchCost:

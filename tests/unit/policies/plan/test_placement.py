@@ -1,10 +1,12 @@
 """Place models on workers: few switches, and no queue without a worker."""
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pentimento.domain.fleet import WorkerAssignment
-from pentimento.policies.plan.inputs import ModelDemand, PlanInput
+from pentimento.domain.fleet import ModelCost, WorkerAssignment
+from pentimento.policies.plan.inputs import ModelDemand, PlanInput, ReplicaView
 from pentimento.policies.plan.placement import place
 from tests.unit.policies.plan.fleets import SD15, TURBO, context, profiles, worker
 
@@ -44,6 +46,18 @@ def test_place_workers_keep_their_model() -> None:
     assigned = {a.worker_id: a.model for a in place(fleet, {"turbo": 1, "sd15": 3}, {})}
 
     assert assigned == {"w000": "sd15", "w001": "turbo", "w002": "sd15", "w003": "sd15"}
+
+
+def test_place_prefers_workers_that_load_the_model_soonest() -> None:
+    def loads_in(view: ReplicaView, load_s: float) -> ReplicaView:
+        cost = ModelCost("turbo", ((1, 0.1),), load_s=load_s)
+        return ReplicaView(replace(view.replica, costs=(cost,)))
+
+    held = (loads_in(worker(0), 9.0), loads_in(worker(1), 2.0), loads_in(worker(2), 2.5))
+    fleet = PlanInput(0.0, held, profiles=profiles(turbo=TURBO, sd15=SD15))
+
+    assert [one.worker_id for one in place(fleet, {"turbo": 1}, {})] == ["w001"]
+    assert [one.worker_id for one in place(fleet, {"turbo": 2}, {})] == ["w001", "w002"]
 
 
 def test_place_unable_workers_are_left_out() -> None:

@@ -203,7 +203,7 @@ def costs_of(found: list[Component]) -> dict[str, dict[str, tuple[BatchCost, ...
     return {component.name: dict(component.costs) for component in found}
 
 
-def test_last_load_of_a_worker_replaces_profiles_load() -> None:
+def test_last_loads_of_workers_replace_profiles_load() -> None:
     profiles = (AllocationProfile("heavy", "", 1, 2.0, 0, load_s=4.0),)
     views = (worker("a"), worker("b"))
     slow, quick = (
@@ -212,7 +212,7 @@ def test_last_load_of_a_worker_replaces_profiles_load() -> None:
     )
     asked = [context(*views, profiles=profiles), context(slow, quick, profiles=profiles)]
 
-    assert [components_of(one, SETTINGS, kinds_of(one))[0][0].load_s for one in asked] == [4.0, 6.0]
+    assert [components_of(one, SETTINGS, kinds_of(one))[0][0].load_s for one in asked] == [4.0, 3.5]
 
 
 def test_components_costs_are_by_kind_of_device() -> None:
