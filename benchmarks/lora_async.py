@@ -46,6 +46,7 @@ from pentimento.diffusion.loras import Lora, layers_of, lora_file_in, read_lora
 from pentimento.diffusion.loras.loading import LoraLoader
 from pentimento.domain.errors import Cancelled, PentimentoError
 from pentimento.files.adapter_registry import LORA_BOUNDS_FILE
+from pentimento.policies.components import Utility
 from pentimento.profiles.catalogue import read_profiles
 from pentimento.profiles.document import Profile, ProfileKind
 from pentimento.profiles.kinds import latest_start
@@ -130,7 +131,7 @@ class LateLoraEngine:
             arrivals.append(time.perf_counter())
             self._engine.wake()
 
-        loader = LoraLoader(partial(self._read, load_s or 0.0), 2**30, arrived)
+        loader = LoraLoader(partial(self._read, load_s or 0.0), 2**30, arrived, Utility())
         if load_s is None:
             loader.begin([self._digest])[0].result()
         began_at = time.perf_counter()

@@ -38,4 +38,7 @@ SAVED_STEPS = counter("pentimento_worker_saved_steps_total", "Denoising steps sa
 QUEUE = gauge("pentimento_worker_queue_count", "Attempts waiting for the engine.")
 RUNNING = gauge("pentimento_worker_running_count", "Attempts being denoised.")
 STALE_EPOCHS = counter("pentimento_worker_stale_epochs_total", "Rejected calls of outdated frontdoors.")
+LORA_LOAD_SECONDS = histogram(
+    "pentimento_worker_lora_load_seconds", "Time to load a LoRA, by the tier that had it.", ["tier"]
+)
 SKIPPED_DONORS = counter("pentimento_worker_skipped_donors_total", "Unusable cached starts.")

@@ -22,6 +22,7 @@ from pentimento.diffusion.engine import (
 )
 from pentimento.diffusion.families import BatchKey, DiffusionModel
 from pentimento.diffusion.loras import layers_of
+from pentimento.domain.components import ComponentRule
 from pentimento.domain.fleet import Capability, HeldModel, ModelCost
 from pentimento.domain.weights import ShortModel
 from pentimento.files.file_sums import file_sums_in
@@ -102,13 +103,14 @@ def ip_adapters_of_directory(model: DiffusionModel, settings: UnetWorkerSettings
 @dataclass(frozen=True)
 class ModelSource:
     """Describe a source of models: how to load one, how its device sums ControlNets' answers for a step, its additional
-    capabilities, the LoRAs and IP-Adapters that change the model, and the models that its memory cannot hold. The
-    device is real or paced."""
+    capabilities, the LoRAs and IP-Adapters that change the model, the rule of the LoRAs in memory, and the models that
+    its memory cannot hold. The device is real or paced."""
 
     load: Callable[[UnetWorkerSettings], DiffusionModel]
     summing: Summing
     capabilities: frozenset[Capability] = frozenset()
     loras: Callable[[DiffusionModel, HeldModel, UnetWorkerSettings], KnownLoras | None] = loras_of_directory
+    lora_rule: Callable[[], ComponentRule] = Utility
     ip_adapters: Callable[[DiffusionModel, UnetWorkerSettings], IpAdapters] = ip_adapters_of_directory
     short_models: Callable[[Mapping[str, UnetWorkerSettings]], tuple[ShortModel, ...]] = lambda models: ()
 
@@ -209,7 +211,8 @@ class CheckpointLoader:
         components = self._identity.components
         layers = layers_of(model.info.family, model.adaptable)
         uploaded = UploadedLoras(components, layers, model.dtype) if components is not None else None
-        loras = LoraShelf(known, settings.lora_memory_mib * 2**20, lambda: self._news_of_loras(engine), uploaded)
+        memory_bytes, rule = settings.lora_memory_mib * 2**20, self._source.lora_rule()
+        loras = LoraShelf(known, memory_bytes, lambda: self._news_of_loras(engine), uploaded, rule)
         finisher = Finisher(model, threads=settings.threads)
         shared_device = model.device if settings.share_device_memory else None
         directory = region_directory(settings.shared_memory_dir, shared_device)

@@ -2,16 +2,20 @@
 
 import logging
 import threading
-from collections import OrderedDict
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 from pentimento.diffusion.loras.lora import AdapterSet, BadLora, Lora, WeightedLora
+from pentimento.domain.components import ComponentRule, Loadable, victims
 from pentimento.domain.errors import PentimentoError, Unavailable
 
 logger = logging.getLogger(__name__)
 
 ATTEMPT_COUNT = 2
+# Loads are taken to be as long as their files: a measured time says more about the tier that it came from last time.
+BYTES_PER_S = 1e9
 
 
 class LoadingLoras:
@@ -46,33 +50,42 @@ class LoadingLoras:
 
 
 class LoraLoader:
-    """Load LoRAs by digest, and cache recently used ones in host memory, up to `memory_bytes` of their files. The
-    loader's threads call `read`, and `arrived` after each load. `ask` may be called on any thread."""
+    """Load LoRAs by digest, and keep in host memory those of most worth by `rule`, up to `memory_bytes` of their files.
+    The loader's threads call `read`, and `arrived` after each load. `ask` may be called on any thread."""
 
     def __init__(
-        self, read: Callable[[str], Lora], memory_bytes: int, arrived: Callable[[], None], thread_count: int = 2
+        self,
+        read: Callable[[str], Lora],
+        memory_bytes: int,
+        arrived: Callable[[], None],
+        rule: ComponentRule,
+        thread_count: int = 2,
     ) -> None:
         self._read = read
         self._memory_bytes = memory_bytes
         self._arrived = arrived
+        self._rule = rule
         self._threads = ThreadPoolExecutor(thread_count, thread_name_prefix="lora")
         self._lock = threading.Lock()
-        self._loads: OrderedDict[str, Future[Lora]] = OrderedDict()
+        self._loads: dict[str, Future[Lora]] = {}
+        # The loaded LoRAs.
+        self._held: dict[str, Loadable] = {}
 
     def ask(self, wanted: Sequence[tuple[str, float]], latest_step: int, *, exactly: bool = False) -> LoadingLoras:
         """Start missing loads of `wanted`, pairs (digest, weight), and return their source."""
         loads = self.begin([digest for digest, _ in wanted])
         return LoadingLoras(loads, [weight for _, weight in wanted], latest_step, exactly=exactly)
 
-    def begin(self, digests: Sequence[str]) -> "list[Future[Lora]]":
-        """Start loads of the digests that are not loaded, and return the future of each digest."""
-        return [self._load(digest) for digest in digests]
+    def begin(self, digests: Sequence[str], *, ahead: bool = False) -> "list[Future[Lora]]":
+        """Start loads of the digests that are not loaded, and return the future of each digest. Loads `ahead` of
+        requests displace only LoRAs of less worth."""
+        return [self._load(digest, ahead) for digest in digests]
 
     @property
     def resident(self) -> tuple[str, ...]:
         """Return the digests of the loaded LoRAs."""
         with self._lock:
-            return tuple(digest for digest, load in self._loads.items() if _is_here(load))
+            return tuple(self._held)
 
     def close(self) -> None:
         """Start no more loads, and stop calling `arrived`. Harmless to call twice."""
@@ -80,16 +93,16 @@ class LoraLoader:
         self._arrived = lambda: None
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _load(self, digest: str) -> "Future[Lora]":
+    def _load(self, digest: str, ahead: bool) -> "Future[Lora]":
         with self._lock:
-            load = self._loads.pop(digest, None)
+            self._rule.note_use(self._held.get(digest, Loadable(digest, 0, 0.0)), time.monotonic())
+            load = self._loads.get(digest)
             is_new = load is None or (load.done() and not _is_here(load))
             if load is None or is_new:
-                load = self._threads.submit(self._read_again, digest)
-            self._loads[digest] = load
+                load = self._loads[digest] = self._threads.submit(self._read_again, digest)
         # Outside the lock: if the load is already done, the callback runs here immediately.
         if is_new:
-            load.add_done_callback(self._ended)
+            load.add_done_callback(partial(self._ended, digest, ahead))
         return load
 
     def _read_again(self, digest: str) -> Lora:
@@ -108,13 +121,19 @@ class LoraLoader:
         # A new error: errors live long, and the traceback of the original keeps the file's bytes in memory.
         raise refusal
 
-    def _ended(self, _: "Future[Lora]") -> None:
+    def _ended(self, digest: str, ahead: bool, load: "Future[Lora]") -> None:
+        now_s = time.monotonic()
         with self._lock:
-            sizes = {digest: load.result().size_bytes for digest, load in self._loads.items() if _is_here(load)}
-            for digest in list(sizes)[:-1]:
-                if sum(sizes.values()) <= self._memory_bytes:
-                    break
-                del self._loads[digest], sizes[digest]
+            if _is_here(load):
+                size_bytes = load.result().size_bytes
+                self._held[digest] = Loadable(digest, size_bytes, size_bytes / BYTES_PER_S)
+            needed_bytes = sum(one.memory_bytes for one in self._held.values()) - self._memory_bytes
+            kept = () if ahead else (digest,)
+            leaving = victims(self._rule, self._held.values(), needed_bytes, now_s, kept)
+            # One that alone exceeds the memory stays until the next load.
+            for name in self._held.keys() - set(kept) if leaving is None else leaving:
+                self._rule.note_eviction(self._held.pop(name), now_s)
+                del self._loads[name]
         self._arrived()
 
 

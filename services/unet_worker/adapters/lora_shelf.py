@@ -9,9 +9,10 @@ from typing import Protocol
 from pentimento.diffusion.loras import Lora
 from pentimento.diffusion.loras.loading import LoadingLoras, LoraLoader
 from pentimento.domain.adapters import Adapter, RejectedAdapter
-from pentimento.domain.components import HeldComponent, Tier, TierSpeed
+from pentimento.domain.components import ComponentRule, HeldComponent, Tier, TierSpeed
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import GenerationSpec, LoraSelection, Route
+from pentimento.policies.components import Utility
 from services.unet_worker.adapters.measured_loads import MeasuredLoads
 from services.unet_worker.adapters.uploaded_loras import UploadedLoras
 
@@ -41,13 +42,15 @@ class LoraShelf:
         memory_bytes: int,
         arrived: Callable[[], None],
         uploaded: UploadedLoras | None = None,
+        rule: ComponentRule | None = None,
     ) -> None:
-        """Create the shelf. `arrived` is called on the loader's threads whenever a load has ended."""
+        """Create the shelf. `arrived` is called on the loader's threads whenever a load has ended. `rule`: of what
+        stays in memory, by Eq. 10 unless given."""
         self._directory = directory
         self._uploaded = uploaded
         is_served = directory is not None or uploaded is not None
         self._measured = MeasuredLoads()
-        self._loader = LoraLoader(self._read, memory_bytes, arrived) if is_served else None
+        self._loader = LoraLoader(self._read, memory_bytes, arrived, rule or Utility()) if is_served else None
 
     @property
     def adapters(self) -> tuple[Adapter, ...]:
@@ -96,20 +99,21 @@ class LoraShelf:
         return self._loader.ask(wanted, route.lora_patch_step, exactly=bool(route.replay_of))
 
     async def prefetch(self, names: Collection[str], uploaded: Collection[Adapter] = ()) -> None:
-        """Load the LoRAs with these names, and `uploaded` ones if it fetches such, within the memory for LoRAs. Return
-        when each is loaded or has failed; failures are logged."""
+        """Load the LoRAs with these names, and `uploaded` ones if it fetches such; none displaces a LoRA of more worth.
+        Return when each is loaded or has failed; failures are logged. They are loaded one at a time: the loader's other
+        thread is left to requests."""
         wanted = [adapter.digest for adapter in self.adapters if adapter.name in names]
         if self._uploaded is not None:
             for adapter in uploaded:
                 self._uploaded.ask(LoraSelection(adapter.name, 1.0, adapter.digest, adapter.object))
                 wanted.append(adapter.digest)
-        if self._loader is None or not wanted:
+        if self._loader is None:
             return
-        loads = [asyncio.wrap_future(load) for load in self._loader.begin(wanted)]
-        for load in loads:
+        for digest in wanted:
+            load = asyncio.wrap_future(self._loader.begin([digest], ahead=True)[0])
             load.add_done_callback(_say_if_failed)
-        # Unlike gathered futures, these continue if the caller is cancelled: requests may wait for them, too.
-        await asyncio.wait(loads)
+            # Unlike an awaited future, it continues if the caller is cancelled: requests may wait for it, too.
+            await asyncio.wait([load])
 
     def close(self) -> None:
         """Begin no further loads."""

@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from pentimento.domain.components import GB, HeldComponent, Tier, TierSpeed
 from pentimento.domain.fleet import MAX_TOLD_COUNT
+from services.unet_worker import metrics
 
 # Weight of the newest load in the average of a tier.
 NEWEST_WEIGHT = 0.3
@@ -23,6 +24,7 @@ class MeasuredLoads:
 
     def note(self, digest: str, tier: Tier, size_bytes: int, seconds: float, kept_in: Tier) -> None:
         """Count a load from `tier`; `kept_in` has the component from now on."""
+        metrics.LORA_LOAD_SECONDS.labels(tier.value).observe(seconds)
         measured = seconds * GB / max(size_bytes, 1)
         with self._lock:
             before = self._seconds_per_gb.get(tier, measured)

@@ -144,10 +144,11 @@ NAMES = ("first", "second", "third")
 
 
 class SlowLoras:
-    """A directory whose files are read once `goes_on` is set."""
+    """A directory whose files are read once `goes_on` is set. `began` has those that are or were read."""
 
     def __init__(self) -> None:
         self.goes_on = threading.Event()
+        self.began: list[str] = []
         self.refuses = False
         self.adapters = tuple(Adapter(name, AdapterKind.LORA, f"digest of {name}", "tiny") for name in NAMES)
 
@@ -155,6 +156,7 @@ class SlowLoras:
         return tuple(adapter.name for adapter in self.adapters if adapter.digest in digests)
 
     def read(self, digest: str) -> Lora:
+        self.began.append(digest)
         self.goes_on.wait()
         if self.refuses:
             raise BadLora("no LoRA")
@@ -162,7 +164,7 @@ class SlowLoras:
 
 
 async def test_a_image_has_its_lora_though_whoever_had_it_loaded_ahead_has_left() -> None:
-    """Two are read at once: the third one waits for its turn when its prefetch is given up."""
+    """One is loaded ahead at a time, so the request's load has a thread while the first one is read."""
     directory = SlowLoras()
     shelf = LoraShelf(directory, 1 << 20, lambda: None)
     try:
@@ -171,6 +173,10 @@ async def test_a_image_has_its_lora_though_whoever_had_it_loaded_ahead_has_left(
         source = shelf.source(replace(SPEC, loras=(LoraSelection("third", 1.0, "digest of third"),)), ROUTE)
         assert source is not None
 
+        async with asyncio.timeout(60):
+            while len(directory.began) < 2:  # noqa: ASYNC110 - other threads
+                await asyncio.sleep(0.01)
+        assert sorted(directory.began) == ["digest of first", "digest of third"]
         ahead.cancel()
         await asyncio.wait([ahead])
         directory.goes_on.set()

@@ -9,6 +9,7 @@ import pytest
 from pentimento.diffusion.loras import BadLora, Lora
 from pentimento.diffusion.loras.loading import LoadingLoras, LoraLoader
 from pentimento.domain.errors import PentimentoError, Unavailable
+from pentimento.policies.components import Utility
 
 SIZE = 100
 
@@ -36,7 +37,7 @@ class Desk:
     def __init__(self, memory_bytes: int = 10 * SIZE) -> None:
         self.disk = Disk()
         self._news = threading.Semaphore(0)
-        self.loader = LoraLoader(self.disk.read, memory_bytes, self._news.release)
+        self.loader = LoraLoader(self.disk.read, memory_bytes, self._news.release, Utility())
 
     def ask(self, *digests: str, latest_step: int = 0, exactly: bool = False) -> LoadingLoras:
         return self.loader.ask([(digest, 0.5) for digest in digests], latest_step, exactly=exactly)
@@ -94,6 +95,23 @@ def test_those_used_longest_ago_go_first_and_the_last_stays(desk: Desk) -> None:
     assert source.take(0) and narrow.loader.resident == ("a",)
 
 
+def test_load_ahead_displaces_only_loras_of_less_worth() -> None:
+    desk = Desk(memory_bytes=2 * SIZE)
+    for digest in ("a", "b"):
+        desk.ask(digest)
+        desk.await_loads(1)
+    desk.ask("a", "b")
+
+    desk.loader.begin(["c"], ahead=True)
+    desk.await_loads(1)
+
+    assert desk.loader.resident == ("a", "b")
+    # The second time it has as many uses, and the newest.
+    desk.loader.begin(["c"], ahead=True)
+    desk.await_loads(1)
+    assert desk.disk.reads == ["a", "b", "c", "c"] and "c" in desk.loader.resident
+
+
 def test_a_load_that_failed_is_tried_again(desk: Desk) -> None:
     desk.disk.errors = [OSError("the disk went away")]
     source = desk.ask("a")
@@ -140,7 +158,7 @@ def test_of_a_file_that_is_refused_no_byte_is_kept(kind: type[Exception]) -> Non
         read.append(weakref.ref(data))
         raise kind("what it holds is not to be used")
 
-    loader = LoraLoader(refuse, 10 * SIZE, ended.set)
+    loader = LoraLoader(refuse, 10 * SIZE, ended.set, Utility())
     source = loader.ask([("a", 0.5)], 0)
     assert ended.wait(120)
     with pytest.raises(PentimentoError) as told:
