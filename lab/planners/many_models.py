@@ -81,10 +81,10 @@ def _seen(context: PlanInput) -> QueuedModels:
 @policy()
 def lru_models(settings: ServingSettings) -> ServingPolicy:
     """Build the baseline that evicts the least recently used model, workers in turn."""
-    return ServingPolicy("lru-models", LruModels(), plans_batches=False)
+    return ServingPolicy("lru-models", LruModels(), plans_batches=False, follows_queues=True)
 
 
 @policy()
 def fixed_shares(settings: ServingSettings) -> ServingPolicy:
     """Build the baseline with a fixed share of the models on each worker."""
-    return ServingPolicy("fixed-shares", FixedShares(), plans_batches=False)
+    return ServingPolicy("fixed-shares", FixedShares(), plans_batches=False, follows_queues=True)

@@ -28,6 +28,8 @@ from services.controller.repository import ModelRepository
 
 logger = logging.getLogger(__name__)
 
+# A planning period between two reports would see no demand.
+REPORTS_A_LOOK = 2
 # Another controller may lead after this time, or this one.
 STANDBY_RETRY_MS = 500
 # Peers that a replica learns for one component.
@@ -37,7 +39,8 @@ MAX_HOLDERS = 4
 @dataclass(frozen=True)
 class ControllerTimes:
     """Set the times, in seconds. A replica may be silent for `lease_s`; `settle_s` after the start the fleet counts as
-    known. The policy decides by the demand of each `plan_interval_s`."""
+    known. The policy decides by the demand of each `plan_interval_s`; one that follows the queues, after every second
+    report."""
 
     lease_s: float
     report_interval_s: float
@@ -228,7 +231,8 @@ class Controller:
     def _look_due_s(self) -> float:
         """Return the time of the next round, in monotonic seconds: the first one waits until the fleet seems whole."""
         if self._planner.begun:
-            return self._look_s + self._times.plan_interval_s
+            soon_s, interval_s = REPORTS_A_LOOK * self._times.report_interval_s, self._times.plan_interval_s
+            return self._look_s + (min(soon_s, interval_s) if self._planner.follows_queues else interval_s)
         calm_s = min(self._joined_s + self._times.calm_s, self._started_s + self._times.latest_begin_s)
         return max(self._started_s + self._times.settle_s, calm_s)
 

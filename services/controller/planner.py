@@ -97,6 +97,11 @@ class Planner:
         return self._decision.steered
 
     @property
+    def follows_queues(self) -> bool:
+        """Return whether the policy decides by the present queues."""
+        return self._in_force.follows_queues
+
+    @property
     def _in_force(self) -> ServingPolicy:
         return self._policy if self.begun else keeps_models(self._policy)
 

@@ -14,7 +14,7 @@ from pentimento.rpc import RpcServer
 from pentimento.service.lease import LedgerLease
 from pentimento.service.process import ServiceProcess
 from pentimento.stores.objects import open_objects
-from services.controller.controller import Controller, ControllerTimes
+from services.controller.controller import REPORTS_A_LOOK, Controller, ControllerTimes
 from services.controller.leadership import LeaderEpoch, Leadership
 from services.controller.plan_feed import PlanFeed
 from services.controller.planner import Planner
@@ -39,8 +39,6 @@ LEASES_TO_SETTLE = 2
 REPORTS_A_LEASE = 3
 # Time that a silent replica stays visible in the fleet.
 RETENTION_S = 60.0
-# A planning period between two reports would see no demand.
-REPORTS_A_LOOK = 2
 
 
 @dataclass(kw_only=True)

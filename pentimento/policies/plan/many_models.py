@@ -3,14 +3,16 @@
 Any worker can load any model that it lists. A switch costs the load seconds, while the worker serves nothing, and
 the next request for the model that left waits for another load. So each round compares, for each worker, requests a
 second: the waiting requests of another model over load and service, against what the worker serves now. The longer a
-model's requests wait, the more they count, so that no model starves.
+request waits, the more it counts, so that no model starves. Reports have no ages: a model's queue is served in order,
+so the waiting requests are the last ones that arrived.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pentimento.domain.fleet import Plan, PoolPlan, Replica, WorkerAssignment
+from pentimento.policies.plan.costs import LoadSeconds
 from pentimento.policies.plan.demand import demand_of, settled_weight, smoothed
 from pentimento.policies.plan.inputs import UNNUMBERED, AllocationProfile, Decision, PlanInput
 from pentimento.policies.plan.placement import with_pools_of
@@ -19,17 +21,44 @@ from pentimento.policies.plan.settings import ServingSettings
 # Seconds of a model without a profile: of an image, and of a load.
 ASSUMED_RUN_S, ASSUMED_LOAD_S = 5.0, 5.0
 # Requests count double once they have waited for this many times the seconds that a load and a run take.
-PATIENCE = 0.3
+PATIENCE = 1.0
+# Weight of a request that is expected, next to one that waits: an idle worker takes what waits, unless it holds a model
+# in much demand.
+EXPECTED_WEIGHT = 0.1
 # Workers of a model carry its arrivals up to this share of their time.
 CARRIED_SHARE = 0.7
 
 
+WaitingSince = tuple[tuple[float, float], ...]
+"""Numbers of waiting requests by the time of their arrival, the oldest first: (arrived_s, count)."""
+
+
+def still_waiting(known: WaitingSince, now_s: float, arrived_count: float, waiting_count: int) -> WaitingSince:
+    """Return the newest `waiting_count` requests among the `known` ones and `arrived_count` that arrived until `now_s`.
+    Requests beyond these came back to the queue, and count as old as the oldest."""
+    groups, left = [], float(waiting_count)
+    for at_s, count in reversed((*known, (now_s, arrived_count))):
+        taken = min(count, left)
+        if taken > 0.0:
+            groups.append((at_s, taken))
+            left -= taken
+    if left > 0.0:
+        at_s, count = groups.pop() if groups else (now_s, 0.0)
+        groups.append((at_s, count + left))
+    return tuple(reversed(groups))
+
+
 @dataclass(frozen=True)
 class ModelState:
-    """Hold a model's demand: the average of its arrivals a second, and since when requests have waited."""
+    """Hold a model's demand: the average of its arrivals a second, and its waiting requests."""
 
     per_s: float = 0.0
-    waiting_since_s: float | None = None
+    waiting: WaitingSince = ()
+
+    def mean_wait_s(self, now_s: float) -> float:
+        """Return how long its waiting requests have waited in the mean; 0 without any."""
+        total = sum(count for _, count in self.waiting)
+        return sum(count * (now_s - at_s) for at_s, count in self.waiting) / total if total else 0.0
 
 
 @dataclass(frozen=True)
@@ -83,8 +112,8 @@ class ManyModelsMemory:
 
 @dataclass(frozen=True)
 class ModelLoad:
-    """Hold what a model needs in a round: waiting requests, their age, arrivals a second, seconds of an image, and the
-    number of workers that hold it or load it."""
+    """Hold what a model needs in a round: waiting requests, their mean age, arrivals a second, seconds of an image, and
+    the number of workers that hold it or load it."""
 
     waiting_count: int
     waited_s: float
@@ -93,24 +122,26 @@ class ModelLoad:
     holder_count: int
 
     def urgency(self, load_s: float) -> float:
-        """Return the weight of a waiting request: 1 for a new one, more with its age."""
+        """Return the mean weight of a waiting request: 1 for a new one, more with its age."""
         return 1.0 + self.waited_s / (PATIENCE * (load_s + self.run_s))
 
-    def served_now(self, load_s: float) -> float:
-        """Return the requests a second that would be lost with one of its workers."""
+    def served_now(self, load_s: float, served_s: float) -> float:
+        """Return the requests a second that would be lost with one of its workers, which serves it for `served_s` more
+        seconds."""
         others = self.holder_count - 1
-        if self.waiting_count > 0:
+        if self.waiting_count > self.holder_count * served_s / self.run_s:
             return self.urgency(load_s) / self.run_s
-        return max(self.per_s - CARRIED_SHARE * others / self.run_s, 0.0)
+        return EXPECTED_WEIGHT * max(self.per_s - CARRIED_SHARE * others / self.run_s, 0.0)
 
-    def served_after(self, load_s: float) -> float:
-        """Return the waiting requests a second that one more worker would serve, its load included."""
+    def served_after(self, load_s: float, blocked_s: float) -> float:
+        """Return the waiting requests a second that one more worker would serve after its load. For `blocked_s` of the
+        load the worker serves nothing."""
         left = self.waiting_count - self.holder_count * load_s / self.run_s
         carried = self.per_s * self.run_s <= CARRIED_SHARE * self.holder_count
         if left <= 0 or (self.holder_count and carried):
             # Its workers serve a short queue before a load ends, and a long one if arrivals leave them time.
             return 0.0
-        return self.urgency(load_s) * left / (load_s + left * self.run_s)
+        return self.urgency(load_s) * left / (blocked_s + left * self.run_s)
 
 
 @dataclass(frozen=True)
@@ -139,15 +170,16 @@ class ManyModels:
             demand, known = demand_of(context, model), before.models.get(model, ModelState())
             weight = 1.0 - (1.0 - settled_weight(self.settings.demand_weight, known.per_s)) ** elapsed_s
             per_s = smoothed(demand.arrivals_per_s, known.per_s, weight)
-            since_s = known.waiting_since_s if known.waiting_since_s is not None else context.now_s
-            found[model] = ModelState(per_s, since_s if demand.queue_length > 0 else None)
+            arrived = demand.arrivals_per_s * elapsed_s
+            found[model] = ModelState(per_s, still_waiting(known.waiting, context.now_s, arrived, demand.queue_length))
         return found
 
 
 class LoadCosts:
     """Read the seconds of a load and of an image, by model and worker."""
 
-    def __init__(self, profiles: Iterable[AllocationProfile]) -> None:
+    def __init__(self, profiles: Sequence[AllocationProfile]) -> None:
+        self._loads = LoadSeconds(profiles)
         self._profiles: dict[tuple[str, str], AllocationProfile] = {}
         self._run_s: dict[str, float] = {}
         for profile in sorted(profiles, key=lambda one: -one.batch_size):
@@ -157,10 +189,12 @@ class LoadCosts:
             self._run_s[profile.model] = min(run_s, self._run_s.get(profile.model, run_s))
 
     def load_s(self, worker: Replica, model: str) -> float:
-        """Return the seconds until the worker would serve the model: by its last load, else of its kind of device."""
-        own = next((cost.load_s for cost in worker.costs if cost.model == model), 0.0)
-        profile = self._profile(model, worker.device)
-        return own or (profile.load_s if profile else 0.0) or ASSUMED_LOAD_S
+        """Return the seconds until the worker would serve the model: as `LoadSeconds`, else assumed."""
+        return self._loads.of(worker, model) or ASSUMED_LOAD_S
+
+    def blocked_s(self, worker: Replica, model: str) -> float:
+        """Return the seconds of the load during which the worker serves nothing."""
+        return self.load_s(worker, model)
 
     def run_s(self, model: str) -> float:
         """Return the seconds of one image in the batches that cost least for each."""
@@ -183,7 +217,7 @@ def _loads(
     return {
         model: ModelLoad(
             demand_of(context, model).queue_length,
-            0.0 if state.waiting_since_s is None else context.now_s - state.waiting_since_s,
+            state.mean_wait_s(context.now_s),
             state.per_s,
             costs.run_s(model),
             holders.count(model),
@@ -220,8 +254,9 @@ def _switched(
 
 def _gain(loads: Mapping[str, ModelLoad], costs: LoadCosts, worker: Replica, held: str, model: str) -> float:
     """Return the requests a second that the worker would serve more after a switch; negative if it does not pay."""
-    after = loads[model].served_after(costs.load_s(worker, model))
-    now = loads[held].served_now(costs.load_s(worker, held)) if held in loads else 0.0
+    load_s, blocked_s = costs.load_s(worker, model), costs.blocked_s(worker, model)
+    after = loads[model].served_after(load_s, blocked_s)
+    now = loads[held].served_now(costs.load_s(worker, held), load_s - blocked_s) if held in loads else 0.0
     return after - now
 
 

@@ -45,6 +45,7 @@ class ServingPolicy:
     models assigned to them, or keep their present ones.
     `eviction` names the cache's rule (`policies.eviction_rules`). `cache_hits`: whether refined hits are cached too.
     `drops_late`: whether requests that are predicted to miss their deadline are dropped early (DiffServe, section 4.1).
+    `follows_queues`: whether it decides by the present queues, at every second report, not once a period.
     """
 
     name: str
@@ -55,6 +56,7 @@ class ServingPolicy:
     drops_late: bool = True
     plans_batches: bool = True
     moves_models: bool = True
+    follows_queues: bool = False
 
     def cache_plan(self, decided: CachePlan) -> CachePlan:
         """Return the cache part of a plan: as decided, else by the system's own admission and eviction.
@@ -144,7 +146,7 @@ def joint(settings: ServingSettings) -> ServingPolicy:
 @policy()
 def many_models(settings: ServingSettings) -> ServingPolicy:
     """Build the policy for more models than workers: workers switch to models with waiting requests."""
-    return ServingPolicy("many-models", ManyModels(settings), plans_batches=False)
+    return ServingPolicy("many-models", ManyModels(settings), plans_batches=False, follows_queues=True)
 
 
 # Policies of every installation; plug-ins of the group `pentimento.policies` add others.

@@ -103,6 +103,22 @@ async def test_replicas_that_join_again_and_again_do_not_keep_the_policy_from_be
     assert asked and asked[0].now_s == 160.0
 
 
+async def test_policy_that_follows_queues_looks_after_every_second_report(controller, clock, asked):
+    policy = controller._planner._policy
+    controller._planner.follow(replace(policy, follows_queues=True))
+    for replica in (WORKER, DOOR):
+        controller.register(replica)
+    for now_s in (102.0, 104.0, 106.0):
+        clock.monotonic_s = now_s
+        keep_alive(controller, 1)
+    for now_s in (106.0, 107.0, 108.0, 109.0):
+        await step_at(controller, clock, now_s)
+        keep_alive(controller, 1)
+
+    # The rounds at 107 and 109 decide by the demand before them.
+    assert [context.now_s for context in asked] == [106.0, 106.0, 108.0, 108.0]
+
+
 async def test_the_policy_looks_at_demand_once_a_period_and_at_the_fleet_whenever_it_changes(controller, clock, asked):
     for replica in (WORKER, DOOR):
         controller.register(replica)

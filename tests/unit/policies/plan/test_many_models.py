@@ -6,7 +6,7 @@ import pytest
 
 from pentimento.domain.fleet import ModelCost, Replica
 from pentimento.policies.plan.inputs import AllocationProfile, Decision, ModelDemand, PlanInput, ReplicaView
-from pentimento.policies.plan.many_models import ManyModels, ManyModelsMemory, ModelState
+from pentimento.policies.plan.many_models import ManyModels, ManyModelsMemory, ModelState, WaitingSince, still_waiting
 from pentimento.policies.plan.settings import ServingSettings
 from tests.unit.policies.plan.fleets import decide, worker
 
@@ -59,12 +59,46 @@ def test_many_models_switches_what_pays(
     assert held(decide(POLICY, fleet(*workers, demand=demand))) == expected
 
 
-@pytest.mark.parametrize(("waited_s", "switches"), [(1.0, False), (20.0, True)])
-def test_longer_wait_outweighs_longer_queues(waited_s: float, switches: bool) -> None:
-    memory = ManyModelsMemory({"c": ModelState(waiting_since_s=100.0 - waited_s)}, 99.0)
-    busy = fleet("a", "b", demand=(waiting("a", 9), waiting("b", 9), waiting("c")), now_s=100.0)
+@pytest.mark.parametrize(
+    ("waited_s", "load_s", "switches"),
+    # After a load of 2 s a run takes 1 s: with three times the weight of a new one, a request is served before them.
+    [(5.9, 2.0, False), (6.1, 2.0, True), (71.0, 8.0, False), (73.0, 8.0, True)],
+    ids=["young", "old", "young, long load", "old, long load"],
+)
+def test_longer_wait_outweighs_longer_queues(waited_s: float, load_s: float, switches: bool) -> None:
+    memory = ManyModelsMemory({"c": ModelState(waiting=((100.0 - waited_s, 1.0),))}, 99.0)
+    queues = (waiting("a", 9), waiting("b", 9), waiting("c"))
+    busy = fleet("a", "b", demand=queues, load_s=load_s, now_s=100.0)
 
     assert ("c" in held(decide(POLICY, replace(busy, last=Decision(memory=memory))))) is switches
+
+
+@pytest.mark.parametrize(
+    ("known", "arrived", "waiting_count", "expected"),
+    [
+        ((), 2.0, 2, ((10.0, 2.0),)),
+        (((1.0, 2.0), (5.0, 1.0)), 1.0, 2, ((5.0, 1.0), (10.0, 1.0))),
+        (((1.0, 2.0),), 1.0, 2, ((1.0, 1.0), (10.0, 1.0))),
+        (((1.0, 2.0),), 3.0, 0, ()),
+        (((1.0, 2.0),), 0.0, 3, ((1.0, 3.0),)),
+        ((), 0.0, 1, ((10.0, 1.0),)),
+    ],
+    ids=["new ones", "the oldest left", "some of a group left", "all left", "one came back", "one came back alone"],
+)
+def test_still_waiting_are_those_that_arrived_last(
+    known: WaitingSince, arrived: float, waiting_count: int, expected: WaitingSince
+) -> None:
+    assert still_waiting(known, 10.0, arrived, waiting_count) == expected
+
+
+def test_queue_that_is_served_all_the_time_does_not_grow_old() -> None:
+    last = Decision()
+    for second in range(60):
+        asked = fleet("a", "b", demand=(waiting("a", 2, per_s=1.0), waiting("b", 9)), now_s=float(second))
+        last = decide(POLICY, replace(asked, last=last))
+
+    assert isinstance(last.memory, ManyModelsMemory)
+    assert last.memory.models["a"].mean_wait_s(59.0) == 0.5
 
 
 def test_worker_that_loads_keeps_its_new_model() -> None:
