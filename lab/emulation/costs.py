@@ -13,7 +13,7 @@ class ModelCosts:
     """One model on a device of speed 1. `steps` holds the cost of one denoising step of the whole batch, at index batch
     size - 1; `step_count` is the length of a run from noise. Preparation runs on the device; decoding and encoding
     run next to it. `sizes` has the steps by image size and guidance, for requests that name them; `steps` serves all
-    others."""
+    others. With a `swap`, `load` reads the model into host memory while the device generates, and `swap` places it."""
 
     model: str
     step_count: int
@@ -21,6 +21,7 @@ class ModelCosts:
     prepare: Cost = NOTHING
     finish: Cost = NOTHING
     load: Cost = NOTHING
+    swap: Cost | None = None
     sizes: Mapping[Hashable, tuple[Cost, ...]] = field(default_factory=dict)
 
     @property
@@ -64,12 +65,13 @@ def from_latencies(
     prepare: Cost = NOTHING,
     finish: Cost = NOTHING,
     load: Cost = NOTHING,
+    swap: Cost | None = None,
 ) -> ModelCosts:
     """Return the costs of published seconds of a whole run by batch size; sizes in between are on the straight line.
     `variation` is that of a whole run, so that of a step is larger by the root of `step_count`."""
     step_variation = variation * step_count**0.5
     known = {size: steady(seconds / step_count, step_variation) for size, seconds in seconds_by_batch.items()}
-    return ModelCosts(model, step_count, for_every_batch(known), prepare, finish, load)
+    return ModelCosts(model, step_count, for_every_batch(known), prepare, finish, load, swap)
 
 
 def costs_of(model: EmulatedModel) -> ModelCosts:
@@ -89,6 +91,7 @@ def costs_of(model: EmulatedModel) -> ModelCosts:
         once.prepare,
         added(once.decode, once.encode),
         model.load,
+        model.swap,
         sizes,
     )
 

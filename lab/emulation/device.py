@@ -12,7 +12,6 @@ busy machine therefore does not slow its emulated devices down, even with sixtee
 """
 
 import math
-import sys
 from collections.abc import Hashable
 from random import Random
 from typing import Generic
@@ -23,7 +22,8 @@ from lab.emulation.cost_draws import draw
 from lab.emulation.costs import ModelCosts
 from lab.emulation.finisher import EmulatedFinisher
 from lab.emulation.jobs import DeviceListener, DeviceSettings, EmulatedJob, Owner, Timers
-from lab.emulation.speed import STEADY, Slowness, SpeedCourse
+from lab.emulation.speed import STEADY, Slowness, SpeedCourse, steps_until
+from lab.emulation.staging import Staging
 from pentimento.policies.step_batching import GroupTurns, due_at, reserve_count, yields_in_s
 
 # Later than this the process was stopped, not busy, and so was its device.
@@ -75,12 +75,11 @@ class EmulatedDevice(Generic[Owner]):
         self._forming = False
         self._form_at_s = 0.0
         self._finisher = EmulatedFinisher(timers, self._finished)
+        self._staging = Staging(timers, random, self._staged)
         # The model to hold, with its batches; the model being loaded; the attempts that need the current model.
         self._next: tuple[ModelCosts, int] | None = None
         self._loading: ModelCosts | None = None
         self._hold_count = 0
-        # Counts the processes that bore this name: what an earlier one was loading is lost.
-        self._incarnation = 0
 
     @property
     def credit_count(self) -> int:
@@ -175,14 +174,17 @@ class EmulatedDevice(Generic[Owner]):
         self._load_when_empty()
 
     def assign(self, costs: ModelCosts, max_batch: int) -> None:
-        """Hold this model after the current attempts end, with batches of at most `max_batch`. Assigning the current
-        model cancels a switch that has not begun to load."""
+        """Hold this model after the current attempts end, with batches of at most `max_batch`; a model with a `swap` is
+        read first, while further attempts are accepted. Assigning the current model cancels a switch before the device
+        is empty."""
         before = (self.model, self.max_batch, self.draining)
         limit = max(1, min(max_batch, costs.max_batch))
         if costs.model == self.costs.model and self._loading is None:
             self._next, self.max_batch, self.draining = None, limit, False
         else:
-            self._next, self.draining = (costs, limit), True
+            self._next = (costs, limit)
+            self._staging.begin(costs)
+            self.draining = self._staging.has(costs)
         if (self.model, self.max_batch, self.draining) != before:
             self._listener.device_reports(self)
         self._load_when_empty()
@@ -195,9 +197,9 @@ class EmulatedDevice(Generic[Owner]):
         self._jobs.clear()
         self._batch = []
         self._version += 1
-        self._incarnation += 1
         self._finisher.forget()
         self._loading = None
+        self._staging.forget()
         self.adapters.forget()
         return lost
 
@@ -296,7 +298,7 @@ class EmulatedDevice(Generic[Owner]):
             return 1, slowness
         steps = min(job.left for job in batch)
         if self._slowness.until < math.inf:
-            steps = min(steps, _steps_until(self._slowness.until - began_s, slowness * mean_s))
+            steps = min(steps, steps_until(self._slowness.until - began_s, slowness * mean_s))
         return steps, slowness
 
     def _note_end(self) -> None:
@@ -372,27 +374,26 @@ class EmulatedDevice(Generic[Owner]):
     def _leave(self, job: EmulatedJob[Owner]) -> None:
         del self._jobs[job.owner]
 
+    def _staged(self) -> None:
+        if self._next is not None and not self.lost:
+            self.assign(*self._next)
+
     def _load_when_empty(self) -> None:
-        if self._next is None or self._loading is not None or self.lost:
+        if self._next is None or not self.draining or self._loading is not None or self.lost:
             return
         if self._jobs or self._batch or not self._finisher.idle or self._hold_count:
             return
         self._loading = self._next[0]
-        self._timers.at(self._timers.now + draw(self._loading.load, self._random), self._loaded, self._incarnation)
+        self._staging.place(self._loading, self._loaded)
 
-    def _loaded(self, incarnation: int) -> None:
-        """Hold the loaded model. If another one was assigned meanwhile, load that one."""
-        if incarnation != self._incarnation or self._loading is None or self._next is None:
-            return
+    def _loaded(self) -> None:
+        """Hold the loaded model. If another one was assigned meanwhile, load that one; serve until it is staged."""
+        assert self._loading is not None and self._next is not None
         self.costs, self._loading = self._loading, None
         self.adapters.forget()
         self.generation += 1
-        if self._next[0].model != self.costs.model:
+        if self._next[0].model == self.costs.model:
+            self.max_batch, self._next, self.draining = self._next[1], None, False
+        elif self.draining:
             return self._load_when_empty()
-        self.max_batch, self._next, self.draining = self._next[1], None, False
         self._listener.device_reports(self)
-
-
-def _steps_until(seconds: float, step_s: float) -> int:
-    """Return the number of steps that begin within `seconds`, at least one."""
-    return max(math.ceil(seconds / step_s), 1) if step_s > 0.0 else sys.maxsize

@@ -7,6 +7,7 @@
     profile = "profiles/tiny-heavy.json"        # from `pentimento profile cost`; or latency_s and steps
     recording = "../../zoo/replay/recorded"     # images, qualities, confidences; without it, made up
     load_s = 4.0
+    swap_s = 0.5                                # of it, on the device, if host memory has room for the next model
     [[devices]]
     name = "small"
     count = 16
@@ -44,9 +45,10 @@ GUIDANCE_SCALE = 3.0
 @dataclass(frozen=True)
 class EmulatedModel:
     """A model of the fleet. `steps` and `guidance_scale` are the defaults of requests. `load` is the time to replace
-    another model. Without a `recording`, `quality` is the mean of all images; the most confident ones are better by
-    half of `quality_spread`, the least confident worse. A start from the cache keeps `reuse_quality` of it.
-    `steps_profile` says which steps may be skipped, as measured on a real model."""
+    another model; with a `swap`, the time to read it while that one generates, and `swap` that to replace it. Without a
+    `recording`, `quality` is the mean of all images; the most confident ones are better by half of `quality_spread`,
+    the least confident worse. A start from the cache keeps `reuse_quality` of it. `steps_profile` says which steps may
+    be skipped, as measured on a real model."""
 
     name: str
     profile: ModelProfile
@@ -55,6 +57,7 @@ class EmulatedModel:
     steps: int
     guidance_scale: float
     load: Cost = NOTHING
+    swap: Cost | None = None
     recording: Path | None = None
     quality: float | None = None
     quality_spread: float = 0.0
@@ -182,6 +185,7 @@ def _model(table: TomlTable) -> EmulatedModel:
         steps=table.whole("steps", profile.step_count, minimum=1, maximum=1000),
         guidance_scale=scale,
         load=_spread(table, "load_s", "load_variation"),
+        swap=_spread(table, "swap_s", "load_variation") if "swap_s" in table.fields else None,
         recording=table.path("recording", None),
         quality=table.number("quality", minimum=-1.0, maximum=1.0) if "quality" in table.fields else None,
         quality_spread=table.number("quality_spread", 0.0, maximum=1.0),

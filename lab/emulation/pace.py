@@ -26,6 +26,7 @@
     [[loras]]
     name = "papercut"
     load_s = 0.3
+    memory_bytes = 358000000                      # of the memory for LoRAs; 1 by default
     latest_start_fraction = 0.2                   # of the schedule that may run without it
 
 A paced device is a real process with real streams over compute that sleeps for these times. It ignores prompts and
@@ -68,11 +69,13 @@ class ControlNetPace:
 
 @dataclass(frozen=True)
 class LoraPace:
-    """A LoRA: the seconds of loading it, and the share of the schedule that may run without it."""
+    """A LoRA: the seconds of loading it, the share of the schedule that may run without it, and what it takes of the
+    memory for LoRAs."""
 
     name: str
     load_s: float
     latest_start_fraction: float
+    memory_bytes: int = 1
 
 
 @dataclass(frozen=True)
@@ -184,6 +187,7 @@ def _lora(entry: TomlTable) -> LoraPace:
         name=entry.text("name"),
         load_s=entry.number("load_s", 0.0),
         latest_start_fraction=entry.number("latest_start_fraction", 0.0, maximum=1.0),
+        memory_bytes=entry.whole("memory_bytes", 1, minimum=1),
     )
 
 

@@ -2,6 +2,7 @@
 
 import math
 import random
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -96,3 +97,8 @@ class Slowness:
             left_s -= (self.until - at) / self.at(at)
             at = self.until
         return (at + left_s * self.at(at) - now) / usual_s
+
+
+def steps_until(seconds: float, step_s: float) -> int:
+    """Return the number of steps that begin within `seconds`, at least one."""
+    return max(math.ceil(seconds / step_s), 1) if step_s > 0.0 else sys.maxsize

@@ -40,9 +40,10 @@ class PacedLoras:
 
     def read(self, digest: str) -> Lora:
         """Take as long as loading it does; return what moves the model's layer by the request's weight."""
-        time.sleep(self._paces[digest].load_s)
+        pace = self._paces[digest]
+        time.sleep(pace.load_s)
         one = torch.ones(1, 1, dtype=self._dtype)
-        return Lora(digest, 1, {"unet": {ADAPTED_LAYER: LowRankFactors(one, one, 1.0)}})
+        return Lora(digest, pace.memory_bytes, {"unet": {ADAPTED_LAYER: LowRankFactors(one, one, 1.0)}})
 
 
 def paced_digest(lora: LoraPace) -> str:

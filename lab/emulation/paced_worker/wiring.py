@@ -1,5 +1,6 @@
 """Build a paced worker: the real worker with a paced model."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -12,14 +13,16 @@ from lab.emulation.paced_worker.stamps import summed_stamps
 from pentimento.devices.choices import CompileMode, DtypeChoice
 from pentimento.diffusion.device import choose_dtype
 from pentimento.diffusion.families.model import DiffusionModel
+from pentimento.domain.components import ComponentRule
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import Capability, HeldModel
+from pentimento.policies.components import Utility
 from services.unet_worker.process import WorkerProcess
 from services.unet_worker.settings import UnetWorkerSettings
 from services.unet_worker.wiring import ModelSource, TorchModels, with_room_for_halves
 
 
-def wire(settings: UnetWorkerSettings) -> WorkerProcess:
+def wire(settings: UnetWorkerSettings, lora_rule: Callable[[], ComponentRule] = Utility) -> WorkerProcess:
     """Build the process, inside its event loop. `--model` names a pace's file. Raises InvalidArgument or NotFound for
     it, and InvalidArgument for settings that do not apply to a paced device."""
     if settings.other_models or settings.compile not in (CompileMode.AUTO, CompileMode.OFF):
@@ -27,7 +30,7 @@ def wire(settings: UnetWorkerSettings) -> WorkerProcess:
     pace = read_pace(settings.model)
     paced = _of_pace(settings, pace)
     capabilities = frozenset({Capability.EMULATED})
-    source = ModelSource(partial(_load, pace), summed_stamps, capabilities, partial(_loras, pace))
+    source = ModelSource(partial(_load, pace), summed_stamps, capabilities, partial(_loras, pace), lora_rule=lora_rule)
     models = TorchModels({paced.model_name: paced}, source)
     return WorkerProcess(with_room_for_halves(settings), models, settings.credits)
 
