@@ -11,7 +11,7 @@ resampled with replacement; ratios are taken within blocks.
 Ours is Eq. 10 with admission: a component that is worth less than all that would leave for it passes through the tier.
 "shipped" is ours with the suite's parameters.
 Then what a prefetch foresees: Eq. 5's share of the LoRA uses of the next hour, with the counts of the last 72 hours,
-with those of the first half, and by popularity alone; and the loading that a bandit saves in a tier of 32 GB.
+with those of the first half, and by popularity alone; and the loading that Eq. 5 and a bandit save in a tier of 32 GB.
 """
 
 import argparse
@@ -29,10 +29,12 @@ from lab.studies.component_log import SimulatedTier, replay
 from lab.studies.component_rules import Gdsf, Lfu, Lru, TimeDecayed
 from lab.studies.prefetch import (
     HourlyBandit,
+    HourlyTogether,
+    Prefetch,
     co_occurring,
     covered_share,
     hours_of,
-    replay_with_bandit,
+    replay_with_prefetch,
     uses_together,
 )
 from lab.workloads.components import GB, ComponentUse, uses_of_choices, uses_of_log
@@ -176,16 +178,22 @@ def _share(hours: Sequence[tuple[int, int]]) -> float:
     return sum(covered for covered, _ in hours) / max(sum(all_uses for _, all_uses in hours), 1)
 
 
-def by_bandit(log: str, uses: Uses) -> list[Figure]:
+def prefetched(log: str, uses: Uses) -> list[Figure]:
+    """Return what prefetches save of the waiting, and what they load ahead, in a tier of 32 GB."""
+
     def tier() -> SimulatedTier:
         return SimulatedTier(Utility(), 32 * GB, selective=True)
 
-    waited, ahead = replay_with_bandit(hours_of(uses), tier(), HourlyBandit())
     plain = [one.seconds for one in map(tier().serve, uses)]
-    pairs = list(zip(_blocks([one.seconds for one in waited]), _blocks(plain), strict=True))
-    name = f"{log}, 32 GB: "
-    spent = Figure(f"{name}seconds that the bandit loads ahead ÷ without it", ahead.seconds / sum(plain), informative())
-    return [measured(f"{name}seconds waited with a bandit ÷ without", pairs, _ratio, informative()), spent]
+    found = []
+    rules: Mapping[str, Prefetch] = {"a bandit": HourlyBandit(), "Eq. 5": HourlyTogether(WINDOW_HOURS, THRESHOLD, MOST)}
+    for rule, prefetch in rules.items():
+        waited, ahead = replay_with_prefetch(hours_of(uses), tier(), prefetch)
+        pairs = list(zip(_blocks([one.seconds for one in waited]), _blocks(plain), strict=True))
+        name = f"{log}, 32 GB, {rule}: seconds "
+        found.append(measured(f"{name}waited ÷ without", pairs, _ratio, informative()))
+        found.append(Figure(f"{name}loaded ahead ÷ without it", ahead.seconds / sum(plain), informative()))
+    return found
 
 
 def logs_of(options: Options) -> dict[str, Uses]:
@@ -208,7 +216,7 @@ def main() -> int:
     more: list[Figure] = []
     for log, uses in logs_of(options).items():
         cells += cells_of(log, uses)
-        more += [*foreseen(log, uses), *by_bandit(log, uses)]
+        more += [*foreseen(log, uses), *prefetched(log, uses)]
     notes = {"shipped aging per hour": AGING_PER_HOUR, "block": BLOCK}
     return publish(options, [*summary(cells), *chain.from_iterable(one.figures() for one in cells), *more], notes=notes)
 

@@ -6,7 +6,7 @@ Emulated workers behind `pentimento up --emulate --policy NAME`: an image takes 
 up to four; a load takes 0.5 to 2 s, by the model's size. Popularity follows Zipf's law with exponent 1. Every suite
 gets the same Poisson arrivals, at 50 and 80 % of the images that the workers generate one at a time without loading.
 An image is in time within 8 s. Deadlines are 60 s, so that late images come too; a request without an image counts
-with 60 s. The controller plans every half second, by reports that come as often. The first 20 s do not count.
+with 60 s. The controller plans every 0.8 s, by reports that come twice as often. The first 20 s do not count.
 
 `lru-models` loads a waiting model on the worker with the least recently used one, or on the next worker in turn;
 `fixed-shares` gives each worker a fixed share of the models, which it holds in turn. Intervals come from blocks of five
@@ -23,21 +23,15 @@ from statistics import quantiles
 import numpy as np
 
 from benchmarks.suites.emulated import PROMPTS, clients_of, emulated_suite, played
+from benchmarks.suites.switching import SwitchingFleet, flags_of, write_files
 from lab.runs import RequestRecord
 from lab.runs.measure import Figure, Options, Target, at_least, at_most, informative, measured, parse_options, publish
 from lab.workloads import Content, SloClass, Workload, poisson
 
-MODELS, WORKERS, BATCH = 30, 4, 4
-LATENCY_S = {1: 0.5, 2: 0.8, 4: 1.4}
+MODELS, WORKERS = 30, 4
 LOADS = (0.5, 0.8)
 SLO_S, DEADLINE_S, SETTLING_S, BLOCK_S = 8.0, 60.0, 20.0, 5.0
 OURS, OTHERS = "many-models", ("lru-models", "fixed-shares")
-# The suite finds the baselines as another distribution's plug-ins.
-PLUGIN = """[pentimento.policies]
-lru-models = lab.planners.many_models:lru_models
-fixed-shares = lab.planners.many_models:fixed_shares
-"""
-SETTINGS = "[controller]\nplan_interval_s = 0.5\nlease_s = 2.0\n"
 
 Blocks = Mapping[int, Sequence[RequestRecord]]
 
@@ -51,42 +45,18 @@ def load_s(rank: int) -> float:
     return 0.5 + 1.5 * (rank * 7 % MODELS) / (MODELS - 1)
 
 
-def fleet_text() -> str:
-    latency = ", ".join(f"{size} = {seconds}" for size, seconds in LATENCY_S.items())
-    models = [
-        f'[[models]]\nname = "{name_of(rank)}"\nsteps = 10\nguidance_scale = 1.0\nquality = 0.5\n'
-        f"latency_s = {{ {latency} }}\nload_s = {load_s(rank):.2f}\n"
-        for rank in range(MODELS)
-    ]
-    names = [name_of(rank) for rank in range(MODELS)]
-    groups = [
-        # Each begins with another model.
-        f'[[devices]]\nname = "w{number}"\ncount = 1\nmax_batch = {BATCH}\n'
-        f"models = {[*names[number:], *names[:number]]}\n".replace("'", '"')
-        for number in range(WORKERS)
-    ]
-    return "\n".join(['seed = 1\nbatching = "steps"\n', *models, *groups])
+FLEET = SwitchingFleet([(name_of(rank), load_s(rank)) for rank in range(MODELS)], WORKERS)
 
 
 def requests_of(load: float, seconds: float) -> Workload:
     """Return the arrivals at a share of the capacity without loading."""
     rng = np.random.default_rng(3)
     content = Content(prompts=PROMPTS, slo_classes=(SloClass("standard", DEADLINE_S),), steps=10)
-    plain = poisson(load * WORKERS / LATENCY_S[1], SETTLING_S + seconds, rng, content)
+    plain = poisson(load * FLEET.images_per_s, SETTLING_S + seconds, rng, content)
     weights = 1.0 / np.arange(1, MODELS + 1)
     ranks = rng.choice(MODELS, size=len(plain.arrivals), p=weights / weights.sum())
     arrivals = (replace(one, model=name_of(rank)) for one, rank in zip(plain.arrivals, ranks, strict=True))
     return replace(plain, arrivals=tuple(arrivals))
-
-
-def write_files(folder: Path) -> None:
-    """Write the fleet, the controller's settings, and a distribution with the baselines."""
-    (folder / "fleet.toml").write_text(fleet_text())
-    (folder / "settings.toml").write_text(SETTINGS)
-    plugin = folder / "many_models_baselines-0.dist-info"
-    plugin.mkdir()
-    (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: many-models-baselines\nVersion: 0\n")
-    (plugin / "entry_points.txt").write_text(PLUGIN)
 
 
 def play(folder: Path, policy: str, workload: Workload) -> list[RequestRecord]:
@@ -96,8 +66,7 @@ def play(folder: Path, policy: str, workload: Workload) -> list[RequestRecord]:
         async with clients_of(suite, {"": ""}) as clients:  # type: ignore[arg-type]
             return await played(workload, clients)
 
-    flags = ("--policy", policy, "--config", str(folder / "settings.toml"))
-    with emulated_suite(folder / "fleet.toml", flags, {"PYTHONPATH": str(folder)}) as suite:
+    with emulated_suite(folder / "fleet.toml", flags_of(folder, policy), {"PYTHONPATH": str(folder)}) as suite:
         records = asyncio.run(load(suite))
     return [one for one in records if one.arrived_s >= SETTLING_S]
 
@@ -156,7 +125,7 @@ def run(options: Options) -> int:
     seconds = 20.0 if options.quick else 60.0
     figures = []
     with tempfile.TemporaryDirectory() as folder:
-        write_files(Path(folder))
+        write_files(Path(folder), FLEET)
         for load in LOADS:
             workload = requests_of(load, seconds)
             records = {side: play(Path(folder), side, workload) for side in (OURS, *OTHERS)}

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.suites.instant import free_port
 from benchmarks.suites.limited_link import LimitedLink
 from lab.fixtures.worker_process import START_S, start_on
 from pentimento.clients.controller import ControllerClient
@@ -21,10 +22,12 @@ CONTROLLER_PORT, FIRST_REPLICA_PORT = 7001, 7100
 
 @dataclass(frozen=True)
 class PacedSuite:
-    """Name the addresses of its controller and its frontdoors, by name."""
+    """Name the addresses of its controller, of its frontdoors by name, and of its workers' metrics, if they have
+    some."""
 
     frontdoors: Mapping[str, str]
     controller: str
+    metrics: tuple[str, ...] = ()
 
     @property
     def frontdoor(self) -> str:
@@ -42,11 +45,15 @@ def paced_suite(
     *,
     link: LimitedLink | None = None,
     frontdoors: Mapping[str, Sequence[str]] = {"frontdoor": ()},
+    lora_memory_mib: int = 0,
+    worker_module: str = "lab.emulation.paced_worker",
+    measures: bool = False,
 ) -> Iterator[PacedSuite]:
     """Start workers and ControlNet replicas of a pace with all that they need; stop them in the end.
 
     Replicas begin with the `resident` ControlNets, at the far end of `link` if there is one. Workers run up to
-    `max_batch` images at a time and read every LoRA again. `frontdoors` have their flags by name.
+    `max_batch` images at a time; without `lora_memory_mib` they read every LoRA again. `frontdoors` have their flags by
+    name. `measures`: whether workers have metrics.
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pmt-", dir="/dev/shm")))
@@ -76,15 +83,18 @@ def paced_suite(
             enter = () if link is None else link.enter
             name = f"controlnet-{number}"
             run("lab.emulation.paced_controlnets", name, *of_replica, listen=listen, enter=enter)
-        of_worker = ("--model", str(pace), "--max-batch", str(max_batch), "--warm-up-s", "0", "--lora-memory-mib", "0")
+        of_worker: tuple[str, ...] = ("--model", str(pace), "--max-batch", str(max_batch), "--warm-up-s", "0")
+        of_worker = (*of_worker, "--lora-memory-mib", str(lora_memory_mib), *torch, *objects, *member)
+        metrics = tuple(f"127.0.0.1:{free_port()}" for _ in range(worker_count)) if measures else ()
         for number in range(worker_count):
-            run("lab.emulation.paced_worker", f"worker-{number}", *of_worker, *torch, *objects, *member)
+            told = ("--metrics-listen", metrics[number]) if metrics else ()
+            run(worker_module, f"worker-{number}", *of_worker, *told)
         for name, flags in frontdoors.items():
             # Workers follow one journal for each frontdoor's id, and objects belong to one.
             own = ("--frontdoor-id", name, "--objects-url", f"file://{folder}/objects-{name}")
             ledger = ("--ledger-url", f"sqlite:///{folder}/{name}.sqlite", "--worker-wait-s", "0")
             run("services.frontdoor", name, *ledger, *own, *member, *flags)
-        yield PacedSuite({name: f"unix:{folder}/{name}" for name in frontdoors}, controller)
+        yield PacedSuite({name: f"unix:{folder}/{name}" for name in frontdoors}, controller, metrics)
 
 
 async def await_live(suite: PacedSuite, replica_count: int) -> None:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from math import inf
 
 from lab.studies.component_log import Loading, SimulatedTier
 from lab.workloads.components import ComponentUse
@@ -79,8 +80,10 @@ class ByScore:
 @dataclass
 class ByClass:
     """Place by MLoRA's classes (section 6.1.1): the most used 5 % of base models have `replicas` nodes by consistent
-    hashing, all others one. Among them the node that would start first."""
+    hashing, all others one. Among them the node that would start first; any node if these are busy for longer than
+    `patience_s`."""
 
+    patience_s: float = inf
     replicas: int = 4
     points_per_node: int = 64
     counts: Counter[str] = field(default_factory=Counter)
@@ -91,7 +94,8 @@ class ByClass:
         self.counts[model] += 1
         hot = {name for name, _ in self.counts.most_common(max(len(self.counts) // 20, 1))}
         places = self._places(model, len(nodes), self.replicas if model in hot else 1)
-        return ByResidency()([nodes[place] for place in places], use)
+        chosen = ByResidency()([nodes[place] for place in places], use)
+        return chosen if chosen.waits_s(use) <= self.patience_s else ByResidency()(nodes, use)
 
     def _places(self, name: str, node_count: int, count: int) -> list[int]:
         if not self._ring:
