@@ -53,6 +53,7 @@ class EmulatedDevice(Generic[Owner]):
         self.costs = costs
         self.max_batch = min(max_batch, costs.max_batch)
         self.draining = False
+        self.retiring = False
         self.lost = False
         self.busy_s = 0.0
         self.adapters = DeviceAdapters(adapter_costs, random)
@@ -203,9 +204,19 @@ class EmulatedDevice(Generic[Owner]):
         self.adapters.forget()
         return lost
 
+    @property
+    def is_empty(self) -> bool:
+        """Return whether no attempt runs, waits or is being finished."""
+        return not self._jobs and not self._finisher.jobs
+
+    def retire(self) -> None:
+        """Take no more attempts, as after SIGTERM; the present ones end. Changes state until `revive`."""
+        self.retiring = self.draining = True
+        self._listener.device_reports(self)
+
     def revive(self) -> None:
         """Changes state: a new process of the same name, with the model that was last wanted."""
-        self.lost = False
+        self.lost = self.retiring = False
         self.generation += 1
         self.draining = False
         if self._next is not None:

@@ -45,7 +45,10 @@ class SimulatedController:
         self._window = DemandWindow()
         self._late: Counter[str] = Counter()
         self._reported_s = 0.0
+        self._reported: ReplicaReport | None = None
         self._decision = Decision()
+        # The input of the last plan.
+        self.given = PlanInput(0.0, ())
         self._plan = Plan(PlanVersion(1, 0))
         # When anything moved, and how often the policy was asked since.
         self._moved_s = 0.0
@@ -61,7 +64,8 @@ class SimulatedController:
         report = self._demand.added_to(ReplicaReport(_FRONTDOOR.instance_id, _FRONTDOOR.generation))
         self._demand.answered()
         demand = tuple(replace(one, late_count=self._late.pop(one.pool or one.model, 0)) for one in report.demand)
-        self._window.add(replace(report, demand=demand), covered_s)
+        self._reported = replace(report, demand=demand)
+        self._window.add(self._reported, covered_s)
         for device in self._devices.values():
             if not device.lost:
                 queued = ReplicaReport(device.worker_id, 1, (device.model,), device.waiting_count)
@@ -75,6 +79,7 @@ class SimulatedController:
         self.report(now_s)
         replicas = self._replicas()
         given = PlanInput(now_s, replicas, self._window.take(replicas), self._profiles, self._decision)
+        self.given = given
         made = make_plan(self._policy, given)
         self._decision = made.decision
         plan = numbered(made.plan, self._plan)
@@ -104,6 +109,6 @@ class SimulatedController:
                 capabilities=_STEP_BATCHING if device.batches_steps else frozenset(),
             )
             for device in self._devices.values()
-            if not device.lost
+            if not device.lost and not device.retiring
         )
-        return tuple(ReplicaView(replica) for replica in (_FRONTDOOR, *workers))
+        return (ReplicaView(_FRONTDOOR, self._reported), *map(ReplicaView, workers))

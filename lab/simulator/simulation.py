@@ -170,7 +170,8 @@ class Simulation:
         self.submit(events.ProfilesReceived(self._fleet.speed_profiles()))
         self.submit(events.QuotasReceived(self._scenario.quotas))
         for device in self._fleet.devices.values():
-            self.device_reports(device)
+            if not device.lost:
+                self.device_reports(device)
         if self._scenario.policy.cache is CacheUse.RETRIEVAL:
             self.submit(self._fleet.retrieval_report())
         self._settle()

@@ -65,6 +65,11 @@ class Reason(StrEnum):
         "a defect of the frontdoor ended the request",
         "see the frontdoor's log; a retry may help",
     )
+    FLEET_UNKNOWN = (
+        "FLEET_UNKNOWN",
+        "the controller has just started and does not know the fleet's demand yet",
+        "retry after RetryInfo's time; an autoscaler keeps its replicas meanwhile",
+    )
     INPUT_UNAVAILABLE = (
         "INPUT_UNAVAILABLE",
         "an input image, or the start of a replay, cannot be read now",

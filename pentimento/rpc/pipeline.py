@@ -150,6 +150,11 @@ class Pipeline:
         return self._begun_count, len(self._unary) + len(self._streams) + len(self._exempt)
 
     @property
+    def running_count(self) -> int:
+        """Return the running calls and streams, without those of the kit itself (health)."""
+        return len(self._unary) + len(self._streams)
+
+    @property
     def largest_request_bytes(self) -> int:
         """Return the largest request of the methods wrapped so far."""
         return self._largest_bytes

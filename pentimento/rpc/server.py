@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,14 +93,28 @@ class RpcServer:
         self._stopping = asyncio.Lock()
 
     @property
+    def running_count(self) -> int:
+        """Return the running calls and streams of the services."""
+        return self._pipeline.running_count
+
+    @property
     def metrics_address(self) -> str:
         """Return host:port of /metrics while it is served, else ""."""
         return self._metrics.address if self._metrics is not None else ""
 
-    def add(self, add_to_server: Callable[[Any, Any], None], servicer: object, full_name: str) -> None:
-        """Serve `servicer` as "package.Service", with its contract's roles and sizes. KeyError if the contract is not
-        loaded."""
-        self._add(add_to_server, servicer, full_name, declared_access(full_name))
+    def add(
+        self,
+        add_to_server: Callable[[Any, Any], None],
+        servicer: object,
+        full_name: str,
+        roles: frozenset[Role] | None = None,
+    ) -> None:
+        """Serve `servicer` as "package.Service", with its contract's roles and sizes; `roles` are those of a contract
+        of others, which names none. KeyError if the contract is not loaded."""
+        access = declared_access(full_name)
+        if roles is not None:
+            access = {name: replace(one, roles=roles) for name, one in access.items()}
+        self._add(add_to_server, servicer, full_name, access)
         self._health.add_service(full_name)
 
     def _add(

@@ -67,4 +67,4 @@ class FleetMember:
         return Replica(self._server.instance_id, self._kind, self.address, self.generation)
 
     def _report(self) -> ReplicaReport:
-        return ReplicaReport(self._server.instance_id, self.generation)
+        return ReplicaReport(self._server.instance_id, self.generation, running_count=self._server.running_count)

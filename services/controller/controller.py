@@ -25,6 +25,7 @@ from services.controller.plan_feed import PlanFeed
 from services.controller.planner import Planner
 from services.controller.registry import Registry
 from services.controller.repository import ModelRepository
+from services.controller.scaler import Scaler
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ class ControllerTimes:
 class Controller:
     """Plan the fleet on one event loop. `run` plans; the other methods answer RPCs and raise domain errors. With
     `leads` False a controller rejects all RPCs until `lead`. `keep` receives every new plan. `repository` has the
-    costs of models that no worker has measured, and digests by name."""
+    costs of models that no worker has measured, and digests by name. `scaler` follows every round and report."""
 
     def __init__(
         self,
@@ -74,8 +75,10 @@ class Controller:
         keep: Callable[[Plan], None] | None = None,
         repository: ModelRepository | None = None,
         slo_s: float = 0.0,
+        scaler: Scaler | None = None,
     ) -> None:
         self._slo_s = slo_s
+        self._scaler = scaler
         self._repository = repository or ModelRepository()
         self._leads = leads
         self._keep = keep
@@ -130,6 +133,8 @@ class Controller:
                 raise InvalidArgument.of("plan.version.leader_epoch", "must be an epoch that a leader can have had")
             received = self._registry.report(report, self._clock.monotonic())
         self._window.add(report, received.covered_s)
+        if self._scaler is not None and report.demand:
+            self._scaler.note_waiting(self._registry.live(self._clock.monotonic()))
         if received.changed:
             self._changed.set()
         self._overtake(report.plan_version)
@@ -215,6 +220,8 @@ class Controller:
     def close(self) -> None:
         """End the watchers' streams. Changes state."""
         self._feed.close()
+        if self._scaler is not None:
+            self._scaler.close()
 
     async def _replan(self, replicas: tuple[ReplicaView, ...], now_s: float) -> Plan | None:
         """Plan by new demand when a period is over, else by the last round's demand."""
@@ -226,7 +233,14 @@ class Controller:
         profiles = with_registered(reported, self._repository.costs)
         self._planner.registered = self._repository.digests
         context = PlanInput(self._look_s, replicas, self._demand, profiles)
-        return await (self._planner.look(context) if is_due else self._planner.look_again(context))
+        plan = await (self._planner.look(context) if is_due else self._planner.look_again(context))
+        if self._scaler is not None and self._planner.begun:
+            self._scaler.look(context, self._known_models(context), self._planner.assigned)
+        return plan
+
+    def _known_models(self, context: PlanInput) -> frozenset[str]:
+        measured = (profile.model for profile in context.profiles)
+        return context.able_models().union(measured, self._repository.digests, self._planner.scaled)
 
     def _look_due_s(self) -> float:
         """Return the time of the next round, in monotonic seconds: the first one waits until the fleet seems whole."""

@@ -38,9 +38,17 @@ class Planner:
     """
 
     def __init__(
-        self, policy: ServingPolicy, leader_epoch: int, allocator_limit_s: float = 0.5, *, skip_light_below: float = 0.0
+        self,
+        policy: ServingPolicy,
+        leader_epoch: int,
+        allocator_limit_s: float = 0.5,
+        *,
+        skip_light_below: float = 0.0,
+        scaled: tuple[str, ...] = (),
     ) -> None:
-        """Start without a plan. `skip_light_below`: the bound of cascades' first stages if the policy sets none."""
+        """Start without a plan. `skip_light_below`: the bound of cascades' first stages if the policy sets none.
+        `scaled`: models that every plan names, also without a worker."""
+        self.scaled = scaled
         self._skip_light_below = skip_light_below
         self._policy = policy
         self._threads = AllocatorThreads(allocator_limit_s)
@@ -92,6 +100,11 @@ class Planner:
         return [uploaded[name] for name in self._asked.most_used(model) if name in uploaded][:MAX_TOLD_COUNT]
 
     @property
+    def assigned(self) -> Mapping[str, str]:
+        """Return the model of each worker in the newest plan."""
+        return {one.worker_id: one.model for one in self.plan.assignments} if self.plan is not None else {}
+
+    @property
     def steered(self) -> SteeredCount | None:
         """Return the worker count that the policy moves towards; None for a policy that does not move in steps."""
         return self._decision.steered
@@ -108,7 +121,7 @@ class Planner:
     async def _replan(self, given: PlanInput, last: Decision) -> Plan | None:
         self._held = self._held.seen(given.replicas)
         mismatched = self._held.mismatched(self.registered)
-        facts = FleetFacts(self.registered, mismatched, self.uploaded, self._asked, self._skip_light_below)
+        facts = FleetFacts(self.registered, mismatched, self.uploaded, self._asked, self._skip_light_below, self.scaled)
         seen = without_mismatched(given, mismatched)
         self._note_unplanned(seen, as_unplanned(mismatched))
         policy = self._in_force

@@ -1,4 +1,4 @@
-"""Serve the controller's three services over protobuf: replicas and plans, models, uploaded LoRAs."""
+"""Serve the controller's services over protobuf: replicas and plans, models, uploaded LoRAs, KEDA's scaler."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
@@ -11,6 +11,8 @@ from pentimento.api.adapters.v1.adapter_registry_service_pb2_grpc import Adapter
 from pentimento.api.controller.v1 import controller_service_pb2 as pb
 from pentimento.api.controller.v1.controller_service_pb2_grpc import ControllerServiceServicer
 from pentimento.api.generation.v1 import generation_pb2
+from pentimento.api.keda import externalscaler_pb2 as keda_pb
+from pentimento.api.keda.externalscaler_pb2_grpc import ExternalScalerServicer
 from pentimento.api.models.v1 import model_repository_service_pb2 as models_pb
 from pentimento.api.models.v1.model_repository_service_pb2_grpc import ModelRepositoryServiceServicer
 from pentimento.domain.adapters import LoraUpload
@@ -22,6 +24,7 @@ from pentimento.rpc import current_caller
 from pentimento.wire.codec import decode, encode, nested
 from services.controller.controller import Controller
 from services.controller.repository import ModelRepository
+from services.controller.scaler import METRIC, Scaler, target_of
 
 if TYPE_CHECKING:
     # A controller without a ledger starts without its libraries.
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 FULL_NAME = pb.DESCRIPTOR.services_by_name["ControllerService"].full_name
 MODELS_FULL_NAME = models_pb.DESCRIPTOR.services_by_name["ModelRepositoryService"].full_name
 ADAPTERS_FULL_NAME = adapters_pb.DESCRIPTOR.services_by_name["AdapterRegistryService"].full_name
+SCALER_FULL_NAME = keda_pb.DESCRIPTOR.services_by_name["ExternalScaler"].full_name
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -147,3 +151,41 @@ async def _chunks(requests: AsyncIterator[adapters_pb.AddLoraRequest]) -> AsyncI
         if request.WhichOneof("part") != "chunk":
             raise InvalidArgument.of("chunk", "must be all that follows the first message")
         yield request.chunk
+
+
+class KedaScalerServicer(ExternalScalerServicer):
+    """Serve KEDA. The metric is the wanted number of replicas, its target 1: the autoscaler's quotient is the number
+    itself."""
+
+    def __init__(self, scaler: Scaler) -> None:
+        self._scaler = scaler
+
+    async def IsActive(self, request: keda_pb.ScaledObjectRef, context: Context) -> keda_pb.IsActiveResponse:
+        return keda_pb.IsActiveResponse(result=self._scaler.wanted(target_of(request.scalerMetadata)) > 0)
+
+    async def StreamIsActive(
+        self, request: keda_pb.ScaledObjectRef, context: Context
+    ) -> AsyncIterator[keda_pb.IsActiveResponse]:
+        async with aclosing(self._scaler.watch_active(target_of(request.scalerMetadata))) as changes:
+            async for active in changes:
+                yield keda_pb.IsActiveResponse(result=active)
+
+    async def GetMetricSpec(self, request: keda_pb.ScaledObjectRef, context: Context) -> keda_pb.GetMetricSpecResponse:
+        target_of(request.scalerMetadata)
+        return keda_pb.GetMetricSpecResponse(
+            metricSpecs=[keda_pb.MetricSpec(metricName=METRIC, targetSize=1, targetSizeFloat=1.0)]
+        )
+
+    async def StreamMetricSpec(
+        self, request: keda_pb.ScaledObjectRef, context: Context
+    ) -> AsyncIterator[keda_pb.GetMetricSpecResponse]:
+        """Yield the specification, which never changes. The stream stays open: KEDA would open it again."""
+        yield await self.GetMetricSpec(request, context)
+        await self._scaler.until_closed()
+
+    async def GetMetrics(self, request: keda_pb.GetMetricsRequest, context: Context) -> keda_pb.GetMetricsResponse:
+        if request.metricName not in ("", METRIC):
+            raise InvalidArgument.of("metricName", f"must be {METRIC}, got {request.metricName[:80]!r}")
+        wanted = self._scaler.wanted(target_of(request.scaledObjectRef.scalerMetadata))
+        value = keda_pb.MetricValue(metricName=METRIC, metricValue=wanted, metricValueFloat=wanted)
+        return keda_pb.GetMetricsResponse(metricValues=[value])

@@ -14,6 +14,7 @@ from pentimento.policies.plan.settings import DeferralCurve, MixtureMode, ModelQ
 from pentimento.profiles.catalogue import ReusePromise
 from pentimento.profiles.rules import RuleChoice
 from pentimento.rpc import RpcServerSettings
+from pentimento.rpc.settings import check_address
 from pentimento.settings import setting
 
 _DEFAULT = ServingSettings("")
@@ -207,13 +208,31 @@ class ControllerSettings:
     leader_lease_s: float = setting(
         2.0, help="silence of the leader before a standby takes over", minimum=0.2, maximum=600
     )
+    scaler_listen: tuple[str, ...] = setting(
+        (), help="addresses of the external scaler for KEDA, without tokens; empty: none"
+    )
+    scaler_client_ca_file: Path | None = setting(
+        None, help="PEM authorities of KEDA's client certificate; set: mutual TLS of the scaler", must_exist=True
+    )
+    scaled_models: tuple[str, ...] = setting(
+        (), help="models that an autoscaler starts on demand: requests wait for their first worker"
+    )
 
     def __post_init__(self) -> None:
         if self.standby and not self.ledger_url:
             raise ValueError("--standby needs a --ledger-url that the leader has too")
         if self.cascade and not (self.ledger_url and math.isfinite(self.serving.serving().slo_s)):
             raise ValueError("--cascade needs a --ledger-url, where it is registered, and a --slo-s")
+        self._check_scaler()
         self.policy()
+
+    def _check_scaler(self) -> None:
+        for address in self.scaler_listen:
+            check_address("--scaler-listen", address)
+        if set(self.scaler_listen) & {address for address in self.rpc.listen if not address.endswith(":0")}:
+            raise ValueError("--scaler-listen must be other addresses than --listen")
+        if self.scaler_client_ca_file is not None and self.rpc.tls_cert_file is None:
+            raise ValueError("--scaler-client-ca-file needs --tls-cert-file and --tls-key-file")
 
     @property
     def reuse_promise(self) -> ReusePromise:

@@ -1,16 +1,19 @@
 """Construct a controller process."""
 
+import math
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pentimento.api.adapters.v1.adapter_registry_service_pb2_grpc import add_AdapterRegistryServiceServicer_to_server
 from pentimento.api.controller.v1.controller_service_pb2_grpc import add_ControllerServiceServicer_to_server
+from pentimento.api.keda.externalscaler_pb2_grpc import add_ExternalScalerServicer_to_server
 from pentimento.api.models.v1.model_repository_service_pb2_grpc import add_ModelRepositoryServiceServicer_to_server
 from pentimento.domain.clock import SystemClock
 from pentimento.domain.epochs import epoch_at
 from pentimento.policies.plan.registry import ServingPolicy, registered_cascade
 from pentimento.rpc import RpcServer
+from pentimento.rpc.access import ANY_TOKEN
 from pentimento.service.lease import LedgerLease
 from pentimento.service.process import ServiceProcess
 from pentimento.stores.objects import open_objects
@@ -20,12 +23,15 @@ from services.controller.plan_feed import PlanFeed
 from services.controller.planner import Planner
 from services.controller.registry import Registry
 from services.controller.repository import ModelRepository
+from services.controller.scaler import Scaler
 from services.controller.servicers import (
     ADAPTERS_FULL_NAME,
     FULL_NAME,
     MODELS_FULL_NAME,
+    SCALER_FULL_NAME,
     AdapterRegistryServicer,
     ControllerServicer,
+    KedaScalerServicer,
     ModelRepositoryServicer,
 )
 from services.controller.settings import ControllerSettings
@@ -51,6 +57,7 @@ class ControllerProcess(ServiceProcess):
     repository: ModelRepository
     leadership: Leadership | None = None
     uploads: "UploadedAdapters | None" = None
+    scaler_server: RpcServer | None = None
     standby: bool = False
 
     async def prepare(self) -> None:
@@ -65,9 +72,16 @@ class ControllerProcess(ServiceProcess):
         if self.uploads is not None:
             self.run_beside(self.uploads.run(), "uploads")
         self.run_beside(self.controller.run(), "planning")
+        if self.scaler_server is not None:
+            await self.scaler_server.start()
+            self.scaler_server.set_serving()
 
     async def finish(self) -> None:
         self.controller.close()
+
+    async def close(self) -> None:
+        if self.scaler_server is not None:
+            await self.scaler_server.stop()
 
     def _on_superseded(self) -> None:
         """End the process, since another controller leads: started again, it waits for the lead."""
@@ -87,7 +101,14 @@ def wire(settings: ControllerSettings, ledger: "FleetLedger | None" = None) -> C
     state_dir, rise, keep = kept
     epoch = LeaderEpoch(state_dir, epoch_at(clock.wall()), rise, lambda: epoch_at(clock.wall()))
     skipped = settings.skip_light_below
-    planner = Planner(settings.policy(), epoch.value, settings.allocator_limit_s, skip_light_below=skipped)
+    planner = Planner(
+        settings.policy(),
+        epoch.value,
+        settings.allocator_limit_s,
+        skip_light_below=skipped,
+        scaled=settings.scaled_models,
+    )
+    scaler = Scaler(settings.serving.slo_s or math.inf, clock.monotonic) if settings.scaler_listen else None
     repository = ModelRepository(ledger, lambda: planner.follow(_policy(settings, repository)), settings.reuse_promise)
     controller = Controller(
         Registry(settings.lease_s, RETENTION_S, settings.max_replicas),
@@ -100,6 +121,7 @@ def wire(settings: ControllerSettings, ledger: "FleetLedger | None" = None) -> C
         keep=keep,
         repository=repository,
         slo_s=settings.serving.slo_s,
+        scaler=scaler,
     )
     uploads = _uploads(settings, ledger, controller)
     models = ModelRepositoryServicer(repository, controller.check_leading)
@@ -114,8 +136,24 @@ def wire(settings: ControllerSettings, ledger: "FleetLedger | None" = None) -> C
         repository=repository,
         leadership=leadership,
         uploads=uploads,
+        scaler_server=_scaler_server(settings, scaler) if scaler is not None else None,
         standby=settings.standby,
     )
+
+
+def _scaler_server(settings: ControllerSettings, scaler: Scaler) -> RpcServer:
+    """Return the server of the scaler, with this process's certificate. KEDA has no token: a caller that
+    reaches it, with a certificate where one is required, may read numbers of replicas."""
+    rpc = replace(
+        settings.rpc,
+        listen=settings.scaler_listen,
+        token_file=None,
+        metrics_listen="",
+        tls_client_ca_file=settings.scaler_client_ca_file,
+    )
+    server = RpcServer(rpc, "controller-scaler")
+    server.add(add_ExternalScalerServicer_to_server, KedaScalerServicer(scaler), SCALER_FULL_NAME, ANY_TOKEN)
+    return server
 
 
 def _policy(settings: ControllerSettings, repository: ModelRepository) -> ServingPolicy:

@@ -14,6 +14,10 @@ from pentimento.policies.plan.inputs import ModelDemand, PlanInput, ReplicaView
 MIN_WINDOW_S = 0.05
 _SETTLED_COUNT = 40.0
 _SLOWEST_S = 120.0
+# Weight of the newest second in a trend, limited to a share of its weight in the level.
+_TREND_WEIGHT, _TREND_SHARE = 0.05, 0.2
+# Upper limit of a forecast, as a multiple of the level.
+_MOST_GROWTH = 2.0
 # Requests in an average of shares.
 SHARED_COUNT = 50.0
 
@@ -122,6 +126,32 @@ def settled_weight(weight: float, rate: float) -> float:
 def share_weight(request_count: int) -> float:
     """Return the weight of `request_count` new requests in an average over about the last fifty."""
     return 1.0 - (1.0 - 1.0 / SHARED_COUNT) ** request_count
+
+
+@dataclass(frozen=True)
+class RateTrend:
+    """Hold a rate (requests a second) and its change a second, by Holt's linear smoothing, at `at_s`."""
+
+    rate: float = 0.0
+    trend: float = 0.0
+    at_s: float = 0.0
+
+    def after(self, now_s: float, came: float, weight: float) -> "RateTrend":
+        """Return both after requests came at that rate since `at_s`; `weight` is that of the newest second."""
+        elapsed_s = now_s - self.at_s
+        expected, trend = self.rate + self.trend * elapsed_s, self.trend
+        if expected < 0.0:
+            # A load that fell to 0 falls no further: the next requests count immediately.
+            expected, trend = 0.0, 0.0
+        rate = expected + (1.0 - (1.0 - weight) ** elapsed_s) * (max(came, 0.0) - expected)
+        if elapsed_s > 0.0:
+            share = 1.0 - (1.0 - min(_TREND_WEIGHT, _TREND_SHARE * weight)) ** elapsed_s
+            trend += share * ((rate - self.rate) / elapsed_s - trend)
+        return RateTrend(rate, trend, now_s)
+
+    def ahead(self, seconds: float) -> float:
+        """Return the rate to plan for: the one in that many seconds if it is above the present, at most twice that."""
+        return min(max(self.rate, self.rate + self.trend * seconds), _MOST_GROWTH * self.rate)
 
 
 def averaged_demand(newest: float, before: float, weight: float, elapsed_s: float) -> float:

@@ -1,7 +1,7 @@
 """Make a whole plan from a policy's decision. Pure: the controller and the simulator call the same function."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from pentimento.domain.adapters import Adapter
@@ -9,6 +9,7 @@ from pentimento.domain.fleet import (
     AdapterPlacement,
     Capability,
     Plan,
+    PoolPlan,
     ReplicaKind,
     ServiceEndpoint,
     UnplannedModel,
@@ -30,7 +31,8 @@ class FleetFacts:
     `registered`: digests of the model repository, by name. `mismatched`: workers that hold another digest under such a
     name, as `HeldDigests.mismatched` returns them; they are not planned. `uploaded`: LoRAs of the object store.
     `asked`: requests by adapter, to place the popular ones. `skip_light_below`: the skip bound of first stages if the
-    policy sets none.
+    policy sets none. `scaled`: models that an autoscaler starts on demand; each has a pool, if need be without workers,
+    so that requests wait for it.
     """
 
     registered: Mapping[str, str] = field(default_factory=dict)
@@ -38,6 +40,7 @@ class FleetFacts:
     uploaded: tuple[Adapter, ...] = ()
     asked: AskedShares = field(default_factory=AskedShares)
     skip_light_below: float = 0.0
+    scaled: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,7 @@ def make_plan(policy: ServingPolicy, given: PlanInput, facts: FleetFacts = Fleet
         decided,
         version=UNNUMBERED,
         allocator=policy.name,
+        pools=with_pools_for(facts.scaled, decided.pools),
         endpoints=service_endpoints(seen.replicas),
         drops_late=policy.drops_late,
         moves_models=policy.moves_models,
@@ -128,6 +132,12 @@ def unprofiled_models(given: PlanInput) -> tuple[UnplannedModel, ...]:
     there = {(model, worker.device) for worker in given.workers() for model in worker.models}
     lacking = sorted(pair for pair in there if not profiled & {pair, (pair[0], "")})
     return tuple(UnplannedModel(model, device, Reason.PROFILE_MISSING) for model, device in lacking)
+
+
+def with_pools_for(models: Iterable[str], pools: tuple[PoolPlan, ...]) -> tuple[PoolPlan, ...]:
+    """Return the pools, and one without workers for each of the models that has none."""
+    there = {pool.model for pool in pools} | {pool.pool for pool in pools}
+    return (*pools, *(PoolPlan(model, model, ()) for model in dict.fromkeys(models) if model not in there))
 
 
 def service_endpoints(replicas: tuple[ReplicaView, ...]) -> tuple[ServiceEndpoint, ...]:

@@ -17,8 +17,9 @@ logger = logging.getLogger(__name__)
 _SILENCE_S = 10.0
 # Characters of a name that are echoed to the client.
 _SHOWN_NAME_LENGTH = 80
-# Longest wait of a call for a model that no worker ever held, and the most such calls.
-MODEL_WAIT_S = 60.0
+# Wait of a call without a deadline for a model that no worker ever held, the longest one, and the most such calls. An
+# autoscaler may have to start a node first.
+MODEL_WAIT_S, LONGEST_WAIT_S = 60.0, 900.0
 MOST_WAITING = 256
 
 
@@ -144,13 +145,15 @@ class Catalogue:
         return self._models[name]
 
     async def wait_until_loaded(self, name: str, timeout_s: float) -> None:
-        """Wait until a worker has reported a model that the plan names and no worker ever held; return at once for
-        other models, at the time limit, and while too many calls wait. `wanted` has the model meanwhile."""
+        """Wait until a worker has reported a model that the plan names and no worker ever held, the default one for "".
+        Return at once for other models, at the time limit, and while too many calls wait. `wanted` has the model
+        meanwhile."""
+        name = name or self._default_model
         if name in self._models or name not in self._planned or sum(self.wanted.values()) >= MOST_WAITING:
             return
         self.wanted[name] += 1
         try:
-            async with asyncio.timeout(min(timeout_s, MODEL_WAIT_S)):
+            async with asyncio.timeout(min(timeout_s, LONGEST_WAIT_S)):
                 await self.wait_for(name)
         except TimeoutError:
             pass  # `find` raises the error of an absent model

@@ -94,6 +94,12 @@ MAY_CALL = {
     "vectordb.v1.VectordbGatewayService.GetStatistics": SUITE_AND_OPERATORS,
     "worker.v1.UnetWorkerService.WatchCredits": SUITE,
     "worker.v1.UnetWorkerService.Execute": SUITE,
+    # KEDA's contract has no roles: the controller opens it on a listener of its own.
+    "externalscaler.ExternalScaler.IsActive": set(),
+    "externalscaler.ExternalScaler.StreamIsActive": set(),
+    "externalscaler.ExternalScaler.GetMetricSpec": set(),
+    "externalscaler.ExternalScaler.GetMetrics": set(),
+    "externalscaler.ExternalScaler.StreamMetricSpec": set(),
     "worker.v1.UnetWorkerService.Attach": SUITE,
     "worker.v1.UnetWorkerService.CancelAttempt": SUITE,
     "worker.v1.UnetWorkerService.ThinAttempt": SUITE,

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from lab.fixtures.charts.combinations import EXTERNAL
-from lab.fixtures.charts.rendering import CHART, NAMESPACE, RELEASE, TOOLS, Manifest, run_helm
-from lab.fixtures.charts.rules import RenderedRelease, component
+from lab.fixtures.charts.rendering import CHART, NAMESPACE, RELEASE, TOOLS, HelmRefusal, Manifest, run_helm
+from lab.fixtures.charts.rules import LED, RenderedRelease, component
 from lab.fixtures.charts.starting import SETTINGS, environments
 from pentimento.stores.ledger.database import open_engine
+from services.controller.scaler import target_of
 
 Rendering = Callable[..., list[Manifest]]
 
@@ -103,3 +104,74 @@ def test_settings_of_the_schema_are_none_that_the_chart_gives(rendered: Renderin
         for key in definitions[section]["properties"]:
             assert f"PENTIMENTO_{section}_{key}".upper() not in environment
             assert f"PENTIMENTO_COMMON_{key}".upper() not in environment
+
+
+KEDA = {"kind": "keda", "minReplicas": 0, "maxReplicas": 50}
+
+
+def test_keda_asks_the_controller_for_each_pool_and_service(rendered: Rendering) -> None:
+    scaled = {"workerDefaults": {"autoscaling": KEDA}, "edge": {"autoscaling": {"kind": "keda", "callsPerReplica": 64}}}
+    manifests = rendered(EXTERNAL, scaled)
+    found = {
+        one["spec"]["scaleTargetRef"]["name"]: (one["spec"]["minReplicaCount"], one["spec"]["triggers"][0]["metadata"])
+        for one in RenderedRelease(manifests).of("ScaledObject")
+    }
+    address = {"scalerAddress": "pentimento-controller.images.svc:50053", "dwellSeconds": "120"}
+    worker = {**address, "service": "unet_worker", "startSeconds": "60"}
+
+    assert found == {
+        "pentimento-unet-worker-heavy": (0, {**worker, "models": "tiny-heavy"}),
+        "pentimento-unet-worker-light": (0, {**worker, "models": "tiny-light"}),
+        "pentimento-edge": (1, {**address, "service": "edge", "callsPerReplica": "64"}),
+    }
+    assert not RenderedRelease(manifests).of("TriggerAuthentication")
+    controller = environments(manifests)["controller"]
+    assert controller["PENTIMENTO_CONTROLLER_SCALER_LISTEN"] == "0.0.0.0:50053"
+    assert controller["PENTIMENTO_CONTROLLER_SCALED_MODELS"] == "tiny-heavy,tiny-light"
+
+
+def test_every_trigger_of_the_chart_is_one_that_the_scaler_knows(rendered: Rendering) -> None:
+    keys = ("embedder", "gateway", "controlnet", "discriminator", "edge", "workerDefaults")
+    manifests = rendered(EXTERNAL, {key: {"autoscaling": {"kind": "keda"}} for key in keys})
+    triggers = [one["spec"]["triggers"][0]["metadata"] for one in RenderedRelease(manifests).of("ScaledObject")]
+
+    targets = {target_of(metadata).service for metadata in triggers}
+
+    services = {"embedder", "vectordb_gateway", "controlnet_svc", "discriminator", "edge", "unet_worker"}
+    assert targets == services
+    assert "PENTIMENTO_CONTROLLER_SCALED_MODELS" in environments(manifests)["controller"]
+
+
+def test_keda_shows_a_certificate_where_the_suite_does(rendered: Rendering) -> None:
+    scaled = {"workerDefaults": {"autoscaling": KEDA}}
+    mutual = {"tls": {"secret": "certificates", "mutual": True}, "keda": {"clientSecret": "keda-client"}}
+    manifests = rendered(EXTERNAL, scaled, mutual)
+    (authentication,) = RenderedRelease(manifests).of("TriggerAuthentication")
+
+    assert {one["parameter"]: (one["name"], one["key"]) for one in authentication["spec"]["secretTargetRef"]} == {
+        "caCert": ("certificates", "ca.crt"),
+        "tlsClientCert": ("keda-client", "tls.crt"),
+        "tlsClientKey": ("keda-client", "tls.key"),
+    }
+    controller = environments(manifests)["controller"]
+    assert controller["PENTIMENTO_CONTROLLER_SCALER_CLIENT_CA_FILE"] == "/run/secrets/tls/ca.crt"
+    with pytest.raises(HelmRefusal, match=r"keda.clientSecret: with tls.mutual"):
+        rendered(EXTERNAL, scaled, {"tls": {"secret": "certificates", "mutual": True}})
+
+
+def test_without_keda_the_controller_has_no_scaler(rendered: Rendering) -> None:
+    manifests = rendered(EXTERNAL)
+    release = RenderedRelease(manifests)
+    ports = [port["name"] for one in release.of("Service") for port in one["spec"]["ports"]]
+
+    assert not release.of("ScaledObject") and "scaler" not in ports
+    assert "PENTIMENTO_CONTROLLER_SCALER_LISTEN" not in environments(manifests)["controller"]
+
+
+def test_helm_does_not_wait_for_standbys(rendered: Rendering) -> None:
+    several = {"frontdoor": {"replicas": 3}, "controller": {"replicas": 2}}
+    led = [one for one in RenderedRelease(rendered(EXTERNAL, several)).workloads if component(one) in LED]
+
+    # Helm 3 and `--wait=legacy` expect `replicas` less `maxUnavailable` ready pods.
+    assert {one["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] for one in led} == {"100%"}
+    assert sorted(one["spec"]["replicas"] for one in led) == [2, 3]

@@ -156,6 +156,18 @@ async def test_call_waits_for_planned_model_and_asks_for_it() -> None:
     assert catalogue.added_to(report) == report
 
 
+async def test_call_without_a_model_waits_for_the_default_one() -> None:
+    catalogue = Catalogue("tiny")
+    catalogue.follow((), ("tiny", "other"))
+
+    waiting = asyncio.ensure_future(catalogue.wait_until_loaded("", 30.0))
+    await asyncio.sleep(0)
+
+    assert catalogue.added_to(ReplicaReport("f", 1)).demand == (PoolDemand("tiny", queue_length=1),)
+    catalogue.learn(HELD)
+    await waiting
+
+
 @pytest.mark.parametrize(("name", "timeout_s"), [("tiny", 30.0), ("strange", 30.0), ("other", 0.0)])
 async def test_call_waits_only_for_planned_unknown_models(name: str, timeout_s: float) -> None:
     catalogue = Catalogue("")

@@ -1,10 +1,13 @@
 """What every service tells the controller alike."""
 
+import asyncio
 import socket
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pentimento.clients.controller import ControllerClient
 from pentimento.domain.fleet import Replica, ReplicaKind
@@ -71,3 +74,28 @@ async def test_it_registers_with_what_its_service_says_of_itself(tmp_path: Path,
     (status,) = replicas
     expected = Replica("e1", ReplicaKind.EMBEDDER, address.format(tmp_path), member.generation, device="cpu")
     assert (status.replica, status.running_count) == (expected, 3)
+
+
+async def test_report_counts_the_service_s_running_calls_and_no_health_checks(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path / 'c'}"
+    controller = wire(ControllerSettings(RpcServerSettings(listen=(address,))))
+    await controller.server.start()
+    await controller.warm()
+    counts: asyncio.Queue[int] = asyncio.Queue()
+    member = FleetMember(controller.server, ReplicaKind.EMBEDDER, Found(address))
+    registration = member.registration(reported=lambda report: counts.put_nowait(report.running_count) or report)
+    assert registration is not None
+    async with open_channel(address, RpcChannelSettings()) as channel:
+        health = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        await health.read()
+        async with aclosing(ControllerClient(channel).watch_plan("f1")) as plans:
+            await anext(plans)
+            registration.start()
+            # The report is itself no call yet: only the stream of plans runs.
+            count = await asyncio.wait_for(counts.get(), 60)
+        health.cancel()
+    await registration.close()
+    await controller.drain()
+    await controller.server.stop()
+
+    assert count == 1

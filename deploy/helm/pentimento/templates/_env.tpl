@@ -58,6 +58,13 @@ PENTIMENTO_CONTROLLER_LIGHT: {{ $serving.light | quote }}
 PENTIMENTO_CONTROLLER_SMALL: {{ include "pentimento.text" $serving.small | quote }}
 PENTIMENTO_CONTROLLER_SLO_S: {{ include "pentimento.text" $serving.sloSeconds | quote }}
 PENTIMENTO_CONTROLLER_STANDBY: "true"
+{{- if include "pentimento.scaledByKeda" .root }}
+PENTIMENTO_CONTROLLER_SCALER_LISTEN: 0.0.0.0:50053
+PENTIMENTO_CONTROLLER_SCALED_MODELS: {{ include "pentimento.scaledModels" .root | quote }}
+{{- if .root.Values.keda.clientSecret }}
+PENTIMENTO_CONTROLLER_SCALER_CLIENT_CA_FILE: /run/secrets/tls/ca.crt
+{{- end }}
+{{- end }}
 PENTIMENTO_CONTROLLER_LEDGER_URL: {{ include "pentimento.ledger" . | quote }}
 PENTIMENTO_CONTROLLER_OBJECTS_URL: {{ include "pentimento.objects" . | quote }}
 {{ include "pentimento.env.s3" (merge (dict "file" "s3_credentials") .) }}

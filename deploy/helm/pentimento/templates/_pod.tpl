@@ -308,6 +308,9 @@ spec:
         {{- if .values.admin }}
         - {name: admin, containerPort: 50052}
         {{- end }}
+        {{- if and (eq .service "controller") (include "pentimento.scaledByKeda" .root) }}
+        - {name: scaler, containerPort: 50053}
+        {{- end }}
         - {name: metrics, containerPort: 9100}
       {{- include "pentimento.probes" . | nindent 6 }}
       resources:

@@ -78,6 +78,24 @@ s3://{{ $stores.s3.bucket }}{{ with $stores.s3.prefix }}/{{ . }}{{ end }}?{{ joi
 {{- .values.model | default (ternary .root.Values.serving.light .root.Values.serving.heavy (eq .pool "light")) -}}
 {{- end }}
 
+{{/* The components that KEDA scales, by name; empty if there is none. */}}
+{{- define "pentimento.scaledByKeda" -}}
+{{- range include "pentimento.components" . | fromYamlArray }}
+{{- if eq .values.autoscaling.kind "keda" }}{{ .name }} {{ end }}
+{{- end }}
+{{- end }}
+
+{{/* Models of pools that KEDA may scale to zero: requests for them wait. */}}
+{{- define "pentimento.scaledModels" -}}
+{{- $models := list -}}
+{{- range include "pentimento.components" . | fromYamlArray }}
+{{- if and (eq .service "unet-worker") (eq .values.autoscaling.kind "keda") (eq (int .values.autoscaling.minReplicas) 0) }}
+{{- $models = append $models (include "pentimento.poolModel" (dict "root" $ "pool" .pool "values" .values)) }}
+{{- end }}
+{{- end }}
+{{- join "," (uniq $models) -}}
+{{- end }}
+
 {{/* What no schema can say; every message names a value. */}}
 {{- define "pentimento.check" -}}
 {{- $stores := .Values.stores -}}
@@ -100,6 +118,22 @@ s3://{{ $stores.s3.bucket }}{{ with $stores.s3.prefix }}/{{ . }}{{ end }}?{{ joi
 {{- if ne $values.autoscaling.kind "none" }}
 {{- fail (printf "%s.autoscaling.kind: one replica is active, the others are standbys; set %s.replicas" . .) }}
 {{- end }}
+{{- end }}
+{{- range include "pentimento.components" . | fromYamlArray }}
+{{- $scaling := .values.autoscaling }}
+{{- $toZero := and (eq .service "unet-worker") (eq $scaling.kind "keda") }}
+{{- if and (ne $scaling.kind "none") (eq (int $scaling.minReplicas) 0) (not $toZero) }}
+{{- fail (printf "autoscaling.minReplicas of %s: only workers that KEDA scales may have 0" .name) }}
+{{- end }}
+{{- if lt (int $scaling.maxReplicas) (int $scaling.minReplicas) }}
+{{- fail (printf "autoscaling.maxReplicas of %s: must be at least minReplicas" .name) }}
+{{- end }}
+{{- end }}
+{{- if and (include "pentimento.scaledByKeda" .) .Values.tls.mutual (not .Values.keda.clientSecret) }}
+{{- fail "keda.clientSecret: with tls.mutual KEDA shows a certificate too" }}
+{{- end }}
+{{- if and .Values.keda.clientSecret (not .Values.tls.secret) }}
+{{- fail "keda.clientSecret: needs tls.secret" }}
 {{- end }}
 {{- range $name := list "models" "profiles" "embeddings" }}
 {{- $source := index $.Values $name }}

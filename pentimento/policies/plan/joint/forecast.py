@@ -9,20 +9,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pentimento.policies.plan.costs import profiled_steps
-from pentimento.policies.plan.demand import SHARED_COUNT, demand_of, settled_weight, share_weight
+from pentimento.policies.plan.demand import SHARED_COUNT, RateTrend, demand_of, settled_weight, share_weight
 from pentimento.policies.plan.entry import IMAGE, LATENT, NOISE, scaled_start_step
 from pentimento.policies.plan.inputs import PlanInput
 from pentimento.policies.plan.settings import DeferralCurve, ServingSettings
 
-# Weight of the newest second in the trend, limited to a share of its weight in the level.
-_TREND_WEIGHT = 0.05
-_TREND_SHARE = 0.2
 # Scored requests after which the deferral curve is followed in full.
 _SURE_COUNT = 20.0
 # Requests since the last planning round that are enough to estimate the rate from.
 _TOLD_COUNT = 20.0
-# Upper limit of a forecast, as a multiple of the level.
-_MOST_GROWTH = 2.0
 # Starts of requests that may arrive before the next plan, and the worth of room for one a second, in quality.
 NEAR, FAR = "near surge", "far surge"
 ROOMS = {NEAR: 0.02, FAR: 0.001}
@@ -60,7 +55,7 @@ class DemandForecast:
 
     def forecast(self, ahead_s: float) -> float:
         """Return the requests a second to plan for: the rate `ahead_s` seconds from now, if it is above the present."""
-        return min(max(self.rate, self.rate + self.trend * ahead_s), _MOST_GROWTH * self.rate)
+        return RateTrend(self.rate, self.trend, self.at_s).ahead(ahead_s)
 
     def surges(self, planned: float, borne: float = 0.0) -> dict[str, float]:
         """Return the requests a second beyond `planned` that may arrive before the next plan: by chance, and by a jump
@@ -89,20 +84,12 @@ def observed_demand(context: PlanInput, settings: ServingSettings, before: Deman
     elapsed_s = context.now_s - before.at_s
     is_told = came * elapsed_s >= _TOLD_COUNT
     newest_s = settled_weight(settings.demand_weight, max(before.rate, came) if is_told else before.rate)
-    weight = 1.0 - (1.0 - newest_s) ** elapsed_s
-    expected, trend = before.rate + before.trend * elapsed_s, before.trend
-    if expected < 0.0:
-        # A load that fell to 0 falls no further: the next requests count immediately.
-        expected, trend = 0.0, 0.0
-    rate = expected + weight * (max(came, 0.0) - expected)
-    if elapsed_s > 0.0:
-        share = 1.0 - (1.0 - min(_TREND_WEIGHT, _TREND_SHARE * newest_s)) ** elapsed_s
-        trend += share * ((rate - before.rate) / elapsed_s - trend)
+    smooth = RateTrend(before.rate, before.trend, before.at_s).after(context.now_s, came, newest_s)
     # Observations of one curve do not apply to a curve that was registered later.
     curve = settings.deferral
     bend = _bend(context, settings, before.bend) if before.curve in (None, curve) else 1.0
-    highest = max(rate, before.highest * 0.5 ** (elapsed_s / _FORGOTTEN_S))
-    known = replace(before, rate=rate, trend=trend, at_s=context.now_s, bend=bend, highest=highest, curve=curve)
+    highest = max(smooth.rate, before.highest * 0.5 ** (elapsed_s / _FORGOTTEN_S))
+    known = replace(before, **vars(smooth), bend=bend, highest=highest, curve=curve)
     return _with_starts(context, settings, _with_thinnable(context, settings, known))
 
 

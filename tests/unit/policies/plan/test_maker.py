@@ -53,6 +53,19 @@ def test_made_plan_leaves_the_decision_to_its_policy() -> None:
     assert (made.plan.allocator, made.plan.drops_late, made.plan.cache.eviction) == ("own", False, "lcbfu")
 
 
+def test_scaled_model_has_a_pool_also_without_a_worker() -> None:
+    facts = FleetFacts(scaled=("heavy", "light"))
+
+    held = make_plan(OWN, PlanInput(0.0, (WORKER,)), facts).plan.pools
+    empty = make_plan(OWN, PlanInput(0.0, ()), facts).plan.pools
+
+    assert [(pool.pool, pool.model, pool.worker_ids) for pool in held] == [
+        ("heavy", "heavy", ("w1",)),
+        ("light", "light", ()),
+    ]
+    assert [(pool.pool, pool.worker_ids) for pool in empty] == [("heavy", ()), ("light", ())]
+
+
 def test_policy_that_keeps_models_has_the_cache_of_the_other() -> None:
     given = PlanInput(0.0, (WORKER,), last=Decision(memory=7))
 
