@@ -2,17 +2,17 @@
 
 import hashlib
 import json
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from pentimento.cli.calls import ask_controller
+from pentimento.cli.calls import ask_controller, chunks_of
 from pentimento.cli.connection import controller_options
 from pentimento.cli.options import FiniteRange, json_option, say
 from pentimento.cli.programs import described
-from pentimento.clients.adapters import CHUNK_BYTES, AdapterRegistryClient
+from pentimento.clients.adapters import AdapterRegistryClient
 from pentimento.domain.adapters import (
     ADAPTED_FAMILIES,
     ADAPTER_NAME_RULE,
@@ -64,7 +64,7 @@ def add(
     """Upload FILE, a LoRA in a safetensors file, and serve it under a name."""
     size_bytes, digest = _measured(file)
     upload = LoraUpload(name, family, licence, size_bytes, digest, base_digest, latest_start_fraction)
-    added = _asked(options, lambda client: client.add_lora(upload, _chunks(file)))
+    added = _asked(options, lambda client: client.add_lora(upload, chunks_of(file)))
     say(_document(added), _line(added), as_json=as_json)
 
 
@@ -112,16 +112,10 @@ def _asked(options: dict[str, Any], question: Callable[[AdapterRegistryClient], 
 def _measured(file: Path) -> tuple[int, str]:
     """Return a file's size in bytes and its digest."""
     found, size_bytes = hashlib.sha256(), 0
-    for chunk in _chunks(file):
+    for chunk in chunks_of(file):
         found.update(chunk)
         size_bytes += len(chunk)
     return size_bytes, f"sha256:{found.hexdigest()}"
-
-
-def _chunks(file: Path) -> Iterator[bytes]:
-    with file.open("rb") as opened:
-        while chunk := opened.read(CHUNK_BYTES):
-            yield chunk
 
 
 def _document(adapter: Adapter) -> dict[str, Any]:

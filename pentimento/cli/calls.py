@@ -11,6 +11,7 @@ import grpc
 from grpc.aio import Channel
 
 from pentimento.cli.connection import frontdoor_address, read_token, running_suite, tls_files
+from pentimento.clients.adapters import CHUNK_BYTES
 from pentimento.clients.retries import RetryPolicy
 from pentimento.domain.errors import Unavailable
 from pentimento.rpc.channel import open_channel
@@ -50,6 +51,13 @@ def ask_controller(options: dict[str, Any], question: Callable[[Channel], Awaita
 def own_token_file(suite: Endpoint, token: str) -> Path | None:
     """Return the token file of a suite, if it has one and the caller gave no token."""
     return Path(suite.service_token_file) if suite.service_token_file and not token else None
+
+
+def chunks_of(file: Path) -> Iterator[bytes]:
+    """Yield the bytes of a file that is uploaded."""
+    with file.open("rb") as opened:
+        while chunk := opened.read(CHUNK_BYTES):
+            yield chunk
 
 
 @contextmanager

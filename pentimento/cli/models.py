@@ -11,13 +11,20 @@ from rich.console import Console
 from rich.table import Table
 
 from pentimento.cli.allocation_samples import plain_cascade
-from pentimento.cli.calls import ask_controller
+from pentimento.cli.calls import ask_controller, chunks_of
 from pentimento.cli.connection import PRESENT, controller_options
 from pentimento.cli.options import say
 from pentimento.cli.programs import RenamedOptions, described
 from pentimento.clients.models import ModelRepositoryClient
-from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.models import MAX_HANDOVER_PROFILE_BYTES, CascadeVariant, ModelVariant, RegisteredModels
+from pentimento.domain.adapters import split_digest
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument
+from pentimento.domain.models import (
+    MAX_HANDOVER_PROFILE_BYTES,
+    OBJECTS_SOURCE,
+    CascadeVariant,
+    ModelVariant,
+    RegisteredModels,
+)
 from pentimento.files.json_values import from_json, to_json
 from pentimento.supervisor.models import find_model
 
@@ -25,6 +32,7 @@ T = TypeVar("T")
 PROFILES = click.Path(exists=True, path_type=Path)
 CALL_TIMEOUT_S = 10.0
 _SHOWN_DIGEST = 19
+S3 = "s3://"
 
 
 @click.group()
@@ -37,18 +45,65 @@ def models() -> None:
 @click.argument("model")
 @click.option("--licence", default="", help="SPDX identifier or name [from the model's registry]")
 @click.option("--profiles", multiple=True, type=PROFILES, help="files or directories with its costs (`profile cost`)")
+@click.option("--local", is_flag=True, help="upload nothing: workers need the files on their own disks")
+@click.option(
+    "--component-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=None,
+    help="where the files of an address are fetched to [that of the suite that runs here]",
+)
 @controller_options
-def add(name: str, model: str, licence: str, profiles: tuple[Path, ...], as_json: bool, **options: Any) -> None:
-    """Register MODEL (a registry name, a diffusers directory or a single file, safetensors only) as NAME.
+def add(
+    name: str,
+    model: str,
+    licence: str,
+    profiles: tuple[Path, ...],
+    local: bool,
+    component_dir: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Register MODEL as NAME: `up --model NAME` and workers then serve it anywhere.
 
-    Its files are validated as a worker does, and their digest is registered; the weights stay where they are.
+    MODEL is a registry name or a diffusers directory (safetensors only), which is uploaded to the suite's object store,
+    or s3://bucket/path, which workers read themselves. A single file is registered and stays where it is.
     """
     if not name:
         raise InvalidArgument.of("name", "must not be empty")
-    variant = describe(name, find_model(model).path, profiles)
+    where, digest = split_digest("model", model)
+    path = None if where.startswith(S3) else find_model(model).path
+    components = component_dir or options["state_dir"] / "components"
+    variant = describe(name, where if path is None else path, profiles, components)
+    if digest not in ("", variant.digest):
+        raise FailedPrecondition("MODEL_DIGEST_MISMATCH", f"{where}: its digest is {variant.digest}, expected {digest}")
     variant = replace(variant, licence=licence) if licence else variant
-    call(options, lambda client: client.register_model(variant, CALL_TIMEOUT_S))
-    say(to_json(variant), f"{name}: {variant.family}, {variant.size_bytes} bytes, {variant.digest}", as_json=as_json)
+    is_uploaded = path is not None and path.is_dir() and not local
+    if is_uploaded:
+        variant = replace(variant, source=OBJECTS_SOURCE)
+    elif path is not None:
+        variant = replace(variant.without_blocks, default_steps=0, default_guidance_scale=0.0)
+
+    async def register(client: ModelRepositoryClient) -> int:
+        uploaded_bytes = await upload(client, variant, path) if path is not None and is_uploaded else 0
+        await client.register_model(variant, CALL_TIMEOUT_S)
+        return uploaded_bytes
+
+    uploaded_bytes = call(options, register)
+    words = f"{name}: {variant.family}, {variant.size_bytes} bytes, {variant.digest}"
+    say(
+        to_json(variant.without_blocks),
+        f"{words}, {uploaded_bytes} bytes uploaded" if is_uploaded else words,
+        as_json=as_json,
+    )
+
+
+async def upload(client: ModelRepositoryClient, variant: ModelVariant, directory: Path) -> int:
+    """Upload the files of a model that the object store lacks, and return their bytes."""
+    missing = await client.missing_files(variant.files, CALL_TIMEOUT_S)
+    files = {file.sha256: file for file in variant.files if file.sha256 in missing}
+    for file in files.values():
+        await client.add_file(file, chunks_of(directory / file.path))
+    return sum(file.size_bytes for file in files.values())
 
 
 @models.command("add-cascade", cls=RenamedOptions)
@@ -98,9 +153,11 @@ def call(options: dict[str, Any], question: Callable[[ModelRepositoryClient], Aw
     return ask_controller(options, lambda channel: question(ModelRepositoryClient(channel)))
 
 
-def describe(name: str, model: Path, profiles: tuple[Path, ...]) -> ModelVariant:
-    """Describe a directory as a worker does. FailedPrecondition for an invalid one."""
-    flags: list[str | Path] = ["--model", model, "--name", name]
+def describe(name: str, model: Path | str, profiles: tuple[Path, ...], components: Path | None = None) -> ModelVariant:
+    """Describe a directory, file or address as a worker does. FailedPrecondition for an invalid one."""
+    flags: list[str | Path] = ["--model", str(model), "--name", name]
+    if components is not None:
+        flags += ["--component-cache-dir", components]
     if profiles:
         flags += ["--profiles", ",".join(str(path.resolve()) for path in profiles)]
     return from_json(ModelVariant, json.loads(described("services.unet_worker.describe", flags, "BAD_CHECKPOINT")))

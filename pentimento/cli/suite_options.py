@@ -1,15 +1,19 @@
 """Turn the options of `pentimento up` into the suite that they describe."""
 
 import importlib.util
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import click
 from click.core import ParameterSource
 
+from pentimento.cli.programs import described
 from pentimento.cli.suite_running import with_free_port
 from pentimento.files.discriminator_records import check_informative
 from pentimento.plugins import SUITES, check_policy, load_plugin
@@ -24,10 +28,11 @@ from pentimento.supervisor.models import (
     find_discriminator,
     find_encoder,
     find_loras,
-    find_model,
     find_models,
+    find_stored_model,
     with_shipped,
 )
+from pentimento.supervisor.state import StateDirectory
 from pentimento.supervisor.suite_settings import ServedCascade, SuitePlugin, SuiteSettings
 
 HTTP_PACKAGES = ("starlette", "uvicorn", "httptools", "python_multipart")
@@ -49,16 +54,17 @@ UNCHANGED += ("controlnet_copies", "depth_model", "pipelining", "weights", "embe
 CACHE = ("reuse_rule", "eviction", "cache_bias", "scratch_share", "renoised_share", "match_predictor")
 
 
-def suite_settings(options: dict[str, Any]) -> SuiteSettings:
+def suite_settings(options: dict[str, Any], state: StateDirectory) -> SuiteSettings:
     """Return the suite that the options describe. Raises UsageError, SettingsError, NotFound and InvalidArgument."""
+    find = partial(find_stored_model, registered=partial(registered_models, state.path))
     emulated = emulated_devices(options["emulate"], options["models"], options["profiles"])
     encoder = find_encoder(options["encoder"]).path
     check_planning(options["policy"], options["modm_mode"])
-    cascade = served_cascade(options, encoder)
-    given, small = served_small(options["small"], options["policy"], emulated)
+    cascade = served_cascade(options, encoder, find)
+    given, small = served_small(options["small"], options["policy"], emulated, find)
     if emulated is not None and cascade is not None:
         raise click.UsageError("--cascade and --emulate exclude each other: the fleet's file has its cascade")
-    models = find_models(with_planned(options["models"], cascade, given)) if emulated is None else ()
+    models = find_models(with_planned(options["models"], cascade, given), find) if emulated is None else ()
     devices, places = gpu_places(options["devices"], options["places"], models)
     token_file = options["token_file"] or token_file_of_all(options["config_file"])
     return SuiteSettings(
@@ -81,6 +87,16 @@ def suite_settings(options: dict[str, Any]) -> SuiteSettings:
         places=places,
         **{name: options[name] for name in UNCHANGED},
     )
+
+
+def registered_models(state: Path) -> Mapping[str, str]:
+    """Return the digests of the models that are registered in a state directory and that workers can fetch, by name."""
+    ledger = state / "controller.sqlite"
+    if not ledger.is_file():
+        return {}
+    flags = ["--ledger-url", f"sqlite:///{quote(str(ledger))}"]
+    found: dict[str, str] = json.loads(described("services.controller.registered", flags, "BAD_LEDGER"))
+    return found
 
 
 def with_planned(models: tuple[str, ...], cascade: ServedCascade | None, small: tuple[str, ...]) -> tuple[str, ...]:
@@ -140,13 +156,15 @@ def administered(listen: str, token_file: Path | None) -> str:
     return with_free_port("--admin-listen", listen)
 
 
-def served_cascade(options: dict[str, Any], encoder: Path) -> ServedCascade | None:
+def served_cascade(
+    options: dict[str, Any], encoder: Path, find: Callable[[str], ModelDirectory]
+) -> ServedCascade | None:
     """Return the cascade of `--cascade`, None without it; registered discriminators that read prompts must read those
     of `encoder`. Raises UsageError, NotFound, and FailedPrecondition for a discriminator without information."""
     if not options["cascade"]:
         return None
     given = tuple(name.strip() for name in options["cascade"].split(","))
-    names = tuple(find_model(one).name for one in given if one)
+    names = tuple(find(one).name for one in given if one)
     if len(names) < 2 or not all(given) or len(set(names)) < len(names):
         limit = "must be two models or more, LIGHT,…,HEAVY, each once"
         raise click.UsageError(f"--cascade {limit}, got {options['cascade']!r}")
@@ -163,7 +181,9 @@ def served_cascade(options: dict[str, Any], encoder: Path) -> ServedCascade | No
     return ServedCascade(names, found, options["confidence_threshold"], given)
 
 
-def served_small(models: str, policy: str, emulated: SuitePlugin | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def served_small(
+    models: str, policy: str, emulated: SuitePlugin | None, find: Callable[[str], ModelDirectory]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the models of `--small` as they were given, and their names; of emulated devices the names alone. Raises
     UsageError, and NotFound for an unknown one."""
     given = tuple(name.strip() for name in models.split(",")) if models else ()
@@ -172,7 +192,7 @@ def served_small(models: str, policy: str, emulated: SuitePlugin | None) -> tupl
     known = emulated.models if emulated is not None else None
     if known is not None and (strangers := [name for name in given if name not in known]):
         raise click.UsageError(f"--small must be some of the fleet's {', '.join(known)}, got {strangers[0]!r}")
-    names = given if known is not None else tuple(find_model(one).name for one in given if one)
+    names = given if known is not None else tuple(find(one).name for one in given if one)
     if not all(given) or len(set(names)) < len(names):
         raise click.UsageError(f"--small must be models separated by commas, each once, got {models!r}")
     return (() if known is not None else given), names

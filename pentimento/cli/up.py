@@ -22,8 +22,9 @@ from pentimento.supervisor.state import StateDirectory
     "--model",
     "models",
     multiple=True,
-    metavar="NAME|DIR|FILE[@sha256:…]",
-    help="a model to serve, optionally only with this digest; may be repeated [tiny-heavy]",
+    metavar="NAME|DIR|FILE|s3://…[@sha256:…]",
+    help="a model to serve, optionally only with this digest: a tiny or registered one (`models add`), a directory or"
+    " file, or one in S3, with its digest; may be repeated [tiny-heavy]",
 )
 @click.option(
     "--workers",
@@ -244,7 +245,8 @@ def up(state_dir: Path, show_logs: bool, detach: bool, as_json: bool, **options:
     Prints a line per serving process, and the suite's addresses once every worker has registered; with --json one
     line."""
     keep_files_private()
-    settings, state = suite_settings(options), StateDirectory(state_dir)
+    state = StateDirectory(state_dir)
+    settings = suite_settings(options, state)
     if detach:
         return start_detached(state, as_json=as_json)
     return run_suite(settings, state, show_logs=show_logs and not as_json, as_json=as_json)

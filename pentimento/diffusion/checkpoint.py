@@ -7,6 +7,7 @@ in one safetensors file next to model_index.json. `single_file` opens such a fil
 
 import hashlib
 import json
+import re
 import stat
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,8 +21,9 @@ from pentimento.files.file_sums import FileSums
 from pentimento.files.safetensors_header import check_safetensors
 
 _MAX_TEXT_BYTES = 64 * 1024 * 1024
-_TEXT_SUFFIXES = (".json", ".txt", ".model")
+TEXT_SUFFIXES = (".json", ".txt", ".model")
 _MAX_SETTING = 4096
+_SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".msgpack", ".h5")
 
 
@@ -212,7 +214,7 @@ def component_files(directory: Path, folder: Path) -> list[Path]:
     BadCheckpoint naming the first invalid file."""
     if not folder.is_dir():
         raise BadCheckpoint(f"{folder}: not a directory")
-    texts = sorted(path for path in folder.iterdir() if path.suffix in _TEXT_SUFFIXES and path.is_file())
+    texts = sorted(path for path in folder.iterdir() if path.suffix in TEXT_SUFFIXES and path.is_file())
     # Links are checked before any file is opened.
     check_inside(directory, [*texts, *_weight_paths(folder)])
     for path in texts:
@@ -239,9 +241,10 @@ def _single_file(directory: Path, components: Iterable[str]) -> Path | None:
 
 
 def check_inside(directory: Path, files: Iterable[Path]) -> None:
-    """Raise BadCheckpoint for a link that leads out of `directory`, except the links of the hub's cache."""
+    """Raise BadCheckpoint for a link that leads out of `directory`, except the links of the hub's cache and of a
+    component store."""
     root = directory.resolve()
-    blobs = _hub_blobs(root)
+    blobs = _hub_blobs(root) or _component_blobs(root)
     for path in files:
         target = path.resolve()
         if not target.is_relative_to(root) and (blobs is None or target.parent != blobs):
@@ -254,6 +257,12 @@ def _hub_blobs(root: Path) -> Path | None:
     repository = root.parent.parent
     is_snapshot = root.parent.name == "snapshots" and repository.name.startswith("models--")
     return repository / "blobs" if is_snapshot else None
+
+
+def _component_blobs(root: Path) -> Path | None:
+    """Return the blob directory of a component store for its directory `models/DIGEST/NAME`; None for any other."""
+    place = root.parent
+    return place.parent.with_name("blobs") if place.parent.name == "models" and _SHA256.fullmatch(place.name) else None
 
 
 def _weight_paths(folder: Path) -> list[Path]:
@@ -318,7 +327,7 @@ def digest_directory(directory: Path) -> str:
     It serves as a worker's model digest, an embedder's encoder digest, and any model's digest in a registry. A model
     card and its images are excluded.
     """
-    files = (path for path in directory.rglob("*") if path.suffix in (*_TEXT_SUFFIXES, ".safetensors"))
+    files = (path for path in directory.rglob("*") if path.suffix in (*TEXT_SUFFIXES, ".safetensors"))
     return digest_files(directory, [path for path in files if path.is_file()])
 
 

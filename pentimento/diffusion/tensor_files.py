@@ -1,18 +1,26 @@
-"""Read the tensors of safetensors files: in large blocks, which are verified and converted while the next one is read.
-
-A file that was not hashed before is hashed by the same read.
-"""
+"""Read the tensors of safetensors files in place: the file is mapped, and its blocks are verified on threads. A tensor
+that keeps its type is used where it lies in the file (see `files.mapped_file` for who may write to it); others are
+converted as soon as their blocks were verified."""
 
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from mmap import mmap
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from pentimento.files.file_sums import BLOCK_BYTES, FileSums, SumInProgress, read_blocks
-from pentimento.files.safetensors_header import FLOATS, ITEM_SIZES, SafetensorsHeader, read_header
+from pentimento.files.file_sums import BLOCK_BYTES, CorruptComponent, FileSums
+from pentimento.files.mapped_file import MappedFile
+from pentimento.files.safetensors_header import (
+    FLOATS,
+    ITEM_SIZES,
+    SafetensorsHeader,
+    TensorEntry,
+    header_length,
+    judge_safetensors,
+)
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -28,73 +36,64 @@ def read_tensors(
     dtype: torch.dtype | None = None,
     wanted: Callable[[str], bool] = lambda name: True,
 ) -> dict[str, Tensor]:
-    """Return a file's tensors by name, or those with `wanted` names, floating ones in `dtype`, else as stored. Raises
-    CorruptComponent for a file that changed since it was hashed, ValueError for an unsound header, OSError."""
-    known, key = sums.known(path), sums.key(path)
-    header = read_header(path)
-    places = list(_places(header, dtype, wanted))
-    hashing = SumInProgress() if known is None and len(places) == len(header.tensors) else None
-    blocks = None if hashing else sorted({0, *(index for place in places for index in place.blocks)})
-    remaining = iter(places)
-    place = next(remaining, None)
-    for start, block in read_blocks(path, known, blocks):
-        if hashing is not None:
-            hashing.add(block)
-        while place is not None and place.fill(start, block):
-            place = next(remaining, None)
-    if hashing is not None:
-        sums.note(path, hashing.result(), key)
-    return {place.name: place.tensor for place in places}
+    """Return a file's tensors by name, or those with `wanted` names, floating ones in `dtype`, else as stored. A file
+    without a sum is hashed first. Raises CorruptComponent for a file that changed since it was hashed, ValueError for
+    an unsound header, OSError."""
+    known, key = sums.of(path), sums.key(path)
+    file = MappedFile(path, known)
+    places = [place for place in _places(_verified_header(file)) if wanted(place.name)]
+    file.verify(sorted({index for place in places for index in place.blocks}))
+    found = {}
+    for place in places:
+        file.wait(place.blocks)
+        found[place.name] = place.tensor(file.data, dtype)
+    if key != sums.key(path):
+        raise CorruptComponent(path.name, "the file", "it changed while it was read")
+    return found
 
 
-def _places(header: SafetensorsHeader, dtype: torch.dtype | None, wanted: Callable[[str], bool]) -> Iterator["_Place"]:
-    """Yield an empty tensor for each wanted one of the file."""
+def _verified_header(file: MappedFile) -> SafetensorsHeader:
+    file.verify(range(1))
+    file.wait(range(1))
+    end = 8 + header_length(file.data[:8], len(file.data))
+    blocks = range(-(-end // BLOCK_BYTES))
+    file.verify(blocks)
+    file.wait(blocks)
+    return judge_safetensors(file.data[:end], len(file.data))
+
+
+def _places(header: SafetensorsHeader) -> Iterator["_Place"]:
+    """Yield the place of each tensor of the file."""
     start = header.start
     for name, entry in header.tensors.items():
-        stored = DTYPES[entry.dtype]
-        target = dtype if dtype is not None and entry.dtype in FLOATS else stored
-        size_bytes = math.prod(entry.shape) * ITEM_SIZES[entry.dtype]
-        if wanted(name):
-            yield _Place(name, start, start + size_bytes, stored, torch.empty(entry.shape, dtype=target))
-        start += size_bytes
+        end = start + math.prod(entry.shape) * ITEM_SIZES[entry.dtype]
+        yield _Place(name, start, end, entry)
+        start = end
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Place:
-    """Fill a tensor from the bytes `start` to `end` of a file, block by block. `rest` holds the first bytes of a value
-    that ends in the next block."""
+    """State the bytes `start` to `end` of a file that a tensor has."""
 
     name: str
     start: int
     end: int
-    stored: torch.dtype
-    tensor: Tensor
-    rest: bytes = b""
+    entry: TensorEntry
 
     @property
     def blocks(self) -> range:
         """Return the indices of the blocks with its bytes."""
         return range(self.start // BLOCK_BYTES, -(-self.end // BLOCK_BYTES))
 
-    def fill(self, block_start: int, block: memoryview) -> bool:
-        """Take its bytes of a block, and return whether it is complete."""
-        first = max(self.start, block_start) - block_start
-        last = min(self.end, block_start + len(block)) - block_start
-        if last > first:
-            self._take(block[first:last], block_start + first - self.start)
-        return self.end <= block_start + len(block)
-
-    def _take(self, data: memoryview, offset: int) -> None:
-        item = self.stored.itemsize
-        flat = self.tensor.view(-1)
-        index = offset // item
-        if self.rest:
-            needed = item - len(self.rest)
-            value = bytearray(self.rest + data[:needed])
-            data, self.rest = data[needed:], b""
-            flat[index : index + 1] = torch.frombuffer(value, dtype=self.stored)
-            index += 1
-        count = len(data) // item
-        self.rest = bytes(data[count * item :])
-        if count:
-            flat[index : index + count].copy_(torch.frombuffer(data, dtype=self.stored, count=count))
+    def tensor(self, data: mmap, dtype: torch.dtype | None) -> Tensor:
+        """Return the tensor over the file's bytes, or a copy in `dtype` of a floating one."""
+        stored = DTYPES[self.entry.dtype]
+        target = dtype if dtype is not None and self.entry.dtype in FLOATS else stored
+        count = (self.end - self.start) // stored.itemsize
+        if not count:
+            return torch.empty(self.entry.shape, dtype=target)
+        if self.start % stored.itemsize == 0:
+            found = torch.frombuffer(data, dtype=stored, count=count, offset=self.start)
+        else:  # other writers than safetensors' own align nothing
+            found = torch.frombuffer(bytearray(data[self.start : self.end]), dtype=stored)
+        return found.view(self.entry.shape).to(target)

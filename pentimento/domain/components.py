@@ -15,6 +15,8 @@ from typing import Protocol
 from pentimento.domain.generation import ObjectReference
 
 GB = 1_000_000_000
+# The local disk that processes take for components, for models of 50 GB.
+DEFAULT_DISK_MIB = 61440
 
 
 class Tier(Enum):

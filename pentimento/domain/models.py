@@ -4,20 +4,41 @@ Mirrors pentimento.api.models.v1."""
 import hashlib
 import re
 import unicodedata
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from pentimento.domain.fleet import ModelCost
 
 MAX_HANDOVER_PROFILE_BYTES = 2**16
+# A source in the suite's object store; the prefix of the keys is behind it.
+OBJECTS_SOURCE = "objects:"
 
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A file that a loader reads, by its path below the model's directory; `sha256` in hexadecimal digits."""
+    """A file that a loader reads, by its path below the model's directory; `sha256` in hexadecimal digits. `blocks`:
+    BLAKE3 of each 8 MiB; none if no store has the file."""
 
     path: str
     sha256: str
     size_bytes: int
+    blocks: tuple[str, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """Its name as a component."""
+        return f"sha256:{self.sha256}"
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the model's source has it; a package has the others."""
+        return bool(self.blocks) or not self.size_bytes
+
+
+def digest_of(files: Iterable[ModelFile]) -> str:
+    """The digest of a model with these files, equal to `pentimento.diffusion.checkpoint.digest_files`."""
+    lines = "".join(f"{file.path}\0{file.sha256}\n" for file in sorted(files, key=lambda file: file.path))
+    return f"sha256:{hashlib.sha256(lines.encode()).hexdigest()}"
 
 
 @dataclass(frozen=True)
@@ -30,7 +51,8 @@ class DeviceCost:
 
 @dataclass(frozen=True)
 class ModelVariant:
-    """A model that may be planned. `digest` is over the files, as workers say it."""
+    """A model that may be planned. `digest` is over the files, as workers say it. `source`: where workers find its
+    files; empty: on their own disks. With a source, requests have its `default_steps` and `default_guidance_scale`."""
 
     name: str
     digest: str
@@ -38,11 +60,24 @@ class ModelVariant:
     licence: str
     files: tuple[ModelFile, ...]
     costs: tuple[DeviceCost, ...] = ()
+    source: str = ""
+    default_steps: int = 0
+    default_guidance_scale: float = 0.0
 
     @property
     def size_bytes(self) -> int:
         """Bytes of all files."""
         return sum(file.size_bytes for file in self.files)
+
+    @property
+    def stored_files(self) -> tuple[ModelFile, ...]:
+        """The files that its source has."""
+        return tuple(file for file in self.files if file.is_stored) if self.source else ()
+
+    @property
+    def without_blocks(self) -> "ModelVariant":
+        """The model for lists: the hashes of a large one take 100 KB."""
+        return replace(self, files=tuple(replace(file, blocks=()) for file in self.files))
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@
                  "digest": "sha256:…", "base": {"name": "tiny-heavy", "digest": "sha256:…"}, "licence": "Apache-2.0"}]}
 
 `family` is the name that models report, or short for it (sd, sdxl, sd3). Entries of other kinds (pipelines, encoders)
-are skipped. Directories are in the file's directory or below it: any other path, also through a link, is rejected.
+are skipped. Directories are in the file's directory or below it: any other path, also through a link, is rejected. The
+path of a ControlNet may be an address, s3://bucket/path.
 """
 
 import json
@@ -22,6 +23,8 @@ logger = logging.getLogger(__name__)
 # In a LoRA's directory: the steps that may run before it takes effect, as measured by `pentimento profile lora`.
 LORA_BOUNDS_FILE = "lora-bounds.json"
 
+# A ControlNet's path may be an address of S3.
+ADDRESS = "s3://"
 _KINDS = {kind.value: kind for kind in AdapterKind}
 _SHORT_FAMILIES = {"sd": "stable_diffusion", "sdxl": "stable_diffusion_xl", "sd3": "stable_diffusion_3"}
 _SHOWN_LENGTH = 80
@@ -29,10 +32,11 @@ _SHOWN_LENGTH = 80
 
 @dataclass(frozen=True)
 class RegisteredAdapter:
-    """Hold an adapter, and the directory of its files."""
+    """Hold an adapter, and the directory of its files, or the address that they are fetched from (`source`)."""
 
     adapter: Adapter
     directory: Path
+    source: str = ""
 
 
 def read_adapters(
@@ -48,7 +52,8 @@ def read_adapters(
             raise InvalidArgument.of(where, "must be an object")
         if entry.get("kind") not in {kind.value for kind in kinds}:
             continue
-        if skip_missing and not (registry.parent / str(entry.get("path"))).exists():
+        is_local = not str(entry.get("path")).startswith(ADDRESS)
+        if skip_missing and is_local and not (registry.parent / str(entry.get("path"))).exists():
             logger.warning("%s is skipped: it has no directory in %s", entry.get("name"), registry.parent)
             continue
         registered = _registered(entry, where, registry.resolve().parent)
@@ -107,7 +112,10 @@ def _registered(entry: dict[str, Any], where: str, folder: Path) -> RegisteredAd
         base_digest=_digest(base, f"{where}.base") if base else "",
         licence=_text(entry, "licence", where) if "licence" in entry else "",
     )
-    return RegisteredAdapter(adapter, _directory(_text(entry, "path", where), f"{where}.path", folder))
+    path = _text(entry, "path", where)
+    if path.startswith(ADDRESS) and adapter.kind is AdapterKind.CONTROLNET:
+        return RegisteredAdapter(adapter, folder / adapter.name, path)
+    return RegisteredAdapter(adapter, _directory(path, f"{where}.path", folder))
 
 
 def _directory(path: str, where: str, folder: Path) -> Path:

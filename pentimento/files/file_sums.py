@@ -135,7 +135,10 @@ class FileSums:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def known(self, path: Path) -> FileSum | None:
-        """Return the sum of a file that was hashed before and has not changed since."""
+        """Return the sum of a file that was hashed before and has not changed since, or of a component, which its store
+        keeps: blocks that differ from it are found when they are read."""
+        if (component := self._component(path)) is not None:
+            return component
         key = _key_of(path)
         found = self._known.get(key)
         if found is None and self._directory is not None:
@@ -159,8 +162,19 @@ class FileSums:
             write_whole(self._directory / now, found.to_json().encode())
 
     def key(self, path: Path) -> str:
-        """Return a text that changes with the file."""
-        return _key_of(path)
+        """Return a text that changes with the file; a component never changes, and its times are those of its uses."""
+        component = self._component(path)
+        return _key_of(path) if component is None else component.sha256
+
+    def _component(self, path: Path) -> FileSum | None:
+        """Return the sum of a file in `blobs/` next to this directory, by its name (`stores.components`)."""
+        blob = path.resolve()
+        if self._directory is None or blob.parent != self._directory.resolve().with_name("blobs"):
+            return None
+        try:
+            return FileSum.from_json((blob.parent.with_name("sums") / blob.name).read_bytes(), blob.name)
+        except (OSError, ValueError):
+            return None
 
     def _hash(self, path: Path) -> FileSum:
         key, hashing = _key_of(path), SumInProgress()

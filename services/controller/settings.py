@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pentimento.domain.components import DEFAULT_DISK_MIB
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.models import Handover
 from pentimento.plugins import POLICIES, check_policy, load_plugin
@@ -194,7 +195,14 @@ class ControllerSettings:
     ledger_url: str = setting(
         "", help="ledger of leader, last plan and registered models, shared by all controllers; empty: none"
     )
-    objects_url: str = setting("", help="workers' object store, for uploaded LoRAs; needs a ledger; empty: none")
+    objects_url: str = setting(
+        "", help="workers' object store, for uploaded LoRAs and models; needs a ledger; empty: none"
+    )
+    component_disk_mib: int = setting(
+        DEFAULT_DISK_MIB,
+        help="a worker's disk for components, as in its settings: no larger model is registered",
+        minimum=1,
+    )
     max_lora_mib: int = setting(
         512,
         help="largest uploaded LoRA, held in memory; twice as much for all uploads",
@@ -202,7 +210,7 @@ class ControllerSettings:
         maximum=4096,
     )
     removed_lora_keep_s: float = setting(
-        3600.0, help="time the file of a removed LoRA stays for running requests", minimum=1
+        3600.0, help="time the file of a removed LoRA or model stays for running requests", minimum=1
     )
     standby: bool = setting(False, help="wait until no other controller leads, then take over")
     leader_lease_s: float = setting(
@@ -252,6 +260,14 @@ class ControllerSettings:
             (lacking,) = error.violations
             raise ValueError(f"{_FLAGS[lacking.field]} {lacking.description}") from None
         return build(serving)
+
+
+@dataclass(frozen=True)
+class RegisteredSettings:
+    """Configure `python -m services.controller.registered`: flags, PENTIMENTO_REGISTERED_… and the table
+    [registered]."""
+
+    ledger_url: str = setting(help="the controller's ledger")
 
 
 def builder_of(name: str) -> PolicyBuilder:

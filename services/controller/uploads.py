@@ -1,15 +1,16 @@
 """Validate uploaded LoRAs, store them under their digests, and register them by name: in the ledger first, then in
-memory, which plans are made from."""
+memory, which plans are made from. Files of models are stored next to them; the repository names those."""
 
 import asyncio
 import json
 import logging
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 
 from pentimento.domain.adapters import Adapter, AdapterKind, LoraUpload
 from pentimento.domain.errors import (
@@ -21,13 +22,16 @@ from pentimento.domain.errors import (
     ResourceExhausted,
 )
 from pentimento.domain.generation import ObjectReference
-from pentimento.domain.models import RegisteredRow
+from pentimento.domain.models import OBJECTS_SOURCE, ModelFile, ModelVariant, RegisteredRow
 from pentimento.files.lora_headers import judge_lora
+from pentimento.files.safetensors_header import header_length
 from pentimento.stores.components.remote import put_sums, sums_key
+from pentimento.stores.errors import ObjectCorrupt, ObjectMissing
 from pentimento.stores.ledger.fleet_ledger import FleetLedger
 from pentimento.stores.objects import ObjectStore
 from services.controller.arriving_file import ArrivingFile
 from services.controller.checks import check_upload
+from services.controller.model_checks import WEIGHTS_SUFFIX, check_file
 from services.controller.repository import wholly
 
 logger = logging.getLogger(__name__)
@@ -44,13 +48,16 @@ SILENCE_S = 30.0
 # Uploads at a time, each on a thread that waits for its client.
 MOST_AT_ONCE = 64
 LEAST_BYTES_PER_S = 256 * 1024
+# Files of models at a time, each with a few parts in memory.
+MOST_MODEL_FILES = 2
 
 
 class UploadedAdapters:
     """Receive uploads of LoRAs on one event loop, and store them as they arrive. Of running uploads, `max_bytes` bounds
     each one, all of a caller's together, and half of all; an upload that does not fit waits. An upload that is silent
     for `silence_s`, or that long late at `LEAST_BYTES_PER_S`, is aborted. `changed` receives the LoRAs after each
-    change. An object without a name is deleted after `keep_s`, since running requests may need it until then."""
+    change. An object without a name, and not of `model_digests`, is deleted after `keep_s`, since running requests may
+    need it until then."""
 
     def __init__(
         self,
@@ -60,6 +67,7 @@ class UploadedAdapters:
         keep_s: float,
         changed: Callable[[tuple[Adapter, ...]], None],
         silence_s: float = SILENCE_S,
+        model_digests: Callable[[], Iterable[str]] = tuple,
     ) -> None:
         self._ledger = ledger
         self._objects = objects
@@ -79,6 +87,8 @@ class UploadedAdapters:
         # Objects of running uploads, which have no name yet.
         self._storing: Counter[str] = Counter()
         self._threads = ThreadPoolExecutor(MOST_AT_ONCE, thread_name_prefix="upload")
+        self._model_digests = model_digests
+        self._model_turns = asyncio.Semaphore(MOST_MODEL_FILES)
 
     @property
     def adapters(self) -> tuple[Adapter, ...]:
@@ -119,20 +129,74 @@ class UploadedAdapters:
     async def _store(self, key: str, upload: LoraUpload, adapter: Adapter, chunks: AsyncIterator[bytes]) -> str:
         """Store the file as it arrives, a few chunks in memory at a time, and the hashes of its blocks; return their
         digest. A wrong file is never readable."""
-        file = ArrivingFile(_received(upload, chunks, self._silence_s), upload.size_bytes)
 
-        def check(found: ObjectReference) -> None:
-            if found.digest != upload.digest:
-                raise InvalidArgument.of("upload.digest", f"must be that of the file as it arrived, {found.digest}")
+        def check(file: ArrivingFile, found: ObjectReference) -> None:
+            _check_digest("upload.digest", upload.digest, found)
             judge_lora(file.head, "file", found.size_bytes)
             self._check_room_for(adapter)
 
+        blocks = await self._put(key, "upload", upload.size_bytes, chunks, check)
+        return await asyncio.to_thread(put_sums, self._objects, key, blocks)
+
+    async def _put(
+        self,
+        key: str,
+        field: str,
+        size_bytes: int,
+        chunks: AsyncIterator[bytes],
+        check: Callable[[ArrivingFile, ObjectReference], None],
+    ) -> tuple[str, ...]:
+        """Store a file as it arrives, and return the hashes of its blocks; `check` sees it before it is readable."""
+        file = ArrivingFile(_received(field, size_bytes, chunks, self._silence_s), size_bytes)
         try:
             loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._threads, self._objects.put_file, key, file, check)
+            await loop.run_in_executor(self._threads, self._objects.put_file, key, file, partial(check, file))
         finally:
             file.close()
-        return await asyncio.to_thread(put_sums, self._objects, key, file.blocks.result())
+        return file.blocks.result()
+
+    async def add_file(self, file: ModelFile, chunks: AsyncIterator[bytes]) -> None:
+        """Receive and store a model's file. Changes state. Raises InvalidArgument that names field and limit,
+        DeadlineExceeded (UPLOAD_STALLED), and the store's errors."""
+        check_file("file", file)
+
+        def check(arrived: ArrivingFile, found: ObjectReference) -> None:
+            _check_digest("file.sha256", file.digest, found)
+            if file.path.endswith(WEIGHTS_SUFFIX):
+                _check_header(arrived.head, found.size_bytes)
+
+        key = self._key_of(file.digest)
+        async with self._model_turns:
+            self._storing[key] += 1
+            try:
+                blocks = await self._put(key, "file", file.size_bytes, chunks, check)
+                if blocks != file.blocks:
+                    raise InvalidArgument.of("file.blocks", "must be the hashes of the file's blocks of 8 MiB")
+            finally:
+                self._storing -= Counter({key: 1})
+
+    async def missing(self, files: Collection[ModelFile]) -> tuple[str, ...]:
+        """Return the sha256 of the files that are not stored. Raises the store's errors."""
+        return await asyncio.to_thread(
+            lambda: tuple(dict.fromkeys(file.sha256 for file in files if not self._is_stored(file)))
+        )
+
+    async def located(self, model: ModelVariant) -> ModelVariant:
+        """Return a model with the keys' prefix in its source. Raises FailedPrecondition FILES_MISSING, and the store's
+        errors."""
+        if missing := await self.missing(model.stored_files):
+            paths = [file.path for file in model.files if file.sha256 in missing]
+            message = f"model.files: {', '.join(paths)[:200]} must be uploaded first"
+            raise FailedPrecondition("FILES_MISSING", message)
+        return replace(model, source=OBJECTS_SOURCE + self._prefix)
+
+    def _is_stored(self, file: ModelFile) -> bool:
+        stored = ObjectReference(self._key_of(file.digest), file.digest, file.size_bytes)
+        try:
+            self._objects.read_into(stored, 0, bytearray(min(1, file.size_bytes)))
+        except (ObjectMissing, ObjectCorrupt):
+            return False
+        return True
 
     async def _name(self, upload: LoraUpload, blocks_digest: str) -> Adapter:
         blocks = RegisteredRow(BLOCKS_KIND, upload.digest, blocks_digest, "{}")
@@ -196,12 +260,13 @@ class UploadedAdapters:
         """Delete the objects of `unnamed_before` that still have no name, and return the keys of the other unnamed
         ones. Changes state. Raises the store's errors."""
         async with self._turn:
-            files = {self._key_of(adapter.digest) for adapter in self._known.values()} | self._storing.keys()
+            digests = [*(adapter.digest for adapter in self._known.values()), *self._model_digests()]
+            files = {*map(self._key_of, digests)} | self._storing.keys()
             named = files | set(map(sums_key, files))
             keys = frozenset(await asyncio.to_thread(lambda: list(self._objects.keys(self._prefix)))) - named
             for key in keys & unnamed_before:
                 await asyncio.to_thread(self._objects.delete, key)
-                logger.info("the file of a removed LoRA was deleted", extra={"object": key})
+                logger.info("the file of a removed LoRA or model was deleted", extra={"object": key})
         return keys - unnamed_before
 
     def _adapter_of(self, row: RegisteredRow) -> Adapter:
@@ -214,18 +279,20 @@ class UploadedAdapters:
         return self._prefix + digest.removeprefix("sha256:")
 
 
-async def _received(upload: LoraUpload, chunks: AsyncIterator[bytes], silence_s: float) -> AsyncIterator[bytes]:
+async def _received(
+    field: str, expected_bytes: int, chunks: AsyncIterator[bytes], silence_s: float
+) -> AsyncIterator[bytes]:
     """Yield the file's chunks. Raises DeadlineExceeded UPLOAD_STALLED, and InvalidArgument for another size."""
     size_bytes, loop = 0, asyncio.get_running_loop()
     began_s = loop.time()
     due_s = began_s + silence_s
-    while size_bytes <= upload.size_bytes:
+    while size_bytes <= expected_bytes:
         try:
             async with asyncio.timeout_at(due_s):
                 chunk = await anext(chunks, None)
         except TimeoutError:
             limit = f"no bytes of the file for {silence_s:g} s, or less than {LEAST_BYTES_PER_S // 1024} KiB a second"
-            message = f"{limit}, after {size_bytes} of {upload.size_bytes} bytes"
+            message = f"{limit}, after {size_bytes} of {expected_bytes} bytes"
             raise DeadlineExceeded("UPLOAD_STALLED", message) from None
         if chunk is None:
             break
@@ -233,9 +300,21 @@ async def _received(upload: LoraUpload, chunks: AsyncIterator[bytes], silence_s:
         if chunk:
             due_s = min(loop.time(), began_s + size_bytes / LEAST_BYTES_PER_S) + silence_s
             yield chunk
-    if size_bytes != upload.size_bytes:
-        got = f"more than that came, {size_bytes}" if size_bytes > upload.size_bytes else f"{size_bytes} came"
-        raise InvalidArgument.of("upload.size_bytes", f"must be those of the file, {upload.size_bytes}: {got}")
+    if size_bytes != expected_bytes:
+        got = f"more than that came, {size_bytes}" if size_bytes > expected_bytes else f"{size_bytes} came"
+        raise InvalidArgument.of(f"{field}.size_bytes", f"must be those of the file, {expected_bytes}: {got}")
+
+
+def _check_digest(field: str, digest: str, found: ObjectReference) -> None:
+    if found.digest != digest:
+        raise InvalidArgument.of(field, f"must be that of the file as it arrived, {found.digest}")
+
+
+def _check_header(head: bytes, size_bytes: int) -> None:
+    try:
+        header_length(head, size_bytes)
+    except ValueError as error:
+        raise InvalidArgument.of("file", f"must be a safetensors file: {error}") from None
 
 
 def _row_of(upload: LoraUpload) -> RegisteredRow:

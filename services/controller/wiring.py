@@ -123,8 +123,9 @@ def wire(settings: ControllerSettings, ledger: "FleetLedger | None" = None) -> C
         slo_s=settings.serving.slo_s,
         scaler=scaler,
     )
-    uploads = _uploads(settings, ledger, controller)
-    models = ModelRepositoryServicer(repository, controller.check_leading)
+    uploads = _uploads(settings, ledger, controller, repository)
+    disk_bytes = settings.component_disk_mib * 2**20
+    models = ModelRepositoryServicer(repository, uploads, disk_bytes, controller.check_leading)
     adapters = AdapterRegistryServicer(uploads, controller.check_leading)
     server.add(add_ControllerServiceServicer_to_server, ControllerServicer(controller), FULL_NAME)
     server.add(add_ModelRepositoryServiceServicer_to_server, models, MODELS_FULL_NAME)
@@ -167,14 +168,21 @@ def _policy(settings: ControllerSettings, repository: ModelRepository) -> Servin
 
 
 def _uploads(
-    settings: ControllerSettings, ledger: "FleetLedger | None", controller: Controller
+    settings: ControllerSettings, ledger: "FleetLedger | None", controller: Controller, repository: ModelRepository
 ) -> "UploadedAdapters | None":
     if ledger is None or not settings.objects_url:
         return None
     from services.controller.uploads import UploadedAdapters
 
     objects, max_bytes = open_objects(settings.objects_url), settings.max_lora_mib * 2**20
-    return UploadedAdapters(ledger, objects, max_bytes, settings.removed_lora_keep_s, controller.name_uploaded)
+    return UploadedAdapters(
+        ledger,
+        objects,
+        max_bytes,
+        settings.removed_lora_keep_s,
+        controller.name_uploaded,
+        model_digests=lambda: repository.stored_digests,
+    )
 
 
 def _times(settings: ControllerSettings) -> ControllerTimes:

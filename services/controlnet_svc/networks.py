@@ -198,10 +198,12 @@ def shelved_networks(
     dtype: torch.dtype,
     form: ControlNetForm = PLAIN,
     sums: FileSums | None = None,
+    held: Callable[[str, Callable[[], ControlNet]], ControlNet] = lambda name, load: load(),
 ) -> Mapping[str, ShelvedNetwork]:
-    """Return a registry's ControlNets as the shelf loads them, those in `sums` without hashing; nothing is loaded
-    yet."""
-    return {name: _shelved(one, device, dtype, form, sums) for name, one in registered.items()}
+    """Return a registry's ControlNets as the shelf loads them, those in `sums` without hashing; nothing is loaded yet.
+    `held` calls a loader by a ControlNet's name, with its files on the local disk."""
+    shelved = {name: _shelved(one, device, dtype, form, sums) for name, one in registered.items()}
+    return {name: replace(one, load=partial(held, name, one.load)) for name, one in shelved.items()}
 
 
 def _shelved(

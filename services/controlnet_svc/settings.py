@@ -7,6 +7,7 @@ from pathlib import Path
 from pentimento.devices.choices import DeviceChoice, DtypeChoice
 from pentimento.devices.claims import DeviceClaim, claim_gpu
 from pentimento.domain.adapters import AdapterKind
+from pentimento.domain.components import DEFAULT_DISK_MIB
 from pentimento.files.adapter_registry import RegisteredAdapter, read_adapters
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.settings import setting
@@ -23,8 +24,11 @@ class ControlNetSettings:
         help="skip missing ControlNets and a missing depth model, and start without any; off: exit",
     )
     component_cache_dir: Path | None = setting(
-        None, help="directory for the hashes of local files; empty: files are hashed at every start"
+        None,
+        help="directory for components (ControlNets at addresses of S3) and the hashes of local files, shared with "
+        "workers; empty: only local files are served, and hashed at every start",
     )
+    component_disk_mib: int = setting(DEFAULT_DISK_MIB, help="disk for components, as in workers' settings", minimum=1)
     prefetch: tuple[str, ...] = setting((), help="ControlNets to load at start, while they fit")
     depth_model: Path | None = setting(
         None,

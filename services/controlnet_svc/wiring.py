@@ -34,6 +34,7 @@ from services.controlnet_svc.compute.thread import ComputeThread
 from services.controlnet_svc.networks import NetworkShelf, ShelvedNetwork, shelved_networks, with_depth
 from services.controlnet_svc.servicer import FULL_NAME, ControlNetServicer, Outgoing
 from services.controlnet_svc.settings import ControlNetSettings
+from services.controlnet_svc.stored_networks import stored_networks
 from services.controlnet_svc.streams import ControlNets
 
 logger = logging.getLogger(__name__)
@@ -59,7 +60,8 @@ def _registered(settings: ControlNetSettings, device: torch.device, dtype: torch
     if not settings.registered:
         raise InvalidArgument.of("controlnets", f"{settings.controlnets} must name a ControlNet at least")
     sums = file_sums_in(settings.component_cache_dir)
-    return shelved_networks(settings.registered, device, dtype, _form(settings, device), sums)
+    stored = stored_networks(settings)
+    return shelved_networks(stored.registered, device, dtype, _form(settings, device), sums, stored.load)
 
 
 def _form(settings: ControlNetSettings, device: torch.device) -> ControlNetForm:

@@ -10,11 +10,13 @@ from pentimento.service.idle import serve_nothing
 from pentimento.service.imports import importing_much
 from pentimento.settings import load_settings
 from services.unet_worker.models.other_models import needs_networks_alone
+from services.unet_worker.models.stored_models import with_stored
 from services.unet_worker.settings import UnetWorkerSettings
 
 
 async def main(argv: list[str]) -> None:
     settings = load_settings(UnetWorkerSettings, "unet_worker", argv)
+    settings, stored = await with_stored(settings)
     if settings.missing:
         await serve_nothing(settings.rpc, "unet_worker", settings.missing)
         return
@@ -29,7 +31,7 @@ async def main(argv: list[str]) -> None:
             import_networks_alone()
         from services.unet_worker.wiring import wire
 
-    await wire(settings).run()
+    await wire(settings, stored).run()
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pentimento.devices.choices import CompileMode, DeviceChoice, DtypeChoice, KernelMode, LatentFormat, WeightStorage
 from pentimento.devices.claims import DeviceClaim, claim_gpu
+from pentimento.domain.components import DEFAULT_DISK_MIB
 from pentimento.files.model_files import found_model
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.settings import setting
@@ -24,7 +25,12 @@ class SkipMissing(Enum):
 class UnetWorkerSettings:
     rpc: RpcServerSettings
     channels: RpcChannelSettings
-    model: Path = setting(help="diffusers directory or one file (safetensors only)")
+    model: Path = setting(
+        help="diffusers directory or one file (safetensors only), or the name of a registered model or of model_sources"
+    )
+    model_sources: tuple[str, ...] = setting(
+        (), help="models that are fetched from S3, by name: NAME=s3://bucket/path@sha256:…"
+    )
     skip_missing: SkipMissing = setting(
         SkipMissing.OFF,
         help="models that may be missing, with a log line: none (off), other_models (others), "
@@ -35,8 +41,8 @@ class UnetWorkerSettings:
     accept_other_digest: bool = setting(False, help="serve models with another digest than registry.json")
     other_models: tuple[Path, ...] = setting(
         (),
-        help="models that a plan may switch to: directories or files, or names of such next to the model, optionally "
-        "with @sha256:…",
+        help="models that a plan may switch to: directories or files, names of such next to the model, of registered "
+        "models or of model_sources; optionally with @sha256:…",
     )
     adapters_dir: Path | None = setting(
         None, help="directory of LoRAs: its registry.json, or files and folders by name", must_exist=True
@@ -52,10 +58,10 @@ class UnetWorkerSettings:
     lora_memory_mib: int = setting(1024, help="host memory for recently used LoRAs", minimum=0)
     component_cache_dir: Path | None = setting(
         None,
-        help="directory for components (uploaded LoRAs) and the hashes of local files, which processes of a host may "
-        "share; empty: uploaded LoRAs are not served, and files are hashed at every start",
+        help="directory for components (files of stored models, uploaded LoRAs) and the hashes of local files, which "
+        "processes of a host may share; empty: only local files are served, and hashed at every start",
     )
-    component_disk_mib: int = setting(8192, help="disk for components", minimum=1)
+    component_disk_mib: int = setting(DEFAULT_DISK_MIB, help="disk for components", minimum=1)
     component_host_mib: int = setting(
         0, help="memory for components, in the kernel's cache of the disk; 0: as the kernel decides", minimum=0
     )
@@ -140,7 +146,7 @@ class UnetWorkerSettings:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "model", found_model(self.model))
-        if self.missing and self.skip_missing is not SkipMissing.ALL:
+        if self.missing and not self.may_be_stored and self.skip_missing is not SkipMissing.ALL:
             raise ValueError(f"--model: {self.missing}")
         folder = self.ip_adapters_dir
         if folder is not None and not folder.is_dir() and self.skip_missing is SkipMissing.OFF:
@@ -150,6 +156,11 @@ class UnetWorkerSettings:
     def missing(self) -> str:
         """Return the error of a missing model, without which the process cannot serve; "" if it exists."""
         return "" if self.model.exists() else f"no such file or directory: {self.model}"
+
+    @property
+    def may_be_stored(self) -> bool:
+        """Return whether a missing model may be fetched."""
+        return self.component_cache_dir is not None and bool(self.controller_address or self.model_sources)
 
     def claim_gpu(self) -> DeviceClaim | None:
         """Claim a GPU for this process, unless it must run on the CPU. Raises FailedPrecondition NO_FREE_DEVICE."""
@@ -188,7 +199,11 @@ class ComponentsSettings:
 class DescribeSettings:
     """Configure `python -m services.unet_worker.describe`: flags, PENTIMENTO_DESCRIBE_… and the table [describe]."""
 
-    model: Path = setting(help="diffusers directory or one file (safetensors only)", must_exist=True)
+    model: str = setting(help="diffusers directory or one file (safetensors only), or s3://bucket/path")
+    component_cache_dir: Path | None = setting(
+        None, help="directory for the hashes of local files, and for the files of an address of S3"
+    )
+    component_disk_mib: int = setting(DEFAULT_DISK_MIB, help="disk for components", minimum=1)
     name: str = setting("", help="registry name; empty: that of the directory or file")
     profiles: tuple[Path, ...] = setting((), help="files or directories with costs of this model, one per device")
     steps: int = setting(

@@ -56,6 +56,7 @@ from services.unet_worker.models.checkpoint_loading import denoiser_for, load_ch
 from services.unet_worker.models.loaded import LoadedModel
 from services.unet_worker.models.model_card import checkpoints, default_batch_key, held_model, model_costs
 from services.unet_worker.models.model_switch import ModelSwitch
+from services.unet_worker.models.stored_models import StoredModels
 from services.unet_worker.models.warm_up import BatchMeasurement, warm_up
 from services.unet_worker.pairing.halves import GuidanceHalves
 from services.unet_worker.pairing.servicer import HalfServicer
@@ -282,9 +283,11 @@ class CheckpointLoader:
         return engine
 
 
-def wire(settings: UnetWorkerSettings) -> WorkerProcess:
-    """Construct the process inside its event loop. Raises InvalidArgument for two models with one name."""
-    models, open_components = TorchModels(checkpoints(settings)), partial(_local_components, settings)
+def wire(settings: UnetWorkerSettings, stored: StoredModels | None = None) -> WorkerProcess:
+    """Construct the process inside its event loop. `stored`: the models that are fetched when they are loaded.
+    Raises InvalidArgument for two models with one name."""
+    source = CHECKPOINTS if stored is None else replace(CHECKPOINTS, load=partial(stored.load, CHECKPOINTS.load))
+    models, open_components = TorchModels(checkpoints(settings), source), partial(_local_components, settings)
     return WorkerProcess(with_room_for_halves(settings), models, settings.credits, open_components)
 
 

@@ -117,11 +117,17 @@ class DiskTier:
             os.close(descriptor)
 
     def complete(self, partial: PartialFile, found: FileSum) -> None:
-        """Make a partial file a component, once all its blocks arrived and were verified."""
-        name = partial.path.name
-        write_whole(self._root / "sums" / name, found.to_json().encode())
+        """Make a partial file a component, once all its blocks arrived and were verified. No process writes to it
+        later: others map it."""
+        os.fchmod(partial.descriptor, 0o400)
+        write_whole(self._root / "sums" / found.sha256, found.to_json().encode())
         map_path(partial.path).unlink(missing_ok=True)
-        partial.path.rename(self._root / "blobs" / name)
+        partial.path.rename(self._root / "blobs" / found.sha256)
+
+    def check_room(self, size_bytes: int) -> None:
+        """Raise StoreFull for what the tier cannot hold even without all else."""
+        if size_bytes > self._max_bytes:
+            raise StoreFull("component store", f"{size_bytes} bytes exceed the {self._max_bytes} of {self.name}")
 
     def set_aside(self, name: str, descriptor: int) -> None:
         """Move the component that is open, and has wrong bytes, to the quarantine."""
@@ -190,20 +196,20 @@ class DiskTier:
     def _with_room(self, path: Path, descriptor: int, size_bytes: int) -> PartialFile:
         """Evict until the partial file fits. One process at a time, so that two do not take the same room: its size
         counts from here on, before the first block."""
-        if size_bytes > self._max_bytes:
-            raise StoreFull("component store", f"a component of {size_bytes} bytes exceeds its {self._max_bytes}")
+        self.check_room(size_bytes)
         lock = os.open(self._root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            self._evict(path.name, size_bytes)
+            self._evict(path.name, size_bytes, size_bytes - os.fstat(descriptor).st_blocks * 512)
             return PartialFile(path, descriptor, size_bytes)
         finally:
             os.close(lock)
 
-    def _evict(self, name: str, size_bytes: int) -> None:
+    def _evict(self, name: str, size_bytes: int, missing_bytes: int) -> None:
+        """Evict until the quota has room for the size, and the disk for the missing part."""
         self._drop_abandoned(name, size_bytes)
         kept = set(self.pinned)
-        while (needed_bytes := self._used_bytes(name) + size_bytes - self._max_bytes) > 0:
+        while (needed_bytes := max(self._over_quota(name, size_bytes), self._short(missing_bytes))) > 0:
             there, now_s = self.components(), time.time()
             leaving = victims(self._rule, there, needed_bytes, now_s, kept)
             if leaving is None:
@@ -222,12 +228,20 @@ class DiskTier:
             key=_changed_at_ns,
         )
         for path in partial:
-            if self._used_bytes(name) + size_bytes <= self._max_bytes:
+            if self._over_quota(name, size_bytes) <= 0:
                 return
             descriptor = _locked(path, os.O_RDWR, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if descriptor is not None:
                 self._drop_partial(path)
                 os.close(descriptor)
+
+    def _over_quota(self, name: str, size_bytes: int) -> int:
+        return self._used_bytes(name) + size_bytes - self._max_bytes
+
+    def _short(self, size_bytes: int) -> int:
+        """Return the bytes that the disk lacks for that size; others than components may fill it."""
+        disk = os.statvfs(self._root)
+        return size_bytes - disk.f_bavail * disk.f_frsize
 
     def _used_bytes(self, without: str) -> int:
         """Return the bytes of all components, and of all partial files but one as if they were whole."""

@@ -4,8 +4,9 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,7 +14,7 @@ from pentimento.domain.adapters import is_digest
 from pentimento.domain.components import ComponentRule, HeldComponent, Tier
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import ObjectReference
-from pentimento.files.file_sums import CorruptComponent, FileSum, read_verified
+from pentimento.files.file_sums import CorruptComponent, FileSum, read_blocks, read_verified
 from pentimento.stores.components.blocks import PartialFile
 from pentimento.stores.components.disk import DiskTier, HeldBlob
 from pentimento.stores.components.host import HostTier
@@ -57,13 +58,13 @@ class ComponentStore:
         """Return what `loader` makes of a component; it verifies the blocks that it reads. One with wrong bytes on disk
         is set aside and fetched once more. Raises CorruptComponent that names component and source, StoreFull for one
         that does not fit, and the stores' errors."""
-        with self._held(reference, remote) as held:
+        with self.holding(reference, remote) as held:
             try:
                 return loader(held)
             except CorruptComponent as error:
                 logger.warning("a component is fetched again: %s", error.message)
                 self._disk.set_aside(held.path.name, held.descriptor)
-        with self._held(reference, remote) as held:
+        with self.holding(reference, remote) as held:
             return loader(held)
 
     def read_range(self, digest: str, offset: int, size: int) -> bytes | None:
@@ -92,8 +93,37 @@ class ComponentStore:
         return self._disk.drop(_name_of(digest))
 
     @contextmanager
-    def _held(self, reference: ObjectReference, remote: Remote) -> Iterator[HeldBlob]:
-        held = self._have(reference, remote)
+    def holding(self, reference: ObjectReference, remote: Remote) -> Iterator[HeldBlob]:
+        """Fetch a component if it is missing, and keep it on the local disk during the block. Raises as `load`."""
+        with self._in_use(self._have(reference, remote)) as held:
+            yield held
+
+    @contextmanager
+    def adopting(self, label: str, reference: ObjectReference, remote: Remote) -> Iterator[HeldBlob]:
+        """Fetch an object without a known digest, and keep it during the block; its digest is that of its bytes. A
+        fetch with the same `label` resumes. Raises as `load`."""
+        name = sha256(label.encode()).hexdigest()
+        with self._disk.filling(name, reference.size_bytes) as file:
+            assert file is not None, "no component has the digest of a label"
+            Download(reference, remote, lambda index, block: None).run(file, None)
+            self._disk.complete(file, found := file.sum())
+        with self._in_use(self._have(replace(reference, digest=found.digest), remote)) as held:
+            yield held
+
+    def check_room(self, size_bytes: int) -> None:
+        """Raise StoreFull for components that do not fit on the local disk together."""
+        self._disk.check_room(size_bytes)
+
+    def set_aside_if_wrong(self, held: HeldBlob) -> None:
+        """Verify a component, and move it to the quarantine if a block is wrong."""
+        try:
+            for _ in read_blocks(held.path, held.sum):
+                pass
+        except CorruptComponent:
+            self._disk.set_aside(held.path.name, held.descriptor)
+
+    @contextmanager
+    def _in_use(self, held: HeldBlob) -> Iterator[HeldBlob]:
         try:
             yield held
         finally:

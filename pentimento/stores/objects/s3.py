@@ -112,11 +112,7 @@ class S3ObjectStore:
         if unknown := set(options) - _OPTIONS:
             raise InvalidArgument.of("objects_url", f"s3 urls take {sorted(_OPTIONS)}, got {sorted(unknown)}")
         creates_bucket = switch("objects_url", options, "create_bucket", default=False)
-        region = options.get("region", "us-east-1")
-        try:
-            client = boto3.client("s3", endpoint_url=options.get("endpoint"), region_name=region, config=_CONFIG)
-        except (BotoCoreError, ValueError) as error:
-            raise InvalidArgument.of("objects_url", f"S3 cannot be reached with this configuration: {error}") from None
+        client = open_client(options, "objects_url")
         store = cls(client, bucket, prefix, _part_bytes(options), signer, _address_server(options, signer))
         if creates_bucket:
             store._create_bucket()
@@ -127,7 +123,7 @@ class S3ObjectStore:
         if len(data) > self._part_bytes:
             return self.put_file(key, BytesIO(data))
         reference = refer_to(check_key(key), data)
-        with _typed_errors(key):
+        with typed_errors(key):
             put = self._client.put_object(Body=data, Metadata={"digest": reference.digest}, **self._place(key))
             _require_tag(put)
         return reference
@@ -136,14 +132,14 @@ class S3ObjectStore:
         """Upload the rest of the file, in parts that run in parallel, and return its reference. The parts of a
         failed upload are deleted; if the store is away, a sweep will delete them."""
         digested = DigestedFile(key, file, check)
-        with _typed_errors(check_key(key)):
+        with typed_errors(check_key(key)):
             self._client.upload_fileobj(digested, self._bucket, self._prefix + key, Config=self._transfer)
         return digested.reference
 
     def get(self, reference: ObjectReference) -> bytes:
         """Return the bytes, checked. Raises ObjectMissing, ObjectCorrupt."""
         key = check_key(reference.key)
-        with _typed_errors(key):
+        with typed_errors(key):
             answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + key)
             with closing(answer["Body"]) as body:
                 _require_tag(answer)
@@ -153,21 +149,7 @@ class S3ObjectStore:
 
     def read_into(self, reference: ObjectReference, offset: int, buffer: bytearray | memoryview) -> None:
         """Read a range of the object into the buffer. Raises ObjectMissing, ObjectCorrupt."""
-        check_range(reference, offset, len(buffer))
-        if not buffer:
-            return
-        key, last = check_key(reference.key), offset + len(buffer) - 1
-        with _typed_errors(key):
-            answer = self._client.get_object(Range=f"bytes={offset}-{last}", **self._place(key))
-            with closing(answer["Body"]) as body:
-                _require_tag(answer)
-                # "bytes 0-99/1000"
-                check_size(reference, int(answer["ContentRange"].rpartition("/")[2]))
-                filled = 0
-                while count := body.readinto(memoryview(buffer)[filled:]):
-                    filled += count
-        if filled != len(buffer):
-            raise ObjectCorrupt(key, f"expected {len(buffer)} bytes of a range, found {filled}")
+        read_range(self._client, self._place(check_key(reference.key)), reference, offset, buffer)
 
     def presign(self, reference: ObjectReference, media_type: str, expires_at: int) -> str:
         """Return an address of the store itself, signed in its query; it expires early if the credentials do. If the
@@ -179,7 +161,7 @@ class S3ObjectStore:
         shown = {"ResponseContentType": media_type, "ResponseContentDisposition": "inline"}
         # S3 takes 1 second to 7 days.
         lifetime_s = min(max(math.ceil(expires_at - time.time()), 1), _LONGEST_URL_S)
-        with _typed_errors(reference.key):
+        with typed_errors(reference.key):
             url: str = self._client.generate_presigned_url("get_object", {**place, **shown}, ExpiresIn=lifetime_s)
         return url
 
@@ -188,7 +170,7 @@ class S3ObjectStore:
         if not is_corrupt(self, reference):
             return False
         key = reference.key
-        with _typed_errors(key):
+        with typed_errors(key):
             self._client.copy_object(
                 Bucket=self._bucket,
                 Key=self._prefix + _QUARANTINE + aside_name(key, time.time_ns()),
@@ -202,26 +184,26 @@ class S3ObjectStore:
     def delete(self, key: str) -> None:
         """Delete the object, if there is one."""
         # Some stores report a missing object.
-        with suppress(ObjectMissing), _typed_errors(check_key(key)):
+        with suppress(ObjectMissing), typed_errors(check_key(key)):
             self._client.delete_object(Bucket=self._bucket, Key=self._prefix + key)
 
     def keys(self, prefix: str = "") -> Iterator[str]:
         """Yield every key that starts with `prefix`, in no order."""
-        with _typed_errors(prefix):
+        with typed_errors(prefix):
             for key, _ in self._listed(prefix):
                 if is_key(key) and not key.startswith(_QUARANTINE):
                     yield key
 
     def usage(self, prefix: str = "") -> StoreUsage:
         """Return the count and size of the objects under `prefix`, as the store lists them; not the quarantine."""
-        with _typed_errors(prefix):
+        with typed_errors(prefix):
             sizes = [size for key, size in self._listed(prefix) if not key.startswith(_QUARANTINE)]
         return StoreUsage(len(sizes), sum(sizes))
 
     def sweep_uploads(self, unfinished_for_s: float) -> int:
         """Delete the parts of uploads at least `unfinished_for_s` old, by the store's clock, and return the number of
         uploads."""
-        with _typed_errors(""):
+        with typed_errors(""):
             old = [
                 (name, upload_id) for name, upload_id, age_s in self._unfinished_uploads() if age_s >= unfinished_for_s
             ]
@@ -237,7 +219,7 @@ class S3ObjectStore:
 
     def check_integrity(self, references: Iterable[ObjectReference] = ()) -> list[str]:
         """Return a sentence for each unfinished upload, and for each reference that is missing or corrupt."""
-        with _typed_errors(""):
+        with typed_errors(""):
             unfinished = [f"unfinished upload of {name}" for name, _, _ in self._unfinished_uploads()]
         return unfinished + list(broken_references(self, references))
 
@@ -259,12 +241,8 @@ class S3ObjectStore:
 
     def _listed(self, prefix: str) -> Iterator[tuple[str, int]]:
         """Yield names without the store's own prefix, and sizes."""
-        pages = self._client.get_paginator("list_objects_v2")
-        for page in pages.paginate(
-            Bucket=self._bucket, Prefix=self._prefix + prefix, PaginationConfig={"PageSize": _PAGE_COUNT}
-        ):
-            for found in page.get("Contents", ()):
-                yield found["Key"].removeprefix(self._prefix), found["Size"]
+        for name, found in listed(self._client, self._bucket, self._prefix + prefix):
+            yield name.removeprefix(self._prefix), found["Size"]
 
     def _create_bucket_in(self, place: Mapping[str, Any]) -> None:
         try:
@@ -277,8 +255,50 @@ class S3ObjectStore:
 
     def _create_bucket(self) -> None:
         there = (self._client.exceptions.BucketAlreadyOwnedByYou, self._client.exceptions.BucketAlreadyExists)
-        with _typed_errors(""), suppress(*there):
+        with typed_errors(""), suppress(*there):
             self._create_bucket_in({})
+
+
+def open_client(options: Mapping[str, str], field: str) -> Any:
+    """Return a client of S3 for the `endpoint` and `region` of the options. Raises InvalidArgument that names the
+    field."""
+    region = options.get("region", "us-east-1")
+    try:
+        return boto3.client("s3", endpoint_url=options.get("endpoint"), region_name=region, config=_CONFIG)
+    except (BotoCoreError, ValueError) as error:
+        raise InvalidArgument.of(field, f"S3 cannot be reached with this configuration: {error}") from None
+
+
+def listed(client: Any, bucket: str, prefix: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the names of a bucket's objects that start with `prefix`, and what S3 lists of each."""
+    pages = client.get_paginator("list_objects_v2")
+    for page in pages.paginate(Bucket=bucket, Prefix=prefix, PaginationConfig={"PageSize": _PAGE_COUNT}):
+        for found in page.get("Contents", ()):
+            yield found["Key"], found
+
+
+def read_range(
+    client: Any,
+    place: Mapping[str, str],
+    reference: ObjectReference,
+    offset: int,
+    buffer: bytearray | memoryview,
+) -> None:
+    """Read a range of the object at `place` into the buffer. Raises ObjectMissing, ObjectCorrupt, StoreUnavailable."""
+    check_range(reference, offset, len(buffer))
+    if not buffer:
+        return
+    with typed_errors(reference.key):
+        answer = client.get_object(Range=f"bytes={offset}-{offset + len(buffer) - 1}", **place)
+        with closing(answer["Body"]) as body:
+            _require_tag(answer)
+            # "bytes 0-99/1000"
+            check_size(reference, int(answer["ContentRange"].rpartition("/")[2]))
+            filled = 0
+            while count := body.readinto(memoryview(buffer)[filled:]):
+                filled += count
+    if filled != len(buffer):
+        raise ObjectCorrupt(reference.key, f"expected {len(buffer)} bytes of a range, found {filled}")
 
 
 def _address_server(options: Mapping[str, str], signer: CurrentSigner | None) -> ResultUrlServer:
@@ -312,7 +332,7 @@ def _time_of(answer: Mapping[str, Any]) -> datetime:
 
 
 @contextmanager
-def _typed_errors(key: str) -> Iterator[None]:
+def typed_errors(key: str) -> Iterator[None]:
     """Raise boto3's errors as ours."""
     try:
         yield

@@ -28,7 +28,7 @@ class OtherModel:
 def other_models(settings: UnetWorkerSettings) -> tuple[OtherModel, ...]:
     """Return the models that the settings name besides the first. If models may be missing, skip the missing ones and
     all repeats. Raises InvalidArgument for an invalid digest."""
-    named = _named(settings)
+    named = named_models(settings)
     if settings.skip_missing is SkipMissing.OFF:
         return named
     found = {one.path.resolve(): one for one in reversed(named) if one.path.exists()}
@@ -38,10 +38,12 @@ def other_models(settings: UnetWorkerSettings) -> tuple[OtherModel, ...]:
 
 def missing_models(settings: UnetWorkerSettings) -> tuple[OtherModel, ...]:
     """Return the missing models that the settings tolerate."""
-    return tuple(one for one in _named(settings) if not one.path.exists() and one not in other_models(settings))
+    return tuple(one for one in named_models(settings) if not one.path.exists() and one not in other_models(settings))
 
 
-def _named(settings: UnetWorkerSettings) -> tuple[OtherModel, ...]:
+def named_models(settings: UnetWorkerSettings) -> tuple[OtherModel, ...]:
+    """Return the models that the settings name besides the first, on disk or not. Raises InvalidArgument for an invalid
+    digest."""
     split = (split_digest("other_models", str(given)) for given in settings.other_models)
     return tuple(OtherModel(_place(settings.model, Path(where)), digest) for where, digest in split)
 

@@ -106,6 +106,8 @@ LARGER_REQUESTS_MIB = {
     "discriminator.v1.DiscriminatorService.Score": 32,
     "controller.v1.ControllerService.Register": 1,
     "controller.v1.ControllerService.Report": 1,
+    "models.v1.ModelRepositoryService.FindMissingFiles": 1,
+    "models.v1.ModelRepositoryService.AddFile": 2,
     "models.v1.ModelRepositoryService.RegisterModel": 1,
     "models.v1.ModelRepositoryService.RegisterCascade": 1,
     "adapters.v1.AdapterRegistryService.AddLora": 2,

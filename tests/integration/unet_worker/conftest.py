@@ -22,6 +22,7 @@ from services.unet_worker import wiring
 from services.unet_worker.attempts.execution import ProgressBridge
 from services.unet_worker.models.loaded import LoadedModel
 from services.unet_worker.models.model_switch import ModelSwitch
+from services.unet_worker.models.stored_models import StoredModels
 from services.unet_worker.process import WorkerProcess
 from services.unet_worker.settings import UnetWorkerSettings
 from tests.support.patient_connections import be_patient
@@ -67,11 +68,13 @@ def patience() -> Iterator[None]:
 
 
 @asynccontextmanager
-async def serve(checkpoint: Path, directory: Path, **settings: Any) -> AsyncIterator[Served]:
+async def serve(
+    checkpoint: Path, directory: Path, stored: StoredModels | None = None, **settings: Any
+) -> AsyncIterator[Served]:
     address, objects_url = f"unix:{directory / 'w'}", f"file://{directory / 'objects'}"
     rpc, channels = RpcServerSettings(listen=(address,)), RpcChannelSettings()
     own = {"model_name": "tiny", "objects_url": objects_url, "progress_interval_ms": 0, **UNHURRIED, **settings}
-    process = wiring.wire(UnetWorkerSettings(rpc, channels, checkpoint, **own))
+    process = wiring.wire(UnetWorkerSettings(rpc, channels, checkpoint, **own), stored)
     with patience():
         await process.server.start()
     try:

@@ -38,6 +38,8 @@ CHOICES: dict[str, Any] = {
     "PENTIMENTO_FEATURE_REUSE": {"serving": {"featureReuse": "auto"}},
     "PENTIMENTO_HANDOVER": {"serving": {"handover": "off"}},
     "PENTIMENTO_CONTROLNET_PIPELINING": {"serving": {"controlnetPipelining": "on"}},
+    "PENTIMENTO_MODEL_SOURCES": {"serving": {"modelSources": [f"sdxl=s3://bucket/sdxl@sha256:{'0' * 64}"]}},
+    "PENTIMENTO_COMPONENT_DISK_MIB": {"componentCache": {"diskMib": 1000}},
     "PENTIMENTO_MODEL_ALIASES": {"serving": {"modelAliases": ["gpt-image-1=tiny-heavy"]}},
     "PENTIMENTO_REUSE_RULE": {"cache": {"reuseRule": "mean"}},
     "PENTIMENTO_EARNED_REUSE": {"cache": {"earnedReuse": False}},

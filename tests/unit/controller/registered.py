@@ -5,9 +5,8 @@ from dataclasses import replace
 from itertools import pairwise
 
 from pentimento.domain.fleet import ModelCost
-from pentimento.domain.models import CascadeVariant, DeviceCost, Handover, ModelFile, ModelVariant
+from pentimento.domain.models import CascadeVariant, DeviceCost, Handover, ModelFile, ModelVariant, digest_of
 from pentimento.profiles.document import profiles_to_json
-from services.controller.checks import digest_of
 from tests.support.profiles import HANDOVER_PROFILE, changed
 
 FILES = (

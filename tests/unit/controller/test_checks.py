@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from pentimento.diffusion.checkpoint import digest_files, file_sum
 from pentimento.domain.adapters import Adapter, AdapterKind
-from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.domain.fleet import ModelCost, PoolDemand, Replica, ReplicaKind, ReplicaReport, StartShare
 from pentimento.domain.kept_quality import NOTHING_KEPT, KeptQuality
-from pentimento.domain.models import DeviceCost, ModelFile, ReuseProfile
+from pentimento.domain.models import DeviceCost, ModelFile, ModelVariant, ReuseProfile, digest_of
 from pentimento.domain.thinned_steps import ThinnableSteps
 from pentimento.domain.weights import ComponentWeights, ShortModel
 from services.controller.checks import (
@@ -23,9 +23,8 @@ from services.controller.checks import (
     check_cascade,
     check_replica,
     check_report,
-    check_variant,
-    digest_of,
 )
+from services.controller.model_checks import check_fits_disk, check_variant
 from tests.unit.controller.registered import FILES, cascade, variant
 
 REPLICA = Replica("worker-1", ReplicaKind.UNET_WORKER, "unix:/run/w1.sock", 1)
@@ -323,3 +322,43 @@ def test_no_text_fails_otherwise_than_by_a_refusal(name: str, path: str) -> None
         check_variant(replace(GOOD, name=name, files=(replace(WEIGHTS, path=path),)))
     except InvalidArgument as refused:
         assert refused.violations[0].field.startswith("model.")
+
+
+def stored_variant(**changed: object) -> ModelVariant:
+    files = (FILES[0], replace(FILES[1], blocks=("c" * 64,)))
+    model = replace(variant("mine"), files=files, source="s3://bucket/mine", default_steps=20)
+    return replace(model, **changed)  # type: ignore[arg-type]
+
+
+def test_variant_with_a_source_passes() -> None:
+    check_variant(stored_variant())
+    check_variant(stored_variant(source="objects:"))
+
+
+@pytest.mark.parametrize(
+    ("field", "changed"),
+    [
+        ("model.source", {"source": "https://example.org/mine"}),
+        ("model.source", {"source": "s3://b/\n"}),
+        ("model.source", {"source": "s3://" + "b" * 600}),
+        ("model.default_steps", {"default_steps": 0}),
+        ("model.default_guidance_scale", {"default_guidance_scale": -1.0}),
+        ("model.default_guidance_scale", {"default_guidance_scale": math.nan}),
+        (r"model.files\[1\].blocks", {"files": FILES}),
+        (r"model.files\[1\].blocks", {"files": (FILES[0], replace(FILES[1], blocks=("c" * 64,) * 2))}),
+        (r"model.files\[1\].blocks", {"files": (FILES[0], replace(FILES[1], blocks=("C" * 64,)))}),
+    ],
+)
+def test_source_that_workers_cannot_read_is_rejected_by_field(field: str, changed: dict[str, object]) -> None:
+    with pytest.raises(InvalidArgument, match=field):
+        check_variant(stored_variant(**changed))
+
+
+def test_files_beyond_the_local_disk_are_rejected_by_tier_and_equal_files_count_once() -> None:
+    twice = (*FILES, replace(FILES[1], path="vae/diffusion_pytorch_model.safetensors"))
+    check_fits_disk(twice, 1010)
+
+    with pytest.raises(FailedPrecondition, match="local disk tier of 1009 bytes") as raised:
+        check_fits_disk(twice, 1009)
+
+    assert raised.value.reason == "COMPONENT_TOO_LARGE"

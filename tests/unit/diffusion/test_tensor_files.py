@@ -1,6 +1,7 @@
 """Tensors that are read block by block equal those of the libraries' own loaders."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,9 @@ from pentimento.diffusion.controlnets import load_controlnet
 from pentimento.diffusion.families import load_model
 from pentimento.diffusion.tensor_files import read_tensors
 from pentimento.diffusion.weights import load_network
-from pentimento.files import file_sums
+from pentimento.files import file_sums, mapped_file
 from pentimento.files.file_sums import CorruptComponent, FileSums, SumInProgress
+from pentimento.files.mapped_file import MappedFile
 from tests.support.tiny_models import WEIGHTS
 
 CPU = torch.device("cpu")
@@ -22,7 +24,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(params=[64, 8 * 2**20], ids=["small blocks", "one block"])
 def block_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    for module in (file_sums, tensor_files):
+    for module in (file_sums, mapped_file, tensor_files):
         monkeypatch.setattr(module, "BLOCK_BYTES", request.param)
     yield request.param
 
@@ -67,6 +69,33 @@ def test_read_tensors_equals_safetensors(
         assert torch.equal(found[name], expected), name
     rows = read_tensors(file, sums, dtype, wanted=lambda name: name == "rows")
     assert rows.keys() == {"rows"} and torch.equal(rows["rows"], found["rows"])
+
+
+def test_tensor_of_the_stored_type_is_mapped_and_writes_stay_in_the_process(tmp_path: Path) -> None:
+    file, sums = written(tmp_path), FileSums()
+    before = file.read_bytes()
+
+    found = read_tensors(file, sums, torch.float32)
+    mapped = str(file) in Path("/proc/self/maps").read_text()
+    found["rows"].zero_()
+    again = read_tensors(file, sums, torch.float32)
+
+    assert mapped
+    assert file.read_bytes() == before
+    assert torch.count_nonzero(again["rows"]).item() == 450
+
+
+def test_file_that_changes_while_it_is_read_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, sums = written(tmp_path), FileSums()
+    verify = MappedFile.verify
+
+    def touched(mapped: MappedFile, indices: Iterable[int]) -> None:
+        verify(mapped, indices)
+        os.utime(file, ns=(1, 1))
+
+    monkeypatch.setattr(MappedFile, "verify", touched)
+    with pytest.raises(CorruptComponent, match="changed while it was read"):
+        read_tensors(file, sums)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -22,6 +22,7 @@ from pentimento.supervisor.models import (
     find_loras,
     find_model,
     find_models,
+    find_stored_model,
     with_shipped,
 )
 from tests.support.profiles import HANDOVER_PROFILE, LATENT_PROFILE, PIPELINING_PROFILE, STEPS_PROFILE, changed
@@ -121,11 +122,11 @@ def test_without_a_registry_the_message_says_so(tmp_path: Path) -> None:
 
 def test_same_model_twice_is_refused(weights: Path) -> None:
     with pytest.raises(InvalidArgument, match="--workers"):
-        find_models(("tiny-heavy", "tiny-heavy"), weights)
+        find_models(("tiny-heavy", "tiny-heavy"), lambda name: find_model(name, weights))
 
 
 def test_default_is_the_heavy_model(weights: Path) -> None:
-    assert [model.name for model in find_models((), weights)] == ["tiny-heavy"]
+    assert [model.name for model in find_models((), lambda name: find_model(name, weights))] == ["tiny-heavy"]
 
 
 def test_loras_are_those_of_the_tiny_models_or_of_a_directory(weights: Path, tmp_path: Path) -> None:
@@ -204,3 +205,27 @@ def test_with_shipped_names_file_that_is_no_profile(tmp_path: Path) -> None:
 
     with pytest.raises(InvalidArgument, match=r"profiles: .*own\.json: format: must be 2 or 1"):
         with_shipped([path], tmp_path)
+
+
+DIGEST = "sha256:" + "a" * 64
+
+
+def test_find_stored_model_of_registered_name_has_its_digest() -> None:
+    assert find_stored_model("mine", lambda: {"mine": DIGEST}) == ModelDirectory("mine", Path("mine"), DIGEST)
+
+
+def test_find_stored_model_of_address_keeps_its_source() -> None:
+    given = f"s3://bucket/path/My Model?endpoint=http://127.0.0.1:9@{DIGEST}"
+
+    assert find_stored_model(given, dict) == ModelDirectory("My-Model", Path("My-Model"), DIGEST, f"My-Model={given}")
+
+
+@pytest.mark.parametrize("given", ["s3://bucket/path", "s3://bucket/path@sha256:abc"])
+def test_find_stored_model_of_address_without_digest_is_rejected(given: str) -> None:
+    with pytest.raises(InvalidArgument, match="sha256"):
+        find_stored_model(given, dict)
+
+
+def test_find_stored_model_names_registered_models() -> None:
+    with pytest.raises(NotFound, match="registered: mine, other"):
+        find_stored_model("absent", lambda: {"other": DIGEST, "mine": DIGEST})

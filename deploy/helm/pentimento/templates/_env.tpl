@@ -57,6 +57,7 @@ PENTIMENTO_CONTROLLER_HEAVY: {{ $serving.heavy }}
 PENTIMENTO_CONTROLLER_LIGHT: {{ $serving.light | quote }}
 PENTIMENTO_CONTROLLER_SMALL: {{ include "pentimento.text" $serving.small | quote }}
 PENTIMENTO_CONTROLLER_SLO_S: {{ include "pentimento.text" $serving.sloSeconds | quote }}
+PENTIMENTO_CONTROLLER_COMPONENT_DISK_MIB: {{ include "pentimento.text" .root.Values.componentCache.diskMib | quote }}
 PENTIMENTO_CONTROLLER_STANDBY: "true"
 {{- if include "pentimento.scaledByKeda" .root }}
 PENTIMENTO_CONTROLLER_SCALER_LISTEN: 0.0.0.0:50053
@@ -116,6 +117,8 @@ PENTIMENTO_UNET_WORKER_ADAPTERS_DIR: /models
 PENTIMENTO_UNET_WORKER_EMBEDDINGS_DIR: /embeddings
 PENTIMENTO_UNET_WORKER_IP_ADAPTERS_DIR: /models/{{ .root.Values.serving.ipAdapters }}
 PENTIMENTO_UNET_WORKER_COMPONENT_CACHE_DIR: /var/cache/pentimento/components
+PENTIMENTO_UNET_WORKER_COMPONENT_DISK_MIB: {{ include "pentimento.text" .root.Values.componentCache.diskMib | quote }}
+PENTIMENTO_UNET_WORKER_MODEL_SOURCES: {{ join "," .root.Values.serving.modelSources | quote }}
 PENTIMENTO_UNET_WORKER_OBJECTS_URL: {{ include "pentimento.objects" . | quote }}
 PENTIMENTO_UNET_WORKER_CLAIMS_PER_DEVICE: {{ include "pentimento.text" .values.accelerator.share | quote }}
 {{- if .root.Values.auth.enabled }}
@@ -130,8 +133,10 @@ PENTIMENTO_UNET_WORKER_GRANT_KEY_FILE: {{ include "pentimento.secretFile" "grant
 PENTIMENTO_CONTROLNET_SVC_SKIP_MISSING: "true"
 PENTIMENTO_CONTROLNET_SVC_CONTROLNETS: /models/registry.json
 PENTIMENTO_CONTROLNET_SVC_COMPONENT_CACHE_DIR: /var/cache/pentimento/components
+PENTIMENTO_CONTROLNET_SVC_COMPONENT_DISK_MIB: {{ include "pentimento.text" .root.Values.componentCache.diskMib | quote }}
 PENTIMENTO_CONTROLNET_SVC_DEPTH_MODEL: /models/{{ .root.Values.serving.depthModel }}
 PENTIMENTO_CONTROLNET_SVC_CLAIMS_PER_DEVICE: {{ include "pentimento.text" .values.accelerator.share | quote }}
+{{ include "pentimento.env.s3" (merge (dict "file" "s3_credentials") .) }}
 {{- end }}
 
 {{- define "pentimento.env.discriminator" -}}

@@ -23,7 +23,7 @@ data: [unet-worker, vectordb-gateway, frontdoor, controller, edge]
 {{- end -}}
 {{- if eq .root.Values.stores.s3.credentials "secret" -}}
 {{- if eq .service "edge" }}{{ $files = set $files "s3ReaderCredentials" "s3_reader_credentials" }}{{ end -}}
-{{- if has .service (list "unet-worker" "vectordb-gateway" "frontdoor" "controller") -}}
+{{- if has .service (list "unet-worker" "controlnet-svc" "vectordb-gateway" "frontdoor" "controller") -}}
 {{- $files = set $files "s3Credentials" "s3_credentials" -}}
 {{- end -}}
 {{- end -}}
@@ -173,8 +173,7 @@ readinessProbe:
 {{- if eq $cache.kind "hostPath" }}
   hostPath: {path: {{ $cache.path }}, type: Directory}
 {{- else }}
-  # Other services only keep hashes of the models' files.
-  emptyDir: {sizeLimit: {{ ternary $cache.size "64Mi" $keeps }}}
+  emptyDir: {sizeLimit: {{ $cache.size }}}
 {{- end }}
 {{- end }}
 {{- if and (has .service $reads.compiled) (ne .values.accelerator.kind "none") }}

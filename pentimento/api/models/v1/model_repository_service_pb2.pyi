@@ -29,12 +29,22 @@ class ModelVariant(_message.Message):
     LICENCE_FIELD_NUMBER: _builtins.int
     FILES_FIELD_NUMBER: _builtins.int
     COSTS_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    DEFAULT_STEPS_FIELD_NUMBER: _builtins.int
+    DEFAULT_GUIDANCE_SCALE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Lower-case letters, digits and single . _ - between them."""
     digest: _builtins.str
     """sha256:<64 hex digits> over the files, as workers say it."""
     family: _builtins.str
     licence: _builtins.str
+    source: _builtins.str
+    """Where workers find its files: empty on their own disks; `objects:PREFIX` in the suite's object store, by sha256;
+    `s3://bucket/path` there, by path. Callers say `objects:`, and the controller adds the prefix.
+    """
+    default_steps: _builtins.int
+    """Of requests without them, where workers find its files by `source`."""
+    default_guidance_scale: _builtins.float
     @_builtins.property
     def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelFile]: ...
     @_builtins.property
@@ -50,10 +60,13 @@ class ModelVariant(_message.Message):
         licence: _builtins.str = ...,
         files: _abc.Iterable[Global___ModelFile] | None = ...,
         costs: _abc.Iterable[Global___DeviceCost] | None = ...,
+        source: _builtins.str = ...,
+        default_steps: _builtins.int = ...,
+        default_guidance_scale: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs", "digest", b"digest", "family", b"family", "files", b"files", "licence", b"licence", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs", "default_guidance_scale", b"default_guidance_scale", "default_steps", b"default_steps", "digest", b"digest", "family", b"family", "files", b"files", "licence", b"licence", "name", b"name", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -68,19 +81,25 @@ class ModelFile(_message.Message):
     PATH_FIELD_NUMBER: _builtins.int
     SHA256_FIELD_NUMBER: _builtins.int
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
     path: _builtins.str
     sha256: _builtins.str
     size_bytes: _builtins.int
+    @_builtins.property
+    def blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """BLAKE3 of each block of 8 MiB, in hexadecimal digits; none where `source` has no such file."""
+
     def __init__(
         self,
         *,
         path: _builtins.str = ...,
         sha256: _builtins.str = ...,
         size_bytes: _builtins.int = ...,
+        blocks: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["path", b"path", "sha256", b"sha256", "size_bytes", b"size_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "path", b"path", "sha256", b"sha256", "size_bytes", b"size_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -213,6 +232,125 @@ class ReuseProfile(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReuseProfile: _TypeAlias = ReuseProfile  # noqa: Y015
+
+@_typing.final
+class FindMissingFilesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelFile]: ...
+    def __init__(
+        self,
+        *,
+        files: _abc.Iterable[Global___ModelFile] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["files", b"files"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FindMissingFilesRequest: _TypeAlias = FindMissingFilesRequest  # noqa: Y015
+
+@_typing.final
+class FindMissingFilesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHA256S_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def sha256s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        sha256s: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sha256s", b"sha256s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FindMissingFilesResponse: _TypeAlias = FindMissingFilesResponse  # noqa: Y015
+
+@_typing.final
+class AddFileRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILE_FIELD_NUMBER: _builtins.int
+    CHUNK_FIELD_NUMBER: _builtins.int
+    chunk: _builtins.bytes
+    @_builtins.property
+    def file(self) -> Global___ModelFile: ...
+    def __init__(
+        self,
+        *,
+        file: Global___ModelFile | None = ...,
+        chunk: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "file", b"file", "part", b"part"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "file", b"file", "part", b"part"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["file", "chunk"]  # noqa: Y015
+    _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
+
+Global___AddFileRequest: _TypeAlias = AddFileRequest  # noqa: Y015
+
+@_typing.final
+class AddFileResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AddFileResponse: _TypeAlias = AddFileResponse  # noqa: Y015
+
+@_typing.final
+class GetModelRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetModelRequest: _TypeAlias = GetModelRequest  # noqa: Y015
+
+@_typing.final
+class GetModelResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def model(self) -> Global___ModelVariant: ...
+    def __init__(
+        self,
+        *,
+        model: Global___ModelVariant | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetModelResponse: _TypeAlias = GetModelResponse  # noqa: Y015
 
 @_typing.final
 class RegisterModelRequest(_message.Message):

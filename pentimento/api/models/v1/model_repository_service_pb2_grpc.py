@@ -27,7 +27,8 @@ if _version_not_supported:
 
 class ModelRepositoryServiceStub:
     """What may be planned: variants of models by name and digest, and cascades of them. The leading controller answers, and
-    keeps all of it in its ledger. Names are keys of the repository and never paths; no weights pass through here.
+    keeps all of it in its ledger. Names are keys of the repository and never paths. Files that are uploaded go to the
+    object store as they arrive.
     """
 
     def __init__(self, channel):
@@ -36,10 +37,25 @@ class ModelRepositoryServiceStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.FindMissingFiles = channel.unary_unary(
+                '/pentimento.api.models.v1.ModelRepositoryService/FindMissingFiles',
+                request_serializer=pentimento_dot_api_dot_models_dot_v1_dot_model__repository__service__pb2.FindMissingFilesRequest.SerializeToString,
+                response_deserializer=pentimento_dot_api_dot_models_dot_v1_dot_model__repository__service__pb2.FindMissingFilesResponse.FromString,
+                _registered_method=True)
+        self.AddFile = channel.stream_unary(
+                '/pentimento.api.models.v1.ModelRepositoryService/AddFile',
+                request_serializer=pentimento_dot_api_dot_models_dot_v1_dot_model__repository__service__pb2.AddFileRequest.SerializeToString,
+                response_deserializer=pentimento_dot_api_dot_models_dot_v1_dot_model__repository__service__pb2.AddFileResponse.FromString,
+                _registered_method=True)
         self.RegisterModel = channel.unary_unary(
                 '/pentimento.api.models.v1.ModelRepositoryService/RegisterModel',
                 request_serializer=pentimento_dot_api_dot_models_dot_v1_dot_model__repository__service__pb2.RegisterModelRequest.SerializeToString,
                 response_deserializer=pentimento_dot_api_dot_models_dot_v1_dot_model__repository__service__pb2.RegisterModelResponse.FromString,
+                _registered_method=True)
+        self.GetModel = channel.unary_unary(
+                '/pentimento.api.models.v1.ModelRepositoryService/GetModel',
+                request_serializer=pentimento_dot_api_dot_models_dot_v1_dot_model__repository__service__pb2.GetModelRequest.SerializeToString,
+                response_deserializer=pentimento_dot_api_dot_models_dot_v1_dot_model__repository__service__pb2.GetModelResponse.FromString,
                 _registered_method=True)
         self.RemoveModel = channel.unary_unary(
                 '/pentimento.api.models.v1.ModelRepositoryService/RemoveModel',
@@ -65,20 +81,43 @@ class ModelRepositoryServiceStub:
 
 class ModelRepositoryServiceServicer:
     """What may be planned: variants of models by name and digest, and cascades of them. The leading controller answers, and
-    keeps all of it in its ledger. Names are keys of the repository and never paths; no weights pass through here.
+    keeps all of it in its ledger. Names are keys of the repository and never paths. Files that are uploaded go to the
+    object store as they arrive.
     """
+
+    def FindMissingFiles(self, request, context):
+        """Returns the files of a model that the object store lacks, before they are uploaded. FAILED_PRECONDITION
+        `COMPONENT_TOO_LARGE` for a model that the disk of no worker can hold.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AddFile(self, request_iterator, context):
+        """First what it is, then its bytes in order. Models that have the same file share it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def RegisterModel(self, request, context):
         """FAILED_PRECONDITION `NAME_TAKEN` where the name stands for something else; the same said again is
-        harmless.
+        harmless. `FILES_MISSING` where files of the object store were not uploaded.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetModel(self, request, context):
+        """FAILED_PRECONDITION `MODEL_IN_USE` while a cascade names it.
+        With the hashes of its files' blocks, which ListRegistered leaves out.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RemoveModel(self, request, context):
-        """FAILED_PRECONDITION `MODEL_IN_USE` while a cascade names it.
-        """
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -104,10 +143,25 @@ class ModelRepositoryServiceServicer:
 
 def add_ModelRepositoryServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'FindMissingFiles': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindMissingFiles,
+                    request_deserializer=pentimento_dot_api_dot_models_dot_v1_dot_model__repository__service__pb2.FindMissingFilesRequest.FromString,
+                    response_serializer=pentimento_dot_api_dot_models_dot_v1_dot_model__repository__service__pb2.FindMissingFilesResponse.SerializeToString,
+            ),
+            'AddFile': grpc.stream_unary_rpc_method_handler(
+                    servicer.AddFile,
+                    request_deserializer=pentimento_dot_api_dot_models_dot_v1_dot_model__repository__service__pb2.AddFileRequest.FromString,
+                    response_serializer=pentimento_dot_api_dot_models_dot_v1_dot_model__repository__service__pb2.AddFileResponse.SerializeToString,
+            ),
             'RegisterModel': grpc.unary_unary_rpc_method_handler(
                     servicer.RegisterModel,
                     request_deserializer=pentimento_dot_api_dot_models_dot_v1_dot_model__repository__service__pb2.RegisterModelRequest.FromString,
                     response_serializer=pentimento_dot_api_dot_models_dot_v1_dot_model__repository__service__pb2.RegisterModelResponse.SerializeToString,
+            ),
+            'GetModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetModel,
+                    request_deserializer=pentimento_dot_api_dot_models_dot_v1_dot_model__repository__service__pb2.GetModelRequest.FromString,
+                    response_serializer=pentimento_dot_api_dot_models_dot_v1_dot_model__repository__service__pb2.GetModelResponse.SerializeToString,
             ),
             'RemoveModel': grpc.unary_unary_rpc_method_handler(
                     servicer.RemoveModel,
@@ -139,8 +193,63 @@ def add_ModelRepositoryServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class ModelRepositoryService:
     """What may be planned: variants of models by name and digest, and cascades of them. The leading controller answers, and
-    keeps all of it in its ledger. Names are keys of the repository and never paths; no weights pass through here.
+    keeps all of it in its ledger. Names are keys of the repository and never paths. Files that are uploaded go to the
+    object store as they arrive.
     """
+
+    @staticmethod
+    def FindMissingFiles(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pentimento.api.models.v1.ModelRepositoryService/FindMissingFiles',
+            pentimento_dot_api_dot_models_dot_v1_dot_model__repository__service__pb2.FindMissingFilesRequest.SerializeToString,
+            pentimento_dot_api_dot_models_dot_v1_dot_model__repository__service__pb2.FindMissingFilesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddFile(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/pentimento.api.models.v1.ModelRepositoryService/AddFile',
+            pentimento_dot_api_dot_models_dot_v1_dot_model__repository__service__pb2.AddFileRequest.SerializeToString,
+            pentimento_dot_api_dot_models_dot_v1_dot_model__repository__service__pb2.AddFileResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def RegisterModel(request,
@@ -159,6 +268,33 @@ class ModelRepositoryService:
             '/pentimento.api.models.v1.ModelRepositoryService/RegisterModel',
             pentimento_dot_api_dot_models_dot_v1_dot_model__repository__service__pb2.RegisterModelRequest.SerializeToString,
             pentimento_dot_api_dot_models_dot_v1_dot_model__repository__service__pb2.RegisterModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pentimento.api.models.v1.ModelRepositoryService/GetModel',
+            pentimento_dot_api_dot_models_dot_v1_dot_model__repository__service__pb2.GetModelRequest.SerializeToString,
+            pentimento_dot_api_dot_models_dot_v1_dot_model__repository__service__pb2.GetModelResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -28,19 +28,29 @@ GRPC_VERSION: str
 
 class ModelRepositoryServiceStub:
     """What may be planned: variants of models by name and digest, and cascades of them. The leading controller answers, and
-    keeps all of it in its ledger. Names are keys of the repository and never paths; no weights pass through here.
+    keeps all of it in its ledger. Names are keys of the repository and never paths. Files that are uploaded go to the
+    object store as they arrive.
     """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ModelRepositoryServiceAsyncStub: ...
+    FindMissingFiles: _grpc.UnaryUnaryMultiCallable[_model_repository_service_pb2.FindMissingFilesRequest, _model_repository_service_pb2.FindMissingFilesResponse]
+    """Returns the files of a model that the object store lacks, before they are uploaded. FAILED_PRECONDITION
+    `COMPONENT_TOO_LARGE` for a model that the disk of no worker can hold.
+    """
+    AddFile: _grpc.StreamUnaryMultiCallable[_model_repository_service_pb2.AddFileRequest, _model_repository_service_pb2.AddFileResponse]
+    """First what it is, then its bytes in order. Models that have the same file share it."""
     RegisterModel: _grpc.UnaryUnaryMultiCallable[_model_repository_service_pb2.RegisterModelRequest, _model_repository_service_pb2.RegisterModelResponse]
     """FAILED_PRECONDITION `NAME_TAKEN` where the name stands for something else; the same said again is
-    harmless.
+    harmless. `FILES_MISSING` where files of the object store were not uploaded.
+    """
+    GetModel: _grpc.UnaryUnaryMultiCallable[_model_repository_service_pb2.GetModelRequest, _model_repository_service_pb2.GetModelResponse]
+    """FAILED_PRECONDITION `MODEL_IN_USE` while a cascade names it.
+    With the hashes of its files' blocks, which ListRegistered leaves out.
     """
     RemoveModel: _grpc.UnaryUnaryMultiCallable[_model_repository_service_pb2.RemoveModelRequest, _model_repository_service_pb2.RemoveModelResponse]
-    """FAILED_PRECONDITION `MODEL_IN_USE` while a cascade names it."""
     RegisterCascade: _grpc.UnaryUnaryMultiCallable[_model_repository_service_pb2.RegisterCascadeRequest, _model_repository_service_pb2.RegisterCascadeResponse]
     RemoveCascade: _grpc.UnaryUnaryMultiCallable[_model_repository_service_pb2.RemoveCascadeRequest, _model_repository_service_pb2.RemoveCascadeResponse]
     ListRegistered: _grpc.UnaryUnaryMultiCallable[_model_repository_service_pb2.ListRegisteredRequest, _model_repository_service_pb2.ListRegisteredResponse]
@@ -48,24 +58,53 @@ class ModelRepositoryServiceStub:
 @_typing.type_check_only
 class ModelRepositoryServiceAsyncStub(ModelRepositoryServiceStub):
     """What may be planned: variants of models by name and digest, and cascades of them. The leading controller answers, and
-    keeps all of it in its ledger. Names are keys of the repository and never paths; no weights pass through here.
+    keeps all of it in its ledger. Names are keys of the repository and never paths. Files that are uploaded go to the
+    object store as they arrive.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
+    FindMissingFiles: _aio.UnaryUnaryMultiCallable[_model_repository_service_pb2.FindMissingFilesRequest, _model_repository_service_pb2.FindMissingFilesResponse]  # type: ignore[assignment]
+    """Returns the files of a model that the object store lacks, before they are uploaded. FAILED_PRECONDITION
+    `COMPONENT_TOO_LARGE` for a model that the disk of no worker can hold.
+    """
+    AddFile: _aio.StreamUnaryMultiCallable[_model_repository_service_pb2.AddFileRequest, _model_repository_service_pb2.AddFileResponse]  # type: ignore[assignment]
+    """First what it is, then its bytes in order. Models that have the same file share it."""
     RegisterModel: _aio.UnaryUnaryMultiCallable[_model_repository_service_pb2.RegisterModelRequest, _model_repository_service_pb2.RegisterModelResponse]  # type: ignore[assignment]
     """FAILED_PRECONDITION `NAME_TAKEN` where the name stands for something else; the same said again is
-    harmless.
+    harmless. `FILES_MISSING` where files of the object store were not uploaded.
+    """
+    GetModel: _aio.UnaryUnaryMultiCallable[_model_repository_service_pb2.GetModelRequest, _model_repository_service_pb2.GetModelResponse]  # type: ignore[assignment]
+    """FAILED_PRECONDITION `MODEL_IN_USE` while a cascade names it.
+    With the hashes of its files' blocks, which ListRegistered leaves out.
     """
     RemoveModel: _aio.UnaryUnaryMultiCallable[_model_repository_service_pb2.RemoveModelRequest, _model_repository_service_pb2.RemoveModelResponse]  # type: ignore[assignment]
-    """FAILED_PRECONDITION `MODEL_IN_USE` while a cascade names it."""
     RegisterCascade: _aio.UnaryUnaryMultiCallable[_model_repository_service_pb2.RegisterCascadeRequest, _model_repository_service_pb2.RegisterCascadeResponse]  # type: ignore[assignment]
     RemoveCascade: _aio.UnaryUnaryMultiCallable[_model_repository_service_pb2.RemoveCascadeRequest, _model_repository_service_pb2.RemoveCascadeResponse]  # type: ignore[assignment]
     ListRegistered: _aio.UnaryUnaryMultiCallable[_model_repository_service_pb2.ListRegisteredRequest, _model_repository_service_pb2.ListRegisteredResponse]  # type: ignore[assignment]
 
 class ModelRepositoryServiceServicer(metaclass=_abc_1.ABCMeta):
     """What may be planned: variants of models by name and digest, and cascades of them. The leading controller answers, and
-    keeps all of it in its ledger. Names are keys of the repository and never paths; no weights pass through here.
+    keeps all of it in its ledger. Names are keys of the repository and never paths. Files that are uploaded go to the
+    object store as they arrive.
     """
+
+    @_abc_1.abstractmethod
+    def FindMissingFiles(
+        self,
+        request: _model_repository_service_pb2.FindMissingFilesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_model_repository_service_pb2.FindMissingFilesResponse, _abc.Awaitable[_model_repository_service_pb2.FindMissingFilesResponse]]:
+        """Returns the files of a model that the object store lacks, before they are uploaded. FAILED_PRECONDITION
+        `COMPONENT_TOO_LARGE` for a model that the disk of no worker can hold.
+        """
+
+    @_abc_1.abstractmethod
+    def AddFile(
+        self,
+        request_iterator: _MaybeAsyncIterator[_model_repository_service_pb2.AddFileRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_model_repository_service_pb2.AddFileResponse, _abc.Awaitable[_model_repository_service_pb2.AddFileResponse]]:
+        """First what it is, then its bytes in order. Models that have the same file share it."""
 
     @_abc_1.abstractmethod
     def RegisterModel(
@@ -74,7 +113,17 @@ class ModelRepositoryServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_model_repository_service_pb2.RegisterModelResponse, _abc.Awaitable[_model_repository_service_pb2.RegisterModelResponse]]:
         """FAILED_PRECONDITION `NAME_TAKEN` where the name stands for something else; the same said again is
-        harmless.
+        harmless. `FILES_MISSING` where files of the object store were not uploaded.
+        """
+
+    @_abc_1.abstractmethod
+    def GetModel(
+        self,
+        request: _model_repository_service_pb2.GetModelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_model_repository_service_pb2.GetModelResponse, _abc.Awaitable[_model_repository_service_pb2.GetModelResponse]]:
+        """FAILED_PRECONDITION `MODEL_IN_USE` while a cascade names it.
+        With the hashes of its files' blocks, which ListRegistered leaves out.
         """
 
     @_abc_1.abstractmethod
@@ -82,8 +131,7 @@ class ModelRepositoryServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _model_repository_service_pb2.RemoveModelRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_model_repository_service_pb2.RemoveModelResponse, _abc.Awaitable[_model_repository_service_pb2.RemoveModelResponse]]:
-        """FAILED_PRECONDITION `MODEL_IN_USE` while a cascade names it."""
+    ) -> _typing.Union[_model_repository_service_pb2.RemoveModelResponse, _abc.Awaitable[_model_repository_service_pb2.RemoveModelResponse]]: ...
 
     @_abc_1.abstractmethod
     def RegisterCascade(

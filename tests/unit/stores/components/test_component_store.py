@@ -21,6 +21,7 @@ from pentimento.stores.components import ComponentStore, ObjectRemote
 from pentimento.stores.components.remote import put_sums
 from pentimento.stores.errors import ObjectCorrupt, StoreFull, StoreUnavailable
 from pentimento.stores.objects import ObjectStore, open_objects
+from tests.support.small_disks import mounted_tmpfs
 
 BLOCK = file_sums.BLOCK_BYTES
 SIZE = 2 * BLOCK + 1000
@@ -86,6 +87,7 @@ def test_component_is_fetched_once_and_again_when_its_disk_rots(
     assert sorted(remote.offsets) == [0, BLOCK, 2 * BLOCK]
 
     (name,) = names(tmp_path, "blobs")
+    (tmp_path / "components" / "blobs" / name).chmod(0o600)
     with (tmp_path / "components" / "blobs" / name).open("r+b") as file:
         file.seek(BLOCK + 5)
         file.write(b"rotten")
@@ -228,6 +230,25 @@ def test_full_disk_is_reported_and_leaves_no_partial_file(
     assert opened(tmp_path).read(reference, remote)[0] == data
 
 
+def test_disk_that_others_fill_loses_components_first_and_then_has_no_room(
+    tmp_path: Path, objects: ObjectStore, remote: CountingRemote
+) -> None:
+    """A quota beyond the disk, as of a shared host."""
+    some = [registered(objects, bytes([number]) * 2**20, f"adapters/{number}") for number in range(6)]
+    with mounted_tmpfs(tmp_path, 5 * 2**20) as disk:
+        (others := disk / "others").write_bytes(bytes(2 * 2**20))
+        store = opened(disk, disk_bytes=2**40)
+        for number, reference in enumerate(some):
+            assert store.read(reference, remote)[0] == bytes([number]) * 2**20
+        assert 1 <= len(store.components()) <= 2
+
+        with pytest.raises(StoreFull):
+            store.read(registered(objects, bytes(4 * 2**20), "adapters/large"), remote)
+        assert names(disk, "partial") == []
+        others.unlink()
+        assert store.read(some[0], remote)[0] == bytes(2**20)
+
+
 # Fetches and evicts until it is killed, at any system call that changes the disk.
 KILLED = """
 import os, sys
@@ -251,11 +272,16 @@ for name in ("pwrite", "rename", "replace", "unlink", "ftruncate", "open"):
     setattr(os, name, counted(getattr(os, name)))
 for line in sys.stdin.read().splitlines():
     key, digest, size, blocks = line.split()
-    store.read(ObjectReference(key, digest, int(size), blocks), remote)
+    if sys.argv[3] == "known":
+        store.read(ObjectReference(key, digest, int(size), blocks), remote)
+    else:
+        with store.adopting(key, ObjectReference(key, key, int(size)), remote):
+            pass
 """
 
 
-def test_store_is_consistent_after_kill_at_any_point(tmp_path: Path, objects: ObjectStore) -> None:
+@pytest.mark.parametrize("digests", ["known", "unknown"])
+def test_store_is_consistent_after_kill_at_any_point(tmp_path: Path, objects: ObjectStore, digests: str) -> None:
     some = [registered(objects, bytes([number]) * 2000, f"adapters/{number}") for number in range(4)]
     lines = "\n".join(f"{one.key} {one.digest} {one.size_bytes} {one.blocks_digest}" for one in some)
     random_points = random.Random(3)
@@ -263,11 +289,15 @@ def test_store_is_consistent_after_kill_at_any_point(tmp_path: Path, objects: Ob
     for _ in range(6):
         steps = random_points.randrange(110)
         killed = subprocess.run(
-            [sys.executable, "-c", KILLED, str(tmp_path), str(steps)], input=lines, text=True, check=False
+            [sys.executable, "-c", KILLED, str(tmp_path), str(steps), digests], input=lines, text=True, check=False
         )
         codes.append(killed.returncode)
         store = opened(tmp_path, disk_bytes=5000)
         for number, reference in enumerate(some):
+            if digests == "unknown":
+                unnamed = ObjectReference(reference.key, reference.key, reference.size_bytes)
+                with store.adopting(reference.key, unnamed, ObjectRemote(objects)) as held:
+                    assert held.sum.digest == reference.digest
             assert store.read(reference, ObjectRemote(objects))[0] == bytes([number]) * 2000
         assert names(tmp_path, "partial") == []
         assert sum(one.size_bytes for one in store.components()) <= 5000

@@ -1,0 +1,130 @@
+"""Find the models that are not on a worker's disk: registered with the controller, or at an address of S3. Their files
+are components, which the processes of a host share. Free of torch."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import cycle
+from pathlib import Path
+from typing import TypeVar
+
+from pentimento.clients.models import ModelRepositoryClient
+from pentimento.domain.adapters import split_digest
+from pentimento.domain.errors import DeadlineExceeded, InvalidArgument, NotFound, Unavailable
+from pentimento.domain.models import ModelVariant
+from pentimento.policies.components import Utility
+from pentimento.rpc import open_channel
+from pentimento.service.fleet_member import addresses
+from pentimento.stores.components.models import ModelFolders, open_folders
+from services.unet_worker.models.other_models import OtherModel, named_models
+from services.unet_worker.settings import SkipMissing, UnetWorkerSettings
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+# Suites start all processes at a time: the controller may still open its ledger.
+CONTROLLER_WAIT_S = 60.0
+_PAUSE_S = 0.2
+_CALL_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class StoredModels:
+    """Hold the models of a worker that a store has, by directory."""
+
+    folders: ModelFolders | None = None
+    models: Mapping[Path, ModelVariant] = field(default_factory=dict)
+
+    def load(self, loader: Callable[[UnetWorkerSettings], T], settings: UnetWorkerSettings) -> T:
+        """Return what `loader` makes of the settings, once the files of their model are on the local disk. Raises
+        CorruptComponent that names file and source, StoreFull, and the stores' errors."""
+        model = self.models.get(settings.model)
+        if model is None or self.folders is None:
+            return loader(settings)
+        return self.folders.load(model, lambda directory: loader(settings))
+
+
+async def with_stored(settings: UnetWorkerSettings) -> tuple[UnetWorkerSettings, StoredModels]:
+    """Return the settings with directories for models that are not on disk, and these models; the files of the worker's
+    own one are fetched. Models that are not found and may be missing stay so. Raises NotFound for others,
+    and the errors of `StoredModels.load`."""
+    others = named_models(settings)
+    absent = [one for one in (OtherModel(settings.model), *others) if not one.path.exists()]
+    if not absent or settings.component_cache_dir is None:
+        return settings, StoredModels()
+    root = settings.component_cache_dir
+    folders = open_folders(root, settings.component_disk_mib, Utility, settings.objects_url)
+    placed, models = dict[Path, Path](), dict[Path, ModelVariant]()
+    for one in absent:
+        name = settings.model_name if one.path == settings.model and settings.model_name else one.name
+        if (model := await _find(settings, name, folders, is_own=one.path == settings.model)) is not None:
+            placed[one.path] = await asyncio.to_thread(folders.prepare, model)
+            models[placed[one.path]] = model
+    if settings.model in placed:
+        own = placed[settings.model]
+        await asyncio.to_thread(folders.load, models[own], lambda directory: None)
+        settings = replace(settings, model=own, model_name=models[own].name)
+    given = tuple(_given(placed.get(one.path, one.path), one.digest) for one in others)
+    return replace(settings, other_models=given), StoredModels(folders, models)
+
+
+def _given(path: Path, digest: str) -> Path:
+    return Path(f"{path}@{digest}") if digest else path
+
+
+async def _find(settings: UnetWorkerSettings, name: str, folders: ModelFolders, *, is_own: bool) -> ModelVariant | None:
+    """Return a model by name; None for one that may be missing. Raises NotFound."""
+    sources = dict(source_of(given) for given in settings.model_sources)
+    try:
+        if name in sources:
+            return await asyncio.to_thread(_below, *sources[name], name, folders)
+        if not settings.controller_address and not is_own:
+            return None
+        model = await _registered(settings, name)
+        if not model.source:
+            where = f"--model: {name} is registered, but its files were not uploaded"
+            raise NotFound("MODEL_NOT_STORED", f"{where}; `pentimento models add {name} DIRECTORY` uploads them")
+        return model
+    except (NotFound, Unavailable, DeadlineExceeded) as error:
+        tolerated = (SkipMissing.ALL,) if is_own else (SkipMissing.ALL, SkipMissing.OTHERS)
+        if settings.skip_missing not in tolerated:
+            raise
+        logger.warning("a model is neither on disk nor registered: %s", error.message, extra={"model": name})
+        return None
+
+
+def source_of(given: str) -> tuple[str, tuple[str, str]]:
+    """Return name, and address and digest, of a `NAME=s3://…@sha256:…`. Raises InvalidArgument."""
+    name, _, where = given.partition("=")
+    url, digest = split_digest("model_sources", where)
+    if not (name and url.startswith("s3://") and digest):
+        raise InvalidArgument.of("model_sources", f"must be NAME=s3://bucket/path@sha256:…, got {given[:200]!r}")
+    return name, (url, digest)
+
+
+def _below(url: str, digest: str, name: str, folders: ModelFolders) -> ModelVariant:
+    # Late: they import boto3.
+    from pentimento.stores.components.addresses import model_at
+    from services.unet_worker.models.remote_model import model_below
+
+    return model_at(url, digest, name, folders, model_below)
+
+
+async def _registered(settings: UnetWorkerSettings, name: str) -> ModelVariant:
+    """Return a registered model, once a controller answers. Raises NotFound, and Unavailable after CONTROLLER_WAIT_S
+    seconds."""
+    found = addresses(settings.controller_address)
+    if not found:
+        raise NotFound("NOT_REGISTERED", f"no such file or directory: {name}, and there is no controller to ask for it")
+    loop = asyncio.get_running_loop()
+    due_s = loop.time() + CONTROLLER_WAIT_S
+    for address in cycle(found):
+        async with open_channel(address, settings.channels) as channel:
+            try:
+                return await ModelRepositoryClient(channel).model(name, _CALL_TIMEOUT_S)
+            except (Unavailable, DeadlineExceeded):
+                if loop.time() > due_s:
+                    raise
+        await asyncio.sleep(_PAUSE_S)
+    raise AssertionError("a cycle of addresses does not end")
