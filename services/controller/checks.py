@@ -248,7 +248,7 @@ def _check_names(field: str, names: tuple[str, ...]) -> None:
 
 
 def check_texts(field: str, value: object, *parts: str) -> None:
-    """Check the texts of these fields."""
+    """Check the texts in the named fields."""
     for part in parts:
         check_text(f"{field}.{part}", getattr(value, part))
 
@@ -294,7 +294,7 @@ def _check_numbers(prefix: str, value: object, most: float, *parts: str) -> None
 
 
 def check_distinct(field: str, names: Sequence[object], rule: str) -> None:
-    """Raise InvalidArgument for a name that is there twice."""
+    """Raise InvalidArgument for a repeated name."""
     if len(set(names)) < len(names):
         raise InvalidArgument.of(field, f"must {rule}")
 
