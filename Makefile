@@ -56,7 +56,7 @@ DOCS_READY := $(VENV)/.installed-docs
 BENCH_READY := $(VENV)/.installed-bench-$(DEVICE)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-rest test-all test-product test-faults test-training test-kernels test-gpu lint docs contracts format protos reference manifests client-wheel bench bench-quick setup clean distclean
+.PHONY: help demo test test-rest test-all test-product test-faults test-training test-kernels test-gpu fuzz lint docs contracts format protos reference manifests client-wheel bench bench-quick setup clean distclean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -80,6 +80,9 @@ test-faults: $(DEV_READY) ## kills and stops of real processes under load
 
 test-training: $(DEV_READY) ## short trainings of every part of the zoo, interrupted and resumed
 	$(PYTEST) -m training $(call MARKED,training) $(PYTEST_ARGS)
+
+fuzz: $(DEV_READY) ## damaged files and messages for every parser, about an hour; before a release
+	FUZZ_EXAMPLES=30000 $(BIN)/python -m pytest -n $(TEST_PROCESSES) tests/unit/fuzz $(PYTEST_ARGS)
 
 test-kernels: $(DEV_READY) ## the fused kernels in Triton's interpreter, on a CPU (installs Triton beside the venv's packages)
 	@[ -d $(VENV)/triton ] || $(INSTALL) --no-deps -c $(CONSTRAINTS) --target $(VENV)/triton triton
@@ -135,7 +138,7 @@ BENCHMARKS := golden_families controlnet_golden controlnet_service controlnet_pa
 	cache_parity cache_lookup cache_update selector_profile mixture_quality handover reuse_keys \
 	online_quality online_quality_live earned_reuse first_hour embedder_rate latent_storage isolation \
 	dispatch_cost sim_scale milp parity slo_trace slo_trace_live thinning_live joint monitor mixture_switch \
-	energy paper_figures tensor_transport component_cache many_models scale_up chart scaler
+	energy paper_figures tensor_transport component_cache many_models scale_up chart scaler traces
 
 bench: $(BENCH_READY) ## every figure that a clone can measure, written to benchmarks/results (hours, on an idle machine)
 	@for name in $(BENCHMARKS); do echo "== $$name"; $(BIN)/python -m benchmarks.$$name $(BENCH_ARGS) || short="$$short $$name"; done; \

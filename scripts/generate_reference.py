@@ -10,6 +10,7 @@
 | `metrics.md` | the metrics that the processes register | committed |
 | `reasons.md` | `pentimento.domain.reasons` | committed |
 | `../papers.md` | `docs/papers.toml` and the results of the benchmarks | committed |
+| alerts, dashboard, the runbook's table | `deploy/monitoring/alerts.toml` and the metrics | committed |
 | the schema of the chart's values | its source and the settings of the services | committed |
 | `api.md` | the contracts in `protos/` | built with the site |
 | `http.md` | the OpenAPI document of the edge | built with the site |
@@ -24,6 +25,7 @@ import types
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import MISSING
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -31,7 +33,7 @@ import chart_schema
 from google.protobuf import descriptor_pb2
 from grpc_tools import protoc
 from openapi_page import http_page
-from pages import papers
+from pages import monitoring, papers
 from prometheus_client import REGISTRY
 from prometheus_client.metrics import MetricWrapperBase
 
@@ -302,12 +304,7 @@ def metrics_page() -> str:
         "a tenant. [Alerts](../runbook.md#what-to-alert-on).",
         "",
     ]
-    known: set[str] = set()
-    for module in METRICS:
-        importlib.import_module(module)
-        metrics = {name: metric for name, metric in own_metrics().items() if name not in known}
-        known |= set(metrics)
-        owner = SHARED_METRICS.get(module, module.split(".")[1])
+    for owner, metrics in metrics_by_owner():
         lines += [f"## {owner}", "", "| metric | kind | labels | |", "| --- | --- | --- | --- |"]
         for name, (kind, labels, text) in sorted(metrics.items()):
             suffix = "_total" if kind == "counter" else ""
@@ -315,6 +312,19 @@ def metrics_page() -> str:
             lines.append(f"| `{name}{suffix}` | {kind} | {shown} | {cell(text)} |")
         lines.append("")
     return "\n".join(lines) + "\n"
+
+
+@cache
+def metrics_by_owner() -> list[tuple[str, monitoring.Metrics]]:
+    """Return the metrics of each module that registers some, with the heading of its process."""
+    known: set[str] = set()
+    found = []
+    for module in METRICS:
+        importlib.import_module(module)
+        metrics = {name: metric for name, metric in own_metrics().items() if name not in known}
+        known |= set(metrics)
+        found.append((SHARED_METRICS.get(module, module.split(".")[1]), metrics))
+    return found
 
 
 def own_metrics() -> dict[str, tuple[str, tuple[str, ...], str]]:
@@ -361,7 +371,10 @@ COMMITTED = {
     "metrics.md": metrics_page,
     "reasons.md": reasons_page,
     "../papers.md": papers.page,
+    "../runbook.md": monitoring.runbook,
     "../../deploy/helm/pentimento/values.schema.json": values_schema,
+    "../../deploy/helm/pentimento/files/rules.yml": monitoring.rules,
+    "../../deploy/helm/pentimento/files/dashboard.json": lambda: monitoring.dashboard(metrics_by_owner()),
 }
 # Git ignores these: `make docs` writes them before it builds the site.
 OF_THE_SITE = {"api.md": api_page, "http.md": edge_page}

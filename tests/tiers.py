@@ -56,6 +56,8 @@ SECOND = {
     "unit/diffusion/loras/test_forms.py",
     "unit/discriminator",
     "unit/files/test_lora_headers.py",
+    "unit/fuzz",
+    "unit/monitoring",
     "unit/tensors/test_device_memory.py",
     "unit/tensors/test_fallbacks.py",
     "unit/tensors/test_outgoing.py",

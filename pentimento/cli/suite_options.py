@@ -46,6 +46,9 @@ UNCHANGED: tuple[str, ...] = (
     "thinning",
     "feature_reuse",
     "handover",
+    "trace_endpoint",
+    "prompt_classifier",
+    "image_classifier",
     "unprofiled_reuse",
     "earned_reuse",
 )
@@ -64,6 +67,11 @@ def suite_settings(options: dict[str, Any], state: StateDirectory) -> SuiteSetti
     given, small = served_small(options["small"], options["policy"], emulated, find)
     if emulated is not None and cascade is not None:
         raise click.UsageError("--cascade and --emulate exclude each other: the fleet's file has its cascade")
+    classifies = options["prompt_classifier"] or options["image_classifier"]
+    if classifies and emulated is not None:
+        raise click.UsageError("--emulate generates no images that a classifier could check")
+    if options["unsafe_labels"] and not classifies:
+        raise click.UsageError("--unsafe-labels needs --prompt-classifier or --image-classifier")
     models = find_models(with_planned(options["models"], cascade, given), find) if emulated is None else ()
     devices, places = gpu_places(options["devices"], options["places"], models)
     token_file = options["token_file"] or token_file_of_all(options["config_file"])
@@ -79,6 +87,7 @@ def suite_settings(options: dict[str, Any], state: StateDirectory) -> SuiteSetti
         emulated=emulated,
         modm_mode=options["modm_mode"] or "",
         small=small,
+        unsafe_labels=tuple(one.strip() for one in options["unsafe_labels"].split(",") if one.strip()),
         profiles=with_shipped(options["profiles"], encoder) if emulated is None else (),
         cache=cache_arguments(options),
         controlnets=find_controlnets(options["controlnets"]),

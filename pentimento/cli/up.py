@@ -13,8 +13,18 @@ from pentimento.cli.suite_options import suite_settings
 from pentimento.cli.suite_running import run_suite
 from pentimento.devices.choices import WeightStorage
 from pentimento.files.private_files import keep_files_private
+from pentimento.rpc.settings import check_trace_endpoint
 from pentimento.supervisor.models import DEFAULT_ENCODER
 from pentimento.supervisor.state import StateDirectory
+
+
+def checked_endpoint(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    """Return the value of --trace-endpoint. BadParameter if it is no URL of a host and port."""
+    try:
+        check_trace_endpoint("--trace-endpoint", value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+    return value
 
 
 @click.command(cls=RenamedOptions)
@@ -231,6 +241,26 @@ from pentimento.supervisor.state import StateDirectory
     "--confidence-threshold",
     type=FiniteRange(0.0, 1.0),
     help="light images below it are deferred, while the plan has no threshold [the discriminator's own]",
+)
+@click.option(
+    "--prompt-classifier",
+    type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path),
+    help="directory of a transformers classifier of texts: prompts with one of --unsafe-labels are refused [none]",
+)
+@click.option(
+    "--image-classifier",
+    type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path),
+    help="directory of a transformers classifier of images: images with one of --unsafe-labels are not returned [none]",
+)
+@click.option(
+    "--unsafe-labels", default="", metavar="LABEL,…", help="labels of both classifiers that are unsafe [nsfw,unsafe]"
+)
+@click.option(
+    "--trace-endpoint",
+    default="",
+    metavar="URL",
+    callback=checked_endpoint,
+    help="OTLP/gRPC receiver of every process's spans, http://host:port [none]",
 )
 @json_option
 @click.option(

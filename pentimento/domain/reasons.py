@@ -121,6 +121,11 @@ class Reason(StrEnum):
         "another frontdoor works on the request",
         "retry after RetryInfo's time: it is taken over or ends",
     )
+    SAFETY_UNAVAILABLE = (
+        "SAFETY_UNAVAILABLE",
+        "no classifier of prompts or images gives a verdict; nothing is returned without one",
+        "check the discriminator's log and `safety_checks`, then retry",
+    )
     STALE_EPOCH = (
         "STALE_EPOCH",
         "the worker knows a newer frontdoor, or the same one with a newer journal",
@@ -150,6 +155,16 @@ class Reason(StrEnum):
         "UNREADABLE_REQUEST",
         "the journal holds a request that this version cannot read",
         "run the version that accepted it until its requests have ended",
+    )
+    UNSAFE_IMAGE = (
+        "UNSAFE_IMAGE",
+        "the deployment's classifier calls the image unsafe; the metadata has label, probability and limit",
+        "another prompt or seed; the image is neither returned nor stored",
+    )
+    UNSAFE_PROMPT = (
+        "UNSAFE_PROMPT",
+        "the deployment's classifier calls the prompt unsafe; the metadata has label, probability and limit",
+        "another prompt",
     )
     UNSUPPORTED_LORA = (
         "UNSUPPORTED_LORA",

@@ -25,6 +25,7 @@ from pentimento.rpc.transport import channel_options
 from pentimento.rpc.watched_file import KeptReading
 from pentimento.settings import SettingsError
 from pentimento.telemetry.request_id import request_id
+from pentimento.telemetry.tracing import outgoing
 
 # Returns the authorization of a call that begins now; None without a token.
 Authorization = Callable[[], str | None]
@@ -149,6 +150,8 @@ class KitCall:
             metadata.add(AUTHORIZATION, authorization)
         if current := request_id.get():
             metadata.add(REQUEST_ID, current)
+        for name, value in outgoing():
+            metadata.add(name, value)
         return metadata
 
 

@@ -22,6 +22,7 @@ from google.protobuf.message import DecodeError
 
 from pentimento.domain.errors import DeadlineExceeded, InvalidArgument, PermissionDenied, Unauthenticated
 from pentimento.domain.identity import Caller, Role
+from pentimento.rpc import audit
 from pentimento.rpc import context as call_context
 from pentimento.rpc.access import DEFAULT_REQUEST_BYTES, Access, authorise
 from pentimento.rpc.call_limits import CallShaper, Seats
@@ -34,6 +35,7 @@ from pentimento.rpc.relay import CallTurns, is_relayed, relayed_peer
 from pentimento.rpc.settings import RpcServerSettings
 from pentimento.rpc.tokens import Identities, OpenDoor
 from pentimento.telemetry.request_id import accept_request_id, request_id
+from pentimento.telemetry.tracing import TRACEPARENT, TRACESTATE, CallSpan, begin_call
 
 T = TypeVar("T")
 Tasks = set[asyncio.Task[Any]]
@@ -45,6 +47,8 @@ OPEN_CALLS_OF_A_PEER = 64
 UNIX_PEER = "unix"
 # gRPC sends no message of a call that ends with another status than OK.
 NO_ANSWER = b""
+# Calls of clients that begin a trace; others continue their caller's.
+BEGINS_TRACE = frozenset(f"/pentimento.api.image.v1.ImageService/{name}" for name in ("Generate", "Replay", "Submit"))
 # Counts as no token: a proxy in front may have validated another token than this server would.
 SEVERAL_TOKENS = b""
 # A grpc.RpcMethodHandler; its stub makes every attribute optional, where the two flags say which one is set.
@@ -61,6 +65,8 @@ class Method:
     limit_bytes: int
     needs_caller: bool
     limited: bool
+    begins_trace: bool
+    audited: bool
     running: Tasks
     meter: MethodMeter
     decode: Callable[[bytes], Any]
@@ -70,13 +76,17 @@ class Method:
 class Call:
     """Track one running call; once admitted, `key` names its tenant, or its peer if it needs no tenant."""
 
-    __slots__ = ("_held", "caller", "code", "key", "method", "started_s", "task")
+    __slots__ = ("_held", "caller", "code", "key", "method", "peer", "span", "started_s", "subject", "task")
 
-    def __init__(self, method: Method) -> None:
+    def __init__(self, method: Method, peer: str) -> None:
         self.method = method
+        self.peer = peer
+        # Texts of an administrator's request.
+        self.subject = ""
         self.code = "OK"
         self.caller: Caller | None = None
         self.key = ""
+        self.span: CallSpan | None = None
         self._held: list[Callable[[str], None]] = []
         self.started_s = time.perf_counter()
         self.task = cast("asyncio.Task[Any]", asyncio.current_task())
@@ -91,7 +101,11 @@ class Call:
         for give_back in self._held:
             give_back(self.key)
         self.method.running.discard(self.task)
-        self.method.meter.end(self.code, time.perf_counter() - self.started_s)
+        self.method.meter.end(self.code, time.perf_counter() - self.started_s, self.span.trace_id if self.span else "")
+        if self.method.audited:
+            audit.log_call(self.method.path, self.caller, host_of(self.peer), self.subject, self.code)
+        if self.span is not None:
+            self.span.end(self.code)
 
 
 Receive = Callable[[Call, Context], Awaitable[Any]]
@@ -168,6 +182,8 @@ class Pipeline:
             limit_bytes=min(access.max_request_bytes, self._limits.max_message_bytes),
             needs_caller=Role.ANYONE not in access.roles,
             limited=limited,
+            begins_trace=path in BEGINS_TRACE,
+            audited=audit.is_audited(path, access.roles),
             running=counted if limited else self._exempt,
             meter=CALLS.meter(path),
             decode=decoder(path, handler),
@@ -206,7 +222,11 @@ class Pipeline:
             call = self._begin(method, context)
             try:
                 await self._admit(call, context)
-                answering = behaviour(await receive(call, context), context)
+                request = await receive(call, context)
+                if method.audited:
+                    call.subject = audit.subject_of(request)
+                answering = behaviour(request, context)
+                del request
                 if call_context.deadline.get() is None:
                     answering = self._within_our_deadline(answering)
                 return method.encode(await answering)
@@ -242,18 +262,22 @@ class Pipeline:
         self._begun_count += 1
         if self._turns is not None and is_relayed(context.peer()):
             self._turns.taken()
-        return Call(method)
+        return Call(method, context.peer())
 
     async def _admit(self, call: Call, context: Context) -> None:
         """Check request id, authentication, deadline, shaping and limits: raise the rejection, else fill the call's
         context."""
         authorization = offered_id = None
+        carried: dict[str, str] = {}
         for key, value in context.invocation_metadata() or ():
             if key == AUTHORIZATION:
                 authorization = value if authorization is None else SEVERAL_TOKENS
             elif key == REQUEST_ID:
                 offered_id = value
+            elif key in (TRACEPARENT, TRACESTATE) and isinstance(value, str):
+                carried[key] = value
         request_id.set(accept_request_id(offered_id))
+        call.span = begin_call(call.method.path[1:], carried, begins_trace=call.method.begins_trace)
         remaining_s = context.time_remaining()
         if remaining_s is not None:
             call_context.deadline.set(time.monotonic() + remaining_s)

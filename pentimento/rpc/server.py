@@ -33,6 +33,7 @@ from pentimento.rpc.transport import server_options
 from pentimento.rpc.unix_sockets import SocketFile, claimed_socket, private_directory, remove_own, socket_file
 from pentimento.settings import SettingsError
 from pentimento.telemetry import MetricsServer, configure_logging, start_metrics_server
+from pentimento.telemetry.tracing import start_tracing
 
 logger = logging.getLogger(__name__)
 
@@ -273,6 +274,7 @@ class RpcServer:
         raised.
         """
         configure_logging(self.service, self.instance_id, self.settings.log_level, self.settings.log_format)
+        stop_tracing = self._start_tracing()
         # Imported objects stay: to scan them delays every call for 10 to 20 ms in each full collection.
         gc.freeze()
         # A busy thread (a ledger's writer, a store's) blocks the event loop for this time, 5 ms by default.
@@ -294,7 +296,19 @@ class RpcServer:
                 for task in housekeeping:
                     task.cancel()
                 await self.stop()
+                await asyncio.to_thread(stop_tracing)
                 logger.info("stopped")
+
+    def _start_tracing(self) -> Callable[[], None]:
+        traced = self.settings.tracing
+        return start_tracing(
+            self.service,
+            self.instance_id,
+            traced.trace_endpoint,
+            share=traced.trace_share,
+            steps=traced.trace_steps,
+            gen_ai=traced.trace_gen_ai,
+        )
 
     async def _drain(self, drain: Callable[[], Awaitable[None]]) -> None:
         """Let running work end, within `drain_timeout_s` for everything."""

@@ -1,6 +1,6 @@
 """Define the settings of a process's server and of its channels. Both are flattened into every service's settings."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pentimento.domain.errors import InvalidArgument
@@ -12,6 +12,21 @@ MEBIBYTE = 1 << 20
 SOCKET_PATH_BYTES = 107
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "[::1]"})
 WILDCARD_HOSTS = frozenset({"0.0.0.0", "[::]"})
+
+
+@dataclass(frozen=True)
+class TraceSettings:
+    """Configure the spans of this process."""
+
+    trace_endpoint: str = setting("", help="OTLP/gRPC receiver of spans, http://host:port or https://; empty: none")
+    trace_share: float = setting(
+        1.0, help="share of traces that are recorded, unless the caller has decided", minimum=0.0, maximum=1.0
+    )
+    trace_steps: bool = setting(False, help="record a span for each denoising step")
+    trace_gen_ai: bool = setting(False, help="record OpenTelemetry's gen_ai attributes, the prompt included")
+
+    def __post_init__(self) -> None:
+        check_trace_endpoint("--trace-endpoint", self.trace_endpoint)
 
 
 @dataclass(frozen=True)
@@ -70,6 +85,7 @@ class RpcServerSettings:
     metrics_listen: str = setting("", help="host:port of /metrics; empty: none")
     log_format: LogFormat = setting(LogFormat.TEXT, help="log format on stderr")
     log_level: LogLevel = setting(LogLevel.INFO, help="lowest level logged")
+    tracing: TraceSettings = field(default_factory=TraceSettings)
 
     def __post_init__(self) -> None:
         if not self.listen:
@@ -168,6 +184,13 @@ def check_http_address(flag: str, address: str) -> None:
     """Check that `address` is host:port. Raises ValueError."""
     if is_unix(address) or not is_host_and_port(address):
         raise ValueError(f"{flag} must be host:port with a port of 0 to 65535, got {address!r}")
+
+
+def check_trace_endpoint(flag: str, url: str) -> None:
+    """Check that `url` is empty, http://host:port or https://host:port. Raises ValueError."""
+    scheme, separator, address = url.partition("://")
+    if url and not (separator and scheme in ("http", "https") and is_host_and_port(address)):
+        raise ValueError(f"{flag} must be http://host:port or https://host:port, got {url!r}")
 
 
 def is_host_and_port(address: str) -> bool:

@@ -16,7 +16,7 @@ from pentimento.settings.loading import setting_of
 from pentimento.supervisor.devices import CPU
 from pentimento.supervisor.models import ModelDirectory
 from pentimento.supervisor.state import MAX_SOCKET_NAME, StateDirectory
-from pentimento.supervisor.suite_settings import ProcessSpec, ReplicaGroup, ServedCascade, Suite, SuiteSettings
+from pentimento.supervisor.suite_settings import ProcessSpec, ReplicaGroup, Suite, SuiteSettings
 
 # Its workers are counted in all, not by model.
 ANY_MODEL_POLICY = "many-models"
@@ -50,8 +50,8 @@ def plan_suite(settings: SuiteSettings, state: StateDirectory) -> Suite:
     processes += [spec for group in calling for spec in group.specs]
     if settings.emulated is not None:
         processes += settings.emulated.discriminators(settings, state)
-    elif settings.cascade is not None:
-        processes.append(discriminator(settings, state, settings.cascade))
+    elif settings.cascade is not None or settings.safety_checks:
+        processes.append(discriminator(settings, state))
     processes.append(frontdoor(settings, state))
     if settings.http:
         processes.append(edge(settings, state))
@@ -107,6 +107,7 @@ def process_of(
     devices = settings.devices_of(on) if on else None
     given = {"listen": unix_address(state, name), **flags, "instance-id": name}
     given |= {"config": settings.config_file, "token-file": settings.token_file}
+    given["trace-endpoint"] = settings.trace_endpoint
     if module != "services.controller":
         given["controller-address"] = unix_address(state, "controller")
         # The token for its calls of others.
@@ -259,9 +260,15 @@ def worker(settings: SuiteSettings, state: StateDirectory, model: ModelDirectory
     return process_of(settings, state, name, "services.unet_worker", WORKER_STAGE, flags, on=on)
 
 
-def discriminator(settings: SuiteSettings, state: StateDirectory, cascade: ServedCascade) -> ProcessSpec:
-    scored = listed("discriminator", (f"{pair}={directory}" for pair, directory in cascade.scored()))
-    flags = {"threads": settings.threads, "cascades": scored}
+def discriminator(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
+    scored = settings.cascade.scored() if settings.cascade is not None else ()
+    flags = {
+        "threads": settings.threads,
+        "cascades": listed("discriminator", (f"{pair}={directory}" for pair, directory in scored)),
+        "prompt-classifier": settings.prompt_classifier,
+        "image-classifier": settings.image_classifier,
+        "unsafe-labels": settings.unsafe_labels,
+    }
     return process_of(
         settings, state, "discriminator", "services.discriminator", WORKER_STAGE, flags, on="discriminator"
     )
@@ -298,6 +305,9 @@ def frontdoor(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
     if settings.cached:
         flags["embedder-address"] = unix_address(state, "embedder")
         flags["gateway-address"] = unix_address(state, "gateway")
+    if settings.safety_checks:
+        flags["safety-addresses"] = unix_address(state, "discriminator")
+        flags["safety-checks"] = settings.safety_checks
     return process_of(settings, state, "frontdoor", "services.frontdoor", FRONTDOOR_STAGE, flags, *more)
 
 

@@ -6,6 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
+from pentimento.domain.safety import IMAGE, PROMPT
 from pentimento.supervisor.models import ModelDirectory
 from pentimento.supervisor.state import StateDirectory
 
@@ -128,6 +129,8 @@ class SuiteSettings:
     were profiled for it (auto, off). `cascade`: the models of requests that name none; None for
     the default model. `devices`: the GPUs over which the services with networks are spread, instead of `device`.
     `weights`: how workers store models (auto, full, fp8, int8).
+    `trace_endpoint`: where every process sends spans. `prompt_classifier`, `image_classifier`: directories of the
+    classifiers that check prompts and images, with their `unsafe_labels`.
     `places`: the GPUs of one service or of one model's workers (`unet_worker/MODEL`) instead; empty for the CPU."""
 
     models: tuple[ModelDirectory, ...]
@@ -153,6 +156,10 @@ class SuiteSettings:
     thinning: str = "load"
     feature_reuse: str = "asked"
     handover: str = "auto"
+    trace_endpoint: str = ""
+    prompt_classifier: Path | None = None
+    image_classifier: Path | None = None
+    unsafe_labels: tuple[str, ...] = ()
     unprofiled_reuse: bool = False
     earned_reuse: bool = True
     cache: tuple[str, ...] = ()
@@ -166,6 +173,12 @@ class SuiteSettings:
     cascade: ServedCascade | None = None
     devices: tuple[str, ...] = ()
     places: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def safety_checks(self) -> tuple[str, ...]:
+        """Return what classifiers check: prompts, images, both or nothing."""
+        given = {PROMPT: self.prompt_classifier, IMAGE: self.image_classifier}
+        return tuple(subject for subject, directory in given.items() if directory is not None)
 
     def devices_of(self, service: str) -> tuple[str, ...] | None:
         """Return the GPUs for a service's processes, empty for the CPU; None if no setting names any."""

@@ -22,12 +22,24 @@ from typing import Any
 
 from pentimento.domain.errors import PentimentoError
 from pentimento.telemetry.request_id import request_id
+from pentimento.telemetry.tracing import current_ids
 
 logger = logging.getLogger(__name__)
 
 OWN_ATTRIBUTES = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "request_id", "taskName"}
 # Libraries that would quote their input, or repeat the kit's logs.
-QUIET_LIBRARIES = ("asyncio", "grpc", "botocore", "boto3", "urllib3", "sqlalchemy", "PIL", "filelock", "httpx")
+QUIET_LIBRARIES = (
+    "asyncio",
+    "grpc",
+    "botocore",
+    "boto3",
+    "urllib3",
+    "sqlalchemy",
+    "PIL",
+    "filelock",
+    "httpx",
+    "opentelemetry",
+)
 
 ExceptionInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
@@ -111,6 +123,9 @@ class JsonFormatter(StructuredFormatter):
         }
         if request_id.get():
             entry["request_id"] = request_id.get()
+        trace_id, span_id = current_ids()
+        if trace_id:
+            entry |= {"trace_id": trace_id, "span_id": span_id}
         if record.exc_info:
             entry["traceback"] = self.traceback_of(record)
         return json.dumps(self.fields_of(record) | entry, default=str, ensure_ascii=False)

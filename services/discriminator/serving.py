@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from pentimento.api.discriminator.v1.discriminator_service_pb2_grpc import add_DiscriminatorServiceServicer_to_server
 from pentimento.domain.fleet import Replica, ReplicaKind
@@ -30,18 +31,31 @@ class BusyShare:
         return share
 
 
+class Loaded(Protocol):
+    """Load before the process serves, and finish accepted work before it stops."""
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
 @dataclass(kw_only=True)
 class DiscriminatorProcess(ServiceProcess):
     discriminator: Discriminator
+    checks: Loaded | None = None
 
     async def finish(self) -> None:
-        """Take no more, and finish the accepted images."""
+        """Take no more, and finish the accepted images and checks."""
         self.discriminator.draining = True
         await self.discriminator.scorer.close()
+        if self.checks is not None:
+            await self.checks.close()
 
     async def prepare(self) -> None:
-        """Load the scorer."""
+        """Load the scorer and the classifiers."""
         await self.discriminator.scorer.open()
+        if self.checks is not None:
+            await self.checks.open()
 
 
 def serve(

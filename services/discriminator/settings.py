@@ -5,6 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from pentimento.devices.choices import DeviceChoice
+from pentimento.domain.safety import IMAGE, PROMPT
 from pentimento.files.adapter_registry import read_discriminators
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.settings import setting
@@ -31,12 +32,38 @@ class DiscriminatorSettings:
     device_claims_dir: Path | None = setting(
         None, help="directory of GPU locks of this host; empty: the first GPU", must_exist=True
     )
+    prompt_classifier: Path | None = setting(
+        None, help="directory of a transformers classifier of texts that checks prompts; empty: none"
+    )
+    image_classifier: Path | None = setting(
+        None, help="directory of a transformers classifier of images that checks images; empty: none"
+    )
+    unsafe_labels: tuple[str, ...] = setting(
+        ("nsfw", "unsafe"),
+        help="unsafe labels of both classifiers, in any case; each classifier needs one or more",
+    )
+    unsafe_limit: float = setting(
+        0.5,
+        help="least probability of the unsafe labels together at which a prompt or image is refused",
+        minimum=0.0,
+        maximum=1.0,
+    )
     threads: int = setting(1, help="torch threads", minimum=1, maximum=256)
     max_batch_size: int = setting(16, help="images per forward pass", minimum=1, maximum=1024)
     controller_address: str = setting("", help="controller to register with, and its standbys; empty: none")
     advertise_address: str = setting(
         "", help="address for other processes; empty: the first listen address with the host's name"
     )
+
+    def classifiers(self) -> dict[str, Path]:
+        """Return the directories of the classifiers by what they check, without missing ones where `skip_missing`.
+        Raises ValueError naming the flag of a missing one."""
+        named = {PROMPT: self.prompt_classifier, IMAGE: self.image_classifier}
+        found = {kind: path for kind, path in named.items() if path is not None}
+        lacking = [kind for kind, path in found.items() if not path.is_dir()]
+        if lacking and not self.skip_missing:
+            raise ValueError(f"--{lacking[0]}-classifier {found[lacking[0]]}: is no directory")
+        return {kind: path for kind, path in found.items() if kind not in lacking}
 
     def directories(self) -> dict[str, Path]:
         """Return the directory of each cascade's discriminator, if it exists or must exist. Raises ValueError naming
@@ -47,7 +74,7 @@ class DiscriminatorSettings:
         if (unknown := [pair for pair in pairs if pair not in registered]) and not self.skip_missing:
             raise ValueError(f"--cascade {unknown[0]}: no discriminator of it is in --registry")
         found = named | {pair: registered[pair] for pair in pairs if pair in registered}
-        if not found and not self.skip_missing:
+        if not found and not self.skip_missing and not self.classifiers():
             raise ValueError("--cascades must name a discriminator at least")
         return {pair: at for pair, at in found.items() if not self.skip_missing or at.is_dir()}
 

@@ -1,16 +1,22 @@
 """Put a discriminator process together."""
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 
 import torch
 
+from pentimento.api.safety.v1.safety_service_pb2_grpc import add_SafetyServiceServicer_to_server
 from pentimento.diffusion.device import exact_device
 from pentimento.diffusion.discriminators import PictureDiscriminator, open_discriminator
+from pentimento.diffusion.safety import open_image_classifier, open_prompt_classifier
+from pentimento.domain.safety import IMAGE, PROMPT
 from pentimento.rpc import RpcServer
 from services.discriminator.network_scorer import NetworkScorer
+from services.discriminator.safety import FULL_NAME as SAFETY_SERVICE
+from services.discriminator.safety import Classifier, SafetyChecks, SafetyServicer
 from services.discriminator.scoring import Discriminator
 from services.discriminator.serving import BusyShare, DiscriminatorProcess, serve
 from services.discriminator.settings import DiscriminatorSettings
@@ -21,7 +27,7 @@ logger = logging.getLogger(__name__)
 def wire(settings: DiscriminatorSettings) -> DiscriminatorProcess:
     """Call it inside the event loop that the process runs on."""
     server, busy, directories = RpcServer(settings.rpc, "discriminator"), BusyShare(), settings.directories()
-    if settings.missing:
+    if settings.missing and not settings.classifiers():
         logger.warning("%s: light images of it are not scored", settings.missing)
     device = exact_device(settings.device)
     # OpenMP keeps the number by thread. This thread reads prompts: with more, a second thread would wait for work in a
@@ -41,4 +47,27 @@ def wire(settings: DiscriminatorSettings) -> DiscriminatorProcess:
             }
 
     scorer = NetworkScorer(tuple(directories), opened, settings.max_batch_size, inside, busy.add)
-    return serve(settings, server, Discriminator(scorer), busy, lambda replica: replace(replica, device=str(device)))
+    process = serve(settings, server, Discriminator(scorer), busy, partial(replace, device=str(device)))
+    if not directories:
+        # A fleet's discriminator without a cascade would be one of any.
+        process.registration = None
+    process.checks = checks = safety_checks(settings, device, inside)
+    server.add(add_SafetyServiceServicer_to_server, SafetyServicer(checks), SAFETY_SERVICE)
+    return process
+
+
+def safety_checks(
+    settings: DiscriminatorSettings, device: torch.device, inside: Callable[[], AbstractContextManager[None]]
+) -> SafetyChecks:
+    """Return the checks by the operator's classifiers, which are loaded later."""
+    directories = settings.classifiers()
+    openers = {PROMPT: open_prompt_classifier, IMAGE: open_image_classifier}
+
+    def opened() -> dict[str, Classifier]:
+        with inside():
+            return {
+                kind: openers[kind](path, settings.unsafe_labels, settings.unsafe_limit, device)
+                for kind, path in directories.items()
+            }
+
+    return SafetyChecks(frozenset(directories), opened, settings.max_batch_size, inside)

@@ -14,6 +14,7 @@ from pentimento.clients.image import ImageClient
 from pentimento.domain.errors import Cancelled, NotFound
 from pentimento.rpc.failures import shutting_down
 from pentimento.stores.objects.signed_paths import FILES_PATH
+from pentimento.telemetry.tracing import TRACEPARENT, TRACESTATE, begin_call
 from services.edge.api.answers import ModelDocument, model_documents
 from services.edge.api.bodies import API_NAMES
 from services.edge.api.document import document_routes
@@ -117,6 +118,7 @@ class EdgeApp:
             return
         started = time.monotonic()
         without_slash(scope)
+        span = begin_call("HTTP", carried(scope), begins_trace=asks_for_work(scope))
         # With an app in the scope, Starlette's routes raise HTTPException instead of answering in their own format.
         scope["app"] = self
         answer = EdgeAnswer(send, scope)
@@ -139,6 +141,8 @@ class EdgeApp:
                 await failure(shutting_down())(scope, receive, answer)
         finally:
             count(scope, answer.status, time.monotonic() - started)
+            if span is not None:
+                span.end(str(answer.status), f"{scope['method']} {route_of(scope)}")
 
     async def _route(self, scope: Scope, receive: Receive, answer: "EdgeAnswer") -> None:
         request = Request(scope)
@@ -201,15 +205,32 @@ def failure(error: Exception) -> Response:
     return error_response(known, API_NAMES)
 
 
+def asks_for_work(scope: Scope) -> bool:
+    """Return whether the request begins a trace where its client has none: a call for images or a job."""
+    return bool(scope["method"] == "POST" and scope["path"].startswith(API_PATH))
+
+
+def carried(scope: Scope) -> dict[str, str]:
+    """Return the W3C headers of the client's trace, without repeated ones."""
+    found = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
+    names = [name for name, _ in found]
+    return {name: value for name, value in found if name in (TRACEPARENT, TRACESTATE) and names.count(name) == 1}
+
+
 async def unknown_route(scope: Scope, receive: Receive, send: Send) -> None:
     """Answer an unknown path with 404."""
     document = {"message": "there is nothing at this path", "type": "not_found_error", "param": None}
     await JSONResponse({"error": {**document, "code": "UNKNOWN_PATH"}}, 404)(scope, receive, send)
 
 
+def route_of(scope: Scope) -> str:
+    """Return the path of the request's route, with its parameters' names."""
+    route = scope.get("route")
+    return route.path if isinstance(route, Route) else UNKNOWN_ROUTE
+
+
 def count(scope: Scope, status: int, seconds: float) -> None:
     """Count a request by its route; its path, which the client chooses, must not become a label."""
-    route = scope.get("route")
-    name = route.path if isinstance(route, Route) else UNKNOWN_ROUTE
+    name = route_of(scope)
     HTTP_REQUESTS.labels(name, str(status)).inc()
     HTTP_SECONDS.labels(name).observe(seconds)

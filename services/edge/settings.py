@@ -7,6 +7,9 @@ from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.rpc.settings import MEBIBYTE, check_http_address
 from pentimento.settings import setting
 
+# The placeholder of a request's id in `trace_url`.
+REQUEST = "{request_id}"
+
 
 @dataclass(frozen=True)
 class HttpSettings:
@@ -106,8 +109,13 @@ class EdgeSettings:
         help="object store of images served by signed addresses, file:///… or s3://…; empty: none",
     )
     signing_key_file: Path | None = setting(None, help="the frontdoor's file of signing keys")
+    trace_url: str = setting(
+        "", help="page of your trace viewer that the console links to; {request_id} is replaced; empty: none"
+    )
 
     def __post_init__(self) -> None:
         aliases_of(self.model_aliases)
         if self.files_url and self.signing_key_file is None:
             raise ValueError("--files-url needs --signing-key-file")
+        if self.trace_url and not (self.trace_url.startswith(("http://", "https://")) and REQUEST in self.trace_url):
+            raise ValueError(f"--trace-url must be http://… or https://… with {REQUEST} in it, got {self.trace_url!r}")

@@ -101,3 +101,6 @@ REFUSING_WORKERS = gauge(
     "pentimento_frontdoor_refusing_workers_count",
     "Workers that consider another start of this frontdoor newer.",
 )
+UNSAFE = counter(
+    "pentimento_frontdoor_unsafe_total", "Prompts and images that classifiers called unsafe, by subject.", ("subject",)
+)

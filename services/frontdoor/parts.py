@@ -22,6 +22,7 @@ from services.frontdoor.quality.shadows import Shadows
 from services.frontdoor.requests.acceptance import Acceptance
 from services.frontdoor.requests.jobs import Jobs, PendingEntries
 from services.frontdoor.requests.pins import Pins
+from services.frontdoor.requests.safety import SafetyGate
 from services.frontdoor.routing.discriminators import Discriminators
 from services.frontdoor.routing.feature_reuse import FeatureReuse
 from services.frontdoor.routing.light_starts import LightStarts
@@ -74,6 +75,7 @@ class FrontdoorParts:
     cache_worth: Worth
     cascade_worth: Worth
     discriminators: Discriminators
+    safety: SafetyGate
     inputs: Inputs
     results: Results
     pins: Pins

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from pentimento.domain.safety import SUBJECTS
 from pentimento.policies.latent_pairing import PairingMode
 from pentimento.policies.residual_pipelining import PipeliningMode
 from pentimento.policies.shadow_painting import GivesWay
@@ -47,6 +48,10 @@ class FrontdoorSettings:
     accept_unscored: bool = setting(True, help="return a light image that no discriminator scored; off: defer it")
     fall_back: bool = setting(True, help="return the light image if a heavier model fails or would be late")
     discriminator_addresses: tuple[str, ...] = setting((), help="discriminators besides those of the plan")
+    safety_addresses: tuple[str, ...] = setting((), help="discriminator processes with classifiers of unsafe content")
+    safety_checks: tuple[str, ...] = setting(
+        (), help="what classifiers check: prompt, image or both; without a verdict nothing is returned; empty: nothing"
+    )
     score_timeout_ms: int = setting(1000, help="wait for a discriminator before the next one is called", minimum=1)
     skip_light_below: float | None = setting(
         None,
@@ -244,6 +249,10 @@ class FrontdoorSettings:
         if self.make_signing_key and self.signing_key_file is None:
             raise ValueError("--make-signing-key needs --signing-key-file")
         self._check_admin()
+        if unknown := set(self.safety_checks) - SUBJECTS:
+            raise ValueError(f"--safety-checks must be prompt and image, got {sorted(unknown)[0]!r:.80}")
+        if self.safety_checks and not self.safety_addresses:
+            raise ValueError("--safety-checks needs --safety-addresses")
         if not self.frontdoor_id:
             raise ValueError("--frontdoor-id must not be empty")
 

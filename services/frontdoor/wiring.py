@@ -14,6 +14,7 @@ from pentimento.clients.embedder import EmbedderClient
 from pentimento.clients.embedders import Embedders
 from pentimento.clients.gateway import GatewayClient
 from pentimento.clients.registration import Registration, RegistrationNews
+from pentimento.clients.safety import SafetyClient
 from pentimento.dataplane import Dataplane, effects
 from pentimento.dataplane.demand_report import DemandReport, StartCounts
 from pentimento.domain.clock import SystemClock
@@ -67,6 +68,7 @@ from services.frontdoor.requests.image_api import ImageApi
 from services.frontdoor.requests.jobs import Job, Jobs
 from services.frontdoor.requests.pins import Pins
 from services.frontdoor.requests.quotas import Quotas
+from services.frontdoor.requests.safety import SafetyGate
 from services.frontdoor.requests.tenant_requests import TenantRequests
 from services.frontdoor.routing import cache_writes, routes, scoring
 from services.frontdoor.routing.discriminators import Discriminators
@@ -218,6 +220,10 @@ def _parts(
         cascade_worth=Worth(settings.cache_cost_ms / 1000, CASCADE),
         discriminators=Discriminators(
             lambda address: DiscriminatorClient(opening(address)), settings.discriminator_addresses
+        ),
+        safety=SafetyGate(
+            tuple(SafetyClient(opening(address)) for address in settings.safety_addresses),
+            frozenset(settings.safety_checks),
         ),
         inputs=inputs,
         results=results,

@@ -115,6 +115,7 @@ class ConsoleCalls:
             "cache": self._parts.gateway is not None,
             "controller": self._parts.controller is not None,
             "listing": listing,
+            "trace_url": self._parts.settings.trace_url,
         }
         return document({"models": as_json(models), "adapters": as_json(adapters), "features": features})
 

@@ -207,12 +207,14 @@ async def _commit(parts: FrontdoorParts, job: Job, attempt: Attempt, execution: 
 
 
 async def _until_stored(parts: FrontdoorParts, job: Job, execution: Execution) -> tuple[ResultRecord, Completed]:
-    """Store the image, with retries until the deadline: a journal may return and a full disk may get room, and the
-    image costs too much to drop it immediately."""
+    """Check and store the image, with retries until the deadline: classifiers and a journal may return and a full disk
+    may get room, and the image costs too much to drop it immediately."""
+    assert execution.result is not None
     delays_s = _RETRIES.delays_s()
     while True:
         delay_s = next(delays_s)
         try:
+            await parts.safety.check_image(execution.result.image)
             return await parts.results.store(job, execution)
         except (StoreFull, Unavailable) as error:
             if parts.clock.monotonic() + delay_s > job.request.deadline:

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import json
 import secrets
 from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ from pentimento.domain.image_request import ResolvedRequest
 from pentimento.policies.adapter_needs import needs_of
 from pentimento.policies.plan.entry import Stage
 from pentimento.stores.ledger.journal.records import AcceptKind
+from pentimento.telemetry.tracing import annotate, traces_gen_ai
 from services.frontdoor.answers.audience import Audience, Listener
 from services.frontdoor.answers.delivery import recorded_events
 from services.frontdoor.answers.endings import key_reused
@@ -67,6 +69,25 @@ class NewPicture:
     request_id: str
     key: KeyedCall = NO_KEY
     index: int = 0
+
+
+def trace_attributes(request: ClientRequest, image_count: int) -> dict[str, str | int | float | bool]:
+    """Return what the span of a call says of its request: the first image's id, and with `trace_gen_ai` OpenTelemetry's
+    gen_ai attributes."""
+    found: dict[str, str | int | float | bool] = {"pentimento.request_id": request.request_id}
+    if not traces_gen_ai():
+        return found
+    spec = request.resolved.spec
+    message = {"role": "user", "parts": [{"type": "text", "content": spec.prompt}]}
+    return found | {
+        "gen_ai.operation.name": "generate_content",
+        "gen_ai.provider.name": "pentimento",
+        "gen_ai.output.type": "image",
+        "gen_ai.request.model": spec.model,
+        "gen_ai.request.seed": spec.seed,
+        "gen_ai.request.choice.count": image_count,
+        "gen_ai.input.messages": json.dumps([message], ensure_ascii=False),
+    }
 
 
 def new_request_id() -> str:
@@ -177,6 +198,7 @@ class Arrivals:
             has_inputs=bool(request.resolved.inputs),
             planned=judged.stages[0].planned,
         )
+        annotate(trace_attributes(request, len(jobs)))
         self._parts.submit(arrived)
         return listeners
 

@@ -227,7 +227,10 @@ class ImageApi:
         self._parts.identity.require_active()
         deadline_s = MODEL_WAIT_S if request.deadline_ms is None else request.deadline_ms / 1000.0
         await self._parts.catalogue.wait_until_loaded(request.model, deadline_s)
+        # A preview would be seen before the image's verdict.
+        preview_interval_steps *= not self._parts.safety.checks_images
         judged = self._judge(tenant, request, preview_interval_steps)
+        await self._parts.safety.check_prompt(judged.resolved.spec.prompt)
         if request.pin_ms is not None:
             inputs = take_inputs(judged.resolved.spec)[1]
             await self._parts.pins.check_room(tenant, request.pin_ms, sum(map(len, inputs.values())))
@@ -243,6 +246,7 @@ class ImageApi:
         await self._parts.catalogue.wait_until_loaded(model, MODEL_WAIT_S)
         held = self._parts.catalogue.find(model)
         check_replayed_adapters(recorded.provenance.spec, self._parts.adapters)
+        preview_interval_steps *= not self._parts.safety.checks_images
         resolved = resolve_replay(request, recorded, held, self._limits, preview_interval_steps)
         stages = request_stages(plan, model, draw, quota=self._parts.tenants.quota_of(tenant))
         return Judged(resolved, stages, draw, digests=await checked_digests(resolved.spec))

@@ -22,6 +22,7 @@ from pentimento.domain.generation import Attempt, CacheGrant, FromLatent, Route,
 from pentimento.domain.image_request import Completed, ResolvedRequest, StartImage
 from pentimento.policies.plan.entry import Stage
 from pentimento.rpc import detached_context
+from pentimento.telemetry.tracing import record_stage
 from services.frontdoor.answers.audience import Audience
 from services.frontdoor.routing.stages import PoolOption, as_painted_by
 
@@ -167,7 +168,8 @@ class Job:
         return next((option.trial for option in options if option.held == execution.held), None)
 
     def time_stage(self, stage: str, started_at: float, ended_at: float) -> None:
-        """Note a stage, in milliseconds since the request arrived."""
+        """Note a stage, in milliseconds since the request arrived, and record it in the request's trace."""
+        self.context.run(record_stage, stage, started_at, ended_at)
         begin_ms = (started_at - self.request.arrived_at) * 1000
         self.timings.append(StageTiming(stage, begin_ms, (ended_at - started_at) * 1000))
 

@@ -21,6 +21,7 @@ from pentimento.domain.replay import full_steps_of, taken_of, thinned_steps_of
 from pentimento.domain.thinned_steps import reused_note, thinned_note
 from pentimento.policies.latent_pairing import can_pair
 from pentimento.policies.residual_pipelining import wait_share
+from pentimento.telemetry.tracing import record_stage, traces_steps
 from pentimento.tensors.device import tensor_to_wire
 from pentimento.wire.tensors import Binding, WireTensor
 from services.unet_worker import metrics
@@ -81,6 +82,9 @@ class ProgressBridge(DenoisingListener):
         self._yielding: asyncio.TimerHandle | None = None
         self._yielded = False
         self._preview_busy = False
+        # When each step ended, where steps are traced; the engine's thread has no trace.
+        self._step_ends: list[tuple[int, float]] = []
+        self._traces_steps = traces_steps()
         self.done: asyncio.Future[FinishedDenoising] = self._loop.create_future()
 
     def started(self, first_step: int, step_count: int) -> None:
@@ -95,6 +99,8 @@ class ProgressBridge(DenoisingListener):
         if predicted_clean is not None and previewed:
             self._start_preview(step, predicted_clean)
         now = time.monotonic()
+        if self._traces_steps:
+            self._step_ends.append((step, now))
         self._watch_place(step, now)
         if self._progress.sends(step, self._step_count, now, previewed=previewed):
             self._loop.call_soon_threadsafe(self._emit, StepProgress(step, self._step_count))
@@ -130,6 +136,13 @@ class ProgressBridge(DenoisingListener):
                 made, None if done.cancelled() or done.exception() else done.result()
             )
         )
+
+    def record_steps(self, prepared_at: float) -> None:
+        """Record a span for each step, where steps are traced."""
+        began_at = prepared_at
+        for step, ended_at in self._step_ends:
+            record_stage("step", began_at, ended_at, {"pentimento.step": step})
+            began_at = ended_at
 
     def captured(self, step: int, sigma: float, latent: Tensor) -> None:
         assert self._uploads is not None
@@ -314,7 +327,9 @@ class EngineModelRunner:
         if taken_of(order.route.start, start.saved_steps) == order.route.start:
             order.asked_steps.listen(job.thin)
         try:
-            return await bridge.done
+            denoising = await bridge.done
+            bridge.record_steps(denoising.prepared_at)
+            return denoising
         finally:
             job.stop(Cancelled("CANCELLED", "the attempt was stopped"))
 

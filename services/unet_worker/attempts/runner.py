@@ -11,6 +11,7 @@ from pentimento.domain.errors import DEADLINE_PASSED, DeadlineExceeded
 from pentimento.domain.execution import AttemptResult, ExecuteEvent
 from pentimento.domain.generation import CapturedEntries, StageTiming
 from pentimento.stores.objects import ObjectStore
+from pentimento.telemetry.tracing import record_stage
 from pentimento.wire.tensors import WireTensor
 from services.unet_worker import metrics
 from services.unet_worker.attempts.cache_objects import Uploads
@@ -21,7 +22,10 @@ Mark = tuple[str, float, float]
 
 
 def stage_timings(accepted_at: float, marks: Iterable[Mark]) -> tuple[StageTiming, ...]:
-    """Return the stages in order, in milliseconds since the order arrived."""
+    """Return the stages in order, in milliseconds since the order arrived, and record them in the request's trace."""
+    marks = tuple(marks)
+    for mark in marks:
+        record_stage(*mark)
     return tuple(StageTiming(name, (since - accepted_at) * 1e3, (until - since) * 1e3) for name, since, until in marks)
 
 

@@ -64,3 +64,18 @@ def test_servers_of_a_process_share_a_method_s_meter() -> None:
 
     assert collector.meter(METHOD) is collector.meter(METHOD)
     assert collector.meter("/other") is not collector.meter(METHOD)
+
+
+def test_last_traced_call_of_a_bucket_is_its_exemplar() -> None:
+    collector = CallCollector()
+    meter = collector.meter(METHOD)
+    for seconds, trace_id in ((0.003, "a" * 32), (0.004, "b" * 32), (0.2, ""), (200.0, "c" * 32)):
+        meter.end("OK", seconds, trace_id)
+
+    latency = next(metric for metric in collector.collect() if metric.name == "pentimento_rpc_latency_seconds")
+    named = {
+        sample.labels["le"]: (sample.exemplar.labels["trace_id"], sample.exemplar.value)
+        for sample in latency.samples
+        if sample.exemplar is not None
+    }
+    assert named == {"0.005": ("b" * 32, 0.004), "+Inf": ("c" * 32, 200.0)}

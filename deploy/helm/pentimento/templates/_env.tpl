@@ -5,6 +5,8 @@
 PENTIMENTO_COMMON_INSTANCE_ID: "{hostname}"
 PENTIMENTO_COMMON_DRAIN_TIMEOUT_S: {{ include "pentimento.text" .root.Values.drainSeconds | quote }}
 PENTIMENTO_COMMON_LOG_LEVEL: {{ .root.Values.logLevel }}
+PENTIMENTO_COMMON_TRACE_ENDPOINT: {{ .root.Values.tracing.endpoint | quote }}
+PENTIMENTO_COMMON_TRACE_SHARE: {{ include "pentimento.text" .root.Values.tracing.share | quote }}
 {{- if and .root.Values.auth.enabled (ne .service "edge") }}
 PENTIMENTO_COMMON_TOKEN_FILE: {{ include "pentimento.secretFile" "tokens.toml" }}
 PENTIMENTO_COMMON_SERVICE_TOKEN_FILE: {{ include "pentimento.secretFile" "service_token" }}
@@ -148,6 +150,9 @@ PENTIMENTO_DISCRIMINATOR_CASCADE: {{ include "pentimento.text" $serving.cascade 
 PENTIMENTO_DISCRIMINATOR_REGISTRY: /models/registry.json
 PENTIMENTO_DISCRIMINATOR_ENCODER: {{ $serving.encoder }}
 PENTIMENTO_DISCRIMINATOR_CASCADES: {{ include "pentimento.text" $serving.discriminators | quote }}
+PENTIMENTO_DISCRIMINATOR_PROMPT_CLASSIFIER: /models/{{ $serving.promptClassifier }}
+PENTIMENTO_DISCRIMINATOR_IMAGE_CLASSIFIER: /models/{{ $serving.imageClassifier }}
+PENTIMENTO_DISCRIMINATOR_UNSAFE_LABELS: {{ include "pentimento.text" $serving.unsafeLabels | quote }}
 {{- end }}
 
 {{- define "pentimento.env.frontdoor" -}}
@@ -164,6 +169,10 @@ PENTIMENTO_FRONTDOOR_THINNING: {{ $serving.thinning | quote }}
 PENTIMENTO_FRONTDOOR_FEATURE_REUSE: {{ $serving.featureReuse }}
 PENTIMENTO_FRONTDOOR_HANDOVER: {{ $serving.handover | quote }}
 PENTIMENTO_FRONTDOOR_CONTROLNET_PIPELINING: {{ $serving.controlnetPipelining | quote }}
+{{- if $serving.safetyChecks }}
+PENTIMENTO_FRONTDOOR_SAFETY_CHECKS: {{ include "pentimento.text" $serving.safetyChecks | quote }}
+PENTIMENTO_FRONTDOOR_SAFETY_ADDRESSES: {{ include "pentimento.address" (dict "root" .root "service" "discriminator") }}
+{{- end }}
 PENTIMENTO_FRONTDOOR_PROFILES: /usr/share/pentimento/profiles,/profiles
 PENTIMENTO_FRONTDOOR_STANDBY: "true"
 {{- if .values.admin }}

@@ -1,0 +1,21 @@
+"""Verdicts of an operator's classifiers about prompts and images."""
+
+from dataclasses import dataclass
+
+PROMPT, IMAGE = "prompt", "image"
+SUBJECTS = frozenset({PROMPT, IMAGE})
+
+
+@dataclass(frozen=True)
+class SafetyVerdict:
+    """Hold a classifier's verdict: `probability` of its unsafe labels together, 0..1, the least
+    unsafe one (`limit`), and the likeliest unsafe label."""
+
+    probability: float
+    limit: float
+    label: str
+    classifier_digest: str
+
+    @property
+    def unsafe(self) -> bool:
+        return self.probability >= self.limit
