@@ -14,7 +14,7 @@ from pentimento.domain.identity import OPEN_CALLER, Caller, Role
 from pentimento.rpc import context
 from pentimento.rpc import pipeline as module
 from pentimento.rpc.access import Access
-from pentimento.rpc.pipeline import Call, Pipeline, cancellation_code, finished, host_of
+from pentimento.rpc.pipeline import UNIX_PEER, Call, Pipeline, cancellation_code, finished, host_of
 from pentimento.rpc.settings import RpcServerSettings
 from pentimento.rpc.tokens import OpenDoor
 
@@ -57,9 +57,11 @@ async def test_who_waits_for_tasks_waits_until_they_end_or_the_time_is_up() -> N
 
 async def test_a_call_gives_back_what_it_holds_and_is_counted_once_it_ends() -> None:
     told: list[object] = []
-    meter = SimpleNamespace(begin=lambda: told.append("begin"), end=lambda code, seconds: told.append((code, seconds)))
-    method = SimpleNamespace(meter=meter, running=set())
-    call = Call(method)  # type: ignore[arg-type]
+    meter = SimpleNamespace(
+        begin=lambda: told.append("begin"), end=lambda code, seconds, _: told.append((code, seconds))
+    )
+    method = SimpleNamespace(meter=meter, running=set(), audited=False)
+    call = Call(method, UNIX_PEER)  # type: ignore[arg-type]
     running = set(method.running)
     call.key = "acme"
     for word in ("first", "second"):
@@ -245,8 +247,8 @@ async def steady_count(caller: Caller | None, identities: object) -> int:
     kept: list[str] = []
     pipeline._intake = SimpleNamespace(keep_place=kept.append, leave_place=kept.remove, many=lambda *_: None)  # type: ignore[assignment]
     meter = SimpleNamespace(begin=lambda: None, end=lambda *_: None)
-    method = SimpleNamespace(meter=meter, running=set(), decode=None, limit_bytes=1)
-    calls = [Call(method) for _ in range(3)]  # type: ignore[arg-type]
+    method = SimpleNamespace(meter=meter, running=set(), audited=False, decode=None, limit_bytes=1)
+    calls = [Call(method, UNIX_PEER) for _ in range(3)]  # type: ignore[arg-type]
     for call in calls:
         call.caller, call.key = caller, "acme"
         await pipeline._messages(call, Silence())  # type: ignore[arg-type]
@@ -312,7 +314,7 @@ async def test_strangers_are_shaped_by_their_address_and_tenants_by_their_name(
 
     monkeypatch.setattr(pipeline._shaper, "begin", begin)
     method = SimpleNamespace(meter=SimpleNamespace(begin=lambda: None), running=set())
-    call = Call(method)  # type: ignore[arg-type]
+    call = Call(method, UNIX_PEER)  # type: ignore[arg-type]
     method.allowed, method.path = frozenset({Role.USER}), "/a.B/C"
 
     with contextlib.suppress(Unauthenticated, PermissionDenied):

@@ -92,6 +92,7 @@ NUMBERS = {
     "tenant_calls_per_s": (200.0, 1, None),
     "unary_deadline_ms": (60_000, 1, 3_600_000),
     "drain_timeout_s": (30.0, 0, 3600),
+    "trace_share": (1.0, 0.0, 1.0),
     "default_deadline_ms": (10_000, 1, 3_600_000),
     "channel_max_message_bytes": (32 * MEBIBYTE, 1024, 1024 * MEBIBYTE),
 }
