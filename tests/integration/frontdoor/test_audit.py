@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lab.fixtures.paced_worker import PacedWorker
-from pentimento.clients.tenants import TenantsClient
+from pentimento.clients.frontdoor import TenantsClient
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.identity import Role
 from pentimento.domain.tenants import TenantQuota
