@@ -1,10 +1,12 @@
 """Call another process for components that it holds."""
 
+from contextlib import aclosing
+
 import grpc.aio
 
 from pentimento.api.components.v1 import component_service_pb2 as pb
 from pentimento.api.components.v1.component_service_pb2_grpc import ComponentServiceStub
-from pentimento.clients.errors import domain_errors
+from pentimento.clients.errors import stream
 from pentimento.domain.errors import Aborted
 
 
@@ -18,18 +20,15 @@ class ComponentClient:
         """Return `size` bytes of a component from `offset` on, in pieces; the caller verifies them. Raises Aborted for
         another number of bytes, NotFound for a component that the replica does not hold, and the errors of calls."""
         request = pb.FetchComponentRequest(digest=digest, offset_bytes=offset, size_bytes=size)
-        call = self._stub.FetchComponent(request, timeout=timeout_s)
         pieces: list[bytes] = []
         left = size
-        try:
-            with domain_errors():
-                async for message in call:
-                    pieces.append(message.data)
-                    left -= len(message.data)
-                    if left < 0:
-                        break
-        finally:
-            call.cancel()
+        messages = stream(lambda: self._stub.FetchComponent(request, timeout=timeout_s), lambda message: message)
+        async with aclosing(messages) as arriving:
+            async for message in arriving:
+                pieces.append(message.data)
+                left -= len(message.data)
+                if left < 0:
+                    break
         if left:
             raise Aborted("STALE_FRAME", f"the replica sent another number of bytes of a component than {size}")
         return pieces

@@ -218,9 +218,8 @@ def carried(scope: Scope) -> dict[str, str]:
 
 
 async def unknown_route(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer an unknown path with 404."""
-    document = {"message": "there is nothing at this path", "type": "not_found_error", "param": None}
-    await JSONResponse({"error": {**document, "code": "UNKNOWN_PATH"}}, 404)(scope, receive, send)
+    """Raise NotFound for an unknown path."""
+    raise NotFound("UNKNOWN_PATH", "there is nothing at this path")
 
 
 def route_of(scope: Scope) -> str:

@@ -1,13 +1,63 @@
-"""The parts that the handlers of the edge share."""
+"""The parts that the handlers of the edge share, and whether clients should send requests to this process."""
 
+import asyncio
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from pentimento.rpc.health import REASON_KEY
 from services.edge.caller_channels import CallerChannels
 from services.edge.console.history import HistoryReader
 from services.edge.http.bodies import BodyBudget
-from services.edge.readiness import Readiness
 from services.edge.settings import EdgeSettings, aliases_of
+
+READY_TIMEOUT_S = 2.0
+
+
+class Readiness:
+    """Report readiness: the frontdoor serves, and this process is not stopping.
+
+    `frontdoor` is a separate connection, so that callers cannot delay the answer."""
+
+    def __init__(self, frontdoor: grpc.aio.Channel) -> None:
+        self._frontdoor = frontdoor
+        self._is_leaving = False
+        self._asking: asyncio.Task[str | None] | None = None
+
+    async def why_not(self) -> str | None:
+        """Return None if clients should send requests, else the reason, "" if unknown. Concurrent callers share one
+        call."""
+        if self._is_leaving:
+            return ""
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.ensure_future(not_serving(self._frontdoor))
+        reason = await asyncio.shield(self._asking)
+        return "" if self._is_leaving else reason
+
+    def leave(self) -> None:
+        """Report from now on that clients should send no requests."""
+        self._is_leaving = True
+
+    async def close(self) -> None:
+        """Close the connection to the frontdoor."""
+        await self._frontdoor.close()
+
+
+async def not_serving(channel: grpc.aio.Channel) -> str | None:
+    """Call grpc.health.v1; return None if the frontdoor accepts requests, else its reason, "" if it gives none."""
+    stub: Any = health_pb2_grpc.HealthStub(channel)
+    call = stub.Check(health_pb2.HealthCheckRequest(), timeout=READY_TIMEOUT_S)
+    try:
+        answer = await call
+        metadata = await call.trailing_metadata()
+    except grpc.aio.AioRpcError:
+        return ""
+    if answer.status == health_pb2.HealthCheckResponse.SERVING:
+        return None
+    return next((str(value) for key, value in metadata or () if key == REASON_KEY), "")
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from services.edge.caller_channels import CallerChannels, Introduction
 from services.edge.console.history import HistoryReader, SampleRing
 from services.edge.http.bodies import BodyBudget
 from services.edge.http.listener import HttpListener
-from services.edge.parts import EdgeParts
-from services.edge.readiness import Readiness
+from services.edge.parts import EdgeParts, Readiness
 from services.edge.settings import EdgeSettings, drain_delay_of
 
 INTRODUCTION_TIMEOUT_S = 10.0

@@ -1,20 +1,6 @@
 """Answers over HTTP: errors in OpenAI's format, JSON with bytes in it, entity tags, and clients that leave.
 
-{"error": {"message": …, "type": …, "param": the field or null, "code": the reason}}
-
-error                status   type
-InvalidArgument      400      invalid_request_error
-Unauthenticated      401      authentication_error
-PermissionDenied     403      permission_error
-NotFound             404      not_found_error
-FailedPrecondition   409      conflict_error, with `x-should-retry: false`
-Aborted              409      conflict_error
-ResourceExhausted    429      rate_limit_error; MESSAGE_TOO_LARGE is 413. TENANT_QUOTA without a time to wait means a
-                              request above the quota, with `x-should-retry: false`
-Cancelled            499      request_cancelled
-Internal             500      server_error
-Unavailable          503      server_error
-DeadlineExceeded     504      timeout_error, with `x-should-retry: false`
+    {"error": {"message": …, "type": …, "param": the field or null, "code": the reason}}
 """
 
 import asyncio

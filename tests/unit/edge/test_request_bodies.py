@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import InitImage
@@ -164,6 +165,17 @@ def test_wrong_value_is_named_with_its_limit() -> None:
 def test_unknown_field_is_named_before_missing_one() -> None:
     with pytest.raises(InvalidArgument, match=r"^promt: is not a parameter of this call$"):
         GenerationRequest.read({"promt": "a ring"})
+
+
+@pytest.mark.parametrize("within", [False, True], ids=["body", "list"])
+def test_body_of_unknown_names_has_one_error(within: bool) -> None:
+    unknown = {f"name {number}": number for number in range(1000)}
+    values = {"loras": [{"name": "a", **unknown}]} if within else unknown
+
+    with pytest.raises(ValidationError) as refused:
+        GenerationRequest.model_validate({"prompt": "x", **values})
+
+    assert refused.value.error_count() == 1
 
 
 def test_alias_stands_for_its_model_and_needs_a_name() -> None:
