@@ -16,27 +16,14 @@ import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Protocol
 
+from pentimento.clients.controller import ControllerClient
 from pentimento.domain.backoff import Backoff
 from pentimento.domain.clock import Clock
 from pentimento.domain.errors import FailedPrecondition, NotFound, PentimentoError
 from pentimento.domain.fleet import Replica, ReplicaLease, ReplicaReport
 
 logger = logging.getLogger(__name__)
-
-
-class FleetRegistry(Protocol):
-    """Describe the methods of `ControllerClient` that a replica calls. Every method raises `PentimentoError`s."""
-
-    async def register(self, replica: Replica) -> ReplicaLease:
-        """Register the replica and return its lease."""
-
-    async def report(self, report: ReplicaReport) -> object:
-        """Send a heartbeat. NotFound asks the replica to register again."""
-
-    async def deregister(self, instance_id: str, generation: int) -> None:
-        """Remove the replica from the fleet."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +63,7 @@ class Registration:
 
     def __init__(
         self,
-        controller: FleetRegistry,
+        controller: ControllerClient,
         replica: Callable[[], Replica],
         report: Callable[[], ReplicaReport],
         *,
