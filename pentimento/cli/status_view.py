@@ -93,9 +93,12 @@ def fleet_lines(fleet: Fleet) -> Iterator[Text]:
 
 
 def weights_line(replica: Replica) -> str:
-    """Return the memory of a worker's weights, in all and by component."""
-    parts = ", ".join(f"{one.component} {one.size_bytes / 1e6:,.0f} MB {one.precision}" for one in replica.weights)
-    return f"{sum(one.size_bytes for one in replica.weights) / 1e9:.2f} GB ({parts})"
+    """Return the device's memory of a worker's weights, and that of each component."""
+    parts = ", ".join(
+        f"{one.component} {one.size_bytes / 1e6:,.0f} MB {one.precision}{' in host memory' * one.in_host_memory}"
+        for one in replica.weights
+    )
+    return f"{sum(one.device_bytes for one in replica.weights) / 1e9:.2f} GB ({parts})"
 
 
 def profiling(model: str) -> str:

@@ -52,7 +52,8 @@ UNCHANGED: tuple[str, ...] = (
     "unprofiled_reuse",
     "earned_reuse",
 )
-UNCHANGED += ("controlnet_copies", "depth_model", "pipelining", "weights", "embeddings", "ip_adapters")
+UNCHANGED += ("controlnet_copies", "depth_model", "pipelining", "weights", "text_encoders", "tile_px")
+UNCHANGED += ("embeddings", "ip_adapters")
 # Options that are settings of the gateway.
 CACHE = ("reuse_rule", "eviction", "cache_bias", "scratch_share", "renoised_share", "match_predictor")
 

@@ -11,7 +11,7 @@ from pentimento.cli.options import FiniteRange, json_option
 from pentimento.cli.programs import RenamedOptions
 from pentimento.cli.suite_options import suite_settings
 from pentimento.cli.suite_running import run_suite
-from pentimento.devices.choices import WeightStorage
+from pentimento.devices.choices import TextEncoderPlace, WeightStorage
 from pentimento.files.private_files import keep_files_private
 from pentimento.rpc.settings import check_trace_endpoint
 from pentimento.supervisor.models import DEFAULT_ENCODER
@@ -76,6 +76,18 @@ def checked_endpoint(context: click.Context, parameter: click.Parameter, value: 
     show_default=True,
     help="how models are stored: full precision, or eight bits with half the memory of float16 and about its images;"
     " auto: fp8 for files in fp8, else full",
+)
+@click.option(
+    "--text-encoders",
+    type=click.Choice([place.value for place in TextEncoderPlace]),
+    help="memory of text encoders between prompts: the GPU's, or the host's, which delays each new prompt by the copy;"
+    " auto: the host's where a model would not fit its GPU [auto]",
+)
+@click.option(
+    "--tile-px",
+    type=click.IntRange(0, 8192),
+    help="decode images with a longer side in tiles of this side, with less memory and slightly other pixels;"
+    " 0: whole [0]",
 )
 @click.option("--config", "config_file", type=PRESENT, help="TOML settings for every service")
 @click.option(

@@ -31,6 +31,15 @@ class WeightStorage(Enum):
     INT8 = "int8"
 
 
+class TextEncoderPlace(Enum):
+    """Choose where text encoders are between prompts. `device`: next to the denoiser. `host`: in host memory; each
+    layer is copied to the device for its call. `auto`: in host memory where the model would not fit otherwise."""
+
+    AUTO = "auto"
+    DEVICE = "device"
+    HOST = "host"
+
+
 class CompileMode(Enum):
     """Choose how the forward pass runs. `auto`: `capture` on a GPU, else off. `compile`: torch.compile, which delays
     serving. `capture`: CUDA graphs of the uncompiled pass, also of its two halves."""

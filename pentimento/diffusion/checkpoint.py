@@ -60,7 +60,8 @@ class Checkpoint:
 
     `single_file` holds the components of `held`, each under a prefix of names of the original code. `configs` are
     configurations without a file, by name. Folders of components are in `parts`, if they are not in `directory`.
-    `storage` is that of denoiser and text encoders. `sums` verify the files while they are read.
+    `storage` is that of denoiser and text encoders. `sums` verify the files while they are read. With
+    `encoders_in_host` text encoders stay in host memory.
     """
 
     directory: Path
@@ -74,6 +75,11 @@ class Checkpoint:
     parts: Path | None = None
     storage: WeightStorage = WeightStorage.AUTO
     sums: FileSums = field(default_factory=FileSums)
+    encoders_in_host: bool = False
+
+    def stays_in_host(self, component: str) -> bool:
+        """Return whether a component stays in host memory."""
+        return self.encoders_in_host and component.startswith("text_encoder")
 
     def component_directory(self, component: str) -> Path:
         """Return the directory of a component."""

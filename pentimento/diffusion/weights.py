@@ -29,6 +29,7 @@ from pentimento.diffusion.component_config import (
     T5_KEYS,
 )
 from pentimento.diffusion.file_layouts import is_scale
+from pentimento.diffusion.host_weights import keep_in_host_memory
 from pentimento.diffusion.original_weights import load_original, original_tensors
 from pentimento.diffusion.packed_weights import pack, weight_bytes
 from pentimento.diffusion.staging import stage_network, staged
@@ -120,8 +121,8 @@ def quiet_loaders() -> None:
 
 
 def load_components(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-    """Return all components except the scheduler, in evaluation mode on `device`; stored half precision becomes
-    `dtype`. Raises BadCheckpoint."""
+    """Return all components except the scheduler, in evaluation mode on `device`, text encoders in host memory with the
+    checkpoint's `encoders_in_host`; stored half precision becomes `dtype`. Raises BadCheckpoint."""
     names = [name for name in checkpoint.components if name != "scheduler"]
     with staged(checkpoint, _keys_of) as root:
         return {name: _load_component(checkpoint, root, name, device, dtype) for name in names}
@@ -198,6 +199,9 @@ def _load_component(
     if isinstance(network, torch.nn.Module) and component != _AUTOENCODER:
         pack(network, _storage(checkpoint, component))
         logger.info("%s: %.1f MB of weights", component, weight_bytes(network) / 1e6)
+    if isinstance(network, torch.nn.Module) and checkpoint.stays_in_host(component):
+        keep_in_host_memory(_placed(network, torch.device("cpu")), device)
+        return network
     return _placed(network, device)
 
 

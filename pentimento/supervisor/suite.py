@@ -247,6 +247,8 @@ def worker(settings: SuiteSettings, state: StateDirectory, model: ModelDirectory
         "objects-url": objects_url(settings, state),
         "threads": settings.threads,
         "weights": settings.weights,
+        "text-encoders": settings.text_encoders,
+        "tile-px": settings.tile_px,
         "expected-model-digest": model.digest,
         "other-models": listed("model", others) if is_planned else "",
         "profiles": settings.profiles,

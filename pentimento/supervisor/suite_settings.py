@@ -128,7 +128,8 @@ class SuiteSettings:
     a cascade's later models start from earlier images where they
     were profiled for it (auto, off). `cascade`: the models of requests that name none; None for
     the default model. `devices`: the GPUs over which the services with networks are spread, instead of `device`.
-    `weights`: how workers store models (auto, full, fp8, int8).
+    `weights`: how workers store models (auto, full, fp8, int8). `text_encoders`: where workers keep text encoders
+    between prompts (auto, device, host); `tile_px`: the side of the decoder's tiles; None for the workers' own.
     `trace_endpoint`: where every process sends spans. `prompt_classifier`, `image_classifier`: directories of the
     classifiers that check prompts and images, with their `unsafe_labels`.
     `places`: the GPUs of one service or of one model's workers (`unet_worker/MODEL`) instead; empty for the CPU."""
@@ -142,6 +143,8 @@ class SuiteSettings:
     device: str = "auto"
     threads: int = 1
     weights: str = "auto"
+    text_encoders: str | None = None
+    tile_px: int | None = None
     config_file: Path | None = None
     token_file: Path | None = None
     service_token_file: Path | None = None

@@ -23,7 +23,9 @@ PREEMPTIONS = counter(
 )
 OUT_OF_MEMORY = counter("pentimento_worker_out_of_memory_total", "Batches that exceeded the device's memory.")
 BUSY_SHARE = gauge("pentimento_worker_busy_share", "Share of the time since the last scrape spent denoising.")
-WEIGHT_BYTES = gauge("pentimento_worker_weight_bytes", "Memory of a network's weights, by component.", ["component"])
+WEIGHT_BYTES = gauge(
+    "pentimento_worker_weight_bytes", "Device memory of a network's weights, by component.", ["component"]
+)
 DEVICE_SECONDS = histogram("pentimento_worker_device_seconds", "Device time of an attempt: its share of batches.")
 ENERGY = counter("pentimento_worker_energy_joules_total", "Energy of the device since the start, if it reports it.")
 ENERGY_FAILURES = counter("pentimento_worker_energy_failures_total", "Failed readings of the device's energy.")

@@ -4,7 +4,15 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from pentimento.devices.choices import CompileMode, DeviceChoice, DtypeChoice, KernelMode, LatentFormat, WeightStorage
+from pentimento.devices.choices import (
+    CompileMode,
+    DeviceChoice,
+    DtypeChoice,
+    KernelMode,
+    LatentFormat,
+    TextEncoderPlace,
+    WeightStorage,
+)
 from pentimento.devices.claims import DeviceClaim, claim_gpu
 from pentimento.domain.components import DEFAULT_DISK_MIB
 from pentimento.files.model_files import found_model
@@ -86,6 +94,11 @@ class UnetWorkerSettings:
         WeightStorage.AUTO,
         help="how weights are stored: full precision, or eight bits with a scale for each output channel; auto: FP8 if "
         "the files are",
+    )
+    text_encoders: TextEncoderPlace = setting(
+        TextEncoderPlace.AUTO,
+        help="memory of text encoders between prompts: the device's, or the host's, with a copy of each layer for its "
+        "call; auto: the host's where the model would not fit the GPU",
     )
     threads: int = setting(1, help="torch threads", minimum=1, maximum=256)
     default_steps: int = setting(

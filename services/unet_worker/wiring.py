@@ -127,6 +127,7 @@ CHECKPOINTS = ModelSource(
         file_sums_in(settings.component_cache_dir),
         settings.tile_px,
         weight_budget(settings, choose_device(settings.device)),
+        settings.text_encoders,
     ),
     summed_answers,
     short_models=short_models,
@@ -278,7 +279,7 @@ class CheckpointLoader:
         metrics.RUNNING.set_function(lambda: engine.running_count)
         metrics.BUSY_SHARE.set_function(scraped.share)
         for one in model.weights:
-            metrics.WEIGHT_BYTES.labels(one.component).set(one.size_bytes)
+            metrics.WEIGHT_BYTES.labels(one.component).set(one.device_bytes)
         engine.start()
         return engine
 

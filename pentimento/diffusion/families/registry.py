@@ -25,11 +25,14 @@ def load_model(
     dtype: torch.dtype | None = None,
     storage: WeightStorage = WeightStorage.AUTO,
     sums: FileSums | None = None,
+    encoders_in_host: bool = False,
 ) -> DiffusionModel:
     """Return the model of a directory or file after checking it; without a `dtype`, in float32 on a CPU, else in the
-    family's half precision. Files in `sums` are verified while they are read, others are hashed once. Raises
-    BadCheckpoint with one line that names the fault, and CorruptComponent for a file that changed."""
-    checkpoint = replace(check_checkpoint(model), storage=storage, sums=sums or FileSums())
+    family's half precision. Files in `sums` are verified while they are read, others are hashed once. With
+    `encoders_in_host` text encoders stay in host memory. Raises BadCheckpoint with one line that names the fault, and
+    CorruptComponent for a file that changed."""
+    checked = check_checkpoint(model)
+    checkpoint = replace(checked, storage=storage, sums=sums or FileSums(), encoders_in_host=encoders_in_host)
     family = family_of(checkpoint)
     if dtype is None:
         dtype = choose_dtype(DtypeChoice.AUTO, device, getattr(torch, family.half))

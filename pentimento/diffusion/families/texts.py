@@ -20,6 +20,7 @@ from pentimento.diffusion.families.weighted_texts import (
     empty_chunk,
     multiplied,
 )
+from pentimento.diffusion.host_weights import is_in_host_memory
 from pentimento.diffusion.inversions import BadInversion
 from pentimento.diffusion.kernels.layers import is_listened_to
 from pentimento.domain.errors import InvalidArgument
@@ -176,8 +177,9 @@ class ClipText:
 
     def record(self, compiler: Callable[..., Any]) -> None:
         """Compile the encoder with `compiler`, as `CompiledDenoiser` does with the denoiser's pass: a GPU waits longer
-        for an encoder's launches than it computes."""
-        self._recorded = compiler(self._outputs)
+        for an encoder's launches than it computes. Not one in host memory: its weights have no fixed address."""
+        if not is_in_host_memory(self._encoder):
+            self._recorded = compiler(self._outputs)
 
     def last_states(self, prompt: str, skip: int = 0) -> EncodedText:
         """Return the last hidden states, as Stable Diffusion 1.x and 2.x want them: normalised, of the layer before

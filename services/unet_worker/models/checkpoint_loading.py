@@ -8,7 +8,14 @@ from pathlib import Path
 
 import torch
 
-from pentimento.devices.choices import CompileMode, DeviceChoice, DtypeChoice, KernelMode, WeightStorage
+from pentimento.devices.choices import (
+    CompileMode,
+    DeviceChoice,
+    DtypeChoice,
+    KernelMode,
+    TextEncoderPlace,
+    WeightStorage,
+)
 from pentimento.diffusion.allow_list import check_checkpoint, family_of
 from pentimento.diffusion.device import choose_device, choose_dtype, memory_budget_bytes
 from pentimento.diffusion.engine import (
@@ -41,18 +48,22 @@ def load_checkpoint(
     sums: FileSums | None = None,
     tile_px: int = 0,
     budget_bytes: int | None = None,
+    text_encoders: TextEncoderPlace = TextEncoderPlace.AUTO,
 ) -> DiffusionModel:
     """Return the model on its device, with the textual inversions of the directory `embeddings`; files in `sums` are
-    not hashed again, images with a side over `tile_px` are decoded in tiles, 0 for none. Raises FailedPrecondition for
-    kernels that cannot run and weights beyond `budget_bytes`, before the model is loaded, and for a tile that is too
-    small for it."""
+    not hashed again, images with a side over `tile_px` are decoded in tiles, 0 for none. `text_encoders` are placed
+    within `budget_bytes`. Raises FailedPrecondition for kernels that cannot run and weights beyond the budget, before
+    the model is loaded, and for a tile that is too small for it."""
     quiet_loaders()
     device = choose_device(device_choice)
     kernels = kernels_for(kernel_mode, device)
     chosen = None if dtype is DtypeChoice.AUTO else choose_dtype(dtype, device)
-    if budget_bytes is not None and (short := short_model(path, device, chosen, storage, budget_bytes)) is not None:
-        raise FailedPrecondition("DEVICE_MEMORY_SHORT", f"{short}; memory_budget_mib or another device gives more")
-    model = load_model(path, device, chosen, storage, sums)
+    place = text_encoders
+    if budget_bytes is not None:
+        place, short = fitted(path, device, chosen, storage, text_encoders, budget_bytes)
+        if short is not None:
+            raise FailedPrecondition("DEVICE_MEMORY_SHORT", f"{short}; {_ways_out(place)} or another device gives more")
+    model = load_model(path, device, chosen, storage, sums, place is TextEncoderPlace.HOST)
     try:
         if tile_px:
             model.tile_decoder(tile_px)
@@ -66,15 +77,30 @@ def load_checkpoint(
     return model
 
 
-def short_model(
-    path: Path, device: torch.device, dtype: torch.dtype | None, storage: WeightStorage, budget_bytes: int
-) -> ShortModel | None:
-    """Return what a model lacks of memory, by the headers of its files; None if its weights fit. Raises
-    BadCheckpoint."""
+def fitted(
+    path: Path,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    storage: WeightStorage,
+    text_encoders: TextEncoderPlace,
+    budget_bytes: int,
+) -> tuple[TextEncoderPlace, ShortModel | None]:
+    """Return where a model's text encoders go, and what it lacks of memory, by the headers of its files; None if its
+    weights fit. On a CPU, `auto` moves nothing: host memory is the device's. Raises BadCheckpoint."""
     checkpoint = replace(check_checkpoint(path), storage=storage)
     half = getattr(torch, family_of(checkpoint).half)
-    needed = needed_bytes(checkpoint, dtype or choose_dtype(DtypeChoice.AUTO, device, half))
-    return ShortModel(model_name(path), needed, budget_bytes) if needed > budget_bytes else None
+    chosen = dtype or choose_dtype(DtypeChoice.AUTO, device, half)
+    needed, place = needed_bytes(checkpoint, chosen), text_encoders
+    if place is TextEncoderPlace.AUTO:
+        moves = needed > budget_bytes and device.type != "cpu"
+        place = TextEncoderPlace.HOST if moves else TextEncoderPlace.DEVICE
+    if place is TextEncoderPlace.HOST:
+        needed = needed_bytes(replace(checkpoint, encoders_in_host=True), chosen)
+    return place, ShortModel(model_name(path), needed, budget_bytes) if needed > budget_bytes else None
+
+
+def _ways_out(place: TextEncoderPlace) -> str:
+    return "memory_budget_mib" if place is TextEncoderPlace.HOST else "text_encoders=host, memory_budget_mib"
 
 
 def weight_budget(settings: UnetWorkerSettings, device: torch.device) -> int:
@@ -91,7 +117,7 @@ def short_models(models: Mapping[str, UnetWorkerSettings]) -> tuple[ShortModel, 
         dtype = None if settings.dtype is DtypeChoice.AUTO else choose_dtype(settings.dtype, device)
         with suppress(FailedPrecondition):
             budget = weight_budget(settings, device)
-            short = short_model(settings.model, device, dtype, settings.weights, budget)
+            _, short = fitted(settings.model, device, dtype, settings.weights, settings.text_encoders, budget)
             if short is not None:
                 found.append(replace(short, model=name))
                 logger.warning("a model is not available here: %s", found[-1])

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lab.fixtures.checkpoints import write_checkpoint
+from pentimento.devices.choices import TextEncoderPlace
 from pentimento.domain.errors import ResourceExhausted
 from pentimento.domain.execution import AttemptResult, WorkerCredits
 from pentimento.domain.fleet import Replica, ReplicaKind
@@ -152,7 +153,10 @@ async def test_model_beyond_memory_is_never_loaded(
     checkpoint: Path, other: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lacking = ShortModel("other", 2, 1)
-    monkeypatch.setattr(checkpoint_loading, "short_model", lambda path, *_: lacking if path == other else None)
+    fits = (TextEncoderPlace.DEVICE, None)
+    monkeypatch.setattr(
+        checkpoint_loading, "fitted", lambda path, *_: (TextEncoderPlace.DEVICE, lacking) if path == other else fits
+    )
     async with serve(checkpoint, directory, other_models=(other,)) as worker:
         worker.switch.assign("other", 8)
 
@@ -160,6 +164,22 @@ async def test_model_beyond_memory_is_never_loaded(
         assert worker.switch.target_model == "tiny"
         assert (registered.available_models, registered.short_models) == (("tiny",), (lacking,))
         assert {one.component for one in registered.weights} == {"unet", "vae", "text_encoder"}
+
+
+async def test_worker_reports_encoder_in_host_memory_and_generates_same_image(
+    checkpoint: Path, directory: Path
+) -> None:
+    results = []
+    for place in (TextEncoderPlace.DEVICE, TextEncoderPlace.HOST):
+        async with serve(checkpoint, directory, text_encoders=place) as worker:
+            replica = Replica("w", ReplicaKind.UNET_WORKER, "unix:/w", 1)
+            weights = worker.process._describe(replica, worker.switch, ()).weights
+            image = await generate(worker, place.value)
+        results.append(({one.component for one in weights if one.in_host_memory}, image.image_digest))
+
+    (nothing, digest), (moved, same) = results
+    assert (nothing, moved) == (set(), {"text_encoder"})
+    assert same == digest
 
 
 def without_numbers(checkpoint: Path) -> Path:

@@ -43,13 +43,18 @@ def test_notes_of_plan_are_shown() -> None:
 
 
 def test_status_shows_weights_and_models_without_room() -> None:
-    weights = (ComponentWeights("unet", "int8", 2_600_000_000), ComponentWeights("vae", "float16", 167_000_000))
+    weights = (
+        ComponentWeights("unet", "int8", 2_600_000_000),
+        ComponentWeights("vae", "float16", 167_000_000),
+        ComponentWeights("text_encoder", "float16", 246_000_000, in_host_memory=True),
+    )
     short = (ShortModel("flux", 23_800_000_000, 21_600_000_000),)
     replica = Replica("w1", ReplicaKind.UNET_WORKER, "unix:/x", 1, weights=weights, short_models=short)
     fleet = Fleet((ReplicaStatus(replica, 0, live=True),), Plan(PlanVersion(7, 1)), 7)
     lines = [getattr(line, "plain", "") for line in render(SuiteStatus.of(fleet, None, None))]
 
-    assert "weights   w1: 2.77 GB (unet 2,600 MB int8, vae 167 MB float16)" in lines
+    text = "text_encoder 246 MB float16 in host memory"
+    assert f"weights   w1: 2.77 GB (unet 2,600 MB int8, vae 167 MB float16, {text})" in lines
     assert "memory    w1: flux needs 23.8 GB for its weights, 21.6 GB of the device are this worker's" in lines
 
 

@@ -14,6 +14,8 @@ from pentimento.diffusion.weight_memory import needed_bytes
 from tests.support.single_files import merge_weights
 
 CPU = torch.device("cpu")
+# SDXL's fixture: 514 tokens of 24 values in the second text encoder.
+LARGEST_LAYER = 514 * 24 * 4
 
 
 @pytest.mark.parametrize("storage", [WeightStorage.FULL, WeightStorage.INT8])
@@ -42,3 +44,16 @@ def test_needed_bytes_of_single_file_and_half_precision_agree(tmp_path: Path) ->
 
     assert needed_bytes(merged, torch.float32) == whole
     assert needed_bytes(merged, torch.float16) == whole / 2
+
+
+def test_needed_bytes_of_encoders_in_host_memory_are_their_largest_layer(xl_checkpoint: Path) -> None:
+    checkpoint = check_checkpoint(xl_checkpoint)
+    on_device, in_host = (
+        needed_bytes(replace(checkpoint, encoders_in_host=moved), torch.float32) for moved in (False, True)
+    )
+
+    model = load_model(xl_checkpoint, CPU, torch.float32, encoders_in_host=True)
+
+    assert {one.component for one in model.weights if one.in_host_memory} == {"text_encoder", "text_encoder_2"}
+    assert in_host - LARGEST_LAYER == sum(one.device_bytes for one in model.weights)
+    assert on_device == sum(one.size_bytes for one in model.weights)

@@ -36,6 +36,16 @@ def test_a_model_of_one_digest_alone_is_told_to_its_workers(tmp_path: Path) -> N
     assert "--expected-model-digest" not in flags_of(suite, "b-0")
 
 
+def test_worker_gets_place_of_text_encoders_and_tile_only_if_given(tmp_path: Path) -> None:
+    settings = SuiteSettings((ModelDirectory("a", tmp_path),), tmp_path)
+    given = replace(settings, text_encoders="host", tile_px=0)
+
+    own, chosen = (flags_of(plan_suite(one, StateDirectory(tmp_path / "state")), "a-0") for one in (settings, given))
+
+    assert not {"--text-encoders", "--tile-px"} & own.keys()
+    assert (chosen["--text-encoders"], chosen["--tile-px"]) == ("host", "0")
+
+
 def test_under_a_policy_every_worker_may_hold_every_model(tmp_path: Path) -> None:
     models = (ModelDirectory("a", tmp_path / "a"), ModelDirectory("b", tmp_path / "b"))
     settings = SuiteSettings(models, tmp_path)

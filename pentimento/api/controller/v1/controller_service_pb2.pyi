@@ -141,20 +141,24 @@ class ComponentWeights(_message.Message):
     COMPONENT_FIELD_NUMBER: _builtins.int
     PRECISION_FIELD_NUMBER: _builtins.int
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    IN_HOST_MEMORY_FIELD_NUMBER: _builtins.int
     component: _builtins.str
     precision: _builtins.str
     """The type of most of its bytes, such as float16 or int8; gguf for its blocks."""
     size_bytes: _builtins.int
+    in_host_memory: _builtins.bool
+    """They are on the device while a prompt is encoded, a layer at a time."""
     def __init__(
         self,
         *,
         component: _builtins.str = ...,
         precision: _builtins.str = ...,
         size_bytes: _builtins.int = ...,
+        in_host_memory: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["component", b"component", "precision", b"precision", "size_bytes", b"size_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["component", b"component", "in_host_memory", b"in_host_memory", "precision", b"precision", "size_bytes", b"size_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

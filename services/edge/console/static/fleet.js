@@ -67,10 +67,10 @@ function replicas({ fleet }) {
 // The memory of each worker's weights, and the models that it cannot hold.
 function weights({ fleet }) {
   const workers = (fleet?.replicas ?? []).map((one) => one.replica);
-  const rows = workers.flatMap(({ instance_id: worker, weights: parts }) => parts.map((part) => [worker, part.component, part.precision, bytes(part.size_bytes)]));
+  const rows = workers.flatMap(({ instance_id: worker, weights: parts }) => parts.map((part) => [worker, part.component, part.precision, part.in_host_memory ? "host" : "device", bytes(part.size_bytes)]));
   const short = workers.flatMap(({ instance_id: worker, short_models: models }) => models.map((one) => `${one.model} on ${worker} (${bytes(one.needed_bytes)} of ${bytes(one.budget_bytes)})`));
   if (!rows.length && !short.length) return null;
-  return h("section", { class: "stack" }, rows.length ? table("Weights", ["worker", "component", "precision", "#memory"], rows) : null,
+  return h("section", { class: "stack" }, rows.length ? table("Weights", ["worker", "component", "precision", "memory", "#size"], rows) : null,
     short.length ? notice("warn", `Not enough memory: ${short.join(", ")}`) : null);
 }
 
