@@ -177,7 +177,7 @@ class WatchedCache(SimulatedCache):
         context, rules = SelectionContext(step_count, entries), tables.rules()
         chosen = select_start(context, rules)
         hit = chosen if isinstance(chosen, UseLatent) else None
-        trial = trial_start(context, rules, tables.trial) if hit is None and tables.trial is not None else None
+        trial = trial_start(context, rules, tables.trials[0]) if hit is None and tables.trials else None
         self._count += 1
         again = hit or trial
         if again is not None and is_sampled(f"{self._seed}-{self._count}", SAMPLE_SHARE if hit else TRIAL_SHARE):

@@ -158,7 +158,8 @@ def checked_endpoint(context: click.Context, parameter: click.Parameter, value: 
     "--earned-reuse/--no-earned-reuse",
     default=True,
     show_default=True,
-    help="reuse latents from similarities on that trials have shown to keep the quality, also without a profile",
+    help="reuse latents and images from similarities on that trials have shown to keep the quality, also without a "
+    "profile",
 )
 @click.option(
     "--reuse-rule",

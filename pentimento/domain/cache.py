@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
-from pentimento.domain.generation import CacheGrant, FromLatent, Start
+from pentimento.domain.generation import CacheGrant, Start
 
 # Part of every key: entries of another format are never found.
 CACHE_FORMAT_VERSION = 2
@@ -154,7 +154,7 @@ class CandidateStart:
     text_similarity: float | None = None
     image_similarity: float | None = None
     hole_steps: int = 0
-    trial: FromLatent | None = None
+    trial: Start | None = None
 
 
 @dataclass(frozen=True)

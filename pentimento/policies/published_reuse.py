@@ -9,6 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pentimento.policies.cache_selection import NIRVANA_LATENT_THRESHOLDS, Threshold, Thresholds
+from pentimento.profiles.document import ReuseKind
+
+# K of 50 steps that the paper tried from images.
+MODM_IMAGE_STEPS = (5, 10, 15, 20, 25, 30)
 
 
 @dataclass(frozen=True)
@@ -27,10 +31,12 @@ class PublishedEncoder:
 
 @dataclass(frozen=True)
 class PublishedReuse:
-    """Hold the strictest published threshold of a paper, as a table with it in every row: a start that skips fewer
-    steps is nearer to the image from noise. `alpha`: the share of the from-scratch quality that the paper asked for."""
+    """Hold the strictest published threshold of a paper for a kind of start, as a table with it in every row: a start
+    that skips fewer steps is nearer to the image from noise. `alpha`: the share of the from-scratch quality that the
+    paper asked for."""
 
     paper: str
+    kind: ReuseKind
     encoder: PublishedEncoder
     thresholds: Thresholds
     alpha: float
@@ -58,6 +64,7 @@ CLIP_VIT_L_14 = PublishedEncoder(
 # Text-to-text similarity 0.95 allows K <= 25 of 50 (NIRVANA, Figure 10, as a re-implementation states it).
 NIRVANA_LATENTS = PublishedReuse(
     "NIRVANA",
+    ReuseKind.LATENTS,
     CLIP_VIT_L_14,
     tuple(
         Threshold(max(row.min_similarity for row in NIRVANA_LATENT_THRESHOLDS), row.saved_share)
@@ -65,14 +72,22 @@ NIRVANA_LATENTS = PublishedReuse(
     ),
     alpha=0.9,
 )
-LATENT_PRIORS = (NIRVANA_LATENTS,)
+# Text-to-image similarity 0.30 allows K = 30 of 50 (MoDM, Figure 5b).
+MODM_IMAGES = PublishedReuse(
+    "MoDM",
+    ReuseKind.IMAGES,
+    CLIP_VIT_L_14,
+    tuple(Threshold(0.30, step / 50) for step in MODM_IMAGE_STEPS),
+    alpha=0.95,
+)
+PRIORS = (NIRVANA_LATENTS, MODM_IMAGES)
 
 
-def latent_prior(encoder_digest: str | None) -> PublishedReuse | None:
+def prior_of(kind: ReuseKind, encoder_digest: str | None) -> PublishedReuse | None:
     """Return the prior that was measured with an encoder; None for any other encoder."""
-    return next((prior for prior in LATENT_PRIORS if prior.encoder.digest == encoder_digest), None)
+    return next((one for one in PRIORS if one.kind is kind and one.encoder.digest == encoder_digest), None)
 
 
-def rejected_priors() -> str:
+def rejected_priors(kind: ReuseKind) -> str:
     """Return a sentence that names the priors which do not hold for an encoder."""
-    return "; ".join(f"the {prior.name} does not hold for this encoder" for prior in LATENT_PRIORS)
+    return "; ".join(f"the {prior.name} does not hold for this encoder" for prior in PRIORS if prior.kind is kind)

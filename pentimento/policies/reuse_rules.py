@@ -18,8 +18,8 @@ from pentimento.policies.cache_selection import (
     Thresholds,
     skipped_steps,
 )
-from pentimento.policies.earned_reuse import CLOSED, RowUnderTest, explored_from, next_row
-from pentimento.policies.published_reuse import latent_prior, rejected_priors
+from pentimento.policies.earned_reuse import CLOSED, RowUnderTest, TrialRow, cells_of, explored_from, next_row
+from pentimento.policies.published_reuse import MODM_IMAGE_STEPS, prior_of, rejected_priors
 from pentimento.profiles.catalogue import ProfileSet
 from pentimento.profiles.document import Profile, ProfileKind, ReuseKind
 from pentimento.profiles.kinds import RETRIEVAL_BIAS, biased, profile_name, reuses_images, thresholds
@@ -30,7 +30,10 @@ NO_PROFILE = "no selector profile of this model"
 NO_PAIR = "no selector profile of this model for the model that generates misses"
 UNEARNED = "reuse that is not earned yet"
 # Every K that the papers' tables have, none allowed.
-CLOSED_ROWS: Thresholds = tuple(Threshold(CLOSED, row.saved_share) for row in NIRVANA_LATENT_THRESHOLDS)
+CLOSED_ROWS: Mapping[ReuseKind, Thresholds] = {
+    ReuseKind.LATENTS: tuple(Threshold(CLOSED, row.saved_share) for row in NIRVANA_LATENT_THRESHOLDS),
+    ReuseKind.IMAGES: tuple(Threshold(CLOSED, step / 50) for step in MODM_IMAGE_STEPS),
+}
 
 
 @dataclass(frozen=True)
@@ -53,13 +56,13 @@ class ReuseTable:
 
 @dataclass(frozen=True)
 class ModelReuse:
-    """Hold a model's reuse tables; `base` holds the other rules. `trial`: the row under test, with its next cell's
-    lowest similarity; None without one."""
+    """Hold a model's reuse tables; `base` holds the other rules. `trials`: the rows under test, that of fewest samples
+    first."""
 
     latents: ReuseTable
     images: ReuseTable
     base: SelectionRules
-    trial: Threshold | None = None
+    trials: tuple[TrialRow, ...] = ()
 
     def rules(self, quality: float | None = None) -> SelectionRules:
         """Return the rules for a request of a share of the from-scratch quality: without the tables that promise less,
@@ -94,8 +97,8 @@ class ReuseRules:
     `rule`: None for each profile's own. `bias` moves every K of every table by that many tenths of the steps (NIRVANA,
     section 5.3.1): a table with larger K promises no quality, and from RETRIEVAL_BIAS on hits are stored images,
     unchanged. For the kinds in `given` the tables of `base` override every profile. `preferred`: the rule of the
-    profile to use if a model has several. `earns`: latents are earned by models without a table of the operator, and
-    beyond profiles of the lower bound."""
+    profile to use if a model has several. `earns`: reuse is earned by models without a table of the operator, and
+    beyond profiles of the lower bound; that of images against a known model."""
 
     base: SelectionRules
     profiles: ProfileSet = field(default_factory=ProfileSet)
@@ -120,21 +123,31 @@ class ReuseRules:
         own = self._table(images, self.base.images)
         if own.source == NO_PROFILE and self.references(model_digest, encoder_digest):
             own = replace(own, source=NO_PAIR)
-        found = self._earned(self._table(latents, self.base.latents), encoder_digest)
-        return ModelReuse(found, own, replace(self.base, retrieves=self._retrieves))
+        found = self._table(latents, self.base.latents)
+        return ModelReuse(
+            self._earned(found, ReuseKind.LATENTS, encoder_digest, model_digest),
+            self._earned(own, ReuseKind.IMAGES, encoder_digest, reference_digest),
+            replace(self.base, retrieves=self._retrieves),
+        )
 
-    def _earned(self, table: ReuseTable, encoder_digest: str | None) -> ReuseTable:
-        """Return the table of latents with the rows that a model begins with where reuse is earned."""
-        if not self.earns or self.bias or table.source == UNPROFILED:
+    def _earned(
+        self, table: ReuseTable, kind: ReuseKind, encoder_digest: str | None, reference_digest: str
+    ) -> ReuseTable:
+        """Return a table with the rows that a model begins with where reuse is earned, against the model that trials
+        are compared with; empty for an unknown one."""
+        if not self.earns or self.bias or table.source == UNPROFILED or not reference_digest:
             return table
         if table.thresholds:
-            return replace(table, earned=table.rule is ThresholdRule.LOWER_BOUND)
-        if table.source != NO_PROFILE:
+            is_compared = table.reference_model_digest in ("", reference_digest)
+            return replace(table, earned=is_compared and table.rule is ThresholdRule.LOWER_BOUND)
+        if table.source not in (NO_PROFILE, NO_PAIR):
             return table
-        prior = latent_prior(encoder_digest)
+        prior = prior_of(kind, encoder_digest)
         if prior is not None:
-            return ReuseTable(prior.thresholds, prior.alpha, prior.name, earned=True)
-        return ReuseTable(CLOSED_ROWS, table.alpha, f"{UNEARNED}; {rejected_priors()}", earned=True)
+            begun = (prior.thresholds, prior.alpha, prior.name)
+        else:
+            begun = (CLOSED_ROWS[kind], table.alpha, f"{UNEARNED}; {rejected_priors(kind)}")
+        return ReuseTable(*begun, reference_model_digest=reference_digest, earned=True)
 
     def references(self, model_digest: str, encoder_digest: str | None) -> tuple[str, ...]:
         """Return the digests of the large models that the model's image profiles compare with."""
@@ -154,7 +167,8 @@ class ReuseRules:
         """Return the rules for storing a model's images: latents at the K of its own table, and images if any model may
         reuse images, since models can refine images of others."""
         own = self.of(model_digest, encoder_digest)
-        images = self._images_of_any() or (own.latents.thresholds if self._retrieves else ())
+        earned = CLOSED_ROWS[ReuseKind.IMAGES] if self.earns and not self.bias else ()
+        images = self._images_of_any() or earned or (own.latents.thresholds if self._retrieves else ())
         return replace(self.base, latents=own.latents.thresholds, images=images)
 
     def _images_of_any(self) -> Thresholds:
@@ -260,18 +274,30 @@ def _earned_rows(rows: Sequence[Threshold], seen: Sequence[ThresholdPosition | N
     return tuple(Threshold(similarity, row.saved_share) for similarity, row in zip(lowest, rows, strict=True))
 
 
-def opened(reuse: ModelReuse, counts: Mapping[float, int]) -> ModelReuse:
-    """Return tables in force without their closed rows, and with the row under test. `counts`: the
-    samples since a row last moved, by its share of skipped steps."""
-    table = reuse.latents
-    if not table.earned:
-        return reuse
-    tested = next_row(
-        RowUnderTest(row.saved_share, row.min_similarity, counts.get(row.saved_share, 0)) for row in table.thresholds
+def opened(reuse: ModelReuse, counts: Mapping[tuple[bool, float], int]) -> ModelReuse:
+    """Return tables in force without their closed rows, and with the rows under test. `counts`: the samples since a
+    row last moved, by whether it allows images, and its share of skipped steps."""
+    tables = {False: reuse.latents, True: reuse.images}
+    tested = (_tested(table, from_image, counts) for from_image, table in tables.items() if table.earned)
+    trials = sorted((row for row in tested if row is not None), key=lambda row: row.sample_count)
+    return replace(reuse, latents=_open_rows(reuse.latents), images=_open_rows(reuse.images), trials=tuple(trials))
+
+
+def _tested(table: ReuseTable, from_image: bool, counts: Mapping[tuple[bool, float], int]) -> TrialRow | None:
+    found = next_row(
+        RowUnderTest(row.saved_share, row.min_similarity, counts.get((from_image, row.saved_share), 0))
+        for row in table.thresholds
     )
-    trial = None if tested is None else Threshold(explored_from(tested.standing), tested.saved_share)
-    open_rows = tuple(row for row in table.thresholds if row.min_similarity < CLOSED)
-    return replace(reuse, latents=replace(table, thresholds=open_rows), trial=trial)
+    if found is None:
+        return None
+    lowest = explored_from(found.standing, cells_of(from_image=from_image))
+    return TrialRow(from_image, Threshold(lowest, found.saved_share), found.sample_count)
+
+
+def _open_rows(table: ReuseTable) -> ReuseTable:
+    if not table.earned:
+        return table
+    return replace(table, thresholds=tuple(row for row in table.thresholds if row.min_similarity < CLOSED))
 
 
 def _renewed(table: ReuseTable, rows: Thresholds) -> ReuseTable:

@@ -72,8 +72,9 @@ class SelectionSettings:
     )
     earned_reuse: bool = setting(
         True,
-        help="earn the reuse of latents: requests that miss are generated again from the cache in trials, and a "
-        "similarity is allowed once a sequential test shows that such starts keep their quality; needs follow_quality",
+        help="earn the reuse of latents and images: requests that miss are generated again from the cache in trials, "
+        "and a similarity is allowed once a sequential test shows that such starts keep their quality; needs "
+        "follow_quality",
     )
     latent_thresholds: tuple[str, ...] = setting(
         (),

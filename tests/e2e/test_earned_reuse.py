@@ -58,5 +58,6 @@ async def test_misses_of_an_unprofiled_model_have_trials(tmp_path: Path) -> None
 
     # Most steps first; one trial opens nothing.
     assert (row.saved_share, row.similarity, row.earned, row.from_image) == (0.5, 1.0, True, False)
-    assert any(reason.startswith("reuse: earned by trials, 0 of 5 thresholds") for reason in told)
+    assert any(reason.startswith("reuse of latents: earned by trials, 0 of 5 thresholds") for reason in told)
+    assert any(reason.startswith("reuse of images: earned by trials, 0 of 6 thresholds") for reason in told)
     assert status.shadow_device_s > 0.0

@@ -92,7 +92,7 @@ class ShadowPainter:
 
     async def _read(self, run: ShadowRun, plan: ShadowPlan) -> AttemptResult:
         held, link = plan.held, run.link
-        start = plan.trial or FromNoise()
+        start = plan.trial.start if plan.trial is not None else FromNoise()
         route = Route(f"shadow-{secrets.token_hex(8)}", start, held.model, held.model_digest, reason="a shadow")
         stream = link.client.execute(
             run.attempt,

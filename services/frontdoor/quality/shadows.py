@@ -20,7 +20,7 @@ from pentimento.dataplane.demand_report import StartCounts
 from pentimento.domain.clock import Clock
 from pentimento.domain.errors import NotFound, PentimentoError, ResourceExhausted
 from pentimento.domain.execution import AttemptResult
-from pentimento.domain.generation import FromLatent, Provenance
+from pentimento.domain.generation import Provenance
 from pentimento.domain.kept_quality import kept_share
 from pentimento.domain.reasons import Reason
 from pentimento.policies.shadow_painting import (
@@ -49,6 +49,7 @@ from services.frontdoor.quality.shadow_plans import (
     plan_trial,
 )
 from services.frontdoor.requests.replays import recorded_picture
+from services.frontdoor.routing.stages import Trial
 from services.frontdoor.workers.catalogue import Catalogue
 
 logger = logging.getLogger(__name__)
@@ -86,7 +87,7 @@ class SampledHit:
     request_id: str
     tenant: str
     light: LightImage | None = None
-    trial: FromLatent | None = None
+    trial: Trial | None = None
     tries: int = 0
     plan: ShadowPlan | None = None
 
@@ -125,7 +126,7 @@ class Shadows:
         request_id: str,
         provenance: Provenance,
         light: LightImage | None = None,
-        trial: FromLatent | None = None,
+        trial: Trial | None = None,
     ) -> None:
         """Queue a delivered image if it is a sampled hit, accepted light image or miss with a trial that can be
         compared."""

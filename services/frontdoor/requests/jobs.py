@@ -18,13 +18,13 @@ from pentimento.domain.errors import PentimentoError
 from pentimento.domain.execution import AttemptResult
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.foresight import PromptForesight
-from pentimento.domain.generation import Attempt, CacheGrant, FromLatent, Route, StageTiming
+from pentimento.domain.generation import Attempt, CacheGrant, Route, StageTiming
 from pentimento.domain.image_request import Completed, ResolvedRequest, StartImage
 from pentimento.policies.plan.entry import Stage
 from pentimento.rpc import detached_context
 from pentimento.telemetry.tracing import record_stage
 from services.frontdoor.answers.audience import Audience
-from services.frontdoor.routing.stages import PoolOption, as_painted_by
+from services.frontdoor.routing.stages import PoolOption, Trial, as_painted_by
 
 logger = logging.getLogger(__name__)
 
@@ -161,8 +161,8 @@ class Job:
         self.executions[attempt.fencing_token] = execution
         return execution
 
-    def trial_of(self, execution: Execution) -> FromLatent | None:
-        """Return the start that a cell under test would have allowed to an attempt from noise; None without one."""
+    def trial_of(self, execution: Execution) -> Trial | None:
+        """Return the trial of an attempt from noise; None without one."""
         routed = self.routed.get(execution.stage)
         options = routed.options if routed is not None else ()
         return next((option.trial for option in options if option.held == execution.held), None)

@@ -58,17 +58,20 @@ def reasons(explained: Explained) -> tuple[str, ...]:
 
 
 def of_earned(rows: Sequence[ReuseQuality]) -> Iterator[str]:
-    """Yield the sentence on how much of its reuse a model has earned; none where reuse is not earned."""
-    earned = [row for row in rows if row.earned]
-    if not earned:
-        return
-    allowed = [row for row in earned if row.similarity < CLOSED]
-    trial_count = sum(row.trial_count for row in earned)
-    told = "nothing is allowed yet"
-    if allowed:
-        most = max(allowed, key=lambda row: row.saved_share)
-        told = f"up to {most.saved_share:.0%} of the steps from similarity {most.similarity:.3f} on"
-    yield f"reuse: earned by trials, {len(allowed)} of {len(earned)} thresholds: {told}; {trial_count} trials since"
+    """Yield a sentence on how much of its reuse of latents a model has earned, and one of images; none for a kind that
+    is not earned."""
+    for from_image, kind in ((False, "latents"), (True, "images")):
+        earned = [row for row in rows if row.earned and row.from_image is from_image]
+        if not earned:
+            continue
+        allowed = [row for row in earned if row.similarity < CLOSED]
+        trial_count = sum(row.trial_count for row in earned)
+        told = "nothing is allowed yet"
+        if allowed:
+            most = max(allowed, key=lambda row: row.saved_share)
+            told = f"up to {most.saved_share:.0%} of the steps from similarity {most.similarity:.3f} on"
+        count = f"{len(allowed)} of {len(earned)} thresholds"
+        yield f"reuse of {kind}: earned by trials, {count}: {told}; {trial_count} trials since"
 
 
 def _of_plan(plan: Plan | None) -> Iterator[str]:

@@ -47,15 +47,31 @@ def choose_stages(
 
 
 @dataclass(frozen=True)
+class Trial:
+    """Hold a start that a cell under test would allow to a request that misses, the model that would take it, and that
+    model's number of steps."""
+
+    start: FromLatent | FromImage
+    model_digest: str
+    step_count: int
+
+    @property
+    def reference_digest(self) -> str:
+        """Return the model that generates the image from noise that the trial is compared with."""
+        pair = self.start.reference_model_digest if isinstance(self.start, FromImage) else ""
+        return pair or self.model_digest
+
+
+@dataclass(frozen=True)
 class PoolOption:
     """Describe a pool that may run a request: the pool, the request in its model's terms, and its route there. `trial`:
-    for a miss, the start that a cell under test would allow; None without one."""
+    for a miss, one of a candidate for its start; None without one."""
 
     pool: str
     held: HeldModel
     resolved: ResolvedRequest
     route: Route
-    trial: FromLatent | None = None
+    trial: Trial | None = None
 
 
 def as_started_by(option: PoolOption, pool: str, resolved: ResolvedRequest, held: HeldModel) -> PoolOption | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pentimento.domain.cache import CacheScope, CandidateStart, LookupAnswer, LookupCandidate
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.fleet import HeldModel, PoolPlan
-from pentimento.domain.generation import WITHOUT_REUSE, FromLatent, FromNoise, Route, Start
+from pentimento.domain.generation import WITHOUT_REUSE, FromImage, FromLatent, FromNoise, Route, Start
 from pentimento.domain.image_request import ResolvedRequest
 from pentimento.policies.plan.entry import (
     FoundStart,
@@ -21,7 +21,7 @@ from pentimento.policies.thinning import ThinningOffer
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.routing.bounded_calls import Note, bounded
 from services.frontdoor.routing.pipelining import mode_of
-from services.frontdoor.routing.stages import PoolOption, as_painted_by, as_started_by, fits
+from services.frontdoor.routing.stages import PoolOption, Trial, as_painted_by, as_started_by, fits
 from services.frontdoor.routing.starts import kind_of, repeat_key_of, scope_of, steps_saved, work_left
 
 FROM_NOISE = FromNoise()
@@ -84,7 +84,8 @@ async def decide_route(
         plan_version=plan.version,
         reason=found.reason,
     )
-    entered = PoolOption(chosen.candidate.pool, chosen.held, chosen.resolved, route, found.trial)
+    trial = _trial(asker.draw, asked, starts, chosen.held) if isinstance(found.start, FromNoise) else None
+    entered = PoolOption(chosen.candidate.pool, chosen.held, chosen.resolved, route, trial)
     lanes = start_lanes(pools, kind_of(found.start), chosen.candidate)
     others = (_lane(parts, asker, entered, pool, held) for pool in lanes)
     return (entered, *(option for option in others if option is not None))
@@ -184,6 +185,17 @@ def _found(parts: FrontdoorParts, asked: Asked, found: CandidateStart) -> FoundS
     share = steps_saved(found.start) / asked.resolved.spec.num_inference_steps
     seconds = parts.dataplane.service_s(asked.candidate.pool, work_left(asked.resolved, found.start))
     return FoundStart(kind_of(found.start), share, seconds, asked.candidate.stands_in)
+
+
+def _trial(draw: float, asked: Sequence[Asked], starts: Sequence[CandidateStart], held: HeldModel) -> Trial | None:
+    """Draw one of the candidates' trials that an image from noise by model `held` can be compared with."""
+    trials = [
+        Trial(found.trial, one.held.model_digest, one.resolved.spec.num_inference_steps)
+        for one, found in zip(asked, starts, strict=True)
+        if isinstance(found.trial, FromLatent | FromImage)
+    ]
+    fitting = [trial for trial in trials if trial.reference_digest == held.model_digest]
+    return fitting[min(int(draw * len(fitting)), len(fitting) - 1)] if fitting else None
 
 
 def _lane(

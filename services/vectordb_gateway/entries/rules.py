@@ -17,7 +17,7 @@ from pentimento.domain.online_quality import (
     ThresholdPosition,
     WatchedThreshold,
 )
-from pentimento.policies.earned_reuse import CLOSED, MOST_SAMPLES, earned
+from pentimento.policies.earned_reuse import CLOSED, MOST_SAMPLES, cells_of, earned
 from pentimento.policies.followed_cache import CacheChoice, cache_in_force
 from pentimento.policies.online_quality import achieved_quality, followed
 from pentimento.policies.plan_checks import check_plan
@@ -108,7 +108,7 @@ class QualityWatch:
         """Return a model's own tables, those in force, and those without their closed rows."""
         now, reuse = self._now, self._planned.rules.of(model_digest, encoder_digest, reference_digest)
         if encoder_digest is None or not self._follows:
-            return reuse, reuse, replace(opened(reuse, {}), trial=None)
+            return reuse, reuse, replace(opened(reuse, {}), trials=())
         key = (model_digest, encoder_digest, reference_digest)
         known = now.tables.get(key)
         # A plan may have moved the tables themselves meanwhile.
@@ -116,7 +116,7 @@ class QualityWatch:
             found = in_force(reuse, model_digest, encoder_digest, now.positions)
             rows = followed_rows(reuse, model_digest, encoder_digest)
             counts = {
-                row.threshold.saved_share: now.counts.get(row.watched, 0) for row in rows if not row.watched.from_image
+                (row.watched.from_image, row.threshold.saved_share): now.counts.get(row.watched, 0) for row in rows
             }
             known = now.tables[key] = (reuse, found, opened(found, counts))
         return known
@@ -196,8 +196,13 @@ class QualityWatch:
             self._shown[model_digest] = now
 
     def _rows(self, model_digest: str, encoder_digest: str) -> tuple[FollowedRow, ...]:
-        """Return the rows of latents, then those of the images of each pair."""
-        pairs = self._planned.rules.references(model_digest, encoder_digest) or ("",)
+        """Return the rows of latents, then those of the images of each pair that is profiled or was compared."""
+        compared = (
+            watched.reference_model_digest
+            for watched in self._now.positions
+            if watched.from_image and watched.model_digest == model_digest
+        )
+        pairs = dict.fromkeys((*self._planned.rules.references(model_digest, encoder_digest), *compared, model_digest))
         tables = (self._planned.rules.of(model_digest, encoder_digest, pair) for pair in pairs)
         rows = (row for table in tables for row in followed_rows(table, model_digest, encoder_digest))
         # The latents are in the tables of every pair.
@@ -236,5 +241,6 @@ def _position_after(
     row: FollowedRow, standing: float | None, samples: Sequence[QualitySample], position: ThresholdPosition
 ) -> ThresholdPosition:
     if row.table.earned and standing is not None:
-        return earned(samples, position, row.threshold.min_similarity, standing, row.table.alpha)
+        cells = cells_of(from_image=row.watched.from_image)
+        return earned(samples, position, row.threshold.min_similarity, standing, row.table.alpha, cells)
     return followed(samples, position, row.threshold.min_similarity, row.table.alpha, row.table.rule)

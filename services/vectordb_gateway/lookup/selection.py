@@ -15,7 +15,7 @@ from pentimento.policies.cache_selection import (
     UseLatent,
     select_start,
 )
-from pentimento.policies.earned_reuse import trial_start
+from pentimento.policies.earned_reuse import TrialRow, trial_start
 from pentimento.policies.reuse_rules import NO_PAIR, NO_PROFILE, UNPROFILED, ModelReuse, ReuseTable
 from pentimento.stores.vectors import VectorQuery
 from services.vectordb_gateway.lookup.search import LookupSearch, Match, Matches, has_image_for, is_own, latents_for
@@ -32,12 +32,15 @@ class RuledCandidate:
     @property
     def wants_latent(self) -> bool:
         """Return whether a latent is worth searching for."""
-        return self.candidate.latents and (bool(self.rules.latents) or self.reuse.trial is not None)
+        return self.candidate.latents and (bool(self.rules.latents) or self._tries(from_image=False))
 
     @property
     def wants_image(self) -> bool:
         """Return whether an image is worth searching for."""
-        return self.candidate.images and bool(self.rules.images)
+        return self.candidate.images and (bool(self.rules.images) or self._tries(from_image=True))
+
+    def _tries(self, *, from_image: bool) -> bool:
+        return any(tested.from_image is from_image for tested in self.reuse.trials)
 
     def text_query(self, search: LookupSearch) -> VectorQuery:
         """Return the query by the prompt: for latents, or for whole images where those are the answer."""
@@ -59,7 +62,8 @@ class RuledCandidate:
         if self.rules.latents or self.rules.images:
             return selection.reason
         lacks_pair = self.reuse.images.source == NO_PAIR and self.reuse.latents.source == NO_PROFILE
-        return f"miss: {self.reuse.images.source if lacks_pair else self.reuse.latents.source}"
+        is_of_images = lacks_pair or not self.candidate.latents
+        return f"miss: {self.reuse.images.source if is_of_images else self.reuse.latents.source}"
 
 
 def _with_source(reason: str, table: ReuseTable) -> str:
@@ -82,18 +86,21 @@ def decide(asked: RuledCandidate, matches: Matches, quality: float | None, repea
     )
 
 
-def _trial(asked: RuledCandidate, matches: Matches, quality: float | None, repeat_key: str) -> FromLatent | None:
-    """Return the start that the cell under test would allow to a request that misses; None if there is none."""
-    row, scope = asked.reuse.trial, asked.candidate.scope
-    if row is None or not asked.wants_latent:
-        return None
-    context = SelectionContext(scope.num_inference_steps, _texts(matches.by_text, scope, repeat_key), quality=quality)
-    found = trial_start(context, asked.rules, row)
-    if found is None:
-        return None
-    match = matches.by_text[found.entry]
-    # The request's own entry would give the same image.
-    return None if is_own(match, repeat_key) else _from_latent(scope, match, found)
+def _trial(asked: RuledCandidate, matches: Matches, quality: float | None, repeat_key: str) -> Start | None:
+    """Return the start that a cell under test would allow to a request that misses; None if there is none."""
+    scope, kinds = asked.candidate.scope, {False: asked.wants_latent, True: asked.wants_image}
+    for tested in asked.reuse.trials:
+        texts, images = _texts(matches.by_text, scope, repeat_key), _images(matches.by_image, repeat_key)
+        context = SelectionContext(scope.num_inference_steps, texts, images, quality)
+        found = trial_start(context, asked.rules, tested) if kinds[tested.from_image] else None
+        # The request's own entry would give the same image.
+        if found is not None and not is_own(_matches_of(tested, matches)[found.entry], repeat_key):
+            return _start(asked, matches, found)
+    return None
+
+
+def _matches_of(tested: TrialRow, matches: Matches) -> Sequence[Match]:
+    return matches.by_image if tested.from_image else matches.by_text
 
 
 def _texts(matches: Sequence[Match], scope: CacheScope, repeat_key: str) -> Iterator[NearestEntry]:

@@ -84,7 +84,7 @@ class ChosenGateway(VectordbGatewayServiceServicer, Mood):
     def __init__(self) -> None:
         super().__init__()
         self.start: Start = FromNoise()
-        self.trial: FromLatent | None = None
+        self.trial: Start | None = None
         self.image_steps = 4
         self.keeps_images = False
         self.neighbours: tuple[Neighbour, ...] = ()
@@ -113,7 +113,7 @@ class ChosenGateway(VectordbGatewayServiceServicer, Mood):
             gateway_pb.CandidateStart(
                 start=encode(self.start_of(candidate), generation_pb2.Start),
                 reason="as the test chose",
-                trial=encode(self.trial, generation_pb2.FromLatent) if self.trial is not None else None,
+                trial=encode(self.trial, generation_pb2.Start) if self.trial is not None else None,
             )
             for candidate in request.candidates
         ]

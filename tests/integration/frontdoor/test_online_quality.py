@@ -14,7 +14,7 @@ from lab.fixtures.paced_worker import PacedWorker, serve
 from pentimento.api.generation.v1 import generation_pb2
 from pentimento.api.vectordb.v1 import vectordb_gateway_service_pb2 as gateway_pb
 from pentimento.domain.errors import Internal
-from pentimento.domain.generation import Donor, FromLatent, FromNoise, ObjectReference
+from pentimento.domain.generation import Donor, FromImage, FromLatent, FromNoise, NoiseForm, ObjectReference
 from pentimento.domain.image_request import CacheMode, ImageFormat, ImageRequest
 from pentimento.domain.online_quality import AchievedQuality, ReuseQuality
 from pentimento.policies.shadow_painting import GivesWay
@@ -54,6 +54,9 @@ class WatchingGateway(ChosenGateway):
 FIFTY = ImageRequest("a red circle", num_inference_steps=50, seed=1)
 LATENT = FromLatent(
     ObjectReference("latents/x", "sha256:0", 2048), 20, 50, 4.5, Donor("entry", "sha256:1", 0.91, ancestor_depth=1)
+)
+IMAGE = FromImage(
+    ObjectReference("images/x", "sha256:2", 2048), 30, NoiseForm.VARIANCE_PRESERVING, Donor("entry", "sha256:3", 0.31)
 )
 # As often as may be, and as soon; waits are generous on a busy machine.
 ALWAYS = {
@@ -279,6 +282,34 @@ async def test_trial_of_a_miss_starts_from_the_cache_and_is_reported(
     assert (report.from_image, report.reference_model_digest) == (False, "sha256:model")
     # Its quality is that of the image from the cache, and the client's image is the one from noise.
     assert [len(image) for image in embedder.images[-2:]] == [10_000, len(missed.image)]
+
+
+async def test_trial_from_an_image_is_reported_against_the_model_from_noise(
+    folder: Path, worker: PacedWorker, gateway: WatchingGateway
+) -> None:
+    gateway.start, gateway.trial = FromNoise(), replace(IMAGE, reference_model_digest="sha256:model")
+    async with watched(folder, gateway) as suite:
+        missed = await suite.paint(FIFTY)
+        await until(lambda: bool(gateway.reports))
+
+    (order,) = shadows(worker)
+    assert order.route.start.image.start_step == 30
+    (report,) = gateway.reports
+    assert (report.request_id, report.from_image, report.skipped_steps) == (missed.request_id, True, 30)
+    assert (report.model_digest, report.reference_model_digest, report.similarity) == (
+        "sha256:model",
+        "sha256:model",
+        0.31,
+    )
+
+
+async def test_trial_of_another_pair_is_not_generated(
+    folder: Path, worker: PacedWorker, gateway: WatchingGateway
+) -> None:
+    gateway.start, gateway.trial = FromNoise(), replace(IMAGE, reference_model_digest="sha256:other")
+    async with watched(folder, gateway) as suite:
+        await suite.paint(FIFTY)
+        assert not suite.frontdoor.parts.shadows.hits
 
 
 async def test_trial_that_lost_its_start_says_nothing(

@@ -146,14 +146,18 @@ def test_the_wait_is_that_of_the_pool() -> None:
     ]
 
 
-def test_earned_reuse_is_told_in_one_sentence() -> None:
+def test_earned_reuse_is_told_in_a_sentence_for_each_kind() -> None:
     closed = ReuseQuality(False, 0.5, 1.0, 1.0, 0.9, "earned", earned=True, trial_count=40)
     opened = replace(closed, saved_share=0.4, similarity=0.95, trial_count=2)
 
     assert list(of_earned([replace(closed, earned=False)])) == []
     assert list(of_earned([closed])) == [
-        "reuse: earned by trials, 0 of 1 thresholds: nothing is allowed yet; 40 trials since"
+        "reuse of latents: earned by trials, 0 of 1 thresholds: nothing is allowed yet; 40 trials since"
     ]
-    assert list(of_earned([closed, opened])) == [
-        "reuse: earned by trials, 1 of 2 thresholds: up to 40% of the steps from similarity 0.950 on; 42 trials since"
+    image = replace(closed, from_image=True, similarity=0.3, saved_share=0.6, trial_count=7)
+    assert list(of_earned([closed, opened, image])) == [
+        "reuse of latents: earned by trials, 1 of 2 thresholds: up to 40% of the steps from similarity 0.950 on; "
+        "42 trials since",
+        "reuse of images: earned by trials, 1 of 1 thresholds: up to 60% of the steps from similarity 0.300 on; "
+        "7 trials since",
     ]

@@ -25,8 +25,15 @@ from pentimento.domain.generation import (
 from pentimento.domain.image_request import ImageFormat
 from pentimento.domain.online_quality import ReuseQuality
 from services.frontdoor.quality.comparison import cosine
-from services.frontdoor.quality.shadow_plans import LightImage, may_be_compared, plan_better, plan_shadow
+from services.frontdoor.quality.shadow_plans import (
+    LightImage,
+    may_be_compared,
+    plan_better,
+    plan_shadow,
+    plan_trial,
+)
 from services.frontdoor.requests.replays import Recorded
+from services.frontdoor.routing.stages import Trial
 from services.frontdoor.workers.catalogue import Catalogue
 
 OBJECT = ObjectReference("key", "sha256:0", 10)
@@ -119,6 +126,34 @@ def test_accepted_light_image_is_compared_with_next_stage() -> None:
     assert (plan.spec.model, plan.spec.num_inference_steps, plan.spec.seed) == ("heavy", 30, SPEC.seed)
     with pytest.raises(NotFound, match="next stage"):
         plan_better("t", recorded(picture(FromNoise(), 0)), replace(LIGHT, better_model="away"), catalogue())
+
+
+def test_trial_from_image_is_generated_by_small_model_and_compared_with_served_image() -> None:
+    trial = Trial(replace(IMAGE, start_step=18, reference_model_digest="sha256:model"), "sha256:heavy", 28)
+    plan = plan_trial("t", recorded(picture(FromNoise(), 0)), trial, catalogue())
+    seen = plan.compared_hit("sha256:clip", 0.2, 0.3)
+
+    assert (plan.held, plan.spec.model, plan.spec.num_inference_steps) == (HEAVY, "heavy", 28)
+    assert (seen.model_digest, seen.reference_model_digest) == ("sha256:heavy", "sha256:model")
+    assert (seen.from_image, seen.skipped_steps, seen.step_count, seen.similarity) == (True, 18, 28, 0.91)
+    # Of 30 default steps at 0.06 s, 10 of 28 are left.
+    assert plan.expected_s == pytest.approx(30 * 0.06 * 10 / 28)
+
+
+@pytest.mark.parametrize(
+    ("trial", "reason"),
+    [
+        (Trial(LATENT, "sha256:heavy", 50), "NOT_WATCHED"),
+        (Trial(replace(IMAGE, reference_model_digest="sha256:other"), "sha256:heavy", 50), "NOT_WATCHED"),
+        (Trial(replace(IMAGE, reference_model_digest="sha256:model"), "sha256:away", 50), "MODEL_GONE"),
+    ],
+    ids=["a latent of another model", "a pair with another model", "a model without a worker"],
+)
+def test_plan_trial_rejects_image_that_it_is_not_compared_with(trial: Trial, reason: str) -> None:
+    with pytest.raises(NotFound) as refused:
+        plan_trial("t", recorded(picture(FromNoise(), 0)), trial, catalogue())
+
+    assert refused.value.reason == reason
 
 
 async def test_latents_are_compared_with_their_own_model_of_the_same_seed_and_steps() -> None:

@@ -8,10 +8,11 @@ from pentimento.domain.online_quality import QualitySample, ThresholdPosition
 from pentimento.policies.earned_reuse import (
     CLOSED,
     EVIDENCE,
-    EVIDENCE_OF_NARROWER,
+    IMAGE_CELLS,
+    LATENT_CELLS,
     MOST_SAMPLES,
-    NARROWER,
     TURN_SAMPLES,
+    Cells,
     RowUnderTest,
     earned,
     evidence,
@@ -31,9 +32,13 @@ def several(count: int, quality: float, similarity: float = 0.96, first: int = 1
 
 
 def after(
-    samples: list[QualitySample], standing: float = CLOSED, own: float = CLOSED, position: ThresholdPosition = START
+    samples: list[QualitySample],
+    standing: float = CLOSED,
+    own: float = CLOSED,
+    position: ThresholdPosition = START,
+    cells: Cells = LATENT_CELLS,
 ) -> ThresholdPosition:
-    return earned(samples, position, own, standing, ALPHA)
+    return earned(samples, position, own, standing, ALPHA, cells)
 
 
 def crossing_probability(share: float, needed: float, count: int) -> float:
@@ -50,7 +55,7 @@ def crossing_probability(share: float, needed: float, count: int) -> float:
     return crossed
 
 
-@pytest.mark.parametrize("needed", [EVIDENCE, EVIDENCE_OF_NARROWER])
+@pytest.mark.parametrize("needed", [EVIDENCE, LATENT_CELLS.narrower_evidence, IMAGE_CELLS.narrower_evidence])
 def test_evidence_for_a_bad_cell_rarely_reaches_its_ratio(needed: float) -> None:
     assert crossing_probability(0.95, needed, MOST_SAMPLES) <= 1.0 / needed
     assert crossing_probability(0.99, needed, MOST_SAMPLES) >= 0.99
@@ -77,7 +82,18 @@ def test_earned_opens_first_cell_after_enough_good_trials() -> None:
 def test_earned_opens_narrower_cell_where_first_one_fails() -> None:
     """A tenth of the trials below 0.97 fail."""
     samples = several(110, GOOD, 0.98) + several(10, BAD, 0.955, first=111)
-    assert after(samples) == ThresholdPosition(min(NARROWER), 120)
+    assert after(samples) == ThresholdPosition(0.97, 120)
+
+
+def test_earned_opens_image_cells_at_similarities_of_their_encoder() -> None:
+    """Half of the trials from images below 0.7 fail; narrower cells need 152 good trials."""
+    far = several(100, GOOD, 0.62) + several(100, BAD, 0.62, first=101)
+    near = several(152, GOOD, 0.71, first=201)
+
+    assert after(far + near[:-1], cells=IMAGE_CELLS) == START
+    assert after(far + near, cells=IMAGE_CELLS) == ThresholdPosition(0.65, 352)
+    assert after(several(SHOWN, GOOD, 0.31), cells=IMAGE_CELLS) == ThresholdPosition(0.3, SHOWN)
+    assert explored_from(0.3, IMAGE_CELLS) == 0.28
 
 
 def test_earned_tests_next_cell_by_its_own_trials() -> None:

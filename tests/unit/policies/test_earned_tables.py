@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from pentimento.domain.online_quality import ThresholdPosition
-from pentimento.policies.cache_selection import SelectionRules, Threshold
-from pentimento.policies.earned_reuse import CLOSED, TURN_SAMPLES
-from pentimento.policies.published_reuse import CLIP_VIT_L_14, latent_prior
+from pentimento.policies.cache_selection import SelectionRules, Threshold, keeps_image
+from pentimento.policies.earned_reuse import CLOSED, TURN_SAMPLES, TrialRow
+from pentimento.policies.published_reuse import CLIP_VIT_L_14, prior_of
 from pentimento.policies.reuse_rules import (
     CLOSED_ROWS,
     EARNED,
@@ -38,7 +38,7 @@ def moved(reuse: ModelReuse, digests: tuple[str, str], **by_steps: float) -> Mod
 def test_model_without_profile_begins_closed_and_names_rejected_prior() -> None:
     table = RULES.of(*OTHER).latents
 
-    assert (table.thresholds, table.alpha, table.earned) == (CLOSED_ROWS, 0.9, True)
+    assert (table.thresholds, table.alpha, table.earned) == (CLOSED_ROWS[ReuseKind.LATENTS], 0.9, True)
     assert table.source.startswith(UNEARNED)
     assert "prior of NIRVANA for openai/clip-vit-large-patch14 does not hold" in table.source
     assert RULES.reuses_anything
@@ -53,10 +53,11 @@ def test_model_without_profile_begins_with_prior_of_its_encoder() -> None:
 
 
 def test_prior_serves_exact_files_only() -> None:
-    assert latent_prior(CLIP_VIT_L_14.digest) is not None
     other = replace(CLIP_VIT_L_14, files={**CLIP_VIT_L_14.files, "model.safetensors": "0" * 64})
-    assert latent_prior(other.digest) is None
-    assert latent_prior(None) is None
+    for kind in ReuseKind:
+        assert prior_of(kind, CLIP_VIT_L_14.digest) is not None
+        assert prior_of(kind, other.digest) is None
+        assert prior_of(kind, None) is None
 
 
 @pytest.mark.parametrize(
@@ -70,7 +71,7 @@ def test_prior_serves_exact_files_only() -> None:
 )
 def test_nothing_is_earned_where_a_setting_decides(rules: ReuseRules) -> None:
     assert not rules.of(*OTHER).latents.earned
-    assert opened(rules.of(*OTHER), {}).trial is None
+    assert opened(rules.of(*OTHER), {}).trials == ()
 
 
 def test_profile_is_a_head_start() -> None:
@@ -81,14 +82,15 @@ def test_profile_is_a_head_start() -> None:
     assert (reuse.latents.thresholds, reuse.latents.earned) == (thresholds(LATENTS), True)
     assert [row.min_similarity for row in wider.latents.thresholds] == [0.7, 0.88]
     assert wider.latents.source.endswith(EARNED)
-    assert opened(reuse, {}).trial == Threshold(0.88, 0.2)
+    assert opened(reuse, {}).trials == (TrialRow(False, Threshold(0.88, 0.2)),)
 
 
 def test_closed_rows_allow_nothing_and_most_steps_are_tested_first() -> None:
     reuse = opened(RULES.of(*OTHER), {})
 
-    assert (reuse.latents.thresholds, reuse.trial) == ((), Threshold(0.95, 0.5))
-    assert opened(RULES.of(*OTHER), {0.5: TURN_SAMPLES}).trial == Threshold(0.95, 0.4)
+    assert (reuse.latents.thresholds, reuse.trials) == ((), (TrialRow(False, Threshold(0.95, 0.5)),))
+    counts = {(False, 0.5): TURN_SAMPLES}
+    assert opened(RULES.of(*OTHER), counts).trials == (TrialRow(False, Threshold(0.95, 0.4)),)
 
 
 def test_rows_have_what_rows_of_more_steps_earned() -> None:
@@ -96,3 +98,40 @@ def test_rows_have_what_rows_of_more_steps_earned() -> None:
 
     assert [row.min_similarity for row in found.latents.thresholds] == [0.93, 0.93, 0.95, 0.95, CLOSED]
     assert [round(row.saved_share * 50) for row in opened(found, {}).latents.thresholds] == [5, 10, 15, 20]
+
+
+def test_images_begin_closed_against_known_model_and_name_rejected_prior() -> None:
+    images = RULES.of(*OTHER, "sha256:large").images
+
+    assert (images.thresholds, images.earned) == (CLOSED_ROWS[ReuseKind.IMAGES], True)
+    assert images.reference_model_digest == "sha256:large"
+    assert images.source.startswith(UNEARNED)
+    assert "prior of MoDM for openai/clip-vit-large-patch14 does not hold" in images.source
+    unknown = RULES.of(*OTHER).images
+    assert (unknown.thresholds, unknown.earned) == ((), False)
+    assert keeps_image(0, RULES.keeping(*OTHER))
+    assert not keeps_image(0, replace(RULES, earns=False).keeping(*OTHER))
+
+
+def test_images_begin_with_prior_of_their_encoder() -> None:
+    images = RULES.of("another-digest", CLIP_VIT_L_14.digest, "sha256:large").images
+
+    assert images.thresholds == tuple(Threshold(0.3, step / 50) for step in (5, 10, 15, 20, 25, 30))
+    assert (images.source, images.alpha) == ("prior of MoDM for openai/clip-vit-large-patch14", 0.95)
+
+
+def test_row_of_fewest_samples_is_tested_first() -> None:
+    reuse, image = RULES.of(*OTHER, "sha256:large"), Threshold(0.3, 0.6)
+
+    assert [tested.from_image for tested in opened(reuse, {(False, 0.5): 3}).trials] == [True, False]
+    assert opened(reuse, {(True, 0.6): 3}).trials[1] == TrialRow(True, image, 3)
+
+
+def test_profile_of_another_pair_does_not_widen_images() -> None:
+    pair = changed(
+        LATENT_PROFILE, start=ReuseKind.IMAGES, reference="large", reference_digest="sha256:large", rows=LATENTS.rows
+    )
+    rules = replace(RULES, profiles=ProfileSet((pair,)))
+
+    assert rules.of("sha256:heavy", "sha256:clip", "sha256:large").images.earned
+    assert not rules.of("sha256:heavy", "sha256:clip", "sha256:heavy").images.earned

@@ -193,7 +193,7 @@ class CandidateStart(_message.Message):
     @_builtins.property
     def start(self) -> _generation_pb2.Start: ...
     @_builtins.property
-    def trial(self) -> _generation_pb2.FromLatent:
+    def trial(self) -> _generation_pb2.Start:
         """For a miss: the start that a cell under test would allow; absent without one. The image from it is compared with the request's."""
 
     def __init__(
@@ -204,7 +204,7 @@ class CandidateStart(_message.Message):
         text_similarity: _builtins.float | None = ...,
         image_similarity: _builtins.float | None = ...,
         hole_steps: _builtins.int = ...,
-        trial: _generation_pb2.FromLatent | None = ...,
+        trial: _generation_pb2.Start | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_image_similarity", b"_image_similarity", "_text_similarity", b"_text_similarity", "_trial", b"_trial", "image_similarity", b"image_similarity", "start", b"start", "text_similarity", b"text_similarity", "trial", b"trial"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
