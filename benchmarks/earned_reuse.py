@@ -154,7 +154,8 @@ class Earning:
         share = 1.0 if hit is None else share_of(pair, hit.resume_step)
         played.kept.append(share)
         played.hits += [] if hit is None else [share]
-        trial = trial_start(context, rules, tables.trials[0]) if hit is None and tables.trials else None
+        tried = trial_start(context, rules, tables.trials[0]) if hit is None and tables.trials else None
+        trial = tried if isinstance(tried, UseLatent) else None
         request_id = f"{self._seed}-{played.requests}"
         if hit is not None and is_sampled(request_id, SAMPLE_SHARE):
             self._waiting.append(Shadow(hit, similarity, STEP_COUNT, pair))

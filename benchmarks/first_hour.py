@@ -21,80 +21,44 @@ it is answered in time, in the minute of its end.
 """
 
 import argparse
-import asyncio
 import statistics
 import tempfile
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from random import Random
 
 import numpy as np
 
-from benchmarks.earned_pairs import MeasuredPair, read_pairs
-from benchmarks.earned_reuse import (
-    ALPHA,
-    SAMPLE_SHARE,
-    TRIAL_SHARE,
-    WORK_SHARE,
-    KnownEncoder,
-    Shadow,
-    SilentWatch,
-    recorded_step,
-)
 from benchmarks.joint import ADAPTERS, LIGHT, MIX, margin, search, spread_of
 from benchmarks.papers.constants import CASCADES, CONTROL_PERIOD_S, DISCRIMINATOR_S
 from benchmarks.papers.systems import AUROC, HIT_DEVIATION, HIT_MEAN, correlation_of, curve, own_deviation
-from benchmarks.selector_profile import PROFILES
+from benchmarks.suites.earning import HEAVY, PROFILED_MODEL, STEPS, HourSimulation, Known, WatchedCache
 from lab.emulation.costs import from_latencies
-from lab.emulation.device import EmulatedDevice
-from lab.emulation.jobs import EmulatedJob
 from lab.planners.registry import POLICIES
-from lab.runs import Outcome, RequestRecord, StartKind
+from lab.runs import Outcome, RequestRecord
 from lab.runs.figures import mean_quality
 from lab.runs.measure import Figure, at_least, informative, measured, parse_options, publish
-from lab.simulator import Scenario, Simulation
-from lab.simulator.cache import MISS, CacheAnswer, CacheSettings, SimulatedCache
+from lab.simulator import Scenario
+from lab.simulator.cache import CacheSettings
 from lab.simulator.scenario import Delays, SimulatedDevices, SimulatedModel
 from lab.simulator.synthetic_log import synthetic_log
 from lab.workloads import Content, SloClass, Workload
 from lab.workloads.production import production_mix
 from lab.workloads.times import poisson_times
 from pentimento.dataplane import DataplaneSettings
-from pentimento.dataplane.events import AttemptKey
-from pentimento.domain.fleet import Plan
-from pentimento.domain.online_quality import ComparedHit
-from pentimento.policies.cache_selection import (
-    RENOISED_SHARE,
-    RETAKEN_SHARE,
-    NearestEntry,
-    SelectionContext,
-    SelectionRules,
-    UseLatent,
-    select_start,
-)
-from pentimento.policies.earned_reuse import trial_start
-from pentimento.policies.followed_cache import CacheChoice
 from pentimento.policies.plan.joint.policy import JointPolicy
 from pentimento.policies.plan.registry import CacheUse, ServingPolicy
 from pentimento.policies.plan.settings import ModelQuality, ServingSettings
-from pentimento.policies.reuse_rules import ReuseRules
-from pentimento.policies.shadow_painting import IdleWorker, ShadowBudget, SuiteLoad, busy_worker, is_sampled
 from pentimento.policies.thinning import ThinningMode, ThinningOption
-from pentimento.profiles.catalogue import ProfileSet, read_profiles
-from pentimento.profiles.document import ProfileKind, ReuseKind
+from pentimento.profiles.catalogue import read_profiles
+from pentimento.profiles.document import ProfileKind
 from pentimento.profiles.kinds import options as skippable
-from pentimento.profiles.rules import ThresholdRule
-from pentimento.stores.ledger.cache.ledger import open_cache_ledger
-from services.vectordb_gateway.entries.rules import PlannedCache
 from zoo.registry import WEIGHTS
 
 PAIR = CASCADES[2]
-HEAVY, LIGHT_MODEL, PROFILED_MODEL = "sdxl", "lightning", "tiny-heavy"
-STEPS, LIGHT_STEPS, DEVICES = 50, 4, 8
-SEARCH_S, SHADOW = 300.0, "shadow"
+LIGHT_MODEL, LIGHT_STEPS, DEVICES = "lightning", 4, 8
+SEARCH_S = 300.0
 # Requests per second, in steps of a tenth, and where the search begins.
 LOADS = tuple(0.75 * 1.1**number for number in range(60))
 GUESS = 16
@@ -102,18 +66,6 @@ HOUR_S, WINDOW_S = 3600.0, 600.0
 # Runs with one missing profile, which does not change with time.
 SHORT_S = 1200.0
 SHOWN_MINUTES = (1, 2, 5, 10, 20, 30, 40, 50, 60)
-# Recorded pairs of the nearest similarities; one is drawn.
-NEIGHBOURS = 20
-
-
-@dataclass(frozen=True)
-class Known:
-    """State which profiles exist when the model is registered."""
-
-    reuse: bool = True
-    steps: bool = True
-    loras: bool = True
-    cascade: bool = True
 
 
 PROFILED, NEW = Known(), Known(False, False, False, False)
@@ -123,145 +75,6 @@ MISSING_ONE = {
     "late LoRAs": Known(loras=False),
     "the cascade": Known(cascade=False),
 }
-
-
-class WatchedCache(SimulatedCache):
-    """Choose starts of the heavy model as a gateway does, from its profile or as trials allow. `due` receives the
-    images to generate again."""
-
-    def __init__(self, folder: str, known: Known, settings: CacheSettings, embeddings: np.ndarray, seed: int) -> None:
-        super().__init__(CacheUse.LATENTS, "lcbfu", settings, embeddings)
-        profiles = read_profiles([PROFILES])
-        own = profiles.reuse(ReuseKind.LATENTS, digest_of(PROFILED_MODEL, profiles), None)
-        assert own is not None
-        self.of = own.of
-        base = SelectionRules((), (), ALPHA, renoised_share=RENOISED_SHARE, retaken_share=RETAKEN_SHARE)
-        rules = ReuseRules(base, profiles if known.reuse else ProfileSet(), ThresholdRule.LOWER_BOUND, earns=True)
-        self._planned = PlannedCache(CacheChoice(), rules)
-        self._ledger = open_cache_ledger(f"sqlite:///{Path(folder) / 'ledger.sqlite'}")
-        self.watch = SilentWatch(self._ledger, KnownEncoder(own.of.encoder_digest), self._planned, follows=True)
-        self.due: deque[Shadow] = deque(maxlen=64)
-        self._pairs = read_pairs()
-        self._places = np.array([pair.similarity for pair in self._pairs])
-        self._rng, self._seed = np.random.default_rng(seed), seed
-        # Lookups and compared shadows so far.
-        self._count = self._compared = 0
-        self._keep()
-
-    def close(self) -> None:
-        """Close the ledger."""
-        self._ledger.close()
-
-    def follow(self, plan: Plan) -> None:
-        """Go by the plan, as a gateway does."""
-        self._planned.take(plan)
-        self._keep()
-
-    def lookup(
-        self, tenant: str, model: str, row: int, step_count: int, latents: bool = True, images: bool = True
-    ) -> CacheAnswer:
-        """Return the start of a request of the heavy model."""
-        return super().lookup(tenant, model, row, step_count, latents, False) if model == HEAVY else MISS
-
-    def insert(self, tenant: str, model: str, row: int, step_count: int, start_step: int = 0, depth: int = 0) -> None:
-        """Insert the latents of the heavy model's images."""
-        if model == HEAVY:
-            super().insert(tenant, model, row, step_count, start_step, depth)
-
-    def _keep(self) -> None:
-        self._rules = self._planned.rules.keeping(self.of.model_digest, self.of.encoder_digest)
-
-    def _select(self, by_text: Sequence, by_image: Sequence, step_count: int) -> CacheAnswer:  # type: ignore[type-arg]
-        tables = self.watch.of(self.of.model_digest, self.of.encoder_digest)
-        entries = [NearestEntry(found.similarity, tuple(found.entry.steps)) for found in by_text]
-        context, rules = SelectionContext(step_count, entries), tables.rules()
-        chosen = select_start(context, rules)
-        hit = chosen if isinstance(chosen, UseLatent) else None
-        trial = trial_start(context, rules, tables.trials[0]) if hit is None and tables.trials else None
-        self._count += 1
-        again = hit or trial
-        if again is not None and is_sampled(f"{self._seed}-{self._count}", SAMPLE_SHARE if hit else TRIAL_SHARE):
-            similarity = by_text[again.entry].similarity
-            cost = step_count - (0 if hit else again.saved_steps)
-            self.due.append(Shadow(again, similarity, cost, self._pair(similarity)))
-        if hit is None:
-            return MISS
-        answer: CacheAnswer = by_text[hit.entry].answer(StartKind.LATENT, hit.saved_steps, step_count)
-        return answer
-
-    def _pair(self, similarity: float) -> MeasuredPair:
-        nearest = np.argsort(np.abs(self._places - similarity))[:NEIGHBOURS]
-        return self._pairs[int(self._rng.choice(nearest))]
-
-    def report(self, shadow: Shadow) -> None:
-        """Report a comparison to the gateway."""
-        step = shadow.start.resume_step
-        self._compared += 1
-        seen = ComparedHit(
-            request_id=str(self._compared),
-            model_digest=self.of.model_digest,
-            reference_model_digest=self.of.model_digest,
-            encoder_digest=self.of.encoder_digest,
-            from_image=False,
-            skipped_steps=step,
-            step_count=STEPS,
-            similarity=min(shadow.similarity, 1.0),
-            quality=shadow.pair.qualities[recorded_step(step)],
-            scratch_quality=shadow.pair.scratch_quality,
-        )
-        asyncio.run(self.watch.report(seen))
-
-
-class HourSimulation(Simulation):
-    """Simulate the suite, with shadows among the requests. `trial_count`: shadows that were compared."""
-
-    def __init__(self, scenario: Scenario, workload: Workload, rng: Random, cache: WatchedCache) -> None:
-        super().__init__(scenario, workload, rng, cache)
-        self._watched = cache
-        self._budget = ShadowBudget(WORK_SHARE, 1e9, 0.0)
-        self._shadows: dict[AttemptKey, tuple[Shadow, float]] = {}
-        self.trial_count = 0
-
-    def job_began(self, device: EmulatedDevice[AttemptKey], job: EmulatedJob[AttemptKey]) -> None:
-        """Report the begin of an attempt."""
-        if job.owner not in self._shadows:
-            super().job_began(device, job)
-
-    def job_yielded(self, device: EmulatedDevice[AttemptKey], job: EmulatedJob[AttemptKey]) -> None:
-        """Report that an attempt's place is about to be free."""
-        if job.owner not in self._shadows:
-            super().job_yielded(device, job)
-
-    def job_finished(self, device: EmulatedDevice[AttemptKey], job: EmulatedJob[AttemptKey]) -> None:
-        """Report an attempt or compare a shadow, and begin the next shadow that the budget pays for."""
-        found = self._shadows.pop(job.owner, None)
-        if found is None:
-            self._budget.earn(job.device_s)
-            super().job_finished(device, job)
-        else:
-            shadow, paid_s = found
-            self._budget.spend(job.device_s - paid_s)
-            self.trial_count += 1
-            self._watched.report(shadow)
-        self._begin_shadow()
-
-    def _begin_shadow(self) -> None:
-        due = self._watched.due
-        devices = {one.worker_id: one for one in self._fleet.holding(HEAVY)}
-        if not due or not devices:
-            return
-        cost_s = due[0].cost * next(iter(devices.values())).costs.step(1).mean_s
-        workers = (
-            IdleWorker(name, one.running_count + one.waiting_count, one.credit_count, True)
-            for name, one in devices.items()
-        )
-        chosen = busy_worker(SuiteLoad(0, 0, 0.0, tuple(workers)))
-        if chosen is None or self._budget.earn(0.0) < cost_s:
-            return
-        shadow, owner = due.popleft(), (f"{SHADOW}-{self.trial_count + len(self._shadows)}", 0)
-        self._budget.spend(cost_s)
-        self._shadows[owner] = (shadow, cost_s)
-        devices[chosen].start(owner, shadow.cost, None)
 
 
 @dataclass(frozen=True)
@@ -274,11 +87,6 @@ class Hour:
     quality: float
     trials: int
     reuses: bool
-
-
-def digest_of(model: str, profiles: ProfileSet) -> str:
-    """Return the digest that the profiles have for a model."""
-    return next(profile.of.model_digest for profile in profiles.profiles if profile.of.model == model)
 
 
 def skippable_steps() -> tuple[ThinningOption, ...]:

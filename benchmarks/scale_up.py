@@ -56,9 +56,10 @@ from pentimento.clients.controller import ControllerClient
 from pentimento.clients.worker import WorkerClient
 from pentimento.diffusion.loras import layers_of
 from pentimento.domain.adapters import Adapter, AdapterKind, LoraUpload
+from pentimento.domain.demand import AdapterDemand, PoolDemand
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.execution import AttemptResult
-from pentimento.domain.fleet import AdapterDemand, PoolDemand, Replica, ReplicaKind, ReplicaReport
+from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaReport
 from pentimento.domain.generation import Attempt, FromNoise, GenerationSpec, LoraSelection, Route, Scheduler
 from pentimento.files.file_sums import FileSums
 from pentimento.rpc import RpcChannelSettings, open_channel

@@ -28,13 +28,11 @@ from pentimento.diffusion.schedulers import (
     FlowConfig,
     SamplerState,
     Schedule,
-    first_pass,
-    level_count,
     make_schedule,
     renoised_latent,
 )
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.generation import GenerationSpec, NoiseForm, Scheduler
+from pentimento.domain.generation import GenerationSpec
 
 
 @dataclass(frozen=True)
@@ -199,19 +197,6 @@ def thin(model: DiffusionModel, denoising: Denoising, steps: tuple[int, ...]) ->
         return False
     denoising.schedule = thinned
     return True
-
-
-def first_img2img_step(
-    step_count: int, strength: float, noise_form: NoiseForm, scheduler: Scheduler | None = None
-) -> int:
-    """Return the first step of img2img, by diffusers' rules: about `steps * strength` steps remain, rounded down for
-    diffusion models and up for flows. Heun's begin at a noise level."""
-    if scheduler is Scheduler.HEUN:
-        levels = level_count(step_count)
-        return first_pass(levels - max(int(levels * strength), 1), step_count)
-    if noise_form is NoiseForm.FLOW_MATCHING:
-        return int(max(step_count - min(step_count * strength, step_count), 0))
-    return step_count - min(int(step_count * strength), step_count)
 
 
 @torch.inference_mode()

@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from pentimento.domain.adapters import Adapter, AdapterKind
+from pentimento.domain.adapters import Adapter
 from pentimento.domain.components import HeldComponent
+from pentimento.domain.demand import PoolDemand
 from pentimento.domain.generation import PlanVersion
-from pentimento.domain.kept_quality import NOTHING_KEPT, KeptQuality
-from pentimento.domain.thinned_steps import NO_STEPS, ThinnableSteps
 from pentimento.domain.weights import ComponentWeights, ShortModel
 
 # Models, adapters and costs that one replica may report; the controller refuses more.
@@ -285,54 +284,6 @@ class ReplicaLease:
     lease_ms: int
     report_interval_ms: int
     leader_epoch: int
-
-
-@dataclass(frozen=True)
-class StartShare:
-    """Requests that started at a step of `step_count`, counted in steps of the requested model; 0 where unknown.
-    `kind` as plans name it; `model`: the model that made the latent, or that refines an image."""
-
-    start_step: int
-    request_count: int
-    kind: str = "noise"
-    step_count: int = 0
-    model: str = ""
-
-
-@dataclass(frozen=True)
-class AdapterDemand:
-    """Requests that asked for an adapter."""
-
-    kind: AdapterKind
-    name: str
-    request_count: int
-
-
-@dataclass(frozen=True)
-class PoolDemand:
-    """Requests of a pool since the last report, including deferred requests from earlier stages. `pool` is empty where
-    it has its model's name. Of the `scored_count` a cascade deferred `deferred_count` to the next pool, and
-    `stood_in_count` without a score (ADR 0008). `confidences` are the scores by CONFIDENCE_BINS equal parts of 0..1, or
-    none. `starts` and `adapters` count requests that came to this pool first. `compared`: quality that light images
-    kept of the heavy model's, by the same parts of confidence, or none; `hits`: quality that starts from the cache
-    kept."""
-
-    model: str
-    arrived_count: int = 0
-    completed_count: int = 0
-    dropped_count: int = 0
-    late_count: int = 0
-    queue_length: int = 0
-    starts: tuple[StartShare, ...] = ()
-    scored_count: int = 0
-    deferred_count: int = 0
-    stood_in_count: int = 0
-    pool: str = ""
-    confidences: tuple[int, ...] = ()
-    adapters: tuple[AdapterDemand, ...] = ()
-    thinnable: ThinnableSteps = NO_STEPS
-    compared: tuple[KeptQuality, ...] = ()
-    hits: KeptQuality = NOTHING_KEPT
 
 
 @dataclass(frozen=True)

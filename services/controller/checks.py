@@ -14,6 +14,7 @@ from pentimento.domain.adapters import (
     is_digest,
 )
 from pentimento.domain.components import HeldComponent
+from pentimento.domain.demand import PoolDemand, StartShare
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import (
     CONFIDENCE_BINS,
@@ -22,10 +23,8 @@ from pentimento.domain.fleet import (
     MIN_COST_S,
     MeasuredDeferral,
     ModelCost,
-    PoolDemand,
     Replica,
     ReplicaReport,
-    StartShare,
 )
 from pentimento.domain.kept_quality import MOST_KEPT, KeptQuality
 from pentimento.domain.models import CascadeVariant, Handover

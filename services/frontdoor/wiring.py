@@ -1,10 +1,10 @@
 """Construct a frontdoor process."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from pentimento.api.frontdoor.v1.frontdoor_service_pb2_grpc import add_FrontdoorServiceServicer_to_server
 from pentimento.api.image.v1.image_service_pb2_grpc import add_ImageServiceServicer_to_server
@@ -56,7 +56,7 @@ from services.frontdoor.part_settings import (
     step_profiles,
     thinning_offers,
 )
-from services.frontdoor.parts import FrontdoorParts
+from services.frontdoor.parts import FrontdoorParts, PartTimeouts
 from services.frontdoor.process import Frontdoor
 from services.frontdoor.quality.deferrals import Deferrals
 from services.frontdoor.quality.kept_pairs import KeptPairs
@@ -73,6 +73,9 @@ from services.frontdoor.requests.tenant_requests import TenantRequests
 from services.frontdoor.routing import cache_writes, routes, scoring
 from services.frontdoor.routing.discriminators import Discriminators
 from services.frontdoor.routing.feature_reuse import FeatureReuse
+from services.frontdoor.routing.light_starts import LightStarts
+from services.frontdoor.routing.pipelining import ControlPipelining
+from services.frontdoor.routing.thinning import ThinningOffers
 from services.frontdoor.servicer import FRONTDOOR_SERVICE, IMAGE_SERVICE, FrontdoorServicer, ImageServicer
 from services.frontdoor.settings import FrontdoorSettings
 from services.frontdoor.status import FrontdoorStatus, frontdoor_status
@@ -165,6 +168,58 @@ def wire(settings: FrontdoorSettings, journal: Journal, epoch: int) -> Frontdoor
     )
 
 
+class _Decisions(TypedDict):
+    """Hold the parts that decide by the settings alone."""
+
+    pipelining: ControlPipelining
+    thinning: ThinningOffers
+    features: FeatureReuse
+    light_starts: LightStarts
+    cache_worth: Worth
+    cascade_worth: Worth
+    timeouts: PartTimeouts
+
+
+def _decisions(settings: FrontdoorSettings) -> _Decisions:
+    profiles = step_profiles(settings, ProfileKind.FEATURES)
+    return {
+        "pipelining": control_pipelining(settings),
+        "thinning": thinning_offers(settings),
+        "features": FeatureReuse(settings.feature_reuse, profiles, settings.cached_thinned_share),
+        "light_starts": light_starts(settings),
+        "cache_worth": Worth(settings.cache_cost_ms / 1000),
+        "cascade_worth": Worth(settings.cache_cost_ms / 1000, CASCADE),
+        "timeouts": part_timeouts(settings),
+    }
+
+
+@dataclass(frozen=True)
+class _Callees:
+    """Hold the services that a frontdoor calls besides the workers, None for one that is not configured, and `opening`
+    for their addresses."""
+
+    opening: ChannelOpener
+    embedder: Embedders | None
+    gateway: GatewayClient | None
+    discriminators: Discriminators
+    safety: SafetyGate
+
+
+def _callees(settings: FrontdoorSettings) -> _Callees:
+    opening = channel_opener(settings.channels)
+    gateway = opening(settings.gateway_address) if settings.gateway_address else None
+    return _Callees(
+        opening,
+        _embedders(settings, opening),
+        GatewayClient(gateway) if gateway is not None else None,
+        Discriminators(lambda address: DiscriminatorClient(opening(address)), settings.discriminator_addresses),
+        SafetyGate(
+            tuple(SafetyClient(opening(address)) for address in settings.safety_addresses),
+            frozenset(settings.safety_checks),
+        ),
+    )
+
+
 def _parts(
     settings: FrontdoorSettings,
     journal: Journal,
@@ -174,15 +229,15 @@ def _parts(
     tenants: TenantDirectory,
 ) -> FrontdoorParts:
     clock, jobs = SystemClock(), Jobs(interpreter.submit)
+    callees = _callees(settings)
+    # Workers, and what they hold.
     catalogue = Catalogue(settings.default_model, worker_wait_s=settings.worker_wait_s)
     adapters = AdapterCatalogue()
+    silence_s = settings.worker_silence_s
+    links = WorkerLinks(callees.opening, catalogue, adapters, interpreter.submit, identity, silence_s)
+    # Images in the object store, and images that are generated or scored again.
     inputs = Inputs(keeper, jobs.spawn_background)
     results = Results(keeper, clock, build_version(), Suspects(settings.quarantine_s))
-    opening = channel_opener(settings.channels)
-    gateway = opening(settings.gateway_address) if settings.gateway_address else None
-    cache = GatewayClient(gateway) if gateway is not None else None
-    texts_and_pictures = _embedders(settings, opening)
-    links = WorkerLinks(opening, catalogue, adapters, interpreter.submit, identity, settings.worker_silence_s)
     starts, pairs = StartCounts(), KeptPairs(keeper, clock, settings.kept_pairs)
     shadows = Shadows(
         settings=shadow_settings(settings),
@@ -192,11 +247,12 @@ def _parts(
         dataplane=interpreter.dataplane,
         clock=clock,
         painter=ShadowPainter(links, identity),
-        embedder=texts_and_pictures,
-        gateway=cache,
+        embedder=callees.embedder,
+        gateway=callees.gateway,
         counts=starts,
         pairs=pairs,
     )
+    background = partial(jobs.spawn_background, cause="compare")
     return FrontdoorParts(
         journal=journal,
         dataplane=interpreter.dataplane,
@@ -206,41 +262,22 @@ def _parts(
         jobs=jobs,
         catalogue=catalogue,
         adapters=adapters,
-        pipelining=control_pipelining(settings),
         pairing=settings.latent_parallel,
-        thinning=thinning_offers(settings),
-        features=FeatureReuse(
-            settings.feature_reuse, step_profiles(settings, ProfileKind.FEATURES), settings.cached_thinned_share
-        ),
-        light_starts=light_starts(settings),
         links=links,
-        embedder=texts_and_pictures,
-        gateway=cache,
-        cache_worth=Worth(settings.cache_cost_ms / 1000),
-        cascade_worth=Worth(settings.cache_cost_ms / 1000, CASCADE),
-        discriminators=Discriminators(
-            lambda address: DiscriminatorClient(opening(address)), settings.discriminator_addresses
-        ),
-        safety=SafetyGate(
-            tuple(SafetyClient(opening(address)) for address in settings.safety_addresses),
-            frozenset(settings.safety_checks),
-        ),
+        embedder=callees.embedder,
+        gateway=callees.gateway,
+        discriminators=callees.discriminators,
+        safety=callees.safety,
         inputs=inputs,
         results=results,
-        pins=Pins(journal, cache, keeper, journal.pins.clock, pin_limits(settings)),
+        pins=Pins(journal, callees.gateway, keeper, journal.pins.clock, pin_limits(settings)),
         retention=Retention(journal, keeper, results, inputs, clock, retention_limits(settings)),
         shadows=shadows,
-        deferrals=Deferrals(
-            settings.deferral_sample_share,
-            texts_and_pictures,
-            starts,
-            pairs,
-            lambda work: jobs.spawn_background(work, "compare"),
-        ),
+        deferrals=Deferrals(settings.deferral_sample_share, callees.embedder, starts, pairs, background),
         starts=starts,
         tenants=tenants,
         usage=UsageMeter(journal.tenants, clock),
-        timeouts=part_timeouts(settings),
+        **_decisions(settings),
     )
 
 

@@ -13,9 +13,14 @@ from pentimento.diffusion.schedulers.config import (
     scheduler_config,
     scheduler_configs,
 )
-from pentimento.diffusion.schedulers.heun import first_pass, level_count
+from pentimento.diffusion.schedulers.heun import first_pass
 from pentimento.diffusion.schedulers.keys import UnsupportedConfig
-from pentimento.diffusion.schedulers.registry import DIFFUSION_SCHEDULERS, FLOW_SCHEDULERS, make_schedule
+from pentimento.diffusion.schedulers.registry import (
+    DIFFUSION_SCHEDULERS,
+    FLOW_SCHEDULERS,
+    first_img2img_step,
+    make_schedule,
+)
 from pentimento.diffusion.schedulers.renoising import renoised_latent
 from pentimento.diffusion.schedulers.schedule import SamplerState, Schedule, StepSequence, nearest_step
 
@@ -30,8 +35,8 @@ __all__ = [
     "SchedulerConfig",
     "StepSequence",
     "UnsupportedConfig",
+    "first_img2img_step",
     "first_pass",
-    "level_count",
     "make_schedule",
     "nearest_step",
     "renoised_latent",

@@ -10,11 +10,11 @@ from pentimento.diffusion.schedulers.dpm_solver import make_dpm_solver_schedule
 from pentimento.diffusion.schedulers.euler import make_euler_schedule
 from pentimento.diffusion.schedulers.flow_match_euler import make_flow_match_euler_schedule
 from pentimento.diffusion.schedulers.flow_solvers import make_flow_dpm_solver_schedule, make_scm_schedule
-from pentimento.diffusion.schedulers.heun import make_heun_schedule
+from pentimento.diffusion.schedulers.heun import first_pass, level_count, make_heun_schedule
 from pentimento.diffusion.schedulers.schedule import Schedule, StepSequence
 from pentimento.diffusion.schedulers.uni_pc import make_uni_pc_schedule
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.generation import WITH_ETA, Scheduler
+from pentimento.domain.generation import WITH_ETA, NoiseForm, Scheduler
 
 # The samplers of most families with flow matching.
 FLOW_SCHEDULERS = (Scheduler.FLOW_MATCH_EULER,)
@@ -72,3 +72,16 @@ def _make_flow(config: FlowConfig, order: StepSequence) -> Schedule:
             return make_scm_schedule(config, order)
         case _:
             return make_flow_match_euler_schedule(config, order)
+
+
+def first_img2img_step(
+    step_count: int, strength: float, noise_form: NoiseForm, scheduler: Scheduler | None = None
+) -> int:
+    """Return the first step of img2img, by diffusers' rules: about `steps * strength` steps remain, rounded down for
+    diffusion models and up for flows. Heun's begin at a noise level."""
+    if scheduler is Scheduler.HEUN:
+        levels = level_count(step_count)
+        return first_pass(levels - max(int(levels * strength), 1), step_count)
+    if noise_form is NoiseForm.FLOW_MATCHING:
+        return int(max(step_count - min(step_count * strength, step_count), 0))
+    return step_count - min(int(step_count * strength), step_count)

@@ -8,14 +8,13 @@ every worker keep its model; other modules of `policies.plan` have the other pol
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pentimento.domain.demand import AdapterDemand, StartShare
 from pentimento.domain.fleet import (
-    AdapterDemand,
     Plan,
     PoolPlan,
     Replica,
     ReplicaKind,
     ReplicaReport,
-    StartShare,
     SteeredCount,
     WorkerAssignment,
 )

@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from pentimento.domain.demand import PoolDemand
 from pentimento.domain.errors import NotFound, Unavailable
-from pentimento.domain.fleet import HeldModel, PoolDemand, RegisteredDigest, ReplicaReport
+from pentimento.domain.fleet import HeldModel, RegisteredDigest, ReplicaReport
 from pentimento.domain.image_request import ModelInfo
 
 logger = logging.getLogger(__name__)

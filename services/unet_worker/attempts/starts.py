@@ -18,13 +18,12 @@ from pentimento.diffusion.denoising import (
     ImageStart,
     LatentStart,
     NoiseStart,
-    first_img2img_step,
     schedule_for,
 )
 from pentimento.diffusion.families import DiffusionModel
 from pentimento.diffusion.images import decode_mask, decode_pixels, decode_pixels_and_mask
 from pentimento.diffusion.latents import UnknownLatentFormat, latent_from_bytes
-from pentimento.diffusion.schedulers import nearest_step
+from pentimento.diffusion.schedulers import first_img2img_step, nearest_step
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import (
     WITHOUT_REUSE,

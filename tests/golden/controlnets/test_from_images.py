@@ -19,9 +19,9 @@ from lab.fixtures.diffusers_reference import Case, DiffusersReference, _tensor_o
 from lab.fixtures.latent_listener import generated_together
 from lab.fixtures.worker_under_test import noise_image, png_of
 from pentimento.diffusion.controlnets import ControlSetting
-from pentimento.diffusion.denoising import ImageStart, first_img2img_step
+from pentimento.diffusion.denoising import ImageStart
 from pentimento.diffusion.images import decode_mask, decode_pixels
-from pentimento.diffusion.schedulers import DIFFUSION_SCHEDULERS
+from pentimento.diffusion.schedulers import DIFFUSION_SCHEDULERS, first_img2img_step
 from pentimento.domain.generation import NoiseForm
 from tests.support.torch_threads import one_thread  # noqa: F401 (a fixture of this module)
 

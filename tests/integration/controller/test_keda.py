@@ -13,7 +13,8 @@ from lab.fixtures.certificates import Authority
 from pentimento.api.keda import externalscaler_pb2 as pb
 from pentimento.api.keda.externalscaler_pb2_grpc import ExternalScalerStub
 from pentimento.clients.controller import ControllerClient
-from pentimento.domain.fleet import ModelCost, PoolDemand, Replica, ReplicaKind, ReplicaReport
+from pentimento.domain.demand import PoolDemand
+from pentimento.domain.fleet import ModelCost, Replica, ReplicaKind, ReplicaReport
 from pentimento.domain.identity import Role
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, new_token, open_channel, token_entry
 from services.controller.settings import ControllerSettings, PolicySettings

@@ -1,5 +1,6 @@
 """A ControlNet service on a Unix socket, in this process: real server, channel and client, the zoo's ControlNets."""
 
+import io
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -7,10 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import pytest_asyncio
 import torch
+from diffusers import ControlNetModel
 from PIL import Image
+from torch import Tensor
 
 from pentimento.clients.controlnet import ControlNetClient, ResidualStreamRequest
 from pentimento.devices.choices import DeviceChoice
@@ -30,6 +34,7 @@ ROOT = Path(__file__).parents[3]
 REGISTRY = ROOT / "zoo" / "weights" / "registry.json"
 EDGES, LAYOUT = "tiny-controlnet-edges", "tiny-controlnet-layout"
 SIDE_PX, LATENT_DIMS = 64, (8, 16, 16)
+OPEN_S = 120.0
 
 
 def condition(side_px: int = SIDE_PX, seed: int = 1) -> bytes:
@@ -44,6 +49,32 @@ def states(rows: int = 2) -> torch.Tensor:
 
 def latents(rows: int = 2, seed: int = 3) -> torch.Tensor:
     return torch.randn(rows, *LATENT_DIMS, generator=torch.Generator().manual_seed(seed))
+
+
+def pixels() -> Tensor:
+    values = np.array(Image.open(io.BytesIO(condition())))
+    return torch.from_numpy(values).permute(2, 0, 1).unsqueeze(0).float() / 255.0
+
+
+@torch.inference_mode()
+def of_diffusers(name: str, timestep: float, scale: float, rows: int = 2, seed: int = 3) -> dict[str, Tensor]:
+    network = ControlNetModel.from_pretrained(REGISTRY.parent / name)
+    down, mid = network(
+        latents(rows, seed),
+        torch.tensor(timestep),
+        states(rows),
+        pixels().expand(rows, -1, -1, -1),
+        conditioning_scale=scale,
+        return_dict=False,
+    )
+    return {**{f"down_block_{index}": tensor for index, tensor in enumerate(down)}, "mid_block": mid}
+
+
+def assert_equal(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    assert found.keys() == wanted.keys()
+    for layer, tensor in wanted.items():
+        torch.testing.assert_close(found[layer], tensor, atol=1e-5, rtol=1e-5)
+    assert max(float(tensor.abs().max()) for tensor in found.values()) > 1e-3
 
 
 def request_for(name: str = EDGES, rows: int = 2, **changes: Any) -> ResidualStreamRequest:

@@ -1,21 +1,16 @@
 """Residuals over real sockets: those of diffusers' ControlNet, by either transport; typed errors for all else."""
 
 import asyncio
-import io
-import os
 import threading
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from diffusers import ControlNetModel
-from PIL import Image
 from torch import Tensor
 
 from lab.fixtures.frontdoor_suite import until
-from lab.fixtures.step_streams import answer_to, whole_answer
+from lab.fixtures.step_streams import answer_to
 from pentimento.clients.controlnet import ControlNetClient
 from pentimento.domain.errors import (
     Aborted,
@@ -27,7 +22,7 @@ from pentimento.domain.errors import (
     Unavailable,
 )
 from pentimento.domain.fleet import ComponentPlacement, Plan, ReplicaKind
-from pentimento.domain.generation import Attempt, ControlKind, PlanVersion, Preprocessor
+from pentimento.domain.generation import ControlKind, PlanVersion, Preprocessor
 from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.tensors.device import outgoing_tensor
 from pentimento.tensors.regions import RegionDirectory, RegionSize, SharedRegion
@@ -36,42 +31,15 @@ from services.controlnet_svc import streams
 from tests.integration.controlnet_svc.conftest import (
     EDGES,
     LAYOUT,
-    REGISTRY,
+    OPEN_S,
     Service,
+    assert_equal,
     condition,
     latents,
+    of_diffusers,
     request_for,
-    states,
     tensors_of,
 )
-
-OPEN_S = 120.0
-
-
-def pixels() -> Tensor:
-    values = np.array(Image.open(io.BytesIO(condition())))
-    return torch.from_numpy(values).permute(2, 0, 1).unsqueeze(0).float() / 255.0
-
-
-@torch.inference_mode()
-def of_diffusers(name: str, timestep: float, scale: float, rows: int = 2, seed: int = 3) -> dict[str, Tensor]:
-    network = ControlNetModel.from_pretrained(REGISTRY.parent / name)
-    down, mid = network(
-        latents(rows, seed),
-        torch.tensor(timestep),
-        states(rows),
-        pixels().expand(rows, -1, -1, -1),
-        conditioning_scale=scale,
-        return_dict=False,
-    )
-    return {**{f"down_block_{index}": tensor for index, tensor in enumerate(down)}, "mid_block": mid}
-
-
-def assert_equal(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
-    assert found.keys() == wanted.keys()
-    for layer, tensor in wanted.items():
-        torch.testing.assert_close(found[layer], tensor, atol=1e-5, rtol=1e-5)
-    assert max(float(tensor.abs().max()) for tensor in found.values()) > 1e-3
 
 
 @pytest.mark.parametrize(("shared", "lined"), [(True, True), (True, False), (False, True)])
@@ -340,64 +308,3 @@ async def test_the_status_says_what_is_there(service: Service) -> None:
     assert (after.load_count, after.credit_count, after.draining) == (1, 32, False)
     with pytest.raises(NotFound):
         await service.client.prefetch(["none"])
-
-
-async def test_kept_residuals_stay_while_later_ones_come(service: Service) -> None:
-    sent = [outgoing_tensor(latents(seed=step), UNBOUND) for step in range(3)]
-    async with open_channel(service.address, RpcChannelSettings()) as channel:
-        stream = await ControlNetClient(channel, service.directory, lined=False).open_stream(request_for(), 1, OPEN_S)
-
-        stream.ask(0, 900.0, sent[0], keeps_from=0)
-        stream.ask(1, 500.0, sent[1], keeps_from=0)
-        received = [await whole_answer(stream, 0), await whole_answer(stream, 1)]
-        stream.ask(2, 100.0, sent[2], keeps_from=0)
-        received.append(await whole_answer(stream, 2))
-
-        # Both slots are kept: what comes meanwhile goes in chunks.
-        assert [one.ack is not None for one in received] == [True, True, False]
-        for step, (one, timestep) in enumerate(zip(received, (900.0, 500.0, 100.0), strict=True)):
-            assert_equal(tensors_of(one), of_diffusers(EDGES, timestep, 1.0, seed=step))
-        stream.close()
-
-
-async def test_a_line_whose_slots_are_all_kept_ends_its_stream(service: Service) -> None:
-    stream = await service.client.open_stream(request_for(), 1, OPEN_S)
-    sent = outgoing_tensor(latents(), UNBOUND)
-    for step in range(2):
-        stream.ask(step, 500.0, sent, keeps_from=0)
-        await whole_answer(stream, step)
-
-    stream.ask(2, 500.0, sent, keeps_from=0)
-
-    with pytest.raises(Aborted):
-        await whole_answer(stream, 2)
-    assert service.process.controlnets.compute.step_count > 0
-
-
-async def test_a_frame_of_another_stream_on_a_line_is_refused(service: Service) -> None:
-    """It is written by whoever has the line: what it is bound to tells it apart."""
-    stream = await service.client.open_stream(request_for(), 1, OPEN_S)
-    other = await service.client.open_stream(request_for(attempt=Attempt("other", 1, 8, "f", 1, "t")), 1, OPEN_S)
-    assert stream._line is not None and other._line is not None
-    ours, theirs = stream._line._line, other._line._line
-    ours._outward, theirs._outward = theirs._outward, ours._outward
-
-    stream.ask(0, 500.0, outgoing_tensor(latents(), UNBOUND), keeps_from=0)
-
-    with pytest.raises(Aborted) as caught:
-        await whole_answer(other, 0)
-    assert caught.value.reason == "STALE_FRAME"
-
-
-async def test_steps_go_by_the_stream_where_the_line_is_not_there(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "mkfifo", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-
-    stream = await service.client.open_stream(request_for(), 1, OPEN_S)
-    received = await answer_to(stream, 0, 500.0, outgoing_tensor(latents(), UNBOUND))
-
-    assert not stream.lined
-    assert_equal(tensors_of(received), of_diffusers(EDGES, 500.0, 1.0))
-    assert service.directory.region_count() == 0
-    stream.close()

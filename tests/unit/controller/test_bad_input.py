@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.fixtures.clocks import SetClock
+from pentimento.domain.demand import PoolDemand, StartShare
 from pentimento.domain.errors import PentimentoError
-from pentimento.domain.fleet import ModelCost, PoolDemand, Replica, ReplicaKind, ReplicaReport, StartShare
+from pentimento.domain.fleet import ModelCost, Replica, ReplicaKind, ReplicaReport
 from pentimento.domain.thinned_steps import ThinnableSteps
 from pentimento.policies.plan.inputs import Decision, PlanInput
 from pentimento.policies.plan.maker import check_decision

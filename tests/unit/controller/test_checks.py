@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from pentimento.diffusion.checkpoint import digest_files, file_sum
 from pentimento.domain.adapters import Adapter, AdapterKind
+from pentimento.domain.demand import PoolDemand, StartShare
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
-from pentimento.domain.fleet import ModelCost, PoolDemand, Replica, ReplicaKind, ReplicaReport, StartShare
+from pentimento.domain.fleet import ModelCost, Replica, ReplicaKind, ReplicaReport
 from pentimento.domain.kept_quality import NOTHING_KEPT, KeptQuality
 from pentimento.domain.models import DeviceCost, ModelFile, ModelVariant, ReuseProfile, digest_of
 from pentimento.domain.thinned_steps import ThinnableSteps

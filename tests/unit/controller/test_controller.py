@@ -10,8 +10,9 @@ from prometheus_client import REGISTRY
 from lab.fixtures.clocks import SetClock
 from pentimento.domain.adapters import Adapter, AdapterKind
 from pentimento.domain.components import HeldComponent, Tier
+from pentimento.domain.demand import AdapterDemand, PoolDemand
 from pentimento.domain.errors import InvalidArgument, NotFound, Unavailable
-from pentimento.domain.fleet import AdapterDemand, ModelCost, Plan, PoolDemand, Replica, ReplicaKind, ReplicaReport
+from pentimento.domain.fleet import ModelCost, Plan, Replica, ReplicaKind, ReplicaReport
 from pentimento.domain.generation import ObjectReference, PlanVersion
 from pentimento.policies.plan.inputs import AllocationProfile, Decision, PlanInput, hold_resident
 from pentimento.policies.plan.registry import SERVING_POLICIES, ServingPolicy

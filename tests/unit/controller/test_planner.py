@@ -9,9 +9,9 @@ import pytest
 from prometheus_client import REGISTRY
 
 from pentimento.domain.adapters import Adapter, AdapterKind
+from pentimento.domain.demand import AdapterDemand
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.fleet import (
-    AdapterDemand,
     AdapterPlacement,
     CachePlan,
     Capability,

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from pentimento.domain.demand import PoolDemand
 from pentimento.domain.errors import InvalidArgument, ResourceExhausted, Unavailable
-from pentimento.domain.fleet import PoolDemand, Replica, ReplicaKind, ReplicaReport
+from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaReport
 from pentimento.policies.plan.inputs import ModelDemand, PlanInput, ReplicaView
 from pentimento.policies.replica_counts import MOST_TARGETS, ScaledTarget
 from services.controller.scaler import Scaler, target_of

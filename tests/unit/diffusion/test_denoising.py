@@ -12,14 +12,13 @@ from pentimento.diffusion.denoising import (
     ImageStart,
     LatentStart,
     NoiseStart,
-    first_img2img_step,
     prepare,
     schedule_for,
 )
 from pentimento.diffusion.families import DiffusionModel
 from pentimento.diffusion.latents import latent_from_bytes, latent_to_bytes
 from pentimento.diffusion.prompts import PromptMemo
-from pentimento.diffusion.schedulers import nearest_step
+from pentimento.diffusion.schedulers import first_img2img_step, nearest_step
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import GenerationSpec, NoiseForm, Scheduler, SigmaSpacing
 from tests.unit.diffusion.specs import SPEC, denoise, run_steps, spec_with

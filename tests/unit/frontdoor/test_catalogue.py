@@ -4,8 +4,9 @@ from dataclasses import replace
 import pytest
 
 from lab.fixtures.held_models import HELD
+from pentimento.domain.demand import PoolDemand
 from pentimento.domain.errors import NotFound, Unavailable
-from pentimento.domain.fleet import PoolDemand, RegisteredDigest, ReplicaReport
+from pentimento.domain.fleet import RegisteredDigest, ReplicaReport
 from services.frontdoor.workers.catalogue import Catalogue
 from tests.support.logged import said_by
 

@@ -5,14 +5,8 @@ from dataclasses import replace
 import pytest
 
 from pentimento.domain.adapters import Adapter, AdapterKind
-from pentimento.domain.fleet import (
-    AdapterDemand,
-    Capability,
-    ComponentPlacement,
-    Replica,
-    ReplicaKind,
-    WorkerAssignment,
-)
+from pentimento.domain.demand import AdapterDemand
+from pentimento.domain.fleet import Capability, ComponentPlacement, Replica, ReplicaKind, WorkerAssignment
 from pentimento.policies.component_placement import AskedShares, place_components, placed_on
 from pentimento.policies.plan.inputs import ModelDemand, ReplicaView
 

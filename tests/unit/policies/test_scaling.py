@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from pentimento.domain.fleet import StartShare
+from pentimento.domain.demand import StartShare
 from pentimento.policies.plan.inputs import ModelDemand
 from pentimento.policies.scaling import (
     DwellWindow,

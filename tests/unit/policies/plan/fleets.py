@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from pentimento.domain.fleet import Replica, ReplicaKind, StartShare
+from pentimento.domain.demand import StartShare
+from pentimento.domain.fleet import Replica, ReplicaKind
 from pentimento.policies.plan.cascade import CascadePolicy, diffserve_cascade
 from pentimento.policies.plan.inputs import AllocationProfile, Decision, ModelDemand, PlanInput, Policy, ReplicaView
 from pentimento.policies.plan.maker import check_decision

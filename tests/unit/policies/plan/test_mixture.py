@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pentimento.domain.fleet import PoolPlan, StartShare, SteeredCount
+from pentimento.domain.demand import StartShare
+from pentimento.domain.fleet import PoolPlan, SteeredCount
 from pentimento.policies.plan.entry import EVERY_START, IMAGE, NOISE, SPARE
 from pentimento.policies.plan.inputs import Decision, ModelDemand, PlanInput
 from pentimento.policies.plan.mixture import (

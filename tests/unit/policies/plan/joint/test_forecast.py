@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from pentimento.domain.fleet import StartShare
+from pentimento.domain.demand import StartShare
 from pentimento.domain.models import Handover
 from pentimento.policies.plan.entry import IMAGE, LATENT, NOISE
 from pentimento.policies.plan.inputs import AllocationProfile, ModelDemand, PlanInput

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pentimento.domain.demand import StartShare
 from pentimento.domain.errors import FailedPrecondition
-from pentimento.domain.fleet import Replica, ReplicaKind, StartShare, WorkerAssignment
+from pentimento.domain.fleet import Replica, ReplicaKind, WorkerAssignment
 from pentimento.domain.thinned_steps import ThinnableSteps
 from pentimento.policies.plan.entry import IMAGE, LATENT, NOISE, entry_of
 from pentimento.policies.plan.inputs import Decision, ModelDemand, PlanInput, ReplicaView

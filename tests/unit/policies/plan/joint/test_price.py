@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pentimento.domain.fleet import StartShare
+from pentimento.domain.demand import StartShare
 from pentimento.policies.plan.entry import IMAGE, SPARE
 from pentimento.policies.plan.inputs import ModelDemand, PlanInput
 from pentimento.policies.plan.joint.policy import JointPolicy
