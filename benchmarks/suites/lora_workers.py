@@ -28,7 +28,7 @@ LOAD, RUN_S, STEPS, DEADLINE_S = 0.5, 0.5, 5, 60.0
 MEMORY_MIB = 2_000
 # Requests of the mix with LoRAs, by the shares of their numbers.
 WITH_LORAS = (0.0, *(share / sum(MLORA_DRIFTING.lora_counts[1:]) for share in MLORA_DRIFTING.lora_counts[1:]))
-MIX = replace(MLORA_DRIFTING, loras=Popularity(LORA_COUNT, 0.10, 14, 0.80), lora_counts=WITH_LORAS)
+MIX = replace(MLORA_DRIFTING, loras=Popularity(LORA_COUNT, 0.15, 14, 0.75), lora_counts=WITH_LORAS)
 LOADED = re.compile(r"^pentimento_worker_lora_load_seconds_sum\{.*\} (\S+)$", re.MULTILINE)
 PACE = f"""name = "paced"
 family = "stable_diffusion"
