@@ -82,6 +82,13 @@ class LoraLoader:
         return [self._load(digest, ahead) for digest in digests]
 
     @property
+    def has_room(self) -> bool:
+        """Return whether the memory has room for one more LoRA of the mean size."""
+        with self._lock:
+            sizes = [one.memory_bytes for one in self._held.values()]
+        return not sizes or sum(sizes) * (len(sizes) + 1) / len(sizes) <= self._memory_bytes
+
+    @property
     def resident(self) -> tuple[str, ...]:
         """Return the digests of the loaded LoRAs."""
         with self._lock:

@@ -99,9 +99,9 @@ class LoraShelf:
         return self._loader.ask(wanted, route.lora_patch_step, exactly=bool(route.replay_of))
 
     async def prefetch(self, names: Collection[str], uploaded: Collection[Adapter] = ()) -> None:
-        """Load the LoRAs with these names, and `uploaded` ones if it fetches such; none displaces a LoRA of more worth.
-        Return when each is loaded or has failed; failures are logged. They are loaded one at a time: the loader's other
-        thread is left to requests."""
+        """Load the LoRAs with these names, and `uploaded` ones if it fetches such, while the memory for LoRAs has room:
+        into a full one a prefetch does not pay (benchmarks/eviction_components.py). Return when each is loaded or has
+        failed; failures are logged. They are loaded one at a time: the loader's other thread is left to requests."""
         wanted = [adapter.digest for adapter in self.adapters if adapter.name in names]
         if self._uploaded is not None:
             for adapter in uploaded:
@@ -110,6 +110,8 @@ class LoraShelf:
         if self._loader is None:
             return
         for digest in wanted:
+            if not self._loader.has_room:
+                return
             load = asyncio.wrap_future(self._loader.begin([digest], ahead=True)[0])
             load.add_done_callback(_say_if_failed)
             # Unlike an awaited future, it continues if the caller is cancelled: requests may wait for it, too.

@@ -203,3 +203,15 @@ async def test_what_could_not_be_loaded_ahead_is_nobodys_error(caplog: pytest.Lo
         ] * len(NAMES)
     finally:
         shelf.close()
+
+
+async def test_prefetch_ends_with_the_memory_for_loras() -> None:
+    directory = SlowLoras()
+    directory.goes_on.set()
+    shelf = LoraShelf(directory, 2, lambda: None)
+    try:
+        await shelf.prefetch(NAMES)
+
+        assert directory.began == ["digest of first", "digest of second"]
+    finally:
+        shelf.close()

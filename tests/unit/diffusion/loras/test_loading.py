@@ -112,6 +112,17 @@ def test_load_ahead_displaces_only_loras_of_less_worth() -> None:
     assert desk.disk.reads == ["a", "b", "c", "c"] and "c" in desk.loader.resident
 
 
+def test_memory_has_room_for_one_more_of_the_mean_size() -> None:
+    desk = Desk(memory_bytes=2 * SIZE)
+    found = [desk.loader.has_room]
+    for digest in ("a", "b"):
+        desk.ask(digest)
+        desk.await_loads(1)
+        found.append(desk.loader.has_room)
+
+    assert found == [True, True, False]
+
+
 def test_a_load_that_failed_is_tried_again(desk: Desk) -> None:
     desk.disk.errors = [OSError("the disk went away")]
     source = desk.ask("a")
