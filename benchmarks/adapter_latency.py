@@ -9,11 +9,12 @@ Devices are paced: their compute sleeps for the times of a profile. There are tw
 adapter after the other. For the zoo this run times its pipelines, with LoRAs read and fused for every image; for SDXL
 its figures are Katz's published ones.
 
-In the zoo's profile, C is the time that a ControlNet adds to a step of diffusers' pipeline. The encoder has a
-ControlNet's architecture and takes as long; the decoder takes the rest of the step. Every image loads its LoRAs again
-and starts from the base model's weights. Its control images are already embedded, except in the row "new images".
-Seconds are the worker's, from the order to the encoded image. Device-seconds are the profile's: the worker's, and each
-ControlNet's steps.
+The zoo's LoRAs may be late by its own profiles (zoo/weights/lora-bounds.json), which allow 0 or 1 step of 50; a second
+row has Katz's K, 0.2 of the steps. In the zoo's profile, C is the time that a ControlNet adds to a step of diffusers'
+pipeline. The encoder has a ControlNet's architecture and takes as long; the decoder takes the rest of the step. Every
+image loads its LoRAs again and starts from the base model's weights. Its control images are already embedded, except in
+the row "new images". Seconds are the worker's, from the order to the encoded image. Device-seconds are the profile's:
+the worker's, and each ControlNet's steps.
 """
 
 import asyncio
@@ -47,8 +48,12 @@ from lab.fixtures.worker_process import worker_process
 from lab.runs.intervals import median_ratio
 from lab.runs.machine import ROOT
 from lab.runs.measure import Figure, Target, at_most, informative, measured, parse_options, publish
+from pentimento.diffusion.allow_list import check_checkpoint
+from pentimento.diffusion.checkpoint import digest_checkpoint
 from pentimento.diffusion.controlnets import ControlSetting
 from pentimento.domain.generation import ControlNetSelection, LoraSelection, Scheduler
+from pentimento.files.adapter_registry import LORA_BOUNDS_FILE
+from pentimento.profiles.catalogue import read_profiles
 from zoo.registry import WEIGHTS
 
 SDXL = ROOT / "scenarios" / "paces" / "sdxl-h800.toml"
@@ -56,6 +61,8 @@ ASKED = {name: (int(name[0]), int(name[2])) for name in KATZ_LATENCIES}
 NEW_IMAGES = "3C2L, new images"
 MOST_RATIO = 1.15
 ZOO_STEPS, ZOO_GUIDANCE = 50, 3.0
+# The share of the steps that Katz runs without a LoRA (section 6).
+KATZ_START = 0.2
 ZOO_CONTROLNETS = ("tiny-controlnet-edges", "tiny-controlnet-layout", "tiny-controlnet-edges")
 
 
@@ -178,8 +185,19 @@ def _generate(pipeline: Any, controlnets: int) -> None:
         pipeline("a red circle", generator=torch.Generator().manual_seed(1), **told, **options)
 
 
-def write_zoo_pace(path: Path, images: Sequence[TimedRequest], load_s: float, fuse_s: float) -> None:
-    """Write the zoo's profile from these timed images of diffusers."""
+def zoo_starts() -> list[float]:
+    """Return the shares of the schedule that may run without each of the zoo's LoRAs, by its profiles."""
+    base = digest_checkpoint(check_checkpoint(WEIGHTS / "tiny-heavy")).model
+    starts = read_profiles([WEIGHTS / LORA_BOUNDS_FILE]).latest_starts(base)
+    if not starts:
+        raise SystemExit(f"{LORA_BOUNDS_FILE} has no LoRA of tiny-heavy")
+    return [starts[digest] for digest in sorted(starts)]
+
+
+def write_zoo_pace(
+    path: Path, images: Sequence[TimedRequest], load_s: float, fuse_s: float, starts: Sequence[float]
+) -> None:
+    """Write the zoo's profile from these timed images of diffusers. Its LoRAs may be late by `starts`, in turns."""
     seconds = {name: _median_of(images, name) for name in ("0C0L", "1C0L", "3C0L")}
     step_ms = seconds["0C0L"] / ZOO_STEPS * 1e3
     control_ms = (seconds["3C0L"] - seconds["0C0L"]) / 3 / ZOO_STEPS * 1e3
@@ -205,7 +223,8 @@ def write_zoo_pace(path: Path, images: Sequence[TimedRequest], load_s: float, fu
     for name in ("edges", "layout", "edges-again"):
         lines += ["[[controlnets]]", f'name = "{name}"', f"step_ms = {{ 1 = {control_ms}, 2 = {control_ms} }}"]
     for number in range(4):
-        lines += ["[[loras]]", f'name = "lora-{number}"', f"load_s = {load_s}", "latest_start_fraction = 0.2"]
+        start = starts[number % len(starts)]
+        lines += ["[[loras]]", f'name = "lora-{number}"', f"load_s = {load_s}", f"latest_start_fraction = {start}"]
     path.write_text("\n".join(lines) + "\n")
 
 
@@ -235,12 +254,16 @@ def main() -> int:
     rounds = 1 if options.quick else 3
     theirs, load_s, fuse_s = diffusers_images(rounds)
     with shared_folder() as folder:
-        write_zoo_pace(folder / "zoo.toml", theirs, load_s, fuse_s)
+        write_zoo_pace(folder / "zoo.toml", theirs, load_s, fuse_s, zoo_starts())
         zoo = asyncio.run(ours(folder / "zoo.toml", rounds))
+        write_zoo_pace(folder / "katz.toml", theirs, load_s, fuse_s, [KATZ_START])
+        katz = asyncio.run(ours(folder / "katz.toml", rounds))
     sdxl = asyncio.run(ours(SDXL, rounds))
     figures = [
         *figures_of("SDXL, ours", sdxl, at_most(MOST_RATIO)),
         *figures_of("zoo, ours", zoo, at_most(MOST_RATIO)),
+        # Only the ratios: this side's seconds are the zoo's.
+        *figures_of("zoo, ours, Katz's K", katz, informative())[:2],
         *figures_of("zoo, diffusers", theirs, informative("x")),
     ]
     return publish(options, figures, notes={"rounds": rounds, "cores": os.cpu_count()})

@@ -67,7 +67,8 @@ def render(status: SuiteStatus, ages_s: Mapping[str, float] = ALL_NEW) -> Iterat
 
 def fleet_lines(fleet: Fleet) -> Iterator[Text]:
     """Yield the plan in force, what it moves towards, its LoRAs and ControlNets with their numbers of replicas, the
-    workers' weights and the models that their memory cannot hold, and the models that the plan leaves out."""
+    workers' weights, the models that their memory cannot hold and their last change, and the models that the plan
+    leaves out."""
     plan, policy = fleet.plan, f" by {fleet.plan.allocator}" if fleet.plan.allocator else ""
     version = f"{plan.version.leader_epoch}.{plan.version.sequence}"
     yield Text(f"plan      {version}{policy}, {len(plan.assignments)} workers assigned")
@@ -85,6 +86,7 @@ def fleet_lines(fleet: Fleet) -> Iterator[Text]:
         for replica in replicas
         for short in replica.short_models
     )
+    yield from (Text(f"switch    {one.instance_id}: {one.change}") for one in replicas if one.change is not None)
     yield from (Text(f"note      {note}", style="yellow") for note in plan.notes)
     for one in fleet.unplanned:
         where = f" on {one.worker_id or one.device}" if one.worker_id or one.device else ""

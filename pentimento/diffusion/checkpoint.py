@@ -61,7 +61,8 @@ class Checkpoint:
     `single_file` holds the components of `held`, each under a prefix of names of the original code. `configs` are
     configurations without a file, by name. Folders of components are in `parts`, if they are not in `directory`.
     `storage` is that of denoiser and text encoders. `sums` verify the files while they are read. With
-    `encoders_in_host` text encoders stay in host memory.
+    `encoders_in_host` text encoders stay in host memory. `in_memory`: the components, if they were
+    read before.
     """
 
     directory: Path
@@ -76,6 +77,7 @@ class Checkpoint:
     storage: WeightStorage = WeightStorage.AUTO
     sums: FileSums = field(default_factory=FileSums)
     encoders_in_host: bool = False
+    in_memory: Mapping[str, Any] = field(default_factory=dict)
 
     def stays_in_host(self, component: str) -> bool:
         """Return whether a component stays in host memory."""

@@ -4,6 +4,7 @@ The peak on a CPU is that of this process, which Linux stores as a resettable hi
 None."""
 
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,10 +15,16 @@ from pentimento.domain.errors import FailedPrecondition
 
 BUDGET_SHARE = 0.9
 CONTROL_GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+_GROUP_USED, _GROUP_STAT = Path("/sys/fs/cgroup/memory.current"), Path("/sys/fs/cgroup/memory.stat")
+_MEMORY = Path("/proc/meminfo")
+# Share of the memory that stays free for others.
+_SPARE_SHARE = 0.05
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _STATUS = Path("/proc/self/status")
 _RESET_HIGH_WATER = "5"
 _KIB = 1024
+# The peak is one number of the process.
+_peak = threading.Lock()
 
 
 def choose_device(choice: DeviceChoice) -> torch.device:
@@ -75,9 +82,43 @@ def device_memory(device: torch.device) -> DeviceMemory:
     return DeviceMemory(resident * page, os.sysconf("SC_PHYS_PAGES") * page)
 
 
+def free_host_bytes() -> int:
+    """Return the memory that the host and this process's control group can give, without a spare part; 0 where it
+    cannot be measured. Cached files count as free."""
+    found = {name.rstrip(":"): int(value) * _KIB for name, value, *_ in _lines_of(_MEMORY)}
+    free = found.get("MemAvailable", 0) - int(found.get("MemTotal", 0) * _SPARE_SHARE)
+    if limit := _group_limit_bytes(0):
+        cached = sum(int(value) for name, value in _lines_of(_GROUP_STAT) if name == "file")
+        used = sum(int(value) for (value,) in _lines_of(_GROUP_USED))
+        free = min(free, limit - used + cached - int(limit * _SPARE_SHARE))
+    return max(free, 0)
+
+
+def free_device_bytes(device: torch.device, budget_bytes: int) -> int:
+    """Return the part of a budget that this process does not use, at most what the device can give."""
+    if device.type != "cuda":
+        return min(budget_bytes - (used_bytes(device) or 0), free_host_bytes())
+    free, _ = torch.cuda.mem_get_info(device)
+    allocated = torch.cuda.memory_allocated(device)
+    return min(budget_bytes - allocated, free + torch.cuda.memory_reserved(device) - allocated)
+
+
+def _lines_of(file: Path) -> list[list[str]]:
+    """Return the words of a file's lines; none where the system has no such file."""
+    try:
+        return [line.split() for line in file.read_text().splitlines()]
+    except OSError:
+        return []
+
+
 def peak_bytes_of(device: torch.device, work: Callable[[], object]) -> int | None:
     """Run `work` and return the bytes in use at its peak, including those in use before; None if that cannot be
-    measured."""
+    measured. One thread of the process measures at a time."""
+    with _peak:
+        return _peak_bytes(device, work)
+
+
+def _peak_bytes(device: torch.device, work: Callable[[], object]) -> int | None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         work()

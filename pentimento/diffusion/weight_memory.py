@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,20 @@ _LAYER = re.compile(r"^(.*?\.\d+)\..*")
 _FLOATS = ("F64", "F32", "F16", "BF16", _FP8, "F8_E5M2")
 
 
-def component_weights(parts: Mapping[str, Any]) -> tuple[ComponentWeights, ...]:
-    """Return the memory of the networks among a model's parts."""
-    networks = {name: part for name, part in parts.items() if isinstance(part, torch.nn.Module)}
+def networks_of(parts: Mapping[str, Any]) -> dict[str, torch.nn.Module]:
+    """Return the networks among a model's parts."""
+    return {name: part for name, part in parts.items() if isinstance(part, torch.nn.Module)}
+
+
+def free_weights(networks: Iterable[torch.nn.Module]) -> None:
+    """Free the memory of networks that are not used again, although other objects refer to them."""
+    for network in networks:
+        for tensor in (*network.parameters(), *network.buffers()):
+            tensor.data = tensor.data.new_empty(0)
+
+
+def component_weights(networks: Mapping[str, torch.nn.Module]) -> tuple[ComponentWeights, ...]:
+    """Return the memory of a model's networks."""
     return tuple(_weights_of(name, network) for name, network in networks.items())
 
 
@@ -41,9 +52,14 @@ def _weights_of(component: str, network: torch.nn.Module) -> ComponentWeights:
 def needed_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
     """Return the device's memory that a checkpoint's weights will need in a precision, by the headers of its files: of
     components in host memory the largest layer, since prompts are encoded one after the other."""
-    needed = {component: _needed_by(checkpoint, component, dtype) for component in checkpoint.components}
+    needed = component_bytes(checkpoint, dtype)
     visiting = [needed.pop(component) for component in checkpoint.components if checkpoint.stays_in_host(component)]
     return sum(needed.values()) + max(visiting, default=0)
+
+
+def component_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> dict[str, int]:
+    """Return the memory of each component's weights in a precision, by the headers of its files."""
+    return {component: _needed_by(checkpoint, component, dtype) for component in checkpoint.components}
 
 
 def _needed_by(checkpoint: Checkpoint, component: str, dtype: torch.dtype) -> int:

@@ -6,7 +6,7 @@ import logging
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -34,6 +34,7 @@ from pentimento.diffusion.original_weights import load_original, original_tensor
 from pentimento.diffusion.packed_weights import pack, weight_bytes
 from pentimento.diffusion.staging import stage_network, staged
 from pentimento.diffusion.tensor_files import read_tensors
+from pentimento.diffusion.thread_dtype import ThreadDtype, keep_default_in_transformers
 from pentimento.files.file_sums import CorruptComponent, FileSums
 from pentimento.files.safetensors_header import FLOATS, ITEM_SIZES, read_header
 
@@ -122,10 +123,28 @@ def quiet_loaders() -> None:
 
 def load_components(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
     """Return all components except the scheduler, in evaluation mode on `device`, text encoders in host memory with the
-    checkpoint's `encoders_in_host`; stored half precision becomes `dtype`. Raises BadCheckpoint."""
+    checkpoint's `encoders_in_host`; stored half precision becomes `dtype`. Components that were read before are placed,
+    others are read. Raises BadCheckpoint."""
+    if checkpoint.in_memory:
+        return {name: _settled(checkpoint, name, part, device) for name, part in checkpoint.in_memory.items()}
     names = [name for name in checkpoint.components if name != "scheduler"]
     with staged(checkpoint, _keys_of) as root:
-        return {name: _load_component(checkpoint, root, name, device, dtype) for name in names}
+        return {name: _settled(checkpoint, name, _packed(checkpoint, root, name, dtype), device) for name in names}
+
+
+def read_components(
+    checkpoint: Checkpoint, dtype: torch.dtype, hold: Callable[[torch.nn.Module], None] | None
+) -> dict[str, Any]:
+    """Return the same components in host memory; `hold` is called with each network that a device takes later. Raises
+    BadCheckpoint."""
+    names = [name for name in checkpoint.components if name != "scheduler"]
+    found = {}
+    with staged(checkpoint, _keys_of) as root:
+        for name in names:
+            found[name] = part = _packed(checkpoint, root, name, dtype)
+            if hold is not None and isinstance(part, torch.nn.Module) and not checkpoint.stays_in_host(name):
+                hold(part)
+    return found
 
 
 def load_network(
@@ -192,13 +211,17 @@ def _placed(component: Any, device: torch.device) -> Any:
     return component.to(device).eval().requires_grad_(False) if is_network else component
 
 
-def _load_component(
-    checkpoint: Checkpoint, root: Path, component: str, device: torch.device, dtype: torch.dtype
-) -> Any:
+def _packed(checkpoint: Checkpoint, root: Path, component: str, dtype: torch.dtype) -> Any:
+    """Return a component in host memory, with packed weights."""
     network = _read_component(checkpoint, root, component, dtype)
     if isinstance(network, torch.nn.Module) and component != _AUTOENCODER:
         pack(network, _storage(checkpoint, component))
         logger.info("%s: %.1f MB of weights", component, weight_bytes(network) / 1e6)
+    return network
+
+
+def _settled(checkpoint: Checkpoint, component: str, network: Any, device: torch.device) -> Any:
+    """Return a component on the device, or in host memory for it."""
     if isinstance(network, torch.nn.Module) and checkpoint.stays_in_host(component):
         keep_in_host_memory(_placed(network, torch.device("cpu")), device)
         return network
@@ -320,14 +343,9 @@ def _diffusers_network(
     model_class: Any, folder: Path, state: dict[str, torch.Tensor], dtype: torch.dtype
 ) -> tuple[torch.nn.Module, Collection[str]]:
     """Return a network that holds the tensors of `state`, and the names of missing ones."""
-    before = torch.get_default_dtype()
     # Values that a constructor computes have the network's precision, as by diffusers' own loader.
-    torch.set_default_dtype(dtype)
-    try:
-        with init_empty_weights():
-            network: Any = model_class.from_config(model_class.load_config(folder, local_files_only=True))
-    finally:
-        torch.set_default_dtype(before)
+    with init_empty_weights(), ThreadDtype(dtype):
+        network: Any = model_class.from_config(model_class.load_config(folder, local_files_only=True))
     network._fix_state_dict_keys_on_load(state)
     kept = tuple(model_class._keep_in_fp32_modules or ())
     for name, tensor in state.items():
@@ -340,6 +358,7 @@ def _diffusers_network(
 def _transformers_network(
     model_class: Any, folder: Path, state: dict[str, torch.Tensor], dtype: torch.dtype
 ) -> tuple[torch.nn.Module, Collection[str]]:
+    keep_default_in_transformers()
     config = model_class.config_class.from_pretrained(folder, local_files_only=True)
     network, found = model_class.from_pretrained(
         None, config=config, state_dict=state, dtype=dtype, output_loading_info=True

@@ -7,7 +7,7 @@ from pentimento.domain.adapters import Adapter
 from pentimento.domain.components import HeldComponent
 from pentimento.domain.demand import PoolDemand
 from pentimento.domain.generation import PlanVersion
-from pentimento.domain.weights import ComponentWeights, ShortModel
+from pentimento.domain.weights import ComponentWeights, ModelChange, ShortModel
 
 # Models, adapters and costs that one replica may report; the controller refuses more.
 MAX_TOLD_COUNT = 1024
@@ -101,7 +101,8 @@ class Replica:
     """A process that registers with the controller. `address` is `unix:/path` or `host:port`; `generation` tells apart
     the starts of one instance. `costs` are those of the available models. `adapters`: LoRAs that a worker can use,
     ControlNets of a ControlNet replica. `deferrals`: f(t) of a discriminator's cascades. `held_model_digest`: of the
-    first resident model; empty where unknown. `weights`: that model's; `short_models`: do not fit a worker's memory."""
+    first resident model; empty where unknown. `weights`: that model's; `short_models`: do not fit a worker's memory.
+    `change`: a worker's last one."""
 
     instance_id: str
     kind: ReplicaKind
@@ -119,6 +120,7 @@ class Replica:
     deferrals: tuple[MeasuredDeferral, ...] = ()
     weights: tuple[ComponentWeights, ...] = ()
     short_models: tuple[ShortModel, ...] = ()
+    change: ModelChange | None = None
 
     @property
     def held_model(self) -> str:

@@ -1,6 +1,7 @@
-"""Memory of models' weights on a worker's device."""
+"""Memory of models' weights on a worker's device, and of the next model's while a worker changes its model."""
 
 from dataclasses import dataclass
+from enum import Enum
 
 
 @dataclass(frozen=True)
@@ -31,3 +32,35 @@ class ShortModel:
     def __str__(self) -> str:
         needed, budget = self.needed_bytes / 1e9, self.budget_bytes / 1e9
         return f"{self.model} needs {needed:.1f} GB for its weights, {budget:.1f} GB of the device are this worker's"
+
+
+class SwitchWay(Enum):
+    """When a model leaves the device for the next one: after that one serves, before it is placed from host memory, or
+    before it is read."""
+
+    BESIDE = "beside"
+    STAGED = "staged"
+    UNLOAD_FIRST = "unload_first"
+
+
+@dataclass(frozen=True)
+class ModelChange:
+    """A worker's last change to another model: its weights, and the free memory then of the host for staged models and
+    of the device."""
+
+    model: str
+    way: SwitchWay
+    weight_bytes: int
+    host_bytes: int
+    device_bytes: int
+
+    def __str__(self) -> str:
+        weights, host, device = (
+            f"{size / 1e9:.1f} GB" for size in (self.weight_bytes, self.host_bytes, self.device_bytes)
+        )
+        how = {
+            SwitchWay.BESIDE: "loaded while the former model served",
+            SwitchWay.STAGED: "read while the former model served",
+            SwitchWay.UNLOAD_FIRST: "read after the former model had left",
+        }[self.way]
+        return f"{self.model} was {how}: {weights} of weights, {host} of the host and {device} of the device free"

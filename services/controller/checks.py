@@ -29,7 +29,7 @@ from pentimento.domain.fleet import (
 from pentimento.domain.kept_quality import MOST_KEPT, KeptQuality
 from pentimento.domain.models import CascadeVariant, Handover
 from pentimento.domain.thinned_steps import ThinnableSteps
-from pentimento.domain.weights import ComponentWeights, ShortModel
+from pentimento.domain.weights import ComponentWeights, ModelChange, ShortModel
 from pentimento.policies.plan.entry import STARTS
 
 T = TypeVar("T")
@@ -72,6 +72,8 @@ def check_replica(replica: Replica) -> None:
     check_each("replica.deferrals", replica.deferrals, _check_measured_deferral)
     check_each("replica.weights", replica.weights, _check_weights)
     check_each("replica.short_models", replica.short_models, _check_short)
+    if replica.change is not None:
+        _check_change("replica.change", replica.change)
     check_distinct("replica.adapters", [(one.kind, one.name) for one in replica.adapters], "name each adapter once")
 
 
@@ -260,6 +262,11 @@ def _check_weights(field: str, weights: ComponentWeights) -> None:
 def _check_short(field: str, short: ShortModel) -> None:
     check_name(f"{field}.model", short.model)
     _check_numbers(f"{field}.", short, MAX_COUNT, "needed_bytes", "budget_bytes")
+
+
+def _check_change(field: str, change: ModelChange) -> None:
+    check_name(f"{field}.model", change.model)
+    _check_numbers(f"{field}.", change, MAX_COUNT, "weight_bytes", "host_bytes", "device_bytes")
 
 
 def check_text(field: str, text: str) -> None:

@@ -214,6 +214,7 @@ class WorkerProcess(ServiceProcess):
             adapters=backend.adapters.first(MAX_TOLD_COUNT).known,
             weights=backend.weights,
             short_models=backend.short_models,
+            change=backend.change,
         )
 
     def _with_measured(self, costs: tuple[ModelCost, ...], backend: PlannedBackend) -> tuple[ModelCost, ...]:

@@ -71,7 +71,10 @@ class UnetWorkerSettings:
     )
     component_disk_mib: int = setting(DEFAULT_DISK_MIB, help="disk for components", minimum=1)
     component_host_mib: int = setting(
-        0, help="memory for components, in the kernel's cache of the disk; 0: as the kernel decides", minimum=0
+        0,
+        help="memory for components in the kernel's cache of the disk, and for a model that is read while another one "
+        "serves; 0: as the kernel decides, and what the host has free",
+        minimum=0,
     )
     objects_url: str = setting("file:///var/lib/pentimento/objects", help="object store of latents and images")
     grant_key_file: Path | None = setting(

@@ -234,6 +234,10 @@ class EmulatedBackend:
         return frozenset()
 
     @property
+    def change(self) -> None:
+        return None
+
+    @property
     def short_models(self) -> tuple[()]:
         return ()
 

@@ -17,9 +17,10 @@ from pentimento.domain.components import ComponentRule
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.policies.components import Utility
+from services.unet_worker.models.loader import ModelSource
 from services.unet_worker.process import WorkerProcess
 from services.unet_worker.settings import UnetWorkerSettings
-from services.unet_worker.wiring import ModelSource, TorchModels, with_room_for_halves
+from services.unet_worker.wiring import TorchModels, with_room_for_halves
 
 
 def wire(settings: UnetWorkerSettings, lora_rule: Callable[[], ComponentRule] = Utility) -> WorkerProcess:

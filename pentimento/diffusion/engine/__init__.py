@@ -30,7 +30,14 @@ from pentimento.diffusion.engine.listening import (
     FinishedDenoising,
 )
 from pentimento.diffusion.engine.loop import EngineSettings, StepLoop
-from pentimento.diffusion.engine.probe import BatchLimits, Interrupted, MemoryBudget, MemoryModel, MemoryProbe
+from pentimento.diffusion.engine.probe import (
+    BatchLimits,
+    Interrupted,
+    MemoryBudget,
+    MemoryModel,
+    MemoryProbe,
+    ProbedMemory,
+)
 from pentimento.diffusion.engine.thread import StepEngine
 
 __all__ = [
@@ -47,6 +54,7 @@ __all__ = [
     "MemoryBudget",
     "MemoryModel",
     "MemoryProbe",
+    "ProbedMemory",
     "StepEngine",
     "StepLoop",
     "batch_sizes_up_to",

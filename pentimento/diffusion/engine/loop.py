@@ -159,9 +159,14 @@ class StepLoop:
             self._fail(number, error)
 
     def restore_weights(self) -> None:
-        """Restore the model's base weights. Between requests LoRAs stay patched in, for the next one with the same
-        set."""
+        """Restore the model's base weights. Between requests LoRAs stay patched in, for the next one's set."""
         self._adapters.restore()
+
+    def release(self) -> None:
+        """Restore the model's base weights, and free the memory of batches. The loop is not used again."""
+        self.restore_weights()
+        self._groups.clear()
+        self._denoiser.release_memory()
 
     def _take_in(self) -> None:
         while self._inbox:

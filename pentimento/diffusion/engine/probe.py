@@ -80,13 +80,15 @@ def rows_of(key: BatchKey) -> int:
 
 
 class BatchLimits:
-    """Limit the requests per forward pass by batch key. Any thread may call `limit`; the rest is the engine's."""
+    """Limit the requests per forward pass by batch key. Any thread may call `limit`; the rest is the engine's.
+    `reserved_bytes` of the budget are another model's for now."""
 
     def __init__(self, max_batch: int, budget: MemoryBudget | None, monotonic: Callable[[], float]) -> None:
         self.max_batch = max_batch
         self._budget = budget
         self._monotonic = monotonic
         self._shrunk: dict[BatchKey, tuple[int, float]] = {}
+        self.reserved_bytes = 0
 
     def set_budget(self, budget: MemoryBudget | None) -> None:
         """Replace the budget, once memory has been measured."""
@@ -99,7 +101,8 @@ class BatchLimits:
         most = self.max_batch if self._monotonic() >= until else count
         if self._budget is None:
             return most
-        return max(self._budget.largest_batch(key.width_px * key.height_px, rows_of(key), most), 1)
+        budget = replace(self._budget, total_bytes=self._budget.total_bytes - self.reserved_bytes)
+        return max(budget.largest_batch(key.width_px * key.height_px, rows_of(key), most), 1)
 
     def check(self, key: BatchKey) -> None:
         """Raise InvalidArgument naming the size and the budget when a request of this key never fits."""
@@ -154,23 +157,40 @@ class _Interruptible(TorchFunctionMode):
         return func(*args, **(kwargs if isinstance(kwargs, dict) else {}))
 
 
+@dataclass(frozen=True)
+class ProbedMemory:
+    """Hold the measurements of a probe, to continue them when the process loads the model again."""
+
+    pending: tuple[int, ...]
+    points: tuple[MemoryPoint, ...] = ()
+    decoder_bytes_per_pixel: float | None = None
+
+
 class MemoryProbe:
     """Measure the memory of forward passes, one batch size after the other, ascending. No size is pending after the
-    first that the device has no memory for, or if memory cannot be measured."""
+    first that the device has no memory for, or if memory cannot be measured. `other_bytes` of the memory are another
+    model's, which leaves."""
 
     def __init__(
         self,
         model: DiffusionModel,
         predict: Callable[[DenoiserInput], object],
         key: BatchKey,
-        batch_sizes: Sequence[int],
+        begun: ProbedMemory,
+        other_bytes: int = 0,
     ) -> None:
         self._model = model
         self._predict = predict
         self._key = key
-        self._points: list[MemoryPoint] = []
-        self._decoder_bytes_per_pixel: float | None = None
-        self.pending = tuple(sorted(batch_sizes))
+        self._points = list(begun.points)
+        self._decoder_bytes_per_pixel = begun.decoder_bytes_per_pixel
+        self.pending = tuple(sorted(begun.pending))
+        self.other_bytes = other_bytes
+
+    @property
+    def probed(self) -> ProbedMemory:
+        """Return the measurements so far."""
+        return ProbedMemory(self.pending, tuple(self._points), self._decoder_bytes_per_pixel)
 
     def memory(self) -> MemoryModel | None:
         """Return the memory model from the measurements so far; None if memory cannot be measured. From a single batch
@@ -199,7 +219,8 @@ class MemoryProbe:
             return
         self.pending = tuple(rest) if peak is not None else ()
         if peak is not None:
-            self._points.append(MemoryPoint(rows, self._key.width_px * self._key.height_px, peak))
+            own = max(peak - self.other_bytes, 0)
+            self._points.append(MemoryPoint(rows, self._key.width_px * self._key.height_px, own))
 
     def measure_decoder(self) -> None:
         """Measure the decoder, which may run during a forward pass."""

@@ -129,7 +129,7 @@ class StepEngine:
                     self._wait_for_news()
         self._run_calls()
         self._loop.fail_all(Unavailable("ENGINE_CLOSED", "the worker stopped before the image was done"))
-        self._loop.restore_weights()
+        self._loop.release()
 
     def _run_calls(self) -> None:
         while self._calls:

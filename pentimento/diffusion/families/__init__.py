@@ -12,7 +12,7 @@ from pentimento.diffusion.families.model import (
     LoadedModelInfo,
     PromptStates,
 )
-from pentimento.diffusion.families.registry import load_model
+from pentimento.diffusion.families.registry import StagedModel, load_model, stage_model, usual_dtype
 from pentimento.diffusion.families.row_updates import LowRankUpdate, PerSampleAdapters
 
 __all__ = [
@@ -28,5 +28,8 @@ __all__ = [
     "LowRankUpdate",
     "PerSampleAdapters",
     "PromptStates",
+    "StagedModel",
     "load_model",
+    "stage_model",
+    "usual_dtype",
 ]

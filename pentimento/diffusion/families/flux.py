@@ -27,7 +27,7 @@ from pentimento.diffusion.families.packing import CELLS_OF_TOKEN, PACKED_SIDE, p
 from pentimento.diffusion.families.row_kernels import RowKernels
 from pentimento.diffusion.families.texts import ClipText, T5Text
 from pentimento.diffusion.schedulers import FLOW_SCHEDULERS
-from pentimento.diffusion.weight_memory import component_weights
+from pentimento.diffusion.weight_memory import component_weights, networks_of
 from pentimento.diffusion.weights import load_components
 from pentimento.domain.errors import InvalidArgument
 
@@ -61,7 +61,8 @@ class Flux(FlowFamily):
         self.t5_token_count = int(checkpoint.settings.get("max_sequence_length", usual_tokens))
         self._texts = (ClipText(parts["tokenizer"], parts["text_encoder"], device),)
         self._t5 = T5Text(parts["tokenizer_2"], parts["text_encoder_2"], device)
-        self.weights = component_weights(parts)
+        self.networks = networks_of(parts)
+        self.weights = component_weights(self.networks)
         self.adaptable = {name: parts[name] for name in ("transformer", "text_encoder", "text_encoder_2")}
         _check_shapes(checkpoint, parts)
         self._kernels = RowKernels(self.denoiser)

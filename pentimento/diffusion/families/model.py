@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -233,7 +234,7 @@ class DiffusionModel(ABC):
 
     `denoiser` is the network of `predict`, `picture_decoder` that of `decode_latent`, for changes of their layers;
     `adaptable` holds the networks that a LoRA may change, by the pipeline's component name, the denoiser first. `dtype`
-    is the type of latents and weights, `weights` the memory of each component's."""
+    is the type of latents and weights, `networks` holds all networks by component, `weights` the memory of each."""
 
     info: LoadedModelInfo
     device: torch.device
@@ -241,6 +242,7 @@ class DiffusionModel(ABC):
     denoiser: torch.nn.Module
     picture_decoder: torch.nn.Module
     adaptable: Mapping[str, torch.nn.Module]
+    networks: Mapping[str, torch.nn.Module] = MappingProxyType({})
     weights: tuple[ComponentWeights, ...] = ()
     # Cross-attention layers that take image prompts, in the order of the network's modules; empty without support.
     cross_attentions: tuple[CrossAttention, ...] = ()

@@ -29,7 +29,7 @@ from pentimento.diffusion.families.model import Conditioning, DenoiserInput, Loa
 from pentimento.diffusion.families.packing import CELLS_OF_TOKEN, PACKED_SIDE, packed, unpacked
 from pentimento.diffusion.families.texts import PromptTokenizer
 from pentimento.diffusion.schedulers import FLOW_SCHEDULERS
-from pentimento.diffusion.weight_memory import component_weights
+from pentimento.diffusion.weight_memory import component_weights, networks_of
 from pentimento.diffusion.weights import load_components
 from pentimento.domain.errors import InvalidArgument
 
@@ -69,7 +69,8 @@ class QwenImage(FlowFamily):
         self._encoder: Any = parts["text_encoder"].model.language_model
         self.token_limit = int(checkpoint.settings.get("max_sequence_length", _TEXT_TOKENS))
         self.denoiser: Any = parts["transformer"]
-        self.weights = component_weights(parts)
+        self.networks = networks_of(parts)
+        self.weights = component_weights(self.networks)
         self.adaptable = {"transformer": parts["transformer"]}
         _check_shapes(checkpoint, parts)
         skip_signature_checks(self.denoiser)

@@ -27,7 +27,7 @@ from pentimento.diffusion.families.model import Conditioning, DenoiserInput, Loa
 from pentimento.diffusion.families.row_kernels import RowKernels
 from pentimento.diffusion.families.texts import PromptTokenizer
 from pentimento.diffusion.schedulers import FLOW_SAMPLERS
-from pentimento.diffusion.weight_memory import component_weights
+from pentimento.diffusion.weight_memory import component_weights, networks_of
 from pentimento.diffusion.weights import load_components
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Scheduler
@@ -78,7 +78,8 @@ class Sana(FlowFamily):
         self.token_limit = int(checkpoint.settings.get("max_sequence_length", _TEXT_TOKENS))
         self._instruction_tokens = self._tokenizer.count(_INSTRUCTION)
         self.denoiser: Any = parts["transformer"]
-        self.weights = component_weights(parts)
+        self.networks = networks_of(parts)
+        self.weights = component_weights(self.networks)
         self.adaptable = {"transformer": parts["transformer"]}
         _check_shapes(checkpoint, parts, self.token_limit, is_sprint=Scheduler.SCM in self._schedulers)
         skip_signature_checks(self.denoiser)

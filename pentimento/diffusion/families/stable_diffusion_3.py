@@ -32,7 +32,7 @@ from pentimento.diffusion.families.texts import ClipText, EncodedText, T5Text, a
 from pentimento.diffusion.families.transformer_passes import TransformerPasses, covers_transformer
 from pentimento.diffusion.families.weighted_texts import WeightedText, emphasised
 from pentimento.diffusion.schedulers import FLOW_SCHEDULERS
-from pentimento.diffusion.weight_memory import component_weights
+from pentimento.diffusion.weight_memory import component_weights, networks_of
 from pentimento.diffusion.weights import load_components
 from pentimento.domain.prompt_syntax import WeightedPrompt
 
@@ -68,7 +68,8 @@ class StableDiffusion3(FlowFamily):
         self._t5 = T5Text(parts["tokenizer_3"], parts["text_encoder_3"], device) if "tokenizer_3" in parts else None
         self.denoiser: Any = parts["transformer"]
         adaptable = ("transformer", "text_encoder", "text_encoder_2", "text_encoder_3")
-        self.weights = component_weights(parts)
+        self.networks = networks_of(parts)
+        self.weights = component_weights(self.networks)
         self.adaptable = {name: parts[name] for name in adaptable if name in parts}
         _check_widths(checkpoint, parts)
         skip_signature_checks(self.denoiser)

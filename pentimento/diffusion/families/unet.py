@@ -34,7 +34,7 @@ from pentimento.diffusion.families.texts import ClipText
 from pentimento.diffusion.families.unet_passes import AttendedTexts, UNetEncoding, UNetPasses, added_conditions, covers
 from pentimento.diffusion.inversions import BadInversion, Inversion
 from pentimento.diffusion.schedulers import DIFFUSION_SCHEDULERS, DiffusionConfig
-from pentimento.diffusion.weight_memory import component_weights
+from pentimento.diffusion.weight_memory import component_weights, networks_of
 from pentimento.diffusion.weights import load_components
 from pentimento.domain.generation import NoiseForm
 
@@ -82,7 +82,8 @@ class UNetFamily(DiffusersFamily):
             for tokenizer, encoder in zip(tokenizers, self.encoders, strict=True)
         ]
         self.usual_tokens = self.chunk_tokens = self._texts[0].token_limit
-        self.weights = component_weights(parts)
+        self.networks = networks_of(parts)
+        self.weights = component_weights(self.networks)
         self.adaptable = {name: parts[name] for name in ("unet", *self.encoders)}
         self._hold(parts["unet"])
         self._autoencoder = self._with_scale(parts["vae"])

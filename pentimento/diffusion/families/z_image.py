@@ -26,7 +26,7 @@ from pentimento.diffusion.families.lean_attention import skip_signature_checks
 from pentimento.diffusion.families.model import Conditioning, DenoiserInput, LoadedModelInfo, PromptStates
 from pentimento.diffusion.families.texts import PromptTokenizer
 from pentimento.diffusion.schedulers import FLOW_SCHEDULERS
-from pentimento.diffusion.weight_memory import component_weights
+from pentimento.diffusion.weight_memory import component_weights, networks_of
 from pentimento.diffusion.weights import load_components
 from pentimento.domain.errors import InvalidArgument
 
@@ -61,7 +61,8 @@ class ZImage(FlowFamily):
         self._encoder: Any = parts["text_encoder"]
         self._token_limit = int(checkpoint.settings.get("max_sequence_length", _TEXT_TOKENS))
         self.denoiser: Any = parts["transformer"]
-        self.weights = component_weights(parts)
+        self.networks = networks_of(parts)
+        self.weights = component_weights(self.networks)
         self.adaptable = {"transformer": parts["transformer"]}
         _check_shapes(checkpoint, parts, self._token_limit)
         skip_signature_checks(self.denoiser)

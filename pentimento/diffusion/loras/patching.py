@@ -8,8 +8,6 @@ is not W. Factors and weights go between device and host in few large pieces: co
 pageable memory takes ten times as long.
 """
 
-import logging
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
@@ -18,13 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pentimento.diffusion.families.layer_forwards import Forward, replaced
+from pentimento.diffusion.host_memory import HostMemory, packed_bytes
 from pentimento.diffusion.loras.changes import DecomposedFactors, LayerChange, LowRankFactors, difference
 from pentimento.diffusion.loras.lora import AdapterSet, changes_by_module, set_key
-
-logger = logging.getLogger(__name__)
-
-# Alignment of each tensor's first byte: processors and devices copy whole cache lines.
-_ALIGNED_BYTES = 64
 
 
 class FactorsThere:
@@ -56,43 +50,19 @@ class KeptWeights:
 
     def __init__(self) -> None:
         self.by_name: dict[str, Tensor] = {}
-        self._memories: list[_HostMemory] = []
+        self._memories: list[HostMemory] = []
 
     def keep(self, weights: Mapping[str, Tensor]) -> None:
         """Copy the weights that have no copy yet."""
         new = {name: weight for name, weight in weights.items() if name not in self.by_name}
         if not new:
             return
-        sizes = [-(-weight.nbytes // _ALIGNED_BYTES) * _ALIGNED_BYTES for weight in new.values()]
-        memory = _HostMemory(sum(sizes), is_read_by_device=next(iter(new.values())).device.type == "cuda")
-        copies: dict[str, Tensor] = {}
-        for part, (name, weight) in zip(memory.bytes.split(sizes), new.items(), strict=True):
-            elements = part[: weight.nbytes].view(weight.dtype)
-            copies[name] = elements.as_strided(weight.shape, weight.stride(), elements.storage_offset())
-            copies[name].copy_(weight, non_blocking=True)
+        is_read_by_device = next(iter(new.values())).device.type == "cuda"
+        memory = HostMemory(packed_bytes(new.values()), is_read_by_device=is_read_by_device)
+        copies = dict(zip(new, memory.copies(new.values()), strict=True))
         # All or none: an incomplete copy must never be restored.
         self._memories.append(memory)
         self.by_name |= copies
-
-
-class _HostMemory:
-    """Allocate host memory, pinned if a CUDA device reads it. It is freed with this object."""
-
-    def __init__(self, byte_count: int, *, is_read_by_device: bool) -> None:
-        self.bytes = torch.empty(byte_count, dtype=torch.uint8)
-        if not is_read_by_device:
-            return
-        if int(torch.cuda.cudart().cudaHostRegister(self.bytes.data_ptr(), byte_count, 0)):
-            logger.warning(
-                "memory for weights could not be locked: patches take longer", extra={"reason": "NOT_LOCKED"}
-            )
-            return
-        # The finalizer holds the bytes: they are unlocked before they are freed.
-        weakref.finalize(self, _unlock, self.bytes)
-
-
-def _unlock(locked: Tensor) -> None:
-    torch.cuda.cudart().cudaHostUnregister(locked.data_ptr())
 
 
 _CACHED_BYTES, _ROWS = 1024 * 1024, 64

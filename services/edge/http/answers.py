@@ -1,6 +1,6 @@
 """Answers over HTTP: errors in OpenAI's format, JSON with bytes in it, entity tags, and clients that leave.
 
-    {"error": {"message": …, "type": …, "param": the field or null, "code": the reason}}
+{"error": {"message": …, "type": …, "param": the field or null, "code": the reason}}
 """
 
 import asyncio

@@ -11,7 +11,7 @@ from pentimento.domain.components import HeldComponent, TierSpeed
 from pentimento.domain.execution import ExecuteEvent
 from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.generation import GenerationSpec, NoiseForm
-from pentimento.domain.weights import ComponentWeights, ShortModel
+from pentimento.domain.weights import ComponentWeights, ModelChange, ShortModel
 from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder
 
 
@@ -129,7 +129,10 @@ class PlannedBackend(DeviceBackend, Protocol):
     def load_s(self) -> Mapping[str, float]:
         """Return the seconds of the last switch to each model that it has switched to."""
 
+    @property
+    def change(self) -> ModelChange | None:
+        """Return the last change to another model, or the one in progress; None before the first."""
+
     def assign(self, name: str, max_batch: int) -> None:
-        """Hold this model, in batches of at most `max_batch`, 0 for the most that fit. Requests that are here finish
-        first, and none are admitted until the other model is loaded; assigning the current model again calls off a
-        switch that has not passed that point."""
+        """Hold this model, in batches of at most `max_batch`, 0 for the most that fit. Requests that are here finish;
+        assigning the current model again calls off a switch before the current one has left the device."""

@@ -16,7 +16,7 @@ from pentimento.devices.choices import (
     TextEncoderPlace,
     WeightStorage,
 )
-from pentimento.diffusion.allow_list import check_checkpoint, family_of
+from pentimento.diffusion.allow_list import check_checkpoint
 from pentimento.diffusion.device import choose_device, choose_dtype, memory_budget_bytes
 from pentimento.diffusion.engine import (
     CompiledDenoiser,
@@ -24,9 +24,9 @@ from pentimento.diffusion.engine import (
     cuda_recorder,
     replaying,
 )
-from pentimento.diffusion.families import DiffusionModel, load_model
+from pentimento.diffusion.families import DiffusionModel, load_model, usual_dtype
 from pentimento.diffusion.inversions import BadInversion, read_inversion
-from pentimento.diffusion.kernels import fuse, kernels_for
+from pentimento.diffusion.kernels import Kernels, fuse, kernels_for
 from pentimento.diffusion.weight_memory import needed_bytes
 from pentimento.diffusion.weights import quiet_loaders
 from pentimento.domain.errors import FailedPrecondition
@@ -55,15 +55,18 @@ def load_checkpoint(
     within `budget_bytes`. Raises FailedPrecondition for kernels that cannot run and weights beyond the budget, before
     the model is loaded, and for a tile that is too small for it."""
     quiet_loaders()
-    device = choose_device(device_choice)
+    device, chosen = device_and_dtype(device_choice, dtype)
     kernels = kernels_for(kernel_mode, device)
-    chosen = None if dtype is DtypeChoice.AUTO else choose_dtype(dtype, device)
     place = text_encoders
     if budget_bytes is not None:
-        place, short = fitted(path, device, chosen, storage, text_encoders, budget_bytes)
-        if short is not None:
-            raise FailedPrecondition("DEVICE_MEMORY_SHORT", f"{short}; {_ways_out(place)} or another device gives more")
+        place = encoder_place(path, device, chosen, storage, text_encoders, budget_bytes)
     model = load_model(path, device, chosen, storage, sums, place is TextEncoderPlace.HOST)
+    return completed(model, kernels, embeddings, tile_px)
+
+
+def completed(model: DiffusionModel, kernels: Kernels | None, embeddings: Path | None, tile_px: int) -> DiffusionModel:
+    """Return the model with the worker's tiles, inversions and kernels. Raises FailedPrecondition for a tile that is
+    too small."""
     try:
         if tile_px:
             model.tile_decoder(tile_px)
@@ -77,6 +80,27 @@ def load_checkpoint(
     return model
 
 
+def device_and_dtype(device: DeviceChoice, dtype: DtypeChoice) -> tuple[torch.device, torch.dtype | None]:
+    """Return the chosen device, and the precision unless the model decides. Raises FailedPrecondition."""
+    found = choose_device(device)
+    return found, None if dtype is DtypeChoice.AUTO else choose_dtype(dtype, found)
+
+
+def encoder_place(
+    path: Path,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    storage: WeightStorage,
+    text_encoders: TextEncoderPlace,
+    budget_bytes: int,
+) -> TextEncoderPlace:
+    """Return the first result of `fitted`. Raises FailedPrecondition for a model that lacks memory."""
+    place, short = fitted(path, device, dtype, storage, text_encoders, budget_bytes)
+    if short is not None:
+        raise FailedPrecondition("DEVICE_MEMORY_SHORT", f"{short}; {_ways_out(place)} or another device gives more")
+    return place
+
+
 def fitted(
     path: Path,
     device: torch.device,
@@ -88,8 +112,7 @@ def fitted(
     """Return where a model's text encoders go, and what it lacks of memory, by the headers of its files; None if its
     weights fit. On a CPU, `auto` moves nothing: host memory is the device's. Raises BadCheckpoint."""
     checkpoint = replace(check_checkpoint(path), storage=storage)
-    half = getattr(torch, family_of(checkpoint).half)
-    chosen = dtype or choose_dtype(DtypeChoice.AUTO, device, half)
+    chosen = dtype or usual_dtype(checkpoint, device)
     needed, place = needed_bytes(checkpoint, chosen), text_encoders
     if place is TextEncoderPlace.AUTO:
         moves = needed > budget_bytes and device.type != "cpu"
@@ -113,8 +136,7 @@ def short_models(models: Mapping[str, UnetWorkerSettings]) -> tuple[ShortModel, 
     """Return the models that the memory cannot hold. An invalid one is rejected when it is loaded."""
     found = []
     for name, settings in models.items():
-        device = choose_device(settings.device)
-        dtype = None if settings.dtype is DtypeChoice.AUTO else choose_dtype(settings.dtype, device)
+        device, dtype = device_and_dtype(settings.device, settings.dtype)
         with suppress(FailedPrecondition):
             budget = weight_budget(settings, device)
             _, short = fitted(settings.model, device, dtype, settings.weights, settings.text_encoders, budget)

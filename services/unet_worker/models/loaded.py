@@ -1,8 +1,8 @@
 """Run a real model on a real device, as the worker's backend."""
 
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from pentimento.devices.choices import DeviceMemory
 from pentimento.diffusion.device import device_memory, device_name
 from pentimento.diffusion.engine import StepEngine
 from pentimento.diffusion.families import LoadedModelInfo
+from pentimento.diffusion.weight_memory import free_weights
 from pentimento.domain.adapters import Adapter
 from pentimento.domain.execution import ExecuteEvent
 from pentimento.domain.fleet import Capability, HeldModel
@@ -22,8 +23,8 @@ from services.unet_worker.attempts.finishing import Finisher
 from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder
 from services.unet_worker.attempts.runner import AttemptRunner
 from services.unet_worker.device.device_backend import HeldAdapters
-from services.unet_worker.device.energy import EnergyMeter
 from services.unet_worker.models.model_card import default_batch_key
+from services.unet_worker.models.warm_up import BatchMeasurement
 from services.unet_worker.pairing.servicer import HalfServicer
 
 CAPABILITIES = frozenset(
@@ -51,9 +52,10 @@ class LoadedModel:
     max_batch: int
     loras: LoraShelf
     halves: HalfServicer
-    energy: EnergyMeter | None = None
+    measurement: BatchMeasurement
     # Capabilities of its device, in addition to those of every model.
     device_capabilities: frozenset[Capability] = frozenset()
+    networks: Mapping[str, torch.nn.Module] = field(default_factory=dict)
     weights: tuple[ComponentWeights, ...] = ()
     ip_adapters: IpAdapters = NO_IP_ADAPTERS
 
@@ -99,6 +101,11 @@ class LoadedModel:
         # A whole number that the engine reads before each step.
         self.engine.limits.max_batch = min(most or self.max_batch, self.max_batch)
 
+    @property
+    def weight_bytes(self) -> int:
+        """Return the device's memory of its weights."""
+        return sum(one.device_bytes for one in self.weights)
+
     def memory(self) -> DeviceMemory:
         return device_memory(self.torch_device)
 
@@ -112,10 +119,14 @@ class LoadedModel:
     async def run(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> AttemptOutcome:
         return await self.runner.run(order, emit)
 
+    def release(self) -> None:
+        """Close it, and free the memory of its weights: no attempt runs. Other memory is freed with its last
+        reference."""
+        self.close()
+        free_weights(self.networks.values())
+
     def close(self) -> None:
         self.loras.close()
         self.engine.close()
         self.finisher.close()
-        if self.energy is not None:
-            self.energy.close()
         self.store_threads.shutdown(wait=False, cancel_futures=True)

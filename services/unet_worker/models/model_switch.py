@@ -1,24 +1,32 @@
-"""Hold one of several models on a real device, as the plan requires: drain, release the old one, load, serve."""
+"""Hold one of several models on a real device, as the plan requires.
+
+The next model is read, and loaded where the device has room for both, while the current one generates. Without room for
+it in host memory, the current one leaves first.
+"""
 
 import asyncio
 import gc
 import logging
 import signal
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 
 from pentimento.devices.choices import DeviceMemory
 from pentimento.diffusion.device import device_memory, device_name
+from pentimento.diffusion.engine.faults import is_out_of_memory
 from pentimento.domain.adapters import Adapter
-from pentimento.domain.errors import ResourceExhausted, Unavailable
+from pentimento.domain.errors import PentimentoError, ResourceExhausted, Unavailable
 from pentimento.domain.execution import ExecuteEvent
 from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.generation import GenerationSpec, NoiseForm
-from pentimento.domain.weights import ComponentWeights, ShortModel
+from pentimento.domain.reasons import Reason
+from pentimento.domain.weights import ComponentWeights, ModelChange, ShortModel, SwitchWay
 from pentimento.rpc.memory import trim_heap
 from services.unet_worker import metrics
 from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder
@@ -29,8 +37,23 @@ from services.unet_worker.device.device_backend import (
     HeldAdapters,
 )
 from services.unet_worker.models.loaded import LoadedModel
+from services.unet_worker.models.staging import Placement
 
 logger = logging.getLogger(__name__)
+
+
+class ModelLoader(Protocol):
+    """Load models by name. All methods raise the errors of a model that cannot be loaded."""
+
+    async def change_to(self, name: str, current: LoadedModel) -> ModelChange:
+        """Return the way to change from the current model, by the memory that is free now."""
+
+    async def stage(self, name: str) -> Placement:
+        """Read a model into host memory, while another one generates."""
+
+    async def load(self, name: str, staged: Placement | None = None, beside: LoadedModel | None = None) -> LoadedModel:
+        """Return a model, ready to serve: staged before, or read now. A model given last generates on the same device
+        meanwhile. A failure leaves nothing running."""
 
 
 @dataclass(frozen=True)
@@ -67,27 +90,33 @@ class SwitchingBackend:
 
 
 class ModelSwitch:
-    """Switch between models; see `device_backend.DeviceBackend`. `load` returns a model by its name, ready to serve;
-    `changed` is called when the held model or the credits change. `short_models` are never loaded."""
+    """Switch between models; see `device_backend.DeviceBackend`. `changed` is called when the held model or the credits
+    change. `short_models` are never loaded."""
 
     def __init__(
         self,
         first: LoadedModel,
-        load: Callable[[str], Awaitable[LoadedModel]],
+        loader: ModelLoader,
         changed: Callable[[], None],
         short_models: tuple[ShortModel, ...] = (),
     ) -> None:
         self._backend: DeviceBackend = first
-        self._load = load
+        # The former model, while its requests end and the next one serves.
+        self._leaving: LoadedModel | None = None
+        self._loader = loader
         self._changed = changed
         self._target = first.held.model
         self.short_models = short_models
         self.unloadable = frozenset(short.model for short in short_models)
         self.load_s: dict[str, float] = {}
+        self.change: ModelChange | None = None
         self._max_batch = 0
-        self._attempt_count = 0
-        self._idle = asyncio.Event()
+        self._attempt_counts = Counter[str]()
+        self._news = asyncio.Event()
+        self._empties = False
         self._switch: asyncio.Task[None] | None = None
+        metrics.QUEUE.set_function(lambda: sum(one.engine.waiting_count for one in self._models()))
+        metrics.RUNNING.set_function(lambda: self.running_count)
 
     @property
     def loaded(self) -> LoadedModel:
@@ -119,11 +148,11 @@ class ModelSwitch:
 
     @property
     def batch_limit(self) -> int:
-        return self._backend.batch_limit if self._switch is None else 0
+        return 0 if self._empties and self._target != self.held.model else self._backend.batch_limit
 
     @property
     def running_count(self) -> int:
-        return self._backend.running_count
+        return sum(one.running_count for one in self._models())
 
     @property
     def adapters(self) -> HeldAdapters:
@@ -147,98 +176,174 @@ class ModelSwitch:
         await self._backend.prefetch(names, uploaded)
 
     async def run(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> AttemptOutcome:
-        self._attempt_count += 1
+        model, leaving = order.route.model, self._leaving
+        # An attempt that was admitted just before its model began to leave.
+        backend = leaving if leaving is not None and leaving.held.model == model else self._backend
+        self._attempt_counts[model] += 1
         try:
-            return await self._backend.run(order, emit)
+            return await backend.run(order, emit)
         finally:
-            self._attempt_count -= 1
-            if not self._attempt_count:
-                self._idle.set()
+            self._attempt_counts[model] -= 1
+            self._news.set()
 
     def assign(self, name: str, max_batch: int) -> None:
-        """Hold this model, in batches of at most `max_batch`, 0 for the most that fit. Requests that are here finish
-        first; assigning the current model again calls off a switch that has not passed that point. A model that failed
-        to load is not tried again."""
+        """Hold this model, in batches of at most `max_batch`, 0 for the most that fit. Requests that are here finish;
+        assigning the current model again calls off a switch before the current one has left the device. A model that
+        failed to load is not tried again."""
         if name in self.unloadable:
             return
         self._target, self._max_batch = name, max_batch
+        self._news.set()
         if isinstance(self._backend, LoadedModel) and self._backend.held.model == name:
-            self._stay(self._backend)
+            self._backend.limit_batches(max_batch)
         elif self._switch is None:
             self._switch = asyncio.get_running_loop().create_task(self._run_switch(), name="switch")
-            self._changed()
+        self._changed()
 
     def close(self) -> None:
         """Stop the switch and the backend, from any thread."""
         if self._switch is not None:
             self._switch.get_loop().call_soon_threadsafe(self._switch.cancel)
-        self._backend.close()
+        for model in self._models():
+            model.close()
 
-    def _stay(self, loaded: LoadedModel) -> None:
-        if self._switch is not None:
-            self._switch.cancel()
-            self._switch = None
-        loaded.limit_batches(self._max_batch)
-        self._changed()
+    def _models(self) -> list[LoadedModel]:
+        return [one for one in (self._backend, self._leaving) if isinstance(one, LoadedModel)]
 
     async def _run_switch(self) -> None:
         try:
-            await self._drain()
-            began_s = time.monotonic()
-            between = await self._let_go()
-            loaded = self._backend = await self._next(between)
-            self.load_s[loaded.held.model] = time.monotonic() - began_s
+            while (name := self._target) != self.held.model:
+                await self._switch_to(name)
         except Exception:
             logger.exception("neither the new model nor the previous one can be loaded; this worker exits")
             signal.raise_signal(signal.SIGTERM)
             return
         self._switch = None
-        if self._target == loaded.held.model:
-            self._stay(loaded)
-        else:
-            self.assign(self._target, self._max_batch)
+        self._changed()
 
-    async def _drain(self) -> None:
-        while self._attempt_count:
-            self._idle.clear()
-            await self._idle.wait()
+    async def _switch_to(self, name: str) -> None:
+        """Hold the model, unless it cannot be loaded or is not wanted any more once it was read."""
+        began_s = time.monotonic()
+        try:
+            beside, staged = await self._prepared(name)
+        except Exception as error:
+            if not _lacks_memory(error):
+                return self._refuse(name)
+            logger.warning("no memory for a second model: the current one leaves first", extra={"model": name})
+            self.change = self.change and replace(self.change, way=SwitchWay.UNLOAD_FIRST)
+            beside = staged = None
+        if self._target != name:
+            logger.info("a model that was read is not wanted any more", extra={"model": name})
+            self._leaving, beside = beside, None
+            return await self._release_leaving()
+        if beside is not None:
+            return await self._take_over(beside, began_s)
+        await self._replace(name, staged, time.monotonic() - began_s)
+
+    async def _prepared(self, name: str) -> tuple[LoadedModel | None, Placement | None]:
+        """Return the model, loaded next to the current one or read into host memory, as memory allows."""
+        current = self.loaded
+        self.change = change = await self._loader.change_to(name, current)
+        logger.info("%s is to replace %s: %s", name, current.held.model, change.way.value)
+        if change.way is SwitchWay.STAGED:
+            return None, await self._loader.stage(name)
+        if change.way is SwitchWay.UNLOAD_FIRST:
+            return None, None
+        current.measurement.share_device(change.weight_bytes)
+        try:
+            return await self._loader.load(name, beside=current), None
+        finally:
+            current.measurement.share_device(0)
+
+    async def _take_over(self, loaded: LoadedModel, began_s: float) -> None:
+        """Serve the model from now on, and release the former one once its requests have ended."""
+        self._leaving = former = self.loaded
+        await self._serve(loaded, began_s)
+        # Attempts that were admitted with the former model have begun by then.
+        await asyncio.sleep(0)
+        model = former.held.model
+        del former
+        await self._until(lambda: not self._attempt_counts[model])
+        await self._release_leaving()
+        loaded.measurement.share_device(0)
+
+    async def _replace(self, name: str, staged: Placement | None, read_s: float) -> None:
+        """Finish the current model's requests, release it, and load the next one, unless another is wanted then."""
+        self._empties = True
+        self._changed()
+        try:
+            await self._until(lambda: self._target != name or not self._attempt_counts[self.held.model])
+            if self._target == name:
+                began_s = time.monotonic() - read_s
+                between = await self._let_go()
+                await self._serve(await self._load_or_return(name, between, staged), began_s)
+        finally:
+            self._empties = False
+
+    async def _serve(self, loaded: LoadedModel, began_s: float) -> None:
+        self._backend = loaded
+        self.load_s[loaded.held.model] = time.monotonic() - began_s
+        loaded.limit_batches(self._max_batch if loaded.held.model == self._target else 0)
+        self._changed()
+
+    async def _until(self, holds: Callable[[], bool]) -> None:
+        while not holds():
+            self._news.clear()
+            await self._news.wait()
 
     async def _let_go(self) -> SwitchingBackend:
         """Release every reference to the model: the next one needs its memory."""
-        backend = self.loaded
+        self._leaving = backend = self.loaded
         self._backend = between = SwitchingBackend(
             backend.held, backend.noise_form, backend.capabilities, backend.torch_device
         )
+        del backend
+        await self._release_leaving()
+        return between
+
+    async def _release_leaving(self) -> None:
+        """Close the leaving model, if there is one, and free its memory."""
+        leaving, self._leaving = self._leaving, None
+        if leaving is None:
+            return
+        device = leaving.torch_device
         # Streams of other workers, which may wait for their next step without a limit.
         try:
-            await backend.halves.let_go()
+            await leaving.halves.let_go()
         finally:
             # A thread of the loop's pool would refer to it for a moment longer.
             with ThreadPoolExecutor(1) as thread:
-                await asyncio.wrap_future(thread.submit(backend.close))
-        del backend
-        await _give_memory_back(between.torch_device)
-        return between
+                await asyncio.wrap_future(thread.submit(leaving.release))
+        del leaving
+        # A collection holds up the next model's steps, where it serves.
+        await _give_memory_back(device, collects=not isinstance(self._backend, LoadedModel))
 
-    async def _next(self, between: SwitchingBackend) -> LoadedModel:
-        """Return the target model, or the previous one if that cannot be loaded."""
-        wanted, before = self._target, between.held.model
+    async def _load_or_return(self, name: str, between: SwitchingBackend, staged: Placement | None) -> LoadedModel:
+        """Return the model, or the former one if it cannot be loaded."""
         try:
-            return await self._load(wanted)
+            return await self._loader.load(name, staged)
         except Exception:
-            logger.exception("a model could not be loaded; loading the previous one", extra={"model": wanted})
-        self.unloadable |= {wanted}
-        if self._target == wanted:
-            self._target = before
-        await _give_memory_back(between.torch_device)
-        return await self._load(before)
+            self._refuse(name)
+        await _give_memory_back(between.torch_device, collects=True)
+        return await self._loader.load(between.held.model)
+
+    def _refuse(self, name: str) -> None:
+        """Note a model that cannot be loaded; the former one serves. In an exception's handler."""
+        logger.exception("a model could not be loaded; the former one serves", extra={"model": name})
+        self.unloadable |= {name}
+        if self._target == name:
+            self._target = self.held.model
 
 
-async def _give_memory_back(device: torch.device) -> None:
-    """Free a model's memory, on its device and in this process, once nothing else refers to it."""
-    for gauge in (metrics.QUEUE, metrics.RUNNING):  # they refer to its engine
-        gauge.set_function(lambda: 0.0)
-    gc.collect()
+async def _give_memory_back(device: torch.device, *, collects: bool) -> None:
+    """Give a model's freed memory back, of its device and of this process; with a collection, also that of cycles."""
+    if collects:
+        gc.collect()
     await asyncio.to_thread(trim_heap)
     if device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+def _lacks_memory(error: Exception) -> bool:
+    reason = error.reason if isinstance(error, PentimentoError) else None
+    return is_out_of_memory(error) or reason == Reason.DEVICE_OUT_OF_MEMORY

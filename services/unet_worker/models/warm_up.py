@@ -7,6 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from pentimento.diffusion.engine import (
     BatchLimits,
@@ -15,6 +16,7 @@ from pentimento.diffusion.engine import (
     Interrupted,
     MemoryBudget,
     MemoryProbe,
+    ProbedMemory,
     batch_sizes_up_to,
 )
 from pentimento.diffusion.families import BatchKey, DiffusionModel
@@ -30,10 +32,21 @@ _MIB = 2**20
 PASSES_TO_COME = 3
 
 
+@dataclass(frozen=True)
+class KnownSteps:
+    """Hold the measurements of a model: a process that loads it again continues with them. `step_s`: seconds of a step
+    of one image; `reused_step_share`: of one with reused deep features ÷ of a whole one."""
+
+    probed: ProbedMemory
+    step_s: float
+    reused_step_share: float = 0.0
+
+
 class BatchMeasurement:
     """Find the number of requests of `key` that fit the budget, and set it in `limits`. On the engine's thread.
 
     Until a second batch size was measured the limit is a bound from the first: it may be too low, never too high.
+    `known`: from an earlier load. `other_bytes`: the weights of another model on the device, which leaves.
     """
 
     def __init__(
@@ -45,6 +58,8 @@ class BatchMeasurement:
         budget_bytes: int,
         limit_s: float = math.inf,
         monotonic: Callable[[], float] = time.monotonic,
+        known: KnownSteps | None = None,
+        other_bytes: int = 0,
     ) -> None:
         self._model = model
         self._denoiser = denoiser
@@ -53,37 +68,64 @@ class BatchMeasurement:
         self._budget_bytes = budget_bytes
         self._limit_s = limit_s
         self._monotonic = monotonic
-        self._probe = self._new_probe()
+        self._is_known = known is not None
+        self._probe = self._new_probe(known.probed if known is not None else None, other_bytes)
+        limits.reserved_bytes = other_bytes
         self._seconds_each = 0.0
         # Seconds of a step of one image, once measured.
-        self.step_s = 0.0
+        self.step_s = known.step_s if known is not None else 0.0
 
     def before_serving(self) -> None:
         """Measure, and compile for every batch that fits, regardless of the time. Raises InvalidArgument, naming the
         budget, if not even one image of the model's default size fits."""
-        if not isinstance(self._denoiser, CompiledDenoiser):
-            return self._measure_within(self._limit_s)
-        self._measure_within(math.inf)
+        compiled = self._denoiser if isinstance(self._denoiser, CompiledDenoiser) else None
+        if self._is_known:
+            self._set_budget()
+            self._limits.check(self._key)
+        else:
+            self._measure_within(self._limit_s if compiled is None else math.inf)
+        if compiled is None:
+            return
         sizes = batch_sizes_up_to(self._limits.limit(self._key))
         logger.info("compiling for batches of %s", _listed(sizes))
-        self._denoiser.warm(self._key, sizes)
-        self._probe = self._new_probe()  # graphs keep memory of their own
-        self._measure_within(math.inf)
+        compiled.warm(self._key, sizes)
+        if not self._is_known:
+            self._probe = self._new_probe(None, self._probe.other_bytes)  # graphs keep memory of their own
+            self._measure_within(math.inf)
+
+    @property
+    def known(self) -> KnownSteps:
+        """Return the measurements so far."""
+        return KnownSteps(self._probe.probed, self.step_s)
+
+    def share_device(self, other_bytes: int) -> None:
+        """Leave this part of the budget to another model; 0 once it is alone."""
+        self._limits.reserved_bytes = other_bytes
+        if not other_bytes:
+            self._probe.other_bytes = 0
 
     def when_idle(self, wanted: Callable[[], bool]) -> bool:
         """Measure the remaining batches until `wanted`; return whether any remain."""
-        while self._probe.pending:
+        while self._probe.pending and self._next_may_fit():
             try:
                 if wanted():
                     return True
                 self._measure_next(wanted)
             except Interrupted:
                 return True
-        return False
+        return bool(self._probe.pending)
 
-    def _new_probe(self) -> MemoryProbe:
-        sizes = batch_sizes_up_to(self._limits.max_batch)
-        return MemoryProbe(self._model, self._denoiser.predict, self._key, sizes)
+    def _new_probe(self, begun: ProbedMemory | None, other_bytes: int) -> MemoryProbe:
+        begun = begun or ProbedMemory(batch_sizes_up_to(self._limits.max_batch))
+        return MemoryProbe(self._model, self._denoiser.predict, self._key, begun, other_bytes)
+
+    def _set_budget(self) -> None:
+        memory = self._probe.memory()
+        self._limits.set_budget(None if memory is None else MemoryBudget(self._budget_bytes, memory))
+
+    def _next_may_fit(self) -> bool:
+        """Return whether the next batch can be measured now: next to another model only one that surely fits."""
+        return not self._limits.reserved_bytes or self._limits.limit(self._key) >= self._probe.pending[0]
 
     def _measure_within(self, limit_s: float) -> None:
         began_at = self._monotonic()
@@ -93,7 +135,7 @@ class BatchMeasurement:
         decoder_s = forward_began_at - began_at
         self._measure_next(half_done=lambda: self._tell_first(self._monotonic() - forward_began_at, decoder_s))
         self._limits.check(self._key)
-        while self._probe.pending:
+        while self._probe.pending and self._next_may_fit():
             next_s = self._seconds_each * self._probe.pending[0]
             if self._monotonic() - began_at + next_s > limit_s:
                 break
@@ -134,7 +176,8 @@ class BatchMeasurement:
             return
         self._limits.set_budget(MemoryBudget(self._budget_bytes, memory))
         if size > 1 and self._probe.pending and self._limits.limit(self._key) < self._probe.pending[0]:
-            self._probe.pending = ()  # it would not fit
+            # It would not fit, or not together with another model.
+            self._probe.pending = self._probe.pending if self._limits.reserved_bytes else ()
         logger.info(
             "a batch of %d was measured in %.1f s; %sbatches of %d fit",
             size,

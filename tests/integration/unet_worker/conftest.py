@@ -20,6 +20,7 @@ from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
 from pentimento.stores.objects import ObjectStore, open_objects
 from services.unet_worker import wiring
 from services.unet_worker.attempts.execution import ProgressBridge
+from services.unet_worker.models import loader
 from services.unet_worker.models.loaded import LoadedModel
 from services.unet_worker.models.model_switch import ModelSwitch
 from services.unet_worker.models.stored_models import StoredModels
@@ -80,7 +81,7 @@ async def serve(
     try:
         with pytest.MonkeyPatch.context() as patch:
             for bound in ("DONOR_TIMEOUT_S", "UPLOAD_TIMEOUT_S"):
-                patch.setattr(wiring, bound, 120.0)
+                patch.setattr(loader, bound, 120.0)
             await process.warm()
         process.server.set_serving()
         with patience():

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,17 +16,21 @@ from safetensors.torch import load_file, save_file
 
 from lab.fixtures.checkpoints import write_checkpoint
 from pentimento.devices.choices import TextEncoderPlace
+from pentimento.diffusion.engine import MemoryProbe
 from pentimento.domain.errors import ResourceExhausted
 from pentimento.domain.execution import AttemptResult, WorkerCredits
 from pentimento.domain.fleet import Replica, ReplicaKind
 from pentimento.domain.generation import FromNoise, Route
-from pentimento.domain.weights import ShortModel
+from pentimento.domain.weights import ShortModel, SwitchWay
 from pentimento.files.adapter_registry import LORA_BOUNDS_FILE
-from services.unet_worker.models import checkpoint_loading, model_switch
+from services.unet_worker.models import checkpoint_loading, model_switch, staging
 from services.unet_worker.models.loaded import LoadedModel
+from services.unet_worker.models.staging import Placement
 from tests.integration.unet_worker.conftest import Served, at_step, serve
 from tests.integration.unet_worker.requests import SPEC, attempt, execute
 from tests.support.calls import result_of
+
+REPLICA = Replica("w", ReplicaKind.UNET_WORKER, "unix:/w", 1)
 
 
 @pytest.fixture(scope="session")
@@ -67,7 +72,31 @@ def held_in_its_steps() -> Iterator[threading.Event]:
             goes_on.set()
 
 
-async def test_what_runs_is_generated_first_and_then_the_other_model_is_served(switching: Served, other: Path) -> None:
+@pytest.fixture(params=list(SwitchWay), ids=lambda way: way.value)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> SwitchWay:
+    """The way that a worker takes, by the memory that it finds free."""
+    wanted: SwitchWay = request.param
+    take(wanted, monkeypatch)
+    return wanted
+
+
+def take(way: SwitchWay, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = 2**40
+    monkeypatch.setattr(staging, "free_host_bytes", lambda: 0 if way is SwitchWay.UNLOAD_FIRST else free)
+    device_bytes = free if way is SwitchWay.BESIDE else 0
+    monkeypatch.setattr(staging, "free_device_bytes", lambda device, budget: device_bytes)
+
+
+async def until_settled(worker: Served) -> None:
+    """Until no switch runs: a model that left has gone."""
+    while worker.switch._switch is not None:  # noqa: ASYNC110 - other threads load
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("way", [SwitchWay.STAGED, SwitchWay.UNLOAD_FIRST], indirect=True)
+async def test_switch_without_room_on_the_device_finishes_running_requests_first(
+    switching: Served, way: SwitchWay
+) -> None:
     before = switching.held
     with held_in_its_steps() as goes_on:
         running = asyncio.ensure_future(result_of(execute(switching)))
@@ -77,15 +106,42 @@ async def test_what_runs_is_generated_first_and_then_the_other_model_is_served(s
         switching.switch.assign("other", 8)
 
         assert (await credits_where(switching, served=False)).held == before
+        with pytest.raises(ResourceExhausted) as refused:
+            await result_of(execute(switching, attempt=attempt(request_id="late")))
+        assert refused.value.reason == "NO_CREDIT"
         goes_on.set()
         assert (await running).model_digest == before.model_digest
-    held = (await credits_where(switching, served=True)).held
+    held = (await credits_where(switching, served=True, model="other")).held
     assert (held.model, held.worker_generation) == ("other", before.worker_generation)
     generated = await generate(switching, "after")
     assert generated.model_digest == held.model_digest != before.model_digest
 
 
-async def test_it_generates_as_a_worker_that_held_the_model_all_along(switching: Served, other: Path) -> None:
+async def test_switch_beside_serves_the_next_model_while_requests_of_the_former_run(
+    switching: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take(SwitchWay.BESIDE, monkeypatch)
+    before, engines_before = switching.held, engines()
+    with held_in_its_steps() as goes_on:
+        running = asyncio.ensure_future(result_of(execute(switching)))
+        while not switching.switch.running_count:  # noqa: ASYNC110 - another thread
+            await asyncio.sleep(0.01)
+
+        switching.switch.assign("other", 8)
+        credits = await credits_where(switching, served=True, model="other")
+        meanwhile = await generate(switching, "meanwhile")
+
+        assert (credits.running_count, running.done()) == (1, False)
+        assert meanwhile.model_digest == credits.held.model_digest != before.model_digest
+        goes_on.set()
+        assert (await running).model_digest == before.model_digest
+    await until_settled(switching)
+    assert len(engines() - engines_before) == 1 and not engines_before <= engines()
+
+
+async def test_switched_worker_generates_as_one_that_held_the_model_all_along(
+    switching: Served, other: Path, way: SwitchWay
+) -> None:
     switching.switch.assign("other", 8)
     await credits_where(switching, served=True, model="other")
     switched = await generate(switching, "switched")
@@ -97,56 +153,140 @@ async def test_it_generates_as_a_worker_that_held_the_model_all_along(switching:
     assert hashlib.sha256(switched.image).digest() == hashlib.sha256(always.image).digest()
 
 
-async def test_the_memory_of_a_model_goes_back_before_the_next_one_is_loaded(
-    switching: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done, load = [], switching.switch._load
+ORDER = {
+    SwitchWay.BESIDE: ["loads", "gives back"],
+    SwitchWay.STAGED: ["stages", "gives back", "loads"],
+    SwitchWay.UNLOAD_FIRST: ["gives back", "loads"],
+}
 
-    async def loading(model: str) -> LoadedModel:
+
+async def test_switch_gives_the_former_models_memory_back_before_it_needs_it(
+    switching: Served, way: SwitchWay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done, loader = [], switching.switch._loader
+    load, stage = loader.load, loader.stage
+
+    async def loading(name: str, staged: Placement | None = None, beside: LoadedModel | None = None) -> LoadedModel:
         done.append("loads")
-        return await load(model)
+        return await load(name, staged, beside)
+
+    async def staging_noted(name: str) -> Placement:
+        done.append("stages")
+        return await stage(name)
 
     monkeypatch.setattr(model_switch, "trim_heap", lambda: done.append("gives back"))
-    monkeypatch.setattr(switching.switch, "_load", loading)
+    monkeypatch.setattr(loader, "load", loading)
+    monkeypatch.setattr(loader, "stage", staging_noted)
+    networks = switching.model.networks
     switching.switch.assign("other", 8)
     await credits_where(switching, served=True, model="other")
+    await until_settled(switching)
 
-    assert done == ["gives back", "loads"]
+    assert done == ORDER[way]
+    assert networks.keys() == {"unet", "vae", "text_encoder"}
+    assert not any(tensor.nbytes for network in networks.values() for tensor in network.state_dict().values())
+    change = switching.process._describe(REPLICA, switching.switch, ()).change
+    assert change is not None and (change.model, change.way) == ("other", way)
+    assert switching.switch.load_s.keys() == {"other"}
 
 
-async def test_nothing_is_taken_while_it_switches(switching: Served) -> None:
-    with held_in_its_steps() as goes_on:
-        running = asyncio.ensure_future(result_of(execute(switching)))
-        while not switching.switch.running_count:  # noqa: ASYNC110 - another thread
-            await asyncio.sleep(0.01)
-        switching.switch.assign("other", 8)
+@pytest.mark.parametrize("way", [SwitchWay.BESIDE, SwitchWay.STAGED], indirect=True)
+async def test_staged_model_that_is_not_wanted_any_more_is_dropped(
+    switching: Served, way: SwitchWay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, engines_before, goes_on, loader = switching.held, engines(), asyncio.Event(), switching.switch._loader
+    load, stage = loader.load, loader.stage
 
-        with pytest.raises(ResourceExhausted) as refused:
-            await result_of(execute(switching, attempt=attempt(request_id="late")))
+    async def loading(name: str, staged: Placement | None = None, beside: LoadedModel | None = None) -> LoadedModel:
+        loaded = await load(name, staged, beside)
+        await goes_on.wait()
+        return loaded
 
-        assert refused.value.reason == "NO_CREDIT"
-        goes_on.set()
-        await running
+    async def staging_noted(name: str) -> Placement:
+        staged = await stage(name)
+        await goes_on.wait()
+        return staged
+
+    monkeypatch.setattr(loader, "load", loading)
+    monkeypatch.setattr(loader, "stage", staging_noted)
+    switching.switch.assign("other", 8)
+    during = await generate(switching, "during")
+    switching.switch.assign("tiny", 8)
+    goes_on.set()
+    await until_settled(switching)
+
+    assert during.model_digest == before.model_digest
+    assert (switching.held, engines(), switching.switch.load_s) == (before, engines_before, {})
+    assert (await generate(switching, "after")).model_digest == before.model_digest
+
+
+async def test_switch_without_memory_for_two_models_unloads_first(
+    switching: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take(SwitchWay.BESIDE, monkeypatch)
+    load, besides = switching.switch._loader.load, []
+
+    async def loading(name: str, staged: Placement | None = None, beside: LoadedModel | None = None) -> LoadedModel:
+        besides.append(beside is not None)
+        if beside is not None:
+            raise torch.OutOfMemoryError
+        return await load(name, staged)
+
+    monkeypatch.setattr(switching.switch._loader, "load", loading)
+    switching.switch.assign("other", 8)
+
+    assert (await credits_where(switching, served=True, model="other")).held.model == "other"
+    assert besides == [True, False]
+    assert switching.switch.change is not None and switching.switch.change.way is SwitchWay.UNLOAD_FIRST
+
+
+async def test_model_that_is_held_again_is_not_measured_again(
+    switching: Served, way: SwitchWay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured, measure = [], MemoryProbe.measure_next
+
+    def counted(probe: MemoryProbe, *given: Any) -> None:
+        measured.append(probe._model.info.model_digest)
+        measure(probe, *given)
+
+    first, limit = switching.held, switching.switch.batch_limit
+    monkeypatch.setattr(MemoryProbe, "measure_next", counted)
+    for name in ("other", "tiny"):
+        switching.switch.assign(name, 0)
+        await credits_where(switching, served=True, model=name)
+        await until_settled(switching)
+
+    assert measured and first.model_digest not in measured
+    assert (switching.held, switching.switch.batch_limit) == (first, limit)
 
 
 @pytest.mark.parametrize("name", ["broken", "other"], ids=["no model", "another digest"])
 async def test_model_that_cannot_be_held_is_not_tried_again(
-    checkpoint: Path, other: Path, directory: Path, tmp_path: Path, name: str
+    checkpoint: Path, other: Path, directory: Path, tmp_path: Path, way: SwitchWay, name: str
 ) -> None:
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "model_index.json").write_text("{}")
     wrong = tmp_path / "broken" if name == "broken" else Path(f"{other}@sha256:{'0' * 64}")
     async with serve(checkpoint, directory, other_models=(wrong,)) as worker:
+        seen: list[int] = []
+        watching = asyncio.ensure_future(note_credits(worker, seen))
         worker.switch.assign(name, 8)
-        while worker.switch.target_model == name:  # noqa: ASYNC110 - another thread loads it
-            await asyncio.sleep(0.01)
+        await until_settled(worker)
         held = (await credits_where(worker, served=True)).held
 
         worker.switch.assign(name, 8)
-        registered = worker.process._describe(Replica("w", ReplicaKind.UNET_WORKER, "unix:/w", 1), worker.switch, ())
+        registered = worker.process._describe(REPLICA, worker.switch, ())
         assert (held.model, worker.switch.target_model) == ("tiny", "tiny")
         assert registered.available_models == ("tiny",)
         assert (await generate(worker, "after")).model_digest == held.model_digest
+        watching.cancel()
+        # Without room for it, a model can be read only once the current one has left.
+        assert (0 in seen) == (way is SwitchWay.UNLOAD_FIRST and name == "other")
+
+
+async def note_credits(worker: Served, seen: list[int]) -> None:
+    async for credits in worker.client.watch_credits("observer", 1):
+        seen.append(credits.credit_count)
 
 
 async def test_model_beyond_memory_is_never_loaded(
@@ -160,7 +300,7 @@ async def test_model_beyond_memory_is_never_loaded(
     async with serve(checkpoint, directory, other_models=(other,)) as worker:
         worker.switch.assign("other", 8)
 
-        registered = worker.process._describe(Replica("w", ReplicaKind.UNET_WORKER, "unix:/w", 1), worker.switch, ())
+        registered = worker.process._describe(REPLICA, worker.switch, ())
         assert worker.switch.target_model == "tiny"
         assert (registered.available_models, registered.short_models) == (("tiny",), (lacking,))
         assert {one.component for one in registered.weights} == {"unet", "vae", "text_encoder"}
@@ -196,31 +336,37 @@ def engines() -> set[threading.Thread]:
 
 @pytest.mark.parametrize("fails_at", ["its LoRAs", "its first picture"])
 async def test_nothing_goes_on_running_of_a_model_that_fails_once_its_engine_runs(
-    checkpoint: Path, directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: str
+    checkpoint: Path,
+    directory: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    way: SwitchWay,
+    fails_at: str,
 ) -> None:
     other, bounds = write_checkpoint(tmp_path / "other", prediction_type="epsilon"), tmp_path / LORA_BOUNDS_FILE
     engines_beside = engines()
     async with serve(checkpoint, directory, other_models=(other,), adapters_dir=tmp_path) as worker:
-        running, load = [], worker.switch._load
+        running, load = [], worker.switch._loader.load
         assert len(engines() - engines_beside) == 1
         if fails_at == "its LoRAs":
             bounds.write_text("no bounds")
         else:
             without_numbers(other)
 
-        async def loading(model: str) -> LoadedModel:
+        async def loading(name: str, staged: Placement | None = None, beside: LoadedModel | None = None) -> LoadedModel:
             running.append(len(engines() - engines_beside))
-            if model == "tiny":
+            if name == "tiny":
                 bounds.unlink(missing_ok=True)
-            return await load(model)
+            return await load(name, staged, beside)
 
-        monkeypatch.setattr(worker.switch, "_load", loading)
+        monkeypatch.setattr(worker.switch._loader, "load", loading)
         worker.switch.assign("other", 8)
-        while worker.switch.target_model == "other":  # noqa: ASYNC110 - another thread loads it
-            await asyncio.sleep(0.01)
+        await until_settled(worker)
         await credits_where(worker, served=True, model="tiny")
 
-        assert running == [0, 0]
+        # Beside the former model, whose engine runs on; else in its place, and then the former model again.
+        assert running == ([1] if way is SwitchWay.BESIDE else [0, 0])
+        assert len(engines() - engines_beside) == 1
 
 
 async def test_a_plan_bounds_its_batches_and_never_widens_them(worker: Served) -> None:

@@ -25,7 +25,7 @@ from pentimento.clients.suite_status import SuiteStatus
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.fleet import Fleet, Plan, Replica, ReplicaKind, ReplicaStatus, SteeredCount, UnplannedModel
 from pentimento.domain.generation import PlanVersion
-from pentimento.domain.weights import ComponentWeights, ShortModel
+from pentimento.domain.weights import ComponentWeights, ModelChange, ShortModel, SwitchWay
 
 
 def test_a_suite_without_a_cache_misses_none() -> None:
@@ -49,13 +49,18 @@ def test_status_shows_weights_and_models_without_room() -> None:
         ComponentWeights("text_encoder", "float16", 246_000_000, in_host_memory=True),
     )
     short = (ShortModel("flux", 23_800_000_000, 21_600_000_000),)
-    replica = Replica("w1", ReplicaKind.UNET_WORKER, "unix:/x", 1, weights=weights, short_models=short)
+    change = ModelChange("sdxl", SwitchWay.UNLOAD_FIRST, 6_900_000_000, 1_000_000_000, 4_000_000_000)
+    replica = Replica("w1", ReplicaKind.UNET_WORKER, "unix:/x", 1, weights=weights, short_models=short, change=change)
     fleet = Fleet((ReplicaStatus(replica, 0, live=True),), Plan(PlanVersion(7, 1)), 7)
     lines = [getattr(line, "plain", "") for line in render(SuiteStatus.of(fleet, None, None))]
 
     text = "text_encoder 246 MB float16 in host memory"
     assert f"weights   w1: 2.77 GB (unet 2,600 MB int8, vae 167 MB float16, {text})" in lines
     assert "memory    w1: flux needs 23.8 GB for its weights, 21.6 GB of the device are this worker's" in lines
+    assert (
+        "switch    w1: sdxl was read after the former model had left: 6.9 GB of weights, 1.0 GB of the host and 4.0 GB "
+        "of the device free"
+    ) in lines
 
 
 def test_steered_workers_are_shown() -> None:

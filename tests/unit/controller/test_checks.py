@@ -16,7 +16,7 @@ from pentimento.domain.fleet import ModelCost, Replica, ReplicaKind, ReplicaRepo
 from pentimento.domain.kept_quality import NOTHING_KEPT, KeptQuality
 from pentimento.domain.models import DeviceCost, ModelFile, ModelVariant, ReuseProfile, digest_of
 from pentimento.domain.thinned_steps import ThinnableSteps
-from pentimento.domain.weights import ComponentWeights, ShortModel
+from pentimento.domain.weights import ComponentWeights, ModelChange, ShortModel, SwitchWay
 from services.controller.checks import (
     MAX_COUNT,
     MAX_REQUESTS,
@@ -62,11 +62,13 @@ def test_addresses_that_a_channel_takes_pass(address):
         ("device_memory_bytes", -1),
         ("weights", (ComponentWeights("unet", "int8", -1),)),
         ("short_models", (ShortModel("flux", 1, 2**63),)),
+        ("change.weight_bytes", ModelChange("flux", SwitchWay.STAGED, 2**63, 0, 0)),
+        ("change.model", ModelChange("", SwitchWay.STAGED, 1, 1, 1)),
     ],
 )
 def test_a_registration_that_cannot_be_used_is_refused_by_name(field, value):
     with pytest.raises(InvalidArgument, match=field):
-        check_replica(replace(REPLICA, **{field: value}))
+        check_replica(replace(REPLICA, **{field.partition(".")[0]: value}))
 
 
 NEON = Adapter("neon", AdapterKind.LORA, "sha256:" + "a" * 64, "sd", "sha256:" + "b" * 64)

@@ -9,7 +9,7 @@ import torch
 
 from pentimento.devices.choices import CompileMode
 from pentimento.diffusion import device
-from pentimento.diffusion.device import memory_budget_bytes
+from pentimento.diffusion.device import free_host_bytes, memory_budget_bytes
 from pentimento.diffusion.engine import BatchLimits, CompiledDenoiser, Denoiser, MemoryModel, MemoryProbe, probe
 from pentimento.diffusion.families import BatchKey, DenoiserInput, DiffusionModel
 from pentimento.domain.errors import InvalidArgument
@@ -202,6 +202,70 @@ def test_only_batches_that_fit_are_compiled(
     assert limits.limit(KEY) == 3
     assert [denoiser.padded(KEY, count) for count in (1, 2, 3, 4)] == [1, 2, 3, 4]
     assert denoiser.sizes(KEY) == (1, 2, 3)
+
+
+@torch.inference_mode()
+def test_measurement_continues_the_one_of_an_earlier_load(model: DiffusionModel, limits: BatchLimits) -> None:
+    first = measurement_of(model, Watched(model, seconds=7.0), limits, limit_s=0.0)
+    first.before_serving()
+    again, new_limits = Watched(model), BatchLimits(4, None, lambda: 0.0)
+
+    second = BatchMeasurement(model, again, new_limits, KEY, 64 * GIB, known=first.known)
+    second.before_serving()
+
+    assert (again.rows, second.step_s, new_limits.limit(KEY)) == ([], 14.0, limits.limit(KEY))
+    assert not second.when_idle(lambda: False)
+    assert sorted(set(again.rows)) == [4, 8]
+
+
+@torch.inference_mode()
+def test_another_models_weights_count_until_it_has_left(
+    model: DiffusionModel, limits: BatchLimits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # 20 MiB of another model, 10 MiB of this one's, 1 MiB a row: with 36 MiB beside it one or two requests fit.
+    denoiser, other = Watched(model), 20 * 2**20
+
+    def peak_bytes_of(device: torch.device, work: Callable[[], object]) -> int:
+        work()
+        return other + 2**20 * (10 + denoiser.rows[-1])
+
+    monkeypatch.setattr(MemoryProbe, "measure_decoder", lambda self: setattr(self, "_decoder_bytes_per_pixel", 0.0))
+    monkeypatch.setattr(probe, "peak_bytes_of", peak_bytes_of)
+    measurement = BatchMeasurement(model, denoiser, limits, KEY, 36 * 2**20, other_bytes=other)
+    measurement.before_serving()
+    beside, measured = limits.limit(KEY), max(denoiser.rows)
+    measurement.share_device(0)
+
+    assert (beside, measured) == (1, 2)
+    # From a batch of one 12 MiB a request are certain.
+    assert limits.limit(KEY) == 3
+    other = 0
+    assert not measurement.when_idle(lambda: False)
+    assert limits.limit(KEY) == 4
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "cached", "free_bytes"),
+    [
+        # A twentieth stays free: of 20 GB, of the group's 4 GB.
+        pytest.param("max", 0, 0, 7_000_000 * 1024, id="no group"),
+        pytest.param("4096000000", 1_024_000_000, 0, 2_867_200_000, id="group"),
+        pytest.param("4096000000", 2_048_000_000, 512_000_000, 2_355_200_000, id="cached files"),
+        pytest.param("4096000000", 4_096_000_000, 0, 0, id="nothing left"),
+    ],
+)
+def test_free_host_bytes_are_those_of_host_and_control_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, used: int, cached: int, free_bytes: int
+) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 20000000 kB\nMemAvailable: 8000000 kB\nHugePages_Total: 0\n")
+    (tmp_path / "memory.max").write_text(f"{limit}\n")
+    (tmp_path / "memory.current").write_text(f"{used}\n")
+    (tmp_path / "memory.stat").write_text(f"anon 5\nfile {cached}\n")
+    monkeypatch.setattr(device, "CONTROL_GROUP_LIMIT", tmp_path / "memory.max")
+    for name, file in (("_MEMORY", "meminfo"), ("_GROUP_USED", "memory.current"), ("_GROUP_STAT", "memory.stat")):
+        monkeypatch.setattr(device, name, tmp_path / file)
+
+    assert free_host_bytes() == free_bytes
 
 
 def test_a_budget_that_is_set_is_taken_as_it_is() -> None:

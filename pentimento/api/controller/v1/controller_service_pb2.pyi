@@ -47,6 +47,28 @@ REPLICA_KIND_UNET_WORKER: ReplicaKind.ValueType  # 5
 REPLICA_KIND_DISCRIMINATOR: ReplicaKind.ValueType  # 6
 Global___ReplicaKind: _TypeAlias = ReplicaKind  # noqa: Y015
 
+class _SwitchWay:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _SwitchWayEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SwitchWay.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SWITCH_WAY_UNSPECIFIED: _SwitchWay.ValueType  # 0
+    SWITCH_WAY_BESIDE: _SwitchWay.ValueType  # 1
+    SWITCH_WAY_STAGED: _SwitchWay.ValueType  # 2
+    SWITCH_WAY_UNLOAD_FIRST: _SwitchWay.ValueType  # 3
+
+class SwitchWay(_SwitchWay, metaclass=_SwitchWayEnumTypeWrapper):
+    """When the former model left the device: after the next one served, before it was placed from host memory, or before it
+    was read.
+    """
+
+SWITCH_WAY_UNSPECIFIED: SwitchWay.ValueType  # 0
+SWITCH_WAY_BESIDE: SwitchWay.ValueType  # 1
+SWITCH_WAY_STAGED: SwitchWay.ValueType  # 2
+SWITCH_WAY_UNLOAD_FIRST: SwitchWay.ValueType  # 3
+Global___SwitchWay: _TypeAlias = SwitchWay  # noqa: Y015
+
 @_typing.final
 class Replica(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -67,6 +89,7 @@ class Replica(_message.Message):
     DEFERRALS_FIELD_NUMBER: _builtins.int
     WEIGHTS_FIELD_NUMBER: _builtins.int
     SHORT_MODELS_FIELD_NUMBER: _builtins.int
+    CHANGE_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     kind: Global___ReplicaKind.ValueType
     address: _builtins.str
@@ -104,6 +127,10 @@ class Replica(_message.Message):
 
     @_builtins.property
     def short_models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShortModel]: ...
+    @_builtins.property
+    def change(self) -> Global___ModelChange:
+        """Workers: their last change to another model."""
+
     def __init__(
         self,
         *,
@@ -123,10 +150,11 @@ class Replica(_message.Message):
         deferrals: _abc.Iterable[Global___MeasuredDeferral] | None = ...,
         weights: _abc.Iterable[Global___ComponentWeights] | None = ...,
         short_models: _abc.Iterable[Global___ShortModel] | None = ...,
+        change: Global___ModelChange | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["change", b"change"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "address", b"address", "available_models", b"available_models", "build_version", b"build_version", "capabilities", b"capabilities", "costs", b"costs", "deferrals", b"deferrals", "device", b"device", "device_memory_bytes", b"device_memory_bytes", "generation", b"generation", "held_model_digest", b"held_model_digest", "instance_id", b"instance_id", "kind", b"kind", "resident_models", b"resident_models", "short_models", b"short_models", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "address", b"address", "available_models", b"available_models", "build_version", b"build_version", "capabilities", b"capabilities", "change", b"change", "costs", b"costs", "deferrals", b"deferrals", "device", b"device", "device_memory_bytes", b"device_memory_bytes", "generation", b"generation", "held_model_digest", b"held_model_digest", "instance_id", b"instance_id", "kind", b"kind", "resident_models", b"resident_models", "short_models", b"short_models", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -190,6 +218,41 @@ class ShortModel(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ShortModel: _TypeAlias = ShortModel  # noqa: Y015
+
+@_typing.final
+class ModelChange(_message.Message):
+    """The weights of a worker's next model, and the memory that was free for them: of the host for staged models, of the
+    device.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    WAY_FIELD_NUMBER: _builtins.int
+    WEIGHT_BYTES_FIELD_NUMBER: _builtins.int
+    HOST_BYTES_FIELD_NUMBER: _builtins.int
+    DEVICE_BYTES_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    way: Global___SwitchWay.ValueType
+    weight_bytes: _builtins.int
+    host_bytes: _builtins.int
+    device_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        way: Global___SwitchWay.ValueType = ...,
+        weight_bytes: _builtins.int = ...,
+        host_bytes: _builtins.int = ...,
+        device_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_bytes", b"device_bytes", "host_bytes", b"host_bytes", "model", b"model", "way", b"way", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelChange: _TypeAlias = ModelChange  # noqa: Y015
 
 @_typing.final
 class MeasuredDeferral(_message.Message):

@@ -1,0 +1,315 @@
+"""Load a worker's models: from their source to all parts that serve them."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
+
+import torch
+
+from pentimento.devices.claims import visible_gpus
+from pentimento.diffusion.engine import (
+    Denoiser,
+    EngineSettings,
+    StepEngine,
+    reused_step_share,
+)
+from pentimento.diffusion.families import BatchKey, DiffusionModel
+from pentimento.diffusion.host_memory import HostBuffers
+from pentimento.diffusion.loras import layers_of
+from pentimento.domain.components import ComponentRule
+from pentimento.domain.fleet import Capability, HeldModel
+from pentimento.domain.weights import ModelChange, ShortModel
+from pentimento.files.file_sums import file_sums_in
+from pentimento.policies.components import Utility
+from pentimento.profiles.catalogue import read_profiles
+from pentimento.profiles.document import ProfileKind
+from pentimento.rpc.channel import channel_opener
+from pentimento.rpc.process import started_pool
+from pentimento.service.credits import BusyMeter
+from pentimento.stores.objects import ObjectStore, open_objects
+from pentimento.tensors.cuda import region_directory
+from services.unet_worker import metrics
+from services.unet_worker.adapters.ip_adapters import NO_IP_ADAPTERS, ImagePrompts, IpAdapters, open_ip_adapters
+from services.unet_worker.adapters.lora_directory import open_lora_directory, read_bounds
+from services.unet_worker.adapters.lora_shelf import KnownLoras, LoraShelf
+from services.unet_worker.adapters.uploaded_loras import UploadedLoras
+from services.unet_worker.attempts.execution import EngineModelRunner
+from services.unet_worker.attempts.finishing import Finisher
+from services.unet_worker.attempts.runner import AttemptRunner
+from services.unet_worker.attempts.starts import StartResolver
+from services.unet_worker.control.conditions import ConditionEncoder
+from services.unet_worker.control.replicas import ControlNetReplicas, PeerWorkers, Summing
+from services.unet_worker.device.energy import EnergyMeter, open_counter
+from services.unet_worker.device.engine_metrics import EngineMetrics
+from services.unet_worker.models.background import at_low_priority
+from services.unet_worker.models.checkpoint_loading import denoiser_for, weight_budget
+from services.unet_worker.models.loaded import LoadedModel
+from services.unet_worker.models.model_card import default_batch_key, held_model
+from services.unet_worker.models.staging import Placement, model_change, stage_checkpoint, staging_buffers
+from services.unet_worker.models.warm_up import BatchMeasurement, KnownSteps, warm_up
+from services.unet_worker.pairing.halves import GuidanceHalves
+from services.unet_worker.pairing.servicer import HalfServicer
+from services.unet_worker.process import DONOR_TIMEOUT_S, UPLOAD_TIMEOUT_S, WorkerIdentity
+from services.unet_worker.settings import UnetWorkerSettings
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+# Object store calls wait for the network, not for this process; the threads only bound their number.
+STORE_THREADS = 4
+
+
+def loras_of_directory(model: DiffusionModel, held: HeldModel, settings: UnetWorkerSettings) -> KnownLoras | None:
+    """Return the validated LoRAs that change this model; None without a directory of LoRAs."""
+    if settings.adapters_dir is None:
+        return None
+    base = layers_of(model.info.family, model.adaptable)
+    bounds = read_bounds(settings.profiles, settings.adapters_dir, held.model_digest)
+    sums = file_sums_in(settings.component_cache_dir)
+    directory = open_lora_directory(settings.adapters_dir, held.model_digest, base, model.dtype, bounds, sums)
+    logger.info("%d LoRAs for the model", len(directory.adapters))
+    return directory
+
+
+def ip_adapters_of_directory(model: DiffusionModel, settings: UnetWorkerSettings) -> IpAdapters:
+    """Return the IP-Adapters that fit this model; none without a directory."""
+    directory = settings.ip_adapters_dir
+    return open_ip_adapters(directory, model) if directory is not None and directory.is_dir() else NO_IP_ADAPTERS
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Describe a source of models: how to load one, how its device sums ControlNets' answers for a step, its additional
+    capabilities, the LoRAs and IP-Adapters that change the model, the rule of the LoRAs in memory, and the models that
+    its memory cannot hold. The device is real or paced. `change` returns the way to change to a model, `stage` reads
+    one into host memory."""
+
+    load: Callable[[UnetWorkerSettings], DiffusionModel]
+    summing: Summing
+    capabilities: frozenset[Capability] = frozenset()
+    loras: Callable[[DiffusionModel, HeldModel, UnetWorkerSettings], KnownLoras | None] = loras_of_directory
+    lora_rule: Callable[[], ComponentRule] = Utility
+    ip_adapters: Callable[[DiffusionModel, UnetWorkerSettings], IpAdapters] = ip_adapters_of_directory
+    short_models: Callable[[Mapping[str, UnetWorkerSettings]], tuple[ShortModel, ...]] = lambda models: ()
+    change: Callable[[str, UnetWorkerSettings, int], ModelChange] = model_change
+    stage: Callable[[UnetWorkerSettings, HostBuffers | None], Placement] = stage_checkpoint
+
+
+class CheckpointLoader:
+    """Load models for one start of a worker; see `model_switch.ModelLoader`."""
+
+    def __init__(self, models: Mapping[str, UnetWorkerSettings], identity: WorkerIdentity, source: ModelSource) -> None:
+        self._models = models
+        self._source = source
+        self._identity = identity
+        self._loop = asyncio.get_running_loop()
+        # One per process: all models have the same channel settings.
+        self._open_channel = channel_opener(next(iter(models.values())).channels)
+        self._energy: EnergyMeter | None = None
+        self._buffers: HostBuffers | None = None
+        self._scraped = BusyMeter(time.monotonic)
+        metrics.BUSY_SHARE.set_function(self._scraped.share)
+        # Measurements by name and digest: a model that is loaded again is not measured again.
+        self._known: dict[tuple[str, str], KnownSteps] = {}
+
+    def close(self) -> None:
+        """Stop the work that is not a model's."""
+        if self._energy is not None:
+            self._energy.close()
+
+    async def change_to(self, name: str, current: LoadedModel) -> ModelChange:
+        held = current.held
+        self._known[held.model, held.model_digest] = replace(
+            current.measurement.known, reused_step_share=held.reused_step_share
+        )
+        reusable = self._buffers.byte_count if self._buffers is not None else 0
+        return await asyncio.to_thread(self._source.change, name, self._models[name], reusable)
+
+    async def stage(self, name: str) -> Placement:
+        settings = self._models[name]
+        if self._buffers is None:
+            self._buffers = await asyncio.to_thread(staging_buffers, self._models.values())
+        else:
+            self._buffers.take_back()  # the model that was staged last was placed, or dropped
+        stage = partial(self._source.stage, settings, self._buffers)
+        return await at_low_priority(partial(_in_threads, settings.threads, stage))
+
+    async def load(self, name: str, staged: Placement | None = None, beside: LoadedModel | None = None) -> LoadedModel:
+        settings = self._models[name]
+        logger.info("loading the model", extra={"visible_gpus": visible_gpus()})
+        place = partial(_in_threads, settings.threads, staged or partial(self._source.load, settings))
+        model = await (at_low_priority(place) if beside is not None else asyncio.to_thread(place))
+        # Larger batches are measured while idle: nothing is generated meanwhile.
+        settings = settings if staged is None else replace(settings, warm_up_s=0.0)
+        known = self._known.get((name, model.info.model_digest))
+        other_bytes = beside.weight_bytes if beside is not None else 0
+        beginning = asyncio.ensure_future(asyncio.to_thread(self._begin, model, settings, known, other_bytes))
+        del model
+        try:
+            loaded = await asyncio.shield(beginning)
+        except asyncio.CancelledError:
+            beginning.add_done_callback(_close_unwanted)
+            raise
+        try:
+            if known is None:
+                await warm_up(loaded.runner, loaded.held)
+        except BaseException:
+            await asyncio.to_thread(loaded.close)
+            raise
+        return loaded
+
+    def _begin(
+        self, model: DiffusionModel, settings: UnetWorkerSettings, known: KnownSteps | None, other_bytes: int
+    ) -> LoadedModel:
+        objects = open_objects(settings.objects_url)
+        with ExitStack() as begun:
+            loaded = self._assemble(model, objects, settings, begun, known, other_bytes)
+            begun.pop_all()
+        return loaded
+
+    def _assemble(
+        self,
+        model: DiffusionModel,
+        objects: ObjectStore,
+        settings: UnetWorkerSettings,
+        begun: ExitStack,
+        known: KnownSteps | None,
+        other_bytes: int,
+    ) -> LoadedModel:
+        """Construct the parts of a loaded model. `begun` ends the started ones on failure."""
+        held = held_model(model.info, settings, self._identity.generation)
+        # Before memory is measured: image encoders are as large as a text encoder.
+        ip_adapters = self._source.ip_adapters(model, settings)
+        denoiser = denoiser_for(model, settings.compile)
+        engine = self._start_engine(model, denoiser, settings)
+        begun.callback(engine.close)
+        key = default_batch_key(model.info, held)
+        measurement = BatchMeasurement(
+            model,
+            denoiser,
+            engine.limits,
+            key,
+            weight_budget(settings, model.device),
+            settings.warm_up_s,
+            known=known,
+            other_bytes=other_bytes,
+        )
+        # On the engine's thread: memory, graphs.
+        engine.call(measurement.before_serving).result()
+        reused = (
+            _reused_step_share(engine, model, denoiser, key, measurement.step_s, settings)
+            if known is None
+            else known.reused_step_share
+        )
+        held = replace(held, step_s=measurement.step_s, reused_step_share=reused)
+        store_threads = started_pool(STORE_THREADS, "objects")
+        begun.callback(store_threads.shutdown, wait=False)
+        found = self._source.loras(model, held, settings)
+        components = self._identity.components
+        layers = layers_of(model.info.family, model.adaptable)
+        uploaded = UploadedLoras(components, layers, model.dtype) if components is not None else None
+        memory_bytes, rule = settings.lora_memory_mib * 2**20, self._source.lora_rule()
+        loras = LoraShelf(found, memory_bytes, lambda: self._news_of_loras(engine), uploaded, rule)
+        finisher = Finisher(model, threads=settings.threads)
+        if self._energy is None:
+            self._energy = _energy_meter(model.device)
+        shared_device = model.device if settings.share_device_memory else None
+        directory = region_directory(settings.shared_memory_dir, shared_device)
+        replicas = ControlNetReplicas(self._open_channel, directory, self._source.summing, listener=engine.waiting)
+        model_runner = EngineModelRunner(
+            self._identity.instance_id,
+            held,
+            engine,
+            finisher,
+            StartResolver(model, objects, store_threads, DONOR_TIMEOUT_S),
+            settings.progress_interval_ms / 1000,
+            self._energy.watts if self._energy is not None else lambda since, until: None,
+            settings.latent_format,
+            replicas,
+            loras,
+            ConditionEncoder(model, engine, replicas),
+            PeerWorkers(self._open_channel, directory, listener=engine.waiting),
+            ImagePrompts(model, ip_adapters, engine.call),
+        )
+        # The engine may resume its idle work once no attempt is running.
+        runner = AttemptRunner(model_runner, objects, store_threads, UPLOAD_TIMEOUT_S, engine.wake)
+        engine.work_when_idle(lambda wanted: measurement.when_idle(lambda: wanted() or runner.running_count > 0))
+        parts = (engine, finisher, runner, store_threads)
+        halves = HalfServicer(GuidanceHalves(model, held, engine, loras, directory, replicas))
+        return LoadedModel(
+            held,
+            model.info,
+            model.device,
+            *parts,
+            max_batch=settings.max_batch,
+            loras=loras,
+            halves=halves,
+            measurement=measurement,
+            device_capabilities=self._source.capabilities,
+            ip_adapters=ip_adapters,
+            networks=model.networks,
+            weights=model.weights,
+        )
+
+    def _news_of_loras(self, engine: StepEngine) -> None:
+        """Wake the engine and report the resident LoRAs to frontdoors; on the loader's threads."""
+        engine.wake()
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._identity.changed)
+
+    def _start_engine(self, model: DiffusionModel, denoiser: Denoiser, settings: UnetWorkerSettings) -> StepEngine:
+        engine = StepEngine(
+            model,
+            EngineSettings(
+                threads=settings.threads,
+                max_batch=settings.max_batch,
+                aging_limit_s=settings.aging_limit_s,
+                preempt=settings.preempt,
+            ),
+            EngineMetrics((self._identity.busy, self._scraped)),
+            denoiser,
+        )
+        for one in model.weights:
+            metrics.WEIGHT_BYTES.labels(one.component).set(one.device_bytes)
+        engine.start()
+        return engine
+
+
+def _reused_step_share(
+    engine: StepEngine,
+    model: DiffusionModel,
+    denoiser: Denoiser,
+    key: BatchKey,
+    step_s: float,
+    settings: UnetWorkerSettings,
+) -> float:
+    """Measure a step with reused features, if a profile allows such steps; 0 without one."""
+    profiles = read_profiles(settings.profiles).of(ProfileKind.FEATURES)
+    if all(profile.of.model_digest != model.info.model_digest for profile in profiles):
+        return 0.0
+    return engine.call(partial(reused_step_share, model, denoiser, key, step_s)).result()
+
+
+def _in_threads(count: int, work: Callable[[], T]) -> T:
+    torch.set_num_threads(count)
+    return work()
+
+
+def _close_unwanted(beginning: "asyncio.Future[LoadedModel]") -> None:
+    if not beginning.cancelled() and beginning.exception() is None:
+        beginning.result().close()
+
+
+def _energy_meter(device: torch.device) -> EnergyMeter | None:
+    """Start the energy meter; None if the device reports no energy."""
+    counter = open_counter(device)
+    if counter is None:
+        return None
+    meter = EnergyMeter(counter, metrics.ENERGY.inc, fail=metrics.ENERGY_FAILURES.inc)
+    meter.start()
+    return meter
