@@ -51,8 +51,7 @@ from lab.runs.measure import (
     publish,
 )
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
-from pentimento.clients.adapters import CHUNK_BYTES, AdapterRegistryClient
-from pentimento.clients.controller import ControllerClient
+from pentimento.clients.controller import CHUNK_BYTES, AdapterRegistryClient, ControllerClient
 from pentimento.clients.worker import WorkerClient
 from pentimento.diffusion.loras import layers_of
 from pentimento.domain.adapters import Adapter, AdapterKind, LoraUpload

@@ -12,7 +12,7 @@ from pentimento.cli.calls import ask_controller, chunks_of
 from pentimento.cli.connection import controller_options
 from pentimento.cli.options import FiniteRange, json_option, say
 from pentimento.cli.programs import described
-from pentimento.clients.adapters import AdapterRegistryClient
+from pentimento.clients.controller import AdapterRegistryClient
 from pentimento.domain.adapters import (
     ADAPTED_FAMILIES,
     ADAPTER_NAME_RULE,

@@ -11,7 +11,7 @@ import grpc
 from grpc.aio import Channel
 
 from pentimento.cli.connection import frontdoor_address, read_token, running_suite, tls_files
-from pentimento.clients.adapters import CHUNK_BYTES
+from pentimento.clients.controller import CHUNK_BYTES
 from pentimento.clients.retries import RetryPolicy
 from pentimento.domain.errors import Unavailable
 from pentimento.rpc.channel import open_channel

@@ -15,7 +15,7 @@ from pentimento.cli.calls import ask_controller, chunks_of
 from pentimento.cli.connection import PRESENT, controller_options
 from pentimento.cli.options import say
 from pentimento.cli.programs import RenamedOptions, described
-from pentimento.clients.models import ModelRepositoryClient
+from pentimento.clients.controller import ModelRepositoryClient
 from pentimento.domain.adapters import split_digest
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.domain.models import (

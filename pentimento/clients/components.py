@@ -6,7 +6,7 @@ import grpc.aio
 
 from pentimento.api.components.v1 import component_service_pb2 as pb
 from pentimento.api.components.v1.component_service_pb2_grpc import ComponentServiceStub
-from pentimento.clients.errors import stream
+from pentimento.clients.calls import stream
 from pentimento.domain.errors import Aborted
 
 

@@ -1,21 +1,33 @@
-"""Call the controller."""
+"""Call the controller: the fleet, the model repository and the registry of LoRAs."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import grpc.aio
 
+from pentimento.api.adapters.v1 import adapter_registry_service_pb2 as adapters_pb
+from pentimento.api.adapters.v1.adapter_registry_service_pb2_grpc import AdapterRegistryServiceStub
 from pentimento.api.controller.v1 import controller_service_pb2 as pb
 from pentimento.api.controller.v1.controller_service_pb2_grpc import ControllerServiceStub
 from pentimento.api.generation.v1 import generation_pb2
-from pentimento.clients.errors import domain_errors
+from pentimento.api.models.v1 import model_repository_service_pb2 as models_pb
+from pentimento.api.models.v1.model_repository_service_pb2_grpc import ModelRepositoryServiceStub
+from pentimento.clients.calls import answer_of, domain_errors, uploaded
+from pentimento.domain.adapters import Adapter, LoraUpload
 from pentimento.domain.components import FoundComponent
 from pentimento.domain.errors import DeadlineExceeded, Unavailable
 from pentimento.domain.fleet import Fleet, Plan, Replica, ReplicaLease, ReplicaReport
 from pentimento.domain.generation import PlanVersion
+from pentimento.domain.models import CascadeVariant, ModelFile, ModelVariant, RegisteredModels
 from pentimento.wire.codec import decode, encode, nested
+
+# Bytes of an upload's message.
+CHUNK_BYTES = 1 << 20
+# Deadlines of uploads: a model's file of 25 GB at 7 MB/s, a LoRA of 4 GiB at 10 MB/s.
+MODEL_TIMEOUT_S = 3600.0
+LORA_TIMEOUT_S = 600.0
 
 
 class ControllerClient:
@@ -91,3 +103,78 @@ class ControllerClient:
                 for call in self._watching:
                     call.cancel()
             raise
+
+
+class ModelRepositoryClient:
+    """Call the controller's model repository."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub = ModelRepositoryServiceStub(channel)
+
+    async def register_model(self, variant: ModelVariant, timeout_s: float | None = None) -> None:
+        """Register a variant. Raises InvalidArgument with field and limit, FailedPrecondition NAME_TAKEN."""
+        request = models_pb.RegisterModelRequest(model=nested(variant, models_pb.ModelVariant))
+        await answer_of(self._stub.RegisterModel, request, timeout_s)
+
+    async def missing_files(self, files: Sequence[ModelFile], timeout_s: float | None = None) -> frozenset[str]:
+        """Return the sha256 of the files that the object store lacks. Raises FailedPrecondition COMPONENT_TOO_LARGE,
+        NO_UPLOADS."""
+        request = models_pb.FindMissingFilesRequest(files=[nested(file, models_pb.ModelFile) for file in files])
+        return frozenset((await answer_of(self._stub.FindMissingFiles, request, timeout_s)).sha256s)
+
+    async def add_file(self, file: ModelFile, chunks: Iterable[bytes], timeout_s: float = MODEL_TIMEOUT_S) -> None:
+        """Upload a model's file, in chunks of at most `CHUNK_BYTES`. Raises InvalidArgument with field and limit."""
+        first = models_pb.AddFileRequest(file=nested(file, models_pb.ModelFile))
+        await uploaded(self._stub.AddFile, first, chunks, timeout_s)
+
+    async def model(self, name: str, timeout_s: float | None = None) -> ModelVariant:
+        """Return a registered model with the hashes of its files' blocks. Raises NotFound."""
+        answer = await answer_of(self._stub.GetModel, models_pb.GetModelRequest(name=name), timeout_s)
+        return decode(answer.model, ModelVariant)
+
+    async def remove_model(self, name: str, timeout_s: float | None = None) -> None:
+        """Remove a variant. Raises NotFound, FailedPrecondition MODEL_IN_USE."""
+        await answer_of(self._stub.RemoveModel, models_pb.RemoveModelRequest(name=name), timeout_s)
+
+    async def register_cascade(
+        self, cascade: CascadeVariant, timeout_s: float | None = None, *, handover_profiles: Sequence[str] = ()
+    ) -> CascadeVariant:
+        """Register a cascade of registered models, and return it with the shares of its hand-over profiles. Raises like
+        `register_model`."""
+        request = models_pb.RegisterCascadeRequest(
+            cascade=nested(cascade, models_pb.CascadeVariant), handover_profiles=handover_profiles
+        )
+        answer = await answer_of(self._stub.RegisterCascade, request, timeout_s)
+        return decode(answer.cascade, CascadeVariant)
+
+    async def remove_cascade(self, name: str, timeout_s: float | None = None) -> None:
+        """Remove a cascade. Raises NotFound."""
+        await answer_of(self._stub.RemoveCascade, models_pb.RemoveCascadeRequest(name=name), timeout_s)
+
+    async def registered(self, timeout_s: float | None = None) -> RegisteredModels:
+        """Return all registered models and cascades."""
+        answer = await answer_of(self._stub.ListRegistered, models_pb.ListRegisteredRequest(), timeout_s)
+        return decode(answer, RegisteredModels)
+
+
+class AdapterRegistryClient:
+    """Call the controller's registry of LoRAs."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub = AdapterRegistryServiceStub(channel)
+
+    async def add_lora(self, upload: LoraUpload, chunks: Iterable[bytes], timeout_s: float = LORA_TIMEOUT_S) -> Adapter:
+        """Add a LoRA, with its file in chunks of at most `CHUNK_BYTES`, and return it as served. Raises
+        InvalidArgument with field and limit, FailedPrecondition NAME_TAKEN."""
+        first = adapters_pb.AddLoraRequest(upload=nested(upload, adapters_pb.LoraUpload))
+        answer = await uploaded(self._stub.AddLora, first, chunks, timeout_s)
+        return decode(answer.adapter, Adapter)
+
+    async def loras(self, timeout_s: float | None = None) -> tuple[Adapter, ...]:
+        """Return the uploaded LoRAs, ordered by name."""
+        answer = await answer_of(self._stub.ListLoras, adapters_pb.ListLorasRequest(), timeout_s)
+        return tuple(decode(adapter, Adapter) for adapter in answer.adapters)
+
+    async def remove_lora(self, name: str, timeout_s: float | None = None) -> None:
+        """Remove a LoRA. Raises NotFound."""
+        await answer_of(self._stub.RemoveLora, adapters_pb.RemoveLoraRequest(name=name), timeout_s)

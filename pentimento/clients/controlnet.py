@@ -11,7 +11,7 @@ from pentimento.api.controlnet.v1 import controlnet_service_pb2 as pb
 from pentimento.api.controlnet.v1.controlnet_service_pb2_grpc import ControlNetServiceStub
 from pentimento.api.generation.v1 import generation_pb2
 from pentimento.api.tensor.v1 import tensor_pb2 as tensor_pb
-from pentimento.clients.errors import answer_of, judging_answers, stream
+from pentimento.clients.calls import answer_of, judging_answers, stream
 from pentimento.clients.step_stream import StepClient, StepStream
 from pentimento.domain.errors import Aborted, InvalidArgument
 from pentimento.domain.generation import Attempt, ControlNetSelection

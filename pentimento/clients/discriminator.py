@@ -8,7 +8,7 @@ import grpc.aio
 from pentimento.api.discriminator.v1 import discriminator_service_pb2 as pb
 from pentimento.api.discriminator.v1.discriminator_service_pb2_grpc import DiscriminatorServiceStub
 from pentimento.api.embedder.v1 import embedder_service_pb2 as embedder_pb
-from pentimento.clients.errors import answer_of
+from pentimento.clients.calls import answer_of
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import FailedPrecondition, Internal, InvalidArgument
 from pentimento.domain.foresight import PromptForesight

@@ -6,7 +6,7 @@ import grpc.aio
 
 from pentimento.api.embedder.v1 import embedder_service_pb2 as pb
 from pentimento.api.embedder.v1.embedder_service_pb2_grpc import EmbedderServiceStub
-from pentimento.clients.errors import answer_of
+from pentimento.clients.calls import answer_of
 from pentimento.domain.embedding import Embedding
 from pentimento.wire.codec import decode
 

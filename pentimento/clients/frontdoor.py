@@ -6,7 +6,7 @@ from pentimento.api.frontdoor.v1 import frontdoor_service_pb2
 from pentimento.api.frontdoor.v1.frontdoor_service_pb2_grpc import FrontdoorServiceStub
 from pentimento.api.tenants.v1 import tenant_service_pb2 as pb
 from pentimento.api.tenants.v1.tenant_service_pb2_grpc import TenantServiceStub
-from pentimento.clients.errors import answer_of
+from pentimento.clients.calls import answer_of
 from pentimento.domain.tenants import DAY_S, Tenant, TenantKey, TenantQuota, UsagePeriod, UsagePeriodLength
 from pentimento.wire.codec import decode, nested, number_of
 

@@ -9,7 +9,7 @@ from pentimento.api.generation.v1 import generation_pb2
 from pentimento.api.tensor.v1 import tensor_pb2 as tensor_pb
 from pentimento.api.vectordb.v1 import vectordb_gateway_service_pb2 as pb
 from pentimento.api.vectordb.v1.vectordb_gateway_service_pb2_grpc import VectordbGatewayServiceStub
-from pentimento.clients.errors import answer_of
+from pentimento.clients.calls import answer_of
 from pentimento.domain.cache import CacheScope, LookupAnswer, LookupCandidate, Neighbour
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.generation import Attempt, CacheGrant, CapturedEntries, ObjectReference

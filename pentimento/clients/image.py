@@ -10,7 +10,7 @@ import grpc.aio
 
 from pentimento.api.image.v1 import image_service_pb2 as pb
 from pentimento.api.image.v1.image_service_pb2_grpc import ImageServiceStub
-from pentimento.clients.errors import answer_of, stream
+from pentimento.clients.calls import answer_of, stream
 from pentimento.domain.adapters import Adapter
 from pentimento.domain.errors import Internal
 from pentimento.domain.image_request import (

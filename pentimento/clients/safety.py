@@ -4,7 +4,7 @@ import grpc.aio
 
 from pentimento.api.safety.v1 import safety_service_pb2 as pb
 from pentimento.api.safety.v1.safety_service_pb2_grpc import SafetyServiceStub
-from pentimento.clients.errors import answer_of
+from pentimento.clients.calls import answer_of
 from pentimento.domain.safety import SafetyVerdict
 from pentimento.wire.codec import decode
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import grpc.aio
 
 from pentimento.api.tensor.v1 import tensor_pb2 as tensor_pb
-from pentimento.clients.errors import AnsweredStream, judging_answers
+from pentimento.clients.calls import AnsweredStream, judging_answers
 from pentimento.domain.errors import Aborted, PentimentoError, Unavailable
 from pentimento.tensors.lines import LineListener, LoopListener
 from pentimento.tensors.outgoing import OutgoingTensor

@@ -7,7 +7,7 @@ import grpc.aio
 from pentimento.api.generation.v1 import generation_pb2
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
 from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
-from pentimento.clients.errors import answer_of, stream
+from pentimento.clients.calls import answer_of, stream
 from pentimento.domain.execution import ControlNetEndpoint, ExecuteEvent, WorkerCredits
 from pentimento.domain.generation import Attempt, CacheGrant, GenerationSpec, Route
 from pentimento.wire.codec import converter, decode, nested

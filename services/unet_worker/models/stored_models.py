@@ -9,7 +9,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import TypeVar
 
-from pentimento.clients.models import ModelRepositoryClient
+from pentimento.clients.controller import ModelRepositoryClient
 from pentimento.domain.adapters import split_digest
 from pentimento.domain.errors import DeadlineExceeded, InvalidArgument, NotFound, Unavailable
 from pentimento.domain.models import ModelVariant

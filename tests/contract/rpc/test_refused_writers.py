@@ -10,8 +10,8 @@ from pentimento.api.adapters.v1 import adapter_registry_service_pb2 as adapters
 from pentimento.api.adapters.v1 import adapter_registry_service_pb2_grpc as adapters_grpc
 from pentimento.api.tensor.v1 import tensor_pb2 as tensor
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as worker
-from pentimento.clients.adapters import CHUNK_BYTES, AdapterRegistryClient
-from pentimento.clients.errors import AnsweredStream
+from pentimento.clients.calls import AnsweredStream
+from pentimento.clients.controller import CHUNK_BYTES, AdapterRegistryClient
 from pentimento.domain.adapters import LoraUpload
 from pentimento.domain.errors import FailedPrecondition, PentimentoError, ResourceExhausted
 from pentimento.rpc import RpcChannelSettings, RpcServer, RpcServerSettings, open_channel

@@ -16,7 +16,7 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from lab.fixtures.checkpoints import write_checkpoint, write_ip_adapter, write_xl_checkpoint
 from lab.fixtures.diffusers_reference import Case, DiffusersReference
 from lab.fixtures.worker_under_test import WorkerUnderTest, await_serving, noise_image, png_of
-from pentimento.clients.errors import domain_errors
+from pentimento.clients.calls import domain_errors
 from pentimento.devices.choices import DeviceChoice
 from pentimento.domain.adapters import AdapterKind
 from pentimento.domain.errors import InvalidArgument, NotFound

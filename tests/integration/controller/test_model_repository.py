@@ -13,8 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pentimento.cli import cli, describe
-from pentimento.clients.controller import ControllerClient
-from pentimento.clients.models import ModelRepositoryClient
+from pentimento.clients.controller import ControllerClient, ModelRepositoryClient
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
 from pentimento.domain.fleet import ModelCost, Replica, ReplicaKind, ReplicaReport, UnplannedModel
 from pentimento.domain.models import RegisteredModels, ReuseProfile

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from lab.fixtures.checkpoints import write_checkpoint
 from pentimento.cli import cli
-from pentimento.clients.models import ModelRepositoryClient
+from pentimento.clients.controller import ModelRepositoryClient
 from pentimento.diffusion.allow_list import check_checkpoint
 from pentimento.diffusion.checkpoint import digest_checkpoint
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound

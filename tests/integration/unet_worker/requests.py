@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
 from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
-from pentimento.clients.errors import domain_errors
+from pentimento.clients.calls import domain_errors
 from pentimento.domain.execution import AttemptResult, ExecuteEvent
 from pentimento.domain.generation import (
     Attempt,

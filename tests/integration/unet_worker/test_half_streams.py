@@ -14,7 +14,7 @@ from lab.fixtures.checkpoints import SIDE_PX, TOKENS, WIDTH, write_checkpoint
 from lab.fixtures.step_streams import answer_to
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
 from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
-from pentimento.clients.errors import domain_errors
+from pentimento.clients.calls import domain_errors
 from pentimento.clients.guidance_half import GuidanceHalfClient, HalfStream, HalfStreamRequest
 from pentimento.domain.errors import PentimentoError, ResourceExhausted, Unavailable
 from pentimento.domain.generation import Attempt

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from pentimento.clients.errors import WrittenCall
+from pentimento.clients.calls import WrittenCall
 from pentimento.domain.errors import InvalidArgument
 
 REFUSED = (grpc.StatusCode.INVALID_ARGUMENT, "is refused")

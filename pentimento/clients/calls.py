@@ -1,7 +1,7 @@
 """Make calls, and turn their errors into the domain's: the other process's error, or Unavailable."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 
@@ -41,6 +41,21 @@ async def answer_of(call: Callable[..., Awaitable[Answer]], request: Message, ti
     """Return the answer of a unary call; None is the channel's default deadline. Raises domain errors."""
     with domain_errors():
         return await call(request, timeout=timeout_s)
+
+
+async def uploaded(
+    method: Callable[..., Any], first: Message, chunks: Iterable[bytes], timeout_s: float | None = None
+) -> Any:
+    """Send a message, then the chunks of a file, and return the answer. Raises domain errors."""
+
+    async def messages() -> AsyncIterator[Message]:
+        yield first
+        for chunk in chunks:
+            yield type(first)(chunk=chunk)
+
+    call = method(messages(), timeout=timeout_s)
+    async with WrittenCall(call).domain_errors():
+        return await call
 
 
 async def stream(opened: Callable[[], Any], decoded: Callable[[Any], Known]) -> AsyncGenerator[Known, None]:
