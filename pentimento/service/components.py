@@ -64,14 +64,12 @@ class ComponentServicer(ComponentServiceServicer):
     ) -> AsyncIterator[pb.FetchComponentResponse]:
         if not 0 < request.size_bytes <= MAX_RANGE_BYTES:
             raise InvalidArgument.of("size_bytes", f"must be 1 to {MAX_RANGE_BYTES}, got {request.size_bytes}")
-        end = request.offset_bytes + request.size_bytes
         async with self._place():
-            for offset in range(request.offset_bytes, end, CHUNK_BYTES):
-                size = min(CHUNK_BYTES, end - offset)
-                data = await asyncio.to_thread(self._read, request.digest, offset, size)
-                if data is None:
-                    raise NotFound("NO_COMPONENT", "the component is not held here")
-                yield pb.FetchComponentResponse(data=data)
+            data = await asyncio.to_thread(self._read, request.digest, request.offset_bytes, request.size_bytes)
+            if data is None:
+                raise NotFound("NO_COMPONENT", "the component is not held here")
+            for start in range(0, len(data), CHUNK_BYTES):
+                yield pb.FetchComponentResponse(data=data[start : start + CHUNK_BYTES])
 
     @asynccontextmanager
     async def _place(self) -> AsyncIterator[None]:

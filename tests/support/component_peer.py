@@ -2,7 +2,7 @@
 `python -m tests.support.component_peer --directory DIR --listen ADDRESS --controller ADDRESS`.
 
 It reports ten times a second. With `--busy` it has own requests; with `--ends-after N` it is killed when it
-reads the N-th piece.
+reads the N-th block.
 """
 
 import argparse

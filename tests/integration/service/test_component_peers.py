@@ -151,9 +151,11 @@ async def test_component_that_no_peer_holds_is_read_from_the_store(fleet: Fleet)
     assert fleet.remote.offsets == [0]
 
 
-@pytest.mark.parametrize("others", [(), ("b",)])
-async def test_peer_that_dies_is_replaced_by_another_one_or_the_store(fleet: Fleet, others: tuple[str, ...]) -> None:
-    (dying,) = await fleet.start("a", flags=("--ends-after", "5"))
+@pytest.mark.parametrize(("others", "reads"), [((), "2"), (("b",), "1")])
+async def test_peer_that_dies_is_replaced_by_another_one_or_the_store(
+    fleet: Fleet, others: tuple[str, ...], reads: str
+) -> None:
+    (dying,) = await fleet.start("a", flags=("--busy", "--ends-after", reads))
     await fleet.start(*others)
 
     assert await fleet.fetch() == fleet.data
