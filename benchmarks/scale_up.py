@@ -133,7 +133,7 @@ def worker(suite: ScaledSuite, folder: Path, name: str, *flags: str) -> Iterator
     """Start a worker with an empty disk for components; its address."""
     address = f"unix:{folder}/worker"
     given = ("--model", str(suite.model), "--model-name", name, "--objects-url", suite.objects_url, "--device", "cpu")
-    own = ("--listen", address, "--component-cache-dir", f"{folder}/components", "--warm-up-s", "0", *flags)
+    own = ("--listen", address, "--component-cache-dir", f"{folder}/components", "--max-batch", "1", *flags)
     with process("services.unet_worker", *given, *own):
         yield address
 
