@@ -1,7 +1,7 @@
 """Share the components of local disks between processes: serve them, report them, and fetch what others hold.
 
-peers = ComponentPeers(server.instance_id, controller, open_channel)      # on the event loop
-store = ComponentStore(…, peers=peers.holding)
+peers = known_peers(settings)                                             # on the event loop
+store = ComponentStore(…, peers=peers)
 server.add(add_ComponentServiceServicer_to_server, ComponentServicer(store.read_range, is_busy), FULL_NAME)
 reported = ReportedComponents(store.held)                                 # and its `run` as a task
 """
@@ -25,7 +25,8 @@ from pentimento.domain.components import HeldComponent, changed_components
 from pentimento.domain.errors import DeadlineExceeded, InvalidArgument, NotFound, PentimentoError, ResourceExhausted
 from pentimento.domain.fleet import MAX_TOLD_COUNT, ReplicaReport
 from pentimento.domain.generation import ObjectReference
-from pentimento.rpc.channel import ChannelOpener
+from pentimento.rpc.channel import ChannelOpener, channel_opener
+from pentimento.service.fleet_member import FleetSettings, addresses
 from pentimento.telemetry import counter
 
 logger = logging.getLogger(__name__)
@@ -114,6 +115,16 @@ class Peer:
         """Do not ask it for a while, unless it only lacks the component by now."""
         if not isinstance(error, NotFound):
             self.skip(self.name)
+
+
+def known_peers(settings: FleetSettings, instance_id: str = "") -> Callable[[str], Sequence[Peer]]:
+    """Return a function that finds the peers that hold a component, by the controller of the settings; none without a
+    controller. `instance_id`: the caller's, once it has one. Call it on the event loop, and the function on others."""
+    found = addresses(settings.controller_address)
+    if not found:
+        return lambda digest: ()
+    open_channel = channel_opener(settings.channels)
+    return ComponentPeers(instance_id, ControllerClient(*map(open_channel, found)), open_channel).holding
 
 
 class ComponentPeers:

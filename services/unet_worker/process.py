@@ -24,15 +24,14 @@ from pentimento.domain.fleet import (
     WorkerAssignment,
 )
 from pentimento.rpc import RpcServer, RpcServerSettings
-from pentimento.rpc.channel import channel_opener
 from pentimento.rpc.shared_keys import open_grant_keys
 from pentimento.service.components import FULL_NAME as COMPONENTS_FULL_NAME
-from pentimento.service.components import ComponentPeers, ComponentServicer, ReportedComponents
+from pentimento.service.components import ComponentServicer, ReportedComponents, known_peers
 from pentimento.service.credits import BusyMeter
 from pentimento.service.fleet_member import FleetMember, FleetSettings
 from pentimento.service.plan_follower import PlanFollower
 from pentimento.service.process import ServiceProcess
-from pentimento.stores.components.remote import Peers, no_peers
+from pentimento.stores.components.remote import Peers
 from services.unet_worker.adapters.local_components import LocalComponents
 from services.unet_worker.attempts.cache_objects import GrantGuard
 from services.unet_worker.device.device_backend import PlannedBackend
@@ -107,7 +106,7 @@ class WorkerProcess(ServiceProcess):
         self._prefetched = frozenset[tuple[str, str, str]]()
         self._measured: dict[str, ModelCost] = {}
         self._member = FleetMember(self.server, ReplicaKind.UNET_WORKER, settings)
-        self._components = open_components(self._peers(settings))
+        self._components = open_components(known_peers(settings, self.server.instance_id))
         self._reported = ReportedComponents(self._components.store.held if self._components is not None else tuple)
         if self._components is not None:
             fetches = ComponentServicer(self._components.store.read_range, lambda: bool(self.worker.attempts.running()))
@@ -149,12 +148,6 @@ class WorkerProcess(ServiceProcess):
             self._reported.news,
         )
         self.run_beside(follower.run(lambda plan: self.follow(backend, plan)), "plan")
-
-    def _peers(self, settings: WorkerSettings) -> Peers:
-        if self._member.controller is None:
-            return no_peers
-        open_channel = channel_opener(settings.channels)
-        return ComponentPeers(self.server.instance_id, self._member.controller, open_channel).holding
 
     async def _fetch_most_used(self, controller: ControllerClient, components: LocalComponents) -> None:
         try:

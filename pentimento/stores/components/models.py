@@ -24,7 +24,7 @@ from pentimento.files.file_sums import CorruptComponent, FileSum, file_sums_in, 
 from pentimento.files.json_values import from_json, to_json
 from pentimento.files.private_files import make_private_directory
 from pentimento.stores.components.disk import HeldBlob, disk_errors
-from pentimento.stores.components.remote import Remote
+from pentimento.stores.components.remote import Peers, Remote, no_peers
 from pentimento.stores.components.store import ComponentStore
 from pentimento.stores.errors import ObjectMissing
 from pentimento.stores.objects import open_objects
@@ -171,9 +171,16 @@ class ModelFolders:
                 link.symlink_to(target)
 
 
-def open_folders(root: Path, disk_mib: int, rule: Callable[[], ComponentRule], objects_url: str = "") -> ModelFolders:
-    """Return the directories of models in a component store. Raises StoreUnavailable."""
-    components = ComponentStore(root, disk_mib * 2**20, 0, rule)
+def open_folders(
+    root: Path,
+    disk_mib: int,
+    rule: Callable[[], ComponentRule],
+    objects_url: str = "",
+    peers: Peers = no_peers,
+) -> ModelFolders:
+    """Return the directories of models in a component store; see `ComponentStore` for `peers`. Raises
+    StoreUnavailable."""
+    components = ComponentStore(root, disk_mib * 2**20, 0, rule, peers)
     return ModelFolders(root, components, lambda model: remote_of(model, objects_url))
 
 

@@ -15,6 +15,7 @@ from pentimento.domain.errors import DeadlineExceeded, InvalidArgument, NotFound
 from pentimento.domain.models import ModelVariant
 from pentimento.policies.components import Utility
 from pentimento.rpc import open_channel
+from pentimento.service.components import known_peers
 from pentimento.service.fleet_member import addresses
 from pentimento.stores.components.models import ModelFolders, open_folders
 from services.unet_worker.models.other_models import OtherModel, named_models
@@ -54,7 +55,8 @@ async def with_stored(settings: UnetWorkerSettings) -> tuple[UnetWorkerSettings,
     if not absent or settings.component_cache_dir is None:
         return settings, StoredModels()
     root = settings.component_cache_dir
-    folders = open_folders(root, settings.component_disk_mib, Utility, settings.objects_url)
+    peers = known_peers(settings)
+    folders = open_folders(root, settings.component_disk_mib, Utility, settings.objects_url, peers)
     placed, models = dict[Path, Path](), dict[Path, ModelVariant]()
     for one in absent:
         name = settings.model_name if one.path == settings.model and settings.model_name else one.name

@@ -1,6 +1,6 @@
-"""A worker takes LoRAs from the disk of another one, before and when a request needs them."""
+"""A worker takes LoRAs and models from the disk of another one, before and when a request needs them."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -9,19 +9,33 @@ import pytest
 import torch
 
 from lab.fixtures.lora_files import random_factors, write_kohya_lora
+from pentimento.diffusion.allow_list import check_checkpoint
+from pentimento.diffusion.checkpoint import digest_checkpoint
 from pentimento.diffusion.families import load_model
 from pentimento.diffusion.loras import layers_of
 from pentimento.domain.adapters import Adapter, AdapterKind
 from pentimento.domain.generation import LoraSelection, ObjectReference
 from pentimento.files.file_sums import FileSums
-from pentimento.rpc import RpcServerSettings
+from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.stores.components.remote import put_sums
+from pentimento.stores.objects import open_objects
 from services.controller.settings import ControllerSettings
 from services.controller.wiring import ControllerProcess, wire
+from services.unet_worker.models.stored_models import with_stored
+from services.unet_worker.settings import UnetWorkerSettings
+from tests.integration.controller.test_stored_models import running
 from tests.integration.unet_worker.conftest import Served, serve
 from tests.integration.unet_worker.requests import attempt, route, spec_with
 from tests.support.calls import result_of
+from tests.support.processes import StartedProcesses
 from tests.support.waiting import until
+
+
+@pytest.fixture
+def processes() -> Iterator[StartedProcesses]:
+    started = StartedProcesses()
+    yield started
+    started.end()
 
 
 @asynccontextmanager
@@ -78,6 +92,39 @@ async def test_lora_comes_from_a_worker_that_holds_it_once_the_store_has_lost_it
             assert await digest_of_image(second, lora) == expected
 
     assert on_disk(places[1]) == [reference.digest]
+
+
+async def test_model_comes_from_a_process_that_holds_it_once_the_store_has_lost_it(
+    checkpoint: Path, directory: Path, processes: StartedProcesses
+) -> None:
+    async with running(directory, lease_s=60.0) as suite:
+        added = await suite.command("add", "mine", str(checkpoint), "--licence", "MIT")
+        assert added.exit_code == 0, added.output
+        await with_stored(settings_of(directory, "a", suite.address))
+        at = ("--listen", f"unix:{directory / 'peer'}", "--controller", suite.address)
+        processes.start("tests.support.component_peer", "--directory", str(directory / "a"), *at)
+        model = await suite.models.model("mine")
+        digests = tuple({file.digest for file in model.files})
+        await until(lambda: len(suite.process.controller.find_components("", digests, "")) == len(digests))
+        objects = open_objects(f"file://{directory / 'objects'}")
+        for key in list(objects.keys("adapters/")):
+            objects.delete(key)
+
+        settings, _ = await with_stored(settings_of(directory, "b", suite.address))
+
+    assert digest_checkpoint(check_checkpoint(settings.model)).model == model.digest
+    assert settings.model.is_relative_to(directory / "b")
+
+
+def settings_of(directory: Path, name: str, controller_address: str) -> UnetWorkerSettings:
+    return UnetWorkerSettings(
+        RpcServerSettings(),
+        RpcChannelSettings(),
+        Path("mine"),
+        component_cache_dir=directory / name,
+        objects_url=f"file://{directory / 'objects'}",
+        controller_address=controller_address,
+    )
 
 
 def stored(worker: Served, checkpoint: Path, folder: Path) -> ObjectReference:
