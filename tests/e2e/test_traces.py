@@ -91,6 +91,8 @@ def test_grpc_client_without_a_trace_begins_one_that_reaches_controlnets(
     assert (root.service, root.name, root.parent_id) == ("frontdoor", GENERATE, "")
     assert root.attributes["pentimento.request_id"] == made.provenance.request_id
     assert {span.trace_id for span in spans} == {root.trace_id}
+    (residuals,) = (span for span in spans if span.service == "controlnet_svc")
+    assert residuals.name == "pentimento.api.controlnet.v1.ControlNetService/StreamResiduals"
 
 
 def joined(spans: list[ReceivedSpan], first: str, services: set[str], step_count: int) -> bool:

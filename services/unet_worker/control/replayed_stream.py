@@ -1,6 +1,7 @@
 """Stream the answers to a request's steps from one of several other processes, across their failures."""
 
 import asyncio
+import contextvars
 import logging
 import threading
 from collections.abc import Callable
@@ -64,6 +65,8 @@ class ReplayedStream:
         self._patience = patience
         self._wake = wake
         self._loop = asyncio.get_running_loop()
+        # Of the request, whose trace the stream is a part of; the engine's thread has none.
+        self._context = contextvars.copy_context()
         self._epoch = 0
         # Held for the fields up to `_error`.
         self._held = threading.Lock()
@@ -78,7 +81,7 @@ class ReplayedStream:
 
     def open(self, request: Any) -> None:
         """Open the stream, with the request of the other end's client; on any thread."""
-        self._loop.call_soon_threadsafe(self._run, request)
+        self._loop.call_soon_threadsafe(self._run, request, context=self._context)
 
     def ask(self, step_index: int, timestep: float, latents: OutgoingTensor, keeps_from: int) -> threading.Event | None:
         """Request a step; answers to steps before `keeps_from` become invalid. Return an event that is set once the

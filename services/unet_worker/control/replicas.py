@@ -1,6 +1,7 @@
 """Choose replicas for streams: the addresses that requests bring, the load of each, and the place of a stream."""
 
 import asyncio
+import contextvars
 import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -149,7 +150,7 @@ class StreamReplicas(Generic[Client]):
         if address not in self._known:
             channel = self._open_channel(address)
             self._known[address] = StreamReplica(channel, self._client(channel), self._reports)
-            task = asyncio.create_task(self._follow(address), name="replica")
+            task = asyncio.create_task(self._follow(address), name="replica", context=contextvars.Context())
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         return self._known[address]
