@@ -8,8 +8,11 @@ ledger (`QualityWatch`, `select_start`, `trial_start`), sampled and paid for by 
 `ShadowBudget`), with the shipped settings. The outcome of a start is that of a recorded pair of real images of
 `tiny-heavy` with about this similarity (`benchmarks.earned_pairs`). Device seconds are counted as denoising steps.
 
-A history ends once every threshold is within `NEAR` of that of the shipped profile, which the gateway does not have.
-Quality is checked every `CHECK_EVERY` requests over all images that clients received; an image from noise keeps all.
+Images are earned by the same code, over pairs of a prompt and its nearest earlier image, which `tiny-heavy` refines.
+
+A history of latents ends once every threshold is within `NEAR` of that of the shipped profile, which the gateway does
+not have. Quality is checked every `CHECK_EVERY` requests over all images that clients received; an image from noise
+keeps all.
 """
 
 import argparse
@@ -17,14 +20,14 @@ import asyncio
 import statistics
 import tempfile
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from benchmarks.earned_pairs import ENCODER, MODEL, MeasuredPair, read_pairs
+from benchmarks.earned_pairs import ENCODER, IMAGE_PAIRS, MODEL, PAIRS, STEPS, MeasuredPair, read_pairs
 from benchmarks.selector_profile import PROFILES
 from lab.runs.measure import Figure, at_least, at_most, informative, measured, parse_options, publish
 from pentimento.diffusion.weights import quiet_loaders
@@ -36,12 +39,13 @@ from pentimento.policies.cache_selection import (
     SelectionContext,
     SelectionRules,
     Thresholds,
+    UseImage,
     UseLatent,
     select_start,
 )
 from pentimento.policies.earned_reuse import CLOSED, trial_start
 from pentimento.policies.followed_cache import CacheChoice
-from pentimento.policies.reuse_rules import ReuseRules
+from pentimento.policies.reuse_rules import ModelReuse, ReuseRules
 from pentimento.policies.shadow_painting import ShadowBudget, is_sampled
 from pentimento.profiles.catalogue import read_profiles
 from pentimento.profiles.document import ReuseKind
@@ -86,7 +90,7 @@ class SilentWatch(QualityWatch):
 class Shadow:
     """Describe an image that is to be generated again: the compared start, its cost in steps, and its pair."""
 
-    start: UseLatent
+    start: UseLatent | UseImage
     similarity: float
     cost: int
     pair: MeasuredPair
@@ -113,18 +117,28 @@ class EarningHistory:
 class Earning:
     """Play one history of requests against a gateway's rules and a frontdoor's budget."""
 
-    def __init__(self, ledger: CacheLedger, similarities: np.ndarray, pairs: Sequence[MeasuredPair], seed: int) -> None:
+    def __init__(
+        self,
+        ledger: CacheLedger,
+        similarities: np.ndarray,
+        pairs: Sequence[MeasuredPair],
+        seed: int,
+        *,
+        from_images: bool = False,
+    ) -> None:
         base = SelectionRules((), (), ALPHA, renoised_share=RENOISED_SHARE, retaken_share=RETAKEN_SHARE)
         planned = PlannedCache(CacheChoice(), ReuseRules(base, earns=True))
         self._watch = SilentWatch(ledger, KnownEncoder(), planned, follows=True)
         self._similarities = similarities
         self._pairs = pairs
+        self._from_images = from_images
         self._places = np.array([pair.similarity for pair in pairs])
         self._rng = np.random.default_rng(seed)
         self._seed = seed
         self._budget = ShadowBudget(WORK_SHARE, 1e9, 0.0)
         self._waiting: deque[Shadow] = deque(maxlen=MOST_WAITING)
-        self._aims = profiled_thresholds()
+        # Images of the model itself have no profile.
+        self._aims = {} if from_images else profiled_thresholds()
         self.played = EarningHistory()
 
     async def play(self, most: int) -> EarningHistory:
@@ -143,19 +157,20 @@ class Earning:
         return played
 
     def _request(self, similarity: float) -> None:
-        tables, played = self._watch.of(MODEL, ENCODER), self.played
+        tables, played = self._tables(), self.played
         rules = tables.rules()
-        context = SelectionContext(STEP_COUNT, (NearestEntry(similarity, KEPT_STEPS),))
+        entries = (NearestEntry(similarity, () if self._from_images else KEPT_STEPS, self._from_images),)
+        context = SelectionContext(STEP_COUNT, *(((), entries) if self._from_images else (entries, ())))
         found, pair = select_start(context, rules), self._pair(similarity)
-        hit = found if isinstance(found, UseLatent) else None
+        hit = found if isinstance(found, UseLatent | UseImage) else None
         steps = STEP_COUNT - (hit.saved_steps if hit is not None else 0)
         played.image_steps += steps
         self._budget.earn(steps)
-        share = 1.0 if hit is None else share_of(pair, hit.resume_step)
+        share = 1.0 if hit is None else share_of(pair, step_of(hit))
         played.kept.append(share)
         played.hits += [] if hit is None else [share]
-        tried = trial_start(context, rules, tables.trials[0]) if hit is None and tables.trials else None
-        trial = tried if isinstance(tried, UseLatent) else None
+        tested = next((one for one in tables.trials if one.from_image is self._from_images), None)
+        trial = trial_start(context, rules, tested) if hit is None and tested is not None else None
         request_id = f"{self._seed}-{played.requests}"
         if hit is not None and is_sampled(request_id, SAMPLE_SHARE):
             self._waiting.append(Shadow(hit, similarity, STEP_COUNT, pair))
@@ -174,14 +189,14 @@ class Earning:
         return self.played.trials > before
 
     async def _report(self, shadow: Shadow) -> None:
-        step = shadow.start.resume_step
-        quality = shadow.pair.qualities[recorded_step(step)]
+        step = step_of(shadow.start)
+        quality = shadow.pair.qualities[recorded_step(step, shadow.pair.qualities)]
         seen = ComparedHit(
             request_id=str(self.played.trials),
             model_digest=MODEL,
             reference_model_digest=MODEL,
             encoder_digest=ENCODER,
-            from_image=False,
+            from_image=self._from_images,
             skipped_steps=step,
             step_count=STEP_COUNT,
             similarity=shadow.similarity,
@@ -194,10 +209,16 @@ class Earning:
         nearest = np.argsort(np.abs(self._places - similarity))[:NEIGHBOURS]
         return self._pairs[int(self._rng.choice(nearest))]
 
+    def _tables(self) -> ModelReuse:
+        return self._watch.of(MODEL, ENCODER, MODEL if self._from_images else "")
+
     def _rows(self) -> Thresholds:
-        return self._watch.of(MODEL, ENCODER).latents.thresholds
+        tables = self._tables()
+        return (tables.images if self._from_images else tables.latents).thresholds
 
     def _is_near(self) -> bool:
+        if not self._aims:
+            return False
         rows = {row.saved_share: row.min_similarity for row in self._rows()}
         return all(abs(rows.get(share, CLOSED) - aim) <= NEAR for share, aim in self._aims.items())
 
@@ -219,14 +240,19 @@ def digest_of(model: str) -> str:
     return next(profile.of.model_digest for profile in profiles if profile.of.model == model)
 
 
-def recorded_step(step: int) -> int:
+def step_of(start: UseLatent | UseImage) -> int:
+    """Return K."""
+    return start.start_step if isinstance(start, UseImage) else start.resume_step
+
+
+def recorded_step(step: int, recorded: Collection[int] = STEPS) -> int:
     """Return the recorded K that stands for K = `step`: never a smaller one."""
-    return 10 if step <= 10 else 25
+    return min(one for one in recorded if one >= step)
 
 
 def share_of(pair: MeasuredPair, step: int) -> float:
     """Return the share of the from-scratch quality that a hit kept."""
-    return pair.qualities[recorded_step(step)] / pair.scratch_quality
+    return pair.qualities[recorded_step(step, pair.qualities)] / pair.scratch_quality
 
 
 def lower_bound(kept: Sequence[float]) -> float:
@@ -242,16 +268,17 @@ def log_similarities(count: int) -> np.ndarray:
     return np.minimum(found, 1.0)
 
 
-def histories(count: int, most: int) -> list[EarningHistory]:
+def histories(count: int, most: int, *, from_images: bool = False) -> list[EarningHistory]:
     """Play histories of other draws, each with an empty ledger."""
     torch.set_num_threads(1)
     quiet_loaders()
-    similarities, pairs = log_similarities(LOG_COUNT), read_pairs()
+    pairs = read_pairs(IMAGE_PAIRS if from_images else PAIRS)
+    similarities = np.array([pair.similarity for pair in pairs]) if from_images else log_similarities(LOG_COUNT)
     played = []
     for seed in range(count):
         with tempfile.TemporaryDirectory() as folder:
             ledger = open_cache_ledger(f"sqlite:///{Path(folder) / 'ledger.sqlite'}")
-            played.append(asyncio.run(Earning(ledger, similarities, pairs, seed).play(most)))
+            played.append(asyncio.run(Earning(ledger, similarities, pairs, seed, from_images=from_images).play(most)))
             ledger.close()
     return played
 
@@ -317,6 +344,44 @@ def figures_of(played: Sequence[EarningHistory], most: int) -> list[Figure]:
     return figures
 
 
+def image_figures(played: Sequence[EarningHistory], most: int) -> list[Figure]:
+    """Return the figures of histories of images; one without reuse counts with all its requests."""
+    pairs, hits = read_pairs(IMAGE_PAIRS), [float(share >= ALPHA) for one in played for share in one.hits]
+    figures = [
+        measured(
+            "images: requests until a first threshold allows reuse",
+            [float(one.opened_at or most) for one in played],
+            statistics.median,
+            informative("requests"),
+        ),
+        Figure(
+            "images: least lower bound of the quality kept by all images, of all checks",
+            min(check for one in played for check in one.checks),
+            at_least(ALPHA),
+            sum(len(one.checks) for one in played),
+        ),
+        Figure(
+            "images: device seconds of shadows ÷ of images, most of all histories",
+            max(one.shadow_steps / one.image_steps for one in played),
+            at_most(WORK_SHARE),
+            len(played),
+        ),
+        measured(
+            "images: recorded pairs whose image keeps 0.9, K = 30",
+            [float(share_of(pair, 30) >= ALPHA) for pair in pairs],
+            statistics.fmean,
+            informative(),
+        ),
+    ]
+    lowest = [one.similarity for one in played if one.similarity is not None]
+    if hits and lowest:
+        figures += [
+            measured("images: hits on the way that keep 0.9", hits, statistics.fmean, informative()),
+            measured("images: lowest similarity allowed at the end", lowest, statistics.median, informative()),
+        ]
+    return figures
+
+
 def main() -> int:
     def add(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--histories", type=int, default=8)
@@ -324,8 +389,8 @@ def main() -> int:
 
     options = parse_options("earned_reuse", __doc__, add)
     count, most = (2, 3000) if options.quick else (options.rest["histories"], options.rest["requests"])
-    played = histories(count, most)
-    return publish(options, figures_of(played, most), notes={"histories": count, "most requests": most})
+    figures = figures_of(histories(count, most), most) + image_figures(histories(count, most, from_images=True), most)
+    return publish(options, figures, notes={"histories": count, "most requests": most})
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from benchmarks.earned_reuse import (
     SilentWatch,
     digest_of,
     recorded_step,
+    step_of,
 )
 from benchmarks.selector_profile import PROFILES
 from lab.emulation.device import EmulatedDevice
@@ -138,7 +139,7 @@ class WatchedCache(SimulatedCache):
 
     def report(self, shadow: Shadow) -> None:
         """Report a comparison to the gateway."""
-        step = shadow.start.resume_step
+        step = step_of(shadow.start)
         self._compared += 1
         seen = ComparedHit(
             request_id=str(self._compared),

@@ -6,19 +6,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.earned_pairs import LEAST, STEPS, MeasuredPair, read_pairs
+from benchmarks.earned_pairs import IMAGE_PAIRS, IMAGE_STEPS, LEAST, STEPS, MeasuredPair, read_pairs
 from benchmarks.earned_reuse import WORK_SHARE, Earning, EarningHistory, figures_of, lower_bound, recorded_step
 from pentimento.stores.ledger.cache.ledger import open_cache_ledger
 
 GOOD, BAD = 1.0, 0.5
 
 
-def played(folder: Path, kept: float, most: int) -> EarningHistory:
+def played(folder: Path, kept: float, most: int, *, from_images: bool = False) -> EarningHistory:
     """Return a history in which every request is at 0.96 and every start keeps that share."""
-    pairs = [MeasuredPair(0.96, 1.0, dict.fromkeys(STEPS, kept))]
+    pairs = [MeasuredPair(0.96, 1.0, dict.fromkeys(IMAGE_STEPS if from_images else STEPS, kept))]
     ledger = open_cache_ledger(f"sqlite:///{folder / 'ledger.sqlite'}")
     try:
-        return asyncio.run(Earning(ledger, np.array([0.96]), pairs, seed=1).play(most))
+        return asyncio.run(Earning(ledger, np.array([0.96]), pairs, seed=1, from_images=from_images).play(most))
     finally:
         ledger.close()
 
@@ -32,6 +32,15 @@ def test_history_of_good_starts_ends_near_the_profile(tmp_path: Path) -> None:
     assert found.requests == pytest.approx(75 * 12, rel=0.02)
     assert found.shadow_steps / found.image_steps <= WORK_SHARE
     assert (found.hits, found.checks[-1]) == ([], 1.0)
+
+
+def test_history_of_good_images_opens_their_first_cell(tmp_path: Path) -> None:
+    found = played(tmp_path, GOOD, 1000, from_images=True)
+
+    # A trial of K = 30 takes 26 steps of 50.
+    assert found.opened_at == pytest.approx(75 * 26 / 2.5, rel=0.05)
+    assert found.similarity == 0.3 and found.hits
+    assert found.shadow_steps / found.image_steps <= WORK_SHARE
 
 
 def test_history_of_bad_starts_earns_nothing(tmp_path: Path) -> None:
@@ -54,3 +63,10 @@ def test_recorded_pairs_stand_for_no_smaller_k() -> None:
     pairs = read_pairs()
     assert len(pairs) >= 300 and pairs[0].similarity >= LEAST
     assert lower_bound([1.0, 1.0]) == 1.0
+
+
+def test_recorded_images_are_nearest_earlier_ones() -> None:
+    pairs = read_pairs(IMAGE_PAIRS)
+
+    assert len(pairs) >= 300 and pairs[0].qualities.keys() == {30}
+    assert pairs[0].similarity < 0.6 < 0.7 < pairs[-1].similarity
