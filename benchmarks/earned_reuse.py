@@ -31,6 +31,7 @@ from benchmarks.earned_pairs import ENCODER, IMAGE_PAIRS, MODEL, PAIRS, STEPS, M
 from benchmarks.selector_profile import PROFILES
 from lab.runs.measure import Figure, at_least, at_most, informative, measured, parse_options, publish
 from pentimento.diffusion.weights import quiet_loaders
+from pentimento.domain.embedding import Space
 from pentimento.domain.online_quality import ComparedHit
 from pentimento.policies.cache_selection import (
     RENOISED_SHARE,
@@ -70,12 +71,11 @@ class KnownEncoder(EncoderGuard):
     def __init__(self, digest: str = ENCODER) -> None:
         self._digest = digest
 
-    @property
-    def encoder_digest(self) -> str | None:
+    def digest(self, space: Space = Space.TEXT) -> str | None:
         """Return the encoder's digest, or its name in place of it."""
         return self._digest
 
-    def check_encoder(self, encoder_digest: str) -> None:
+    def check_encoder(self, encoder_digest: str, space: Space) -> None:
         """Accept any encoder."""
 
 

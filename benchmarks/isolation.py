@@ -34,7 +34,7 @@ from typing import Any
 from lab.runs.measure import Figure, at_least, at_most, counted, informative, measured, parse_options, publish
 from pentimento.clients.gateway import GatewayClient
 from pentimento.domain.cache import CacheScope, CandidateStart, LookupCandidate
-from pentimento.domain.embedding import Embedding
+from pentimento.domain.embedding import Embedding, PromptEmbedding
 from pentimento.domain.generation import (
     Attempt,
     CapturedEntries,
@@ -228,7 +228,7 @@ async def play(lookup: Lookup, seed: int, number: int, owners: dict[str, Owner])
     async def ask() -> None:
         for _ in drawn:
             asked = draw(rng, themes)
-            answer = await lookup.lookup(asked.candidates, asked.embedding, None)
+            answer = await lookup.lookup(asked.candidates, PromptEmbedding(asked.embedding), None)
             if answer.search_skipped:
                 raise RuntimeError(f"a lookup was not searched: {answer.starts[0].reason}")
             tally.lookups[asked.route] += 1

@@ -27,6 +27,7 @@ from pentimento.supervisor.models import (
     find_controlnets,
     find_discriminator,
     find_encoder,
+    find_image_encoder,
     find_loras,
     find_models,
     find_stored_model,
@@ -62,9 +63,9 @@ def suite_settings(options: dict[str, Any], state: StateDirectory) -> SuiteSetti
     """Return the suite that the options describe. Raises UsageError, SettingsError, NotFound and InvalidArgument."""
     find = partial(find_stored_model, registered=partial(registered_models, state.path))
     emulated = emulated_devices(options["emulate"], options["models"], options["profiles"])
-    encoder = find_encoder(options["encoder"]).path
+    encoder, image_encoder = find_encoder(options["encoder"]).path, served_image_encoder(options, emulated)
     check_planning(options["policy"], options["modm_mode"])
-    cascade = served_cascade(options, encoder, find)
+    cascade = served_cascade(options, image_encoder or encoder, find)
     given, small = served_small(options["small"], options["policy"], emulated, find)
     if emulated is not None and cascade is not None:
         raise click.UsageError("--cascade and --emulate exclude each other: the fleet's file has its cascade")
@@ -80,6 +81,7 @@ def suite_settings(options: dict[str, Any], state: StateDirectory) -> SuiteSetti
         models=models,
         cascade=cascade,
         encoder=encoder,
+        image_encoder=image_encoder,
         public=with_free_port("--listen", options["listen"]),
         http=with_free_port("--http", served_http(options["http"]), check_http_address),
         admin=administered(options["admin_listen"], token_file),
@@ -89,7 +91,7 @@ def suite_settings(options: dict[str, Any], state: StateDirectory) -> SuiteSetti
         modm_mode=options["modm_mode"] or "",
         small=small,
         unsafe_labels=tuple(one.strip() for one in options["unsafe_labels"].split(",") if one.strip()),
-        profiles=with_shipped(options["profiles"], encoder) if emulated is None else (),
+        profiles=with_shipped(options["profiles"], encoder, image_encoder) if emulated is None else (),
         cache=cache_arguments(options),
         controlnets=find_controlnets(options["controlnets"]),
         loras=find_loras(options["loras"]),
@@ -107,6 +109,16 @@ def registered_models(state: Path) -> Mapping[str, str]:
     flags = ["--ledger-url", f"sqlite:///{quote(str(ledger))}"]
     found: dict[str, str] = json.loads(described("services.controller.registered", flags, "BAD_LEDGER"))
     return found
+
+
+def served_image_encoder(options: dict[str, Any], emulated: SuitePlugin | None) -> Path | None:
+    """Return the encoder of images; None where `--encoder` has both. Raises UsageError, NotFound, and InvalidArgument
+    for an encoder of texts only."""
+    if options["image_encoder"] is None:
+        return None
+    if emulated is not None:
+        raise click.UsageError("--image-encoder and --emulate exclude each other: emulated images have one encoder")
+    return find_image_encoder(options["image_encoder"]).path
 
 
 def with_planned(models: tuple[str, ...], cascade: ServedCascade | None, small: tuple[str, ...]) -> tuple[str, ...]:

@@ -45,6 +45,12 @@ def checked_endpoint(context: click.Context, parameter: click.Parameter, value: 
     help="workers per model; with --policy many-models, of all models together",
 )
 @click.option("--encoder", default=DEFAULT_ENCODER, show_default=True, metavar="NAME|DIR", help="retrieval encoder")
+@click.option(
+    "--image-encoder",
+    metavar="NAME|DIR",
+    help="a second encoder, such as a CLIP, that finds images by their look; --encoder then finds latents by their"
+    " prompts [the same]",
+)
 @state_dir_option
 @click.option("--listen", default="127.0.0.1:50400", show_default=True, help="host:port of the gRPC API; '' for none")
 @click.option(

@@ -33,6 +33,11 @@ class Embedders:
         self._texts_alone: set[str] = set()
 
     @property
+    def encoder_digest(self) -> str:
+        """Return the encoder of the newest text; "" before the first."""
+        return self._encoder_digest
+
+    @property
     def embeds_images(self) -> bool:
         """Return False if the encoder is known to embed only texts."""
         return self._encoder_digest not in self._texts_alone

@@ -31,27 +31,36 @@ class GatewayClient:
         timeout_s: float | None = None,
         repeat_key: str = "",
         noise_s: float | None = None,
+        image_query: Embedding | None = None,
     ) -> LookupAnswer:
         """Return the start of each candidate and its reason, in order. `quality`: requested share of the from-scratch
         quality, 0..1, None for the deployment's default. `repeat_key`: digest of the request's prompt and seed.
-        `noise_s`: device seconds of its image from noise, None for unknown."""
+        `noise_s`: device seconds of its image from noise, None for unknown. `image_query`: the prompt by the encoder of
+        images, None where `embedding` is of one encoder for both or that encoder did not answer."""
         request = pb.LookupRequest(
             candidates=[nested(candidate, pb.LookupCandidate) for candidate in candidates],
             text_embedding=nested(embedding, embedder_pb.Embedding),
             quality=quality,
             repeat_key=repeat_key,
             noise_s=noise_s,
+            image_query=_message_of(image_query),
         )
         return decode(await answer_of(self._stub.Lookup, request, timeout_s), LookupAnswer)
 
     async def neighbours(
-        self, candidate: LookupCandidate, embedding: Embedding, limit_count: int, timeout_s: float | None = None
+        self,
+        candidate: LookupCandidate,
+        embedding: Embedding,
+        limit_count: int,
+        timeout_s: float | None = None,
+        image_query: Embedding | None = None,
     ) -> tuple[Neighbour, ...]:
         """Return the nearest entries of a lookup for the candidate, also below the threshold."""
         request = pb.ListNeighboursRequest(
             candidate=nested(candidate, pb.LookupCandidate),
             text_embedding=nested(embedding, embedder_pb.Embedding),
             limit_count=limit_count,
+            image_query=_message_of(image_query),
         )
         answer = await answer_of(self._stub.ListNeighbours, request, timeout_s)
         return tuple(decode(neighbour, Neighbour) for neighbour in answer.neighbours)
@@ -106,7 +115,7 @@ class GatewayClient:
             scope=nested(scope, pb.CacheScope),
             entries=nested(captured, generation_pb2.CapturedEntries),
             text_embedding=nested(text_embedding, embedder_pb.Embedding),
-            image_embedding=nested(image_embedding, embedder_pb.Embedding) if image_embedding else None,
+            image_embedding=_message_of(image_embedding),
             ancestor_depth=ancestor_depth,
             repeat_key=repeat_key,
         )
@@ -165,3 +174,7 @@ class GatewayClient:
     async def statistics(self, timeout_s: float | None = None) -> pb.GetStatisticsResponse:
         """Return the cache's statistics message."""
         return await answer_of(self._stub.GetStatistics, pb.GetStatisticsRequest(), timeout_s)
+
+
+def _message_of(embedding: Embedding | None) -> embedder_pb.Embedding | None:
+    return nested(embedding, embedder_pb.Embedding) if embedding is not None else None

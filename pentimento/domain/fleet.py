@@ -24,6 +24,7 @@ class ReplicaKind(Enum):
     CONTROLNET = "controlnet_svc"
     UNET_WORKER = "unet_worker"
     DISCRIMINATOR = "discriminator"
+    IMAGE_EMBEDDER = "image_embedder"
 
 
 class Capability(Enum):

@@ -9,7 +9,8 @@ class ComparedHit:
 
     `request_id` is the hit's, which is counted once. A latent, or an image where `from_image`, saved `skipped_steps` of
     `step_count`. `reference_model_digest` names the model that started from noise. `similarity` (cosine) is between
-    donor and prompt; `quality` and `scratch_quality` are CLIPScores (cosine of image and prompt) by the encoder.
+    donor and prompt by `encoder_digest`; `quality` and `scratch_quality` are CLIPScores (cosine of image and prompt) by
+    the encoder of images.
     """
 
     request_id: str

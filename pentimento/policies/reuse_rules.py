@@ -80,8 +80,15 @@ class ModelReuse:
 class ReuseSource(Protocol):
     """Provide the reuse tables of models."""
 
-    def of(self, model_digest: str, encoder_digest: str | None, reference_digest: str = "") -> ModelReuse:
-        """Return what a model may reuse under an encoder; None for one that is not known yet.
+    def of(
+        self,
+        model_digest: str,
+        encoder_digest: str | None,
+        reference_digest: str = "",
+        image_encoder_digest: str | None = None,
+    ) -> ModelReuse:
+        """Return what a model may reuse under an encoder; None for one that is not known yet. Images have the table of
+        `image_encoder_digest`; None: of the same encoder.
 
         Of images it is the table of the pair with the model of `reference_digest`; empty for an unknown one.
         """
@@ -108,25 +115,35 @@ class ReuseRules:
     preferred: ThresholdRule | None = None
     earns: bool = False
 
-    def of(self, model_digest: str, encoder_digest: str | None, reference_digest: str = "") -> ModelReuse:
-        """Return what a model may reuse under an encoder; None for one that is not known yet.
+    def of(
+        self,
+        model_digest: str,
+        encoder_digest: str | None,
+        reference_digest: str = "",
+        image_encoder_digest: str | None = None,
+    ) -> ModelReuse:
+        """Return what a model may reuse under an encoder; None for one that is not known yet. Images have the table of
+        `image_encoder_digest`; None: of the same encoder.
 
         Images of another model have the table of that pair (MoDM, section 5.2). A model that generates its own misses,
         or misses of an unknown model, uses the most cautious table of all its pairs.
         """
-        digests = (model_digest, encoder_digest)
-        wanted = {ReuseKind.LATENTS: "", ReuseKind.IMAGES: "" if reference_digest == model_digest else reference_digest}
+        of_images = image_encoder_digest or encoder_digest
+        pair = "" if reference_digest == model_digest else reference_digest
         latents, images = (
-            None if kind in self.given else self.profiles.reuse(kind, *digests, reference or None, self.preferred)
-            for kind, reference in wanted.items()
+            None if kind in self.given else self.profiles.reuse(kind, model_digest, *by, self.preferred)
+            for kind, by in (
+                (ReuseKind.LATENTS, (encoder_digest, None)),
+                (ReuseKind.IMAGES, (of_images, pair or None)),
+            )
         )
         own = self._table(images, self.base.images)
-        if own.source == NO_PROFILE and self.references(model_digest, encoder_digest):
+        if own.source == NO_PROFILE and self.references(model_digest, of_images):
             own = replace(own, source=NO_PAIR)
         found = self._table(latents, self.base.latents)
         return ModelReuse(
             self._earned(found, ReuseKind.LATENTS, encoder_digest, model_digest),
-            self._earned(own, ReuseKind.IMAGES, encoder_digest, reference_digest),
+            self._earned(own, ReuseKind.IMAGES, of_images, reference_digest),
             replace(self.base, retrieves=self._retrieves),
         )
 
@@ -212,11 +229,18 @@ class FollowedRow:
     table: ReuseTable
 
 
-def followed_rows(reuse: ModelReuse, model_digest: str, encoder_digest: str) -> tuple[FollowedRow, ...]:
-    """Return the rows of a model's own tables, latents first."""
+def followed_rows(
+    reuse: ModelReuse, model_digest: str, encoder_digest: str, image_encoder_digest: str | None = None
+) -> tuple[FollowedRow, ...]:
+    """Return the rows of a model's own tables, latents first; `image_encoder_digest` None: images have the same
+    encoder."""
+    kinds = (
+        (reuse.latents, False, encoder_digest),
+        (reuse.images, True, image_encoder_digest or encoder_digest),
+    )
     return tuple(
-        FollowedRow(_watched(table, row, from_image, model_digest, encoder_digest), row, table)
-        for table, from_image in ((reuse.latents, False), (reuse.images, True))
+        FollowedRow(_watched(table, row, from_image, model_digest, encoder), row, table)
+        for table, from_image, encoder in kinds
         for row in table.thresholds
     )
 
@@ -233,8 +257,15 @@ def row_of(rows: tuple[FollowedRow, ...], seen: ComparedHit) -> FollowedRow | No
     return next(fitting, None)
 
 
-def in_force(reuse: ModelReuse, model_digest: str, encoder_digest: str, positions: Positions) -> ModelReuse:
-    """Return the tables with every threshold moved to where its hits put it, never below its own.
+def in_force(
+    reuse: ModelReuse,
+    model_digest: str,
+    encoder_digest: str,
+    positions: Positions,
+    image_encoder_digest: str | None = None,
+) -> ModelReuse:
+    """Return the tables with every threshold moved to where its hits put it, never below its own. Images have the same
+    encoder unless `image_encoder_digest` names another.
 
     A row requires no more similarity than a row that skips more steps and has compared hits. Otherwise no hit would use
     it, so none could show an improvement, while the other row is the stricter test of the same similarities and moves
@@ -244,7 +275,8 @@ def in_force(reuse: ModelReuse, model_digest: str, encoder_digest: str, position
 
     def followed(table: ReuseTable, from_image: bool) -> ReuseTable:
         rows = sorted(table.thresholds, key=lambda row: row.saved_share)
-        seen = [positions.get(_watched(table, row, from_image, model_digest, encoder_digest)) for row in rows]
+        encoder = (image_encoder_digest if from_image else None) or encoder_digest
+        seen = [positions.get(_watched(table, row, from_image, model_digest, encoder)) for row in rows]
         return _renewed(table, _earned_rows(rows, seen) if table.earned else _in_order(rows, seen))
 
     return replace(reuse, latents=followed(reuse.latents, False), images=followed(reuse.images, True))

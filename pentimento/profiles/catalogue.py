@@ -25,6 +25,7 @@ from pentimento.profiles.kinds import (
     pipelining_bounds,
     profile_name,
     reuse_share,
+    reuses_images,
     uncovered,
 )
 from pentimento.profiles.rules import ThresholdRule
@@ -95,12 +96,13 @@ class ProfileSet:
         """Return all profiles of some kinds."""
         return tuple(profile for profile in self.profiles if profile.kind in kinds)
 
-    def check_encoder(self, encoder_digest: str) -> None:
+    def check_encoder(self, encoder_digest: str, image_encoder_digest: str | None = None) -> None:
         """Raise FailedPrecondition naming the first reuse profile of another encoder: its similarities do not apply to
-        this encoder."""
+        this encoder. `image_encoder_digest`: of images; None: the same."""
         for profile in self.of(ProfileKind.REUSE):
-            if profile.of.encoder_digest != encoder_digest:
-                made = f"made for encoder {profile.of.encoder_digest}, not {encoder_digest}"
+            own = (image_encoder_digest if reuses_images(profile) else None) or encoder_digest
+            if profile.of.encoder_digest != own:
+                made = f"made for encoder {profile.of.encoder_digest}, not {own}"
                 raise FailedPrecondition("SELECTOR_PROFILE_MISMATCH", f"{profile_name(profile)}: {made}")
 
     def reuse(

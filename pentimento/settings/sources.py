@@ -16,7 +16,7 @@ from pentimento.settings.removed import why_removed
 COMMON = "common"
 CONFIG_VARIABLE = "PENTIMENTO_CONFIG"
 # Tables that a shared file may have; a service reads its own and [common].
-KNOWN_TABLES = frozenset(kind.value for kind in ReplicaKind) | {
+KNOWN_TABLES = frozenset(kind.value for kind in ReplicaKind if kind is not ReplicaKind.IMAGE_EMBEDDER) | {
     *(COMMON, "controller", "edge", "emulated_worker", "emulated_discriminator", "client", "up"),
 }
 # Settings of some services that look like misspelt ones of others; a test checks that the list is complete.

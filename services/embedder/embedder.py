@@ -114,6 +114,11 @@ class Embedder:
             keys = await run(lambda: [ready.memo.key(partition, IMAGE, image) for image in images])
             return await _embed(ready, IMAGE, keys, prepare)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the name of the encoder; none before `start`."""
+        return () if self._ready is None else (self._ready.model.name,)
+
     def ready(self) -> "ReadyEncoder":
         """Return the encoder with its thread and memo. Raises Unavailable before `start`."""
         if self._ready is None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pentimento.devices.choices import DeviceChoice
+from pentimento.domain.embedding import Space
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.settings import setting
 
@@ -14,6 +15,10 @@ class EmbedderSettings:
     channels: RpcChannelSettings
     encoder: Path = setting(
         help="directory of CLIPModel, SiglipModel or open_clip, or of sentence-transformers' BERT (texts only)",
+    )
+    space: Space = setting(
+        Space.TEXT,
+        help="text: prompts, and images if the encoder has both; image: images, next to an embedder of texts",
     )
     skip_missing: bool = setting(False, help="without the encoder log a line and serve nothing; off: exit")
     expected_encoder_digest: str = setting("", help="required sha256:…; empty: from registry.json, else any")

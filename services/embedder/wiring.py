@@ -10,6 +10,8 @@ import torch
 from pentimento.api.embedder.v1.embedder_service_pb2_grpc import add_EmbedderServiceServicer_to_server
 from pentimento.diffusion.device import exact_device
 from pentimento.diffusion.model_registry import check_digest
+from pentimento.domain.embedding import Space
+from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import ReplicaKind
 from pentimento.rpc import RpcServer
 from pentimento.service.batching import BatchingLimits
@@ -36,6 +38,9 @@ class EmbedderProcess(ServiceProcess):
         model = await asyncio.to_thread(self.open_model, self.settings.encoder, self.device)
         if not self.settings.accept_other_digest:
             check_digest(self.settings.encoder, model.digest, self.settings.expected_encoder_digest)
+        if self.settings.space is Space.IMAGE and model.images is None:
+            limit = "must embed images, as CLIP and SigLIP do, with --space image"
+            raise InvalidArgument.of("encoder", f"{limit}; {self.settings.encoder} embeds texts only")
         self.embedder.start(model)
 
     async def finish(self) -> None:
@@ -48,8 +53,12 @@ def wire(settings: EmbedderSettings, open_model: OpenModel = open_model) -> Embe
     server = RpcServer(settings.rpc, "embedder")
     embedder = Embedder(BatchingLimits(settings.max_batch_size), settings.memo_entries)
     server.add(add_EmbedderServiceServicer_to_server, EmbedderServicer(embedder), FULL_NAME)
-    member = FleetMember(server, ReplicaKind.EMBEDDER, settings)
-    registration = member.registration(lambda replica: replace(replica, device=str(device)))
+    kind = ReplicaKind.IMAGE_EMBEDDER if settings.space is Space.IMAGE else ReplicaKind.EMBEDDER
+    member = FleetMember(server, kind, settings)
+    registration = member.registration(
+        lambda replica: replace(replica, device=str(device), resident_models=embedder.names),
+        lambda report: replace(report, resident_models=embedder.names),
+    )
     return EmbedderProcess(
         server=server,
         registration=registration,

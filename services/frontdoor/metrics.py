@@ -22,7 +22,7 @@ CACHE_SKIPS = counter(
     "Requests that did without a part of the cache, by stage and reason.",
     ["stage", "reason"],
 )
-for _stage in ("embedder", "gateway", "reserve", "commit", "release", "report", "quality"):
+for _stage in ("embedder", "image_embedder", "gateway", "reserve", "commit", "release", "report", "quality"):
     for _reason in ("slow", "unavailable", "refused"):
         CACHE_SKIPS.labels(_stage, _reason)
 STARTS = counter(

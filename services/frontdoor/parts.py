@@ -52,7 +52,8 @@ class FrontdoorParts:
     """Hold the parts of one frontdoor, which stay the same for its life.
 
     A function that performs an effect takes them and the effect, and returns at once; its answer goes to `submit`.
-    Without `embedder` or `gateway` every request starts from noise. `grants` holds what attempts may write to the
+    Without `embedder` or `gateway` every request starts from noise. `image_embedder` embeds images, and prompts to find
+    them: `embedder` itself unless images have an encoder of their own. `grants` holds what attempts may write to the
     cache, until it is committed or released.
     """
 
@@ -71,6 +72,7 @@ class FrontdoorParts:
     light_starts: LightStarts
     links: WorkerLinks
     embedder: Embedders | None
+    image_embedder: Embedders | None
     gateway: GatewayClient | None
     cache_worth: Worth
     cascade_worth: Worth

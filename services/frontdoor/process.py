@@ -172,10 +172,12 @@ class Frontdoor(ServiceProcess):
             models = {pool.model for pool in plan.pools} | {assigned.model for assigned in plan.assignments}
             self.parts.catalogue.follow(plan.registered, models)
         endpoints = plan.endpoints if plan is not None else ()
-        if self.parts.embedder is not None:
-            self.parts.embedder.follow(
-                tuple(endpoint.address for endpoint in endpoints if endpoint.kind is ReplicaKind.EMBEDDER)
-            )
+        kinds = {ReplicaKind.EMBEDDER: self.parts.embedder, ReplicaKind.IMAGE_EMBEDDER: self.parts.image_embedder}
+        if self.parts.image_embedder is self.parts.embedder:
+            del kinds[ReplicaKind.IMAGE_EMBEDDER]
+        for kind, embedders in kinds.items():
+            if embedders is not None:
+                embedders.follow(tuple(endpoint.address for endpoint in endpoints if endpoint.kind is kind))
         self.parts.discriminators.follow(endpoints, plan.components if plan is not None else ())
         planned = {assignment.address: False for assignment in plan.assignments} if plan is not None else {}
         self.parts.links.follow(planned | dict.fromkeys(self.settings.worker_addresses, True))

@@ -25,6 +25,9 @@ class FrontdoorSettings:
         "frontdoor", help="name of this dataplane, the same at every start; workers reject its older epochs"
     )
     embedder_address: str = setting("", help="embedder to use while the plan has none; empty: no cache")
+    image_embedder_address: str = setting(
+        "", help="the same, of images and of prompts that look for them; empty: the embedder has both"
+    )
     gateway_address: str = setting("", help="vectordb gateway; empty: no cache")
     controller_address: str = setting(
         "", help="controller to register with and take the plan from, and its standbys; empty: none"
@@ -248,6 +251,8 @@ class FrontdoorSettings:
             raise ValueError("--webhook-hosts needs --signing-key-file")
         if self.make_signing_key and self.signing_key_file is None:
             raise ValueError("--make-signing-key needs --signing-key-file")
+        if self.image_embedder_address and not self.embedder_address:
+            raise ValueError("--image-embedder-address needs --embedder-address, which finds latents")
         self._check_admin()
         if unknown := set(self.safety_checks) - SUBJECTS:
             raise ValueError(f"--safety-checks must be prompt and image, got {sorted(unknown)[0]!r:.80}")

@@ -200,6 +200,7 @@ class _Callees:
 
     opening: ChannelOpener
     embedder: Embedders | None
+    image_embedder: Embedders | None
     gateway: GatewayClient | None
     discriminators: Discriminators
     safety: SafetyGate
@@ -208,9 +209,11 @@ class _Callees:
 def _callees(settings: FrontdoorSettings) -> _Callees:
     opening = channel_opener(settings.channels)
     gateway = opening(settings.gateway_address) if settings.gateway_address else None
+    embedder, image_embedder = _embedders(settings, opening)
     return _Callees(
         opening,
-        _embedders(settings, opening),
+        embedder,
+        image_embedder,
         GatewayClient(gateway) if gateway is not None else None,
         Discriminators(lambda address: DiscriminatorClient(opening(address)), settings.discriminator_addresses),
         SafetyGate(
@@ -248,6 +251,7 @@ def _parts(
         clock=clock,
         painter=ShadowPainter(links, identity),
         embedder=callees.embedder,
+        image_embedder=callees.image_embedder,
         gateway=callees.gateway,
         counts=starts,
         pairs=pairs,
@@ -265,6 +269,7 @@ def _parts(
         pairing=settings.latent_parallel,
         links=links,
         embedder=callees.embedder,
+        image_embedder=callees.image_embedder,
         gateway=callees.gateway,
         discriminators=callees.discriminators,
         safety=callees.safety,
@@ -273,7 +278,7 @@ def _parts(
         pins=Pins(journal, callees.gateway, keeper, journal.pins.clock, pin_limits(settings)),
         retention=Retention(journal, keeper, results, inputs, clock, retention_limits(settings)),
         shadows=shadows,
-        deferrals=Deferrals(settings.deferral_sample_share, callees.embedder, starts, pairs, background),
+        deferrals=Deferrals(settings.deferral_sample_share, callees.image_embedder, starts, pairs, background),
         starts=starts,
         tenants=tenants,
         usage=UsageMeter(journal.tenants, clock),
@@ -327,8 +332,12 @@ def _recorder(path: str, interpreter: Interpreter) -> EffectsRecorder | None:
     return recorder
 
 
-def _embedders(settings: FrontdoorSettings, opening: ChannelOpener) -> Embedders | None:
-    """Return the plan's embedders and the configured one; None, and no cache, if none is configured."""
+def _embedders(settings: FrontdoorSettings, opening: ChannelOpener) -> tuple[Embedders, Embedders] | tuple[None, None]:
+    """Return the embedders of texts and of images, each the plan's and the configured one: the same ones unless images
+    have an encoder of their own. None, and no cache, if none is configured."""
     if not settings.embedder_address:
-        return None
-    return Embedders(lambda address: EmbedderClient(opening(address)), settings.embedder_address)
+        return None, None
+    texts = Embedders(lambda address: EmbedderClient(opening(address)), settings.embedder_address)
+    if not settings.image_embedder_address:
+        return texts, texts
+    return texts, Embedders(lambda address: EmbedderClient(opening(address)), settings.image_embedder_address)

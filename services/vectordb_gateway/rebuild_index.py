@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from pentimento.domain.embedding import Space
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, PentimentoError
 from pentimento.stores.ledger.cache.ledger import CacheLedger, open_cache_ledger
 from pentimento.stores.vectors.edge import EdgeVectorIndex
@@ -49,8 +50,8 @@ def rebuild(index_url: str, ledger_url: str) -> int:
     # Not migrated: a gateway of an older version could not use a migrated ledger.
     ledger = open_cache_ledger(ledger_url, as_it_is=True)
     try:
-        dimension_count, directory = dimensions_of(ledger), index_directory(index_url)
-        empty_index(directory, dimension_count)
+        dimensions, directory = dimensions_of(ledger), index_directory(index_url)
+        empty_index(directory, *dimensions)
         index = EdgeVectorIndex(directory, building=NO_BUILD)
         try:
             return fill_from(ledger, index)
@@ -73,13 +74,13 @@ def fill_from(ledger: CacheLedger, index: EdgeVectorIndex) -> int:
     return sum(1 for _ in index.entry_ids())
 
 
-def dimensions_of(ledger: CacheLedger) -> int:
-    """Return how many dimensions the cache's vectors have. Raises FailedPrecondition for a cache that never held
-    any."""
-    binding = ledger.binding()
-    if binding is None:
+def dimensions_of(ledger: CacheLedger) -> tuple[int, int]:
+    """Return how many dimensions the cache's vectors of texts and of images have. Raises FailedPrecondition for a cache
+    that never held any."""
+    bound = ledger.bindings()
+    if Space.TEXT not in bound:
         raise FailedPrecondition("CACHE_EMPTY", "the cache is bound to no encoder: it has never held anything")
-    return binding.dimension_count
+    return bound[Space.TEXT].dimension_count, bound.get(Space.IMAGE, bound[Space.TEXT]).dimension_count
 
 
 def index_directory(url: str) -> Path:

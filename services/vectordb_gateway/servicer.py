@@ -10,7 +10,7 @@ from pentimento.api.generation.v1 import generation_pb2
 from pentimento.api.vectordb.v1 import vectordb_gateway_service_pb2 as pb
 from pentimento.api.vectordb.v1.vectordb_gateway_service_pb2_grpc import VectordbGatewayServiceServicer
 from pentimento.domain.cache import CacheScope, LookupCandidate
-from pentimento.domain.embedding import Embedding
+from pentimento.domain.embedding import Embedding, PromptEmbedding
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Attempt, CapturedEntries, ObjectReference
 from pentimento.domain.online_quality import ComparedHit
@@ -50,16 +50,15 @@ class GatewayServicer(VectordbGatewayServiceServicer):
 
     async def Lookup(self, request: pb.LookupRequest, context: Context) -> pb.LookupResponse:
         candidates = [decode(candidate, LookupCandidate) for candidate in request.candidates]
-        embedding = decode(request.text_embedding, Embedding, "text_embedding")
+        prompt = _prompt(request)
         quality = request.quality if request.HasField("quality") else None
         noise_s = request.noise_s if request.HasField("noise_s") else None
-        answer = await self._gateway.lookup.lookup(candidates, embedding, quality, request.repeat_key, noise_s)
+        answer = await self._gateway.lookup.lookup(candidates, prompt, quality, request.repeat_key, noise_s)
         return encode(answer, pb.LookupResponse)
 
     async def ListNeighbours(self, request: pb.ListNeighboursRequest, context: Context) -> pb.ListNeighboursResponse:
         candidate = decode(request.candidate, LookupCandidate, "candidate")
-        embedding = decode(request.text_embedding, Embedding, "text_embedding")
-        found = await self._gateway.lookup.neighbours(candidate, embedding, request.limit_count)
+        found = await self._gateway.lookup.neighbours(candidate, _prompt(request), request.limit_count)
         return pb.ListNeighboursResponse(neighbours=[nested(each, generation_pb2.Neighbour) for each in found])
 
     async def Reserve(self, request: pb.ReserveRequest, context: Context) -> pb.ReserveResponse:
@@ -146,6 +145,11 @@ def _standing(now: Standing) -> pb.MatchPredictor:
         net_s=now.total.net_s,
         skipped_count=round(now.total.skipped_count),
     )
+
+
+def _prompt(request: pb.LookupRequest | pb.ListNeighboursRequest) -> PromptEmbedding:
+    image = decode(request.image_query, Embedding, "image_query") if request.HasField("image_query") else None
+    return PromptEmbedding(decode(request.text_embedding, Embedding, "text_embedding"), image)
 
 
 def _captured(request: pb.CommitRequest) -> CapturedEntries:

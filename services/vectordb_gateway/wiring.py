@@ -7,6 +7,7 @@ from functools import partial
 
 from pentimento.api.vectordb.v1.vectordb_gateway_service_pb2_grpc import add_VectordbGatewayServiceServicer_to_server
 from pentimento.domain.clock import Clock, SteadyClock, SystemClock, boot_s
+from pentimento.domain.embedding import Space
 from pentimento.domain.errors import FailedPrecondition, PentimentoError
 from pentimento.domain.fleet import ReplicaKind
 from pentimento.rpc import RpcServer
@@ -87,9 +88,9 @@ class GatewayProcess(ServiceProcess):
 
     def _refuse_profiles(self) -> None:
         """Log the profile that was made for another encoder than the cache's: it is not used."""
-        if (encoder_digest := self.guard.encoder_digest) is not None:
+        if (encoder_digest := self.guard.digest()) is not None:
             try:
-                self.planned.rules.profiles.check_encoder(encoder_digest)
+                self.planned.rules.profiles.check_encoder(encoder_digest, self.guard.digest(Space.IMAGE))
             except FailedPrecondition as error:
                 logger.warning("a selector profile is not used: %s", error.message)
 

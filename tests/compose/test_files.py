@@ -28,6 +28,7 @@ EMBEDDED, REAL = "docker-compose.embedded.yml", "docker-compose.yml"
 SETTINGS = {
     "controller": ("controller", "ControllerSettings"),
     "embedder": ("embedder", "EmbedderSettings"),
+    "image-embedder": ("embedder", "EmbedderSettings"),
     "vectordb-gateway": ("vectordb_gateway", "GatewaySettings"),
     "unet-worker-heavy": ("unet_worker", "UnetWorkerSettings"),
     "unet-worker-light": ("unet_worker", "UnetWorkerSettings"),
@@ -301,7 +302,7 @@ def test_workers_keep_uploaded_loras_in_a_volume_that_they_may_write_to(file: st
 def test_the_gpu_form_shows_every_process_all_gpus_and_the_volume_of_claims() -> None:
     found = read("docker-compose.gpu.yml")["services"]
 
-    with_networks = {"controlnet-svc", "discriminator", "embedder"}
+    with_networks = {"controlnet-svc", "discriminator", "embedder", "image-embedder"}
     assert set(found) == {name for name in SETTINGS if name.startswith("unet-worker")} | with_networks
     for name, service in found.items():
         section, _ = SETTINGS[name]

@@ -4,8 +4,9 @@ interface."""
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from pentimento.domain.embedding import Space
 from pentimento.domain.errors import InvalidArgument
-from pentimento.stores.vectors.index import Space, VectorIndex, VectorMatch, VectorPoint, VectorQuery
+from pentimento.stores.vectors.index import VectorIndex, VectorMatch, VectorPoint, VectorQuery
 from pentimento.stores.vectors.index_building import IndexBuilding
 
 __all__ = ["IndexBuilding", "Space", "VectorIndex", "VectorMatch", "VectorPoint", "VectorQuery", "open_vectors"]

@@ -1,11 +1,12 @@
 """Keep the directories of the embedded index: the serving one, and the remains of crashes.
 
-    <directory>/v1-d512             the first one
+    <directory>/v1-d512             the first one; v1-d384-i512 where texts and images have other dimensions
     <directory>/v1-d512.g000002     one that was built later
     <directory>/v1-d512.current     the serving one, and its number of points: JSON, replaced in one rename
     <directory>/v1-d512.lock        held by the process that the index belongs to
 
 A directory that `current` does not name is a leftover, unless it is the last one that was put aside as unreadable.
+Directories of other dimensions are of the index before: it serves until the new one is complete.
 """
 
 import fcntl
@@ -22,7 +23,8 @@ from typing import IO
 
 from pentimento.files.atomic import replace_file
 from pentimento.files.private_files import make_private_directory
-from pentimento.stores.errors import SchemaMismatch, StoreUnavailable
+from pentimento.stores.errors import StoreUnavailable
+from pentimento.stores.vectors.index import Dimensions
 
 logger = logging.getLogger(__name__)
 
@@ -44,21 +46,17 @@ class Generation:
 
 
 class Generations:
-    """Manage the directories of an index of vectors of `dimension_count` dimensions. One process at a time holds
-    them."""
+    """Manage the directories of an index; `text` and `image` count the dimensions of each space, None: the same. One
+    process at a time holds them."""
 
-    def __init__(self, directory: Path, dimension_count: int) -> None:
+    def __init__(self, directory: Path, text: int, image: int | None = None) -> None:
         self._directory = directory
-        self._name = f"{_FORMAT}-d{dimension_count}"
+        self._name = f"{_FORMAT}-{Dimensions.given(text, image).name}"
         self._lock: IO[str] | None = None
 
     def hold(self, timeout_s: float) -> None:
-        """Wait until no other process holds them: one that is dying may still.
-
-        Raises StoreUnavailable, SchemaMismatch.
-        """
+        """Wait until no other process holds them: one that is dying may still. Raises StoreUnavailable."""
         make_private_directory(self._directory)
-        self._check_dimensions()
         lock = (self._directory / f"{self._name}.lock").open("w")
         until = time.monotonic() + timeout_s
         while not _locked(lock):
@@ -117,6 +115,15 @@ class Generations:
             self.discard(path)
         return sorted(path.name for path in leftovers)
 
+    def delete(self) -> None:
+        """Delete the index. Only for the process that holds the directories."""
+        for path in (self._directory / self._name, *self._directory.glob(f"{self._name}.*")):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                with suppress(OSError):
+                    path.unlink()
+
     @property
     def _pointer(self) -> Path:
         return self._directory / f"{self._name}.current"
@@ -128,22 +135,25 @@ class Generations:
     def _last_put_aside(self) -> str:
         """Return the newest unreadable directory, kept for an inspection. Each is as large as the index; a disk or
         memory that fails makes one per start."""
-        names = [path.name for path in self._directory.glob(f"{self._name}*{UNREADABLE}*") if path.is_dir()]
+        names = [
+            path.name for path in self._directory.glob(f"{self._name}.*") if UNREADABLE in path.name and path.is_dir()
+        ]
         return max(names, key=lambda name: name.rpartition("-")[2].zfill(20), default="")
 
-    def _check_dimensions(self) -> None:
-        found = {path.name.partition(".")[0] for path in self._directory.glob(f"{_FORMAT}-d*") if path.is_dir()}
-        if others := found - {self._name}:
-            wanted = self._name.removeprefix(f"{_FORMAT}-d")
-            raise SchemaMismatch(_STORE, f"it holds {min(others)}, not vectors of {wanted} dimensions")
+
+def dimensions_in(directory: Path) -> list[Dimensions]:
+    """Return the dimensions of all indexes in the directory."""
+    names = {path.name.partition(".")[0] for path in directory.glob(f"{_FORMAT}-d*") if path.is_dir()}
+    found = (Dimensions.named(name.removeprefix(f"{_FORMAT}-")) for name in sorted(names))
+    return [dimensions for dimensions in found if dimensions is not None]
 
 
-def empty_index(directory: Path, dimension_count: int, timeout_s: float = 20.0) -> None:
-    """Discard every point of the index, so that it is filled again from the ledger.
+def empty_index(directory: Path, text: int, image: int | None = None, timeout_s: float = 20.0) -> None:
+    """Discard every point of the index, so that it is filled again from the ledger; arguments as for Generations.
 
-    Raises StoreUnavailable while another process has the index open, SchemaMismatch, OSError.
+    Raises StoreUnavailable while another process has the index open, OSError.
     """
-    generations = Generations(directory, dimension_count)
+    generations = Generations(directory, text, image)
     generations.hold(timeout_s)
     try:
         generations.publish(Generation(generations.following()))

@@ -1,21 +1,43 @@
 """Define the interface of vector indexes, their points and queries: every search is filtered by tenant."""
 
+import re
 import uuid
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any, Protocol
 
+from pentimento.domain.embedding import Space
 from pentimento.domain.errors import InvalidArgument
 
 
-class Space(Enum):
-    """Name the two vectors of a point: of the prompt, and of its image."""
+@dataclass(frozen=True)
+class Dimensions:
+    """Count the dimensions of the two vectors of a point: of the prompt, and of its image."""
 
-    TEXT = "text"
-    IMAGE = "image"
+    text: int
+    image: int
+
+    @classmethod
+    def given(cls, text: int, image: int | None) -> "Dimensions":
+        """Return the dimensions of both spaces; None: the same as for texts."""
+        return cls(text, text if image is None else image)
+
+    def of(self, space: Space) -> int:
+        """Return the dimensions of a space."""
+        return self.text if space is Space.TEXT else self.image
+
+    @property
+    def name(self) -> str:
+        """Return a short name, such as d512, or d384-i512 for two sizes."""
+        return f"d{self.text}" if self.text == self.image else f"d{self.text}-i{self.image}"
+
+    @classmethod
+    def named(cls, name: str) -> "Dimensions | None":
+        """Return the dimensions of a name; None for any other text."""
+        found = re.fullmatch(r"d(\d+)(?:-i(\d+))?", name, re.ASCII)
+        return None if found is None else cls(int(found[1]), int(found[2] or found[1]))
 
 
 @dataclass(frozen=True)
@@ -90,8 +112,14 @@ class VectorIndex(Protocol):
         """Return how often the holder of the points was started, if the index knows: after another start some points
         may be lost."""
 
-    def prepare(self, dimension_count: int) -> None:
-        """Make or open the index for vectors of that size. Raises SchemaMismatch when it holds vectors of another."""
+    def prepare(self, text: int, image: int | None = None) -> None:
+        """Make or open the index; `text` and `image` count the dimensions of each space, None: the same.
+
+        Points of other dimensions stay until `settle`, and are searched meanwhile in the space that did not change.
+        Changes go to the new index, which has to be filled."""
+
+    def settle(self) -> None:
+        """Delete the points of other dimensions than the prepared ones: the index is complete without them."""
 
     async def search(self, query: VectorQuery, timeout_s: float) -> list[VectorMatch]:
         """Return the nearest points, best first; none before `prepare`. The caller bounds the wait: `timeout_s` tells

@@ -79,7 +79,8 @@ def retry_delay_s(failures_count: int, building: IndexBuilding) -> float:
     return min(building.first_retry_s * 2.0 ** min(failures_count - 1, 64), building.max_retry_s)
 
 
-def needed_room_bytes(points_count: int, dimensions_count: int) -> int:
-    """Return the free bytes that a build should find: it is not begun without them."""
-    both_spaces = 2 * dimensions_count * _BYTES_PER_VALUE
+def needed_room_bytes(points_count: int, text: int, image: int | None = None) -> int:
+    """Return the free bytes that a build should find: it is not begun without them. `text` and `image` count the
+    dimensions of each space, None: the same."""
+    both_spaces = (text + (text if image is None else image)) * _BYTES_PER_VALUE
     return round(_ROOM_FACTOR * points_count * both_spaces)

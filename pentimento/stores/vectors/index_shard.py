@@ -18,17 +18,18 @@ import socket
 import time
 import uuid
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import qdrant_edge as edge
 
+from pentimento.domain.embedding import Space
 from pentimento.files.private_files import make_private_directory
 from pentimento.stores.vectors.frames import BrokenWire, Frame, receive_frame, send_frame
 from pentimento.stores.vectors.generations import LOCK_SUFFIX, UNREADABLE
-from pentimento.stores.vectors.index import floats
+from pentimento.stores.vectors.index import Dimensions, floats
 from pentimento.stores.vectors.point_filters import filter_of, has_digests, index_fields, with_digests
 
 logger = logging.getLogger("index_shard")
@@ -50,9 +51,12 @@ _MOST_PASSED_OVER = 16
 class IndexShard:
     """Hold the shard, and an operation for each `op` of a frame."""
 
-    def __init__(self, directory: Path, dimension_count: int, shape: dict[str, int] | None = None) -> None:
-        self._dimension_count = dimension_count
-        self._shard = _open_shard(directory, dimension_count, shape)
+    def __init__(
+        self, directory: Path, text: int, shape: dict[str, int] | None = None, image: int | None = None
+    ) -> None:
+        """`text` and `image` count the dimensions of each space, None: the same."""
+        self._dimensions = Dimensions.given(text, image)
+        self._shard = _open_shard(directory, self._dimensions, shape)
         self._by_digests = has_digests(self._shard)
         self._operations: dict[str, Callable[[Frame], Frame]] = {
             "search": self._search,
@@ -94,8 +98,9 @@ class IndexShard:
         return Frame({"matches": [(str(point.id), point.score) for point in self._shard.query(request)]})
 
     def _upsert(self, frame: Frame) -> Frame:
-        vectors = self._vectors(frame.body)
-        points = [_point(described, vectors) for described in frame.header["points"]]
+        described = frame.header["points"]
+        vectors = self._vectors(frame.body, (Space(space) for each in described for space in each["spaces"]))
+        points = [_point(each, vectors) for each in described]
         self._shard.update(edge.UpdateOperation.upsert_points(points))
         return Frame({})
 
@@ -142,10 +147,12 @@ class IndexShard:
         records, following = self._shard.scroll(request)
         return Frame({"ids": [str(record.id) for record in records], "next": str(following) if following else None})
 
-    def _vectors(self, body: bytes) -> Iterator[list[float]]:
-        size = 4 * self._dimension_count
-        for start in range(0, len(body), size):
-            yield floats(body[start : start + size])
+    def _vectors(self, body: bytes, spaces: Iterable[Space]) -> Iterator[list[float]]:
+        start = 0
+        for space in spaces:
+            end = start + 4 * self._dimensions.of(space)
+            yield floats(body[start:end])
+            start = end
 
 
 def _exported(records: "Sequence[edge.Record]") -> Frame:
@@ -170,10 +177,10 @@ def _point(described: dict[str, Any], vectors: Iterator[list[float]]) -> "edge.P
     return edge.Point(uuid.UUID(described["id"]), named, with_digests(described["payload"]))
 
 
-def _open_shard(directory: Path, dimension_count: int, shape: dict[str, int] | None) -> "edge.EdgeShard":
+def _open_shard(directory: Path, dimensions: Dimensions, shape: dict[str, int] | None) -> "edge.EdgeShard":
     """Load the shard, or make it. One that cannot be read is put aside: its owner fills a new one from the ledger."""
     if not directory.exists():
-        return _create_shard(directory, dimension_count, shape)
+        return _create_shard(directory, dimensions, shape)
     try:
         return edge.EdgeShard.load(str(directory))
     except Exception:  # the library raises bare Exceptions
@@ -183,25 +190,26 @@ def _open_shard(directory: Path, dimension_count: int, shape: dict[str, int] | N
         for older in directory.parent.glob(f"{directory.name}{UNREADABLE}*"):
             shutil.rmtree(older, ignore_errors=True)
         directory.rename(aside)
-        return _create_shard(directory, dimension_count, shape)
+        return _create_shard(directory, dimensions, shape)
 
 
-def _create_shard(directory: Path, dimension_count: int, shape: dict[str, int] | None) -> "edge.EdgeShard":
+def _create_shard(directory: Path, dimensions: Dimensions, shape: dict[str, int] | None) -> "edge.EdgeShard":
     """Make a shard under another name and rename it, so that a crash leaves no half-made shard."""
     unfinished = directory.with_name(f"{directory.name}.unfinished-{os.getpid()}")
     unfinished.mkdir(parents=True)
-    shard = edge.EdgeShard.create(str(unfinished), _configuration(dimension_count, shape))
+    shard = edge.EdgeShard.create(str(unfinished), _configuration(dimensions, shape))
     index_fields(shard)
     shard.close()
     unfinished.rename(directory)
     return edge.EdgeShard.load(str(directory))
 
 
-def _configuration(dimension_count: int, shape: dict[str, int] | None) -> "edge.EdgeConfig":
+def _configuration(dimensions: Dimensions, shape: dict[str, int] | None) -> "edge.EdgeConfig":
     """Return the configuration of a shard that is only written and compared; with a shape, of a shard that becomes one
     part with a graph and int8 vectors, at any size."""
-    parameters = edge.EdgeVectorParams(size=dimension_count, distance=edge.Distance.Cosine)
-    vectors = {"text": parameters, "image": parameters}
+    vectors = {
+        space.value: edge.EdgeVectorParams(size=dimensions.of(space), distance=edge.Distance.Cosine) for space in Space
+    }
     if shape is None:
         return edge.EdgeConfig(vectors=vectors, max_search_threads=1)
     graph = edge.HnswIndexConfig(
@@ -237,7 +245,8 @@ def main() -> None:
     """Serve frames until the parent closes the wire."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--directory", type=Path, required=True)
-    parser.add_argument("--dimension-count", type=int, required=True)
+    parser.add_argument("--dimension-count", type=int, required=True, help="of texts")
+    parser.add_argument("--image-dimension-count", type=int, help="of images; none: as of texts")
     parser.add_argument("--wire-fd", type=int, required=True)
     parser.add_argument("--search-fd", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
@@ -250,10 +259,11 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if arguments.yields:
         _yield_to_everybody()
-    directory, dimension_count = arguments.directory, arguments.dimension_count
+    directory = arguments.directory
     with _owner(directory.with_name(f"{directory.name}{LOCK_SUFFIX}")):
         wire, searches = (socket.socket(fileno=number) for number in (arguments.wire_fd, arguments.search_fd))
-        _serve(wire, searches, IndexShard(directory, dimension_count, arguments.shape))
+        sizes = (arguments.dimension_count, arguments.shape, arguments.image_dimension_count)
+        _serve(wire, searches, IndexShard(directory, *sizes))
 
 
 @contextmanager

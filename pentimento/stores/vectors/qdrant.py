@@ -1,9 +1,10 @@
 """Use a Qdrant server or cluster, through qdrant-client over gRPC; several gateways may share it.
 
-The collection is set up here; the next `prepare` completes a set-up that a crash interrupted. Every search is filtered
-by tenant, so the payload index is made for it (`is_tenant` puts a tenant's points next to one another, and the graph
-keeps edges within a tenant). Vectors are also kept as int8 in memory: the graph is walked by int8, and twice the wanted
-number is compared again by float32.
+The collection is set up here; the next `prepare` completes a set-up that a crash interrupted. Vectors of other
+dimensions get a collection of their own, and the one before serves until the new one is complete. Every search is
+filtered by tenant, so the payload index is made for it (`is_tenant` puts a tenant's points next to one another, and the
+graph keeps edges within a tenant). Vectors are also kept as int8 in memory: the graph is walked by int8, and twice the
+wanted number is compared again by float32.
 """
 
 import asyncio
@@ -18,10 +19,11 @@ from typing import Any
 
 from qdrant_client import AsyncQdrantClient, QdrantClient, models
 
+from pentimento.domain.embedding import Space
 from pentimento.domain.errors import InvalidArgument
 from pentimento.stores.errors import SchemaMismatch, StoreUnavailable
 from pentimento.stores.url_options import switch
-from pentimento.stores.vectors.index import VectorMatch, VectorPoint, VectorQuery, floats, ids_between
+from pentimento.stores.vectors.index import Dimensions, VectorMatch, VectorPoint, VectorQuery, floats, ids_between
 from pentimento.stores.vectors.unit_vectors import check_points, check_vector
 
 PAYLOAD_FIELDS = ("tenant", "compatibility_key")
@@ -72,10 +74,10 @@ class QdrantLayout:
         digest = hashlib.sha256(tenant.encode()).digest()
         return _key(int.from_bytes(digest[:8], "big") % self.groups_count)
 
-    def vectors(self, dimension_count: int) -> dict[str, models.VectorParams]:
+    def vectors(self, dimensions: Dimensions) -> dict[str, models.VectorParams]:
         """Return the named vectors of a point. The float32 ones stay on disk where there are quantised ones."""
-        one = models.VectorParams(size=dimension_count, distance=models.Distance.COSINE, on_disk=self.quantised)
-        return {"text": one, "image": one}
+        how: dict[str, Any] = {"distance": models.Distance.COSINE, "on_disk": self.quantised}
+        return {space.value: models.VectorParams(size=dimensions.of(space), **how) for space in Space}
 
     def graph(self) -> models.HnswConfigDiff:
         """Return the graph's configuration: edges within a tenant, besides those among all."""
@@ -118,12 +120,18 @@ _BATCH_COUNT = 256
 DEFAULT_LAYOUT = QdrantLayout()
 
 
+@dataclass(frozen=True)
+class SizedCollection:
+    """Name a collection, with the dimensions of its vectors."""
+
+    name: str
+    dimensions: Dimensions
+
+
 class QdrantVectorIndex:
     """Use one collection of points with two named vectors. Each event loop has its own client for searches."""
 
     backend = "qdrant"
-    # Unknown: the server does not report it.
-    starts_count = 0
 
     def __init__(
         self,
@@ -139,7 +147,16 @@ class QdrantVectorIndex:
         self._searching: tuple[asyncio.AbstractEventLoop, AsyncQdrantClient] | None = None
         self._collection = collection
         self._layout = layout
-        self._dimension_count = 0
+        self._used: SizedCollection | None = None
+        # Collections of other dimensions; the former one is searched until the new one is settled.
+        self._others: list[SizedCollection] = []
+        self._before: SizedCollection | None = None
+        self._changes_count = 0
+
+    @property
+    def starts_count(self) -> int:
+        """Return how often another collection came into use; the server does not report its own starts."""
+        return self._changes_count
 
     @classmethod
     def from_options(cls, host: str, port: int, options: Mapping[str, str]) -> "QdrantVectorIndex":
@@ -162,35 +179,53 @@ class QdrantVectorIndex:
         layout, collection = QdrantLayout.from_options(options), options.get("collection", "pentimento")
         return cls(QdrantClient(**server), partial(AsyncQdrantClient, **server), collection, layout)
 
-    def prepare(self, dimension_count: int) -> None:
-        """Make or open the collection. Raises SchemaMismatch when it holds vectors of another size."""
+    def prepare(self, text: int, image: int | None = None) -> None:
+        """Make or open the collection for the dimensions. Raises SchemaMismatch for one that is spread otherwise."""
+        dimensions = Dimensions.given(text, image)
         with _typed_errors():
-            if not self._is_made():
-                with _may_be_made_by_another(self._is_made):
-                    self._create(dimension_count)
-            collection = self._client.get_collection(self._collection)
-        found = collection.config.params.vectors
-        sizes = {name: params.size for name, params in found.items()} if isinstance(found, dict) else {}
-        if sizes != {"text": dimension_count, "image": dimension_count}:
-            raise SchemaMismatch("vector index", f"it holds vectors {sizes}, not of {dimension_count} dimensions")
+            found = self._made()
+            used = next((one for one in found if one.dimensions == dimensions), None)
+            if used is None:
+                is_first = not any(one.name == self._collection for one in found)
+                name = self._collection if is_first else f"{self._collection}-{dimensions.name}"
+                used = SizedCollection(name, dimensions)
+                with _may_be_made_by_another(partial(self._client.collection_exists, name)):
+                    self._create(name, dimensions)
+            collection = self._client.get_collection(used.name)
         is_grouped = collection.config.params.sharding_method == models.ShardingMethod.CUSTOM
         if is_grouped != bool(self._layout.groups_count):
             raise SchemaMismatch(
                 "vector index", "its points are spread by ids where groups are asked for, or the reverse"
             )
         with _typed_errors():
-            self._complete(collection)
-        self._dimension_count = dimension_count
+            self._complete(used.name, collection)
+        self._use(used, [one for one in found if one != used])
+
+    def settle(self) -> None:
+        """Delete the collections of other dimensions."""
+        if not self._others:
+            return
+        self._before = None
+        with _typed_errors():
+            for one in self._made():
+                if one != self._used:
+                    self._client.delete_collection(one.name)
+        self._others = []
 
     async def search(self, query: VectorQuery, timeout_s: float) -> list[VectorMatch]:
         """Return the nearest points, best first. The server counts `timeout_s` in whole seconds; the caller bounds the
         wait."""
-        if not self._dimension_count:
+        used, before = self._used, self._before
+        if used is None:
             return []
-        check_vector("vector", query.vector, self._dimension_count)
+        dimension_count = used.dimensions.of(query.space)
+        check_vector("vector", query.vector, dimension_count)
+        if before is not None and before.dimensions.of(query.space) == dimension_count:
+            # Until the new one is complete.
+            used = before
         with _typed_errors():
             answer = await self._searching_client().query_points(
-                self._collection,
+                used.name,
                 query=floats(query.vector),
                 using=query.space.value,
                 query_filter=models.Filter(must=[_match(*condition) for condition in query.conditions().items()]),
@@ -205,12 +240,13 @@ class QdrantVectorIndex:
 
     def upsert(self, points: Sequence[VectorPoint]) -> None:
         """Insert or replace points."""
-        check_points(points, self._dimension_count)
+        used = self._prepared()
+        check_points(points, used.dimensions)
         for shard_key, of_shard in self._by_shard(points).items():
             for start in range(0, len(of_shard), _BATCH_COUNT):
                 batch = [_point(point) for point in of_shard[start : start + _BATCH_COUNT]]
                 with _typed_errors():
-                    self._client.upsert(self._collection, batch, wait=True, shard_key_selector=shard_key)
+                    self._client.upsert(used.name, batch, wait=True, shard_key_selector=shard_key)
 
     def delete(self, entry_ids: Sequence[str]) -> None:
         """Delete points; ids that are not there are ignored."""
@@ -219,16 +255,17 @@ class QdrantVectorIndex:
         for start in range(0, len(entry_ids), _BATCH_COUNT):
             batch: list[Any] = list(entry_ids[start : start + _BATCH_COUNT])
             with _typed_errors():
-                self._client.delete(
-                    self._collection, models.PointIdsList(points=batch), wait=True, shard_key_selector=groups
-                )
+                for one in (self._prepared(), self._before):
+                    if one is not None:
+                        points = models.PointIdsList(points=batch)
+                        self._client.delete(one.name, points, wait=True, shard_key_selector=groups)
 
     def entry_ids(self, after: str = "", until: str | None = None) -> Iterator[str]:
         """Yield the ids above `after` up to `until` (None: to the end), in ascending order."""
         first: Any = after or None
-        while self._dimension_count:
+        while (used := self._used) is not None:
             with _typed_errors():
-                page, first = self._client.scroll(self._collection, limit=1000, offset=first, with_payload=False)
+                page, first = self._client.scroll(used.name, limit=1000, offset=first, with_payload=False)
             yield from ids_between([str(point.id) for point in page], after, until)
             if first is None or (until is not None and str(first) > until):
                 return
@@ -246,35 +283,59 @@ class QdrantVectorIndex:
             self._searching = loop, self._open_searching()
         return self._searching[1]
 
-    def _create(self, dimension_count: int) -> None:
+    def _made(self) -> list[SizedCollection]:
+        """Return the existing collections of this index: the first one, and those of other dimensions. Raises
+        SchemaMismatch for one with other vectors than ours."""
+        names = sorted(one.name for one in self._client.get_collections().collections)
+        ours = (name for name in names if name == self._collection or self._is_later(name))
+        return [SizedCollection(name, _dimensions_of(self._client.get_collection(name))) for name in ours]
+
+    def _is_later(self, name: str) -> bool:
+        before, separator, dimensions = name.rpartition(f"{self._collection}-")
+        return bool(separator) and not before and Dimensions.named(dimensions) is not None
+
+    def _prepared(self) -> SizedCollection:
+        if self._used is None:
+            raise SchemaMismatch("vector index", "it was not prepared for any vector size")
+        return self._used
+
+    def _use(self, used: SizedCollection, others: list[SizedCollection]) -> None:
+        served = self._before or self._used
+        if self._used is None:
+            # A former process may not have seen it replaced.
+            served = next(iter(others), None)
+        elif self._used != used:
+            # Others see that the points may be fewer than before.
+            self._changes_count += 1
+        self._before = served if served in others else None
+        self._used, self._others = used, others
+
+    def _create(self, name: str, dimensions: Dimensions) -> None:
         layout = self._layout
         self._client.create_collection(
-            self._collection,
-            layout.vectors(dimension_count),
+            name,
+            layout.vectors(dimensions),
             hnsw_config=layout.graph(),
             quantization_config=layout.quantisation(),
             replication_factor=layout.replicas_count,
             sharding_method=models.ShardingMethod.CUSTOM if layout.groups_count else None,
         )
 
-    def _complete(self, collection: models.CollectionInfo) -> None:
+    def _complete(self, used: str, collection: models.CollectionInfo) -> None:
         """Make the missing payload indexes and shards: all in a new collection."""
         for name, wanted in self._layout.payload_indexes().items():
             if name not in collection.payload_schema:
-                self._client.create_payload_index(self._collection, name, wanted)
+                self._client.create_payload_index(used, name, wanted)
         if self._layout.groups_count:
-            for key in sorted(set(self._layout.shard_keys()) - self._made_shard_keys()):
-                with _may_be_made_by_another(partial(self._has_shard_key, key)):
-                    self._client.create_shard_key(self._collection, key)
+            for key in sorted(set(self._layout.shard_keys()) - self._made_shard_keys(used)):
+                with _may_be_made_by_another(partial(self._has_shard_key, used, key)):
+                    self._client.create_shard_key(used, key)
 
-    def _is_made(self) -> bool:
-        return self._client.collection_exists(self._collection)
+    def _has_shard_key(self, used: str, key: str) -> bool:
+        return key in self._made_shard_keys(used)
 
-    def _has_shard_key(self, key: str) -> bool:
-        return key in self._made_shard_keys()
-
-    def _made_shard_keys(self) -> set[str]:
-        return {str(each.key) for each in self._client.list_shard_keys(self._collection).shard_keys or ()}
+    def _made_shard_keys(self, used: str) -> set[str]:
+        return {str(each.key) for each in self._client.list_shard_keys(used).shard_keys or ()}
 
     def _by_shard(self, points: Sequence[VectorPoint]) -> dict[str | None, list[VectorPoint]]:
         of_shard: dict[str | None, list[VectorPoint]] = {}
@@ -286,6 +347,14 @@ class QdrantVectorIndex:
         """Return the shards that hold these tenants' points; None for all."""
         keys = {self._layout.shard_key_of(tenant) for tenant in tenants}
         return sorted(key for key in keys if key is not None) or None
+
+
+def _dimensions_of(collection: models.CollectionInfo) -> Dimensions:
+    found = collection.config.params.vectors
+    sizes = {name: params.size for name, params in found.items()} if isinstance(found, dict) else {}
+    if sizes.keys() != {space.value for space in Space}:
+        raise SchemaMismatch("vector index", f"a collection of its name holds vectors {sizes}, not of text and image")
+    return Dimensions(sizes[Space.TEXT.value], sizes[Space.IMAGE.value])
 
 
 def _match(name: str, values: list[str]) -> models.FieldCondition:

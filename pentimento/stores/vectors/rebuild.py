@@ -17,9 +17,10 @@ from typing import Any
 
 from pentimento.stores.errors import StoreFull, StoreUnavailable
 from pentimento.stores.vectors.generations import Generation, Generations
+from pentimento.stores.vectors.index import Dimensions
 from pentimento.stores.vectors.index_building import IndexBuilding, IndexCounts, needed_room_bytes
 from pentimento.stores.vectors.serving_shard import BATCH_COUNT, ServingShard, batches, points_of
-from pentimento.stores.vectors.shard_process import ShardProcess, ShardTiming
+from pentimento.stores.vectors.shard_process import ShardProcess, ShardTiming, shard_arguments
 
 logger = logging.getLogger(__name__)
 
@@ -89,14 +90,14 @@ class Rebuild:
         self,
         serving: ServingShard,
         generations: Generations,
-        dimension_count: int,
+        dimensions: Dimensions,
         building: IndexBuilding,
         timing: ShardTiming,
         on_phase: OnPhase,
     ) -> None:
         self._serving = serving
         self._generations = generations
-        self._dimension_count = dimension_count
+        self._dimensions = dimensions
         self._building = building
         self._timing = timing
         self._on_phase = on_phase
@@ -124,7 +125,7 @@ class Rebuild:
         self._end_process()
 
     def _check_room(self) -> None:
-        needed = needed_room_bytes(self._serving.counts.points_count, self._dimension_count)
+        needed = needed_room_bytes(self._serving.counts.points_count, self._dimensions.text, self._dimensions.image)
         if (free := shutil.disk_usage(self._path.parent).free) < needed:
             raise StoreFull(_STORE, f"a build needs {needed} bytes, {free} are free")
 
@@ -164,8 +165,8 @@ class Rebuild:
         return ours
 
     def _start(self, timing: ShardTiming, *more: str, restarts: bool) -> ShardProcess:
-        arguments = ("--directory", str(self._path), "--dimension-count", str(self._dimension_count), *more)
-        self._process = process = ShardProcess(arguments, timing, restarts)
+        arguments = shard_arguments(self._path, self._dimensions)
+        self._process = process = ShardProcess((*arguments, *more), timing, restarts)
         process.start()
         if self._stopped:
             raise StoreUnavailable(_STORE, "the build was stopped")

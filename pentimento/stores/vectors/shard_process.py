@@ -13,10 +13,12 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.vectors.frames import BrokenWire, Frame, receive_frame, send_frame
+from pentimento.stores.vectors.index import Dimensions
 from pentimento.stores.vectors.search_wire import SearchWire
 
 logger = logging.getLogger(__name__)
@@ -38,6 +40,12 @@ class ShardTiming:
 
 
 DEFAULT_TIMING = ShardTiming()
+
+
+def shard_arguments(directory: Path, dimensions: Dimensions) -> tuple[str, ...]:
+    """Return the arguments of a child for the shard in that directory."""
+    sizes = ("--dimension-count", str(dimensions.text), "--image-dimension-count", str(dimensions.image))
+    return ("--directory", str(directory), *sizes)
 
 
 class ShardProcess:

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 import numpy as np
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.stores.vectors.index import VectorPoint
+from pentimento.stores.vectors.index import Dimensions, VectorPoint
 
 # float32 rounding of an encoder in half precision stays far below it.
 _UNIT_TOLERANCE = 1e-2
 
 
-def check_points(points: Sequence[VectorPoint], dimension_count: int) -> None:
+def check_points(points: Sequence[VectorPoint], dimensions: Dimensions) -> None:
     """Raise InvalidArgument for a vector of any of the points, as `check_vector` does."""
     for point in points:
-        check_vector("text", point.text, dimension_count)
+        check_vector("text", point.text, dimensions.text)
         if point.image is not None:
-            check_vector("image", point.image, dimension_count)
+            check_vector("image", point.image, dimensions.image)
 
 
 def check_vector(name: str, values: bytes, dimension_count: int) -> None:

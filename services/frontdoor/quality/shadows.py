@@ -94,7 +94,8 @@ class SampledHit:
 
 @dataclass
 class Shadows:
-    """Sample hits and run their shadows. Without embedder nothing is sampled, without gateway only light images."""
+    """Sample hits and run their shadows. Without an embedder of images nothing is sampled, without gateway only light
+    images."""
 
     settings: ShadowSettings
     journal: Journal
@@ -104,6 +105,7 @@ class Shadows:
     clock: Clock
     painter: ShadowPainter
     embedder: Embedders | None
+    image_embedder: Embedders | None
     gateway: GatewayClient | None
     counts: StartCounts
     pairs: KeptPairs
@@ -133,11 +135,11 @@ class Shadows:
         self.image_device_s += provenance.device_seconds
         self._paid.earn(provenance.device_seconds)
         trial = trial if light is None else None
-        if self.embedder is None or self._closed or not may_be_compared(provenance, light, trial):
+        if self.image_embedder is None or self._closed or not may_be_compared(provenance, light, trial):
             return
         if self.gateway is None and light is None:
             return
-        if not self.embedder.embeds_images:
+        if not self.image_embedder.embeds_images:
             # The images could not be scored.
             return
         if light is not None:
@@ -277,10 +279,10 @@ class Shadows:
                 run.stop()
 
     async def _compare(self, plan: ShadowPlan, scratch: bytes) -> None:
-        assert self.embedder is not None
+        assert self.embedder is not None and self.image_embedder is not None
         served = await self.results.load(await self._record(plan.provenance.request_id, plan.tenant))
         images = (served.image, scratch) if plan.trial is None else (scratch, served.image)
-        scores = await score(self.embedder, plan.tenant, plan.spec.plain_prompt, *images)
+        scores = await score(self.image_embedder, plan.tenant, plan.spec.plain_prompt, *images)
         share = kept_share(scores.quality, scores.scratch_quality)
         if plan.light is not None:
             if share is not None:
@@ -291,7 +293,9 @@ class Shadows:
         if share is not None and plan.trial is None:
             self.counts.count_hit(plan.provenance.spec.model, share)
         assert self.gateway is not None
-        seen = plan.compared_hit(scores.encoder_digest, scores.quality, scores.scratch_quality)
+        # A latent was found by the encoder of texts.
+        found_by = scores.encoder_digest if plan.is_image_hit else self.embedder.encoder_digest
+        seen = plan.compared_hit(found_by, scores.quality, scores.scratch_quality)
         counted = await self.gateway.report_quality(seen, GATEWAY_TIMEOUT_S)
         SHADOWS.labels("counted" if counted else "not_counted").inc()
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from pentimento.dataplane.cascade import own_threshold
 from pentimento.dataplane.pools import Pool
-from pentimento.domain.embedding import Embedding
+from pentimento.domain.embedding import PromptEmbedding
 from pentimento.domain.image_request import Explanation
 from pentimento.domain.online_quality import ReuseQuality
 from pentimento.policies.plan.entry import Stage
@@ -34,7 +34,7 @@ EXPLAIN_TIMEOUT_S = 1.0
 
 async def explanation(
     parts: FrontdoorParts, tenant: str, judged: Judged, *, names_model: bool
-) -> tuple[Explanation, PoolOption, Embedding | None]:
+) -> tuple[Explanation, PoolOption, PromptEmbedding | None]:
     """Return what decides the route of a request, the chosen option, and its prompt's embedding; nothing is accepted or
     journalled. `names_model`: the client named the model."""
     notes = list[str]()
@@ -62,7 +62,7 @@ async def explanation(
 
 
 async def _option(
-    parts: FrontdoorParts, tenant: str, judged: Judged, stage: Stage, embedding: Embedding | None, note: Note
+    parts: FrontdoorParts, tenant: str, judged: Judged, stage: Stage, embedding: PromptEmbedding | None, note: Note
 ) -> PoolOption:
     """Return the first pool option of a request at that stage."""
     held = parts.catalogue.find(stage.model)

@@ -13,7 +13,7 @@ from pentimento.dataplane.demand_report import CountedStart
 from pentimento.dataplane.effects import Effect, ResolveRoute
 from pentimento.dataplane.events import Event
 from pentimento.domain.cache import CacheScope
-from pentimento.domain.embedding import Embedding
+from pentimento.domain.embedding import PromptEmbedding
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.execution import AttemptResult
 from pentimento.domain.fleet import HeldModel
@@ -101,7 +101,7 @@ class PendingEntries:
     """Hold an attempt's grant, and the facts that the gateway needs to index its entries."""
 
     scope: CacheScope
-    embedding: Embedding
+    embedding: PromptEmbedding
     execution: Execution
     grant: CacheGrant
 
@@ -116,7 +116,7 @@ class Job:
     audience: Audience
     routed: dict[int, RoutedStage] = field(default_factory=dict)
     executions: dict[int, Execution] = field(default_factory=dict)
-    embedding: "asyncio.Task[Embedding | None] | None" = None
+    embedding: "asyncio.Task[PromptEmbedding | None] | None" = None
     # True if it uses the cache: a lookup, and an insertion afterwards
     asks_cache: bool = True
     # device seconds of its image from noise, as predicted when it came; None if unknown

@@ -19,6 +19,10 @@ from services.frontdoor.metrics import CACHE_SKIPS
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+IMAGE_REUSE = "image reuse"
+# Lost features that are counted as skips of the cache.
+COUNTED = ("cache", IMAGE_REUSE)
 Note = Callable[[str], None]
 # A service that answers so is running: a restart would change nothing.
 _REFUSALS = (InvalidArgument, NotFound, Unauthenticated, PermissionDenied, FailedPrecondition)
@@ -37,7 +41,7 @@ async def bounded(
     except PentimentoError as error:
         reason = "refused" if isinstance(error, _REFUSALS) else "unavailable"
         logger.debug("%s skipped", loses, extra={"part": part, "reason": error.reason})
-    if loses == "cache":
+    if loses in COUNTED:
         CACHE_SKIPS.labels(part, reason).inc()
     if note is not None:
         note(f"{loses} skipped: {part} {reason}")

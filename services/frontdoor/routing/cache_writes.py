@@ -31,7 +31,7 @@ async def reserve_entries(parts: FrontdoorParts, job: Job, execution: Execution)
     scope = scope_of(job.request.tenant, resolved, held, route.lora_patch_step, route.pipelined_from_step)
     attempt = execution.attempt
     timeout_s = parts.timeouts.reserve_s
-    keeps_image = parts.embedder is not None and parts.embedder.embeds_images
+    keeps_image = parts.image_embedder is not None and parts.image_embedder.embeds_images
     start_step, depth = steps_saved(route.start), ancestor_depth(route.start)
     call = parts.gateway.reserve(
         scope,
@@ -108,19 +108,22 @@ async def _commit(parts: FrontdoorParts, gateway: GatewayClient, pending: Pendin
 async def _committed(
     gateway: GatewayClient, pending: PendingEntries, captured: CapturedEntries, picture: Embedding | None
 ) -> str:
-    """Return the entry's id. Rejected entries are released; they would stay stored, and count, until the grant ends."""
+    """Return the entry's id. If the image alone is rejected, as one of another encoder is, the latents are kept.
+    Rejected entries are released; they would stay stored, and count, until the grant ends."""
     try:
         return await gateway.commit(
             pending.scope,
             pending.execution.attempt,
             captured,
-            pending.embedding,
+            pending.embedding.text,
             picture,
             ancestor_depth=ancestor_depth(_start_taken(pending.execution)),
             timeout_s=COMMIT_TIMEOUT_S,
             repeat_key=repeat_key_of(pending.execution.resolved.spec),
         )
-    except (InvalidArgument, FailedPrecondition):
+    except (InvalidArgument, FailedPrecondition) as error:
+        if picture is not None and captured.latents and isinstance(error, InvalidArgument):
+            return await _committed(gateway, pending, replace(captured, image=None), None)
         await _release(gateway, pending.grant)
         raise
 
@@ -144,10 +147,11 @@ def _free_until(scope: CacheScope) -> int:
 async def _embed_picture(parts: FrontdoorParts, pending: PendingEntries) -> Embedding | None:
     """Return the accepted image's embedding, computed after the client has its answer; None without one."""
     result, tenant = pending.execution.result, pending.scope.tenant
-    if parts.embedder is None or result is None:
+    if parts.image_embedder is None or result is None:
         return None
-    call = parts.embedder.embed_image([result.image], COMMIT_TIMEOUT_S, memo_partition=tenant)
-    answer = await bounded("embedder", COMMIT_TIMEOUT_S, call)
+    call = parts.image_embedder.embed_image([result.image], COMMIT_TIMEOUT_S, memo_partition=tenant)
+    part = "embedder" if parts.image_embedder is parts.embedder else "image_embedder"
+    answer = await bounded(part, COMMIT_TIMEOUT_S, call)
     return answer[0] if answer else None
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from pentimento.dataplane.cascade import own_threshold
-from pentimento.domain.embedding import Embedding
+from pentimento.domain.embedding import Embedding, PromptEmbedding
 from pentimento.domain.foresight import PromptForesight
 from pentimento.domain.generation import Start
 from pentimento.domain.image_request import ResolvedRequest
@@ -74,7 +74,7 @@ async def foresee(
     stages: Sequence[Stage],
     price: float,
     start: Start,
-    embedding: Embedding | None,
+    embedding: PromptEmbedding | None,
     note: Note,
 ) -> PromptForesight | None:
     """Return the prediction from the prompt for the light image from that start.
@@ -85,14 +85,21 @@ async def foresee(
         return None
     told: PromptForesight | None = None
     cascade = discriminator_of(stages, 0)
-    if embedding is not None:
+    if (prompt := scored_prompt(parts, embedding)) is not None:
         first, timeout_s = stages[0], parts.timeouts.foresee_s
         own = parts.dataplane.state.settings.confidence_threshold
         threshold = first.threshold(NOISE) if first.cascade else own
-        told = await parts.discriminators.foresee(cascade, embedding, timeout_s, first.discriminator_digest, threshold)
+        told = await parts.discriminators.foresee(cascade, prompt, timeout_s, first.discriminator_digest, threshold)
     if told is None and parts.discriminators.may_read_prompts(cascade):
         note("foresight skipped: no discriminator answered")
     return told
+
+
+def scored_prompt(parts: FrontdoorParts, embedding: PromptEmbedding | None) -> Embedding | None:
+    """Return the prompt's vector by the encoder of images, which discriminators were trained with; None without it."""
+    if embedding is None or parts.image_embedder is parts.embedder:
+        return embedding.text if embedding is not None else None
+    return embedding.image
 
 
 def is_left_out(

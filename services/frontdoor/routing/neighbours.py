@@ -1,7 +1,7 @@
 """List the cache entries near a request's prompt, so that people can inspect its candidates."""
 
 from pentimento.domain.cache import LookupCandidate, Neighbour
-from pentimento.domain.embedding import Embedding
+from pentimento.domain.embedding import PromptEmbedding
 from pentimento.domain.errors import InvalidArgument
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.routing.bounded_calls import bounded
@@ -20,7 +20,7 @@ def check_neighbour_count(count: int) -> None:
 
 
 async def neighbours_of(
-    parts: FrontdoorParts, tenant: str, option: PoolOption, embedding: Embedding | None, count: int
+    parts: FrontdoorParts, tenant: str, option: PoolOption, embedding: PromptEmbedding | None, count: int
 ) -> tuple[Neighbour, ...]:
     """Return up to `count` nearest entries by prompt, and up to `count` by image, that the option's model could use.
 
@@ -31,5 +31,5 @@ async def neighbours_of(
         return ()
     route = option.route
     scope = scope_of(tenant, resolved, option.held, route.lora_patch_step, route.pipelined_from_step)
-    call = parts.gateway.neighbours(LookupCandidate(scope), embedding, count, _TIMEOUT_S)
+    call = parts.gateway.neighbours(LookupCandidate(scope), embedding.text, count, _TIMEOUT_S, embedding.image)
     return await bounded("gateway", _TIMEOUT_S, call, loses="neighbours") or ()

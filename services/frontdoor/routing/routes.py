@@ -4,12 +4,13 @@ import asyncio
 import logging
 from dataclasses import replace
 
+from pentimento.clients.embedders import Embedders
 from pentimento.dataplane.cascade import own_threshold
 from pentimento.dataplane.demand_report import CountedStart
 from pentimento.dataplane.effects import PrepareRoute, ResolveRoute
 from pentimento.dataplane.events import RouteOption, RouteResolved
 from pentimento.domain.adapters import AdapterKind
-from pentimento.domain.embedding import Embedding
+from pentimento.domain.embedding import Embedding, PromptEmbedding
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.generation import Route
 from pentimento.domain.image_request import ResolvedRequest
@@ -25,7 +26,7 @@ from pentimento.policies.plan.entry import (
 from services.frontdoor.metrics import CACHE_LEFT_OUT, LEFT_OUT
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.requests.jobs import Job, RoutedStage
-from services.frontdoor.routing.bounded_calls import Note, bounded
+from services.frontdoor.routing.bounded_calls import IMAGE_REUSE, Note, bounded
 from services.frontdoor.routing.foresight import (
     foresee,
     foresees,
@@ -34,6 +35,7 @@ from services.frontdoor.routing.foresight import (
     light_price,
     noise_seconds,
     note_gain,
+    scored_prompt,
     unscored_note,
     why_left_out,
 )
@@ -96,18 +98,30 @@ def _left_out(parts: FrontdoorParts, job: Job) -> bool:
 
 async def embed(
     parts: FrontdoorParts, tenant: str, resolved: ResolvedRequest, note: Note, *, scored: bool
-) -> Embedding | None:
-    """Return the prompt's embedding; None with a note if cache or discriminator must do without it.
+) -> PromptEmbedding | None:
+    """Return the prompt's embedding; None with a note if cache or discriminator must do without it. Without that of
+    another encoder of images no image is found.
 
     `scored`: whether a discriminator may score the image.
     """
     if parts.embedder is None or not _is_embedded(parts, resolved, scored=scored):
         return None
     prompts, timeout_s = [resolved.spec.plain_prompt], parts.timeouts.embed_s
-    embedding = parts.embedder.embed_text(prompts, timeout_s, memo_partition=tenant)
-    loses = "cache" if _is_embedded(parts, resolved, scored=False) else "prompt's embedding"
-    answer = await bounded("embedder", timeout_s, embedding, note, loses=loses)
-    return answer[0] if answer else None
+    is_searched = _is_embedded(parts, resolved, scored=False)
+
+    async def by(embedders: Embedders | None, part: str, loses: str) -> Embedding | None:
+        if embedders is None:
+            return None
+        call = embedders.embed_text(prompts, timeout_s, memo_partition=tenant)
+        answer = await bounded(part, timeout_s, call, note, loses=loses)
+        return answer[0] if answer else None
+
+    others = parts.image_embedder if parts.image_embedder is not parts.embedder else None
+    text, image = await asyncio.gather(
+        by(parts.embedder, "embedder", "cache" if is_searched else "prompt's embedding"),
+        by(others, "image_embedder", IMAGE_REUSE),
+    )
+    return None if text is None else PromptEmbedding(text, image)
 
 
 async def prompt_of(parts: FrontdoorParts, job: Job) -> Embedding | None:
@@ -117,10 +131,10 @@ async def prompt_of(parts: FrontdoorParts, job: Job) -> Embedding | None:
     """
     if job.embedding is None:
         job.embedding = parts.jobs.spawn(job, _embed_job(parts, job, scored=True), "embed for a score")
-    return await job.embedding
+    return scored_prompt(parts, await job.embedding)
 
 
-async def _embed_job(parts: FrontdoorParts, job: Job, *, scored: bool) -> Embedding | None:
+async def _embed_job(parts: FrontdoorParts, job: Job, *, scored: bool) -> PromptEmbedding | None:
     """Embed the prompt; a failure costs only the cache, or the image its score."""
     try:
         return await embed(parts, job.request.tenant, job.request.resolved, job.note, scored=scored)
@@ -236,7 +250,7 @@ async def _awaited_model(parts: FrontdoorParts, job: Job, name: str) -> HeldMode
     return known
 
 
-async def _awaited_embedding(parts: FrontdoorParts, job: Job) -> Embedding | None:
+async def _awaited_embedding(parts: FrontdoorParts, job: Job) -> PromptEmbedding | None:
     """Return the embedding; None immediately if neither a lookup nor a prediction needs it before the image."""
     needed = (job.asks_cache and job.request.resolved.cacheable) or foresees(parts, job.stages, job.light_price)
     return await job.embedding if job.embedding is not None and needed else None

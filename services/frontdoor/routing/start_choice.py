@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pentimento.domain.cache import CacheScope, CandidateStart, LookupAnswer, LookupCandidate
-from pentimento.domain.embedding import Embedding
+from pentimento.domain.embedding import PromptEmbedding
 from pentimento.domain.fleet import HeldModel, PoolPlan
 from pentimento.domain.generation import WITHOUT_REUSE, FromImage, FromLatent, FromNoise, Route, Start
 from pentimento.domain.image_request import ResolvedRequest
@@ -60,7 +60,7 @@ class Asked:
 
 
 async def decide_route(
-    parts: FrontdoorParts, asker: Asker, held: HeldModel, embedding: Embedding | None, note: Note
+    parts: FrontdoorParts, asker: Asker, held: HeldModel, embedding: PromptEmbedding | None, note: Note
 ) -> tuple[PoolOption, ...]:
     """Return the pools that may run a request at `asker.stage`, with model `held`, under the present plan: first the
     pool where it waits, then the pools that take it while they are idle. Raises nothing."""
@@ -97,7 +97,7 @@ def new_route_id() -> str:
 
 
 async def _look_up(
-    parts: FrontdoorParts, asker: Asker, asked: Sequence[Asked], embedding: Embedding | None, note: Note
+    parts: FrontdoorParts, asker: Asker, asked: Sequence[Asked], embedding: PromptEmbedding | None, note: Note
 ) -> LookupAnswer:
     if asker.resolved.spec.scheduler in WITHOUT_REUSE:
         return _not_asked(asked, f"nothing is reused with scheduler {asker.resolved.spec.scheduler.value}")
@@ -115,7 +115,8 @@ async def _look_up(
         for one in asked
     ]
     quality, repeat_key = asker.resolved.quality, repeat_key_of(asker.resolved.spec)
-    lookup = parts.gateway.lookup(candidates, embedding, quality, timeout_s, repeat_key, asker.noise_s)
+    given = (quality, timeout_s, repeat_key, asker.noise_s, embedding.image)
+    lookup = parts.gateway.lookup(candidates, embedding.text, *given)
     answer = await bounded("gateway", timeout_s, lookup, note)
     if answer is None or len(answer.starts) != len(asked):
         return _not_asked(asked, "the cache did not answer")

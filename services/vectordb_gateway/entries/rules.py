@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from pentimento.domain.embedding import Space
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import Plan
 from pentimento.domain.online_quality import (
@@ -75,7 +76,9 @@ class _InForce:
 
     positions: Positions = field(default_factory=dict)
     counts: Mapping[WatchedThreshold, int] = field(default_factory=dict)
-    tables: dict[tuple[str, str, str], tuple[ModelReuse, ModelReuse, ModelReuse]] = field(default_factory=dict)
+    tables: dict[tuple[str, str | None, str, str | None], tuple[ModelReuse, ModelReuse, ModelReuse]] = field(
+        default_factory=dict
+    )
 
 
 class QualityWatch:
@@ -98,27 +101,33 @@ class QualityWatch:
         """Return whether any table allows anything."""
         return self._planned.rules.reuses_anything
 
-    def of(self, model_digest: str, encoder_digest: str | None, reference_digest: str = "") -> ModelReuse:
+    def of(
+        self,
+        model_digest: str,
+        encoder_digest: str | None,
+        reference_digest: str = "",
+        image_encoder_digest: str | None = None,
+    ) -> ModelReuse:
         """Return what a model may reuse by the thresholds in force."""
-        return self._tables(model_digest, encoder_digest, reference_digest)[2]
+        return self._tables(model_digest, encoder_digest, reference_digest, image_encoder_digest)[2]
 
     def _tables(
-        self, model_digest: str, encoder_digest: str | None, reference_digest: str
+        self, model_digest: str, encoder_digest: str | None, reference_digest: str, image_encoder_digest: str | None
     ) -> tuple[ModelReuse, ModelReuse, ModelReuse]:
         """Return a model's own tables, those in force, and those without their closed rows."""
-        now, reuse = self._now, self._planned.rules.of(model_digest, encoder_digest, reference_digest)
+        asked = (model_digest, encoder_digest, reference_digest, image_encoder_digest)
+        now, reuse = self._now, self._planned.rules.of(*asked)
         if encoder_digest is None or not self._follows:
             return reuse, reuse, replace(opened(reuse, {}), trials=())
-        key = (model_digest, encoder_digest, reference_digest)
-        known = now.tables.get(key)
+        known = now.tables.get(asked)
         # A plan may have moved the tables themselves meanwhile.
         if known is None or known[0] != reuse:
-            found = in_force(reuse, model_digest, encoder_digest, now.positions)
-            rows = followed_rows(reuse, model_digest, encoder_digest)
+            found = in_force(reuse, model_digest, encoder_digest, now.positions, image_encoder_digest)
+            rows = followed_rows(reuse, model_digest, encoder_digest, image_encoder_digest)
             counts = {
                 (row.watched.from_image, row.threshold.saved_share): now.counts.get(row.watched, 0) for row in rows
             }
-            known = now.tables[key] = (reuse, found, opened(found, counts))
+            known = now.tables[asked] = (reuse, found, opened(found, counts))
         return known
 
     def refresh(self) -> None:
@@ -128,8 +137,7 @@ class QualityWatch:
             self._now = _InForce(positions, counts)
         # A plan may have moved the tables themselves meanwhile.
         models = sorted({watched.model_digest for watched in positions})
-        encoder = self._guard.encoder_digest
-        shown_by = (positions, {one: self._rows(one, encoder) for one in models} if encoder is not None else {})
+        shown_by = (positions, {one: self._rows(one) for one in models})
         if shown_by != self._shown_by:
             for model_digest in models:
                 self._show(model_digest)
@@ -139,9 +147,8 @@ class QualityWatch:
         """Count a hit that was generated again, and move its threshold if that calls for it. Return whether it counts:
         a hit counts once, and while a table has its threshold. Raises InvalidArgument, StoreUnavailable."""
         check_compared_hit(seen)
-        self._guard.check_encoder(seen.encoder_digest)
-        digests = (seen.model_digest, seen.encoder_digest)
-        row = row_of(followed_rows(self._planned.rules.of(*digests, seen.reference_model_digest), *digests), seen)
+        self._guard.check_encoder(seen.encoder_digest, Space.IMAGE if seen.from_image else Space.TEXT)
+        row = row_of(self._rows_of_pair(seen.model_digest, seen.reference_model_digest), seen)
         if row is None:
             metrics.QUALITY_SAMPLES.labels("unmatched").inc()
             return False
@@ -162,19 +169,16 @@ class QualityWatch:
 
     def earned_cells(self) -> EarnedCells:
         """Return how much of their reuse all models with compared images have earned."""
-        encoder = self._guard.encoder_digest
-        if encoder is None:
-            return EarnedCells()
         models = sorted({watched.model_digest for watched in self._now.positions})
-        rows = [row for model in models for row in self._rows(model, encoder) if row.table.earned]
+        rows = [row for model in models for row in self._rows(model) if row.table.earned]
         standing = [self._standing(row) for row in rows]
         trial_count = sum(self._now.counts.get(row.watched, 0) for row in rows)
         return EarnedCells(len(rows), sum(one is not None and one < CLOSED for one in standing), trial_count)
 
     def _standing(self, row: FollowedRow) -> float | None:
         """Return the similarity of a row in force, CLOSED for a closed one; None if a plan has removed it meanwhile."""
-        watched = row.watched
-        found = self._tables(watched.model_digest, watched.encoder_digest, watched.reference_model_digest)[1]
+        watched, (text, image) = row.watched, self._encoders()
+        found = self._tables(watched.model_digest, text, watched.reference_model_digest, image)[1]
         table, share = found.images if watched.from_image else found.latents, row.threshold.saved_share
         return next((each.min_similarity for each in table.thresholds if each.saved_share == share), None)
 
@@ -195,32 +199,41 @@ class QualityWatch:
                 metrics.withdraw_quality(gone)
             self._shown[model_digest] = now
 
-    def _rows(self, model_digest: str, encoder_digest: str) -> tuple[FollowedRow, ...]:
-        """Return the rows of latents, then those of the images of each pair that is profiled or was compared."""
+    def _encoders(self) -> tuple[str | None, str | None]:
+        """Return the cache's encoders of texts and of images."""
+        return self._guard.digest(), self._guard.digest(Space.IMAGE)
+
+    def _rows(self, model_digest: str) -> tuple[FollowedRow, ...]:
+        """Return the rows of latents, then those of the images of each pair that is profiled or was compared; none
+        while the cache knows no encoder."""
         compared = (
             watched.reference_model_digest
             for watched in self._now.positions
             if watched.from_image and watched.model_digest == model_digest
         )
-        pairs = dict.fromkeys((*self._planned.rules.references(model_digest, encoder_digest), *compared, model_digest))
-        tables = (self._planned.rules.of(model_digest, encoder_digest, pair) for pair in pairs)
-        rows = (row for table in tables for row in followed_rows(table, model_digest, encoder_digest))
+        profiled = self._planned.rules.references(model_digest, self._guard.digest(Space.IMAGE))
+        pairs = dict.fromkeys((*profiled, *compared, model_digest))
+        rows = (row for pair in pairs for row in self._rows_of_pair(model_digest, pair))
         # The latents are in the tables of every pair.
         return tuple({row.watched: row for row in rows}.values())
 
-    def _qualities(self, model_digest: str) -> tuple[ReuseQuality, ...]:
-        encoder_digest = self._guard.encoder_digest
-        if encoder_digest is None:
+    def _rows_of_pair(self, model_digest: str, reference_digest: str) -> tuple[FollowedRow, ...]:
+        text, image = self._encoders()
+        if text is None:
             return ()
-        found = (self._quality(row) for row in self._rows(model_digest, encoder_digest))
+        table = self._planned.rules.of(model_digest, text, reference_digest, image)
+        return followed_rows(table, model_digest, text, image)
+
+    def _qualities(self, model_digest: str) -> tuple[ReuseQuality, ...]:
+        found = (self._quality(row) for row in self._rows(model_digest))
         return tuple(quality for quality in found if quality is not None)
 
     def _quality(self, row: FollowedRow) -> ReuseQuality | None:
         """Return the figures of a threshold; None if a plan has removed its row meanwhile."""
-        watched, similarity = row.watched, self._standing(row)
+        watched, similarity, (text, image) = row.watched, self._standing(row), self._encoders()
         if similarity is None:
             return None
-        now = self.of(watched.model_digest, watched.encoder_digest, watched.reference_model_digest)
+        now = self.of(watched.model_digest, text, watched.reference_model_digest, image)
         table = now.images if watched.from_image else now.latents
         samples = self._ledger.quality_samples(row.watched)[-KEPT_SAMPLE_COUNT:]
         return ReuseQuality(

@@ -163,7 +163,7 @@ class EntryWriting:
             return _refused("the image is of the cache, unchanged")
         if refusal := self._planned.in_force.refusal(kind_of_run(run.start_kind, run.start_step), light=run.light):
             return _refused(refusal)
-        rules = self._planned.rules.keeping(scope.model_digest, self._guard.encoder_digest)
+        rules = self._planned.rules.keeping(scope.model_digest, self._guard.digest())
         keys = [self._new_key(step) for step in kept_steps(scope.num_inference_steps, run.start_step, rules)]
         if run.keeps_image and keeps_image(run.start_step, rules):
             keys.append(self._new_key(None))
@@ -198,7 +198,7 @@ class EntryWriting:
         check_attempt(attempt, scope)
         check_name("grant_id", captured.grant_id)
         check_captured(captured, scope.num_inference_steps)
-        encoder = self._guard.check_entry(text, image)
+        encoders = self._guard.check_entry(text, image)
         self._check_writes(_WRITES_WITHIN_S)
         entry = EntryCommit(
             entry_id=str(uuid.uuid4()),
@@ -219,9 +219,9 @@ class EntryWriting:
             step_count=scope.num_inference_steps,
             repeat_key=repeat_key,
         )
-        # A cache is bound by its first entry. A refused commit must not bind it: no other encoder could enter then.
-        entry_id = await asyncio.wrap_future(self._ledger.commit(entry, None if self._guard.bound else encoder))
-        self._guard.note_bound(encoder)
+        # A space is bound by its first vector. A refused commit must not bind it: no other encoder could enter then.
+        entry_id = await asyncio.wrap_future(self._ledger.commit(entry, *self._guard.unbound(encoders)))
+        self._guard.note_bound(*encoders)
         metrics.COMMITS.inc()
         await self._make_findable()
         return entry_id

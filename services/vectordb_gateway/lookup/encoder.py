@@ -1,10 +1,11 @@
-"""Keep a cache to one encoder: vectors of two encoders are not comparable, however similar they look."""
+"""Keep each space of a cache to one encoder: vectors of two are not comparable, however similar they look."""
 
 import logging
 import threading
 
-from pentimento.domain.embedding import Embedding
+from pentimento.domain.embedding import Embedding, PromptEmbedding, Space
 from pentimento.domain.errors import InvalidArgument
+from pentimento.stores.ledger.cache.grants import must_be_encoder
 from pentimento.stores.ledger.cache.ledger import CacheLedger
 from pentimento.stores.ledger.cache.records import EncoderBinding
 from pentimento.stores.vectors import VectorIndex
@@ -13,100 +14,135 @@ from pentimento.stores.vectors.unit_vectors import check_vector
 logger = logging.getLogger(__name__)
 
 MAX_DIMENSION_COUNT = 8192
+# The fields of a commit's vectors.
+ENTRY_FIELDS = {Space.TEXT: "text_embedding", Space.IMAGE: "image_embedding"}
 
 
 class EncoderGuard:
-    """The encoder that the ledger is bound to (by the first commit), and the index made ready for its vectors."""
+    """The encoder of each space that the ledger is bound to (by its first vector), and the index made ready for
+    them."""
 
     def __init__(self, ledger: CacheLedger, index: VectorIndex) -> None:
         self._ledger = ledger
         self._index = index
-        self._binding: EncoderBinding | None = None
-        self._prepared = False
+        self._bindings: dict[Space, EncoderBinding] = {}
+        # The dimensions of texts and images that the index is ready for.
+        self._prepared: tuple[int, int] | None = None
         self._lock = threading.Lock()
-        # The encoder of the last log line: a caller with another embedder sends no other.
-        self._told_of = ""
+        # The encoder of each space's last log line: a caller with another embedder sends no other.
+        self._told_of: dict[Space, str] = {}
 
     @property
     def bound(self) -> bool:
         """Return whether there can be anything to find."""
-        return self._binding is not None
+        return Space.TEXT in self._bindings
 
-    @property
-    def encoder_digest(self) -> str | None:
-        """Return the encoder that the cache is bound to; None while it is unbound."""
-        return self._binding.encoder_digest if self._binding is not None else None
+    def digest(self, space: Space = Space.TEXT) -> str | None:
+        """Return the encoder of a space, that of texts for images until these have one; None while the cache is
+        unbound."""
+        bound = self._bindings.get(space) or self._bindings.get(Space.TEXT)
+        return bound.encoder_digest if bound is not None else None
 
     @property
     def prepared(self) -> bool:
         """Return whether the index is ready to be searched."""
-        return self._prepared
+        return self._prepared is not None
 
     def open(self) -> None:
-        """Read the binding, and make the index ready. Blocks; raises StoreUnavailable, SchemaMismatch."""
-        self._binding = self._binding or self._ledger.binding()
+        """Read the bindings, and make the index ready. Blocks; raises StoreUnavailable, SchemaMismatch."""
+        self._bindings = {**self._bindings, **self._ledger.bindings()}
         self.prepare_index()
 
     def prepare_index(self) -> None:
-        """Make the index ready if it is not yet, and there is a binding. Blocks; raises like `open`."""
+        """Make the index ready for the bound encoders if it is not yet. Blocks; raises like `open`."""
         with self._lock:
-            if self._binding is not None and not self._prepared:
-                self._index.prepare(self._binding.dimension_count)
-                self._prepared = True
+            wanted = self._dimensions()
+            if wanted is not None and wanted != self._prepared:
+                self._index.prepare(*wanted)
+                self._prepared = wanted
 
     def prepare_again(self) -> None:
         """Make the index ready again: a server may have lost its collection. Blocks; raises like `open`."""
-        if self._binding is not None and self._prepared:
+        wanted = self._dimensions()
+        if wanted is not None and wanted == self._prepared:
             # Without the lock: commits do not wait for it.
-            self._index.prepare(self._binding.dimension_count)
+            self._index.prepare(*wanted)
         self.prepare_index()
 
-    def check(self, embedding: Embedding, field: str) -> None:
-        """Raises InvalidArgument unless it is a unit vector of the cache's encoder, or of any while there is none."""
-        if not embedding.encoder_digest:
-            raise InvalidArgument.of("encoder_digest", "must not be empty")
-        if not 1 <= embedding.dimension_count <= MAX_DIMENSION_COUNT:
-            found = embedding.dimension_count
-            raise InvalidArgument.of(
-                f"{field}.dimension_count", f"must be between 1 and {MAX_DIMENSION_COUNT}, got {found}"
-            )
-        if self._binding is not None:
-            self._tell_of_another(self._binding, embedding.encoder_digest)
-            _require_encoder(self._binding, embedding, field)
+    def check(self, embedding: Embedding, field: str, space: Space = Space.TEXT) -> None:
+        """Raises InvalidArgument unless it is a unit vector of the space's encoder, or of any while there is none."""
+        _check_description(embedding, field)
+        if (bound := self._bindings.get(space)) is not None:
+            self._tell_of_another(bound, embedding.encoder_digest)
+            _require_encoder(bound, embedding, field)
         check_vector(f"{field}.values", embedding.values, embedding.dimension_count)
 
-    def _tell_of_another(self, binding: EncoderBinding, encoder_digest: str) -> None:
+    def searched(self, prompt: PromptEmbedding) -> dict[Space, Embedding]:
+        """Return a prompt's vector in each space that it can be searched in: texts, and images unless they have another
+        encoder than the prompt's vectors. Raises InvalidArgument as `check`."""
+        self.check(prompt.text, "text_embedding")
+        image, bound = prompt.image or prompt.text, self._bindings.get(Space.IMAGE)
+        if prompt.image is not None:
+            _check_description(image, "image_query")
+        if bound is not None and image.encoder_digest != bound.encoder_digest:
+            if prompt.image is not None:
+                self._tell_of_another(bound, image.encoder_digest)
+            return {Space.TEXT: prompt.text}
+        if prompt.image is not None:
+            self.check(image, "image_query", Space.IMAGE)
+        return {Space.TEXT: prompt.text, Space.IMAGE: image}
+
+    def _tell_of_another(self, bound: EncoderBinding, encoder_digest: str) -> None:
         """Log one line per encoder, not per call: callers continue without the cache, and the log says why."""
-        if encoder_digest not in (binding.encoder_digest, self._told_of):
-            self._told_of = encoder_digest
-            told = (binding.encoder_digest, encoder_digest)
-            logger.warning("rejected: the cache holds vectors of encoder %s, the request has those of %.80s", *told)
+        if encoder_digest not in (bound.encoder_digest, self._told_of.get(bound.space)):
+            self._told_of[bound.space] = encoder_digest
+            told = (bound.space.value, bound.encoder_digest, encoder_digest)
+            logger.warning("rejected: the cache holds %s vectors of encoder %s, the request has those of %.80s", *told)
 
-    def check_encoder(self, encoder_digest: str) -> None:
-        """Check that the cache holds that encoder's vectors. Raises InvalidArgument."""
-        if encoder_digest != self.encoder_digest:
-            raise InvalidArgument.of("encoder_digest", "must be that of the cache's encoder")
+    def check_encoder(self, encoder_digest: str, space: Space) -> None:
+        """Check that the space holds that encoder's vectors. Raises InvalidArgument."""
+        if encoder_digest != self.digest(space):
+            raise InvalidArgument.of("encoder_digest", f"must be that of the cache's encoder of {space.value}s")
 
-    def check_entry(self, text: Embedding, image: Embedding | None) -> EncoderBinding:
-        """Return the encoder of an entry's vectors; the first commit binds an unbound cache to it. Raises
-        InvalidArgument as `check`, and if text and image are of two encoders."""
-        self.check(text, "text_embedding")
-        encoder = EncoderBinding(text.encoder_digest, text.dimension_count)
-        if image is not None:
-            self.check(image, "image_embedding")
-            _require_encoder(encoder, image, "image_embedding")
-        return encoder
+    def check_entry(self, text: Embedding, image: Embedding | None) -> tuple[EncoderBinding, ...]:
+        """Return the encoder of each of an entry's vectors; the first vector of a space binds it. Raises
+        InvalidArgument as `check`."""
+        if image is not None and image.encoder_digest == text.encoder_digest:
+            _require_encoder(EncoderBinding(text.encoder_digest, text.dimension_count), image, "image_embedding")
+        vectors = {Space.TEXT: text} if image is None else {Space.TEXT: text, Space.IMAGE: image}
+        for space, vector in vectors.items():
+            self.check(vector, ENTRY_FIELDS[space], space)
+        return tuple(EncoderBinding(one.encoder_digest, one.dimension_count, space) for space, one in vectors.items())
 
-    def note_bound(self, encoder: EncoderBinding) -> None:
-        """Changes state: know the encoder that a commit was of."""
-        self._binding = self._binding or encoder
+    def unbound(self, encoders: tuple[EncoderBinding, ...]) -> tuple[EncoderBinding, ...]:
+        """Return the encoders of spaces that may have none yet."""
+        return tuple(one for one in encoders if one.space not in self._bindings)
+
+    def note_bound(self, *encoders: EncoderBinding) -> None:
+        """Changes state: know the encoders that a commit was of."""
+        self._bindings = {**{one.space: one for one in encoders}, **self._bindings}
+
+    def _dimensions(self) -> tuple[int, int] | None:
+        """Return the dimensions of texts and images; those of texts for both until there is an image."""
+        text = self._bindings.get(Space.TEXT)
+        if text is None:
+            return None
+        return text.dimension_count, self._bindings.get(Space.IMAGE, text).dimension_count
 
 
-def _require_encoder(binding: EncoderBinding, embedding: Embedding, field: str) -> None:
-    if embedding.encoder_digest != binding.encoder_digest:
-        raise InvalidArgument.of(
-            "encoder_digest", f"must be {binding.encoder_digest}, the encoder of the cache; another needs its own cache"
-        )
-    if embedding.dimension_count != binding.dimension_count:
+def _check_description(embedding: Embedding, field: str) -> None:
+    if not embedding.encoder_digest:
+        raise InvalidArgument.of(f"{field}.encoder_digest", "must not be empty")
+    if not 1 <= embedding.dimension_count <= MAX_DIMENSION_COUNT:
         found = embedding.dimension_count
-        raise InvalidArgument.of(f"{field}.dimension_count", f"must be {binding.dimension_count}, got {found}")
+        raise InvalidArgument.of(
+            f"{field}.dimension_count", f"must be between 1 and {MAX_DIMENSION_COUNT}, got {found}"
+        )
+
+
+def _require_encoder(bound: EncoderBinding, embedding: Embedding, field: str) -> None:
+    if embedding.encoder_digest != bound.encoder_digest:
+        raise InvalidArgument.of(f"{field}.encoder_digest", must_be_encoder(bound))
+    if embedding.dimension_count != bound.dimension_count:
+        found = embedding.dimension_count
+        raise InvalidArgument.of(f"{field}.dimension_count", f"must be {bound.dimension_count}, got {found}")

@@ -10,9 +10,10 @@ from dataclasses import replace
 from functools import partial
 
 from pentimento.domain.cache import CandidateStart, LookupAnswer, LookupCandidate, Neighbour
-from pentimento.domain.embedding import Embedding
+from pentimento.domain.embedding import Embedding, PromptEmbedding, Space
 from pentimento.domain.errors import DeadlineExceeded, InvalidArgument, PentimentoError
 from pentimento.domain.generation import FromImage, FromLatent, FromNoise, Start
+from pentimento.policies.cache_selection import NEAREST_COUNT
 from pentimento.policies.followed_cache import CacheInForce
 from pentimento.policies.match_prediction import Ruling
 from pentimento.policies.reuse_rules import ReuseSource
@@ -30,6 +31,7 @@ from services.vectordb_gateway.lookup.search import (
     LookupBounds,
     LookupSearch,
     Matches,
+    ReadEntries,
     neighbours_of,
 )
 from services.vectordb_gateway.lookup.selection import RuledCandidate, decide
@@ -38,6 +40,7 @@ from services.vectordb_gateway.upkeep.store_calls import StoreThreads
 
 logger = logging.getLogger(__name__)
 
+_NO_IMAGE_QUERY = "images have another encoder, which did not embed the prompt"
 # One reads rows while the other studies for the predictor.
 _THREAD_COUNT = 2
 _NEIGHBOURS_WITHIN_S = 1.0
@@ -80,24 +83,23 @@ class Lookup:
     async def lookup(
         self,
         candidates: Sequence[LookupCandidate],
-        embedding: Embedding,
+        prompt: PromptEmbedding,
         quality: float | None,
         repeat_key: str = "",
         noise_s: float | None = None,
     ) -> LookupAnswer:
         """Return where each of the candidates starts; `repeat_key` is the digest of the request's prompt and seed,
         `noise_s` what its image takes from noise, None for unknown. Raises InvalidArgument for an incomplete scope or
-        an embedding that is not of the cache's encoder."""
+        a text embedding that is not of the cache's encoder."""
         check_candidates(candidates)
         check_quality(quality)
         check_noise_s(noise_s)
-        self._guard.check(embedding, "text_embedding")
-        now = self._in_force()
+        vectors, now = self._guard.searched(prompt), self._in_force()
         wanted = quality if quality is not None else now.alpha
-        asked = tuple(self._ruled(candidate, embedding, wanted) for candidate in candidates)
+        asked = tuple(self._ruled(candidate, vectors, wanted) for candidate in candidates)
         # All candidates are of one tenant and pool.
         pools = pools_of(candidates[0].scope)
-        search = LookupSearch(self._index, self._read, embedding.values, pools, self._bounds, repeat_key=repeat_key)
+        search = self._search(self._read, vectors, pools, self._bounds, repeat_key=repeat_key)
         if noise_s is not None:
             self._watch.note_image(noise_s)
         answer = await self._answer(asked, search, wanted)
@@ -105,19 +107,20 @@ class Lookup:
         return _explained(answer, now.told)
 
     async def neighbours(
-        self, candidate: LookupCandidate, embedding: Embedding, limit_count: int
+        self, candidate: LookupCandidate, prompt: PromptEmbedding, limit_count: int
     ) -> tuple[Neighbour, ...]:
         """Return the live entries nearest by their prompts, then those by their images; nothing is decided, counted or
         learnt. Raises InvalidArgument for an incomplete scope, another encoder's embedding or a wrong `limit_count`;
         StoreUnavailable; DeadlineExceeded."""
         check_candidates([candidate])
-        self._guard.check(embedding, "text_embedding")
+        vectors = self._guard.searched(prompt)
         if not 1 <= limit_count <= MAX_NEIGHBOUR_COUNT:
             raise InvalidArgument.of("limit_count", f"must be between 1 and {MAX_NEIGHBOUR_COUNT}, got {limit_count}")
         if not self._guard.bound or not self._guard.prepared:
             return ()
         bounds, pools = replace(self._bounds, timeout_s=_NEIGHBOURS_WITHIN_S), pools_of(candidate.scope)
-        search = LookupSearch(self._index, self._read_live, embedding.values, pools, bounds, limit_count)
+        search = self._search(self._read_live, vectors, pools, bounds, limit_count)
+        candidate = replace(candidate, images=candidate.images and Space.IMAGE in vectors)
         try:
             async with asyncio.timeout(bounds.timeout_s):
                 return await neighbours_of(candidate, search)
@@ -138,10 +141,26 @@ class Lookup:
         """Return for how many seconds the oldest read of a thread has been running."""
         return self._threads.stuck_s
 
-    def _ruled(self, candidate: LookupCandidate, embedding: Embedding, quality: float | None) -> RuledCandidate:
-        digests = (candidate.scope.model_digest, embedding.encoder_digest, candidate.reference_model_digest)
-        reuse = self._reuse.of(*digests)
-        return RuledCandidate(candidate, reuse, reuse.rules(quality))
+    def _search(
+        self,
+        read: ReadEntries,
+        vectors: Mapping[Space, Embedding],
+        pools: tuple[str, ...],
+        bounds: LookupBounds,
+        limit_count: int = NEAREST_COUNT,
+        repeat_key: str = "",
+    ) -> LookupSearch:
+        text, image = vectors[Space.TEXT].values, vectors.get(Space.IMAGE)
+        given = (pools, bounds, limit_count, repeat_key, image.values if image is not None else None)
+        return LookupSearch(self._index, read, text, *given)
+
+    def _ruled(
+        self, candidate: LookupCandidate, vectors: Mapping[Space, Embedding], quality: float | None
+    ) -> RuledCandidate:
+        digests = (candidate.scope.model_digest, vectors[Space.TEXT].encoder_digest, candidate.reference_model_digest)
+        image = vectors.get(Space.IMAGE)
+        reuse = self._reuse.of(*digests, image.encoder_digest if image is not None else self._guard.digest(Space.IMAGE))
+        return RuledCandidate(candidate, reuse, reuse.rules(quality), "" if image is not None else _NO_IMAGE_QUERY)
 
     async def _answer(
         self, asked: Sequence[RuledCandidate], search: LookupSearch, quality: float | None

@@ -53,7 +53,8 @@ ReadEntries = Callable[[Sequence[str]], Awaitable[Mapping[str, CachedEntry]]]
 
 class LookupSearch:
     """The searches of one lookup among the entries of `pools`. Each distinct query is made once, and each entry is read
-    once. `repeat_key` is the digest of the request's prompt and seed, empty if unknown."""
+    once. `vector` is the prompt's among texts, `image_vector` among images; None: the same one. `repeat_key` is the
+    digest of the request's prompt and seed, empty if unknown."""
 
     def __init__(
         self,
@@ -64,6 +65,7 @@ class LookupSearch:
         bounds: LookupBounds,
         limit_count: int = NEAREST_COUNT,
         repeat_key: str = "",
+        image_vector: bytes | None = None,
     ) -> None:
         self._index = index
         self._read = read
@@ -72,6 +74,7 @@ class LookupSearch:
         self._found: dict[VectorQuery, Sequence[VectorMatch]] = {}
         self._rows: dict[str, CachedEntry | None] = {}
         self.vector = vector
+        self._image_vector = vector if image_vector is None else image_vector
         self.pools = pools
         self.repeat_key = repeat_key
 
@@ -85,7 +88,7 @@ class LookupSearch:
 
     def image_query(self, scope: CacheScope) -> VectorQuery:
         """Return the query for entries with an image for the scope, by their images."""
-        return VectorQuery(Space.IMAGE, self.vector, self.pools, (image_key(scope),), self._limit_count)
+        return VectorQuery(Space.IMAGE, self._image_vector, self.pools, (image_key(scope),), self._limit_count)
 
     async def make(self, queries: Iterable[VectorQuery], entry_ids: Iterable[str] = ()) -> None:
         """Make the queries that are new, all at once, and read their entries and those of `entry_ids`. Raises

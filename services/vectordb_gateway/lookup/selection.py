@@ -23,11 +23,13 @@ from services.vectordb_gateway.lookup.search import LookupSearch, Match, Matches
 
 @dataclass(frozen=True)
 class RuledCandidate:
-    """A candidate, the reuse that its model allows, and the rules for this request."""
+    """A candidate, the reuse that its model allows, and the rules for this request. `unseen`: why no image is searched
+    although rules may allow it; empty if images are searched."""
 
     candidate: LookupCandidate
     reuse: ModelReuse
     rules: SelectionRules
+    unseen: str = ""
 
     @property
     def wants_latent(self) -> bool:
@@ -37,6 +39,10 @@ class RuledCandidate:
     @property
     def wants_image(self) -> bool:
         """Return whether an image is worth searching for."""
+        return self._may_take_image and not self.unseen
+
+    @property
+    def _may_take_image(self) -> bool:
         return self.candidate.images and (bool(self.rules.images) or self._tries(from_image=True))
 
     def _tries(self, *, from_image: bool) -> bool:
@@ -60,7 +66,8 @@ class RuledCandidate:
             case UseImage():
                 return _with_source(selection.reason, self.reuse.images)
         if self.rules.latents or self.rules.images:
-            return selection.reason
+            unseen = self.unseen if self._may_take_image else ""
+            return f"{selection.reason}; {unseen}" if unseen else selection.reason
         lacks_pair = self.reuse.images.source == NO_PAIR and self.reuse.latents.source == NO_PROFILE
         is_of_images = lacks_pair or not self.candidate.latents
         return f"miss: {self.reuse.images.source if is_of_images else self.reuse.latents.source}"

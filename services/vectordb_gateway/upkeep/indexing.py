@@ -145,6 +145,7 @@ class Indexing:
             # The points that the index took are marked before its refusal of the rest is raised.
             if marked is not None:
                 marked.result()
+        self._settle()
         self._on_indexed()
 
     def remove_doomed(self) -> None:
@@ -163,6 +164,14 @@ class Indexing:
             self._mark_missing(differences.missing)
             self._delete_unknown(differences.unknown)
         self._compared_start = starts_count
+
+    def _settle(self) -> None:
+        """Let go of an index of other dimensions, once the new one was compared with the ledger and nothing is left to
+        add."""
+        if self._guard.prepared and not self.may_lack_points:
+            with self._lock:
+                if not self._ledger.unindexed(1):
+                    self._index.settle()
 
     def close(self) -> None:
         """Let go of the threads."""

@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import select, text
 
 from lab.fixtures.clocks import SetClock
+from pentimento.domain.embedding import Space
 from pentimento.domain.errors import InvalidArgument, NotFound, PentimentoError
 from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger.cache import tables as cache_tables
@@ -40,6 +41,21 @@ def test_commit_first_entry_binds_cache_to_encoder(ledger: CacheLedger) -> None:
 
     assert ledger.binding() == EncoderBinding("one", 2)
     assert (ledger.totals().entry_count, ledger.totals().open_grant_count) == (1, 1)
+
+
+def test_commit_binds_each_space_to_its_encoder(ledger: CacheLedger) -> None:
+    for name in ("g1", "g2", "g3"):
+        ledger.reserve(grant(name)).result()
+    text, image = EncoderBinding("one", 2), EncoderBinding("clip", 3, Space.IMAGE)
+
+    ledger.commit(commit("g1"), text).result()
+    before = ledger.bindings()
+    ledger.commit(commit("g2"), text, image).result()
+    with pytest.raises(InvalidArgument, match=r"image_embedding\.encoder_digest: must be clip, .* cache's images"):
+        ledger.commit(commit("g3"), replace(image, encoder_digest="other")).result()
+
+    assert before == {Space.TEXT: text}
+    assert ledger.bindings() == {Space.TEXT: text, Space.IMAGE: image}
 
 
 def test_cache_id_is_kept_and_unique(ledger_url: str, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from pentimento.stores.errors import SchemaMismatch, StoreUnavailable
+from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.vectors import Space, VectorPoint, VectorQuery
 from pentimento.stores.vectors.edge import EdgeVectorIndex
 from pentimento.stores.vectors.frames import Frame, send_frame
@@ -283,15 +283,6 @@ def test_a_start_that_was_cut_off_leaves_no_shard(tmp_path: Path) -> None:
 
     assert list(index.entry_ids()) == []
     index.close()
-
-
-def test_a_directory_of_other_vectors_is_refused(tmp_path: Path) -> None:
-    first = EdgeVectorIndex(tmp_path, TIMING)
-    first.prepare(2)
-    first.close()
-
-    with pytest.raises(SchemaMismatch):
-        EdgeVectorIndex(tmp_path, TIMING).prepare(3)
 
 
 def test_a_closed_index_leaves_no_process(tmp_path: Path) -> None:

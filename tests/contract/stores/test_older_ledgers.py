@@ -4,10 +4,11 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, inspect
+from sqlalchemy import Engine, inspect, text
 
 from lab.fixtures.clocks import SetClock
 from pentimento.domain.cache import CacheHolding
+from pentimento.domain.embedding import Space
 from pentimento.domain.generation import ObjectReference, SpecInput
 from pentimento.domain.jobs import WebhookDelivery, WebhookState
 from pentimento.domain.models import RegisteredRow
@@ -17,6 +18,7 @@ from pentimento.stores.errors import SchemaMismatch
 from pentimento.stores.ledger import fleet_tables, open_journal, tenant_tables
 from pentimento.stores.ledger.cache import tables as cache_tables
 from pentimento.stores.ledger.cache.ledger import open_cache_ledger
+from pentimento.stores.ledger.cache.records import EncoderBinding
 from pentimento.stores.ledger.database import open_engine
 from pentimento.stores.ledger.fleet_ledger import open_fleet_ledger
 from pentimento.stores.ledger.journal import tables as journal_tables
@@ -80,6 +82,23 @@ def test_open_cache_ledger_of_baseline_serves_its_rows(ledger_url: str) -> None:
     assert (totals.entry_count, totals.size_bytes, totals.open_grant_count) == (1, 10, 1)
     assert (holding, pinned, deletable) == (CacheHolding(1, 10), [_PINNED], [])
     assert (limits, wrong, evicted, empty) == ({"tenant": 77}, [], 1, {})
+
+
+@pytest.mark.parametrize("image_vector", ["NULL", "text_vector"])
+def test_open_cache_ledger_of_baseline_binds_spaces_with_vectors(ledger_url: str, image_vector: str) -> None:
+    write_baseline(ledger_url)
+    engine = open_engine(ledger_url)
+    with engine.begin() as connection:
+        connection.execute(text(f"UPDATE cache_entries SET image_vector = {image_vector}"))
+    engine.dispose()
+
+    with closing(open_cache_ledger(ledger_url, SetClock(wall_s=NOW_S))) as ledger:
+        bound = ledger.bindings()
+
+    expected = {Space.TEXT: EncoderBinding("e", 2)}
+    if image_vector != "NULL":
+        expected[Space.IMAGE] = EncoderBinding("e", 2, Space.IMAGE)
+    assert bound == expected
 
 
 def test_open_fleet_ledger_of_baseline_serves_its_rows(ledger_url: str) -> None:

@@ -12,6 +12,7 @@ from lab.fixtures.qdrant_double import QdrantDouble, running_qdrant_double
 from pentimento.domain.errors import InvalidArgument
 from pentimento.stores.errors import SchemaMismatch, StoreUnavailable
 from pentimento.stores.vectors import Space, VectorPoint, VectorQuery, open_vectors
+from pentimento.stores.vectors.index import Dimensions
 from pentimento.stores.vectors.qdrant import QdrantLayout, QdrantVectorIndex
 from tests.contract.stores.test_index_rebuild import clustered, id_of
 from tests.support.searches import search_now
@@ -86,7 +87,7 @@ def test_a_collection_that_was_left_half_made_is_completed(double: tuple[str, Qd
     host, _, port = url.removeprefix("qdrant://").partition(":")
     layout = QdrantLayout(groups_count=2)
     client = QdrantClient(host=host, grpc_port=int(port), prefer_grpc=True, check_compatibility=False)
-    client.create_collection("c", layout.vectors(32), sharding_method=models.ShardingMethod.CUSTOM)
+    client.create_collection("c", layout.vectors(Dimensions(32, 32)), sharding_method=models.ShardingMethod.CUSTOM)
     client.create_shard_key("c", layout.shard_keys()[0])
     client.close()
 

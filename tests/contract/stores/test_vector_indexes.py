@@ -18,7 +18,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.stores.errors import SchemaMismatch
 from pentimento.stores.vectors import Space, VectorIndex, VectorPoint, VectorQuery, open_vectors
 from tests.support.searches import search_now
 
@@ -183,8 +182,92 @@ def test_another_dimension_is_refused(index: VectorIndex) -> None:
         index.upsert([point(struct.pack("<2f", 1, 0))])
     with pytest.raises(InvalidArgument):
         search_now(index, query(struct.pack("<2f", 1, 0)))
-    with pytest.raises(SchemaMismatch):
-        index.prepare(DIMENSION_COUNT + 1)
+
+
+SMALL_COUNT = 4
+
+
+def small(*values: float) -> bytes:
+    """A unit vector of an encoder with fewer dimensions."""
+    return unit(*values)[: 4 * SMALL_COUNT]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_spaces_have_their_own_dimensions(unprepared: VectorIndex) -> None:
+    unprepared.prepare(DIMENSION_COUNT, SMALL_COUNT)
+    stored = point(unit(1), image=small(0, 1))
+    unprepared.upsert([stored, point(unit(0, 1))])
+
+    by_text = search_now(unprepared, query(unit(1)))
+    by_image = search_now(unprepared, query(small(0, 1), space=Space.IMAGE, limit=5))
+
+    assert ([match.entry_id for match in by_text], [match.entry_id for match in by_image]) == (
+        [stored.entry_id],
+        [stored.entry_id],
+    )
+    assert by_image[0].similarity == pytest.approx(1, abs=1e-5)
+    with pytest.raises(InvalidArgument, match="image: must be 4 float32 values"):
+        unprepared.upsert([point(unit(1), image=unit(1))])
+    with pytest.raises(InvalidArgument, match="vector: must be 4 float32 values"):
+        search_now(unprepared, query(unit(1), space=Space.IMAGE))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_index_of_other_dimensions_is_searched_until_the_new_one_is_settled(index: VectorIndex) -> None:
+    kept, deleted = point(unit(1), image=unit(1)), point(unit(1, 0.1))
+    index.upsert([kept, deleted])
+    starts_count = index.starts_count
+
+    index.prepare(DIMENSION_COUNT, SMALL_COUNT)
+    index.delete([deleted.entry_id])
+    while_empty = (search_now(index, query(unit(1), limit=5)), list(index.entry_ids()))
+    of_images = search_now(index, query(small(1), space=Space.IMAGE))
+    index.upsert([point(unit(0, 1), image=small(1))])
+    first_image = search_now(index, query(small(1), space=Space.IMAGE))
+
+    assert index.starts_count != starts_count
+    assert ([match.entry_id for match in while_empty[0]], while_empty[1], of_images) == ([kept.entry_id], [], [])
+    assert len(first_image) == 1
+    index.settle()
+    index.settle()
+    assert len(search_now(index, query(unit(1), limit=5))) == 1
+    assert search_now(index, query(unit(1), limit=5))[0].similarity == pytest.approx(0, abs=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["edge", "double"])
+def test_index_of_other_dimensions_serves_after_restart(backend: str, tmp_path: Path, double_url: str) -> None:
+    url = f"edge://{tmp_path}/index" if backend == "edge" else f"{double_url}?collection=test-{secrets.token_hex(4)}"
+    stored = point(unit(1))
+    for dimensions in ((DIMENSION_COUNT,), (DIMENSION_COUNT, SMALL_COUNT), (DIMENSION_COUNT, SMALL_COUNT)):
+        index = open_vectors(url)
+        index.prepare(*dimensions)
+        if len(dimensions) == 1:
+            index.upsert([stored])
+        found = search_now(index, query(unit(1)))
+        index.close()
+        assert [match.entry_id for match in found] == [stored.entry_id]
+
+    index = open_vectors(url)
+    index.prepare(DIMENSION_COUNT, SMALL_COUNT)
+    index.settle()
+    index.close()
+    index = open_vectors(url)
+    index.prepare(DIMENSION_COUNT, SMALL_COUNT)
+    assert search_now(index, query(unit(1))) == []
+    index.close()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_index_returns_to_former_dimensions_without_loss(index: VectorIndex) -> None:
+    stored = point(unit(1))
+    index.upsert([stored])
+
+    for dimensions in ((DIMENSION_COUNT, SMALL_COUNT), (SMALL_COUNT, SMALL_COUNT), (DIMENSION_COUNT, DIMENSION_COUNT)):
+        index.prepare(*dimensions)
+
+    assert list(index.entry_ids()) == [stored.entry_id]
+    index.settle()
+    assert [match.entry_id for match in search_now(index, query(unit(1)))] == [stored.entry_id]
 
 
 def test_index_refuses_vectors_without_a_direction(index: VectorIndex) -> None:

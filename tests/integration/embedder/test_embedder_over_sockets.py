@@ -14,6 +14,7 @@ from PIL import Image
 
 from lab.commands.trace_study import embed_prompts
 from pentimento.clients.embedder import EmbedderClient
+from pentimento.domain.embedding import Space
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
 from services.embedder.model import open_model
@@ -114,6 +115,15 @@ async def test_sentence_encoder_refuses_images_by_reason(tmp_path, address):
     assert abs(np.linalg.norm(np.frombuffer(embedding.values, "<f4")) - 1) < 1e-6
     assert (info.encoder_name, info.dimension_count, info.embeds_images) == ("sentences", 32, False)
     assert info.encoder_digest == embedding.encoder_digest == open_model(encoder).digest
+
+
+async def test_sentence_encoder_is_refused_for_images_before_it_serves(tmp_path, address):
+    encoder = write_sentence_encoder(tmp_path / "sentences")
+    rpc, channels = RpcServerSettings(listen=(address,)), RpcChannelSettings()
+    process = wire(EmbedderSettings(rpc, channels, encoder, space=Space.IMAGE))
+
+    with pytest.raises(InvalidArgument, match=r"encoder: must embed images.* --space image; .*sentences embeds texts"):
+        await process.prepare()
 
 
 async def test_study_embeds_each_prompt_once_in_order(client, address, encoder_directory):

@@ -13,7 +13,7 @@ from lab.fixtures.frontdoor_suite import FrontdoorSuite, running_suite, until
 from lab.fixtures.paced_worker import PacedWorker, serve
 from pentimento.api.generation.v1 import generation_pb2
 from pentimento.api.vectordb.v1 import vectordb_gateway_service_pb2 as gateway_pb
-from pentimento.domain.errors import Internal
+from pentimento.domain.errors import FailedPrecondition, Internal
 from pentimento.domain.generation import Donor, FromImage, FromLatent, FromNoise, NoiseForm, ObjectReference
 from pentimento.domain.image_request import CacheMode, ImageFormat, ImageRequest
 from pentimento.domain.online_quality import AchievedQuality, ReuseQuality
@@ -126,6 +126,23 @@ async def test_a_hit_is_painted_again_from_noise_and_reported(
     # A shadow is no request, and leaves nothing.
     assert (recorded.accepted, recorded.completed) == (1, 1)
     assert len(gateway.reserved) == len(gateway.committed) + len(gateway.released) == 1
+
+
+async def test_latent_hit_is_named_by_encoder_of_texts_and_scored_by_encoder_of_images(
+    folder: Path, worker: PacedWorker, gateway: WatchingGateway
+) -> None:
+    texts, images, address = ChosenEmbedder(), ChosenEmbedder(), f"unix:{folder / 'i'}"
+    texts.image_error, images.encoder_digest = FailedPrecondition("NO_IMAGE_TOWER", "texts only"), "sha256:clip"
+    server = await serve_cache(images, ChosenGateway(), address)
+    async with watched(folder, gateway, texts, image_embedder_address=address) as suite:
+        await suite.paint(FIFTY)
+        await until(lambda: bool(gateway.reports))
+    await server.stop()
+
+    (report,) = gateway.reports
+    assert (report.encoder_digest, report.from_image) == ("sha256:encoder", False)
+    assert (report.quality, report.scratch_quality) == (0.0, 0.0)
+    assert texts.image_calls == 0 and images.image_calls > 0
 
 
 async def test_of_workers_with_one_model_the_one_that_paints_is_told_its_own_generation(

@@ -76,7 +76,7 @@ async def test_another_encoder_is_logged_once(shared: RunningGateway, caplog: py
                 await shared.lookup(embedding(1, encoder="sha256:swapped"))
 
     assert [record.args for record in caplog.records if "sha256:swapped" in record.getMessage()] == [
-        (ENCODER, "sha256:swapped")
+        ("text", ENCODER, "sha256:swapped")
     ]
     await still_serves(shared)
 

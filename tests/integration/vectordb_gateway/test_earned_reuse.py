@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pentimento.domain.cache import CandidateStart, LookupCandidate
+from pentimento.domain.embedding import PromptEmbedding
 from pentimento.domain.generation import FromImage, FromLatent, FromNoise
 from tests.integration.vectordb_gateway.test_online_quality import BAD, HIT, report, rows
 from tests.integration.vectordb_gateway.test_selector_profiles import written
@@ -82,8 +83,8 @@ async def test_own_entry_is_no_trial(tmp_path: Path) -> None:
         await asyncio.to_thread(gateway.process.indexing.index_new)
         search = gateway.process.gateway.lookup
         candidate = [LookupCandidate(of)]
-        own = (await search.lookup(candidate, embedding(1), None, "own")).starts[0]
-        other = (await search.lookup(candidate, embedding(1), None, "other")).starts[0]
+        own = (await search.lookup(candidate, PromptEmbedding(embedding(1)), None, "own")).starts[0]
+        other = (await search.lookup(candidate, PromptEmbedding(embedding(1)), None, "other")).starts[0]
 
     assert own.trial is None and other.trial is not None
 

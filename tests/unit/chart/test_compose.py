@@ -25,6 +25,8 @@ CHOICES: dict[str, Any] = {
     "PENTIMENTO_LIGHT_MODEL": {"serving": {"light": "sdxl-turbo"}},
     "PENTIMENTO_SMALL_MODELS": {"serving": {"small": ["tiny-flow", "tiny-light"]}},
     "PENTIMENTO_ENCODER": {"serving": {"encoder": "clip"}},
+    "PENTIMENTO_IMAGE_ENCODER": {"serving": {"imageEncoder": "siglip"}},
+    "PENTIMENTO_IMAGE_EMBEDDER": {"serving": {"imageEncoder": "siglip"}},
     "PENTIMENTO_IP_ADAPTERS": {"serving": {"ipAdapters": "adapters"}},
     "PENTIMENTO_DEPTH_MODEL": {"serving": {"depthModel": "depth-anything"}},
     "PENTIMENTO_WEIGHTS": {"serving": {"weights": "int8"}},
@@ -113,7 +115,7 @@ def test_every_choice_of_the_compositions_is_a_value(rendered: Rendering) -> Non
             new
             for name, environment in changed.items()
             for key, new in environment.items()
-            if new != plain[name].get(key)
+            if new != plain.get(name, {}).get(key)
         ]
         assert any(text_of(value) in new for new in differing), variable
 

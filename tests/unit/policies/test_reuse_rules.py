@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pentimento.policies.cache_selection import SelectionRules, Threshold, capture_steps, keeps_image
-from pentimento.policies.reuse_rules import NO_PROFILE, UNPROFILED, ReuseRules
+from pentimento.policies.reuse_rules import NO_PROFILE, UNPROFILED, ReuseRules, followed_rows
 from pentimento.profiles.catalogue import ProfileSet
 from pentimento.profiles.document import ReuseKind
 from pentimento.profiles.kinds import profile_name, thresholds
@@ -41,6 +41,22 @@ def test_tables_that_were_given_serve_models_without_a_profile_alone() -> None:
 def test_tables_of_a_kind_that_is_given_stand_over_every_profile() -> None:
     reuse = ReuseRules(TOLD, PROFILES, given=frozenset({ReuseKind.LATENTS})).of("sha256:heavy", "sha256:clip")
     assert (reuse.latents.thresholds, reuse.images.thresholds) == (TOLD.latents, thresholds(BOTH))
+
+
+def test_each_kind_has_the_table_of_its_own_encoder() -> None:
+    sentences = changed(LATENTS, encoder_digest="sha256:sentences", rows=(reuse_step(5, 80, 0.9, 0.8, 0.7),))
+    rules = ReuseRules(NOTHING, ProfileSet((LATENTS, BOTH, sentences)))
+
+    two = rules.of("sha256:heavy", "sha256:sentences", image_encoder_digest="sha256:clip")
+    swapped = rules.of("sha256:heavy", "sha256:clip", image_encoder_digest="sha256:sentences")
+    rows = followed_rows(two, "sha256:heavy", "sha256:sentences", "sha256:clip")
+
+    assert (two.latents.thresholds, two.images.thresholds) == (thresholds(sentences), thresholds(BOTH))
+    assert (swapped.latents.thresholds, swapped.images.thresholds) == (thresholds(LATENTS), ())
+    assert {(row.watched.from_image, row.watched.encoder_digest) for row in rows} == {
+        (False, "sha256:sentences"),
+        (True, "sha256:clip"),
+    }
 
 
 def test_each_kind_has_its_own_profile_and_alpha() -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pentimento.stores.errors import SchemaMismatch, StoreUnavailable
-from pentimento.stores.vectors.generations import Generation, Generations
+from pentimento.stores.errors import StoreUnavailable
+from pentimento.stores.vectors.generations import Generation, Generations, dimensions_in
+from pentimento.stores.vectors.index import Dimensions
 
 
 @pytest.fixture
@@ -88,11 +89,18 @@ def test_only_one_holds_them_at_a_time(tmp_path: Path, generations: Generations)
     other.release()
 
 
-def test_vectors_of_another_size_are_refused(tmp_path: Path, generations: Generations) -> None:
-    (tmp_path / "v1-d8.g000002").mkdir()
+def test_delete_leaves_indexes_of_other_dimensions(tmp_path: Path, generations: Generations) -> None:
+    for name in ("v1-d8", "v1-d8.g000002", "v1-d8-i4", "v1-d8-i4.g000002", "v1-d80.unreadable-1", "else"):
+        (tmp_path / name).mkdir()
+    generations.publish(Generation(tmp_path / "v1-d8.g000002", 1))
+    found = dimensions_in(tmp_path)
 
-    with pytest.raises(SchemaMismatch, match="not vectors of 16"):
-        Generations(tmp_path, 16).hold(1.0)
+    generations.delete()
+
+    assert found == [Dimensions(8, 8), Dimensions(8, 4), Dimensions(80, 80)]
+    assert dimensions_in(tmp_path) == [Dimensions(8, 4), Dimensions(80, 80)]
+    assert not (tmp_path / "v1-d8.current").exists()
+    assert Generations(tmp_path, 8, 4).current().path == tmp_path / "v1-d8-i4"
 
 
 def test_the_pointer_is_whole_or_the_old_one(tmp_path: Path, generations: Generations) -> None:

@@ -50,6 +50,7 @@ def test_needed_room_is_vectors_twice_and_graph() -> None:
     vectors_bytes = 1000 * 2 * 512 * 4
 
     assert needed_room_bytes(1000, 512) == 2.5 * vectors_bytes
+    assert needed_room_bytes(1000, 384, 512) == 2.5 * 1000 * (384 + 512) * 4
 
 
 WRONG: list[dict[str, float]] = [

@@ -19,6 +19,7 @@ from pentimento.supervisor.models import (
     ModelDirectory,
     find_discriminator,
     find_encoder,
+    find_image_encoder,
     find_loras,
     find_model,
     find_models,
@@ -97,6 +98,16 @@ def test_an_encoder_is_a_name_among_the_dual_encoders(weights: Path) -> None:
     for wrong, why in (("tiny-heavy", "is a pipeline, not a dual_encoder"), ("nobody", "is neither a directory nor")):
         with pytest.raises(NotFound, match=rf"{why}.* \(all-minilm-l6-v2, tiny-clip\)"):
             find_encoder(wrong, weights)
+
+
+def test_find_image_encoder_refuses_sentence_encoder(weights: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+
+    with pytest.raises(InvalidArgument, match=r"image_encoder: must embed images.* is a sentence encoder"):
+        find_image_encoder(str(tmp_path))
+    (tmp_path / "config.json").write_text('{"model_type": "siglip"}')
+    assert find_image_encoder(str(tmp_path)).path == tmp_path
+    assert find_image_encoder("tiny-clip", weights).name == "tiny-clip"
 
 
 def test_an_encoder_of_a_package_lies_in_its_folder_and_is_not_imported(tmp_path: Path, monkeypatch) -> None:

@@ -210,6 +210,24 @@ def test_the_number_of_embedders_controlnet_services_and_workers_may_change(tmp_
     }
 
 
+def test_image_encoder_has_an_embedder_of_its_own(tmp_path: Path) -> None:
+    models = (ModelDirectory("tiny", Path("/tiny")),)
+    settings = SuiteSettings(models, Path("/sentences"), Path("/clip"))
+    state = StateDirectory(tmp_path)
+
+    suite, alone = plan_suite(settings, state), plan_suite(replace(settings, image_encoder=None), state)
+
+    assert flags_of(suite, "embedder")["--encoder"] == "/sentences"
+    assert "--space" not in flags_of(suite, "embedder")
+    images = flags_of(suite, "image-embedder")
+    assert (images["--encoder"], images["--space"]) == ("/clip", "image")
+    told = flags_of(suite, "frontdoor")
+    assert told["--image-embedder-address"] == images["--listen"] != told["--embedder-address"]
+    assert "--image-embedder-address" not in flags_of(alone, "frontdoor")
+    group = next(group for group in suite.groups if group.name == "image_embedder")
+    assert [group.spec(number).name for number in range(2)] == ["image-embedder", "image-embedder-1"]
+
+
 def test_many_models_share_workers_that_hold_any(tmp_path: Path) -> None:
     models = tuple(ModelDirectory(name, Path(f"/{name}")) for name in "abc")
     settings = SuiteSettings(models, Path("/encoder"), copies=2, policy="many-models")

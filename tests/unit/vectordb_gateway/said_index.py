@@ -15,7 +15,7 @@ from pentimento.domain.cache import (
     latent_key,
     scope_digest,
 )
-from pentimento.domain.embedding import Embedding
+from pentimento.domain.embedding import Embedding, PromptEmbedding, Space
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import CapturedEntries, CapturedLatent
 from pentimento.policies.cache_selection import SelectionRules, Threshold
@@ -25,7 +25,7 @@ from pentimento.profiles.catalogue import ProfileSet
 from pentimento.stores.ledger.cache.ledger import CacheLedger
 from pentimento.stores.ledger.cache.records import EntryCommit, GrantedKey, GrantRecord
 from pentimento.stores.objects.store import refer_to
-from pentimento.stores.vectors.index import Space, VectorMatch, VectorPoint, VectorQuery
+from pentimento.stores.vectors.index import VectorMatch, VectorPoint, VectorQuery
 from services.vectordb_gateway.lookup.encoder import EncoderGuard
 from services.vectordb_gateway.lookup.lookup import Lookup
 from services.vectordb_gateway.lookup.search import LookupBounds
@@ -35,6 +35,7 @@ from tests.support.gateways import scope
 ENCODER = "sha256:encoder"
 VECTOR = struct.pack("<2f", 1.0, 0.0)
 EMBEDDING = Embedding(VECTOR, 2, ENCODER)
+PROMPT = PromptEmbedding(EMBEDDING)
 IMAGES = (Threshold(0.3, 0.6),)
 NOBODY = str(uuid.uuid4())
 
@@ -59,7 +60,9 @@ class SaidIndex:
             raise self.error
         return self.said.get(query.space, [])[: query.limit_count]
 
-    def prepare(self, dimension_count: int) -> None: ...
+    def prepare(self, text: int, image: int | None = None) -> None: ...
+
+    def settle(self) -> None: ...
 
     def upsert(self, points: Sequence[VectorPoint]) -> None: ...
 
@@ -102,7 +105,7 @@ class Gateway:
     async def ask(self, *of: CacheScope, quality: float | None = None, repeat_key: str = "") -> LookupAnswer:
         """A lookup of several candidates."""
         lookup = self.open() if self.reopens or not self._lookups else self._lookups[-1]
-        return await lookup.lookup(candidates(*of), EMBEDDING, quality, repeat_key)
+        return await lookup.lookup(candidates(*of), PROMPT, quality, repeat_key)
 
     async def lookup(
         self, of: CacheScope | None = None, quality: float | None = None, repeat_key: str = ""

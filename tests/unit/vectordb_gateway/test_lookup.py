@@ -11,19 +11,28 @@ import pytest
 from prometheus_client import REGISTRY
 
 from pentimento.domain.cache import CacheScope, CandidateStart, LookupAnswer, image_key, latent_keys
-from pentimento.domain.embedding import Embedding
+from pentimento.domain.embedding import Embedding, PromptEmbedding
 from pentimento.domain.errors import InvalidArgument, PentimentoError, Unavailable
 from pentimento.domain.generation import Donor, FromImage, FromLatent, FromNoise, NoiseForm, Start
 from pentimento.policies.cache_selection import NEAREST_COUNT, SelectionRules
 from pentimento.stores.ledger.cache.ledger import open_cache_ledger
 from pentimento.stores.ledger.cache.records import EncoderBinding
-from pentimento.stores.vectors.index import Space, VectorQuery
+from pentimento.stores.vectors import Space, VectorQuery
 from services.vectordb_gateway.entries.checks import SHARED_POOL
 from services.vectordb_gateway.lookup.encoder import EncoderGuard
 from tests.support.gateways import scope
 from tests.support.logged import said_by
 from tests.support.waiting import until
-from tests.unit.vectordb_gateway.said_index import EMBEDDING, ENCODER, IMAGES, NOBODY, VECTOR, Gateway, candidates
+from tests.unit.vectordb_gateway.said_index import (
+    EMBEDDING,
+    ENCODER,
+    IMAGES,
+    NOBODY,
+    PROMPT,
+    VECTOR,
+    Gateway,
+    candidates,
+)
 
 
 def counted(outcome: str) -> float:
@@ -303,7 +312,7 @@ async def test_outage_is_a_miss_and_one_log_line(gateway: Gateway, caplog: pytes
 
     async def ask(error: PentimentoError | None) -> LookupAnswer:
         gateway.index.error = error
-        return await lookup.lookup(candidates(scope()), EMBEDDING, None)
+        return await lookup.lookup(candidates(scope()), PROMPT, None)
 
     answers = [await ask(Unavailable("AWAY", "the index is away")) for _ in range(2)]
     lines_of_the_first = len(said_by("services.vectordb_gateway.lookup.lookup", caplog))
@@ -335,7 +344,7 @@ async def test_bad_input_is_refused_by_name_before_any_search(
     gateway: Gateway, of: CacheScope, embedding: Embedding, quality: float | None, named: str
 ) -> None:
     with pytest.raises(InvalidArgument, match=named):
-        await gateway.open().lookup(candidates(of), embedding, quality)
+        await gateway.open().lookup(candidates(of), PromptEmbedding(embedding), quality)
 
     assert gateway.index.queries == []
 
@@ -344,7 +353,7 @@ async def test_lookups_and_hits_are_counted(gateway: Gateway) -> None:
     lookup = gateway.open()
     for said in ([], [gateway.store()], [gateway.store()]):
         gateway.say(*said)
-        await lookup.lookup(candidates(scope()), EMBEDDING, None)
+        await lookup.lookup(candidates(scope()), PROMPT, None)
 
     assert (lookup.lookup_count, lookup.hit_count) == (3, 2)
 
@@ -376,7 +385,7 @@ async def test_lookups_that_wait_hold_no_other_lookup(gateway: Gateway) -> None:
     gateway.say(gateway.store())
     gateway.index.gate.clear()
     lookup = gateway.open()
-    waiting = [asyncio.create_task(lookup.lookup(candidates(scope()), EMBEDDING, None)) for _ in range(40)]
+    waiting = [asyncio.create_task(lookup.lookup(candidates(scope()), PROMPT, None)) for _ in range(40)]
     await until(lambda: len(gateway.index.queries) == 40)
 
     gateway.rules = SelectionRules(latents=(), images=())

@@ -8,20 +8,21 @@ from types import SimpleNamespace
 
 import pytest
 
+from pentimento.domain.embedding import Space
 from pentimento.domain.generation import FromNoise
 from pentimento.policies.cache_selection import SelectionRules, Threshold
 from pentimento.policies.match_prediction import Ruling
 from pentimento.profiles.catalogue import ProfileSet
 from pentimento.stores.ledger.cache.ledger import open_cache_ledger
 from pentimento.stores.ledger.cache.records import EncoderBinding
-from pentimento.stores.vectors.index import Space, VectorMatch, VectorQuery
+from pentimento.stores.vectors.index import VectorMatch, VectorQuery
 from services.vectordb_gateway.lookup import lookup
 from services.vectordb_gateway.match_predictor.match_watch import Forecast, MatchWatch
 from services.vectordb_gateway.upkeep.store_calls import StoreThreads
 from tests.contract.stores.cache_records import bind
 from tests.support.gateways import scope
 from tests.support.profiles import LATENT_PROFILE
-from tests.unit.vectordb_gateway.said_index import EMBEDDING, ENCODER, VECTOR, Gateway, SaidIndex, candidates
+from tests.unit.vectordb_gateway.said_index import ENCODER, PROMPT, VECTOR, Gateway, SaidIndex, candidates
 
 
 class ToldWatch(MatchWatch):
@@ -198,7 +199,7 @@ async def test_rows_in_memory_are_read_without_a_thread(tmp_path: Path, monkeypa
     opened = gateway.open()
     starts = []
     for _ in range(2):
-        starts.append((await opened.lookup(candidates(scope()), EMBEDDING, None)).starts[0].start)
+        starts.append((await opened.lookup(candidates(scope()), PROMPT, None)).starts[0].start)
     gateway.close()
     ledger.close()
 
@@ -211,6 +212,6 @@ async def test_lookup_during_a_hanging_read_gives_its_reason(gateway: Gateway, m
     monkeypatch.setattr(StoreThreads, "stuck_s", 7.0)
     gateway.say(gateway.store())
 
-    answer = await opened.lookup(candidates(scope()), EMBEDDING, None)
+    answer = await opened.lookup(candidates(scope()), PROMPT, None)
 
     assert answer.starts[0].reason == "miss: search cannot be reached: a call has not returned for 7 s"

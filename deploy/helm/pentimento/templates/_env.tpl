@@ -77,7 +77,12 @@ PENTIMENTO_CONTROLLER_OBJECTS_URL: {{ include "pentimento.objects" . | quote }}
 {{ include "pentimento.env.advertised" . }}
 {{ include "pentimento.env.device" . }}
 PENTIMENTO_EMBEDDER_SKIP_MISSING: "true"
+{{- if eq .name "image-embedder" }}
+PENTIMENTO_EMBEDDER_SPACE: image
+PENTIMENTO_EMBEDDER_ENCODER: /models/{{ .root.Values.serving.imageEncoder }}
+{{- else }}
 PENTIMENTO_EMBEDDER_ENCODER: /models/{{ .root.Values.serving.encoder }}
+{{- end }}
 {{- end }}
 
 {{- define "pentimento.env.vectordb-gateway" -}}
@@ -148,7 +153,7 @@ PENTIMENTO_CONTROLNET_SVC_CLAIMS_PER_DEVICE: {{ include "pentimento.text" .value
 PENTIMENTO_DISCRIMINATOR_SKIP_MISSING: "true"
 PENTIMENTO_DISCRIMINATOR_CASCADE: {{ include "pentimento.text" $serving.cascade | quote }}
 PENTIMENTO_DISCRIMINATOR_REGISTRY: /models/registry.json
-PENTIMENTO_DISCRIMINATOR_ENCODER: {{ $serving.encoder }}
+PENTIMENTO_DISCRIMINATOR_ENCODER: {{ $serving.imageEncoder | default $serving.encoder }}
 PENTIMENTO_DISCRIMINATOR_CASCADES: {{ include "pentimento.text" $serving.discriminators | quote }}
 PENTIMENTO_DISCRIMINATOR_PROMPT_CLASSIFIER: /models/{{ $serving.promptClassifier }}
 PENTIMENTO_DISCRIMINATOR_IMAGE_CLASSIFIER: /models/{{ $serving.imageClassifier }}
@@ -160,6 +165,7 @@ PENTIMENTO_DISCRIMINATOR_UNSAFE_LABELS: {{ include "pentimento.text" $serving.un
 {{ include "pentimento.env.advertised" . }}
 {{- if and .root.Values.embedder.enabled .root.Values.gateway.enabled }}
 PENTIMENTO_FRONTDOOR_EMBEDDER_ADDRESS: {{ include "pentimento.address" (dict "root" .root "service" "embedder") }}
+PENTIMENTO_FRONTDOOR_IMAGE_EMBEDDER_ADDRESS: {{ ternary (include "pentimento.address" (dict "root" .root "service" "image-embedder")) "" (ne $serving.imageEncoder "") | quote }}
 PENTIMENTO_FRONTDOOR_GATEWAY_ADDRESS: {{ include "pentimento.address" (dict "root" .root "service" "vectordb-gateway") }}
 {{- end }}
 PENTIMENTO_FRONTDOOR_DEFAULT_MODEL: {{ $serving.heavy }}

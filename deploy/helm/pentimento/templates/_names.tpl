@@ -49,6 +49,7 @@ app.kubernetes.io/component: {{ .name }}
 {{- $found := list
   (dict "key" "controller" "service" "controller" "kind" "Deployment")
   (dict "key" "embedder" "service" "embedder" "kind" $own)
+  (dict "key" "embedder" "service" "embedder" "name" "image-embedder" "kind" $own "left" (not .Values.serving.imageEncoder))
   (dict "key" "gateway" "service" "vectordb-gateway" "kind" $own)
   (dict "key" "controlnet" "service" "controlnet-svc" "kind" "StatefulSet")
   (dict "key" "discriminator" "service" "discriminator" "kind" $own)
@@ -57,8 +58,8 @@ app.kubernetes.io/component: {{ .name }}
 {{- $all := list -}}
 {{- range $found }}
 {{- $values := mustMergeOverwrite (deepCopy $.Values.defaults) (deepCopy (index $.Values .key)) -}}
-{{- if ne (toString $values.enabled) "false" }}
-{{- $all = append $all (dict "name" .service "service" .service "kind" .kind "values" $values) -}}
+{{- if not (or .left (eq (toString $values.enabled) "false")) }}
+{{- $all = append $all (dict "name" (.name | default .service) "service" .service "kind" .kind "values" $values) -}}
 {{- end }}
 {{- end }}
 {{- range $pool, $given := .Values.workers }}

@@ -35,6 +35,8 @@ class _ReplicaKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReplicaKi
     REPLICA_KIND_CONTROLNET: _ReplicaKind.ValueType  # 4
     REPLICA_KIND_UNET_WORKER: _ReplicaKind.ValueType  # 5
     REPLICA_KIND_DISCRIMINATOR: _ReplicaKind.ValueType  # 6
+    REPLICA_KIND_IMAGE_EMBEDDER: _ReplicaKind.ValueType  # 7
+    """An embedder of images, next to one of texts with another encoder."""
 
 class ReplicaKind(_ReplicaKind, metaclass=_ReplicaKindEnumTypeWrapper): ...
 
@@ -45,6 +47,8 @@ REPLICA_KIND_VECTORDB_GATEWAY: ReplicaKind.ValueType  # 3
 REPLICA_KIND_CONTROLNET: ReplicaKind.ValueType  # 4
 REPLICA_KIND_UNET_WORKER: ReplicaKind.ValueType  # 5
 REPLICA_KIND_DISCRIMINATOR: ReplicaKind.ValueType  # 6
+REPLICA_KIND_IMAGE_EMBEDDER: ReplicaKind.ValueType  # 7
+"""An embedder of images, next to one of texts with another encoder."""
 Global___ReplicaKind: _TypeAlias = ReplicaKind  # noqa: Y015
 
 class _SwitchWay:

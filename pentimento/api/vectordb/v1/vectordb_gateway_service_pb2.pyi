@@ -132,6 +132,7 @@ class LookupRequest(_message.Message):
     QUALITY_FIELD_NUMBER: _builtins.int
     REPEAT_KEY_FIELD_NUMBER: _builtins.int
     NOISE_S_FIELD_NUMBER: _builtins.int
+    IMAGE_QUERY_FIELD_NUMBER: _builtins.int
     quality: _builtins.float
     """Share of the from-scratch quality asked for, 0..1; absent means the deployment's alpha."""
     repeat_key: _builtins.str
@@ -148,6 +149,12 @@ class LookupRequest(_message.Message):
 
     @_builtins.property
     def text_embedding(self) -> _embedder_service_pb2.Embedding: ...
+    @_builtins.property
+    def image_query(self) -> _embedder_service_pb2.Embedding:
+        """The prompt by the encoder of images, where that is another one. Absent: the text embedding serves both, if one encoder has both;
+        else no image is searched by its look.
+        """
+
     def __init__(
         self,
         *,
@@ -156,15 +163,20 @@ class LookupRequest(_message.Message):
         quality: _builtins.float | None = ...,
         repeat_key: _builtins.str = ...,
         noise_s: _builtins.float | None = ...,
+        image_query: _embedder_service_pb2.Embedding | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_noise_s", b"_noise_s", "_quality", b"_quality", "noise_s", b"noise_s", "quality", b"quality", "text_embedding", b"text_embedding"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_image_query", b"_image_query", "_noise_s", b"_noise_s", "_quality", b"_quality", "image_query", b"image_query", "noise_s", b"noise_s", "quality", b"quality", "text_embedding", b"text_embedding"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_noise_s", b"_noise_s", "_quality", b"_quality", "candidates", b"candidates", "noise_s", b"noise_s", "quality", b"quality", "repeat_key", b"repeat_key", "text_embedding", b"text_embedding"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_image_query", b"_image_query", "_noise_s", b"_noise_s", "_quality", b"_quality", "candidates", b"candidates", "image_query", b"image_query", "noise_s", b"noise_s", "quality", b"quality", "repeat_key", b"repeat_key", "text_embedding", b"text_embedding"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__image_query: _TypeAlias = _typing.Literal["image_query"]  # noqa: Y015
+    _WhichOneofArgType__image_query: _TypeAlias = _typing.Literal["_image_query", b"_image_query"]  # noqa: Y015
     _WhichOneofReturnType__noise_s: _TypeAlias = _typing.Literal["noise_s"]  # noqa: Y015
     _WhichOneofArgType__noise_s: _TypeAlias = _typing.Literal["_noise_s", b"_noise_s"]  # noqa: Y015
     _WhichOneofReturnType__quality: _TypeAlias = _typing.Literal["quality"]  # noqa: Y015
     _WhichOneofArgType__quality: _TypeAlias = _typing.Literal["_quality", b"_quality"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__image_query) -> _WhichOneofReturnType__image_query | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__noise_s) -> _WhichOneofReturnType__noise_s | None: ...
     @_typing.overload
@@ -257,24 +269,32 @@ class ListNeighboursRequest(_message.Message):
     CANDIDATE_FIELD_NUMBER: _builtins.int
     TEXT_EMBEDDING_FIELD_NUMBER: _builtins.int
     LIMIT_COUNT_FIELD_NUMBER: _builtins.int
+    IMAGE_QUERY_FIELD_NUMBER: _builtins.int
     limit_count: _builtins.int
     """1 to 50."""
     @_builtins.property
     def candidate(self) -> Global___LookupCandidate: ...
     @_builtins.property
     def text_embedding(self) -> _embedder_service_pb2.Embedding: ...
+    @_builtins.property
+    def image_query(self) -> _embedder_service_pb2.Embedding:
+        """As of a lookup."""
+
     def __init__(
         self,
         *,
         candidate: Global___LookupCandidate | None = ...,
         text_embedding: _embedder_service_pb2.Embedding | None = ...,
         limit_count: _builtins.int = ...,
+        image_query: _embedder_service_pb2.Embedding | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["candidate", b"candidate", "text_embedding", b"text_embedding"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_image_query", b"_image_query", "candidate", b"candidate", "image_query", b"image_query", "text_embedding", b"text_embedding"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidate", b"candidate", "limit_count", b"limit_count", "text_embedding", b"text_embedding"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_image_query", b"_image_query", "candidate", b"candidate", "image_query", b"image_query", "limit_count", b"limit_count", "text_embedding", b"text_embedding"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__image_query: _TypeAlias = _typing.Literal["image_query"]  # noqa: Y015
+    _WhichOneofArgType__image_query: _TypeAlias = _typing.Literal["_image_query", b"_image_query"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__image_query) -> _WhichOneofReturnType__image_query | None: ...
 
 Global___ListNeighboursRequest: _TypeAlias = ListNeighboursRequest  # noqa: Y015
 

@@ -6,15 +6,17 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
 
 from pentimento.domain.access import EvictionRule
+from pentimento.domain.embedding import Space
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
 from pentimento.domain.generation import ObjectReference
 from pentimento.stores.ledger.cache import tables
 from pentimento.stores.ledger.cache.pins import CachePins
 from pentimento.stores.ledger.cache.records import EncoderBinding, EntryCommit, GrantRecord
 from pentimento.stores.ledger.cache.uses import CacheUses, columns, new_records
-from pentimento.stores.ledger.statements import Statement, among
+from pentimento.stores.ledger.statements import Source, Statement, among, insert_unless_present
 from pentimento.stores.ledger.writer import submitted
 
+_encoders = tables.encoders
 _entries = tables.entries
 _grants = tables.grants
 _objects = tables.objects
@@ -59,8 +61,8 @@ _COPIED = (
     *("entry_id", "pool", "tenant", "request_id", "repeat_key", "created_at", "ancestor_depth"),
     *("text_vector", "image_vector"),
 )
-_BIND_ENCODER = Statement(update(_state).where(_state.c.encoder_digest.is_(None)))
-_BINDING = Statement(select(_state.c.encoder_digest, _state.c.dimension_count))
+_BIND_ENCODER = insert_unless_present(_encoders)
+_BINDINGS = Statement(select(_encoders.c.encoder_digest, _encoders.c.dimension_count, _encoders.c.space))
 
 
 class CacheGrants(CacheUses, CachePins):
@@ -75,12 +77,12 @@ class CacheGrants(CacheUses, CachePins):
         _ADD_KEY.each(connection, keys)
 
     @submitted
-    def commit(self, connection: Connection, commit: EntryCommit, encoder: EncoderBinding | None = None) -> str:
+    def commit(self, connection: Connection, commit: EntryCommit, *encoders: EncoderBinding) -> str:
         """Turn a grant into a live entry and return its id, the first one when repeated. Keys not captured are doomed.
-        `encoder`: of the entry's vectors, if the cache may not be bound yet: the first entry binds it.
+        `encoders`: of the entry's vectors in spaces that may not be bound yet: the first entry binds them.
 
         Fails with NotFound when the grant is missing, FailedPrecondition when it belongs to another attempt or scope,
-        InvalidArgument when it does not cover the captured objects, or the cache is bound to another encoder.
+        InvalidArgument when it does not cover the captured objects, or a space is bound to another encoder.
         """
         grant_id = commit.captured.grant_id
         claimed = _CLAIM.first(connection, id=grant_id, entry_id=commit.entry_id)
@@ -90,8 +92,9 @@ class CacheGrants(CacheUses, CachePins):
         for name in _MATCHED:
             if getattr(grant, name) != getattr(commit, name):
                 raise FailedPrecondition("GRANT_MISMATCH", f"the grant was made for another {name}")
-        if encoder is not None and bind_encoder(connection, encoder) != encoder:
-            raise InvalidArgument.of("encoder_digest", "must be the encoder of the cache; another needs its own cache")
+        for encoder in encoders:
+            if (bound := bind_encoder(connection, encoder)) != encoder:
+                raise InvalidArgument.of(f"{encoder.space.value}_embedding.encoder_digest", must_be_encoder(bound))
         if claimed:
             _insert_entry(connection, commit, self._rule)
         return str(grant.entry_id)
@@ -111,10 +114,13 @@ class CacheGrants(CacheUses, CachePins):
         _DROP_COMMITTED.change(connection, now=now)
         return release_grants(connection, over, now)
 
-    def binding(self) -> EncoderBinding | None:
-        """Return the cache's encoder; None before the first entry."""
-        row = _BINDING.first(self._engine)
-        return EncoderBinding(*row) if row is not None and row.encoder_digest else None
+    def bindings(self) -> dict[Space, EncoderBinding]:
+        """Return the encoder of each space that has one."""
+        return {bound.space: bound for bound in _bindings(self._engine)}
+
+    def binding(self, space: Space = Space.TEXT) -> EncoderBinding | None:
+        """Return the encoder of a space; None before the first vector in it."""
+        return self.bindings().get(space)
 
     def open_grant_count(self, tenant: str) -> int:
         """Return how many grants of the tenant are neither committed nor released."""
@@ -138,9 +144,20 @@ def release_all(connection: Connection, tenant: str, delete_after: float) -> Non
 
 
 def bind_encoder(connection: Connection, binding: EncoderBinding) -> EncoderBinding:
-    """Bind the cache to an encoder if it is bound to none, and return the binding in force."""
-    _BIND_ENCODER.change(connection, **vars(binding))
-    return EncoderBinding(*_BINDING.rows(connection)[0])
+    """Bind a space to its encoder if it has none, and return the binding in force."""
+    _BIND_ENCODER.first(connection, **{**vars(binding), "space": binding.space.value})
+    return next(bound for bound in _bindings(connection) if bound.space is binding.space)
+
+
+def must_be_encoder(bound: EncoderBinding) -> str:
+    """Return what to answer to vectors of another encoder."""
+    return (
+        f"must be {bound.encoder_digest}, the encoder of the cache's {bound.space.value}s; another needs its own cache"
+    )
+
+
+def _bindings(source: Source) -> list[EncoderBinding]:
+    return [EncoderBinding(digest, count, Space(space)) for digest, count, space in _BINDINGS.rows(source)]
 
 
 def _held(commit: EntryCommit, reference: ObjectReference, step: int | None, sigma: float | None) -> dict[str, Any]:

@@ -4,15 +4,17 @@ length."""
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from pentimento.domain.embedding import Space
 from pentimento.domain.generation import CapturedEntries, ObjectReference
 
 
 @dataclass(frozen=True)
 class EncoderBinding:
-    """Name the encoder of the cache's embeddings: vectors of two encoders are not comparable."""
+    """Name the encoder of a space: vectors of two encoders are not comparable."""
 
     encoder_digest: str
     dimension_count: int
+    space: Space = Space.TEXT
 
 
 @dataclass(frozen=True)

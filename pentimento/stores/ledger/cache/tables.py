@@ -24,9 +24,13 @@ state = Table(
     _METADATA,
     *keys(singleton=BigInteger),
     *present(cache_id=Text),
-    *optional(encoder_digest=Text, dimension_count=BigInteger),
     *present(sequence=BigInteger, entry_count=BigInteger, object_count=BigInteger, size_bytes=BigInteger),
     *present(tick=BigInteger, eviction_rule=Text),
+)
+
+# The encoder of each space, "text" or "image", from the first vector in it on.
+encoders = Table(
+    "cache_encoders", _METADATA, *keys(space=Text), *present(encoder_digest=Text, dimension_count=BigInteger)
 )
 
 grants = Table(
@@ -158,4 +162,16 @@ _HOLDING_TRIGGERS = {
     ),
 }
 
-SCHEMA = Schema("cache", 11, _METADATA, code=_HOLDING_TRIGGERS)
+# One encoder had both spaces; without a vector of an image any encoder may have theirs.
+_ENCODER_OF_EACH_SPACE = (
+    """CREATE TABLE cache_encoders (space TEXT NOT NULL, encoder_digest TEXT NOT NULL, dimension_count BIGINT NOT NULL,
+    PRIMARY KEY (space))""",
+    """INSERT INTO cache_encoders SELECT 'text', encoder_digest, dimension_count FROM cache_state
+    WHERE encoder_digest IS NOT NULL""",
+    """INSERT INTO cache_encoders SELECT 'image', encoder_digest, dimension_count FROM cache_state
+    WHERE encoder_digest IS NOT NULL AND EXISTS (SELECT 1 FROM cache_entries WHERE image_vector IS NOT NULL)""",
+    "ALTER TABLE cache_state DROP COLUMN encoder_digest",
+    "ALTER TABLE cache_state DROP COLUMN dimension_count",
+)
+
+SCHEMA = Schema("cache", 11, _METADATA, code=_HOLDING_TRIGGERS, migrations=(_ENCODER_OF_EACH_SPACE,))
