@@ -4,8 +4,9 @@ MoDM's large model on A40s: 60 s an image, an SLO of twice that, one image at a 
 dataplane; a new device serves after START_S, a removed one finishes its image first, and both count as device time. All
 scalers run behind the same HorizontalPodAutoscaler: a look every 15 s, a tolerance of 10 %, at most ten times as many
 pods a look, the same start and limits. Peers: the HPA on the devices' utilisation, and KEDA on the requests that wait
-or run. Their target and their window of scaling down are searched, for the least device time with no more violations
-over all traces than ours. The scaler has its defaults everywhere.
+or run. Their targets are searched, for the least device time with no more violations over all traces than ours: with
+the HPA's window of scaling down (300 s), then the best one and the next lower one with a window of 60 s. The scaler has
+its defaults everywhere.
 
 A violation is a request that is rejected, dropped or answered after its SLO. Sensitivity: other start times, which the
 peers' targets are not searched for again.
@@ -50,11 +51,13 @@ from pentimento.policies.replica_counts import DWELL_S
 MODEL, DEVICES = "large", 300
 RUN_S = A40_SECONDS[MODEL]
 SLO_S = 2 * RUN_S
-START_S, OTHER_STARTS_S = 90.0, (30.0, 180.0)
-TRACE_S = 7_200.0
+START_S, OTHER_STARTS_S = 90.0, (180.0,)
+TRACE_S = 3_600.0
 # Mean requests a second, so that the busiest minute needs most of the devices.
 RATES = {"azure": 2.6, "mooncake": 1.6, "gentd26": 0.9, "day": 1.5, "bursts": 1.0}
-UTILISATIONS, LENGTHS, WINDOWS_S = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9), (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2), (60.0, 300.0)
+TARGETS = {"utilisation": (0.4, 0.5, 0.6, 0.7), "queue": (0.6, 0.7, 0.8, 0.9)}
+# The HPA's own window, and a shorter one.
+WINDOW_S, SHORT_WINDOW_S = 300.0, 60.0
 # The share of device time that is to be saved.
 SAVED = 0.25
 
@@ -95,10 +98,13 @@ class ScaledRun:
 
 
 OURS = ScalerSetting("ours")
-PEERS = {
-    "utilisation": [ScalerSetting("utilisation", *pair) for pair in itertools.product(UTILISATIONS, WINDOWS_S)],
-    "queue": [ScalerSetting("queue", *pair) for pair in itertools.product(LENGTHS, WINDOWS_S)],
-}
+PEERS = {kind: [ScalerSetting(kind, one, WINDOW_S) for one in targets] for kind, targets in TARGETS.items()}
+
+
+def closer(chosen: ScalerSetting) -> list[ScalerSetting]:
+    """Return the settings with a short window around the best one with the HPA's own."""
+    lower = max((one for one in TARGETS[chosen.kind] if one < chosen.target), default=chosen.target - 0.1)
+    return [ScalerSetting(chosen.kind, one, SHORT_WINDOW_S) for one in (chosen.target, lower)]
 
 
 def content() -> Content:
@@ -197,17 +203,31 @@ def main() -> int:
     options = parse_options("autoscale_sim", __doc__, add_options)
     trace_s = TRACE_S / 8 if options.quick else TRACE_S
     names = list(RATES)
-    every = [OURS, *PEERS["utilisation"], *PEERS["queue"]]
     simulate = partial(play, data=options.rest["data"], trace_s=trace_s)
+    played: dict[tuple[ScalerSetting, str, float], ScaledRun] = {}
+    total: dict[ScalerSetting, ScaledRun] = {}
     with ProcessPoolExecutor(options.rest["processes"]) as pool:
-        jobs = [(setting, name, START_S) for setting in every for name in names]
-        played = dict(zip(jobs, pool.map(simulate, jobs), strict=True))
-        total = {one: add(played[one, name, START_S] for name in names) for one in every}
-        chosen = {kind: best({one: total[one] for one in peers}, total[OURS]) for kind, peers in PEERS.items()}
-        moved = [
-            (one, name, start_s) for start_s in OTHER_STARTS_S for one in (OURS, *chosen.values()) for name in names
-        ]
-        played |= dict(zip(moved, pool.map(simulate, moved), strict=True))
+
+        def run(settings: Sequence[ScalerSetting], start_s: float = START_S) -> None:
+            jobs = [(one, name, start_s) for one in settings for name in names]
+            for job, found in zip(jobs, pool.map(simulate, jobs), strict=True):
+                played[job] = found
+                print(*job, found, flush=True)
+
+        def chosen_of(settings: Sequence[ScalerSetting]) -> ScalerSetting:
+            total.update({one: add(played[one, name, START_S] for name in names) for one in settings})
+            return best({one: total[one] for one in settings}, total[OURS])
+
+        run([OURS])
+        chosen_of([OURS])
+        chosen = {}
+        for kind, peers in PEERS.items():
+            run(peers)
+            more = closer(chosen_of(peers))
+            run(more)
+            chosen[kind] = chosen_of([*peers, *more])
+        for start_s in OTHER_STARTS_S:
+            run([OURS, *chosen.values()], start_s)
     for one, found in total.items():
         print(f"{one}: {found.device_h:.1f} device hours, {found.violations:.4f} violations")
     figures = list(figures_of(played, chosen, names))

@@ -7,8 +7,8 @@
 Each target has a dwell window, which every round updates: the count does not depend on the number of calls.
 """
 
-from collections import OrderedDict
-from collections.abc import Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from pentimento.domain.fleet import ReplicaKind
@@ -50,6 +50,8 @@ class ReplicaCounts:
         self._demand: dict[str, ModelDemand] = {}
         self._arrivals = Forecasts(settles=True)
         self._calls = Forecasts(settles=False)
+        # Requests that wait, by model, and the plan's model of each worker.
+        self._waiting: Counter[str] = Counter()
         self._assigned: Mapping[str, str] = {}
         self._windows: OrderedDict[ScaledTarget, DwellWindow] = OrderedDict()
 
@@ -68,6 +70,7 @@ class ReplicaCounts:
             self._arrivals.update(now_s, {one.model: one.arrivals_per_s for one in fleet.demand})
         self._calls.update(now_s, {kind.value: _calls(fleet, kind) for kind in ReplicaKind})
         self._fleet = replace(fleet, profiles=tuple(self._costs.values()))
+        self._waiting = _waiting(fleet.replicas)
         moved = any(self._assigned.get(worker, model) != model for worker, model in assigned.items())
         self._assigned = assigned
         for target, window in self._windows.items():
@@ -81,6 +84,7 @@ class ReplicaCounts:
         if self._fleet is None:
             return False
         self._fleet = replace(self._fleet, replicas=replicas)
+        self._waiting = _waiting(replicas)
         idle = [(target, window) for target, window in self._windows.items() if window.wanted == 0]
         return any([window.update(now_s, self._needed(target)) > 0 for target, window in idle])
 
@@ -101,12 +105,11 @@ class ReplicaCounts:
         if target.service != WORKERS:
             return needed_for_calls(self._calls.ahead(KINDS[target.service].value), target.calls)
         models = target.models or tuple(sorted(self.models))
-        waiting = {model: _waiting(self._fleet, model) for model in models}
         demand = tuple(
             replace(one, arrivals_per_s=self._arrivals.ahead(name, target.start_s))
             for name, one in self._demand.items()
         )
-        return needed_workers(replace(self._fleet, demand=demand), models, self._slo_s, waiting)
+        return needed_workers(replace(self._fleet, demand=demand), models, self._slo_s, self._waiting)
 
     def _live_count(self, target: ScaledTarget) -> int:
         assert self._fleet is not None
@@ -122,13 +125,14 @@ def _calls(fleet: PlanInput, kind: ReplicaKind) -> float:
     return float(sum(report.running_count + report.queue_length for report in reports))
 
 
-def _waiting(fleet: PlanInput, model: str) -> int:
-    """Return the requests for the model that wait at frontdoors and at workers with it, by the newest reports."""
-    count = 0
-    for view in fleet.replicas:
+def _waiting(replicas: Iterable[ReplicaView]) -> Counter[str]:
+    """Return the requests that wait at frontdoors and at workers, by model and by the newest reports."""
+    counts: Counter[str] = Counter()
+    for view in replicas:
         if view.report is None:
             continue
-        count += sum(pool.queue_length for pool in view.report.demand if pool.model == model)
-        if view.replica.kind is ReplicaKind.UNET_WORKER and view.replica.held_model == model:
-            count += view.report.queue_length
-    return count
+        for pool in view.report.demand:
+            counts[pool.model] += pool.queue_length
+        if view.replica.kind is ReplicaKind.UNET_WORKER:
+            counts[view.replica.held_model] += view.report.queue_length
+    return counts

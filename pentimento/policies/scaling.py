@@ -12,6 +12,7 @@ large ones, which a target of utilisation cannot do. Other services: their runni
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.policies.plan.costs import BatchCost, batch_costs
@@ -27,6 +28,8 @@ LEAST_DRAIN_S = 5.0
 # Weight of the newest second in averages, which so cover about ten seconds. A smaller average than LEAST_AVERAGE, one
 # arrival in the two minutes that the slowest averages cover, is 0.
 NEWEST_WEIGHT, LEAST_AVERAGE = 0.1, 1.0 / 120.0
+# Updates among which a burst is looked for, and the standard deviations of a Poisson count that make it sure.
+RECENT_COUNT, SURE_DEVIATIONS = 12, 2.0
 # Above this no more servers are counted; the controller's limit of replicas is far below.
 MOST_SERVERS = 100_000
 
@@ -103,6 +106,8 @@ class Forecasts:
     def __init__(self, *, settles: bool) -> None:
         self._settles = settles
         self._trends: dict[str, RateTrend] = {}
+        # Seconds and arrivals of the newest updates.
+        self._counts: dict[str, deque[tuple[float, float]]] = {}
 
     def update(self, now_s: float, newest: Mapping[str, float]) -> None:
         """Add the values since the last call; a missing one is 0. Changes state."""
@@ -113,7 +118,20 @@ class Forecasts:
                 continue
             weight = settled_weight(NEWEST_WEIGHT, before.rate) if self._settles else NEWEST_WEIGHT
             after = before.after(now_s, value, weight)
+            if self._settles and (surely := self._surely(name, now_s - before.at_s, value)) > after.rate:
+                after = replace(after, rate=surely)
             self._trends[name] = after if after.rate >= LEAST_AVERAGE else RateTrend(at_s=now_s)
+
+    def _surely(self, name: str, elapsed_s: float, rate: float) -> float:
+        """Return the rate that the newest arrivals surely exceed, over the best of the last RECENT_COUNT spans: a burst
+        counts before an average follows it. Changes state."""
+        counts = self._counts.setdefault(name, deque(maxlen=RECENT_COUNT))
+        counts.appendleft((elapsed_s, rate * elapsed_s))
+        best = span_s = count = 0.0
+        for seconds, arrivals in counts:
+            span_s, count = span_s + seconds, count + arrivals
+            best = max(best, (count - SURE_DEVIATIONS * math.sqrt(count)) / span_s if span_s > 0.0 else 0.0)
+        return best
 
     def ahead(self, name: str, seconds: float = 0.0) -> float:
         """Return the value to expect then."""

@@ -121,6 +121,15 @@ def test_workers_follow_demand_up_at_once_and_down_after_the_dwell(fleet: Fleet)
     assert fleet.scaler.wanted(HEAVY) == 0
 
 
+def test_requests_that_wait_at_workers_and_frontdoors_add_up(fleet: Fleet) -> None:
+    full = ReplicaView(a_worker("w1", "sd15"), ReplicaReport("w1", 1, ("sd15",), queue_length=26))
+    fleet.look(full, waiting(10))
+
+    # 36 images of 1.78 s within five seconds.
+    assert fleet.scaler.wanted(HEAVY) == 13
+    assert fleet.scaler.wanted(ScaledTarget("unet_worker", ("turbo",))) == 0
+
+
 def test_workers_of_several_models_are_added_up(fleet: Fleet) -> None:
     fleet.look(*workers(1), per_s=4.5)
 

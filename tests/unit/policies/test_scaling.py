@@ -119,6 +119,25 @@ def test_settling_forecasts_cover_forty_arrivals() -> None:
     assert forecasts.ahead("slow") == pytest.approx(1.0 + 1.0 / 40)
 
 
+def test_burst_counts_before_the_average_follows_it() -> None:
+    forecasts = Forecasts(settles=True)
+    for second in range(0, 100, 5):
+        forecasts.update(float(second), {"a": 0.2})
+    forecasts.update(100.0, {"a": 4.0})
+
+    # Twenty arrivals in five seconds are surely more than 11.05; the average covers two minutes.
+    assert forecasts.ahead("a") == pytest.approx((20 - 2 * 20**0.5) / 5)
+
+
+def test_chance_arrivals_are_no_burst() -> None:
+    forecasts = Forecasts(settles=True)
+    for second in range(0, 100, 5):
+        forecasts.update(float(second), {"a": 0.2})
+    forecasts.update(100.0, {"a": 0.8})
+
+    assert forecasts.ahead("a") < 0.25
+
+
 def test_forecast_of_a_rising_rate_is_ahead_of_it_and_of_a_falling_one_is_the_present() -> None:
     rising, falling = Forecasts(settles=True), Forecasts(settles=True)
     for second in range(600):
