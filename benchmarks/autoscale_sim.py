@@ -54,8 +54,8 @@ SLO_S = 2 * RUN_S
 START_S, OTHER_STARTS_S = 90.0, (180.0,)
 TRACE_S = 3_600.0
 # Mean requests a second, so that the busiest minute needs most of the devices.
-RATES = {"azure": 2.6, "mooncake": 1.6, "gentd26": 0.9, "day": 1.5, "bursts": 1.0}
-TARGETS = {"utilisation": (0.4, 0.5, 0.6, 0.7), "queue": (0.6, 0.7, 0.8, 0.9)}
+RATES = {"azure": 2.0, "mooncake": 1.6, "gentd26": 0.9, "day": 1.5, "bursts": 1.0}
+TARGETS = {"utilisation": (0.5, 0.6, 0.7), "queue": (0.7, 0.8, 0.9)}
 # The HPA's own window, and a shorter one.
 WINDOW_S, SHORT_WINDOW_S = 300.0, 60.0
 # The share of device time that is to be saved.
