@@ -20,6 +20,7 @@ CALLS_OF_A_REPLICA = {
     ReplicaKind.FRONTDOOR.value: 256.0,
     EDGE: 128.0,
     ReplicaKind.EMBEDDER.value: 8.0,
+    ReplicaKind.IMAGE_EMBEDDER.value: 8.0,
     ReplicaKind.VECTORDB_GATEWAY.value: 32.0,
     ReplicaKind.CONTROLNET.value: 4.0,
     ReplicaKind.DISCRIMINATOR.value: 8.0,

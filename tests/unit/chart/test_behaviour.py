@@ -132,12 +132,21 @@ def test_keda_asks_the_controller_for_each_pool_and_service(rendered: Rendering)
 
 def test_every_trigger_of_the_chart_is_one_that_the_scaler_knows(rendered: Rendering) -> None:
     keys = ("embedder", "gateway", "controlnet", "discriminator", "edge", "workerDefaults")
-    manifests = rendered(EXTERNAL, {key: {"autoscaling": {"kind": "keda"}} for key in keys})
+    scaled = {key: {"autoscaling": {"kind": "keda"}} for key in keys}
+    manifests = rendered(EXTERNAL, scaled, {"serving": {"imageEncoder": "tiny-dual"}})
     triggers = [one["spec"]["triggers"][0]["metadata"] for one in RenderedRelease(manifests).of("ScaledObject")]
 
     targets = {target_of(metadata).service for metadata in triggers}
 
-    services = {"embedder", "vectordb_gateway", "controlnet_svc", "discriminator", "edge", "unet_worker"}
+    services = {
+        "embedder",
+        "image_embedder",
+        "vectordb_gateway",
+        "controlnet_svc",
+        "discriminator",
+        "edge",
+        "unet_worker",
+    }
     assert targets == services
     assert "PENTIMENTO_CONTROLLER_SCALED_MODELS" in environments(manifests)["controller"]
 

@@ -71,7 +71,11 @@ def test_metadata_of_keda_itself_is_left_out() -> None:
 @pytest.mark.parametrize(
     ("metadata", "field", "limit"),
     [
-        ({}, "service", "must be one of controlnet_svc, discriminator, edge, embedder, frontdoor, unet_worker"),
+        (
+            {},
+            "service",
+            "must be one of controlnet_svc, discriminator, edge, embedder, frontdoor, image_embedder, unet_worker",
+        ),
         ({"service": "painter"}, "service", "got 'painter'"),
         ({"service": "embedder", "callsPerReplica": "many"}, "callsPerReplica", "must be a number of 0.01 to 1e"),
         ({"service": "embedder", "callsPerReplica": "0"}, "callsPerReplica", "got '0'"),
@@ -89,6 +93,11 @@ def test_wrong_metadata_are_named_with_their_limit(metadata: dict[str, str], fie
     (violation,) = refused.value.violations
     assert violation.field == f"scalerMetadata.{field}"
     assert limit in violation.description
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ReplicaKind if kind is not ReplicaKind.UNET_WORKER])
+def test_every_service_has_a_number_of_calls(kind: ReplicaKind) -> None:
+    assert target_of({"service": kind.value}).calls >= 1.0
 
 
 def test_target_is_unavailable_until_the_fleet_is_known(fleet: Fleet) -> None:
