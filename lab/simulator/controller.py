@@ -11,6 +11,7 @@ from pentimento.dataplane.events import AttemptKey
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.fleet import Capability, Plan, Replica, ReplicaKind, ReplicaReport
 from pentimento.domain.generation import PlanVersion
+from pentimento.domain.weights import ModelChange, SwitchWay
 from pentimento.policies.plan.demand import DemandWindow
 from pentimento.policies.plan.inputs import AllocationProfile, Decision, PlanInput, ReplicaView
 from pentimento.policies.plan.maker import make_plan, numbered
@@ -20,6 +21,8 @@ from pentimento.policies.plan.registry import ServingPolicy
 _STILL_PLANS = 10
 _STILL_S = 3_600.0
 _STEP_BATCHING = frozenset({Capability.STEP_BATCHING})
+# How devices change models that have a `swap`.
+_AHEAD = ModelChange("", SwitchWay.STAGED, 0, 0, 0)
 _FRONTDOOR = Replica("frontdoor", ReplicaKind.FRONTDOOR, "simulated:frontdoor", 1)
 
 
@@ -107,6 +110,7 @@ class SimulatedController:
                 available_models=self._available[device.kind],
                 resident_models=(device.model,),
                 capabilities=_STEP_BATCHING if device.batches_steps else frozenset(),
+                change=_AHEAD if device.costs.swap is not None else None,
             )
             for device in self._devices.values()
             if not device.lost and not device.retiring

@@ -30,6 +30,7 @@ from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.generation import CapturedEntries, FromImage, FromLatent, GenerationSpec, NoiseForm, Route
 from pentimento.domain.replay import taken_of, thinned_steps_of
 from pentimento.domain.thinned_steps import thinned_note
+from pentimento.domain.weights import ModelChange, SwitchWay
 from pentimento.policies.adapter_needs import ADAPTER_CAPABILITIES
 from pentimento.rpc.process import started_pool
 from pentimento.service.credits import BusyMeter
@@ -234,8 +235,10 @@ class EmulatedBackend:
         return frozenset()
 
     @property
-    def change(self) -> None:
-        return None
+    def change(self) -> ModelChange | None:
+        """Return how it changes to other models, which does not depend on the model."""
+        costs = self.emulated.costs
+        return None if costs.swap is None else ModelChange(costs.model, SwitchWay.STAGED, 0, 0, 0)
 
     @property
     def short_models(self) -> tuple[()]:

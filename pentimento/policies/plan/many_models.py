@@ -1,10 +1,11 @@
 """Serve many models on few devices: decide which worker holds which model, and when it switches.
 
-Any worker can load any model that it lists. A switch costs the load seconds, while the worker serves nothing, and
-the next request for the model that left waits for another load. So each round compares, for each worker, requests a
-second: the waiting requests of another model over load and service, against what the worker serves now. The longer a
-request waits, the more it counts, so that no model starves. Reports have no ages: a model's queue is served in order,
-so the waiting requests are the last ones that arrived.
+Any worker can load any model that it lists. A switch costs the seconds during which the worker serves nothing: those of
+the load, or few if it reads the next model while it generates. And the next request for the model that left waits for
+another load. So each round compares, for each worker, requests a second: the waiting requests of another model over
+these seconds and service, against what the worker serves now. The longer a request waits, the more it counts, so that
+no model starves. Reports have no ages: a model's queue is served in order, so the waiting requests are the last ones
+that arrived.
 """
 
 import math
@@ -12,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pentimento.domain.fleet import Plan, PoolPlan, Replica, WorkerAssignment
+from pentimento.domain.weights import SwitchWay
 from pentimento.policies.plan.costs import LoadSeconds
 from pentimento.policies.plan.demand import demand_of, settled_weight, smoothed
 from pentimento.policies.plan.inputs import UNNUMBERED, AllocationProfile, Decision, PlanInput
@@ -25,6 +27,9 @@ PATIENCE = 1.0
 # Weight of a request that is expected, next to one that waits: an idle worker takes what waits, unless it holds a model
 # in much demand.
 EXPECTED_WEIGHT = 0.1
+# Shares of a load during which a worker serves nothing. A model that was read ahead is placed in a tenth of a second a
+# gigabyte, and the last images of the former one end in smaller batches.
+BLOCKED_SHARES = {SwitchWay.BESIDE: 0.0, SwitchWay.STAGED: 0.15, SwitchWay.UNLOAD_FIRST: 1.0}
 # Workers of a model carry its arrivals up to this share of their time.
 CARRIED_SHARE = 0.7
 
@@ -193,8 +198,9 @@ class LoadCosts:
         return self._loads.of(worker, model) or ASSUMED_LOAD_S
 
     def blocked_s(self, worker: Replica, model: str) -> float:
-        """Return the seconds of the load during which the worker serves nothing."""
-        return self.load_s(worker, model)
+        """Return the seconds of the load during which the worker serves nothing, by the way of its last change."""
+        way = worker.change.way if worker.change is not None else SwitchWay.UNLOAD_FIRST
+        return BLOCKED_SHARES[way] * self.load_s(worker, model)
 
     def run_s(self, model: str) -> float:
         """Return the seconds of one image in the batches that cost least for each."""

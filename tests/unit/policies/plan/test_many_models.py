@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pentimento.domain.fleet import ModelCost, Replica
+from pentimento.domain.weights import ModelChange, SwitchWay
 from pentimento.policies.plan.inputs import AllocationProfile, Decision, ModelDemand, PlanInput, ReplicaView
 from pentimento.policies.plan.many_models import ManyModels, ManyModelsMemory, ModelState, WaitingSince, still_waiting
 from pentimento.policies.plan.settings import ServingSettings
@@ -137,6 +138,20 @@ def test_own_last_load_counts_before_the_profile() -> None:
     warm = replace(context.replicas[0].replica, costs=(ModelCost("c", ((1, 1.0),), load_s=0.1),))
 
     assert held(decide(POLICY, replace(context, replicas=(ReplicaView(warm), context.replicas[1])))) == ["c", "b"]
+
+
+@pytest.mark.parametrize(
+    ("way", "expected"),
+    [(SwitchWay.UNLOAD_FIRST, ["a", "b"]), (SwitchWay.STAGED, ["a", "c"])],
+    ids=lambda one: str(one),
+)
+def test_worker_that_reads_ahead_serves_its_queue_until_then(way: SwitchWay, expected: list[str]) -> None:
+    # While c is read for 8 s, b's two requests are served; without that they would wait for it.
+    context = fleet("a", "b", demand=(waiting("a", 99), waiting("b", 2), waiting("c", 2)), load_s=8.0)
+    change = ModelChange("b", way, 0, 0, 0)
+    changing = tuple(ReplicaView(replace(view.replica, change=change)) for view in context.replicas)
+
+    assert held(decide(POLICY, replace(context, replicas=changing))) == expected
 
 
 def test_every_model_has_a_pool_for_its_queue() -> None:
