@@ -3,14 +3,18 @@
     python -m benchmarks.many_models
 
 Emulated workers behind `pentimento up --emulate --policy NAME`: an image takes half a second alone, less in a batch of
-up to four; a load takes 0.5 to 2 s, by the model's size. Popularity follows Zipf's law with exponent 1. Every suite
-gets the same Poisson arrivals, at 50 and 80 % of the images that the workers generate one at a time without loading.
-An image is in time within 8 s. Deadlines are 60 s, so that late images come too; a request without an image counts
-with 60 s. The controller plans every 0.8 s, by reports that come twice as often. The first 20 s do not count.
+up to four; a load takes 0.5 to 2 s, by the model's size. Our workers read the next model while they generate, and are
+then empty for 0.2 s; the baselines' load on the empty device. Popularity follows Zipf's law with exponent 1. Every
+suite gets the same Poisson arrivals, at 50 and 80 % of the images that the workers generate one at a time without
+loading. An image is in time within 8 s. Deadlines are 60 s, so that late images come too; a request without an image
+counts with 60 s. The controller plans every 0.8 s, by reports that come twice as often. The first 20 s do not count.
 
 `lru-models` loads a waiting model on the worker with the least recently used one, or on the next worker in turn;
 `fixed-shares` gives each worker a fixed share of the models, which it holds in turn. Intervals come from blocks of five
 seconds, resampled with replacement.
+
+Then the same in virtual time, with what decides moved: all workers load on the empty device, all read ahead, and loads
+take 0.4 of the time.
 """
 
 import asyncio
@@ -23,14 +27,17 @@ from statistics import quantiles
 import numpy as np
 
 from benchmarks.suites.emulated import PROMPTS, clients_of, emulated_suite, played
-from benchmarks.suites.switching import SwitchingFleet, flags_of, write_files
+from benchmarks.suites.switching import SwitchingFleet, flags_of, simulated, write_files
+from lab.planners.many_models import lru_models
 from lab.runs import RequestRecord
 from lab.runs.measure import Figure, Options, Target, at_least, at_most, informative, measured, parse_options, publish
 from lab.workloads import Content, SloClass, Workload, poisson
+from pentimento.policies.plan.registry import many_models
+from pentimento.policies.plan.settings import ServingSettings
 
 MODELS, WORKERS = 30, 4
 LOADS = (0.5, 0.8)
-SLO_S, DEADLINE_S, SETTLING_S, BLOCK_S = 8.0, 60.0, 20.0, 5.0
+SLO_S, SOON_S, DEADLINE_S, SETTLING_S, BLOCK_S = 8.0, 4.0, 60.0, 20.0, 5.0
 OURS, OTHERS = "many-models", ("lru-models", "fixed-shares")
 
 Blocks = Mapping[int, Sequence[RequestRecord]]
@@ -45,7 +52,17 @@ def load_s(rank: int) -> float:
     return 0.5 + 1.5 * (rank * 7 % MODELS) / (MODELS - 1)
 
 
-FLEET = SwitchingFleet([(name_of(rank), load_s(rank)) for rank in range(MODELS)], WORKERS)
+def fleet_of(slowness: float = 1.0, swap_s: float | None = None) -> SwitchingFleet:
+    return SwitchingFleet([(name_of(rank), slowness * load_s(rank)) for rank in range(MODELS)], WORKERS, swap_s)
+
+
+FLEET, AHEAD = fleet_of(), fleet_of(swap_s=0.2)
+# Our fleet and LRU's, by name.
+MOVED = {
+    "all load on the empty device": (FLEET, FLEET),
+    "all read ahead": (AHEAD, AHEAD),
+    "loads of 0.4 of the time": (fleet_of(0.4, swap_s=0.2), fleet_of(0.4)),
+}
 
 
 def requests_of(load: float, seconds: float) -> Workload:
@@ -59,15 +76,21 @@ def requests_of(load: float, seconds: float) -> Workload:
     return replace(plain, arrivals=tuple(arrivals))
 
 
-def play(folder: Path, policy: str, workload: Workload) -> list[RequestRecord]:
+def play(policy: str, fleet: SwitchingFleet, workload: Workload) -> list[RequestRecord]:
     """Return the counted requests of a new suite with that policy."""
 
     async def load(suite: object) -> list[RequestRecord]:
         async with clients_of(suite, {"": ""}) as clients:  # type: ignore[arg-type]
             return await played(workload, clients)
 
-    with emulated_suite(folder / "fleet.toml", flags_of(folder, policy), {"PYTHONPATH": str(folder)}) as suite:
-        records = asyncio.run(load(suite))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_files(folder, fleet)
+        with emulated_suite(folder / "fleet.toml", flags_of(folder, policy), {"PYTHONPATH": name}) as suite:
+            return counted_of(asyncio.run(load(suite)))
+
+
+def counted_of(records: Sequence[RequestRecord]) -> list[RequestRecord]:
     return [one for one in records if one.arrived_s >= SETTLING_S]
 
 
@@ -80,6 +103,10 @@ def blocks_of(records: Sequence[RequestRecord]) -> Blocks:
 
 def in_time(records: Sequence[RequestRecord]) -> float:
     return sum(latency_s(one) <= SLO_S for one in records) / len(records)
+
+
+def soon(records: Sequence[RequestRecord]) -> float:
+    return sum(latency_s(one) <= SOON_S for one in records) / len(records)
 
 
 def latency_s(record: RequestRecord) -> float:
@@ -106,6 +133,21 @@ def ratio(
     return measured(name, [(ours[at], theirs[at]) for at in ours.keys() & theirs.keys()], of, target)
 
 
+def moved(load: float, workload: Workload) -> list[Figure]:
+    """Return the ratios to LRU in virtual time, with what decides moved."""
+    settings, found = ServingSettings(""), []
+    for what, fleets in MOVED.items():
+        policies = (many_models(settings), lru_models(settings))
+        own, theirs = (
+            blocks_of(counted_of(simulated(fleet, policy, workload)))
+            for fleet, policy in zip(fleets, policies, strict=True)
+        )
+        name = f"at {load:.0%}, simulated, {what}: {OURS} ÷ {OTHERS[0]}, "
+        found.append(ratio(f"{name}images in time", own, theirs, in_time, informative()))
+        found.append(ratio(f"{name}p99", own, theirs, percentile(99), informative()))
+    return found
+
+
 def figures_of(load: float, records: Mapping[str, Sequence[RequestRecord]]) -> list[Figure]:
     found = []
     blocks = {name: blocks_of(side) for name, side in records.items()}
@@ -113,6 +155,7 @@ def figures_of(load: float, records: Mapping[str, Sequence[RequestRecord]]) -> l
         name = f"at {load:.0%}: {OURS} ÷ {other}, "
         found.append(ratio(f"{name}images in time", blocks[OURS], blocks[other], in_time, at_least(1.5)))
         found.append(ratio(f"{name}p99", blocks[OURS], blocks[other], percentile(99), at_most(0.6)))
+        found.append(ratio(f"{name}images within {SOON_S:g} s", blocks[OURS], blocks[other], soon, informative()))
     for side, of_side in records.items():
         name = f"at {load:.0%}: {side}, "
         found.append(Figure(f"{name}share in time", in_time(of_side), informative(), len(of_side)))
@@ -122,16 +165,15 @@ def figures_of(load: float, records: Mapping[str, Sequence[RequestRecord]]) -> l
 
 
 def run(options: Options) -> int:
-    seconds = 20.0 if options.quick else 60.0
+    seconds = 20.0 if options.quick else 45.0
     figures = []
-    with tempfile.TemporaryDirectory() as folder:
-        write_files(Path(folder), FLEET)
-        for load in LOADS:
-            workload = requests_of(load, seconds)
-            records = {side: play(Path(folder), side, workload) for side in (OURS, *OTHERS)}
-            for figure in (of_load := figures_of(load, records)):
-                print(figure.line(), flush=True)
-            figures += of_load
+    for load in LOADS:
+        workload = requests_of(load, seconds)
+        records = {side: play(side, FLEET, workload) for side in OTHERS}
+        of_load = figures_of(load, {OURS: play(OURS, AHEAD, workload), **records}) + moved(load, workload)
+        for figure in of_load:
+            print(figure.line(), flush=True)
+        figures += of_load
     figures.sort(key=lambda figure: figure.target.limit is None)
     notes = {"models": MODELS, "workers": WORKERS, "in_time_s": SLO_S, "seconds_each": seconds}
     return publish(options, figures, notes=notes)
