@@ -65,7 +65,7 @@ class ReplayedStream:
         self._patience = patience
         self._wake = wake
         self._loop = asyncio.get_running_loop()
-        # Of the request, whose trace the stream is a part of; the engine's thread has none.
+        # The request's context, with its trace; the engine's thread has none.
         self._context = contextvars.copy_context()
         self._epoch = 0
         # Held for the fields up to `_error`.
