@@ -104,6 +104,7 @@ LARGER_REQUESTS_MIB = {
     "embedder.v1.EmbedderService.EmbedText": 2,
     "embedder.v1.EmbedderService.EmbedImage": 32,
     "discriminator.v1.DiscriminatorService.Score": 32,
+    "safety.v1.SafetyService.Check": 32,
     "controller.v1.ControllerService.Register": 1,
     "controller.v1.ControllerService.Report": 1,
     "models.v1.ModelRepositoryService.FindMissingFiles": 1,

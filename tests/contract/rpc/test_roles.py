@@ -46,6 +46,7 @@ MAY_CALL = {
     "controlnet.v1.ControlNetService.GetStatus": SUITE_AND_OPERATORS,
     "discriminator.v1.DiscriminatorService.Score": SUITE,
     "discriminator.v1.DiscriminatorService.Foresee": SUITE,
+    "safety.v1.SafetyService.Check": SUITE,
     "discriminator.v1.DiscriminatorService.GetStatus": SUITE_AND_OPERATORS,
     "embedder.v1.EmbedderService.EmbedText": SUITE,
     "embedder.v1.EmbedderService.EmbedImage": SUITE,
