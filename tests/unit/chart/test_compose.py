@@ -18,7 +18,7 @@ Rendering = Callable[..., list[Manifest]]
 
 FORMS = {"docker-compose.embedded.yml": {**EMBEDDED, "auth": {"enabled": False}}, "docker-compose.yml": EXTERNAL}
 # Of the compositions alone: addresses and places of their network and volumes, in other words here.
-PLACES = re.compile(r"_(ADDRESS|URL|FILE|INSTANCE_ID|LISTEN|CACHE_DIR|CLAIMS_DIR|CONFIG|ALLOWED_HOSTS)$")
+PLACES = re.compile(r"_(ADDRESS|ADDRESSES|URL|FILE|INSTANCE_ID|LISTEN|CACHE_DIR|CLAIMS_DIR|CONFIG|ALLOWED_HOSTS)$")
 # Sets of more than a single value of the chart, by the variable of the compositions.
 CHOICES: dict[str, Any] = {
     "PENTIMENTO_HEAVY_MODEL": {"serving": {"heavy": "sdxl"}},
