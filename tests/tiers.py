@@ -33,6 +33,7 @@ SECOND = {
     "integration/site",
     "integration/unet_worker",
     "integration/vectordb_gateway/test_scaled_stores.py",
+    "integration/vectordb_gateway/test_replaced_encoder.py",
     "integration/vectordb_gateway/test_two_encoders.py",
     # Processes and builds of an index, a second or so each.
     "unit/stores/components/test_component_store.py",

@@ -34,7 +34,7 @@ from services.vectordb_gateway.entries.checks import (
     check_tenant_bytes,
 )
 from services.vectordb_gateway.entries.rules import PlannedCache
-from services.vectordb_gateway.lookup.encoder import EncoderGuard
+from services.vectordb_gateway.lookup.encoder import REPLACED_AFTER_S, EncoderGuard
 from services.vectordb_gateway.upkeep.indexing import Indexing
 from services.vectordb_gateway.upkeep.store_calls import StoreThreads
 
@@ -219,8 +219,12 @@ class EntryWriting:
             step_count=scope.num_inference_steps,
             repeat_key=repeat_key,
         )
+        for encoder in self._guard.replacing(encoders):
+            # Objects stay for readers that looked them up by the other space.
+            await asyncio.wrap_future(self._ledger.replace_encoder(encoder, REPLACED_AFTER_S))
+            self._guard.note_replaced(encoder)
         # A space is bound by its first vector. A refused commit must not bind it: no other encoder could enter then.
-        entry_id = await asyncio.wrap_future(self._ledger.commit(entry, *self._guard.unbound(encoders)))
+        entry_id = await asyncio.wrap_future(self._ledger.commit(entry, *encoders))
         self._guard.note_bound(*encoders)
         metrics.COMMITS.inc()
         await self._make_findable()

@@ -2,6 +2,8 @@
 
 import logging
 import threading
+import time
+from collections.abc import Callable
 
 from pentimento.domain.embedding import Embedding, PromptEmbedding, Space
 from pentimento.domain.errors import InvalidArgument
@@ -16,13 +18,15 @@ logger = logging.getLogger(__name__)
 MAX_DIMENSION_COUNT = 8192
 # The fields of a commit's vectors.
 ENTRY_FIELDS = {Space.TEXT: "text_embedding", Space.IMAGE: "image_embedding"}
+# Seconds without a vector of a space's encoder, after which a commit of another one replaces it.
+REPLACED_AFTER_S = 600.0
 
 
 class EncoderGuard:
     """The encoder of each space that the ledger is bound to (by its first vector), and the index made ready for
-    them."""
+    them. Another encoder replaces one that nobody uses any longer."""
 
-    def __init__(self, ledger: CacheLedger, index: VectorIndex) -> None:
+    def __init__(self, ledger: CacheLedger, index: VectorIndex, now: Callable[[], float] = time.monotonic) -> None:
         self._ledger = ledger
         self._index = index
         self._bindings: dict[Space, EncoderBinding] = {}
@@ -31,6 +35,8 @@ class EncoderGuard:
         self._lock = threading.Lock()
         # The encoder of each space's last log line: a caller with another embedder sends no other.
         self._told_of: dict[Space, str] = {}
+        self._now = now
+        self._used_at = dict.fromkeys(Space, now())
 
     @property
     def bound(self) -> bool:
@@ -75,6 +81,7 @@ class EncoderGuard:
         if (bound := self._bindings.get(space)) is not None:
             self._tell_of_another(bound, embedding.encoder_digest)
             _require_encoder(bound, embedding, field)
+            self._used_at[space] = self._now()
         check_vector(f"{field}.values", embedding.values, embedding.dimension_count)
 
     def searched(self, prompt: PromptEmbedding) -> dict[Space, Embedding]:
@@ -90,6 +97,7 @@ class EncoderGuard:
             return {Space.TEXT: prompt.text}
         if prompt.image is not None:
             self.check(image, "image_query", Space.IMAGE)
+        self._used_at[Space.IMAGE] = self._now()
         return {Space.TEXT: prompt.text, Space.IMAGE: image}
 
     def _tell_of_another(self, bound: EncoderBinding, encoder_digest: str) -> None:
@@ -106,17 +114,37 @@ class EncoderGuard:
 
     def check_entry(self, text: Embedding, image: Embedding | None) -> tuple[EncoderBinding, ...]:
         """Return the encoder of each of an entry's vectors; the first vector of a space binds it. Raises
-        InvalidArgument as `check`."""
+        InvalidArgument as `check`, but not for an encoder that replaces the space's."""
         if image is not None and image.encoder_digest == text.encoder_digest:
             _require_encoder(EncoderBinding(text.encoder_digest, text.dimension_count), image, "image_embedding")
         vectors = {Space.TEXT: text} if image is None else {Space.TEXT: text, Space.IMAGE: image}
-        for space, vector in vectors.items():
-            self.check(vector, ENTRY_FIELDS[space], space)
-        return tuple(EncoderBinding(one.encoder_digest, one.dimension_count, space) for space, one in vectors.items())
+        found = [EncoderBinding(one.encoder_digest, one.dimension_count, space) for space, one in vectors.items()]
+        for encoder, vector in zip(found, vectors.values(), strict=True):
+            field = ENTRY_FIELDS[encoder.space]
+            if self._replaces(encoder):
+                _check_description(vector, field)
+                check_vector(f"{field}.values", vector.values, vector.dimension_count)
+            else:
+                self.check(vector, field, encoder.space)
+        return tuple(found)
 
-    def unbound(self, encoders: tuple[EncoderBinding, ...]) -> tuple[EncoderBinding, ...]:
-        """Return the encoders of spaces that may have none yet."""
-        return tuple(one for one in encoders if one.space not in self._bindings)
+    def replacing(self, encoders: tuple[EncoderBinding, ...]) -> tuple[EncoderBinding, ...]:
+        """Return the encoders that replace those of their space, which were not used for `REPLACED_AFTER_S`."""
+        return tuple(one for one in encoders if self._replaces(one))
+
+    def _replaces(self, encoder: EncoderBinding) -> bool:
+        bound = self._bindings.get(encoder.space)
+        if bound is None or bound.encoder_digest == encoder.encoder_digest:
+            return False
+        return self._now() - self._used_at[encoder.space] >= REPLACED_AFTER_S
+
+    def note_replaced(self, encoder: EncoderBinding) -> None:
+        """Changes state: the space has another encoder from now on."""
+        before = self._bindings[encoder.space]
+        self._bindings = {**self._bindings, encoder.space: encoder}
+        self._used_at[encoder.space] = self._now()
+        names = (encoder.space.value, encoder.encoder_digest, before.encoder_digest)
+        logger.warning("the cache's %s vectors are of encoder %s from now on; those of %s are dropped", *names)
 
     def note_bound(self, *encoders: EncoderBinding) -> None:
         """Changes state: know the encoders that a commit was of."""

@@ -117,7 +117,7 @@ class LookupSearch:
 
     async def images(self, scope: CacheScope) -> Sequence[Match]:
         """Return the nearest entries by their images that hold an image for the scope."""
-        return await self._nearest(self.image_query(scope), lambda entry: has_image_for(scope, entry))
+        return await self._nearest(self.image_query(scope), lambda entry: entry.is_seen and has_image_for(scope, entry))
 
     async def _nearest(self, query: VectorQuery, serves: Serves) -> Sequence[Match]:
         """Return the matches that may serve: the request's own first, then the nearest; of one prompt the oldest first,

@@ -118,7 +118,7 @@ class MatchWatch:
     def forecast(self, pools: tuple[str, ...], vector: bytes) -> Forecast:
         """Return whether a search for the vector in these pools is worth its time."""
         predictor = self._predictor
-        if predictor is None or not self._gate.on:
+        if predictor is None or not self._gate.on or not predictor.reads(vector):
             return Forecast(Ruling.SEARCH, None, pools, vector)
         score = self._score(predictor, pools, vector)
         with self._booking:
@@ -151,7 +151,7 @@ class MatchWatch:
         """Changes state: learn what the scorer would have said to a lookup that it was not asked about. One at a time:
         where scoring takes longer than lookups come, some are passed over."""
         predictor = self._predictor
-        if predictor is None or not self._studying.acquire(blocking=False):
+        if predictor is None or not predictor.reads(forecast.vector) or not self._studying.acquire(blocking=False):
             return
         try:
             score = self._score(predictor, forecast.pools, forecast.vector)
@@ -199,7 +199,8 @@ class MatchWatch:
 
     def _open(self) -> None:
         binding = self._ledger.binding()
-        if self._predictor is None and binding is not None:
+        known = self._predictor.encoder if self._predictor is not None else None
+        if binding is not None and binding != known:
             self._predictor = MatchPredictor(binding)
 
     def _retrain_if_stale(self) -> None:

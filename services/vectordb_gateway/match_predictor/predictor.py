@@ -40,6 +40,10 @@ class MatchPredictor:
         self._last_sequence = 0
         self._changing = threading.Lock()
 
+    def reads(self, vector: bytes) -> bool:
+        """Return whether a vector has its encoder's dimensions."""
+        return len(vector) == 4 * self.encoder.dimension_count
+
     @property
     def last_sequence(self) -> int:
         """Return the number of the newest entry that it knows, 0 for none."""

@@ -17,7 +17,7 @@ from pentimento.stores.ledger.cache import tables as cache_tables
 from pentimento.stores.ledger.cache.ledger import CacheLedger, open_cache_ledger
 from pentimento.stores.ledger.cache.records import EncoderBinding, EntryCommit, EntryVectors, ObjectPin
 from pentimento.stores.ledger.database import open_engine
-from tests.contract.stores.cache_records import VECTOR, add, commit, down_to, grant, reference
+from tests.contract.stores.cache_records import VECTOR, add, bind, commit, down_to, grant, reference
 
 
 def test_commit_concurrent_calls_make_one_entry(ledger: CacheLedger) -> None:
@@ -56,6 +56,38 @@ def test_commit_binds_each_space_to_its_encoder(ledger: CacheLedger) -> None:
 
     assert before == {Space.TEXT: text}
     assert ledger.bindings() == {Space.TEXT: text, Space.IMAGE: image}
+
+
+def test_replace_encoder_of_images_drops_their_vectors_alone(ledger: CacheLedger) -> None:
+    ledger.reserve(grant("g1", (5, None))).result()
+    text, image = EncoderBinding("one", 2), EncoderBinding("clip", 2, Space.IMAGE)
+    entry_id = ledger.commit(replace(commit("g1", (5,), image=True), image_vector=VECTOR), text, image).result()
+    ledger.mark_indexed(ledger.unindexed(9)).result()
+    before, removal_count = ledger.live_entry(entry_id), ledger.removal_count
+
+    ledger.replace_encoder(replace(image, encoder_digest="siglip", dimension_count=3), 9.0).result()
+
+    entry, (vectors,) = ledger.live_entry(entry_id), ledger.unindexed(9)
+    assert before is not None and before.is_seen
+    assert entry == replace(before, is_seen=False)
+    assert (vectors.text, vectors.image) == (VECTOR, None)
+    assert ledger.bindings() == {Space.TEXT: text, Space.IMAGE: EncoderBinding("siglip", 3, Space.IMAGE)}
+    assert ledger.removal_count > removal_count
+    with pytest.raises(InvalidArgument, match=r"image_embedding\.encoder_digest: must be siglip"):
+        ledger.reserve(grant("g2")).result()
+        ledger.commit(commit("g2"), text, image).result()
+
+
+def test_replace_encoder_of_texts_drops_the_entries(ledger: CacheLedger) -> None:
+    for number in range(300):
+        add(ledger, f"g{number}", steps=(5,))
+    bind(ledger, EncoderBinding("one", 2))
+
+    ledger.replace_encoder(EncoderBinding("two", 3), 9.0).result()
+
+    assert (ledger.totals().entry_count, ledger.binding()) == (0, EncoderBinding("two", 3))
+    assert len(ledger.doomed_ids(1000)) == 300
+    assert ledger.deletable_keys(9) == []
 
 
 def test_cache_id_is_kept_and_unique(ledger_url: str, tmp_path_factory: pytest.TempPathFactory) -> None:

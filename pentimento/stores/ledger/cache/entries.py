@@ -40,6 +40,7 @@ _LIVE_ENTRIES = Statement(
     select(
         *(_entries.c.entry_id, _entries.c.pool, _entries.c.created_at, _entries.c.ancestor_depth),
         *(_entries.c.tenant, _entries.c.request_id, _entries.c.repeat_key),
+        _entries.c.image_vector.is_not(None).label("is_seen"),
         *(*REFERENCE, _objects.c.compatibility_key, _objects.c.resume_step, _objects.c.sigma),
     )
     .join(_objects, _objects.c.entry_id == _entries.c.entry_id)
@@ -242,6 +243,7 @@ def _entry(rows: Sequence[Any]) -> CachedEntry:
         tenant=first.tenant,
         request_id=first.request_id,
         repeat_key=first.repeat_key,
+        is_seen=bool(first.is_seen),
     )
 
 

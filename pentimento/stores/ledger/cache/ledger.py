@@ -7,16 +7,19 @@ Changes go through one writer with group commit and answer with futures; reads a
 import secrets
 from concurrent.futures import Future
 
-from sqlalchemy import Connection, Engine, bindparam, select
+from sqlalchemy import Connection, Engine, bindparam, select, update
 
 from pentimento.domain.clock import Clock, SystemClock
+from pentimento.domain.embedding import Space
 from pentimento.stores.ledger.cache import tables
 from pentimento.stores.ledger.cache.checks import CacheChecks
 from pentimento.stores.ledger.cache.entries import IS_LIVE, CacheEntries, doom_entries
 from pentimento.stores.ledger.cache.evictions import CacheEvictions, drop_limit
 from pentimento.stores.ledger.cache.grants import CacheGrants, release_all
+from pentimento.stores.ledger.cache.part import lock
 from pentimento.stores.ledger.cache.pins import drop_pins_of
 from pentimento.stores.ledger.cache.quality import CacheQuality
+from pentimento.stores.ledger.cache.records import EncoderBinding
 from pentimento.stores.ledger.database import open_engine
 from pentimento.stores.ledger.errors import typed_errors
 from pentimento.stores.ledger.migrations import migrate, require_newest
@@ -29,6 +32,10 @@ _CACHE_ID = Statement(select(tables.state.c.cache_id))
 _SOME_OF_TENANT = Statement(
     select(_entries.c.entry_id).where(_entries.c.tenant == bindparam("of_tenant"), IS_LIVE).limit(_FORGOTTEN_AT_ONCE)
 )
+
+_SOME_LIVE = Statement(select(_entries.c.entry_id).where(IS_LIVE).limit(_FORGOTTEN_AT_ONCE))
+_FORGET_LOOKS = Statement(update(_entries).where(IS_LIVE, _entries.c.image_vector.is_not(None)))
+_REPLACE_ENCODER = Statement(update(tables.encoders).where(tables.encoders.c.space == bindparam("of_space")))
 
 
 def open_cache_ledger(url: str, clock: Clock | None = None, *, as_it_is: bool = False) -> "CacheLedger":
@@ -69,6 +76,23 @@ class CacheLedger(CacheGrants, CacheEntries, CacheEvictions, CacheQuality, Cache
             return doom_entries(connection, some, now, now)
 
         return self._submit(forget, self._note_removal)
+
+    def replace_encoder(self, encoder: EncoderBinding, grace_s: float) -> "Future[None]":
+        """Bind a space to another encoder and drop the vectors before, which are not comparable with its own: of images
+        their vectors alone, of texts the entries, whose objects stay for `grace_s`."""
+        now = self._clock.wall()
+
+        def replace(connection: Connection) -> None:
+            lock(connection)
+            values = {"encoder_digest": encoder.encoder_digest, "dimension_count": encoder.dimension_count}
+            _REPLACE_ENCODER.change(connection, of_space=encoder.space.value, **values)
+            if encoder.space is Space.IMAGE:
+                _FORGET_LOOKS.change(connection, image_vector=None, indexed=0)
+                return
+            while some := _SOME_LIVE.scalars(connection):
+                doom_entries(connection, some, now, now + grace_s)
+
+        return self._submit(replace, self._note_removal)
 
     def close(self) -> None:
         """Commit queued changes and disconnect from the database."""

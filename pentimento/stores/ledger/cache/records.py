@@ -105,6 +105,8 @@ class CachedEntry:
     tenant: str = ""
     request_id: str = ""
     repeat_key: str = ""
+    # The image has a vector of the encoder of images.
+    is_seen: bool = True
 
     def request_id_for(self, tenant: str) -> str:
         """Return the request that made the image; "" for another tenant."""
