@@ -24,7 +24,7 @@ REPLACED_AFTER_S = 600.0
 
 class EncoderGuard:
     """The encoder of each space that the ledger is bound to (by its first vector), and the index made ready for
-    them. Another encoder replaces one that nobody uses any longer."""
+    them. Another encoder replaces an unused one."""
 
     def __init__(self, ledger: CacheLedger, index: VectorIndex, now: Callable[[], float] = time.monotonic) -> None:
         self._ledger = ledger

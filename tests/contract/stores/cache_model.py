@@ -199,7 +199,7 @@ class CacheModel:
         image = next((each for each in held if each.step is None), None)
         found = CachedEntry(
             entry_id, commit.pool, commit.created_at, commit.ancestor_depth, latents, tenant=commit.tenant,
-            request_id=commit.request_id, repeat_key=commit.repeat_key,
+            request_id=commit.request_id, repeat_key=commit.repeat_key, is_seen=commit.image_vector is not None,
         )  # fmt: skip
         return found if image is None else replace(found, image=image.reference, image_key=image.compatibility_key)
 

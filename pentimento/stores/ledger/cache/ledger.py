@@ -79,7 +79,7 @@ class CacheLedger(CacheGrants, CacheEntries, CacheEvictions, CacheQuality, Cache
 
     def replace_encoder(self, encoder: EncoderBinding, grace_s: float) -> "Future[None]":
         """Bind a space to another encoder and drop the vectors before, which are not comparable with its own: of images
-        their vectors alone, of texts the entries, whose objects stay for `grace_s`."""
+        their vectors alone, of texts the entries. Objects stay for `grace_s`."""
         now = self._clock.wall()
 
         def replace(connection: Connection) -> None:
