@@ -9,7 +9,8 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-VARIABLE = re.compile(r"\$\{\w+:-(?P<default>[^}]*)\}")
+# The innermost ones: a default may name another variable.
+VARIABLE = re.compile(r"\$\{\w+:-(?P<default>[^{}]*)\}")
 Service = dict[str, Any]
 
 
@@ -20,7 +21,9 @@ def read(file: str) -> dict[str, Any]:
 
 @cache
 def _parsed(file: str) -> dict[str, Any]:
-    text = VARIABLE.sub(lambda found: found["default"], (ROOT / file).read_text())
+    text = (ROOT / file).read_text()
+    while (inner := VARIABLE.sub(lambda found: found["default"], text)) != text:
+        text = inner
     document: dict[str, Any] = yaml.safe_load(text)
     return document
 
