@@ -217,8 +217,7 @@ def _callees(settings: FrontdoorSettings) -> _Callees:
         GatewayClient(gateway) if gateway is not None else None,
         Discriminators(lambda address: DiscriminatorClient(opening(address)), settings.discriminator_addresses),
         SafetyGate(
-            tuple(SafetyClient(opening(address)) for address in settings.safety_addresses),
-            frozenset(settings.safety_checks),
+            lambda address: SafetyClient(opening(address)), settings.safety_addresses, frozenset(settings.safety_checks)
         ),
     )
 

@@ -1,8 +1,8 @@
 """Refuse prompts and images that the operator's classifiers call unsafe; without a verdict nothing is returned."""
 
 from collections.abc import Awaitable, Callable
-from itertools import cycle
 
+from pentimento.clients.replicas import ServiceReplicas
 from pentimento.clients.safety import SafetyClient
 from pentimento.domain.errors import InvalidArgument, PentimentoError, Unavailable
 from pentimento.domain.reasons import Reason
@@ -14,12 +14,16 @@ RETRY_MS = 1000
 
 
 class SafetyGate:
-    """Ask classifiers in turn, and another one where one fails. `subjects`: prompts, images or both are checked."""
+    """Ask the least busy process with classifiers, and another one where one fails. `subjects`: prompts, images or
+    both are checked."""
 
-    def __init__(self, clients: tuple[SafetyClient, ...], subjects: frozenset[str]) -> None:
-        self._clients = clients
+    def __init__(
+        self, open_client: Callable[[str], SafetyClient], addresses: tuple[str, ...], subjects: frozenset[str]
+    ) -> None:
+        self._replicas = ServiceReplicas(open_client)
+        self._replicas.follow(addresses)
+        self._addresses = addresses
         self._subjects = subjects
-        self._turns = cycle(range(len(clients))) if clients else None
 
     @property
     def checks_images(self) -> bool:
@@ -39,15 +43,12 @@ class SafetyGate:
             self._refuse_unsafe(IMAGE, Reason.UNSAFE_IMAGE, verdict)
 
     async def _asked(self, ask: Callable[[SafetyClient], Awaitable[SafetyVerdict]]) -> SafetyVerdict:
-        last = "no classifier has an address"
-        for _ in self._clients:
-            assert self._turns is not None
-            try:
-                return await ask(self._clients[next(self._turns)])
-            except PentimentoError as error:
-                last = error.reason
-        message = f"no classifier gives a verdict ({last}), and nothing is returned without one"
-        raise Unavailable(Reason.SAFETY_UNAVAILABLE, message, retry_after_ms=RETRY_MS)
+        addresses = self._replicas.least_busy(self._addresses, self._addresses.index)
+        try:
+            return await self._replicas.ask(addresses, ask, lambda address, error: True)
+        except PentimentoError as error:
+            message = f"no classifier gives a verdict ({error.reason}), and nothing is returned without one"
+            raise Unavailable(Reason.SAFETY_UNAVAILABLE, message, retry_after_ms=RETRY_MS) from None
 
     def _refuse_unsafe(self, subject: str, reason: Reason, verdict: SafetyVerdict) -> None:
         if not verdict.unsafe:
