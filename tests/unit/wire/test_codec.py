@@ -144,7 +144,7 @@ REFUSED: list[tuple[Message, Any, str, str]] = [
     (generation_pb2.Start(), Start, "here", "must be noise, latent or image, got nothing"),
     (generation_pb2.Start(latent={}), Start, "here.latent.latent", "must be an object of the object store"),
     (generation_pb2.Attempt(), Attempt, "here.request_id", "must not be empty"),
-    (controller_pb.Replica(), Replica, "here.kind", "must be one of [1, 2, 3, 4, 5, 6], got 0"),
+    (controller_pb.Replica(), Replica, "here.kind", "must be one of [1, 2, 3, 4, 5, 6, 7], got 0"),
     (
         controller_pb.Replica(kind=1, adapters=[{}]),
         Replica,
