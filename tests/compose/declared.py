@@ -9,8 +9,7 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-# The innermost ones: a default may name another variable.
-VARIABLE = re.compile(r"\$\{\w+:-(?P<default>[^{}]*)\}")
+VARIABLE = re.compile(r"\$\{\w+:-(?P<default>[^}]*)\}")
 Service = dict[str, Any]
 
 
@@ -21,9 +20,7 @@ def read(file: str) -> dict[str, Any]:
 
 @cache
 def _parsed(file: str) -> dict[str, Any]:
-    text = (ROOT / file).read_text()
-    while (inner := VARIABLE.sub(lambda found: found["default"], text)) != text:
-        text = inner
+    text = VARIABLE.sub(lambda found: found["default"], (ROOT / file).read_text())
     document: dict[str, Any] = yaml.safe_load(text)
     return document
 
