@@ -222,14 +222,15 @@ def write_rows(ledger_url: str, first: int, part: Vectors, indexed: bool = True)
         "object_count": tables.state.c.object_count + len(entries),
         "size_bytes": tables.state.c.size_bytes + LATENT_BYTES * len(objects),
         "sequence": first + len(entries),
-        "encoder_digest": ENCODER,
-        "dimension_count": DIMENSION_COUNT,
     }
+    encoder = {"space": "text", "encoder_digest": ENCODER, "dimension_count": DIMENSION_COUNT}
     engine = open_engine(ledger_url)
     with engine.begin() as connection:
         connection.execute(insert(tables.entries), entries)
         connection.execute(insert(tables.objects), objects)
         connection.execute(update(tables.state).values(counted))
+        if connection.execute(select(tables.encoders)).first() is None:
+            connection.execute(insert(tables.encoders), [encoder])
     engine.dispose()
 
 

@@ -84,9 +84,8 @@ def test_grpc_client_without_a_trace_begins_one_that_reaches_controlnets(
     def new() -> list[ReceivedSpan]:
         return [span for span in receiver.spans() if span.trace_id not in known]
 
-    spans = once(
-        new, lambda found: services_of(found) >= {"frontdoor", "unet_worker", "controlnet_svc"} and bool(roots(found))
-    )
+    expected = {"frontdoor", "unet_worker", "controlnet_svc"}
+    spans = once(new, lambda found: joined(found, "frontdoor", expected, step_count=4))
     (root,) = roots(spans)
     assert (root.service, root.name, root.parent_id) == ("frontdoor", GENERATE, "")
     assert root.attributes["pentimento.request_id"] == made.provenance.request_id

@@ -260,7 +260,7 @@ def test_a_builder_that_is_killed_costs_its_build_and_the_next_one_is_made(tmp_p
 def test_without_room_nothing_is_built_and_the_old_index_serves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pentimento.stores.vectors.rebuild.needed_room_bytes", lambda points, dimensions: 2**62)
+    monkeypatch.setattr("pentimento.stores.vectors.rebuild.needed_room_bytes", lambda *_: 2**62)
     index = opened(tmp_path)
     vectors = clustered(1200)
     index.upsert(points_at(vectors))

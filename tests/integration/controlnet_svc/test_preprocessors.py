@@ -24,8 +24,16 @@ from pentimento.domain.generation import ControlKind, ControlNetSelection, Prepr
 from pentimento.tensors.device import outgoing_tensor
 from pentimento.wire.tensors import UNBOUND
 from services.controlnet_svc.streams import named_tensors
-from tests.integration.controlnet_svc.conftest import Service, condition, latents, request_for, serve, tensors_of
-from tests.integration.controlnet_svc.test_streams import OPEN_S, assert_equal, pixels
+from tests.integration.controlnet_svc.conftest import (
+    Service,
+    condition,
+    latents,
+    pixels,
+    request_for,
+    serve,
+    tensors_of,
+)
+from tests.integration.controlnet_svc.test_streams import OPEN_S, assert_equal
 from tests.support.images import png_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -147,7 +147,7 @@ async def test_the_account_tells_the_device_time_and_no_energy_that_nobody_measu
     result = await result_of(execute(worker))
 
     assert result.device_seconds > 0
-    assert (result.energy_joules is None) == (worker.model.energy is None)
+    assert (result.energy_joules is None) == (worker.switch._loader._energy is None)
 
 
 async def test_the_lag_of_the_event_loop_is_measured(worker: Served) -> None:

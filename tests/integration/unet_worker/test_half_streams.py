@@ -18,6 +18,7 @@ from pentimento.clients.calls import domain_errors
 from pentimento.clients.guidance_half import GuidanceHalfClient, HalfStream, HalfStreamRequest
 from pentimento.domain.errors import PentimentoError, ResourceExhausted, Unavailable
 from pentimento.domain.generation import Attempt
+from pentimento.domain.weights import SwitchWay
 from pentimento.tensors.device import outgoing_tensor
 from pentimento.tensors.regions import RegionDirectory
 from pentimento.wire.tensors import UNBOUND
@@ -25,7 +26,7 @@ from services.unet_worker.models.loaded import LoadedModel
 from services.unet_worker.pairing import servicer
 from services.unet_worker.pairing.servicer import HalfServicer, Requests
 from tests.integration.unet_worker.conftest import Served, serve
-from tests.integration.unet_worker.test_switching import credits_where, engines
+from tests.integration.unet_worker.test_switching import credits_where, engines, take
 
 OPEN_S = 120.0
 LATENT = outgoing_tensor(torch.zeros(1, 4, SIDE_PX // 4, SIDE_PX // 4), UNBOUND)
@@ -117,14 +118,15 @@ async def test_halves_end_with_their_model_and_let_go_of_it_before_the_next_one_
     (directory / "shared").mkdir(mode=0o700)
     settings: dict[str, Any] = {"other_models": (other,), "shared_memory_dir": str(directory / "shared")}
     async with serve(checkpoint, directory, **settings) as worker:
-        stream, gone, load = await begun(worker), [], worker.switch._load
+        stream, gone, load = await begun(worker), [], worker.switch._loader.load
         model = weakref.ref(worker.model.halves._halves._model)
 
-        async def loading(name: str) -> LoadedModel:
+        async def loading(*given: Any) -> LoadedModel:
             gone.append(model() is None)
-            return await load(name)
+            return await load(*given)
 
-        monkeypatch.setattr(worker.switch, "_load", loading)
+        take(SwitchWay.UNLOAD_FIRST, monkeypatch)
+        monkeypatch.setattr(worker.switch._loader, "load", loading)
         monkeypatch.setattr(servicer, "LET_GO_S", 60.0)  # a busy machine ends a stream late
         worker.switch.assign("other", 8)
         await credits_where(worker, served=True, model="other")

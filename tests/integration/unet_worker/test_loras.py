@@ -25,12 +25,13 @@ from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFou
 from pentimento.domain.execution import AttemptResult
 from pentimento.domain.fleet import AdapterPlacement, Capability, Plan, WorkerAssignment
 from pentimento.domain.generation import LoraSelection, ObjectReference, PlanVersion
+from pentimento.domain.weights import SwitchWay
 from pentimento.stores.objects import open_objects
 from services.unet_worker.adapters.lora_directory import LoraDirectory
 from services.unet_worker.models.loaded import LoadedModel
 from tests.integration.unet_worker.conftest import Served, serve
 from tests.integration.unet_worker.requests import attempt, route, spec_with
-from tests.integration.unet_worker.test_switching import credits_where
+from tests.integration.unet_worker.test_switching import credits_where, take
 from tests.support.calls import result_of
 
 
@@ -169,13 +170,14 @@ async def test_a_lora_that_is_still_being_read_keeps_no_model_from_giving_way_to
     # Those that are left out are logged, and pytest keeps what is logged.
     shutil.copytree(adapters_dir / "neon", tmp_path / "fitting" / "neon")
     async with serve(checkpoint, tmp_path, adapters_dir=tmp_path / "fitting", other_models=(other,)) as served:
-        model, load = weakref.ref(served.model.halves._halves._model), served.switch._load
+        model, load = weakref.ref(served.model.halves._halves._model), served.switch._loader.load
 
-        async def loading(name: str) -> LoadedModel:
+        async def loading(*given: Any) -> LoadedModel:
             gone.append(model() is None)
-            return await load(name)
+            return await load(*given)
 
-        monkeypatch.setattr(served.switch, "_load", loading)
+        take(SwitchWay.UNLOAD_FIRST, monkeypatch)
+        monkeypatch.setattr(served.switch._loader, "load", loading)
         ahead = asyncio.create_task(served.client.prefetch(["neon"]))
         try:
             await begun.wait()
