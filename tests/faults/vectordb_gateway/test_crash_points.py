@@ -16,10 +16,10 @@ from pentimento.policies.cache_selection import SelectionRules, Threshold
 from pentimento.policies.followed_cache import CacheChoice
 from pentimento.policies.reuse_rules import ReuseRules
 from pentimento.stores.ledger.cache.ledger import CacheLedger, open_cache_ledger
-from pentimento.stores.ledger.cache.records import CacheTotals
+from pentimento.stores.ledger.cache.records import CacheTotals, EncoderBinding
 from pentimento.stores.objects import ObjectStore, open_objects
 from pentimento.stores.objects.suspects import BAD_READINGS, Suspects
-from pentimento.stores.vectors import VectorIndex
+from pentimento.stores.vectors import Space, VectorIndex
 from services.vectordb_gateway.entries import writer
 from services.vectordb_gateway.entries.capacity import Capacity
 from services.vectordb_gateway.entries.rules import PlannedCache
@@ -32,7 +32,7 @@ from services.vectordb_gateway.upkeep.healing import Healing
 from services.vectordb_gateway.upkeep.indexing import Indexing
 from services.vectordb_gateway.upkeep.maintenance import Maintenance
 from services.vectordb_gateway.upkeep.uses import UseNotes
-from tests.support.gateways import ENCODER, attempt, embedding, scope
+from tests.support.gateways import DIMENSION_COUNT, ENCODER, attempt, embedding, scope
 
 pytestmark = pytest.mark.faults
 
@@ -135,7 +135,8 @@ class Cache:
     async def live(self) -> None:
         """Two entries in, which is too many, of the first two latents pinned, one of which served; a grant given back;
         a round of maintenance; one pin ended, and another round. A hit is painted again; then the bytes of what is
-        pinned are lost, the points of the index, and bytes of an entry; at last the tenant is forgotten."""
+        pinned are lost, the points of the index, and bytes of an entry; another encoder of images replaces the first;
+        at last the tenant is forgotten."""
         entry_ids = [await self.store(number) for number in range(2)]
         await self.writing.release((await self.upload(attempt())).grant_id)
         self.maintenance.run_round()
@@ -155,6 +156,8 @@ class Cache:
         self.missing.append((entry.entry_id, entry.image.key))
         self.objects.delete(entry.image.key)
         await self.report_missing(self.missing)
+        self.maintenance.run_round()
+        self.ledger.replace_encoder(EncoderBinding("another", DIMENSION_COUNT, Space.IMAGE), 900.0)
         self.maintenance.run_round()
         await self.pinning.forget_tenant("tenant")
         self.maintenance.run_round()
