@@ -284,100 +284,74 @@ def histories(count: int, most: int, *, from_images: bool = False) -> list[Earni
 
 
 def figures_of(played: Sequence[EarningHistory], most: int) -> list[Figure]:
-    """Return the figures; a history that never came near counts with all its requests."""
+    """Return the figures of latents; a history that never came near counts with all its requests."""
+    near = measured(
+        "requests until every threshold is within 0.02 of the profile's",
+        [float(one.requests) for one in played],
+        statistics.median,
+        at_most(2000, "requests"),
+    )
+    shares = [
+        Figure(f"histories {what} within {most:,} requests", statistics.fmean(found), informative(), len(played))
+        for what, found in (
+            ("with reuse", [one.opened_at is not None for one in played]),
+            ("that came near", [one.reached for one in played]),
+        )
+    ]
+    kept = measured(
+        "recorded pairs from 0.95 on whose image keeps 0.9, K = 25",
+        [float(share_of(pair, 25) >= ALPHA) for pair in read_pairs() if pair.similarity >= 0.95],
+        statistics.fmean,
+        informative(),
+    )
+    return [near, *earned_figures(played, most), *shares, kept]
+
+
+def image_figures(played: Sequence[EarningHistory], most: int) -> list[Figure]:
+    """Return the figures of images."""
+    kept = measured(
+        "images: recorded pairs whose image keeps 0.9, K = 30",
+        [float(share_of(pair, 30) >= ALPHA) for pair in read_pairs(IMAGE_PAIRS)],
+        statistics.fmean,
+        informative(),
+    )
+    return [*earned_figures(played, most, "images: "), kept]
+
+
+def earned_figures(played: Sequence[EarningHistory], most: int, prefix: str = "") -> list[Figure]:
+    """Return the figures of both kinds; a history without reuse counts with all its requests."""
     hits = [float(share >= ALPHA) for one in played for share in one.hits]
     lowest = [one.similarity for one in played if one.similarity is not None]
     figures = [
-        measured(
-            "requests until every threshold is within 0.02 of the profile's",
-            [float(one.requests) for one in played],
-            statistics.median,
-            at_most(2000, "requests"),
-        ),
         Figure(
-            "least lower bound of the quality kept by all images, of all checks",
+            f"{prefix}least lower bound of the quality kept by all images, of all checks",
             min(check for one in played for check in one.checks),
             at_least(ALPHA),
             sum(len(one.checks) for one in played),
         ),
         Figure(
-            "device seconds of shadows ÷ of images, most of all histories",
+            f"{prefix}device seconds of shadows ÷ of images, most of all histories",
             max(one.shadow_steps / one.image_steps for one in played),
             at_most(WORK_SHARE),
             len(played),
         ),
         measured(
-            "requests until a first threshold allows reuse",
+            f"{prefix}requests until a first threshold allows reuse",
             [float(one.opened_at or most) for one in played],
             statistics.median,
             informative("requests"),
         ),
-        Figure(
-            f"histories with reuse within {most:,} requests",
-            statistics.fmean(one.opened_at is not None for one in played),
-            informative(),
-            len(played),
-        ),
-        Figure(
-            f"histories that came near within {most:,} requests",
-            statistics.fmean(one.reached for one in played),
-            informative(),
-            len(played),
-        ),
-        measured(
-            "recorded pairs from 0.95 on whose image keeps 0.9, K = 25",
-            [float(share_of(pair, 25) >= ALPHA) for pair in read_pairs() if pair.similarity >= 0.95],
-            statistics.fmean,
-            informative(),
-        ),
     ]
     if hits and lowest:
+        end = "lowest similarity allowed at the end"
         figures += [
-            measured("hits on the way that keep 0.9", hits, statistics.fmean, informative()),
+            measured(f"{prefix}hits on the way that keep 0.9", hits, statistics.fmean, informative()),
             measured(
-                "lowest similarity allowed at the end, of histories with reuse",
+                f"{prefix}{end}" if prefix else f"{end}, of histories with reuse",
                 lowest,
                 statistics.median,
                 informative(),
             ),
-        ]
-    return figures
-
-
-def image_figures(played: Sequence[EarningHistory], most: int) -> list[Figure]:
-    """Return the figures of histories of images; one without reuse counts with all its requests."""
-    pairs, hits = read_pairs(IMAGE_PAIRS), [float(share >= ALPHA) for one in played for share in one.hits]
-    figures = [
-        measured(
-            "images: requests until a first threshold allows reuse",
-            [float(one.opened_at or most) for one in played],
-            statistics.median,
-            informative("requests"),
-        ),
-        Figure(
-            "images: least lower bound of the quality kept by all images, of all checks",
-            min(check for one in played for check in one.checks),
-            at_least(ALPHA),
-            sum(len(one.checks) for one in played),
-        ),
-        Figure(
-            "images: device seconds of shadows ÷ of images, most of all histories",
-            max(one.shadow_steps / one.image_steps for one in played),
-            at_most(WORK_SHARE),
-            len(played),
-        ),
-        measured(
-            "images: recorded pairs whose image keeps 0.9, K = 30",
-            [float(share_of(pair, 30) >= ALPHA) for pair in pairs],
-            statistics.fmean,
-            informative(),
-        ),
-    ]
-    lowest = [one.similarity for one in played if one.similarity is not None]
-    if hits and lowest:
-        figures += [
-            measured("images: hits on the way that keep 0.9", hits, statistics.fmean, informative()),
-            measured("images: lowest similarity allowed at the end", lowest, statistics.median, informative()),
         ]
     return figures
 

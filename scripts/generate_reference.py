@@ -22,10 +22,9 @@ import importlib.resources
 import sys
 import tempfile
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import MISSING
 from enum import Enum
-from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -33,9 +32,8 @@ import chart_schema
 from google.protobuf import descriptor_pb2
 from grpc_tools import protoc
 from openapi_page import http_page
-from pages import monitoring, papers
-from prometheus_client import REGISTRY
-from prometheus_client.metrics import MetricWrapperBase
+from pages import metrics, monitoring, papers
+from pages.metrics import cell
 
 from pentimento.domain.reasons import Reason
 from pentimento.rpc.access import access_of
@@ -70,25 +68,6 @@ SETTINGS = (
         "python -m lab.emulation.emulated_discriminator",
         "lab.emulation.emulated_discriminator.settings:EmulatedDiscriminatorSettings",
     ),
-)
-# The headings of those that several processes have.
-SHARED_METRICS = {
-    "pentimento.rpc.meter": "All processes",
-    "pentimento.tensors.metrics": "Processes that exchange tensors",
-    "pentimento.service.components": "Processes that share components",
-}
-METRICS = (
-    "pentimento.rpc.meter",
-    "pentimento.tensors.metrics",
-    "pentimento.service.components",
-    "services.frontdoor.metrics",
-    "services.edge.metrics",
-    "services.embedder.metrics",
-    "services.vectordb_gateway.metrics",
-    "services.unet_worker.metrics",
-    "services.controller.metrics",
-    "services.controlnet_svc.metrics",
-    "services.discriminator.metrics",
 )
 
 File = descriptor_pb2.FileDescriptorProto
@@ -294,51 +273,6 @@ def default_of(one: Setting) -> str:
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
-def metrics_page() -> str:
-    """Return the page of every metric."""
-    lines = [
-        HEAD,
-        "# Metrics",
-        "",
-        "Each process serves Prometheus metrics at `/metrics` (`--metrics-listen`). No label holds a prompt, a user or "
-        "a tenant. [Alerts](../runbook.md#what-to-alert-on).",
-        "",
-    ]
-    for owner, metrics in metrics_by_owner():
-        lines += [f"## {owner}", "", "| metric | kind | labels | |", "| --- | --- | --- | --- |"]
-        for name, (kind, labels, text) in sorted(metrics.items()):
-            suffix = "_total" if kind == "counter" else ""
-            shown = ", ".join(f"`{label}`" for label in labels)
-            lines.append(f"| `{name}{suffix}` | {kind} | {shown} | {cell(text)} |")
-        lines.append("")
-    return "\n".join(lines) + "\n"
-
-
-@cache
-def metrics_by_owner() -> list[tuple[str, monitoring.Metrics]]:
-    """Return the metrics of each module that registers some, with the heading of its process."""
-    known: set[str] = set()
-    found = []
-    for module in METRICS:
-        importlib.import_module(module)
-        metrics = {name: metric for name, metric in own_metrics().items() if name not in known}
-        known |= set(metrics)
-        found.append((SHARED_METRICS.get(module, module.split(".")[1]), metrics))
-    return found
-
-
-def own_metrics() -> dict[str, tuple[str, tuple[str, ...], str]]:
-    """Return the metrics of ours that are registered by now, by name: kind, labels and text."""
-    found = {}
-    for collector in REGISTRY._collector_to_names:
-        if isinstance(collector, MetricWrapperBase):
-            found[collector._name] = (collector._type, tuple(collector._labelnames), collector._documentation)
-        else:  # it makes its metrics anew at each scrape
-            families: Iterable[Any] = collector.collect()
-            found |= {one.name: (one.type, getattr(one, "_labelnames", ()), one.documentation) for one in families}
-    return {name: metric for name, metric in found.items() if name.startswith("pentimento_")}
-
-
 def reasons_page() -> str:
     """Return the page of every reason that a process acts on."""
     rows = [f"| `{reason}` | {cell(reason.meaning)} | {cell(reason.advice)} |" for reason in Reason]
@@ -356,11 +290,6 @@ def reasons_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def cell(text: str) -> str:
-    """Return text that does not break a table."""
-    return text.replace("|", "\\|")
-
-
 def edge_page() -> str:
     """Return the page of the calls over HTTP."""
     return http_page(HEAD, importlib.import_module("services.edge.api.document").api_document())
@@ -368,13 +297,13 @@ def edge_page() -> str:
 
 COMMITTED = {
     "settings.md": settings_page,
-    "metrics.md": metrics_page,
+    "metrics.md": lambda: metrics.metrics_page(HEAD),
     "reasons.md": reasons_page,
     "../papers.md": papers.page,
     "../runbook.md": monitoring.runbook,
     "../../deploy/helm/pentimento/values.schema.json": values_schema,
     "../../deploy/helm/pentimento/files/rules.yml": monitoring.rules,
-    "../../deploy/helm/pentimento/files/dashboard.json": lambda: monitoring.dashboard(metrics_by_owner()),
+    "../../deploy/helm/pentimento/files/dashboard.json": lambda: monitoring.dashboard(metrics.metrics_by_owner()),
 }
 # Git ignores these: `make docs` writes them before it builds the site.
 OF_THE_SITE = {"api.md": api_page, "http.md": edge_page}

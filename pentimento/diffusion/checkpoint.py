@@ -363,9 +363,3 @@ def _digest_of(sums: dict[str, str]) -> str:
 def config_text(config: Mapping[str, Any]) -> bytes:
     """Return the bytes of a configuration without a file, which its digest is over."""
     return json.dumps(config, sort_keys=True).encode()
-
-
-def file_sum(path: Path) -> str:
-    """Return the sha256 of a file in hexadecimal digits, read in pieces."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,5 +1,5 @@
-"""Commands of the pages that no test runs as they stand, by how they begin, and why. All of them are parsed by
-scripts/check_pages.py; whatever begins otherwise is run by tests/e2e/test_snippets.py."""
+"""Commands of the pages that no test runs as they stand, by how they begin, and why. scripts/check_pages.py
+parses them all; tests/e2e/test_snippets.py runs every other command."""
 
 NOT_RUN = {
     "make ": "sets up a venv, or runs what CI runs as stages of its own",

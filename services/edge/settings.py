@@ -7,7 +7,7 @@ from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.rpc.settings import MEBIBYTE, check_http_address
 from pentimento.settings import setting
 
-# The placeholder of a request's id in `trace_url`.
+# Replaced by a request's id in `trace_url`.
 REQUEST = "{request_id}"
 
 

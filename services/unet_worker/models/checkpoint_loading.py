@@ -59,7 +59,7 @@ def load_checkpoint(
     kernels = kernels_for(kernel_mode, device)
     place = text_encoders
     if budget_bytes is not None:
-        place = encoder_place(path, device, chosen, storage, text_encoders, budget_bytes)
+        place = checked_place(*fitted(path, device, chosen, storage, text_encoders, budget_bytes))
     model = load_model(path, device, chosen, storage, sums, place is TextEncoderPlace.HOST)
     return completed(model, kernels, embeddings, tile_px)
 
@@ -86,16 +86,8 @@ def device_and_dtype(device: DeviceChoice, dtype: DtypeChoice) -> tuple[torch.de
     return found, None if dtype is DtypeChoice.AUTO else choose_dtype(dtype, found)
 
 
-def encoder_place(
-    path: Path,
-    device: torch.device,
-    dtype: torch.dtype | None,
-    storage: WeightStorage,
-    text_encoders: TextEncoderPlace,
-    budget_bytes: int,
-) -> TextEncoderPlace:
-    """Return the first result of `fitted`. Raises FailedPrecondition for a model that lacks memory."""
-    place, short = fitted(path, device, dtype, storage, text_encoders, budget_bytes)
+def checked_place(place: TextEncoderPlace, short: ShortModel | None) -> TextEncoderPlace:
+    """Return the place of a result of `fitted`. Raises FailedPrecondition for a model that lacks memory."""
     if short is not None:
         raise FailedPrecondition("DEVICE_MEMORY_SHORT", f"{short}; {_ways_out(place)} or another device gives more")
     return place

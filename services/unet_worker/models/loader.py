@@ -182,39 +182,15 @@ class CheckpointLoader:
         other_bytes: int,
     ) -> LoadedModel:
         """Construct the parts of a loaded model. `begun` ends the started ones on failure."""
-        held = held_model(model.info, settings, self._identity.generation)
         # Before memory is measured: image encoders are as large as a text encoder.
         ip_adapters = self._source.ip_adapters(model, settings)
         denoiser = denoiser_for(model, settings.compile)
         engine = self._start_engine(model, denoiser, settings)
         begun.callback(engine.close)
-        key = default_batch_key(model.info, held)
-        measurement = BatchMeasurement(
-            model,
-            denoiser,
-            engine.limits,
-            key,
-            weight_budget(settings, model.device),
-            settings.warm_up_s,
-            known=known,
-            other_bytes=other_bytes,
-        )
-        # On the engine's thread: memory, graphs.
-        engine.call(measurement.before_serving).result()
-        reused = (
-            _reused_step_share(engine, model, denoiser, key, measurement.step_s, settings)
-            if known is None
-            else known.reused_step_share
-        )
-        held = replace(held, step_s=measurement.step_s, reused_step_share=reused)
+        held, measurement = self._measured(model, denoiser, engine, settings, known, other_bytes)
         store_threads = started_pool(STORE_THREADS, "objects")
         begun.callback(store_threads.shutdown, wait=False)
-        found = self._source.loras(model, held, settings)
-        components = self._identity.components
-        layers = layers_of(model.info.family, model.adaptable)
-        uploaded = UploadedLoras(components, layers, model.dtype) if components is not None else None
-        memory_bytes, rule = settings.lora_memory_mib * 2**20, self._source.lora_rule()
-        loras = LoraShelf(found, memory_bytes, lambda: self._news_of_loras(engine), uploaded, rule)
+        loras = self._lora_shelf(model, held, engine, settings)
         finisher = Finisher(model, threads=settings.threads)
         if self._energy is None:
             self._energy = _energy_meter(model.device)
@@ -239,21 +215,61 @@ class CheckpointLoader:
         # The engine may resume its idle work once no attempt is running.
         runner = AttemptRunner(model_runner, objects, store_threads, UPLOAD_TIMEOUT_S, engine.wake)
         engine.work_when_idle(lambda wanted: measurement.when_idle(lambda: wanted() or runner.running_count > 0))
-        parts = (engine, finisher, runner, store_threads)
-        halves = HalfServicer(GuidanceHalves(model, held, engine, loras, directory, replicas))
         return LoadedModel(
             held,
             model.info,
             model.device,
-            *parts,
+            engine,
+            finisher,
+            runner,
+            store_threads,
             max_batch=settings.max_batch,
             loras=loras,
-            halves=halves,
+            halves=HalfServicer(GuidanceHalves(model, held, engine, loras, directory, replicas)),
             measurement=measurement,
             device_capabilities=self._source.capabilities,
             ip_adapters=ip_adapters,
             networks=model.networks,
             weights=model.weights,
+        )
+
+    def _measured(
+        self,
+        model: DiffusionModel,
+        denoiser: Denoiser,
+        engine: StepEngine,
+        settings: UnetWorkerSettings,
+        known: KnownSteps | None,
+        other_bytes: int,
+    ) -> tuple[HeldModel, BatchMeasurement]:
+        """Measure memory and steps before the model serves, unless they are known; return the model's description with
+        them."""
+        held = held_model(model.info, settings, self._identity.generation)
+        key, budget = default_batch_key(model.info, held), weight_budget(settings, model.device)
+        measurement = BatchMeasurement(
+            model, denoiser, engine.limits, key, budget, settings.warm_up_s, known=known, other_bytes=other_bytes
+        )
+        # On the engine's thread: memory, graphs.
+        engine.call(measurement.before_serving).result()
+        reused = (
+            _reused_step_share(engine, model, denoiser, key, measurement.step_s, settings)
+            if known is None
+            else known.reused_step_share
+        )
+        return replace(held, step_s=measurement.step_s, reused_step_share=reused), measurement
+
+    def _lora_shelf(
+        self, model: DiffusionModel, held: HeldModel, engine: StepEngine, settings: UnetWorkerSettings
+    ) -> LoraShelf:
+        """Return the LoRAs of the directory and uploaded ones, in memory of `lora_memory_mib`."""
+        components, layers = self._identity.components, layers_of(model.info.family, model.adaptable)
+        uploaded = UploadedLoras(components, layers, model.dtype) if components is not None else None
+        return LoraShelf(
+            self._source.loras(model, held, settings),
+            settings.lora_memory_mib * 2**20,
+            lambda: self._news_of_loras(engine),
+            uploaded,
+            self._source.lora_rule(),
         )
 
     def _news_of_loras(self, engine: StepEngine) -> None:

@@ -22,9 +22,9 @@ from pentimento.files.file_sums import file_sums_in
 from pentimento.policies.buffer_pools import best_fit, pool_sizes
 from pentimento.policies.model_switching import way_to_switch
 from services.unet_worker.models.checkpoint_loading import (
+    checked_place,
     completed,
     device_and_dtype,
-    encoder_place,
     fitted,
     weight_budget,
 )
@@ -43,7 +43,7 @@ def stage_checkpoint(settings: UnetWorkerSettings, buffers: HostBuffers | None) 
     device, dtype = device_and_dtype(settings.device, settings.dtype)
     kernels = kernels_for(settings.kernels, device)
     budget = weight_budget(settings, device)
-    place = encoder_place(settings.model, device, dtype, settings.weights, settings.text_encoders, budget)
+    place = checked_place(*fitted(settings.model, device, dtype, settings.weights, settings.text_encoders, budget))
     sums, in_host = file_sums_in(settings.component_cache_dir), place is TextEncoderPlace.HOST
     staged = stage_model(settings.model, device, dtype, settings.weights, sums, in_host, buffers)
     if not settings.accept_other_digest:

@@ -1,5 +1,5 @@
-"""The embedded index is built anew beside the one that serves: nothing is lost, searches go on, and whatever fails
-leaves the old one serving."""
+"""A new embedded index is built while the old one serves: no entry is lost, searches continue, and after a failure
+the old one serves."""
 
 import asyncio
 import os

@@ -134,7 +134,7 @@ class Cache:
 
     async def live(self) -> None:
         """Two entries in, which is too many, of the first two latents pinned, one of which served; a grant given back;
-        a round of maintenance; one pin ended, and another round. A hit is painted again; then the bytes of what is
+        a round of maintenance; one pin ended, and another round. A hit is generated again; then the bytes of what is
         pinned are lost, the points of the index, and bytes of an entry; another encoder of images replaces the first;
         at last the tenant is forgotten."""
         entry_ids = [await self.store(number) for number in range(2)]

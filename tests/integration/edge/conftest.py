@@ -48,7 +48,7 @@ def openai_client(edge: EdgeUnderTest, path: str = "/v1", **options: Any) -> "As
 
 @pytest.fixture(autouse=True)
 def patient_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever is asked for the status is waited for, however busy the machine is with other tests."""
+    """Wait for each service's status for a minute: the machine may be busy with other tests."""
     monkeypatch.setattr("services.edge.console.data.STATUS_TIMEOUT_S", 60.0)
     monkeypatch.setattr("services.edge.console.history.LOOK_TIMEOUT_S", 60.0)
 

@@ -21,7 +21,7 @@ from tests.integration.edge.conftest import EdgeUnderTest, files_of, routes_of, 
 
 ROLES = {"user": Role.USER, "service": Role.SERVICE, "admin": Role.ADMIN}
 CALLERS = ("nobody", "unknown", *ROLES)
-# Of each route: what nobody and a stranger are told, and those who may.
+# Statuses by caller, for each kind of route.
 OPEN = dict.fromkeys(CALLERS, 200)
 FOR_USERS = {"nobody": 401, "unknown": 401, "user": 200, "service": 403, "admin": 200}
 FOR_OPERATORS = {"nobody": 401, "unknown": 401, "user": 403, "service": 200, "admin": 200}
@@ -229,7 +229,7 @@ async def test_prompts_and_tokens_are_in_no_log_no_metric_and_no_error(
     form: Any = {"files": {"image": b"GIF"}, "data": {**asked, "user": prompt}}
     answers.append(await edge.http.post("/v1/images/edits", **form, **as_user))
     answers.append(await edge.http.post(f"{DATA}/replay", json={"request_id": prompt}, **as_user))
-    # What is told of a picture to whom it is of has its prompt.
+    # Only the owner of an image reads its prompt.
     for name in ("generate", "explain"):
         assert (await edge.http.post(f"{DATA}/{name}", json=asked, **as_user)).status_code == 200
 

@@ -1,4 +1,4 @@
-"""Hits painted again when nobody waits, with workers, embedder and gateway whose answers a test chooses."""
+"""Shadows on idle workers, with answers of workers, embedder and gateway that the test chooses."""
 
 import asyncio
 from collections.abc import AsyncIterator

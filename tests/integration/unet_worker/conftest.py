@@ -95,8 +95,8 @@ async def serve(
 
 @contextmanager
 def at_step(step: int, act: Callable[[], object]) -> Iterator[None]:
-    """Inside, call `act` once: when a picture of a worker in this process has taken the step, on the engine's thread,
-    which takes no other step before `act` returns. What a client hears of steps may come after the last of them."""
+    """Call `act` once inside: when an image of a worker in this process has taken the step, on the engine's thread,
+    which waits for it. A client may hear of steps after the last one."""
     stepped, waiting = ProgressBridge.stepped, [act]
 
     def stepped_and_acted(bridge: ProgressBridge, taken: int, predicted_clean: Tensor | None) -> None:

@@ -100,7 +100,7 @@ async def stepped(worker: Served) -> HalfStream:
 
 
 async def lined(worker: Served) -> HalfStream:
-    """One whose steps go by a line, which the engine's thread hears."""
+    """Open a stream with steps on a line, which the engine's thread reads."""
     stream = await opened(worker, worker.model.halves._halves.directory)
     assert stream.lined
     await answer_to(stream, 0, 900.0, LATENT)

@@ -1,4 +1,4 @@
-"""A worker generates with LoRAs of its directory: told, loaded beside the first steps, accounted for, refused."""
+"""A worker with LoRAs of its directory: reported, loaded during the first steps, counted, refused."""
 
 import asyncio
 import json
@@ -167,7 +167,7 @@ async def test_a_lora_that_is_still_being_read_keeps_no_model_from_giving_way_to
         return read(self, digest)
 
     monkeypatch.setattr(LoraDirectory, "read", read_slowly)
-    # Those that are left out are logged, and pytest keeps what is logged.
+    # Only LoRAs that fit: others are logged, and pytest keeps the logged objects.
     shutil.copytree(adapters_dir / "neon", tmp_path / "fitting" / "neon")
     async with serve(checkpoint, tmp_path, adapters_dir=tmp_path / "fitting", other_models=(other,)) as served:
         model, load = weakref.ref(served.model.halves._halves._model), served.switch._loader.load
@@ -293,7 +293,7 @@ async def test_a_registry_says_which_they_are_and_measured_bounds_how_late(
         {"kind": "pipeline", "name": "tiny", "path": "tiny"},
     ]
     (adapters_dir / "registry.json").write_text(json.dumps({"models": entries}))
-    # The one that is given goes before the one beside the LoRAs.
+    # A given file of bounds has precedence over the one in the LoRAs' directory.
     (adapters_dir / "lora-bounds.json").write_text("no bounds")
     bound = {"lora_digest": neon.digest, "model_digest": worker.held.model_digest, "latest_start_fraction": 0.25}
     bounds = tmp_path / "bounds.json"

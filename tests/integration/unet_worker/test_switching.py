@@ -364,7 +364,7 @@ async def test_nothing_goes_on_running_of_a_model_that_fails_once_its_engine_run
         await until_settled(worker)
         await credits_where(worker, served=True, model="tiny")
 
-        # Beside the former model, whose engine runs on; else in its place, and then the former model again.
+        # Loaded next to the former model its engine runs on; else the former model is loaded again.
         assert running == ([1] if way is SwitchWay.BESIDE else [0, 0])
         assert len(engines() - engines_beside) == 1
 

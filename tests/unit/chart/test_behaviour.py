@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from lab.fixtures.charts.combinations import EXTERNAL
+from lab.fixtures.charts.release import RenderedRelease, component
 from lab.fixtures.charts.rendering import CHART, NAMESPACE, RELEASE, TOOLS, HelmRefusal, Manifest, run_helm
-from lab.fixtures.charts.rules import LED, RenderedRelease, component
+from lab.fixtures.charts.rules import LED
 from lab.fixtures.charts.starting import SETTINGS, environments
 from pentimento.stores.ledger.database import open_engine
 from services.controller.scaler import target_of

@@ -7,8 +7,9 @@ import pytest
 
 from lab.fixtures.charts.combinations import EXTERNAL, combinations_of_values, every_pair, pairs, values_of
 from lab.fixtures.charts.faults import PLANTED, WRONG_VALUES, planted
+from lab.fixtures.charts.release import RenderedRelease
 from lab.fixtures.charts.rendering import CHART, EXAMPLES, NAMESPACE, RELEASE, HelmRefusal, Manifest, lint, run_helm
-from lab.fixtures.charts.rules import RenderedRelease, volumes_of_the_host
+from lab.fixtures.charts.rules import volumes_of_the_host
 from lab.fixtures.charts.starting import findings
 
 Rendering = Callable[..., list[Manifest]]

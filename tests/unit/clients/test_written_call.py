@@ -1,4 +1,4 @@
-"""A call whose write failed tells the other end's status, whichever of the two comes first."""
+"""A call with a failed write raises the other end's status, in either order."""
 
 import asyncio
 from collections.abc import Callable

@@ -2,13 +2,14 @@
 
 import math
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pentimento.diffusion.checkpoint import digest_files, file_sum
+from pentimento.diffusion.checkpoint import digest_files
 from pentimento.domain.adapters import Adapter, AdapterKind
 from pentimento.domain.demand import PoolDemand, StartShare
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
@@ -222,7 +223,9 @@ def test_the_digest_is_the_one_that_workers_say(tmp_path: Path) -> None:
     (tmp_path / "unet" / "w.safetensors").write_bytes(b"weights")
     (tmp_path / "model_index.json").write_text("{}")
     paths = [path for path in tmp_path.rglob("*") if path.is_file()]
-    files = tuple(ModelFile(str(path.relative_to(tmp_path)), file_sum(path), 1) for path in paths)
+    files = tuple(
+        ModelFile(str(path.relative_to(tmp_path)), sha256(path.read_bytes()).hexdigest(), 1) for path in paths
+    )
 
     assert digest_of(files) == digest_files(tmp_path, paths)
 

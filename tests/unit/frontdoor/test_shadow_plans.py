@@ -1,4 +1,4 @@
-"""What a hit is painted again as: by which model, with which steps, and what is never painted again."""
+"""Plans of shadows: model and steps of a hit that is generated again, and hits that never are."""
 
 import struct
 from dataclasses import replace

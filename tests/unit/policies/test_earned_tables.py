@@ -1,4 +1,4 @@
-"""Tables whose reuse is earned: what they begin with, what is in force, and which cell is tested."""
+"""Tables of earned reuse: first cells, cells in force, and the next cell to test."""
 
 from dataclasses import replace
 

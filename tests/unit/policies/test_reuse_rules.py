@@ -1,4 +1,4 @@
-"""Whose table decides: a model's own profile, tables that somebody gave, or none."""
+"""Reuse tables by precedence: given ones, a model's own profile, none."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Calls as numbers, and as the metrics that are made of them."""
+"""Counts of calls, and the metrics made from them."""
 
 from pentimento.rpc.meter import CallCollector
 from pentimento.telemetry.metrics import LATENCY_BUCKETS_S

@@ -1,4 +1,4 @@
-"""Spans of one process: what is recorded, what a caller's headers decide, and what nothing costs without a receiver."""
+"""Spans of one process: recording, the caller's headers, and a process without a receiver."""
 
 import json
 import logging
@@ -29,7 +29,7 @@ SAMPLED, UNSAMPLED = {TRACEPARENT: f"00-{TRACE}-{SPAN}-01"}, {TRACEPARENT: f"00-
 
 
 class Recorded:
-    """A process that records, until `spans` is asked for what it sent."""
+    """Record spans in this process until `spans` returns them."""
 
     def __init__(self, receiver: SpanReceiver, **options: object) -> None:
         self._receiver = receiver

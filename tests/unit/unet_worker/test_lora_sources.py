@@ -144,7 +144,7 @@ NAMES = ("first", "second", "third")
 
 
 class SlowLoras:
-    """A directory whose files are read once `goes_on` is set. `began` has those that are or were read."""
+    """Read files of a directory once `goes_on` is set; `began` lists the reads."""
 
     def __init__(self) -> None:
         self.goes_on = threading.Event()

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from lab.fixtures.lora_files import Factors, random_factors, write_diffusers_lora, write_kohya_lora, write_tensors
-from pentimento.diffusion.checkpoint import file_sum
 from pentimento.diffusion.families import load_model
 from pentimento.diffusion.loras import BadLora, BaseLayers, Lora, check_lora, digest_lora, layers_of, read_lora
 from pentimento.diffusion.loras.key_names import original_names
 from pentimento.files.lora_headers import judge_lora
+from pentimento.stores.objects.store import digest_of
 from tests.unit.diffusion.loras.made_loras import LAYER, pair
 
 F32 = torch.float32
@@ -288,7 +288,7 @@ def test_a_check_reads_the_header_alone(base: BaseLayers, tmp_path: Path, monkey
 def test_digest_lora_covers_file_and_alphas_beside_it(base: BaseLayers, tmp_path: Path) -> None:
     file = write_tensors(tmp_path / "adapter_model.safetensors", pair(base))
     digests = [digest_lora(file)]
-    assert digests[0] == read_lora(file, base, F32).digest == f"sha256:{file_sum(file)}"
+    assert digests[0] == read_lora(file, base, F32).digest == digest_of(file.read_bytes())
     for alpha in (2, 4):
         (tmp_path / "adapter_config.json").write_text(json.dumps({"lora_alpha": alpha}))
         digests.append(digest_lora(file))

@@ -64,7 +64,7 @@ def test_forecast_load_at_zero_falls_no_further() -> None:
 
     later = look(5.0, ModelDemand("light", 20.0), before=fell)
 
-    # Twenty a second: five seconds, of which each leaves half of what was before.
+    # Twenty a second for five seconds; each second halves the weight of earlier ones.
     assert later.rate == pytest.approx(20.0 * (1.0 - 0.5**5))
     assert later.trend > 0.0
 
@@ -90,7 +90,7 @@ def test_forecast_average_depends_on_elapsed_seconds(elapsed_s: float, rate: flo
 
 @pytest.mark.parametrize(("came", "counted"), [(3.99, 1.0), (4.0, 4.0), (10.0, 10.0)])
 def test_forecast_many_requests_count_at_once(came: float, counted: float) -> None:
-    """One a second before, of which a second is worth a fortieth; twenty and more in five seconds are told apart."""
+    """One a second before, where a second weighs a fortieth; from twenty in five seconds on counts differ."""
     later = look(5.0, ModelDemand("light", came), before=DemandForecast(rate=1.0, at_s=0.0))
 
     assert later.rate == pytest.approx(came - (came - 1.0) * (1.0 - counted / 40.0) ** 5)

@@ -245,7 +245,7 @@ def test_components_costs_are_by_kind_of_device() -> None:
     ("steps", "size", "wait_s"), [(50, 4, 1.0), (50, 1, 4.0), (1, 4, 4.0), (2, 4, 2.0), (0, 4, 4.0)]
 )
 def test_components_step_batching_waits_half_a_place(steps: int, size: int, wait_s: float) -> None:
-    """A batch takes eight seconds. Of four pictures one ends every two of them, but for those of fewer steps."""
+    """A batch takes eight seconds: of four images one ends every two seconds, later with fewer steps."""
     there = (AllocationProfile("heavy", "", size, 8.0, 0, step_count=steps),)
     joins = replace(worker("a"), capabilities=frozenset({Capability.STEP_BATCHING}))
     asked = context(joins, profiles=there)
