@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from pentimento.diffusion.checkpoint import BadCheckpoint, digest_directory, read_json_object
+from pentimento.diffusion.checkpoint import BadCheckpoint, component_files, digest_directory, read_json_object
 from pentimento.diffusion.preprocessing import read_preprocessing, to_pixels
 from pentimento.domain.safety import SafetyVerdict
 
@@ -96,6 +96,8 @@ def open_image_classifier(
 
 
 def _document(directory: Path, types: frozenset[str]) -> dict[str, Any]:
+    # Links out of the directory, large texts and pickles are refused before a library opens a file.
+    component_files(directory, directory)
     path = directory / "config.json"
     document = read_json_object(path)
     if document.get("model_type") not in types:
