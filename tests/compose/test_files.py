@@ -199,7 +199,7 @@ def test_frontdoor_and_edge_share_the_key_of_addresses_and_nobody_else_has_it(fi
 
 
 @pytest.mark.parametrize("file", [EMBEDDED, REAL])
-def test_the_edge_serves_the_pictures_of_the_frontdoor_s_store(file: str) -> None:
+def test_edge_serves_images_of_the_frontdoors_store(file: str) -> None:
     found = services(file)
     url, volumes = object_store(found["frontdoor"])
     served = found["edge"]["environment"]["PENTIMENTO_EDGE_FILES_URL"]

@@ -1,4 +1,4 @@
-"""A suite of real processes and a model without a reuse profile: misses have trials, and every view tells of them."""
+"""A suite serves a model without a reuse profile: misses have trials, and every view shows their rows."""
 
 import asyncio
 from dataclasses import replace
@@ -28,8 +28,7 @@ quality_quiet_s = 0.1
 
 
 async def tried_row(client: AsyncClient) -> ReuseQuality:
-    """Return the first row with a trial. A seed is asked for again and again: an entry is found a while after its
-    image."""
+    """Return the first row with a trial. Requests repeat, because lookups find an entry some time after its image."""
     async with asyncio.timeout(120):
         for seed in range(2, 1000):
             image = await client.generate(replace(ASKED, seed=seed))

@@ -1,4 +1,4 @@
-"""A suite whose latents are found by a sentence encoder, and its images by the zoo's CLIP."""
+"""A suite finds latents by a sentence encoder and images by the zoo's CLIP."""
 
 import asyncio
 import subprocess

@@ -154,7 +154,7 @@ async def test_what_nobody_asked_for_stays_with_its_sender(socket_path: Path) ->
 
 @asynccontextmanager
 async def half_messages(address: str, count: int, token: str | None) -> AsyncIterator[dict[int, dict[str, str]]]:
-    """Send `count` messages of 30 MiB whose last byte never comes; how their calls ended so far."""
+    """Send `count` incomplete messages of 30 MiB; yield the statuses of ended calls by stream."""
     async with raw_connection(address) as peer:
         await peer.greeting()
         for stream in [await peer.headers(EMBED_IMAGE, token) for _ in range(count)]:
@@ -292,7 +292,7 @@ async def test_calls_without_a_token_are_few_for_each_peer(token_file: Path) -> 
 async def test_hundreds_of_one_tenants_calls_are_under_way_on_one_connection(
     socket_path: Path, token_file: Path
 ) -> None:
-    """Calls beyond what a connection may have would wait at the client, where nobody can refuse them."""
+    """Calls above a connection's stream limit would wait at the client, where the server cannot refuse them."""
     many, begun = 400, 0
     all_here, let_go = asyncio.Event(), asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""Every RPC of every contract, called by nobody, user, service and admin, is answered as this table says.
+"""Every RPC answers each caller (none, user, service, admin) as this table says.
 
 The table is written by hand: a contract that opens an RPC, and a new RPC without a row, fail here.
 """
@@ -227,7 +227,7 @@ async def test_rpc_without_roles_is_closed_to_all(tmp_path: Path, socket_path: P
 
 
 def undeclared_contract() -> ServiceDescriptor:
-    """A service whose one method has no `allowed_roles`."""
+    """A service with one method, without `allowed_roles`."""
     pool = descriptor_pool.Default()
     file = descriptor_pb2.FileDescriptorProto(name="undeclared.proto", package="tests.undeclared", syntax="proto3")
     file.message_type.add(name="Empty")

@@ -1,6 +1,6 @@
-"""What every vector index must do, run on each of them: the embedded one, qdrant-client's local mode, and the double of
-a Qdrant server over gRPC, with points spread by ids and by groups of tenants. QDRANT_URL (qdrant://host:port) adds a
-real server."""
+"""The contract of vector indexes, run on each: the embedded one, qdrant-client's local mode, and a double of a Qdrant
+server over gRPC, with points spread by ids and by groups of tenants. QDRANT_URL (qdrant://host:port) adds a real
+server."""
 
 import math
 import os

@@ -42,7 +42,7 @@ def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return ["node", "generate.mjs"], folder
 
 
-def test_a_picture_is_painted_and_painted_over(client: tuple[list[str], Path], url: str) -> None:
+def test_image_is_generated_and_edited(client: tuple[list[str], Path], url: str) -> None:
     command, folder = client
 
     said = run([*command, "a blue square on a white background", "picture.png", url], folder).splitlines()
@@ -80,7 +80,7 @@ class BrokenStream(BaseHTTPRequestHandler):
         """Tell nothing."""
 
 
-def test_a_picture_that_fails_while_it_is_painted_is_told_in_a_line(client: tuple[list[str], Path]) -> None:
+def test_failure_during_an_image_is_one_line(client: tuple[list[str], Path]) -> None:
     command, folder = client
     with ThreadingHTTPServer(("127.0.0.1", 0), BrokenStream) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -49,7 +49,7 @@ def test_the_client_wheel_brings_every_contract_and_nothing_but_grpcio_and_proto
     assert set(installed.split()) == {"grpcio", "pentimento-protos", "protobuf", "typing-extensions"}
 
 
-def test_stubs_generated_from_the_contracts_paint_a_picture(suite_address: str, tmp_path: Path) -> None:
+def test_generated_stubs_return_an_image(suite_address: str, tmp_path: Path) -> None:
     python = fresh_python(tmp_path / "venv", "grpcio", "protobuf", "grpcio-tools")
     contracts = [str(path.relative_to(ROOT / "protos")) for path in (ROOT / "protos").rglob("*.proto")]
     compiler = [python, "-m", "grpc_tools.protoc", f"-I{ROOT / 'protos'}"]

@@ -61,7 +61,7 @@ class Crash(BaseException):
 
 
 class CrashPoint:
-    """Wraps stores so that the `number`-th change to any of them crashes, half the time after it was made."""
+    """Wraps stores so that the `number`-th change crashes: before it is made or after, in turn."""
 
     def __init__(self, number: int) -> None:
         self.left = number
@@ -248,7 +248,7 @@ def test_every_crash_point_is_recovered_from(
 def live_until_crash(
     point: CrashPoint, stores: tuple[CacheLedger, VectorIndex, ObjectStore], settings: CapacitySettings
 ) -> tuple[bool, list[ObjectReference], list[tuple[str, str]]]:
-    """Whether it crashed, what was promised to be kept by then, and what readers will find missing."""
+    """Return whether the process crashed, the pinned objects, and the entries that readers will miss."""
     cache: Cache | None = None
     try:
         ledger, index, objects = (point.around(store) for store in stores)
@@ -262,7 +262,7 @@ def live_until_crash(
 def recover(
     stores: tuple[CacheLedger, VectorIndex, ObjectStore], settings: CapacitySettings, missing: list[tuple[str, str]]
 ) -> tuple[list[str], CacheTotals]:
-    """A new process on the same stores, and its readers: its first round, then what is still wrong."""
+    """Run a new process's first round on the same stores; return the remaining faults and the totals."""
     ledger, index, objects = stores
     first = Cache(ledger, index, objects, settings)
     first.maintenance.run_round()

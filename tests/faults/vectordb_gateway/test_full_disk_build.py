@@ -1,4 +1,4 @@
-"""A disk that really is full while the index is built anew: the build is lost, the index is not."""
+"""A real disk fills while the index is rebuilt: the build is lost, the index is not."""
 
 import os
 from collections.abc import Iterator

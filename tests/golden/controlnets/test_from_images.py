@@ -134,7 +134,7 @@ def painted(
 
 
 @pytest.mark.parametrize(("settings", "strength"), [(SETTINGS[1:], 0.5), (SETTINGS, 1.0)], ids=["window", "both"])
-def test_controlled_pictures_from_an_image_equal_those_of_diffusers(
+def test_controlled_image_to_image_equals_diffusers(
     painted: tuple[ImageSides, bool], strength: float, settings: tuple[ControlSetting, ...]
 ) -> None:
     sides, masked = painted

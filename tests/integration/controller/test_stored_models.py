@@ -1,4 +1,4 @@
-"""Models whose files are uploaded: over a socket, into a real object store, and from there to a worker's disk."""
+"""Uploaded models: over a socket, into a real object store, and from there to a worker's disk."""
 
 import asyncio
 import json

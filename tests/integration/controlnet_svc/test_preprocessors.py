@@ -1,5 +1,5 @@
-"""A stream whose image is preprocessed has the residuals of the preprocessed image; one of a ControlNet-Union those of
-its kind."""
+"""Residuals of a preprocessed image equal those of the image that was preprocessed before; a ControlNet-Union uses its
+kind."""
 
 import json
 import tempfile

@@ -56,7 +56,7 @@ async def test_a_line_whose_slots_are_all_kept_ends_its_stream(service: Service)
 
 
 async def test_a_frame_of_another_stream_on_a_line_is_refused(service: Service) -> None:
-    """It is written by whoever has the line: what it is bound to tells it apart."""
+    """Any holder of the line can write it: its binding tells streams apart."""
     stream = await service.client.open_stream(request_for(), 1, OPEN_S)
     other = await service.client.open_stream(request_for(attempt=Attempt("other", 1, 8, "f", 1, "t")), 1, OPEN_S)
     assert stream._line is not None and other._line is not None

@@ -91,7 +91,7 @@ def shown(caller: str) -> dict[str, str]:
 
 
 async def ask(edge: EdgeUnderTest, method: str, path: str, caller: str, request_id: str = "") -> int:
-    """Return the status of a call; what is painted once more is the picture of that request."""
+    """Return the status of a call; a replay generates the image of `request_id` again."""
     posts_prompt = method == "POST" and path.endswith(("generations", "jobs", "generate", "explain"))
     body: dict[str, Any] | None = {"prompt": "x", "num_inference_steps": 1} if posts_prompt else None
     if path.endswith("replay"):

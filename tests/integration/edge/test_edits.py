@@ -75,7 +75,7 @@ async def test_a_job_may_be_an_edit_as_json(edge: EdgeUnderTest) -> None:
     assert edge.worker.executed[0].init_image == InitImage(a_png(), 0.5)
 
 
-async def test_a_streamed_edit_ends_with_its_picture(edge: EdgeUnderTest) -> None:
+async def test_streamed_edit_ends_with_its_image(edge: EdgeUnderTest) -> None:
     async with openai_client(edge) as ai:
         stream = await ai.images.edit(prompt="a red circle", image=a_png(), stream=True)
         events = [event async for event in stream]

@@ -1,4 +1,4 @@
-"""Calls for pictures whose frontdoor goes away while they are painted, and comes back."""
+"""The frontdoor restarts during an image: the edge's calls still get their answers."""
 
 import asyncio
 import base64
@@ -25,7 +25,7 @@ GUARD_S = 60
 
 @asynccontextmanager
 async def edge_alone(folder: Path, frontdoor_address: str) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of an edge whose frontdoor comes and goes."""
+    """Yield a client of an edge; tests start and stop the frontdoor."""
     from lab.fixtures.edge_suite import running_edge
 
     async with (
@@ -38,8 +38,7 @@ async def edge_alone(folder: Path, frontdoor_address: str) -> AsyncIterator[http
 async def while_painted(
     folder: Path, worker: PacedWorker, ask: Callable[[httpx.AsyncClient], Any]
 ) -> tuple[httpx.Response, list[str]]:
-    """The answer to what `ask` asks of an edge whose frontdoor is another one before it comes, and the ids of the
-    requests that there are then."""
+    """Replace the frontdoor during the request of `ask`; return its answer and the ids of all requests."""
     worker.hold.clear()
     async with asyncio.timeout(GUARD_S), edge_alone(folder, f"unix:{folder / 'f'}") as http:
         async with running_suite(folder):
@@ -52,7 +51,7 @@ async def while_painted(
     return answer, [job["id"] for job in listed]
 
 
-async def test_a_picture_without_a_key_comes_from_the_next_frontdoor(folder: Path, worker: PacedWorker) -> None:
+async def test_image_without_key_comes_from_the_next_frontdoor(folder: Path, worker: PacedWorker) -> None:
     answer, ids = await while_painted(folder, worker, lambda http: http.post("/v1/images/generations", json=ASKED))
 
     (spec,) = worker.executed
@@ -83,7 +82,7 @@ async def test_a_stream_without_a_key_goes_on(
     assert (len(ids), len(worker.executed)) == (1, 1)
 
 
-async def test_several_pictures_come_once_each(folder: Path, worker: PacedWorker) -> None:
+async def test_several_images_arrive_once_each(folder: Path, worker: PacedWorker) -> None:
     answer, ids = await while_painted(
         folder, worker, lambda http: http.post("/v1/images/generations", json={**ASKED, "n": 2})
     )

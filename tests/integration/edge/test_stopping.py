@@ -1,4 +1,4 @@
-"""An edge that is asked to stop behind a load balancer: it serves until the balancer knows that it is not ready."""
+"""A stopping edge behind a load balancer serves until the balancer has seen that it is not ready."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""An embedder and a gateway whose answers a test chooses, over the real contracts."""
+"""An embedder and a gateway over the real contracts; the test gives their answers."""
 
 import asyncio
 import hashlib

@@ -1,4 +1,4 @@
-"""A frontdoor with an embedder of texts and another of images, whose answers the test chooses."""
+"""A frontdoor with one embedder for texts and one for images; the test gives their answers."""
 
 import struct
 from collections.abc import AsyncIterator
@@ -37,7 +37,7 @@ class ClipEmbedder(ChosenEmbedder):
 
 
 class RejectingGateway(ChosenGateway):
-    """Rejects images, as a cache whose images are of another encoder does."""
+    """Rejects images, like a cache with another encoder for images."""
 
     async def Commit(self, request: Any, context: Any) -> Any:
         self.commit_error = OTHER_ENCODER if request.HasField("image_embedding") else None

@@ -29,7 +29,7 @@ ACHIEVED = AchievedQuality(20, 0.9, 0.7, 0.99, 0.91, 0.5, 0.97)
 
 
 class WatchingGateway(ChosenGateway):
-    """Has a row of latents; what is reported is remembered."""
+    """Has a row of latents, and records reports."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ def told(outcome: str) -> float:
     return float(SHADOWS.labels(outcome)._value.get())
 
 
-async def test_a_hit_is_painted_again_from_noise_and_reported(
+async def test_hit_is_generated_again_from_noise_and_reported(
     folder: Path, worker: PacedWorker, gateway: WatchingGateway
 ) -> None:
     async with watched(folder, gateway) as suite:
@@ -145,7 +145,7 @@ async def test_latent_hit_is_named_by_encoder_of_texts_and_scored_by_encoder_of_
     assert texts.image_calls == 0 and images.image_calls > 0
 
 
-async def test_of_workers_with_one_model_the_one_that_paints_is_told_its_own_generation(
+async def test_worker_of_an_image_receives_its_own_generation(
     folder: Path, worker: PacedWorker, gateway: WatchingGateway
 ) -> None:
     """The model's description comes from the worker that reported last."""
@@ -207,7 +207,7 @@ async def test_a_shadow_leaves_for_its_own_workers_requests_or_for_everybodys(
     assert stayed == (gives_way is not GivesWay.SUITE)
 
 
-async def test_what_is_no_hit_or_not_sampled_is_not_painted_again(
+async def test_misses_and_unsampled_hits_are_not_generated_again(
     folder: Path, worker: PacedWorker, gateway: WatchingGateway
 ) -> None:
     async with watched(folder, gateway) as suite:

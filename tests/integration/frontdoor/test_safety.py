@@ -1,4 +1,5 @@
-"""A frontdoor with classifiers over sockets: what is unsafe is refused with its label, and nothing passes unchecked."""
+"""A frontdoor with classifiers over sockets: unsafe prompts and images are refused with their label, and nothing passes
+unchecked."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext

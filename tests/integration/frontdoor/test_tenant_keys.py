@@ -1,4 +1,4 @@
-"""Tenants that operators make: keys, quotas and what was used, over real sockets and a real ledger."""
+"""Tenants that operators make: keys, quotas and usage, over real sockets and a real ledger."""
 
 import asyncio
 import time
@@ -229,10 +229,8 @@ async def test_quota_and_usage_count_requests_of_before_restart(
     assert (found.request_count, found.image_count) == (1, 1)
 
 
-async def test_what_names_its_model_is_painted_in_a_pool_that_its_tenant_may_use(
-    folder: Path, worker: PacedWorker
-) -> None:
-    """Both pools are of the model, and most of its workers are in the one that the tenant may not use."""
+async def test_request_with_model_runs_in_its_tenants_pool(folder: Path, worker: PacedWorker) -> None:
+    """Both pools serve the model, and most workers are in the pool that the tenant may not use."""
     assignments = (WorkerAssignment("w1", f"unix:{folder / 'w1'}", "", 1),)
     pools = (PoolPlan("closed", HELD.model, ("w1", "w2", "w3")), PoolPlan("open", HELD.model, ("w1",)))
     journal = open_journal(settings_of(folder).ledger_url)

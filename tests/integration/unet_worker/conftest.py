@@ -144,5 +144,5 @@ async def lasting_worker(checkpoint: Path) -> AsyncIterator[Served]:
 
 @pytest.fixture
 def shared_worker(lasting_worker: Served) -> Served:
-    """The one of a module whose tests share a loop and only ask for pictures: requests that no other test has sent."""
+    """Return the module's worker with request ids of this test alone."""
     return replace(lasting_worker, prefix=f"test-{next(_tests)}-")

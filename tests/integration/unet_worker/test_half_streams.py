@@ -1,4 +1,4 @@
-"""Half streams of a worker: how many there are at once, and what becomes of them when it takes another model."""
+"""Half streams of a worker: their limit, and their end when it switches to another model."""
 
 import asyncio
 import weakref

@@ -54,7 +54,7 @@ async def credits_where(worker: Served, served: bool, model: str = "") -> Worker
 
 
 async def generate(worker: Served, request_id: str) -> AttemptResult:
-    """By whatever it holds."""
+    """Generate with the model that the worker holds."""
     held = worker.held
     route = Route("route", FromNoise(), held.model, held.model_digest)
     one, spec = attempt(request_id=request_id), replace(SPEC, model=held.model)

@@ -1,4 +1,4 @@
-"""An encoder that nobody uses any longer gives way to another one, in its space alone."""
+"""Another encoder replaces one without vectors for ten minutes, in its space alone."""
 
 from pathlib import Path
 

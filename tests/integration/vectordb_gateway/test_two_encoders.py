@@ -1,4 +1,4 @@
-"""A gateway whose texts and images have an encoder each, on the embedded index and on a Qdrant server's engine."""
+"""A gateway with one encoder for texts and one for images, on the embedded index and on a Qdrant server's engine."""
 
 import logging
 import struct

@@ -24,7 +24,7 @@ def variant(name: str, *costs: tuple[str, float]) -> ModelVariant:
 
 
 def variant_of_its_own(name: str) -> ModelVariant:
-    """One whose weights, and so its digest, no other name has."""
+    """Return a variant with weights, and so a digest, of this name alone."""
     files = (FILES[0], replace(FILES[1], sha256=hashlib.sha256(name.encode()).hexdigest()))
     return replace(variant(name), files=files, digest=digest_of(files))
 

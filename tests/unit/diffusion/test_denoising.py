@@ -1,4 +1,4 @@
-"""Starts: a latent resumed, an image re-noised, and what is drawn from the seed when."""
+"""Starts: a latent resumed, an image re-noised, and the order of draws from the seed."""
 
 from dataclasses import replace
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Checkpoints that are refused in one line that names the file, or load without what was planted in them.
+"""Hostile checkpoints: an error of one line names the file, or the load ignores the planted code.
 
 Rows damage a copy of a checkpoint; nothing that was not validated may be opened.
 """

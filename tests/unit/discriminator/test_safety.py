@@ -91,7 +91,7 @@ def test_link_out_of_the_directory_is_refused(tmp_path: Path) -> None:
     weights = directory / "model.safetensors"
     weights.rename(tmp_path / "elsewhere.safetensors")
     weights.symlink_to(tmp_path / "elsewhere.safetensors")
-    with pytest.raises(BadCheckpoint, match="model.safetensors: leads out of the checkpoint"):
+    with pytest.raises(BadCheckpoint, match=r"model.safetensors: leads out of the checkpoint"):
         open_image_classifier(directory, ("nsfw",), 0.5, CPU)
 
 

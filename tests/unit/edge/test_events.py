@@ -22,7 +22,7 @@ def read(event: bytes | None) -> tuple[str, dict[str, Any]]:
     return name.removeprefix("event: "), json.loads(data.removeprefix("data: "))
 
 
-def test_previews_are_numbered_for_each_picture_and_no_more_than_asked_for() -> None:
+def test_previews_are_numbered_by_image_up_to_the_requested_count() -> None:
     told = encoder("image_generation")
     preview = Progress(1, 9, b"png", width_px=64, height_px=32)
 
@@ -49,7 +49,7 @@ def test_what_has_no_preview_is_not_told(event: Accepted | Progress) -> None:
     assert encoder("image_edit").of(event) is None
 
 
-def test_a_picture_that_fails_is_told_and_named() -> None:
+def test_failed_image_is_reported_by_name() -> None:
     failed = ImageFailed("r1", 1, Unavailable("WORKER_LOST", "gone"))
 
     name, document = read(encoder("image_edit").of(failed))

@@ -1,4 +1,4 @@
-"""Which discriminator is asked."""
+"""The choice of a discriminator."""
 
 import math
 from collections import Counter

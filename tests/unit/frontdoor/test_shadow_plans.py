@@ -106,7 +106,7 @@ def test_a_hit_that_kept_its_start_may_be_compared() -> None:
     ],
     ids=["from noise", "the start could not be read", "images of its own", "a LoRA", "a replay", "steps left out"],
 )
-def test_other_pictures_are_not(changed: Provenance) -> None:
+def test_other_images_are_not(changed: Provenance) -> None:
     assert not may_be_compared(changed)
 
 
@@ -189,7 +189,7 @@ async def test_image_is_compared_with_large_model_of_profile(pair: str) -> None:
         (Rows(row(from_image=False, reference="sha256:away")), "MODEL_GONE"),
     ],
 )
-async def test_without_a_threshold_or_its_model_nothing_is_painted(rows: Rows, reason: str) -> None:
+async def test_no_image_without_threshold_or_model(rows: Rows, reason: str) -> None:
     with pytest.raises(NotFound) as refused:
         await plan_shadow("t", recorded(picture()), rows, catalogue())  # type: ignore[arg-type]
     assert refused.value.reason == reason

@@ -105,7 +105,7 @@ def alerts() -> list[dict[str, Any]]:
 
 
 def played(tmp_path: Path, series: dict[str, str], expected: dict[str, list[dict[str, str]]]) -> str:
-    """Return what promtool says of the alerts after 6.5 hours of these series, "" if they are the expected ones."""
+    """Return promtool's output for the alerts after 6.5 hours of these series; "" if all are as expected."""
     annotations = {rule["alert"]: rule["annotations"] for rule in alerts()}
     tests = [
         {

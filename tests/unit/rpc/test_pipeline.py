@@ -232,7 +232,7 @@ async def test_answers_only_calls_that_its_stop_or_handler_ended(monkeypatch: py
 
 
 class Shared:
-    """Tells tenants apart, by tokens that nobody here shows."""
+    """Identifies tenants by tokens; no call here has one."""
 
     def identify(self, authorization: object) -> None:
         return None

@@ -1,4 +1,4 @@
-"""Which directory of the embedded index serves, and what is deleted."""
+"""The directory of the embedded index that serves, and the directories that are deleted."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""When the index is built anew, and how long a failed build waits."""
+"""Times of index rebuilds, and waits after a failed build."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Lookups over a real ledger, and an index whose matches the test gives."""
+"""Lookups over a real ledger, and an index with matches from the test."""
 
 import asyncio
 import struct

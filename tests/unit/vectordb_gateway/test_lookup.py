@@ -1,4 +1,4 @@
-"""Lookup: a real ledger and real rules, and an index whose matches the test gives."""
+"""Lookup: a real ledger and real rules, and an index with matches from the test."""
 
 import asyncio
 import logging

@@ -15,7 +15,7 @@ SIZE = 100
 
 
 class Disk:
-    """Files whose reading may be held up or fail."""
+    """Files with reads that a test can delay or fail."""
 
     def __init__(self) -> None:
         self.reads: list[str] = []
@@ -157,7 +157,7 @@ def test_a_lost_load_says_why_and_the_next_request_loads_anew(
 
 
 class ReadBytes(bytearray):
-    """A file's bytes, whose end can be seen."""
+    """A file's bytes; a test sees when they are released."""
 
 
 @pytest.mark.parametrize("kind", [BadLora, MemoryError])

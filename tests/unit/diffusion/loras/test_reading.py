@@ -1,4 +1,4 @@
-"""LoRA files of several writers mean what diffusers takes them to mean; unsound ones are refused by what is wrong."""
+"""LoRA files of several writers load as diffusers loads them; the error of a bad file names the fault."""
 
 import json
 from collections.abc import Callable

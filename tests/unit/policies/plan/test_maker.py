@@ -46,7 +46,7 @@ def test_uploaded_lora_is_placed_on_workers_that_load_such() -> None:
 
 
 def test_made_plan_leaves_the_decision_to_its_policy() -> None:
-    """Its policy finds again what it decided, not what was added to it."""
+    """The policy sees its own last decision, without additions."""
     made = make_plan(OWN, PlanInput(0.0, (WORKER,)))
 
     assert made.decision == hold_resident(PlanInput(0.0, (WORKER,)))

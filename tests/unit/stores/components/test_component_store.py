@@ -28,7 +28,7 @@ SIZE = 2 * BLOCK + 1000
 
 
 class CountingRemote:
-    """An object store that counts the ranges that are read, and answers some of them as `answer` says."""
+    """An object store that counts range reads, and answers some as `answer` says."""
 
     name = "the double"
 

@@ -1,4 +1,4 @@
-"""Directories of models whose files are components: links, fetched once, shared, and mended when a disk rots."""
+"""Directories of models with components as files: links, fetched once, shared, and fetched again after corruption."""
 
 import json
 from collections.abc import Callable

@@ -70,7 +70,7 @@ def test_forecast_load_at_zero_falls_no_further() -> None:
 
 
 def test_forecast_first_requests_count_alike() -> None:
-    """Averages that began with nobody would take them for a few of fifty misses."""
+    """Averages that started at no requests would count fifty misses before these hits."""
     nobody = look(5.0, before=look(0.0))
     hits = (StartShare(15, 3, LATENT, 50, "heavy"), StartShare(0, 1, NOISE, 50))
 
@@ -97,7 +97,7 @@ def test_forecast_many_requests_count_at_once(came: float, counted: float) -> No
 
 
 def test_forecast_slow_fleet_averages_longer() -> None:
-    """Four a second: a second of them is worth a tenth."""
+    """At four requests a second, one second has a weight of a tenth."""
     after = look(1.0, ModelDemand("heavy", 8.0), before=DemandForecast(rate=4.0))
 
     assert after.rate == pytest.approx(4.0 + 0.1 * 4.0)
@@ -153,7 +153,7 @@ def test_forecast_shares_move_by_request_count() -> None:
 
 
 def test_forecast_savings_move_by_hit_count() -> None:
-    """Thirty save a tenth, ten save half: a fifth. Of images nobody knows more than before."""
+    """Thirty hits save a tenth and ten save half: a fifth on average. The images' saving is unchanged."""
     hits = (StartShare(5, 30, LATENT, 50), StartShare(25, 10, LATENT, 50), StartShare(9, 5, LATENT, 0))
 
     first = look(0.0, ModelDemand("heavy", 5.0, starts=hits))
@@ -180,7 +180,7 @@ def test_demand_is_planned_for_by_its_starts() -> None:
 
 @pytest.mark.parametrize(("scored", "of_the_way"), [(40, 0.2), (20, 0.2), (10, 0.1)])
 def test_forecast_bend_moves_a_fifth_by_twenty_confidences(scored: int, of_the_way: float) -> None:
-    """f(t) = t says most at a fifth, where 0.2 of the pictures should be below; half of them are."""
+    """At a threshold of a fifth, f(t) = t expects 0.2 of the images below; half are."""
     counts = (scored // 2, scored - scored // 2, *(0,) * 3)
     bent = math.log(0.5) / math.log(0.2)
     says = 0.2 * math.log(0.2) ** 2 / 0.8 / 0.64762

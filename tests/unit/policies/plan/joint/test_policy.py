@@ -1,4 +1,4 @@
-"""The policy that plans by the joint problem: from what is reported to a plan that the routers follow."""
+"""The policy that plans by the joint problem: from reports to a plan for the routers."""
 
 from dataclasses import replace
 
@@ -253,7 +253,7 @@ def test_spare_devices_help_busy_model() -> None:
 
 
 def test_load_under_way_counts_as_done() -> None:
-    """The plan in force gives the last worker to the light model, which it does not hold yet: nobody else gets it."""
+    """The plan in force gives a worker to the light model, which it does not hold yet; the next plan keeps that."""
     first = decide(ALLOCATOR, asked(16.0))
     given = [one.worker_id for one in first.plan.assignments if one.model == "turbo"]
     moved = replace(first, plan=replace(first.plan, assignments=tuple(_given_to_others(first, given))))
@@ -339,7 +339,7 @@ def test_forecast_rising_demand_looks_ahead() -> None:
 
 
 def test_deferred_requests_are_not_demand_again() -> None:
-    """Ten a second came, and half of them a second time."""
+    """Ten requests a second arrive; five are deferred to the heavy model."""
     demand = (ModelDemand("turbo", 10.0, sent_on_per_s=5.0), ModelDemand("sd15", 5.0))
 
     memory = decide(ALLOCATOR, context(16, *demand)).memory
@@ -348,7 +348,7 @@ def test_deferred_requests_are_not_demand_again() -> None:
 
 
 def test_curve_follows_counted_confidences() -> None:
-    """All of them low: more is sent on at any threshold than was profiled."""
+    """Low confidences alone: every threshold defers more requests than the profile says."""
     low = (100, *(0,) * 19)
     seen = context(16, ModelDemand("turbo", 4.0, confidences=low))
 

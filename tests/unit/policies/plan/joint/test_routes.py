@@ -136,7 +136,7 @@ def test_routes_start_from_light_image_is_not_thinned() -> None:
 
 
 def test_routes_hits_as_noise_are_not_thinned() -> None:
-    """A quarter of those, where the light model has too few steps to start from an image."""
+    """A quarter of image hits start from noise: the light model has too few steps."""
     few = replace(PROFILES[0], model="light", step_count=1)
     demand = replace(DEMAND, image_share=0.25, spare_share=0.4)
     found = routes_of(context(profiles=(*PROFILES, few)), SETTINGS, COMPONENTS, demand)
@@ -182,7 +182,7 @@ def test_routes_without_heavy_model_use_best_small() -> None:
 
 @pytest.mark.parametrize("there", [COMPONENTS, COMPONENTS[:1], COMPONENTS[1:]])
 def test_routes_are_listed_once(there: tuple[Component, ...]) -> None:
-    """A route that is listed twice would lose the rate of one of them."""
+    """A route listed twice would lose the rate of one entry."""
     names = [route.name for route in routes_of(context(), SETTINGS, there, DEMAND)]
 
     assert len(names) == len(set(names))
