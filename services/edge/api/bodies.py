@@ -148,7 +148,7 @@ class ImageBody(Body):
     style: Annotated[str, Word(("vivid", "natural"))] = ""
     """no effect: describe the style in the prompt"""
     moderation: Annotated[str, Word(("auto", "low"))] = ""
-    """no effect: this suite does not moderate"""
+    """no effect: the classifiers of the deployment decide, if it has any"""
     user: Name = ""
     """no effect: neither stored nor logged"""
     safety_identifier: Name = ""
