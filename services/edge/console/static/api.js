@@ -20,17 +20,18 @@ export function keepToken(value) {
   else ofTab.removeItem(TOKEN);
 }
 
-/** Throw the error of an answer; an unknown token opens the sign-in dialog. */
-function refuse(status, error) {
-  if (status === 401) window.dispatchEvent(new Event("pentimento:sign-in"));
+/** Throw the error of an answer. A token that is unknown, and not replaced since it was sent, opens the sign-in dialog. */
+function refuse(status, error, sent) {
+  if (status === 401 && sent === token()) window.dispatchEvent(new Event("pentimento:sign-in"));
   throw new ApiError(status, error);
 }
 
 async function call(path, body, signal) {
   const headers = {};
+  const sent = token();
   // A browser rejects other characters in a header, with the same error as for an unreachable deployment.
-  if (/[^ -~]/.test(token())) refuse(401, { message: "a token has only printable ASCII characters", code: "MALFORMED_TOKEN" });
-  if (token()) headers.Authorization = `Bearer ${token()}`;
+  if (/[^ -~]/.test(sent)) refuse(401, { message: "a token has only printable ASCII characters", code: "MALFORMED_TOKEN" }, sent);
+  if (sent) headers.Authorization = `Bearer ${sent}`;
   if (body !== undefined) headers["Content-Type"] = "application/json";
   const method = body === undefined ? "GET" : "POST";
   let answer;
@@ -42,7 +43,7 @@ async function call(path, body, signal) {
   }
   if (answer.ok) return answer;
   const document = await answer.json().catch(() => null);
-  return refuse(answer.status, document?.error);
+  return refuse(answer.status, document?.error, sent);
 }
 
 export const get = async (path, signal) => (await call(path, undefined, signal)).json();

@@ -93,6 +93,8 @@ function signIn(why) {
   const used = (value) => {
     keepToken(value);
     dialog.close();
+    // The event "close" comes later, when an answer may already have opened the next dialog.
+    dialog.remove();
     forgetDeployment();
     playground?.end();
     playground = null;
