@@ -22,8 +22,9 @@ import importlib.resources
 import sys
 import tempfile
 import types
-from collections.abc import Iterator, Sequence
-from dataclasses import MISSING
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -69,6 +70,9 @@ SETTINGS = (
         "lab.emulation.emulated_discriminator.settings:EmulatedDiscriminatorSettings",
     ),
 )
+
+# A setting that at least this many processes have is listed once.
+SHARED_BY = 8
 
 File = descriptor_pb2.FileDescriptorProto
 Message = descriptor_pb2.DescriptorProto
@@ -206,13 +210,24 @@ def settings_page() -> str:
         "",
     ]
     sections = [(section, command, settings_of(where)) for section, command, where in SETTINGS]
-    shared = set.intersection(*(set(settings) for _, _, settings in sections))
-    first = sections[0][2]
-    lines += ["## All processes", "", *setting_table([first[name] for name in first if name in shared], "COMMON")]
+    counts = Counter(one for _, _, settings in sections for one in settings.values())
+    shared = {one: count for one, count in counts.items() if count >= SHARED_BY}
+    everywhere = [one for one, count in shared.items() if count == len(sections)]
+    lines += ["## All processes", "", *setting_table(everywhere, "COMMON")]
+    lines += ["## Most processes", "", "The last words name the processes without the setting or with another one.", ""]
+    most = [
+        replace(one, help=f"{one.help}; not in {without(one, sections)}") for one in shared if one not in everywhere
+    ]
+    lines += setting_table(most, "COMMON")
     for section, command, settings in sections:
-        own = [one for name, one in settings.items() if name not in shared]
+        own = [one for one in settings.values() if one not in shared]
         lines += [f"## {section}", "", f"`{command}`, table `[{section}]`", "", *setting_table(own, section.upper())]
     return "\n".join(lines) + "\n"
+
+
+def without(one: Setting, sections: Sequence[tuple[str, str, Mapping[str, Setting]]]) -> str:
+    """Return the names of the processes that do not have exactly this setting."""
+    return ", ".join(section for section, _, settings in sections if settings.get(one.name) != one)
 
 
 def settings_of(where: str) -> dict[str, Setting]:

@@ -63,7 +63,7 @@ class RpcServerSettings:
     )
     receive_timeout_ms: int = setting(
         5000,
-        help="time to receive a request message, plus 1 s per MiB that its method allows",
+        help="time to receive a request message, plus 1 s per MiB",
         minimum=100,
         maximum=600_000,
     )

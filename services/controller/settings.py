@@ -70,23 +70,19 @@ class PolicySettings:
 
     modm_mode: MixtureMode = setting(
         MixtureMode.QUALITY,
-        help="what modm optimises: quality (as many large workers as the hits allow) or throughput "
-        "(large workers by the misses' share of the work)",
+        help="what modm optimises: large workers as the hits allow (quality), or by the misses' share of the work "
+        "(throughput)",
     )
     qualities: tuple[str, ...] = setting(
         (),
-        help="image quality for joint, one measure for all models: "
-        "MODEL=QUALITY[:SPREAD[:REUSE]]: mean (0-1), gain of the most over the least "
-        "confident image (0-1), share kept by a cached start (0-2); others: "
-        "heavy 1, rest 0.9, no spread, all kept",
+        help="MODEL=QUALITY[:SPREAD[:REUSE]] for joint: mean (0-1), gain of the most over the least confident image "
+        "(0-1), share that a cached start keeps (0-2); default: heavy 1, others 0.9, no spread, all kept",
     )
     policy_options: tuple[str, ...] = setting(
         (),
-        help="NAME=NUMBER of a policy's own: expected_per_s (demand to begin with), peak_per_s (static-cascade), "
-        "fixed_threshold (static-threshold), demand_weight (of the newest second in the average), "
-        "hysteresis (spare throughput before modm returns to the better model), "
-        "dwell_s (seconds between two changes of models by modm), "
-        "damping_period_s (seconds of one step of modm's PID controller; 0: undamped)",
+        help="NAME=NUMBER of a policy: expected_per_s (first demand), peak_per_s (static-cascade), fixed_threshold "
+        "(static-threshold), demand_weight (of the newest second), hysteresis, dwell_s and damping_period_s (modm: "
+        "spare throughput for the better model, seconds between two changes, of a PID step; 0: undamped)",
     )
 
     def serving(self) -> ServingSettings:
@@ -170,19 +166,18 @@ class ControllerSettings:
     )
     handover_alpha: float = setting(
         0.95,
-        help="share of its quality from noise that a hand-over profile must promise for the later model",
+        help="share of the later model's quality that a hand-over profile must promise",
         minimum=0.01,
         maximum=1,
     )
     profile_rule: RuleChoice = setting(
         RuleChoice.PROFILE,
-        help="rule for hand-over profiles: every measured image keeps its quality (minimum), 95 % "
-        "surely do (lower_bound), the mean surely does (mean), or the profile's own (profile)",
+        help="the same for hand-over profiles as the frontdoor's profile_rule",
     )
     skip_light_below: float = setting(
         0.0,
-        help="skip a cascade's first model if the prompt alone predicts a good image with less "
-        "than this probability and the policy sets no bound; 0: by the discriminator's verdict",
+        help="skip the first model if the prompt predicts a good image with less probability, unless the policy sets a "
+        "bound; 0: as the discriminator says",
         minimum=0,
         maximum=1,
     )

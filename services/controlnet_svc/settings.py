@@ -25,8 +25,7 @@ class ControlNetSettings:
     )
     component_cache_dir: Path | None = setting(
         None,
-        help="directory for components (ControlNets at addresses of S3) and the hashes of local files, shared with "
-        "workers; empty: only local files are served, and hashed at every start",
+        help="directory for components and hashes, shared with workers; empty: only local files, hashed at every start",
     )
     component_disk_mib: int = setting(DEFAULT_DISK_MIB, help="disk for components, as in workers' settings", minimum=1)
     prefetch: tuple[str, ...] = setting((), help="ControlNets to load at start, while they fit")

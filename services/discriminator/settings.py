@@ -22,7 +22,7 @@ class DiscriminatorSettings:
     cascade: tuple[str, ...] = setting((), help="models, light first, to find in the registry if `cascades` is empty")
     registry: Path | None = setting(None, help="JSON registry of models and discriminators")
     encoder: str = setting(
-        "", help="the suite's encoder; registered discriminators that read prompts by another are skipped; empty: any"
+        "", help="the suite's encoder; discriminators that read prompts by another are skipped; empty: any"
     )
     skip_missing: bool = setting(
         False, help="skip missing discriminators with a log line, and start without any; off: exit"
@@ -44,7 +44,7 @@ class DiscriminatorSettings:
     )
     unsafe_limit: float = setting(
         0.5,
-        help="least probability of the unsafe labels together at which a prompt or image is refused",
+        help="sum of the unsafe labels' probabilities that refuses a prompt or image",
         minimum=0.0,
         maximum=1.0,
     )

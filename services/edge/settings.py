@@ -36,8 +36,7 @@ class HttpSettings:
     body_timeout_s: float = setting(60.0, help="time to receive its body", minimum=0.1)
     idle_timeout_s: float = setting(
         90.0,
-        help="idle time of a connection between requests (at most 30 within a body); keep it "
-        "above the load balancer's, mostly 60",
+        help="idle time of a connection (at most 30 within a body); keep it above the load balancer's",
         minimum=0.1,
     )
     drain_delay_s: float = setting(
@@ -51,8 +50,7 @@ class HttpSettings:
     )
     allowed_hosts: tuple[str, ...] = setting(
         (),
-        help="accepted host names; empty: any if `http-listen` is reachable from outside, else "
-        "this machine's names; addresses are always accepted",
+        help="accepted host names, besides addresses; empty: any if reachable from outside, else this machine's",
     )
     allowed_origins: tuple[str, ...] = setting(
         (), help="origins (https://…) of pages that may call the API, besides this process's own"
@@ -100,8 +98,7 @@ class EdgeSettings:
     )
     model_aliases: tuple[str, ...] = setting(
         (),
-        help="further model names over HTTP, ALIAS=MODEL, such as gpt-image-1=tiny-heavy, listed "
-        "by `/v1/models`; ALIAS= is the suite's choice",
+        help="further model names, ALIAS=MODEL; ALIAS= is the suite's choice",
     )
     public_url: str = setting("", help="public address, such as https://images.example; empty: as the client called it")
     files_url: str = setting(

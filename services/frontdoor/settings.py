@@ -26,12 +26,10 @@ class FrontdoorSettings:
     )
     embedder_address: str = setting("", help="embedder to use while the plan has none; empty: no cache")
     image_embedder_address: str = setting(
-        "", help="the same, of images and of prompts that look for them; empty: the embedder has both"
+        "", help="embedder of images, and of prompts that search for them; empty: the embedder"
     )
     gateway_address: str = setting("", help="vectordb gateway; empty: no cache")
-    controller_address: str = setting(
-        "", help="controller to register with and take the plan from, and its standbys; empty: none"
-    )
+    controller_address: str = setting("", help="controller to register with, and its standbys; empty: none")
     admin_listen: tuple[str, ...] = setting((), help="addresses for the administration of tenants only; empty: none")
     advertise_address: str = setting(
         "", help="address for other processes; empty: the first listen address with the host's name"
@@ -44,8 +42,7 @@ class FrontdoorSettings:
     cascade: tuple[str, ...] = setting((), help="models for requests without one, light first, if the plan names none")
     confidence_threshold: float | None = setting(
         None,
-        help="light images below it are deferred to the next model, if the plan has no threshold; empty: the "
-        "discriminator's own, 0.5 if it has none",
+        help="defer light images below it, if the plan has no threshold; empty: the discriminator's, else 0.5",
         maximum=1.0,
     )
     accept_unscored: bool = setting(True, help="return a light image that no discriminator scored; off: defer it")
@@ -53,33 +50,31 @@ class FrontdoorSettings:
     discriminator_addresses: tuple[str, ...] = setting((), help="discriminators besides those of the plan")
     safety_addresses: tuple[str, ...] = setting((), help="discriminator processes with classifiers of unsafe content")
     safety_checks: tuple[str, ...] = setting(
-        (), help="what classifiers check: prompt, image or both; without a verdict nothing is returned; empty: nothing"
+        (), help="prompt, image or both: nothing is returned without a verdict; empty: no checks"
     )
     score_timeout_ms: int = setting(1000, help="wait for a discriminator before the next one is called", minimum=1)
     skip_light_below: float | None = setting(
         None,
-        help="skip the light model if the prompt alone predicts a good image with less than this "
-        "probability; 0: never; empty: the plan's bound, else the discriminator's verdict",
+        help="skip the light model if the prompt predicts a good image with less probability; 0: never; empty: as the "
+        "plan or the discriminator says",
         maximum=1.0,
     )
     cache_cost_ms: float = setting(
         0.0,
-        help="device time that the cache or a discriminator takes from a request; while a "
-        "tenant's hits save less, one in 16 of its requests uses the cache, and likewise a "
-        "cascade; light stages that cost more than they save are skipped; 0: services have their own processors",
+        help="device time that cache or discriminator take from a request: while they save less, one request in 16 "
+        "uses them; 0: they have processors of their own",
         minimum=0,
         maximum=60_000,
     )
     foresee_timeout_ms: int = setting(250, help="wait for a prediction from the prompt", minimum=1)
     profiles: tuple[Path, ...] = setting(
         (),
-        help="files or directories of profiles: costs for first predictions, steps that may be skipped, "
-        "residuals that may be one step old",
+        help="files or directories of profiles: costs, skipped steps, late residuals",
     )
     profile_rule: RuleChoice = setting(
         RuleChoice.PROFILE,
-        help="rule for all profiles: every measured image keeps its quality (minimum), 95 % "
-        "surely do (lower_bound), the mean surely does (mean), or each profile's own (profile)",
+        help="quality that profiles must keep: of every image (minimum), of 95 % (lower_bound), on average (mean), by "
+        "each profile's own rule (profile)",
     )
     record_effects: str = setting("", help="file for every event of the dataplane and its effects; empty: none")
     standby: bool = setting(False, help="wait until no other frontdoor over this journal is active, then take over")
@@ -110,81 +105,74 @@ class FrontdoorSettings:
     max_conditioning_image_bytes: int = setting(8 << 20, help="bytes of a conditioning image", minimum=1)
     controlnet_pipelining: PipeliningMode = setting(
         PipeliningMode.AUTO,
-        help="residuals one step old, for ControlNets measured for it: off, on, or auto (if images waited)",
+        help="residuals one step old, for ControlNets with a profile; auto: if images waited",
     )
     controlnet_wait_share: float = setting(
         0.1, help="share of a step above which waiting for residuals is too long", minimum=0.01, maximum=1
     )
     latent_parallel: PairingMode = setting(
         PairingMode.DEADLINE,
-        help="guided images that two workers compute, half of the guidance each, if one is idle: "
-        "none (off), those with less than twice their own time left (deadline), all (always)",
+        help="two workers halve a guided image if one is idle: never (off), with less than twice its time left "
+        "(deadline), always",
     )
     thinning: ThinningMode = setting(
         ThinningMode.LOAD,
-        help="skip steps of images with a thinning profile, unless the step count is binding: "
-        "never (off), to meet a deadline (deadline), also under overload (load), whenever "
-        "allowed (always)",
+        help="skip steps of models with a profile: never (off), to meet deadlines (deadline), also under overload "
+        "(load), always",
     )
     thinning_alpha: float = setting(
         0.95, help="share of the full quality that a profile must promise", minimum=0.01, maximum=1
     )
     feature_reuse: FeatureReuseMode = setting(
         FeatureReuseMode.ASKED,
-        help="reuse deep features of earlier steps of an image, for models with a feature profile: "
-        "if the request asks for it (asked), unless it refuses it (auto)",
+        help="reuse deep features of earlier steps, for models with a profile: if the request asks (asked), unless it "
+        "refuses (auto)",
     )
     handover: HandoverMode = setting(
         HandoverMode.AUTO,
-        help="start a cascade's later model from the earlier one's image: where a registration or a hand-over profile "
-        "of both models allows it (auto), never (off)",
+        help="start a cascade's later model from the earlier one's image: if registered or measured (auto), or off",
     )
     handover_alpha: float = setting(
         0.95, help="share of the full quality that a hand-over profile must promise", minimum=0.01, maximum=1
     )
     cached_thinned_share: float = setting(
         0.99,
-        help="mean share of the full quality at which thinned images may enter the cache, and that reused features "
-        "must keep",
+        help="mean share of the full quality for thinned images in the cache, and for reused features",
         minimum=0,
         maximum=1,
     )
-    adapter_load_s: float = setting(
-        0.5, help="seconds that a worker needs to load a LoRA, until it has measured them", minimum=0
-    )
+    adapter_load_s: float = setting(0.5, help="time to load a LoRA until a worker has measured it", minimum=0)
     quality_sample_share: float = setting(
         0.02, help="share of hits to generate again from noise while idle; 0: none", minimum=0, maximum=1
     )
     quality_trial_share: float = setting(
         0.25,
-        help="share of the requests that miss, and could start from the cache in a cell that is not open yet, to "
-        "generate again from there; 0: none",
+        help="share of misses to generate again from the cache, where reuse is not allowed yet; 0: none",
         minimum=0,
         maximum=1,
     )
     deferral_sample_share: float = setting(
         0.25,
-        help="share of deferred requests whose light and heavy images are compared, for plans; 0: none",
+        help="share of deferred requests whose light and heavy images are compared; 0: none",
         minimum=0,
         maximum=1,
     )
     kept_pairs: int = setting(
         2000,
-        help="compared light and heavy images to keep of each cascade, newest, to train a discriminator; 0: none",
+        help="newest compared pairs of images kept of each cascade, to train a discriminator; 0: none",
         minimum=0,
         maximum=1_000_000,
     )
     quality_work_share: float = setting(
         0.05,
-        help="largest share of idle time, and of the images' device seconds, for generating images again",
+        help="largest share of idle time and device seconds for generating images again",
         minimum=0,
         maximum=1,
     )
     quality_quiet_s: float = setting(2.0, help="seconds without a request before a hit is generated again", minimum=0)
     quality_gives_way: GivesWay = setting(
         GivesWay.SUITE,
-        help="stop generating a hit again for any request (suite), or only for requests on its "
-        "worker (worker: devices that share nothing)",
+        help="stop generating a hit again for any request (suite), or for those on its worker (worker)",
     )
     embed_timeout_ms: int = setting(250, help="wait for the embedder before the cache is skipped", minimum=1)
     lookup_timeout_ms: int = setting(60, help="wait for the lookup before starting from noise", minimum=1)

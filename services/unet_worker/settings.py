@@ -34,23 +34,21 @@ class UnetWorkerSettings:
     rpc: RpcServerSettings
     channels: RpcChannelSettings
     model: Path = setting(
-        help="diffusers directory or one file (safetensors only), or the name of a registered model or of model_sources"
+        help="diffusers directory, one safetensors file, or name of a registered model or of model_sources"
     )
     model_sources: tuple[str, ...] = setting(
         (), help="models that are fetched from S3, by name: NAME=s3://bucket/path@sha256:…"
     )
     skip_missing: SkipMissing = setting(
         SkipMissing.OFF,
-        help="models that may be missing, with a log line: none (off), other_models (others), "
-        "also its own (all: serve nothing)",
+        help="models that may be missing: none (off), other_models (others), also its own (all)",
     )
     model_name: str = setting("", help="name for requests; empty: that of the directory or file")
     expected_model_digest: str = setting("", help="required sha256:…; empty: from registry.json, else any")
     accept_other_digest: bool = setting(False, help="serve models with another digest than registry.json")
     other_models: tuple[Path, ...] = setting(
         (),
-        help="models that a plan may switch to: directories or files, names of such next to the model, of registered "
-        "models or of model_sources; optionally with @sha256:…",
+        help="models that a plan may switch to, as for model; optionally with @sha256:…",
     )
     adapters_dir: Path | None = setting(
         None, help="directory of LoRAs: its registry.json, or files and folders by name", must_exist=True
@@ -60,20 +58,19 @@ class UnetWorkerSettings:
     )
     ip_adapters_dir: Path | None = setting(
         None,
-        help="directory of IP-Adapters: safetensors files by name, in it or in its folders, each next to its "
-        "`image_encoder`; with --skip-missing it may be missing",
+        help="directory of IP-Adapters: safetensors files, also in folders, each next to its `image_encoder`",
     )
     lora_memory_mib: int = setting(1024, help="host memory for recently used LoRAs", minimum=0)
     component_cache_dir: Path | None = setting(
         None,
-        help="directory for components (files of stored models, uploaded LoRAs) and the hashes of local files, which "
-        "processes of a host may share; empty: only local files are served, and hashed at every start",
+        help="directory for components and hashes, which a host's processes may share; empty: only local files, hashed "
+        "at every start",
     )
     component_disk_mib: int = setting(DEFAULT_DISK_MIB, help="disk for components", minimum=1)
     component_host_mib: int = setting(
         0,
-        help="memory for components in the kernel's cache of the disk, and for a model that is read while another one "
-        "serves; 0: as the kernel decides, and what the host has free",
+        help="memory for components in the disk's cache and for a model read ahead; 0: as the kernel decides, "
+        "within free memory",
         minimum=0,
     )
     objects_url: str = setting("file:///var/lib/pentimento/objects", help="object store of latents and images")
@@ -95,13 +92,11 @@ class UnetWorkerSettings:
     dtype: DtypeChoice = setting(DtypeChoice.AUTO, help="precision of the model")
     weights: WeightStorage = setting(
         WeightStorage.AUTO,
-        help="how weights are stored: full precision, or eight bits with a scale for each output channel; auto: FP8 if "
-        "the files are",
+        help="full precision, or eight bits with a scale per output channel; auto: FP8 if the files are",
     )
     text_encoders: TextEncoderPlace = setting(
         TextEncoderPlace.AUTO,
-        help="memory of text encoders between prompts: the device's, or the host's, with a copy of each layer for its "
-        "call; auto: the host's where the model would not fit the GPU",
+        help="memory of text encoders between prompts; auto: the host's if the model would not fit the GPU",
     )
     threads: int = setting(1, help="torch threads", minimum=1, maximum=256)
     default_steps: int = setting(
@@ -117,8 +112,7 @@ class UnetWorkerSettings:
     max_size_px: int = setting(0, help="longest side of an image; 0: twice the model's own", minimum=0, maximum=8192)
     tile_px: int = setting(
         0,
-        help="images with a longer side are decoded in tiles of this side, with less memory and slightly other pixels; "
-        "0: whole",
+        help="decode longer images in tiles of this side: less memory, slightly other pixels; 0: never",
         minimum=0,
         maximum=8192,
     )
@@ -153,8 +147,7 @@ class UnetWorkerSettings:
     controller_address: str = setting("", help="controller to register with, and its standbys; empty: none")
     profiles: tuple[Path, ...] = setting(
         (),
-        help="files or directories of profiles: costs for the controller, steps that may run without "
-        "each LoRA (lora-bounds.json next to the LoRAs if none has any)",
+        help="files or directories of profiles: costs, late LoRAs (else lora-bounds.json next to the LoRAs)",
     )
     advertise_address: str = setting(
         "", help="address for other processes; empty: the first listen address with the host's name"

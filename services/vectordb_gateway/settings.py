@@ -47,39 +47,34 @@ class SelectionSettings:
     )
     reuse_rule: RuleChoice = setting(
         RuleChoice.PROFILE,
-        help="which reuse profile serves where a model has several: one made so that 95 % of images surely keep "
-        "their quality (lower_bound), every measured one (minimum), their mean (mean, as in MoDM), or the most "
-        "cautious one (profile)",
+        help="which of a model's reuse profiles serves: 95 % of images keep their quality (lower_bound), all do "
+        "(minimum), the mean does (mean), the most cautious one (profile)",
     )
     cache_bias: int | None = setting(
         None,
-        help="tenths of the steps to move every K by: above 0 saves more than measured, below 0 less; 10: hits are "
-        "the stored image, without a step; empty: the plan's if followed, else 0",
+        help="tenths of the steps to move every K by; above 0 saves more than measured, 10 returns the stored image; "
+        "empty: the plan's if followed, else 0",
         minimum=-10,
         maximum=10,
     )
     cache_alpha: float | None = setting(
         None,
-        help="share of the from-scratch quality that hits keep if a request names none; empty: "
-        "the plan's if followed, else the profiles'",
+        help="share of the from-scratch quality that hits keep; empty: the plan's if followed, else the profiles'",
         minimum=0,
         maximum=1,
     )
     unprofiled_reuse: bool = setting(
         False,
-        help="reuse latents of models without a selector profile, by NIRVANA's constants "
-        "(measured for another encoder) or latent_thresholds",
+        help="without a profile reuse latents by latent_thresholds, else NIRVANA's constants (another encoder's)",
     )
     earned_reuse: bool = setting(
         True,
-        help="earn the reuse of latents and images: requests that miss are generated again from the cache in trials, "
-        "and a similarity is allowed once a sequential test shows that such starts keep their quality; needs "
+        help="allow reuse of a similarity once trials show by a sequential test that it keeps quality; needs "
         "follow_quality",
     )
     latent_thresholds: tuple[str, ...] = setting(
         (),
-        help="similarity:share pairs that override selector profiles: from that text-to-text "
-        "similarity on, that share of the steps may be skipped; empty: profiles only",
+        help="similarity:share pairs instead of profiles: from that similarity on, skip that share of the steps",
     )
     image_thresholds: tuple[str, ...] = setting((), help="the same for text-to-image similarity and images")
     profiled_quality: float = setting(
@@ -87,14 +82,13 @@ class SelectionSettings:
     )
     follow_quality: bool = setting(
         True,
-        help="raise thresholds if hits that were generated again kept less quality than promised, and lower them again",
+        help="raise thresholds while hits keep less quality than promised, and lower them again",
     )
     keep_latents_of_hits: bool = setting(False, help="store the later latents of images that started from the cache")
     keep_images_of_hits: bool = setting(True, help="store images that started from the cache")
     keep_light_stages: bool = setting(
         True,
-        help="store images and latents of a cascade's earlier stages; off: only of the last stage "
-        "(MoDM's cache-large), whatever a plan says",
+        help="store images and latents of a cascade's earlier stages; off: only of the last (MoDM's cache-large)",
     )
     max_ancestor_depth: int = setting(
         5, help="longest chain of images that start from one another; the last is never reused", minimum=1
@@ -104,14 +98,14 @@ class SelectionSettings:
     )
     renoised_share: float = setting(
         RENOISED_SHARE,
-        help="share of its K steps by which a start of another seed's image is noised again with "
-        "the request's seed, so that images from one entry differ; 0: they are the same image",
+        help="share of its K steps by which a start of another seed is noised again; 0: images of one entry are the "
+        "same",
         minimum=0,
         maximum=1,
     )
     retaken_share: float = setting(
         RETAKEN_SHARE,
-        help="share of its K steps, at least one, that lead such a start back to step K and are not saved; 1: all",
+        help="share of its K steps, at least one, that such a start takes again; 1: all",
         minimum=0,
         maximum=1,
     )
@@ -147,8 +141,8 @@ class CapacitySettings:
     max_size_bytes: int = setting(4096 * _MEBIBYTE, help="bytes of their latents and images", minimum=1)
     max_store_bytes: int = setting(
         0,
-        help="bytes of this cache in the object store, with evicted and partial entries; beyond "
-        "it is read-only until the next comparison; at least --max-size-bytes; 0: no limit",
+        help="bytes in the object store, evicted entries included, at least --max-size-bytes; beyond: read-only until "
+        "the next comparison; 0: no limit",
         minimum=0,
     )
     min_free_bytes: int = setting(
@@ -157,9 +151,8 @@ class CapacitySettings:
     tenant_share: float = setting(1.0, help="share of entries and bytes per tenant", minimum=0.001, maximum=1)
     eviction: EvictionChoice | None = setting(
         None,
-        help="when full, from the tenant with most: fifo evicts the oldest entry; lru, lfu, lcbfu "
-        "(NIRVANA) and aged (uses decay) single latents and images by use; none: read-only. "
-        "Equal for all gateways of a ledger. Empty: the plan's if followed, else aged",
+        help="when full: the oldest entry (fifo), single latents and images by use (lru, lfu, lcbfu, aged: uses "
+        "decay), none (read-only); equal for all gateways of a ledger; empty: the plan's if followed, else aged",
     )
     object_grace_s: float = setting(
         120.0, help="time the objects of an evicted entry stay for running requests", minimum=0, maximum=86_400
@@ -242,13 +235,11 @@ class GatewaySettings:
     search_timeout_ms: int = setting(50, help="time after which a lookup is a miss", minimum=1, maximum=10_000)
     match_predictor: MatchPredictorChoice = setting(
         MatchPredictorChoice.AUTO,
-        help="predict before a search whether a near entry is likely: auto while it gains time "
-        "and a search takes 2 ms or more, off, always at a recall of 0.95",
+        help="skip searches that will find nothing: while it gains time and a search takes 2 ms (auto), off, always",
     )
     follow_plan: bool = setting(
         False,
-        help="take alpha, bias, eviction and admission to the cache from the plan unless a "
-        "setting says otherwise; needs a controller",
+        help="take alpha, bias, eviction and admission from the plan unless set; needs a controller",
     )
     controller_address: str = setting("", help="controller to register with, and its standbys; empty: none")
     advertise_address: str = setting(

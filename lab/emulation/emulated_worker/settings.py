@@ -27,7 +27,7 @@ class EmulatedWorkerSettings:
     progress_interval_ms: int = setting(
         1000, help="least time between progress messages; many devices share this machine", minimum=0
     )
-    controller_address: str = setting("", help="controller to register with and follow, and its standbys; empty: none")
+    controller_address: str = setting("", help="controller to register with, and its standbys; empty: none")
     advertise_address: str = setting(
         "", help="address for other processes; empty: the first listen address with the host's name"
     )
