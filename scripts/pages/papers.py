@@ -28,8 +28,8 @@ SECTIONS = (
 )
 IDS = [f"{letter}{number}" for _, letter, count in SECTIONS for number in range(1, count + 1)]
 LIVE = {
-    "on": "On by default.",
-    "off": "Off by default.",
+    "on": "On.",
+    "off": "Off.",
     "part": "**In part.**",
     "no": "**Not live.**",
 }
@@ -41,10 +41,9 @@ INTRODUCTION = """\
 Each mechanism of NIRVANA, MoDM, DiffServe, Katz and MLoRA, and our own, with its flag of `pentimento up`, its \
 variable of the container composition, the test that holds it and our figure next to the paper's.
 
-- **Live.** *On by default* and *off by default*: complete by `up` and by compose, held by a test of the services, and \
-measured. *In part*: something of this is missing, which the row names. *Not live*: no service does it.
-- **Flag and variable.** A dash is a mechanism that always runs or has no switch there. A setting in brackets is set \
-in the file of `--config` only.
+- **Live.** *On* and *off* by default: complete by `up` and by compose, held by a test of the services, and measured. \
+*In part*: the row names what is missing. *Not live*: no service does it.
+- **Flag and variable.** A dash: no switch there. A setting in brackets is set in the file of `--config` only.
 - **Ours.** From [benchmarks/results](../benchmarks/results), with the interval at 95 %; **missed** means that the \
 target of [the benchmark](benchmarks.md) is not reached. The models are tiny or emulated, the papers' are SDXL and \
 others: ratios compare, seconds do not.
