@@ -245,10 +245,11 @@ def values_schema() -> str:
 
 def setting_table(settings: Sequence[Setting], section: str) -> Iterator[str]:
     """Yield the table of some settings."""
-    yield from ("| flag and variable | value | default | |", "| --- | --- | --- | --- |")
+    yield from ("| flag and variable | default (values) | |", "| --- | --- | --- |")
     for one in settings:
         variable = f"PENTIMENTO_{section}_{one.name.upper()}"
-        yield f"| `{one.flag}`<br>`{variable}` | {kind_of(one)} | {default_of(one)} | {cell(one.help)} |"
+        default = f"{default_of(one)} ({kind_of(one)})".strip()
+        yield f"| `{one.flag}`<br>`{variable}` | {default} | {cell(one.help)} |"
     yield ""
 
 

@@ -41,11 +41,11 @@ def metrics_page(head: str) -> str:
         "",
     ]
     for owner, metrics in metrics_by_owner():
-        lines += [f"## {owner}", "", "| metric | kind | labels | |", "| --- | --- | --- | --- |"]
+        lines += [f"## {owner}", "", "| metric | kind by labels | |", "| --- | --- | --- |"]
         for name, (kind, labels, text) in sorted(metrics.items()):
             suffix = "_total" if kind == "counter" else ""
-            shown = ", ".join(f"`{label}`" for label in labels)
-            lines.append(f"| `{name}{suffix}` | {kind} | {shown} | {cell(text)} |")
+            shown = f"{kind} by {', '.join(f'`{label}`' for label in labels)}" if labels else kind
+            lines.append(f"| `{name}{suffix}` | {shown} | {cell(text)} |")
         lines.append("")
     return "\n".join(lines) + "\n"
 
