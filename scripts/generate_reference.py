@@ -245,20 +245,28 @@ def values_schema() -> str:
 
 def setting_table(settings: Sequence[Setting], section: str) -> Iterator[str]:
     """Yield the table of some settings."""
-    yield from ("| flag and variable | default (values) | |", "| --- | --- | --- |")
+    yield from ("| flag and variable | default (range, choices or type) | |", "| --- | --- | --- |")
     for one in settings:
         variable = f"PENTIMENTO_{section}_{one.name.upper()}"
-        default = f"{default_of(one)} ({kind_of(one)})".strip()
-        yield f"| `{one.flag}`<br>`{variable}` | {default} | {cell(one.help)} |"
+        yield f"| `{one.flag}`<br>`{variable}` | {values_of(one)} | {cell(one.help)} |"
     yield ""
 
 
-def kind_of(one: Setting) -> str:
-    """Return a setting's type and range, such as `integer 1–64`."""
+def values_of(one: Setting) -> str:
+    """Return a setting's default with its range or choices, such as "`4` (1–64)"; without a default the type too."""
+    default, kind, limits = default_of(one), kind_name(one.kind), range_of(one)
+    if default and one.default is not MISSING and not kind.startswith("`"):
+        kind = "list" if get_origin(one.kind) is tuple else ""
+    shown = f"{kind} {limits}".strip()
+    return f"{default} ({shown})".strip() if shown else default
+
+
+def range_of(one: Setting) -> str:
+    """Return a setting's limits, such as `1–64`; "" without any."""
     low, high = (None if bound is None else number(bound) for bound in (one.minimum, one.maximum))
-    if low is None and high is None:
-        return kind_name(one.kind)
-    return f"{kind_name(one.kind)} {f'≤{high}' if low is None else f'≥{low}' if high is None else f'{low}–{high}'}"
+    if low is None or high is None:
+        return "" if low == high else f"≤{high}" if low is None else f"≥{low}"
+    return f"{low}–{high}"
 
 
 def number(value: float) -> str:

@@ -246,7 +246,7 @@ def defaults_told(page: Path) -> list[tuple[str, str]]:
 
 def defaults_of(name: str) -> list[str]:
     """The defaults of the settings of that name, of every service; numbers as they are usually written."""
-    row = rf"^\| `--{name}`<br>[^|]*\| (?:`(.*?)` )?\("
+    row = rf"^\| `--{name}`<br>[^|]*\| (?:`(.*?)`)?"
     return [
         default.removesuffix(".0")
         for default in re.findall(row, (ROOT / "docs/reference/settings.md").read_text(), re.MULTILINE)

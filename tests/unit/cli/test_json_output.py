@@ -66,7 +66,7 @@ def test_the_page_names_every_command_that_prints_json() -> None:
 def fields_of(command: str) -> list[str]:
     """The fields that the page names for a command."""
     line = next(line for line in PAGE.read_text().splitlines() if line.startswith(f"| `{command}`"))
-    return re.findall(r"`([a-z_]+)`", line.split("|")[3])
+    return re.findall(r"`([a-z_]+)`", line.split("|")[2])
 
 
 def test_a_token_is_one_document_and_nothing_else() -> None:
