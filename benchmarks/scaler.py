@@ -11,8 +11,6 @@ measured, with a dwell of zero so that the pool is inactive again before the nex
 
 import contextlib
 import itertools
-import json
-import queue
 import random
 import subprocess
 import sys
@@ -22,11 +20,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from grpc_tools import protoc
-
-from benchmarks.suites import keda_client
+from benchmarks.suites.keda_calls import LIMIT_S, KedaClient, make_stubs
 from lab.fixtures.certificates import Authority, Pair
 from lab.runs.machine import ROOT
 from lab.runs.measure import Figure, Notes, at_least, at_most, counted, measured, parse_options, publish
@@ -34,7 +29,6 @@ from pentimento.domain.errors import PentimentoError
 from pentimento.domain.image_request import ImageRequest
 from pentimento.sdk import Client, RetryPolicy
 
-CONTRACT = ROOT / "protos" / "pentimento" / "api" / "keda" / "externalscaler.proto"
 MODEL, OTHER = "heavy", "light"
 WORKERS = {"scalerAddress": "controller:50053", "service": "unet_worker", "models": MODEL, "dwellSeconds": "0"}
 OTHERS = ("embedder", "controlnet_svc", "discriminator", "vectordb_gateway", "frontdoor", "edge")
@@ -50,45 +44,7 @@ WRONG: tuple[tuple[dict[str, str], str, str], ...] = (
     ({"callsPerReplica": "4"}, "scalerMetadata.callsPerReplica", "is for other services"),
     ({"dwelSeconds": "5"}, "scalerMetadata.dwelSeconds", "the metadata are service, models"),
 )
-LIMIT_S = 60.0
 ONCE = RetryPolicy(tries=1)
-
-
-class KedaClient:
-    """A client's process. Answers arrive in order; messages of streams are kept by RPC."""
-
-    def __init__(self, stubs: Path, address: str, authority: Path, pair: Pair | None) -> None:
-        shown = [str(pair.certificate), str(pair.key)] if pair is not None else []
-        command = [sys.executable, "-P", keda_client.__file__, str(stubs), address, str(authority), *shown]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._answers: queue.Queue[dict[str, Any]] = queue.Queue()
-        self.pushes: queue.Queue[dict[str, Any]] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def call(self, rpc: str, metadata: dict[str, str], metric: str = "") -> dict[str, Any]:
-        """Return the answer of a unary RPC, or the error's code and message."""
-        self._send(rpc, metadata, metric)
-        return self._answers.get(timeout=LIMIT_S)
-
-    def follow(self, rpc: str, metadata: dict[str, str]) -> dict[str, Any]:
-        """Open a stream, and return its first message."""
-        self._send(rpc, metadata, "")
-        return self.pushes.get(timeout=LIMIT_S)
-
-    def end(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def _send(self, rpc: str, metadata: dict[str, str], metric: str) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"rpc": rpc, "metadata": metadata, "metric": metric}) + "\n")
-        self._process.stdin.flush()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            answer = json.loads(line)
-            (self.pushes if "stream" in answer else self._answers).put(answer)
 
 
 @dataclass(frozen=True)
@@ -109,10 +65,7 @@ def served() -> Iterator[ScalerUnderTest]:
     """Start the processes without a worker, and end them."""
     with tempfile.TemporaryDirectory(prefix="scaler-") as made, contextlib.ExitStack() as stack:
         folder = Path(made)
-        stubs = folder / "stubs"
-        stubs.mkdir()
-        arguments = [f"-I{CONTRACT.parent}", f"--python_out={stubs}", f"--grpc_python_out={stubs}", CONTRACT.name]
-        assert protoc.main(["protoc", *arguments]) == 0, "protoc failed"
+        stubs = make_stubs(folder / "stubs")
         authority = Authority(folder, "authority")
         pair = authority.issue("controller")
         port = 20_000 + random.SystemRandom().randrange(30_000)

@@ -1,29 +1,36 @@
-"""Scale workers, ControlNet services and embedders 1 -> 3 -> 1 while clients request images.
+"""Let the controller's scaler set the replicas of workers, ControlNet services and embedders, 1 -> 4 -> 1, under load.
 
 Real models: the zoo's heavy one, with both of its ControlNets in each request; every second request uses the cache, and
-so the embedders. The command is `pentimento scale`: workers first, to give work to three ControlNet services, which
-follow, then embedders; workers are scaled down last. An added replica's count of work (embeddings, ControlNet steps,
-images) is read until it is above zero: it must serve within seconds of being ready. A removed replica must drain and
-end. Requests are checked as in kill_one: nothing lost, nothing committed twice, and images without the cache equal byte
-by byte to those of the suite before.
+so the embedders. A client outside of the suite asks the scaler over mutual TLS, as KEDA does, and `pentimento scale`
+applies its answers, as the cluster would. One client that pauses is joined by many and by callers of the embedder; at
+first without the autoscaler, so that the latency during its move has a baseline at the same load. An added replica's
+count of work (embeddings, ControlNet steps, images) is read until it is above zero: it must serve within seconds of
+being ready. A removed replica must drain and end. Requests are checked as in kill_one: nothing lost, nothing committed
+twice, and images without the cache equal byte by byte to those of the suite before.
 """
 
 import argparse
 import asyncio
 import os
+import random
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import grpc.aio
 from PIL import Image, ImageDraw
 
 from benchmarks.suites.faulted_load import DEADLINE_MS, FaultedLoad, count_commits, read_journal, request_figures
+from benchmarks.suites.keda_calls import KedaClient, make_stubs
+from lab.fixtures.certificates import Authority
 from lab.fixtures.worker_under_test import png_of
-from lab.runs.measure import Figure, at_most, informative, parse_options, publish
+from lab.runs.intervals import percentile, ratio_interval
+from lab.runs.measure import Figure, Interval, Notes, at_most, informative, parse_options, publish
 from pentimento.clients.controlnet import ControlNetClient
 from pentimento.clients.embedder import EmbedderClient
 from pentimento.clients.worker import WorkerClient
@@ -31,9 +38,9 @@ from pentimento.domain.image_request import AskedControlNet, CacheMode, ImageReq
 from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.sdk import AsyncClient
 from pentimento.supervisor.local import LocalSuite, local_suite
-from pentimento.supervisor.scaling import ReplicaFiles
+from pentimento.supervisor.scaling import GroupStatus, ReplicaFiles
 
-MOST = 3
+MOST = 4
 CONTROLNETS = ("tiny-controlnet-edges", "tiny-controlnet-layout")
 SIDE_PX, STEPS = 64, 20
 # Batches of one: images must be equal to the bit, independent of other requests.
@@ -41,29 +48,37 @@ ENVIRONMENT = {
     "PENTIMENTO_UNET_WORKER_MAX_BATCH": "1",
     "PENTIMENTO_UNET_WORKER_WARM_UP_S": "0",
     "PENTIMENTO_CONTROLNET_SVC_MAX_BATCH": "1",
+    "PENTIMENTO_CONTROLLER_SLO_S": "6",
+    "PENTIMENTO_CONTROLLER_PLAN_INTERVAL_S": "1",
 }
+# Triggers' metadata by service. A lone client's image has two ControlNet streams; a caller of the embedder, one call.
+TRIGGERS = {
+    "unet_worker": {"service": "unet_worker", "startSeconds": "10"},
+    "controlnet_svc": {"service": "controlnet_svc", "callsPerReplica": "2"},
+    "embedder": {"service": "embedder", "callsPerReplica": "0.5"},
+}
+DWELL_S = 10.0
+# KEDA asks every 30 s, the cluster's autoscaler every 15 s; the load's phases here last for seconds.
+ASK_S = 1.0
+PAUSE_S = 8.0
+EMBED_CALLERS, EMBED_TEXTS = 2, 64
 LOOK_S = 0.05
 SERVES_WITHIN_S = 5.0
+SLOWER = 1.5
 WORK_LIMIT_S = 60.0
+# The whole move on two cores.
+MOVE_LIMIT_S = 240.0
+p99 = percentile(0.99)
 
 
 @dataclass(frozen=True)
 class AddedReplica:
-    """Store one added replica: `up_s` from the command to SERVING; `work_s` from then to its first finished work."""
+    """Store one added replica: `up_s` from its start to SERVING; `work_s` from then to its first finished work."""
 
+    service: str
     name: str
     up_s: float
     work_s: float
-
-
-@dataclass(frozen=True)
-class ScaledService:
-    """Store one service, 1 -> `MOST` -> 1. `down_s`: from the command until the removed replicas had ended."""
-
-    service: str
-    added: list[AddedReplica]
-    down_s: float
-    killed: list[str]
 
 
 async def embedded(channel: grpc.aio.Channel) -> int:
@@ -105,96 +120,190 @@ def request_of(number: int, cached: bool) -> ImageRequest:
     )
 
 
-class ScalingTrial:
-    def __init__(self, suite: LocalSuite) -> None:
+class Autoscaler:
+    """Ask the scaler for each service, and apply its answers within 1 to `MOST`."""
+
+    def __init__(self, suite: LocalSuite, scaler: KedaClient) -> None:
         self._suite = suite
-        self._files = ReplicaFiles(suite.state.path)
-        self.scaled: list[ScaledService] = []
+        self._scaler = scaler
+        self._wanted = dict.fromkeys(TRIGGERS, 1)
+        # Each change of a service's replicas.
+        self.changes: list[tuple[str, int]] = []
 
-    async def run(self, clients: int, rest_s: float) -> FaultedLoad:
-        """Run the load, scaling each service in sequence, with `rest_s` of load before and after."""
-        async with AsyncClient(self._suite.endpoint.public) as client:
-            load = FaultedLoad(client, cached_every=2, make=request_of)
-            await load.generate_reference()
-            stop = asyncio.Event()
-            busy = load.start(clients, stop)
-            await asyncio.sleep(rest_s)
-            async with self._scaled("unet_worker"):
-                for service in ("controlnet_svc", "embedder"):
-                    async with self._scaled(service):
-                        await asyncio.sleep(rest_s)
-            await asyncio.sleep(rest_s)
-            stop.set()
-            await asyncio.wait(busy)
-            await load.ask_again()
-        return load
+    async def run_forever(self) -> None:
+        while True:
+            for service, metadata in TRIGGERS.items():
+                trigger = {**metadata, "dwellSeconds": f"{DWELL_S:g}"}
+                answer = await asyncio.to_thread(self._scaler.call, "GetMetrics", trigger, "wanted_replicas")
+                count = min(max(int(answer["metricValues"][0]["metricValue"]), 1), MOST)
+                if count != self._wanted[service]:
+                    self._wanted[service] = count
+                    self.changes.append((service, count))
+                    print(f"{service}: {count}", flush=True)
+                    await self._apply(service, count)
+            await asyncio.sleep(ASK_S)
 
-    @asynccontextmanager
-    async def _scaled(self, service: str) -> AsyncIterator[None]:
-        """Scale to `MOST` inside the block, and back to one after it."""
-        began_s = time.monotonic()
-        command = asyncio.create_task(self._command(service, MOST))
-        names = await self._added(service)
-        added = await asyncio.gather(*(self._watch(service, name, began_s) for name in names))
-        await command
-        yield
-        began_s = time.monotonic()
-        await self._command(service, 1)
-        killed = [name for name in names if "did not stop" in self._suite.log("supervisor")]
-        self.scaled.append(ScaledService(service, list(added), time.monotonic() - began_s, killed))
-        print(self.scaled[-1], flush=True)
-
-    async def _command(self, service: str, count: int) -> None:
-        command = [sys.executable, "-m", "pentimento.cli", "scale", service, str(count)]
+    async def _apply(self, service: str, count: int) -> None:
+        command = [sys.executable, "-m", "pentimento.cli", "scale", service, str(count), "--timeout-s", "0"]
         process = await asyncio.create_subprocess_exec(
             *command, "--state-dir", str(self._suite.state.path), stdout=subprocess.DEVNULL, env=os.environ
         )
         if await process.wait():
             raise RuntimeError(f"{service} was not scaled to {count}")
 
-    async def _added(self, service: str) -> list[str]:
-        while len(states := self._files.there()[service].states) < MOST:  # noqa: ASYNC110 - a file
-            await asyncio.sleep(LOOK_S)
-        return list(states)[1:]
 
-    async def _watch(self, service: str, name: str, began_s: float) -> AddedReplica:
-        while self._files.there()[service].states.get(name) != "serving":  # noqa: ASYNC110 - a file
+class ScalingTrial:
+    def __init__(self, suite: LocalSuite, scaler: KedaClient) -> None:
+        self._suite = suite
+        self._files = ReplicaFiles(suite.state.path)
+        self.autoscaler = Autoscaler(suite, scaler)
+        self.added: list[AddedReplica] = []
+        self.killed_count = 0
+        # First and last monotonic second of each phase.
+        self.phases: dict[str, tuple[float, float]] = {}
+
+    async def run(self, clients: int, rest_s: float) -> FaultedLoad:
+        """Run the load: `rest_s` of each steady phase, and each move until the scaler's numbers are reached."""
+        async with AsyncClient(self._suite.endpoint.frontdoor) as client:
+            load = FaultedLoad(client, cached_every=2, make=request_of)
+            await load.generate_reference()
+            ended, calm = asyncio.Event(), asyncio.Event()
+            tasks = load.start(1, ended, PAUSE_S)
+            async with self._phase("light"):
+                await asyncio.sleep(rest_s)
+            busy = load.start(clients, calm) + [asyncio.create_task(self._embed(calm)) for _ in range(EMBED_CALLERS)]
+            async with self._phase("busy"):
+                await asyncio.sleep(rest_s)
+            background = [asyncio.create_task(self.autoscaler.run_forever()), asyncio.create_task(self._watch_all())]
+            async with self._phase("up"):
+                await self._reached(MOST, background)
+            await asyncio.sleep(rest_s)
+            calm.set()
+            await asyncio.gather(*busy)
+            async with self._phase("down"):
+                await self._reached(1, background)
+            ended.set()
+            await asyncio.gather(*tasks)
+            for task in background:
+                task.cancel()
+            await load.ask_again()
+        return load
+
+    @asynccontextmanager
+    async def _phase(self, name: str) -> AsyncIterator[None]:
+        began_s = time.monotonic()
+        yield
+        self.phases[name] = (began_s, time.monotonic())
+        print(f"{name}: {time.monotonic() - began_s:.1f} s", flush=True)
+
+    async def _reached(self, count: int, background: Sequence[asyncio.Task[None]]) -> None:
+        """Wait until that number of each service serves. Raises what a background task raised, and RuntimeError after
+        MOVE_LIMIT_S."""
+        end_s = time.monotonic() + MOVE_LIMIT_S
+        while not all(status.settled and status.wanted == count for status in self._statuses().values()):
+            for task in background:
+                if task.done():
+                    await task
+            if time.monotonic() > end_s:
+                raise RuntimeError(f"not every service has {count} replicas: {self._statuses()}")
+            await asyncio.sleep(LOOK_S)
+
+    def _statuses(self) -> dict[str, GroupStatus]:
+        return {name: status for name, status in self._files.there().items() if name in TRIGGERS}
+
+    async def _embed(self, stop: asyncio.Event) -> None:
+        """Embed new texts at the first embedder until `stop` is set."""
+        async with open_channel(f"unix:{self._suite.state.sockets / 'embedder.sock'}", RpcChannelSettings()) as channel:
+            client, draws = EmbedderClient(channel), random.Random()
+            while not stop.is_set():
+                texts = [f"a red circle {draws.random()}" for _ in range(EMBED_TEXTS)]
+                await client.embed_text(texts, MOVE_LIMIT_S)
+
+    async def _watch_all(self) -> None:
+        """Watch each replica that is added."""
+        known = {name for status in self._statuses().values() for name in status.states}
+        async with asyncio.TaskGroup() as watched:
+            while True:
+                for service, status in self._statuses().items():
+                    for name in set(status.states) - known:
+                        known.add(name)
+                        watched.create_task(self._watch(service, name))
+                await asyncio.sleep(LOOK_S)
+
+    async def _watch(self, service: str, name: str) -> None:
+        began_s = time.monotonic()
+        while self._statuses()[service].states.get(name) != "serving":  # noqa: ASYNC110 - a file
             await asyncio.sleep(LOOK_S)
         up_s = time.monotonic()
         async with open_channel(f"unix:{self._suite.state.sockets / name}.sock", RpcChannelSettings()) as channel:
             while not await WORK[service](channel) and time.monotonic() - up_s < WORK_LIMIT_S:  # noqa: ASYNC110
                 await asyncio.sleep(LOOK_S)
-        return AddedReplica(name, up_s - began_s, time.monotonic() - up_s)
+        self.added.append(AddedReplica(service, name, up_s - began_s, time.monotonic() - up_s))
+        print(self.added[-1], flush=True)
 
 
 def figures_of(trial: ScalingTrial, load: FaultedLoad) -> list[Figure]:
     figures = []
-    for scaled in trial.scaled:
-        waits = [replica.work_s for replica in scaled.added]
-        ups = [replica.up_s for replica in scaled.added]
-        name = f"{scaled.service}: the later of the added replicas has done work after being ready"
+    for service in TRIGGERS:
+        waits = [replica.work_s for replica in trial.added if replica.service == service]
+        ups = [replica.up_s for replica in trial.added if replica.service == service]
+        name = f"{service}: the last of the added replicas has done work after being ready"
         figures.append(Figure(name, max(waits), at_most(SERVES_WITHIN_S, "s"), len(waits)))
-        figures.append(Figure(f"{scaled.service}: command to ready", max(ups), informative("s"), len(ups)))
-        figures.append(Figure(f"{scaled.service}: removed replicas drained", scaled.down_s, informative("s")))
-    killed = [name for scaled in trial.scaled for name in scaled.killed]
-    figures.append(Figure("removed replicas that had to be killed", len(killed), at_most(0, "replicas")))
+        figures.append(Figure(f"{service}: start to ready", max(ups), informative("s"), len(ups)))
+        peak = max(count for name, count in trial.autoscaler.changes if name == service)
+        figures.append(Figure(f"{service}: most replicas", peak, informative("replicas")))
+    figures += [slowdown(trial, load, "up", "busy"), slowdown(trial, load, "down", "light")]
+    for move in ("up", "down"):
+        began_s, ended_s = trial.phases[move]
+        figures.append(Figure(f"all services {move}", ended_s - began_s, informative("s")))
+    killed = trial.killed_count
+    figures.append(Figure("removed replicas that had to be killed", killed, at_most(0, "replicas")))
     return [*figures, *request_figures(load.samples)]
+
+
+def slowdown(trial: ScalingTrial, load: FaultedLoad, move: str, before: str) -> Figure:
+    """Return p99 of the requests that began during a move ÷ p99 of those before it at the same load."""
+
+    def latencies(phase: str) -> list[float]:
+        first, last = trial.phases[phase]
+        return [one.ended_s - one.began_s for one in load.samples if first <= one.began_s < last]
+
+    during, quiet = latencies(move), latencies(before)
+    interval = Interval(*ratio_interval(during, quiet, p99))
+    name = f"p99 while services go {move} / before, {before} load"
+    return Figure(name, p99(during) / p99(quiet), at_most(SLOWER, "x"), len(during), interval)
 
 
 def main() -> int:
     options = parse_options("scaling", __doc__, add_options)
     flags = ["--controlnets", "tiny", "--device", "cpu", "--threads", "1"]
-    with local_suite(flags, environment=ENVIRONMENT) as suite:
-        journal = suite.state.path / "frontdoor.sqlite"
-        count_commits(journal)
-        trial = ScalingTrial(suite)
-        load = asyncio.run(trial.run(options.rest["clients"], 2.0 if options.quick else 10.0))
-        read_journal(journal, load.samples)
-    return publish(options, figures_of(trial, load), notes={"clients": options.rest["clients"]})
+    port = 20_000 + random.SystemRandom().randrange(30_000)
+    with tempfile.TemporaryDirectory(prefix="scaling-") as folder:
+        authority = Authority(Path(folder), "authority")
+        pair = authority.issue("controller")
+        environment = ENVIRONMENT | {
+            "PENTIMENTO_COMMON_TLS_CERT_FILE": str(pair.certificate),
+            "PENTIMENTO_COMMON_TLS_KEY_FILE": str(pair.key),
+            "PENTIMENTO_CONTROLLER_SCALER_LISTEN": f"127.0.0.1:{port}",
+            "PENTIMENTO_CONTROLLER_SCALER_CLIENT_CA_FILE": str(authority.certificate),
+        }
+        with local_suite(flags, environment=environment) as suite:
+            stubs = make_stubs(Path(folder) / "stubs")
+            scaler = KedaClient(stubs, f"127.0.0.1:{port}", authority.certificate, authority.issue("keda"))
+            journal = suite.state.path / "frontdoor.sqlite"
+            count_commits(journal)
+            trial = ScalingTrial(suite, scaler)
+            load = asyncio.run(trial.run(options.rest["clients"], 5.0 if options.quick else 40.0))
+            scaler.end()
+            read_journal(journal, load.samples)
+            trial.killed_count = suite.log("supervisor").count("did not stop")
+    changes = ", ".join(f"{service} {count}" for service, count in trial.autoscaler.changes)
+    notes: Notes = {"clients": options.rest["clients"], "changes": changes}
+    return publish(options, figures_of(trial, load), notes=notes)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--clients", type=int, default=8, help="clients with one request in flight each")
+    parser.add_argument("--clients", type=int, default=12, help="clients of the busy phase, one request in flight each")
 
 
 if __name__ == "__main__":

@@ -30,11 +30,14 @@ STEPS = 20
 
 @dataclass
 class Sample:
-    """Store one request of the load and its outcome; `state` and the fields after it are the journal's."""
+    """Store one request of the load and its outcome; `state` and the fields after it are the journal's. `began_s` and
+    `ended_s`: monotonic seconds of the call."""
 
     key: str
     image: int
     cached: bool = False
+    began_s: float = 0.0
+    ended_s: float = 0.0
     request_id: str = ""
     images: list[bytes] = field(default_factory=list)
     error: str = ""
@@ -96,24 +99,27 @@ class FaultedLoad:
         for image in range(IMAGE_COUNT):
             sample = Sample(f"reference-{image}", image)
             await self._receive(sample)
+            if not sample.images:
+                raise RuntimeError(f"the run without faults did not return every image: {sample.error}")
             self._reference += sample.images
         self.reference_s = (time.monotonic() - started) / IMAGE_COUNT
-        if len(self._reference) != IMAGE_COUNT:
-            raise RuntimeError("the run without faults did not return every image")
 
-    def start(self, clients: int, stop: asyncio.Event) -> list[asyncio.Task[None]]:
-        """Start clients as tasks; each ends with its last request once `stop` is set."""
-        return [asyncio.create_task(self._keep_busy(stop)) for _ in range(clients)]
+    def start(self, clients: int, stop: asyncio.Event, pause_s: float = 0.0) -> list[asyncio.Task[None]]:
+        """Start clients as tasks, which pause between requests; each ends with its last request once `stop` is set."""
+        return [asyncio.create_task(self._keep_busy(stop, pause_s)) for _ in range(clients)]
 
-    async def _keep_busy(self, stop: asyncio.Event) -> None:
+    async def _keep_busy(self, stop: asyncio.Event, pause_s: float) -> None:
         while not stop.is_set():
             number = next(self._numbers)
             cached = self._cached_every > 0 and number % self._cached_every == 0
             await self._play(Sample(f"load-{number}", number % IMAGE_COUNT, cached))
+            await asyncio.sleep(pause_s)
 
     async def _play(self, sample: Sample) -> None:
         self.samples.append(sample)
+        sample.began_s = time.monotonic()
         await self._receive(sample)
+        sample.ended_s = time.monotonic()
         sample.equals_reference = sample.images == [self._reference[sample.image]]
 
     async def _receive(self, sample: Sample) -> None:
