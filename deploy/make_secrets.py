@@ -5,6 +5,7 @@ Only Python is needed. Existing files stay unchanged; lost ones are made again, 
 run under another user. `user_token` and `admin_token` are for people and reach no container.
 """
 
+import base64
 import hashlib
 import json
 import re
@@ -92,6 +93,13 @@ def make_signing_key(folder: Path) -> None:
     keep_or_write(folder / "signing_key", secrets.token_hex(32) + "\n", FOR_CONTAINERS)
 
 
+def make_receipt_key(folder: Path) -> None:
+    """Make the ed25519 key with which the frontdoor signs receipts of erased tenants, as PEM (RFC 8410)."""
+    encoded = base64.b64encode(bytes.fromhex("302e020100300506032b657004220420") + secrets.token_bytes(32)).decode()
+    pem = f"-----BEGIN PRIVATE KEY-----\n{encoded}\n-----END PRIVATE KEY-----\n"
+    keep_or_write(folder / "receipt_key", pem, FOR_CONTAINERS)
+
+
 def make_objects(folder: Path) -> None:
     """Make a key pair for writers of the object store and one for the edge, which only reads: one file each for boto3,
     one with both for SeaweedFS."""
@@ -124,6 +132,7 @@ def main(folder: Path) -> None:
     make_tokens(folder)
     make_grant_key(folder)
     make_signing_key(folder)
+    make_receipt_key(folder)
     make_ledger(folder)
     make_objects(folder)
     make_vectors(folder)

@@ -24,7 +24,7 @@ from pentimento.domain.fleet import Fleet
 from pentimento.domain.reasons import Reason
 from pentimento.rpc.channel import open_channel
 from pentimento.rpc.settings import check_address, client_settings, is_unix
-from pentimento.supervisor.access import SuiteTokens, keep_signing_key, write_grant_key
+from pentimento.supervisor.access import SuiteTokens, keep_receipt_key, keep_signing_key, write_grant_key
 from pentimento.supervisor.models import WEIGHTS
 from pentimento.supervisor.output import LogView
 from pentimento.supervisor.process import Surroundings
@@ -196,6 +196,8 @@ def run_suite(settings: SuiteSettings, state: StateDirectory, *, show_logs: bool
         if settings.cached:
             settings = replace(settings, grant_key_file=write_grant_key(state.sockets))
         settings = replace(settings, signing_key_file=keep_signing_key(state.path))
+        if settings.admin:
+            settings = replace(settings, receipt_key_file=keep_receipt_key(state.path))
         if settings.emulated is not None:
             settings.emulated.write_files(stores(settings, state))
         suite = plan_suite(settings, state)

@@ -4,6 +4,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -12,15 +13,17 @@ from rich.table import Table
 
 from pentimento.cli.calls import ask_channel
 from pentimento.cli.connection import calling, running_suite
-from pentimento.cli.options import FINITE, duration_ms, say
+from pentimento.cli.options import FINITE, duration_ms, json_option, say
 from pentimento.clients.frontdoor import TenantsClient
+from pentimento.domain.erasure import Erasure
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
 from pentimento.domain.tenants import DAY_S, HOUR_S, USAGE_KEPT_S, Tenant, TenantKey, TenantQuota, UsagePeriod
 from pentimento.files.json_values import to_json
+from pentimento.files.receipts import open_seal
 
 T = TypeVar("T")
 Command = TypeVar("Command", bound=Callable[..., Any])
-BOUNDS = ("requests_per_s", "burst_count", "concurrent_count", "cost_per_minute", "cache_bytes", "pools")
+BOUNDS = ("requests_per_s", "burst_count", "concurrent_count", "cost_per_minute", "cache_bytes", "pools", "retention_h")
 LENGTHS = {"day": DAY_S, "hour": HOUR_S}
 
 
@@ -38,6 +41,7 @@ def quota_options(command: Command) -> Command:
     for option in (
         click.option("--pool", "pools", multiple=True, help="a pool that it may use; may be repeated"),
         click.option("--weight", type=FINITE, help="its share of workers while others wait; the default is 1"),
+        click.option("--retention-h", type=FINITE, help="hours that its ended requests and images are kept"),
         click.option("--cache-bytes", type=int, help="bytes of its cache entries"),
         click.option("--cost-per-minute", type=FINITE, help="pixel steps: width x height x steps"),
         click.option("--concurrent", "concurrent_count", type=int, help="accepted requests that have not ended"),
@@ -111,6 +115,52 @@ def delete(name: str, as_json: bool, **options: Any) -> None:
 def restore(name: str, as_json: bool, **options: Any) -> None:
     """Restore the deleted tenant NAME, without its keys."""
     show_tenant(ask(options, lambda client: client.restore(name)), as_json=as_json)
+
+
+@tenant.command()
+@click.argument("name")
+@click.option("--keep-tenant", is_flag=True, help="delete its data only: keys and quotas stay")
+@admin_options
+def erase(name: str, keep_tenant: bool, as_json: bool, **options: Any) -> None:
+    """Delete all data of the tenant NAME now, without a grace period, and the tenant. `erasures` shows the progress,
+    `receipt` the end."""
+    asked = ask(options, lambda client: client.erase(name, keep_tenant=keep_tenant))
+    show_all([erasure_document(asked)], erasures_table([asked]), as_json=as_json)
+
+
+@tenant.command()
+@click.argument("name", default="")
+@admin_options
+def erasures(name: str, as_json: bool, **options: Any) -> None:
+    """List the erasures of deleted tenants: of NAME, or all."""
+    found = ask(options, lambda client: client.erasures(name))
+    show_all([erasure_document(one) for one in found], erasures_table(found), as_json=as_json)
+
+
+@tenant.command()
+@click.argument("name")
+@admin_options
+def receipt(name: str, as_json: bool, **options: Any) -> None:
+    """Print the receipt of the last finished erasure of NAME; it is JSON, with --json or without."""
+    found = [one.receipt for one in ask(options, lambda client: client.erasures(name)) if one.receipt]
+    if not found:
+        raise NotFound("NO_RECEIPT", f"name: no erasure of {name} is done")
+    click.echo(found[-1])
+
+
+@tenant.command(name="check-receipt")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--public-key", default="", help="64 hexadecimal digits of the key that must have signed it")
+@json_option
+def check_receipt(file: Path, public_key: str, as_json: bool) -> None:
+    """Check digest and signature of the receipt in FILE, and print the deleted data."""
+    found = open_seal(file.read_text(encoding="utf-8"), public_key)
+    if as_json:
+        say(found, "", as_json=True)
+        return
+    click.echo(f"{found.get('tenant')} ({found.get('tenant_id')}): erased until {found.get('finished_at')}")
+    for one in found.get("deleted", ()):
+        click.echo(f"  {one.get('kind')}: {one.get('count')}, {one.get('bytes')} bytes")
 
 
 @tenant.group()
@@ -242,6 +292,14 @@ def key_document(key: TenantKey) -> dict[str, Any]:
     return {"key_id": key.key_id, "tenant": key.tenant} | {name: in_ms(at) for name, at in times.items()}
 
 
+def erasure_document(one: Erasure) -> dict[str, Any]:
+    """Return an erasure as a JSON document."""
+    times = {"deleted_at_ms": one.deleted_at, "began_at_ms": one.began_at, "finished_at_ms": one.finished_at}
+    said = {"tenant": one.tenant, "tenant_id": one.tenant_id, "state": one.state.value, "waits_for": one.waits_for}
+    deleted = {"deleted": [dict(to_json(kind)) for kind in one.deleted]}
+    return said | {name: in_ms(at) for name, at in times.items()} | deleted
+
+
 def period_document(period: UsagePeriod) -> dict[str, Any]:
     """Return the usage of an hour or a day as a JSON document."""
     counts = dict(to_json(period))
@@ -268,11 +326,13 @@ def show_secret(made: TenantKey, secret: str, *, as_json: bool, old: TenantKey |
 
 def tenants_table(found: Sequence[Tenant]) -> Table:
     """Return the table of tenants."""
-    table = _table("tenant", "requests/s", "burst", "at once", "cost a minute", "cache bytes", "weight", "pools")
+    bounds = ("requests/s", "burst", "at once", "cost a minute", "cache bytes", "hours kept")
+    table = _table("tenant", *bounds, "weight", "pools")
     for one in found:
         quota = one.quota
         burst = quota.burst if quota.requests_per_s is not None else None
-        numbers = (quota.requests_per_s, burst, quota.concurrent_count, quota.cost_per_minute, quota.cache_bytes)
+        counts = (quota.requests_per_s, burst, quota.concurrent_count, quota.cost_per_minute)
+        numbers = (*counts, quota.cache_bytes, quota.retention_h)
         table.add_row(one.name, *map(_number, numbers), f"{quota.weight:g}", ", ".join(quota.pools) or "all")
     return table
 
@@ -283,6 +343,17 @@ def keys_table(found: Sequence[TenantKey], now: float) -> Table:
     for one in found:
         state = "good" if one.is_good(now) else "revoked" if one.revoked_at is not None else "expired"
         table.add_row(one.key_id, when(one.created_at), when(one.expires_at), state)
+    return table
+
+
+def erasures_table(found: Sequence[Erasure]) -> Table:
+    """Return the table of erasures."""
+    table = _table("tenant", "identity", "state", "deleted", "finished", "erased so far", "waits for")
+    for one in found:
+        so_far = ", ".join(f"{kind.kind} {kind.count}" for kind in one.deleted if kind.count)
+        ended = when(one.finished_at) if one.finished_at is not None else "-"
+        row = (one.tenant, one.tenant_id, one.state.value, when(one.deleted_at), ended, so_far, one.waits_for)
+        table.add_row(*row)
     return table
 
 

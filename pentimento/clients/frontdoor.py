@@ -7,6 +7,7 @@ from pentimento.api.frontdoor.v1.frontdoor_service_pb2_grpc import FrontdoorServ
 from pentimento.api.tenants.v1 import tenant_service_pb2 as pb
 from pentimento.api.tenants.v1.tenant_service_pb2_grpc import TenantServiceStub
 from pentimento.clients.calls import answer_of
+from pentimento.domain.erasure import Erasure
 from pentimento.domain.tenants import DAY_S, Tenant, TenantKey, TenantQuota, UsagePeriod, UsagePeriodLength
 from pentimento.wire.codec import decode, nested, number_of
 
@@ -54,6 +55,16 @@ class TenantsClient:
         """Restore a deleted tenant, without keys. Raises NotFound, FailedPrecondition TENANT_EXISTS."""
         answer = await answer_of(self._stub.RestoreTenant, pb.RestoreTenantRequest(name=name), self._timeout_s)
         return decode(answer.tenant, Tenant)
+
+    async def erase(self, name: str, *, keep_tenant: bool = False) -> Erasure:
+        """Begin to delete all data of a tenant, and the tenant unless `keep_tenant`. Raises NotFound."""
+        request = pb.EraseTenantRequest(name=name, keep_tenant=keep_tenant)
+        return decode((await answer_of(self._stub.EraseTenant, request, self._timeout_s)).erasure, Erasure)
+
+    async def erasures(self, name: str = "") -> tuple[Erasure, ...]:
+        """Return the erasures of deleted tenants of that name, of all with "", in the order of deletion."""
+        answer = await answer_of(self._stub.ListErasures, pb.ListErasuresRequest(name=name), self._timeout_s)
+        return tuple(decode(one, Erasure) for one in answer.erasures)
 
     async def create_key(self, tenant: str, expires_in_s: int | None = None) -> tuple[TenantKey, str]:
         """Create a key and return it with its secret. Raises NotFound, InvalidArgument, ResourceExhausted."""

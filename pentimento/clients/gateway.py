@@ -10,7 +10,7 @@ from pentimento.api.tensor.v1 import tensor_pb2 as tensor_pb
 from pentimento.api.vectordb.v1 import vectordb_gateway_service_pb2 as pb
 from pentimento.api.vectordb.v1.vectordb_gateway_service_pb2_grpc import VectordbGatewayServiceStub
 from pentimento.clients.calls import answer_of
-from pentimento.domain.cache import CacheScope, LookupAnswer, LookupCandidate, Neighbour
+from pentimento.domain.cache import CacheScope, ErasedCache, LookupAnswer, LookupCandidate, Neighbour
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.generation import Attempt, CacheGrant, CapturedEntries, ObjectReference
 from pentimento.domain.online_quality import ComparedHit, ReuseQuality
@@ -157,9 +157,10 @@ class GatewayClient:
         request = pb.UnpinObjectsRequest(tenant=tenant, request_id=request_id)
         await answer_of(self._stub.UnpinObjects, request, timeout_s)
 
-    async def forget_tenant(self, tenant: str, timeout_s: float | None = None) -> None:
-        """Delete a tenant's entries."""
-        await answer_of(self._stub.ForgetTenant, pb.ForgetTenantRequest(tenant=tenant), timeout_s)
+    async def forget_tenant(self, tenant: str, timeout_s: float | None = None) -> ErasedCache:
+        """Delete a tenant's entries; return the totals of all calls for it, and of the rest."""
+        answer = await answer_of(self._stub.ForgetTenant, pb.ForgetTenantRequest(tenant=tenant), timeout_s)
+        return decode(answer, ErasedCache)
 
     async def report_quality(self, seen: ComparedHit, timeout_s: float | None = None) -> bool:
         """Report a hit that was also generated from scratch. Return whether it counts: only the first report does."""

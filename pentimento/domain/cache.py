@@ -112,6 +112,21 @@ def _digest(kind: str, *parts: object) -> str:
 
 
 @dataclass(frozen=True)
+class ErasedCache:
+    """Count what a tenant's erasure deleted from the cache; `left_count`: entries that the index may still hold, and
+    objects that the store may still have."""
+
+    entry_count: int = 0
+    latent_count: int = 0
+    latent_bytes: int = 0
+    image_count: int = 0
+    image_bytes: int = 0
+    vector_count: int = 0
+    vector_bytes: int = 0
+    left_count: int = 0
+
+
+@dataclass(frozen=True)
 class LookupCandidate:
     """A model that may serve the request, and the kinds of start that it would take.
 

@@ -13,6 +13,7 @@ LEAST_RATE, GREATEST_RATE = 0.001, 1e6
 GREATEST_COUNT = 1_000_000
 GREATEST_COST = 1e18
 GREATEST_BYTES = 1 << 60
+GREATEST_RETENTION_H = 87_840.0
 MAX_POOLS, MAX_POOL_LENGTH = 64, 200
 
 
@@ -28,7 +29,8 @@ class TenantQuota:
     `requests_per_s` in the long run, `burst_count` at once: None for one second's, at least one. `concurrent_count`:
     accepted requests that have not ended. `cost_per_minute`: requested pixel steps, in any minute at most twice that
     number (savings plus refill). `cache_bytes`: size of the tenant's cache entries. `weight`: its share of workers and
-    queues among waiting tenants, 1 by default. `pools` that may serve it; empty for all.
+    queues among waiting tenants, 1 by default. `pools` that may serve it; empty for all. `retention_h`: hours that its
+    ended requests and images are kept, None for the deployment's.
 
     Raises InvalidArgument that names field and limit.
     """
@@ -40,6 +42,7 @@ class TenantQuota:
     cache_bytes: int | None = None
     weight: float = 1.0
     pools: tuple[str, ...] = ()
+    retention_h: float | None = None
 
     def __post_init__(self) -> None:
         _check("requests_per_s", self.requests_per_s, LEAST_RATE, GREATEST_RATE)
@@ -48,6 +51,7 @@ class TenantQuota:
         _check("cost_per_minute", self.cost_per_minute, 1, GREATEST_COST)
         _check("cache_bytes", self.cache_bytes, 0, GREATEST_BYTES)
         _check("weight", self.weight, LEAST_WEIGHT, GREATEST_WEIGHT)
+        _check("retention_h", self.retention_h, 0, GREATEST_RETENTION_H)
         if self.burst_count is not None and self.requests_per_s is None:
             raise InvalidArgument.of("burst_count", "must come with requests_per_s")
         if len(self.pools) > MAX_POOLS or not all(0 < len(pool) <= MAX_POOL_LENGTH for pool in self.pools):

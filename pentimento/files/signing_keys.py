@@ -2,6 +2,7 @@
 
 import re
 import secrets
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,16 +17,16 @@ def new_signing_key() -> str:
     return secrets.token_hex(32)
 
 
-def keep_signing_keys(path: Path) -> None:
-    """Create a file of signing keys with one key, closed to others, if it is missing. Two concurrent callers find the
-    same key. Raises InvalidArgument that names the file."""
+def keep_signing_keys(path: Path, new_text: Callable[[], str] = lambda: new_signing_key() + "\n") -> None:
+    """Create a file of signing keys with `new_text`, closed to others, if it is missing. Two concurrent callers find
+    the same key. Raises InvalidArgument that names the file."""
     if path.exists():
         return
     draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     try:
         try:
             draft.touch(mode=0o600, exist_ok=False)
-            draft.write_text(new_signing_key() + "\n")
+            draft.write_text(new_text())
             with suppress(FileExistsError):
                 path.hardlink_to(draft)
         finally:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pentimento.domain.identity import DEFAULT_TENANT, Role
 from pentimento.files.atomic import replace_file
+from pentimento.files.receipts import new_receipt_key
 from pentimento.files.signing_keys import keep_signing_keys
 from pentimento.rpc.tokens import new_token, parse_tokens, token_entry
 from pentimento.settings import SettingsError
@@ -71,4 +72,11 @@ def keep_signing_key(directory: Path) -> Path:
     signatures stay valid after a restart."""
     path = directory / "signing-key"
     keep_signing_keys(path)
+    return path
+
+
+def keep_receipt_key(directory: Path) -> Path:
+    """Return the file of the key that signs receipts of erased tenants. The key is made once."""
+    path = directory / "receipt-key.pem"
+    keep_signing_keys(path, new_receipt_key)
     return path

@@ -292,6 +292,7 @@ def frontdoor(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
         "objects-url": objects_url(settings, state),
         "default-model": settings.default_model,
         "admin-listen": settings.admin,
+        "receipt-key-file": settings.receipt_key_file,
         "signing-key-file": settings.signing_key_file,
     }
     modes = {

@@ -152,6 +152,7 @@ class SuiteSettings:
     service_token_file: Path | None = None
     grant_key_file: Path | None = None
     signing_key_file: Path | None = None
+    receipt_key_file: Path | None = None
     emulated: SuitePlugin | None = None
     policy: str = ""
     modm_mode: str = ""

@@ -12,6 +12,7 @@ from pentimento.api.image.v1 import image_service_pb2 as image_pb
 from pentimento.api.tenants.v1 import tenant_service_pb2 as tenants_pb
 from pentimento.api.vectordb.v1 import vectordb_gateway_service_pb2 as gateway_pb
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as worker_pb
+from pentimento.domain.erasure import Erasure
 from pentimento.domain.errors import InvalidArgument, PentimentoError, class_of_code
 from pentimento.domain.fleet import Capability, ModelCost
 from pentimento.domain.generation import FromLatent, ObjectReference
@@ -76,6 +77,9 @@ EXCEPTIONS: Mapping[tuple[type, str], FieldRule] = {
     (TenantKey, "created_at"): _millis("created_at_ms"),
     (TenantKey, "expires_at"): _millis("expires_at_ms", may_be_absent=True),
     (TenantKey, "revoked_at"): _millis("revoked_at_ms", may_be_absent=True),
+    (Erasure, "deleted_at"): _millis("deleted_at_ms"),
+    (Erasure, "began_at"): _millis("began_at_ms", may_be_absent=True),
+    (Erasure, "finished_at"): _millis("finished_at_ms", may_be_absent=True),
     (UsagePeriod, "start_at"): FieldRule(
         ("start_at_ms",), lambda hour_at: {"start_at_ms": hour_at * 1000}, lambda message: message.start_at_ms // 1000
     ),

@@ -22,7 +22,7 @@ from services.frontdoor.requests.image_api import ImageApi
 from services.frontdoor.requests.quotas import Quotas
 from services.frontdoor.settings import FrontdoorSettings
 from services.frontdoor.status import publish_levels_forever
-from services.frontdoor.tenants.departures import Departures
+from services.frontdoor.tenants.erasures import Erasures
 from services.frontdoor.webhooks.delivering import Webhooks
 from services.frontdoor.workers.speeds import read_speeds
 
@@ -47,7 +47,7 @@ class Frontdoor(ServiceProcess):
     keeper: ObjectKeeper
     quotas: Quotas
     webhooks: Webhooks
-    departures: Departures
+    erasures: Erasures
     admin: RpcServer | None
     plans: PlanFollower
     recorder: EffectsRecorder | None
@@ -134,7 +134,7 @@ class Frontdoor(ServiceProcess):
         self.run_until_closed(parts.shadows.run_forever(), "shadows")
         self.run_until_closed(parts.tenants.follow_forever(), "tenants")
         self.run_until_closed(parts.usage.run_forever(), "usage")
-        self.run_until_closed(self.departures.run_forever(), "departures")
+        self.run_until_closed(self.erasures.run_forever(), "erasures")
         self.run_until_closed(self.plans.run(self._on_plan), "plan")
 
     async def _tell_whether_accepting(self) -> None:

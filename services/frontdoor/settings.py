@@ -185,6 +185,10 @@ class FrontdoorSettings:
     tenant_grace_h: float = setting(
         72.0, help="hours before a deleted tenant's data is deleted", minimum=0, maximum=8784
     )
+    receipt_key_file: Path | None = setting(
+        None,
+        help="PEM file of the ed25519 private key that signs receipts of erasures; empty: they have a digest",
+    )
     max_pin_h: float = setting(2160.0, help="longest pin in hours", minimum=0.001)
     tenant_pinned_bytes: int = setting(1 << 30, help="pinned bytes per tenant: start and input images", minimum=0)
     tenant_result_bytes: int = setting(

@@ -19,6 +19,7 @@ from pentimento.dataplane import Dataplane, effects
 from pentimento.dataplane.demand_report import DemandReport, StartCounts
 from pentimento.domain.clock import SystemClock
 from pentimento.domain.fleet import ReplicaKind
+from pentimento.files.receipts import read_receipt_key, seal
 from pentimento.files.signing_keys import keep_signing_keys
 from pentimento.policies.worth import CASCADE, Worth
 from pentimento.profiles.document import ProfileKind
@@ -80,8 +81,8 @@ from services.frontdoor.servicer import FRONTDOOR_SERVICE, IMAGE_SERVICE, Frontd
 from services.frontdoor.settings import FrontdoorSettings
 from services.frontdoor.status import FrontdoorStatus, frontdoor_status
 from services.frontdoor.tenants.administration import TenantAdministration
-from services.frontdoor.tenants.departures import Departures
 from services.frontdoor.tenants.directory import TenantDirectory
+from services.frontdoor.tenants.erasures import Erasures, TenantStores
 from services.frontdoor.tenants.servicer import TENANT_SERVICE, TenantServicer
 from services.frontdoor.tenants.usage import UsageMeter
 from services.frontdoor.webhooks.delivering import Webhooks
@@ -139,7 +140,7 @@ def wire(settings: FrontdoorSettings, journal: Journal, epoch: int) -> Frontdoor
     parts = _parts(settings, journal, identity, interpreter, keeper, tenant_book)
     interpreter.perform_with({kind: partial(perform, parts) for kind, perform in PERFORMERS.items()})
     quotas = Quotas(quota_limits(settings), parts.jobs, parts.inputs, keeper, journal.objects)
-    tenants = TenantRequests(journal, parts.dataplane, settings.result_retention_h * 3600)
+    tenants = TenantRequests(journal, parts.dataplane, lambda tenant: _retention_s(settings, tenant_book, tenant))
     webhooks = wire_webhooks(settings, journal.webhooks, parts.clock, keys)
     parts.jobs.on_end = partial(_on_end, parts.inputs, webhooks)
     callers = Callers(settings.calls_per_key)
@@ -148,6 +149,7 @@ def wire(settings: FrontdoorSettings, journal: Journal, epoch: int) -> Frontdoor
     sends = (settings.stream_idle_s, settings.rpc.max_message_bytes)
     _add_services(server, parts, api, ImageServicer(api, tenants, urls, webhooks, *sends))
     member = FleetMember(server, ReplicaKind.FRONTDOOR, settings)
+    erasures = _erasures(settings, parts, keeper)
     return Frontdoor(
         settings=settings,
         server=server,
@@ -158,10 +160,8 @@ def wire(settings: FrontdoorSettings, journal: Journal, epoch: int) -> Frontdoor
         keeper=keeper,
         quotas=quotas,
         webhooks=webhooks,
-        departures=Departures(
-            journal, parts.retention, parts.shadows.pairs, parts.gateway, parts.clock, settings.tenant_grace_h * 3600
-        ),
-        admin=_admin_server(settings, journal, parts),
+        erasures=erasures,
+        admin=_admin_server(settings, journal, parts, erasures),
         plans=PlanFollower(member.controller, server.instance_id, store=journal, clock=parts.clock),
         registration=_registration(member, parts),
         recorder=_recorder(settings.record_effects, interpreter),
@@ -275,7 +275,7 @@ def _parts(
         inputs=inputs,
         results=results,
         pins=Pins(journal, callees.gateway, keeper, journal.pins.clock, pin_limits(settings)),
-        retention=Retention(journal, keeper, results, inputs, clock, retention_limits(settings)),
+        retention=Retention(journal, keeper, results, inputs, clock, retention_limits(settings), tenants.retentions_s),
         shadows=shadows,
         deferrals=Deferrals(settings.deferral_sample_share, callees.image_embedder, starts, pairs, background),
         starts=starts,
@@ -295,14 +295,28 @@ def _add_services(server: RpcServer, parts: FrontdoorParts, api: ImageApi, image
     server.add(add_FrontdoorServiceServicer_to_server, status, FRONTDOOR_SERVICE)
 
 
-def _admin_server(settings: FrontdoorSettings, journal: Journal, parts: FrontdoorParts) -> RpcServer | None:
+def _retention_s(settings: FrontdoorSettings, tenants: TenantDirectory, tenant: str) -> float:
+    own_h = tenants.quota_of(tenant).retention_h
+    return (settings.result_retention_h if own_h is None else own_h) * 3600
+
+
+def _erasures(settings: FrontdoorSettings, parts: FrontdoorParts, keeper: ObjectKeeper) -> Erasures:
+    key = read_receipt_key(settings.receipt_key_file) if settings.receipt_key_file is not None else None
+    stores = TenantStores(parts.journal, keeper, parts.retention, parts.shadows.pairs, parts.gateway)
+    grace_s = settings.tenant_grace_h * 3600
+    return Erasures(stores, parts.identity, parts.clock, grace_s, lambda receipt: seal(receipt, key))
+
+
+def _admin_server(
+    settings: FrontdoorSettings, journal: Journal, parts: FrontdoorParts, erasures: Erasures
+) -> RpcServer | None:
     """Return a separate server with the same tokens and certificates; None if no address is configured for it. It
     accepts no tenants' keys."""
     if not settings.admin_listen:
         return None
     server = RpcServer(replace(settings.rpc, listen=settings.admin_listen, metrics_listen=""), "frontdoor-admin")
     grace_s = settings.tenant_grace_h * 3600
-    administration = TenantAdministration(journal.tenants, parts.tenants, parts.usage, parts.clock, grace_s)
+    administration = TenantAdministration(journal.tenants, parts.tenants, parts.usage, erasures, parts.clock, grace_s)
     server.add(add_TenantServiceServicer_to_server, TenantServicer(administration), TENANT_SERVICE)
     return server
 

@@ -102,8 +102,7 @@ class GatewayServicer(VectordbGatewayServiceServicer):
         return pb.UnpinObjectsResponse()
 
     async def ForgetTenant(self, request: pb.ForgetTenantRequest, context: Context) -> pb.ForgetTenantResponse:
-        await self._gateway.pinning.forget_tenant(request.tenant)
-        return pb.ForgetTenantResponse()
+        return encode(await self._gateway.pinning.forget_tenant(request.tenant), pb.ForgetTenantResponse)
 
     async def ReportQuality(self, request: pb.ReportQualityRequest, context: Context) -> pb.ReportQualityResponse:
         counted = await self._gateway.quality.report(decode(request, ComparedHit))

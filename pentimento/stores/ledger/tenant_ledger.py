@@ -49,17 +49,14 @@ _ADD_TENANT = insert_unless_present(_tenants)
 _IS_REVISION = and_(_tenants.c.tenant == _NAME, _tenants.c.revision == bindparam("from_revision"))
 _UPDATE = Statement(update(_tenants).where(_IS_REVISION).returning(*_tenants.c))
 _DELETE = Statement(delete(_tenants).where(_tenants.c.tenant == _NAME).returning(*_tenants.c))
+_TENANT = Statement(select(_tenants).where(_tenants.c.tenant == _NAME))
+_RENEW = Statement(update(_tenants).where(_tenants.c.tenant == _NAME))
 _ADD_DEPARTURE = Statement(insert(_departures))
 _DEPARTURE_COUNT = Statement(select(func.count()).select_from(_departures).where(_departures.c.tenant == _NAME))
 _LAST = select(_departures).where(_departures.c.tenant == _NAME).order_by(_departures.c.deleted_at.desc()).limit(1)
-_LAST_DEPARTURE = Statement(_LAST.where(_departures.c.deleted_at > bindparam("since")))
+_IS_WHOLE = and_(_departures.c.erase_at.is_(None), _departures.c.began_at.is_(None))
+_LAST_DEPARTURE = Statement(_LAST.where(_departures.c.deleted_at > bindparam("since"), _IS_WHOLE))
 _DROP_DEPARTURE = Statement(delete(_departures).where(_departures.c.tenant_id == bindparam("id")))
-_UNPURGED = Statement(
-    select(_departures.c.tenant_id)
-    .where(_departures.c.deleted_at <= bindparam("before"), _departures.c.purged_at.is_(None))
-    .order_by(_departures.c.deleted_at)
-)
-_NOTE_PURGED = Statement(update(_departures).where(_departures.c.tenant_id == bindparam("id")))
 _IDENTITY = Statement(select(_tenants.c.tenant_id).where(_tenants.c.tenant == _NAME))
 _LAST_IDENTITY = Statement(_LAST.with_only_columns(_departures.c.tenant_id))
 _GOOD_KEYS = Statement(select(_keys).where(_is_good()).order_by(_keys.c.key_id))
@@ -124,7 +121,7 @@ class TenantLedger:
     @submitted
     def create(self, connection: Connection, name: str, quota: TenantQuota) -> Tenant:
         """Make a tenant. Fails with FailedPrecondition TENANT_EXISTS, ResourceExhausted TOO_MANY_TENANTS."""
-        _note_change(connection)
+        note_change(connection)
         if _TENANT_COUNT.scalar(connection) >= MAX_TENANTS:
             raise ResourceExhausted("TOO_MANY_TENANTS", f"there are {MAX_TENANTS} tenants, as many as there may be")
         identity = next_identity(name, _DEPARTURE_COUNT.scalar(connection, name=name))
@@ -136,7 +133,7 @@ class TenantLedger:
     def update(self, connection: Connection, name: str, quota: TenantQuota, revision: int) -> Tenant:
         """Replace a tenant's quota. Fails with NotFound UNKNOWN_TENANT, FailedPrecondition TENANT_CHANGED if it has
         another revision by now."""
-        _note_change(connection)
+        note_change(connection)
         wanted = {"name": name, "from_revision": revision, "revision": revision + 1}
         changed = _UPDATE.first(connection, quota=_document(quota), **wanted)
         if changed is None:
@@ -146,19 +143,17 @@ class TenantLedger:
 
     @submitted
     def delete(self, connection: Connection, name: str) -> None:
-        """Delete a tenant and its keys; its data are kept until `departed` names it. Fails with NotFound
+        """Delete a tenant and its keys; its data are kept until `ErasureLedger.due` names it. Fails with NotFound
         UNKNOWN_TENANT."""
-        _note_change(connection)
-        gone = _DELETE.first(connection, name=name)
-        if gone is None:
-            raise _unknown(name)
-        _ADD_DEPARTURE.change(connection, **_row_of(_tenant_of(gone)), deleted_at=self._clock.wall())
+        note_change(connection)
+        if not delete_tenant(connection, name, self._clock.wall()):
+            raise unknown_tenant(name)
 
     @submitted
     def restore(self, connection: Connection, name: str, deleted_after: float) -> Tenant:
         """Bring back the last tenant of that name, without keys, if it was deleted after that time. Fails with NotFound
         UNKNOWN_TENANT, FailedPrecondition TENANT_EXISTS."""
-        _note_change(connection)
+        note_change(connection)
         found = _LAST_DEPARTURE.first(connection, name=name, since=deleted_after)
         if found is None:
             raise NotFound("UNKNOWN_TENANT", f"name: no tenant {name} was deleted whose data are still kept")
@@ -166,16 +161,6 @@ class TenantLedger:
         tenant = _tenant_of(found)
         _insert(connection, tenant)
         return tenant
-
-    @submitted
-    def departed(self, connection: Connection, deleted_before: float) -> list[str]:
-        """Return the identities of tenants deleted before that time that may still have data."""
-        return _UNPURGED.scalars(connection, before=deleted_before)
-
-    @submitted
-    def note_purged(self, connection: Connection, tenant_id: str) -> None:
-        """Record that a deleted tenant has no data left except its usage."""
-        _NOTE_PURGED.change(connection, id=tenant_id, purged_at=self._clock.wall(), quota=_document(TenantQuota()))
 
     @submitted
     def identity_of(self, connection: Connection, name: str) -> str:
@@ -204,7 +189,7 @@ class TenantLedger:
     def replace_key(self, connection: Connection, key_id: str, new: HashedKey, ends_at: float) -> TenantKey:
         """Store a new key and let the old one end at `ends_at`, or at its earlier end; return the old one. Fails with
         NotFound UNKNOWN_KEY, FailedPrecondition KEY_ENDED, ResourceExhausted TOO_MANY_KEYS."""
-        _note_change(connection)
+        note_change(connection)
         old, now = _find_key(connection, key_id), self._clock.wall()
         if not old.is_good(now):
             raise FailedPrecondition("KEY_ENDED", f"key_id: {key_id} has ended; make a new key instead")
@@ -216,7 +201,7 @@ class TenantLedger:
     @submitted
     def revoke_key(self, connection: Connection, key_id: str) -> TenantKey:
         """End a key now; a revoked key stays unchanged. Fails with NotFound UNKNOWN_KEY."""
-        _note_change(connection)
+        note_change(connection)
         found = _REVOKE.first(connection, id=key_id, now=self._clock.wall())
         if found is None:
             raise _unknown_key(key_id)
@@ -243,11 +228,31 @@ class TenantLedger:
         return keys + _FORGET_USAGE.change(connection, before=usage_before)
 
 
+def delete_tenant(connection: Connection, name: str, now: float) -> bool:
+    """Delete a tenant with its keys, and note its departure; False if there is none."""
+    gone = _DELETE.first(connection, name=name)
+    if gone is None:
+        return False
+    _ADD_DEPARTURE.change(connection, **_row_of(_tenant_of(gone)), deleted_at=now)
+    return True
+
+
+def renew_tenant(connection: Connection, name: str, now: float) -> bool:
+    """Give a tenant a new identity, and note the departure of the old one; False if there is none."""
+    found = _TENANT.first(connection, name=name)
+    if found is None:
+        return False
+    _ADD_DEPARTURE.change(connection, **_row_of(_tenant_of(found)), deleted_at=now)
+    _RENEW.change(connection, name=name, tenant_id=next_identity(name, _DEPARTURE_COUNT.scalar(connection, name=name)))
+    return True
+
+
 def _revision(connection: Connection) -> int:
     return int(_REVISION.scalar(connection))
 
 
-def _note_change(connection: Connection) -> None:
+def note_change(connection: Connection) -> None:
+    """Give the book another revision."""
     _CHANGE.change(connection)
 
 
@@ -262,7 +267,7 @@ def _insert(connection: Connection, tenant: Tenant) -> None:
 
 def _add_key(connection: Connection, key: HashedKey, now: float) -> TenantKey:
     # Locks the book's row: concurrent calls that add keys of one tenant count each other's.
-    _note_change(connection)
+    note_change(connection)
     tenant = key.key.tenant
     _check_known(connection, tenant)
     if _KEY_COUNT.scalar(connection, name=tenant, now=now) >= MAX_KEYS:
@@ -280,10 +285,11 @@ def _find_key(connection: Connection, key_id: str) -> TenantKey:
 
 def _check_known(connection: Connection, tenant: str) -> None:
     if _KNOWN.first(connection, name=tenant) is None:
-        raise _unknown(tenant)
+        raise unknown_tenant(tenant)
 
 
-def _unknown(tenant: str) -> NotFound:
+def unknown_tenant(tenant: str) -> NotFound:
+    """Return the error of a name without a tenant."""
     return NotFound("UNKNOWN_TENANT", f"tenant: there is no tenant {tenant}")
 
 

@@ -2,7 +2,7 @@
 
 from sqlalchemy import BigInteger, Double, ForeignKeyConstraint, MetaData, Table, Text, UniqueConstraint
 
-from pentimento.stores.ledger.columns import index, keys, optional, present
+from pentimento.stores.ledger.columns import defaulting, index, keys, optional, present
 from pentimento.stores.ledger.migrations import Schema
 
 _METADATA = MetaData()
@@ -16,13 +16,16 @@ tenants = Table(
     *keys(tenant=Text),
     *present(quota=Text, created_at=Double, revision=BigInteger, tenant_id=Text),
 )
-# Deleted tenants, for ever: an identity is never reused. `purged_at`: when only usage was left.
+# Deleted tenants, for ever: an identity is never reused. `purged_at`: when only usage was left. `erase_at`: when an
+# operator ended the time of grace. `erased` and `erasing`: counts of deleted and of planned data, as JSON.
 departures = Table(
     "tenant_departures",
     _METADATA,
     *keys(tenant_id=Text),
     *present(tenant=Text, quota=Text, created_at=Double, revision=BigInteger, deleted_at=Double),
     *optional(purged_at=Double),
+    *optional(erase_at=Double, began_at=Double, receipt=Text),
+    *defaulting("'{}'", erased=Text, erasing=Text),
     index("tenant_departures_name", "tenant", "deleted_at"),
 )
 # A key's secret is not stored: `digest` is the SHA-256 of 256 random bits and the key's id.
@@ -44,4 +47,15 @@ usage = Table(
     index("tenant_usage_hours", "hour_at"),
 )
 
-SCHEMA = Schema("tenants", 2, _METADATA, {book: {"singleton": 1, "revision": 1}})
+_ERASURES = tuple(
+    f"ALTER TABLE tenant_departures ADD COLUMN {column}"
+    for column in (
+        "erase_at DOUBLE PRECISION",
+        "began_at DOUBLE PRECISION",
+        "receipt TEXT",
+        "erased TEXT DEFAULT '{}' NOT NULL",
+        "erasing TEXT DEFAULT '{}' NOT NULL",
+    )
+)
+
+SCHEMA = Schema("tenants", 2, _METADATA, {book: {"singleton": 1, "revision": 1}}, migrations=(_ERASURES,))

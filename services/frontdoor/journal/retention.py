@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -48,7 +48,10 @@ class Retention:
         held_inputs: Inputs,
         clock: Clock,
         limits: RetentionLimits,
+        own_retentions_s: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
+        """`own_retentions_s`: the seconds of each tenant with its own retention, in place of `limits.retention_s`."""
+        self._own_retentions_s = own_retentions_s
         self._journal = journal
         self._keeper = keeper
         self._results = held_results
@@ -139,9 +142,17 @@ class Retention:
 
     async def _forget_old(self) -> None:
         # The wall clock counts if it was set back: requests that end now end by it.
-        finished_before = min(self._steady_clock.wall(), self._clock.wall()) - self._limits.retention_s
+        now = min(self._steady_clock.wall(), self._clock.wall())
+        own_s = self._own_retentions_s()
+        for tenant, retention_s in own_s.items():
+            await self._forget_ended(now - retention_s, tenant)
+        await self._forget_ended(now - self._limits.retention_s, but_tenants=tuple(own_s))
+
+    async def _forget_ended(self, before: float, tenant: str = "", but_tenants: Sequence[str] = ()) -> None:
         while True:
-            forgotten = await asyncio.wrap_future(self._journal.forget_finished(finished_before, _FORGOTTEN_AT_ONCE))
+            forgotten = await asyncio.wrap_future(
+                self._journal.forget_finished(before, _FORGOTTEN_AT_ONCE, tenant, but_tenants=but_tenants)
+            )
             await self.let_go(forgotten)
             if len(forgotten) < _FORGOTTEN_AT_ONCE:
                 return
@@ -181,14 +192,18 @@ class Retention:
 
     async def let_go(self, forgotten: Sequence[JournalledRequest]) -> None:
         """Adjust the counts for deleted rows, and delete their images."""
+        self.note_gone(forgotten)
+        for record in forgotten:
+            if record.result is not None and record.result.image.key:
+                await self._keeper.delete(record.result.image.key)
+
+    def note_gone(self, forgotten: Sequence[JournalledRequest]) -> None:
+        """Adjust the counts for deleted rows."""
         for record in forgotten:
             self._requests[record.request.tenant] -= 1
             if record.result is not None and record.result.image.key:
                 self._bytes[record.request.tenant] -= record.result.image.size_bytes
         self._bytes, self._requests = +self._bytes, +self._requests
-        for record in forgotten:
-            if record.result is not None and record.result.image.key:
-                await self._keeper.delete(record.result.image.key)
 
     async def _give_back_pages(self) -> None:
         await asyncio.wrap_future(self._journal.objects.give_back_pages())

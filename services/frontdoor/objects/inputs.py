@@ -145,6 +145,11 @@ class Inputs:
             await self._keeper.delete(held.reference.key)
 
 
+def prefix_of(tenant: str) -> str:
+    """Return the prefix of the keys of a tenant's inputs."""
+    return f"{PREFIX}/{hashlib.sha256(tenant.encode()).hexdigest()[:32]}/"
+
+
 def _new_key(tenant: str) -> str:
     """Return a new key: a request must not start to use an object that is being deleted."""
-    return f"{PREFIX}/{hashlib.sha256(tenant.encode()).hexdigest()[:32]}/{secrets.token_hex(16)}"
+    return prefix_of(tenant) + secrets.token_hex(16)

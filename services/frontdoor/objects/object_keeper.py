@@ -20,7 +20,7 @@ from pentimento.stores.errors import StoreFull, StoreUnavailable
 from pentimento.stores.ledger.journal.objects import JournalObjects
 from pentimento.stores.ledger.journal.records import SpooledObject
 from pentimento.stores.objects import ObjectStore, ownership
-from pentimento.stores.objects.store import refer_to
+from pentimento.stores.objects.store import StoreUsage, refer_to
 from services.frontdoor.metrics import SPOOLED_BYTES, SPOOLED_OBJECTS
 
 logger = logging.getLogger(__name__)
@@ -146,12 +146,24 @@ class ObjectKeeper:
 
     async def delete(self, key: str) -> None:
         """Delete the object from journal and store; if the store is away, the sweep deletes it later."""
-        if self._forget(key):
-            await asyncio.wrap_future(self._journal.unspool(key))
         try:
-            await self._on_store(lambda store: store.delete(key), _READ_TIMEOUT_S)
+            await self.erase(key)
         except StoreUnavailable as error:
             logger.info("an object was not deleted; the sweep will delete it", extra={"reason": error.reason})
+
+    async def erase(self, key: str) -> None:
+        """Delete the object from journal and store. Raises StoreUnavailable."""
+        if self._forget(key):
+            await asyncio.wrap_future(self._journal.unspool(key))
+        await self._on_store(lambda store: store.delete(key), _READ_TIMEOUT_S)
+
+    async def usage(self, prefix: str) -> StoreUsage:
+        """Return the count and size of the store's objects with the prefix. Raises StoreUnavailable."""
+        return await self._on_store(lambda store: store.usage(prefix), _MOVE_TIMEOUT_S)
+
+    def has_waiting(self, tenant: str) -> bool:
+        """Return whether objects of the tenant wait in the journal for the store."""
+        return self._tenant_waiting_bytes[tenant] > 0
 
     async def is_named(self, key: str) -> bool:
         """Return whether the journal names the object, so it must stay."""

@@ -8,7 +8,8 @@ from pentimento.api.discriminator.v1 import discriminator_service_pb2 as pb
 from pentimento.domain.clock import Clock
 from pentimento.domain.compared_pairs import ComparedPair
 from pentimento.domain.errors import PentimentoError
-from pentimento.stores.objects.pair_keys import PREFIX, cascade_prefix, is_of_tenant, pair_key
+from pentimento.domain.generation import ObjectReference
+from pentimento.stores.objects.pair_keys import PREFIX, cascade_prefix, is_of_tenant, pair_key, reference_of
 from pentimento.wire.codec import to_bytes
 from services.frontdoor.metrics import KEPT_PAIRS
 from services.frontdoor.objects.object_keeper import ObjectKeeper
@@ -40,6 +41,7 @@ class KeptPairs:
     limit: int
     _seen: Counter[tuple[str, bool]] = field(default_factory=Counter)
     _stored: Counter[tuple[str, bool]] = field(default_factory=Counter)
+    _erased: set[str] = field(default_factory=set)
 
     def note(self, cascade: str, *, deferred: bool) -> None:
         """Count a light image that could be sampled."""
@@ -49,7 +51,7 @@ class KeptPairs:
         self, tenant: str, light: LightRecord, heavy_digest: str, scores: Scores, images: tuple[bytes, bytes]
     ) -> None:
         """Store a pair, the light image first. A pair that the store does not take is lost."""
-        if not self.limit:
+        if not self.limit or tenant in self._erased:
             return
         kind = light.cascade, light.deferred
         self._stored[kind] += 1
@@ -74,12 +76,12 @@ class KeptPairs:
         except PentimentoError as error:
             logger.info("a compared pair is not kept", extra={"reason": error.reason})
 
-    async def forget_tenant(self, tenant: str) -> None:
-        """Delete the pairs of a tenant's requests. Raises StoreUnavailable."""
-        async for keys in self.keeper.keys(f"{PREFIX}/"):
-            for key in keys:
-                if is_of_tenant(key, tenant):
-                    await self.keeper.delete(key)
+    async def of_tenant(self, tenant: str) -> list[ObjectReference]:
+        """Return the pairs of an erased tenant's requests, and keep no more of them. Raises StoreUnavailable."""
+        # A comparison that began before may end after the erasure.
+        self._erased.add(tenant)
+        listed = [key async for keys in self.keeper.keys(f"{PREFIX}/") for key in keys if is_of_tenant(key, tenant)]
+        return [found for key in listed if (found := reference_of(key)) is not None]
 
     async def _drop_oldest(self, cascade: str) -> None:
         listed = [key async for keys in self.keeper.keys(cascade_prefix(cascade)) for key in keys]

@@ -1,7 +1,7 @@
 """List and describe a tenant's requests, from the journal and from the dataplane's running requests."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from pentimento.dataplane import Dataplane
@@ -35,9 +35,10 @@ _JOURNALLED_LIVE = frozenset({RequestState.ACCEPTED, RequestState.RUNNING})
 
 
 class TenantRequests:
-    """Read the journal and the dataplane. `retention_s`: seconds for which ended requests are stored."""
+    """Read the journal and the dataplane. `retention_s` returns for how many seconds a tenant's ended requests are
+    stored."""
 
-    def __init__(self, journal: Journal, dataplane: Dataplane, retention_s: float) -> None:
+    def __init__(self, journal: Journal, dataplane: Dataplane, retention_s: Callable[[str], float]) -> None:
         self._journal = journal
         self._dataplane = dataplane
         self._retention_s = retention_s
@@ -89,7 +90,7 @@ class TenantRequests:
             accepted_at_ms=_ms(request.accepted_at),
             deadline_at_ms=_ms(request.deadline_at or 0.0),
             finished_at_ms=_ms(ended_at) if ended_at is not None else None,
-            kept_until_ms=_ms(ended_at + self._retention_s) if ended_at is not None else None,
+            kept_until_ms=_ms(ended_at + self._retention_s(request.tenant)) if ended_at is not None else None,
             width_px=result.width_px if result is not None else 0,
             height_px=result.height_px if result is not None else 0,
             error_reason=record.error_reason,

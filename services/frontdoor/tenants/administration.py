@@ -5,6 +5,7 @@ import secrets
 from collections.abc import Sequence
 
 from pentimento.domain.clock import Clock
+from pentimento.domain.erasure import Erasure
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.tenants import (
     DAY_S,
@@ -20,6 +21,7 @@ from pentimento.domain.tenants import (
 from pentimento.rpc.tokens import hash_token, new_token
 from pentimento.stores.ledger.tenant_ledger import TenantLedger
 from services.frontdoor.tenants.directory import TenantDirectory
+from services.frontdoor.tenants.erasures import Erasures
 from services.frontdoor.tenants.usage import UsageMeter
 
 KEY_PREFIX = "pentimento"
@@ -33,9 +35,16 @@ class TenantAdministration:
     tenants and keys apply in this process once a call returns."""
 
     def __init__(
-        self, ledger: TenantLedger, directory: TenantDirectory, usage: UsageMeter, clock: Clock, grace_s: float
+        self,
+        ledger: TenantLedger,
+        directory: TenantDirectory,
+        usage: UsageMeter,
+        erasures: Erasures,
+        clock: Clock,
+        grace_s: float,
     ) -> None:
         """Keep a deleted tenant's data for `grace_s` seconds."""
+        self._erasures = erasures
         self._ledger = ledger
         self._directory = directory
         self._usage = usage
@@ -75,6 +84,20 @@ class TenantAdministration:
         tenant = await asyncio.wrap_future(self._ledger.restore(name, deleted_after))
         await self._directory.refresh()
         return tenant
+
+    async def erase(self, name: str, *, keeps_tenant: bool) -> Erasure:
+        """Begin to delete all data of a tenant, and the tenant unless `keeps_tenant`; changes state. Raises
+        NotFound."""
+        check_name(name)
+        asked = await self._erasures.erase(name, keeps_tenant=keeps_tenant)
+        await self._directory.refresh()
+        return asked
+
+    async def erasures(self, name: str) -> Sequence[Erasure]:
+        """Return the erasures of deleted tenants of that name, of all with "", in the order of deletion."""
+        if name:
+            check_name(name)
+        return await self._erasures.erasures(name)
 
     async def keys(self, tenant: str) -> Sequence[TenantKey]:
         """Return a tenant's keys, oldest first. Raises NotFound."""

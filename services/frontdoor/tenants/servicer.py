@@ -58,6 +58,22 @@ class TenantServicer(TenantServiceServicer):
         tenant = await self._administration.restore(request.name)
         return pb.RestoreTenantResponse(tenant=nested(tenant, pb.Tenant))
 
+    async def EraseTenant(
+        self,
+        request: pb.EraseTenantRequest,
+        context: grpc.aio.ServicerContext[pb.EraseTenantRequest, pb.EraseTenantResponse],
+    ) -> pb.EraseTenantResponse:
+        erasure = await self._administration.erase(request.name, keeps_tenant=request.keep_tenant)
+        return pb.EraseTenantResponse(erasure=nested(erasure, pb.Erasure))
+
+    async def ListErasures(
+        self,
+        request: pb.ListErasuresRequest,
+        context: grpc.aio.ServicerContext[pb.ListErasuresRequest, pb.ListErasuresResponse],
+    ) -> pb.ListErasuresResponse:
+        erasures = await self._administration.erasures(request.name)
+        return pb.ListErasuresResponse(erasures=[nested(one, pb.Erasure) for one in erasures])
+
     async def CreateKey(
         self,
         request: pb.CreateKeyRequest,

@@ -9,7 +9,7 @@ import uuid
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from pentimento.domain.cache import CacheScope, GrantBinding, image_key, latent_key, scope_digest, sign
+from pentimento.domain.cache import CacheScope, ErasedCache, GrantBinding, image_key, latent_key, scope_digest, sign
 from pentimento.domain.clock import Clock, SteadyClock
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import InvalidArgument, PentimentoError
@@ -71,12 +71,13 @@ class Pinning:
         check_name("request_id", request_id)
         await asyncio.wrap_future(self._ledger.unpin(tenant, request_id))
 
-    async def forget_tenant(self, tenant: str) -> None:
-        """Delete the tenant's entries, grants and pins; the next round takes vectors and objects. Raises
-        InvalidArgument."""
+    async def forget_tenant(self, tenant: str) -> ErasedCache:
+        """Delete the tenant's entries, grants and pins; the next round deletes vectors and objects, which are left
+        until then. Raises InvalidArgument."""
         check_name("tenant", tenant)
         while await asyncio.wrap_future(self._ledger.forget_tenant(tenant)):
             pass
+        return await asyncio.to_thread(self._ledger.erased, tenant)
 
 
 @dataclass(frozen=True)

@@ -121,9 +121,14 @@ class CacheModel:
         return len(doomed)
 
     def forget_tenant(self, tenant: str, now: float) -> int:
-        self.pins = {pin: until for pin, until in self.pins.items() if pin[0] != tenant}
+        theirs = {key for key, each in self.objects.items() if each.tenant == tenant}
+        self.pins = {pin: until for pin, until in self.pins.items() if pin[0] != tenant and pin[2] not in theirs}
         self.release([grant.grant_id for grant in self.grants.values() if grant.tenant == tenant], now)
-        return self.doom([each for each, entry in self.entries.items() if entry.commit.tenant == tenant], now)
+        doomed = self.doom([each for each, entry in self.entries.items() if entry.commit.tenant == tenant], now)
+        for key in theirs:
+            if (self.objects[key].delete_after or 0.0) > now:
+                self.objects[key].delete_after = now
+        return doomed
 
     def evict(self, who: WhoGivesWay, delete_after: float, new_after: int) -> int:
         count = 0

@@ -107,7 +107,6 @@ def test_restore_tenant_within_its_grace(acme: TenantLedger, dated_clock: SetClo
 
     assert (restored, restored.identity) == (Tenant("acme", QUOTA, NOW_S), "acme")
     assert (acme.tenants().result(), acme.keys("acme").result()) == ([restored], [])
-    assert acme.departed(NOW_S + 1.0).result() == []
 
 
 @on_sqlite
@@ -116,18 +115,6 @@ def test_restore_tenant_of_taken_name_is_refused(acme: TenantLedger) -> None:
     acme.create("acme", QUOTA).result()
 
     assert reason_of(acme.restore("acme", deleted_after=0.0)) == "TENANT_EXISTS"
-    assert acme.departed(NOW_S).result() == ["acme"]
-
-
-def test_departed_tenant_is_named_until_purged(acme: TenantLedger, dated_clock: SetClock) -> None:
-    acme.delete("acme").result()
-    assert acme.departed(NOW_S - 1.0).result() == []
-    assert acme.departed(NOW_S).result() == ["acme"]
-
-    acme.note_purged("acme").result()
-
-    assert acme.departed(NOW_S).result() == []
-    assert acme.create("acme", QUOTA).result().identity == "*2*acme"
 
 
 def test_book_has_tenants_and_good_keys(acme: TenantLedger, dated_clock: SetClock) -> None:

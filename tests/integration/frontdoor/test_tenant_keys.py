@@ -36,7 +36,7 @@ from pentimento.domain.tenants import DAY_S, HOUR_S, TenantKey, TenantQuota, Usa
 from pentimento.rpc import RpcChannelSettings, open_channel, token_entry
 from pentimento.stores.ledger import open_journal
 from pentimento.wire.codec import to_bytes
-from services.frontdoor.tenants import directory
+from services.frontdoor.tenants import directory, erasures
 from services.frontdoor.tenants.administration import TenantAdministration
 from tests.support.calls import last_completed
 
@@ -256,7 +256,8 @@ async def test_what_another_process_changes_in_the_ledger_is_followed(
     await running.admin.create("acme", TenantQuota())
     other = open_journal(f"sqlite:///{folder / 'journal.sqlite'}")
     parts = running.suite.frontdoor.parts
-    elsewhere = TenantAdministration(other.tenants, QuietDirectory(), parts.usage, parts.clock, 0.0)  # type: ignore[arg-type]
+    work = running.suite.frontdoor.erasures
+    elsewhere = TenantAdministration(other.tenants, QuietDirectory(), parts.usage, work, parts.clock, 0.0)  # type: ignore[arg-type]
     key, secret = await elsewhere.create_key("acme", None)
     client = await running.client(secret)
 
@@ -373,20 +374,23 @@ async def test_recreated_tenant_has_nothing_of_its_predecessor(running: Administ
     assert (await paint(after, key="key")).request_id != theirs.request_id
 
 
-async def test_data_of_deleted_tenant_go_after_grace(folder: Path, worker: PacedWorker) -> None:
+async def test_data_of_deleted_tenant_go_after_grace(
+    folder: Path, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(erasures, "SETTLED_S", 0.0)
     async with administered(folder, tenant_grace_h=0.0) as running:
         acme, other = await running.tenant("acme"), await running.tenant("other")
         theirs, kept = await paint(acme), await paint(other)
         await acme.pin(theirs.request_id, DAY_S * 1000)
         await running.admin.delete("acme")
         now_ms = round(time.time() * 1000)
-        departures, journal = running.suite.frontdoor.departures, running.suite.frontdoor.parts.journal
+        journal = running.suite.frontdoor.parts.journal
 
-        await departures.forget_departed()
-        await departures.forget_departed()
+        await running.suite.frontdoor.erasures.erase_due()
+        await running.suite.frontdoor.erasures.erase_due()
 
         assert not await asyncio.wrap_future(journal.has_requests("acme"))
-        assert await asyncio.wrap_future(journal.tenants.departed(2**40)) == []
+        assert await asyncio.wrap_future(journal.erasures.due(2**40)) == []
         (image,) = (folder / "objects").rglob("results.*")
         assert image.read_bytes() == kept.image
         (used,) = await running.admin.usage("acme", now_ms - DAY_S * 1000, now_ms + 1, DAY_S)

@@ -1,11 +1,13 @@
 """What a picture started from is kept for as long as it is pinned, through eviction, sweeps and limits of the store."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from lab.fixtures.clocks import SetClock
 from lab.fixtures.frontdoor_suite import until
+from pentimento.domain.cache import ErasedCache
 from pentimento.domain.errors import InvalidArgument, NotFound
 from pentimento.domain.generation import FromLatent, ObjectReference
 from services.vectordb_gateway import metrics
@@ -186,13 +188,37 @@ async def test_forgotten_tenant_leaves_nothing_others_keep_theirs(gateway: Runni
     open_grant = await gateway.client.reserve(scope(), attempt())
     kept = await gateway.store(FAR_APART[2], scope("other"))
     assert open_grant is not None
+    await gateway.client.pin_object("tenant", "r2", reference, DAY_S)
 
-    await gateway.client.forget_tenant("tenant")
+    begun = await gateway.client.forget_tenant("tenant")
     gateway.maintain()
+    ended = await gateway.client.forget_tenant("tenant")
 
     stores = gateway.process.stores
     assert {name for name, held in stores.ledger.holdings().items() if held.entry_count} == {"other"}
     assert stores.ledger.entry_ids() == [kept]
     assert len(list(stores.objects.keys())) == len(ALL_STEPS)
     assert stores.ledger.totals().open_grant_count == 0
+    # Two entries of five latents, 100 bytes each, and a vector of eight floats.
+    assert begun == ErasedCache(2, 10, 1000, 0, 0, 2, 64, left_count=12)
+    assert ended == replace(begun, left_count=0)
     assert gateway.problems() == []
+
+
+async def test_forgotten_tenant_takes_evicted_items_and_others_pins_along(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, "--max-entries", "1", "--object-grace-s", "3600") as gateway:
+        await gateway.store(FAR_APART[0], scope(shared_pool=True))
+        shared = (await gateway.lookup(FAR_APART[0], scope("other", shared_pool=True))).start
+        assert isinstance(shared, FromLatent)
+        await gateway.client.pin_object("other", "r1", shared.latent, DAY_S)
+        await gateway.store(FAR_APART[1], scope("other"))
+        gateway.maintain()
+        assert gateway.process.stores.objects.get(shared.latent)
+
+        begun = await gateway.client.forget_tenant("tenant")
+        gateway.maintain()
+
+        assert (begun.entry_count, begun.latent_count, begun.latent_bytes) == (0, 5, 500)
+        assert (await gateway.client.forget_tenant("tenant")).left_count == 0
+        assert len(list(gateway.process.stores.objects.keys())) == len(ALL_STEPS)
+        assert gateway.problems() == []

@@ -1,6 +1,8 @@
 """What `pentimento tenant` makes of its options, and what it shows."""
 
 import asyncio
+import json
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -9,14 +11,19 @@ from rich.table import Table
 
 from pentimento.cli.tenant import changed_quota, keys_table, seconds, tenant, tenants_table, usage_table, without
 from pentimento.clients.frontdoor import TenantsClient
+from pentimento.domain.erasure import ErasedKind, Erasure, ErasureState, receipt_of
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.tenants import DAY_S, HOUR_S, Tenant, TenantKey, TenantQuota, UsagePeriod
+from pentimento.files.receipts import read_receipt_key, seal
+from pentimento.supervisor.access import keep_receipt_key
 from services.frontdoor.tenants.administration import MAX_USAGE_S
 
 NOTHING: dict[str, object] = dict.fromkeys(
-    ("requests_per_s", "burst_count", "concurrent_count", "cost_per_minute", "cache_bytes", "weight"), None
+    ("requests_per_s", "burst_count", "concurrent_count", "cost_per_minute", "cache_bytes", "weight", "retention_h"),
+    None,
 ) | {"pools": ()}
-QUOTA = TenantQuota(2.0, 5, 8, 1e9, 1 << 30, 2.0, ("light",))
+DELETED = (ErasedKind("results", 7, 70),)
+QUOTA = TenantQuota(2.0, 5, 8, 1e9, 1 << 30, 2.0, ("light",), 1.5)
 
 
 def lines(table: Table) -> list[str]:
@@ -28,7 +35,7 @@ def lines(table: Table) -> list[str]:
 def test_what_is_not_given_stays() -> None:
     assert changed_quota(QUOTA, NOTHING) == QUOTA
     assert changed_quota(QUOTA, NOTHING | {"weight": 3.0, "pools": ("heavy",)}) == TenantQuota(
-        2.0, 5, 8, 1e9, 1 << 30, 3.0, ("heavy",)
+        2.0, 5, 8, 1e9, 1 << 30, 3.0, ("heavy",), 1.5
     )
 
 
@@ -39,7 +46,7 @@ def test_a_bound_outside_its_limits_is_named() -> None:
 
 def test_a_bound_that_is_taken_away_takes_along_what_needs_it() -> None:
     assert without(QUOTA, ()) == QUOTA
-    assert without(QUOTA, ("requests_per_s", "pools")) == TenantQuota(None, None, 8, 1e9, 1 << 30, 2.0)
+    assert without(QUOTA, ("requests_per_s", "pools", "retention_h")) == TenantQuota(None, None, 8, 1e9, 1 << 30, 2.0)
 
 
 @pytest.mark.parametrize(("text", "found"), [(None, None), ("90d", 90 * DAY_S), ("1.5h", 5400), ("0.1s", 1)])
@@ -51,8 +58,8 @@ def test_tenants_are_shown_with_their_bounds() -> None:
     rows = lines(tenants_table([Tenant("acme", QUOTA), Tenant("free", TenantQuota(requests_per_s=0.5))]))
 
     assert rows[0].split("  ")[0] == "tenant"
-    assert rows[1].split() == ["acme", "2", "5", "8", "1e+09", "1073741824", "2", "light"]
-    assert rows[2].split() == ["free", "0.5", "1", "-", "-", "-", "1", "all"]
+    assert rows[1].split() == ["acme", "2", "5", "8", "1e+09", "1073741824", "1.5", "2", "light"]
+    assert rows[2].split() == ["free", "0.5", "1", "-", "-", "-", "-", "1", "all"]
 
 
 def test_keys_are_shown_with_what_became_of_them() -> None:
@@ -95,3 +102,32 @@ def test_usage_is_asked_for_as_far_back_as_it_is_kept(monkeypatch: pytest.Monkey
     assert (done[0].exit_code, from_ms % (DAY_S * 1000)) == (0, 0)
     assert 400 * DAY_S * 1000 < to_ms - from_ms <= MAX_USAGE_S * 1000
     assert str(done[1].exception) == "since: must be at most 400d, for which usage is kept"
+
+
+def test_receipt_is_printed_and_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    key_file = keep_receipt_key(tmp_path)
+    assert keep_receipt_key(tmp_path).read_text() == key_file.read_text()
+    key = read_receipt_key(key_file)
+    receipt = receipt_of(Erasure("acme", "*2*acme", ErasureState.RUNNING, 1.0, 2.0, deleted=DELETED), 3.0, {})
+    done = Erasure("acme", "*2*acme", ErasureState.DONE, 1.0, 2.0, 3.0, DELETED, seal(receipt, key))
+    unfinished = Erasure("acme", "*3*acme", ErasureState.RUNNING, 4.0, waits_for="requests")
+    found = [done, unfinished]
+    monkeypatch.setattr("pentimento.cli.tenant.ask", lambda options, question: found)
+    file = tmp_path / "receipt.json"
+    file.write_text(CliRunner().invoke(tenant, ["receipt", "acme"]).output)
+    public_key = key.public_key().public_bytes_raw().hex()
+
+    checked = CliRunner().invoke(tenant, ["check-receipt", str(file), "--public-key", public_key])
+    listed = CliRunner().invoke(tenant, ["erasures", "--json"])
+    file.write_text(file.read_text().replace('"count": 7', '"count": 8'))
+    changed = CliRunner().invoke(tenant, ["check-receipt", str(file)])
+    found.remove(done)
+    none = CliRunner().invoke(tenant, ["receipt", "acme"])
+
+    assert checked.output.splitlines() == [
+        "acme (*2*acme): erased until 1970-01-01T00:00:03.000+00:00",
+        "  results: 7, 70 bytes",
+    ]
+    assert [json.loads(line)["state"] for line in listed.output.splitlines()] == ["done", "running"]
+    assert str(changed.exception) == "digest: must be that of the receipt, which was changed"
+    assert str(none.exception) == "name: no erasure of acme is done"

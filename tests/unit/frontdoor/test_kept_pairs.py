@@ -79,14 +79,18 @@ async def test_sampled_share_counts_each_verdict_apart() -> None:
     assert {pair.deferred: pair.sampled_share for pair in held.pairs} == {True: 0.25, False: 0.5}
 
 
-async def test_forget_tenant_deletes_its_pairs_alone() -> None:
+async def test_of_tenant_names_its_pairs_and_ends_their_keeping() -> None:
     held, _, pairs = keeping(10)
     await keep(pairs, b"a", tenant="one")
     await keep(pairs, b"b", tenant="two")
+    stored = {key: refer_to(key, data) for key, data in held.objects.items()}
 
-    await pairs.forget_tenant("one")
+    found = await pairs.of_tenant("one")
+    await keep(pairs, b"c", tenant="one")
 
-    assert [pair.light for pair in held.pairs] == [b"b"]
+    assert [from_bytes(held.objects[one.key], ComparedPair, pb.ComparedPair).light for one in found] == [b"a"]
+    assert found == [stored[one.key] for one in found]
+    assert {pair.light for pair in held.pairs} == {b"a", b"b"}
 
 
 @pytest.mark.parametrize("limit", [0, 5])

@@ -68,7 +68,12 @@ class ListedObjects:
         return done(gone)
 
     def forget_finished(
-        self, before: float, count: int, tenant: str = "", after: float | None = None
+        self,
+        before: float,
+        count: int,
+        tenant: str = "",
+        after: float | None = None,
+        but_tenants: Sequence[str] = (),
     ) -> "Future[list[Any]]":
         gone, self.finished = self.finished[:count], self.finished[count:]
         return done(gone)
@@ -179,7 +184,9 @@ async def test_a_tenant_of_whom_nothing_may_go_is_not_looked_through_again_for_e
     """All that it has is pinned, or to be told of: who looks reads it all, while others wait for the journal."""
     objects, clock, looks = ListedObjects(), SetClock(), list[str]()
 
-    def forget_finished(before: float, count: int, tenant: str = "", after: float | None = None) -> "Future[list[Any]]":
+    def forget_finished(
+        before: float, count: int, tenant: str = "", after: float | None = None, but_tenants: Sequence[str] = ()
+    ) -> "Future[list[Any]]":
         if after is None:
             looks.append(tenant or "old ones")
         return done([])
@@ -237,3 +244,25 @@ async def test_after_a_clock_was_set_back_what_ends_now_is_not_old(tmp_path: Pat
         await kept._forget_old()
 
         assert journal.known(("r",), "acme").result() == {"r"}
+
+
+async def test_forget_old_follows_each_tenants_own_retention(tmp_path: Path) -> None:
+    clock, objects = SetClock(100_000.0), ListedObjects()
+    with closing(open_journal(f"sqlite:///{tmp_path}/journal.sqlite", clock)) as journal:
+        own_s = {"brief": 10.0, "long": 1000.0}
+        held = KeysUnderWay(), KeysUnderWay()
+        kept = Retention(journal, objects, *held, clock, LIMITS, lambda: own_s)  # type: ignore[arg-type]
+        for tenant in ("brief", "default", "long"):
+            for request_id in (f"old {tenant}", f"new {tenant}"):
+                journal.accept(AcceptedRequest(request_id, tenant, b"", "", clock.wall())).result()
+        for age_s, which in ((70.0, "old"), (30.0, "new")):
+            clock.wall_s = clock.monotonic_s = 100_000.0 - age_s
+            for tenant in ("brief", "default", "long"):
+                journal.finish(f"{which} {tenant}", RequestState.CANCELLED, "CANCELLED", "").result()
+        clock.wall_s = clock.monotonic_s = 100_000.0
+
+        await kept._forget_old()
+
+        ids = [f"{which} {tenant}" for which in ("old", "new") for tenant in ("brief", "default", "long")]
+        left = {one for tenant in ("brief", "default", "long") for one in journal.known(ids, tenant).result()}
+    assert left == {"new default", "old long", "new long"}

@@ -185,6 +185,9 @@ PENTIMENTO_FRONTDOOR_ADMIN_LISTEN: 0.0.0.0:50052
 PENTIMENTO_FRONTDOOR_LEDGER_URL: {{ include "pentimento.ledger" . | quote }}
 PENTIMENTO_FRONTDOOR_OBJECTS_URL: {{ include "pentimento.objects" . | quote }}
 PENTIMENTO_FRONTDOOR_SIGNING_KEY_FILE: {{ include "pentimento.signingKey" .root }}
+{{- if .root.Values.secrets.receiptKey.key }}
+PENTIMENTO_FRONTDOOR_RECEIPT_KEY_FILE: {{ include "pentimento.secretFile" "receipt_key" }}
+{{- end }}
 {{- if eq .root.Values.stores.kind "embedded" }}
 PENTIMENTO_FRONTDOOR_MAKE_SIGNING_KEY: "true"
 {{- end }}

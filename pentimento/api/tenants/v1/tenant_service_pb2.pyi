@@ -36,6 +36,29 @@ USAGE_PERIOD_LENGTH_HOUR: UsagePeriodLength.ValueType  # 1
 USAGE_PERIOD_LENGTH_DAY: UsagePeriodLength.ValueType  # 2
 Global___UsagePeriodLength: _TypeAlias = UsagePeriodLength  # noqa: Y015
 
+class _ErasureState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ErasureStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErasureState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ERASURE_STATE_UNSPECIFIED: _ErasureState.ValueType  # 0
+    ERASURE_STATE_WAITING: _ErasureState.ValueType  # 1
+    """In its time of grace, or not begun."""
+    ERASURE_STATE_RUNNING: _ErasureState.ValueType  # 2
+    ERASURE_STATE_DONE: _ErasureState.ValueType  # 3
+    """Nothing is left; there is a receipt."""
+
+class ErasureState(_ErasureState, metaclass=_ErasureStateEnumTypeWrapper): ...
+
+ERASURE_STATE_UNSPECIFIED: ErasureState.ValueType  # 0
+ERASURE_STATE_WAITING: ErasureState.ValueType  # 1
+"""In its time of grace, or not begun."""
+ERASURE_STATE_RUNNING: ErasureState.ValueType  # 2
+ERASURE_STATE_DONE: ErasureState.ValueType  # 3
+"""Nothing is left; there is a receipt."""
+Global___ErasureState: _TypeAlias = ErasureState  # noqa: Y015
+
 @_typing.final
 class TenantQuota(_message.Message):
     """Bounds of a tenant; what is not set has none. Every image counts as a request."""
@@ -49,6 +72,7 @@ class TenantQuota(_message.Message):
     CACHE_BYTES_FIELD_NUMBER: _builtins.int
     WEIGHT_FIELD_NUMBER: _builtins.int
     POOLS_FIELD_NUMBER: _builtins.int
+    RETENTION_H_FIELD_NUMBER: _builtins.int
     requests_per_s: _builtins.float
     burst_count: _builtins.int
     """Requests at once, in addition to the rate; not set: one second's, at least one."""
@@ -60,6 +84,8 @@ class TenantQuota(_message.Message):
     """What the cache keeps of it."""
     weight: _builtins.float
     """Its share of workers and queues among waiting tenants; not set: 1."""
+    retention_h: _builtins.float
+    """Hours for which its ended requests and images are kept; not set: the frontdoor's."""
     @_builtins.property
     def pools(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Pools that may serve it; none: all."""
@@ -74,10 +100,11 @@ class TenantQuota(_message.Message):
         cache_bytes: _builtins.int | None = ...,
         weight: _builtins.float | None = ...,
         pools: _abc.Iterable[_builtins.str] | None = ...,
+        retention_h: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_burst_count", b"_burst_count", "_cache_bytes", b"_cache_bytes", "_concurrent_count", b"_concurrent_count", "_cost_per_minute", b"_cost_per_minute", "_requests_per_s", b"_requests_per_s", "_weight", b"_weight", "burst_count", b"burst_count", "cache_bytes", b"cache_bytes", "concurrent_count", b"concurrent_count", "cost_per_minute", b"cost_per_minute", "requests_per_s", b"requests_per_s", "weight", b"weight"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_burst_count", b"_burst_count", "_cache_bytes", b"_cache_bytes", "_concurrent_count", b"_concurrent_count", "_cost_per_minute", b"_cost_per_minute", "_requests_per_s", b"_requests_per_s", "_retention_h", b"_retention_h", "_weight", b"_weight", "burst_count", b"burst_count", "cache_bytes", b"cache_bytes", "concurrent_count", b"concurrent_count", "cost_per_minute", b"cost_per_minute", "requests_per_s", b"requests_per_s", "retention_h", b"retention_h", "weight", b"weight"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_burst_count", b"_burst_count", "_cache_bytes", b"_cache_bytes", "_concurrent_count", b"_concurrent_count", "_cost_per_minute", b"_cost_per_minute", "_requests_per_s", b"_requests_per_s", "_weight", b"_weight", "burst_count", b"burst_count", "cache_bytes", b"cache_bytes", "concurrent_count", b"concurrent_count", "cost_per_minute", b"cost_per_minute", "pools", b"pools", "requests_per_s", b"requests_per_s", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_burst_count", b"_burst_count", "_cache_bytes", b"_cache_bytes", "_concurrent_count", b"_concurrent_count", "_cost_per_minute", b"_cost_per_minute", "_requests_per_s", b"_requests_per_s", "_retention_h", b"_retention_h", "_weight", b"_weight", "burst_count", b"burst_count", "cache_bytes", b"cache_bytes", "concurrent_count", b"concurrent_count", "cost_per_minute", b"cost_per_minute", "pools", b"pools", "requests_per_s", b"requests_per_s", "retention_h", b"retention_h", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__burst_count: _TypeAlias = _typing.Literal["burst_count"]  # noqa: Y015
     _WhichOneofArgType__burst_count: _TypeAlias = _typing.Literal["_burst_count", b"_burst_count"]  # noqa: Y015
@@ -89,6 +116,8 @@ class TenantQuota(_message.Message):
     _WhichOneofArgType__cost_per_minute: _TypeAlias = _typing.Literal["_cost_per_minute", b"_cost_per_minute"]  # noqa: Y015
     _WhichOneofReturnType__requests_per_s: _TypeAlias = _typing.Literal["requests_per_s"]  # noqa: Y015
     _WhichOneofArgType__requests_per_s: _TypeAlias = _typing.Literal["_requests_per_s", b"_requests_per_s"]  # noqa: Y015
+    _WhichOneofReturnType__retention_h: _TypeAlias = _typing.Literal["retention_h"]  # noqa: Y015
+    _WhichOneofArgType__retention_h: _TypeAlias = _typing.Literal["_retention_h", b"_retention_h"]  # noqa: Y015
     _WhichOneofReturnType__weight: _TypeAlias = _typing.Literal["weight"]  # noqa: Y015
     _WhichOneofArgType__weight: _TypeAlias = _typing.Literal["_weight", b"_weight"]  # noqa: Y015
     @_typing.overload
@@ -101,6 +130,8 @@ class TenantQuota(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__cost_per_minute) -> _WhichOneofReturnType__cost_per_minute | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__requests_per_s) -> _WhichOneofReturnType__requests_per_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__retention_h) -> _WhichOneofReturnType__retention_h | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__weight) -> _WhichOneofReturnType__weight | None: ...
 
@@ -446,6 +477,174 @@ class RestoreTenantResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RestoreTenantResponse: _TypeAlias = RestoreTenantResponse  # noqa: Y015
+
+@_typing.final
+class EraseTenantRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    KEEP_TENANT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    keep_tenant: _builtins.bool
+    """The tenant goes on with its keys and quota, and without any of its data."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        keep_tenant: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep_tenant", b"keep_tenant", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EraseTenantRequest: _TypeAlias = EraseTenantRequest  # noqa: Y015
+
+@_typing.final
+class EraseTenantResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERASURE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def erasure(self) -> Global___Erasure: ...
+    def __init__(
+        self,
+        *,
+        erasure: Global___Erasure | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["erasure", b"erasure"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["erasure", b"erasure"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EraseTenantResponse: _TypeAlias = EraseTenantResponse  # noqa: Y015
+
+@_typing.final
+class ListErasuresRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Not set: of all tenants."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListErasuresRequest: _TypeAlias = ListErasuresRequest  # noqa: Y015
+
+@_typing.final
+class ListErasuresResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERASURES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def erasures(self) -> _containers.RepeatedCompositeFieldContainer[Global___Erasure]: ...
+    def __init__(
+        self,
+        *,
+        erasures: _abc.Iterable[Global___Erasure] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["erasures", b"erasures"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListErasuresResponse: _TypeAlias = ListErasuresResponse  # noqa: Y015
+
+@_typing.final
+class Erasure(_message.Message):
+    """The deletion of a tenant's data. It resumes after a restart of the frontdoor."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    DELETED_AT_MS_FIELD_NUMBER: _builtins.int
+    BEGAN_AT_MS_FIELD_NUMBER: _builtins.int
+    FINISHED_AT_MS_FIELD_NUMBER: _builtins.int
+    DELETED_FIELD_NUMBER: _builtins.int
+    RECEIPT_FIELD_NUMBER: _builtins.int
+    WAITS_FOR_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    tenant_id: _builtins.str
+    """Never used again; tells erasures of one name apart."""
+    state: Global___ErasureState.ValueType
+    deleted_at_ms: _builtins.int
+    began_at_ms: _builtins.int
+    finished_at_ms: _builtins.int
+    receipt: _builtins.str
+    """JSON with `receipt`, its `digest`, and its ed25519 `signature` where the frontdoor has a key; empty until it is done."""
+    waits_for: _builtins.str
+    """What it waits for; empty if for nothing."""
+    @_builtins.property
+    def deleted(self) -> _containers.RepeatedCompositeFieldContainer[Global___ErasedKind]:
+        """Deleted so far, by kind."""
+
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        tenant_id: _builtins.str = ...,
+        state: Global___ErasureState.ValueType = ...,
+        deleted_at_ms: _builtins.int = ...,
+        began_at_ms: _builtins.int | None = ...,
+        finished_at_ms: _builtins.int | None = ...,
+        deleted: _abc.Iterable[Global___ErasedKind] | None = ...,
+        receipt: _builtins.str = ...,
+        waits_for: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_began_at_ms", b"_began_at_ms", "_finished_at_ms", b"_finished_at_ms", "began_at_ms", b"began_at_ms", "finished_at_ms", b"finished_at_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_began_at_ms", b"_began_at_ms", "_finished_at_ms", b"_finished_at_ms", "began_at_ms", b"began_at_ms", "deleted", b"deleted", "deleted_at_ms", b"deleted_at_ms", "finished_at_ms", b"finished_at_ms", "receipt", b"receipt", "state", b"state", "tenant", b"tenant", "tenant_id", b"tenant_id", "waits_for", b"waits_for"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__began_at_ms: _TypeAlias = _typing.Literal["began_at_ms"]  # noqa: Y015
+    _WhichOneofArgType__began_at_ms: _TypeAlias = _typing.Literal["_began_at_ms", b"_began_at_ms"]  # noqa: Y015
+    _WhichOneofReturnType__finished_at_ms: _TypeAlias = _typing.Literal["finished_at_ms"]  # noqa: Y015
+    _WhichOneofArgType__finished_at_ms: _TypeAlias = _typing.Literal["_finished_at_ms", b"_finished_at_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__began_at_ms) -> _WhichOneofReturnType__began_at_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__finished_at_ms) -> _WhichOneofReturnType__finished_at_ms | None: ...
+
+Global___Erasure: _TypeAlias = Erasure  # noqa: Y015
+
+@_typing.final
+class ErasedKind(_message.Message):
+    """Deleted things of one kind: requests, results, inputs, compared_pairs, cache_entries, cache_latents, cache_images, cache_vectors."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    count: _builtins.int
+    size_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        count: _builtins.int = ...,
+        size_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "kind", b"kind", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ErasedKind: _TypeAlias = ErasedKind  # noqa: Y015
 
 @_typing.final
 class CreateKeyRequest(_message.Message):

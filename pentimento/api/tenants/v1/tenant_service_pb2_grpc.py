@@ -61,6 +61,16 @@ class TenantServiceStub:
                 request_serializer=pentimento_dot_api_dot_tenants_dot_v1_dot_tenant__service__pb2.RestoreTenantRequest.SerializeToString,
                 response_deserializer=pentimento_dot_api_dot_tenants_dot_v1_dot_tenant__service__pb2.RestoreTenantResponse.FromString,
                 _registered_method=True)
+        self.EraseTenant = channel.unary_unary(
+                '/pentimento.api.tenants.v1.TenantService/EraseTenant',
+                request_serializer=pentimento_dot_api_dot_tenants_dot_v1_dot_tenant__service__pb2.EraseTenantRequest.SerializeToString,
+                response_deserializer=pentimento_dot_api_dot_tenants_dot_v1_dot_tenant__service__pb2.EraseTenantResponse.FromString,
+                _registered_method=True)
+        self.ListErasures = channel.unary_unary(
+                '/pentimento.api.tenants.v1.TenantService/ListErasures',
+                request_serializer=pentimento_dot_api_dot_tenants_dot_v1_dot_tenant__service__pb2.ListErasuresRequest.SerializeToString,
+                response_deserializer=pentimento_dot_api_dot_tenants_dot_v1_dot_tenant__service__pb2.ListErasuresResponse.FromString,
+                _registered_method=True)
         self.CreateKey = channel.unary_unary(
                 '/pentimento.api.tenants.v1.TenantService/CreateKey',
                 request_serializer=pentimento_dot_api_dot_tenants_dot_v1_dot_tenant__service__pb2.CreateKeyRequest.SerializeToString,
@@ -129,6 +139,22 @@ class TenantServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def EraseTenant(self, request, context):
+        """Deletes all data of the tenant, without a time of grace: its requests, images, inputs, compared pairs and cache entries. The tenant
+        and its keys go first, unless `keep_tenant`. A deleted tenant in its time of grace can be erased too, and then not restored.
+        A repeated call erases what came since. NOT_FOUND `UNKNOWN_TENANT` where there was never a tenant of that name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListErasures(self, request, context):
+        """Erasures of deleted tenants, in the order of deletion; of one name or of all.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CreateKey(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -190,6 +216,16 @@ def add_TenantServiceServicer_to_server(servicer, server):
                     servicer.RestoreTenant,
                     request_deserializer=pentimento_dot_api_dot_tenants_dot_v1_dot_tenant__service__pb2.RestoreTenantRequest.FromString,
                     response_serializer=pentimento_dot_api_dot_tenants_dot_v1_dot_tenant__service__pb2.RestoreTenantResponse.SerializeToString,
+            ),
+            'EraseTenant': grpc.unary_unary_rpc_method_handler(
+                    servicer.EraseTenant,
+                    request_deserializer=pentimento_dot_api_dot_tenants_dot_v1_dot_tenant__service__pb2.EraseTenantRequest.FromString,
+                    response_serializer=pentimento_dot_api_dot_tenants_dot_v1_dot_tenant__service__pb2.EraseTenantResponse.SerializeToString,
+            ),
+            'ListErasures': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListErasures,
+                    request_deserializer=pentimento_dot_api_dot_tenants_dot_v1_dot_tenant__service__pb2.ListErasuresRequest.FromString,
+                    response_serializer=pentimento_dot_api_dot_tenants_dot_v1_dot_tenant__service__pb2.ListErasuresResponse.SerializeToString,
             ),
             'CreateKey': grpc.unary_unary_rpc_method_handler(
                     servicer.CreateKey,
@@ -354,6 +390,60 @@ class TenantService:
             '/pentimento.api.tenants.v1.TenantService/RestoreTenant',
             pentimento_dot_api_dot_tenants_dot_v1_dot_tenant__service__pb2.RestoreTenantRequest.SerializeToString,
             pentimento_dot_api_dot_tenants_dot_v1_dot_tenant__service__pb2.RestoreTenantResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EraseTenant(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pentimento.api.tenants.v1.TenantService/EraseTenant',
+            pentimento_dot_api_dot_tenants_dot_v1_dot_tenant__service__pb2.EraseTenantRequest.SerializeToString,
+            pentimento_dot_api_dot_tenants_dot_v1_dot_tenant__service__pb2.EraseTenantResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListErasures(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pentimento.api.tenants.v1.TenantService/ListErasures',
+            pentimento_dot_api_dot_tenants_dot_v1_dot_tenant__service__pb2.ListErasuresRequest.SerializeToString,
+            pentimento_dot_api_dot_tenants_dot_v1_dot_tenant__service__pb2.ListErasuresResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -48,6 +48,13 @@ class TenantServiceStub:
     """Brings back the tenant of that name that was deleted last, with all that it has, but without keys. NOT_FOUND
     `UNKNOWN_TENANT` once its time of grace is over; FAILED_PRECONDITION `TENANT_EXISTS` where the name is another tenant's by now.
     """
+    EraseTenant: _grpc.UnaryUnaryMultiCallable[_tenant_service_pb2.EraseTenantRequest, _tenant_service_pb2.EraseTenantResponse]
+    """Deletes all data of the tenant, without a time of grace: its requests, images, inputs, compared pairs and cache entries. The tenant
+    and its keys go first, unless `keep_tenant`. A deleted tenant in its time of grace can be erased too, and then not restored.
+    A repeated call erases what came since. NOT_FOUND `UNKNOWN_TENANT` where there was never a tenant of that name.
+    """
+    ListErasures: _grpc.UnaryUnaryMultiCallable[_tenant_service_pb2.ListErasuresRequest, _tenant_service_pb2.ListErasuresResponse]
+    """Erasures of deleted tenants, in the order of deletion; of one name or of all."""
     CreateKey: _grpc.UnaryUnaryMultiCallable[_tenant_service_pb2.CreateKeyRequest, _tenant_service_pb2.CreateKeyResponse]
     ListKeys: _grpc.UnaryUnaryMultiCallable[_tenant_service_pb2.ListKeysRequest, _tenant_service_pb2.ListKeysResponse]
     """Ended keys are listed for 30 more days."""
@@ -78,6 +85,13 @@ class TenantServiceAsyncStub(TenantServiceStub):
     """Brings back the tenant of that name that was deleted last, with all that it has, but without keys. NOT_FOUND
     `UNKNOWN_TENANT` once its time of grace is over; FAILED_PRECONDITION `TENANT_EXISTS` where the name is another tenant's by now.
     """
+    EraseTenant: _aio.UnaryUnaryMultiCallable[_tenant_service_pb2.EraseTenantRequest, _tenant_service_pb2.EraseTenantResponse]  # type: ignore[assignment]
+    """Deletes all data of the tenant, without a time of grace: its requests, images, inputs, compared pairs and cache entries. The tenant
+    and its keys go first, unless `keep_tenant`. A deleted tenant in its time of grace can be erased too, and then not restored.
+    A repeated call erases what came since. NOT_FOUND `UNKNOWN_TENANT` where there was never a tenant of that name.
+    """
+    ListErasures: _aio.UnaryUnaryMultiCallable[_tenant_service_pb2.ListErasuresRequest, _tenant_service_pb2.ListErasuresResponse]  # type: ignore[assignment]
+    """Erasures of deleted tenants, in the order of deletion; of one name or of all."""
     CreateKey: _aio.UnaryUnaryMultiCallable[_tenant_service_pb2.CreateKeyRequest, _tenant_service_pb2.CreateKeyResponse]  # type: ignore[assignment]
     ListKeys: _aio.UnaryUnaryMultiCallable[_tenant_service_pb2.ListKeysRequest, _tenant_service_pb2.ListKeysResponse]  # type: ignore[assignment]
     """Ended keys are listed for 30 more days."""
@@ -135,6 +149,25 @@ class TenantServiceServicer(metaclass=_abc_1.ABCMeta):
         """Brings back the tenant of that name that was deleted last, with all that it has, but without keys. NOT_FOUND
         `UNKNOWN_TENANT` once its time of grace is over; FAILED_PRECONDITION `TENANT_EXISTS` where the name is another tenant's by now.
         """
+
+    @_abc_1.abstractmethod
+    def EraseTenant(
+        self,
+        request: _tenant_service_pb2.EraseTenantRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tenant_service_pb2.EraseTenantResponse, _abc.Awaitable[_tenant_service_pb2.EraseTenantResponse]]:
+        """Deletes all data of the tenant, without a time of grace: its requests, images, inputs, compared pairs and cache entries. The tenant
+        and its keys go first, unless `keep_tenant`. A deleted tenant in its time of grace can be erased too, and then not restored.
+        A repeated call erases what came since. NOT_FOUND `UNKNOWN_TENANT` where there was never a tenant of that name.
+        """
+
+    @_abc_1.abstractmethod
+    def ListErasures(
+        self,
+        request: _tenant_service_pb2.ListErasuresRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tenant_service_pb2.ListErasuresResponse, _abc.Awaitable[_tenant_service_pb2.ListErasuresResponse]]:
+        """Erasures of deleted tenants, in the order of deletion; of one name or of all."""
 
     @_abc_1.abstractmethod
     def CreateKey(

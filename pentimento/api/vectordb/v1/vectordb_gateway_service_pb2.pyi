@@ -690,14 +690,42 @@ Global___ForgetTenantRequest: _TypeAlias = ForgetTenantRequest  # noqa: Y015
 
 @_typing.final
 class ForgetTenantResponse(_message.Message):
+    """Sums over all calls for the tenant; they survive restarts."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
+    ENTRY_COUNT_FIELD_NUMBER: _builtins.int
+    LATENT_COUNT_FIELD_NUMBER: _builtins.int
+    LATENT_BYTES_FIELD_NUMBER: _builtins.int
+    IMAGE_COUNT_FIELD_NUMBER: _builtins.int
+    IMAGE_BYTES_FIELD_NUMBER: _builtins.int
+    VECTOR_COUNT_FIELD_NUMBER: _builtins.int
+    VECTOR_BYTES_FIELD_NUMBER: _builtins.int
+    LEFT_COUNT_FIELD_NUMBER: _builtins.int
+    entry_count: _builtins.int
+    latent_count: _builtins.int
+    latent_bytes: _builtins.int
+    image_count: _builtins.int
+    image_bytes: _builtins.int
+    vector_count: _builtins.int
+    vector_bytes: _builtins.int
+    left_count: _builtins.int
+    """Entries that the index may still hold, and objects that the store may still have."""
     def __init__(
         self,
+        *,
+        entry_count: _builtins.int = ...,
+        latent_count: _builtins.int = ...,
+        latent_bytes: _builtins.int = ...,
+        image_count: _builtins.int = ...,
+        image_bytes: _builtins.int = ...,
+        vector_count: _builtins.int = ...,
+        vector_bytes: _builtins.int = ...,
+        left_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry_count", b"entry_count", "image_bytes", b"image_bytes", "image_count", b"image_count", "latent_bytes", b"latent_bytes", "latent_count", b"latent_count", "left_count", b"left_count", "vector_bytes", b"vector_bytes", "vector_count", b"vector_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -171,7 +171,8 @@ class VectordbGatewayServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ForgetTenant(self, request, context):
-        """Deletes the entries of a tenant, including its entries in the shared pool, its open grants and its pins.
+        """Deletes the entries of a tenant, including its entries in the shared pool, its open grants, its pins, and other tenants' pins on its
+        objects. Answers before objects and vectors are gone: repeat it until `left_count` is 0.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

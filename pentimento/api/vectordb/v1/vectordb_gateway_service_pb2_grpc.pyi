@@ -54,7 +54,9 @@ class VectordbGatewayServiceStub:
     UnpinObjects: _grpc.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.UnpinObjectsRequest, _vectordb_gateway_service_pb2.UnpinObjectsResponse]
     """Ends the pins of a request; ended pins are no error."""
     ForgetTenant: _grpc.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.ForgetTenantRequest, _vectordb_gateway_service_pb2.ForgetTenantResponse]
-    """Deletes the entries of a tenant, including its entries in the shared pool, its open grants and its pins."""
+    """Deletes the entries of a tenant, including its entries in the shared pool, its open grants, its pins, and other tenants' pins on its
+    objects. Answers before objects and vectors are gone: repeat it until `left_count` is 0.
+    """
     ReportQuality: _grpc.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.ReportQualityRequest, _vectordb_gateway_service_pb2.ReportQualityResponse]
     """A hit was generated again from noise: scores of both images. Idempotent by the hit's request."""
     GetReuseQuality: _grpc.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.GetReuseQualityRequest, _vectordb_gateway_service_pb2.GetReuseQualityResponse]
@@ -87,7 +89,9 @@ class VectordbGatewayServiceAsyncStub(VectordbGatewayServiceStub):
     UnpinObjects: _aio.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.UnpinObjectsRequest, _vectordb_gateway_service_pb2.UnpinObjectsResponse]  # type: ignore[assignment]
     """Ends the pins of a request; ended pins are no error."""
     ForgetTenant: _aio.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.ForgetTenantRequest, _vectordb_gateway_service_pb2.ForgetTenantResponse]  # type: ignore[assignment]
-    """Deletes the entries of a tenant, including its entries in the shared pool, its open grants and its pins."""
+    """Deletes the entries of a tenant, including its entries in the shared pool, its open grants, its pins, and other tenants' pins on its
+    objects. Answers before objects and vectors are gone: repeat it until `left_count` is 0.
+    """
     ReportQuality: _aio.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.ReportQualityRequest, _vectordb_gateway_service_pb2.ReportQualityResponse]  # type: ignore[assignment]
     """A hit was generated again from noise: scores of both images. Idempotent by the hit's request."""
     GetReuseQuality: _aio.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.GetReuseQualityRequest, _vectordb_gateway_service_pb2.GetReuseQualityResponse]  # type: ignore[assignment]
@@ -177,7 +181,9 @@ class VectordbGatewayServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _vectordb_gateway_service_pb2.ForgetTenantRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_vectordb_gateway_service_pb2.ForgetTenantResponse, _abc.Awaitable[_vectordb_gateway_service_pb2.ForgetTenantResponse]]:
-        """Deletes the entries of a tenant, including its entries in the shared pool, its open grants and its pins."""
+        """Deletes the entries of a tenant, including its entries in the shared pool, its open grants, its pins, and other tenants' pins on its
+        objects. Answers before objects and vectors are gone: repeat it until `left_count` is 0.
+        """
 
     @_abc_1.abstractmethod
     def ReportQuality(

@@ -14,10 +14,10 @@ from pentimento.domain.embedding import Space
 from pentimento.stores.ledger.cache import tables
 from pentimento.stores.ledger.cache.checks import CacheChecks
 from pentimento.stores.ledger.cache.entries import IS_LIVE, CacheEntries, doom_entries
-from pentimento.stores.ledger.cache.evictions import CacheEvictions, drop_limit
-from pentimento.stores.ledger.cache.grants import CacheGrants, release_all
+from pentimento.stores.ledger.cache.erasures import CacheErasures
+from pentimento.stores.ledger.cache.evictions import CacheEvictions
+from pentimento.stores.ledger.cache.grants import CacheGrants
 from pentimento.stores.ledger.cache.part import lock
-from pentimento.stores.ledger.cache.pins import drop_pins_of
 from pentimento.stores.ledger.cache.quality import CacheQuality
 from pentimento.stores.ledger.cache.records import EncoderBinding
 from pentimento.stores.ledger.database import open_engine
@@ -29,10 +29,6 @@ _entries = tables.entries
 _FORGOTTEN_AT_ONCE = 256
 _MAKE_STATE = insert_unless_present(tables.state)
 _CACHE_ID = Statement(select(tables.state.c.cache_id))
-_SOME_OF_TENANT = Statement(
-    select(_entries.c.entry_id).where(_entries.c.tenant == bindparam("of_tenant"), IS_LIVE).limit(_FORGOTTEN_AT_ONCE)
-)
-
 _SOME_LIVE = Statement(select(_entries.c.entry_id).where(IS_LIVE).limit(_FORGOTTEN_AT_ONCE))
 _FORGET_LOOKS = Statement(update(_entries).where(IS_LIVE, _entries.c.image_vector.is_not(None)))
 _REPLACE_ENCODER = Statement(update(tables.encoders).where(tables.encoders.c.space == bindparam("of_space")))
@@ -52,7 +48,7 @@ def open_cache_ledger(url: str, clock: Clock | None = None, *, as_it_is: bool = 
     return CacheLedger(engine, clock or SystemClock(), str(_CACHE_ID.scalar(engine)))
 
 
-class CacheLedger(CacheGrants, CacheEntries, CacheEvictions, CacheQuality, CacheChecks):
+class CacheLedger(CacheGrants, CacheEntries, CacheEvictions, CacheErasures, CacheQuality, CacheChecks):
     """Read and change the cache's tables. Futures and reads fail with StoreFull or StoreUnavailable."""
 
     def __init__(self, engine: Engine, clock: Clock, cache_id: str) -> None:
@@ -63,19 +59,6 @@ class CacheLedger(CacheGrants, CacheEntries, CacheEvictions, CacheQuality, Cache
     def writes_stuck_s(self) -> float:
         """Return for how many seconds no queued change has succeeded; 0 if changes succeed."""
         return self._writer.stuck_s
-
-    def forget_tenant(self, tenant: str) -> "Future[int]":
-        """Drop the tenant's bound, pins and grants, doom some of its entries and return their number, at last 0."""
-        now = self._clock.wall()
-
-        def forget(connection: Connection) -> int:
-            drop_limit(connection, tenant)
-            drop_pins_of(connection, tenant)
-            release_all(connection, tenant, now)
-            some = _SOME_OF_TENANT.scalars(connection, of_tenant=tenant)
-            return doom_entries(connection, some, now, now)
-
-        return self._submit(forget, self._note_removal)
 
     def replace_encoder(self, encoder: EncoderBinding, grace_s: float) -> "Future[None]":
         """Bind a space to another encoder and drop the vectors before, which are not comparable with its own: of images

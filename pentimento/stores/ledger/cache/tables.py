@@ -129,6 +129,15 @@ quality_samples = Table(
 # The bounds of tenants with their own.
 tenant_limits = Table("cache_tenant_limits", _METADATA, *keys(tenant=Text), *present(size_bytes=BigInteger))
 
+# Counts of the deleted data of each erased tenant, for ever: an identity is never reused.
+erasures = Table(
+    "cache_erasures",
+    _METADATA,
+    *keys(tenant=Text),
+    *present(entry_count=BigInteger, latent_count=BigInteger, latent_bytes=BigInteger),
+    *present(image_count=BigInteger, image_bytes=BigInteger, vector_count=BigInteger, vector_bytes=BigInteger),
+)
+
 holdings = Table(
     "cache_holdings", _METADATA, *keys(tenant=Text), *present(entry_count=BigInteger, size_bytes=BigInteger)
 )
@@ -174,4 +183,10 @@ _ENCODER_OF_EACH_SPACE = (
     "ALTER TABLE cache_state DROP COLUMN dimension_count",
 )
 
-SCHEMA = Schema("cache", 11, _METADATA, code=_HOLDING_TRIGGERS, migrations=(_ENCODER_OF_EACH_SPACE,))
+_ERASURES = (
+    """CREATE TABLE cache_erasures (tenant TEXT NOT NULL, entry_count BIGINT NOT NULL, latent_count BIGINT NOT NULL,
+    latent_bytes BIGINT NOT NULL, image_count BIGINT NOT NULL, image_bytes BIGINT NOT NULL,
+    vector_count BIGINT NOT NULL, vector_bytes BIGINT NOT NULL, PRIMARY KEY (tenant))""",
+)
+
+SCHEMA = Schema("cache", 11, _METADATA, code=_HOLDING_TRIGGERS, migrations=(_ENCODER_OF_EACH_SPACE, _ERASURES))

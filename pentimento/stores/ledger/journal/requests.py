@@ -13,11 +13,13 @@ from typing import Any
 from sqlalchemy import Connection, Engine, and_, bindparam, delete, insert, or_, select, update
 
 from pentimento.domain.clock import Clock, SteadyClock, SystemClock, boot_s
+from pentimento.domain.erasure import ErasedKind
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Attempt
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger.database import open_engine
 from pentimento.stores.ledger.epochs import EpochLedger, superseded
+from pentimento.stores.ledger.erasure_ledger import ErasureLedger, add_erased
 from pentimento.stores.ledger.errors import typed_errors
 from pentimento.stores.ledger.journal import tables
 from pentimento.stores.ledger.journal.listing import JournalListing
@@ -77,6 +79,7 @@ _OPEN_REQUEST = Statement(REQUESTS.where(_IS_IT, _IS_OPEN))
 _UNFINISHED = Statement(REQUESTS.where(_IS_OPEN).order_by(_requests.c.accepted_at))
 _FORGETTABLE = Statement(REQUESTS.where(_IS_ONE_OF, ~IS_PINNED).order_by(_requests.c.finished_at))
 _FINISHED_OF_TENANT = Statement(REQUESTS.where(_IS_OF_TENANT, ~_IS_OPEN).limit(bindparam("limit_count")))
+_ENDED_ONES = Statement(REQUESTS.where(_IS_ONE_OF, _IS_OF_TENANT, ~_IS_OPEN))
 _KNOWN = Statement(select(_requests.c.request_id).where(_IS_ONE_OF, _IS_OF_TENANT))
 _ANY = Statement(select(_requests.c.request_id).where(_IS_OF_TENANT).limit(1))
 _DELETE = Statement(delete(_requests).where(_IS_ONE_OF))
@@ -84,11 +87,12 @@ _SAVE_PLAN, _ADD_PLAN, _PLAN = Statement(update(_plan)), Statement(insert(_plan)
 
 
 @cache
-def _oldest_finished(of_tenant: bool, has_start: bool) -> Statement:
+def _oldest_finished(of_tenant: bool, has_start: bool, of_others: bool) -> Statement:
     """Return the statement that selects ended requests without a pin or a pending webhook, oldest first."""
     wanted = [_requests.c.finished_at < bindparam("before"), ~IS_PINNED]
     wanted += [_IS_OF_TENANT] if of_tenant else []
     wanted += [_requests.c.finished_at > bindparam("since")] if has_start else []
+    wanted += [~among(_requests.c.tenant, "but_tenants")] if of_others else []
     found = but_untold(select(_requests.c.request_id).where(*wanted))
     return Statement(found.order_by(_requests.c.finished_at).limit(bindparam("limit_count")))
 
@@ -111,7 +115,8 @@ class Journal(EpochLedger):
     Futures fail with StoreFull or StoreUnavailable. After the latter the change may or may not be committed; every
     method may be repeated with the same arguments. All except `get`, `unfinished` and `load_plan` change state.
     `objects`: images and other objects in the ledger; `pins`: requests kept until a time; `listing`: requests by
-    tenant; `webhooks`: receivers of requests' ends; `tenants`; `time`: the time that measures deadlines.
+    tenant; `webhooks`: receivers of requests' ends; `tenants` and their `erasures`; `time`: the time that measures
+    deadlines.
     """
 
     def __init__(self, engine: Engine, clock: Clock, pins_clock: Clock | None = None) -> None:
@@ -124,6 +129,7 @@ class Journal(EpochLedger):
         self.listing = JournalListing(self._reader)
         self.webhooks = JournalWebhooks(self._writer, self._reader)
         self.tenants = TenantLedger(self._writer, clock)
+        self.erasures = ErasureLedger(self._writer, clock)
         self.time = JournalTime(self._writer, clock)
 
     def identity(self) -> "Future[str]":
@@ -259,24 +265,44 @@ class Journal(EpochLedger):
         return [*map(request_of_row, _UNFINISHED.rows(connection))]
 
     def forget_finished(
-        self, finished_before: float, limit_count: int, tenant: str = "", finished_after: float | None = None
+        self,
+        finished_before: float,
+        limit_count: int,
+        tenant: str = "",
+        finished_after: float | None = None,
+        but_tenants: Sequence[str] = (),
     ) -> "Future[list[JournalledRequest]]":
         """Delete up to `limit_count` requests that ended before `finished_before`, with their idempotency keys, and
-        return them, oldest first. `tenant` and `finished_after` restrict them further. Pinned requests and those with a
-        pending webhook stay. The reader's thread selects them: many that stay may come first."""
+        return them, oldest first. `tenant` and `finished_after` restrict them further; those of `but_tenants` stay, as
+        do pinned requests and those with a pending webhook. The reader's thread selects them: many that stay may come
+        first."""
         now = self.pins.clock.wall()
-        oldest = _oldest_finished(bool(tenant), finished_after is not None)
+        oldest = _oldest_finished(bool(tenant), finished_after is not None, bool(but_tenants))
         wanted: dict[str, Any] = {"before": finished_before, "now": now, "limit_count": limit_count}
         wanted |= {"of_tenant": tenant} if tenant else {}
         wanted |= {} if finished_after is None else {"since": finished_after}
+        wanted |= {"but_tenants": but_tenants} if but_tenants else {}
         found = self._reader.submit(lambda connection: oldest.scalars(connection, **wanted))
         return followed_by(found, lambda ids: self._submit(lambda connection: _forget(connection, ids, now)))
 
     @submitted
-    def forget_tenant(self, connection: Connection, tenant: str, limit_count: int) -> list[JournalledRequest]:
-        """Delete up to `limit_count` of a tenant's ended requests, pinned ones too, and return them."""
+    def ended_requests(self, connection: Connection, tenant: str, limit_count: int) -> list[JournalledRequest]:
+        """Return up to `limit_count` of a tenant's ended requests, pinned ones too."""
         rows = _FINISHED_OF_TENANT.rows(connection, of_tenant=tenant, limit_count=limit_count)
-        return _delete_requests(connection, rows)
+        return [*map(request_of_row, rows)]
+
+    @submitted
+    def erase_requests(
+        self, connection: Connection, tenant: str, request_ids: Sequence[str]
+    ) -> list[JournalledRequest]:
+        """Delete those ended requests of a tenant that is erased, count them and their images in its erasure, and
+        return them."""
+        rows = _ENDED_ONES.rows(connection, ids=request_ids, of_tenant=tenant)
+        gone = _delete_requests(connection, rows)
+        images = [one.result.image.size_bytes for one in gone if one.result is not None and one.result.image.key]
+        kinds = (ErasedKind("requests", len(gone)), ErasedKind("results", len(images), sum(images)))
+        add_erased(connection, tenant, kinds)
+        return gone
 
     @submitted
     def has_requests(self, connection: Connection, tenant: str) -> bool:
