@@ -164,7 +164,7 @@ async def test_erase_that_keeps_tenant_leaves_keys_and_what_comes_later(folder: 
         assert "signature" not in json.loads(erasure.receipt)
 
 
-async def test_erasure_waits_for_running_requests_and_for_the_store(folder: Path, worker: PacedWorker) -> None:
+async def test_erasure_waits_for_running_requests_the_store_and_the_cache(folder: Path, worker: PacedWorker) -> None:
     async with frontdoor_and_gateway(folder, "acme") as suite:
         await suite.fill("acme")
         had = suite.counted("acme")
@@ -180,11 +180,16 @@ async def test_erasure_waits_for_running_requests_and_for_the_store(folder: Path
         with store_away(folder):
             await suite.rounds(1)
             (without_store,) = await suite.admin.erasures("acme")
+        for _ in range(3):
+            await suite.frontdoor.erasures.erase_due()
+        (before_maintenance,) = await suite.admin.erasures("acme")
         await suite.rounds(3)
 
         (done,) = await suite.admin.erasures("acme")
         assert (waits.state, waits.waits_for) == (ErasureState.RUNNING, "requests that have not ended")
         assert without_store.state is ErasureState.RUNNING and "object store" in without_store.waits_for
+        # Three entries of five latents, one of them with an image.
+        assert before_maintenance.waits_for == "19 entries and objects of the cache"
         assert done.state is ErasureState.DONE
         assert receipt_counts(done)["requests"] == (had["requests"][0] + 1, 0)
         assert suite.counted("acme") == {}
