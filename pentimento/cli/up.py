@@ -275,6 +275,12 @@ def checked_endpoint(context: click.Context, parameter: click.Parameter, value: 
     "--unsafe-labels", default="", metavar="LABEL,…", help="labels of both classifiers that are unsafe [nsfw,unsafe]"
 )
 @click.option(
+    "--c2pa-certificate-file",
+    type=PRESENT,
+    help="PEM certificates, the signer's first: images carry signed C2PA manifests, with --c2pa-key-file [none]",
+)
+@click.option("--c2pa-key-file", type=PRESENT, help="PEM file of the private key of that certificate")
+@click.option(
     "--trace-endpoint",
     default="",
     metavar="URL",

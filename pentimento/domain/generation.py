@@ -382,3 +382,5 @@ class Provenance:
     replay_equal: bool | None = None
     # Quality of a JPEG or WebP file, 0 to 100; None: the encoder's own.
     encoding_quality: int | None = None
+    # Digest of the image before a C2PA manifest was added; "" without one.
+    unsigned_digest: str = ""

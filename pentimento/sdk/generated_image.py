@@ -14,14 +14,18 @@ from pentimento.domain.errors import Internal, InvalidArgument
 from pentimento.domain.generation import Provenance
 from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, ImageFailed, ImageFormat
 from pentimento.domain.provenance_document import provenance_as_json
-from pentimento.pictures.png_chunks import HEADER_END, SIGNATURE, leading_chunks, png_chunk
+from pentimento.pictures.png_chunks import (
+    PROVENANCE_PREFIX,
+    SIGNATURE,
+    is_signed,
+    leading_chunks,
+    png_chunk,
+    provenance_chunk,
+    with_chunk,
+)
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-PROVENANCE_KEYWORD = "pentimento"
-# Keyword, NUL, not compressed, compression method, empty language tag, empty translated keyword (PNG 1.2, 4.2.3.3).
-_PREFIX = PROVENANCE_KEYWORD.encode() + b"\0\0\0\0\0"
 
 
 @dataclass(frozen=True)
@@ -46,8 +50,8 @@ class GeneratedImage:
         return Image.open(io.BytesIO(self.data))
 
     def save(self, path: str | Path) -> Path:
-        """Write the file atomically; a PNG contains its provenance. A device or a pipe is written to directly. OSError
-        names the file."""
+        """Write the file atomically; a PNG contains its provenance, a signed one its request id. A device or a pipe is
+        written to directly. OSError names the file."""
         target = Path(path)
         data = with_provenance(self.data, self.provenance) if self.format is ImageFormat.PNG else self.data
         try:
@@ -109,16 +113,15 @@ def _put(data: bytes, target: Path) -> None:
 
 
 def with_provenance(png: bytes, provenance: Provenance) -> bytes:
-    """Return the PNG with an iTXt chunk `pentimento` (UTF-8 JSON) after its header."""
-    text = json.dumps(provenance_as_json(provenance), ensure_ascii=False).encode()
-    chunk = png_chunk(b"iTXt", _PREFIX + text)
-    return png[:HEADER_END] + chunk + png[HEADER_END:]
+    """Return the PNG with an iTXt chunk `pentimento` (UTF-8 JSON) after its header. A signed PNG stays unchanged: its
+    chunk names the request only."""
+    return png if is_signed(png) else with_chunk(png, provenance_chunk(provenance_as_json(provenance)))
 
 
 def without_provenance(png: bytes) -> bytes:
     """Return the PNG as the server sent it. InvalidArgument unless the file is a PNG with a provenance."""
     content = _provenance_text(png)
-    chunk = png_chunk(b"iTXt", _PREFIX + content)
+    chunk = png_chunk(b"iTXt", PROVENANCE_PREFIX + content)
     before, _, after = png.partition(chunk)
     return before + after
 
@@ -138,6 +141,6 @@ def _provenance_text(png: bytes) -> bytes:
     if not png.startswith(SIGNATURE):
         raise InvalidArgument.of("png", "must be a PNG file")
     for kind, content in leading_chunks(png):
-        if kind == b"iTXt" and content.startswith(_PREFIX):
-            return content[len(_PREFIX) :]
+        if kind == b"iTXt" and content.startswith(PROVENANCE_PREFIX):
+            return content[len(PROVENANCE_PREFIX) :]
     raise InvalidArgument.of("png", "must carry a pentimento provenance, it has none")

@@ -293,6 +293,8 @@ def frontdoor(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
         "default-model": settings.default_model,
         "admin-listen": settings.admin,
         "receipt-key-file": settings.receipt_key_file,
+        "c2pa-certificate-file": settings.c2pa_certificate_file,
+        "c2pa-key-file": settings.c2pa_key_file,
         "signing-key-file": settings.signing_key_file,
     }
     modes = {

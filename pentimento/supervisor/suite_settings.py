@@ -153,6 +153,8 @@ class SuiteSettings:
     grant_key_file: Path | None = None
     signing_key_file: Path | None = None
     receipt_key_file: Path | None = None
+    c2pa_certificate_file: Path | None = None
+    c2pa_key_file: Path | None = None
     emulated: SuitePlugin | None = None
     policy: str = ""
     modm_mode: str = ""

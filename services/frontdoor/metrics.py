@@ -65,6 +65,11 @@ BAD_PICTURES = counter(
 FORGOTTEN = counter(
     "pentimento_frontdoor_forgotten_pictures_total", "Images deleted early because of their tenant's quota."
 )
+SIGNED_IMAGES = counter(
+    "pentimento_frontdoor_signed_images_total",
+    "Images with a certificate configured: signed, failed (delivered without a manifest).",
+    ["outcome"],
+)
 SWEPT = counter("pentimento_frontdoor_swept_objects_total", "Deleted objects without a request.")
 WEBHOOKS = counter(
     "pentimento_frontdoor_webhooks_total",

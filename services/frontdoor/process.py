@@ -122,6 +122,7 @@ class Frontdoor(ServiceProcess):
         await self.parts.jobs.cancel_tasks()
         await self.parts.links.close()
         self.keeper.close()
+        self.parts.results.close()
 
     def _start_background(self) -> None:
         parts = self.parts

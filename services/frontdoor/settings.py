@@ -189,6 +189,13 @@ class FrontdoorSettings:
         None,
         help="PEM file of the ed25519 private key that signs receipts of erasures; empty: they have a digest",
     )
+    c2pa_certificate_file: Path | None = setting(
+        None, help="PEM certificates, the signer's first, that sign images as C2PA content credentials; empty: unsigned"
+    )
+    c2pa_key_file: Path | None = setting(None, help="PEM file of the private key of that certificate")
+    c2pa_timestamp_url: str = setting(
+        "", help="RFC 3161 timestamp authority, called for each signed image; empty: none"
+    )
     max_pin_h: float = setting(2160.0, help="longest pin in hours", minimum=0.001)
     tenant_pinned_bytes: int = setting(1 << 30, help="pinned bytes per tenant: start and input images", minimum=0)
     tenant_result_bytes: int = setting(
@@ -245,6 +252,10 @@ class FrontdoorSettings:
             raise ValueError("--make-signing-key needs --signing-key-file")
         if self.image_embedder_address and not self.embedder_address:
             raise ValueError("--image-embedder-address needs --embedder-address, which finds latents")
+        if (self.c2pa_certificate_file is None) != (self.c2pa_key_file is None):
+            raise ValueError("--c2pa-certificate-file and --c2pa-key-file need each other")
+        if self.c2pa_timestamp_url and self.c2pa_certificate_file is None:
+            raise ValueError("--c2pa-timestamp-url needs --c2pa-certificate-file")
         self._check_admin()
         if unknown := set(self.safety_checks) - SUBJECTS:
             raise ValueError(f"--safety-checks must be prompt and image, got {sorted(unknown)[0]!r:.80}")

@@ -39,6 +39,7 @@ from services.frontdoor.identity import Identity, build_version
 from services.frontdoor.interpreter import Interpreter
 from services.frontdoor.journal import journalling
 from services.frontdoor.journal.retention import Retention
+from services.frontdoor.objects.content_credentials import ContentCredentials, CredentialFiles
 from services.frontdoor.objects.inputs import Inputs
 from services.frontdoor.objects.object_keeper import ObjectKeeper
 from services.frontdoor.objects.result_urls import ResultUrls
@@ -124,6 +125,14 @@ def signing_keys(settings: FrontdoorSettings) -> SigningKeys | None:
     if settings.make_signing_key:
         keep_signing_keys(settings.signing_key_file)
     return kept_signing_keys(settings.signing_key_file)
+
+
+def content_credentials(settings: FrontdoorSettings) -> ContentCredentials | None:
+    """Return the signer of images; None without a certificate. Raises FailedPrecondition, SettingsError."""
+    certificate, key = settings.c2pa_certificate_file, settings.c2pa_key_file
+    if certificate is None or key is None:
+        return None
+    return ContentCredentials(CredentialFiles(certificate, key, settings.c2pa_timestamp_url), build_version())
 
 
 def wire(settings: FrontdoorSettings, journal: Journal, epoch: int) -> Frontdoor:
@@ -239,7 +248,8 @@ def _parts(
     links = WorkerLinks(callees.opening, catalogue, adapters, interpreter.submit, identity, silence_s)
     # Images in the object store, and images that are generated or scored again.
     inputs = Inputs(keeper, jobs.spawn_background)
-    results = Results(keeper, clock, build_version(), Suspects(settings.quarantine_s))
+    suspects, credentials = Suspects(settings.quarantine_s), content_credentials(settings)
+    results = Results(keeper, clock, build_version(), suspects, credentials)
     starts, pairs = StartCounts(), KeptPairs(keeper, clock, settings.kept_pairs)
     shadows = Shadows(
         settings=shadow_settings(settings),

@@ -18,6 +18,7 @@ from pentimento.stores.ledger.journal.records import JournalledRequest, ResultRe
 from pentimento.stores.objects.suspects import Suspects
 from pentimento.wire.codec import from_bytes, to_bytes
 from services.frontdoor.metrics import BAD_PICTURES
+from services.frontdoor.objects.content_credentials import ContentCredentials
 from services.frontdoor.objects.object_keeper import ObjectKeeper
 from services.frontdoor.requests.jobs import Execution, Job
 
@@ -29,7 +30,16 @@ logger = logging.getLogger(__name__)
 class Results:
     """Store and load images by reference. `uncommitted`: keys of images that no journal row names yet."""
 
-    def __init__(self, keeper: ObjectKeeper, clock: Clock, build_version: str, suspects: Suspects) -> None:
+    def __init__(
+        self,
+        keeper: ObjectKeeper,
+        clock: Clock,
+        build_version: str,
+        suspects: Suspects,
+        credentials: ContentCredentials | None = None,
+    ) -> None:
+        """`credentials` sign the images; None: they are stored as the workers encoded them."""
+        self._credentials = credentials
         self._keeper = keeper
         self._suspects = suspects
         self.uncommitted: set[str] = set()
@@ -40,24 +50,27 @@ class Results:
         """Store the image under an unguessable key. Raises as `ObjectKeeper.put`."""
         result = execution.result
         assert result is not None
+        data, image_format = result.image, job.request.resolved.format
+        provenance = self._provenance(job, execution, result)
+        if self._credentials is not None:
+            data, provenance = await self._credentials.signed(data, image_format, provenance)
         key = f"{PREFIX}/{secrets.token_hex(16)}"
         self.uncommitted.add(key)
         try:
-            image = await self._keeper.put(job.request.tenant, key, result.image)
+            image = await self._keeper.put(job.request.tenant, key, data)
         except BaseException:
             self.uncommitted.discard(key)
             raise
-        provenance = self._provenance(job, execution, result)
         record = ResultRecord(
             image=image,
-            image_format=job.request.resolved.format.value,
+            image_format=image_format.value,
             width_px=result.width_px,
             height_px=result.height_px,
             provenance=to_bytes(provenance, generation_pb2.Provenance),
             completed_at=self._clock.wall(),
         )
         size = (result.width_px, result.height_px)
-        return record, Completed(job.request.request_id, result.image, job.request.resolved.format, *size, provenance)
+        return record, Completed(job.request.request_id, data, image_format, *size, provenance)
 
     async def load(self, record: JournalledRequest, *, with_image: bool = True) -> Completed:
         """Return the image of a completed request. Raises NotFound RESULT_GONE, ObjectCorrupt: never wrong bytes."""
@@ -72,6 +85,10 @@ class Results:
             result.height_px,
             from_bytes(result.provenance, Provenance, generation_pb2.Provenance),
         )
+
+    def close(self) -> None:
+        if self._credentials is not None:
+            self._credentials.close()
 
     async def discard(self, image: ObjectReference) -> None:
         """Delete an image that no journal row names or will name."""

@@ -77,7 +77,7 @@ class KeptPairs:
             logger.info("a compared pair is not kept", extra={"reason": error.reason})
 
     async def of_tenant(self, tenant: str) -> list[ObjectReference]:
-        """Return the pairs of an erased tenant's requests, and keep no more of them. Raises StoreUnavailable."""
+        """Return the pairs of an erased tenant's requests, and keep none from now on. Raises StoreUnavailable."""
         # A comparison that began before may end after the erasure.
         self._erased.add(tenant)
         listed = [key async for keys in self.keeper.keys(f"{PREFIX}/") for key in keys if is_of_tenant(key, tenant)]

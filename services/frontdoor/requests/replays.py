@@ -20,7 +20,7 @@ from services.frontdoor.requests.resolution import RequestLimits, check_cost, de
 
 @dataclass(frozen=True)
 class Recorded:
-    """Hold the journal's record of an image: its provenance, its format, and the digest of its bytes."""
+    """Hold the journal's record of an image: provenance, format, and digest of the bytes without a manifest."""
 
     provenance: Provenance
     format: ImageFormat
@@ -33,11 +33,8 @@ def recorded_picture(record: JournalledRequest) -> Recorded:
     if record.state is not RequestState.COMPLETED or result is None:
         message = f"request_id: only a completed request has an image, this one is {record.state.value}"
         raise FailedPrecondition("NOT_COMPLETED", message)
-    return Recorded(
-        from_bytes(result.provenance, Provenance, generation_pb2.Provenance),
-        ImageFormat(result.image_format),
-        result.image.digest,
-    )
+    provenance = from_bytes(result.provenance, Provenance, generation_pb2.Provenance)
+    return Recorded(provenance, ImageFormat(result.image_format), provenance.unsigned_digest or result.image.digest)
 
 
 def resolve_replay(

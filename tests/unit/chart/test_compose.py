@@ -17,8 +17,13 @@ from tests.compose.declared import ROOT, services
 Rendering = Callable[..., list[Manifest]]
 
 # The composition has what is a choice in the chart.
-CHOSEN = {**EXTERNAL, "frontdoor": {"admin": True}, "secrets": {"receiptKey": {"key": "receipt_key"}}}
-FORMS = {"docker-compose.embedded.yml": {**EMBEDDED, "auth": {"enabled": False}}, "docker-compose.yml": CHOSEN}
+SIGNER = {"c2paCertificate": {"name": "signer", "key": "tls.crt"}, "c2paKey": {"name": "signer", "key": "tls.key"}}
+RECEIPTS = {"receiptKey": {"key": "receipt_key"}}
+CHOSEN = {**EXTERNAL, "frontdoor": {"admin": True}, "secrets": {**SIGNER, **RECEIPTS}}
+FORMS = {
+    "docker-compose.embedded.yml": {**EMBEDDED, "auth": {"enabled": False}, "secrets": SIGNER},
+    "docker-compose.yml": CHOSEN,
+}
 # Of the compositions alone: addresses and places of their network and volumes, in other words here.
 PLACES = re.compile(r"_(ADDRESS|ADDRESSES|URL|FILE|INSTANCE_ID|LISTEN|CACHE_DIR|CLAIMS_DIR|CONFIG|ALLOWED_HOSTS)$")
 # Sets of more than a single value of the chart, by the variable of the compositions.
@@ -62,7 +67,7 @@ CHOICES: dict[str, Any] = {
 }
 # Volumes, ports, limits and images, which Kubernetes has other words for.
 OTHERS = re.compile(
-    "PENTIMENTO_(ADMIN_LISTEN|MODELS|PROFILES|EMBEDDINGS|SECRETS|TAG|PUBLISH|PUBLISH_HTTP|HTTP_HOSTS|TENSORS_SIZE|GPU_SHARE"
+    "PENTIMENTO_(ADMIN_LISTEN|C2PA_[A-Z]+|CREDENTIALS|MODELS|PROFILES|EMBEDDINGS|SECRETS|TAG|PUBLISH|PUBLISH_HTTP|HTTP_HOSTS|TENSORS_SIZE|GPU_SHARE"
     "|CPUS_[A-Z]+|MEMORY_[A-Z]+)"
 )
 
@@ -132,7 +137,7 @@ def test_pods_mount_secrets_that_are_made(tmp_path: Path, rendered: Rendering) -
     make_secrets(tmp_path)
     composition = services("docker-compose.yml")
     mounted = {}
-    for one in rendered(CHOSEN):
+    for one in rendered({**CHOSEN, "secrets": RECEIPTS}):
         if one["kind"] in ("Deployment", "StatefulSet"):
             volumes = one["spec"]["template"]["spec"]["volumes"]
             sources = [

@@ -16,7 +16,11 @@ data: [unet-worker, vectordb-gateway, frontdoor, controller, edge]
 {{- $files = merge $files (dict "tokens" "tokens.toml" "serviceToken" "service_token") -}}
 {{- if has .service (list "unet-worker" "vectordb-gateway") }}{{ $files = set $files "grantKey" "grant_key" }}{{ end -}}
 {{- end -}}
-{{- if and (eq .service "frontdoor") .root.Values.secrets.receiptKey.key }}{{ $files = set $files "receiptKey" "receipt_key" }}{{ end -}}
+{{- if eq .service "frontdoor" -}}
+{{- range $entry, $file := dict "receiptKey" "receipt_key" "c2paCertificate" "c2pa_certificate" "c2paKey" "c2pa_key" -}}
+{{- if (index $.root.Values.secrets $entry).key }}{{ $files = set $files $entry $file }}{{ end -}}
+{{- end -}}
+{{- end -}}
 {{- if eq .root.Values.stores.kind "external" -}}
 {{- if has .service (list "frontdoor" "edge") }}{{ $files = set $files "signingKey" "signing_key" }}{{ end -}}
 {{- if and (eq .service "vectordb-gateway") .root.Values.stores.qdrant.key -}}

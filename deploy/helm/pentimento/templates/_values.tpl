@@ -98,6 +98,9 @@ s3://{{ $stores.s3.bucket }}{{ with $stores.s3.prefix }}/{{ . }}{{ end }}?{{ joi
 
 {{/* What no schema can say; every message names a value. */}}
 {{- define "pentimento.check" -}}
+{{- if ne (empty .Values.secrets.c2paCertificate.key) (empty .Values.secrets.c2paKey.key) }}
+{{- fail "secrets.c2paCertificate.key, secrets.c2paKey.key: give both or none" }}
+{{- end }}
 {{- $stores := .Values.stores -}}
 {{- if eq $stores.kind "external" }}
 {{- if not $stores.postgresql.hosts }}{{ fail "stores.postgresql.hosts: name a server, or set stores.kind to embedded" }}{{ end }}

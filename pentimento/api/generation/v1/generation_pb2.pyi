@@ -1223,6 +1223,7 @@ class Provenance(_message.Message):
     INPUTS_FIELD_NUMBER: _builtins.int
     REPLAY_EQUAL_FIELD_NUMBER: _builtins.int
     ENCODING_QUALITY_FIELD_NUMBER: _builtins.int
+    UNSIGNED_DIGEST_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     model_digest: _builtins.str
     worker_id: _builtins.str
@@ -1239,6 +1240,8 @@ class Provenance(_message.Message):
     """Of a replay: whether its bytes are those of the image that it generates again. Absent otherwise, or where unknown."""
     encoding_quality: _builtins.int
     """Quality of a JPEG or WebP file, 0..100. Absent: the encoder's own."""
+    unsigned_digest: _builtins.str
+    """Digest of the image before a C2PA manifest was added; empty without one."""
     @_builtins.property
     def spec(self) -> Global___GenerationSpec: ...
     @_builtins.property
@@ -1274,10 +1277,11 @@ class Provenance(_message.Message):
         inputs: _abc.Iterable[Global___SpecInput] | None = ...,
         replay_equal: _builtins.bool | None = ...,
         encoding_quality: _builtins.int | None = ...,
+        unsigned_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_discriminator_confidence", b"_discriminator_confidence", "_encoding_quality", b"_encoding_quality", "_energy_joules", b"_energy_joules", "_replay_equal", b"_replay_equal", "discriminator_confidence", b"discriminator_confidence", "encoding_quality", b"encoding_quality", "energy_joules", b"energy_joules", "replay_equal", b"replay_equal", "route", b"route", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_discriminator_confidence", b"_discriminator_confidence", "_encoding_quality", b"_encoding_quality", "_energy_joules", b"_energy_joules", "_replay_equal", b"_replay_equal", "attempt_number", b"attempt_number", "build_version", b"build_version", "device_seconds", b"device_seconds", "discriminator_confidence", b"discriminator_confidence", "encoding_quality", b"encoding_quality", "energy_joules", b"energy_joules", "inputs", b"inputs", "model_digest", b"model_digest", "notes", b"notes", "replay_equal", b"replay_equal", "request_id", b"request_id", "route", b"route", "spec", b"spec", "steps_run", b"steps_run", "steps_saved", b"steps_saved", "timings", b"timings", "worker_generation", b"worker_generation", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_discriminator_confidence", b"_discriminator_confidence", "_encoding_quality", b"_encoding_quality", "_energy_joules", b"_energy_joules", "_replay_equal", b"_replay_equal", "attempt_number", b"attempt_number", "build_version", b"build_version", "device_seconds", b"device_seconds", "discriminator_confidence", b"discriminator_confidence", "encoding_quality", b"encoding_quality", "energy_joules", b"energy_joules", "inputs", b"inputs", "model_digest", b"model_digest", "notes", b"notes", "replay_equal", b"replay_equal", "request_id", b"request_id", "route", b"route", "spec", b"spec", "steps_run", b"steps_run", "steps_saved", b"steps_saved", "timings", b"timings", "unsigned_digest", b"unsigned_digest", "worker_generation", b"worker_generation", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__discriminator_confidence: _TypeAlias = _typing.Literal["discriminator_confidence"]  # noqa: Y015
     _WhichOneofArgType__discriminator_confidence: _TypeAlias = _typing.Literal["_discriminator_confidence", b"_discriminator_confidence"]  # noqa: Y015
