@@ -8,6 +8,9 @@ from typing import Any
 
 from pentimento.domain.cache import ErasedCache
 
+# A receipt has each kind, also without any.
+KINDS = ("requests", "results", "inputs", "compared_pairs")
+CACHE_KINDS = ("cache_entries", "cache_latents", "cache_images", "cache_vectors")
 RECEIPT_FORM = "pentimento.erasure/1"
 # No erasure deletes these, with the reason.
 KEPT: Mapping[str, str] = {
@@ -53,12 +56,9 @@ class Erasure:
 
 def cache_kinds(erased: ErasedCache) -> tuple[ErasedKind, ...]:
     """Return the data deleted from the cache, by kind."""
-    return (
-        ErasedKind("cache_entries", erased.entry_count),
-        ErasedKind("cache_latents", erased.latent_count, erased.latent_bytes),
-        ErasedKind("cache_images", erased.image_count, erased.image_bytes),
-        ErasedKind("cache_vectors", erased.vector_count, erased.vector_bytes),
-    )
+    counts = (erased.entry_count, erased.latent_count, erased.image_count, erased.vector_count)
+    sizes = (0, erased.latent_bytes, erased.image_bytes, erased.vector_bytes)
+    return tuple(map(ErasedKind, CACHE_KINDS, counts, sizes))
 
 
 def receipt_of(erasure: Erasure, finished_at: float, where: Mapping[str, str]) -> dict[str, Any]:
@@ -77,7 +77,8 @@ def receipt_of(erasure: Erasure, finished_at: float, where: Mapping[str, str]) -
 
 
 def _documents(kinds: Sequence[ErasedKind]) -> list[dict[str, Any]]:
-    return [{"kind": one.kind, "count": one.count, "bytes": one.size_bytes} for one in kinds]
+    found = dict.fromkeys((*KINDS, *CACHE_KINDS), ErasedKind("", 0)) | {one.kind: one for one in kinds}
+    return [{"kind": kind, "count": one.count, "bytes": one.size_bytes} for kind, one in found.items()]
 
 
 def _text(at_s: float) -> str:

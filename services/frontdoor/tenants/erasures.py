@@ -96,9 +96,10 @@ class Erasures:
             try:
                 waits_for = await self._continue(tenant_id)
             except PentimentoError as error:
-                # The next tenant's stores may be there.
-                logger.warning("a tenant could not be erased; retrying later", extra={"reason": error.reason})
+                # The next tenant's erasure may need none of the stores that are away.
                 waits_for = error.message
+                if self._waits_for.get(tenant_id) != waits_for:
+                    logger.warning("a tenant could not be erased; retrying", extra={"reason": error.reason})
             self._waits_for[tenant_id] = waits_for
             if not waits_for:
                 del self._waits_for[tenant_id]

@@ -126,7 +126,11 @@ def test_receipt_is_printed_and_checked(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
     assert checked.output.splitlines() == [
         "acme (*2*acme): erased until 1970-01-01T00:00:03.000+00:00",
+        "  requests: 0, 0 bytes",
         "  results: 7, 70 bytes",
+        "  inputs: 0, 0 bytes",
+        "  compared_pairs: 0, 0 bytes",
+        *(f"  cache_{kind}: 0, 0 bytes" for kind in ("entries", "latents", "images", "vectors")),
     ]
     assert [json.loads(line)["state"] for line in listed.output.splitlines()] == ["done", "running"]
     assert str(changed.exception) == "digest: must be that of the receipt, which was changed"
