@@ -47,6 +47,16 @@ def counted(folder: Path, cache: Path | None, tenant: str) -> dict[str, tuple[in
     return {kind: sums for kind, sums in found.items() if sums[0]}
 
 
+def object_count(folder: Path) -> int:
+    """Return the number of a frontdoor's objects, whether a row names them or not."""
+    return sum(1 for kind in ("results", "inputs", "pairs") for _ in (folder / "objects").rglob(f"{kind}.*"))
+
+
+def objects_in(had: dict[str, tuple[int, int]]) -> int:
+    """Return how many of a tenant's counted things are objects of a frontdoor."""
+    return sum(had.get(kind, (0, 0))[0] for kind in ("results", "inputs", "compared_pairs"))
+
+
 def _counted_in_cache(cache: Path, tenant: str) -> dict[str, tuple[int, int]]:
     ledger = cache / "ledger.sqlite"
     entries = rows(ledger, "SELECT text_vector, image_vector FROM cache_entries WHERE tenant = ?", tenant)

@@ -12,7 +12,7 @@ from pentimento.domain.tenants import TenantQuota
 from pentimento.files.receipts import open_seal
 from pentimento.stores.ledger import Journal
 from tests.faults.frontdoor.processes import Processes, kill, serving
-from tests.support.erasures import counted, put, put_pair, rows
+from tests.support.erasures import counted, object_count, objects_in, put, put_pair, rows
 from tests.support.gateways import embedding, running_gateway, scope
 from tests.support.journals import a_journal, complete_request
 
@@ -64,6 +64,7 @@ async def test_frontdoor_killed_during_erasure_leaves_nothing_and_right_counts(r
             await asyncio.sleep(0.1)
 
         assert (counted(folder, cache, "acme"), counted(folder, cache, "other")) == ({}, others)
+        assert object_count(folder) == objects_in(others)
         assert gateway.problems() == []
         found = {one["kind"]: (one["count"], one["bytes"]) for one in open_seal(receipt)["deleted"]}
         assert {kind: sums for kind, sums in found.items() if sums[0]} == had

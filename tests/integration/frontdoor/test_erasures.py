@@ -27,7 +27,7 @@ from services.frontdoor.process import Frontdoor
 from services.frontdoor.tenants import erasures
 from tests.integration.frontdoor.inputs import png, store_away
 from tests.support.calls import last_completed
-from tests.support.erasures import counted, put_pair, rows
+from tests.support.erasures import counted, object_count, objects_in, put_pair, rows
 from tests.support.gateways import RunningGateway, embedding, running_gateway, scope
 
 WITH_IMAGE = ImageRequest("a red circle", num_inference_steps=4, seed=1, init_image=InitImage(png(), 0.5))
@@ -128,6 +128,7 @@ async def test_erase_leaves_nothing_of_tenant_and_all_of_others(folder: Path, wo
         assert suite.counted("acme") == {}
         assert rows(folder / "journal.sqlite", "SELECT * FROM journal_pins") != []
         assert suite.counted("other") == others
+        assert object_count(folder) == objects_in(others)
         left = others["cache_latents"][0] + others["cache_images"][0]
         assert len(list((suite.cache / "objects").rglob("cache.*"))) == left
         assert len(suite.gateway.process.stores.ledger.entry_ids()) == others["cache_entries"][0] == 3
@@ -266,6 +267,7 @@ async def test_erasure_killed_before_or_after_any_change_counts_everything_once(
             (erasure,) = await suite.admin.erasures(tenant)
             found = {one["kind"]: (one["count"], one["bytes"]) for one in json.loads(erasure.receipt)["deleted"]}
             assert ({kind: sums for kind, sums in found.items() if sums[0]}, suite.counted(tenant)) == (had, {}), left
+            assert object_count(folder) == 0
             await channel.close()
             if left[0] > 0:
                 break

@@ -397,3 +397,19 @@ async def test_data_of_deleted_tenant_go_after_grace(
         assert used.image_count == 1
         with pytest.raises(NotFound):
             await running.admin.restore("acme")
+
+
+async def test_own_retention_of_tenant_ends_its_requests_earlier_than_others(running: Administered) -> None:
+    kept_ms = []
+    for quota in ({"retention_h": 2.0}, {}):
+        client = await running.tenant(f"tenant-{len(quota)}", **quota)
+        await paint(client)
+        (summary,) = (await client.list_requests(RequestQuery())).requests
+        assert summary.kept_until_ms is not None and summary.finished_at_ms is not None
+        kept_ms.append(summary.kept_until_ms - summary.finished_at_ms)
+
+    assert kept_ms == [2 * HOUR_S * 1000, DAY_S * 1000]
+    (own, _) = sorted(await running.admin.tenants(), key=lambda tenant: tenant.quota.retention_h is None)
+    assert own.quota.retention_h == 2.0
+    with pytest.raises(InvalidArgument, match="retention_h: must be between 0 and 87840, got -1"):
+        TenantQuota(retention_h=-1.0)

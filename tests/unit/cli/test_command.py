@@ -389,3 +389,12 @@ def test_whatever_takes_a_token_takes_the_files_of_tls() -> None:
 
     assert lacking == []
     assert "pentimento jobs submit" in callers
+
+
+def test_up_with_a_certificate_and_no_key_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "chain.pem").touch()
+
+    done = run("up", "--c2pa-certificate-file", str(tmp_path / "chain.pem"), "--state-dir", str(tmp_path / "state"))
+
+    assert done.returncode == 2
+    assert "--c2pa-certificate-file and --c2pa-key-file need each other" in done.stderr

@@ -46,6 +46,19 @@ def test_worker_gets_place_of_text_encoders_and_tile_only_if_given(tmp_path: Pat
     assert (chosen["--text-encoders"], chosen["--tile-px"]) == ("host", "0")
 
 
+def test_frontdoor_gets_files_of_receipts_and_credentials_only_if_given(tmp_path: Path) -> None:
+    settings = SuiteSettings((ModelDirectory("a", tmp_path),), tmp_path)
+    names = ("receipt-key-file", "c2pa-certificate-file", "c2pa-key-file")
+    given = replace(settings, **{name.replace("-", "_"): tmp_path / name for name in names})
+
+    own, chosen = (
+        flags_of(plan_suite(one, StateDirectory(tmp_path / "state")), "frontdoor") for one in (settings, given)
+    )
+
+    assert not {f"--{name}" for name in names} & own.keys()
+    assert {name: chosen[f"--{name}"] for name in names} == {name: str(tmp_path / name) for name in names}
+
+
 def test_under_a_policy_every_worker_may_hold_every_model(tmp_path: Path) -> None:
     models = (ModelDirectory("a", tmp_path / "a"), ModelDirectory("b", tmp_path / "b"))
     settings = SuiteSettings(models, tmp_path)
