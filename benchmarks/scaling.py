@@ -262,7 +262,7 @@ def figures_of(trial: ScalingTrial, load: FaultedLoad) -> list[Figure]:
 
 
 def slowdown(trial: ScalingTrial, load: FaultedLoad, move: str, before: str) -> Figure:
-    """Return p99 of the requests that began during a move ÷ p99 of those before it at the same load."""
+    """Return p99 of the requests that began during a move ÷ p99 before it, at the same load."""
 
     def latencies(phase: str) -> list[float]:
         first, last = trial.phases[phase]
