@@ -116,7 +116,17 @@ def test_an_slo_that_is_none_is_refused_before_anything_starts(slo_s: str, tmp_p
 
 def test_a_token_file_that_is_none_stops_up_with_one_line(tmp_path: Path) -> None:
     (tmp_path / "tokens.toml").write_text("# Not TOML\n- at all\n")
-    done = run("up", "--token-file", str(tmp_path / "tokens.toml"), "--state-dir", str(tmp_path / "state"))
+    done = run(
+        "up",
+        "--listen",
+        "",
+        "--http",
+        "",
+        "--token-file",
+        str(tmp_path / "tokens.toml"),
+        "--state-dir",
+        str(tmp_path / "state"),
+    )
 
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
