@@ -1,8 +1,9 @@
 """Run suites of emulated devices under open-loop load from the public client, and record the requests."""
 
+import asyncio
 import gc
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,16 @@ from lab.runs import RequestRecord
 from lab.runs.load import LoadSettings, Score, play
 from lab.runs.machine import ROOT
 from lab.workloads import Content, SloClass, Workload, poisson
+from pentimento.clients.controller import ControllerClient
+from pentimento.domain.errors import PentimentoError
+from pentimento.domain.fleet import Fleet
 from pentimento.domain.image_request import CacheMode, Completed
+from pentimento.rpc import open_channel
+from pentimento.rpc.settings import client_settings
 from pentimento.sdk import AsyncClient
 from pentimento.supervisor.local import LocalSuite, local_suite
 
+LOOK_S = 0.5
 FLEETS = ROOT / "scenarios" / "fleets"
 # Every request has a different prompt: no cache helps, and confidences follow the fleet's distribution.
 PROMPTS = tuple(f"a picture, number {number}" for number in range(20_000))
@@ -55,6 +62,17 @@ async def played(
     """Return the record of every arrival; emulated images report their qualities."""
     gc.freeze()  # A full collection would delay the generator, and count as the suite's time.
     return await play(workload, clients, LoadSettings(cache=cache, detailed_stages=detailed), score=score)
+
+
+async def look_at_fleet(suite: LocalSuite, looks: list[tuple[float, Fleet]], lead_s: float) -> None:
+    """Append a reading of the fleet to `looks` twice a second, with the time since `lead_s` seconds from now."""
+    began = asyncio.get_running_loop().time() + lead_s
+    async with open_channel(suite.endpoint.controller, client_settings()) as channel:
+        client = ControllerClient(channel)
+        while True:
+            with suppress(PentimentoError):  # a busy machine answers the next look
+                looks.append((asyncio.get_running_loop().time() - began, await client.fleet()))
+            await asyncio.sleep(LOOK_S)
 
 
 def steady_load(

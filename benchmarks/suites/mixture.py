@@ -9,25 +9,21 @@ import asyncio
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.papers.constants import MI210_SECONDS
-from benchmarks.suites.emulated import FLEETS, clients_of, emulated_suite, quality_of
+from benchmarks.suites.emulated import FLEETS, clients_of, emulated_suite, look_at_fleet, quality_of
 from lab.runs import RequestRecord
 from lab.runs.answers import ReceivedAnswer
 from lab.runs.load import LoadSettings, play
 from lab.workloads import Content, Segment, SloClass, Workload, fluctuating
-from pentimento.clients.controller import ControllerClient
-from pentimento.domain.errors import PentimentoError
 from pentimento.domain.fleet import Fleet
 from pentimento.domain.image_request import CacheMode
 from pentimento.policies.cache_selection import NIRVANA_LATENT_THRESHOLDS
-from pentimento.rpc import open_channel
-from pentimento.rpc.settings import client_settings
 from pentimento.supervisor.local import LocalSuite
 
 SPEED = 10.0
@@ -38,7 +34,6 @@ LARGE_S = MI210_SECONDS["large"]
 # The monitor's dwell time and the period of its PID controller are scaled. A plan every two seconds is one every 20 s
 # of the paper's time; replicas report every 1.5 s, a third of their lease.
 DWELL_S, DAMPING_S, PLAN_INTERVAL_S, LEASE_S = 60.0, 180.0, 2.0, 4.5
-LOOK_S = 0.5
 # A late image counts as late and not as lost.
 PATIENCE_S = 120.0
 # A lookup that a busy machine delays would count as a miss of the system, a late report as a lost worker.
@@ -156,7 +151,7 @@ async def _played(suite: LocalSuite, side: MixtureSide, workload: Workload) -> P
     settings = LoadSettings(send_deadline=False, cache=side.cache)
     looks: list[tuple[float, Fleet]] = []
     async with clients_of(suite, {"": ""}) as clients:
-        looking = asyncio.create_task(_look(suite, looks, settings.lead_s))
+        looking = asyncio.create_task(look_at_fleet(suite, looks, settings.lead_s))
         try:
             records = await play(workload, clients, settings, score=quality_of, on_answer=print_loss)
         finally:
@@ -168,16 +163,6 @@ def print_loss(record: RequestRecord, received: ReceivedAnswer) -> None:
     """Print why a request ended without an image."""
     if not record.outcome.answered:
         print(f"lost after {record.latency_s:.1f} s, asked at {record.arrived_s:.1f} s: {received.error}", flush=True)
-
-
-async def _look(suite: LocalSuite, looks: list[tuple[float, Fleet]], lead_s: float) -> None:
-    began = asyncio.get_running_loop().time() + lead_s
-    async with open_channel(suite.endpoint.controller, client_settings()) as channel:
-        client = ControllerClient(channel)
-        while True:
-            with suppress(PentimentoError):  # a busy machine answers the next look
-                looks.append((asyncio.get_running_loop().time() - began, await client.fleet()))
-            await asyncio.sleep(LOOK_S)
 
 
 def answered_counts(records: Sequence[RequestRecord], edges: Sequence[float]) -> tuple[list[int], list[int]]:

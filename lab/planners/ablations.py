@@ -49,7 +49,7 @@ class AblatedCascade(CascadePolicy):
         memory = decision.memory
         if not self.aimd or len(self._able(context)) < 2 or not isinstance(memory, CascadeMemory):
             return decision
-        own = AimdMemory(memory.demand, memory.at_s, memory.curves, memory.bends, self._batches(context))
+        own = AimdMemory(memory.demand, memory.at_s, memory.curves, self._batches(context))
         return replace(decision, memory=own)
 
     def solution(self, context: PlanInput, problem: CascadeProblem) -> CascadeSolution:

@@ -66,9 +66,9 @@ def render(status: SuiteStatus, ages_s: Mapping[str, float] = ALL_NEW) -> Iterat
 
 
 def fleet_lines(fleet: Fleet) -> Iterator[Text]:
-    """Yield the plan in force, what it moves towards, its LoRAs and ControlNets with their numbers of replicas, the
-    workers' weights, the models that their memory cannot hold and their last change, and the models that the plan
-    leaves out."""
+    """Yield the plan in force, what it moves towards, f(t) of its cascades, its LoRAs and ControlNets with their
+    numbers of replicas, the workers' weights, the models that their memory cannot hold and their last change, and the
+    models that the plan leaves out."""
     plan, policy = fleet.plan, f" by {fleet.plan.allocator}" if fleet.plan.allocator else ""
     version = f"{plan.version.leader_epoch}.{plan.version.sequence}"
     yield Text(f"plan      {version}{policy}, {len(plan.assignments)} workers assigned")
@@ -76,6 +76,7 @@ def fleet_lines(fleet: Fleet) -> Iterator[Text]:
         damped = f"{steered.damped_count:.1f} after damping"
         wanted = f"{steered.target_count} workers wanted, {damped}, {steered.planned_count} planned"
         yield Text(f"monitor   {steered.model}: {wanted}")
+    yield from (Text(f"deferral  {one}") for one in fleet.deferrals)
     if plan.placements:
         counts = ((placement.adapter.name, len(placement.instance_ids)) for placement in plan.placements)
         yield Text(f"adapters  {', '.join(f'{name} ({count})' for name, count in counts)}")

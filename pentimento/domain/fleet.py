@@ -349,9 +349,25 @@ class SteeredCount:
 
 
 @dataclass(frozen=True)
+class FollowedDeferral:
+    """f(t) of a cascade `light>heavy`, as the policy follows it (`shares`) and as it was measured before."""
+
+    cascade: str
+    thresholds: tuple[float, ...]
+    shares: tuple[float, ...]
+    measured_shares: tuple[float, ...]
+
+    def __str__(self) -> str:
+        """Return both shares at the threshold at which they differ most."""
+        points = zip(self.thresholds, self.shares, self.measured_shares, strict=True)
+        at, share, measured = max(points, key=lambda point: abs(point[1] - point[2]))
+        return f"{self.cascade}: {share:.0%} of images have a confidence up to {at:.2f}, {measured:.0%} as measured"
+
+
+@dataclass(frozen=True)
 class Fleet:
     """`slo_s`: SLO of a request that the policy plans by; 0 for none. `steered`: None for a policy that does not move
-    step by step."""
+    step by step. `deferrals`: of the cascades that the policy plans."""
 
     replicas: tuple[ReplicaStatus, ...]
     plan: Plan
@@ -359,3 +375,4 @@ class Fleet:
     unplanned: tuple[UnplannedModel, ...] = ()
     slo_s: float = 0.0
     steered: SteeredCount | None = None
+    deferrals: tuple[FollowedDeferral, ...] = ()

@@ -158,7 +158,9 @@ class Controller:
         self.check_leading()
         plan = self._feed.in_force or Plan(PlanVersion(self._epoch.value, 0))
         statuses = self._registry.statuses(self._clock.monotonic())
-        return Fleet(statuses, plan, self._epoch.value, self._planner.unplanned, self._slo_s, self._planner.steered)
+        planner = self._planner
+        told = (planner.unplanned, self._slo_s, planner.steered, planner.deferrals)
+        return Fleet(statuses, plan, self._epoch.value, *told)
 
     def find_components(self, instance_id: str, digests: Sequence[str], model: str) -> list[FoundComponent]:
         """Return the components with these digests that replicas but `instance_id` hold; without digests the uploaded

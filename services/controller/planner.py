@@ -11,7 +11,7 @@ from functools import partial
 
 from pentimento.domain.adapters import Adapter
 from pentimento.domain.errors import FailedPrecondition
-from pentimento.domain.fleet import MAX_TOLD_COUNT, Plan, SteeredCount, UnplannedModel
+from pentimento.domain.fleet import MAX_TOLD_COUNT, FollowedDeferral, Plan, SteeredCount, UnplannedModel
 from pentimento.domain.generation import PlanVersion
 from pentimento.domain.reasons import Reason
 from pentimento.policies.component_placement import AskedShares
@@ -108,6 +108,11 @@ class Planner:
     def steered(self) -> SteeredCount | None:
         """Return the worker count that the policy moves towards; None for a policy that does not move in steps."""
         return self._decision.steered
+
+    @property
+    def deferrals(self) -> tuple[FollowedDeferral, ...]:
+        """Return f(t) of the cascades that the policy plans."""
+        return self._decision.deferrals
 
     @property
     def follows_queues(self) -> bool:

@@ -12,7 +12,8 @@ from pentimento.domain.models import CascadeVariant, Handover
 from pentimento.policies.plan.cascade_problem import CascadeProblem, CascadeSolution, grid, solve_cascade
 from pentimento.policies.plan.costs import BatchCost, batch_costs, scoring_s
 from pentimento.policies.plan.demand import averaged_demand, demand_of
-from pentimento.policies.plan.entry import EVERY_START, STARTS, every_start, threshold_of
+from pentimento.policies.plan.entry import EVERY_START, STARTS, every_start
+from pentimento.policies.plan.followed_curve import FollowedCurve
 from pentimento.policies.plan.inputs import UNNUMBERED, Decision, ModelDemand, PlanInput
 from pentimento.policies.plan.placement import OneModel, place, scored_stage, with_pools_of
 from pentimento.policies.plan.settings import DeferralCurve, ServingSettings, check_informative, measured_deferral
@@ -20,13 +21,11 @@ from pentimento.policies.plan.settings import DeferralCurve, ServingSettings, ch
 
 @dataclass(frozen=True)
 class CascadeMemory:
-    """Hold the policy's estimates at `at_s`: the averaged demand, and the exponent that bends each hand-over's
-    curve."""
+    """Hold the policy's estimates at `at_s`: the averaged demand, and f(t) of each hand-over."""
 
     demand: float
     at_s: float
-    curves: tuple[DeferralCurve, ...]
-    bends: tuple[float, ...]
+    curves: tuple[FollowedCurve, ...]
 
 
 @dataclass(frozen=True)
@@ -34,8 +33,8 @@ class CascadePolicy:
     """Plan the models of a cascade, light first.
 
     `settings` give the SLO, the batch sizes and the rules for demand: averaged with `demand_weight`, multiplied by
-    `overprovision`. Models, discriminators and deferral curves are the cascade's. Each curve begins as measured and is
-    bent towards the observed deferral rate. If no worker can hold one of the models, the models before it are planned,
+    `overprovision`. Models, discriminators and deferral curves are the cascade's. Each curve begins as measured and
+    follows the observed confidences. If no worker can hold one of the models, the models before it are planned,
     or, without any, the models after it.
     """
 
@@ -51,7 +50,9 @@ class CascadePolicy:
             return self._of_a_part(context, stages)
         memory = self.remember(context)
         solution = self.solution(context, self._problem(context, memory))
-        return Decision(self.plan(context, solution), memory)
+        pairs = zip(pairwise(self.cascade.models), memory.curves, strict=True)
+        deferrals = tuple(curve.reported(">".join(pair)) for pair, curve in pairs)
+        return Decision(self.plan(context, solution), memory, deferrals=deferrals)
 
     def solution(self, context: PlanInput, problem: CascadeProblem) -> CascadeSolution:
         """Return the solution to plan by."""
@@ -76,15 +77,12 @@ class CascadePolicy:
         before, models = self._before(context), self.cascade.models
         newest, elapsed_s = demand_of(context, models[0]).arrivals_per_s, context.now_s - before.at_s
         demand = averaged_demand(newest, before.demand, self.settings.demand_weight, elapsed_s)
-        curves = tuple(DeferralCurve(each.thresholds, each.shares) for each in self.cascade.handovers)
         # Observations of one curve do not apply to a curve that was registered later.
-        bends = tuple(
-            curve.follow(bend, threshold_of(context.last.plan, model), demand_of(context, model).deferred_share)
-            if curve == known
-            else 1.0
-            for model, curve, known, bend in zip(models[:-1], curves, before.curves, before.bends, strict=True)
+        curves = tuple(
+            known.after(demand_of(context, model).confidences) if known.measured == curve.measured else curve
+            for model, curve, known in zip(models[:-1], self._measured(), before.curves, strict=True)
         )
-        return CascadeMemory(demand, context.now_s, curves, bends)
+        return CascadeMemory(demand, context.now_s, curves)
 
     def plan(self, context: PlanInput, solution: CascadeSolution) -> Plan:
         """Return the plan of a solution: every request enters the first pool, and thresholds defer it."""
@@ -120,7 +118,7 @@ class CascadePolicy:
             context.holder_count(*self.cascade.models),
             settings.slo_s,
             tuple(self.stage(context, index) for index in range(len(self.cascade.models))),
-            tuple(curve.bent(bend) for curve, bend in zip(memory.curves, memory.bends, strict=True)),
+            tuple(curve.followed for curve in memory.curves),
             scoring_s(context, settings.discriminator_s, discriminators),
             grid(settings.threshold_count),
         )
@@ -141,19 +139,22 @@ class CascadePolicy:
             return Decision(with_pools_of(alone.plan, self.cascade.models), context.last.memory)
         before = self._before(context)
         part = replace(self, cascade=CascadeVariant(models, self.cascade.handovers[handovers]))
-        own = replace(before, curves=before.curves[handovers], bends=before.bends[handovers])
+        own = replace(before, curves=before.curves[handovers])
         context = replace(context, last=Decision(context.last.plan, own))
         planned, memory = part(context), part.remember(context)
-        bends = (*before.bends[: stages.start], *memory.bends, *before.bends[stages.stop - 1 :])
-        memory = replace(memory, curves=before.curves, bends=bends)
-        return Decision(with_pools_of(planned.plan, self.cascade.models), memory)
+        curves = (*before.curves[: stages.start], *memory.curves, *before.curves[stages.stop - 1 :])
+        plan = with_pools_of(planned.plan, self.cascade.models)
+        return replace(planned, plan=plan, memory=replace(memory, curves=curves))
 
     def _before(self, context: PlanInput) -> CascadeMemory:
-        last, handovers = context.last.memory, self.cascade.handovers
-        if isinstance(last, CascadeMemory) and len(last.bends) == len(handovers):
+        last = context.last.memory
+        if isinstance(last, CascadeMemory) and len(last.curves) == len(self.cascade.handovers):
             return last
-        curves = tuple(DeferralCurve(each.thresholds, each.shares) for each in handovers)
-        return CascadeMemory(self.settings.expected_per_s, context.now_s, curves, (1.0,) * len(handovers))
+        return CascadeMemory(self.settings.expected_per_s, context.now_s, self._measured())
+
+    def _measured(self) -> tuple[FollowedCurve, ...]:
+        """Return f(t) of each hand-over as measured."""
+        return tuple(FollowedCurve(DeferralCurve(one.thresholds, one.shares)) for one in self.cascade.handovers)
 
 
 def with_measured(cascade: CascadeVariant, context: PlanInput) -> CascadeVariant:

@@ -67,7 +67,6 @@ def _demand(model: str, reported: Sequence[_Reported]) -> ModelDemand:
     asked = [one for one in reported if model in one.pools]
     queues = [one.queues[model] for one in reported if model in one.queues]
     pools = [pool for one in asked for pool in one.pools[model]]
-    scored = sum(pool.scored_count for pool in pools)
     starts, confidences = Counter[StartShare](), Counter[int]()
     adapters = Counter[tuple[AdapterKind, str]]()
     for pool in pools:
@@ -85,7 +84,6 @@ def _demand(model: str, reported: Sequence[_Reported]) -> ModelDemand:
         arrivals_per_s=per_s(lambda pool: pool.arrived_count),
         queue_length=sum(lengths[-1] for lengths in queues),
         starts=tuple(replace(start, request_count=starts[start]) for start in sorted(starts, key=_order_of)),
-        deferred_share=sum(pool.deferred_count for pool in pools) / scored if scored else 0.0,
         violation_count=sum(pool.dropped_count + pool.late_count for pool in pools),
         mean_queue_length=sum(sum(lengths) / len(lengths) for lengths in queues),
         sent_on_per_s=per_s(lambda pool: pool.deferred_count + pool.stood_in_count),

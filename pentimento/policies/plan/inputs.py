@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from pentimento.domain.demand import AdapterDemand, StartShare
 from pentimento.domain.fleet import (
+    FollowedDeferral,
     Plan,
     PoolPlan,
     Replica,
@@ -36,16 +37,15 @@ class ModelDemand:
     """Hold the demand for a model since the last planning round.
 
     Arrivals per second; waiting requests, now and on average (`mean_queue_length`, None if only the newest count is
-    known); `starts` of requests (step 0 is noise); `deferred_share` of scored requests; `violation_count` of the SLO
-    (late or dropped). `sent_on_per_s`: requests that a cascade sent to its next stage, scored or not. `confidences`,
-    `thinnable`, `compared` and `hits` as in `PoolDemand`; `adapters`: requests for each.
+    known); `starts` of requests (step 0 is noise); `violation_count` of the SLO (late or dropped). `sent_on_per_s`:
+    requests that a cascade sent to its next stage, scored or not. `confidences`, `thinnable`, `compared` and `hits` as
+    in `PoolDemand`; `adapters`: requests for each.
     """
 
     model: str
     arrivals_per_s: float
     queue_length: int = 0
     starts: tuple[StartShare, ...] = ()
-    deferred_share: float = 0.0
     violation_count: int = 0
     mean_queue_length: float | None = None
     sent_on_per_s: float = 0.0
@@ -86,8 +86,8 @@ NOTHING_PLANNED = Plan(UNNUMBERED)
 
 @dataclass(frozen=True)
 class Decision:
-    """Hold a policy's plan, and its memory until its next decision. `steered` is for people: the worker count that the
-    policy moves towards.
+    """Hold a policy's plan, and its memory until its next decision. For people: `steered`, the worker count that the
+    policy moves towards, and `deferrals`, f(t) of cascades as it is planned by.
 
     `plan` lacks the rest of the fleet's facts: version, endpoints, placements. `memory` is a frozen value, which the
     policy receives again in `PlanInput.last`; it never leaves the process. A policy ignores the memory of another one.
@@ -96,6 +96,7 @@ class Decision:
     plan: Plan = NOTHING_PLANNED
     memory: object = None
     steered: SteeredCount | None = None
+    deferrals: tuple[FollowedDeferral, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import cached_property
 
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.fleet import Replica
@@ -13,12 +12,6 @@ from pentimento.domain.models import Handover
 from pentimento.domain.reasons import Reason
 
 THRESHOLD_COUNT = 201
-
-# The share of the way to an observed exponent in one planning round, for the most informative observation; its bounds.
-_FOLLOWED_SHARE = 0.2
-_LEAST_BEND, _MOST_BEND = 0.2, 5.0
-# Maximum of s ln(s)^2 / (1 - s), at s = 0.203.
-_LARGEST_INFORMATION = 0.64762
 
 
 @dataclass(frozen=True)
@@ -55,48 +48,6 @@ class DeferralCurve:
         """Return the confidence that a share `quantile` (0..1) of light images does not exceed, for a simulator's
         draws."""
         return _between(quantile, self.shares, self.thresholds)
-
-    def bent(self, exponent: float) -> "DeferralCurve":
-        """Return the curve f(t) ** exponent: still monotone, with the same ends. Above 1 fewer requests defer than in
-        the profile."""
-        if exponent == 1.0:
-            return self
-        thresholds, shares = self._points_to_bend
-        return DeferralCurve(thresholds, tuple(share**exponent for share in shares))
-
-    @cached_property
-    def _points_to_bend(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Return the curve with more points, since it bends only at its points; equal in every planning round."""
-        even = (index / (THRESHOLD_COUNT - 1) for index in range(THRESHOLD_COUNT))
-        thresholds = tuple(sorted({*self.thresholds, *even}))
-        return thresholds, tuple(self.share(threshold) for threshold in thresholds)
-
-    def bend_towards(self, threshold: float, observed_share: float) -> float | None:
-        """Return the exponent that gives the curve the share observed at `threshold`; None if the observation fixes
-        none."""
-        profiled = self.share(threshold)
-        if not (0.0 < profiled < 1.0 and 0.0 < observed_share < 1.0):
-            return None
-        return math.log(observed_share) / math.log(profiled)
-
-    def tells(self, threshold: float) -> float:
-        """Return the information of a share observed at `threshold` about that exponent, 0..1: its Fisher information
-        over the largest one. Near 0 and 1 all exponents give the same share, and differences are chance."""
-        share = self.share(threshold)
-        if not 0.0 < share < 1.0:
-            return 0.0
-        return share * math.log(share) ** 2 / (1.0 - share) / _LARGEST_INFORMATION
-
-    def follow(self, before: float, threshold: float, observed_share: float, certainty: float = 1.0) -> float:
-        """Return the exponent `before`, moved towards the one of the share observed at `threshold`, within bounds.
-
-        The step is larger for a more informative observation; `certainty` (0..1) reduces it.
-        """
-        seen = self.bend_towards(threshold, observed_share)
-        if seen is None:
-            return before
-        weight = _FOLLOWED_SHARE * self.tells(threshold) * certainty
-        return before + weight * (min(max(seen, _LEAST_BEND), _MOST_BEND) - before)
 
 
 def _between(x: float, xs: tuple[float, ...], ys: tuple[float, ...]) -> float:

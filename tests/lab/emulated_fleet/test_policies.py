@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -204,3 +205,40 @@ async def test_every_kind_of_policy_is_played(directory: Path, policy: str, firs
     assert FirstPlan.of(fleet.settings.asked[0][1].plan) == first
     assert sum(endings.values()) == 10
     assert set(endings) <= {pool.model for pool in pools}
+
+
+# Twice as many images as they are have a confidence up to 0.45.
+MISMEASURED = {"deferral_thresholds": (0.0, 0.45, 1.0), "deferral_shares": (0.0, 0.9, 1.0)}
+# The joint policy takes the cascade at any load if its discriminator finds light images that are the better ones.
+QUALITIES = ("heavy=1", "light=0.95:0.4")
+
+
+@pytest.mark.parametrize("policy", ["diffserve", "aimd", "joint"])
+async def test_deferral_curve_follows_scores(directory: Path, policy: str) -> None:
+    options = {"policy_options": ("expected_per_s=10",), "qualities": QUALITIES, **MISMEASURED}
+    async with planned_fleet(directory, policy, **options) as fleet:
+        await begun(fleet, policy)
+        await loaded(fleet.suite, 60, 10.0)
+        # Rounds after the last request: the decision in force knows of all scores.
+        reported = len(fleet.settings.asked)
+        await fleet.wait_until(lambda: len(fleet.settings.asked) > reported + 4)
+        (followed,) = fleet.controller.controller.fleet().deferrals
+        scores = scores_of(fleet)
+
+    scored = sum(scores)
+    assert scored >= 40
+    expected = [
+        (50 * measured + below) / (50 + scored)
+        for measured, below in zip(followed.measured_shares, accumulate(scores), strict=True)
+    ]
+    assert followed.cascade == "light>heavy"
+    assert followed.measured_shares[8] == pytest.approx(0.9)
+    assert followed.shares == pytest.approx(expected)
+    assert followed.shares[8] < 0.75
+
+
+def scores_of(fleet: PlannedFleet) -> list[int]:
+    """Return the confidences that the policy got, counted by part. A round that looks at a demand again counts once."""
+    looks = {context.now_s: context.demand for context, _ in fleet.settings.asked}
+    told = [one.confidences for demand in looks.values() for one in demand if one.model == "light" and one.confidences]
+    return [sum(parts) for parts in zip(*told, strict=True)]

@@ -11,6 +11,7 @@ from lab.planners.ablations import AimdMemory, StaticCascade, ablated
 from pentimento.policies.plan.cascade_problem import CascadeProblem, CascadeSolution, grid
 from pentimento.policies.plan.costs import BatchCost
 from pentimento.policies.plan.entry import threshold_of
+from pentimento.policies.plan.followed_curve import FollowedCurve
 from pentimento.policies.plan.inputs import Decision, ModelDemand
 from pentimento.policies.plan.settings import DeferralCurve, ServingSettings
 from tests.unit.policies.plan.fleets import context, counts, decide, profiles, repeat
@@ -89,7 +90,7 @@ def test_static_cascade_keeps_given_solution() -> None:
 @pytest.mark.parametrize(("violations", "before", "after"), [(1, 7.0, 3.0), (2, 1.0, 1.0), (0, 32.0, 32.0)])
 def test_aimd_stays_within_measured_sizes(violations: int, before: float, after: float) -> None:
     demand = ModelDemand("turbo", 4.0, violation_count=violations)
-    last = Decision(memory=AimdMemory(4.0, 0.0, (SETTINGS.deferral,), (1.0,), (before, 1.0)))
+    last = Decision(memory=AimdMemory(4.0, 0.0, (FollowedCurve(SETTINGS.deferral),), (before, 1.0)))
 
     decision = decide(ablated(SETTINGS, aimd=True), replace(context(16, demand), last=last))
 
@@ -116,7 +117,7 @@ def test_aimd_memory_adds_batch_sizes_to_cascade_memory() -> None:
     plain = decide(ablated(SETTINGS), asked).memory
 
     adapted = decide(ablated(SETTINGS, aimd=True), asked).memory
-    assert adapted == AimdMemory(plain.demand, plain.at_s, plain.curves, plain.bends, (2.0, 2.0))
+    assert adapted == AimdMemory(plain.demand, plain.at_s, plain.curves, (2.0, 2.0))
 
 
 def test_static_cascade_admits_excess_demand() -> None:

@@ -23,7 +23,16 @@ from pentimento.cli.allocation_samples import AllocationSample
 from pentimento.cli.status_view import LastTold, fleet_table, frontdoor_lines, movement, render, sample_of
 from pentimento.clients.suite_status import SuiteStatus
 from pentimento.domain.errors import Unavailable
-from pentimento.domain.fleet import Fleet, Plan, Replica, ReplicaKind, ReplicaStatus, SteeredCount, UnplannedModel
+from pentimento.domain.fleet import (
+    Fleet,
+    FollowedDeferral,
+    Plan,
+    Replica,
+    ReplicaKind,
+    ReplicaStatus,
+    SteeredCount,
+    UnplannedModel,
+)
 from pentimento.domain.generation import PlanVersion
 from pentimento.domain.weights import ComponentWeights, ModelChange, ShortModel, SwitchWay
 
@@ -68,6 +77,14 @@ def test_steered_workers_are_shown() -> None:
     lines = [getattr(line, "plain", "") for line in render(SuiteStatus.of(fleet, None, None))]
 
     assert "monitor   heavy: 9 workers wanted, 12.4 after damping, 12 planned" in lines
+
+
+def test_followed_deferral_is_shown_where_it_differs_most() -> None:
+    followed = FollowedDeferral("light>heavy", (0.25, 0.5, 1.0), (0.3, 0.65, 1.0), (0.2, 0.4, 1.0))
+    fleet = Fleet((), Plan(PlanVersion(7, 1)), 7, deferrals=(followed,))
+    lines = [getattr(line, "plain", "") for line in render(SuiteStatus.of(fleet, None, None))]
+
+    assert "deferral  light>heavy: 65% of images have a confidence up to 0.50, 40% as measured" in lines
 
 
 def test_how_the_allocation_moved_is_a_line_a_model_and_stage() -> None:

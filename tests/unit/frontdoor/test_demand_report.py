@@ -93,7 +93,7 @@ def test_a_controller_takes_the_report_of_requests_that_another_stage_stood_in_f
     window = DemandWindow()
     window.add(told, 1.0)
     (demand,) = window.take([ReplicaView(Replica("f1", ReplicaKind.FRONTDOOR, "unix:/f1", 7))])
-    assert (demand.arrivals_per_s, demand.sent_on_per_s, demand.deferred_share) == (5.0, 3.0, 0.0)
+    assert (demand.arrivals_per_s, demand.sent_on_per_s) == (5.0, 3.0)
 
 
 def test_what_may_be_left_out_is_told_once() -> None:

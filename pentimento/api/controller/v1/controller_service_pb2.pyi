@@ -1332,6 +1332,7 @@ class GetFleetResponse(_message.Message):
     UNPLANNED_FIELD_NUMBER: _builtins.int
     SLO_S_FIELD_NUMBER: _builtins.int
     STEERED_FIELD_NUMBER: _builtins.int
+    DEFERRALS_FIELD_NUMBER: _builtins.int
     leader_epoch: _builtins.int
     slo_s: _builtins.float
     """SLO of a request that the policy plans by; 0: none."""
@@ -1347,6 +1348,10 @@ class GetFleetResponse(_message.Message):
     def steered(self) -> Global___SteeredCount:
         """Unset for a policy that does not move step by step."""
 
+    @_builtins.property
+    def deferrals(self) -> _containers.RepeatedCompositeFieldContainer[Global___FollowedDeferral]:
+        """f(t) of the cascades that the policy plans."""
+
     def __init__(
         self,
         *,
@@ -1356,14 +1361,50 @@ class GetFleetResponse(_message.Message):
         unplanned: _abc.Iterable[Global___UnplannedModel] | None = ...,
         slo_s: _builtins.float = ...,
         steered: Global___SteeredCount | None = ...,
+        deferrals: _abc.Iterable[Global___FollowedDeferral] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan", "steered", b"steered"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["leader_epoch", b"leader_epoch", "plan", b"plan", "replicas", b"replicas", "slo_s", b"slo_s", "steered", b"steered", "unplanned", b"unplanned"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deferrals", b"deferrals", "leader_epoch", b"leader_epoch", "plan", b"plan", "replicas", b"replicas", "slo_s", b"slo_s", "steered", b"steered", "unplanned", b"unplanned"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetFleetResponse: _TypeAlias = GetFleetResponse  # noqa: Y015
+
+@_typing.final
+class FollowedDeferral(_message.Message):
+    """The share of light images with a confidence up to each threshold, as the policy follows it and as it was measured
+    before. `cascade` is `light>heavy`.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CASCADE_FIELD_NUMBER: _builtins.int
+    THRESHOLDS_FIELD_NUMBER: _builtins.int
+    SHARES_FIELD_NUMBER: _builtins.int
+    MEASURED_SHARES_FIELD_NUMBER: _builtins.int
+    cascade: _builtins.str
+    @_builtins.property
+    def thresholds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    @_builtins.property
+    def shares(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    @_builtins.property
+    def measured_shares(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    def __init__(
+        self,
+        *,
+        cascade: _builtins.str = ...,
+        thresholds: _abc.Iterable[_builtins.float] | None = ...,
+        shares: _abc.Iterable[_builtins.float] | None = ...,
+        measured_shares: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cascade", b"cascade", "measured_shares", b"measured_shares", "shares", b"shares", "thresholds", b"thresholds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FollowedDeferral: _TypeAlias = FollowedDeferral  # noqa: Y015
 
 @_typing.final
 class SteeredCount(_message.Message):

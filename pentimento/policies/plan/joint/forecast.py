@@ -1,21 +1,20 @@
-"""Forecast the demand: its level and trend, the shares of starts, the bend of the deferral curve.
+"""Forecast the demand: its level and trend, the shares of starts, the deferral curve.
 
 Level and trend are Holt's, averaged with weights that do not depend on the number of planning rounds. A model that
 takes `load_s` to load is planned for the demand at that time, if it is larger than now.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pentimento.policies.plan.costs import profiled_steps
 from pentimento.policies.plan.demand import SHARED_COUNT, RateTrend, demand_of, settled_weight, share_weight
 from pentimento.policies.plan.entry import IMAGE, LATENT, NOISE, scaled_start_step
+from pentimento.policies.plan.followed_curve import FollowedCurve
 from pentimento.policies.plan.inputs import PlanInput
-from pentimento.policies.plan.settings import DeferralCurve, ServingSettings
+from pentimento.policies.plan.settings import ServingSettings
 
-# Scored requests after which the deferral curve is followed in full.
-_SURE_COUNT = 20.0
 # Requests since the last planning round that are enough to estimate the rate from.
 _TOLD_COUNT = 20.0
 # Starts of requests that may arrive before the next plan, and the worth of room for one a second, in quality.
@@ -32,7 +31,7 @@ class DemandForecast:
 
     `rate` is averaged, `trend` its change a second, `highest` the recent maximum. `latent_share`, `image_share`: shares
     of hits; `latent_saved`, `image_saved`: shares of steps that they save; `latent_told`, `image_told`: requests in
-    these averages, at most `SHARED_COUNT`. `bend`: exponent of the deferral curve `curve` (None if unknown).
+    these averages, at most `SHARED_COUNT`. `curve`: f(t).
     `moved_at_s`: time of the last change of models. `spare_share` of the heavy model's steps from noise may be skipped
     under load, at a loss of `lost_share` of quality.
     """
@@ -44,14 +43,13 @@ class DemandForecast:
     image_share: float = 0.0
     latent_saved: float = 0.3
     image_saved: float = 0.3
-    bend: float = 1.0
     moved_at_s: float = -math.inf
     highest: float = 0.0
     spare_share: float = 0.0
     lost_share: float = 0.0
     latent_told: float = SHARED_COUNT
     image_told: float = SHARED_COUNT
-    curve: DeferralCurve | None = None
+    curve: FollowedCurve = field(default_factory=FollowedCurve)
 
     def forecast(self, ahead_s: float) -> float:
         """Return the requests a second to plan for: the rate `ahead_s` seconds from now, if it is above the present."""
@@ -78,7 +76,7 @@ def observed_demand(context: PlanInput, settings: ServingSettings, before: Deman
     came = sum(demand.arrivals_per_s - demand.sent_on_per_s for demand in context.demand)
     if before is None:
         rate = settings.expected_per_s or max(came, 0.0)
-        curve = settings.deferral
+        curve = _followed(context, settings, FollowedCurve(settings.deferral))
         first = DemandForecast(rate=rate, at_s=context.now_s, latent_told=0.0, image_told=0.0, curve=curve)
         return _with_starts(context, settings, _with_thinnable(context, settings, first))
     elapsed_s = context.now_s - before.at_s
@@ -86,10 +84,10 @@ def observed_demand(context: PlanInput, settings: ServingSettings, before: Deman
     newest_s = settled_weight(settings.demand_weight, max(before.rate, came) if is_told else before.rate)
     smooth = RateTrend(before.rate, before.trend, before.at_s).after(context.now_s, came, newest_s)
     # Observations of one curve do not apply to a curve that was registered later.
-    curve = settings.deferral
-    bend = _bend(context, settings, before.bend) if before.curve in (None, curve) else 1.0
+    is_same = before.curve.measured == settings.deferral
+    curve = _followed(context, settings, before.curve) if is_same else FollowedCurve(settings.deferral)
     highest = max(smooth.rate, before.highest * 0.5 ** (elapsed_s / _FORGOTTEN_S))
-    known = replace(before, **vars(smooth), bend=bend, highest=highest, curve=curve)
+    known = replace(before, **vars(smooth), highest=highest, curve=curve)
     return _with_starts(context, settings, _with_thinnable(context, settings, known))
 
 
@@ -143,13 +141,5 @@ def _with_starts(context: PlanInput, settings: ServingSettings, known: DemandFor
     return replace(known, **found)
 
 
-def _bend(context: PlanInput, settings: ServingSettings, before: float) -> float:
-    """Return the exponent of f(t), updated from the counted confidences at the most informative edge."""
-    counts = demand_of(context, settings.light).confidences if settings.light else ()
-    scored = sum(counts)
-    if not scored:
-        return before
-    edges = [(number + 1) / len(counts) for number in range(len(counts) - 1)]
-    edge = max(edges, key=settings.deferral.tells)
-    below = sum(counts[: edges.index(edge) + 1]) / scored
-    return settings.deferral.follow(before, edge, below, min(1.0, scored / _SURE_COUNT))
+def _followed(context: PlanInput, settings: ServingSettings, before: FollowedCurve) -> FollowedCurve:
+    return before.after(demand_of(context, settings.light).confidences) if settings.light else before

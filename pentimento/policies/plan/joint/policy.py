@@ -111,7 +111,9 @@ class JointPolicy:
         notes += learnt.notes(self.settings)
         models = (model for model in (self.settings.heavy, self.settings.light, *self.settings.small_models) if model)
         plan = replace(with_pools_of(plan, models, pool_names), notes=tuple(notes))
-        return Decision(plan, JointMemory(demand, learnt))
+        cascade = ">".join((self.settings.light, self.settings.heavy))
+        deferrals = (demand.curve.reported(cascade),) if self.settings.light else ()
+        return Decision(plan, JointMemory(demand, learnt), deferrals=deferrals)
 
     def remember(self, context: PlanInput) -> JointMemory:
         """Return the memory after this planning round."""
@@ -120,7 +122,7 @@ class JointPolicy:
             known = before.demand
             learnt = before.quality if before.quality.models == learnt.models else learnt
         demand = observed_demand(context, self.settings, known)
-        return JointMemory(demand, learnt.seen(context, self.settings, self.settings.deferral.bent(demand.bend)))
+        return JointMemory(demand, learnt.seen(context, self.settings, demand.curve.followed))
 
     def _solve_patiently(
         self, problem: AllocationProblem, may_load: bool

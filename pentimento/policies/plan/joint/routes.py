@@ -165,8 +165,7 @@ class _Ways:
         if self.has_heavy:
             # A deferred request starts from the light image; reuse was not measured for hits of images.
             reused = (1.0 - self.hits) * self._left(settings.heavy, settings.reuse_share)
-            curve = settings.deferral.bent(self.demand.bend)
-            yield from _cascades(settings, curve, self.hits * self.image_left + reused)
+            yield from _cascades(settings, self.demand.curve.followed, self.hits * self.image_left + reused)
         if not self.refined:
             # Such hits are generated as if from noise.
             yield _alone(settings, settings.light, IMAGE, 1.0)

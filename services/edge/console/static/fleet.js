@@ -78,6 +78,12 @@ function steeredLine({ model, target_count: wanted, damped_count: damped, planne
   return `${model}: ${counted(wanted, "worker", "workers")} wanted, ${damped.toFixed(1)} after damping, ${planned} planned`;
 }
 
+// f(t) at the confidence at which scores differ most from the measured curve.
+function deferralLine({ cascade, thresholds, shares, measured_shares: measured }) {
+  const at = shares.reduce((worst, share, index) => (Math.abs(share - measured[index]) > Math.abs(shares[worst] - measured[worst]) ? index : worst), 0);
+  return `${cascade}: ${percent(shares[at])} of images have a confidence up to ${thresholds[at].toFixed(2)}, ${percent(measured[at])} as measured`;
+}
+
 function plan({ fleet }) {
   if (!fleet) return null;
   const { plan: inForce } = fleet;
@@ -90,6 +96,7 @@ function plan({ fleet }) {
       ["Admits", percent(inForce.admission_rate)],
       ["Pools", inForce.pools.map((pool) => `${nameOf(pool.pool)} (${counted(pool.worker_ids.length, "worker", "workers")})`).join("; ")],
       ["Monitor", fleet.steered ? steeredLine(fleet.steered) : null],
+      ["Deferral", fleet.deferrals.map(deferralLine).join("; ")],
       ["SLO", fleet.slo_s ? duration(fleet.slo_s * 1000) : null],
       ["Cascades", inForce.cascades.map((cascade) => nameOf(cascade.cascade)).join(", ")],
       ["Thresholds", thresholds.join("; ")],

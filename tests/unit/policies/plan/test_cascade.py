@@ -6,11 +6,12 @@ from dataclasses import replace
 import pytest
 
 from pentimento.domain.errors import FailedPrecondition
-from pentimento.domain.fleet import MeasuredDeferral, Replica, ReplicaKind, StagePlan, StartThreshold
+from pentimento.domain.fleet import MeasuredDeferral, Replica, ReplicaKind, StagePlan
 from pentimento.domain.models import CascadeVariant, Handover
 from pentimento.domain.reasons import Reason
 from pentimento.policies.plan.cascade import CascadeMemory, CascadePolicy, diffserve_cascade, with_measured
 from pentimento.policies.plan.entry import threshold_of
+from pentimento.policies.plan.followed_curve import FollowedCurve
 from pentimento.policies.plan.inputs import Decision, ModelDemand, PlanInput, ReplicaView
 from pentimento.policies.plan.registry import SERVING_POLICIES
 from pentimento.policies.plan.settings import DeferralCurve, ServingSettings
@@ -25,6 +26,8 @@ THREE = CascadeVariant(
     ),
 )
 NOTHING = Decision()
+# Fifty light images that the discriminator rejects.
+LOW = (50, *(0,) * 19)
 SETTINGS = ServingSettings("sd15", light="turbo", slo_s=8.0, batch_sizes=(1, 2, 4))
 
 
@@ -115,32 +118,30 @@ def test_demand_is_averaged_over_rounds() -> None:
 
     again = decide(allocator, fleet(12, 30.0, first))
 
-    assert first.memory == again.memory == CascadeMemory(6.0, 0.0, (CURVE, CURVE), (1.0, 1.0))
+    assert first.memory == again.memory == CascadeMemory(6.0, 0.0, (FollowedCurve(CURVE),) * 2)
 
 
-@pytest.mark.parametrize("bent", [0, 1])
-def test_curve_follows_observed_share(bent: int) -> None:
-    """By a fifth, at most, of what the share of the last plan's thresholds asks for: 0.49 goes on where 0.7 was
-    registered, which is twice the exponent."""
-    first = decide(CascadePolicy(SETTINGS, THREE), fleet(12, 6.0))
-    (planned,) = first.plan.cascades
-    scored = tuple(replace(stage, thresholds=(StartThreshold("noise", 0.785714),)) for stage in planned.stages[:-1])
-    cascade = replace(planned, stages=(*scored, planned.stages[-1]))
-    last = replace(first, plan=replace(first.plan, cascades=(cascade,)))
-    model = THREE.models[bent]
-    demand = tuple(ModelDemand(name, 6.0, deferred_share=0.49 if name == model else 0.7) for name in THREE.models[:-1])
+@pytest.mark.parametrize("number", [0, 1])
+def test_curve_of_each_stage_follows_its_scores(number: int) -> None:
+    """Fifty images, all surely below the mark, count as much as the profile."""
+    demand = tuple(ModelDemand(name, 6.0) for name in THREE.models)
+    demand = (*demand[:number], replace(demand[number], confidences=LOW), *demand[number + 1 :])
+    seen = replace(fleet(12, 6.0), demand=demand)
 
-    found = decide(CascadePolicy(SETTINGS, THREE), replace(fleet(12, 6.0, last), demand=demand))
+    decision = decide(CascadePolicy(SETTINGS, THREE), seen)
 
-    bends = found.memory.bends
-    assert bends[bent] == pytest.approx(1.0 + 0.2 * CURVE.tells(0.785714), abs=1e-3)
-    assert bends[1 - bent] == pytest.approx(1.0, abs=1e-3)
+    curves = decision.memory.curves
+    assert curves[number].followed.share(0.5) == pytest.approx((0.3 + 1.0) / 2)
+    assert curves[1 - number].followed == CURVE
+    assert [one.cascade for one in decision.deferrals] == ["turbo>middle", "middle>sd15"]
+    assert decision.deferrals[number].shares[9] == pytest.approx(0.65)
+    assert decision.deferrals[number].measured_shares[9] == pytest.approx(0.3)
 
 
 def test_threshold_falls_where_more_are_deferred() -> None:
     allocator = CascadePolicy(SETTINGS, THREE)
     calm = threshold_of(decide(allocator, fleet(12, 20.0)).plan, "middle")
-    seen = ModelDemand("middle", 20.0, deferred_share=1.6 * CURVE.share(calm))
+    seen = ModelDemand("middle", 20.0, confidences=LOW)
     asked = fleet(12, 20.0)
 
     last, _ = repeat(allocator, replace(asked, demand=(*asked.demand, seen)), times=30, every_s=5.0)
@@ -213,17 +214,21 @@ def test_missing_stage_leaves_adjacent_ones(lacked: tuple[str, ...], stages) -> 
 
 
 def test_memory_of_missing_stage_is_kept() -> None:
-    before = Decision(memory=CascadeMemory(6.0, 0.0, (CURVE, CURVE), (1.5, 0.7)))
+    curves = (FollowedCurve(CURVE), FollowedCurve(CURVE).after(LOW))
+    before = Decision(memory=CascadeMemory(6.0, 0.0, curves))
 
     decision = decide(CascadePolicy(SETTINGS, THREE), replace(lacking("sd15"), now_s=5.0, last=before))
 
-    assert (decision.memory.at_s, decision.memory.bends) == (5.0, (1.5, 0.7))
+    assert (decision.memory.at_s, decision.memory.curves) == (5.0, curves)
+    assert [one.cascade for one in decision.deferrals] == ["turbo>middle"]
 
 
-def test_curve_registered_again_is_planned_unbent() -> None:
-    other = DeferralCurve((0.0, 0.5, 1.0), (0.0, 0.6, 1.0))
-    before = Decision(memory=CascadeMemory(6.0, 0.0, (other, CURVE), (1.5, 0.7)))
+def test_curve_registered_again_is_planned_as_measured() -> None:
+    other, second = (FollowedCurve(DeferralCurve((0.0, 1.0), (0.1, 1.0))).after(LOW), FollowedCurve(CURVE).after(LOW))
+    seen = replace(fleet(12, 6.0), demand=(ModelDemand("turbo", 6.0, confidences=LOW),))
 
-    decision = decide(CascadePolicy(SETTINGS, THREE), fleet(12, 6.0, before))
+    decision = decide(
+        CascadePolicy(SETTINGS, THREE), replace(seen, last=Decision(memory=CascadeMemory(6.0, 0.0, (other, second))))
+    )
 
-    assert decision.memory.bends == (1.0, 0.7)
+    assert decision.memory.curves == (FollowedCurve(CURVE), second)

@@ -117,19 +117,12 @@ def test_a_model_that_nobody_asks_for_counts_while_something_waits_for_it(window
     ]
 
 
-def test_the_deferred_share_is_that_of_all_that_were_scored(window):
-    window.add(report(scored_count=1, deferred_count=1, stood_in_count=5), 1.0)
-    window.add(report(), 1.0)
-    window.add(report("f2", scored_count=3), 1.0)
-
-    assert window.take(LIVE)[0].deferred_share == 0.25
-
-
-def test_that_none_was_deferred_is_told_over_the_wire(window: DemandWindow) -> None:
-    for message in (report(scored_count=3), report("f2", scored_count=1, deferred_count=1)):
+def test_scores_of_all_replicas_are_added_by_part(window: DemandWindow) -> None:
+    low, high = (1, *(0,) * 19), (*(0,) * 19, 2)
+    for message in (report(scored_count=1, confidences=low), report(), report("f2", scored_count=2, confidences=high)):
         window.add(decode(encode(message, controller_pb.ReportRequest), ReplicaReport), 1.0)
 
-    assert window.take(LIVE)[0].deferred_share == 0.25
+    assert window.take(LIVE)[0].confidences == (1, *(0,) * 18, 2)
 
 
 def test_starts_are_counted_by_step_and_broken_slos_together(window):

@@ -8,12 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pentimento.domain.errors import FailedPrecondition
-from pentimento.domain.fleet import CascadePlan, Plan, PoolPlan, StagePlan, StartThreshold, WorkerAssignment
+from pentimento.domain.fleet import CascadePlan, PoolPlan, StagePlan, StartThreshold, WorkerAssignment
 from pentimento.domain.models import Handover
 from pentimento.policies.plan.cascade import CascadeMemory
 from pentimento.policies.plan.cascade_problem import CascadeSolution, grid
 from pentimento.policies.plan.entry import every_start, threshold_of
-from pentimento.policies.plan.inputs import UNNUMBERED, Decision, ModelDemand, PlanInput
+from pentimento.policies.plan.followed_curve import FollowedCurve
+from pentimento.policies.plan.inputs import Decision, ModelDemand, PlanInput
 from pentimento.policies.plan.settings import DeferralCurve, ServingSettings
 from tests.unit.policies.plan.fleets import context, counts, decide, diffserve, profiles, repeat, worker
 
@@ -77,7 +78,7 @@ def test_more_deferrals_than_were_profiled_lower_the_threshold() -> None:
     allocator = diffserve(SETTINGS)
     as_profiled = context(16, ModelDemand("turbo", 20.0))
     threshold = threshold_of(decide(allocator, as_profiled).plan, "turbo")
-    as_seen = context(16, ModelDemand("turbo", 20.0, deferred_share=min(1.6 * threshold, 0.95)))
+    as_seen = context(16, ModelDemand("turbo", 20.0, confidences=(*(4,) * 10, *(0,) * 10)))
 
     last, _ = repeat(allocator, as_seen, times=30, every_s=5.0)
 
@@ -143,31 +144,10 @@ def test_curve_of_samples_counts_share_at_threshold(samples: list[float], t: flo
     assert low - 1e-9 <= curve.share(t) <= high + 1e-9
 
 
-@given(st.floats(0.001, 0.999))
-def test_middle_shares_tell_most(share: float) -> None:
-    curve = DeferralCurve()
-
-    assert 0 < curve.tells(share) <= curve.tells(0.203) + 1e-4 <= 1 + 1e-4
-    assert curve.tells(0.95) < 0.1 * curve.tells(0.3)
-    assert curve.tells(0.0) == curve.tells(1.0) == 0
-
-
-def test_few_images_near_curve_end_do_not_bend_it() -> None:
-    allocator = diffserve(SETTINGS)
-    calm = decide(allocator, context(16, ModelDemand("turbo", 13.6)))
-    threshold = threshold_of(calm.plan, "turbo")
-    as_seen = context(16, ModelDemand("turbo", 13.6, deferred_share=0.98 * threshold), now_s=5.0)
-
-    after = decide(allocator, replace(as_seen, last=calm))
-
-    assert threshold > 0.9
-    assert after.memory.bends[0] == pytest.approx(1.0, abs=0.01)
-
-
 @settings(deadline=None, max_examples=50)
 @given(st.floats(0.01, 0.99), st.floats(0.2, 5.0))
 def test_drawn_confidences_follow_curve(quantile: float, exponent: float) -> None:
-    curve = DeferralCurve(grid(21), grid(21)).bent(exponent)
+    curve = DeferralCurve(grid(21), tuple(one**exponent for one in grid(21)))
 
     assert curve.share(curve.confidence(quantile)) == pytest.approx(quantile, abs=1e-6)
 
@@ -208,40 +188,26 @@ def test_plan_without_heavy_worker_defers_nothing() -> None:
 
 
 def test_first_decision_has_memory() -> None:
-    """Demand, bend of the curve, time, and of which curve the bend is."""
+    """Demand, time and f(t)."""
     expecting = replace(SETTINGS, expected_per_s=8.0)
 
     plain = decide(diffserve(expecting), context(16, now_s=7.0))
 
-    assert plain.memory == CascadeMemory(8.0, 7.0, (SETTINGS.deferral,), (1.0,))
+    assert plain.memory == CascadeMemory(8.0, 7.0, (FollowedCurve(SETTINGS.deferral),))
 
 
-@pytest.mark.parametrize(("observed", "exponent"), [(0.99, 0.2), (0.001, 5.0), (0.25, 2.0)])
-def test_curve_follows_observation_by_a_fifth(observed: float, exponent: float) -> None:
-    """A fifth of what an observation at t = 0.5 tells, which is 0.742."""
-    cascade = CascadePlan("c", (StagePlan("turbo", (StartThreshold("noise", 0.5),)), StagePlan("sd15")))
-    last = Decision(Plan(UNNUMBERED, cascades=(cascade,)), CascadeMemory(4.0, 0.0, (SETTINGS.deferral,), (1.0,)))
-    seen = replace(context(16, ModelDemand("turbo", 4.0, deferred_share=observed)), last=last)
-
-    bend = decide(diffserve(SETTINGS), seen).memory.bends[0]
-
-    assert bend == pytest.approx(1.0 + 0.2 * 0.742 * (exponent - 1.0), abs=1e-3)
-
-
-def test_curve_registered_again_is_unbent() -> None:
-    """What was seen of the other one, whose pictures were nearly all sent on, bends it no more."""
-    cascade = CascadePlan("c", (StagePlan("turbo", (StartThreshold("noise", 0.5),)), StagePlan("sd15")))
-    demand = ModelDemand("turbo", 4.0, deferred_share=0.99)
+def test_curve_registered_again_is_followed_from_its_measure() -> None:
+    """Nearly all images of the other one were deferred, which says nothing of this one."""
+    demand = ModelDemand("turbo", 4.0, confidences=(40, *(0,) * 19))
     remeasured = SETTINGS.handing_over(Handover("turbo>sd15", "sha256:d", (0.0, 0.5, 1.0), (0.0, 0.9, 1.0)))
 
     def after(memory: CascadeMemory) -> CascadeMemory:
-        last = Decision(Plan(UNNUMBERED, cascades=(cascade,)), memory)
-        return decide(diffserve(remeasured), replace(context(16, demand), last=last)).memory
+        return decide(diffserve(remeasured), replace(context(16, demand), last=Decision(memory=memory))).memory
 
-    anew = after(decide(diffserve(SETTINGS), context(16, demand)).memory)
+    again = after(decide(diffserve(SETTINGS), context(16, demand)).memory)
 
-    assert anew.bends == (1.0,)
-    assert after(anew).bends != (1.0,)
+    assert again.curves == (FollowedCurve(remeasured.deferral),)
+    assert after(again).curves == (FollowedCurve(remeasured.deferral).after(demand.confidences),)
 
 
 @pytest.mark.parametrize(("length", "sends_on"), [(0.5, True), (0.7, False)])

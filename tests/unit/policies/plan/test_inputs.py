@@ -137,6 +137,6 @@ def test_a_pool_of_unassigned_workers_is_refused():
 
 def test_defaults_are_nothing():
     """Nothing waits, nothing was sent on or broken, a model loads at once, everything is admitted."""
-    assert ModelDemand("m", 1.0) == ModelDemand("m", 1.0, 0, (), 0.0, 0, None)
+    assert ModelDemand("m", 1.0) == ModelDemand("m", 1.0, 0, (), 0, None)
     assert AllocationProfile("m", "gpu", 1, 2.0, 7) == AllocationProfile("m", "gpu", 1, 2.0, 7, 0.0)
     assert Decision(Plan(UNNUMBERED, (), (), 1.0), None) == NOTHING

@@ -7,6 +7,7 @@ import pytest
 from pentimento.domain.fleet import Plan, PoolPlan, WorkerAssignment
 from pentimento.policies.plan.cascade import CascadeMemory
 from pentimento.policies.plan.entry import EVERY_START, LATENT, NOISE, entry_of
+from pentimento.policies.plan.followed_curve import FollowedCurve
 from pentimento.policies.plan.inputs import UNNUMBERED, Decision, ModelDemand, PlanInput
 from pentimento.policies.plan.joint.layout import pool_names
 from pentimento.policies.plan.placement import OneModel
@@ -154,6 +155,6 @@ def test_costs_of_missing_model_idle_no_device() -> None:
 
 def test_one_left_keeps_memory() -> None:
     allocator = SERVING_POLICIES["diffserve"](SETTINGS).allocator
-    before = Decision(memory=CascadeMemory(3.0, 0.0, (SETTINGS.deferral,), (1.0,)))
+    before = Decision(memory=CascadeMemory(3.0, 0.0, (FollowedCurve(SETTINGS.deferral),)))
 
     assert decide(allocator, replace(left_over("turbo"), last=before)).memory == before.memory

@@ -4,8 +4,6 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.plugins import POLICY_NAMES
@@ -78,52 +76,6 @@ def test_curve_refuses_invalid_points(thresholds: tuple[float, ...], shares: tup
 def test_a_curve_of_no_confidences_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one"):
         DeferralCurve.of([])
-
-
-@given(threshold=st.floats(0.0, 1.0), exponent=st.floats(0.2, 5.0))
-def test_bent_curve_is_power_at_points(threshold: float, exponent: float) -> None:
-    at = round(threshold * 200) / 200
-
-    assert CURVE.bent(exponent).share(at) == pytest.approx(CURVE.share(at) ** exponent)
-
-
-def test_an_unbent_curve_is_itself() -> None:
-    assert CURVE.bent(1.0) is CURVE
-
-
-@given(threshold=st.floats(0.1, 0.9), exponent=st.floats(0.3, 3.0))
-def test_bend_towards_finds_exponent(threshold: float, exponent: float) -> None:
-    observed = CURVE.share(threshold) ** exponent
-
-    assert CURVE.bend_towards(threshold, observed) == pytest.approx(exponent)
-
-
-@pytest.mark.parametrize(("threshold", "observed"), [(0.0, 0.5), (1.0, 0.5), (0.5, 0.0), (0.5, 1.0)])
-def test_all_or_nothing_tells_no_exponent(threshold: float, observed: float) -> None:
-    assert CURVE.bend_towards(threshold, observed) is None
-
-
-@pytest.mark.parametrize(("share", "told"), [(0.203, 1.0), (0.5, 0.742), (0.0, 0.0), (1.0, 0.0)])
-def test_tells_is_fisher_information(share: float, told: float) -> None:
-    """s ln(s)^2 / (1 - s) over its largest value, 0.6476 at s = 0.203: 0.4805 at 0.5."""
-    assert DeferralCurve().tells(share) == pytest.approx(told, abs=1e-3)
-
-
-# The exponent before, the share observed at 0.5 (which tells 0.742), the certainty, the exponent after.
-FOLLOWED = {
-    "a fifth of the way": (1.0, 0.25, 1.0, 1.0 + 0.2 * 0.742 * 1.0),
-    "half as far where half as certain": (1.0, 0.25, 0.5, 1.0 + 0.1 * 0.742 * 1.0),
-    "back towards 1": (2.0, 0.5, 1.0, 2.0 - 0.2 * 0.742 * 1.0),
-    "no further than 5": (1.0, 0.001, 1.0, 1.0 + 0.2 * 0.742 * 4.0),
-    "no further than a fifth": (1.0, 0.99, 1.0, 1.0 - 0.2 * 0.742 * 0.8),
-    "no share observed": (1.7, 0.0, 1.0, 1.7),
-    "all observed": (1.7, 1.0, 1.0, 1.7),
-}
-
-
-def test_follow_moves_exponent_towards_observation() -> None:
-    for name, (before, observed, certainty, after) in FOLLOWED.items():
-        assert DeferralCurve().follow(before, 0.5, observed, certainty) == pytest.approx(after, abs=1e-3), name
 
 
 def test_every_policy_has_a_row_here() -> None:

@@ -8,6 +8,7 @@ import pytest
 from pentimento.domain.demand import StartShare
 from pentimento.domain.models import Handover
 from pentimento.policies.plan.entry import IMAGE, LATENT, NOISE
+from pentimento.policies.plan.followed_curve import FollowedCurve
 from pentimento.policies.plan.inputs import AllocationProfile, ModelDemand, PlanInput
 from pentimento.policies.plan.joint.forecast import (
     FAR,
@@ -21,6 +22,8 @@ from pentimento.policies.plan.settings import ServingSettings
 
 # A weight that the averages of forty requests a second and more have.
 SETTINGS = ServingSettings(heavy="heavy", light="light", demand_weight=0.5)
+# Fifty light images that the discriminator rejects.
+LOW = (50, *(0,) * 19)
 
 
 def look(now_s: float, *demand: ModelDemand, before: DemandForecast | None = None) -> DemandForecast:
@@ -32,7 +35,8 @@ def test_forecast_defaults() -> None:
     known = DemandForecast()
 
     assert (known.rate, known.trend, known.at_s, known.latent_share, known.image_share) == (0.0, 0.0, 0.0, 0.0, 0.0)
-    assert (known.latent_saved, known.image_saved, known.bend, known.moved_at_s) == (0.3, 0.3, 1.0, -math.inf)
+    assert (known.latent_saved, known.image_saved, known.moved_at_s) == (0.3, 0.3, -math.inf)
+    assert known.curve == FollowedCurve(SETTINGS.deferral)
 
 
 def test_forecast_first_rate_is_seen_or_expected() -> None:
@@ -178,48 +182,24 @@ def test_demand_is_planned_for_by_its_starts() -> None:
     assert planned == {NOISE: pytest.approx(6.0), LATENT: pytest.approx(2.4), IMAGE: pytest.approx(3.6)}
 
 
-@pytest.mark.parametrize(("scored", "of_the_way"), [(40, 0.2), (20, 0.2), (10, 0.1)])
-def test_forecast_bend_moves_a_fifth_by_twenty_confidences(scored: int, of_the_way: float) -> None:
-    """At a threshold of a fifth, f(t) = t expects 0.2 of the images below; half are."""
-    counts = (scored // 2, scored - scored // 2, *(0,) * 3)
-    bent = math.log(0.5) / math.log(0.2)
-    says = 0.2 * math.log(0.2) ** 2 / 0.8 / 0.64762
+@pytest.mark.parametrize("before", [None, DemandForecast(rate=5.0)], ids=["first round", "later"])
+def test_forecast_follows_scores_of_light_model(before: DemandForecast | None) -> None:
+    demand = (ModelDemand("light", 5.0, confidences=LOW), ModelDemand("heavy", 1.0, confidences=LOW))
 
-    after = look(1.0, ModelDemand("light", 5.0, confidences=counts), before=DemandForecast(rate=5.0))
+    after = look(1.0, *demand, before=before)
 
-    assert after.bend == pytest.approx(1.0 + of_the_way * says * (bent - 1.0))
+    assert after.curve == FollowedCurve(SETTINGS.deferral).after(LOW)
+    assert after.curve.followed.share(0.5) == pytest.approx((0.5 + 1.0) / 2)
 
 
-def test_forecast_other_curve_starts_unbent() -> None:
-    counts = (20, 20, 0, 0, 0)
-    before = look(1.0, ModelDemand("light", 5.0, confidences=counts), before=DemandForecast(rate=5.0))
+def test_forecast_other_curve_starts_as_measured() -> None:
+    demand = ModelDemand("light", 5.0, confidences=LOW)
+    before = look(1.0, demand, before=DemandForecast(rate=5.0))
     remeasured = SETTINGS.handing_over(Handover("light>heavy", "", (0.0, 0.2, 1.0), (0.0, 0.5, 1.0)))
-    demand = (ModelDemand("light", 5.0, confidences=counts),)
 
-    anew = observed_demand(PlanInput(2.0, (), demand), remeasured, before)
+    again = observed_demand(PlanInput(2.0, (), (demand,)), remeasured, before)
 
-    assert (before.bend != 1.0, anew.bend, anew.rate) == (True, 1.0, 5.0)
-
-
-def test_forecast_bend_stays_without_information() -> None:
-    before = DemandForecast(rate=5.0, bend=1.7)
-    found = [
-        look(1.0, ModelDemand("light", 5.0, confidences=counts), before=before).bend
-        for counts in ((), (0, 0, 0, 0, 0), (30, 0, 0, 0, 0), (0, 0, 0, 0, 30))
-    ]
-
-    assert found == [1.7] * 4
-
-
-@pytest.mark.parametrize(("low", "bend"), [(999, 0.2), (1, 5.0)])
-def test_the_curve_bends_within_bounds(low: int, bend: float) -> None:
-    """Nearly all pictures below a fifth, and nearly none."""
-    says = 0.2 * math.log(0.2) ** 2 / 0.8 / 0.64762
-    counts = (low, 0, 0, 0, 200_000 if low == 1 else 1)
-
-    after = look(1.0, ModelDemand("light", 5.0, confidences=counts), before=DemandForecast(rate=5.0))
-
-    assert after.bend == pytest.approx(1.0 + 0.2 * says * (bend - 1.0))
+    assert (again.curve, again.rate) == (FollowedCurve(remeasured.deferral), 5.0)
 
 
 def test_surges_cover_chance_jump_and_highest_rate() -> None:

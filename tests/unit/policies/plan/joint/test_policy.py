@@ -354,7 +354,10 @@ def test_curve_follows_counted_confidences() -> None:
 
     last, _ = repeat(ALLOCATOR, seen, 5, 5.0)
 
-    assert last.memory.demand.bend <= 1.0
+    (told,) = last.deferrals
+    assert (told.cascade, told.measured_shares[9]) == ("turbo>sd15", pytest.approx(0.5))
+    # Of the average the profile's fifty images are still a ninth before the last round, which forgets a fifth.
+    assert told.shares[9] == pytest.approx(1.0 - 0.5 * 0.8 / 9)
 
 
 def test_unused_pools_have_all_workers_of_model() -> None:

@@ -8,6 +8,7 @@ from pentimento.domain.fleet import Capability, ModelCost, Replica, ReplicaKind
 from pentimento.domain.models import Handover
 from pentimento.policies.plan.costs import BatchCost
 from pentimento.policies.plan.entry import IMAGE, LATENT, NOISE
+from pentimento.policies.plan.followed_curve import FollowedCurve
 from pentimento.policies.plan.inputs import AllocationProfile, PlanInput, ReplicaView
 from pentimento.policies.plan.joint.forecast import DemandForecast
 from pentimento.policies.plan.joint.problem import Component, PlannedRoute, Use
@@ -101,12 +102,12 @@ def test_components_light_model_waits_for_score() -> None:
     assert {component.name: component.wait_s for component in found} == {"heavy": 0.0, "light": 0.25}
 
 
-def test_routes_thresholds_follow_bent_curve() -> None:
-    """f(t) = t ** 2: a quarter is below one half."""
-    demand = replace(DEMAND, bend=2.0)
+def test_routes_thresholds_follow_observed_curve() -> None:
+    """Half of the light images are below 0.05, and the others as in the profile: 0.9 are below 0.8."""
+    demand = replace(DEMAND, curve=DEMAND.curve.after((50, *(0,) * 19)))
     found = {one.name: one for one in routes_of(context(), SETTINGS, COMPONENTS, demand)}
 
-    assert found["noise:light>heavy@9"].threshold == pytest.approx(0.9**0.5, abs=1e-3)
+    assert found["noise:light>heavy@9"].threshold == pytest.approx(0.8)
 
 
 def thinned_routes(settings: ServingSettings = SETTINGS) -> dict[str, PlannedRoute]:
@@ -156,7 +157,9 @@ def test_routes_zero_threshold_is_no_cascade() -> None:
     """Three in ten have a confidence of 0."""
     curve = DeferralCurve((0.0, 0.0, 1.0), (0.0, 0.3, 1.0))
 
-    found = routes(replace(SETTINGS, deferral=curve))
+    demand = replace(DEMAND, curve=FollowedCurve(curve))
+
+    found = [one.name for one in routes_of(context(), SETTINGS, COMPONENTS, demand)]
 
     assert [name for name in found if name.startswith("noise:light>")] == [
         f"noise:light>heavy@{number}" for number in range(4, 10)
