@@ -137,7 +137,7 @@ BENCHMARKS := golden_families controlnet_golden controlnet_service controlnet_pa
 	adapter_latency adapter_load adapter_quality scaling hostile soak mutation \
 	cache_parity cache_lookup cache_update selector_profile mixture_quality handover reuse_keys \
 	online_quality online_quality_live earned_reuse first_hour embedder_rate latent_storage isolation \
-	dispatch_cost sim_scale milp parity slo_trace slo_trace_live thinning_live joint monitor mixture_switch \
+	dispatch_cost sim_scale milp parity slo_trace slo_trace_live deferral_live thinning_live joint monitor mixture_switch \
 	energy paper_figures tensor_transport component_cache many_models mlora_e2e scale_up switch_gap fused chart scaler traces
 
 bench: $(BENCH_READY) ## every figure that a clone can measure, written to benchmarks/results (hours, on an idle machine)

@@ -137,7 +137,7 @@ def light_images() -> EmulatedImages:
 
 
 def drifting_load(after_s: float) -> Workload:
-    """Return requests whose light images are as in the profile before the change, and harder after it."""
+    """Return requests with light images as in the profile before the change, and harder prompts after it."""
     plain = steady_load(RATE, BEFORE_S + after_s, SLO_S, seed=1)
     images, rng = light_images(), np.random.default_rng(2)
 
@@ -153,7 +153,7 @@ def drifting_load(after_s: float) -> Workload:
 
 
 async def scored_requests(suite: LocalSuite, workload: Workload) -> ScoredRun:
-    """Return the requests whose light image was scored, and the readings of the fleet."""
+    """Return the requests with a scored light image, and the readings of the fleet."""
     thresholds: dict[str, float] = {}
 
     def note(record: RequestRecord, answer: ReceivedAnswer) -> None:

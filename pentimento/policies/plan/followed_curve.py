@@ -4,9 +4,9 @@
     curve = curve.after(demand.confidences)             # once a planning round
     curve.followed.share(0.7)                           # the share of requests to plan for
 
-f(t) at the edges of CONFIDENCE_BINS equal parts of 0..1 is an average over images, of which the profile counts as
-`PROFILE_COUNT` at first; within a part the profile's shape stays. An exponent of the profile's curve, which needs fewer
-images, misses most shifts by more than 0.1 (a constant more confidence, or two kinds of prompts).
+f(t) at the edges of CONFIDENCE_BINS equal parts of 0..1 is an average over images; the profile counts as
+`PROFILE_COUNT` images at first. Within a part the profile's shape stays. An exponent of the profile's curve needs fewer
+images, but misses most shifts by more than 0.1 (a constant more confidence, or two kinds of prompts).
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from itertools import accumulate
 from pentimento.domain.fleet import CONFIDENCE_BINS, FollowedDeferral
 from pentimento.policies.plan.settings import DeferralCurve
 
-# Images that the profile counts as before the first score: its shares never move by more than 0.06 by chance.
+# Images that the profile counts as before the first score: on average the curve moves by 0.06 by chance at most.
 PROFILE_COUNT = 50.0
 # Images in the average: then nineteen of twenty shares are within 0.05 of f(t), and a shift is followed by 95 % after
 # three times as many.
@@ -62,7 +62,7 @@ class FollowedCurve:
         return FollowedDeferral(cascade, _EDGES, followed, measured)
 
     def _share(self, threshold: float) -> float:
-        """Return f(t): between the shares at the edges of its part, as far as the measured curve has come there."""
+        """Return f(t), interpolated between the shares at the edges of its part in proportion to the measured curve."""
         part = next(number for number, edge in enumerate(_EDGES) if threshold <= edge)
         at_low, at_high = (self.shares[part - 1] if part else 0.0), self.shares[part]
         low = self.measured.share(_EDGES[part - 1]) if part else 0.0

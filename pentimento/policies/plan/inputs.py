@@ -87,7 +87,7 @@ NOTHING_PLANNED = Plan(UNNUMBERED)
 @dataclass(frozen=True)
 class Decision:
     """Hold a policy's plan, and its memory until its next decision. For people: `steered`, the worker count that the
-    policy moves towards, and `deferrals`, f(t) of cascades as it is planned by.
+    policy moves towards, and `deferrals`, f(t) of the planned cascades.
 
     `plan` lacks the rest of the fleet's facts: version, endpoints, placements. `memory` is a frozen value, which the
     policy receives again in `PlanInput.last`; it never leaves the process. A policy ignores the memory of another one.
