@@ -10,10 +10,12 @@ import pytest
 
 from lab.fixtures.frontdoor_suite import FrontdoorSuite, settings_of
 from lab.planners.registry import POLICIES
+from pentimento.clients.controller import ControllerClient
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.fleet import Plan
 from pentimento.domain.image_request import CacheMode, Completed, ImageRequest
 from pentimento.policies.plan.inputs import Decision
+from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.stores.ledger import open_journal
 from tests.lab.emulated_fleet.planned_fleet import PlannedFleet, planned_fleet
 
@@ -222,7 +224,8 @@ async def test_deferral_curve_follows_scores(directory: Path, policy: str) -> No
         # Rounds after the last request: the decision in force knows of all scores.
         reported = len(fleet.settings.asked)
         await fleet.wait_until(lambda: len(fleet.settings.asked) > reported + 4)
-        (followed,) = fleet.controller.controller.fleet().deferrals
+        async with open_channel(f"unix:{directory / 'c'}", RpcChannelSettings()) as channel:
+            (followed,) = (await ControllerClient(channel).fleet()).deferrals
         scores = scores_of(fleet)
 
     scored = sum(scores)
