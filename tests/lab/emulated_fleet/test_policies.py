@@ -229,7 +229,7 @@ async def test_deferral_curve_follows_scores(directory: Path, policy: str) -> No
         scores = scores_of(fleet)
 
     scored = sum(scores)
-    assert scored >= 40
+    assert scored >= 20
     expected = [
         (50 * measured + below) / (50 + scored)
         for measured, below in zip(followed.measured_shares, accumulate(scores), strict=True)
@@ -237,7 +237,7 @@ async def test_deferral_curve_follows_scores(directory: Path, policy: str) -> No
     assert followed.cascade == "light>heavy"
     assert followed.measured_shares[8] == pytest.approx(0.9)
     assert followed.shares == pytest.approx(expected)
-    assert followed.shares[8] < 0.75
+    assert followed.shares[8] < 0.85
 
 
 def scores_of(fleet: PlannedFleet) -> list[int]:
