@@ -11,6 +11,7 @@
 | `reasons.md` | `pentimento.domain.reasons` | committed |
 | `../papers.md` | `docs/papers.toml` and the results of the benchmarks | committed |
 | alerts, dashboard, the runbook's table | `deploy/monitoring/alerts.toml` and the metrics | committed |
+| the calls of the chart's NetworkPolicies | `pentimento.rpc.allowed_calls` | committed |
 | the schema of the chart's values | its source and the settings of the services | committed |
 | `api.md` | the contracts in `protos/` | built with the site |
 | `http.md` | the OpenAPI document of the edge | built with the site |
@@ -19,6 +20,7 @@
 import argparse
 import importlib
 import importlib.resources
+import json
 import sys
 import tempfile
 import types
@@ -38,6 +40,7 @@ from pages.metrics import cell
 
 from pentimento.domain.reasons import Reason
 from pentimento.rpc.access import access_of
+from pentimento.rpc.allowed_calls import called_services
 from pentimento.settings.declaration import Setting, by_name
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -243,6 +246,11 @@ def values_schema() -> str:
     )
 
 
+def called_services_file() -> str:
+    """Return the services that each service calls, for the chart's NetworkPolicies."""
+    return json.dumps(called_services(), indent=1) + "\n"
+
+
 def setting_table(settings: Sequence[Setting], section: str) -> Iterator[str]:
     """Yield the table of some settings."""
     yield from ("| flag and variable | default (range, choices or type) | |", "| --- | --- | --- |")
@@ -326,6 +334,7 @@ COMMITTED = {
     "../papers.md": papers.page,
     "../runbook.md": monitoring.runbook,
     "../../deploy/helm/pentimento/values.schema.json": values_schema,
+    "../../deploy/helm/pentimento/files/calls.json": called_services_file,
     "../../deploy/helm/pentimento/files/rules.yml": monitoring.rules,
     "../../deploy/helm/pentimento/files/dashboard.json": lambda: monitoring.dashboard(metrics.metrics_by_owner()),
 }

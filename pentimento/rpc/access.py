@@ -1,8 +1,9 @@
 """Read the allowed roles and the largest request of an RPC from its contract's options `allowed_roles` and
-`max_request_bytes`. Without roles no caller is allowed; without a size `DEFAULT_REQUEST_BYTES` applies.
+`max_request_bytes`. Without roles no caller is allowed; without a size `DEFAULT_REQUEST_BYTES` applies. The callers by
+certificate are those of `allowed_calls`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from google.protobuf import descriptor_pb2, descriptor_pool
 
@@ -10,6 +11,7 @@ from pentimento.api.auth.v1 import auth_pb2
 from pentimento.domain.errors import PermissionDenied, Unauthenticated
 from pentimento.domain.identity import Caller, Role
 from pentimento.domain.reasons import Reason
+from pentimento.rpc.allowed_calls import callers_of
 
 ROLE_OF = {
     auth_pb2.ROLE_ANYONE: Role.ANYONE,
@@ -27,16 +29,18 @@ DEFAULT_REQUEST_BYTES = 64 * 1024
 
 @dataclass(frozen=True)
 class Access:
-    """Hold the allowed roles and the largest request of one RPC."""
+    """Hold the allowed roles, the largest request and the callers of one RPC; `callers` None: any."""
 
     roles: frozenset[Role]
     max_request_bytes: int = DEFAULT_REQUEST_BYTES
+    callers: frozenset[str] | None = None
 
 
 def declared_access(service: str) -> dict[str, Access]:
     """Return the access by method name, for a service with a loaded contract. KeyError without one."""
     descriptor = descriptor_pool.Default().FindServiceByName(service)
-    return {method.name: access_of(method.GetOptions()) for method in descriptor.methods}
+    found = {method.name: access_of(method.GetOptions()) for method in descriptor.methods}
+    return {name: replace(one, callers=callers_of(f"/{service}/{name}", one.roles)) for name, one in found.items()}
 
 
 def access_of(options: descriptor_pb2.MethodOptions) -> Access:

@@ -1,4 +1,5 @@
-"""Log who changed what: a line of the logger `pentimento.audit` for each call that only administrators may make.
+"""Log who changed what: a line of the logger `pentimento.audit` for each call that only administrators may make, and
+for each call that the rules of callers reject.
 
 It is the only log that names tenants. Keys and uploaded bytes are not in it: a key exists in answers only.
 """

@@ -26,6 +26,7 @@ from pentimento.rpc import audit
 from pentimento.rpc import context as call_context
 from pentimento.rpc.access import DEFAULT_REQUEST_BYTES, Access, authorise
 from pentimento.rpc.call_limits import CallShaper, Seats
+from pentimento.rpc.callers import CallerCheck, any_names
 from pentimento.rpc.errors import code_of
 from pentimento.rpc.failures import answer_with, explain, shutting_down
 from pentimento.rpc.intake import Intake
@@ -58,10 +59,11 @@ Handler = Any
 @dataclass(frozen=True)
 class Method:
     """Describe one RPC: "/package.Service/Method", its allowed roles and largest request, whether the limit of calls
-    applies, and the set of its running calls."""
+    applies, the callers by certificate, and the set of its running calls."""
 
     path: str
     allowed: frozenset[Role]
+    callers: frozenset[str] | None
     limit_bytes: int
     needs_caller: bool
     limited: bool
@@ -81,7 +83,7 @@ class Call:
     def __init__(self, method: Method, peer: str) -> None:
         self.method = method
         self.peer = peer
-        # Texts of an administrator's request.
+        # Texts of an administrator's request, or why its certificate's names may not make the call.
         self.subject = ""
         self.code = "OK"
         self.caller: Caller | None = None
@@ -102,7 +104,7 @@ class Call:
             give_back(self.key)
         self.method.running.discard(self.task)
         self.method.meter.end(self.code, time.perf_counter() - self.started_s, self.span.trace_id if self.span else "")
-        if self.method.audited:
+        if self.method.audited or self.subject:
             audit.log_call(self.method.path, self.caller, host_of(self.peer), self.subject, self.code)
         if self.span is not None:
             self.span.end(self.code)
@@ -114,10 +116,18 @@ Receive = Callable[[Call, Context], Awaitable[Any]]
 class Pipeline:
     """Wrap handlers, and track their running calls."""
 
-    def __init__(self, identities: Identities, limits: RpcServerSettings, turns: CallTurns | None = None) -> None:
-        """Wrap handlers for these callers and limits. `turns` is notified of each relayed call that begins."""
+    def __init__(
+        self,
+        identities: Identities,
+        limits: RpcServerSettings,
+        turns: CallTurns | None = None,
+        check_names: CallerCheck = any_names,
+    ) -> None:
+        """Wrap handlers for these callers and limits. `turns` is notified of each relayed call that begins.
+        `check_names` raises PermissionDenied for a call that its certificate may not make."""
         self._identities = identities
         self._turns = turns
+        self._check_names = check_names
         self._limits = limits
         # Without a token file there is only one tenant, which shares with no other.
         self._shared = not isinstance(identities, OpenDoor)
@@ -179,6 +189,7 @@ class Pipeline:
         method = Method(
             path,
             access.roles,
+            access.callers,
             limit_bytes=min(access.max_request_bytes, self._limits.max_message_bytes),
             needs_caller=Role.ANYONE not in access.roles,
             limited=limited,
@@ -289,14 +300,17 @@ class Pipeline:
         """Shape a stranger's rejections by address, as a tenant's calls are by tenant. Processes of the suite call one
         another without a rate limit."""
         try:
+            self._check_names(context, call.method.path, call.method.callers)
             call.caller = self._identities.identify(authorization)
             call.key = authorise(call.caller, call.method.allowed, call.method.path).tenant
         except Unauthenticated:
             await self._shaper.begin(f"peer {host_of(context.peer())}")
             raise
-        except PermissionDenied:
+        except PermissionDenied as error:
+            if call.caller is None:
+                call.subject = f"names={error.metadata['names']}"[: audit.SUBJECT_CHARACTERS]
             # Known by its token: rejections of strangers at the same address do not delay it.
-            await self._shaper.begin(f"tenant {call.caller.tenant if call.caller else ''}")
+            await self._shaper.begin(f"tenant {call.caller.tenant}" if call.caller else f"peer {host_of(call.peer)}")
             raise
         call_context.caller.set(call.caller)
         if self._shared and call.caller is not None and Role.SERVICE not in call.caller.roles:

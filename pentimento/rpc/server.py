@@ -20,6 +20,7 @@ from grpc_health.v1 import health_pb2_grpc
 from pentimento.domain.identity import Role
 from pentimento.rpc import health, reflection
 from pentimento.rpc.access import ANY_TOKEN, Access, declared_access
+from pentimento.rpc.callers import caller_check
 from pentimento.rpc.credentials import server_credentials, server_tls
 from pentimento.rpc.memory import collect_in_quiet_moments, give_back_freed_memory
 from pentimento.rpc.open_files import allow_files, files_of
@@ -70,7 +71,7 @@ class RpcServer:
     ) -> None:
         """Prepare a server. `service` is the name in logs and instance id; `keys` are accepted in addition to the token
         file; `takes_turns`: host:port connections alternate, so that none waits for another's calls (Linux).
-        SettingsError if tokens or certificates cannot be read."""
+        SettingsError if tokens, certificates or rules of callers cannot be read."""
         self.settings = settings
         self.service = service
         named = settings.instance_id.replace("{hostname}", socket.gethostname())
@@ -82,7 +83,9 @@ class RpcServer:
         if takes_turns and sys.platform == "linux":
             self._relay = Relay(server_tls(settings, ALPN), settings.max_connections)
         turns = self._relay.turns if self._relay is not None else None
-        self._pipeline = Pipeline(self._identities, settings, turns)
+        relayed = self._relay.names_of if self._relay is not None else lambda peer: None
+        check_names = caller_check(settings.tls_callers_file, relayed)
+        self._pipeline = Pipeline(self._identities, settings, turns, check_names)
         self._health = health.HealthServicer()
         self._handlers: list[grpc.GenericRpcHandler] = []
         self._server: grpc.aio.Server | None = None

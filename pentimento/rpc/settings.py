@@ -50,6 +50,12 @@ class RpcServerSettings:
     tls_client_ca_file: Path | None = setting(
         None, help="PEM authorities of client certificates; set: mutual TLS", must_exist=True
     )
+    tls_callers_file: Path | None = setting(
+        None,
+        help="TOML file of the names in certificates, by service: a caller may make its service's calls only; needs "
+        "tls_client_ca_file",
+        must_exist=True,
+    )
     max_message_bytes: int = setting(
         32 * MEBIBYTE,
         help="largest message sent or received; the contract may limit requests further",
@@ -98,6 +104,8 @@ class RpcServerSettings:
             raise ValueError("--tls-cert-file and --tls-key-file must be given together")
         if self.tls_client_ca_file is not None and self.tls_cert_file is None:
             raise ValueError("--tls-client-ca-file needs --tls-cert-file and --tls-key-file")
+        if self.tls_callers_file is not None and self.tls_client_ca_file is None:
+            raise ValueError("--tls-callers-file needs --tls-client-ca-file: without it callers show no certificate")
 
 
 @dataclass(frozen=True)

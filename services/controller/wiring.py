@@ -151,6 +151,7 @@ def _scaler_server(settings: ControllerSettings, scaler: Scaler) -> RpcServer:
         token_file=None,
         metrics_listen="",
         tls_client_ca_file=settings.scaler_client_ca_file,
+        tls_callers_file=None,
     )
     server = RpcServer(rpc, "controller-scaler")
     server.add(add_ExternalScalerServicer_to_server, KedaScalerServicer(scaler), SCALER_FULL_NAME, ANY_TOKEN)

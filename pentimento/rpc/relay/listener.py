@@ -20,6 +20,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from pentimento.rpc.callers import NO_NAMES, CertificateNames, names_of_certificate
 from pentimento.rpc.relay.call_turns import CallTurns
 from pentimento.rpc.relay.connection import READ_BYTES, ClientEnd, Connection, ServerEnd
 from pentimento.rpc.tls_buffers import bound_tls_buffers
@@ -57,6 +58,8 @@ class Relay:
         self._serving: dict[asyncio.Task[None], Connection] = {}
         self._names = (f"\0{NAME}/{secrets.token_hex(4)}/{number}/" for number in count())
         self._shared = memoryview(bytearray(READ_BYTES))
+        # In the certificates of connected clients, by our end's name.
+        self._certified: dict[str, CertificateNames] = {}
 
     def listen(self, address: str) -> str:
         """Bind host:port and return it with its actual port. OSError if it cannot be bound."""
@@ -107,7 +110,7 @@ class Relay:
 
     async def _serve(self, connection: Connection, client: socket.socket, peer: str) -> None:
         """Return when both ends are closed. A peer's fault ends only its own connection."""
-        loop = asyncio.get_running_loop()
+        loop, name = asyncio.get_running_loop(), ""
         try:
             # Otherwise the second piece of an answer waits 40 ms for the first one's acknowledgement.
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -118,7 +121,9 @@ class Relay:
                 ssl_handshake_timeout=HANDSHAKE_TIMEOUT_MS / 1000 if self._tls else None,
             )
             if speaks_http2(transport):
-                ours = await connected(self._target, next(self._names) + peer)
+                name = next(self._names) + peer
+                self._certified[name] = certified_names(transport)
+                ours = await connected(self._target, name)
                 await loop.create_unix_connection(lambda: ServerEnd(connection), sock=ours)
                 await connection.ended
         except OSError as error:
@@ -126,7 +131,12 @@ class Relay:
             # Without this asyncio's frames, and TLS's read buffers, hold themselves until the next full collection.
             error.__traceback__ = None
         finally:
+            self._certified.pop(name, None)
             connection.abort()
+
+    def names_of(self, peer: str) -> CertificateNames | None:
+        """Return the names in the certificate of a peer, by gRPC's name; None if it is not relayed. For any thread."""
+        return self._certified.get(peer.replace("unix-abstract:", "\0", 1), NO_NAMES) if is_relayed(peer) else None
 
     async def close(self, flush_s: float) -> None:
         """Stop accepting, and return once all connections have ended, which gRPC has closed: cut off after `flush_s`.
@@ -208,6 +218,11 @@ def speaks_http2(transport: asyncio.BaseTransport) -> bool:
     """Return whether the peer agreed to HTTP/2 if TLS requires it (RFC 9113, section 3.3)."""
     secured = transport.get_extra_info("ssl_object")
     return secured is None or secured.selected_alpn_protocol() == ALPN
+
+
+def certified_names(transport: asyncio.BaseTransport) -> CertificateNames:
+    secured = transport.get_extra_info("ssl_object")
+    return names_of_certificate(secured.getpeercert()) if secured is not None else NO_NAMES
 
 
 def peer_name(family: int, peer: Any) -> str:

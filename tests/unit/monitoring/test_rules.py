@@ -32,6 +32,7 @@ WELL = {
     "pentimento_frontdoor_free_bytes": "5e9x420",
     "pentimento_controller_mismatched_workers_count": "0x420",
     "pentimento_controller_allocation_failures_total": "0x420",
+    "pentimento_rpc_rejected_callers_total": "0x420",
     'pentimento_worker_event_loop_lag_seconds_bucket{le="0.1"}': "0+100x420",
     'pentimento_worker_event_loop_lag_seconds_bucket{le="+Inf"}': "0+100x420",
     "pentimento_worker_out_of_memory_total": "0x420",
@@ -76,6 +77,7 @@ CASES: list[tuple[str, dict[str, str], list[dict[str, str]]]] = [
     ),
     ("PentimentoObjectStoreAway", {"pentimento_frontdoor_spooled_bytes": "4096x420"}, [{"severity": "page"}]),
     ("PentimentoDiskNearlyFull", {"pentimento_frontdoor_free_bytes": "3e9x420"}, [{"severity": "page"}]),
+    ("PentimentoRejectedCallers", {"pentimento_rpc_rejected_callers_total": "0x384 1x35"}, [{"severity": "ticket"}]),
     (
         "PentimentoMismatchedWorkers",
         {"pentimento_controller_mismatched_workers_count": "1x420"},

@@ -315,7 +315,7 @@ async def test_strangers_are_shaped_by_their_address_and_tenants_by_their_name(
     monkeypatch.setattr(pipeline._shaper, "begin", begin)
     method = SimpleNamespace(meter=SimpleNamespace(begin=lambda: None), running=set())
     call = Call(method, UNIX_PEER)  # type: ignore[arg-type]
-    method.allowed, method.path = frozenset({Role.USER}), "/a.B/C"
+    method.allowed, method.path, method.callers = frozenset({Role.USER}), "/a.B/C", None
 
     with contextlib.suppress(Unauthenticated, PermissionDenied):
         await pipeline._identify(call, Told(), None)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ PENTIMENTO_COMMON_TRACE_SHARE: {{ include "pentimento.text" .root.Values.tracing
 PENTIMENTO_COMMON_TOKEN_FILE: {{ include "pentimento.secretFile" "tokens.toml" }}
 PENTIMENTO_COMMON_SERVICE_TOKEN_FILE: {{ include "pentimento.secretFile" "service_token" }}
 {{- end }}
-{{- if .root.Values.tls.secret }}
+{{- if include "pentimento.secure" .root }}
 PENTIMENTO_COMMON_TLS_CERT_FILE: {{ $tls }}/tls.crt
 PENTIMENTO_COMMON_TLS_KEY_FILE: {{ $tls }}/tls.key
 PENTIMENTO_COMMON_TLS_CA_FILE: {{ $tls }}/ca.crt
@@ -21,6 +21,8 @@ PENTIMENTO_COMMON_TLS_CLIENT_CERT_FILE: {{ $tls }}/tls.crt
 PENTIMENTO_COMMON_TLS_CLIENT_KEY_FILE: {{ $tls }}/tls.key
 {{- if has .service (list "frontdoor" "edge") }}
 {{ printf "PENTIMENTO_%s_TLS_CLIENT_CA_FILE" (upper .service) }}: ""
+{{- else if include "pentimento.callerRules" .root }}
+PENTIMENTO_COMMON_TLS_CALLERS_FILE: {{ $tls }}/callers.toml
 {{- end }}
 {{- end }}
 {{- end }}
@@ -33,7 +35,7 @@ PENTIMENTO_COMMON_TLS_CLIENT_KEY_FILE: {{ $tls }}/tls.key
 {{- if eq .kind "StatefulSet" -}}
 {{- $service := printf "%s-%s" (include "pentimento.fullname" .root) .name -}}
 {{- $address = printf "$(POD_NAME).%s.%s.svc:50051" $service .root.Release.Namespace -}}
-{{- else if .root.Values.tls.secret -}}
+{{- else if include "pentimento.secure" .root -}}
 {{- $address = include "pentimento.address" . -}}
 {{- end -}}
 PENTIMENTO_{{ $section }}_ADVERTISE_ADDRESS: {{ $address }}

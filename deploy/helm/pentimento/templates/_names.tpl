@@ -26,6 +26,32 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 app.kubernetes.io/component: {{ .name }}
 {{- end }}
 
+{{/* Whether pods serve and call by TLS: empty if not. */}}
+{{- define "pentimento.secure" -}}
+{{- .Values.tls.secret | default .Values.tls.issuer.name -}}
+{{- end }}
+
+{{/* The Secret of a component's certificate. */}}
+{{- define "pentimento.tlsSecret" -}}
+{{- .root.Values.tls.secret | default (printf "%s-%s-tls" (include "pentimento.fullname" .root) .name) -}}
+{{- end }}
+
+{{/* Whether the names in certificates decide who may call: empty if not. */}}
+{{- define "pentimento.callerRules" -}}
+{{- if and .Values.tls.mutual .Values.tls.callerRules }}true{{ end -}}
+{{- end }}
+
+{{/* The names of a component that no other namespace has, as a list. */}}
+{{- define "pentimento.ownNames" -}}
+{{- $name := printf "%s-%s" (include "pentimento.fullname" .root) .name -}}
+{{- $host := printf "%s.%s.svc" $name .root.Release.Namespace -}}
+- spiffe://{{ .root.Values.tls.trustDomain }}/ns/{{ .root.Release.Namespace }}/sa/{{ $name }}
+- {{ $host }}
+{{- if eq .kind "StatefulSet" }}
+- "*.{{ $host }}"
+{{- end }}
+{{- end }}
+
 {{- define "pentimento.image" -}}
 {{- $image := .root.Values.image -}}
 {{- $repository := printf "%s%s" $image.prefix .service -}}
@@ -45,7 +71,7 @@ app.kubernetes.io/component: {{ .name }}
 {{/* Every component of the release, as a list: name, service, section of its settings, kind of its object, values.
      With TLS each replica that others call by its own address has a name of its own, so that a certificate fits. */}}
 {{- define "pentimento.components" -}}
-{{- $own := ternary "StatefulSet" "Deployment" (ne .Values.tls.secret "") -}}
+{{- $own := ternary "StatefulSet" "Deployment" (ne (include "pentimento.secure" .) "") -}}
 {{- $found := list
   (dict "key" "controller" "service" "controller" "kind" "Deployment")
   (dict "key" "embedder" "service" "embedder" "kind" $own)

@@ -91,7 +91,7 @@ seccompProfile: {type: RuntimeDefault}
 {{- $program := list "python" "-P" "/opt/pentimento/pentimento/rpc/probe.py" "unix:/tmp/pentimento.sock" -}}
 {{- $live := dict "exec" (dict "command" (append $program "liveness")) -}}
 {{- $ready := dict "exec" (dict "command" $program) -}}
-{{- if not .root.Values.tls.secret -}}
+{{- if not (include "pentimento.secure" .root) -}}
 {{- if eq .service "edge" -}}
 {{- $live = dict "httpGet" (dict "path" "/health" "port" "http") -}}
 {{- $ready = dict "httpGet" (dict "path" "/ready" "port" "http") -}}
@@ -131,7 +131,7 @@ readinessProbe:
 {{- if include "pentimento.secretFiles" . | fromYaml }}
 - {name: secrets, mountPath: /run/secrets/pentimento, readOnly: true}
 {{- end }}
-{{- if .root.Values.tls.secret }}
+{{- if include "pentimento.secure" .root }}
 - {name: tls, mountPath: /run/secrets/tls, readOnly: true}
 {{- end }}
 {{- if has .service $reads.tensors }}
@@ -160,9 +160,16 @@ readinessProbe:
 {{- end }}
 {{- end }}
 {{- include "pentimento.secretVolume" . }}
-{{- if .root.Values.tls.secret }}
+{{- if include "pentimento.secure" .root }}
 - name: tls
-  secret: {secretName: {{ .root.Values.tls.secret }}}
+{{- if include "pentimento.callerRules" .root }}
+  projected:
+    sources:
+    - secret: {name: {{ include "pentimento.tlsSecret" . }}}
+    - configMap: {name: {{ include "pentimento.fullname" .root }}-callers}
+{{- else }}
+  secret: {secretName: {{ include "pentimento.tlsSecret" . }}}
+{{- end }}
 {{- end }}
 {{- if has .service $reads.tensors }}
 - name: tensors

@@ -135,8 +135,14 @@ s3://{{ $stores.s3.bucket }}{{ with $stores.s3.prefix }}/{{ . }}{{ end }}?{{ joi
 {{- if and (include "pentimento.scaledByKeda" .) .Values.tls.mutual (not .Values.keda.clientSecret) }}
 {{- fail "keda.clientSecret: with tls.mutual KEDA shows a certificate too" }}
 {{- end }}
-{{- if and .Values.keda.clientSecret (not .Values.tls.secret) }}
-{{- fail "keda.clientSecret: needs tls.secret" }}
+{{- if and .Values.keda.clientSecret (not (include "pentimento.secure" .)) }}
+{{- fail "keda.clientSecret: needs tls.secret or tls.issuer.name" }}
+{{- end }}
+{{- if and .Values.tls.secret .Values.tls.issuer.name }}
+{{- fail "tls.issuer.name: certificates come from tls.secret or from an issuer, not from both" }}
+{{- end }}
+{{- if and .Values.tls.mutual (not (include "pentimento.secure" .)) }}
+{{- fail "tls.mutual: needs tls.secret or tls.issuer.name" }}
 {{- end }}
 {{- range $name := list "models" "profiles" "embeddings" }}
 {{- $source := index $.Values $name }}
