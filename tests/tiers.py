@@ -21,6 +21,7 @@ SECOND = {
     "lab",
     # Services with torch, and installations.
     "integration/chart",
+    "integration/controller/test_signed_models.py",
     "integration/controller/test_stored_models.py",
     "integration/controlnet_svc",
     "integration/discriminator",

@@ -17,6 +17,7 @@ from pentimento.cli.options import say
 from pentimento.cli.programs import RenamedOptions, described
 from pentimento.clients.controller import ModelRepositoryClient
 from pentimento.domain.adapters import split_digest
+from pentimento.domain.clock import SystemClock
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.domain.models import (
     MAX_HANDOVER_PROFILE_BYTES,
@@ -25,19 +26,32 @@ from pentimento.domain.models import (
     ModelVariant,
     RegisteredModels,
 )
+from pentimento.files.adapter_registry import sign_registry
 from pentimento.files.json_values import from_json, to_json
+from pentimento.files.signed_entries import key_id_of, read_private_key, signed_variant, with_signature
 from pentimento.supervisor.models import find_model
 
 T = TypeVar("T")
+Command = TypeVar("Command", bound=Callable[..., Any])
 PROFILES = click.Path(exists=True, path_type=Path)
 CALL_TIMEOUT_S = 10.0
 _SHOWN_DIGEST = 19
 S3 = "s3://"
 
 
+def signing_key_option(*, required: bool) -> Callable[[Command], Command]:
+    """Return the option of the key that signs a registration."""
+    help_text = "ed25519 private key, PEM (`openssl genpkey -algorithm ed25519`), that signs the registration"
+    return click.option("--signing-key", required=required, default=None, type=PRESENT, help=help_text)
+
+
+def wall_ms() -> int:
+    return int(SystemClock().wall() * 1000)
+
+
 @click.group()
 def models() -> None:
-    """Register models and cascades with the controller, list and remove them. Needs an administrator's token."""
+    """Register models and cascades with the controller, list, sign and remove them. Needs an administrator's token."""
 
 
 @models.command(cls=RenamedOptions)
@@ -45,6 +59,7 @@ def models() -> None:
 @click.argument("model")
 @click.option("--licence", default="", help="SPDX identifier or name [from the model's registry]")
 @click.option("--profiles", multiple=True, type=PROFILES, help="files or directories with its costs (`profile cost`)")
+@signing_key_option(required=False)
 @click.option("--local", is_flag=True, help="upload nothing: workers need the files on their own disks")
 @click.option(
     "--component-dir",
@@ -58,6 +73,7 @@ def add(
     model: str,
     licence: str,
     profiles: tuple[Path, ...],
+    signing_key: Path | None,
     local: bool,
     component_dir: Path | None,
     as_json: bool,
@@ -82,6 +98,8 @@ def add(
         variant = replace(variant, source=OBJECTS_SOURCE)
     elif path is not None:
         variant = replace(variant.without_blocks, default_steps=0, default_guidance_scale=0.0)
+    if signing_key is not None:
+        variant = signed_variant(variant, read_private_key(signing_key), wall_ms())
 
     async def register(client: ModelRepositoryClient) -> int:
         uploaded_bytes = await upload(client, variant, path) if path is not None and is_uploaded else 0
@@ -95,6 +113,29 @@ def add(
         f"{words}, {uploaded_bytes} bytes uploaded" if is_uploaded else words,
         as_json=as_json,
     )
+
+
+@models.command()
+@click.argument("entry", metavar="NAME|REGISTRY.JSON")
+@signing_key_option(required=True)
+@controller_options
+def sign(entry: str, signing_key: Path, as_json: bool, **options: Any) -> None:
+    """Sign the registered model NAME, or every entry of a registry.json, in place of earlier signatures. Workers with
+    `registry_public_keys` load signed entries only."""
+    key, now_ms = read_private_key(signing_key), wall_ms()
+    key_id = key_id_of(key.public_key())
+    if entry.endswith(".json"):
+        names = sign_registry(Path(entry), lambda one: with_signature(one, key, now_ms))
+    else:
+        names = [entry]
+
+        async def renew(client: ModelRepositoryClient) -> None:
+            found = await client.model(entry, CALL_TIMEOUT_S)
+            source = OBJECTS_SOURCE if found.source.startswith(OBJECTS_SOURCE) else found.source
+            await client.register_model(signed_variant(replace(found, source=source), key, now_ms), CALL_TIMEOUT_S)
+
+        call(options, renew)
+    say({"signed": names, "key_id": key_id}, f"signed by {key_id}: {', '.join(names)}", as_json=as_json)
 
 
 async def upload(client: ModelRepositoryClient, variant: ModelVariant, directory: Path) -> int:

@@ -54,7 +54,7 @@ UNCHANGED: tuple[str, ...] = (
     "earned_reuse",
 )
 UNCHANGED += ("controlnet_copies", "depth_model", "pipelining", "weights", "text_encoders", "tile_px")
-UNCHANGED += ("embeddings", "ip_adapters")
+UNCHANGED += ("embeddings", "ip_adapters", "registry_public_keys")
 # Options that are settings of the gateway.
 CACHE = ("reuse_rule", "eviction", "cache_bias", "scratch_share", "renoised_share", "match_predictor")
 

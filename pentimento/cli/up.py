@@ -272,6 +272,11 @@ def checked_endpoint(context: click.Context, parameter: click.Parameter, value: 
     help="directory of a transformers classifier of images: images with one of --unsafe-labels are not returned [none]",
 )
 @click.option(
+    "--registry-public-keys",
+    type=click.Path(exists=True, dir_okay=False, resolve_path=True, path_type=Path),
+    help="PEM file of ed25519 public keys: models, LoRAs and ControlNets are loaded only by signed entries [none]",
+)
+@click.option(
     "--unsafe-labels", default="", metavar="LABEL,…", help="labels of both classifiers that are unsafe [nsfw,unsafe]"
 )
 @click.option(

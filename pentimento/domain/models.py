@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from pentimento.domain.fleet import ModelCost
+from pentimento.domain.signatures import EntrySignature
 
 MAX_HANDOVER_PROFILE_BYTES = 2**16
 # A source in the suite's object store; the prefix of the keys is behind it.
@@ -52,7 +53,8 @@ class DeviceCost:
 @dataclass(frozen=True)
 class ModelVariant:
     """A model that may be planned. `digest` is over the files, as workers say it. `source`: where workers find its
-    files; empty: on their own disks. With a source, requests have its `default_steps` and `default_guidance_scale`."""
+    files; empty: on their own disks. With a source, requests have its `default_steps` and `default_guidance_scale`.
+    `signature`: of all other fields, by the operator's key; None for none."""
 
     name: str
     digest: str
@@ -63,6 +65,7 @@ class ModelVariant:
     source: str = ""
     default_steps: int = 0
     default_guidance_scale: float = 0.0
+    signature: EntrySignature | None = None
 
     @property
     def size_bytes(self) -> int:

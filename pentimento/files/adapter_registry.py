@@ -10,13 +10,15 @@ path of a ControlNet may be an address, s3://bucket/path.
 
 import json
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pentimento.domain.adapters import ADAPTER_NAME_RULE, Adapter, AdapterKind, is_adapter_name, is_digest
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
+from pentimento.files.atomic import replace_file
+from pentimento.files.signed_entries import TrustedEntries
 
 logger = logging.getLogger(__name__)
 
@@ -40,11 +42,15 @@ class RegisteredAdapter:
 
 
 def read_adapters(
-    registry: Path, kinds: Collection[AdapterKind] = tuple(AdapterKind), *, skip_missing: bool = False
+    registry: Path,
+    kinds: Collection[AdapterKind] = tuple(AdapterKind),
+    *,
+    skip_missing: bool = False,
+    trusted: TrustedEntries | None = None,
 ) -> dict[str, RegisteredAdapter]:
     """Return the registry's adapters of `kinds` by name. With `skip_missing` adapters without a directory are logged
     and skipped. Raises NotFound without the file, FailedPrecondition if it is no registry, InvalidArgument that names
-    the entry's field."""
+    the entry's field, and for an entry that is not signed the errors of `trusted`."""
     found: dict[str, RegisteredAdapter] = {}
     for index, entry in enumerate(_entries(registry)):
         where = f"{registry}: models[{index}]"
@@ -56,11 +62,29 @@ def read_adapters(
         if skip_missing and is_local and not (registry.parent / str(entry.get("path"))).exists():
             logger.warning("%s is skipped: it has no directory in %s", entry.get("name"), registry.parent)
             continue
+        if trusted is not None:
+            trusted.check(str(entry.get("name")), entry)
         registered = _registered(entry, where, registry.resolve().parent)
         if registered.adapter.name in found:
             raise InvalidArgument.of(f"{where}.name", f"must be there once, {registered.adapter.name!r} is there twice")
         found[registered.adapter.name] = registered
     return found
+
+
+def sign_registry(registry: Path, signed: Callable[[dict[str, Any]], dict[str, Any]]) -> list[str]:
+    """Replace each entry of a file by its signed form, and return their names. Raises as `read_adapters`, and
+    FailedPrecondition FILE_NOT_WRITTEN."""
+    entries = _entries(registry)
+    for index, entry in enumerate(entries):
+        if not isinstance(entry, dict):
+            raise InvalidArgument.of(f"{registry}: models[{index}]", "must be an object")
+    document = json.loads(registry.read_text(encoding="utf-8"))
+    document["models"] = [signed(entry) for entry in entries]
+    try:
+        replace_file(registry, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    except OSError as error:
+        raise FailedPrecondition("FILE_NOT_WRITTEN", f"{registry}: cannot be written: {error.strerror}") from None
+    return [str(entry.get("name", entry.get("path", ""))) for entry in entries]
 
 
 def read_discriminators(registry: Path, encoder: str = "") -> dict[str, Path]:

@@ -193,6 +193,7 @@ def controlnet_replica(settings: SuiteSettings, state: StateDirectory, number: i
     name, module = f"controlnet-{number}", "services.controlnet_svc"
     flags = {
         "controlnets": settings.controlnets,
+        "registry-public-keys": settings.registry_public_keys,
         "depth-model": settings.depth_model,
         "threads": settings.threads,
         "component-cache-dir": state.path / "components",
@@ -260,6 +261,7 @@ def worker(settings: SuiteSettings, state: StateDirectory, model: ModelDirectory
         "expected-model-digest": model.digest,
         "other-models": listed("model", others) if is_planned else "",
         "profiles": settings.profiles,
+        "registry-public-keys": settings.registry_public_keys,
         "adapters-dir": settings.loras,
         "embeddings-dir": settings.embeddings,
         "ip-adapters-dir": settings.ip_adapters,

@@ -124,7 +124,8 @@ class SuiteSettings:
     that it keeps the quality. `cache`: more flags of the gateway; the plan of a `policy` decides the others.
     `controlnets`: the registry that `controlnet_copies` processes serve, with the `depth_model`; `pipelining`: whether
     their residuals may be one step old (off, on, auto).
-    `loras`, `embeddings`, `ip_adapters`: the workers' directories. `thinning`: when steps are skipped
+    `loras`, `embeddings`, `ip_adapters`: the workers' directories. `registry_public_keys`: the keys of signed entries.
+    `thinning`: when steps are skipped
     (off, deadline, load, always). `feature_reuse`: which images reuse deep features (asked, auto). `handover`: whether
     a cascade's later models start from earlier images where they
     were profiled for it (auto, off). `cascade`: the models of requests that name none; None for
@@ -178,6 +179,7 @@ class SuiteSettings:
     loras: Path | None = None
     embeddings: Path | None = None
     ip_adapters: Path | None = None
+    registry_public_keys: Path | None = None
     cascade: ServedCascade | None = None
     devices: tuple[str, ...] = ()
     places: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -42,6 +42,9 @@ def check_variant(variant: ModelVariant) -> None:
     _check_files(variant)
     if variant.source:
         _check_source(variant)
+    if variant.signature is not None:
+        check_texts("model.signature", variant.signature, "key_id", "value")
+        check_within("model.signature.signed_at_ms", variant.signature.signed_at_ms, MAX_COUNT)
 
     def check_device_cost(field: str, on: DeviceCost) -> None:
         check_text(f"{field}.device", on.device)

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pentimento.domain.errors import FailedPrecondition, NotFound, PentimentoError, ResourceExhausted
@@ -91,10 +92,15 @@ class ModelRepository:
         self._on_change()
 
     async def register_model(self, variant: ModelVariant) -> None:
-        """Register a variant. Changes state. Raises FailedPrecondition NAME_TAKEN if the name has another variant."""
+        """Register a variant; of the registered one only the signature may change. Changes state. Raises
+        FailedPrecondition NAME_TAKEN if the name has another variant."""
         check_variant(variant)
         async with self._turn:
-            await self._register(self._models, MODEL, variant, variant.digest)
+            known = self._models.get(variant.name)
+            if known is not None and variant.signature and replace(known, signature=variant.signature) == variant:
+                await self._sign(variant)
+            else:
+                await self._register(self._models, MODEL, variant, variant.digest)
 
     async def remove_model(self, name: str) -> None:
         """Remove a variant. Changes state. Raises NotFound, and FailedPrecondition MODEL_IN_USE while a cascade names
@@ -128,8 +134,7 @@ class ModelRepository:
     async def _register(self, known: dict[str, T], kind: str, one: T, digest: str) -> None:
         if one.name not in known and len(known) >= MAX_REGISTERED:
             raise ResourceExhausted("REPOSITORY_FULL", f"at most {MAX_REGISTERED} of a kind are registered")
-        row = RegisteredRow(kind, one.name, digest, json.dumps(to_json(one), sort_keys=True))
-        ledger = self._writable()
+        row, ledger = _row(kind, one, digest), self._writable()
 
         async def change() -> None:
             if not await asyncio.wrap_future(ledger.register(row)):
@@ -139,6 +144,19 @@ class ModelRepository:
                 raise FailedPrecondition("NAME_TAKEN", message)
             known[one.name] = one
             logger.info("registered", extra={"kind": kind, "model": one.name})
+            self._on_change()
+
+        await wholly(change())
+
+    async def _sign(self, variant: ModelVariant) -> None:
+        row, ledger = _row(MODEL, variant, variant.digest), self._writable()
+
+        async def change() -> None:
+            if not await asyncio.wrap_future(ledger.replace(row)):
+                raise NotFound("NOT_REGISTERED", f"model.name: {variant.name} is no longer registered")
+            self._models[variant.name] = variant
+            key_id = variant.signature.key_id if variant.signature else ""
+            logger.info("signed", extra={"model": variant.name, "key_id": key_id})
             self._on_change()
 
         await wholly(change())
@@ -163,9 +181,13 @@ class ModelRepository:
         return self._ledger
 
 
+def _row(kind: str, one: ModelVariant | CascadeVariant, digest: str) -> RegisteredRow:
+    return RegisteredRow(kind, one.name, digest, json.dumps(to_json(one), sort_keys=True))
+
+
 def _other(known: ModelVariant | CascadeVariant | None, one: ModelVariant | CascadeVariant) -> str:
     """Name the fields that differ between an existing registration and the new one."""
-    fields = [name for name, value in to_json(one).items() if known is not None and to_json(known)[name] != value]
+    fields = [name for name, value in to_json(one).items() if known is not None and to_json(known).get(name) != value]
     return f"other {', '.join(fields)}" if fields else "something else"
 
 

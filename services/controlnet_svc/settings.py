@@ -9,6 +9,7 @@ from pentimento.devices.claims import DeviceClaim, claim_gpu
 from pentimento.domain.adapters import AdapterKind
 from pentimento.domain.components import DEFAULT_DISK_MIB
 from pentimento.files.adapter_registry import RegisteredAdapter, read_adapters
+from pentimento.files.signed_entries import TrustedEntries
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.settings import setting
 from pentimento.tensors.regions import DEFAULT_DIRECTORY
@@ -19,6 +20,12 @@ class ControlNetSettings:
     rpc: RpcServerSettings
     channels: RpcChannelSettings
     controlnets: Path = setting(help="JSON registry of the ControlNets to serve")
+    registry_public_keys: Path | None = setting(
+        None,
+        help="PEM file of ed25519 public keys: ControlNets are loaded only by entries with a signature of such a "
+        "key (`pentimento models sign`); empty: any",
+        must_exist=True,
+    )
     skip_missing: bool = setting(
         False,
         help="skip missing ControlNets and a missing depth model, and start without any; off: exit",
@@ -83,7 +90,10 @@ class ControlNetSettings:
     @cached_property
     def registered(self) -> dict[str, RegisteredAdapter]:
         """Return the registry's ControlNets by name; none if the registry is missing and may be. Raises errors of the
-        registry."""
+        registry, and of entries that are not signed."""
         if self.skip_missing and not self.controlnets.exists():
             return {}
-        return read_adapters(self.controlnets, (AdapterKind.CONTROLNET,), skip_missing=self.skip_missing)
+        keys = self.registry_public_keys
+        trusted = TrustedEntries(keys, self.component_cache_dir) if keys is not None else None
+        kinds = (AdapterKind.CONTROLNET,)
+        return read_adapters(self.controlnets, kinds, skip_missing=self.skip_missing, trusted=trusted)

@@ -16,6 +16,7 @@ from pentimento.devices.choices import (
 from pentimento.devices.claims import DeviceClaim, claim_gpu
 from pentimento.domain.components import DEFAULT_DISK_MIB
 from pentimento.files.model_files import found_model
+from pentimento.files.signed_entries import TrustedEntries
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.settings import setting
 from pentimento.tensors.regions import DEFAULT_DIRECTORY
@@ -49,6 +50,12 @@ class UnetWorkerSettings:
     other_models: tuple[Path, ...] = setting(
         (),
         help="models that a plan may switch to, as for model; optionally with @sha256:…",
+    )
+    registry_public_keys: Path | None = setting(
+        None,
+        help="PEM file of ed25519 public keys: models and LoRAs are loaded only by entries with a signature of such a "
+        "key (`pentimento models sign`); empty: any",
+        must_exist=True,
     )
     adapters_dir: Path | None = setting(
         None, help="directory of LoRAs: its registry.json, or files and folders by name", must_exist=True
@@ -157,6 +164,8 @@ class UnetWorkerSettings:
         object.__setattr__(self, "model", found_model(self.model))
         if self.missing and not self.may_be_stored and self.skip_missing is not SkipMissing.ALL:
             raise ValueError(f"--model: {self.missing}")
+        if self.registry_public_keys is not None and self.accept_other_digest:
+            raise ValueError("--accept-other-digest cannot be given with --registry-public-keys")
         folder = self.ip_adapters_dir
         if folder is not None and not folder.is_dir() and self.skip_missing is SkipMissing.OFF:
             raise ValueError(f"--ip-adapters-dir: no such directory: {folder}")
@@ -170,6 +179,12 @@ class UnetWorkerSettings:
     def may_be_stored(self) -> bool:
         """Return whether a missing model may be fetched."""
         return self.component_cache_dir is not None and bool(self.controller_address or self.model_sources)
+
+    @property
+    def trusted(self) -> TrustedEntries | None:
+        """Return the check of entries; None without keys. Raises InvalidArgument for an invalid file of keys."""
+        keys = self.registry_public_keys
+        return TrustedEntries(keys, self.component_cache_dir) if keys is not None else None
 
     def claim_gpu(self) -> DeviceClaim | None:
         """Claim a GPU for this process, unless it must run on the CPU. Raises FailedPrecondition NO_FREE_DEVICE."""

@@ -37,6 +37,11 @@ _SAME = Statement(select(_registered.c.name).where(*(column == bindparam(f"of_{c
 _REMOVE = Statement(
     delete(_registered).where(_registered.c.kind == bindparam("of_kind"), _registered.c.name == bindparam("of_name"))
 )
+_REPLACE = Statement(
+    update(_registered)
+    .where(*(_registered.c[name] == bindparam(f"of_{name}") for name in ("kind", "name", "digest")))
+    .values(document=bindparam("to_document"))
+)
 _REGISTERED = Statement(select(*_OF_ROW).order_by(_registered.c.kind, _registered.c.name))
 
 
@@ -85,6 +90,12 @@ class FleetLedger(EpochLedger):
         if _ADD.first(connection, **vars(row), registered_at=self._clock.wall()):
             return True
         return _SAME.first(connection, **{f"of_{name}": value for name, value in vars(row).items()}) is not None
+
+    @submitted
+    def replace(self, connection: Connection, row: RegisteredRow) -> bool:
+        """Replace the document of a registration; False if it is missing or has another digest."""
+        given = {f"of_{name}": getattr(row, name) for name in ("kind", "name", "digest")}
+        return _REPLACE.change(connection, **given, to_document=row.document) == 1
 
     @submitted
     def unregister(self, connection: Connection, kind: str, name: str) -> bool:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from pentimento.domain.adapters import (
 from pentimento.domain.errors import PentimentoError
 from pentimento.files.adapter_registry import LORA_BOUNDS_FILE
 from pentimento.files.file_sums import FileSums
+from pentimento.files.signed_entries import TrustedEntries
 from pentimento.profiles.catalogue import read_profiles
 from pentimento.profiles.document import ProfileKind
 
@@ -51,6 +52,7 @@ class LoraPlace:
     digest: str = ""
     base_digest: str = ""
     licence: str = ""
+    entry: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -95,15 +97,18 @@ def open_lora_directory(
     dtype: torch.dtype,
     bounds: Mapping[str, float],
     sums: FileSums | None = None,
+    trusted: TrustedEntries | None = None,
 ) -> LoraDirectory:
     """Return the LoRAs of `directory` that change the model, validated by their headers; others are logged and
     rejected. A registry's digests are trusted until a LoRA is read; a file without one is hashed, unless `sums`
-    have it. `bounds` are shares of the schedule by digest."""
+    have it. `bounds` are shares of the schedule by digest. `trusted`: it rejects LoRAs by their entries."""
     known, rejected = [], []
     for place in _places(directory):
         if place.base_digest not in ("", model_digest):
             continue
         try:
+            if trusted is not None:
+                trusted.check(place.name, place.entry)
             digest = _judged(place, base, sums)
         except PentimentoError as error:
             logger.warning("the LoRA %s is rejected: %s", place.name, error)
@@ -206,4 +211,4 @@ def _registered(directory: Path, entry: Mapping[str, Any]) -> Iterator[LoraPlace
     base = entry.get("base")
     base_digest = str(base.get("digest", "")) if isinstance(base, dict) else ""
     digest, licence = str(entry.get("digest", "")), str(entry.get("licence", ""))
-    yield LoraPlace(str(entry.get("name")), file, digest, base_digest, licence)
+    yield LoraPlace(str(entry.get("name")), file, digest, base_digest, licence, entry)

@@ -71,7 +71,9 @@ def loras_of_directory(model: DiffusionModel, held: HeldModel, settings: UnetWor
     base = layers_of(model.info.family, model.adaptable)
     bounds = read_bounds(settings.profiles, settings.adapters_dir, held.model_digest)
     sums = file_sums_in(settings.component_cache_dir)
-    directory = open_lora_directory(settings.adapters_dir, held.model_digest, base, model.dtype, bounds, sums)
+    directory = open_lora_directory(
+        settings.adapters_dir, held.model_digest, base, model.dtype, bounds, sums, settings.trusted
+    )
     logger.info("%d LoRAs for the model", len(directory.adapters))
     return directory
 
@@ -261,9 +263,12 @@ class CheckpointLoader:
     def _lora_shelf(
         self, model: DiffusionModel, held: HeldModel, engine: StepEngine, settings: UnetWorkerSettings
     ) -> LoraShelf:
-        """Return the LoRAs of the directory and uploaded ones, in memory of `lora_memory_mib`."""
+        """Return the LoRAs of the directory and uploaded ones, in memory of `lora_memory_mib`. Uploaded ones have no
+        signed entry: a worker that requires such entries takes none."""
         components, layers = self._identity.components, layers_of(model.info.family, model.adaptable)
-        uploaded = UploadedLoras(components, layers, model.dtype) if components is not None else None
+        uploaded = None
+        if components is not None and settings.registry_public_keys is None:
+            uploaded = UploadedLoras(components, layers, model.dtype)
         return LoraShelf(
             self._source.loras(model, held, settings),
             settings.lora_memory_mib * 2**20,

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from pentimento.clients.controller import ModelRepositoryClient
+from pentimento.diffusion.model_registry import registry_entry
 from pentimento.domain.adapters import split_digest
-from pentimento.domain.errors import DeadlineExceeded, InvalidArgument, NotFound, Unavailable
+from pentimento.domain.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from pentimento.domain.models import ModelVariant
+from pentimento.files.signed_entries import TrustedEntries, entry_of_variant
 from pentimento.policies.components import Utility
 from pentimento.rpc import open_channel
 from pentimento.service.components import known_peers
@@ -48,8 +50,9 @@ class StoredModels:
 
 async def with_stored(settings: UnetWorkerSettings) -> tuple[UnetWorkerSettings, StoredModels]:
     """Return the settings with directories for models that are not on disk, and these models; the files of the worker's
-    own one are fetched. Models that are not found and may be missing stay so. Raises NotFound for others,
-    and the errors of `StoredModels.load`."""
+    own one are fetched. Models that are not found and may be missing stay so. Raises NotFound for others, the errors of
+    `StoredModels.load`, and of `TrustedEntries.check` for entries."""
+    settings = with_signed_digests(settings)
     others = named_models(settings)
     absent = [one for one in (OtherModel(settings.model), *others) if not one.path.exists()]
     if not absent or settings.component_cache_dir is None:
@@ -67,8 +70,35 @@ async def with_stored(settings: UnetWorkerSettings) -> tuple[UnetWorkerSettings,
         own = placed[settings.model]
         await asyncio.to_thread(folders.load, models[own], lambda directory: None)
         settings = replace(settings, model=own, model_name=models[own].name)
+        if settings.trusted is not None:
+            settings = replace(settings, expected_model_digest=models[own].digest)
     given = tuple(_given(placed.get(one.path, one.path), one.digest) for one in others)
     return replace(settings, other_models=given), StoredModels(folders, models)
+
+
+def with_signed_digests(settings: UnetWorkerSettings) -> UnetWorkerSettings:
+    """Return the settings with the digests of the signed entries of models on disk, if entries must be signed. Raises
+    FailedPrecondition for a model without such an entry, or with another digest in it."""
+    if settings.trusted is None:
+        return settings
+    others = tuple(
+        _given(one.path, signed_digest(settings.trusted, one.path, one.digest)) if one.path.exists() else given
+        for one, given in zip(named_models(settings), settings.other_models, strict=True)
+    )
+    if settings.model.exists():
+        digest = signed_digest(settings.trusted, settings.model, settings.expected_model_digest)
+        settings = replace(settings, expected_model_digest=digest)
+    return replace(settings, other_models=others)
+
+
+def signed_digest(trusted: TrustedEntries, model: Path, expected: str) -> str:
+    """Return the digest of a model in the registry.json next to it. Raises FailedPrecondition."""
+    entry = registry_entry(model)
+    trusted.check(str(entry.get("name", model.name)), entry)
+    if expected not in ("", entry["digest"]):
+        message = f"{model}: its signed entry has the digest {entry['digest']}, expected {expected[:80]}"
+        raise FailedPrecondition("MODEL_DIGEST_MISMATCH", message)
+    return str(entry["digest"])
 
 
 def _given(path: Path, digest: str) -> Path:
@@ -84,6 +114,8 @@ async def _find(settings: UnetWorkerSettings, name: str, folders: ModelFolders, 
         if not settings.controller_address and not is_own:
             return None
         model = await _registered(settings, name)
+        if (trusted := settings.trusted) is not None:
+            trusted.check(name, entry_of_variant(model))
         if not model.source:
             where = f"--model: {name} is registered, but its files were not uploaded"
             raise NotFound("MODEL_NOT_STORED", f"{where}; `pentimento models add {name} DIRECTORY` uploads them")

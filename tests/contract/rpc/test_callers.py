@@ -96,6 +96,7 @@ async def test_certificate_s_names_decide_which_methods_it_may_call(
         assert found.metadata["method"] == EMBED_TEXT
 
 
+@pytest.mark.slow  # The relay closes a stream over TLS late.
 async def test_worker_calls_workers_and_no_embedder(suite: Suite, target: Scripted) -> None:
     worker = suite.caller(x509.DNSName("worker-0.workers.images.svc"))
     async with channel_to(target, worker) as channel:
@@ -103,8 +104,11 @@ async def test_worker_calls_workers_and_no_embedder(suite: Suite, target: Script
         half = worker_stub(channel).PredictHalf(iter(()))
         with pytest.raises(grpc.aio.AioRpcError) as unfit:
             await half.read()
+        watch = worker_stub(channel).WatchCredits(worker_pb.WatchCreditsRequest())
         with pytest.raises(grpc.aio.AioRpcError) as forbidden:
-            await worker_stub(channel).WatchCredits(worker_pb.WatchCreditsRequest()).read()
+            await watch.read()
+        half.cancel()
+        watch.cancel()
 
     assert isinstance(rejected, errors.PermissionDenied)
     assert rejected.metadata["names"] == "worker-0.workers.images.svc"
@@ -164,6 +168,7 @@ async def test_rejected_call_is_counted_and_audited(
     assert REJECTED._value.get() == before + 1
 
 
+@pytest.mark.slow
 async def test_changed_rules_hold_for_the_next_call(
     suite: Suite, target: Scripted, caplog: pytest.LogCaptureFixture
 ) -> None:

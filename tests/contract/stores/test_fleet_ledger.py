@@ -130,6 +130,18 @@ def test_register_changed_row_needs_unregister(ledger: FleetLedger) -> None:
     assert ledger.registered().result() == [changed]
 
 
+def test_replace_changes_the_document_of_the_same_digest_only(ledger: FleetLedger) -> None:
+    others = [replace(ROW, kind="lora"), replace(ROW, name="other")]
+    for row in (ROW, *others):
+        ledger.register(row).result()
+    signed = replace(ROW, document='{"signature": 1}')
+
+    found = [ledger.replace(row).result() for row in (signed, replace(signed, digest="x"), replace(signed, name="x"))]
+
+    assert found == [True, False, False]
+    assert sorted(ledger.registered().result(), key=str) == sorted([signed, *others], key=str)
+
+
 @on_sqlite
 def test_registered_text_is_unchanged(ledger: FleetLedger) -> None:
     row = RegisteredRow("model", "'; DROP TABLE fleet_registered; --", "", '{"a": "ü\\u0000\\n"}')

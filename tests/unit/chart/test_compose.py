@@ -48,6 +48,7 @@ CHOICES: dict[str, Any] = {
     "PENTIMENTO_HANDOVER": {"serving": {"handover": "off"}},
     "PENTIMENTO_CONTROLNET_PIPELINING": {"serving": {"controlnetPipelining": "on"}},
     "PENTIMENTO_MODEL_SOURCES": {"serving": {"modelSources": [f"sdxl=s3://bucket/sdxl@sha256:{'0' * 64}"]}},
+    "PENTIMENTO_REGISTRY_PUBLIC_KEYS": {"registry": {"publicKeys": "keys.pem"}},
     "PENTIMENTO_COMPONENT_DISK_MIB": {"componentCache": {"diskMib": 1000}},
     "PENTIMENTO_MODEL_ALIASES": {"serving": {"modelAliases": ["gpt-image-1=tiny-heavy"]}},
     "PENTIMENTO_SAFETY_CHECKS": {"serving": {"safetyChecks": ["prompt", "image"]}},
@@ -67,7 +68,7 @@ CHOICES: dict[str, Any] = {
 }
 # Volumes, ports, limits and images, which Kubernetes has other words for.
 OTHERS = re.compile(
-    "PENTIMENTO_(ADMIN_LISTEN|C2PA_[A-Z]+|CREDENTIALS|MODELS|PROFILES|EMBEDDINGS|SECRETS|TAG|PUBLISH|PUBLISH_HTTP|HTTP_HOSTS|TENSORS_SIZE|GPU_SHARE"
+    "PENTIMENTO_(ADMIN_LISTEN|C2PA_[A-Z]+|CREDENTIALS|MODELS|PROFILES|EMBEDDINGS|REGISTRY_KEYS|SECRETS|TAG|PUBLISH|PUBLISH_HTTP|HTTP_HOSTS|TENSORS_SIZE|GPU_SHARE"
     "|CPUS_[A-Z]+|MEMORY_[A-Z]+)"
 )
 

@@ -6,8 +6,10 @@ import pytest
 
 from pentimento.domain.adapters import AdapterKind
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
-from pentimento.files.adapter_registry import read_adapters
+from pentimento.files.adapter_registry import read_adapters, sign_registry
+from pentimento.files.signed_entries import TrustedEntries
 from tests.support.logged import said_by
+from tests.unit.files.test_signed_entries import Keys
 
 DIGEST, BASE = "sha256:" + "a" * 64, "sha256:" + "b" * 64
 NEON: dict[str, Any] = {"name": "neon", "kind": "lora", "family": "sd", "path": "neon", "digest": DIGEST}
@@ -99,3 +101,37 @@ def test_read_adapters_refuses_file_that_is_no_registry(tmp_path: Path) -> None:
         file.write_text(text, encoding="latin-1")
         with pytest.raises(FailedPrecondition):
             read_adapters(file)
+
+
+def test_entries_that_must_be_signed_are_verified_before_their_directory_is_looked_at(tmp_path: Path) -> None:
+    keys = Keys(tmp_path)
+    trusted = TrustedEntries(keys.public("first"))
+    file = registry(tmp_path, NEON, {**NEON, "name": "absent", "kind": "controlnet", "path": "absent"})
+
+    with pytest.raises(FailedPrecondition) as unsigned:
+        read_adapters(file, (AdapterKind.CONTROLNET,), trusted=trusted)
+    signed = sign_registry(file, lambda entry: keys.signed("first", entry))
+    with pytest.raises(InvalidArgument, match="must be a directory"):
+        read_adapters(file, (AdapterKind.CONTROLNET,), trusted=trusted)
+    found = read_adapters(file, (AdapterKind.LORA,), trusted=trusted)
+    file.write_text(file.read_text().replace("sha256:aaa", "sha256:aab"))
+    with pytest.raises(FailedPrecondition) as changed:
+        read_adapters(file, (AdapterKind.LORA,), trusted=trusted)
+
+    assert (unsigned.value.reason, unsigned.value.metadata["component"]) == ("UNSIGNED_ENTRY", "absent")
+    assert signed == ["neon", "absent"]
+    assert found.keys() == {"neon"}
+    assert changed.value.reason == "BAD_SIGNATURE"
+    assert json.loads(file.read_text())["version"] == 1
+
+
+def test_registry_that_cannot_be_signed_is_unchanged(tmp_path: Path) -> None:
+    file = registry(tmp_path, NEON, "no entry")
+    before = file.read_bytes()
+
+    with pytest.raises(InvalidArgument, match=r"models\[1\]: must be an object"):
+        sign_registry(file, lambda entry: entry)
+    with pytest.raises(NotFound):
+        sign_registry(tmp_path / "absent.json", lambda entry: entry)
+
+    assert file.read_bytes() == before

@@ -151,6 +151,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("certificates"), "authority")
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(pattern=PATTERNS, name=NAMES, data=st.data())
 def test_wildcards_match_as_openssl_matches_them(

@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from lab.fixtures.lora_files import write_tensors
-from pentimento.diffusion.loras import BaseLayers
+from pentimento.diffusion.loras import BaseLayers, digest_lora
 from pentimento.domain.adapters import Adapter, AdapterKind, RejectedAdapter
+from pentimento.files.signed_entries import TrustedEntries
 from services.unet_worker.adapters.lora_directory import LoraDirectory, open_lora_directory
 from services.unet_worker.device.device_backend import HeldAdapters
+from tests.unit.files.test_signed_entries import Keys
 
 BASE = BaseLayers("stable_diffusion", "unet", {"unet": {"proj": (6, 8)}})
 
@@ -25,8 +27,8 @@ def write_lora(path: Path, number: float = 1.0) -> Path:
     return write_tensors(path, factors)
 
 
-def opened(directory: Path) -> LoraDirectory:
-    return open_lora_directory(directory, "sha256:model", BASE, torch.float32, {})
+def opened(directory: Path, trusted: TrustedEntries | None = None) -> LoraDirectory:
+    return open_lora_directory(directory, "sha256:model", BASE, torch.float32, {}, trusted=trusted)
 
 
 def names(directory: Path) -> list[str]:
@@ -59,6 +61,30 @@ def test_folder_of_several_loras_serves_each(tmp_path: Path) -> None:
     assert names(tmp_path) == ["alone", "ink", "ink-epoch-2", "ink-epoch-3", "two", "two-b"]
     downs = {one.name: found.read(one.digest).components["unet"]["proj"].down[0, 0].item() for one in found.adapters}
     assert downs == {"ink": 0.0, "ink-epoch-2": 1.0, "ink-epoch-3": 2.0, "alone": 7.0, "two": 8.0, "two-b": 9.0}
+
+
+def test_loras_without_a_signed_entry_are_rejected_if_entries_must_be_signed(tmp_path: Path) -> None:
+    keys, folder = Keys(tmp_path), tmp_path / "loras"
+    trusted = TrustedEntries(keys.public("first"))
+    entries = [
+        {"name": name, "kind": "lora", "path": name, "digest": digest_lora(write_lora(folder / name / "l.safetensors"))}
+        for name in ("signed", "changed", "unsigned")
+    ]
+    without = opened(folder, trusted)
+    signed, changed = (keys.signed("first", entry) for entry in entries[:2])
+    document = {"models": [signed, {**changed, "licence": "MIT"}, entries[2]]}
+    (folder / "registry.json").write_text(json.dumps(document))
+
+    found = opened(folder, trusted)
+
+    assert [adapter.name for adapter in found.adapters] == ["signed"]
+    assert {one.name: one.reason for one in found.rejected} == {
+        "changed": "BAD_SIGNATURE",
+        "unsigned": "UNSIGNED_ENTRY",
+    }
+    # Files without a registry have no entries.
+    assert {one.reason for one in without.rejected} == {"UNSIGNED_ENTRY"} and not without.adapters
+    assert len(opened(folder).adapters) == 3
 
 
 def test_what_cannot_be_used_is_rejected_with_its_reason(tmp_path: Path) -> None:

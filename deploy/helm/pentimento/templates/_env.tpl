@@ -122,6 +122,7 @@ PENTIMENTO_UNET_WORKER_OTHER_MODELS: {{ join "," $paths | quote }}
 PENTIMENTO_UNET_WORKER_SKIP_MISSING: {{ .values.skipMissing | quote }}
 PENTIMENTO_UNET_WORKER_PROFILES: /usr/share/pentimento/profiles,/profiles
 PENTIMENTO_UNET_WORKER_WEIGHTS: {{ .root.Values.serving.weights }}
+PENTIMENTO_UNET_WORKER_REGISTRY_PUBLIC_KEYS: {{ include "pentimento.registryKeys" .root | quote }}
 PENTIMENTO_UNET_WORKER_ADAPTERS_DIR: /models
 PENTIMENTO_UNET_WORKER_EMBEDDINGS_DIR: /embeddings
 PENTIMENTO_UNET_WORKER_IP_ADAPTERS_DIR: /models/{{ .root.Values.serving.ipAdapters }}
@@ -141,6 +142,7 @@ PENTIMENTO_UNET_WORKER_GRANT_KEY_FILE: {{ include "pentimento.secretFile" "grant
 {{ include "pentimento.env.device" . }}
 PENTIMENTO_CONTROLNET_SVC_SKIP_MISSING: "true"
 PENTIMENTO_CONTROLNET_SVC_CONTROLNETS: /models/registry.json
+PENTIMENTO_CONTROLNET_SVC_REGISTRY_PUBLIC_KEYS: {{ include "pentimento.registryKeys" .root | quote }}
 PENTIMENTO_CONTROLNET_SVC_COMPONENT_CACHE_DIR: /var/cache/pentimento/components
 PENTIMENTO_CONTROLNET_SVC_COMPONENT_DISK_MIB: {{ include "pentimento.text" .root.Values.componentCache.diskMib | quote }}
 PENTIMENTO_CONTROLNET_SVC_DEPTH_MODEL: /models/{{ .root.Values.serving.depthModel }}
@@ -214,6 +216,11 @@ PENTIMENTO_EDGE_GATEWAY_ADDRESS: {{ include "pentimento.address" (dict "root" .r
 PENTIMENTO_EDGE_FILES_URL: {{ include "pentimento.objects" (merge (dict "reader" true) .) | quote }}
 PENTIMENTO_EDGE_SIGNING_KEY_FILE: {{ include "pentimento.signingKey" .root }}
 {{ include "pentimento.env.s3" (merge (dict "file" "s3_reader_credentials") .) }}
+{{- end }}
+
+{{/* The file of public keys, without which entries need no signature. */}}
+{{- define "pentimento.registryKeys" -}}
+{{- with .Values.registry.publicKeys }}/run/secrets/registry/{{ . }}{{ end -}}
 {{- end }}
 
 {{/* The embedded form's frontdoor makes the key on the volume. */}}

@@ -134,6 +134,9 @@ readinessProbe:
 {{- if include "pentimento.secure" .root }}
 - {name: tls, mountPath: /run/secrets/tls, readOnly: true}
 {{- end }}
+{{- if and (has .service $reads.cache) .root.Values.registry.publicKeys }}
+- {name: registry-keys, mountPath: /run/secrets/registry, readOnly: true}
+{{- end }}
 {{- if has .service $reads.tensors }}
 - {name: tensors, mountPath: {{ ternary "/dev/shm" "/dev/shm/pentimento" (eq .root.Values.tensors.kind "emptyDir") }}}
 {{- end }}
@@ -170,6 +173,10 @@ readinessProbe:
 {{- else }}
   secret: {secretName: {{ include "pentimento.tlsSecret" . }}}
 {{- end }}
+{{- end }}
+{{- if and (has .service $reads.cache) .root.Values.registry.publicKeys }}
+- name: registry-keys
+  configMap: {name: {{ .root.Values.registry.configMap }}}
 {{- end }}
 {{- if has .service $reads.tensors }}
 - name: tensors

@@ -26,7 +26,7 @@ from pentimento.api.auth.v1 import auth_pb2 as pentimento_dot_api_dot_auth_dot_v
 from pentimento.api.controller.v1 import controller_service_pb2 as pentimento_dot_api_dot_controller_dot_v1_dot_controller__service__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n7pentimento/api/models/v1/model_repository_service.proto\x12\x18pentimento.api.models.v1\x1a!pentimento/api/auth/v1/auth.proto\x1a\x35pentimento/api/controller/v1/controller_service.proto\"\xfd\x01\n\x0cModelVariant\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\x03 \x01(\t\x12\x0f\n\x07licence\x18\x04 \x01(\t\x12\x32\n\x05\x66iles\x18\x05 \x03(\x0b\x32#.pentimento.api.models.v1.ModelFile\x12\x33\n\x05\x63osts\x18\x06 \x03(\x0b\x32$.pentimento.api.models.v1.DeviceCost\x12\x0e\n\x06source\x18\x07 \x01(\t\x12\x15\n\rdefault_steps\x18\x08 \x01(\r\x12\x1e\n\x16\x64\x65\x66\x61ult_guidance_scale\x18\t \x01(\x01\"M\n\tModelFile\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x12\x0e\n\x06\x62locks\x18\x04 \x03(\t\"S\n\nDeviceCost\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12\x35\n\x04\x63ost\x18\x02 \x01(\x0b\x32\'.pentimento.api.controller.v1.ModelCost\"W\n\x0e\x43\x61scadeVariant\x12\x0e\n\x06models\x18\x01 \x03(\t\x12\x35\n\thandovers\x18\x02 \x03(\x0b\x32\".pentimento.api.models.v1.Handover\"\xb7\x01\n\x08Handover\x12\x15\n\rdiscriminator\x18\x01 \x01(\t\x12\x1c\n\x14\x64iscriminator_digest\x18\x02 \x01(\t\x12\x12\n\nthresholds\x18\x03 \x03(\x01\x12\x0e\n\x06shares\x18\x04 \x03(\x01\x12\x13\n\x0breuse_share\x18\x05 \x01(\x01\x12=\n\rreuse_profile\x18\x06 \x01(\x0b\x32&.pentimento.api.models.v1.ReuseProfile\"@\n\x0cReuseProfile\x12\x13\n\x0b\x66ile_digest\x18\x01 \x01(\t\x12\r\n\x05\x61lpha\x18\x02 \x01(\x01\x12\x0c\n\x04rule\x18\x03 \x01(\t\"M\n\x17\x46indMissingFilesRequest\x12\x32\n\x05\x66iles\x18\x01 \x03(\x0b\x32#.pentimento.api.models.v1.ModelFile\"+\n\x18\x46indMissingFilesResponse\x12\x0f\n\x07sha256s\x18\x01 \x03(\t\"^\n\x0e\x41\x64\x64\x46ileRequest\x12\x33\n\x04\x66ile\x18\x01 \x01(\x0b\x32#.pentimento.api.models.v1.ModelFileH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"\x11\n\x0f\x41\x64\x64\x46ileResponse\"\x1f\n\x0fGetModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"I\n\x10GetModelResponse\x12\x35\n\x05model\x18\x01 \x01(\x0b\x32&.pentimento.api.models.v1.ModelVariant\"M\n\x14RegisterModelRequest\x12\x35\n\x05model\x18\x01 \x01(\x0b\x32&.pentimento.api.models.v1.ModelVariant\"\x17\n\x15RegisterModelResponse\"\"\n\x12RemoveModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x15\n\x13RemoveModelResponse\"n\n\x16RegisterCascadeRequest\x12\x39\n\x07\x63\x61scade\x18\x01 \x01(\x0b\x32(.pentimento.api.models.v1.CascadeVariant\x12\x19\n\x11handover_profiles\x18\x02 \x03(\t\"T\n\x17RegisterCascadeResponse\x12\x39\n\x07\x63\x61scade\x18\x01 \x01(\x0b\x32(.pentimento.api.models.v1.CascadeVariant\"$\n\x14RemoveCascadeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x17\n\x15RemoveCascadeResponse\"\x17\n\x15ListRegisteredRequest\"\x8c\x01\n\x16ListRegisteredResponse\x12\x36\n\x06models\x18\x01 \x03(\x0b\x32&.pentimento.api.models.v1.ModelVariant\x12:\n\x08\x63\x61scades\x18\x02 \x03(\x0b\x32(.pentimento.api.models.v1.CascadeVariant2\xea\x07\n\x16ModelRepositoryService\x12\x86\x01\n\x10\x46indMissingFiles\x12\x31.pentimento.api.models.v1.FindMissingFilesRequest\x1a\x32.pentimento.api.models.v1.FindMissingFilesResponse\"\x0b\xaa\xd4\x18\x01\x04\xb0\xd4\x18\x80\x80@\x12n\n\x07\x41\x64\x64\x46ile\x12(.pentimento.api.models.v1.AddFileRequest\x1a).pentimento.api.models.v1.AddFileResponse\"\x0c\xaa\xd4\x18\x01\x04\xb0\xd4\x18\x80\x80\x80\x01(\x01\x12}\n\rRegisterModel\x12..pentimento.api.models.v1.RegisterModelRequest\x1a/.pentimento.api.models.v1.RegisterModelResponse\"\x0b\xaa\xd4\x18\x01\x04\xb0\xd4\x18\x80\x80@\x12i\n\x08GetModel\x12).pentimento.api.models.v1.GetModelRequest\x1a*.pentimento.api.models.v1.GetModelResponse\"\x06\xaa\xd4\x18\x02\x03\x04\x12q\n\x0bRemoveModel\x12,.pentimento.api.models.v1.RemoveModelRequest\x1a-.pentimento.api.models.v1.RemoveModelResponse\"\x05\xaa\xd4\x18\x01\x04\x12\x83\x01\n\x0fRegisterCascade\x12\x30.pentimento.api.models.v1.RegisterCascadeRequest\x1a\x31.pentimento.api.models.v1.RegisterCascadeResponse\"\x0b\xaa\xd4\x18\x01\x04\xb0\xd4\x18\x80\x80@\x12w\n\rRemoveCascade\x12..pentimento.api.models.v1.RemoveCascadeRequest\x1a/.pentimento.api.models.v1.RemoveCascadeResponse\"\x05\xaa\xd4\x18\x01\x04\x12{\n\x0eListRegistered\x12/.pentimento.api.models.v1.ListRegisteredRequest\x1a\x30.pentimento.api.models.v1.ListRegisteredResponse\"\x06\xaa\xd4\x18\x02\x03\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n7pentimento/api/models/v1/model_repository_service.proto\x12\x18pentimento.api.models.v1\x1a!pentimento/api/auth/v1/auth.proto\x1a\x35pentimento/api/controller/v1/controller_service.proto\"\xcd\x02\n\x0cModelVariant\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\x03 \x01(\t\x12\x0f\n\x07licence\x18\x04 \x01(\t\x12\x32\n\x05\x66iles\x18\x05 \x03(\x0b\x32#.pentimento.api.models.v1.ModelFile\x12\x33\n\x05\x63osts\x18\x06 \x03(\x0b\x32$.pentimento.api.models.v1.DeviceCost\x12\x0e\n\x06source\x18\x07 \x01(\t\x12\x15\n\rdefault_steps\x18\x08 \x01(\r\x12\x1e\n\x16\x64\x65\x66\x61ult_guidance_scale\x18\t \x01(\x01\x12@\n\tsignature\x18\n \x01(\x0b\x32(.pentimento.api.models.v1.EntrySignatureH\x00\x88\x01\x01\x42\x0c\n\n_signature\"E\n\x0e\x45ntrySignature\x12\x0e\n\x06key_id\x18\x01 \x01(\t\x12\x14\n\x0csigned_at_ms\x18\x02 \x01(\x03\x12\r\n\x05value\x18\x03 \x01(\t\"M\n\tModelFile\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x12\x0e\n\x06\x62locks\x18\x04 \x03(\t\"S\n\nDeviceCost\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12\x35\n\x04\x63ost\x18\x02 \x01(\x0b\x32\'.pentimento.api.controller.v1.ModelCost\"W\n\x0e\x43\x61scadeVariant\x12\x0e\n\x06models\x18\x01 \x03(\t\x12\x35\n\thandovers\x18\x02 \x03(\x0b\x32\".pentimento.api.models.v1.Handover\"\xb7\x01\n\x08Handover\x12\x15\n\rdiscriminator\x18\x01 \x01(\t\x12\x1c\n\x14\x64iscriminator_digest\x18\x02 \x01(\t\x12\x12\n\nthresholds\x18\x03 \x03(\x01\x12\x0e\n\x06shares\x18\x04 \x03(\x01\x12\x13\n\x0breuse_share\x18\x05 \x01(\x01\x12=\n\rreuse_profile\x18\x06 \x01(\x0b\x32&.pentimento.api.models.v1.ReuseProfile\"@\n\x0cReuseProfile\x12\x13\n\x0b\x66ile_digest\x18\x01 \x01(\t\x12\r\n\x05\x61lpha\x18\x02 \x01(\x01\x12\x0c\n\x04rule\x18\x03 \x01(\t\"M\n\x17\x46indMissingFilesRequest\x12\x32\n\x05\x66iles\x18\x01 \x03(\x0b\x32#.pentimento.api.models.v1.ModelFile\"+\n\x18\x46indMissingFilesResponse\x12\x0f\n\x07sha256s\x18\x01 \x03(\t\"^\n\x0e\x41\x64\x64\x46ileRequest\x12\x33\n\x04\x66ile\x18\x01 \x01(\x0b\x32#.pentimento.api.models.v1.ModelFileH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"\x11\n\x0f\x41\x64\x64\x46ileResponse\"\x1f\n\x0fGetModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"I\n\x10GetModelResponse\x12\x35\n\x05model\x18\x01 \x01(\x0b\x32&.pentimento.api.models.v1.ModelVariant\"M\n\x14RegisterModelRequest\x12\x35\n\x05model\x18\x01 \x01(\x0b\x32&.pentimento.api.models.v1.ModelVariant\"\x17\n\x15RegisterModelResponse\"\"\n\x12RemoveModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x15\n\x13RemoveModelResponse\"n\n\x16RegisterCascadeRequest\x12\x39\n\x07\x63\x61scade\x18\x01 \x01(\x0b\x32(.pentimento.api.models.v1.CascadeVariant\x12\x19\n\x11handover_profiles\x18\x02 \x03(\t\"T\n\x17RegisterCascadeResponse\x12\x39\n\x07\x63\x61scade\x18\x01 \x01(\x0b\x32(.pentimento.api.models.v1.CascadeVariant\"$\n\x14RemoveCascadeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x17\n\x15RemoveCascadeResponse\"\x17\n\x15ListRegisteredRequest\"\x8c\x01\n\x16ListRegisteredResponse\x12\x36\n\x06models\x18\x01 \x03(\x0b\x32&.pentimento.api.models.v1.ModelVariant\x12:\n\x08\x63\x61scades\x18\x02 \x03(\x0b\x32(.pentimento.api.models.v1.CascadeVariant2\xea\x07\n\x16ModelRepositoryService\x12\x86\x01\n\x10\x46indMissingFiles\x12\x31.pentimento.api.models.v1.FindMissingFilesRequest\x1a\x32.pentimento.api.models.v1.FindMissingFilesResponse\"\x0b\xaa\xd4\x18\x01\x04\xb0\xd4\x18\x80\x80@\x12n\n\x07\x41\x64\x64\x46ile\x12(.pentimento.api.models.v1.AddFileRequest\x1a).pentimento.api.models.v1.AddFileResponse\"\x0c\xaa\xd4\x18\x01\x04\xb0\xd4\x18\x80\x80\x80\x01(\x01\x12}\n\rRegisterModel\x12..pentimento.api.models.v1.RegisterModelRequest\x1a/.pentimento.api.models.v1.RegisterModelResponse\"\x0b\xaa\xd4\x18\x01\x04\xb0\xd4\x18\x80\x80@\x12i\n\x08GetModel\x12).pentimento.api.models.v1.GetModelRequest\x1a*.pentimento.api.models.v1.GetModelResponse\"\x06\xaa\xd4\x18\x02\x03\x04\x12q\n\x0bRemoveModel\x12,.pentimento.api.models.v1.RemoveModelRequest\x1a-.pentimento.api.models.v1.RemoveModelResponse\"\x05\xaa\xd4\x18\x01\x04\x12\x83\x01\n\x0fRegisterCascade\x12\x30.pentimento.api.models.v1.RegisterCascadeRequest\x1a\x31.pentimento.api.models.v1.RegisterCascadeResponse\"\x0b\xaa\xd4\x18\x01\x04\xb0\xd4\x18\x80\x80@\x12w\n\rRemoveCascade\x12..pentimento.api.models.v1.RemoveCascadeRequest\x1a/.pentimento.api.models.v1.RemoveCascadeResponse\"\x05\xaa\xd4\x18\x01\x04\x12{\n\x0eListRegistered\x12/.pentimento.api.models.v1.ListRegisteredRequest\x1a\x30.pentimento.api.models.v1.ListRegisteredResponse\"\x06\xaa\xd4\x18\x02\x03\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -50,49 +50,51 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MODELREPOSITORYSERVICE'].methods_by_name['ListRegistered']._loaded_options = None
   _globals['_MODELREPOSITORYSERVICE'].methods_by_name['ListRegistered']._serialized_options = b'\252\324\030\002\003\004'
   _globals['_MODELVARIANT']._serialized_start=176
-  _globals['_MODELVARIANT']._serialized_end=429
-  _globals['_MODELFILE']._serialized_start=431
-  _globals['_MODELFILE']._serialized_end=508
-  _globals['_DEVICECOST']._serialized_start=510
-  _globals['_DEVICECOST']._serialized_end=593
-  _globals['_CASCADEVARIANT']._serialized_start=595
-  _globals['_CASCADEVARIANT']._serialized_end=682
-  _globals['_HANDOVER']._serialized_start=685
-  _globals['_HANDOVER']._serialized_end=868
-  _globals['_REUSEPROFILE']._serialized_start=870
-  _globals['_REUSEPROFILE']._serialized_end=934
-  _globals['_FINDMISSINGFILESREQUEST']._serialized_start=936
-  _globals['_FINDMISSINGFILESREQUEST']._serialized_end=1013
-  _globals['_FINDMISSINGFILESRESPONSE']._serialized_start=1015
-  _globals['_FINDMISSINGFILESRESPONSE']._serialized_end=1058
-  _globals['_ADDFILEREQUEST']._serialized_start=1060
-  _globals['_ADDFILEREQUEST']._serialized_end=1154
-  _globals['_ADDFILERESPONSE']._serialized_start=1156
-  _globals['_ADDFILERESPONSE']._serialized_end=1173
-  _globals['_GETMODELREQUEST']._serialized_start=1175
-  _globals['_GETMODELREQUEST']._serialized_end=1206
-  _globals['_GETMODELRESPONSE']._serialized_start=1208
-  _globals['_GETMODELRESPONSE']._serialized_end=1281
-  _globals['_REGISTERMODELREQUEST']._serialized_start=1283
-  _globals['_REGISTERMODELREQUEST']._serialized_end=1360
-  _globals['_REGISTERMODELRESPONSE']._serialized_start=1362
-  _globals['_REGISTERMODELRESPONSE']._serialized_end=1385
-  _globals['_REMOVEMODELREQUEST']._serialized_start=1387
-  _globals['_REMOVEMODELREQUEST']._serialized_end=1421
-  _globals['_REMOVEMODELRESPONSE']._serialized_start=1423
-  _globals['_REMOVEMODELRESPONSE']._serialized_end=1444
-  _globals['_REGISTERCASCADEREQUEST']._serialized_start=1446
-  _globals['_REGISTERCASCADEREQUEST']._serialized_end=1556
-  _globals['_REGISTERCASCADERESPONSE']._serialized_start=1558
-  _globals['_REGISTERCASCADERESPONSE']._serialized_end=1642
-  _globals['_REMOVECASCADEREQUEST']._serialized_start=1644
-  _globals['_REMOVECASCADEREQUEST']._serialized_end=1680
-  _globals['_REMOVECASCADERESPONSE']._serialized_start=1682
-  _globals['_REMOVECASCADERESPONSE']._serialized_end=1705
-  _globals['_LISTREGISTEREDREQUEST']._serialized_start=1707
-  _globals['_LISTREGISTEREDREQUEST']._serialized_end=1730
-  _globals['_LISTREGISTEREDRESPONSE']._serialized_start=1733
-  _globals['_LISTREGISTEREDRESPONSE']._serialized_end=1873
-  _globals['_MODELREPOSITORYSERVICE']._serialized_start=1876
-  _globals['_MODELREPOSITORYSERVICE']._serialized_end=2878
+  _globals['_MODELVARIANT']._serialized_end=509
+  _globals['_ENTRYSIGNATURE']._serialized_start=511
+  _globals['_ENTRYSIGNATURE']._serialized_end=580
+  _globals['_MODELFILE']._serialized_start=582
+  _globals['_MODELFILE']._serialized_end=659
+  _globals['_DEVICECOST']._serialized_start=661
+  _globals['_DEVICECOST']._serialized_end=744
+  _globals['_CASCADEVARIANT']._serialized_start=746
+  _globals['_CASCADEVARIANT']._serialized_end=833
+  _globals['_HANDOVER']._serialized_start=836
+  _globals['_HANDOVER']._serialized_end=1019
+  _globals['_REUSEPROFILE']._serialized_start=1021
+  _globals['_REUSEPROFILE']._serialized_end=1085
+  _globals['_FINDMISSINGFILESREQUEST']._serialized_start=1087
+  _globals['_FINDMISSINGFILESREQUEST']._serialized_end=1164
+  _globals['_FINDMISSINGFILESRESPONSE']._serialized_start=1166
+  _globals['_FINDMISSINGFILESRESPONSE']._serialized_end=1209
+  _globals['_ADDFILEREQUEST']._serialized_start=1211
+  _globals['_ADDFILEREQUEST']._serialized_end=1305
+  _globals['_ADDFILERESPONSE']._serialized_start=1307
+  _globals['_ADDFILERESPONSE']._serialized_end=1324
+  _globals['_GETMODELREQUEST']._serialized_start=1326
+  _globals['_GETMODELREQUEST']._serialized_end=1357
+  _globals['_GETMODELRESPONSE']._serialized_start=1359
+  _globals['_GETMODELRESPONSE']._serialized_end=1432
+  _globals['_REGISTERMODELREQUEST']._serialized_start=1434
+  _globals['_REGISTERMODELREQUEST']._serialized_end=1511
+  _globals['_REGISTERMODELRESPONSE']._serialized_start=1513
+  _globals['_REGISTERMODELRESPONSE']._serialized_end=1536
+  _globals['_REMOVEMODELREQUEST']._serialized_start=1538
+  _globals['_REMOVEMODELREQUEST']._serialized_end=1572
+  _globals['_REMOVEMODELRESPONSE']._serialized_start=1574
+  _globals['_REMOVEMODELRESPONSE']._serialized_end=1595
+  _globals['_REGISTERCASCADEREQUEST']._serialized_start=1597
+  _globals['_REGISTERCASCADEREQUEST']._serialized_end=1707
+  _globals['_REGISTERCASCADERESPONSE']._serialized_start=1709
+  _globals['_REGISTERCASCADERESPONSE']._serialized_end=1793
+  _globals['_REMOVECASCADEREQUEST']._serialized_start=1795
+  _globals['_REMOVECASCADEREQUEST']._serialized_end=1831
+  _globals['_REMOVECASCADERESPONSE']._serialized_start=1833
+  _globals['_REMOVECASCADERESPONSE']._serialized_end=1856
+  _globals['_LISTREGISTEREDREQUEST']._serialized_start=1858
+  _globals['_LISTREGISTEREDREQUEST']._serialized_end=1881
+  _globals['_LISTREGISTEREDRESPONSE']._serialized_start=1884
+  _globals['_LISTREGISTEREDRESPONSE']._serialized_end=2024
+  _globals['_MODELREPOSITORYSERVICE']._serialized_start=2027
+  _globals['_MODELREPOSITORYSERVICE']._serialized_end=3029
 # @@protoc_insertion_point(module_scope)

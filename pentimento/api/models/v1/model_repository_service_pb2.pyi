@@ -32,6 +32,7 @@ class ModelVariant(_message.Message):
     SOURCE_FIELD_NUMBER: _builtins.int
     DEFAULT_STEPS_FIELD_NUMBER: _builtins.int
     DEFAULT_GUIDANCE_SCALE_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Lower-case letters, digits and single . _ - between them."""
     digest: _builtins.str
@@ -51,6 +52,10 @@ class ModelVariant(_message.Message):
     def costs(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeviceCost]:
         """What it costs, by kind of device; beside what workers say of themselves, which counts first."""
 
+    @_builtins.property
+    def signature(self) -> Global___EntrySignature:
+        """Of all other fields; workers may ask for one before they load anything."""
+
     def __init__(
         self,
         *,
@@ -63,14 +68,45 @@ class ModelVariant(_message.Message):
         source: _builtins.str = ...,
         default_steps: _builtins.int = ...,
         default_guidance_scale: _builtins.float = ...,
+        signature: Global___EntrySignature | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_signature", b"_signature", "signature", b"signature"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_signature", b"_signature", "costs", b"costs", "default_guidance_scale", b"default_guidance_scale", "default_steps", b"default_steps", "digest", b"digest", "family", b"family", "files", b"files", "licence", b"licence", "name", b"name", "signature", b"signature", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__signature: _TypeAlias = _typing.Literal["signature"]  # noqa: Y015
+    _WhichOneofArgType__signature: _TypeAlias = _typing.Literal["_signature", b"_signature"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__signature) -> _WhichOneofReturnType__signature | None: ...
+
+Global___ModelVariant: _TypeAlias = ModelVariant  # noqa: Y015
+
+@_typing.final
+class EntrySignature(_message.Message):
+    """An ed25519 signature of a registration, with the id of its key and the wall clock of the signer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_ID_FIELD_NUMBER: _builtins.int
+    SIGNED_AT_MS_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    key_id: _builtins.str
+    signed_at_ms: _builtins.int
+    value: _builtins.str
+    """In base64."""
+    def __init__(
+        self,
+        *,
+        key_id: _builtins.str = ...,
+        signed_at_ms: _builtins.int = ...,
+        value: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs", "default_guidance_scale", b"default_guidance_scale", "default_steps", b"default_steps", "digest", b"digest", "family", b"family", "files", b"files", "licence", b"licence", "name", b"name", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key_id", b"key_id", "signed_at_ms", b"signed_at_ms", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ModelVariant: _TypeAlias = ModelVariant  # noqa: Y015
+Global___EntrySignature: _TypeAlias = EntrySignature  # noqa: Y015
 
 @_typing.final
 class ModelFile(_message.Message):

@@ -102,7 +102,7 @@ class ModelRepositoryServiceServicer:
 
     def RegisterModel(self, request, context):
         """FAILED_PRECONDITION `NAME_TAKEN` where the name stands for something else; the same said again is
-        harmless. `FILES_MISSING` where files of the object store were not uploaded.
+        harmless, and its signature replaces the former one. `FILES_MISSING` where files of the object store were not uploaded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -44,7 +44,7 @@ class ModelRepositoryServiceStub:
     """First what it is, then its bytes in order. Models that have the same file share it."""
     RegisterModel: _grpc.UnaryUnaryMultiCallable[_model_repository_service_pb2.RegisterModelRequest, _model_repository_service_pb2.RegisterModelResponse]
     """FAILED_PRECONDITION `NAME_TAKEN` where the name stands for something else; the same said again is
-    harmless. `FILES_MISSING` where files of the object store were not uploaded.
+    harmless, and its signature replaces the former one. `FILES_MISSING` where files of the object store were not uploaded.
     """
     GetModel: _grpc.UnaryUnaryMultiCallable[_model_repository_service_pb2.GetModelRequest, _model_repository_service_pb2.GetModelResponse]
     """FAILED_PRECONDITION `MODEL_IN_USE` while a cascade names it.
@@ -71,7 +71,7 @@ class ModelRepositoryServiceAsyncStub(ModelRepositoryServiceStub):
     """First what it is, then its bytes in order. Models that have the same file share it."""
     RegisterModel: _aio.UnaryUnaryMultiCallable[_model_repository_service_pb2.RegisterModelRequest, _model_repository_service_pb2.RegisterModelResponse]  # type: ignore[assignment]
     """FAILED_PRECONDITION `NAME_TAKEN` where the name stands for something else; the same said again is
-    harmless. `FILES_MISSING` where files of the object store were not uploaded.
+    harmless, and its signature replaces the former one. `FILES_MISSING` where files of the object store were not uploaded.
     """
     GetModel: _aio.UnaryUnaryMultiCallable[_model_repository_service_pb2.GetModelRequest, _model_repository_service_pb2.GetModelResponse]  # type: ignore[assignment]
     """FAILED_PRECONDITION `MODEL_IN_USE` while a cascade names it.
@@ -113,7 +113,7 @@ class ModelRepositoryServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_model_repository_service_pb2.RegisterModelResponse, _abc.Awaitable[_model_repository_service_pb2.RegisterModelResponse]]:
         """FAILED_PRECONDITION `NAME_TAKEN` where the name stands for something else; the same said again is
-        harmless. `FILES_MISSING` where files of the object store were not uploaded.
+        harmless, and its signature replaces the former one. `FILES_MISSING` where files of the object store were not uploaded.
         """
 
     @_abc_1.abstractmethod
