@@ -29,7 +29,8 @@ PLAIN = AttemptAdapters()
 
 
 class DeviceAdapters:
-    """`loaded_count`: loads so far. Nothing is drawn for attempts without adapters."""
+    """`loaded_count`: loads so far; `waited_s`: seconds that attempts waited for loads. Nothing is drawn for attempts
+    without adapters."""
 
     def __init__(self, costs: AdapterCosts, random: Random) -> None:
         self._costs = costs
@@ -38,11 +39,19 @@ class DeviceAdapters:
         self._kept: OrderedDict[str, float] = OrderedDict()
         self._in_weights: LoraSet = ()
         self.loaded_count = 0
+        self.waited_s = 0.0
 
     @property
     def resident(self) -> tuple[str, ...]:
         """The LoRAs that need not be loaded first, those used last at the end."""
         return tuple(self._kept)
+
+    def load_ahead(self, names: Collection[str], now_s: float) -> bool:
+        """Load these LoRAs one after the other while memory has room, as workers do. Return whether any was missing."""
+        room = max(self._costs.resident_count - len(self._kept), 0)
+        missing = [name for name in names if name not in self._kept][:room]
+        self.take(missing, now_s)
+        return bool(missing)
 
     def take(self, names: Collection[str], now_s: float) -> float:
         """Use these LoRAs from now on, and return the seconds until all are loaded. Missing ones load one after the
@@ -62,7 +71,9 @@ class DeviceAdapters:
         """Use these LoRAs like `take`. Return the seconds by which loading exceeds the steps that may run before it
         (Katz, section 6), for an attempt alone in its batch."""
         may_run = int(self._costs.latest_start_fraction * step_count)
-        return max(self.take(names, now_s) - may_run * step_s, 0.0)
+        held_up_s = max(self.take(names, now_s) - may_run * step_s, 0.0)
+        self.waited_s += held_up_s
+        return held_up_s
 
     def settle(self, sets: Iterable[LoraSet]) -> float:
         """Prepare the weights for a batch with these LoRAs, and return the seconds it takes; 0 if nothing changes. One

@@ -66,7 +66,7 @@ class FixedShares:
 
 
 def _decision(context: PlanInput, seen: QueuedModels, held: Mapping[str, str], turn: int = 0) -> Decision:
-    after = seen.held.after(context.workers(), held, context.now_s, LoadCosts(context.profiles))
+    after = seen.held.after(context.workers(), held, context.now_s, LoadCosts(context))
     return Decision(plan_of(context, held), replace(seen, held=after, turn=turn))
 
 

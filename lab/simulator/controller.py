@@ -1,7 +1,7 @@
 """The controller in virtual time: the frontdoor and the workers report to it, and it makes plans as the live one."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from lab.emulation.device import EmulatedDevice
@@ -12,9 +12,10 @@ from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.fleet import Capability, Plan, Replica, ReplicaKind, ReplicaReport
 from pentimento.domain.generation import PlanVersion
 from pentimento.domain.weights import ModelChange, SwitchWay
+from pentimento.policies.plan.component_placement import ComponentUses
 from pentimento.policies.plan.demand import DemandWindow
 from pentimento.policies.plan.inputs import AllocationProfile, Decision, PlanInput, ReplicaView
-from pentimento.policies.plan.maker import make_plan, numbered
+from pentimento.policies.plan.maker import FleetFacts, make_plan, numbered
 from pentimento.policies.plan.registry import ServingPolicy
 
 # Plans and seconds without progress after which the simulation fails: no policy remembers or waits that long.
@@ -28,7 +29,8 @@ _FRONTDOOR = Replica("frontdoor", ReplicaKind.FRONTDOOR, "simulated:frontdoor", 
 
 class SimulatedController:
     """`devices` are the fleet, `available` the models that a type of device can hold, `profiles` what they cost.
-    `starts` counts, for the next report, where requests start and what compared images kept."""
+    `starts` counts, for the next report, where requests start and what compared images kept. `reports` adds a worker's
+    report of its components."""
 
     def __init__(
         self,
@@ -37,6 +39,7 @@ class SimulatedController:
         devices: Mapping[str, EmulatedDevice[AttemptKey]],
         available: Mapping[str, tuple[str, ...]],
         profiles: tuple[AllocationProfile, ...],
+        reports: Callable[[Replica, EmulatedDevice[AttemptKey]], ReplicaView],
     ) -> None:
         self.starts = StartCounts()
         self._policy = policy
@@ -44,6 +47,8 @@ class SimulatedController:
         self._devices = devices
         self._available = available
         self._profiles = profiles
+        self._reports = reports
+        self._uses = ComponentUses()
         self._demand = DemandReport(dataplane, self.starts)
         self._window = DemandWindow()
         self._late: Counter[str] = Counter()
@@ -83,8 +88,8 @@ class SimulatedController:
         replicas = self._replicas()
         given = PlanInput(now_s, replicas, self._window.take(replicas), self._profiles, self._decision)
         self.given = given
-        made = make_plan(self._policy, given)
-        self._decision = made.decision
+        made = make_plan(self._policy, given, FleetFacts(uses=self._uses.seen(given.demand)))
+        self._decision, self._uses = made.decision, made.uses
         plan = numbered(made.plan, self._plan)
         self._plan = plan or self._plan
         return plan
@@ -100,19 +105,22 @@ class SimulatedController:
             raise FailedPrecondition("STANDSTILL", f"{message}: {counts or 'in no queue'}")
 
     def _replicas(self) -> tuple[ReplicaView, ...]:
-        workers = (
-            Replica(
-                instance_id=device.worker_id,
-                kind=ReplicaKind.UNET_WORKER,
-                address=f"simulated:{device.worker_id}",
-                generation=1,
-                device=device.kind,
-                available_models=self._available[device.kind],
-                resident_models=(device.model,),
-                capabilities=_STEP_BATCHING if device.batches_steps else frozenset(),
-                change=_AHEAD if device.costs.swap is not None else None,
+        workers = [
+            (
+                device,
+                Replica(
+                    instance_id=device.worker_id,
+                    kind=ReplicaKind.UNET_WORKER,
+                    address=f"simulated:{device.worker_id}",
+                    generation=1,
+                    device=device.kind,
+                    available_models=self._available[device.kind],
+                    resident_models=(device.model,),
+                    capabilities=_STEP_BATCHING if device.batches_steps else frozenset(),
+                    change=_AHEAD if device.costs.swap is not None else None,
+                ),
             )
             for device in self._devices.values()
             if not device.lost and not device.retiring
-        )
-        return (ReplicaView(_FRONTDOOR, self._reported), *map(ReplicaView, workers))
+        ]
+        return (ReplicaView(_FRONTDOOR, self._reported), *(self._reports(worker, device) for device, worker in workers))

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from random import Random
 
+from lab.emulation.cost_draws import slower
 from lab.emulation.costs import ModelCosts
 from lab.emulation.device import EmulatedDevice
 from lab.emulation.jobs import DeviceListener, EmulatedJob
@@ -14,6 +15,7 @@ from lab.simulator.ledger import SimulatedImage, SimulatedRequest
 from lab.simulator.scenario import Scenario, SimulatedDevices
 from lab.workloads import Arrival
 from pentimento.dataplane.events import AttemptKey, SpeedProfile, WorkerReported
+from pentimento.domain.components import Tier
 from pentimento.domain.fleet import Plan
 from pentimento.policies.plan.inputs import AllocationProfile
 from pentimento.policies.thinning import WHOLE, ThinningOffer, thinned_steps
@@ -31,6 +33,7 @@ class SimulatedFleet:
     ) -> None:
         self._scenario = scenario
         self._agenda = agenda
+        self._listener = listener
         # When workers that were lost are back.
         self._back_s: dict[str, float] = {}
         self._costs: dict[str, dict[str, ModelCosts]] = {}
@@ -40,6 +43,10 @@ class SimulatedFleet:
         self._thinning = {model.name: model.thinning for model in scenario.models}
         self._steps = {model.name: model.costs.step_count for model in scenario.models}
         self.devices: dict[str, EmulatedDevice[AttemptKey]] = {}
+        # Models on each worker's local disk, and the costs of the model that it was last assigned.
+        self._disks: dict[str, set[str]] = {}
+        self._assigned: dict[str, ModelCosts] = {}
+        self.load_count, self.load_s = 0, 0.0
         self.available: dict[str, tuple[str, ...]] = {}
         for group, devices in enumerate(scenario.devices):
             kind = devices.kind or f"w{group}"
@@ -73,7 +80,29 @@ class SimulatedFleet:
             if not device.lost:
                 limit = self._limits[device.kind]
                 size = min(assignment.max_batch_size or limit, limit)
-                device.assign(self._costs[device.kind][assignment.model], size)
+                device.assign(self._costs_to_load(device, assignment.model), size)
+                if device.adapters.load_ahead(assignment.prefetch, self._agenda.now):
+                    self._listener.device_reports(device)
+
+    def tier_of(self, worker_id: str, model: str) -> Tier:
+        """Return the fastest tier that has a model for a worker."""
+        return Tier.DISK if model in self._disks[worker_id] else Tier.STORE
+
+    def _costs_to_load(self, device: EmulatedDevice[AttemptKey], model: str) -> ModelCosts:
+        """Return the costs of a model that is assigned to a device, with the load from the tier that has it now.
+        Changes state: the model comes to the disk, and the load counts."""
+        known = self._assigned.get(device.worker_id)
+        if known is not None and known.model == model:
+            return known
+        costs = self._costs[device.kind][model]
+        if self.tier_of(device.worker_id, model) is Tier.STORE:
+            costs = replace(costs, load=slower(costs.load, self._scenario.store_factor))
+        if model != device.model:
+            self.load_count += 1
+            self.load_s += costs.load.mean_s
+        self._disks[device.worker_id].add(model)
+        self._assigned[device.worker_id] = costs
+        return costs
 
     def lose(self, worker_id: str, for_s: float) -> list[EmulatedJob[AttemptKey]]:
         """Changes state: the worker is lost for so long, or until another outage of it ends that does so later. Return
@@ -150,6 +179,8 @@ class SimulatedFleet:
         costs = self._costs[kind][devices.resident]
         for number in range(devices.count):
             worker_id = f"{kind}-{number}"
+            all_local = self._scenario.store_factor == 1.0
+            self._disks[worker_id] = set(self._steps) if all_local else {devices.resident}
             settings = replace(self._scenario.device_settings, each_step=self._scenario.thins)
             self.devices[worker_id] = EmulatedDevice(
                 worker_id,

@@ -80,7 +80,8 @@ class SimulatedRouting:
             kind, saved = request.start.kind.value, request.start.start_step_of(own_steps)
             request.cascade = allowed_stages(stages_from(plan, request.cascade, *lanes[0], kind, draw, quota), quota)
             model = lanes[0][1] if kind != NOISE else ""
-            self._starts.count(own, CountedStart(saved, kind, own_steps, model))
+            start = CountedStart(saved, kind, own_steps, model)
+            self._starts.count(own, start, request.arrival.loras, request.arrival.controlnets)
         work = [float(self.steps_left(request, model) * self._scenario.pixels) for _, model in lanes]
         thinning = [self._fleet.thinning_of(model, request.arrival, request.start) for _, model in lanes]
         options = tuple(

@@ -91,7 +91,9 @@ class Scenario:
     if no plan has shares for a cascade. `even_split`: send a request to a random worker of its model instead of by
     load (DiffServe's load balancer), for workers that have queues. `quotas` of tenants, by name. `processors`: that
     all devices share, 0 if each has its own. `confidences`: of light images from noise, by prompt and seed, where they
-    are known.
+    are known. `store_factor`: loads of models from the remote store take this multiple of their time, and each worker
+    has only its first model on its disk at the start; 1: all models are on all disks. `reports_tiers`:
+    whether workers report which tier has a model; `reports_loras`: whether they report their LoRAs, which plans place.
     """
 
     name: str
@@ -116,6 +118,9 @@ class Scenario:
     adapters: AdapterCosts = NO_ADAPTER_COSTS
     processors: int = 0
     confidences: Mapping[tuple[str, int], float] = field(default_factory=dict)
+    store_factor: float = 1.0
+    reports_tiers: bool = True
+    reports_loras: bool = True
 
     def __post_init__(self) -> None:
         known = {model.name for model in self.models}

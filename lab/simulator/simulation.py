@@ -22,6 +22,7 @@ from lab.runs import RequestRecord, StageSpan
 from lab.simulator.adapters import SimulatedAdapters
 from lab.simulator.agenda import Agenda
 from lab.simulator.cache import SimulatedCache
+from lab.simulator.components import SimulatedReports
 from lab.simulator.controller import SimulatedController
 from lab.simulator.endings import Endings
 from lab.simulator.fleet import RETRIEVAL_POOL, SimulatedFleet
@@ -63,6 +64,7 @@ class Simulation:
             self._fleet.devices,
             self._fleet.available,
             self._fleet.profiles,
+            SimulatedReports(scenario, self._fleet, workload.arrivals).of,
         )
         self._reuse = Reuse(scenario, workload, self._fleet, self.dataplane, cache)
         self._routing = SimulatedRouting(
@@ -134,6 +136,16 @@ class Simulation:
     def busy_s(self) -> float:
         """Seconds that all devices together computed."""
         return sum(device.busy_s for device in self._fleet.devices.values())
+
+    @property
+    def adapter_wait_s(self) -> float:
+        """Return the seconds that attempts waited for loads of LoRAs."""
+        return sum(device.adapters.waited_s for device in self._fleet.devices.values())
+
+    @property
+    def model_loads(self) -> tuple[int, float]:
+        """Return the number of loads of models, and their seconds."""
+        return self._fleet.load_count, self._fleet.load_s
 
     @property
     def loaded_count(self) -> int:

@@ -66,9 +66,9 @@ def render(status: SuiteStatus, ages_s: Mapping[str, float] = ALL_NEW) -> Iterat
 
 
 def fleet_lines(fleet: Fleet) -> Iterator[Text]:
-    """Yield the plan in force, what it moves towards, f(t) of its cascades, its LoRAs and ControlNets with their
-    numbers of replicas, the workers' weights, the models that their memory cannot hold and their last change, and the
-    models that the plan leaves out."""
+    """Yield the plan in force, what it moves towards, f(t) of its cascades, its LoRAs and ControlNets with
+    their numbers of replicas, those that each replica is to hold, the workers' weights, the models that their memory cannot hold and their last change,
+    and the models that the plan leaves out."""
     plan, policy = fleet.plan, f" by {fleet.plan.allocator}" if fleet.plan.allocator else ""
     version = f"{plan.version.leader_epoch}.{plan.version.sequence}"
     yield Text(f"plan      {version}{policy}, {len(plan.assignments)} workers assigned")
@@ -80,6 +80,10 @@ def fleet_lines(fleet: Fleet) -> Iterator[Text]:
     if plan.placements:
         counts = ((placement.adapter.name, len(placement.instance_ids)) for placement in plan.placements)
         yield Text(f"adapters  {', '.join(f'{name} ({count})' for name, count in counts)}")
+    placed = {one.worker_id: one.prefetch for one in plan.assignments}
+    services = dict.fromkeys(name for one in plan.components for name in one.instance_ids)
+    placed |= {name: tuple(one.component for one in plan.components if name in one.instance_ids) for name in services}
+    yield from (Text(f"holds     {name}: {', '.join(placed[name])}") for name in sorted(placed) if placed[name])
     replicas = [status.replica for status in sorted(fleet.replicas, key=lambda one: one.replica.instance_id)]
     yield from (Text(f"weights   {one.instance_id}: {weights_line(one)}") for one in replicas if one.weights)
     yield from (

@@ -1,7 +1,7 @@
 """Report queues, counts and demand of a frontdoor to the controller of its dataplane."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -58,7 +58,8 @@ class StartCounts:
 
     def __init__(self) -> None:
         self._counts: defaultdict[str, Counter[CountedStart]] = defaultdict(Counter)
-        self._adapters: defaultdict[str, Counter[tuple[AdapterKind, str]]] = defaultdict(Counter)
+        # Counts by kind and names. LoRAs of one request are counted together.
+        self._adapters: defaultdict[str, Counter[tuple[AdapterKind, tuple[str, ...]]]] = defaultdict(Counter)
         self._compared: dict[str, tuple[KeptQuality, ...]] = {}
         self._hits: dict[str, KeptQuality] = {}
 
@@ -76,10 +77,14 @@ class StartCounts:
         """Return and reset the light images and the hits that were compared since the last call."""
         return self._compared.pop(pool, ()), self._hits.pop(pool, NOTHING_KEPT)
 
-    def count(self, pool: str, start: CountedStart, adapters: Iterable[tuple[AdapterKind, str]] = ()) -> None:
-        """Count a request by its start."""
+    def count(
+        self, pool: str, start: CountedStart, loras: Collection[str] = (), controlnets: Collection[str] = ()
+    ) -> None:
+        """Count a request by its start, its LoRAs together and each of its ControlNets."""
         self._counts[pool][start] += 1
-        self._adapters[pool].update(adapters)
+        self._adapters[pool].update((AdapterKind.CONTROLNET, (name,)) for name in controlnets)
+        if loras:
+            self._adapters[pool][AdapterKind.LORA, tuple(sorted(set(loras)))] += 1
 
     def correct(self, pool: str, start: CountedStart) -> None:
         """Move one request, counted under that start, to the start from noise."""
@@ -98,7 +103,7 @@ class StartCounts:
         """Return and reset the adapters named since the last call, up to the limit of a report."""
         taken = _taken(self._adapters, pool)
         ordered = sorted(taken.items(), key=lambda item: (item[0][0].value, item[0][1]))
-        return tuple(AdapterDemand(kind, name, count) for (kind, name), count in ordered)
+        return tuple(AdapterDemand(kind, names[0], count, names[1:]) for (kind, names), count in ordered)
 
     def put_back(self, demand: PoolDemand) -> None:
         """Count the demand again that the controller did not receive."""
@@ -109,7 +114,7 @@ class StartCounts:
             counted = CountedStart(one.start_step, one.kind, one.step_count, one.model)
             self._counts[pool][counted] += one.request_count
         for adapter in demand.adapters:
-            self._adapters[pool][adapter.kind, adapter.name] += adapter.request_count
+            self._adapters[pool][adapter.kind, adapter.names] += adapter.request_count
 
     def forget(self) -> None:
         """Drop all counts."""

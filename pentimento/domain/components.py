@@ -55,6 +55,15 @@ def changed_components(now: Collection[HeldComponent], before: Collection[HeldCo
 
 
 @dataclass(frozen=True, slots=True)
+class StoredBytes:
+    """State the bytes of a replica's component, by registry name, that a load would read from a tier."""
+
+    component: str
+    tier: Tier
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class TierSpeed:
     """State the seconds that a worker needs to load a gigabyte from a tier, as it measured."""
 

@@ -21,11 +21,17 @@ class StartShare:
 
 @dataclass(frozen=True)
 class AdapterDemand:
-    """Requests that asked for an adapter."""
+    """Requests that asked for an adapter. A LoRA's `others` are the further LoRAs of its requests, in order."""
 
     kind: AdapterKind
     name: str
     request_count: int
+    others: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the adapters of each request."""
+        return (self.name, *self.others)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from pentimento.domain.adapters import Adapter
-from pentimento.domain.components import HeldComponent
+from pentimento.domain.components import HeldComponent, StoredBytes, TierSpeed
 from pentimento.domain.demand import PoolDemand
 from pentimento.domain.generation import PlanVersion
 from pentimento.domain.weights import ComponentWeights, ModelChange, ShortModel
@@ -103,7 +103,8 @@ class Replica:
     the starts of one instance. `costs` are those of the available models. `adapters`: LoRAs that a worker can use,
     ControlNets of a ControlNet replica. `deferrals`: f(t) of a discriminator's cascades. `held_model_digest`: of the
     first resident model; empty where unknown. `weights`: that model's; `short_models`: do not fit a worker's memory.
-    `change`: a worker's last one."""
+    `change`: a worker's last one. `stored`: bytes that loads of its components would read, by tier;
+    `adapter_memory_bytes`: for a worker's LoRAs or a service's ControlNets, 0 where unknown."""
 
     instance_id: str
     kind: ReplicaKind
@@ -122,6 +123,8 @@ class Replica:
     weights: tuple[ComponentWeights, ...] = ()
     short_models: tuple[ShortModel, ...] = ()
     change: ModelChange | None = None
+    stored: tuple[StoredBytes, ...] = ()
+    adapter_memory_bytes: int = 0
 
     @property
     def held_model(self) -> str:
@@ -279,6 +282,10 @@ class Plan:
         """Return what the plan assigns to the worker, None for nothing."""
         return next((one for one in self.assignments if one.worker_id == worker_id), None)
 
+    def placed_on(self, kind: ReplicaKind, instance_id: str) -> tuple[str, ...]:
+        """Return the components that a replica is to hold, in the plan's order."""
+        return tuple(one.component for one in self.components if one.kind is kind and instance_id in one.instance_ids)
+
 
 @dataclass(frozen=True)
 class ReplicaLease:
@@ -293,7 +300,8 @@ class ReplicaLease:
 class ReplicaReport:
     """A heartbeat. Counts are totals since the replica's start, `busy_share` is 0..1 since the last report.
     `plan_version`: of the plan that the replica follows. `component_changes`: components that came to its disk or
-    left it since the last answered report, or all components with `all_components`."""
+    left it since the last answered report, or all components with `all_components`. `load_speeds`: as
+    its loads of models or ControlNets measured them; `lora_speeds`: as a worker's loads of LoRAs."""
 
     instance_id: str
     generation: int
@@ -309,6 +317,8 @@ class ReplicaReport:
     held_model_digest: str = ""
     component_changes: tuple[HeldComponent, ...] = ()
     all_components: bool = False
+    load_speeds: tuple[TierSpeed, ...] = ()
+    lora_speeds: tuple[TierSpeed, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pentimento.domain.adapters import (
     is_adapter_name,
     is_digest,
 )
-from pentimento.domain.components import HeldComponent
+from pentimento.domain.components import HeldComponent, StoredBytes, Tier, TierSpeed
 from pentimento.domain.demand import PoolDemand, StartShare
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import (
@@ -44,6 +44,8 @@ MAX_BATCH = 1024
 MAX_STAGES = 8
 MAX_POINTS = 1024
 MAX_DIGESTS = 256
+# LoRAs of one request after the first one.
+MAX_OTHER_LORAS = 64
 INSTANCE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/-]{0,127}")
 ADDRESS = re.compile(r"unix:[^\s\x00]{1,250}|[^\s\x00]{1,250}:\d{1,5}")
 _COUNTS: tuple[str, ...] = (
@@ -72,6 +74,8 @@ def check_replica(replica: Replica) -> None:
     check_each("replica.deferrals", replica.deferrals, _check_measured_deferral)
     check_each("replica.weights", replica.weights, _check_weights)
     check_each("replica.short_models", replica.short_models, _check_short)
+    check_each("replica.stored", replica.stored, _check_stored, most=2 * MAX_TOLD_COUNT)
+    check_within("replica.adapter_memory_bytes", replica.adapter_memory_bytes, MAX_COUNT)
     if replica.change is not None:
         _check_change("replica.change", replica.change)
     check_distinct("replica.adapters", [(one.kind, one.name) for one in replica.adapters], "name each adapter once")
@@ -96,6 +100,8 @@ def check_report(report: ReplicaReport) -> None:
     check_each("demand", report.demand, _check_demand, " pools")
     # All that a replica may hold, and as many that it does not hold any longer.
     check_each("component_changes", report.component_changes, _check_held, most=2 * MAX_TOLD_COUNT)
+    for field, speeds in (("load_speeds", report.load_speeds), ("lora_speeds", report.lora_speeds)):
+        check_each(field, speeds, _check_speed, " tiers", len(Tier))
 
 
 def check_digests(digests: Sequence[str]) -> None:
@@ -155,6 +161,7 @@ def _check_demand(field: str, demand: PoolDemand) -> None:
     _check_at_most(f"{field}.adapters", demand.adapters)
     for adapter in demand.adapters:
         check_name(f"{field}.adapters.name", adapter.name)
+        check_each(f"{field}.adapters.others", adapter.others, check_name, most=MAX_OTHER_LORAS)
         check_within(f"{field}.adapters.request_count", adapter.request_count, MAX_REQUESTS)
 
 
@@ -274,6 +281,15 @@ def check_text(field: str, text: str) -> None:
     if len(text) > MAX_NAME_LENGTH or not (text.isprintable() or not text):
         limit = f"must be at most {MAX_NAME_LENGTH} printable characters"
         raise InvalidArgument.of(field, f"{limit}, got {len(text)} characters")
+
+
+def _check_stored(field: str, stored: StoredBytes) -> None:
+    check_name(f"{field}.component", stored.component)
+    check_within(f"{field}.size_bytes", stored.size_bytes, MAX_COUNT)
+
+
+def _check_speed(field: str, speed: TierSpeed) -> None:
+    check_within(f"{field}.seconds_per_gb", speed.seconds_per_gb, MAX_COST_S)
 
 
 def _check_held(field: str, held: HeldComponent) -> None:

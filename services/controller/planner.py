@@ -14,7 +14,7 @@ from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.fleet import MAX_TOLD_COUNT, FollowedDeferral, Plan, SteeredCount, UnplannedModel
 from pentimento.domain.generation import PlanVersion
 from pentimento.domain.reasons import Reason
-from pentimento.policies.component_placement import AskedShares
+from pentimento.policies.plan.component_placement import ComponentUses
 from pentimento.policies.plan.inputs import Decision, PlanInput
 from pentimento.policies.plan.maker import FleetFacts, MadePlan, keeps_models, make_plan, numbered, unprofiled_models
 from pentimento.policies.plan.registry import ServingPolicy
@@ -58,8 +58,8 @@ class Planner:
         self._before = self._decision = Decision()
         self._failing = False
         self.plan: Plan | None = None
-        # Requests by adapter, to place the popular ones.
-        self._asked = AskedShares()
+        # Uses of ControlNets and LoRAs, to place the popular ones.
+        self._uses = ComponentUses()
         # LoRAs of the object store, which every plan names.
         self.uploaded: tuple[Adapter, ...] = ()
         # The repository's digests by name, and the digests that workers hold under the same names.
@@ -86,7 +86,7 @@ class Planner:
 
     async def look(self, given: PlanInput) -> Plan | None:
         """Decide by new demand. Changes state. Return the new plan; None if the plan in force stays."""
-        self._asked = self._asked.seen(given.demand)
+        self._uses = self._uses.seen(given.demand)
         return await self._replan(given, self._decision)
 
     async def look_again(self, given: PlanInput) -> Plan | None:
@@ -97,7 +97,7 @@ class Planner:
     def most_used(self, model: str) -> list[Adapter]:
         """Return the uploaded LoRAs that requests use with a model, the most used first."""
         uploaded = {adapter.name: adapter for adapter in self.uploaded}
-        return [uploaded[name] for name in self._asked.most_used(model) if name in uploaded][:MAX_TOLD_COUNT]
+        return [uploaded[name] for name in self._uses.most_used(model) if name in uploaded][:MAX_TOLD_COUNT]
 
     @property
     def assigned(self) -> Mapping[str, str]:
@@ -126,7 +126,7 @@ class Planner:
     async def _replan(self, given: PlanInput, last: Decision) -> Plan | None:
         self._held = self._held.seen(given.replicas)
         mismatched = self._held.mismatched(self.registered)
-        facts = FleetFacts(self.registered, mismatched, self.uploaded, self._asked, self._skip_light_below, self.scaled)
+        facts = FleetFacts(self.registered, mismatched, self.uploaded, self._uses, self._skip_light_below, self.scaled)
         seen = without_mismatched(given, mismatched)
         self._note_unplanned(seen, as_unplanned(mismatched))
         policy = self._in_force
@@ -134,7 +134,7 @@ class Planner:
         if made is None or self._in_force.name != policy.name:
             # The policy was replaced during the call, and its successor could not read this memory.
             return None
-        self._before, self._decision, self._asked = last, made.decision, made.asked
+        self._before, self._decision, self._uses = last, made.decision, made.uses
         before = self.plan
         if before is None or before.version.leader_epoch != self._epoch:
             before = Plan(PlanVersion(self._epoch, 0))

@@ -99,7 +99,7 @@ class Registry:
     def live(self, now_s: float) -> tuple[ReplicaView, ...]:
         """Return the replicas to plan with: live and not draining, ordered by instance id."""
         usable = (entry for entry in self._entries.values() if self._is_live(entry, now_s) and not _is_draining(entry))
-        views = (ReplicaView(entry.replica, entry.report) for entry in usable)
+        views = (ReplicaView(entry.replica, entry.report, entry.held) for entry in usable)
         return tuple(sorted(views, key=lambda view: view.replica.instance_id))
 
     def holders(self, digest: str, now_s: float, without: str) -> list[str]:

@@ -18,11 +18,12 @@ from pentimento.diffusion.controlnets import PLAIN, ControlNet, ControlNetForm, 
 from pentimento.diffusion.engine.faults import is_out_of_memory
 from pentimento.diffusion.weights import loaded_bytes
 from pentimento.domain.adapters import Adapter
-from pentimento.domain.components import Loadable
+from pentimento.domain.components import Loadable, StoredBytes, Tier, TierSpeed
 from pentimento.domain.errors import Internal, NotFound, PentimentoError, ResourceExhausted
 from pentimento.files.adapter_registry import RegisteredAdapter
 from pentimento.files.file_sums import FileSums
 from pentimento.policies.residency import ResidentSet
+from pentimento.service.load_speeds import LoadSpeeds
 from services.controlnet_svc import metrics
 
 logger = logging.getLogger(__name__)
@@ -55,6 +56,8 @@ class NetworkShelf:
         for name in sorted(self._too_large):
             logger.warning("a ControlNet exceeds the memory budget and is not served: %s", name)
         self._resident = ResidentSet(budget_bytes)
+        self.budget_bytes = budget_bytes
+        self._speeds = LoadSpeeds()
         self._loaded: dict[str, ControlNet] = {}
         self._in_use: Counter[str] = Counter()
         self._load_s: dict[str, float] = {}
@@ -75,6 +78,16 @@ class NetworkShelf:
     def adapters(self) -> tuple[Adapter, ...]:
         """Return the adapters of all servable ControlNets, by name."""
         return tuple(shelved.adapter for shelved in self.networks)
+
+    @property
+    def stored(self) -> tuple[StoredBytes, ...]:
+        """Return the bytes of all servable ControlNets. Their files are on the local disk."""
+        return tuple(StoredBytes(one.adapter.name, Tier.DISK, one.memory_bytes) for one in self.networks)
+
+    @property
+    def load_speeds(self) -> tuple[TierSpeed, ...]:
+        """Return the measured seconds per gigabyte of loads."""
+        return self._speeds.speeds
 
     @property
     def resident(self) -> tuple[str, ...]:
@@ -148,6 +161,7 @@ class NetworkShelf:
             logger.warning("a ControlNet does not load: %s", typed.reason)
             raise typed from None
         self._load_s[name] = self._now_s() - began_s
+        self._speeds.note({Tier.DISK: shelved.memory_bytes}, self._load_s[name])
         self._resident.add(self._loadable(shelved))
         self._loaded[name] = network
         self.load_count += 1

@@ -21,7 +21,6 @@ from pentimento.diffusion.kernels import kernels_for
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import Plan, Replica, ReplicaKind, ReplicaReport
 from pentimento.files.file_sums import file_sums_in
-from pentimento.policies.component_placement import placed_on
 from pentimento.rpc import RpcServer
 from pentimento.rpc.settings import with_receiving_room
 from pentimento.service.credits import BusyMeter, CreditNews
@@ -93,7 +92,7 @@ class ControlNetProcess(ServiceProcess):
 
     def follow(self, plan: Plan) -> None:
         """Load the ControlNets that the plan places here, if they changed."""
-        placed = placed_on(plan.components, ReplicaKind.CONTROLNET, self.server.instance_id)
+        placed = plan.placed_on(ReplicaKind.CONTROLNET, self.server.instance_id)
         if placed != self._placed:
             self._placed = placed
             self.run_beside(self.controlnets.shelf.place(placed), "placed")
@@ -157,6 +156,8 @@ def _described(replica: Replica, controlnets: ControlNets, device: torch.device)
         available_models=names,
         resident_models=shelf.resident,
         adapters=shelf.adapters,
+        stored=shelf.stored,
+        adapter_memory_bytes=shelf.budget_bytes,
     )
 
 
@@ -164,6 +165,7 @@ def _reported(report: ReplicaReport, controlnets: ControlNets, busy: BusyMeter) 
     return replace(
         report,
         resident_models=controlnets.shelf.resident,
+        load_speeds=controlnets.shelf.load_speeds,
         running_count=controlnets.open_count,
         busy_share=busy.share(),
         completed_count=controlnets.compute.step_count,

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -13,6 +13,7 @@ from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import add_UnetWorker
 from pentimento.clients.controller import ControllerClient
 from pentimento.domain.adapters import Adapter
 from pentimento.domain.clock import SystemClock
+from pentimento.domain.components import HeldComponent, StoredBytes
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.fleet import (
     MAX_TOLD_COUNT,
@@ -68,6 +69,9 @@ class WorkerModels(Protocol):
     def costs(self) -> tuple[ModelCost, ...]:
         """Return the known costs; raises the errors of an invalid profile."""
 
+    def stored(self) -> tuple[StoredBytes, ...]:
+        """Return the bytes of the models' files by tier, without unknown ones. On any thread."""
+
     async def serve(self, identity: WorkerIdentity) -> PlannedBackend:
         """Return the device with its first model, ready to serve. Called once."""
 
@@ -107,7 +111,8 @@ class WorkerProcess(ServiceProcess):
         self._measured: dict[str, ModelCost] = {}
         self._member = FleetMember(self.server, ReplicaKind.UNET_WORKER, settings)
         self._components = open_components(known_peers(settings, self.server.instance_id))
-        self._reported = ReportedComponents(self._components.store.held if self._components is not None else tuple)
+        self._stored: tuple[StoredBytes, ...] = ()
+        self._reported = ReportedComponents(self._look)
         if self._components is not None:
             fetches = ComponentServicer(self._components.store.read_range, lambda: bool(self.worker.attempts.running()))
             self.server.add(add_ComponentServiceServicer_to_server, fetches, COMPONENTS_FULL_NAME)
@@ -123,8 +128,9 @@ class WorkerProcess(ServiceProcess):
         """Load the first model; with a controller, follow its plan from then on. Meanwhile the LoRAs that requests use
         most with it come to the disk."""
         costs = self._models.costs()
-        if self._components is not None and self._member.controller is not None:
+        if self._member.controller is not None:
             self.run_beside(self._reported.run(), "components")
+        if self._components is not None and self._member.controller is not None:
             self.run_beside(self._fetch_most_used(self._member.controller, self._components), "most used")
         backend = await self._models.serve(self._identity)
         self.worker.serve(backend)
@@ -148,6 +154,11 @@ class WorkerProcess(ServiceProcess):
             self._reported.news,
         )
         self.run_beside(follower.run(lambda plan: self.follow(backend, plan)), "plan")
+
+    def _look(self) -> Sequence[HeldComponent]:
+        """Return the components on the disk, and note where the models are; on another thread."""
+        self._stored = self._models.stored()
+        return self._components.store.held() if self._components is not None else ()
 
     async def _fetch_most_used(self, controller: ControllerClient, components: LocalComponents) -> None:
         try:
@@ -208,6 +219,8 @@ class WorkerProcess(ServiceProcess):
             weights=backend.weights,
             short_models=backend.short_models,
             change=backend.change,
+            stored=(*self._stored, *backend.adapters.stored)[:MAX_TOLD_COUNT],
+            adapter_memory_bytes=backend.adapters.memory_bytes,
         )
 
     def _with_measured(self, costs: tuple[ModelCost, ...], backend: PlannedBackend) -> tuple[ModelCost, ...]:
@@ -234,6 +247,8 @@ class WorkerProcess(ServiceProcess):
             failed_count=self.worker.attempts.failed_count,
             plan_version=follower.plan.version if follower.plan is not None else None,
             draining=credits.draining,
+            load_speeds=backend.load_speeds,
+            lora_speeds=backend.adapters.speeds,
         )
 
     def _resident(self, backend: PlannedBackend) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from pentimento.api.auth.v1 import auth_pb2 as auth_pb
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
 from pentimento.diffusion.device import choose_device
 from pentimento.diffusion.host_memory import HostBuffers
+from pentimento.domain.components import StoredBytes
 from pentimento.domain.fleet import ModelCost
 from pentimento.domain.weights import ModelChange
 from pentimento.files.file_sums import file_sums_in
@@ -92,6 +93,13 @@ class TorchModels:
         self._lag.start()
         return backend
 
+    def stored(self) -> tuple[StoredBytes, ...]:
+        return tuple(
+            StoredBytes(name, tier, size_bytes)
+            for name, settings in self._models.items()
+            for tier, size_bytes in sorted(self._source.tiers(settings).items(), key=lambda item: item[0].value)
+        )
+
     def close(self) -> None:
         self._lag.close()
         if self._loader is not None:
@@ -108,7 +116,7 @@ def fetching(source: ModelSource, stored: StoredModels) -> ModelSource:
         place = stored.load(lambda given: source.stage(given, buffers), settings)
         return lambda: stored.load(lambda given: place(), settings)
 
-    return replace(source, load=partial(stored.load, source.load), change=change, stage=stage)
+    return replace(source, load=partial(stored.load, source.load), change=change, stage=stage, tiers=stored.tiers)
 
 
 def wire(settings: UnetWorkerSettings, stored: StoredModels | None = None) -> WorkerProcess:

@@ -231,6 +231,10 @@ class EmulatedBackend:
         return {}
 
     @property
+    def load_speeds(self) -> tuple[()]:
+        return ()
+
+    @property
     def unloadable(self) -> frozenset[str]:
         return frozenset()
 

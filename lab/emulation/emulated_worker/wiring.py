@@ -25,6 +25,9 @@ class EmulatedModels:
     def costs(self) -> tuple[ModelCost, ...]:
         return tuple(model_cost(self._fleet.model(name), self._devices) for name in self.names)
 
+    def stored(self) -> tuple[()]:
+        return ()
+
     async def serve(self, identity: WorkerIdentity) -> EmulatedBackend:
         backend = EmulatedBackend(identity, self._fleet, self._devices, self._settings)
         metrics.QUEUE.set_function(lambda: backend.emulated.waiting_count)

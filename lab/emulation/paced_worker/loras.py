@@ -17,6 +17,7 @@ class PacedLoras:
 
     def __init__(self, pace: DevicePace, dtype: torch.dtype) -> None:
         self._paces = {paced_digest(lora): lora for lora in pace.loras}
+        self.sizes = {lora.name: self._paces[paced_digest(lora)].memory_bytes for lora in pace.loras}
         self._dtype = dtype
         self.adapters = tuple(
             Adapter(

@@ -1,10 +1,13 @@
 """Collect the costs of models, reported and registered, and read them by batch size."""
 
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from statistics import fmean
 
+from pentimento.domain.components import GB, Tier, TierSpeed
 from pentimento.domain.errors import FailedPrecondition
-from pentimento.domain.fleet import ModelCost, Replica
+from pentimento.domain.fleet import ModelCost, Replica, ReplicaKind
 from pentimento.domain.models import DeviceCost
 from pentimento.domain.reasons import Reason
 from pentimento.policies.plan.inputs import AllocationProfile, PlanInput
@@ -64,18 +67,56 @@ def has_profile(context: PlanInput, model: str) -> bool:
     return bool(_measured(context, model))
 
 
-class LoadSeconds:
-    """Find the seconds until a worker that holds another model serves a model: as it measured with its last load, else
-    the longest of the profiles for its kind of device."""
+class TierSeconds:
+    """Find the seconds that replicas of a kind need to load bytes from tiers: as the replica measured, else the mean of
+    the others."""
 
-    def __init__(self, profiles: Iterable[AllocationProfile]) -> None:
+    def __init__(self, speeds: Mapping[str, Iterable[TierSpeed]]) -> None:
+        """Create it from the seconds per gigabyte of each replica, by instance id."""
+        self._own = {(name, one.tier): one.seconds_per_gb for name, found in speeds.items() for one in found}
+        by_tier: defaultdict[Tier, list[float]] = defaultdict(list)
+        for (_, tier), seconds in self._own.items():
+            by_tier[tier].append(seconds)
+        self._mean = {tier: fmean(found) for tier, found in by_tier.items()}
+
+    def of(self, instance_id: str, parts: Iterable[tuple[Tier, int]]) -> float | None:
+        """Return the seconds to load the bytes of each tier; None if a tier was not measured by any replica."""
+        found = 0.0
+        for tier, size_bytes in parts:
+            seconds_per_gb = self._own.get((instance_id, tier), self._mean.get(tier))
+            if seconds_per_gb is None:
+                return None
+            found += seconds_per_gb * size_bytes / GB
+        return found
+
+
+class LoadSeconds:
+    """Find the seconds until a worker that holds another model serves a model.
+
+    They are the model's bytes in each tier of the worker, by the tiers' measured speeds. Without these they are those
+    of the worker's last load of the model, else the longest of the profiles for its kind of device.
+    """
+
+    def __init__(self, context: PlanInput) -> None:
         self._longest: dict[tuple[str, str], float] = {}
-        for one in profiles:
+        for one in context.profiles:
             key = one.model, one.device
             self._longest[key] = max(one.load_s, self._longest.get(key, 0.0))
+        workers = [view for view in context.replicas if view.replica.kind is ReplicaKind.UNET_WORKER]
+        self._tiers = TierSeconds(
+            {view.replica.instance_id: view.report.load_speeds for view in workers if view.report is not None}
+        )
+        self._parts: defaultdict[tuple[str, str], list[tuple[Tier, int]]] = defaultdict(list)
+        for worker in (view.replica for view in workers):
+            for part in worker.stored:
+                self._parts[worker.instance_id, part.component].append((part.tier, part.size_bytes))
 
     def of(self, worker: Replica, model: str) -> float:
         """Return the seconds; 0 without a measurement."""
+        parts = self._parts.get((worker.instance_id, model), [])
+        by_tier = self._tiers.of(worker.instance_id, parts) if parts else None
+        if by_tier is not None:
+            return by_tier
         own = next((cost.load_s for cost in worker.costs if cost.model == model), 0.0)
         return own or self._longest.get((model, worker.device)) or self._longest.get((model, ""), 0.0)
 

@@ -68,13 +68,13 @@ def _demand(model: str, reported: Sequence[_Reported]) -> ModelDemand:
     queues = [one.queues[model] for one in reported if model in one.queues]
     pools = [pool for one in asked for pool in one.pools[model]]
     starts, confidences = Counter[StartShare](), Counter[int]()
-    adapters = Counter[tuple[AdapterKind, str]]()
+    adapters = Counter[tuple[AdapterKind, tuple[str, ...]]]()
     for pool in pools:
         for start in pool.starts:
             starts[replace(start, request_count=0)] += start.request_count
         confidences.update(dict(enumerate(pool.confidences)))
         for adapter in pool.adapters:
-            adapters[adapter.kind, adapter.name] += adapter.request_count
+            adapters[adapter.kind, adapter.names] += adapter.request_count
 
     def per_s(count: Callable[[PoolDemand], int]) -> float:
         return sum(sum(map(count, one.pools[model])) / max(one.covered_s, MIN_WINDOW_S) for one in asked)
@@ -89,8 +89,8 @@ def _demand(model: str, reported: Sequence[_Reported]) -> ModelDemand:
         sent_on_per_s=per_s(lambda pool: pool.deferred_count + pool.stood_in_count),
         confidences=tuple(confidences[part] for part in range(CONFIDENCE_BINS)) if confidences else (),
         adapters=tuple(
-            AdapterDemand(*adapter, adapters[adapter])
-            for adapter in sorted(adapters, key=lambda one: (one[0].value, one[1]))
+            AdapterDemand(kind, names[0], adapters[kind, names], names[1:])
+            for kind, names in sorted(adapters, key=lambda one: (one[0].value, one[1]))
         ),
         thinnable=sum((pool.thinnable for pool in pools), NO_STEPS),
         compared=added_up(pool.compared for pool in pools),

@@ -26,10 +26,12 @@ from pentimento.domain.thinned_steps import NO_STEPS, ThinnableSteps
 
 @dataclass(frozen=True)
 class ReplicaView:
-    """Hold a live replica that is not draining. `report` is None until its first report."""
+    """Hold a live replica that is not draining. `report` is None until its first report. `on_disk`: digests of the
+    components on its local disk."""
 
     replica: Replica
     report: ReplicaReport | None = None
+    on_disk: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,17 @@ class PlanInput:
     def holder_count(self, *models: str) -> int:
         """Return the number of workers that can hold any of `models`. Workers of another suite do not count."""
         return sum(not set(models).isdisjoint(worker.models) for worker in self.workers())
+
+    def planned_models(self) -> dict[str, str]:
+        """Return the model of every worker once the plan in force is carried out, by instance id.
+
+        A running load counts as done. A model that the worker can no longer hold does not count: the worker was
+        restarted, or has other weights under that name. Workers without a model are skipped.
+        """
+        workers = {worker.instance_id: worker for worker in self.workers()}
+        held = {name: worker.held_model for name, worker in workers.items() if worker.held_model}
+        ordered = ((one.worker_id, one.model) for one in self.last.plan.assignments)
+        return held | {name: model for name, model in ordered if name in workers and model in workers[name].models}
 
 
 Policy = Callable[[PlanInput], Decision]

@@ -16,8 +16,8 @@ from pentimento.domain.fleet import (
     WorkerAssignment,
 )
 from pentimento.domain.reasons import Reason
-from pentimento.policies.component_placement import AskedShares, place_components
 from pentimento.policies.light_stages import with_skip_bound
+from pentimento.policies.plan.component_placement import ComponentUses, place_components
 from pentimento.policies.plan.inputs import UNNUMBERED, Decision, PlanInput, ReplicaView, decide, hold_resident
 from pentimento.policies.plan.registry import ServingPolicy
 from pentimento.policies.plan_checks import check_plan
@@ -30,7 +30,7 @@ class FleetFacts:
 
     `registered`: digests of the model repository, by name. `mismatched`: workers that hold another digest under such a
     name, as `HeldDigests.mismatched` returns them; they are not planned. `uploaded`: LoRAs of the object store.
-    `asked`: requests by adapter, to place the popular ones. `skip_light_below`: the skip bound of first stages if the
+    `uses`: of ControlNets and LoRAs, to place the popular ones. `skip_light_below`: the bound of first stages if the
     policy sets none. `scaled`: models that an autoscaler starts on demand; each has a pool, if need be without workers,
     so that requests wait for it.
     """
@@ -38,19 +38,19 @@ class FleetFacts:
     registered: Mapping[str, str] = field(default_factory=dict)
     mismatched: Mapping[Held, str] = field(default_factory=dict)
     uploaded: tuple[Adapter, ...] = ()
-    asked: AskedShares = field(default_factory=AskedShares)
+    uses: ComponentUses = field(default_factory=ComponentUses)
     skip_light_below: float = 0.0
     scaled: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class MadePlan:
-    """Hold a plan without a version, the decision for the policy's next round, and `FleetFacts.asked` with the placed
-    adapters."""
+    """Hold a plan without a version, the decision for the policy's next round, and `FleetFacts.uses` with the placed
+    components."""
 
     plan: Plan
     decision: Decision
-    asked: AskedShares
+    uses: ComponentUses
 
 
 def make_plan(policy: ServingPolicy, given: PlanInput, facts: FleetFacts = FleetFacts()) -> MadePlan:
@@ -59,12 +59,11 @@ def make_plan(policy: ServingPolicy, given: PlanInput, facts: FleetFacts = Fleet
     seen = without_mismatched(given, facts.mismatched)
     decision = decide(policy.allocator, seen)
     check_decision(seen, decision)
-    decided, asked = decision.plan, facts.asked
+    decided, uses = decision.plan, facts.uses
     if not decided.components:
-        names = [adapter.name for adapter in facts.uploaded]
-        placed = place_components(asked, seen.replicas, decided.assignments, names)
+        placed = place_components(uses, seen.replicas, decided.assignments, facts.uploaded)
         decided = replace(decided, components=placed.components, assignments=placed.assignments)
-        asked = placed.shares
+        uses = placed.uses
     plan = replace(
         decided,
         version=UNNUMBERED,
@@ -79,7 +78,7 @@ def make_plan(policy: ServingPolicy, given: PlanInput, facts: FleetFacts = Fleet
         registered=named_digests(given, facts.registered),
         notes=(*decided.notes, *notes_of(facts.mismatched)),
     )
-    return MadePlan(plan, decision, asked)
+    return MadePlan(plan, decision, uses)
 
 
 def check_decision(context: PlanInput, decision: Decision) -> None:

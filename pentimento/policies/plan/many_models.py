@@ -9,7 +9,7 @@ that arrived.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from pentimento.domain.fleet import Plan, PoolPlan, Replica, WorkerAssignment
@@ -160,7 +160,7 @@ class ManyModels:
         before = context.last.memory if isinstance(context.last.memory, ManyModelsMemory) else ManyModelsMemory()
         models = self._models(context, before)
         workers = context.workers()
-        costs = LoadCosts(context.profiles)
+        costs = LoadCosts(context)
         held = before.held.by_name(workers)
         free = before.held.free(workers, context.now_s)
         held = _switched(free, held, _loads(context, models, held, costs), costs)
@@ -183,11 +183,11 @@ class ManyModels:
 class LoadCosts:
     """Read the seconds of a load and of an image, by model and worker."""
 
-    def __init__(self, profiles: Sequence[AllocationProfile]) -> None:
-        self._loads = LoadSeconds(profiles)
+    def __init__(self, context: PlanInput) -> None:
+        self._loads = LoadSeconds(context)
         self._profiles: dict[tuple[str, str], AllocationProfile] = {}
         self._run_s: dict[str, float] = {}
-        for profile in sorted(profiles, key=lambda one: -one.batch_size):
+        for profile in sorted(context.profiles, key=lambda one: -one.batch_size):
             self._profiles[profile.model, profile.device] = profile
             self._profiles[profile.model, ""] = profile
             run_s = profile.latency_s / profile.batch_size

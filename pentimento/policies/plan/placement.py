@@ -50,7 +50,7 @@ def place(
 def _soonest_first(context: PlanInput, pairs: Sequence[tuple[Replica, str]]) -> list[tuple[Replica, str]]:
     """Return the pairs of worker and model by the seconds that the load takes longer than on the model's best worker.
     Equal ones keep their order."""
-    loads = LoadSeconds(context.profiles)
+    loads = LoadSeconds(context)
     seconds = [loads.of(worker, model) for worker, model in pairs]
     least: dict[str, float] = {}
     for (_, model), load_s in zip(pairs, seconds, strict=True):

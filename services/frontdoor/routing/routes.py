@@ -9,7 +9,6 @@ from pentimento.dataplane.cascade import own_threshold
 from pentimento.dataplane.demand_report import CountedStart
 from pentimento.dataplane.effects import PrepareRoute, ResolveRoute
 from pentimento.dataplane.events import RouteOption, RouteResolved
-from pentimento.domain.adapters import AdapterKind
 from pentimento.domain.embedding import Embedding, PromptEmbedding
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.generation import Route
@@ -300,9 +299,8 @@ def _count_start(
     start = CountedStart(
         _steps_saved_of(own, chosen), kind, own.spec.num_inference_steps, model if kind != NOISE else ""
     )
-    loras = ((AdapterKind.LORA, lora.name) for lora in own.spec.loras)
-    controlnets = ((AdapterKind.CONTROLNET, net.name) for net in own.spec.controlnets)
-    parts.starts.count(stage.pool, start, (*loras, *controlnets))
+    loras = [lora.name for lora in own.spec.loras]
+    parts.starts.count(stage.pool, start, loras, [one.name for one in own.spec.controlnets])
     return stage.pool, start
 
 

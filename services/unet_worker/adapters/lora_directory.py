@@ -77,6 +77,7 @@ class LoraDirectory:
         self.adapters = tuple(one.adapter for one in known)
         self.rejected = tuple(rejected)
         self._paths = {one.adapter.digest: one.path for one in known}
+        self.sizes = {one.adapter.name: one.path.stat().st_size for one in known if one.path.is_file()}
         self._base = base
         self._dtype = dtype
         self._sums = sums

@@ -3,13 +3,13 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 from pentimento.diffusion.loras import Lora
 from pentimento.diffusion.loras.loading import LoadingLoras, LoraLoader
 from pentimento.domain.adapters import Adapter, RejectedAdapter
-from pentimento.domain.components import ComponentRule, HeldComponent, Tier, TierSpeed
+from pentimento.domain.components import ComponentRule, HeldComponent, StoredBytes, Tier, TierSpeed
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import GenerationSpec, LoraSelection, Route
 from pentimento.policies.components import Utility
@@ -27,6 +27,10 @@ class KnownLoras(Protocol):
 
     @property
     def rejected(self) -> tuple[RejectedAdapter, ...]: ...
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Return the bytes of their files, by name."""
 
     def names_of(self, digests: Collection[str]) -> tuple[str, ...]: ...
 
@@ -50,6 +54,12 @@ class LoraShelf:
         self._uploaded = uploaded
         is_served = directory is not None or uploaded is not None
         self._measured = MeasuredLoads()
+        self.memory_bytes = memory_bytes if is_served else 0
+        # The files of the directory's LoRAs.
+        self.stored = tuple(
+            StoredBytes(name, Tier.DISK, size_bytes)
+            for name, size_bytes in (directory.sizes if directory else {}).items()
+        )
         self._loader = LoraLoader(self._read, memory_bytes, arrived, rule or Utility()) if is_served else None
 
     @property

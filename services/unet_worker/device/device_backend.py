@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from pentimento.devices.choices import DeviceMemory
 from pentimento.domain.adapters import Adapter, RejectedAdapter
-from pentimento.domain.components import HeldComponent, TierSpeed
+from pentimento.domain.components import HeldComponent, StoredBytes, TierSpeed
 from pentimento.domain.execution import ExecuteEvent
 from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.generation import GenerationSpec, NoiseForm
@@ -18,13 +18,15 @@ from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder
 @dataclass(frozen=True)
 class HeldAdapters:
     """Hold the LoRAs that a device can use, the names of the loaded ones, and the rejected ones; the tiers of LoRAs
-    loaded before, and the measured speeds of the tiers."""
+    loaded before, and the measured speeds of the tiers; the files of known ones, and the memory for LoRAs."""
 
     known: tuple[Adapter, ...] = ()
     resident: tuple[str, ...] = ()
     rejected: tuple[RejectedAdapter, ...] = ()
     components: tuple[HeldComponent, ...] = ()
     speeds: tuple[TierSpeed, ...] = ()
+    stored: tuple[StoredBytes, ...] = ()
+    memory_bytes: int = 0
 
     def has(self, name: str, digest: str) -> bool:
         """Return whether a LoRA with that name and digest is known."""
@@ -128,6 +130,10 @@ class PlannedBackend(DeviceBackend, Protocol):
     @property
     def load_s(self) -> Mapping[str, float]:
         """Return the seconds of the last switch to each model that it has switched to."""
+
+    @property
+    def load_speeds(self) -> tuple[TierSpeed, ...]:
+        """Return the measured seconds per gigabyte of switches, by the tier of the model's files."""
 
     @property
     def change(self) -> ModelChange | None:

@@ -81,7 +81,8 @@ class LoadedModel:
         others = self.ip_adapters
         known, rejected = self.loras.adapters + others.adapters, self.loras.rejected + others.rejected
         resident = (*self.loras.resident_names, *(adapter.name for adapter in others.adapters))
-        return HeldAdapters(known, resident, rejected, self.loras.components, self.loras.speeds)
+        loras = self.loras
+        return HeldAdapters(known, resident, rejected, loras.components, loras.speeds, loras.stored, loras.memory_bytes)
 
     @property
     def device(self) -> str:

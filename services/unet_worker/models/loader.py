@@ -21,7 +21,7 @@ from pentimento.diffusion.engine import (
 from pentimento.diffusion.families import BatchKey, DiffusionModel
 from pentimento.diffusion.host_memory import HostBuffers
 from pentimento.diffusion.loras import layers_of
-from pentimento.domain.components import ComponentRule
+from pentimento.domain.components import ComponentRule, Tier
 from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.weights import ModelChange, ShortModel
 from pentimento.files.file_sums import file_sums_in
@@ -51,6 +51,7 @@ from services.unet_worker.models.checkpoint_loading import denoiser_for, weight_
 from services.unet_worker.models.loaded import LoadedModel
 from services.unet_worker.models.model_card import default_batch_key, held_model
 from services.unet_worker.models.staging import Placement, model_change, stage_checkpoint, staging_buffers
+from services.unet_worker.models.stored_models import local_tiers
 from services.unet_worker.models.warm_up import BatchMeasurement, KnownSteps, warm_up
 from services.unet_worker.pairing.halves import GuidanceHalves
 from services.unet_worker.pairing.servicer import HalfServicer
@@ -89,7 +90,7 @@ class ModelSource:
     """Describe a source of models: how to load one, how its device sums ControlNets' answers for a step, its additional
     capabilities, the LoRAs and IP-Adapters that change the model, the rule of the LoRAs in memory, and the models that
     its memory cannot hold. The device is real or paced. `change` returns the way to change to a model, `stage` reads
-    one into host memory."""
+    one into host memory; `tiers` returns the bytes of its files by the tier that has them."""
 
     load: Callable[[UnetWorkerSettings], DiffusionModel]
     summing: Summing
@@ -100,6 +101,7 @@ class ModelSource:
     short_models: Callable[[Mapping[str, UnetWorkerSettings]], tuple[ShortModel, ...]] = lambda models: ()
     change: Callable[[str, UnetWorkerSettings, int], ModelChange] = model_change
     stage: Callable[[UnetWorkerSettings, HostBuffers | None], Placement] = stage_checkpoint
+    tiers: Callable[[UnetWorkerSettings], Mapping[Tier, int]] = local_tiers
 
 
 class CheckpointLoader:
@@ -123,6 +125,9 @@ class CheckpointLoader:
         """Stop the work that is not a model's."""
         if self._energy is not None:
             self._energy.close()
+
+    async def tiers(self, name: str) -> Mapping[Tier, int]:
+        return await asyncio.to_thread(self._source.tiers, self._models[name])
 
     async def change_to(self, name: str, current: LoadedModel) -> ModelChange:
         held = current.held

@@ -10,7 +10,7 @@ import logging
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -21,6 +21,7 @@ from pentimento.devices.choices import DeviceMemory
 from pentimento.diffusion.device import device_memory, device_name
 from pentimento.diffusion.engine.faults import is_out_of_memory
 from pentimento.domain.adapters import Adapter
+from pentimento.domain.components import Tier, TierSpeed
 from pentimento.domain.errors import PentimentoError, ResourceExhausted, Unavailable
 from pentimento.domain.execution import ExecuteEvent
 from pentimento.domain.fleet import Capability, HeldModel
@@ -28,6 +29,7 @@ from pentimento.domain.generation import GenerationSpec, NoiseForm
 from pentimento.domain.reasons import Reason
 from pentimento.domain.weights import ComponentWeights, ModelChange, ShortModel, SwitchWay
 from pentimento.rpc.memory import trim_heap
+from pentimento.service.load_speeds import LoadSpeeds
 from services.unet_worker import metrics
 from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder
 from services.unet_worker.device.device_backend import (
@@ -44,6 +46,9 @@ logger = logging.getLogger(__name__)
 
 class ModelLoader(Protocol):
     """Load models by name. All methods raise the errors of a model that cannot be loaded."""
+
+    async def tiers(self, name: str) -> Mapping[Tier, int]:
+        """Return the bytes of a model's files by the tier that has them; none if that is unknown."""
 
     async def change_to(self, name: str, current: LoadedModel) -> ModelChange:
         """Return the way to change from the current model, by the memory that is free now."""
@@ -109,6 +114,7 @@ class ModelSwitch:
         self.short_models = short_models
         self.unloadable = frozenset(short.model for short in short_models)
         self.load_s: dict[str, float] = {}
+        self._speeds = LoadSpeeds()
         self.change: ModelChange | None = None
         self._max_batch = 0
         self._attempt_counts = Counter[str]()
@@ -145,6 +151,10 @@ class ModelSwitch:
     @property
     def device(self) -> str:
         return self._backend.device
+
+    @property
+    def load_speeds(self) -> tuple[TierSpeed, ...]:
+        return self._speeds.speeds
 
     @property
     def batch_limit(self) -> int:
@@ -223,7 +233,7 @@ class ModelSwitch:
 
     async def _switch_to(self, name: str) -> None:
         """Hold the model, unless it cannot be loaded or is not wanted any more once it was read."""
-        began_s = time.monotonic()
+        tiers, began_s = await self._loader.tiers(name), time.monotonic()
         try:
             beside, staged = await self._prepared(name)
         except Exception as error:
@@ -237,8 +247,11 @@ class ModelSwitch:
             self._leaving, beside = beside, None
             return await self._release_leaving()
         if beside is not None:
+            self._speeds.note(tiers, time.monotonic() - began_s)
             return await self._take_over(beside, began_s)
         await self._replace(name, staged, time.monotonic() - began_s)
+        if self.held.model == name:
+            self._speeds.note(tiers, self.load_s[name])
 
     async def _prepared(self, name: str) -> tuple[LoadedModel | None, Placement | None]:
         """Return the model, loaded next to the current one or read into host memory, as memory allows."""

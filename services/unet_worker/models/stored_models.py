@@ -3,6 +3,7 @@ are components, which the processes of a host share. Free of torch."""
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import cycle
@@ -12,6 +13,7 @@ from typing import TypeVar
 from pentimento.clients.controller import ModelRepositoryClient
 from pentimento.diffusion.model_registry import registry_entry
 from pentimento.domain.adapters import split_digest
+from pentimento.domain.components import Tier
 from pentimento.domain.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from pentimento.domain.models import ModelVariant
 from pentimento.files.signed_entries import TrustedEntries, entry_of_variant
@@ -29,6 +31,7 @@ T = TypeVar("T")
 # Suites start all processes at a time: the controller may still open its ledger.
 CONTROLLER_WAIT_S = 60.0
 _PAUSE_S = 0.2
+WEIGHT_SUFFIXES = (".safetensors", ".gguf")
 _CALL_TIMEOUT_S = 10.0
 
 
@@ -46,6 +49,24 @@ class StoredModels:
         if model is None or self.folders is None:
             return loader(settings)
         return self.folders.load(model, lambda directory: loader(settings))
+
+    def tiers(self, settings: UnetWorkerSettings) -> Mapping[Tier, int]:
+        """Return the bytes of a model's files by the tier that has them."""
+        model = self.models.get(settings.model)
+        if model is None or self.folders is None:
+            return local_tiers(settings)
+        found = Counter[Tier]()
+        for file in model.stored_files:
+            found[Tier.DISK if self.folders.blob(file).exists() else Tier.STORE] += file.size_bytes
+        return found
+
+
+def local_tiers(settings: UnetWorkerSettings) -> Mapping[Tier, int]:
+    """Return the bytes of the weights in a model's file or directory, which are on the local disk."""
+    path = settings.model
+    files = path.rglob("*") if path.is_dir() else (path,)
+    size_bytes = sum(one.stat().st_size for one in files if one.suffix in WEIGHT_SUFFIXES)
+    return {Tier.DISK: size_bytes} if size_bytes else {}
 
 
 async def with_stored(settings: UnetWorkerSettings) -> tuple[UnetWorkerSettings, StoredModels]:

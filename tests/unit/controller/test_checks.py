@@ -1,9 +1,11 @@
 """Limits of reports, models and cascades, by field."""
 
 import math
+import re
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,7 +13,8 @@ from hypothesis import strategies as st
 
 from pentimento.diffusion.checkpoint import digest_files
 from pentimento.domain.adapters import Adapter, AdapterKind
-from pentimento.domain.demand import PoolDemand, StartShare
+from pentimento.domain.components import StoredBytes, Tier, TierSpeed
+from pentimento.domain.demand import AdapterDemand, PoolDemand, StartShare
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.domain.fleet import ModelCost, Replica, ReplicaKind, ReplicaReport
 from pentimento.domain.kept_quality import NOTHING_KEPT, KeptQuality
@@ -368,3 +371,27 @@ def test_files_beyond_the_local_disk_are_rejected_by_tier_and_equal_files_count_
         check_fits_disk(twice, 1009)
 
     assert raised.value.reason == "COMPONENT_TOO_LARGE"
+
+
+def _with_others(*names: str) -> PoolDemand:
+    return PoolDemand("m", adapters=(AdapterDemand(AdapterKind.LORA, "ink", 1, names),))
+
+
+@pytest.mark.parametrize(
+    ("replica", "report", "refusal"),
+    [
+        ({"stored": (StoredBytes("", Tier.DISK, 1),)}, {}, "replica.stored[0].component"),
+        ({"stored": (StoredBytes("m", Tier.DISK, 2**63),)}, {}, "replica.stored[0].size_bytes"),
+        ({"stored": (StoredBytes("m", Tier.DISK, 1),) * 2049}, {}, "replica.stored: must be at most 2048, got 2049"),
+        ({"adapter_memory_bytes": -1}, {}, "replica.adapter_memory_bytes"),
+        ({}, {"load_speeds": (TierSpeed(Tier.DISK, -1.0),)}, "load_speeds[0].seconds_per_gb"),
+        ({}, {"lora_speeds": (TierSpeed(Tier.DISK, math.nan),)}, "lora_speeds[0].seconds_per_gb"),
+        ({}, {"lora_speeds": (TierSpeed(Tier.DISK, 1.0),) * 5}, "lora_speeds: must be at most 4 tiers, got 5"),
+        ({}, {"demand": (_with_others("a", ""),)}, "demand[0].adapters.others[1]"),
+        ({}, {"demand": (_with_others(*["a"] * 65),)}, "demand[0].adapters.others: must be at most 64, got 65"),
+    ],
+)
+def test_wrong_components_are_rejected_by_field(replica: dict[str, Any], report: dict[str, Any], refusal: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"^{re.escape(refusal)}"):
+        check_replica(replace(REPLICA, **replica))
+        check_report(replace(REPORT, **report))

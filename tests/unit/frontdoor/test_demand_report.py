@@ -48,7 +48,7 @@ def scored_arrival(dataplane: Dataplane, starts: StartCounts, request_id: str) -
     pool = dataplane.state.pool("heavy")
     pool.scored_count += 1
     pool.confidences[19] += 1
-    starts.count("heavy", at(5), [NEON])
+    starts.count("heavy", at(5), ["neon"])
 
 
 def test_what_was_told_without_an_answer_is_told_again_with_what_came_since() -> None:
@@ -165,17 +165,20 @@ def test_demand_is_told_by_pool_and_model() -> None:
     assert [(one.model, one.pool, one.arrived_count) for one in told] == [("heavy", "misses", 1), ("heavy", "", 1)]
 
 
-def test_starts_are_told_with_their_kind_steps_and_model_and_adapters_by_name() -> None:
+def test_starts_are_reported_with_kind_steps_and_model_and_loras_of_a_request_together() -> None:
     starts = StartCounts()
     latent = CountedStart(10, "latent", 50, "heavy")
-    starts.count("light", latent, [(AdapterKind.LORA, "neon"), (AdapterKind.CONTROLNET, "canny")])
-    starts.count("light", latent, [(AdapterKind.LORA, "neon")])
+    starts.count("light", latent, ["neon"], ["canny", "depth"])
+    starts.count("light", latent, ["neon"])
+    starts.count("light", latent, ["neon", "ink", "neon"])
 
     starts.correct("light", latent)
 
-    assert starts.take("light") == (StartShare(0, 1, "noise", 50), StartShare(10, 1, "latent", 50, "heavy"))
+    assert starts.take("light") == (StartShare(0, 1, "noise", 50), StartShare(10, 2, "latent", 50, "heavy"))
     assert starts.take_adapters("light") == (
         AdapterDemand(AdapterKind.CONTROLNET, "canny", 1),
+        AdapterDemand(AdapterKind.CONTROLNET, "depth", 1),
+        AdapterDemand(AdapterKind.LORA, "ink", 1, ("neon",)),
         AdapterDemand(AdapterKind.LORA, "neon", 2),
     )
     assert starts.take_adapters("light") == ()
@@ -187,8 +190,8 @@ def test_more_starts_and_adapters_than_a_report_may_tell_are_told_with_the_next_
     report, kept, asked = DemandReport(dataplane, starts), [], []
     dataplane.on_event(0.0, RequestArrived("r1", "t", "heavy", 1.0, 10.0))
     for number in range(MAX_TOLD_COUNT + 10):
-        start = CountedStart(0, "noise", number + 1)
-        starts.count("heavy", start, [(AdapterKind.LORA, f"style-{number}")] * (2 if number == MAX_TOLD_COUNT else 1))
+        for _ in range(2 if number == MAX_TOLD_COUNT else 1):
+            starts.count("heavy", CountedStart(0, "noise", number + 1), [f"style-{number}"])
 
     for _ in range(2):
         told = report.added_to(PLAIN)

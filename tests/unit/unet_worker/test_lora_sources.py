@@ -151,6 +151,8 @@ class SlowLoras:
         self.began: list[str] = []
         self.refuses = False
         self.adapters = tuple(Adapter(name, AdapterKind.LORA, f"digest of {name}", "tiny") for name in NAMES)
+        self.rejected = ()
+        self.sizes = dict.fromkeys(NAMES, 1)
 
     def names_of(self, digests: Collection[str]) -> tuple[str, ...]:
         return tuple(adapter.name for adapter in self.adapters if adapter.digest in digests)

@@ -94,6 +94,8 @@ class Replica(_message.Message):
     WEIGHTS_FIELD_NUMBER: _builtins.int
     SHORT_MODELS_FIELD_NUMBER: _builtins.int
     CHANGE_FIELD_NUMBER: _builtins.int
+    STORED_FIELD_NUMBER: _builtins.int
+    ADAPTER_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     kind: Global___ReplicaKind.ValueType
     address: _builtins.str
@@ -105,6 +107,8 @@ class Replica(_message.Message):
     device_memory_bytes: _builtins.int
     held_model_digest: _builtins.str
     """Workers: the digest of the model that they hold, as their loader found it; empty for none, or where unknown."""
+    adapter_memory_bytes: _builtins.int
+    """The memory that a worker has for LoRAs, and a ControlNet replica for ControlNets. 0: unknown."""
     @_builtins.property
     def available_models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Components it can serve, and those it holds now, by registry name."""
@@ -135,6 +139,10 @@ class Replica(_message.Message):
     def change(self) -> Global___ModelChange:
         """Workers: their last change to another model."""
 
+    @_builtins.property
+    def stored(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoredBytes]:
+        """What loading its components would read, from each tier: a worker's models and LoRAs, ControlNets."""
+
     def __init__(
         self,
         *,
@@ -155,14 +163,43 @@ class Replica(_message.Message):
         weights: _abc.Iterable[Global___ComponentWeights] | None = ...,
         short_models: _abc.Iterable[Global___ShortModel] | None = ...,
         change: Global___ModelChange | None = ...,
+        stored: _abc.Iterable[Global___StoredBytes] | None = ...,
+        adapter_memory_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["change", b"change"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "address", b"address", "available_models", b"available_models", "build_version", b"build_version", "capabilities", b"capabilities", "change", b"change", "costs", b"costs", "deferrals", b"deferrals", "device", b"device", "device_memory_bytes", b"device_memory_bytes", "generation", b"generation", "held_model_digest", b"held_model_digest", "instance_id", b"instance_id", "kind", b"kind", "resident_models", b"resident_models", "short_models", b"short_models", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_memory_bytes", b"adapter_memory_bytes", "adapters", b"adapters", "address", b"address", "available_models", b"available_models", "build_version", b"build_version", "capabilities", b"capabilities", "change", b"change", "costs", b"costs", "deferrals", b"deferrals", "device", b"device", "device_memory_bytes", b"device_memory_bytes", "generation", b"generation", "held_model_digest", b"held_model_digest", "instance_id", b"instance_id", "kind", b"kind", "resident_models", b"resident_models", "short_models", b"short_models", "stored", b"stored", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Replica: _TypeAlias = Replica  # noqa: Y015
+
+@_typing.final
+class StoredBytes(_message.Message):
+    """Bytes of a component, by registry name, that a load would read from a tier."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMPONENT_FIELD_NUMBER: _builtins.int
+    TIER_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    component: _builtins.str
+    tier: _unet_worker_service_pb2.Tier.ValueType
+    size_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        component: _builtins.str = ...,
+        tier: _unet_worker_service_pb2.Tier.ValueType = ...,
+        size_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["component", b"component", "size_bytes", b"size_bytes", "tier", b"tier"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoredBytes: _TypeAlias = StoredBytes  # noqa: Y015
 
 @_typing.final
 class ComponentWeights(_message.Message):
@@ -432,6 +469,8 @@ class ReportRequest(_message.Message):
     PLAN_VERSION_FIELD_NUMBER: _builtins.int
     COMPONENT_CHANGES_FIELD_NUMBER: _builtins.int
     ALL_COMPONENTS_FIELD_NUMBER: _builtins.int
+    LOAD_SPEEDS_FIELD_NUMBER: _builtins.int
+    LORA_SPEEDS_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     generation: _builtins.int
     queue_length: _builtins.int
@@ -458,6 +497,14 @@ class ReportRequest(_message.Message):
     def component_changes(self) -> _containers.RepeatedCompositeFieldContainer[_unet_worker_service_pb2.HeldComponent]:
         """Components whose place on the replica's disk changed since the last report that was answered; TIER_STORE: it has it no longer."""
 
+    @_builtins.property
+    def load_speeds(self) -> _containers.RepeatedCompositeFieldContainer[_unet_worker_service_pb2.TierSpeed]:
+        """Measured by loads of models on a worker, of ControlNets on a ControlNet replica: all seconds until they serve."""
+
+    @_builtins.property
+    def lora_speeds(self) -> _containers.RepeatedCompositeFieldContainer[_unet_worker_service_pb2.TierSpeed]:
+        """Workers: measured by their loads of LoRAs."""
+
     def __init__(
         self,
         *,
@@ -475,10 +522,12 @@ class ReportRequest(_message.Message):
         plan_version: _generation_pb2.PlanVersion | None = ...,
         component_changes: _abc.Iterable[_unet_worker_service_pb2.HeldComponent] | None = ...,
         all_components: _builtins.bool = ...,
+        load_speeds: _abc.Iterable[_unet_worker_service_pb2.TierSpeed] | None = ...,
+        lora_speeds: _abc.Iterable[_unet_worker_service_pb2.TierSpeed] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_plan_version", b"_plan_version", "plan_version", b"plan_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_plan_version", b"_plan_version", "all_components", b"all_components", "busy_share", b"busy_share", "completed_count", b"completed_count", "component_changes", b"component_changes", "demand", b"demand", "draining", b"draining", "failed_count", b"failed_count", "generation", b"generation", "held_model_digest", b"held_model_digest", "instance_id", b"instance_id", "plan_version", b"plan_version", "queue_length", b"queue_length", "resident_models", b"resident_models", "running_count", b"running_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_plan_version", b"_plan_version", "all_components", b"all_components", "busy_share", b"busy_share", "completed_count", b"completed_count", "component_changes", b"component_changes", "demand", b"demand", "draining", b"draining", "failed_count", b"failed_count", "generation", b"generation", "held_model_digest", b"held_model_digest", "instance_id", b"instance_id", "load_speeds", b"load_speeds", "lora_speeds", b"lora_speeds", "plan_version", b"plan_version", "queue_length", b"queue_length", "resident_models", b"resident_models", "running_count", b"running_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__plan_version: _TypeAlias = _typing.Literal["plan_version"]  # noqa: Y015
     _WhichOneofArgType__plan_version: _TypeAlias = _typing.Literal["_plan_version", b"_plan_version"]  # noqa: Y015
@@ -751,19 +800,25 @@ class AdapterDemand(_message.Message):
     KIND_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     REQUEST_COUNT_FIELD_NUMBER: _builtins.int
+    OTHERS_FIELD_NUMBER: _builtins.int
     kind: _generation_pb2.AdapterKind.ValueType
     name: _builtins.str
     request_count: _builtins.int
+    @_builtins.property
+    def others(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """LoRAs that the same requests named with a LoRA, in order."""
+
     def __init__(
         self,
         *,
         kind: _generation_pb2.AdapterKind.ValueType = ...,
         name: _builtins.str = ...,
         request_count: _builtins.int = ...,
+        others: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "name", b"name", "request_count", b"request_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "name", b"name", "others", b"others", "request_count", b"request_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

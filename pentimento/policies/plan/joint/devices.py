@@ -145,12 +145,12 @@ def _settled(
     units = {kind: counts[kind, component.name] for kind in component.costs if counts.get((kind, component.name), 0)}
     work = work_of(problem, solution, component.name)
     # A device carries nothing while it loads.
-    lost = {kind: min(component.load_s_on(kind) / problem.horizon_s, 1.0) for kind in units}
     new = {kind: max(0, n - problem.held.get((kind, component.name), 0)) for kind, n in units.items()}
+    carrying = {kind: n - component.lost_units(kind, new[kind], problem.horizon_s) for kind, n in units.items()}
 
     def carried(sizes: Mapping[str, BatchCost]) -> float:
         """Return the whole runs a second within the horizon."""
-        return sum((n - lost[kind] * new[kind]) * sizes[kind].throughput for kind, n in units.items())
+        return sum(carrying[kind] * sizes[kind].throughput for kind in units)
 
     enough: dict[str, BatchCost] = {}
     for enough in _choices({kind: component.costs[kind] for kind in units}):

@@ -189,21 +189,9 @@ def _assigned(
     return placed
 
 
-def planned_models(context: PlanInput) -> dict[str, str]:
-    """Return the model of every worker once the plan in force is carried out, by instance id.
-
-    A running load counts as done. A model that the worker can no longer hold does not count: the worker was restarted,
-    or has other weights under that name. Workers without a model are skipped.
-    """
-    workers = {worker.instance_id: worker for worker in context.workers()}
-    held = {name: worker.held_model for name, worker in workers.items() if worker.held_model}
-    ordered = ((one.worker_id, one.model) for one in context.last.plan.assignments)
-    return held | {name: model for name, model in ordered if name in workers and model in workers[name].models}
-
-
 def as_planned(context: PlanInput) -> PlanInput:
     """Return the input with every worker holding its model of the plan in force."""
-    planned = planned_models(context)
+    planned = context.planned_models()
 
     def holding(view: ReplicaView) -> ReplicaView:
         model = planned.get(view.replica.instance_id, view.replica.held_model)

@@ -11,7 +11,7 @@ from pentimento.domain.reasons import Reason
 from pentimento.policies.plan.entry import NOISE
 from pentimento.policies.plan.inputs import Decision, PlanInput
 from pentimento.policies.plan.joint.forecast import ROOMS, DemandForecast, as_planned_for, observed_demand
-from pentimento.policies.plan.joint.layout import lay_out, planned_models, pool_names
+from pentimento.policies.plan.joint.layout import lay_out, pool_names
 from pentimento.policies.plan.joint.problem import (
     AllocationProblem,
     AllocationSolution,
@@ -219,5 +219,5 @@ def _longest_load_s(components: Sequence[Component]) -> float:
 
 def _held(context: PlanInput) -> dict[tuple[str, str], int]:
     """Return units by (kind, model): models that workers hold, or are loading by the plan in force."""
-    planned, kinds = planned_models(context), {one.instance_id: kind_of(one) for one in context.workers()}
+    planned, kinds = context.planned_models(), {one.instance_id: kind_of(one) for one in context.workers()}
     return dict(Counter((kinds[name], model) for name, model in planned.items()))

@@ -4,26 +4,31 @@ It is a mixed integer linear program (`program`).
 
 A *route* is a way to generate an image: the heavy model from noise, a cascade at one threshold, a latent resumed, an
 image refined by a small model. A *component* is a model that a device holds. A *pool* is a component in batches of one
-size on devices of one kind; a *course* is a route through certain pools that keeps the SLO. ControlNets and LoRAs are
-placed by their calls, for the models of the solution (`policies.component_placement`).
+size on devices of one kind; a *course* is a route through certain pools that keeps the SLO. The part of the problem
+with ControlNets and LoRAs is solved after it, for the models of the solution (`plan.residents`): their loads take no
+device, so that no plan of models is better for them.
 
     max  sum_i rate_i * (served_weight + quality of its route - price of its device-seconds)
                                                                       i: courses; p: pools; n_p: units of a pool
     rate     sum of rate_i over the courses of a start <= the demand of that start
-    work     sum_i rate_i * work_ip + aside_p <= (n_p - new_p * load_s / horizon_s) * T_p
+    work     sum_i rate_i * work_ip + aside_p <= (n_p - sum_s new_ps * load_s / horizon_s) * T_p
     aside    sum of aside_p over the pools of a component = need of it by routes next to their course
-    new      sum of new_p over a component's pools on a kind of device >= their units - units that are held
+    new      sum of new_ps over a component's pools on a kind of device >= their units - units that are held
+    loads    sum of new_ps over a component's pools on a kind of device <= devices that load it in load_s
     devices  sum of n_p over the pools of a kind <= the devices of that kind
 
 A device that loads a component carries nothing for `load_s` of the `horizon_s` that the demand is expected to hold: a
-switch is made if it pays within the horizon. Each device-second of a request costs `second_price` of quality. Demand
-that cannot be carried in time is not served, the worst route first. All latencies are constants of the problem, so that
-only the units are integer: hundreds of devices are quick to plan.
+switch is made if it pays within the horizon. Devices with the component in another tier load it in another time: each
+time is a step s, and the quickest devices load first. Each device-second of a request costs `second_price` of quality.
+Demand that cannot be carried in time is not served, the worst route first. All latencies are constants of the problem,
+so that only the units are integer: hundreds of devices are quick to plan.
 
 The plans of single papers are the same problem with fewer routes (`single_plans`).
 """
 
 import itertools
+import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -39,18 +44,28 @@ HEAVY_ONLY, LIGHT_ONLY, CASCADE, MIXTURE = "heavy only", "light only", "cascade"
 @dataclass(frozen=True)
 class Component:
     """Describe a model that a device can hold. `costs`: of batches, by kind of device. `load_s`: seconds
-    until it serves on the slowest kind, `loads_s` on others. `wait_s`: seconds that its requests wait for their
-    batch."""
+    until it serves, in the mean of the slowest kind. `loads_s`: those of each device that does not hold it, by kind;
+    `load_s` for all devices of other kinds. `wait_s`: seconds that its requests wait for their batch."""
 
     name: str
     costs: Mapping[str, tuple[BatchCost, ...]]
     load_s: float = 0.0
     wait_s: float = 0.0
-    loads_s: Mapping[str, float] = field(default_factory=dict)
+    loads_s: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
-    def load_s_on(self, kind: str) -> float:
-        """Return the seconds until it serves on a device of that kind."""
-        return self.loads_s.get(kind, self.load_s)
+    def load_steps(self, kind: str) -> list[tuple[float, float]]:
+        """Return the seconds until it serves on devices of a kind, ascending, and the number of devices with each."""
+        loads_s = self.loads_s.get(kind)
+        return [(self.load_s, math.inf)] if loads_s is None else sorted(Counter(loads_s).items())
+
+    def lost_units(self, kind: str, new_count: int, horizon_s: float) -> float:
+        """Return the units that carry nothing within the horizon while `new_count` devices load it, the quickest
+        ones."""
+        lost, left = 0.0, float(new_count)
+        for load_s, count in self.load_steps(kind):
+            lost += min(left, count) * min(load_s / horizon_s, 1.0)
+            left -= min(left, count)
+        return lost
 
 
 @dataclass(frozen=True)

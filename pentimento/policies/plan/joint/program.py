@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from pentimento.policies.plan.joint.problem import (
     AllocationProblem,
@@ -42,11 +43,17 @@ class AllocationProgram:
         self._pools = {p: cost for component in problem.components for p, cost in batches_of(problem, component)}
         # Numbers of the variables.
         self._rates = self._add_rates()
-        most_new = math.inf if problem.may_load else 0.0
         self._units = {
             pool: self._program.variable(high=problem.devices[pool.kind], integer=True) for pool in self._pools
         }
-        self._new = {pool: self._program.variable(-_LOAD_WEIGHT, most_new) for pool in self._pools}
+        # New units of each pool, by the seconds of their load.
+        self._new = {
+            pool: [
+                self._new_units(load_s, count)
+                for load_s, count in self._components[pool.component].load_steps(pool.kind)
+            ]
+            for pool in self._pools
+        }
         self._carry_work(self._add_aside())
         for component in problem.components:
             for kind in problem.devices:
@@ -64,8 +71,8 @@ class AllocationProgram:
         `most_relaxations`; None if none is found."""
         if self._searched is None:
             self._searched = BranchAndBound(self._program.relaxation(), list(self._units.values()))
-        new = list(self._new.values())
-        self._searched.bound(new, [math.inf if may_load else 0.0] * len(new))
+        new = [one for steps in self._new.values() for one in steps]
+        self._searched.bound([one.variable for one in new], [one.most if may_load else 0.0 for one in new])
         if may_load:
             known = self._held() if above >= self._best_held else ()
             found = self._searched.search(gap, most_relaxations, self._devices(), above, known)
@@ -145,8 +152,8 @@ class AllocationProgram:
                 terms[pool].append((rate, work))
         for pool, own in terms.items():
             throughput = self._pools[pool].throughput
-            lost = min(self._components[pool.component].load_s_on(pool.kind) / self._problem.horizon_s, 1.0)
-            own += [(self._units[pool], throughput), (self._new[pool], -lost * throughput)]
+            own.append((self._units[pool], throughput))
+            own += [(new.variable, -new.lost * throughput) for new in self._new[pool]]
             if pool in aside:
                 own.append((aside[pool], -1.0))
             self._program.require(own, at_least=0.0)
@@ -155,7 +162,24 @@ class AllocationProgram:
         units, new = self._units, self._new
         own = [pool for pool in self._pools if (pool.kind, pool.component) == (kind, component.name)]
         held = self._problem.held.get((kind, component.name), 0)
-        terms = [*((new[pool], 1.0) for pool in own), *((units[pool], -1.0) for pool in own)]
-        self._program.require(terms, at_least=-held)
+        all_new = [(one.variable, 1.0) for pool in own for one in new[pool]]
+        self._program.require([*all_new, *((units[pool], -1.0) for pool in own)], at_least=-held)
         for pool in own:
-            self._program.require([(new[pool], 1.0), (units[pool], -1.0)], at_most=0.0)
+            self._program.require([*((one.variable, 1.0) for one in new[pool]), (units[pool], -1.0)], at_most=0.0)
+        for of_step in zip(*(new[pool] for pool in own), strict=True) if len(own) > 1 else ():
+            if of_step[0].most < math.inf:
+                self._program.require([(one.variable, 1.0) for one in of_step], at_most=of_step[0].most)
+
+    def _new_units(self, load_s: float, most: float) -> "_NewUnits":
+        variable = self._program.variable(-_LOAD_WEIGHT, most if self._problem.may_load else 0.0)
+        return _NewUnits(variable, most, min(load_s / self._problem.horizon_s, 1.0))
+
+
+@dataclass(frozen=True)
+class _NewUnits:
+    """Hold the variable of a pool's units that load in equal seconds: at most `most`. Each carries nothing for the
+    share `lost` of the horizon."""
+
+    variable: int
+    most: float
+    lost: float

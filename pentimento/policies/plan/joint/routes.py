@@ -52,12 +52,13 @@ def components_of(
 ) -> tuple[list[Component], list[str]]:
     """Return the models that can be planned, and notes for people about the other models."""
     components, notes = [], []
-    loads = LoadSeconds(context.profiles)
+    loads, planned = LoadSeconds(context), context.planned_models()
     scored_s = scoring_s(context, settings.discriminator_s, [settings.discriminator])
     for model in dict.fromkeys(name for name in (settings.heavy, settings.light, *settings.small_models) if name):
         costs: dict[str, tuple[BatchCost, ...]] = {}
         profiled: list[AllocationProfile] = []
-        loads_s: dict[str, float] = {}
+        means_s: list[float] = []
+        loads_s: dict[str, list[float]] = {}
         for kind, workers in kinds.items():
             own, why = _profiles(context, model, workers)
             if own:
@@ -65,13 +66,15 @@ def components_of(
                 joins = all(Capability.STEP_BATCHING in worker.capabilities for worker in workers)
                 costs[kind] = tuple(_cost(profile, joins) for profile in sizes)
                 profiled += own
-                loads_s[kind] = fmean(loads.of(worker, model) for worker in workers)
+                means_s.append(fmean(loads.of(worker, model) for worker in workers))
+                others = (one for one in workers if planned.get(one.instance_id) != model)
+                loads_s[kind] = sorted(loads.of(worker, model) for worker in others)
             elif why:
                 notes.append(f"{model} is not planned on {workers[0].device or 'its devices'}: {why}")
         if costs:
             wait_s = max(profile.finish_s for profile in profiled)
             wait_s += scored_s if model == settings.light else 0.0
-            components.append(Component(model, costs, max(loads_s.values()), wait_s, loads_s))
+            components.append(Component(model, costs, max(means_s), wait_s, loads_s))
     return components, notes
 
 

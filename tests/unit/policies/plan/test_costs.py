@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from pentimento.domain.components import GB, StoredBytes, Tier, TierSpeed
 from pentimento.domain.errors import FailedPrecondition
-from pentimento.domain.fleet import ModelCost, Replica, ReplicaKind
+from pentimento.domain.fleet import ModelCost, Replica, ReplicaKind, ReplicaReport
 from pentimento.domain.models import DeviceCost
-from pentimento.policies.plan.costs import BatchCost, batch_costs, reported_profiles, with_registered
+from pentimento.policies.plan.costs import BatchCost, LoadSeconds, batch_costs, reported_profiles, with_registered
 from pentimento.policies.plan.inputs import AllocationProfile, PlanInput, ReplicaView
 from tests.unit.policies.plan.fleets import context, worker
 
@@ -94,3 +95,38 @@ def test_with_registered_adds_unreported_costs() -> None:
         AllocationProfile("m", "cpu", 2, 6.0, 9, 3.0),
         AllocationProfile("n", "", 1, 8.0, 4),
     )
+
+
+DISK, STORE = Tier.DISK, Tier.STORE
+LOADS: dict[str, tuple[dict[Tier, int], dict[Tier, float], float]] = {
+    "its own speed": ({DISK: 2}, {DISK: 1.5}, 3.0),
+    "of each tier": ({DISK: 1, STORE: 2}, {DISK: 1.5, STORE: 10.0}, 21.5),
+    "the others' mean speed of the store": ({DISK: 1, STORE: 2}, {DISK: 1.5}, 11.5),
+    "the others' mean speed of each tier": ({DISK: 2}, {}, 4.0),
+    "its last load if no worker measured the tier": ({Tier.HOST: 1}, {DISK: 1.5}, 7.0),
+    "its last load if its bytes are unknown": ({}, {DISK: 1.5}, 7.0),
+}
+
+
+@pytest.mark.parametrize("name", LOADS)
+def test_load_seconds_are_by_worker_and_tier(name: str) -> None:
+    """Another worker takes 2 s a gigabyte from the disk and 4 from the store, a third one 6 from the store."""
+    sizes, speeds, seconds = LOADS[name]
+
+    def view(instance_id: str, sizes: dict[Tier, int], speeds: dict[Tier, float]) -> ReplicaView:
+        stored = tuple(StoredBytes("m", tier, size * GB) for tier, size in sizes.items())
+        costs = (ModelCost("m", ((1, 1.0),), load_s=7.0),)
+        replica = Replica(instance_id, ReplicaKind.UNET_WORKER, "", 1, stored=stored, costs=costs)
+        measured = tuple(TierSpeed(tier, one) for tier, one in speeds.items())
+        return ReplicaView(replica, ReplicaReport(instance_id, 1, load_speeds=measured))
+
+    others = (view("w1", {}, {DISK: 2.0, STORE: 4.0}), view("w2", {}, {STORE: 6.0}))
+    asked = PlanInput(0.0, (view("w0", sizes, speeds), *others), (), (AllocationProfile("m", "", 1, 1.0, 0, 9.0),))
+
+    assert LoadSeconds(asked).of(asked.workers()[0], "m") == pytest.approx(seconds)
+
+
+def test_load_seconds_without_measurement_are_the_profiles() -> None:
+    asked = replace(on("a", "b"), profiles=(AllocationProfile("m", "a", 1, 1.0, 0, 9.0),))
+
+    assert [LoadSeconds(asked).of(worker, "m") for worker in asked.workers()] == [9.0, 0.0]

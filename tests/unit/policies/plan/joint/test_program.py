@@ -102,6 +102,25 @@ ROUTED = {
         {"heavy": 1.0, "light": 8.0},
     ),
     "a load that pays": (LOADING, {"heavy": 0.5, "light": 4.5}),
+    # The quick device carries 0.9 with the heavy model, the other one the rest with the light one.
+    "a load by the device with the model on its disk": (
+        replace(LOADING, components=(replace(HEAVY, loads_s={"gpu": (6.0, 30.0)}), LIGHT)),
+        {"heavy": 0.9, "light": 4.1},
+    ),
+    "each load in its own time": (
+        replace(LOADING, components=(replace(HEAVY, loads_s={"gpu": (6.0, 30.0)}),), routes=(BY_HEAVY,)),
+        {"heavy": 1.4},
+    ),
+    # A device for each batch size, of which one loads quickly. The easy requests need three quarters of its load.
+    "loads of two batch sizes on the same devices": (
+        replace(
+            LOADING,
+            demand={"noise": 5.0, "latent": 2.0},
+            components=(replace(HEAVY, loads_s={"gpu": (6.0, 30.0)}),),
+            routes=(BY_HEAVY, PlannedRoute("easy", "latent", (Use("heavy", 1.0, 0.7),), 0.9)),
+        ),
+        {"heavy": 0.6, "easy": 2.0},
+    ),
     "a held model": (replace(HELD, held={("gpu", "heavy"): 1}), {"heavy": 1.0}),
     "a model that is not held": (HELD, {"heavy": 0.5}),
 }

@@ -240,7 +240,10 @@ def test_components_costs_are_by_kind_of_device() -> None:
         "light": {big: (BatchCost(1, 0.5, 0.5),), small: (BatchCost(1, 0.5, 0.5),)},
     }
     assert [(one.load_s, one.wait_s) for one in found] == [(9.0, 0.25), (0.0, 0.5625)]
-    assert [(one.load_s_on(big), one.load_s_on(small)) for one in found] == [(4.0, 9.0), (0.0, 0.0)]
+    assert [(one.load_steps(big), one.load_steps(small)) for one in found] == [
+        ([], []),
+        ([(0.0, 1)], [(0.0, 1)]),
+    ]
     assert notes == []
 
 
