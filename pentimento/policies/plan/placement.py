@@ -1,5 +1,7 @@
 """Build the parts of plans that all policies share: assignments of models to workers, empty pools, scored stages."""
 
+import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
@@ -18,15 +20,24 @@ def place(
     """Assign workers to each model by the seconds of its load, then in the order of their ids. Counts beyond the fleet
     are cut from the end of `counts`.
 
-    A worker keeps its model while that model still needs it. A model with a count of 0 but waiting requests keeps a
-    worker until they are done, unless that is the last worker of a model with demand. No worker receives a model
-    without a profile on its kind of device.
+    A worker keeps its model while that model still needs it. If it needs fewer workers, those give it up that load the
+    models without enough workers soonest. A model with a count of 0 but waiting requests keeps a worker until they are
+    done, unless that is the last worker of a model with demand. No worker receives a model without a profile on its
+    kind of device.
     """
     workers = context.workers()
     left = _with_drains(context, _cut(counts, len(workers)))
     profiled = {(profile.model, profile.device) for profile in context.profiles}
-    chosen: dict[str, str] = {}
-    for worker in workers:
+    loads, chosen = LoadSeconds(context), dict[str, str]()
+    holders = Counter(worker.held_model for worker in workers)
+    lacking = [name for name, count in left.items() if count > holders[name]]
+
+    def quickest_s(worker: Replica) -> float:
+        """Return the seconds of the worker's quickest load of a model that lacks workers."""
+        usable = (name for name in lacking if name in worker.models and _is_profiled(profiled, name, worker))
+        return min((loads.of(worker, name) for name in usable), default=math.inf)
+
+    for worker in sorted(workers, key=quickest_s, reverse=True):
         held = worker.held_model
         if left.get(held, 0) > 0 and (held not in counts or _is_profiled(profiled, held, worker)):
             _take(worker, held, chosen, left)
@@ -37,7 +48,7 @@ def place(
         for name, count in left.items()
         if count > 0 and name in worker.models and _is_profiled(profiled, name, worker)
     ]
-    for worker, name in _soonest_first(context, usable):
+    for worker, name in _soonest_first(loads, usable):
         if worker.instance_id not in chosen and left[name] > 0:
             _take(worker, name, chosen, left)
     return tuple(
@@ -47,10 +58,9 @@ def place(
     )
 
 
-def _soonest_first(context: PlanInput, pairs: Sequence[tuple[Replica, str]]) -> list[tuple[Replica, str]]:
+def _soonest_first(loads: LoadSeconds, pairs: Sequence[tuple[Replica, str]]) -> list[tuple[Replica, str]]:
     """Return the pairs of worker and model by the seconds that the load takes longer than on the model's best worker.
     Equal ones keep their order."""
-    loads = LoadSeconds(context)
     seconds = [loads.of(worker, model) for worker, model in pairs]
     least: dict[str, float] = {}
     for (_, model), load_s in zip(pairs, seconds, strict=True):

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -74,3 +75,18 @@ def test_place_assigns_each_worker_once(light: int, heavy_count: int, fleet: int
 
     workers = [assignment.worker_id for assignment in assigned]
     assert len(set(workers)) == len(workers) == min(light + heavy_count, fleet)
+
+
+@pytest.mark.parametrize("quick", [0, 1, 2])
+def test_worker_that_loads_soonest_gives_up_its_model(quick: int) -> None:
+    """All hold the light model. The worker with the heavy one on its disk changes, whatever its place in the fleet."""
+    workers = tuple(
+        replace(view, replica=replace(view.replica, costs=(ModelCost("sd15", ((1, 1.0),), load_s=load_s),)))
+        for number in range(3)
+        for view, load_s in ((worker(number, "turbo"), 1.0 if number == quick else 9.0),)
+    )
+    asked = PlanInput(0.0, workers, (), profiles(turbo=TURBO, sd15=SD15))
+
+    placed = place(asked, {"sd15": 1, "turbo": 2}, {})
+
+    assert [number for number, one in enumerate(placed) if one.model == "sd15"] == [quick]
