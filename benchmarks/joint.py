@@ -19,12 +19,15 @@ plan's profile assumes perfect prediction, and outcomes of deferrals correct the
 differ from their means as `router` and `selector_profile` measured. A light image keeps 0.84 in the mean, as
 `tiny-light` does of `tiny-heavy`'s CLIPScore; a hit keeps 0.95 under any model, which selectors are profiled for. Each
 constant is varied by itself.
+
+With --components: the joint plan with and without reports of components, on the production mix with drift at one load
+(`suites.joint_components`).
 """
 
 import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from random import Random
 
@@ -43,17 +46,18 @@ from benchmarks.papers.systems import (
     curve,
     own_deviation,
 )
+from benchmarks.suites.joint_components import STORE_FACTOR, ComponentRun, component_figures, played
 from lab.emulation.adapter_costs import AdapterCosts
 from lab.emulation.costs import from_latencies
 from lab.planners.registry import POLICIES
 from lab.runs.figures import mean_quality
-from lab.runs.measure import Figure, at_least, informative, measured, parse_options, publish
+from lab.runs.measure import Figure, Options, at_least, informative, measured, parse_options, publish
 from lab.simulator import Scenario, Simulation
 from lab.simulator.cache import CacheSettings
 from lab.simulator.scenario import Delays, SimulatedDevices, SimulatedModel
 from lab.simulator.synthetic_log import synthetic_log
 from lab.workloads import Content, Segment, SloClass, Workload
-from lab.workloads.production import MLORA, production_mix
+from lab.workloads.production import MLORA, MLORA_DRIFTING, ProductionMix, production_mix
 from lab.workloads.times import segment_times
 from pentimento.dataplane import DataplaneSettings
 from pentimento.policies.cache_selection import SelectionRules
@@ -90,6 +94,7 @@ WARM_COUNT, CAPACITY = 3_000, 10_000
 # zoo_quality: the light model's share of the heavy one's CLIPScore
 LIGHT = 0.84
 MIX = replace(MLORA, controlnet_counts=(0.8, 0.2))
+DRIFTING, COMPONENTS_PEAK_PER_S = replace(MLORA_DRIFTING, controlnet_counts=(0.8, 0.2)), 1.0
 # seconds: Katz's on an H800 (scenarios/paces/sdxl-h800.toml), and loads of scenarios/fleets/modm-16.toml
 ADAPTERS = AdapterCosts(8, steady(0.4, 0.2), steady(0.12), steady(0.003), 0.2)
 LOAD_S = {"large": 20.0, "sdxl": 10.0, "sana": 5.0}
@@ -151,6 +156,8 @@ Points = list[list[float]]
 
 def main() -> int:
     options = parse_options("joint", __doc__, add_options)
+    if options.rest["components"]:
+        return components(options)
     cases = options.rest["cases"] or tuple(CASES)
     segment_s = SEGMENT_S / 4 if options.quick else options.rest["segment_s"]
     found: dict[str, dict[str, list[Points]]] = {}
@@ -163,7 +170,23 @@ def main() -> int:
     return publish(options, figures_of(found), notes={"slo_s": SLO_S, "segment_s": segment_s, "simulated": True})
 
 
+def components(options: Options) -> int:
+    """Publish the comparison of the joint plan with itself."""
+    segment_s = SEGMENT_S / 4 if options.quick else options.rest["segment_s"]
+    seeds = range(1, 2 if options.quick else MOVED_SEEDS + 1)
+    traces = [Trace(shape, seed) for seed in seeds for shape in THREE]
+    scenario = scenario_of(OURS, COMPONENTS_PEAK_PER_S)
+
+    def play_side(trace: Trace, side: str) -> ComponentRun:
+        workload = workload_of(trace, COMPONENTS_PEAK_PER_S, segment_s, DRIFTING)
+        return played(scenario, workload, trace.seed, side)
+
+    figures = component_figures(partial(play_side, trace) for trace in traces)
+    return publish(options, figures, notes={"segment_s": segment_s, "store_factor": STORE_FACTOR, "simulated": True})
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--components", action="store_true", help="only with and without reports of components")
     parser.add_argument("--systems", nargs="+", choices=tuple(POLICIES), help="only these")
     parser.add_argument("--segment-s", type=float, default=SEGMENT_S, help="seconds of a part of a shape")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="of each shape")
@@ -279,7 +302,7 @@ def play(system: str, trace: Trace, peak: float, segment_s: float, constants: Co
     return LoadRun(system, trace, peak, violated, mean_quality(records))
 
 
-def workload_of(trace: Trace, peak: float, segment_s: float) -> Workload:
+def workload_of(trace: Trace, peak: float, segment_s: float, mix: ProductionMix = MIX) -> Workload:
     """Return the production mix at times with a rate that follows the shape up to `peak`."""
     low, seed = peak / SWING, trace.seed
     times = segment_times(
@@ -295,7 +318,7 @@ def workload_of(trace: Trace, peak: float, segment_s: float) -> Workload:
         first_prompt=WARM_COUNT,
         sources=("synthetic",),
     )
-    mixed = production_mix(times, np.random.default_rng(seed), content, MIX)
+    mixed = production_mix(times, np.random.default_rng(seed), content, mix)
     # the systems decide which model runs
     return replace(mixed, arrivals=tuple(replace(arrival, model="") for arrival in mixed.arrivals))
 

@@ -76,7 +76,7 @@ async def test_plan_states_residents_within_reported_memory(clock: SetClock) -> 
     loads from the store take ten times as long as from the disk. Once the disk has the uploaded one, the other one
     spares more."""
     controller = controller_of("joint", clock)
-    nets = tuple(Adapter(name, AdapterKind.CONTROLNET, f"sha256:{name}", "sd") for name in ("canny", "depth"))
+    nets = tuple(Adapter(name, AdapterKind.CONTROLNET, f"sha256:{name[0] * 64}", "sd") for name in ("canny", "depth"))
     own = Adapter("ink", AdapterKind.LORA, f"sha256:{'a' * 64}", "sd")
     reference = ObjectReference("adapters/x", f"sha256:{'b' * 64}", GB)
     uploaded = Adapter("neon", AdapterKind.LORA, reference.digest, "sd", object=reference)
