@@ -9,6 +9,9 @@ places. Two bounds need the future: the share served by the N most called, held 
 rest; and Belady's policy (1966), which evicts the ControlNet called latest and is optimal for any policy that must load
 each call. All ControlNets have one size and one load time, as Katz's do. A call hits if its ControlNet is resident on
 arrival.
+
+Then the same requests on four replicas with memory for 2, 4 or 8 ControlNets each, with and without the places of a
+plan (`suites.planned_controlnets`).
 """
 
 from collections import Counter, OrderedDict
@@ -17,7 +20,8 @@ from statistics import fmean
 
 import numpy as np
 
-from lab.runs.measure import Figure, Options, at_least, informative, measured, parse_options, publish
+from benchmarks.suites.planned_controlnets import REPLICAS, PlayedCalls, played_on_replicas
+from lab.runs.measure import Figure, Options, at_least, at_most, informative, measured, parse_options, publish
 from lab.workloads.production import KATZ_A, KATZ_B, ProductionMix, choose
 from pentimento.domain.components import Loadable
 from pentimento.policies.components import HALF_LIFE_USES
@@ -25,6 +29,7 @@ from pentimento.policies.residency import ResidentSet
 
 SIZES = range(1, 9)
 SHOWN_SIZES = (2, 5, 8)
+PLANNED_SIZES = (2, 4, 8)
 # The size at which Katz sees no more loading (section 3.1, figure 6), and the hits asked for there.
 PUBLISHED = {"A": (KATZ_A, 5, 0.95), "B": (KATZ_B, 8, 0.95)}
 # Hits that are a call in a thousand fewer are equal: while LFU counts for ever, ours forgets.
@@ -127,6 +132,27 @@ def figures_of(service: str, log: str, runs: Sequence[Calls]) -> list[Figure]:
     return [*figures, measured(name, above, fmean, at_least(-EQUAL if log == "constant" else 0.0))]
 
 
+def planned_figures(count: int, seeds: int) -> list[Figure]:
+    """Return the calls that wait for a load with a plan over those without, and the loads ahead of calls."""
+    figures, all_pairs = [], []
+    for service, (mix, _, _) in PUBLISHED.items():
+        for places in PLANNED_SIZES:
+            pairs = []
+            for seed in range(seeds):
+                requests = [one.controlnets for one in choose(mix, count, np.random.default_rng(seed))]
+                pairs.append(tuple(played_on_replicas(requests, places, is_planned) for is_planned in (True, False)))
+            name = f"service {service}, {REPLICAS} replicas of {places}: calls that wait, planned ÷ not"
+            figures.append(measured(name, pairs, _waited, informative()))
+            all_pairs += pairs
+    figures.append(measured("all sizes: calls that wait, planned ÷ not", all_pairs, _waited, at_most(1.0)))
+    ahead = [planned.ahead / planned.calls for planned, _ in all_pairs]
+    return [*figures, measured("all sizes: loads ahead of calls by a plan, per call", ahead, fmean, informative())]
+
+
+def _waited(pairs: Sequence[tuple[PlayedCalls, ...]]) -> float:
+    return sum(planned.waited for planned, _ in pairs) / sum(without.waited for _, without in pairs)
+
+
 def _above(hits: Iterable[float]) -> float:
     ours, lru, lfu, *_ = hits
     return ours - max(lru, lfu)
@@ -140,6 +166,7 @@ def run(options: Options) -> int:
         changed = [with_change(calls, mix.controlnets.count, seed) for seed, calls in enumerate(constant)]
         for log, runs in (("constant", constant), ("changed", changed)):
             figures += figures_of(service, log, runs)
+    figures += planned_figures(1_000 if options.quick else 4_000, seeds)
     figures.sort(key=lambda figure: figure.target.limit is None)
     return publish(options, figures, notes={"requests": count, "seeds": seeds, "half_life_uses": HALF_LIFE_USES})
 

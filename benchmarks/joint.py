@@ -173,7 +173,7 @@ def main() -> int:
 def components(options: Options) -> int:
     """Publish the comparison of the joint plan with itself."""
     segment_s = SEGMENT_S / 4 if options.quick else options.rest["segment_s"]
-    seeds = range(1, 2 if options.quick else MOVED_SEEDS + 1)
+    seeds = range(1, 2 if options.quick else min(options.rest["seeds"], MOVED_SEEDS) + 1)
     traces = [Trace(shape, seed) for seed in seeds for shape in THREE]
     scenario = scenario_of(OURS, COMPONENTS_PEAK_PER_S)
 

@@ -90,11 +90,11 @@ def test_place_controlnets_on_holders_first() -> None:
     assert placed(uses, controlnets(("depth",), ("canny",))) == {"canny": ("c1",), "depth": ("c0",)}
 
 
-def test_place_controlnets_within_three_quarters_of_memory() -> None:
+def test_place_controlnets_within_half_of_memory() -> None:
     uses = ComponentUses().seen([demand(canny=60, depth=30, pose=10)])
 
-    assert placed(uses, controlnets((), memory_mb=300)) == {"canny": ("c0",), "depth": ("c0",)}
-    assert placed(uses, controlnets((), memory_mb=133)) == {}
+    assert placed(uses, controlnets((), memory_mb=400)) == {"canny": ("c0",), "depth": ("c0",)}
+    assert placed(uses, controlnets((), memory_mb=199)) == {}
 
 
 @pytest.mark.parametrize("calls", [{"tile": 10}, {"canny": 2}, {"l1": 10}])
@@ -110,9 +110,9 @@ def test_uses_without_adapters_stay() -> None:
 
 def test_placed_controlnet_stays_until_another_is_used_twice_as_much() -> None:
     """In memory for one of them."""
-    replicas = controlnets((), memory_mb=134)
+    replicas = controlnets((), memory_mb=200)
     first = place_components(ComponentUses().seen([demand(canny=60, depth=40)]), replicas, ()).uses
-    held = controlnets(("canny",), memory_mb=134)
+    held = controlnets(("canny",), memory_mb=200)
     more = place_components(first.seen([demand(depth=70)]), held, ())
     most = place_components(more.uses.seen([demand(depth=30)]), held, ())
 
@@ -124,13 +124,13 @@ def test_prefetch_parts_loras_among_workers() -> None:
     """Memory for two of four on each worker; each worker serves 5/8 of the requests at most."""
     uses = ComponentUses().seen([demand(requests=100, l1=10, l2=9, l3=8, l4=7)])
 
-    assert prefetched(uses, workers((), (), memory_mb=280)) == [("l1", "l3"), ("l2", "l4")]
+    assert prefetched(uses, workers((), (), memory_mb=400)) == [("l1", "l3"), ("l2", "l4")]
 
 
 def test_prefetch_loras_of_one_request_on_one_worker() -> None:
     uses = ComponentUses().seen([demand(requests=100, l1_l4=20, l2_l3=19)])
 
-    assert prefetched(uses, workers((), (), memory_mb=280)) == [("l1", "l4"), ("l2", "l3")]
+    assert prefetched(uses, workers((), (), memory_mb=400)) == [("l1", "l4"), ("l2", "l3")]
 
 
 def test_prefetch_lora_of_many_requests_on_several_workers() -> None:
@@ -179,7 +179,7 @@ def test_prefetch_uploaded_loras_on_workers_that_fetch() -> None:
 def test_prefetch_prefers_lora_of_slow_tier() -> None:
     """In memory for one: a load from the store takes three times as long as one from the disk, by measurement. Used
     twice as much, the LoRA of the disk is worth less; with the other one on the disk too, it is worth more."""
-    (own,) = workers((), memory_mb=140)
+    (own,) = workers((), memory_mb=200)
     there = ObjectReference("loras/x", "sha256:linked", 100 * MB)
     linked = Adapter("linked", LORA, "sha256:linked", "stable_diffusion", object=there)
     speeds = (TierSpeed(Tier.DISK, 1.0), TierSpeed(Tier.STORE, 3.0))
