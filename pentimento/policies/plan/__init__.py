@@ -9,6 +9,7 @@
 | `registry` | a policy as one value, and all policies by name |
 | `settings` | models, SLO and qualities; the deferral curve f(t) |
 | `costs`, `placement` | shared by policies: costs by batch size, assignments of workers; one model on every device |
+| `component_placement`, `residents` | ControlNets and LoRAs on replicas, by their uses; the problem |
 | `joint/` | one allocation problem for every way to generate an image |
 | `cascade`, `cascade_problem` | a cascade, DiffServe's or a registered one; its allocation problem |
 | `mixture` | MoDM's global monitor |

@@ -108,7 +108,8 @@ class LoadSeconds:
         )
         self._parts: defaultdict[tuple[str, str], list[tuple[Tier, int]]] = defaultdict(list)
         for worker in (view.replica for view in workers):
-            for part in worker.stored:
+            models = set(worker.models)
+            for part in (one for one in worker.stored if one.component in models):
                 self._parts[worker.instance_id, part.component].append((part.tier, part.size_bytes))
 
     def of(self, worker: Replica, model: str) -> float:

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from lab.fixtures.checkpoints import write_checkpoint
 from pentimento.devices.choices import TextEncoderPlace
 from pentimento.diffusion.engine import MemoryProbe
+from pentimento.domain.components import GB, Tier
 from pentimento.domain.errors import ResourceExhausted
 from pentimento.domain.execution import AttemptResult, WorkerCredits
 from pentimento.domain.fleet import Replica, ReplicaKind
@@ -376,3 +377,17 @@ async def test_a_plan_bounds_its_batches_and_never_widens_them(worker: Served) -
         limits.append(worker.switch.batch_limit)
 
     assert limits == [2, 8, 2, 8]
+
+
+@pytest.mark.parametrize("way", list(SwitchWay), indirect=True)
+async def test_switch_measures_the_tier_of_the_models_files(switching: Served, way: SwitchWay, other: Path) -> None:
+    assert switching.switch.load_speeds == ()
+
+    switching.switch.assign("other", 0)
+    await credits_where(switching, served=True, model="other")
+    await until_settled(switching)
+
+    (speed,) = switching.switch.load_speeds
+    size_bytes = sum(path.stat().st_size for path in other.rglob("*.safetensors"))
+    assert speed.tier is Tier.DISK
+    assert speed.seconds_per_gb == pytest.approx(switching.switch.load_s["other"] * GB / size_bytes, rel=0.1)
