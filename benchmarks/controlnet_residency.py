@@ -20,7 +20,7 @@ from statistics import fmean
 
 import numpy as np
 
-from benchmarks.suites.planned_controlnets import REPLICAS, PlayedCalls, played_on_replicas
+from benchmarks.suites.planned_controlnets import PlayedCalls, played_on_replicas
 from lab.runs.measure import Figure, Options, at_least, at_most, informative, measured, parse_options, publish
 from lab.workloads.production import KATZ_A, KATZ_B, ProductionMix, choose
 from pentimento.domain.components import Loadable
@@ -134,19 +134,17 @@ def figures_of(service: str, log: str, runs: Sequence[Calls]) -> list[Figure]:
 
 def planned_figures(count: int, seeds: int) -> list[Figure]:
     """Return the calls that wait for a load with a plan over those without, and the loads ahead of calls."""
-    figures, all_pairs = [], []
-    for service, (mix, _, _) in PUBLISHED.items():
+    pairs = []
+    for mix, _, _ in PUBLISHED.values():
         for places in PLANNED_SIZES:
-            pairs = []
             for seed in range(seeds):
                 requests = [one.controlnets for one in choose(mix, count, np.random.default_rng(seed))]
                 pairs.append(tuple(played_on_replicas(requests, places, is_planned) for is_planned in (True, False)))
-            name = f"service {service}, {REPLICAS} replicas of {places}: calls that wait, planned ÷ not"
-            figures.append(measured(name, pairs, _waited, informative()))
-            all_pairs += pairs
-    figures.append(measured("all sizes: calls that wait, planned ÷ not", all_pairs, _waited, at_most(1.0)))
-    ahead = [planned.ahead / planned.calls for planned, _ in all_pairs]
-    return [*figures, measured("all sizes: loads ahead of calls by a plan, per call", ahead, fmean, informative())]
+    ahead = [planned.ahead / planned.calls for planned, _ in pairs]
+    return [
+        measured("all sizes: calls that wait, planned ÷ not", pairs, _waited, at_most(1.0)),
+        measured("all sizes: loads ahead of calls by a plan, per call", ahead, fmean, informative()),
+    ]
 
 
 def _waited(pairs: Sequence[tuple[PlayedCalls, ...]]) -> float:
