@@ -67,7 +67,7 @@ def render(status: SuiteStatus, ages_s: Mapping[str, float] = ALL_NEW) -> Iterat
 
 def fleet_lines(fleet: Fleet) -> Iterator[Text]:
     """Yield the plan in force, what it moves towards, f(t) of its cascades, its LoRAs and ControlNets with their
-    numbers of replicas, those that each replica is to hold, the workers' weights, the models that their memory cannot
+    numbers of replicas, what each replica must hold, the workers' weights, the models that their memory cannot
     hold and their last change, and the models that the plan leaves out."""
     plan, policy = fleet.plan, f" by {fleet.plan.allocator}" if fleet.plan.allocator else ""
     version = f"{plan.version.leader_epoch}.{plan.version.sequence}"

@@ -24,6 +24,7 @@ from pentimento.cli.status_view import LastTold, fleet_table, frontdoor_lines, m
 from pentimento.clients.suite_status import SuiteStatus
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.fleet import (
+    ComponentPlacement,
     Fleet,
     FollowedDeferral,
     Plan,
@@ -32,6 +33,7 @@ from pentimento.domain.fleet import (
     ReplicaStatus,
     SteeredCount,
     UnplannedModel,
+    WorkerAssignment,
 )
 from pentimento.domain.generation import PlanVersion
 from pentimento.domain.weights import ComponentWeights, ModelChange, ShortModel, SwitchWay
@@ -271,3 +273,21 @@ def test_status_shows_why_policy_does_not_plan() -> None:
         "unplanned heavy on cpu: PROFILE_MISSING; measure it with `pentimento profile cost heavy`,"
         " then `pentimento up … --profiles heavy-cost.json`" in lines
     )
+
+
+def test_status_names_the_components_that_each_replica_is_to_hold() -> None:
+    plan = Plan(
+        PlanVersion(7, 1),
+        (WorkerAssignment("w1", "", "m", 1, prefetch=("ink", "neon")), WorkerAssignment("w2", "", "m", 1)),
+        components=(
+            ComponentPlacement(ReplicaKind.CONTROLNET, "canny", ("c1", "c2")),
+            ComponentPlacement(ReplicaKind.CONTROLNET, "depth", ("c2",)),
+        ),
+    )
+    lines = [getattr(line, "plain", "") for line in render(SuiteStatus.of(Fleet((), plan, 7), None, None))]
+
+    assert [line for line in lines if line.startswith("holds")] == [
+        "holds     c1: canny",
+        "holds     c2: canny, depth",
+        "holds     w1: ink, neon",
+    ]

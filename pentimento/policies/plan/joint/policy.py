@@ -59,9 +59,9 @@ class JointMemory:
 class JointPolicy:
     """Turn profiles, f(t) and demand into the allocation problem, and its solution into a plan.
 
-    - Loads: a load costs the device's seconds out of `horizon_s`, or out of twice the longest load if that is longer
-      and fewer than half are served without it. Devices change their models at most once in six of the longest loads,
-      or in `dwell_s` if that is shorter, unless the demand cannot be carried otherwise.
+    - Loads: a load costs the device's seconds, by the tier that has the model, out of `horizon_s`, or out of twice the
+      longest load if that is longer and fewer than half are served without it. Devices change their models at most once
+      in six of the longest loads, or in `dwell_s` if that is shorter, unless the demand cannot be carried otherwise.
     - Demand is forecast over the longest load. The quickest model keeps room for jumps of load if that costs little
       quality; without such a model the settings' `overprovision` applies. A backlog is served within `horizon_s` if
       devices can, before quality counts.

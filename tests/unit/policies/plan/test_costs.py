@@ -116,7 +116,9 @@ def test_load_seconds_are_by_worker_and_tier(name: str) -> None:
     def view(instance_id: str, sizes: dict[Tier, int], speeds: dict[Tier, float]) -> ReplicaView:
         stored = tuple(StoredBytes("m", tier, size * GB) for tier, size in sizes.items())
         costs = (ModelCost("m", ((1, 1.0),), load_s=7.0),)
-        replica = Replica(instance_id, ReplicaKind.UNET_WORKER, "", 1, stored=stored, costs=costs)
+        replica = Replica(
+            instance_id, ReplicaKind.UNET_WORKER, "", 1, available_models=("m",), stored=stored, costs=costs
+        )
         measured = tuple(TierSpeed(tier, one) for tier, one in speeds.items())
         return ReplicaView(replica, ReplicaReport(instance_id, 1, load_speeds=measured))
 
