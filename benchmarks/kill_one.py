@@ -24,7 +24,8 @@ from dataclasses import dataclass
 
 import psutil
 
-from benchmarks.suites.faulted_load import STEPS, FaultedLoad, count_commits, read_journal, request_figures
+from benchmarks.suites.faulted_load import STEPS, FaultedLoad, read_journal, request_figures
+from benchmarks.suites.journal_events import record_events
 from lab.runs.measure import Figure, informative, measured, parse_options, publish
 from pentimento.api.frontdoor.v1.frontdoor_service_pb2 import WorkerView
 from pentimento.clients.frontdoor import FrontdoorClient
@@ -59,11 +60,11 @@ def main() -> int:
     kills = 5 if options.quick else options.rest["kills"]
     flags = ["--workers", str(options.rest["workers"]), "--device", "cpu", "--threads", "1"]
     with local_suite(flags, environment=ONE_AT_A_TIME) as suite:
-        journal = suite.state.path / "frontdoor.sqlite"
-        count_commits(journal)
+        journal = f"sqlite:///{suite.state.path / 'frontdoor.sqlite'}"
+        record_events(journal)
         trial = KillOneTrial(suite, random.Random(options.rest["seed"]))
         load = asyncio.run(trial.run(kills, options.rest["clients"]))
-        read_journal(journal, load.samples)
+        read_journal(journal, load)
     return publish(options, figures_of(trial, load), notes={**options.rest, "steps": STEPS})
 
 
@@ -160,7 +161,7 @@ def pid_of(suite: LocalSuite, address: str) -> int:
 
 def figures_of(trial: KillOneTrial, load: FaultedLoad) -> list[Figure]:
     return [
-        *request_figures(load.samples),
+        *request_figures(load),
         measured(
             "from the kill to the worker's ejection, median",
             [kill.ejected_s for kill in trial.kills],

@@ -25,7 +25,8 @@ from pathlib import Path
 import grpc.aio
 from PIL import Image, ImageDraw
 
-from benchmarks.suites.faulted_load import DEADLINE_MS, FaultedLoad, count_commits, read_journal, request_figures
+from benchmarks.suites.faulted_load import DEADLINE_MS, FaultedLoad, read_journal, request_figures
+from benchmarks.suites.journal_events import record_events
 from benchmarks.suites.keda_calls import KedaClient, make_stubs
 from lab.fixtures.certificates import Authority
 from lab.fixtures.worker_under_test import png_of
@@ -258,7 +259,7 @@ def figures_of(trial: ScalingTrial, load: FaultedLoad) -> list[Figure]:
         figures.append(Figure(f"all services {move}", ended_s - began_s, informative("s")))
     killed = trial.killed_count
     figures.append(Figure("removed replicas that had to be killed", killed, at_most(0, "replicas")))
-    return [*figures, *request_figures(load.samples)]
+    return [*figures, *request_figures(load)]
 
 
 def slowdown(trial: ScalingTrial, load: FaultedLoad, move: str, before: str) -> Figure:
@@ -290,12 +291,12 @@ def main() -> int:
         with local_suite(flags, environment=environment) as suite:
             stubs = make_stubs(Path(folder) / "stubs")
             scaler = KedaClient(stubs, f"127.0.0.1:{port}", authority.certificate, authority.issue("keda"))
-            journal = suite.state.path / "frontdoor.sqlite"
-            count_commits(journal)
+            journal = f"sqlite:///{suite.state.path}/frontdoor.sqlite"
+            record_events(journal)
             trial = ScalingTrial(suite, scaler)
             load = asyncio.run(trial.run(options.rest["clients"], 5.0 if options.quick else 40.0))
             scaler.end()
-            read_journal(journal, load.samples)
+            read_journal(journal, load)
             trial.killed_count = suite.log("supervisor").count("did not stop")
     changes = ", ".join(f"{service} {count}" for service, count in trial.autoscaler.changes)
     notes: Notes = {"clients": options.rest["clients"], "changes": changes}

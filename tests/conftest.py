@@ -21,7 +21,7 @@ from tests.file_scheduling import ByFile, kill_children_left_by
 from tests.tiers import may_hold, rank, tier_of
 
 if TYPE_CHECKING:
-    from tests.support.postgresql import PostgresqlServer
+    from lab.fixtures.postgresql import PostgresqlServer
 
 # Set before torch is imported, here and in the processes that tests start: two test processes share the cores, and on
 # some processors the last bits of a picture depend on the number of threads.
@@ -132,7 +132,7 @@ def pytest_collection() -> Generator[None, object, object]:
 @pytest.fixture(scope="session")
 def s3_endpoint() -> Iterator[str]:
     """The address of a server of S3, with credentials for it in the environment."""
-    from tests.support.s3_server import running_s3_server
+    from lab.fixtures.s3_server import running_s3_server
 
     with pytest.MonkeyPatch.context() as patch, running_s3_server() as endpoint:
         patch.setenv("AWS_ACCESS_KEY_ID", "test")
@@ -143,7 +143,7 @@ def s3_endpoint() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def postgresql() -> "Iterator[PostgresqlServer]":
     """A PostgreSQL server. A test makes a database of its own in it."""
-    from tests.support.postgresql import running_server, why_not
+    from lab.fixtures.postgresql import running_server, why_not
 
     if reason := why_not():
         pytest.skip(reason)

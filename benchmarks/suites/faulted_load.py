@@ -2,25 +2,31 @@
 
 Each client keeps one request in flight. A request without the cache must return the image that a run without faults
 gives for the same prompt and seed, byte by byte; with the cache, an image's start differs from run to run. The checks
-compare the clients' answers, the API's later answers, and the journal, which counts every commit of a result.
+compare the clients' answers, the API's later answers, and the journal, which counts every commit of a result. The
+history of all of them must be linearisable (`lab.runs.request_history`).
 """
 
 import asyncio
 import itertools
-import sqlite3
 import time
-from collections import Counter
-from collections.abc import Callable
-from contextlib import aclosing, closing
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable
+from contextlib import aclosing
 from dataclasses import dataclass, field
-from pathlib import Path
+from hashlib import sha256
 
+from sqlalchemy import text
+
+from benchmarks.suites.journal_events import commits_by_request, events_of
+from lab.runs.histories import Operation
 from lab.runs.measure import Figure, Target, at_most, counted, informative
+from lab.runs.request_history import broken_keys
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.image_request import Accepted, CacheMode, Completed, ImageRequest
 from pentimento.domain.reasons import Reason
 from pentimento.domain.requests import RequestState
 from pentimento.sdk import AsyncClient
+from pentimento.stores.ledger.database import open_engine
 
 # long enough that nothing expires while workers restart on a busy machine: expiry is not measured here
 DEADLINE_MS = 1_200_000
@@ -92,6 +98,9 @@ class FaultedLoad:
         self._reference: list[bytes] = []
         self.reference_s = 0.0
         self.samples: list[Sample] = []
+        # The clients' part of the history, by idempotency key.
+        self.received: dict[str, list[Operation]] = defaultdict(list)
+        self.broken: list[str] = []
 
     async def generate_reference(self) -> None:
         """Run without faults first. Raises RuntimeError unless it returns every image."""
@@ -125,15 +134,22 @@ class FaultedLoad:
     async def _receive(self, sample: Sample) -> None:
         """Receive one request's stream, with the retries that the client was allowed."""
         request = self._make(sample.image, sample.cached)
+        called_s = time.time()
         try:
             async with aclosing(self._client.stream(request, idempotency_key=sample.key)) as events:
                 async for event in events:
                     if isinstance(event, Accepted):
                         sample.request_id = event.request_id
+                        self.note(sample.key, "accepted", event.request_id, called_s)
                     elif isinstance(event, Completed):
                         sample.images.append(event.image)
+                        self.note(sample.key, "result", digest_of(event.image), called_s)
         except PentimentoError as error:
             sample.error = error.reason
+
+    def note(self, key: str, name: str, value: Hashable, called_s: float) -> None:
+        """Add an answer, received now, to the history."""
+        self.received[key].append(Operation(name, value, called_s, time.time()))
 
     async def ask_again(self) -> None:
         """Require that the API now answers each request as the client was answered then."""
@@ -145,56 +161,41 @@ class FaultedLoad:
                 sample.stays_the_same = same
 
 
-def read_journal(path: Path, samples: list[Sample]) -> None:
-    """Read each accepted request's state, rows, attempts and commits."""
-    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as journal:
-        states = dict(journal.execute("select request_id, state from journal_requests"))
-        rows = dict(journal.execute("select idempotency_key, count(*) from journal_requests group by 1"))
-        attempts = dict(journal.execute("select request_id, count(*) from journal_attempts group by 1"))
-    commits = commits_by_request(path)
-    for sample in samples:
+def digest_of(image: bytes) -> str:
+    """Return the name of an image's bytes in the journal."""
+    return f"sha256:{sha256(image).hexdigest()}"
+
+
+def read_journal(ledger_url: str, load: FaultedLoad) -> None:
+    """Read each accepted request's state, rows, attempts and commits, and check the history."""
+    engine = open_engine(ledger_url)
+    with engine.begin() as journal:
+        states = dict(journal.execute(text("select request_id, state from journal_requests")).tuples())
+        rows = dict(journal.execute(text("select idempotency_key, count(*) from journal_requests group by 1")).tuples())
+        attempts = Counter(journal.execute(text("select request_id from journal_attempts")).scalars())
+    engine.dispose()
+    commits = commits_by_request(ledger_url)
+    for sample in load.samples:
         sample.state = states.get(sample.request_id, "missing")
         sample.rows = rows.get(sample.key, 0)
-        sample.attempts = attempts.get(sample.request_id, 0)
+        sample.attempts = attempts[sample.request_id]
         sample.commits = commits[sample.request_id]
+    load.broken = broken_keys(*events_of(ledger_url), load.received)
 
 
-def request_figures(samples: list[Sample]) -> list[Figure]:
+def request_figures(load: FaultedLoad) -> list[Figure]:
     """Return figures over the accepted requests."""
-    accepted = [sample for sample in samples if sample.accepted]
+    accepted = [sample for sample in load.samples if sample.accepted]
     uncached = [sample for sample in accepted if not sample.cached]
     none = at_most(0, "requests")
     return [
         count_of("accepted requests lost", [sample.lost for sample in accepted], none),
         count_of("committed twice", [sample.committed_twice for sample in accepted], none),
         count_of("pictures unlike the run without faults", [sample.changed for sample in uncached], none),
+        counted("keys without a linearisable history", len(load.broken), len(load.received), none),
         count_of("requests run again", [sample.attempts > 1 for sample in accepted], informative("requests")),
     ]
 
 
 def count_of(name: str, happened: list[bool], target: Target) -> Figure:
     return counted(name, sum(happened), len(happened), target)
-
-
-_TABLE = """CREATE TABLE IF NOT EXISTS benchmark_commits (
-    request_id TEXT NOT NULL, fencing_token INTEGER NOT NULL, image_key TEXT, image_digest TEXT)"""
-_TRIGGER = """CREATE TRIGGER IF NOT EXISTS benchmark_{name} AFTER {change} ON journal_requests
-    WHEN NEW.state = 'completed'
-    BEGIN
-        INSERT INTO benchmark_commits VALUES (NEW.request_id, NEW.newest_token, NEW.image_key, NEW.image_digest);
-    END"""
-BUSY_S = 30.0
-
-
-def count_commits(journal: Path) -> None:
-    """Count every later commit of a result in this journal, across restarts of its frontdoor."""
-    with closing(sqlite3.connect(journal, timeout=BUSY_S)) as connection, connection:
-        connection.execute(_TABLE)
-        connection.execute(_TRIGGER.format(name="updates", change="UPDATE OF state, image_digest"))
-        connection.execute(_TRIGGER.format(name="inserts", change="INSERT"))
-
-
-def commits_by_request(journal: Path) -> Counter[str]:
-    """Return each request's number of commits. Raises sqlite3.OperationalError if nothing counts them."""
-    with closing(sqlite3.connect(f"file:{journal}?mode=ro", uri=True, timeout=BUSY_S)) as connection:
-        return Counter(dict(connection.execute("SELECT request_id, count(*) FROM benchmark_commits GROUP BY 1")))

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from lab.fixtures.clocks import SetClock
+from lab.fixtures.postgresql import PostgresqlServer
 from pentimento.stores.ledger import Journal, open_journal
 from pentimento.stores.ledger.cache.ledger import CacheLedger, open_cache_ledger
 from pentimento.stores.objects import ObjectStore, open_objects
 from tests.contract.stores.records import NOW_S
-from tests.support.postgresql import PostgresqlServer
 
 _buckets = count(1)
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Column, MetaData, Table, Text, text
 
+from lab.fixtures.postgresql import PostgresqlServer
 from pentimento.stores.errors import SchemaMismatch
 from pentimento.stores.ledger import open_journal
 from pentimento.stores.ledger.cache.ledger import open_cache_ledger
 from pentimento.stores.ledger.database import open_engine
 from pentimento.stores.ledger.migrations import Schema, migrate, require_newest
-from tests.support.postgresql import PostgresqlServer
 
 _THINGS = MetaData()
 _ROW = {"id": "kept"}

@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import OperationalError
 
+from lab.fixtures.postgresql import PostgresqlServer
 from pentimento.domain.cache import CacheHolding
 from pentimento.policies.cache_quota import CacheLimits, gives_way
 from pentimento.stores.errors import StoreUnavailable, UnansweredCommit
@@ -21,7 +22,6 @@ from pentimento.stores.ledger.errors import typed_errors
 from pentimento.stores.ledger.journal.records import AcceptedRequest
 from pentimento.stores.ledger.writer import GroupCommitWriter
 from tests.contract.stores.cache_records import add, live
-from tests.support.postgresql import PostgresqlServer
 from tests.support.watched_statements import watched_statements
 
 

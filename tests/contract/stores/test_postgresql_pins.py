@@ -9,13 +9,13 @@ import pytest
 from sqlalchemy import Connection
 
 from lab.fixtures.clocks import SetClock
+from lab.fixtures.postgresql import PostgresqlServer
 from pentimento.domain.errors import NotFound
 from pentimento.stores.ledger.cache import pins as cache_pins
 from pentimento.stores.ledger.cache.ledger import CacheLedger, open_cache_ledger
 from pentimento.stores.ledger.cache.records import ObjectPin
 from tests.contract.stores.cache_records import add, reference
 from tests.contract.stores.test_postgresql_ledger import waiting_count
-from tests.support.postgresql import PostgresqlServer
 
 Begin = Callable[[], "Future[Any]"]
 LATENT, SHARED = reference("a/5"), "*shared*"

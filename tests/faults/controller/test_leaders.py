@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.fixtures.postgresql import running_server, why_not
 from pentimento.api.controller.v1 import controller_service_pb2 as controller_pb
 from pentimento.clients.controller import ControllerClient
 from pentimento.domain.errors import PentimentoError
@@ -20,7 +21,6 @@ from pentimento.stores.ledger import open_journal
 from pentimento.stores.ledger.fleet_ledger import open_fleet_ledger
 from pentimento.supervisor.process import wait_until_serving
 from pentimento.wire.codec import to_bytes
-from tests.support.postgresql import running_server, why_not
 from tests.support.processes import Process, StartedProcesses
 
 pytestmark = pytest.mark.faults

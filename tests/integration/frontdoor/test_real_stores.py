@@ -8,10 +8,10 @@ import pytest
 
 from lab.fixtures.frontdoor_suite import FrontdoorSuite, running_suite, until
 from lab.fixtures.paced_worker import PacedWorker
+from lab.fixtures.postgresql import PostgresqlServer
 from pentimento.domain.generation import InitImage
 from pentimento.domain.image_request import ImageRequest
 from tests.integration.frontdoor.inputs import png
-from tests.support.postgresql import PostgresqlServer
 
 REQUEST = ImageRequest("a red circle", num_inference_steps=4, seed=1, init_image=InitImage(png(), 0.5))
 

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
+from lab.fixtures.postgresql import PostgresqlServer
 from lab.fixtures.qdrant_double import running_qdrant_double
 from pentimento.domain.generation import FromLatent, FromNoise
 from tests.support.gateways import attempt, embedding, running_gateway, scope
-from tests.support.postgresql import PostgresqlServer
 
 
 async def test_an_entrys_whole_life(tmp_path: Path, postgresql: PostgresqlServer, s3_endpoint: str) -> None:

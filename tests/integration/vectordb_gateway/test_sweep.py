@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from lab.fixtures.s3_server import running_s3_server
 from pentimento.domain.generation import FromLatent
 from pentimento.stores.objects import ObjectStore, s3
 from services.vectordb_gateway.upkeep import maintenance
 from tests.support.gateways import attempt, embedding, running_gateway, scope
-from tests.support.s3_server import running_s3_server
 
 PAGE_COUNT, BATCH_COUNT = 10, 4
 

@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from benchmarks.hostile import MIB, Played, figures_of, kept_after_rest
-from benchmarks.suites.faulted_load import Sample, commits_by_request, count_commits
+from benchmarks.suites.faulted_load import Sample
+from benchmarks.suites.journal_events import commits_by_request, events_of, record_events
 from benchmarks.suites.processes import half_written, left_after_the_end, open_grants, orphan_objects
 from pentimento.domain.generation import Attempt, ObjectReference
 from pentimento.domain.requests import RequestState
@@ -58,9 +59,9 @@ def remove_image(journal: Journal, file: Path) -> None:
 
 def restart_and_commit(journal: Journal, file: Path) -> None:
     journal.close()
-    count_commits(file)
+    record_events(f"sqlite:///{file}")
     restarted = open_journal(f"sqlite:///{file}")
-    commit(restarted, file)
+    commit_another(restarted, file)
     restarted.close()
 
 
@@ -73,20 +74,56 @@ def restart_and_commit(journal: Journal, file: Path) -> None:
         pytest.param([commit, commit_another], 2, id="twice"),
         pytest.param([commit, change_digest], 2, id="an unchanged state"),
         pytest.param([commit, remove_image], 1, id="a removed image"),
+        pytest.param([commit, commit], 1, id="repeated"),
         pytest.param([commit, restart_and_commit], 2, id="after a restart"),
     ],
 )
 def test_commits_count_every_result(tmp_path: Path, steps: list[Callable[[Journal, Path], None]], count: int) -> None:
     file = tmp_path / "frontdoor.sqlite"
     with closing(open_journal(f"sqlite:///{file}")) as journal:
-        count_commits(file)
+        record_events(f"sqlite:///{file}")
         journal.accept(AcceptedRequest("r1", "tenant", b"body", "hash", accepted_at=100.5)).result()
         journal.start_attempt(ATTEMPT, "worker").result()
 
         for step in steps:
             step(journal, file)
 
-        assert commits_by_request(file)["r1"] == count
+        assert commits_by_request(f"sqlite:///{file}")["r1"] == count
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.server)])
+def ledger_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/journal.sqlite"
+    url: str = request.getfixturevalue("postgresql").new_database()
+    return url
+
+
+def test_events_are_those_of_the_journal_in_order(ledger_url: str) -> None:
+    with closing(open_journal(ledger_url)) as journal:
+        record_events(ledger_url)
+        for request_id in ("r1", "r2"):
+            accepted = AcceptedRequest(
+                request_id, "tenant", b"body", "hash", 100.5, idempotency_key=f"key-{request_id}"
+            )
+            journal.accept(accepted).result()
+            journal.accept(accepted).result()
+        journal.start_attempt(ATTEMPT, "worker").result()
+        for _ in range(2):
+            commit(journal, Path())
+        cancelled = [journal.finish(name, RequestState.CANCELLED, "CANCELLED", "").result() for name in ("r1", "r2")]
+
+    events, read_at_s = events_of(ledger_url)
+
+    assert cancelled == [False, True]
+    assert [(event.key, event.name, event.value) for event in events] == [
+        ("key-r1", "accept", "r1"),
+        ("key-r2", "accept", "r2"),
+        ("key-r1", "start", 7),
+        ("key-r1", "commit", (7, "sha256:a")),
+        ("key-r2", "end", "cancelled"),
+    ]
+    assert read_at_s - 60 < min(event.at_s for event in events) <= max(event.at_s for event in events) < read_at_s
 
 
 # Requests
