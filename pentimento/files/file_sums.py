@@ -10,8 +10,10 @@ A file is hashed as a whole once. Its blocks are verified at every later read, a
 import json
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from hashlib import sha256
@@ -23,6 +25,8 @@ from blake3 import blake3
 from pentimento.domain.errors import Internal
 
 BLOCK_BYTES = 8 * 2**20
+# Longer than any process takes to write a small file.
+ABANDONED_S = 3600.0
 # A smaller file is hashed at each use: a configuration or a tokenizer's words.
 _LEAST_KEPT_BYTES = 2**16
 
@@ -133,6 +137,7 @@ class FileSums:
         self._known: dict[str, FileSum] = {}
         if directory is not None:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            remove_abandoned(directory.glob("*.*"))
 
     def known(self, path: Path) -> FileSum | None:
         """Return the sum of a file that was hashed before and has not changed since, or of a component, which its store
@@ -159,7 +164,9 @@ class FileSums:
             return
         self._known[now] = found
         if self._directory is not None:
-            write_whole(self._directory / now, found.to_json().encode())
+            # A full disk is ignored: sums are computed again.
+            with suppress(OSError):
+                write_whole(self._directory / now, found.to_json().encode())
 
     def key(self, path: Path) -> str:
         """Return a text that changes with the file; a component never changes, and its times are those of its uses."""
@@ -198,13 +205,23 @@ def _key_of(path: Path) -> str:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file that other processes see whole or not at all. A full disk is ignored: sums are computed again."""
+    """Write a file that other processes see whole or not at all; several may write it. Raises OSError."""
     fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     try:
         fresh.write_bytes(data)
         fresh.replace(path)
     except OSError:
-        fresh.unlink(missing_ok=True)
+        with suppress(OSError):
+            fresh.unlink(missing_ok=True)
+        raise
+
+
+def remove_abandoned(files: Iterable[Path]) -> None:
+    """Delete the files that no process wrote to for an hour: what killed processes left. Raises OSError."""
+    for path in files:
+        with suppress(FileNotFoundError):
+            if time.time() - path.stat().st_mtime > ABANDONED_S:
+                path.unlink()
 
 
 def read_blocks(
@@ -222,8 +239,6 @@ def read_blocks(
     def read(turn: int) -> memoryview:
         index = indices[turn]
         view = memoryview(buffers[turn % 2])[: max(0, min(BLOCK_BYTES, size_bytes - index * BLOCK_BYTES))]
-        if expected is not None and size_bytes != expected.size_bytes:
-            raise CorruptComponent(path.name, source, f"{size_bytes} bytes, expected {expected.size_bytes}")
         filled = 0
         while filled < len(view):
             count = os.preadv(descriptor, [view[filled:]], index * BLOCK_BYTES + filled)
@@ -236,6 +251,9 @@ def read_blocks(
 
     with ThreadPoolExecutor(1, thread_name_prefix="blocks") as ahead:
         try:
+            # Also of an empty file, which has no block to verify.
+            if expected is not None and size_bytes != expected.size_bytes:
+                raise CorruptComponent(path.name, source, f"{size_bytes} bytes, expected {expected.size_bytes}")
             later = ahead.submit(read, 0) if indices else None
             for turn, index in enumerate(indices):
                 assert later is not None

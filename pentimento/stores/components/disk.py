@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pentimento.domain.components import ComponentRule, Loadable, victims
-from pentimento.files.file_sums import FileSum, write_whole
+from pentimento.files.file_sums import FileSum, remove_abandoned, write_whole
 from pentimento.files.private_files import make_private_directory
 from pentimento.stores.components.blocks import MAP_SUFFIX, PartialFile, map_path
 from pentimento.stores.errors import StoreFull, StoreUnavailable
@@ -58,11 +58,12 @@ class DiskTier:
         with disk_errors():
             for name in ("blobs", "sums", "partial", "pinned", "quarantine"):
                 make_private_directory(directory / name)
+            remove_abandoned(path for path in (directory / "sums").iterdir() if not self._blob(path.name).exists())
 
     def hold(self, name: str) -> HeldBlob | None:
         """Return a component and count a use; None for a missing one. The caller closes its descriptor."""
         with disk_errors():
-            descriptor = _locked(self._root / "blobs" / name, os.O_RDONLY, fcntl.LOCK_SH)
+            descriptor = _locked(self._blob(name), os.O_RDONLY, fcntl.LOCK_SH)
             if descriptor is None:
                 return None
             try:
@@ -74,13 +75,13 @@ class DiskTier:
             with suppress(OSError):
                 os.utime(descriptor)
             self._count_use(name, os.fstat(descriptor))
-            return HeldBlob(self._root / "blobs" / name, found, descriptor)
+            return HeldBlob(self._blob(name), found, descriptor)
 
     def read_range(self, name: str, offset: int, size: int) -> bytes | None:
         """Return a part of a component, shorter at its end and not verified; None for a missing one. Counts no use."""
         with disk_errors():
             try:
-                descriptor = os.open(self._root / "blobs" / name, os.O_RDONLY | os.O_CLOEXEC)
+                descriptor = os.open(self._blob(name), os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError:
                 return None
             try:
@@ -98,7 +99,7 @@ class DiskTier:
         assert descriptor is not None
         try:
             with disk_errors():
-                if (self._root / "blobs" / name).exists():
+                if self._blob(name).exists():
                     self._drop_partial(path)
                     yield None
                     return
@@ -119,10 +120,11 @@ class DiskTier:
     def complete(self, partial: PartialFile, found: FileSum) -> None:
         """Make a partial file a component, once all its blocks arrived and were verified. No process writes to it
         later: others map it."""
-        os.fchmod(partial.descriptor, 0o400)
         write_whole(self._root / "sums" / found.sha256, found.to_json().encode())
         map_path(partial.path).unlink(missing_ok=True)
-        partial.path.rename(self._root / "blobs" / found.sha256)
+        partial.path.rename(self._blob(found.sha256))
+        # At the end: a killed process must leave a file that the next one can write to.
+        os.fchmod(partial.descriptor, 0o400)
 
     def check_room(self, size_bytes: int) -> None:
         """Raise StoreFull for what the tier cannot hold even without all else."""
@@ -131,7 +133,7 @@ class DiskTier:
 
     def set_aside(self, name: str, descriptor: int) -> None:
         """Move the component that is open, and has wrong bytes, to the quarantine."""
-        path = self._root / "blobs" / name
+        path = self._blob(name)
         with suppress(FileNotFoundError):
             # Another reader may have set it aside, and fetched it again.
             if path.stat().st_ino == os.fstat(descriptor).st_ino:
@@ -140,7 +142,8 @@ class DiskTier:
 
     def keep_bad_block(self, name: str, index: int, block: memoryview) -> None:
         """Keep a fetched block with wrong bytes for inspection."""
-        write_whole(self._aside(f"{name}.{index}"), bytes(block))
+        with suppress(OSError):
+            write_whole(self._aside(f"{name}.{index}"), bytes(block))
         self._bound_quarantine()
 
     def components(self) -> tuple[Loadable, ...]:
@@ -172,7 +175,7 @@ class DiskTier:
 
     def drop(self, name: str) -> bool:
         """Delete a component unless it is in use, and return whether it is gone."""
-        path = self._root / "blobs" / name
+        path = self._blob(name)
         with disk_errors():
             descriptor = _locked(path, os.O_RDONLY, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if descriptor is None:
@@ -250,8 +253,12 @@ class DiskTier:
         return sum(_size_of(file) for file in files)
 
     def _drop_partial(self, path: Path) -> None:
-        path.unlink(missing_ok=True)
+        # In this order: no later start would find a map alone.
         map_path(path).unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+
+    def _blob(self, name: str) -> Path:
+        return self._root / "blobs" / name
 
     def _aside(self, name: str) -> Path:
         return self._root / "quarantine" / f"{time.time_ns():020d}.{name}"

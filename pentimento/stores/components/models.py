@@ -20,7 +20,7 @@ from pentimento.domain.components import ComponentRule
 from pentimento.domain.errors import InvalidArgument, NotFound, PentimentoError
 from pentimento.domain.generation import ObjectReference
 from pentimento.domain.models import OBJECTS_SOURCE, ModelFile, ModelVariant
-from pentimento.files.file_sums import CorruptComponent, FileSum, file_sums_in, write_whole
+from pentimento.files.file_sums import CorruptComponent, FileSum, file_sums_in, remove_abandoned, write_whole
 from pentimento.files.json_values import from_json, to_json
 from pentimento.files.private_files import make_private_directory
 from pentimento.stores.components.disk import HeldBlob, disk_errors
@@ -86,6 +86,7 @@ class ModelFolders:
         self._source_of = source_of
         with disk_errors():
             make_private_directory(root / "models")
+            remove_abandoned((root / "models").glob("*/*.json.*"))
 
     def directory(self, model: ModelVariant) -> Path:
         """Return the directory of a model, which may not be there."""
@@ -161,8 +162,10 @@ class ModelFolders:
         place, directory = self._place(model.digest), self.directory(model)
         place.mkdir(mode=0o700, exist_ok=True)
         entries = [*_entries_of_others(place / "registry.json", model.name), _entry(model)]
-        write_whole(place / "registry.json", json.dumps({"models": entries}).encode())
-        write_whole(place / "model.json", json.dumps(to_json(model)).encode())
+        # A full disk is ignored: models on it keep serving.
+        with suppress(OSError):
+            write_whole(place / "registry.json", json.dumps({"models": entries}).encode())
+            write_whole(place / "model.json", json.dumps(to_json(model)).encode())
         for file in model.stored_files:
             link = directory / _inside(file.path)
             link.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

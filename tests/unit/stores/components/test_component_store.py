@@ -1,10 +1,7 @@
-"""Components on a disk that processes share: fetched once, verified always, consistent after a kill at any point."""
+"""Components on a disk that processes share: fetched once and verified always. `test_crash_points` has kills."""
 
 import os
 import random
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -158,21 +155,88 @@ def test_remote_that_stays_wrong_is_named_and_leaves_no_component(
     assert store.read(reference, remote)[0] == data
 
 
+def read_known(folder: Path, reference: ObjectReference, remote: CountingRemote) -> bytes:
+    return bytes(opened(folder).read(reference, remote)[0])
+
+
+def read_unknown(folder: Path, reference: ObjectReference, remote: CountingRemote) -> bytes:
+    """Adopt an object that has no digest and no sums."""
+    unnamed = ObjectReference(reference.key, reference.key, reference.size_bytes)
+    with opened(folder).adopting("label", unnamed, remote) as held:
+        assert held.sum.digest == reference.digest
+        return held.path.read_bytes()
+
+
+@pytest.mark.parametrize("read", [read_known, read_unknown])
 def test_fetch_resumes_with_missing_and_damaged_blocks_only(
-    tmp_path: Path, objects: ObjectStore, remote: CountingRemote, data: bytes
+    tmp_path: Path,
+    objects: ObjectStore,
+    remote: CountingRemote,
+    data: bytes,
+    read: Callable[[Path, ObjectReference, CountingRemote], bytes],
 ) -> None:
     reference = registered(objects, data)
     remote.answer = lambda offset, buffer: refuse(offset, buffer) if offset == 2 * BLOCK else None
     with pytest.raises(StoreUnavailable):
-        opened(tmp_path).read(reference, remote)
+        read(tmp_path, reference, remote)
     (name, _) = names(tmp_path, "partial")
     with (tmp_path / "components" / "partial" / name).open("r+b") as file:
         file.write(b"torn by a power cut")
     remote.offsets.clear()
     remote.answer = lambda offset, buffer: None
 
-    assert opened(tmp_path).read(reference, remote)[0] == data
+    assert read(tmp_path, reference, remote) == data
     assert sorted(remote.offsets) == [0, 2 * BLOCK]
+
+
+def test_partial_file_stays_writable_until_it_is_a_component(
+    tmp_path: Path, objects: ObjectStore, remote: CountingRemote, data: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is killed at the last change leaves a file that the next one has to open."""
+    reference = registered(objects, data)
+
+    def fail(path: Path, target: Path) -> Path:
+        raise OSError(5, "the process ends here")
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(StoreUnavailable):
+        opened(tmp_path).read(reference, remote)
+    monkeypatch.undo()
+
+    (partial,) = (tmp_path / "components" / "partial").iterdir()
+    assert partial.stat().st_mode & 0o200
+    assert opened(tmp_path).read(reference, remote)[0] == data
+    (blob,) = (tmp_path / "components" / "blobs").iterdir()
+    assert not blob.stat().st_mode & 0o222
+
+
+def test_component_whose_bytes_a_power_cut_lost_is_fetched_again(
+    tmp_path: Path, objects: ObjectStore, remote: CountingRemote, data: bytes
+) -> None:
+    reference = registered(objects, data)
+    opened(tmp_path).read(reference, remote)
+    (blob,) = (tmp_path / "components" / "blobs").iterdir()
+    blob.chmod(0o600)
+    blob.write_bytes(b"")
+
+    assert opened(tmp_path).read(reference, remote)[0] == data
+
+
+def test_start_deletes_what_killed_processes_left_for_an_hour(
+    tmp_path: Path, objects: ObjectStore, remote: CountingRemote, data: bytes
+) -> None:
+    reference = registered(objects, data)
+    opened(tmp_path).read(reference, remote)
+    sums = tmp_path / "components" / "sums"
+    (used,) = names(tmp_path, "sums")
+    for name in ("0" * 64, f"{used}.0123abcd", "1" * 64):
+        (sums / name).write_text("{}")
+    for name in (used, "0" * 64, f"{used}.0123abcd"):
+        os.utime(sums / name, (1e9, 1e9))
+
+    opened(tmp_path)
+
+    assert names(tmp_path, "sums") == sorted([used, "1" * 64])
 
 
 def test_eviction_spares_pinned_components_and_those_in_use(
@@ -247,59 +311,3 @@ def test_disk_that_others_fill_loses_components_first_and_then_has_no_room(
         assert names(disk, "partial") == []
         others.unlink()
         assert store.read(some[0], remote)[0] == bytes(2**20)
-
-
-# Fetches and evicts until it is killed, at any system call that changes the disk.
-KILLED = """
-import os, sys
-from pathlib import Path
-from pentimento.domain.generation import ObjectReference
-from pentimento.policies.components import Utility
-from pentimento.stores.components import ComponentStore, ObjectRemote
-from pentimento.stores.objects import open_objects
-folder, steps = Path(sys.argv[1]), int(sys.argv[2])
-def counted(call):
-    def called(*arguments, **options):
-        global steps
-        steps -= 1
-        if steps < 0:
-            os.kill(os.getpid(), 9)
-        return call(*arguments, **options)
-    return called
-remote = ObjectRemote(open_objects(f"file://{folder / 'objects'}"))
-store = ComponentStore(folder / "components", 5000, 0, Utility)
-for name in ("pwrite", "rename", "replace", "unlink", "ftruncate", "open"):
-    setattr(os, name, counted(getattr(os, name)))
-for line in sys.stdin.read().splitlines():
-    key, digest, size, blocks = line.split()
-    if sys.argv[3] == "known":
-        store.read(ObjectReference(key, digest, int(size), blocks), remote)
-    else:
-        with store.adopting(key, ObjectReference(key, key, int(size)), remote):
-            pass
-"""
-
-
-@pytest.mark.parametrize("digests", ["known", "unknown"])
-def test_store_is_consistent_after_kill_at_any_point(tmp_path: Path, objects: ObjectStore, digests: str) -> None:
-    some = [registered(objects, bytes([number]) * 2000, f"adapters/{number}") for number in range(4)]
-    lines = "\n".join(f"{one.key} {one.digest} {one.size_bytes} {one.blocks_digest}" for one in some)
-    random_points = random.Random(3)
-    codes = []
-    for _ in range(6):
-        steps = random_points.randrange(110)
-        killed = subprocess.run(
-            [sys.executable, "-c", KILLED, str(tmp_path), str(steps), digests], input=lines, text=True, check=False
-        )
-        codes.append(killed.returncode)
-        store = opened(tmp_path, disk_bytes=5000)
-        for number, reference in enumerate(some):
-            if digests == "unknown":
-                unnamed = ObjectReference(reference.key, reference.key, reference.size_bytes)
-                with store.adopting(reference.key, unnamed, ObjectRemote(objects)) as held:
-                    assert held.sum.digest == reference.digest
-            assert store.read(reference, ObjectRemote(objects))[0] == bytes([number]) * 2000
-        assert names(tmp_path, "partial") == []
-        assert sum(one.size_bytes for one in store.components()) <= 5000
-    assert set(codes) <= {0, -signal.SIGKILL}
-    assert -signal.SIGKILL in codes
