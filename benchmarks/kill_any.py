@@ -12,6 +12,11 @@ socket. Last, the supervisor is killed and not replaced: its processes must end 
 
 A stopped frontdoor loses its clients and correctly cancels their requests. Such requests are reported separately; each
 must be reported as cancelled, with nothing committed.
+
+`--production` runs the form for several hosts on one: PostgreSQL, S3 over HTTP, a standby of frontdoor and controller,
+an edge, and no supervisor. Faults are kills and stops of each process, restarts of PostgreSQL, and outages, wrong bytes
+and slow answers of the object store. Clients call over gRPC and HTTP under the same keys, cancel and query. The result
+is `kill_any_production.json`.
 """
 
 import argparse
@@ -21,15 +26,18 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import psutil
 
-from benchmarks.suites.faulted_load import STEPS, FaultedLoad, count_commits, count_of, read_journal, request_figures
+from benchmarks.suites.faulted_load import STEPS, FaultedLoad, count_of, read_journal, request_figures
+from benchmarks.suites.journal_events import record_events
 from benchmarks.suites.processes import half_written, left_after_the_end, open_grants, orphan_objects
+from benchmarks.suites.production import production_suite
+from benchmarks.suites.production_faults import PATIENT, ProductionTrial
 from benchmarks.suites.restarted import RestartedSuite, restarted_suite
-from lab.runs.measure import Figure, at_most, informative, parse_options, publish
-from pentimento.sdk import AsyncClient, RetryPolicy
+from lab.runs.measure import Figure, Options, at_most, default_out, informative, parse_options, publish
+from pentimento.sdk import AsyncClient
 
 # Sweepers run within this benchmark's waits; no request is abandoned for many faults.
 ENVIRONMENT = {
@@ -40,7 +48,6 @@ ENVIRONMENT = {
     "PENTIMENTO_VECTORDB_GATEWAY_OBJECT_GRACE_S": "5",
     "PENTIMENTO_VECTORDB_GATEWAY_RECONCILE_INTERVAL_S": "10",
 }
-PATIENT = RetryPolicy(tries=10_000, first_pause_s=0.1, max_pause_s=1.0)
 SUPERVISOR = "supervisor"
 # Not at random: starting a suite takes longer than everything else, and a short run must include it.
 SUPERVISOR_EVERY = 10
@@ -188,16 +195,56 @@ async def settled(holds: Callable[[], bool], limit_s: float) -> None:
 def main() -> int:
     options = parse_options("kill_any", __doc__, add_options)
     faults = 10 if options.quick else options.rest["faults"]
+    if options.rest.pop("production"):
+        return asyncio.run(in_production(of_production(options), faults))
     flags = ["--workers", str(options.rest["workers"]), "--device", "cpu", "--threads", "1"]
     with restarted_suite(flags, ENVIRONMENT) as suite:
-        count_commits(suite.journal)
+        journal = f"sqlite:///{suite.journal}"
+        record_events(journal)
         trial = KillAnyTrial(suite, random.Random(options.rest["seed"]))
         load = asyncio.run(trial.run(faults, options.rest["clients"]))
-        read_journal(suite.journal, load.samples)
+        read_journal(journal, load)
     return publish(options, figures_of(trial, load), notes={**options.rest, "steps": STEPS})
 
 
+def of_production(options: Options) -> Options:
+    """Return the options with a separate file of the result, unless another was given."""
+    named = replace(options, benchmark="kill_any_production")
+    is_default = options.out == default_out(options.benchmark, options.quick)
+    return replace(named, out=default_out(named.benchmark, options.quick)) if is_default else named
+
+
+async def in_production(options: Options, faults: int) -> int:
+    async with production_suite(ENVIRONMENT) as suite:
+        record_events(suite.journal)
+        trial = ProductionTrial(suite, random.Random(options.rest["seed"]))
+        load = await trial.run(faults, options.rest["clients"])
+        await settled(lambda: bool(suite.open_grants() or suite.orphan_objects()), SWEEP_LIMIT_S)
+        orphans, grants = await asyncio.to_thread(suite.orphan_objects), suite.open_grants()
+        read_journal(suite.journal, load)
+        ends = sum(process.starts - 1 for process in suite.processes.values()) - trial.kills
+    accepted = [sample for sample in load.samples if sample.accepted]
+    figures = [
+        count_of(
+            f"accepted requests lost or duplicated in {faults} faults",
+            [sample.lost or sample.committed_twice for sample in accepted],
+            at_most(0, "requests"),
+        ),
+        *request_figures(load),
+        count_of("cancelled by their client or its broken connection", [one.left for one in accepted], informative()),
+        Figure("images also received over HTTP", load.http_images, informative("images")),
+        remaining("refused calls over HTTP", load.refused, "calls"),
+        remaining("orphan objects", orphans, "objects"),
+        Figure("grants left", grants, at_most(0, "grants"), 1),
+        Figure("processes that ended by themselves", ends, informative("ends")),
+    ]
+    for found in (*load.refused, *load.broken, *orphans):
+        print("found", found)
+    return publish(options, figures, notes={"faults": faults, "seed": options.rest["seed"], "kinds": len(trial.faults)})
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--production", action="store_true", help="PostgreSQL, S3 and standbys, without a supervisor")
     parser.add_argument("--faults", type=int, default=200, help="number of kills and stops in sequence")
     parser.add_argument("--workers", type=int, default=3, help="workers of the suite")
     parser.add_argument("--clients", type=int, default=5, help="clients with one request in flight each")
@@ -208,7 +255,7 @@ def figures_of(trial: KillAnyTrial, load: FaultedLoad) -> list[Figure]:
     accepted, remains = [sample for sample in load.samples if sample.accepted], trial.remains
     left = [sample.left for sample in accepted]
     return [
-        *request_figures(load.samples),
+        *request_figures(load),
         count_of("cancelled because their client's connection broke", left, informative("requests")),
         remaining("orphan processes", remains.orphans, "processes"),
         remaining("orphan files", remains.files, "files"),

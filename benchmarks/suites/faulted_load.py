@@ -3,7 +3,7 @@
 Each client keeps one request in flight. A request without the cache must return the image that a run without faults
 gives for the same prompt and seed, byte by byte; with the cache, an image's start differs from run to run. The checks
 compare the clients' answers, the API's later answers, and the journal, which counts every commit of a result. The
-history of all of them must be linearisable (`lab.runs.request_history`).
+whole history must be linearisable (`lab.runs.request_history`).
 """
 
 import asyncio
@@ -37,13 +37,15 @@ STEPS = 20
 @dataclass
 class Sample:
     """Store one request of the load and its outcome; `state` and the fields after it are the journal's. `began_s` and
-    `ended_s`: monotonic seconds of the call."""
+    `ended_s`: monotonic seconds of the call. `is_cancelled`: the client asked for its
+    cancellation."""
 
     key: str
     image: int
     cached: bool = False
     began_s: float = 0.0
     ended_s: float = 0.0
+    is_cancelled: bool = False
     request_id: str = ""
     images: list[bytes] = field(default_factory=list)
     error: str = ""
@@ -60,8 +62,10 @@ class Sample:
 
     @property
     def left(self) -> bool:
-        """Return whether the connection broke and the suite cancelled for it: one ending, reported, and no commit."""
-        cancelled = self.state == RequestState.CANCELLED.value and self.error == Reason.CLIENT_LEFT
+        """Return whether the suite cancelled for a broken connection, or the client did: one ending, reported, and no
+        commit."""
+        is_reason = self.error == Reason.CLIENT_LEFT or (self.is_cancelled and bool(self.error))
+        cancelled = self.state == RequestState.CANCELLED.value and is_reason
         return cancelled and not self.images and not self.commits
 
     @property
@@ -170,14 +174,15 @@ def read_journal(ledger_url: str, load: FaultedLoad) -> None:
     """Read each accepted request's state, rows, attempts and commits, and check the history."""
     engine = open_engine(ledger_url)
     with engine.begin() as journal:
-        states = dict(journal.execute(text("select request_id, state from journal_requests")).tuples())
-        rows = dict(journal.execute(text("select idempotency_key, count(*) from journal_requests group by 1")).tuples())
+        found = journal.execute(text("select request_id, state, idempotency_key from journal_requests")).all()
         attempts = Counter(journal.execute(text("select request_id from journal_attempts")).scalars())
     engine.dispose()
+    states = {request_id: state for request_id, state, _ in found}
+    rows = Counter(key for _, _, key in found)
     commits = commits_by_request(ledger_url)
     for sample in load.samples:
         sample.state = states.get(sample.request_id, "missing")
-        sample.rows = rows.get(sample.key, 0)
+        sample.rows = rows[sample.key]
         sample.attempts = attempts[sample.request_id]
         sample.commits = commits[sample.request_id]
     load.broken = broken_keys(*events_of(ledger_url), load.received)

@@ -1,4 +1,4 @@
-"""Record every change of a journal's requests by triggers in its database, whichever frontdoor makes it."""
+"""Record every change of a journal's requests by triggers in its database, for all frontdoors that use it."""
 
 import time
 from collections import Counter
@@ -11,7 +11,7 @@ from lab.runs.request_history import JournalEvent
 from pentimento.stores.ledger.database import open_engine
 
 _COMMIT = "commit"
-# What fires each event. A commit that is repeated with the same image changes nothing, nor does a removed image.
+# The change that fires each event. A commit that repeats the same image is none, nor is a removed image.
 _EVENTS = {
     "accept": ("INSERT", "NEW.request_id <> ''"),
     "start": ("UPDATE", "NEW.newest_token <> OLD.newest_token"),

@@ -33,7 +33,7 @@ class JournalEvent:
 
 @dataclass(frozen=True)
 class KeyState:
-    """Hold what is durable under an idempotency key; `request_id` is empty before the acceptance."""
+    """Hold the durable state of an idempotency key; `request_id` is empty before the acceptance."""
 
     request_id: str = ""
     token: int = 0
@@ -43,7 +43,7 @@ class KeyState:
 
 def step_of_key(before: KeyState, operation: Operation) -> KeyState | None:
     """Return the state after an operation, or None if it is impossible: one request for a key, attempts with growing
-    tokens, one end, an image only of the newest attempt, and answers only of what is durable."""
+    tokens, one end, an image only of the newest attempt, and answers only of durable states."""
     is_open = bool(before.request_id) and not before.state.terminal
     match operation.name, operation.value:
         case "accept", str(request_id):

@@ -1,0 +1,108 @@
+"""Load a suite over gRPC and HTTP at once, with repeated calls under one key, cancellations and queries."""
+
+import asyncio
+import base64
+import itertools
+import time
+from collections.abc import Awaitable, Iterator
+from dataclasses import replace
+
+import httpx
+
+from benchmarks.suites.faulted_load import FaultedLoad, Sample, digest_of, request_of
+from pentimento.domain.errors import PentimentoError
+from pentimento.domain.image_request import CacheMode, ImageFormat, ImageRequest
+from pentimento.sdk import AsyncClient
+
+# Every n-th request: uses the cache, is also called over HTTP, is cancelled, is queried while it runs.
+CACHED, BOTH, CANCELLED, QUERIED = 3, 2, 7, 4
+PAUSE_S = 0.3
+# Longer than any stop, and than a restart of every process behind it.
+HTTP_TIMEOUT_S = 600.0
+
+
+def request_over_either(image: int, cached: bool) -> ImageRequest:
+    """Return a request with the format that HTTP always states: the same body over gRPC and HTTP."""
+    return replace(request_of(image, cached), format=ImageFormat.PNG)
+
+
+class ProductionLoad(FaultedLoad):
+    """Generate the load, and receive every answer into the history."""
+
+    def __init__(self, client: AsyncClient, http: httpx.AsyncClient) -> None:
+        super().__init__(client, CACHED, request_over_either)
+        self._http = http
+        self._turns = itertools.count(1)
+        self.http_images = 0
+        self.refused: list[str] = []
+
+    async def _play(self, sample: Sample) -> None:
+        turn = next(self._turns)
+        sample.is_cancelled = turn % CANCELLED == 0
+        await asyncio.gather(super()._play(sample), *self._beside(turn, sample))
+
+    def _beside(self, turn: int, sample: Sample) -> Iterator[Awaitable[None]]:
+        if turn % BOTH == 0:
+            yield self._call_over_http(sample)
+        if sample.is_cancelled:
+            yield self._cancel(sample)
+        if turn % QUERIED == 0:
+            yield self._query(sample)
+
+    async def _call_over_http(self, sample: Sample) -> None:
+        """Request the same image under the same key, until an answer is final."""
+        request = request_over_either(sample.image, sample.cached)
+        body = {
+            "prompt": request.prompt,
+            "num_inference_steps": request.num_inference_steps,
+            "seed": request.seed,
+            "deadline_ms": request.deadline_ms,
+            "cache": "read-write" if request.cache is CacheMode.READ_WRITE else "off",
+        }
+        called_s = time.time()
+        while True:
+            try:
+                answer = await self._http.post(
+                    "/v1/images/generations",
+                    json=body,
+                    headers={"Idempotency-Key": sample.key},
+                    timeout=HTTP_TIMEOUT_S,
+                )
+            except httpx.TransportError:
+                answer = None
+            if answer is not None and answer.status_code == httpx.codes.OK:
+                self.http_images += 1
+                image = base64.b64decode(answer.json()["data"][0]["b64_json"])
+                self.note(sample.key, "accepted", answer.headers["x-request-id"], called_s)
+                return self.note(sample.key, "result", digest_of(image), called_s)
+            if answer is not None and answer.status_code < httpx.codes.INTERNAL_SERVER_ERROR:
+                if not sample.is_cancelled:
+                    self.refused.append(answer.text)
+                return None
+            await asyncio.sleep(PAUSE_S)
+
+    async def _cancel(self, sample: Sample) -> None:
+        while not sample.request_id:  # noqa: ASYNC110 - the stream sets it
+            await asyncio.sleep(PAUSE_S / 10)
+        called_s = time.time()
+        state = await self._client.cancel(sample.request_id)
+        self.note(sample.key, "state", state.value, called_s)
+
+    async def _query(self, sample: Sample) -> None:
+        """Query the state until it is terminal."""
+        while not sample.request_id:  # noqa: ASYNC110 - as above
+            await asyncio.sleep(PAUSE_S / 10)
+        while True:
+            called_s = time.time()
+            try:
+                status = await self._client.get_request(sample.request_id)
+            except PentimentoError:
+                # The object store is away, or gave wrong bytes.
+                await asyncio.sleep(PAUSE_S)
+                continue
+            self.note(sample.key, "state", status.state.value, called_s)
+            if status.completed is not None:
+                self.note(sample.key, "result", digest_of(status.completed.image), called_s)
+            if status.state.terminal:
+                return
+            await asyncio.sleep(PAUSE_S)
