@@ -62,13 +62,11 @@ class FaultyLink:
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         port = None if self._fault is LinkFault.OUTAGE else self._target()
         if port is None:
-            writer.transport.abort()
-            return
+            return await reset(writer)
         try:
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
         except OSError:
-            writer.transport.abort()
-            return
+            return await reset(writer)
         ends = {writer, far_writer}
         self._open |= ends
         pumps = {
@@ -79,9 +77,10 @@ class FaultyLink:
         _, pending = await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
         for pump in pending:
             pump.cancel()
+        await asyncio.wait(pumps)
         self._open -= ends
         for end in ends:
-            end.close()
+            await ended(end)
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answers: bool) -> None:
         with suppress(OSError):
@@ -92,3 +91,16 @@ class FaultyLink:
                     piece = piece[:-1] + bytes([piece[-1] ^ 1])
                 writer.write(piece)
                 await writer.drain()
+
+
+async def reset(writer: asyncio.StreamWriter) -> None:
+    """End a connection as a killed process does."""
+    writer.transport.abort()
+    await ended(writer)
+
+
+async def ended(writer: asyncio.StreamWriter) -> None:
+    """Close a connection, and wait until it is."""
+    writer.close()
+    with suppress(OSError):
+        await writer.wait_closed()
