@@ -238,8 +238,9 @@ async def in_production(options: Options, faults: int) -> int:
         Figure("grants left", grants, at_most(0, "grants"), 1),
         Figure("processes that ended by themselves", ends, informative("ends")),
     ]
-    for found in (*load.refused, *load.broken, *orphans):
-        print("found", found)
+    wrong = [replace(sample, images=[]) for sample in accepted if sample.lost or sample.committed_twice]
+    for found in (*wrong, *load.refused, *load.broken, *orphans):
+        print(found)
     return publish(options, figures, notes={"faults": faults, "seed": options.rest["seed"], "kinds": len(trial.faults)})
 
 

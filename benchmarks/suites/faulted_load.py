@@ -37,8 +37,7 @@ STEPS = 20
 @dataclass
 class Sample:
     """Store one request of the load and its outcome; `state` and the fields after it are the journal's. `began_s` and
-    `ended_s`: monotonic seconds of the call. `is_cancelled`: the client asked for its
-    cancellation."""
+    `ended_s`: monotonic seconds of the call. `is_cancelled`: the client asked for it."""
 
     key: str
     image: int

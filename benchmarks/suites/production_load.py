@@ -40,6 +40,8 @@ class ProductionLoad(FaultedLoad):
         turn = next(self._turns)
         sample.is_cancelled = turn % CANCELLED == 0
         await asyncio.gather(super()._play(sample), *self._beside(turn, sample))
+        if sample.error and not sample.is_cancelled:
+            print(f"{sample.key}, {sample.request_id}: {sample.error}", flush=True)
 
     def _beside(self, turn: int, sample: Sample) -> Iterator[Awaitable[None]]:
         if turn % BOTH == 0:
