@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from pentimento.api.generation.v1 import generation_pb2
 from pentimento.domain.clock import Clock
-from pentimento.domain.errors import NotFound
+from pentimento.domain.errors import NotFound, Unavailable
 from pentimento.domain.execution import AttemptResult
 from pentimento.domain.generation import ObjectReference, Provenance, Route
 from pentimento.domain.image_request import Completed, ImageFormat
@@ -73,7 +73,8 @@ class Results:
         return record, Completed(job.request.request_id, data, image_format, *size, provenance)
 
     async def load(self, record: JournalledRequest, *, with_image: bool = True) -> Completed:
-        """Return the image of a completed request. Raises NotFound RESULT_GONE, ObjectCorrupt: never wrong bytes."""
+        """Return the image of a completed request, never wrong bytes. Raises NotFound RESULT_GONE, Unavailable
+        OBJECT_CORRUPT for bytes that may be right at a later reading, ObjectCorrupt for bytes that stay wrong."""
         result = record.result
         assert result is not None
         image = await self._read(result.image) if with_image else b""
@@ -106,14 +107,15 @@ class Results:
                 BAD_PICTURES.labels("missing").inc()
                 logger.warning("an image is missing in the object store")
             raise gone from None
-        except ObjectCorrupt:
+        except ObjectCorrupt as error:
             BAD_PICTURES.labels("corrupt").inc()
             if self._suspects.note_bad(image) and await self._keeper.set_aside(image):
                 self._suspects.note_good(image.key)
                 logger.error("an image stays corrupt in the object store and was moved to its quarantine")
-            else:
-                logger.error("the object store returned wrong data for an image; nothing is deleted")
-            raise
+                raise
+            logger.error("the object store returned wrong data for an image; nothing is deleted")
+            # A store may return wrong data for a while: clients that try again receive the image.
+            raise Unavailable(error.reason, error.message) from error
         self._suspects.note_good(image.key)
         return data
 

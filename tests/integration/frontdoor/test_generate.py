@@ -13,6 +13,7 @@ from pentimento.domain.errors import (
     NotFound,
     PentimentoError,
     ResourceExhausted,
+    Unavailable,
 )
 from pentimento.domain.generation import InitImage
 from pentimento.domain.image_request import (
@@ -100,7 +101,7 @@ async def test_stored_image_changed_or_gone_is_never_served(suite: FrontdoorSuit
     (stored,) = (suite.folder / "objects").rglob("results.*")
     stored.write_bytes(b"x" * len(completed.image))
 
-    with pytest.raises(Internal) as corrupt:
+    with pytest.raises(Unavailable) as corrupt:
         await suite.client.get_request(completed.request_id)
     assert corrupt.value.reason == "OBJECT_CORRUPT"
     assert "results" not in corrupt.value.message and "sha256" not in corrupt.value.message
