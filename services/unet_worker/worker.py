@@ -40,7 +40,7 @@ class UnetWorker:
         self.news = CreditNews()
         self.attempts = AttemptBook(
             lambda order, emit: self.loaded.run(order, emit),
-            lambda: self._credit_count() + self._reserve_count() + self._preparing_count(),
+            self._capacity,
             orphan_s,
             self.news.changed,
         )
@@ -72,7 +72,20 @@ class UnetWorker:
         steps = Capability.STEP_BATCHING in self.loaded.capabilities
         return preparing_count(self.loaded.batch_limit) if steps else 0
 
+    def _capacity(self, frontdoor: str) -> int:
+        allowed = self.attempts.credits.allowed(frontdoor, self._credit_count(), self.attempts.held_counts())
+        return allowed + self._reserve_count() + self._preparing_count()
+
+    def _offered(self, frontdoor: str) -> WorkerCredits:
+        """Return the credits for a message to the frontdoor. The reserve would exceed the share of one among
+        several."""
+        credits, fair = self.credits(), self.attempts.credits
+        offered = fair.offered(frontdoor, credits.credit_count, self.attempts.held_counts())
+        reserve = 0 if fair.has_rivals(frontdoor) else credits.reserve_count
+        return replace(credits, credit_count=offered, reserve_count=reserve)
+
     def credits(self) -> WorkerCredits:
+        """Return the credits of all frontdoors together."""
         loaded, running = self.loaded, self.attempts.running()
         denoising = loaded.running_count
         return WorkerCredits(
@@ -94,13 +107,17 @@ class UnetWorker:
             tier_speeds=loaded.adapters.speeds,
         )
 
-    def watch_credits(
+    async def watch_credits(
         self, frontdoor_id: str, frontdoor_epoch: int, journal_id: str
     ) -> AsyncGenerator[WorkerCredits, None]:
-        """Yield credits. Raises Unavailable until warm, and Aborted once a newer epoch of the frontdoor is seen."""
+        """Yield the frontdoor's credits. Raises Unavailable until warm, and Aborted once a newer epoch of the frontdoor
+        is seen."""
         _ = self.loaded
         check = partial(self.attempts.meet_frontdoor, frontdoor_id, frontdoor_epoch, journal_id)
-        return credit_messages(self.news, self.credits, check)
+        with self.attempts.credits.watching(frontdoor_id):
+            async with aclosing(credit_messages(self.news, lambda: self._offered(frontdoor_id), check)) as messages:
+                async for credits in messages:
+                    yield credits
 
     def execute(self, order: ExecuteOrder) -> AsyncGenerator[StreamEvent, None]:
         loaded = self.loaded

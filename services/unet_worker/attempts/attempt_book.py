@@ -6,7 +6,7 @@ a frontdoor (of a newer epoch, if the first one died) can attach to it. Unfetche
 
 import asyncio
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
@@ -27,6 +27,7 @@ from pentimento.domain.reasons import Reason
 from pentimento.rpc import spawn_detached
 from services.unet_worker import metrics
 from services.unet_worker.attempts.bounded_memory import remember
+from services.unet_worker.attempts.fair_credits import FairCredits
 from services.unet_worker.attempts.frontdoors import KnownFrontdoors
 from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder
 from services.unet_worker.attempts.validation import check_asked_steps
@@ -124,13 +125,13 @@ class HeldAttempt:
 
 
 class AttemptBook:
-    """Admit, hold and forget attempts; on the event loop only. `capacity` is called for each one; `changed` is called
-    when one arrives, ends or is removed."""
+    """Admit, hold and forget attempts; on the event loop only. `capacity` returns the attempts that a frontdoor may
+    hold; `changed` is called when one arrives, ends or is removed."""
 
     def __init__(
         self,
         runner: Runner,
-        capacity: Callable[[], int],
+        capacity: Callable[[str], int],
         orphan_s: float,
         changed: Callable[[], None],
         clock: Clock | None = None,
@@ -139,6 +140,7 @@ class AttemptBook:
         self._capacity = capacity
         self._orphan_s = orphan_s
         self._changed = changed
+        self.credits = FairCredits(changed)
         self._held: OrderedDict[AttemptKey, HeldAttempt] = OrderedDict()
         self._cancelled_early: OrderedDict[AttemptKey, None] = OrderedDict()
         self._newest_tokens: OrderedDict[str, int] = OrderedDict()
@@ -150,6 +152,10 @@ class AttemptBook:
 
     def running(self) -> list[HeldAttempt]:
         return [held for held in self._held.values() if held.outcome is None]
+
+    def held_counts(self) -> Counter[str]:
+        """Return the running attempts of each frontdoor, without attempts that have yielded their place."""
+        return Counter(held.attempt.frontdoor_id for held in self.running() if not held.yielded)
 
     def meet_frontdoor(self, frontdoor_id: str, epoch: int, journal_id: str = "") -> None:
         """Record a frontdoor's epoch. Raises Aborted if a newer epoch of that frontdoor has called: it owns the credits
@@ -224,8 +230,10 @@ class AttemptBook:
             raise Unavailable(Reason.DRAINING, "this worker is stopping")
         if held.key in self._held:
             raise FailedPrecondition("ATTEMPT_EXISTS", "this attempt is here already: attach to it")
-        if sum(not other.yielded for other in self.running()) >= (capacity := self._capacity()):
-            raise ResourceExhausted("NO_CREDIT", f"this worker holds at most {capacity} attempts at once")
+        if self.held_counts()[attempt.frontdoor_id] >= (capacity := self._capacity(attempt.frontdoor_id)):
+            raise ResourceExhausted("NO_CREDIT", f"this worker holds at most {capacity} of your attempts now")
+        spec = order.spec
+        self.credits.admit(attempt.frontdoor_id, spec.num_inference_steps * spec.width_px * spec.height_px)
         self._held[held.key] = held
         held.task = spawn_detached(self._run(held, order), "attempt")
         self._expire_later(held)

@@ -55,7 +55,7 @@ class Runner:
 
 
 def make_book(runner: Runner, capacity: int = 2, orphan_s: float = 60.0) -> AttemptBook:
-    return AttemptBook(runner, lambda: capacity, orphan_s, changed=lambda: None)
+    return AttemptBook(runner, lambda frontdoor: capacity, orphan_s, changed=lambda: None)
 
 
 async def read_all(events: AsyncGenerator[Any, None]) -> list[Any]:
