@@ -16,6 +16,7 @@ from grpc.aio import Channel
 from rich.console import Console, Group
 from rich.live import Live
 
+from pentimento.api.frontdoor.v1.frontdoor_service_pb2 import GetStatusResponse as FrontdoorStatus
 from pentimento.cli.allocation_samples import AllocationSample, sample_line
 from pentimento.cli.calls import naming, own_token_file
 from pentimento.cli.connection import read_token, running_suite, state_dir_option, tls_files, tls_options, token_option
@@ -94,11 +95,28 @@ async def look(addresses: Mapping[str, str], opening: ChannelOpener) -> SuiteSta
             async with opening(address) as channel:
                 return await question(channel)
 
-    return await gathered(
+    found = await gathered(
         ask("controller", lambda channel: ControllerClient(channel).fleet(CALL_TIMEOUT_S)),
-        ask("frontdoor", lambda channel: FrontdoorClient(channel).status(CALL_TIMEOUT_S)),
+        {"": ask("frontdoor", lambda channel: FrontdoorClient(channel).status(CALL_TIMEOUT_S))},
         ask("gateway", lambda channel: GatewayClient(channel).statistics(CALL_TIMEOUT_S)),
     )
+    return await with_cells(found, opening)
+
+
+async def with_cells(status: SuiteStatus, opening: ChannelOpener) -> SuiteStatus:
+    """Return the status with all cells, which the frontdoor knows; unchanged in a suite without cells."""
+    first = status.frontdoor
+    if first is None or not first.cells:
+        return status
+
+    async def ask(address: str) -> FrontdoorStatus:
+        with naming(address):
+            async with opening(address) as channel:
+                return await FrontdoorClient(channel).status(CALL_TIMEOUT_S)
+
+    places = {one.name: asyncio.sleep(0, first) if one.name == first.cell else ask(one.address) for one in first.cells}
+    cells = await gathered(asyncio.sleep(0, status.fleet), places, asyncio.sleep(0, status.cache))
+    return dataclasses.replace(cells, unanswered=status.unanswered | cells.unanswered)
 
 
 async def keep_looking(

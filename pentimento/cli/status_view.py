@@ -57,12 +57,22 @@ def render(status: SuiteStatus, ages_s: Mapping[str, float] = ALL_NEW) -> Iterat
     if status.frontdoor is not None:
         pools = status.fleet.plan.pools if status.fleet is not None else ()
         yield from frontdoor_lines(status.frontdoor, {pool.pool: pool.model for pool in pools})
+    yield from cell_lines(status.cells)
     if status.cache is not None:
         yield Text(f"cache     {cache_line(status.cache)}")
         yield Text(f"predictor {predictor_line(status.cache.match_predictor)}")
     for name, reason in status.unanswered.items():
         age = f"; its last report is {ages_s[name]:.0f} s old" if name in ages_s else ""
         yield Text(f"{name} does not answer: {reason}{age}", style="red")
+
+
+def cell_lines(cells: Mapping[str, FrontdoorStatus]) -> Iterator[Text]:
+    """Yield the queues and requests of each cell; the lines above have their sum."""
+    for name, cell in sorted(cells.items()):
+        queued = sum(pool.queued_count for pool in cell.pools)
+        running = sum(pool.running_count for pool in cell.pools)
+        why = f"; accepts none: {cell.not_accepting_reason}" if cell.not_accepting_reason else ""
+        yield Text(f"cell      {name}: {queued} queued, {running} running, {cell.completed_count} completed{why}")
 
 
 def fleet_lines(fleet: Fleet) -> Iterator[Text]:

@@ -83,6 +83,7 @@ def suite_settings(options: dict[str, Any], state: StateDirectory) -> SuiteSetti
         models=models,
         cascade=cascade,
         encoder=encoder,
+        cells=(options["cells"],),
         image_encoder=image_encoder,
         public=with_free_port("--listen", options["listen"]),
         http=with_free_port("--http", served_http(options["http"]), check_http_address),

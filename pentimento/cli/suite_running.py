@@ -22,9 +22,11 @@ from pentimento.clients.controller import ControllerClient
 from pentimento.domain.errors import FailedPrecondition, PentimentoError
 from pentimento.domain.fleet import Fleet
 from pentimento.domain.reasons import Reason
+from pentimento.files.private_files import make_private_directory
 from pentimento.rpc.channel import open_channel
 from pentimento.rpc.settings import check_address, client_settings, is_unix
 from pentimento.supervisor.access import SuiteTokens, keep_receipt_key, keep_signing_key, write_grant_key
+from pentimento.supervisor.cells import cell_names, remembered_counts
 from pentimento.supervisor.models import WEIGHTS
 from pentimento.supervisor.output import LogView
 from pentimento.supervisor.process import Surroundings
@@ -152,6 +154,8 @@ def banner(settings: SuiteSettings, endpoint: Endpoint, state: Path, unprofiled:
         yield f"admin     {endpoint.admin}"
     for model in settings.models:
         yield f"model     {model.name}{f' from {model.path}' if model.path.name != model.name else ''}"
+    if settings.cells != (1,):
+        yield f"cells     {', '.join(cell_names(settings.cells[0]))}"
     if settings.cascade is not None:
         yield f"cascade   {' → '.join(settings.cascade.models)}"
     if unprofiled:
@@ -196,6 +200,8 @@ def run_suite(settings: SuiteSettings, state: StateDirectory, *, show_logs: bool
         if settings.cached:
             settings = replace(settings, grant_key_file=write_grant_key(state.sockets))
         settings = replace(settings, signing_key_file=keep_signing_key(state.path))
+        make_private_directory(stores(settings, state))
+        settings = replace(settings, cells=remembered_counts(stores(settings, state), settings.cells[0]))
         if settings.admin:
             settings = replace(settings, receipt_key_file=keep_receipt_key(state.path))
         if settings.emulated is not None:

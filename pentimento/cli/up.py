@@ -44,6 +44,13 @@ def checked_endpoint(context: click.Context, parameter: click.Parameter, value: 
     show_default=True,
     help="workers per model; with --policy many-models, of all models together",
 )
+@click.option(
+    "--cells",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    help="frontdoors, each with its own journal; tenants are divided between them, so this needs --token-file to help",
+)
 @click.option("--encoder", default=DEFAULT_ENCODER, show_default=True, metavar="NAME|DIR", help="retrieval encoder")
 @click.option(
     "--image-encoder",

@@ -22,6 +22,12 @@ class FrontdoorClient:
         """Return the frontdoor's status message."""
         return await answer_of(self._stub.GetStatus, frontdoor_service_pb2.GetStatusRequest(), timeout_s)
 
+    async def find_key(self, tenant: str, idempotency_key: str, cell: str, timeout_s: float | None = None) -> bool:
+        """Return whether a request of the tenant has the key here. From then on the frontdoor accepts no new requests
+        of the tenant: they belong to `cell`, which asks."""
+        request = frontdoor_service_pb2.FindKeyRequest(tenant=tenant, idempotency_key=idempotency_key, cell=cell)
+        return bool((await answer_of(self._stub.FindKey, request, timeout_s)).known)
+
 
 class TenantsClient:
     """Call a frontdoor's administration; a call has the deadline `timeout_s`."""

@@ -1,8 +1,8 @@
 """Collect the status of controller, frontdoor and gateway, for `pentimento status` and the console."""
 
 import asyncio
-from collections.abc import Awaitable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
@@ -17,12 +17,13 @@ from pentimento.domain.provenance_document import as_json
 @dataclass(frozen=True)
 class SuiteStatus:
     """Hold the status of a suite. A part is None if its process is missing or did not answer; `unanswered` has the
-    reasons by process."""
+    reasons by process. `cells`: the frontdoors by name, and `frontdoor` their sum; empty in a suite without cells."""
 
     fleet: Fleet | None
     frontdoor: FrontdoorStatus | None
     cache: CacheStatistics | None
     unanswered: dict[str, str]
+    cells: dict[str, FrontdoorStatus] = field(default_factory=dict)
 
     @property
     def answered(self) -> bool:
@@ -58,13 +59,59 @@ def as_document(status: SuiteStatus) -> dict[str, Any]:
         "frontdoor": plain(status.frontdoor),
         "cache": plain(status.cache),
         "unanswered": status.unanswered,
+        "cells": {name: plain(one) for name, one in status.cells.items()},
     }
 
 
 async def gathered(
     fleet: Awaitable[Fleet | None],
-    frontdoor: Awaitable[FrontdoorStatus | None],
+    frontdoors: Mapping[str, Awaitable[FrontdoorStatus | None]],
     cache: Awaitable[CacheStatistics | None],
 ) -> SuiteStatus:
-    """Call all three concurrently; a failed one has a reason in place of its part."""
-    return SuiteStatus.of(*await asyncio.gather(fleet, frontdoor, cache, return_exceptions=True))
+    """Call all concurrently; a failed one has a reason in place of its part. `frontdoors`: by cell, or the only one
+    with the name ""."""
+    fleet, cache = asyncio.ensure_future(fleet), asyncio.ensure_future(cache)
+    found = await asyncio.gather(*frontdoors.values(), return_exceptions=True)
+    answers = dict(zip(frontdoors, found, strict=True))
+    first, second = await asyncio.gather(fleet, cache, return_exceptions=True)
+    if set(answers) == {""}:
+        return SuiteStatus.of(first, answers[""], second)
+    good = {name: one for name, one in answers.items() if isinstance(one, FrontdoorStatus)}
+    failed = next((one for one in answers.values() if isinstance(one, BaseException)), None)
+    status = SuiteStatus.of(first, summed(tuple(good.values())) if good else failed, second)
+    unanswered = {f"cell {name}": str(one) for name, one in answers.items() if isinstance(one, BaseException)}
+    return replace(status, cells=good, unanswered=status.unanswered | unanswered)
+
+
+# Totals of a frontdoor, and of its lists the fields that identify an entry, with the totals of an entry.
+_TOTALS = ("accepted_count", "completed_count", "failed_count", "cancelled_count", "rejected_count", "retried_count")
+_WORK = ("steps_run", "steps_saved", "image_device_s", "shadow_device_s")
+_POOL = ("queued_count", "running_count", "queue_limit_count", "arrived_count", "completed_count", "dropped_count")
+_LISTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "pools": (("pool",), (*_POOL, "late_count", "scored_count", "deferred_count")),
+    "workers": (("worker_id", "worker_generation"), ("in_flight_count",)),
+    "latencies": (("upper_bound_s",), ("request_count",)),
+    "starts": (("kind", "saved_steps"), ("image_count",)),
+    "rejections": (("reason",), ("request_count",)),
+    "models": (("name",), ()),
+}
+
+
+def summed(cells: Sequence[FrontdoorStatus]) -> FrontdoorStatus:
+    """Return the sum of the cells' counts; other values are the first one's."""
+    total = FrontdoorStatus()
+    total.CopyFrom(cells[0])
+    total.ClearField("cell")
+    for other in cells[1:]:
+        for name in (*_TOTALS, *_WORK):
+            setattr(total, name, getattr(total, name) + getattr(other, name))
+        for name, (keys, counts) in _LISTS.items():
+            known = {tuple(getattr(one, key) for key in keys): one for one in getattr(total, name)}
+            for one in getattr(other, name):
+                same = known.get(tuple(getattr(one, key) for key in keys))
+                if same is None:
+                    getattr(total, name).append(one)
+                    continue
+                for count in counts:
+                    setattr(same, count, getattr(same, count) + getattr(one, count))
+    return total

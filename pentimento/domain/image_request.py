@@ -260,6 +260,24 @@ class PinnedImage:
     inputs_kept: bool
 
 
+@dataclass(frozen=True)
+class CellAddress:
+    """Name a frontdoor among several over the same workers, and its address."""
+
+    name: str
+    address: str
+
+
+@dataclass(frozen=True)
+class TenantCells:
+    """Hold the cell of a tenant's new requests, without a name in a suite without cells, and the cells that may hold
+    earlier ones."""
+
+    tenant: str
+    home: CellAddress
+    formers: tuple[CellAddress, ...] = ()
+
+
 GenerateEvent = Accepted | Routed | Progress | Completed | ImageFailed
 
 

@@ -30,6 +30,11 @@ class Reason(StrEnum):
         "a LoRA's file is damaged or was replaced",
         "use another LoRA; upload it again, or repair the file and restart the worker",
     )
+    CELL_UNAVAILABLE = (
+        "CELL_UNAVAILABLE",
+        "the tenant's cell, or a former one that may have a request with the same idempotency key, does not answer",
+        "retry with the same key; start the cell again, or remove it from `cell-lists` once its requests may be lost",
+    )
     CLIENT_LEFT = (
         "CLIENT_LEFT",
         "the request was cancelled because its client's connection broke",
@@ -175,6 +180,11 @@ class Reason(StrEnum):
         "WORKER_LOST",
         "every worker that ran the request was lost",
         "retry; see the workers' logs if it happens to one request only",
+    )
+    WRONG_CELL = (
+        "WRONG_CELL",
+        "another cell serves the tenant, or has the request; the metadata name it and its address",
+        "call that address; the SDK and the edge do",
     )
     WORKER_STOPPED = (
         "WORKER_STOPPED",

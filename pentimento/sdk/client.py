@@ -1,16 +1,19 @@
 """The public API for asyncio programs."""
 
 import uuid
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
+
+from grpc.aio import Channel
 
 from pentimento.clients.image import ImageClient
 from pentimento.clients.retries import RetryPolicy, StreamCall, retried_events
 from pentimento.domain.adapters import Adapter
-from pentimento.domain.errors import FailedPrecondition, Internal, InvalidArgument
+from pentimento.domain.errors import FailedPrecondition, Internal, InvalidArgument, PentimentoError
 from pentimento.domain.image_request import (
     Accepted,
     Completed,
@@ -35,7 +38,7 @@ class AsyncClient:
 
     A call that the server does not answer (UNAVAILABLE) is retried. Every request has an idempotency key, the caller's
     or a new one: a retry continues the first request, so that no image is generated twice. Waiting for an accepted
-    request continues through a restart of the server.
+    request continues through a restart of the server. A call that another cell of the suite serves continues there.
     """
 
     def __init__(
@@ -54,8 +57,9 @@ class AsyncClient:
         InvalidArgument names a missing file, SettingsError an invalid one; RuntimeError in a process forked after the
         first client."""
         settings = client_settings(tls_ca_file, tls_client_cert_file, tls_client_key_file)
-        self._channel = open_channel(address, settings, token or None)
-        self._images = ImageClient(self._channel)
+        self._open = partial(open_channel, settings=settings, token=token or None)
+        self._channels = {address: self._open(address)}
+        self._images = ImageClient(self._channels[address], self._cell)
         self._retries = retries or RetryPolicy()
 
     async def __aenter__(self) -> "AsyncClient":
@@ -67,8 +71,19 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connection."""
-        await self._channel.close()
+        """Close the connections."""
+        for channel in self._channels.values():
+            await channel.close()
+
+    @asynccontextmanager
+    async def _cell(self, error: PentimentoError) -> AsyncIterator[Channel]:
+        """Yield a channel to the cell that the server named, with the same token."""
+        address = error.metadata.get("address", "")
+        if not address:
+            raise error
+        if address not in self._channels:
+            self._channels[address] = self._open(address)
+        yield self._channels[address]
 
     async def generate(
         self, request: ImageRequest, *, idempotency_key: str = "", preview_interval_steps: int = 0

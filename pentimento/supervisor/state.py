@@ -68,7 +68,7 @@ def clean_leftovers(state: Path, sockets: Path, wait_s: float = 5.0) -> int:
 
 DEFAULT_STATE = Path(".pentimento")
 # A suite's folders in its state directory. Nothing else there is touched: the user may name any directory.
-KEPT = ("logs", "objects", "index", "emulated")
+KEPT = ("logs", "objects", "index", "cells", "emulated")
 ENDPOINT_FILE = "endpoint.json"
 KEPT_FILES = ("lock", ENDPOINT_FILE, "*.sqlite", "*.sqlite-wal", "*.sqlite-shm")
 # Linux limits the path of a unix socket to 107 bytes, macOS to 103; the longest name in the directory has 24.

@@ -14,6 +14,7 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.rpc.settings import RpcServerSettings, is_local
 from pentimento.settings import setting
 from pentimento.settings.loading import setting_of
+from pentimento.supervisor.cells import cell_lists, cell_names
 from pentimento.supervisor.devices import CPU
 from pentimento.supervisor.models import ModelDirectory
 from pentimento.supervisor.state import MAX_SOCKET_NAME, StateDirectory
@@ -54,7 +55,7 @@ def plan_suite(settings: SuiteSettings, state: StateDirectory) -> Suite:
         processes += settings.emulated.discriminators(settings, state)
     elif settings.cascade is not None or settings.safety_checks:
         processes.append(discriminator(settings, state))
-    processes.append(frontdoor(settings, state))
+    processes += [frontdoor(settings, state, number) for number in range(max(settings.cells))]
     if settings.http:
         processes.append(edge(settings, state))
     return Suite(tuple(processes), (*called, *calling))
@@ -286,19 +287,41 @@ def discriminator(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec
     )
 
 
-def frontdoor(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
-    address = unix_address(state, "frontdoor")
+def cell_flags(settings: SuiteSettings, state: StateDirectory) -> dict[str, object]:
+    """Return the flags that tell frontdoors and edge of the cells; none in a suite with one frontdoor."""
+    if settings.cells == (1,):
+        return {}
+    names = cell_names(max(settings.cells))
+    return {
+        "cells": tuple(f"{name}={unix_address(state, name)}" for name in names),
+        "cell-lists": cell_lists(settings.cells),
+    }
+
+
+def cell_objects_url(settings: SuiteSettings, state: StateDirectory, number: int) -> str:
+    """Return the object store of a cell's images. The first one has that of a suite without cells."""
+    return store_url(settings, state, "file://", f"cells/{number}/objects") if number else objects_url(settings, state)
+
+
+def frontdoor(settings: SuiteSettings, state: StateDirectory, number: int = 0) -> ProcessSpec:
+    """Return the frontdoor of a cell. The first one has the public addresses and the ledger of tenants."""
+    name, of_cells = cell_names(number + 1)[number], cell_flags(settings, state)
+    address, first_ledger = unix_address(state, name), store_url(settings, state, "sqlite:///", "frontdoor.sqlite")
+    ledger = store_url(settings, state, "sqlite:///", f"cells/{number}/frontdoor.sqlite") if number else first_ledger
     flags: dict[str, object] = {
-        "listen": f"{address},{settings.public}" if settings.public else address,
-        "ledger-url": store_url(settings, state, "sqlite:///", "frontdoor.sqlite"),
-        "objects-url": objects_url(settings, state),
+        "listen": f"{address},{settings.public}" if settings.public and not number else address,
+        "ledger-url": ledger,
+        "objects-url": cell_objects_url(settings, state, number),
         "default-model": settings.default_model,
-        "admin-listen": settings.admin,
+        "admin-listen": "" if number else settings.admin,
         "receipt-key-file": settings.receipt_key_file,
         "c2pa-certificate-file": settings.c2pa_certificate_file,
         "c2pa-key-file": settings.c2pa_key_file,
         "signing-key-file": settings.signing_key_file,
+        **of_cells,
     }
+    if of_cells:
+        flags |= {"frontdoor-id": name, "tenants-url": first_ledger}
     modes = {
         "thinning": (settings.thinning, "load"),
         "feature-reuse": (settings.feature_reuse, "asked"),
@@ -325,7 +348,7 @@ def frontdoor(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
     if settings.safety_checks:
         flags["safety-addresses"] = unix_address(state, "discriminator")
         flags["safety-checks"] = settings.safety_checks
-    return process_of(settings, state, "frontdoor", "services.frontdoor", FRONTDOOR_STAGE, flags, *more)
+    return process_of(settings, state, name, "services.frontdoor", FRONTDOOR_STAGE, flags, *more)
 
 
 def edge(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
@@ -337,6 +360,9 @@ def edge(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
         # There is no load balancer in front of a local address.
         "drain-delay-s": "0" if is_local(settings.http) else "",
         "signing-key-file": settings.signing_key_file,
-        "files-url": objects_url(settings, state) if settings.signing_key_file else "",
+        "files-url": tuple(cell_objects_url(settings, state, number) for number in range(max(settings.cells)))
+        if settings.signing_key_file
+        else (),
+        **cell_flags(settings, state),
     }
     return process_of(settings, state, "edge", "services.edge", EDGE_STAGE, flags)

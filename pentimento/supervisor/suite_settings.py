@@ -114,10 +114,10 @@ class SuitePlugin(Protocol):
 class SuiteSettings:
     """Describe the suite that a supervisor starts.
 
-    `image_encoder`: the second encoder, of images; None where `encoder` has both. `copies`: workers of
-    each model, or of all models under the policy many-models. `public`: host:port of the public API, next to its unix
-    socket; `http`: that of the HTTP API, `admin`: that of the tenants' administration; "" for none. `emulated`: devices
-    that replace the models.
+    `image_encoder`: the second encoder, of images; None where `encoder` has both. `cells`: the number of frontdoors,
+    then earlier numbers with requests that stay reachable. `copies`: workers of each model, or of all models under the
+    policy many-models. `public`: host:port of the public API, next to its unix socket; `http`: that of the HTTP API,
+    `admin`: that of the tenants' administration; "" for none. `emulated`: devices that replace the models.
     `policy`: the controller's, which plans for the SLO `slo_s`; `small`: the models that refine hits under it, best
     first; `modm_mode`: what modm optimises, "" for the controller's own. `profiles`: files of any kind; with
     `unprofiled_reuse` models without one reuse by unmeasured thresholds, with `earned_reuse` where trials showed
@@ -140,6 +140,7 @@ class SuiteSettings:
     encoder: Path
     image_encoder: Path | None = None
     copies: int = 1
+    cells: tuple[int, ...] = (1,)
     public: str = ""
     http: str = ""
     admin: str = ""

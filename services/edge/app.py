@@ -10,7 +10,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route, Router
 
 from pentimento.clients.frontdoor import FrontdoorClient
-from pentimento.clients.image import ImageClient
 from pentimento.domain.errors import Cancelled, NotFound
 from pentimento.rpc.failures import shutting_down
 from pentimento.stores.objects.signed_paths import FILES_PATH
@@ -88,8 +87,8 @@ def model_routes(parts: EdgeParts) -> list[BaseRoute]:
     """Return the routes of models."""
 
     async def models_of(request: Request) -> dict[str, ModelDocument]:
-        async with parts.frontdoor.channel(token_of(request)) as channel:
-            served = await ImageClient(channel).list_models(CALL_TIMEOUT_S)
+        async with parts.frontdoor.images(token_of(request)) as client:
+            served = await client.list_models(CALL_TIMEOUT_S)
         return model_documents(served, parts.model_aliases)
 
     async def models(request: Request) -> Response:

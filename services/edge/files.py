@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import PurePosixPath
 
 from starlette.requests import Request
@@ -11,6 +11,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from pentimento.domain.errors import NotFound
+from pentimento.domain.generation import ObjectReference
 from pentimento.rpc.shared_keys import kept_signing_keys
 from pentimento.stores.errors import ObjectMissing
 from pentimento.stores.objects import ObjectStore, open_objects
@@ -33,15 +34,16 @@ def file_routes(parts: EdgeParts) -> list[BaseRoute]:
     if not settings.files_url or settings.signing_key_file is None:
         return []
     keys = kept_signing_keys(settings.signing_key_file)
-    files = SignedFiles(open_objects(settings.files_url, read_only=True), lambda: PathSigner(*keys()))
+    stores = [open_objects(url, read_only=True) for url in settings.files_url]
+    files = SignedFiles(stores, lambda: PathSigner(*keys()))
     return [Route(f"{FILES_PATH}{{key:path}}", files, methods=["GET"])]
 
 
 class SignedFiles:
-    """Serve a store as an ASGI application; `signer` returns the present verifier."""
+    """Serve stores as an ASGI application; `signer` returns the present verifier."""
 
-    def __init__(self, store: ObjectStore, signer: Callable[[], PathSigner]) -> None:
-        self._store = store
+    def __init__(self, stores: Sequence[ObjectStore], signer: Callable[[], PathSigner]) -> None:
+        self._stores = stores
         self._signer = signer
         self._places = ReaderPlaces(AT_ONCE)
 
@@ -57,15 +59,19 @@ class SignedFiles:
             return
         headers["Content-Length"] = str(file.reference.size_bytes)
         async with self._places.taken():
-            try:
-                data = await asyncio.to_thread(self._store.get, file.reference)
-            except ObjectMissing:
-                raise NotFound("RESULT_GONE", "the image is no longer stored") from None
+            data = await asyncio.to_thread(self._read, file.reference)
             if matches_any(request):
                 await unchanged(scope, receive, send)
                 return
             with self._places.reading(lambda: scope["extensions"][CUT_OFF_EXTENSION]("places")) as reader:
                 await StreamingResponse(chunks(data, reader), headers=headers)(scope, receive, send)
+
+    def _read(self, reference: ObjectReference) -> bytes:
+        """Return an object from the store that has it: each cell has its own. Raises NotFound RESULT_GONE."""
+        for store in self._stores:
+            with suppress(ObjectMissing):
+                return store.get(reference)
+        raise NotFound("RESULT_GONE", "the image is no longer stored")
 
 
 class PlacedReader:

@@ -1,6 +1,7 @@
 """The parts that the handlers of the edge share, and whether clients should send requests to this process."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,6 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pentimento.rpc.health import REASON_KEY
 from services.edge.caller_channels import CallerChannels
+from services.edge.cells import Frontdoors
 from services.edge.console.history import HistoryReader
 from services.edge.http.bodies import BodyBudget
 from services.edge.settings import EdgeSettings, aliases_of
@@ -20,10 +22,10 @@ READY_TIMEOUT_S = 2.0
 class Readiness:
     """Report readiness: the frontdoor serves, and this process is not stopping.
 
-    `frontdoor` is a separate connection, so that callers cannot delay the answer."""
+    `frontdoors` are separate connections, so that callers cannot delay the answer; one of several cells is enough."""
 
-    def __init__(self, frontdoor: grpc.aio.Channel) -> None:
-        self._frontdoor = frontdoor
+    def __init__(self, frontdoors: Sequence[grpc.aio.Channel]) -> None:
+        self._frontdoors = frontdoors
         self._is_leaving = False
         self._asking: asyncio.Task[str | None] | None = None
 
@@ -33,7 +35,7 @@ class Readiness:
         if self._is_leaving:
             return ""
         if self._asking is None or self._asking.done():
-            self._asking = asyncio.ensure_future(not_serving(self._frontdoor))
+            self._asking = asyncio.ensure_future(none_serves(self._frontdoors))
         reason = await asyncio.shield(self._asking)
         return "" if self._is_leaving else reason
 
@@ -42,8 +44,15 @@ class Readiness:
         self._is_leaving = True
 
     async def close(self) -> None:
-        """Close the connection to the frontdoor."""
-        await self._frontdoor.close()
+        """Close the connections to the frontdoors."""
+        for frontdoor in self._frontdoors:
+            await frontdoor.close()
+
+
+async def none_serves(channels: Sequence[grpc.aio.Channel]) -> str | None:
+    """Return None if any frontdoor accepts requests, else the first reason, "" if none gives one."""
+    reasons = await asyncio.gather(*map(not_serving, channels))
+    return None if None in reasons else next(filter(None, reasons), "")
 
 
 async def not_serving(channel: grpc.aio.Channel) -> str | None:
@@ -64,11 +73,11 @@ async def not_serving(channel: grpc.aio.Channel) -> str | None:
 class EdgeParts:
     """Hold the shared parts of an edge process.
 
-    `frontdoor`, `controller` and `gateway` open channels with the caller's token; the latter two are None without such
-    a service. `bodies` bounds the memory of all request bodies. `history` is None if no samples are stored."""
+    `frontdoor`, `controller` and `gateway` call with the caller's token; the latter two are None without such a
+    service. `bodies` bounds the memory of all request bodies. `history` is None if no samples are stored."""
 
     settings: EdgeSettings
-    frontdoor: CallerChannels
+    frontdoor: Frontdoors
     bodies: BodyBudget
     readiness: Readiness
     controller: CallerChannels | None = None

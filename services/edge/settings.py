@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from pentimento.policies.cells import CellMap, read_cells
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.rpc.settings import MEBIBYTE, check_http_address
 from pentimento.settings import setting
@@ -84,6 +85,10 @@ class EdgeSettings:
     channels: RpcChannelSettings
     http: HttpSettings
     frontdoor_address: str = setting("127.0.0.1:50400", help="frontdoor for all requests")
+    cells: tuple[str, ...] = setting(
+        (), help="all cells, NAME=ADDRESS, in place of the one frontdoor; as of the frontdoors"
+    )
+    cell_lists: tuple[str, ...] = setting((), help="lists of cells that tenants belong to; as of the frontdoors")
     max_callers: int = setting(
         256, help="callers with their own connections to the frontdoor; the longest idle one is dropped", minimum=1
     )
@@ -101,9 +106,9 @@ class EdgeSettings:
         help="further model names, ALIAS=MODEL; ALIAS= is the suite's choice",
     )
     public_url: str = setting("", help="public address, such as https://images.example; empty: as the client called it")
-    files_url: str = setting(
-        "",
-        help="object store of images served by signed addresses, file:///… or s3://…; empty: none",
+    files_url: tuple[str, ...] = setting(
+        (),
+        help="object stores of images served by signed addresses, file:///… or s3://…, of each cell; empty: none",
     )
     signing_key_file: Path | None = setting(None, help="the frontdoor's file of signing keys")
     trace_url: str = setting(
@@ -112,7 +117,19 @@ class EdgeSettings:
 
     def __post_init__(self) -> None:
         aliases_of(self.model_aliases)
+        self.read_cells()
         if self.files_url and self.signing_key_file is None:
             raise ValueError("--files-url needs --signing-key-file")
         if self.trace_url and not (self.trace_url.startswith(("http://", "https://")) and REQUEST in self.trace_url):
             raise ValueError(f"--trace-url must be http://… or https://… with {REQUEST} in it, got {self.trace_url!r}")
+
+    def read_cells(self) -> CellMap:
+        """Return the cells. Raises ValueError."""
+        if self.cell_lists and not self.cells:
+            raise ValueError("--cell-lists needs --cells")
+        return read_cells(self.cells, self.cell_lists)
+
+    @property
+    def frontdoors(self) -> dict[str, str]:
+        """Return the addresses of the frontdoors by cell; a suite without cells has one, named ""."""
+        return dict(self.read_cells().addresses) or {"": self.frontdoor_address}

@@ -12,6 +12,7 @@ from pentimento.rpc.settings import RpcChannelSettings
 from pentimento.service.process import ServiceProcess
 from services.edge.app import edge_app
 from services.edge.caller_channels import CallerChannels, Introduction
+from services.edge.cells import Frontdoors
 from services.edge.console.history import HistoryReader, SampleRing
 from services.edge.http.bodies import BodyBudget
 from services.edge.http.listener import HttpListener
@@ -24,7 +25,7 @@ INTRODUCTION_TIMEOUT_S = 10.0
 @dataclass(kw_only=True)
 class EdgeProcess(ServiceProcess):
     listener: HttpListener
-    called: tuple[CallerChannels, ...]
+    called: tuple[CallerChannels | Frontdoors, ...]
     readiness: Readiness
     drain_delay_s: float
     history: HistoryReader | None = None
@@ -59,7 +60,9 @@ class EdgeProcess(ServiceProcess):
 def wire(settings: EdgeSettings) -> EdgeProcess:
     """Return an edge process; call this inside its event loop."""
     credentials = ClientCredentials(settings.channels)
-    frontdoor = frontdoor_channels(settings, credentials)
+    cells, frontdoors = settings.read_cells(), settings.frontdoors
+    of_cells = {name: frontdoor_channels(settings, address, credentials) for name, address in frontdoors.items()}
+    frontdoor = Frontdoors(cells, of_cells, settings.max_callers)
 
     async def introduce(token: str | None, _: grpc.aio.Channel) -> None:
         """Test a token at the frontdoor first: other services would delay the rejection of an unknown one too."""
@@ -73,10 +76,12 @@ def wire(settings: EdgeSettings) -> EdgeProcess:
     }
     bodies = BodyBudget(settings.http.max_body_bytes, settings.http.max_bodies_bytes)
     history = history_reader(settings)
-    readiness = Readiness(caller_channel(settings.frontdoor_address, settings.channels, None, credentials))
+    readiness = Readiness(
+        [caller_channel(address, settings.channels, None, credentials) for address in frontdoors.values()]
+    )
     parts = EdgeParts(settings, frontdoor, bodies, readiness, **others, history=history)
     listener = HttpListener(edge_app(parts), settings.http, settings.rpc)
-    called = (frontdoor, *others.values())
+    called: tuple[CallerChannels | Frontdoors, ...] = (frontdoor, *others.values())
     return EdgeProcess(
         server=RpcServer(settings.rpc, "edge"),
         listener=listener,
@@ -91,18 +96,18 @@ def history_reader(settings: EdgeSettings) -> HistoryReader | None:
     """Return the reader of the charts' samples, which uses this process's token; None if no samples are stored."""
     if not settings.history_samples:
         return None
-    frontdoor = open_channel(settings.frontdoor_address, settings.channels)
+    frontdoors = {name: open_channel(address, settings.channels) for name, address in settings.frontdoors.items()}
     controller = open_channel(settings.controller_address, settings.channels) if settings.controller_address else None
-    return HistoryReader(SampleRing(settings.history_samples), settings.history_interval_s, frontdoor, controller)
+    return HistoryReader(SampleRing(settings.history_samples), settings.history_interval_s, frontdoors, controller)
 
 
-def frontdoor_channels(settings: EdgeSettings, credentials: ClientCredentials) -> CallerChannels:
-    """Return the callers' connections to the frontdoor, which decides about their tokens."""
+def frontdoor_channels(settings: EdgeSettings, address: str, credentials: ClientCredentials) -> CallerChannels:
+    """Return the callers' connections to a frontdoor, which decides about their tokens."""
 
     async def introduce(_: str | None, channel: grpc.aio.Channel) -> None:
         await ImageClient(channel).list_models(INTRODUCTION_TIMEOUT_S)
 
-    return caller_channels(settings, settings.frontdoor_address, credentials, introduce)
+    return caller_channels(settings, address, credentials, introduce)
 
 
 def caller_channels(

@@ -20,6 +20,7 @@ from services.frontdoor.objects.results import Results
 from services.frontdoor.quality.deferrals import Deferrals
 from services.frontdoor.quality.shadows import Shadows
 from services.frontdoor.requests.acceptance import Acceptance
+from services.frontdoor.requests.cells import CellGate
 from services.frontdoor.requests.jobs import Jobs, PendingEntries
 from services.frontdoor.requests.pins import Pins
 from services.frontdoor.requests.safety import SafetyGate
@@ -87,6 +88,7 @@ class FrontdoorParts:
     starts: StartCounts
     tenants: TenantDirectory
     usage: UsageMeter
+    cells: CellGate
     timeouts: PartTimeouts
     painted: PaintedCounts = field(default_factory=PaintedCounts)
     acceptance: Acceptance = field(default_factory=Acceptance)

@@ -19,6 +19,7 @@ from services.frontdoor.answers.large_images import ImageSplitter, Response
 from services.frontdoor.answers.stream_reaper import StreamReaper
 from services.frontdoor.identity import Identity
 from services.frontdoor.objects.result_urls import ResultUrls
+from services.frontdoor.requests.cells import CellGate
 from services.frontdoor.requests.image_api import ImageApi
 from services.frontdoor.requests.tenant_requests import TenantRequests
 from services.frontdoor.status import FrontdoorStatus
@@ -166,6 +167,14 @@ class ImageServicer(ImageServiceServicer):
         asked = (decode(request.request, ImageRequest), request.neighbour_count)
         return encode(await self._api.explain(current_caller().tenant, *asked), pb.ExplainResponse)
 
+    async def FindCell(
+        self,
+        request: pb.FindCellRequest,
+        context: grpc.aio.ServicerContext[pb.FindCellRequest, pb.FindCellResponse],
+    ) -> pb.FindCellResponse:
+        tenant = current_caller().tenant
+        return encode(self._api.find_cell(tenant), pb.FindCellResponse)
+
     async def ListModels(
         self,
         request: pb.ListModelsRequest,
@@ -180,8 +189,14 @@ class ImageServicer(ImageServiceServicer):
 
 class FrontdoorServicer(FrontdoorServiceServicer):
     def __init__(
-        self, status: Callable[[], FrontdoorStatus], links: WorkerLinks, identity: Identity, api: ImageApi
+        self,
+        status: Callable[[], FrontdoorStatus],
+        links: WorkerLinks,
+        identity: Identity,
+        api: ImageApi,
+        cells: CellGate,
     ) -> None:
+        self._cells = cells
         self._status = status
         self._api = api
         self._links = links
@@ -232,7 +247,17 @@ class FrontdoorServicer(FrontdoorServiceServicer):
                 frontdoor_pb.RefusingWorker(address=address, reason=error.reason, message=error.message)
                 for address, error in self._links.refusals().items()
             ],
+            cell=self._cells.own,
+            cells=[pb.Cell(name=name, address=address) for name, address in self._cells.cells.addresses.items()],
         )
+
+    async def FindKey(
+        self,
+        request: frontdoor_pb.FindKeyRequest,
+        context: grpc.aio.ServicerContext[frontdoor_pb.FindKeyRequest, frontdoor_pb.FindKeyResponse],
+    ) -> frontdoor_pb.FindKeyResponse:
+        known = await self._cells.find_key(request.tenant, request.idempotency_key, request.cell)
+        return frontdoor_pb.FindKeyResponse(known=known)
 
 
 def _pool_to_proto(pool: Pool, queue_limit: int) -> frontdoor_pb.PoolStatus:

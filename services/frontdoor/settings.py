@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pentimento.domain.safety import SUBJECTS
+from pentimento.policies.cells import CellMap, read_cells
 from pentimento.policies.latent_pairing import PairingMode
 from pentimento.policies.residual_pipelining import PipeliningMode
 from pentimento.policies.shadow_painting import GivesWay
@@ -24,6 +25,15 @@ class FrontdoorSettings:
     frontdoor_id: str = setting(
         "frontdoor", help="name of this dataplane, the same at every start; workers reject its older epochs"
     )
+    cells: tuple[str, ...] = setting(
+        (), help="all cells, NAME=ADDRESS, this one under its frontdoor-id; empty: the suite has one frontdoor"
+    )
+    cell_lists: tuple[str, ...] = setting(
+        (),
+        help="cells that tenants belong to, NAME+NAME…: the list of new requests, then earlier ones until their "
+        "requests' retention has ended; empty: all cells",
+    )
+    tenants_url: str = setting("", help="ledger of tenants, the same for all cells; empty: the journal's")
     embedder_address: str = setting("", help="embedder to use while the plan has none; empty: no cache")
     image_embedder_address: str = setting(
         "", help="embedder of images, and of prompts that search for them; empty: the embedder"
@@ -263,6 +273,15 @@ class FrontdoorSettings:
             raise ValueError("--safety-checks needs --safety-addresses")
         if not self.frontdoor_id:
             raise ValueError("--frontdoor-id must not be empty")
+        if self.cells and self.frontdoor_id not in self.read_cells().addresses:
+            raise ValueError(f"--cells must have --frontdoor-id, got none named {self.frontdoor_id!r:.80}")
+        self.read_cells()
+
+    def read_cells(self) -> CellMap:
+        """Return the cells. Raises ValueError."""
+        if self.cell_lists and not self.cells:
+            raise ValueError("--cell-lists needs --cells")
+        return read_cells(self.cells, self.cell_lists)
 
     def _check_admin(self) -> None:
         for address in self.admin_listen:

@@ -12,6 +12,7 @@ from pentimento.api.tenants.v1.tenant_service_pb2_grpc import add_TenantServiceS
 from pentimento.clients.discriminator import DiscriminatorClient
 from pentimento.clients.embedder import EmbedderClient
 from pentimento.clients.embedders import Embedders
+from pentimento.clients.frontdoor import FrontdoorClient
 from pentimento.clients.gateway import GatewayClient
 from pentimento.clients.registration import Registration, RegistrationNews
 from pentimento.clients.safety import SafetyClient
@@ -66,6 +67,7 @@ from services.frontdoor.quality.shadow_painter import ShadowPainter
 from services.frontdoor.quality.shadows import Shadows
 from services.frontdoor.recorder import EffectsRecorder
 from services.frontdoor.requests.callers import Callers
+from services.frontdoor.requests.cells import CellGate
 from services.frontdoor.requests.image_api import ImageApi
 from services.frontdoor.requests.jobs import Job, Jobs
 from services.frontdoor.requests.pins import Pins
@@ -149,7 +151,7 @@ def wire(settings: FrontdoorSettings, journal: Journal, epoch: int) -> Frontdoor
     parts = _parts(settings, journal, identity, interpreter, keeper, tenant_book)
     interpreter.perform_with({kind: partial(perform, parts) for kind, perform in PERFORMERS.items()})
     quotas = Quotas(quota_limits(settings), parts.jobs, parts.inputs, keeper, journal.objects)
-    tenants = TenantRequests(journal, parts.dataplane, lambda tenant: _retention_s(settings, tenant_book, tenant))
+    tenants = TenantRequests(journal, parts.dataplane, lambda tenant: _retention_s(settings, tenant_book, tenant), parts.cells)
     webhooks = wire_webhooks(settings, journal.webhooks, parts.clock, keys)
     parts.jobs.on_end = partial(_on_end, parts.inputs, webhooks)
     callers = Callers(settings.calls_per_key)
@@ -291,6 +293,13 @@ def _parts(
         starts=starts,
         tenants=tenants,
         usage=UsageMeter(journal.tenants, clock),
+        cells=CellGate(
+            settings.read_cells(),
+            settings.frontdoor_id if settings.cells else "",
+            lambda address: FrontdoorClient(callees.opening(address)),
+            jobs,
+            journal,
+        ),
         **_decisions(settings),
     )
 
@@ -301,7 +310,7 @@ def _add_services(server: RpcServer, parts: FrontdoorParts, api: ImageApi, image
     def told() -> FrontdoorStatus:
         return frontdoor_status(parts.dataplane, server.instance_id, parts.painted, parts.acceptance, parts.shadows)
 
-    status = FrontdoorServicer(told, parts.links, parts.identity, api)
+    status = FrontdoorServicer(told, parts.links, parts.identity, api, parts.cells)
     server.add(add_FrontdoorServiceServicer_to_server, status, FRONTDOOR_SERVICE)
 
 

@@ -15,7 +15,7 @@ from pentimento.domain.erasure import ErasedKind, Erasure, ErasureState
 from pentimento.domain.tenants import TenantQuota
 from pentimento.files.json_values import to_json
 from pentimento.stores.ledger import tenant_tables as tables
-from pentimento.stores.ledger.statements import Statement
+from pentimento.stores.ledger.statements import Statement, insert_unless_present
 from pentimento.stores.ledger.tenant_ledger import delete_tenant, note_change, renew_tenant, unknown_tenant
 from pentimento.stores.ledger.writer import GroupCommitWriter, submitted
 
@@ -33,6 +33,7 @@ _DUE = Statement(
 )
 _ASK = Statement(update(_departures).where(_IS_IT, _IS_OPEN, _departures.c.erase_at.is_(None)))
 _BEGIN = Statement(update(_departures).where(_IS_IT, _departures.c.began_at.is_(None)))
+_ADOPT = insert_unless_present(_departures)
 # A statement for each: every run of one sets the same columns.
 _PLAN, _COUNT = Statement(update(_departures).where(_IS_IT)), Statement(update(_departures).where(_IS_IT))
 _FINISH = Statement(update(_departures).where(and_(_IS_IT, _IS_OPEN)))
@@ -72,6 +73,22 @@ class ErasureLedger:
     def due(self, connection: Connection, deleted_before: float) -> list[str]:
         """Return the identities with data that were deleted before that time, or that an operator erases."""
         return _DUE.scalars(connection, before=deleted_before)
+
+    @submitted
+    def take(self, connection: Connection, deleted_before: float) -> list[dict[str, Any]]:
+        """Return the departures that are due, and note that their erasure runs, which no restoration may follow."""
+        found = _DUE.scalars(connection, before=deleted_before)
+        for tenant_id in found:
+            _BEGIN.change(connection, id=tenant_id, began_at=self._clock.wall())
+        wanted = ("tenant_id", "tenant", "quota", "created_at", "revision", "deleted_at", "erase_at")
+        rows = [_find(connection, tenant_id) for tenant_id in found]
+        return [{name: getattr(row, name) for name in wanted} for row in rows]
+
+    @submitted
+    def adopt(self, connection: Connection, departures: Sequence[Mapping[str, Any]]) -> None:
+        """Store departures of another ledger, to erase what this one's journal has of them; one is stored once."""
+        for one in departures:
+            _ADOPT.first(connection, **one)
 
     @submitted
     def begin(self, connection: Connection, tenant_id: str) -> Erasure:

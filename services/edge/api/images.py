@@ -90,8 +90,8 @@ def may_be_large(request: Request) -> bool:
 
 async def introduce(parts: EdgeParts, token: str | None) -> None:
     """Test a token at the frontdoor before a large body is read. Raises the frontdoor's error for an unknown one."""
-    async with parts.frontdoor.channel(token) as channel:
-        await ImageClient(channel).list_models(CALL_TIMEOUT_S)
+    async with parts.frontdoor.images(token) as client:
+        await client.list_models(CALL_TIMEOUT_S)
 
 
 def content_type(request: Request) -> str:
@@ -142,8 +142,7 @@ class FrontdoorCall:
         """Yield accepted, routed, progress and completed; Internal STREAM_ENDED_EARLY without an image. Closing the
         generator cancels the request."""
         has_image = False
-        async with self.parts.frontdoor.channel(self.token) as channel:
-            client = ImageClient(channel)
+        async with self.parts.frontdoor.images(self.token) as client:
             interval = await self._preview_interval(client)
 
             def ask(key: str, deadline_ms: int | None) -> AsyncGenerator[GenerateEvent, None]:
@@ -170,8 +169,8 @@ class FrontdoorCall:
         If no URL is available yet, raise an error that leads to the finished images: Unavailable if the caller has a
         key, which a retry finds them by, else FailedPrecondition ADDRESS_PENDING."""
         try:
-            async with self.parts.frontdoor.channel(self.token) as channel:
-                return await urls_of(ImageClient(channel), ended.completed, origin)
+            async with self.parts.frontdoor.images(self.token) as client:
+                return await urls_of(client, ended.completed, origin)
         except Unavailable as error:
             if self.idempotency_key:
                 raise
@@ -258,8 +257,8 @@ class UrlOffers:
         now = time.monotonic()
         if now < self._good_until:
             return
-        async with self._parts.frontdoor.channel(token) as channel:
-            server = await ImageClient(channel).result_url_server(CALL_TIMEOUT_S)
+        async with self._parts.frontdoor.images(token) as client:
+            server = await client.result_url_server(CALL_TIMEOUT_S)
         if server is None:
             return
         check_server(server, self._parts.settings)

@@ -145,8 +145,8 @@ class JobRoutes:
         """List jobs, newest first."""
         asked = JobsQuery.read(single_values(request.query_params.multi_items()))
         query = RequestQuery(asked.status, asked.jobs_only, asked.limit, asked.after)
-        async with self._client(request) as client:
-            return JSONResponse(jobs_document(await client.list_requests(query, CALL_TIMEOUT_S)))
+        page = await self._parts.frontdoor.page(token_of(request), query, CALL_TIMEOUT_S)
+        return JSONResponse(jobs_document(page))
 
     async def show(self, request: Request) -> Response:
         """Return a job with its progress."""
@@ -183,8 +183,8 @@ class JobRoutes:
 
     @asynccontextmanager
     async def _client(self, request: Request) -> AsyncIterator[ImageClient]:
-        async with self._parts.frontdoor.channel(token_of(request)) as channel:
-            yield ImageClient(channel)
+        async with self._parts.frontdoor.images(token_of(request)) as client:
+            yield client
 
 
 class JobEvents:
@@ -196,9 +196,9 @@ class JobEvents:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         async with AsyncExitStack() as stack:
-            channel = await stack.enter_async_context(self._parts.frontdoor.channel(token_of(request)))
+            client = await stack.enter_async_context(self._parts.frontdoor.images(token_of(request)))
             await stack.enter_async_context(while_connected(receive))
-            client, job_id = ImageClient(channel), request.path_params["id"]
+            job_id = request.path_params["id"]
             events = await stack.enter_async_context(aclosing(client.attach(job_id)))
 
             async def ended(error: PentimentoError) -> bytes:

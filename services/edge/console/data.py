@@ -107,8 +107,7 @@ class ConsoleCalls:
 
     async def deployment(self, request: Request) -> Response:
         """Return the models, LoRAs, ControlNets and parts of the deployment."""
-        async with self._parts.frontdoor.channel(token_of(request)) as channel:
-            client = ImageClient(channel)
+        async with self._parts.frontdoor.images(token_of(request)) as client:
             models, adapters = await client.list_models(CALL_TIMEOUT_S), await client.list_adapters(CALL_TIMEOUT_S)
             listing = await lists_requests(client)
         features = {
@@ -136,18 +135,15 @@ class ConsoleCalls:
         """Return the route that a request would get now, and the cache's entries near it."""
         with self._parts.bodies.held(caller_of(request)) as held:
             body = ExplainBody.read(await console_document(self._parts, request, held))
-        async with self._parts.frontdoor.channel(token_of(request)) as channel:
-            explained = await ImageClient(channel).explain(
-                body.to_request(), CALL_TIMEOUT_S, neighbour_count=body.neighbour_count
-            )
+        async with self._parts.frontdoor.images(token_of(request)) as client:
+            explained = await client.explain(body.to_request(), CALL_TIMEOUT_S, neighbour_count=body.neighbour_count)
         return document(as_json(explained))
 
     async def requests(self, request: Request) -> Response:
         """List the caller's finished images, newest first."""
         page_token = request.query_params.get("page_token", "")
         query = replace(FINISHED, page_size=number_of(request, "page_size"), page_token=page_token)
-        async with self._parts.frontdoor.channel(token_of(request)) as channel:
-            page = await ImageClient(channel).list_requests(query, CALL_TIMEOUT_S)
+        page = await self._parts.frontdoor.page(token_of(request), query, CALL_TIMEOUT_S)
         return document(as_json(page))
 
     async def provenance(self, request: Request) -> Response:
@@ -160,9 +156,9 @@ class ConsoleCalls:
         return Response(completed.image, media_type=MEDIA_TYPES[completed.format.value], headers=PRIVATE)
 
     async def _completed(self, request: Request, *, omit_image: bool) -> Completed:
-        async with self._parts.frontdoor.channel(token_of(request)) as channel:
+        async with self._parts.frontdoor.images(token_of(request)) as client:
             asked = (request.path_params["request_id"], omit_image, CALL_TIMEOUT_S)
-            return completed_of(await ImageClient(channel).get_request(*asked))
+            return completed_of(await client.get_request(*asked))
 
 
 def number_of(request: Request, name: str, max_digits: int = MAX_DIGITS) -> int:
@@ -233,7 +229,10 @@ async def suite_status(parts: EdgeParts, token: str | None) -> SuiteStatus:
 
     status = await gathered(
         ask(parts.controller, lambda channel: ControllerClient(channel).fleet(STATUS_TIMEOUT_S)),
-        ask(parts.frontdoor, lambda channel: FrontdoorClient(channel).status(STATUS_TIMEOUT_S)),
+        {
+            name: ask(channels, lambda channel: FrontdoorClient(channel).status(STATUS_TIMEOUT_S))
+            for name, channels in parts.frontdoor.cells.items()
+        },
         ask(parts.gateway, lambda channel: GatewayClient(channel).statistics(STATUS_TIMEOUT_S)),
     )
     if refused:

@@ -7,7 +7,7 @@ import json
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,12 +70,12 @@ class SampleRing:
 class HistoryReader:
     """Fill a ring with samples.
 
-    `frontdoor` and `controller` are channels with this process's token, which is used for nothing else; `controller` is
-    None without one."""
+    `frontdoors`, by cell, and `controller` are channels with this process's token, which is used for nothing else;
+    `controller` is None without one."""
 
     ring: SampleRing
     interval_s: float
-    frontdoor: grpc.aio.Channel
+    frontdoors: Mapping[str, grpc.aio.Channel]
     controller: grpc.aio.Channel | None
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
     # Whether the last sample succeeded. If this process's token may not read the status, pages sample for themselves.
@@ -97,7 +97,7 @@ class HistoryReader:
     async def _status(self) -> SuiteStatus:
         return await gathered(
             self._fleet(),
-            FrontdoorClient(self.frontdoor).status(LOOK_TIMEOUT_S),
+            {name: FrontdoorClient(one).status(LOOK_TIMEOUT_S) for name, one in self.frontdoors.items()},
             asyncio.sleep(0, None),
         )
 
@@ -108,7 +108,7 @@ class HistoryReader:
 
     async def close(self) -> None:
         """Close the channels."""
-        for channel in (self.frontdoor, self.controller):
+        for channel in (*self.frontdoors.values(), self.controller):
             if channel is not None:
                 await channel.close()
 

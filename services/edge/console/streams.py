@@ -145,8 +145,8 @@ class StreamEndpoint:
             open_events = self._body.read(await console_document(self._parts, request, held)).opened()
             async with (
                 while_connected(receive),
-                self._parts.frontdoor.channel(token_of(request)) as channel,
-                aclosing(open_events(ImageClient(channel))) as events,
+                self._parts.frontdoor.images(token_of(request)) as client,
+                aclosing(open_events(client)) as events,
             ):
                 await send_events(events, send, lambda event: sse(*event_document(event)))
         await end_stream(send)

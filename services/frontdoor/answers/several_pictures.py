@@ -6,7 +6,6 @@ Each image is a separate request for dataplane, journal and workers. Their ids s
 
 import asyncio
 import re
-import secrets
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
@@ -24,9 +23,9 @@ _SEED_COUNT = 2**64
 _OF_THE_STREAM = (Reason.SUPERSEDED, Reason.REQUEST_ELSEWHERE)
 
 
-def new_group_id(count: int) -> str:
-    """Return a new id for a call of `count` images."""
-    return f"p{count}-{secrets.token_hex(16)}"
+def new_group_id(count: int, digits: str) -> str:
+    """Return the id of a call of `count` images with 32 new hexadecimal digits."""
+    return f"p{count}-{digits}"
 
 
 def picture_ids(group_id: str) -> tuple[str, ...]:

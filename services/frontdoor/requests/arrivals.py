@@ -60,6 +60,8 @@ class ArrivingCall:
     judge: Callable[[], Awaitable[Judged]]
     terms: JobTerms | None = None
     hears_progress: bool = True
+    # A replay: it runs in the cell that has its request, at home or not.
+    stays: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,11 +92,6 @@ def trace_attributes(request: ClientRequest, image_count: int) -> dict[str, str 
     }
 
 
-def new_request_id() -> str:
-    """Return a new request id."""
-    return f"r-{secrets.token_hex(16)}"
-
-
 class Arrivals:
     """Look up keys, and let requests in."""
 
@@ -105,8 +102,9 @@ class Arrivals:
     async def look_up(self, call: ArrivingCall, count: int = 1) -> tuple[KeyedCall, ...]:
         """Return the owner of each image's key, if any; a known key is answered regardless of the load. The journal
         separates simultaneous calls when they are accepted. Raises FailedPrecondition for a key that came with another
-        body."""
+        body, and as `CellGate.check_new` if no image has a request here."""
         if not call.idempotency_key:
+            await self._check_cell(call)
             return (NO_KEY,) * count
         body_hash = hashlib.sha256(call.body()).hexdigest()
         keys = [picture_key(call.idempotency_key, index) for index in range(count)]
@@ -118,8 +116,18 @@ class Arrivals:
             raise
         if any(outcome is not None and outcome.kind is AcceptKind.BODY_DIFFERS for outcome in found):
             raise key_reused()
+        if not any(found):
+            await self._check_cell(call)
         ids = (outcome.request_id if outcome is not None else "" for outcome in found)
         return tuple(KeyedCall(key, body_hash, request_id) for key, request_id in zip(keys, ids, strict=True))
+
+    async def _check_cell(self, call: ArrivingCall) -> None:
+        if not call.stays:
+            await self._parts.cells.check_new(call.tenant, call.idempotency_key)
+
+    def new_request_id(self) -> str:
+        """Return the id of a new request."""
+        return f"r-{self._parts.cells.new_digits()}"
 
     def find_job(self, tenant: str, request_id: str) -> Job | None:
         """Return a request of the tenant that runs here."""
@@ -177,6 +185,9 @@ class Arrivals:
     def arrive(self, call: ArrivingCall, judged: Judged, pictures: Sequence[NewPicture]) -> tuple[Listener, ...]:
         """Submit new images to the dataplane, which admits all or none. Raises ResourceExhausted for an exhausted
         quota, and as the catalogue if the model has been removed since the validation."""
+        if not call.stays:
+            # The tenant may have been handed over while the call was validated.
+            self._parts.cells.check_home(call.tenant)
         # Calls that may raise come before anything is held for the requests.
         first, spec = self._parts.catalogue.find(judged.stages[0].model), judged.resolved.spec
         pools, painted = tuple(stage.pool for stage in judged.stages), as_painted_by(judged.resolved, first)
@@ -204,7 +215,8 @@ class Arrivals:
 
     def _new_pictures(self, keys: Sequence[KeyedCall]) -> list[NewPicture]:
         """Return the images that have no request yet, with ids of the call that began them."""
-        group = next((group_of(key.request_id) for key in keys if key.request_id), "") or new_group_id(len(keys))
+        group = next((group_of(key.request_id) for key in keys if key.request_id), "")
+        group = group or new_group_id(len(keys), self._parts.cells.new_digits())
         return [NewPicture(f"{group}-{index}", key, index) for index, key in enumerate(keys) if not key.request_id]
 
     def _client_request(self, call: ArrivingCall, judged: Judged, picture: NewPicture) -> ClientRequest:

@@ -14,6 +14,7 @@ from pentimento.domain.errors import Internal, PentimentoError
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.image_request import (
     Accepted,
+    CellAddress,
     Explanation,
     GenerateEvent,
     ImageRequest,
@@ -22,6 +23,7 @@ from pentimento.domain.image_request import (
     ReplayRequest,
     RequestStatus,
     Routed,
+    TenantCells,
 )
 from pentimento.domain.requests import RequestState
 from pentimento.domain.spec_inputs import take_inputs
@@ -34,7 +36,7 @@ from services.frontdoor.answers.endings import KEY_REUSED
 from services.frontdoor.answers.several_pictures import SeveralPictures, picture_ids, status_of
 from services.frontdoor.objects.inputs import checked_digests
 from services.frontdoor.parts import FrontdoorParts
-from services.frontdoor.requests.arrivals import SEED_BITS, Arrivals, ArrivingCall, Judged, NewPicture, new_request_id
+from services.frontdoor.requests.arrivals import SEED_BITS, Arrivals, ArrivingCall, Judged, NewPicture
 from services.frontdoor.requests.callers import Callers, HeldKeys
 from services.frontdoor.requests.explanation import explanation
 from services.frontdoor.requests.jobs import JobTerms
@@ -108,7 +110,7 @@ class ImageApi:
         """Generate a completed request's image once more, with events as `generate`. Raises NotFound for a request that
         is not the tenant's, and as `resolve_replay`."""
         judge = partial(self._judge_replay, tenant, request, preview_interval_steps)
-        return self._paint(ArrivingCall(tenant, idempotency_key, partial(_replay_body, request), judge))
+        return self._paint(ArrivingCall(tenant, idempotency_key, partial(_replay_body, request), judge, stays=True))
 
     async def submit(
         self,
@@ -162,7 +164,7 @@ class ImageApi:
                 return
             listener = self._arrivals.join(call.tenant, key.request_id, hears_progress=call.hears_progress)
             if listener is None:
-                new = [NewPicture(new_request_id(), key)]
+                new = [NewPicture(self._arrivals.new_request_id(), key)]
                 (listener,) = self._arrivals.arrive(call, await call.judge(), new)
             # The stream may stay open for long and must not hold the request's input images.
             del call
@@ -323,6 +325,14 @@ class ImageApi:
         explained, option, embedding = await explanation(self._parts, tenant, judged, names_model=bool(request.model))
         near = await neighbours_of(self._parts, tenant, option, embedding, neighbour_count)
         return replace(explained, neighbours=near)
+
+    def find_cell(self, tenant: str) -> TenantCells:
+        """Return the tenant's cells."""
+        cells = self._parts.cells.cells
+        places = [
+            CellAddress(name, cells.addresses.get(name, "")) for name in (cells.home(tenant), *cells.formers(tenant))
+        ]
+        return TenantCells(tenant, places[0], tuple(places[1:]))
 
     def list_models(self) -> tuple[ModelInfo, ...]:
         return self._parts.catalogue.infos(self._ready_worker_count)

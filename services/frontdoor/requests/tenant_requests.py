@@ -21,6 +21,7 @@ from pentimento.stores.ledger import Journal
 from pentimento.stores.ledger.journal.listing import PagePlace
 from pentimento.stores.ledger.journal.records import JournalledRequest
 from services.frontdoor.answers.several_pictures import client_key, group_of, picture_ids
+from services.frontdoor.requests.cells import CellGate
 
 _MAX_ID_LENGTH = 64
 # The state that clients see of a running request, by its phase.
@@ -38,32 +39,35 @@ class TenantRequests:
     """Read the journal and the dataplane. `retention_s` returns for how many seconds a tenant's ended requests are
     stored."""
 
-    def __init__(self, journal: Journal, dataplane: Dataplane, retention_s: Callable[[str], float]) -> None:
+    def __init__(
+        self, journal: Journal, dataplane: Dataplane, retention_s: Callable[[str], float], cells: CellGate
+    ) -> None:
+        self._cells = cells
         self._journal = journal
         self._dataplane = dataplane
         self._retention_s = retention_s
 
     async def record(self, tenant: str, request_id: str) -> JournalledRequest:
         """Return the request. Raises NotFound for an unknown id, another tenant's or a malformed one, InvalidArgument
-        for the id of several images."""
+        for the id of several images, FailedPrecondition WRONG_CELL for one that another cell may know."""
         looks_right = 0 < len(request_id) <= _MAX_ID_LENGTH and request_id.isascii() and request_id.isprintable()
         found = await asyncio.wrap_future(self._journal.get(request_id, tenant)) if looks_right else None
         if found is None and (pictures := picture_ids(request_id)):
             await self.record(tenant, pictures[0])
             raise InvalidArgument.of("request_id", "must be the id of one image; each of several has its own")
         if found is None:
-            raise unknown_request()
+            raise self._cells.unknown(tenant, request_id, unknown_request())
         return found
 
     async def known(self, tenant: str, request_id: str) -> frozenset[str]:
         """Return the id; for several images the ids that exist, without images rejected when the others were accepted.
-        Raises NotFound if no request exists."""
+        Raises NotFound if no request exists, WRONG_CELL as `record`."""
         ids = picture_ids(request_id)
         if not ids:
             return frozenset({(await self.record(tenant, request_id)).request.request_id})
         found = await asyncio.wrap_future(self._journal.known(ids, tenant))
         if not found:
-            raise unknown_request()
+            raise self._cells.unknown(tenant, request_id, unknown_request())
         return found
 
     async def page(self, tenant: str, query: RequestQuery) -> RequestPage:

@@ -55,6 +55,8 @@ class Erasures:
         """Keep a deleted tenant's data for `grace_s` seconds. `seal` returns the text of a receipt."""
         self._stores = stores
         self._ledger = stores.journal.erasures
+        # Of all cells; each erases its own data, with a receipt of its own.
+        self._departures = stores.journal.departures
         self._identity = identity
         self._clock = clock
         # Deletion is irreversible: the steady clock does not follow a jump ahead immediately.
@@ -80,19 +82,23 @@ class Erasures:
 
     async def erase(self, name: str, *, keeps_tenant: bool) -> Erasure:
         """Begin to erase a tenant now. Raises NotFound, StoreUnavailable."""
-        asked = await asyncio.wrap_future(self._ledger.erase(name, keeps_tenant))
+        asked = await asyncio.wrap_future(self._departures.erase(name, keeps_tenant))
         self._woken.set()
         return asked
 
     async def erasures(self, name: str = "") -> list[Erasure]:
-        """Return the erasures of the name, or all. Raises StoreUnavailable."""
-        found = await asyncio.wrap_future(self._ledger.erasures(name))
-        return [replace(one, waits_for=self._waits_for.get(one.tenant_id, "")) for one in found]
+        """Return the erasures of the name, or all, as far as this cell is with them. Raises StoreUnavailable."""
+        found = {one.tenant_id: one for one in await asyncio.wrap_future(self._departures.erasures(name))}
+        found |= {one.tenant_id: one for one in await asyncio.wrap_future(self._ledger.erasures(name))}
+        return [replace(one, waits_for=self._waits_for.get(one.tenant_id, "")) for one in found.values()]
 
     async def erase_due(self) -> None:
         """Continue every erasure that is due. Raises StoreUnavailable if the ledger is away."""
-        now = min(self._steady_clock.wall(), self._clock.wall())
-        for tenant_id in await asyncio.wrap_future(self._ledger.due(now - self._grace_s)):
+        before = min(self._steady_clock.wall(), self._clock.wall()) - self._grace_s
+        if self._departures is not self._ledger:
+            departed = await asyncio.wrap_future(self._departures.take(before))
+            await asyncio.wrap_future(self._ledger.adopt(departed))
+        for tenant_id in await asyncio.wrap_future(self._ledger.due(before)):
             try:
                 waits_for = await self._continue(tenant_id)
             except PentimentoError as error:

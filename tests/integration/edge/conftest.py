@@ -105,7 +105,7 @@ def signing_keys(folder: Path) -> Path:
 
 def files_of(folder: Path) -> dict[str, Any]:
     """Return the settings of an edge that serves the pictures of the suite in this folder."""
-    return {"files_url": f"file://{folder / 'objects'}", "signing_key_file": signing_keys(folder)}
+    return {"files_url": (f"file://{folder / 'objects'}",), "signing_key_file": signing_keys(folder)}
 
 
 def routes_of(folder: Path, console: bool = False) -> set[tuple[str, str]]:

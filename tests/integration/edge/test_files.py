@@ -42,7 +42,7 @@ async def files(folder: Path, worker: PacedWorker, monkeypatch: pytest.MonkeyPat
     keys.write_text(new_signing_key())
     async with (
         running_suite(folder, signing_key_file=keys) as suite,
-        running_edge(folder, f"unix:{folder / 'f'}", files_url=objects, signing_key_file=keys) as running,
+        running_edge(folder, f"unix:{folder / 'f'}", files_url=(objects,), signing_key_file=keys) as running,
         httpx.AsyncClient(base_url=f"http://{running.listener.address}", timeout=60) as http,
     ):
         completed = await suite.paint()

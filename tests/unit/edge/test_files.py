@@ -37,7 +37,7 @@ def asked(number: int) -> dict[str, Any]:
 
 async def test_who_comes_when_all_places_are_taken_waits_before_its_picture_is_read() -> None:
     store, goes_on, begun = CountedStore(), asyncio.Event(), asyncio.Semaphore(0)
-    files = SignedFiles(store, lambda: SIGNER)  # type: ignore[arg-type]
+    files = SignedFiles([store], lambda: SIGNER)  # type: ignore[arg-type]
 
     async def send(message: Any) -> None:
         if message["type"] == "http.response.start":

@@ -305,3 +305,31 @@ def test_edge_of_this_machine_alone_stops_without_delay(http: str, delay_s: str 
     )
 
     assert flags_of(suite, "edge").get("--drain-delay-s") == delay_s
+
+
+def test_cells_have_own_stores_and_know_each_other(tmp_path: Path) -> None:
+    settings = SuiteSettings((ModelDirectory("m", tmp_path),), tmp_path, cells=(2, 3), http="127.0.0.1:1")
+    state = StateDirectory(tmp_path / "state")
+
+    suite = plan_suite(replace(settings, public="127.0.0.1:2", signing_key_file=tmp_path / "key"), state)
+
+    names = ("frontdoor", "frontdoor-1", "frontdoor-2")
+    cells = [flags_of(suite, name) for name in names]
+    addresses = ",".join(f"{name}=unix:{state.sockets}/{name}.sock" for name in names)
+    assert [one["--frontdoor-id"] for one in cells] == list(names)
+    assert {one["--cells"] for one in (*cells, flags_of(suite, "edge"))} == {addresses}
+    assert {one["--cell-lists"] for one in (*cells, flags_of(suite, "edge"))} == {
+        "frontdoor+frontdoor-1,frontdoor+frontdoor-1+frontdoor-2"
+    }
+    stores = [(one["--ledger-url"], one["--objects-url"]) for one in cells]
+    assert len({ledger for ledger, _ in stores}) == len({objects for _, objects in stores}) == 3
+    assert stores[0] == (f"sqlite:///{state.path}/frontdoor.sqlite", f"file://{state.path}/objects")
+    assert {one["--tenants-url"] for one in cells} == {stores[0][0]}
+    assert flags_of(suite, "edge")["--files-url"] == ",".join(objects for _, objects in stores)
+    assert [one["--listen"].count("127.0.0.1:2") for one in cells] == [1, 0, 0]
+
+
+def test_suite_of_one_frontdoor_has_no_cells(tmp_path: Path) -> None:
+    suite = plan_suite(SuiteSettings((ModelDirectory("m", tmp_path),), tmp_path), StateDirectory(tmp_path / "state"))
+
+    assert not {"--cells", "--cell-lists", "--tenants-url", "--frontdoor-id"} & flags_of(suite, "frontdoor").keys()

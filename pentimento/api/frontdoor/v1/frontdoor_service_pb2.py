@@ -27,7 +27,7 @@ from pentimento.api.generation.v1 import generation_pb2 as pentimento_dot_api_do
 from pentimento.api.image.v1 import image_service_pb2 as pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n3pentimento/api/frontdoor/v1/frontdoor_service.proto\x12\x1bpentimento.api.frontdoor.v1\x1a!pentimento/api/auth/v1/auth.proto\x1a-pentimento/api/generation/v1/generation.proto\x1a+pentimento/api/image/v1/image_service.proto\"\x12\n\x10GetStatusRequest\"\x9b\x07\n\x11GetStatusResponse\x12\x14\n\x0c\x66rontdoor_id\x18\x01 \x01(\t\x12\x17\n\x0f\x66rontdoor_epoch\x18\x02 \x01(\x04\x12?\n\x0cplan_version\x18\x03 \x01(\x0b\x32).pentimento.api.generation.v1.PlanVersion\x12\x36\n\x05pools\x18\x04 \x03(\x0b\x32\'.pentimento.api.frontdoor.v1.PoolStatus\x12\x38\n\x07workers\x18\x05 \x03(\x0b\x32\'.pentimento.api.frontdoor.v1.WorkerView\x12\x16\n\x0e\x61\x63\x63\x65pted_count\x18\x06 \x01(\x04\x12\x17\n\x0f\x63ompleted_count\x18\x07 \x01(\x04\x12\x14\n\x0c\x66\x61iled_count\x18\x08 \x01(\x04\x12\x17\n\x0f\x63\x61ncelled_count\x18\t \x01(\x04\x12\x16\n\x0erejected_count\x18\n \x01(\x04\x12\x15\n\rretried_count\x18\x0b \x01(\x04\x12\x10\n\x08\x64raining\x18\x0c \x01(\x08\x12\x12\n\njournal_id\x18\r \x01(\t\x12\x45\n\x10refusing_workers\x18\x0e \x03(\x0b\x32+.pentimento.api.frontdoor.v1.RefusingWorker\x12=\n\tlatencies\x18\x0f \x03(\x0b\x32*.pentimento.api.frontdoor.v1.LatencyBucket\x12\x37\n\x06starts\x18\x10 \x03(\x0b\x32\'.pentimento.api.frontdoor.v1.StartCount\x12\x11\n\tsteps_run\x18\x11 \x01(\x04\x12\x13\n\x0bsteps_saved\x18\x12 \x01(\x04\x12.\n\x06models\x18\x13 \x03(\x0b\x32\x1e.pentimento.api.image.v1.Model\x12H\n\x11rejected_adapters\x18\x16 \x03(\x0b\x32-.pentimento.api.generation.v1.RejectedAdapter\x12?\n\nrejections\x18\x15 \x03(\x0b\x32+.pentimento.api.frontdoor.v1.RejectionCount\x12\x1c\n\x14not_accepting_reason\x18\x14 \x01(\t\x12\x16\n\x0eimage_device_s\x18\x17 \x01(\x01\x12\x17\n\x0fshadow_device_s\x18\x18 \x01(\x01\"7\n\x0eRejectionCount\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x15\n\rrequest_count\x18\x02 \x01(\x04\"=\n\rLatencyBucket\x12\x15\n\rupper_bound_s\x18\x01 \x01(\x01\x12\x15\n\rrequest_count\x18\x02 \x01(\x04\"D\n\nStartCount\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x13\n\x0bsaved_steps\x18\x02 \x01(\r\x12\x13\n\x0bimage_count\x18\x03 \x01(\x04\"B\n\x0eRefusingWorker\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\"\xeb\x01\n\nPoolStatus\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x14\n\x0cqueued_count\x18\x02 \x01(\r\x12\x15\n\rrunning_count\x18\x03 \x01(\r\x12\x19\n\x11queue_limit_count\x18\x04 \x01(\r\x12\x15\n\rarrived_count\x18\x05 \x01(\x04\x12\x17\n\x0f\x63ompleted_count\x18\x06 \x01(\x04\x12\x15\n\rdropped_count\x18\x07 \x01(\x04\x12\x12\n\nlate_count\x18\x08 \x01(\x04\x12\x14\n\x0cscored_count\x18\t \x01(\x04\x12\x16\n\x0e\x64\x65\x66\x65rred_count\x18\n \x01(\x04\"\xc4\x01\n\nWorkerView\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x04 \x01(\t\x12\x19\n\x11worker_generation\x18\x05 \x01(\x04\x12\x14\n\x0c\x63redit_count\x18\x06 \x01(\r\x12\x17\n\x0fin_flight_count\x18\x07 \x01(\r\x12\x11\n\tconnected\x18\x08 \x01(\x08\x12\x10\n\x08\x64raining\x18\t \x01(\x08\x32\x86\x01\n\x10\x46rontdoorService\x12r\n\tGetStatus\x12-.pentimento.api.frontdoor.v1.GetStatusRequest\x1a..pentimento.api.frontdoor.v1.GetStatusResponse\"\x06\xaa\xd4\x18\x02\x03\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n3pentimento/api/frontdoor/v1/frontdoor_service.proto\x12\x1bpentimento.api.frontdoor.v1\x1a!pentimento/api/auth/v1/auth.proto\x1a-pentimento/api/generation/v1/generation.proto\x1a+pentimento/api/image/v1/image_service.proto\"G\n\x0e\x46indKeyRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x17\n\x0fidempotency_key\x18\x02 \x01(\t\x12\x0c\n\x04\x63\x65ll\x18\x03 \x01(\t\" \n\x0f\x46indKeyResponse\x12\r\n\x05known\x18\x01 \x01(\x08\"\x12\n\x10GetStatusRequest\"\xd7\x07\n\x11GetStatusResponse\x12\x14\n\x0c\x66rontdoor_id\x18\x01 \x01(\t\x12\x17\n\x0f\x66rontdoor_epoch\x18\x02 \x01(\x04\x12?\n\x0cplan_version\x18\x03 \x01(\x0b\x32).pentimento.api.generation.v1.PlanVersion\x12\x36\n\x05pools\x18\x04 \x03(\x0b\x32\'.pentimento.api.frontdoor.v1.PoolStatus\x12\x38\n\x07workers\x18\x05 \x03(\x0b\x32\'.pentimento.api.frontdoor.v1.WorkerView\x12\x16\n\x0e\x61\x63\x63\x65pted_count\x18\x06 \x01(\x04\x12\x17\n\x0f\x63ompleted_count\x18\x07 \x01(\x04\x12\x14\n\x0c\x66\x61iled_count\x18\x08 \x01(\x04\x12\x17\n\x0f\x63\x61ncelled_count\x18\t \x01(\x04\x12\x16\n\x0erejected_count\x18\n \x01(\x04\x12\x15\n\rretried_count\x18\x0b \x01(\x04\x12\x10\n\x08\x64raining\x18\x0c \x01(\x08\x12\x12\n\njournal_id\x18\r \x01(\t\x12\x45\n\x10refusing_workers\x18\x0e \x03(\x0b\x32+.pentimento.api.frontdoor.v1.RefusingWorker\x12=\n\tlatencies\x18\x0f \x03(\x0b\x32*.pentimento.api.frontdoor.v1.LatencyBucket\x12\x37\n\x06starts\x18\x10 \x03(\x0b\x32\'.pentimento.api.frontdoor.v1.StartCount\x12\x11\n\tsteps_run\x18\x11 \x01(\x04\x12\x13\n\x0bsteps_saved\x18\x12 \x01(\x04\x12.\n\x06models\x18\x13 \x03(\x0b\x32\x1e.pentimento.api.image.v1.Model\x12H\n\x11rejected_adapters\x18\x16 \x03(\x0b\x32-.pentimento.api.generation.v1.RejectedAdapter\x12?\n\nrejections\x18\x15 \x03(\x0b\x32+.pentimento.api.frontdoor.v1.RejectionCount\x12\x1c\n\x14not_accepting_reason\x18\x14 \x01(\t\x12\x16\n\x0eimage_device_s\x18\x17 \x01(\x01\x12\x17\n\x0fshadow_device_s\x18\x18 \x01(\x01\x12\x0c\n\x04\x63\x65ll\x18\x19 \x01(\t\x12,\n\x05\x63\x65lls\x18\x1a \x03(\x0b\x32\x1d.pentimento.api.image.v1.Cell\"7\n\x0eRejectionCount\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x15\n\rrequest_count\x18\x02 \x01(\x04\"=\n\rLatencyBucket\x12\x15\n\rupper_bound_s\x18\x01 \x01(\x01\x12\x15\n\rrequest_count\x18\x02 \x01(\x04\"D\n\nStartCount\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x13\n\x0bsaved_steps\x18\x02 \x01(\r\x12\x13\n\x0bimage_count\x18\x03 \x01(\x04\"B\n\x0eRefusingWorker\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\"\xeb\x01\n\nPoolStatus\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x14\n\x0cqueued_count\x18\x02 \x01(\r\x12\x15\n\rrunning_count\x18\x03 \x01(\r\x12\x19\n\x11queue_limit_count\x18\x04 \x01(\r\x12\x15\n\rarrived_count\x18\x05 \x01(\x04\x12\x17\n\x0f\x63ompleted_count\x18\x06 \x01(\x04\x12\x15\n\rdropped_count\x18\x07 \x01(\x04\x12\x12\n\nlate_count\x18\x08 \x01(\x04\x12\x14\n\x0cscored_count\x18\t \x01(\x04\x12\x16\n\x0e\x64\x65\x66\x65rred_count\x18\n \x01(\x04\"\xc4\x01\n\nWorkerView\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x04 \x01(\t\x12\x19\n\x11worker_generation\x18\x05 \x01(\x04\x12\x14\n\x0c\x63redit_count\x18\x06 \x01(\r\x12\x17\n\x0fin_flight_count\x18\x07 \x01(\r\x12\x11\n\tconnected\x18\x08 \x01(\x08\x12\x10\n\x08\x64raining\x18\t \x01(\x08\x32\xf3\x01\n\x10\x46rontdoorService\x12r\n\tGetStatus\x12-.pentimento.api.frontdoor.v1.GetStatusRequest\x1a..pentimento.api.frontdoor.v1.GetStatusResponse\"\x06\xaa\xd4\x18\x02\x03\x04\x12k\n\x07\x46indKey\x12+.pentimento.api.frontdoor.v1.FindKeyRequest\x1a,.pentimento.api.frontdoor.v1.FindKeyResponse\"\x05\xaa\xd4\x18\x01\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,22 +36,28 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_FRONTDOORSERVICE'].methods_by_name['GetStatus']._loaded_options = None
   _globals['_FRONTDOORSERVICE'].methods_by_name['GetStatus']._serialized_options = b'\252\324\030\002\003\004'
-  _globals['_GETSTATUSREQUEST']._serialized_start=211
-  _globals['_GETSTATUSREQUEST']._serialized_end=229
-  _globals['_GETSTATUSRESPONSE']._serialized_start=232
-  _globals['_GETSTATUSRESPONSE']._serialized_end=1155
-  _globals['_REJECTIONCOUNT']._serialized_start=1157
-  _globals['_REJECTIONCOUNT']._serialized_end=1212
-  _globals['_LATENCYBUCKET']._serialized_start=1214
-  _globals['_LATENCYBUCKET']._serialized_end=1275
-  _globals['_STARTCOUNT']._serialized_start=1277
-  _globals['_STARTCOUNT']._serialized_end=1345
-  _globals['_REFUSINGWORKER']._serialized_start=1347
-  _globals['_REFUSINGWORKER']._serialized_end=1413
-  _globals['_POOLSTATUS']._serialized_start=1416
-  _globals['_POOLSTATUS']._serialized_end=1651
-  _globals['_WORKERVIEW']._serialized_start=1654
-  _globals['_WORKERVIEW']._serialized_end=1850
-  _globals['_FRONTDOORSERVICE']._serialized_start=1853
-  _globals['_FRONTDOORSERVICE']._serialized_end=1987
+  _globals['_FRONTDOORSERVICE'].methods_by_name['FindKey']._loaded_options = None
+  _globals['_FRONTDOORSERVICE'].methods_by_name['FindKey']._serialized_options = b'\252\324\030\001\003'
+  _globals['_FINDKEYREQUEST']._serialized_start=211
+  _globals['_FINDKEYREQUEST']._serialized_end=282
+  _globals['_FINDKEYRESPONSE']._serialized_start=284
+  _globals['_FINDKEYRESPONSE']._serialized_end=316
+  _globals['_GETSTATUSREQUEST']._serialized_start=318
+  _globals['_GETSTATUSREQUEST']._serialized_end=336
+  _globals['_GETSTATUSRESPONSE']._serialized_start=339
+  _globals['_GETSTATUSRESPONSE']._serialized_end=1322
+  _globals['_REJECTIONCOUNT']._serialized_start=1324
+  _globals['_REJECTIONCOUNT']._serialized_end=1379
+  _globals['_LATENCYBUCKET']._serialized_start=1381
+  _globals['_LATENCYBUCKET']._serialized_end=1442
+  _globals['_STARTCOUNT']._serialized_start=1444
+  _globals['_STARTCOUNT']._serialized_end=1512
+  _globals['_REFUSINGWORKER']._serialized_start=1514
+  _globals['_REFUSINGWORKER']._serialized_end=1580
+  _globals['_POOLSTATUS']._serialized_start=1583
+  _globals['_POOLSTATUS']._serialized_end=1818
+  _globals['_WORKERVIEW']._serialized_start=1821
+  _globals['_WORKERVIEW']._serialized_end=2017
+  _globals['_FRONTDOORSERVICE']._serialized_start=2020
+  _globals['_FRONTDOORSERVICE']._serialized_end=2263
 # @@protoc_insertion_point(module_scope)

@@ -21,6 +21,51 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class FindKeyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
+    CELL_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    idempotency_key: _builtins.str
+    cell: _builtins.str
+    """The cell that asks."""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        idempotency_key: _builtins.str = ...,
+        cell: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell", b"cell", "idempotency_key", b"idempotency_key", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FindKeyRequest: _TypeAlias = FindKeyRequest  # noqa: Y015
+
+@_typing.final
+class FindKeyResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KNOWN_FIELD_NUMBER: _builtins.int
+    known: _builtins.bool
+    def __init__(
+        self,
+        *,
+        known: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["known", b"known"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FindKeyResponse: _TypeAlias = FindKeyResponse  # noqa: Y015
+
+@_typing.final
 class GetStatusRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -63,6 +108,8 @@ class GetStatusResponse(_message.Message):
     NOT_ACCEPTING_REASON_FIELD_NUMBER: _builtins.int
     IMAGE_DEVICE_S_FIELD_NUMBER: _builtins.int
     SHADOW_DEVICE_S_FIELD_NUMBER: _builtins.int
+    CELL_FIELD_NUMBER: _builtins.int
+    CELLS_FIELD_NUMBER: _builtins.int
     frontdoor_id: _builtins.str
     frontdoor_epoch: _builtins.int
     accepted_count: _builtins.int
@@ -81,6 +128,8 @@ class GetStatusResponse(_message.Message):
     image_device_s: _builtins.float
     """Device seconds of delivered images, and of images that were generated again for comparison."""
     shadow_device_s: _builtins.float
+    cell: _builtins.str
+    """Its name among the cells, and all cells; empty in a suite without cells."""
     @_builtins.property
     def plan_version(self) -> _generation_pb2.PlanVersion: ...
     @_builtins.property
@@ -113,6 +162,8 @@ class GetStatusResponse(_message.Message):
     def rejections(self) -> _containers.RepeatedCompositeFieldContainer[Global___RejectionCount]:
         """The rejected requests by reason."""
 
+    @_builtins.property
+    def cells(self) -> _containers.RepeatedCompositeFieldContainer[_image_service_pb2.Cell]: ...
     def __init__(
         self,
         *,
@@ -140,10 +191,12 @@ class GetStatusResponse(_message.Message):
         not_accepting_reason: _builtins.str = ...,
         image_device_s: _builtins.float = ...,
         shadow_device_s: _builtins.float = ...,
+        cell: _builtins.str = ...,
+        cells: _abc.Iterable[_image_service_pb2.Cell] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan_version", b"plan_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_count", b"accepted_count", "cancelled_count", b"cancelled_count", "completed_count", b"completed_count", "draining", b"draining", "failed_count", b"failed_count", "frontdoor_epoch", b"frontdoor_epoch", "frontdoor_id", b"frontdoor_id", "image_device_s", b"image_device_s", "journal_id", b"journal_id", "latencies", b"latencies", "models", b"models", "not_accepting_reason", b"not_accepting_reason", "plan_version", b"plan_version", "pools", b"pools", "refusing_workers", b"refusing_workers", "rejected_adapters", b"rejected_adapters", "rejected_count", b"rejected_count", "rejections", b"rejections", "retried_count", b"retried_count", "shadow_device_s", b"shadow_device_s", "starts", b"starts", "steps_run", b"steps_run", "steps_saved", b"steps_saved", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_count", b"accepted_count", "cancelled_count", b"cancelled_count", "cell", b"cell", "cells", b"cells", "completed_count", b"completed_count", "draining", b"draining", "failed_count", b"failed_count", "frontdoor_epoch", b"frontdoor_epoch", "frontdoor_id", b"frontdoor_id", "image_device_s", b"image_device_s", "journal_id", b"journal_id", "latencies", b"latencies", "models", b"models", "not_accepting_reason", b"not_accepting_reason", "plan_version", b"plan_version", "pools", b"pools", "refusing_workers", b"refusing_workers", "rejected_adapters", b"rejected_adapters", "rejected_count", b"rejected_count", "rejections", b"rejections", "retried_count", b"retried_count", "shadow_device_s", b"shadow_device_s", "starts", b"starts", "steps_run", b"steps_run", "steps_saved", b"steps_saved", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -40,6 +40,11 @@ class FrontdoorServiceStub:
                 request_serializer=pentimento_dot_api_dot_frontdoor_dot_v1_dot_frontdoor__service__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=pentimento_dot_api_dot_frontdoor_dot_v1_dot_frontdoor__service__pb2.GetStatusResponse.FromString,
                 _registered_method=True)
+        self.FindKey = channel.unary_unary(
+                '/pentimento.api.frontdoor.v1.FrontdoorService/FindKey',
+                request_serializer=pentimento_dot_api_dot_frontdoor_dot_v1_dot_frontdoor__service__pb2.FindKeyRequest.SerializeToString,
+                response_deserializer=pentimento_dot_api_dot_frontdoor_dot_v1_dot_frontdoor__service__pb2.FindKeyResponse.FromString,
+                _registered_method=True)
 
 
 class FrontdoorServiceServicer:
@@ -52,6 +57,14 @@ class FrontdoorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FindKey(self, request, context):
+        """A tenant's new cell asks its former one whether a request has the idempotency key, before it accepts another. From then on
+        the former cell accepts no new requests of the tenant.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FrontdoorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -59,6 +72,11 @@ def add_FrontdoorServiceServicer_to_server(servicer, server):
                     servicer.GetStatus,
                     request_deserializer=pentimento_dot_api_dot_frontdoor_dot_v1_dot_frontdoor__service__pb2.GetStatusRequest.FromString,
                     response_serializer=pentimento_dot_api_dot_frontdoor_dot_v1_dot_frontdoor__service__pb2.GetStatusResponse.SerializeToString,
+            ),
+            'FindKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindKey,
+                    request_deserializer=pentimento_dot_api_dot_frontdoor_dot_v1_dot_frontdoor__service__pb2.FindKeyRequest.FromString,
+                    response_serializer=pentimento_dot_api_dot_frontdoor_dot_v1_dot_frontdoor__service__pb2.FindKeyResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -89,6 +107,33 @@ class FrontdoorService:
             '/pentimento.api.frontdoor.v1.FrontdoorService/GetStatus',
             pentimento_dot_api_dot_frontdoor_dot_v1_dot_frontdoor__service__pb2.GetStatusRequest.SerializeToString,
             pentimento_dot_api_dot_frontdoor_dot_v1_dot_frontdoor__service__pb2.GetStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pentimento.api.frontdoor.v1.FrontdoorService/FindKey',
+            pentimento_dot_api_dot_frontdoor_dot_v1_dot_frontdoor__service__pb2.FindKeyRequest.SerializeToString,
+            pentimento_dot_api_dot_frontdoor_dot_v1_dot_frontdoor__service__pb2.FindKeyResponse.FromString,
             options,
             channel_credentials,
             insecure,

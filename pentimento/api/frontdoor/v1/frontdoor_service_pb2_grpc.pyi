@@ -34,6 +34,10 @@ class FrontdoorServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> FrontdoorServiceAsyncStub: ...
     GetStatus: _grpc.UnaryUnaryMultiCallable[_frontdoor_service_pb2.GetStatusRequest, _frontdoor_service_pb2.GetStatusResponse]
+    FindKey: _grpc.UnaryUnaryMultiCallable[_frontdoor_service_pb2.FindKeyRequest, _frontdoor_service_pb2.FindKeyResponse]
+    """A tenant's new cell asks its former one whether a request has the idempotency key, before it accepts another. From then on
+    the former cell accepts no new requests of the tenant.
+    """
 
 @_typing.type_check_only
 class FrontdoorServiceAsyncStub(FrontdoorServiceStub):
@@ -41,6 +45,10 @@ class FrontdoorServiceAsyncStub(FrontdoorServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetStatus: _aio.UnaryUnaryMultiCallable[_frontdoor_service_pb2.GetStatusRequest, _frontdoor_service_pb2.GetStatusResponse]  # type: ignore[assignment]
+    FindKey: _aio.UnaryUnaryMultiCallable[_frontdoor_service_pb2.FindKeyRequest, _frontdoor_service_pb2.FindKeyResponse]  # type: ignore[assignment]
+    """A tenant's new cell asks its former one whether a request has the idempotency key, before it accepts another. From then on
+    the former cell accepts no new requests of the tenant.
+    """
 
 class FrontdoorServiceServicer(metaclass=_abc_1.ABCMeta):
     """What operators and the other services ask of the frontdoor; clients use pentimento.api.image.v1.ImageService."""
@@ -51,5 +59,15 @@ class FrontdoorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _frontdoor_service_pb2.GetStatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_frontdoor_service_pb2.GetStatusResponse, _abc.Awaitable[_frontdoor_service_pb2.GetStatusResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def FindKey(
+        self,
+        request: _frontdoor_service_pb2.FindKeyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_frontdoor_service_pb2.FindKeyResponse, _abc.Awaitable[_frontdoor_service_pb2.FindKeyResponse]]:
+        """A tenant's new cell asks its former one whether a request has the idempotency key, before it accepts another. From then on
+        the former cell accepts no new requests of the tenant.
+        """
 
 def add_FrontdoorServiceServicer_to_server(servicer: FrontdoorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -95,6 +95,11 @@ class ImageServiceStub:
                 request_serializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.ExplainRequest.SerializeToString,
                 response_deserializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.ExplainResponse.FromString,
                 _registered_method=True)
+        self.FindCell = channel.unary_unary(
+                '/pentimento.api.image.v1.ImageService/FindCell',
+                request_serializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.FindCellRequest.SerializeToString,
+                response_deserializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.FindCellResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/pentimento.api.image.v1.ImageService/ListModels',
                 request_serializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.ListModelsRequest.SerializeToString,
@@ -205,6 +210,14 @@ class ImageServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FindCell(self, request, context):
+        """The cell that serves the caller's tenant. A call that another cell serves gets FAILED_PRECONDITION `WRONG_CELL`, with the other
+        one's name and address in the metadata `cell` and `address`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListModels(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -273,6 +286,11 @@ def add_ImageServiceServicer_to_server(servicer, server):
                     servicer.Explain,
                     request_deserializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.ExplainRequest.FromString,
                     response_serializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.ExplainResponse.SerializeToString,
+            ),
+            'FindCell': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindCell,
+                    request_deserializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.FindCellRequest.FromString,
+                    response_serializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.FindCellResponse.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -605,6 +623,33 @@ class ImageService:
             '/pentimento.api.image.v1.ImageService/Explain',
             pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.ExplainRequest.SerializeToString,
             pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.ExplainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindCell(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pentimento.api.image.v1.ImageService/FindCell',
+            pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.FindCellRequest.SerializeToString,
+            pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.FindCellResponse.FromString,
             options,
             channel_credentials,
             insecure,

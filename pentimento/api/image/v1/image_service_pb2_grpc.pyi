@@ -78,6 +78,10 @@ class ImageServiceStub:
     """State of a request of the caller's tenant, and its image once it is completed. For one of several images the answer names each."""
     Explain: _grpc.UnaryUnaryMultiCallable[_image_service_pb2.ExplainRequest, _image_service_pb2.ExplainResponse]
     """The route that Generate would take now, without taking it."""
+    FindCell: _grpc.UnaryUnaryMultiCallable[_image_service_pb2.FindCellRequest, _image_service_pb2.FindCellResponse]
+    """The cell that serves the caller's tenant. A call that another cell serves gets FAILED_PRECONDITION `WRONG_CELL`, with the other
+    one's name and address in the metadata `cell` and `address`.
+    """
     ListModels: _grpc.UnaryUnaryMultiCallable[_image_service_pb2.ListModelsRequest, _image_service_pb2.ListModelsResponse]
 
 @_typing.type_check_only
@@ -130,6 +134,10 @@ class ImageServiceAsyncStub(ImageServiceStub):
     """State of a request of the caller's tenant, and its image once it is completed. For one of several images the answer names each."""
     Explain: _aio.UnaryUnaryMultiCallable[_image_service_pb2.ExplainRequest, _image_service_pb2.ExplainResponse]  # type: ignore[assignment]
     """The route that Generate would take now, without taking it."""
+    FindCell: _aio.UnaryUnaryMultiCallable[_image_service_pb2.FindCellRequest, _image_service_pb2.FindCellResponse]  # type: ignore[assignment]
+    """The cell that serves the caller's tenant. A call that another cell serves gets FAILED_PRECONDITION `WRONG_CELL`, with the other
+    one's name and address in the metadata `cell` and `address`.
+    """
     ListModels: _aio.UnaryUnaryMultiCallable[_image_service_pb2.ListModelsRequest, _image_service_pb2.ListModelsResponse]  # type: ignore[assignment]
 
 class ImageServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -251,6 +259,16 @@ class ImageServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_image_service_pb2.ExplainResponse, _abc.Awaitable[_image_service_pb2.ExplainResponse]]:
         """The route that Generate would take now, without taking it."""
+
+    @_abc_1.abstractmethod
+    def FindCell(
+        self,
+        request: _image_service_pb2.FindCellRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_image_service_pb2.FindCellResponse, _abc.Awaitable[_image_service_pb2.FindCellResponse]]:
+        """The cell that serves the caller's tenant. A call that another cell serves gets FAILED_PRECONDITION `WRONG_CELL`, with the other
+        one's name and address in the metadata `cell` and `address`.
+        """
 
     @_abc_1.abstractmethod
     def ListModels(

@@ -97,15 +97,17 @@ def _oldest_finished(of_tenant: bool, has_start: bool, of_others: bool) -> State
     return Statement(found.order_by(_requests.c.finished_at).limit(bindparam("limit_count")))
 
 
-def open_journal(url: str, clock: Clock | None = None) -> "Journal":
-    """Connect to the journal at `url` (as in `open_engine`), migrate and return it. Raises StoreUnavailable,
-    SchemaMismatch, InvalidArgument."""
+def open_journal(url: str, clock: Clock | None = None, tenants_url: str = "") -> "Journal":
+    """Connect to the journal at `url` (as in `open_engine`), migrate and return it; `tenants_url`: the ledger of its
+    tenants, if another one. Raises StoreUnavailable, SchemaMismatch, InvalidArgument."""
     engine = open_engine(url)
+    tenants = open_engine(tenants_url) if tenants_url else engine
     migrate(engine, tables.SCHEMA)
-    migrate(engine, TENANTS)
+    for ledger in {engine, tenants}:
+        migrate(ledger, TENANTS)
     with typed_errors(), engine.begin() as connection:
         _NAME.change(connection, new_id=_new_journal_id())
-    return Journal(engine, clock or SystemClock(), clock or SteadyClock(SystemClock(), boot_s))
+    return Journal(engine, clock or SystemClock(), clock or SteadyClock(SystemClock(), boot_s), tenants)
 
 
 class Journal(EpochLedger):
@@ -115,12 +117,15 @@ class Journal(EpochLedger):
     Futures fail with StoreFull or StoreUnavailable. After the latter the change may or may not be committed; every
     method may be repeated with the same arguments. All except `get`, `unfinished` and `load_plan` change state.
     `objects`: images and other objects in the ledger; `pins`: requests kept until a time; `listing`: requests by
-    tenant; `webhooks`: receivers of requests' ends; `tenants` and their `erasures`; `time`: the time that measures
-    deadlines.
+    tenant; `webhooks`: receivers of requests' ends; `tenants`; `departures`: deleted ones; `erasures`: those that this
+    journal has or had data of; `time`: the time that measures deadlines.
     """
 
-    def __init__(self, engine: Engine, clock: Clock, pins_clock: Clock | None = None) -> None:
-        """Open the journal. `pins_clock` ends the pins; `clock` if None."""
+    def __init__(
+        self, engine: Engine, clock: Clock, pins_clock: Clock | None = None, tenants: Engine | None = None
+    ) -> None:
+        """Open the journal. `pins_clock` ends the pins; `clock` if None. `tenants`: the database of tenants, if another
+        one than `engine`."""
         super().__init__(GroupCommitWriter(engine, "journal"), clock, _epoch, "frontdoor_id")
         self._renew = Statement(self._claiming.values(journal_id=bindparam("new_id")))
         self.pins = JournalPins(self._writer, pins_clock or clock)
@@ -128,8 +133,11 @@ class Journal(EpochLedger):
         self.objects = JournalObjects(self._writer, self._reader, engine.url, self.pins.clock)
         self.listing = JournalListing(self._reader)
         self.webhooks = JournalWebhooks(self._writer, self._reader)
-        self.tenants = TenantLedger(self._writer, clock)
+        shares_tenants = tenants is not None and tenants is not engine
+        self._tenants_writer = GroupCommitWriter(tenants, "tenants") if shares_tenants and tenants else self._writer
+        self.tenants = TenantLedger(self._tenants_writer, clock)
         self.erasures = ErasureLedger(self._writer, clock)
+        self.departures = ErasureLedger(self._tenants_writer, clock) if shares_tenants else self.erasures
         self.time = JournalTime(self._writer, clock)
 
     def identity(self) -> "Future[str]":
@@ -324,6 +332,8 @@ class Journal(EpochLedger):
     def close(self) -> None:
         """Commit queued changes and disconnect from the database."""
         self._reader.close()
+        if self._tenants_writer is not self._writer:
+            self._tenants_writer.close()
         self._writer.close()
 
     def _beat_columns(self) -> dict[str, Any]:

@@ -50,6 +50,14 @@ function pools({ frontdoor, fleet }) {
   return rows.length ? table("Pools", ["pool", "queue", "#running", "#arrived", "#completed", "#late", "#dropped", "#deferred"], rows) : null;
 }
 
+function cells({ cells: found }) {
+  const rows = Object.entries(found ?? {}).map(([name, cell]) => {
+    const sum = (count) => (cell.pools ?? []).reduce((total, pool) => total + Number(pool[count] ?? 0), 0);
+    return [name, sum("queued_count"), sum("running_count"), cell.accepted_count ?? 0, cell.completed_count ?? 0, cell.failed_count ?? 0, cell.not_accepting_reason || "–"];
+  });
+  return rows.length ? table("Cells", ["cell", "#waiting", "#running", "#accepted", "#completed", "#failed", "accepts none because"], rows) : null;
+}
+
 function state(replica) {
   if (!replica.live) return h("span", { class: "chip bad" }, `silent for ${Math.round(replica.last_report_age_ms / 1000)} s`);
   return replica.draining ? h("span", { class: "chip warn" }, "draining") : h("span", { class: "chip good" }, "up");
@@ -124,6 +132,6 @@ export class Fleet {
     const failed = Object.entries(status.unanswered).map(([name, reason]) => notice("bad", `${name} does not answer: ${reason}`));
     // A redraw would take the focus from a table that is read by keyboard.
     if (this.place.contains(document.activeElement)) return;
-    this.place.replaceChildren(...[...failed, tiles(status), pools(status), replicas(status), weights(status), plan(status)].filter(Boolean));
+    this.place.replaceChildren(...[...failed, tiles(status), cells(status), pools(status), replicas(status), weights(status), plan(status)].filter(Boolean));
   }
 }

@@ -1,0 +1,90 @@
+"""Decide which requests this cell accepts or answers, and lead callers of others to their cell."""
+
+import asyncio
+from collections.abc import Callable
+
+from pentimento.clients.frontdoor import FrontdoorClient
+from pentimento.domain.errors import NotFound, PentimentoError, Unavailable
+from pentimento.domain.reasons import Reason
+from pentimento.policies.cells import CellMap, tagged_digits
+from pentimento.stores.ledger import Journal
+from services.frontdoor.metrics import OTHER_CELL
+from services.frontdoor.requests.jobs import Jobs
+
+# A former cell that does not answer in this time may hold the key: the call fails, and its retry asks again.
+ASK_TIMEOUT_S = 5.0
+RETRY_MS = 1000
+
+
+class CellGate:
+    """Check calls for this cell. `own`: its name; "" in a suite without cells, which accepts all.
+
+    A request runs once: with an idempotency key, the tenant's new cell first asks each former one for the key. A cell
+    that was asked has handed the tenant over, also against its own lists: cells may learn of a new list in any order.
+    """
+
+    def __init__(
+        self, cells: CellMap, own: str, open_frontdoor: Callable[[str], FrontdoorClient], jobs: Jobs, journal: Journal
+    ) -> None:
+        self.cells = cells
+        self.own = own
+        self._open_frontdoor = open_frontdoor
+        self._jobs = jobs
+        self._journal = journal
+        # The cell that has asked for a tenant's keys.
+        self._handed_over: dict[str, str] = {}
+
+    def new_digits(self) -> str:
+        """Return the hexadecimal digits of a new request's id, which name this cell."""
+        return tagged_digits(self.own)
+
+    def check_home(self, tenant: str) -> None:
+        """Raise FailedPrecondition WRONG_CELL if another cell accepts the tenant's new requests."""
+        if not self.own:
+            return
+        home = self._handed_over.get(tenant) or self.cells.home(tenant)
+        if home != self.own:
+            OTHER_CELL.inc()
+            raise self.cells.wrong_cell(home)
+
+    async def check_new(self, tenant: str, idempotency_key: str) -> None:
+        """Raise as `check_home`; WRONG_CELL also if a former cell has a request with this key, Unavailable
+        CELL_UNAVAILABLE if one does not answer."""
+        self.check_home(tenant)
+        if not self.own or not idempotency_key:
+            return
+        for name in self.cells.formers(tenant):
+            if await self._knows(name, tenant, idempotency_key):
+                OTHER_CELL.inc()
+                raise self.cells.wrong_cell(name)
+
+    async def find_key(self, tenant: str, idempotency_key: str, cell: str) -> bool:
+        """Hand the tenant over to its new cell, and return whether a request here has the key; changes state. Raises
+        NotFound for a cell that is not known here."""
+        if cell not in self.cells.addresses:
+            raise NotFound.of("UNKNOWN_CELL", "cell", "is not among the cells of this frontdoor")
+        self._handed_over[tenant] = cell
+        # Requests that have arrived may not be journalled yet.
+        for job in self._jobs:
+            if job.request.tenant == tenant and job.request.idempotency_key == idempotency_key:
+                return True
+        return await asyncio.wrap_future(self._journal.find_key(tenant, idempotency_key, "")) is not None
+
+    def unknown(self, tenant: str, request_id: str, otherwise: PentimentoError) -> PentimentoError:
+        """Return the error of an id that no request of the tenant has here: WRONG_CELL if another cell may know it."""
+        if not self.own:
+            return otherwise
+        cell = self.cells.cell_of(request_id)
+        if not cell and self.cells.home(tenant) == self.own:
+            # Made before the suite had cells.
+            cell = next(iter(self.cells.formers(tenant)), "")
+        return self.cells.wrong_cell(cell) if cell not in ("", self.own) else otherwise
+
+    async def _knows(self, name: str, tenant: str, idempotency_key: str) -> bool:
+        client = self._open_frontdoor(self.cells.addresses[name])
+        try:
+            return await client.find_key(tenant, idempotency_key, self.own, ASK_TIMEOUT_S)
+        except PentimentoError as error:
+            message = f"the former cell {name} of the tenant does not answer ({error.reason})"
+            metadata = {"cell": name}
+            raise Unavailable(Reason.CELL_UNAVAILABLE, message, retry_after_ms=RETRY_MS, metadata=metadata) from error
