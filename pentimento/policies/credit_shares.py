@@ -1,13 +1,14 @@
 """Divide a worker's credits between the frontdoors that it serves, by max-min fairness.
 
-    credits_of("a", 4, {"a": 2}, {}, ("a",))                  # 4: no other frontdoor has attempts
-    credits_of("b", 4, {"a": 4}, {"a": 9.0}, ("a",))            # 1: one beyond a full worker shows that b has requests
-    credits_of("a", 4, {"a": 3, "b": 1}, {"a": 9.0}, ("a", "b"))  # 3: b is due the next credit that an attempt frees
+    credits_of("a", 4, {"a": 2}, {}, ("a",))                    # 4: no other frontdoor has attempts
+    credits_of("b", 4, {"a": 4}, {"a": 9.0}, ("a",))            # 1: beyond a full worker: whether b has requests
+    credits_of("a", 4, {"a": 4, "b": 1}, {"a": 9.0}, ("a", "b"))  # 2: two of its attempts end before it sends another
+    credits_of("b", 4, {"a": 4, "b": 1}, {"a": 9.0}, ("a", "b"))  # 1: until one of the attempts of a ends
 
-A frontdoor is awaited from its first attempt on, until an offered credit stays unused for a moment. Free credits go
-first to awaited frontdoors below their share, the least served one before others, so that they alternate where the
-division has a rest; the remainder goes to any. A frontdoor that is not awaited may always hold one attempt more than it
-has, up to its share: the worker cannot know otherwise that requests wait there.
+A frontdoor is awaited from its first attempt on, until an offered credit stays unused for a moment. Awaited frontdoors
+share what others do not hold; where the division has a rest, the least served one has one more, so that they alternate.
+A frontdoor that is not awaited may always hold one attempt more than it has, up to its share: the worker cannot know
+otherwise that requests wait there.
 """
 
 from collections.abc import Collection, Mapping
@@ -18,18 +19,18 @@ def credits_of(
 ) -> int:
     """Return the attempts that the frontdoor may hold, of a worker with `credit_count` credits. `held`: attempts by
     frontdoor; `served`: the work of its attempts so far (see `ServedWork`)."""
-    active = {name for name, count in held.items() if count} | {*awaited, frontdoor}
-    order = sorted(active, key=lambda name: (served.get(name, 0.0), name))
-    share, rest = divmod(credit_count, len(order))
-    own, left, granted = held.get(frontdoor, 0), max(credit_count - sum(held.values()), 0), 0
+    order = sorted({*awaited, frontdoor}, key=lambda name: (served.get(name, 0.0), name))
+    others = sum(count for name, count in held.items() if name not in awaited and name != frontdoor)
+    share, rest = divmod(max(credit_count - others, 0), len(order))
+    own, free, allowed = held.get(frontdoor, 0), max(credit_count - sum(held.values()), 0), 0
     for number, name in enumerate(order):
-        if name == frontdoor or name in awaited:
-            due = min(max(share + (number < rest) - held.get(name, 0), 0), left)
-            left -= due
-            granted += due if name == frontdoor else 0
-    allowed = min(own, credit_count) + granted + left
-    if frontdoor not in awaited and credit_count:
-        return max(allowed, min(max(share, 1), own + 1))
+        target = share + (number < rest)
+        due = min(max(target - held.get(name, 0), 0), free)
+        free -= due
+        if name == frontdoor:
+            allowed = min(own, target) + due
+            if name not in awaited and credit_count:
+                allowed = max(allowed, min(max(target, 1), own + 1))
     return allowed
 
 

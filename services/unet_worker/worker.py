@@ -12,6 +12,7 @@ from pentimento.domain.errors import FailedPrecondition, Unavailable
 from pentimento.domain.execution import WorkerCredits
 from pentimento.domain.fleet import Capability
 from pentimento.policies.step_batching import preparing_count, reserve_count
+from pentimento.service import credits as heartbeats
 from pentimento.service.credits import CreditNews
 from services.unet_worker.attempts.attempt_book import AttemptBook, StreamEvent
 from services.unet_worker.attempts.cache_objects import GrantGuard
@@ -77,12 +78,13 @@ class UnetWorker:
         return allowed + self._reserve_count() + self._preparing_count()
 
     def _offered(self, frontdoor: str) -> WorkerCredits:
-        """Return the credits for a message to the frontdoor. The reserve would exceed the share of one among
-        several."""
+        """Return the credits for a message to the frontdoor, with its own attempts: it would stop others as those of an
+        earlier frontdoor. The reserve would exceed the share of one among several."""
         credits, fair = self.credits(), self.attempts.credits
         offered = fair.offered(frontdoor, credits.credit_count, self.attempts.held_counts())
         reserve = 0 if fair.has_rivals(frontdoor) else credits.reserve_count
-        return replace(credits, credit_count=offered, reserve_count=reserve)
+        own = [held.describe() for held in self.attempts.running() if held.attempt.frontdoor_id == frontdoor]
+        return replace(credits, credit_count=offered, reserve_count=reserve, attempts=tuple(own))
 
     def credits(self) -> WorkerCredits:
         """Return the credits of all frontdoors together."""
@@ -172,18 +174,34 @@ class UnetWorker:
 async def credit_messages(
     news: CreditNews, snapshot: Callable[[], WorkerCredits], check: Callable[[], None]
 ) -> AsyncGenerator[WorkerCredits, None]:
-    """Yield the credits now, then at every beat. `check` runs before each message; its errors end the stream. Adapters
-    and components are sent only if they differ from the last sent ones: they may be many."""
+    """Yield the credits now, then after each change, and at least at every second beat. `check` runs at each beat; its
+    errors end the stream. Adapters and components are sent only if they differ from the last sent ones: they may be
+    many."""
     told: tuple[object, ...] = ()
     last: WorkerCredits | None = None
+    clock, sent_at = asyncio.get_running_loop().time, 0.0
     async with aclosing(news.beats()) as beats:
         async for _ in beats:
             check()
             credits = snapshot()
+            if last is not None and same_offer(credits, last) and clock() - sent_at < heartbeats.HEARTBEAT_S / 2:
+                # Most changes concern another frontdoor.
+                continue
+            sent_at = clock()
             known = (credits.known_adapters, credits.rejected_adapters)
             changed = with_changes(credits, last)
             yield changed if known != told else replace(changed, known_adapters=None, rejected_adapters=())
             told, last = known, credits
+
+
+def same_offer(credits: WorkerCredits, last: WorkerCredits) -> bool:
+    """Return whether two messages differ at most in the progress of attempts."""
+
+    def told(one: WorkerCredits) -> WorkerCredits:
+        attempts = tuple(replace(attempt, step=0, step_count=0, orphaned=False) for attempt in one.attempts)
+        return replace(one, running_count=0, queued_count=0, attempts=attempts)
+
+    return told(credits) == told(last)
 
 
 def with_changes(credits: WorkerCredits, last: WorkerCredits | None) -> WorkerCredits:

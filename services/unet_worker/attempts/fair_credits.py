@@ -8,6 +8,10 @@ from contextlib import contextmanager
 from pentimento.policies.credit_shares import ServedWork, credits_of
 from pentimento.policies.step_batching import ON_ITS_WAY_S
 
+# From when on a frontdoor with an unused credit is taken to have no requests: its journal may be slow for a moment.
+# Each time that it runs out of requests, its share is idle for this time.
+UNUSED_S = 5 * ON_ITS_WAY_S
+
 
 class FairCredits:
     """Track which frontdoors are awaited (see `credit_shares`). On the event loop only. `changed` is called when the
@@ -62,7 +66,7 @@ class FairCredits:
             timer.cancel()
             timer = None
         elif timer is None and is_unused:
-            timer = asyncio.get_running_loop().call_later(ON_ITS_WAY_S, self._lapse, frontdoor)
+            timer = asyncio.get_running_loop().call_later(UNUSED_S, self._lapse, frontdoor)
         self._awaited[frontdoor] = timer
 
     def _lapse(self, frontdoor: str) -> None:

@@ -54,7 +54,7 @@ class ScriptedImageService:
         return pb.ListModelsResponse()
 
     Cancel = GetRequest = Explain = Replay = Pin = Unpin = _unused
-    Submit = Attach = ListRequests = GetResultUrl = GetWebhookKey = _unused
+    Submit = Attach = FindCell = ListRequests = GetResultUrl = GetWebhookKey = _unused
 
 
 def plays(*events: pb.GenerateResponse, then: PentimentoError | None = None) -> Script:

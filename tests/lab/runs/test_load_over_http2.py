@@ -77,7 +77,7 @@ class Gallery:
         raise AssertionError("not asked for here")
 
     Cancel = GetRequest = Explain = Replay = Pin = Unpin = _unused
-    Submit = Attach = ListRequests = GetResultUrl = GetWebhookKey = _unused
+    Submit = Attach = FindCell = ListRequests = GetResultUrl = GetWebhookKey = _unused
 
 
 def provenance(prompt: str) -> Provenance:

@@ -92,6 +92,26 @@ async def test_components_are_sent_whole_once_and_then_as_changes() -> None:
     assert await sent() == ((replace(ink, tier=Tier.HOST), replace(neon, tier=Tier.STORE)), False, speeds)
 
 
+async def test_changes_of_other_frontdoors_are_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(credits, "HEARTBEAT_S", 3600.0)
+    made, looks = Feed(), 0
+
+    def look() -> None:
+        nonlocal looks
+        looks += 1
+
+    watcher = made.watch(look)
+    assert (await anext(watcher)).credit_count == 2
+    following = asyncio.ensure_future(anext(watcher))
+    while looks < 4:
+        made.news.changed()
+        await asyncio.sleep(0)
+    assert not following.done()
+    made.credit_count = 1
+    made.news.changed()
+    assert (await following).credit_count == 1
+
+
 async def test_what_the_check_raises_ends_the_stream() -> None:
     stale = False
 

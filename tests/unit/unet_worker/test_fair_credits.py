@@ -3,8 +3,7 @@
 import asyncio
 from collections import Counter
 
-from pentimento.policies.step_batching import ON_ITS_WAY_S
-from services.unet_worker.attempts.fair_credits import FairCredits
+from services.unet_worker.attempts.fair_credits import UNUSED_S, FairCredits
 
 
 async def test_fair_credits_of_one_frontdoor_are_all() -> None:
@@ -47,7 +46,7 @@ async def test_fair_credits_are_not_held_for_a_frontdoor_that_uses_all() -> None
         fair.admit("a", 1.0)
         fair.admit("b", 1.0)
         fair.offered("b", 4, {"a": 1, "b": 2})
-        await asyncio.sleep(2 * ON_ITS_WAY_S)
+        await asyncio.sleep(2 * UNUSED_S)
         assert fair.has_rivals("a")
 
 
