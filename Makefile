@@ -134,7 +134,7 @@ BENCHMARKS := golden_families controlnet_golden controlnet_service controlnet_pa
 	lora_golden lora_batch lora_async lora_patch load_speed latent_parallel batch_invariance effects_replay \
 	engine_latency engine_throughput engine_preempt engine_lag \
 	overhead cold_start console first_preview kill_one kill_any overload http_overhead http_overload \
-	adapter_latency adapter_load adapter_quality scaling hostile soak mutation \
+	adapter_latency adapter_load adapter_quality scaling cells hostile soak mutation \
 	cache_parity cache_lookup cache_update selector_profile mixture_quality handover reuse_keys \
 	online_quality online_quality_live earned_reuse first_hour embedder_rate latent_storage isolation \
 	dispatch_cost sim_scale milp parity slo_trace slo_trace_live deferral_live thinning_live joint monitor mixture_switch \

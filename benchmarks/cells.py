@@ -1,9 +1,10 @@
 """Measure cells: the requests of 4 frontdoors against 1, the fairness of a worker to two, and moves under load.
 
-Throughput: a frontdoor uses one core. Two cores cannot run four of them, so processor time is measured: turns with one
-frontdoor and with four cells alternate, over one worker that answers immediately, with the same 1,000 tenants. The rate
-of a form is that of its busiest frontdoor at one core each: requests divided by the most processor seconds that any
-frontdoor of the form used. The uneven division of tenants counts; clients, worker and disk do not.
+Throughput: a frontdoor uses one core. Two cores cannot run four frontdoors, so processor time is measured, of one
+frontdoor under full load at a time: turns of a single frontdoor and of each of four cells, with its own tenants of the
+same 1,000, over one worker that answers immediately; the other processes run, idle. The rate of a form is what its
+frontdoors carry with a core each: the busiest one limits it, by its share of the tenants and its processor time of a
+request. Clients, worker, disk, and what four busy processes of one machine cost each other are not counted.
 
 Fairness: two cells over two emulated devices of 4 credits; one cell has 48 requests at a time, the other 12, so that
 both always have requests waiting. Jain's index is of their completed images. The greedy cell then runs alone.
@@ -89,80 +90,88 @@ def request_of(steps: int = 1) -> ImageRequest:
 
 
 @dataclass
-class FormTurns:
-    """Store, for each turn, the requests and the processor seconds of the form's frontdoors by name."""
+class CellTurns:
+    """Store the turns of one frontdoor under full load: requests, and processor seconds. `share`: of all tenants."""
 
-    names: tuple[str, ...]
-    client_of: Callable[[str], ImageClient]
-    turns: list[tuple[int, Mapping[str, float]]] = field(default_factory=list)
+    name: str
+    clients: Sequence[ImageClient]
+    share: float
+    turns: list[tuple[int, float]] = field(default_factory=list)
+
+    def cost_s(self, number: int) -> float:
+        """Return the processor seconds of a request in a turn."""
+        done, used_s = self.turns[number]
+        return used_s / done
 
 
 async def throughput(options: Options) -> list[Figure]:
     """Return the figures of one frontdoor and of four cells."""
-    turns, seconds = (2, 2.0) if options.quick else (options.rest["turns"], options.rest["turn_s"])
+    turns, seconds = (2, 1.0) if options.quick else (options.rest["turns"], options.rest["turn_s"])
     with cell_processes(TENANTS, FOUR) as processes:
         processes.start("single", alone=True)
         for name in FOUR:
             processes.start(name, "+".join(FOUR))
         homes = processes.homes(FOUR)
         async with AsyncExitStack() as stack:
-            clients = {
-                (tenant, name): ImageClient(
-                    await stack.enter_async_context(open_channel(processes.address(name), RpcChannelSettings(), tenant))
-                )
-                for tenant in processes.tenants
-                for name in ("single", homes[tenant])
-            }
-            forms = [
-                FormTurns(("single",), lambda tenant: clients[tenant, "single"]),
-                FormTurns(FOUR, lambda tenant: clients[tenant, homes[tenant]]),
-            ]
-            for order in drawn_orders(forms, turns):
-                for form in order:
-                    await turn(form, processes, seconds)
-    one, four = forms
-    pairs = list(zip(four.turns, one.turns, strict=True))
-    busiest = [max(used.values()) / sum(used.values()) for _, used in four.turns]
+
+            async def of(name: str, tenants: Sequence[str]) -> CellTurns:
+                opened = [open_channel(processes.address(name), RpcChannelSettings(), tenant) for tenant in tenants]
+                clients = [ImageClient(await stack.enter_async_context(one)) for one in opened]
+                return CellTurns(name, clients, len(tenants) / TENANTS)
+
+            single = await of("single", processes.tenants)
+            four = [await of(name, [one for one, home in homes.items() if home == name]) for name in FOUR]
+            for order in drawn_orders([single, *four], turns):
+                for cell in order:
+                    await turn(cell, processes, seconds)
+    rounds = [(single.cost_s(number), [(one.share, one.cost_s(number)) for one in four]) for number in range(turns)]
     return [
-        measured("requests/s of 4 cells ÷ 1, a core for each frontdoor", pairs, ratio, at_least(3.5, "x")),
-        measured("1 frontdoor, requests a second of its core", one.turns, rate, informative("1/s")),
-        measured("4 cells, requests a second of their 4 cores", four.turns, rate, informative("1/s")),
-        measured("1 frontdoor, processor ms of a request", one.turns, cost_ms, informative("ms")),
-        measured("4 cells, processor ms of a request", four.turns, cost_ms, informative("ms")),
-        measured("share of the busiest of 4 cells", busiest, statistics.median, informative()),
+        measured("requests/s of 4 cells ÷ 1, a core for each frontdoor", rounds, ratio, at_least(3.5, "x")),
+        measured("1 frontdoor, requests a second of its core", rounds, lambda of: 1 / single_s(of), informative("1/s")),
+        measured("4 cells, requests a second of 4 cores", rounds, lambda of: 1 / busiest_s(of), informative("1/s")),
+        measured("1 frontdoor, processor ms of a request", rounds, lambda of: 1e3 * single_s(of), informative("ms")),
+        measured("4 cells, processor ms of a request", rounds, lambda of: 1e3 * of_four_s(of), informative("ms")),
+        Figure("share of tenants of the busiest of 4 cells", max(one.share for one in four), informative()),
     ]
 
 
-async def turn(form: FormTurns, processes: CellProcesses, seconds: float) -> None:
-    """Send the requests of the next tenants for some seconds, `AT_ONCE` for each frontdoor at a time."""
-    tenants = itertools.cycle(processes.tenants)
-    before = {name: processes.processor_s(name) for name in form.names}
+async def turn(cell: CellTurns, processes: CellProcesses, seconds: float) -> None:
+    """Send requests of the cell's tenants for some seconds, `AT_ONCE` at a time."""
+    clients, before = itertools.cycle(cell.clients), processes.processor_s(cell.name)
     until = time.perf_counter() + seconds
 
     async def send() -> int:
         count = 0
         while time.perf_counter() < until:
-            *_, last = [event async for event in form.client_of(next(tenants)).generate(request_of())]
+            *_, last = [event async for event in next(clients).generate(request_of())]
             assert isinstance(last, Completed)
             count += 1
         return count
 
-    # The same load for each frontdoor: a journal commits the requests of a moment together.
-    done = sum(await asyncio.gather(*(send() for _ in range(AT_ONCE * len(form.names)))))
-    form.turns.append((done, {name: processes.processor_s(name) - before[name] for name in form.names}))
+    done = sum(await asyncio.gather(*(send() for _ in range(AT_ONCE))))
+    cell.turns.append((done, processes.processor_s(cell.name) - before))
 
 
-def rate(turns: Sequence[tuple[int, Mapping[str, float]]]) -> float:
-    """Return the requests a second of a form whose frontdoors have a core each."""
-    return sum(done for done, _ in turns) / sum(max(used.values()) for _, used in turns)
+# A round: the processor seconds of a request of one frontdoor; and of each cell, with its share of the tenants.
+Round = tuple[float, list[tuple[float, float]]]
 
 
-def cost_ms(turns: Sequence[tuple[int, Mapping[str, float]]]) -> float:
-    return 1e3 * sum(sum(used.values()) for _, used in turns) / sum(done for done, _ in turns)
+def single_s(rounds: Sequence[Round]) -> float:
+    return statistics.fmean(single for single, _ in rounds)
 
 
-def ratio(pairs: Sequence[tuple[tuple[int, Mapping[str, float]], tuple[int, Mapping[str, float]]]]) -> float:
-    return rate([four for four, _ in pairs]) / rate([one for _, one in pairs])
+def of_four_s(rounds: Sequence[Round]) -> float:
+    return statistics.fmean(sum(share * cost for share, cost in four) for _, four in rounds)
+
+
+def busiest_s(rounds: Sequence[Round]) -> float:
+    """Return the processor seconds that a request of the suite takes from the busiest cell."""
+    of_cells = zip(*([share * cost for share, cost in four] for _, four in rounds), strict=True)
+    return max(map(statistics.fmean, of_cells))
+
+
+def ratio(rounds: Sequence[Round]) -> float:
+    return single_s(rounds) / busiest_s(rounds)
 
 
 def jain_index(amounts: Sequence[float]) -> float:
@@ -209,7 +218,7 @@ async def completed_in(seconds: float, done: Mapping[str, int]) -> dict[str, int
 
 @asynccontextmanager
 async def sending(address: str, tenant: str, at_once: int, done: dict[str, int]) -> AsyncIterator[None]:
-    """Keep a number of a tenant's requests under way, and count the completed ones."""
+    """Keep a number of a tenant's requests running, and count the completed ones."""
     async with AsyncClient(address, token=tenant) as client:
 
         async def send() -> None:
@@ -353,8 +362,8 @@ def main() -> int:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--turns", type=int, default=8, help="turns of each form")
-    parser.add_argument("--turn-s", type=float, default=6.0, help="seconds of a turn")
+    parser.add_argument("--turns", type=int, default=8, help="turns of each frontdoor")
+    parser.add_argument("--turn-s", type=float, default=3.0, help="seconds of a turn")
     parser.add_argument("--windows", type=int, default=6, help="windows of 5 s of the two cells' images")
 
 

@@ -113,7 +113,7 @@ class CellProcesses:
 
 @contextmanager
 def cell_processes(tenant_count: int, names: Sequence[str]) -> Iterator[CellProcesses]:
-    """Yield the processes, of which only the worker runs; all end with the block."""
+    """Start the worker and yield the processes; all end with the block."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="pmt-")))
         processes = CellProcesses(folder, tenants_of(tenant_count), names)

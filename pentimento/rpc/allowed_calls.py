@@ -33,6 +33,7 @@ ALLOWED_CALLS: Mapping[str, Mapping[str, Methods]] = {
                 "GetRequest",
                 "Explain",
                 "ListModels",
+                "FindCell",
             ),
             f"{_API}.frontdoor.v1.FrontdoorService": ("GetStatus",),
         },
@@ -40,6 +41,8 @@ ALLOWED_CALLS: Mapping[str, Mapping[str, Methods]] = {
         "vectordb-gateway": {f"{_API}.vectordb.v1.VectordbGatewayService": ("GetStatistics",)},
     },
     "frontdoor": {
+        # Of another cell.
+        "frontdoor": {f"{_API}.frontdoor.v1.FrontdoorService": ("FindKey",)},
         "controller": _FLEET,
         "embedder": {f"{_API}.embedder.v1.EmbedderService": ("EmbedText", "EmbedImage")},
         "vectordb-gateway": {

@@ -12,6 +12,7 @@ REQUESTS = counter(
 # Alerts use rates, which miss a first event that creates its series.
 for _state in ("accepted", "rejected", "completed", "failed", "cancelled", "expired"):
     REQUESTS.labels(_state)
+CELL = gauge("pentimento_frontdoor_cell_count", "1 for the cell of this frontdoor; none without cells.", ["cell"])
 OTHER_CELL = counter("pentimento_frontdoor_other_cell_total", "Calls that were led to another cell.")
 QUEUE = gauge("pentimento_frontdoor_queue_count", "Requests waiting for a worker.", ["pool"])
 RUNNING = gauge("pentimento_frontdoor_running_count", "Requests running on a worker.", ["pool"])

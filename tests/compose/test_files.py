@@ -22,6 +22,8 @@ from pentimento.rpc.tokens import TokenFile
 from pentimento.settings import load_settings
 from pentimento.settings.declaration import by_name
 from services.controller.settings import ControllerSettings
+from services.edge.settings import EdgeSettings
+from services.frontdoor.settings import FrontdoorSettings
 from tests.compose.declared import ROOT, Service, read, services
 
 EMBEDDED, REAL = "docker-compose.embedded.yml", "docker-compose.yml"
@@ -328,14 +330,42 @@ def test_secrets_are_made_once_and_are_those_the_composition_mounts(secrets: Pat
     first = {path.name: path.read_text() for path in secrets.iterdir()}
     make_secrets(secrets)
 
-    mounted = {Path(secret["file"]).name for secret in read(REAL)["secrets"].values()}
+    files = [read(file)["secrets"] for file in (REAL, "docker-compose.cells.yml")]
+    mounted = {Path(secret["file"]).name for given in files for secret in given.values()}
     assert {path.name: path.read_text() for path in secrets.iterdir()} == first
     assert set(first) == mounted | {"user_token", "admin_token"}
 
 
+def test_cells_of_the_composition_start_with_own_stores_and_know_each_other(secrets: Path) -> None:
+    overlay, base = services("docker-compose.cells.yml"), services(REAL)
+    mounted = secrets / "mounted"
+    mounted.mkdir()
+    for file in ("docker-compose.cells.yml", REAL):
+        for name, secret in read(file)["secrets"].items():
+            (mounted / name).write_text((secrets / Path(secret["file"]).name).read_text())
+    loaded = {}
+    for name, section in (("frontdoor", "frontdoor"), ("frontdoor-b", "frontdoor"), ("edge", "edge")):
+        given = base.get(name, {"environment": {}})["environment"] | overlay[name]["environment"]
+        given = {key: str(value or "").replace("/run/secrets", str(mounted)) for key, value in given.items()}
+        kinds = {"frontdoor": FrontdoorSettings, "edge": EdgeSettings}
+        loaded[name] = load_settings(kinds[section], section, [], given)
+    first, second, edge = loaded.values()
+    assert first.read_cells() == second.read_cells() == edge.read_cells()
+    assert (first.frontdoor_id, second.frontdoor_id) == ("frontdoor", "b")
+    assert [one.ledger_url.partition("@")[2] for one in (first, second)] == [
+        "ledger:5432/pentimento",
+        "ledger-b:5432/pentimento",
+    ]
+    assert second.tenants_url == first.ledger_url
+    assert [url.partition("?")[0] for url in edge.files_url] == [
+        one.objects_url.partition("?")[0] for one in (first, second)
+    ]
+    assert not overlay["frontdoor-b"]["ports"]
+
+
 def test_full_disk_leaves_no_empty_secret(tmp_path: Path) -> None:
     write = Path.write_text
-    for written in range(14):
+    for written in range(15):
         folder, left = tmp_path / str(written), iter(range(written))
         folder.mkdir()
 

@@ -1,8 +1,8 @@
-"""Migrate every ledger of a database: `python -m pentimento.stores.ledger.migrate_all URL`.
+"""Migrate every ledger of databases: `python -m pentimento.stores.ledger.migrate_all URL…`.
 
 Each service migrates its own ledger at its start. An upgrade of a cluster does it before, once, while processes of the
 former version continue on the newer tables. The command prints a line per ledger; it exits with 1 if it cannot migrate
-one, with 2 without a URL.
+one, with 2 without a URL. Of the second database on, which cells have, only the journal is migrated.
 """
 
 import sys
@@ -23,13 +23,14 @@ LEDGERS: Mapping[str, Callable[[str], Any]] = {
 
 
 def main(arguments: list[str]) -> int:
-    """Migrate the ledgers at the URL and return the exit status; they may be missing, or up to date."""
-    if len(arguments) != 1:
-        sys.stderr.write("usage: python -m pentimento.stores.ledger.migrate_all URL\n")
+    """Migrate the ledgers at the URLs and return the exit status; they may be missing, or up to date."""
+    if not arguments:
+        sys.stderr.write("usage: python -m pentimento.stores.ledger.migrate_all URL…\n")
         return 2
-    for component, open_ledger in LEDGERS.items():
+    first, *cells = arguments
+    for component, url in [*((name, first) for name in LEDGERS), *(("journal", cell) for cell in cells)]:
         try:
-            open_ledger(arguments[0]).close()
+            LEDGERS[component](url).close()
         except PentimentoError as error:
             sys.stderr.write(f"{component}: {error}\n")
             return 1

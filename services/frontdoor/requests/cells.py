@@ -8,7 +8,7 @@ from pentimento.domain.errors import NotFound, PentimentoError, Unavailable
 from pentimento.domain.reasons import Reason
 from pentimento.policies.cells import CellMap, tagged_digits
 from pentimento.stores.ledger import Journal
-from services.frontdoor.metrics import OTHER_CELL
+from services.frontdoor.metrics import CELL, OTHER_CELL
 from services.frontdoor.requests.jobs import Jobs
 
 # A former cell that does not answer in this time may hold the key: the call fails, and its retry asks again.
@@ -33,6 +33,8 @@ class CellGate:
         self._journal = journal
         # The cell that has asked for a tenant's keys.
         self._handed_over: dict[str, str] = {}
+        if own:
+            CELL.labels(own).set(1)
 
     def new_digits(self) -> str:
         """Return the hexadecimal digits of a new request's id, which name this cell."""

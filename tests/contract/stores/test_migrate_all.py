@@ -19,6 +19,14 @@ def test_migrate_all_makes_the_tables_of_every_ledger(tmp_path: Path, capsys: py
     assert capsys.readouterr().out.count("has this build's tables") == 2 * len(LEDGERS)
 
 
+def test_migrate_all_of_cells_makes_the_tables_of_their_journals(tmp_path: Path) -> None:
+    assert main([f"sqlite:///{tmp_path / name}.sqlite" for name in ("main", "cell")]) == 0
+
+    with sqlite3.connect(tmp_path / "cell.sqlite") as database:
+        migrated = {name for (name,) in database.execute("SELECT component FROM schema_versions WHERE version > 0")}
+    assert migrated == {"journal", "tenants"}
+
+
 def test_migrate_all_of_newer_tables_names_the_ledger(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "ledger.sqlite"
     main([f"sqlite:///{file}"])

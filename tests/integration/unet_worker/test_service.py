@@ -70,6 +70,21 @@ async def test_credits_follow_attempts_as_they_come_and_go(worker: Served) -> No
         await result_of(events)
 
 
+async def test_credits_of_another_frontdoor_leave_its_attempts_alone(worker: Served) -> None:
+    own, others = (worker.client.watch_credits(name, 1) for name in ("frontdoor", "other"))
+    await anext(own)
+    assert (await anext(others)).credit_count == 8
+    events = await started(worker, spec=LONG)
+
+    seen = await next_where(others, lambda credits: credits.credit_count == 4)
+
+    assert seen.attempts == ()
+    assert (await next_where(own, lambda credits: credits.attempts)).attempts[0].request_id == "request"
+    await worker.client.cancel("request", 1)
+    with pytest.raises(Cancelled):
+        await result_of(events)
+
+
 async def next_where(feed: AsyncIterator[Any], wanted: Any) -> Any:
     async for message in feed:
         if wanted(message):

@@ -42,6 +42,27 @@ def test_upgrade_migrates_the_ledger_of_the_services(rendered: Rendering) -> Non
     assert open_engine(url).url.username == "pentimento"
 
 
+def test_cells_have_own_databases_and_prefixes_and_know_each_other(rendered: Rendering) -> None:
+    cells = {"names": ["frontdoor", "b"], "former": [["frontdoor"]], "databases": {"b": "other"}}
+    manifests = rendered(EXTERNAL, {"cells": cells})
+    variables = environments(manifests)
+    frontdoors = [variables[name] for name in ("frontdoor", "frontdoor-b")]
+
+    def of(name: str) -> list[str]:
+        return [one[f"PENTIMENTO_FRONTDOOR_{name}"] for one in frontdoors]
+
+    assert of("FRONTDOOR_ID") == ["frontdoor", "b"]
+    assert [open_engine(url).url.database for url in of("LEDGER_URL")] == ["pentimento", "other"]
+    assert [open_engine(url).url.database for url in of("TENANTS_URL")] == ["pentimento", "pentimento"]
+    assert [url.partition("?")[0] for url in of("OBJECTS_URL")] == ["s3://images/objects", "s3://images/objects-b"]
+    addresses = "frontdoor=pentimento-frontdoor:50051,b=pentimento-frontdoor-b:50051"
+    assert {*of("CELLS"), variables["edge"]["PENTIMENTO_EDGE_CELLS"]} == {addresses}
+    assert {*of("CELL_LISTS"), variables["edge"]["PENTIMENTO_EDGE_CELL_LISTS"]} == {"frontdoor+b,frontdoor"}
+    (job,) = RenderedRelease(manifests).of("Job")
+    urls = job["spec"]["template"]["spec"]["containers"][0]["command"][3:]
+    assert [open_engine(url).url.database for url in urls] == ["pentimento", "other"]
+
+
 def test_tls_names_every_replica(rendered: Rendering) -> None:
     variables = environments(rendered(EXTERNAL, {"tls": {"secret": "certificates"}}))
     advertised = {

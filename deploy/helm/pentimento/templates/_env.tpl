@@ -36,7 +36,7 @@ PENTIMENTO_COMMON_TLS_CALLERS_FILE: {{ $tls }}/callers.toml
 {{- $service := printf "%s-%s" (include "pentimento.fullname" .root) .name -}}
 {{- $address = printf "$(POD_NAME).%s.%s.svc:50051" $service .root.Release.Namespace -}}
 {{- else if include "pentimento.secure" .root -}}
-{{- $address = include "pentimento.address" . -}}
+{{- $address = include "pentimento.address" (dict "root" .root "service" (.name | default .service)) -}}
 {{- end -}}
 PENTIMENTO_{{ $section }}_ADVERTISE_ADDRESS: {{ $address }}
 PENTIMENTO_{{ $section }}_CONTROLLER_ADDRESS: {{ include "pentimento.address" (dict "root" .root "service" "controller") }}
@@ -186,6 +186,12 @@ PENTIMENTO_FRONTDOOR_STANDBY: "true"
 {{- if .values.admin }}
 PENTIMENTO_FRONTDOOR_ADMIN_LISTEN: 0.0.0.0:50052
 {{- end }}
+{{- if .cell }}
+PENTIMENTO_FRONTDOOR_FRONTDOOR_ID: {{ .cell | quote }}
+PENTIMENTO_FRONTDOOR_CELLS: {{ include "pentimento.cellAddresses" .root | quote }}
+PENTIMENTO_FRONTDOOR_CELL_LISTS: {{ include "pentimento.cellLists" .root | quote }}
+PENTIMENTO_FRONTDOOR_TENANTS_URL: {{ include "pentimento.ledger" (dict "root" .root "service" "frontdoor") | quote }}
+{{- end }}
 PENTIMENTO_FRONTDOOR_LEDGER_URL: {{ include "pentimento.ledger" . | quote }}
 PENTIMENTO_FRONTDOOR_OBJECTS_URL: {{ include "pentimento.objects" . | quote }}
 PENTIMENTO_FRONTDOOR_SIGNING_KEY_FILE: {{ include "pentimento.signingKey" .root }}
@@ -208,12 +214,20 @@ PENTIMENTO_EDGE_LISTEN: unix:/tmp/pentimento.sock
 PENTIMENTO_EDGE_HTTP_LISTEN: 0.0.0.0:50480
 PENTIMENTO_EDGE_ALLOWED_HOSTS: {{ include "pentimento.text" .values.hosts | quote }}
 PENTIMENTO_EDGE_MODEL_ALIASES: {{ include "pentimento.text" $serving.modelAliases | quote }}
+{{- $cells := include "pentimento.cells" .root | fromYamlArray }}
+{{- $files := list }}
+{{- range $cells | default (list "") }}{{ $files = append $files (include "pentimento.objects" (dict "root" $.root "reader" true "cell" .)) }}{{ end }}
+{{- if $cells }}
+PENTIMENTO_EDGE_CELLS: {{ include "pentimento.cellAddresses" .root | quote }}
+PENTIMENTO_EDGE_CELL_LISTS: {{ include "pentimento.cellLists" .root | quote }}
+{{- else }}
 PENTIMENTO_EDGE_FRONTDOOR_ADDRESS: {{ include "pentimento.address" (dict "root" .root "service" "frontdoor") }}
+{{- end }}
 PENTIMENTO_EDGE_CONTROLLER_ADDRESS: {{ include "pentimento.address" (dict "root" .root "service" "controller") }}
 {{- if .root.Values.gateway.enabled }}
 PENTIMENTO_EDGE_GATEWAY_ADDRESS: {{ include "pentimento.address" (dict "root" .root "service" "vectordb-gateway") }}
 {{- end }}
-PENTIMENTO_EDGE_FILES_URL: {{ include "pentimento.objects" (merge (dict "reader" true) .) | quote }}
+PENTIMENTO_EDGE_FILES_URL: {{ join "," $files | quote }}
 PENTIMENTO_EDGE_SIGNING_KEY_FILE: {{ include "pentimento.signingKey" .root }}
 {{ include "pentimento.env.s3" (merge (dict "file" "s3_reader_credentials") .) }}
 {{- end }}

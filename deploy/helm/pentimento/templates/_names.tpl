@@ -68,6 +68,18 @@ app.kubernetes.io/component: {{ .name }}
 {{- .Values.serviceAccount.name | default (ternary (include "pentimento.fullname" .) "default" .Values.serviceAccount.create) -}}
 {{- end }}
 
+{{/* Every cell that has requests, those of new ones first; none without cells. */}}
+{{- define "pentimento.cells" -}}
+{{- $names := .Values.cells.names -}}
+{{- if $names }}{{ range .Values.cells.former }}{{ $names = concat $names . }}{{ end }}{{ end -}}
+{{- $names | uniq | toYaml -}}
+{{- end }}
+
+{{/* The component of a cell's frontdoor: a release without cells has the cell `frontdoor`. */}}
+{{- define "pentimento.frontdoor" -}}
+{{- if has . (list "" "frontdoor") }}frontdoor{{ else }}frontdoor-{{ . }}{{ end -}}
+{{- end }}
+
 {{/* Every component of the release, as a list: name, service, section of its settings, kind of its object, values.
      With TLS each replica that others call by its own address has a name of its own, so that a certificate fits. */}}
 {{- define "pentimento.components" -}}
@@ -79,13 +91,16 @@ app.kubernetes.io/component: {{ .name }}
   (dict "key" "gateway" "service" "vectordb-gateway" "kind" $own)
   (dict "key" "controlnet" "service" "controlnet-svc" "kind" "StatefulSet")
   (dict "key" "discriminator" "service" "discriminator" "kind" $own)
-  (dict "key" "frontdoor" "service" "frontdoor" "kind" "Deployment")
+  (dict "key" "frontdoor" "service" "frontdoor" "kind" "Deployment" "left" .Values.cells.names)
   (dict "key" "edge" "service" "edge" "kind" "Deployment") -}}
 {{- $all := list -}}
+{{- range $cell := include "pentimento.cells" . | fromYamlArray }}
+{{- $found = append $found (dict "key" "frontdoor" "service" "frontdoor" "name" (include "pentimento.frontdoor" $cell) "kind" "Deployment" "cell" $cell) }}
+{{- end }}
 {{- range $found }}
 {{- $values := mustMergeOverwrite (deepCopy $.Values.defaults) (deepCopy (index $.Values .key)) -}}
 {{- if not (or .left (eq (toString $values.enabled) "false")) }}
-{{- $all = append $all (dict "name" (.name | default .service) "service" .service "kind" .kind "values" $values) -}}
+{{- $all = append $all (dict "name" (.name | default .service) "service" .service "kind" .kind "cell" (.cell | default "") "values" $values) -}}
 {{- end }}
 {{- end }}
 {{- range $pool, $given := .Values.workers }}

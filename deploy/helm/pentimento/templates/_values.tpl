@@ -19,8 +19,9 @@
 {{- printf "%s-%s:50051" (include "pentimento.fullname" .root) .service -}}
 {{- end }}
 
-{{/* The ledger of a service; the password comes from PGPASSWORD. */}}
+{{/* The ledger of a service, and of a cell its own; the password comes from PGPASSWORD. */}}
 {{- define "pentimento.ledger" -}}
+{{- $cell := .cell | default "frontdoor" -}}
 {{- $stores := .root.Values.stores -}}
 {{- if eq $stores.kind "embedded" -}}
 sqlite:////var/lib/pentimento/ledger/{{ .service }}.sqlite
@@ -32,7 +33,8 @@ sqlite:////var/lib/pentimento/ledger/{{ .service }}.sqlite
 {{- $parameters = append $parameters (printf "sslrootcert=%s" (include "pentimento.secretFile" "postgresql-ca.crt")) -}}
 {{- end -}}
 {{- if $database.parameters }}{{ $parameters = append $parameters $database.parameters }}{{ end -}}
-postgresql+psycopg://{{ $database.user }}@/{{ $database.database }}?{{ join "&" $parameters }}
+{{- $name := ternary $database.database (printf "%s_%s" $database.database (replace "-" "_" $cell)) (eq $cell "frontdoor") -}}
+postgresql+psycopg://{{ $database.user }}@/{{ get .root.Values.cells.databases $cell | default $name }}?{{ join "&" $parameters }}
 {{- end -}}
 {{- end }}
 
@@ -51,7 +53,23 @@ qdrant://{{ $stores.qdrant.address }}?{{ join "&" $parameters }}
 {{- end -}}
 {{- end }}
 
-{{/* The object store; a reader's address makes no bucket and signs none. */}}
+{{/* The setting `cells`, and `cell_lists`. */}}
+{{- define "pentimento.cellAddresses" -}}
+{{- $all := list -}}
+{{- range include "pentimento.cells" . | fromYamlArray -}}
+{{- $service := include "pentimento.address" (dict "root" $ "service" (include "pentimento.frontdoor" .)) -}}
+{{- $all = append $all (printf "%s=%s" . (get $.Values.cells.addresses . | default $service)) -}}
+{{- end -}}
+{{- join "," $all -}}
+{{- end }}
+
+{{- define "pentimento.cellLists" -}}
+{{- $all := list -}}
+{{- range prepend .Values.cells.former .Values.cells.names }}{{ $all = append $all (join "+" .) }}{{ end -}}
+{{- join "," $all -}}
+{{- end }}
+
+{{/* The object store, of a cell its own; a reader's address makes no bucket and signs none. */}}
 {{- define "pentimento.objects" -}}
 {{- $stores := .root.Values.stores -}}
 {{- if eq $stores.kind "embedded" -}}
@@ -63,7 +81,9 @@ file:///var/lib/pentimento/objects
 {{- if $stores.s3.createBucket }}{{ $parameters = append $parameters "create_bucket=true" }}{{ end -}}
 {{- $parameters = append $parameters (printf "addresses=%s" $stores.s3.addresses) -}}
 {{- end -}}
-s3://{{ $stores.s3.bucket }}{{ with $stores.s3.prefix }}/{{ . }}{{ end }}?{{ join "&" $parameters }}
+{{- $cell := ternary "" (.cell | default "") (eq (.cell | default "") "frontdoor") -}}
+{{- $prefix := join "-" (compact (list $stores.s3.prefix $cell)) -}}
+s3://{{ $stores.s3.bucket }}{{ with $prefix }}/{{ . }}{{ end }}?{{ join "&" $parameters }}
 {{- end -}}
 {{- end }}
 
@@ -103,12 +123,24 @@ s3://{{ $stores.s3.bucket }}{{ with $stores.s3.prefix }}/{{ . }}{{ end }}?{{ joi
 {{- end }}
 {{- $stores := .Values.stores -}}
 {{- if eq $stores.kind "external" }}
+{{- $cells := .Values.cells }}
+{{- if and (not $cells.names) (or $cells.former $cells.databases $cells.addresses) }}{{ fail "cells.names: cells.former, cells.databases and cells.addresses need it" }}{{ end }}
+{{- $known := include "pentimento.cells" . | fromYamlArray }}
+{{- range $field := list "databases" "addresses" }}
+{{- range $cell := keys (index $cells $field) }}
+{{- if not (has $cell $known) }}{{ fail (printf "cells.%s: no cell is named %s" $field $cell) }}{{ end }}
+{{- end }}
+{{- end }}
+{{- if and .Values.grpcRoute.enabled $cells.names (ne (len $known) (len $cells.addresses)) }}
+{{- fail "grpcRoute.enabled: clients are led to other cells, whose addresses outside the cluster cells.addresses must name" }}
+{{- end }}
 {{- if not $stores.postgresql.hosts }}{{ fail "stores.postgresql.hosts: name a server, or set stores.kind to embedded" }}{{ end }}
 {{- if not $stores.s3.bucket }}{{ fail "stores.s3.bucket: name a bucket, or set stores.kind to embedded" }}{{ end }}
 {{- if and .Values.gateway.enabled (not $stores.qdrant.address) }}
 {{- fail "stores.qdrant.address: name a server, or set gateway.enabled to false" }}
 {{- end }}
 {{- else }}
+{{- if .Values.cells.names }}{{ fail "cells.names: one process opens the embedded stores" }}{{ end }}
 {{- range list "frontdoor" "controller" "gateway" }}
 {{- $values := mustMergeOverwrite (deepCopy $.Values.defaults) (deepCopy (index $.Values .)) }}
 {{- if or (gt (int $values.replicas) 1) (ne $values.autoscaling.kind "none") }}
