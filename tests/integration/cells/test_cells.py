@@ -206,6 +206,24 @@ async def test_key_of_a_tenant_is_accepted_by_every_cell(cells: RunningCells) ->
         assert tags(await request_ids(http, "secret")) == ["b"]
 
 
+async def test_data_of_a_deleted_tenant_is_deleted_in_every_cell(cells: RunningCells) -> None:
+    first, second = [await cells.start(name, OLD, tenant_grace_h=0.0) for name in ("a", "b")]
+    ledger = first.parts.journal.tenants
+    await asyncio.wrap_future(ledger.create("initech", TenantQuota()))
+    await asyncio.wrap_future(ledger.add_key(HashedKey(TenantKey("k", "initech", 0.0), hash_token("secret"))))
+    await second.parts.tenants.refresh()
+    async with cells.client("b", "secret") as client:
+        await client.generate(REQUEST)
+    assert accepted_requests(cells.folder, "b").total() == 1
+    await asyncio.wrap_future(ledger.delete("initech"))
+
+    # The cell that has none of its data comes first.
+    for cell in (first, second):
+        await cell.departures.forget_departed()
+
+    assert accepted_requests(cells.folder, "b").total() == 0
+
+
 async def test_page_token_of_another_cell_is_rejected(cells: RunningCells) -> None:
     await cells.start("a", OLD)
     await cells.start("b", OLD)
