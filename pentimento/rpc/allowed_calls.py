@@ -41,7 +41,7 @@ ALLOWED_CALLS: Mapping[str, Mapping[str, Methods]] = {
         "vectordb-gateway": {f"{_API}.vectordb.v1.VectordbGatewayService": ("GetStatistics",)},
     },
     "frontdoor": {
-        # Of another cell.
+        # A tenant that moved is known to its former cell.
         "frontdoor": {f"{_API}.frontdoor.v1.FrontdoorService": ("FindKey",)},
         "controller": _FLEET,
         "embedder": {f"{_API}.embedder.v1.EmbedderService": ("EmbedText", "EmbedImage")},

@@ -151,7 +151,9 @@ def wire(settings: FrontdoorSettings, journal: Journal, epoch: int) -> Frontdoor
     parts = _parts(settings, journal, identity, interpreter, keeper, tenant_book)
     interpreter.perform_with({kind: partial(perform, parts) for kind, perform in PERFORMERS.items()})
     quotas = Quotas(quota_limits(settings), parts.jobs, parts.inputs, keeper, journal.objects)
-    tenants = TenantRequests(journal, parts.dataplane, lambda tenant: _retention_s(settings, tenant_book, tenant), parts.cells)
+    tenants = TenantRequests(
+        journal, parts.dataplane, lambda tenant: _retention_s(settings, tenant_book, tenant), parts.cells
+    )
     webhooks = wire_webhooks(settings, journal.webhooks, parts.clock, keys)
     parts.jobs.on_end = partial(_on_end, parts.inputs, webhooks)
     callers = Callers(settings.calls_per_key)

@@ -86,7 +86,7 @@ class ErasureLedger:
 
     @submitted
     def adopt(self, connection: Connection, departures: Sequence[Mapping[str, Any]]) -> None:
-        """Store departures of another ledger, to erase what this one's journal has of them; one is stored once."""
+        """Store departures of another ledger, to erase what this journal has. A stored one stays as it is."""
         for one in departures:
             _ADOPT.first(connection, **one)
 

@@ -55,7 +55,7 @@ class Erasures:
         """Keep a deleted tenant's data for `grace_s` seconds. `seal` returns the text of a receipt."""
         self._stores = stores
         self._ledger = stores.journal.erasures
-        # Of all cells; each erases its own data, with a receipt of its own.
+        # The tenants' ledger, which cells share: each cell erases its data and writes a receipt.
         self._departures = stores.journal.departures
         self._identity = identity
         self._clock = clock
@@ -87,7 +87,7 @@ class Erasures:
         return asked
 
     async def erasures(self, name: str = "") -> list[Erasure]:
-        """Return the erasures of the name, or all, as far as this cell is with them. Raises StoreUnavailable."""
+        """Return the erasures of the name, or all, with this cell's progress. Raises StoreUnavailable."""
         found = {one.tenant_id: one for one in await asyncio.wrap_future(self._departures.erasures(name))}
         found |= {one.tenant_id: one for one in await asyncio.wrap_future(self._ledger.erasures(name))}
         return [replace(one, waits_for=self._waits_for.get(one.tenant_id, "")) for one in found.values()]

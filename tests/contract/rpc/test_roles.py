@@ -80,6 +80,8 @@ MAY_CALL = {
     "tenants.v1.TenantService.UpdateTenant": TENANT_ADMINS,
     "tenants.v1.TenantService.DeleteTenant": TENANT_ADMINS,
     "tenants.v1.TenantService.RestoreTenant": TENANT_ADMINS,
+    "tenants.v1.TenantService.EraseTenant": TENANT_ADMINS,
+    "tenants.v1.TenantService.ListErasures": TENANT_ADMINS,
     "tenants.v1.TenantService.CreateKey": TENANT_ADMINS,
     "tenants.v1.TenantService.ListKeys": TENANT_ADMINS,
     "tenants.v1.TenantService.RotateKey": TENANT_ADMINS,

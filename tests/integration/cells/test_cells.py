@@ -8,6 +8,7 @@ import pytest
 from lab.fixtures.paced_worker import PacedWorker
 from pentimento.clients.frontdoor import FrontdoorClient
 from pentimento.clients.image import ImageClient
+from pentimento.domain.erasure import ErasureState
 from pentimento.domain.errors import FailedPrecondition, NotFound, PermissionDenied
 from pentimento.domain.image_request import CellAddress, TenantCells
 from pentimento.domain.requests import RequestState
@@ -219,9 +220,14 @@ async def test_data_of_a_deleted_tenant_is_deleted_in_every_cell(cells: RunningC
 
     # The cell that has none of its data comes first.
     for cell in (first, second):
-        await cell.departures.forget_departed()
+        await cell.erasures.erase_due()
 
     assert accepted_requests(cells.folder, "b").total() == 0
+    counted = [(await cell.erasures.erasures("initech"))[0] for cell in (first, second)]
+    assert [one.state for one in counted] == [ErasureState.RUNNING] * 2
+    assert [{one.kind: one.count for one in erasure.deleted}.get("requests", 0) for erasure in counted] == [0, 1]
+    with pytest.raises(NotFound):
+        await asyncio.wrap_future(ledger.restore("initech", 0.0))
 
 
 async def test_page_token_of_another_cell_is_rejected(cells: RunningCells) -> None:

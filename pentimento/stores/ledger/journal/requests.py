@@ -117,8 +117,8 @@ class Journal(EpochLedger):
     Futures fail with StoreFull or StoreUnavailable. After the latter the change may or may not be committed; every
     method may be repeated with the same arguments. All except `get`, `unfinished` and `load_plan` change state.
     `objects`: images and other objects in the ledger; `pins`: requests kept until a time; `listing`: requests by
-    tenant; `webhooks`: receivers of requests' ends; `tenants`; `departures`: deleted ones; `erasures`: those that this
-    journal has or had data of; `time`: the time that measures deadlines.
+    tenant; `webhooks`: receivers of requests' ends; `tenants`; `departures`: the deleted ones; `erasures`: this
+    journal's progress with their data; `time`: the time that measures deadlines.
     """
 
     def __init__(
