@@ -131,7 +131,8 @@ async def test_every_route_by_every_role(edge: EdgeUnderTest) -> None:
 
 async def test_a_tenants_key_is_as_good_over_http_and_its_quota_says_when_to_come_back(edge: EdgeUnderTest) -> None:
     parts = edge.suite.frontdoor.parts
-    tenants = TenantAdministration(parts.journal.tenants, parts.tenants, parts.usage, parts.clock, 0.0)
+    erasures = edge.suite.frontdoor.erasures
+    tenants = TenantAdministration(parts.journal.tenants, parts.tenants, parts.usage, erasures, parts.clock, 0.0)
     await tenants.create("greedy", TenantQuota(requests_per_s=0.01, burst_count=2))
     _, secret = await tenants.create_key("greedy", None)
     body = {"prompt": "x", "num_inference_steps": 1}
