@@ -86,7 +86,7 @@ class ErasureLedger:
 
     @submitted
     def adopt(self, connection: Connection, departures: Sequence[Mapping[str, Any]]) -> None:
-        """Store departures of another ledger, to erase what this journal has. A stored one stays as it is."""
+        """Store departures of another ledger, to erase what this journal has. A stored one is not changed."""
         for one in departures:
             _ADOPT.first(connection, **one)
 
