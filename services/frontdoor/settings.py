@@ -15,6 +15,18 @@ from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.rpc.settings import check_address
 from pentimento.settings import setting
 
+# Settings that need another one.
+NEEDED = {
+    "webhook_hosts": "signing_key_file",
+    "make_signing_key": "signing_key_file",
+    "image_embedder_address": "embedder_address",
+    "c2pa_certificate_file": "c2pa_key_file",
+    "c2pa_key_file": "c2pa_certificate_file",
+    "c2pa_timestamp_url": "c2pa_certificate_file",
+    "safety_checks": "safety_addresses",
+    "cell_lists": "cells",
+}
+
 
 @dataclass(frozen=True)
 class FrontdoorSettings:
@@ -256,21 +268,12 @@ class FrontdoorSettings:
     def __post_init__(self) -> None:
         if self.default_deadline_s > self.max_deadline_s:
             raise ValueError("--default-deadline-s must be at most --max-deadline-s")
-        if self.webhook_hosts and self.signing_key_file is None:
-            raise ValueError("--webhook-hosts needs --signing-key-file")
-        if self.make_signing_key and self.signing_key_file is None:
-            raise ValueError("--make-signing-key needs --signing-key-file")
-        if self.image_embedder_address and not self.embedder_address:
-            raise ValueError("--image-embedder-address needs --embedder-address, which finds latents")
-        if (self.c2pa_certificate_file is None) != (self.c2pa_key_file is None):
-            raise ValueError("--c2pa-certificate-file and --c2pa-key-file need each other")
-        if self.c2pa_timestamp_url and self.c2pa_certificate_file is None:
-            raise ValueError("--c2pa-timestamp-url needs --c2pa-certificate-file")
+        for given, needed in NEEDED.items():
+            if getattr(self, given) and not getattr(self, needed):
+                raise ValueError(f"--{given.replace('_', '-')} needs --{needed.replace('_', '-')}")
         self._check_admin()
         if unknown := set(self.safety_checks) - SUBJECTS:
             raise ValueError(f"--safety-checks must be prompt and image, got {sorted(unknown)[0]!r:.80}")
-        if self.safety_checks and not self.safety_addresses:
-            raise ValueError("--safety-checks needs --safety-addresses")
         if not self.frontdoor_id:
             raise ValueError("--frontdoor-id must not be empty")
         if self.cells and self.frontdoor_id not in self.read_cells().addresses:
@@ -279,8 +282,6 @@ class FrontdoorSettings:
 
     def read_cells(self) -> CellMap:
         """Return the cells. Raises ValueError."""
-        if self.cell_lists and not self.cells:
-            raise ValueError("--cell-lists needs --cells")
         return read_cells(self.cells, self.cell_lists)
 
     def _check_admin(self) -> None:

@@ -72,7 +72,7 @@ async def test_image_is_signed_at_frontdoor_edge_and_store_and_replays_equal(fol
 
 async def test_certificate_without_key_is_rejected(folder: Path, worker: PacedWorker) -> None:
     certificate, _ = ContentAuthority().issue(folder)
-    with pytest.raises(ValueError, match="--c2pa-certificate-file and --c2pa-key-file need each other"):
+    with pytest.raises(ValueError, match="--c2pa-certificate-file needs --c2pa-key-file"):
         async with running_suite(folder, c2pa_certificate_file=certificate):
             pass
     async with running_suite(folder) as suite:
