@@ -63,6 +63,7 @@ SUITES = (
             "tests/contract/stores/test_cache_machine.py",
             "tests/contract/stores/test_cache_parts.py",
             "tests/contract/stores/test_cache_quality.py",
+            "tests/contract/stores/test_erasure_ledger.py",
             "tests/contract/stores/test_fleet_ledger.py",
             "tests/contract/stores/test_journal.py",
             "tests/contract/stores/test_journal_jobs.py",
