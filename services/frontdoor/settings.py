@@ -276,13 +276,14 @@ class FrontdoorSettings:
             raise ValueError(f"--safety-checks must be prompt and image, got {sorted(unknown)[0]!r:.80}")
         if not self.frontdoor_id:
             raise ValueError("--frontdoor-id must not be empty")
-        if self.cells and self.frontdoor_id not in self.read_cells().addresses:
-            raise ValueError(f"--cells must have --frontdoor-id, got none named {self.frontdoor_id!r:.80}")
         self.read_cells()
 
     def read_cells(self) -> CellMap:
         """Return the cells. Raises ValueError."""
-        return read_cells(self.cells, self.cell_lists)
+        found = read_cells(self.cells, self.cell_lists)
+        if self.cells and self.frontdoor_id not in found.addresses:
+            raise ValueError(f"--cells must have --frontdoor-id, got none named {self.frontdoor_id!r:.80}")
+        return found
 
     def _check_admin(self) -> None:
         for address in self.admin_listen:

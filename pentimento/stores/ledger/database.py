@@ -33,16 +33,16 @@ _POSTGRESQL_ARGUMENTS = {
 _POSTGRESQL_OPTIONS = "-c statement_timeout=10000 -c idle_in_transaction_session_timeout=10000"
 
 
-def open_engine(url: str) -> Engine:
+def open_engine(url: str, setting: str = "ledger_url") -> Engine:
     """Return an engine for `sqlite:////absolute/path` or `postgresql+psycopg://user@host/database?passfile=…`.
 
     SQLite runs in WAL mode with `synchronous=FULL`: a commit that returned survives a power cut, as in PostgreSQL.
-    Raises InvalidArgument for any other url. The first use connects.
+    Raises InvalidArgument, which names the setting, for any other url. The first use connects.
     """
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
-        raise InvalidArgument.of("ledger_url", "must be a database url") from None
+        raise InvalidArgument.of(setting, "must be a database url") from None
     if parsed.drivername == "sqlite" and parsed.database and Path(parsed.database).is_absolute():
         return _open_sqlite(parsed)
     if parsed.drivername == "postgresql+psycopg":
@@ -51,7 +51,7 @@ def open_engine(url: str) -> Engine:
         options = " ".join([_POSTGRESQL_OPTIONS, *parsed.normalized_query.get("options", ())])
         return create_engine(parsed, connect_args=arguments | {"options": options}, pool_pre_ping=True, pool_size=4)
     raise InvalidArgument.of(
-        "ledger_url", f"must be sqlite:////absolute/path or postgresql+psycopg://…, got {parsed.drivername!r}"
+        setting, f"must be sqlite:////absolute/path or postgresql+psycopg://…, got {parsed.drivername!r}"
     )
 
 

@@ -5,7 +5,7 @@ in between repeats the deletion, and each object counts once. Rows count in the 
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, and_, bindparam, or_, select, update
@@ -26,11 +26,10 @@ _OF_NAME = Statement(select(_departures).where(_departures.c.tenant == bindparam
 _IS_IT = _departures.c.tenant_id == bindparam("id")
 _ONE = Statement(select(_departures).where(_IS_IT))
 _IS_OPEN = _departures.c.purged_at.is_(None)
-_DUE = Statement(
-    select(_departures.c.tenant_id)
-    .where(_IS_OPEN, or_(_departures.c.deleted_at <= bindparam("before"), _departures.c.erase_at.is_not(None)))
-    .order_by(*_ORDER)
-)
+_IDENTITIES = select(_departures.c.tenant_id).order_by(*_ORDER)
+_KNOWN = Statement(_IDENTITIES)
+_ENDED = _IDENTITIES.where(or_(_departures.c.deleted_at <= bindparam("before"), _departures.c.erase_at.is_not(None)))
+_TAKEN, _DUE = Statement(_ENDED), Statement(_ENDED.where(_IS_OPEN))
 _ASK = Statement(update(_departures).where(_IS_IT, _IS_OPEN, _departures.c.erase_at.is_(None)))
 _BEGIN = Statement(update(_departures).where(_IS_IT, _departures.c.began_at.is_(None)))
 _ADOPT = insert_unless_present(_departures)
@@ -75,9 +74,15 @@ class ErasureLedger:
         return _DUE.scalars(connection, before=deleted_before)
 
     @submitted
-    def take(self, connection: Connection, deleted_before: float) -> list[dict[str, Any]]:
-        """Return the departures that are due, and note that their erasure runs, which no restoration may follow."""
-        found = _DUE.scalars(connection, before=deleted_before)
+    def known(self, connection: Connection) -> frozenset[str]:
+        """Return the identities of all erasures."""
+        return frozenset(_KNOWN.scalars(connection))
+
+    @submitted
+    def take(self, connection: Connection, deleted_before: float, known: Collection[str]) -> list[dict[str, Any]]:
+        """Return the departures whose grace has ended, except `known`, and note that their erasure runs, which no
+        restoration may follow. Those that another cell, whose journal is in this ledger, has erased are included."""
+        found = [one for one in _TAKEN.scalars(connection, before=deleted_before) if one not in known]
         for tenant_id in found:
             _BEGIN.change(connection, id=tenant_id, began_at=self._clock.wall())
         wanted = ("tenant_id", "tenant", "quota", "created_at", "revision", "deleted_at", "erase_at")

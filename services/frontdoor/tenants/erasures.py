@@ -9,7 +9,7 @@ from typing import Any
 
 from pentimento.clients.gateway import GatewayClient
 from pentimento.domain.clock import Clock, SteadyClock
-from pentimento.domain.erasure import ErasedKind, Erasure, cache_kinds, receipt_of
+from pentimento.domain.erasure import ErasedKind, Erasure, ErasureState, cache_kinds, receipt_of
 from pentimento.domain.errors import PentimentoError
 from pentimento.stores.ledger import Journal
 from services.frontdoor.identity import Identity
@@ -88,7 +88,9 @@ class Erasures:
 
     async def erasures(self, name: str = "") -> list[Erasure]:
         """Return the erasures of the name, or all, with this cell's progress. Raises StoreUnavailable."""
-        found = {one.tenant_id: one for one in await asyncio.wrap_future(self._departures.erasures(name))}
+        departed = await asyncio.wrap_future(self._departures.erasures(name))
+        # Their progress may be another cell's, whose journal has the tenants.
+        found = {one.tenant_id: _unknown_here(one) for one in departed}
         found |= {one.tenant_id: one for one in await asyncio.wrap_future(self._ledger.erasures(name))}
         return [replace(one, waits_for=self._waits_for.get(one.tenant_id, "")) for one in found.values()]
 
@@ -96,7 +98,8 @@ class Erasures:
         """Continue every erasure that is due. Raises StoreUnavailable if the ledger is away."""
         before = min(self._steady_clock.wall(), self._clock.wall()) - self._grace_s
         if self._departures is not self._ledger:
-            departed = await asyncio.wrap_future(self._departures.take(before))
+            known = await asyncio.wrap_future(self._ledger.known())
+            departed = await asyncio.wrap_future(self._departures.take(before, known))
             await asyncio.wrap_future(self._ledger.adopt(departed))
         for tenant_id in await asyncio.wrap_future(self._ledger.due(before)):
             try:
@@ -179,3 +182,7 @@ class Erasures:
         await asyncio.wrap_future(self._ledger.finish(tenant_id, finished_at, receipt))
         del self._known_at[tenant_id]
         logger.info("a tenant is erased; its usage stays")
+
+
+def _unknown_here(departed: Erasure) -> Erasure:
+    return Erasure(departed.tenant, departed.tenant_id, ErasureState.WAITING, departed.deleted_at)

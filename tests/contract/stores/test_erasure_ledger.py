@@ -6,7 +6,7 @@ import pytest
 
 from lab.fixtures.clocks import SetClock
 from pentimento.domain.erasure import ErasedKind, ErasureState
-from pentimento.domain.errors import NotFound
+from pentimento.domain.errors import InvalidArgument, NotFound
 from pentimento.domain.requests import RequestState
 from pentimento.domain.tenants import HashedKey, TenantKey, TenantQuota
 from pentimento.stores.ledger import Journal, open_journal
@@ -111,3 +111,8 @@ def test_erase_requests_takes_ended_ones_of_the_tenant_and_counts_them(journal: 
     assert journal.known(["runs"], "acme").result() and journal.known(["other"], "other").result()
     (found,) = journal.erasures.erasures("acme").result()
     assert found.deleted == (ErasedKind("requests", 1), ErasedKind("results", 0))
+
+
+def test_unusable_address_of_the_tenants_ledger_names_its_setting(ledger_url: str) -> None:
+    with pytest.raises(InvalidArgument, match="tenants_url: must be sqlite"):
+        open_journal(ledger_url, tenants_url="mysql://host/tenants")

@@ -43,6 +43,8 @@ class RunningCells:
 
     folder: Path
     names: Sequence[str]
+    # The cell whose journal has the tenants, as in `pentimento up`, compose and the chart; "": none.
+    tenants_of: str = ""
 
     def __post_init__(self) -> None:
         self._running: dict[str, tuple[Frontdoor, Any]] = {}
@@ -55,11 +57,13 @@ class RunningCells:
     def settings(self, name: str, lists: Sequence[str], **changes: Any) -> FrontdoorSettings:
         own = self.folder / f"cell-{name}"
         own.mkdir(exist_ok=True)
+        of_cell = self.folder / f"cell-{self.tenants_of}" / "journal.sqlite"
+        tenants = of_cell if self.tenants_of else self.folder / "tenants.sqlite"
         settings = settings_of(
             own,
             self.token_file,
             worker_addresses=(f"unix:{self.folder / 'w1'}",),
-            tenants_url=f"sqlite:///{self.folder / 'tenants.sqlite'}",
+            tenants_url=f"sqlite:///{tenants}",
             frontdoor_id=name,
             cells=self.addresses,
             cell_lists=tuple(lists),

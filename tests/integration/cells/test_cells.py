@@ -230,6 +230,29 @@ async def test_data_of_a_deleted_tenant_is_deleted_in_every_cell(cells: RunningC
         await asyncio.wrap_future(ledger.restore("initech", 0.0))
 
 
+async def test_cell_erases_what_the_cell_with_the_tenants_ledger_has_erased_before(cells: RunningCells) -> None:
+    cells.tenants_of = "a"
+    first, second = [await cells.start(name, OLD, tenant_grace_h=0.0) for name in ("a", "b")]
+    journal = first.parts.journal
+    assert journal.departures is journal.erasures
+    await asyncio.wrap_future(journal.tenants.create("initech", TenantQuota()))
+    await asyncio.wrap_future(journal.tenants.add_key(HashedKey(TenantKey("k", "initech", 0.0), hash_token("secret"))))
+    await second.parts.tenants.refresh()
+    async with cells.client("b", "secret") as client:
+        await client.generate(REQUEST)
+    await asyncio.wrap_future(journal.tenants.delete("initech"))
+    await asyncio.wrap_future(journal.erasures.finish("initech", 1.0, "receipt of a"))
+    (unknown,) = await second.erasures.erasures("initech")
+    assert (unknown.state, unknown.receipt) == (ErasureState.WAITING, "")
+
+    await second.erasures.erase_due()
+
+    assert accepted_requests(cells.folder, "b").total() == 0
+    (running,) = await second.erasures.erasures("initech")
+    assert (running.state, running.finished_at) == (ErasureState.RUNNING, None)
+    assert [(one.kind, one.count) for one in running.deleted if one.kind == "requests"] == [("requests", 1)]
+
+
 async def test_page_token_of_another_cell_is_rejected(cells: RunningCells) -> None:
     await cells.start("a", OLD)
     await cells.start("b", OLD)

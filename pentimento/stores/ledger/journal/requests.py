@@ -101,7 +101,7 @@ def open_journal(url: str, clock: Clock | None = None, tenants_url: str = "") ->
     """Connect to the journal at `url` (as in `open_engine`), migrate and return it; `tenants_url`: the ledger of its
     tenants, if another one. Raises StoreUnavailable, SchemaMismatch, InvalidArgument."""
     engine = open_engine(url)
-    tenants = open_engine(tenants_url) if tenants_url else engine
+    tenants = open_engine(tenants_url, "tenants_url") if tenants_url not in ("", url) else engine
     migrate(engine, tables.SCHEMA)
     for ledger in {engine, tenants}:
         migrate(ledger, TENANTS)
