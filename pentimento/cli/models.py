@@ -27,8 +27,9 @@ from pentimento.domain.models import (
     RegisteredModels,
 )
 from pentimento.files.adapter_registry import sign_registry
+from pentimento.files.ed25519_keys import read_private_key
 from pentimento.files.json_values import from_json, to_json
-from pentimento.files.signed_entries import key_id_of, read_private_key, signed_variant, with_signature
+from pentimento.files.signed_entries import key_id_of, signed_variant, with_signature
 from pentimento.supervisor.models import find_model
 
 T = TypeVar("T")
@@ -99,7 +100,7 @@ def add(
     elif path is not None:
         variant = replace(variant.without_blocks, default_steps=0, default_guidance_scale=0.0)
     if signing_key is not None:
-        variant = signed_variant(variant, read_private_key(signing_key), wall_ms())
+        variant = signed_variant(variant, read_private_key(signing_key, "signing_key"), wall_ms())
 
     async def register(client: ModelRepositoryClient) -> int:
         uploaded_bytes = await upload(client, variant, path) if path is not None and is_uploaded else 0
@@ -122,7 +123,7 @@ def add(
 def sign(entry: str, signing_key: Path, as_json: bool, **options: Any) -> None:
     """Sign the registered model NAME, or every entry of a registry.json, in place of earlier signatures. Workers with
     `registry_public_keys` load signed entries only."""
-    key, now_ms = read_private_key(signing_key), wall_ms()
+    key, now_ms = read_private_key(signing_key, "signing_key"), wall_ms()
     key_id = key_id_of(key.public_key())
     if entry.endswith(".json"):
         names = sign_registry(Path(entry), lambda one: with_signature(one, key, now_ms))

@@ -15,7 +15,7 @@ from pentimento.cli.calls import ask_channel
 from pentimento.cli.connection import calling, running_suite
 from pentimento.cli.options import FINITE, duration_ms, json_option, say
 from pentimento.clients.frontdoor import TenantsClient
-from pentimento.domain.erasure import Erasure
+from pentimento.domain.erasure import RECEIPT_FORM, Erasure
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
 from pentimento.domain.tenants import DAY_S, HOUR_S, USAGE_KEPT_S, Tenant, TenantKey, TenantQuota, UsagePeriod
 from pentimento.files.json_values import to_json
@@ -153,8 +153,13 @@ def receipt(name: str, as_json: bool, **options: Any) -> None:
 @click.option("--public-key", default="", help="64 hexadecimal digits of the key that must have signed it")
 @json_option
 def check_receipt(file: Path, public_key: str, as_json: bool) -> None:
-    """Check digest and signature of the receipt in FILE, and print the deleted data."""
-    found = open_seal(file.read_text(encoding="utf-8"), public_key)
+    """Check digest and signature of the receipt in FILE, and print the deleted data. Without --public-key it may be
+    signed by anyone, or by none."""
+    found = open_seal(file.read_text(encoding="utf-8", errors="replace"), public_key)
+    if found.get("form") != RECEIPT_FORM:
+        raise InvalidArgument.of("form", f"must be {RECEIPT_FORM}")
+    if not public_key:
+        click.echo("who signed it is not checked: give --public-key", err=True)
     if as_json:
         say(found, "", as_json=True)
         return

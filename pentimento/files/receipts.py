@@ -1,6 +1,6 @@
 """Seal receipts with a digest and an ed25519 signature, and check them.
 
-    text = seal(document, read_receipt_key(Path("receipts.pem")))
+    text = seal(document, read_private_key(Path("receipts.pem"), "receipt_key_file"))
     document = open_seal(text, public_key)  # raises InvalidArgument for a changed document or another key
 
 The digest and the signature are of the document as JSON with sorted keys and without spaces.
@@ -11,7 +11,6 @@ import json
 import secrets
 from base64 import b64encode
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pentimento.domain.errors import InvalidArgument
@@ -30,24 +29,6 @@ def new_receipt_key() -> str:
     return f"-----BEGIN PRIVATE KEY-----\n{encoded}\n-----END PRIVATE KEY-----\n"
 
 
-def read_receipt_key(path: Path) -> "Ed25519PrivateKey":
-    """Return the private key of a PEM file, as `openssl genpkey -algorithm ed25519` writes it. Raises InvalidArgument
-    that names the file, never its content."""
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    try:
-        found = serialization.load_pem_private_key(path.read_bytes(), password=None)
-    except OSError as error:
-        raise InvalidArgument.of(str(path), f"cannot be read: {type(error).__name__}") from None
-    except (TypeError, ValueError, UnsupportedAlgorithm):
-        raise InvalidArgument.of(str(path), "must be a private key as PEM without a password") from None
-    if not isinstance(found, Ed25519PrivateKey):
-        raise InvalidArgument.of(str(path), f"must be an ed25519 key, is {type(found).__name__}")
-    return found
-
-
 def seal(document: Mapping[str, Any], key: "Ed25519PrivateKey | None") -> str:
     """Return the receipt as JSON, with its digest, and its signature if there is a key."""
     data = _canonical(document)
@@ -64,7 +45,10 @@ def open_seal(text: str, public_key: str = "") -> dict[str, Any]:
     sealed = _parsed(text)
     document: dict[str, Any] = sealed["receipt"]
     signature = sealed.get("signature")
-    data = _canonical(document)
+    try:
+        data = _canonical(document)
+    except UnicodeEncodeError:
+        raise InvalidArgument.of("receipt", "must be text in Unicode") from None
     if sealed.get("digest") != _digest(data):
         raise InvalidArgument.of("digest", "must be that of the receipt, which was changed")
     if signature is None and public_key:

@@ -1,6 +1,6 @@
 """Sign entries of registries with ed25519, and verify them before anything that they name is loaded.
 
-signed = with_signature(entry, read_private_key(Path("registry.key")), now_ms)   # an object of JSON
+signed = with_signature(entry, read_private_key(Path("registry.key"), "signing_key"), now_ms)   # an object of JSON
 trusted = TrustedEntries(Path("registry.pub"), Path("components"))               # one or several public keys, PEM
 trusted.check("tiny-heavy", signed)                                              # raises FailedPrecondition
 
@@ -38,24 +38,10 @@ KEY_ID_LENGTH = 16
 _PUBLIC_KEY = re.compile(rb"-----BEGIN PUBLIC KEY-----.*?-----END PUBLIC KEY-----", re.DOTALL)
 
 
-def read_private_key(path: Path) -> "Ed25519PrivateKey":
-    """Return the private key of a PEM file. Raises InvalidArgument for another file."""
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
-    try:
-        key = load_pem_private_key(path.read_bytes(), None)
-    except (OSError, ValueError, TypeError) as error:
-        limit = f"{path}: must be a PEM private key without a phrase: {error}"
-        raise InvalidArgument.of("signing_key", limit) from None
-    if not isinstance(key, Ed25519PrivateKey):
-        raise InvalidArgument.of("signing_key", f"{path}: must be an ed25519 key")
-    return key
-
-
 def read_public_keys(path: Path) -> "dict[str, Ed25519PublicKey]":
     """Return the public keys of a PEM file by id. Raises InvalidArgument for a file without any, or with another
     one."""
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
@@ -66,7 +52,7 @@ def read_public_keys(path: Path) -> "dict[str, Ed25519PublicKey]":
             if not isinstance(key, Ed25519PublicKey):
                 raise InvalidArgument.of(SETTING, f"{path}: must hold ed25519 keys only")
             found[key_id_of(key)] = key
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
         raise InvalidArgument.of(SETTING, f"{path}: must hold PEM public keys: {error}") from None
     if not found:
         raise InvalidArgument.of(SETTING, f"{path}: must hold at least one PEM block PUBLIC KEY")
@@ -112,8 +98,12 @@ class TrustedEntries:
 
     def check(self, component: str, entry: Entry) -> None:
         """Raise FailedPrecondition, with `component` and `key_id` in its metadata: UNSIGNED_ENTRY, UNKNOWN_SIGNING_KEY,
-        BAD_SIGNATURE for an entry that was changed after it was signed, or STALE_ENTRY."""
-        keys = read_public_keys(self._path)
+        also while the file is invalid, BAD_SIGNATURE for an entry that was changed after it was signed, or
+        STALE_ENTRY."""
+        try:
+            keys = read_public_keys(self._path)
+        except InvalidArgument as error:
+            raise _rejected("UNKNOWN_SIGNING_KEY", component, "", f"its signature cannot be checked: {error}") from None
         known = f"{self._path} has the keys {', '.join(keys)}"
         try:
             signature = from_json(EntrySignature, entry.get(SIGNATURE), SIGNATURE)

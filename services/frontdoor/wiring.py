@@ -20,7 +20,8 @@ from pentimento.dataplane import Dataplane, effects
 from pentimento.dataplane.demand_report import DemandReport, StartCounts
 from pentimento.domain.clock import SystemClock
 from pentimento.domain.fleet import ReplicaKind
-from pentimento.files.receipts import read_receipt_key, seal
+from pentimento.files.ed25519_keys import read_private_key
+from pentimento.files.receipts import seal
 from pentimento.files.signing_keys import keep_signing_keys
 from pentimento.policies.worth import CASCADE, Worth
 from pentimento.profiles.document import ProfileKind
@@ -322,7 +323,8 @@ def _retention_s(settings: FrontdoorSettings, tenants: TenantDirectory, tenant: 
 
 
 def _erasures(settings: FrontdoorSettings, parts: FrontdoorParts, keeper: ObjectKeeper) -> Erasures:
-    key = read_receipt_key(settings.receipt_key_file) if settings.receipt_key_file is not None else None
+    file = settings.receipt_key_file
+    key = read_private_key(file, "receipt_key_file") if file is not None else None
     stores = TenantStores(parts.journal, keeper, parts.retention, parts.shadows.pairs, parts.gateway)
     grace_s = settings.tenant_grace_h * 3600
     return Erasures(stores, parts.identity, parts.clock, grace_s, lambda receipt: seal(receipt, key))

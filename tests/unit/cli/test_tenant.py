@@ -14,7 +14,8 @@ from pentimento.clients.frontdoor import TenantsClient
 from pentimento.domain.erasure import ErasedKind, Erasure, ErasureState, receipt_of
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.tenants import DAY_S, HOUR_S, Tenant, TenantKey, TenantQuota, UsagePeriod
-from pentimento.files.receipts import read_receipt_key, seal
+from pentimento.files.ed25519_keys import read_private_key
+from pentimento.files.receipts import seal
 from pentimento.supervisor.access import keep_receipt_key
 from services.frontdoor.tenants.administration import MAX_USAGE_S
 
@@ -107,7 +108,7 @@ def test_usage_is_asked_for_as_far_back_as_it_is_kept(monkeypatch: pytest.Monkey
 def test_receipt_is_printed_and_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     key_file = keep_receipt_key(tmp_path)
     assert keep_receipt_key(tmp_path).read_text() == key_file.read_text()
-    key = read_receipt_key(key_file)
+    key = read_private_key(key_file, "receipt_key_file")
     receipt = receipt_of(Erasure("acme", "*2*acme", ErasureState.RUNNING, 1.0, 2.0, deleted=DELETED), 3.0, {})
     done = Erasure("acme", "*2*acme", ErasureState.DONE, 1.0, 2.0, 3.0, DELETED, seal(receipt, key))
     unfinished = Erasure("acme", "*3*acme", ErasureState.RUNNING, 4.0, waits_for="requests")
@@ -118,9 +119,14 @@ def test_receipt_is_printed_and_checked(monkeypatch: pytest.MonkeyPatch, tmp_pat
     public_key = key.public_key().public_bytes_raw().hex()
 
     checked = CliRunner().invoke(tenant, ["check-receipt", str(file), "--public-key", public_key])
+    unchecked = CliRunner().invoke(tenant, ["check-receipt", str(file)])
     listed = CliRunner().invoke(tenant, ["erasures", "--json"])
     file.write_text(file.read_text().replace('"count": 7', '"count": 8'))
     changed = CliRunner().invoke(tenant, ["check-receipt", str(file)])
+    file.write_bytes(b"\xff")
+    binary = CliRunner().invoke(tenant, ["check-receipt", str(file)])
+    file.write_text(seal({"form": "other/1"}, key))
+    other = CliRunner().invoke(tenant, ["check-receipt", str(file), "--public-key", public_key])
     found.remove(done)
     none = CliRunner().invoke(tenant, ["receipt", "acme"])
 
@@ -133,5 +139,9 @@ def test_receipt_is_printed_and_checked(monkeypatch: pytest.MonkeyPatch, tmp_pat
         *(f"  cache_{kind}: 0, 0 bytes" for kind in ("entries", "latents", "images", "vectors")),
     ]
     assert [json.loads(line)["state"] for line in listed.output.splitlines()] == ["done", "running"]
+    assert (checked.stderr, unchecked.stdout) == ("", checked.stdout)
+    assert unchecked.stderr == "who signed it is not checked: give --public-key\n"
+    assert str(binary.exception) == "receipt: must be a JSON document with receipt and digest"
+    assert str(other.exception) == "form: must be pentimento.erasure/1"
     assert str(changed.exception) == "digest: must be that of the receipt, which was changed"
     assert str(none.exception) == "name: no erasure of acme is done"

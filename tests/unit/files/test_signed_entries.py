@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from pentimento.api.models.v1 import model_repository_service_pb2 as pb
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.domain.models import ModelVariant
+from pentimento.files.ed25519_keys import read_private_key
 from pentimento.files.json_values import from_json, to_json
 from pentimento.files.signed_entries import (
     TrustedEntries,
     entry_of_variant,
     key_id_of,
-    read_private_key,
     read_public_keys,
     signed_variant,
     with_signature,
@@ -71,7 +71,7 @@ class Keys:
         return hashlib.sha256(der).hexdigest()[:16]
 
     def signed(self, name: str, entry: Mapping[str, Any] = ENTRY, now_ms: int = 1000) -> dict[str, Any]:
-        return with_signature(entry, read_private_key(self.private(name)), now_ms)
+        return with_signature(entry, read_private_key(self.private(name), "signing_key"), now_ms)
 
 
 @pytest.fixture
@@ -234,8 +234,8 @@ def test_damaged_memory_of_entries_is_begun_again(keys: Keys) -> None:
     assert json.loads(file.read_text()) == {"digest": ENTRY["digest"], "signed_at_ms": 1000}
 
 
-def not_ed25519(keys: Keys) -> bytes:
-    openssl("genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", keys.folder / "ec.key")
+def not_ed25519(keys: Keys, curve: str = "P-256") -> bytes:
+    openssl("genpkey", "-algorithm", "EC", "-pkeyopt", f"ec_paramgen_curve:{curve}", "-out", keys.folder / "ec.key")
     return openssl("pkey", "-in", keys.folder / "ec.key", "-pubout")
 
 
@@ -246,6 +246,7 @@ def not_ed25519(keys: Keys) -> bytes:
         (lambda keys: keys.private("first").read_bytes(), "must hold at least one PEM block PUBLIC KEY"),
         (lambda keys: b"-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n", "must hold PEM public keys"),
         (not_ed25519, "must hold ed25519 keys only"),
+        (lambda keys: not_ed25519(keys, "SM2"), "must hold PEM public keys: Curve .* not supported"),
         (lambda keys: keys.public("first").read_bytes() + not_ed25519(keys), "must hold ed25519 keys only"),
     ],
 )
@@ -257,6 +258,16 @@ def test_invalid_public_keys_are_rejected(data: Callable[[Keys], bytes], limit: 
         TrustedEntries(file)
 
 
+def test_entry_is_rejected_while_the_keys_cannot_be_read(keys: Keys) -> None:
+    trusted = TrustedEntries(keys.public("first"))
+    keys.public("first").write_bytes(b"")
+
+    found = rejection(trusted, keys.signed("first"))
+
+    assert found.reason == "UNKNOWN_SIGNING_KEY"
+    assert "must hold at least one PEM block PUBLIC KEY" in found.message
+
+
 def locked(keys: Keys) -> bytes:
     return openssl("pkey", "-in", keys.private("first"), "-aes256", "-passout", "pass:word")
 
@@ -264,10 +275,14 @@ def locked(keys: Keys) -> bytes:
 @pytest.mark.parametrize(
     ("data", "limit"),
     [
-        (lambda keys: b"", "must be a PEM private key without a phrase"),
-        (lambda keys: keys.public("first").read_bytes(), "must be a PEM private key without a phrase"),
-        (locked, "must be a PEM private key without a phrase"),
-        (lambda keys: openssl("genpkey", "-algorithm", "X25519"), "must be an ed25519 key"),
+        (lambda keys: b"", "must be a private key as PEM without a password"),
+        (lambda keys: keys.public("first").read_bytes(), "must be a private key as PEM without a password"),
+        (locked, "must be a private key as PEM without a password"),
+        (lambda keys: openssl("genpkey", "-algorithm", "X25519"), "must be an ed25519 key, is X25519PrivateKey"),
+        (
+            lambda keys: openssl("genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:SM2"),
+            "must be a private key as PEM without a password",
+        ),
     ],
 )
 def test_invalid_private_key_is_rejected(data: Callable[[Keys], bytes], limit: str, keys: Keys) -> None:
@@ -275,12 +290,12 @@ def test_invalid_private_key_is_rejected(data: Callable[[Keys], bytes], limit: s
     file.write_bytes(data(keys))
 
     with pytest.raises(InvalidArgument, match=rf"signing_key: .*wrong\.key: {limit}"):
-        read_private_key(file)
+        read_private_key(file, "signing_key")
 
 
 def test_missing_keys_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match=r"signing_key: .*No such file"):
-        read_private_key(tmp_path / "absent")
+        read_private_key(tmp_path / "absent", "signing_key")
     with pytest.raises(InvalidArgument, match=r"registry_public_keys: .*No such file"):
         read_public_keys(tmp_path / "absent")
 
@@ -299,7 +314,7 @@ FIELDS = {
 
 @pytest.mark.parametrize("field", FIELDS)
 def test_registration_with_a_changed_field_is_rejected(field: str, keys: Keys) -> None:
-    model = signed_variant(variant("mine", ("gpu", 1.0)), read_private_key(keys.private("first")), 1000)
+    model = signed_variant(variant("mine", ("gpu", 1.0)), read_private_key(keys.private("first"), "signing_key"), 1000)
     trusted = TrustedEntries(keys.public("first"))
 
     trusted.check("mine", entry_of_variant(model))
@@ -310,7 +325,7 @@ def test_registration_with_a_changed_field_is_rejected(field: str, keys: Keys) -
 
 def test_prefix_that_the_controller_adds_is_not_signed(keys: Keys) -> None:
     uploaded = replace(variant("mine"), source="objects:")
-    model = signed_variant(uploaded, read_private_key(keys.private("first")), 1000)
+    model = signed_variant(uploaded, read_private_key(keys.private("first"), "signing_key"), 1000)
 
     TrustedEntries(keys.public("first")).check("mine", entry_of_variant(replace(model, source="objects:adapters/1/")))
 
@@ -330,7 +345,7 @@ def test_signature_holds_over_the_wire_and_in_the_ledger(
     seconds: float, guidance: float, licence: str, now_ms: int, pair: Keys
 ) -> None:
     model = replace(variant("mine", ("gpu", seconds)), default_guidance_scale=guidance, licence=licence)
-    key = read_private_key(pair.private("first"))
+    key = read_private_key(pair.private("first"), "signing_key")
     signed = signed_variant(model, key, now_ms)
     sent = pb.GetModelResponse(model=nested(signed, pb.ModelVariant)).SerializeToString()
 
