@@ -188,6 +188,12 @@ def next_identity(name: str, earlier_count: int) -> str:
     return f"{RESERVED_PREFIX}{earlier_count + 1}{RESERVED_PREFIX}{name}" if earlier_count else name
 
 
+def name_of(identity: str) -> str:
+    """Return the tenant's name in an identity of `next_identity`."""
+    number, mark, name = identity.removeprefix(RESERVED_PREFIX).partition(RESERVED_PREFIX)
+    return name if identity.startswith(RESERVED_PREFIX) and mark and number.isdecimal() else identity
+
+
 def check_name(name: str, field: str = "name") -> None:
     """Raises InvalidArgument for a name that no tenant, and no key, may have."""
     if not (0 < len(name) <= MAX_NAME_LENGTH and name.isprintable() and name == name.strip()):

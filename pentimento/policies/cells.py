@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.reasons import Reason
+from pentimento.domain.tenants import name_of
 
 CELL_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 # Hexadecimal digits of a request's id that name its cell, and digits in all.
@@ -33,12 +34,13 @@ class CellMap:
     lists: tuple[tuple[str, ...], ...] = ((),)
 
     def home(self, tenant: str) -> str:
-        """Return the cell of the tenant's new requests; "" without cells."""
-        return rendezvous(tenant, self.lists[0])
+        """Return the cell of the tenant's new requests; "" without cells. An erasure that keeps the tenant gives it
+        another identity, not another cell."""
+        return rendezvous(name_of(tenant), self.lists[0])
 
     def formers(self, tenant: str) -> tuple[str, ...]:
         """Return the tenant's other cells by the earlier lists, newest first."""
-        found = dict.fromkeys(rendezvous(tenant, names) for names in self.lists)
+        found = dict.fromkeys(rendezvous(name_of(tenant), names) for names in self.lists)
         return tuple(found)[1:]
 
     def cell_of(self, request_id: str) -> str:

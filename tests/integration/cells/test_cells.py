@@ -253,6 +253,21 @@ async def test_cell_erases_what_the_cell_with_the_tenants_ledger_has_erased_befo
     assert [(one.kind, one.count) for one in running.deleted if one.kind == "requests"] == [("requests", 1)]
 
 
+async def test_tenant_that_is_kept_by_an_erasure_finds_its_new_requests(cells: RunningCells) -> None:
+    first, second = await cells.start("a", OLD), await cells.start("b", OLD)
+    journal = first.parts.journal
+    await asyncio.wrap_future(journal.tenants.create("wayne", TenantQuota()))
+    await asyncio.wrap_future(journal.tenants.add_key(HashedKey(TenantKey("k", "wayne", 0.0), hash_token("secret"))))
+    async with cells.edge(OLD) as http:
+        # By its hash the second identity would have the other cell.
+        for _ in range(2):
+            for cell in (first, second):
+                await cell.parts.tenants.refresh()
+            assert (await generate(http, "secret")).status_code == 200
+            assert tags(await request_ids(http, "secret")) == ["b"]
+            await asyncio.wrap_future(journal.departures.erase("wayne", True))
+
+
 async def test_page_token_of_another_cell_is_rejected(cells: RunningCells) -> None:
     await cells.start("a", OLD)
     await cells.start("b", OLD)

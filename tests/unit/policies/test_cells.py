@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pentimento.domain.tenants import name_of, next_identity
 from pentimento.policies.cells import CellMap, cell_tag, read_cells, rendezvous, tagged_digits
 
 ABC = read_cells(("a=host-a:1", "b=host-b:1", "c=host-c:1"), ("a+b+c", "a+b"))
@@ -55,6 +56,18 @@ def test_rendezvous_of_known_tenants_gives_the_published_cells(
     tenant: str, of_two: str, of_three: str, of_four: str
 ) -> None:
     assert [rendezvous(tenant, "abcd"[:count]) for count in (2, 3, 4)] == [of_two, of_three, of_four]
+
+
+def test_tenant_stays_in_its_cell_with_another_identity() -> None:
+    identities = [[next_identity(name, count) for count in range(20)] for name in ("acme", "tyrell", "a*b", "é")]
+
+    found = [{(ABC.home(one), ABC.formers(one)) for one in same} for same in identities]
+
+    assert found[:2] == [{("a", ())}, {("c", ("a",))}]
+    assert [len(cells) for cells in found] == [1, 1, 1, 1]
+    assert [name_of(one) for one in ("acme", "*2*acme", "*10*a*b", "*x*acme", "*acme", "2*acme")] == [
+        *("acme", "acme", "a*b", "*x*acme", "*acme", "2*acme")
+    ]
 
 
 def test_rendezvous_of_many_tenants_gives_each_cell_its_share() -> None:
