@@ -6,6 +6,7 @@ import json
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -357,6 +358,9 @@ def test_cells_of_the_composition_start_with_own_stores_and_know_each_other(secr
         "ledger-b:5432/pentimento",
     ]
     assert second.tenants_url == first.ledger_url
+    assert {one.name for one in fields(first) if getattr(first, one.name) != getattr(second, one.name)} == {
+        *("frontdoor_id", "ledger_url", "tenants_url", "objects_url")
+    }
     assert [url.partition("?")[0] for url in edge.files_url] == [
         one.objects_url.partition("?")[0] for one in (first, second)
     ]
