@@ -313,7 +313,8 @@ def frontdoor(settings: SuiteSettings, state: StateDirectory, number: int = 0) -
         "ledger-url": ledger,
         "objects-url": cell_objects_url(settings, state, number),
         "default-model": settings.default_model,
-        "admin-listen": "" if number else settings.admin,
+        # Each cell has its own erasures and receipts.
+        "admin-listen": unix_address(state, f"{name}-admin") if number and settings.admin else settings.admin,
         "receipt-key-file": settings.receipt_key_file,
         "c2pa-certificate-file": settings.c2pa_certificate_file,
         "c2pa-key-file": settings.c2pa_key_file,

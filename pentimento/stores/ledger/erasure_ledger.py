@@ -80,8 +80,8 @@ class ErasureLedger:
 
     @submitted
     def take(self, connection: Connection, deleted_before: float, known: Collection[str]) -> list[dict[str, Any]]:
-        """Return the departures whose grace has ended, except `known`, and note that their erasure runs, which no
-        restoration may follow. Those that another cell, whose journal is in this ledger, has erased are included."""
+        """Return the departures that are due, except `known`, and note that their erasure runs, which no restoration
+        may follow. One that another cell, with its journal in this ledger, has finished is due here too."""
         found = [one for one in _TAKEN.scalars(connection, before=deleted_before) if one not in known]
         for tenant_id in found:
             _BEGIN.change(connection, id=tenant_id, began_at=self._clock.wall())

@@ -311,13 +311,14 @@ def test_cells_have_own_stores_and_know_each_other(tmp_path: Path) -> None:
     settings = SuiteSettings((ModelDirectory("m", tmp_path),), tmp_path, cells=(2, 3), http="127.0.0.1:1")
     state = StateDirectory(tmp_path / "state")
 
-    suite = plan_suite(replace(settings, public="127.0.0.1:2", signing_key_file=tmp_path / "key"), state)
+    addresses = {"public": "127.0.0.1:2", "admin": "127.0.0.1:3"}
+    suite = plan_suite(replace(settings, **addresses, signing_key_file=tmp_path / "key"), state)
 
     names = ("frontdoor", "frontdoor-1", "frontdoor-2")
     cells = [flags_of(suite, name) for name in names]
-    addresses = ",".join(f"{name}=unix:{state.sockets}/{name}.sock" for name in names)
+    listed = ",".join(f"{name}=unix:{state.sockets}/{name}.sock" for name in names)
     assert [one["--frontdoor-id"] for one in cells] == list(names)
-    assert {one["--cells"] for one in (*cells, flags_of(suite, "edge"))} == {addresses}
+    assert {one["--cells"] for one in (*cells, flags_of(suite, "edge"))} == {listed}
     assert {one["--cell-lists"] for one in (*cells, flags_of(suite, "edge"))} == {
         "frontdoor+frontdoor-1,frontdoor+frontdoor-1+frontdoor-2"
     }
@@ -327,6 +328,11 @@ def test_cells_have_own_stores_and_know_each_other(tmp_path: Path) -> None:
     assert {one["--tenants-url"] for one in cells} == {stores[0][0]}
     assert flags_of(suite, "edge")["--files-url"] == ",".join(objects for _, objects in stores)
     assert [one["--listen"].count("127.0.0.1:2") for one in cells] == [1, 0, 0]
+    assert [one["--admin-listen"] for one in cells] == [
+        *("127.0.0.1:3", f"unix:{state.sockets}/frontdoor-1-admin.sock", f"unix:{state.sockets}/frontdoor-2-admin.sock")
+    ]
+    without = [flags_of(plan_suite(settings, state), name) for name in names]
+    assert {one.get("--admin-listen", "") for one in without} == {""}
 
 
 def test_suite_of_one_frontdoor_has_no_cells(tmp_path: Path) -> None:
