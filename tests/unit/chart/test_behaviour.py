@@ -63,6 +63,24 @@ def test_cells_have_own_databases_and_prefixes_and_know_each_other(rendered: Ren
     assert [open_engine(url).url.database for url in urls] == ["pentimento", "other"]
 
 
+def test_database_of_a_cell_is_of_its_journal_only(rendered: Rendering) -> None:
+    cells = {"names": ["frontdoor", "b"], "databases": {"frontdoor": "first"}}
+    variables = environments(rendered(EXTERNAL, {"cells": cells}))
+    urls = {
+        key.removeprefix("PENTIMENTO_"): open_engine(url).url.database
+        for name in ("frontdoor", "controller", "vectordb-gateway")
+        for key, url in variables[name].items()
+        if key.endswith(("LEDGER_URL", "TENANTS_URL"))
+    }
+
+    assert urls == {
+        "FRONTDOOR_LEDGER_URL": "first",
+        "FRONTDOOR_TENANTS_URL": "pentimento",
+        "CONTROLLER_LEDGER_URL": "pentimento",
+        "VECTORDB_GATEWAY_LEDGER_URL": "pentimento",
+    }
+
+
 def test_tls_names_every_replica(rendered: Rendering) -> None:
     variables = environments(rendered(EXTERNAL, {"tls": {"secret": "certificates"}}))
     advertised = {

@@ -19,7 +19,7 @@
 {{- printf "%s-%s:50051" (include "pentimento.fullname" .root) .service -}}
 {{- end }}
 
-{{/* The ledger of a service, and of a cell its own; the password comes from PGPASSWORD. */}}
+{{/* The ledger of a service, and of a cell its own journal; the password comes from PGPASSWORD. */}}
 {{- define "pentimento.ledger" -}}
 {{- $cell := .cell | default "frontdoor" -}}
 {{- $stores := .root.Values.stores -}}
@@ -34,7 +34,7 @@ sqlite:////var/lib/pentimento/ledger/{{ .service }}.sqlite
 {{- end -}}
 {{- if $database.parameters }}{{ $parameters = append $parameters $database.parameters }}{{ end -}}
 {{- $name := ternary $database.database (printf "%s_%s" $database.database (replace "-" "_" $cell)) (eq $cell "frontdoor") -}}
-postgresql+psycopg://{{ $database.user }}@/{{ get .root.Values.cells.databases $cell | default $name }}?{{ join "&" $parameters }}
+postgresql+psycopg://{{ $database.user }}@/{{ get .root.Values.cells.databases (.cell | default "") | default $name }}?{{ join "&" $parameters }}
 {{- end -}}
 {{- end }}
 
