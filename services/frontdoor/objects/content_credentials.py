@@ -40,6 +40,8 @@ _PROBE = bytes.fromhex(
     "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de"
     "0000000c4944415478da63606060000000040001a3b9ac5e0000000049454e44ae426082"
 )
+# The library waits 30 s for a timestamp authority that does not answer.
+SIGN_TIMEOUT_S = 5.0
 _CREATED = {"action": "c2pa.created", "digitalSourceType": SOURCE_TYPE}
 _PROBE_MANIFEST = {"assertions": [{"label": "c2pa.actions.v2", "data": {"actions": [_CREATED]}}]}
 
@@ -76,10 +78,12 @@ class ContentCredentials:
         image that cannot be signed stays unchanged, with a note in its provenance."""
         try:
             loop = asyncio.get_running_loop()
-            signed = await loop.run_in_executor(self._threads, self._sign, image, image_format, provenance)
-        except (SettingsError, _library().C2paError) as error:
+            async with asyncio.timeout(SIGN_TIMEOUT_S):
+                signed = await loop.run_in_executor(self._threads, self._sign, image, image_format, provenance)
+        except (SettingsError, TimeoutError, _library().C2paError) as error:
             SIGNED_IMAGES.labels("failed").inc()
-            logger.error("an image could not be signed", extra={"problem": str(error)})
+            problem = str(error) or f"not within {SIGN_TIMEOUT_S:g} s"
+            logger.error("an image could not be signed", extra={"problem": problem})
             return image, replace(provenance, notes=(*provenance.notes, "not signed: no valid C2PA certificate"))
         SIGNED_IMAGES.labels("signed").inc()
         return signed, replace(provenance, unsigned_digest=digest_of(image))

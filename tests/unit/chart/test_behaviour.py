@@ -5,6 +5,7 @@ import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,6 +80,20 @@ def test_database_of_a_cell_is_of_its_journal_only(rendered: Rendering) -> None:
         "CONTROLLER_LEDGER_URL": "pentimento",
         "VECTORDB_GATEWAY_LEDGER_URL": "pentimento",
     }
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_open"),
+    [({}, False), ({"webhook_hosts": ["a.b"]}, True), ({"c2pa_timestamp_url": "https://a.b"}, True)],
+)
+def test_frontdoor_reaches_receivers_and_timestamp_authority(
+    settings: dict[str, Any], is_open: bool, rendered: Rendering
+) -> None:
+    values = {"frontdoor": {"settings": settings}, "networkPolicy": {"webhookPorts": [8443]}}
+    release = RenderedRelease(rendered(EXTERNAL, values))
+    (policy,) = [one for one in release.of("NetworkPolicy") if one["metadata"]["name"] == "pentimento-frontdoor"]
+
+    assert ({"ports": [{"port": 8443, "protocol": "TCP"}]} in policy["spec"]["egress"]) is is_open
 
 
 def test_tls_names_every_replica(rendered: Rendering) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -227,3 +228,20 @@ async def test_replaced_certificate_signs_later_images(tmp_path: Path, monkeypat
         after, _ = await credentials.signed(encoded(ImageFormat.PNG), ImageFormat.PNG, a_provenance())
 
     assert [verdict(each, ImageFormat.PNG, second.pem)[0] for each in (signed, after)] == ["Trusted", "Trusted"]
+
+
+async def test_image_is_not_held_up_by_a_silent_timestamp_authority(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(content_credentials, "SIGN_TIMEOUT_S", 0.1)
+    image = encoded(ImageFormat.PNG)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        files = CredentialFiles(*ContentAuthority().issue(tmp_path), f"http://127.0.0.1:{silent.getsockname()[1]}/")
+        credentials = ContentCredentials(files, "1.2")
+        # The second one waits for the thread of the first.
+        found = [await credentials.signed(image, ImageFormat.PNG, a_provenance()) for _ in range(2)]
+
+        assert [vars(one)["problem"] for one in caplog.records] == ["not within 0.1 s"] * 2
+        assert [(data, provenance.notes[-1][:10]) for data, provenance in found] == [(image, "not signed")] * 2
+        silent.accept()[0].close()
+        credentials.close()
