@@ -210,6 +210,15 @@ def test_methods_for_services_only_are_in_the_table() -> None:
     assert left == []
 
 
+def test_edge_may_call_all_of_the_image_api() -> None:
+    """Its methods are for clients too, so that the calls of services only do not show one that is left out."""
+    (contract,) = (name for name in CONTRACTS if name.endswith(".ImageService"))
+
+    left = [method for method, access in declared_access(contract).items() if "edge" not in (access.callers or ())]
+
+    assert left == []
+
+
 def test_callers_of_a_method_are_services_and_roles() -> None:
     found = {
         path: sorted(callers_of(path, frozenset(roles)))
