@@ -17,7 +17,7 @@ from pentimento.domain.components import Tier
 from pentimento.domain.fleet import Capability, ComponentPlacement, ReplicaKind, WorkerAssignment
 from pentimento.policies.plan.costs import TierSeconds
 from pentimento.policies.plan.inputs import ModelDemand, ReplicaView
-from pentimento.policies.plan.residents import Combination, Holder, ResidencyProblem, residents_of
+from pentimento.policies.plan.residency_problem import Combination, Holder, ResidencyProblem
 
 T = TypeVar("T")
 
@@ -190,5 +190,8 @@ def _placed(
                 frozenset(name for holder, name in before.placed if holder == replica.instance_id),
             )
         )
+    # A controller without ControlNets and LoRAs loads no numerics.
+    from pentimento.policies.plan.residents import residents_of
+
     found = residents_of(ResidencyProblem(holders, uses, sizes))
     return {holder: tuple(sorted(residents[:MOST_RESIDENTS])) for holder, residents in found.items()}

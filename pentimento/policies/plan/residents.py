@@ -19,38 +19,14 @@ all), and equal problems give equal solutions.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-Combination = tuple[str, ...]
-"""The names of components that a request uses together, in order."""
+from pentimento.policies.plan.residency_problem import Combination, ResidencyProblem
 
 # Gain of a resident over one that is not planned yet, so that a plan does not change with every sample of the demand.
 STAYS = 2.0
-
-
-@dataclass(frozen=True)
-class Holder:
-    """Describe a replica that can hold components: its memory, the uses that it can serve, and the load seconds of each
-    component that it can hold. `held` ones need no load. `planned` ones are residents in the plan in force."""
-
-    name: str
-    memory_bytes: float
-    capacity: float
-    loads_s: Mapping[str, float]
-    held: frozenset[str] = frozenset()
-    planned: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True)
-class ResidencyProblem:
-    """Hold the numbers of the problem: the uses of each combination, and the bytes of each component."""
-
-    holders: Sequence[Holder]
-    uses: Mapping[Combination, float]
-    sizes: Mapping[str, float]
 
 
 @dataclass

@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 
 from pentimento.policies.plan.joint.solver import LinearProgram
-from pentimento.policies.plan.residents import Holder, ResidencyProblem, residents_of
+from pentimento.policies.plan.residency_problem import Holder, ResidencyProblem
+from pentimento.policies.plan.residents import residents_of
 
 Residents = Mapping[str, tuple[str, ...]]
 
