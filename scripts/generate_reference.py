@@ -74,7 +74,7 @@ SETTINGS = (
     ),
 )
 
-# A setting that at least this many processes have is listed once.
+# A setting that at least this many processes have is listed once, by its common variable.
 SHARED_BY = 8
 
 File = descriptor_pb2.FileDescriptorProto
@@ -212,19 +212,29 @@ def settings_page() -> str:
         "boolean is `--NAME` or `--no-NAME` as a flag, `true` or `false` elsewhere. Units are in the names.",
         "",
     ]
-    sections = [(section, command, settings_of(where)) for section, command, where in SETTINGS]
+    # Settings of the same name and meaning are one, wherever each class holds them.
+    sections = [
+        (section, command, {name: replace(one, path=(name,)) for name, one in settings_of(where).items()})
+        for section, command, where in SETTINGS
+    ]
     counts = Counter(one for _, _, settings in sections for one in settings.values())
     shared = {one: count for one, count in counts.items() if count >= SHARED_BY}
     everywhere = [one for one, count in shared.items() if count == len(sections)]
-    lines += ["## All processes", "", *setting_table(everywhere, "COMMON")]
+    lines += ["## All processes", "", *setting_table({one: ["COMMON"] for one in everywhere})]
     lines += ["## Most processes", "", "The last words name the processes without the setting or with another one.", ""]
     most = [
         replace(one, help=f"{one.help}; not in {without(one, sections)}") for one in shared if one not in everywhere
     ]
-    lines += setting_table(most, "COMMON")
+    lines += setting_table({one: ["COMMON"] for one in most})
+    several = {
+        one: [section for section, _, settings in sections if settings.get(one.name) == one]
+        for one, count in counts.items()
+        if 1 < count < SHARED_BY
+    }
+    lines += ["## Several processes", "", "The variables name the processes.", "", *setting_table(several)]
     for section, command, settings in sections:
-        own = [one for one in settings.values() if one not in shared]
-        lines += [f"## {section}", "", f"`{command}`, table `[{section}]`", "", *setting_table(own, section.upper())]
+        table = setting_table({one: [section] for one in settings.values() if counts[one] == 1})
+        lines += [f"## {section}", "", f"`{command}`, table `[{section}]`", "", *table]
     return "\n".join(lines) + "\n"
 
 
@@ -251,12 +261,12 @@ def called_services_file() -> str:
     return json.dumps(called_services(), indent=1) + "\n"
 
 
-def setting_table(settings: Sequence[Setting], section: str) -> Iterator[str]:
-    """Yield the table of some settings."""
+def setting_table(owners: Mapping[Setting, Sequence[str]]) -> Iterator[str]:
+    """Yield the table of some settings. `owners`: the processes whose variables each row names."""
     yield from ("| flag and variable | default (range, choices or type) | |", "| --- | --- | --- |")
-    for one in settings:
-        variable = f"PENTIMENTO_{section}_{one.name.upper()}"
-        yield f"| `{one.flag}`<br>`{variable}` | {values_of(one)} | {cell(one.help)} |"
+    for one, sections in owners.items():
+        variables = "<br>".join(f"`PENTIMENTO_{section.upper()}_{one.name.upper()}`" for section in sections)
+        yield f"| `{one.flag}`<br>{variables} | {values_of(one)} | {cell(one.help)} |"
     yield ""
 
 

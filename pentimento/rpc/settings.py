@@ -52,8 +52,7 @@ class RpcServerSettings:
     )
     tls_callers_file: Path | None = setting(
         None,
-        help="TOML file of the names in certificates, by service: a caller may make its service's calls only; needs "
-        "tls_client_ca_file",
+        help="TOML file of names in certificates by service, which makes its calls only; needs tls_client_ca_file",
         must_exist=True,
     )
     max_message_bytes: int = setting(
@@ -64,7 +63,7 @@ class RpcServerSettings:
     )
     max_receiving_bytes: int = setting(
         128 * MEBIBYTE,
-        help="bytes of request messages in receipt; beyond it large ones wait or get RESOURCE_EXHAUSTED",
+        help="bytes of messages in receipt; beyond, large ones wait or get RESOURCE_EXHAUSTED",
         minimum=MEBIBYTE,
     )
     receive_timeout_ms: int = setting(

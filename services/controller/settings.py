@@ -70,8 +70,7 @@ class PolicySettings:
 
     modm_mode: MixtureMode = setting(
         MixtureMode.QUALITY,
-        help="what modm optimises: large workers as the hits allow (quality), or by the misses' share of the work "
-        "(throughput)",
+        help="large workers of modm: as the hits allow (quality), or by the misses' share of the work (throughput)",
     )
     qualities: tuple[str, ...] = setting(
         (),
@@ -172,12 +171,12 @@ class ControllerSettings:
     )
     profile_rule: RuleChoice = setting(
         RuleChoice.PROFILE,
-        help="the same for hand-over profiles as the frontdoor's profile_rule",
+        help="quality that profiles must keep: of every image (minimum), of 95 % (lower_bound), on average "
+        "(mean), by their own rule (profile)",
     )
     skip_light_below: float = setting(
         0.0,
-        help="skip the first model if the prompt predicts a good image with less probability, unless the policy sets a "
-        "bound; 0: as the discriminator says",
+        help="as the frontdoor's, unless the policy sets a bound; 0: as the discriminator says",
         minimum=0,
         maximum=1,
     )
@@ -195,7 +194,7 @@ class ControllerSettings:
     )
     component_disk_mib: int = setting(
         DEFAULT_DISK_MIB,
-        help="a worker's disk for components, as in its settings: no larger model is registered",
+        help="the workers' disk for components: no larger model is registered",
         minimum=1,
     )
     max_lora_mib: int = setting(
@@ -207,7 +206,7 @@ class ControllerSettings:
     removed_lora_keep_s: float = setting(
         3600.0, help="time the file of a removed LoRA or model stays for running requests", minimum=1
     )
-    standby: bool = setting(False, help="wait until no other controller leads, then take over")
+    standby: bool = setting(False, help="wait until no other process over this ledger is active, then take over")
     leader_lease_s: float = setting(
         2.0, help="silence of the leader before a standby takes over", minimum=0.2, maximum=600
     )

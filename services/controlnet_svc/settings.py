@@ -22,34 +22,35 @@ class ControlNetSettings:
     controlnets: Path = setting(help="JSON registry of the ControlNets to serve")
     registry_public_keys: Path | None = setting(
         None,
-        help="PEM file of ed25519 public keys: ControlNets are loaded only by entries with a signature of such a "
-        "key (`pentimento models sign`); empty: any",
+        help="PEM file of ed25519 public keys: models, LoRAs and ControlNets are loaded only by entries with a "
+        "signature of such a key (`pentimento models sign`); empty: any",
         must_exist=True,
     )
     skip_missing: bool = setting(
         False,
-        help="skip missing ControlNets and a missing depth model, and start without any; off: exit",
+        help="skip missing files with a log line, and start without any; off: exit",
     )
     component_cache_dir: Path | None = setting(
         None,
-        help="directory for components and hashes, shared with workers; empty: only local files, hashed at every start",
+        help="directory for components and hashes, which a host's processes may share; empty: only local files, hashed "
+        "at every start",
     )
-    component_disk_mib: int = setting(DEFAULT_DISK_MIB, help="disk for components, as in workers' settings", minimum=1)
+    component_disk_mib: int = setting(DEFAULT_DISK_MIB, help="disk for components", minimum=1)
     prefetch: tuple[str, ...] = setting((), help="ControlNets to load at start, while they fit")
     depth_model: Path | None = setting(
         None,
         help="directory of a depth model (Depth Anything, DPT) for the preprocessor `depth`; empty: none",
     )
-    device: DeviceChoice = setting(DeviceChoice.AUTO, help="device of the ControlNets")
+    device: DeviceChoice = setting(DeviceChoice.AUTO, help="device of the networks")
     device_claims_dir: Path | None = setting(
         None,
         help="directory of GPU locks of this host; empty: the first GPU",
         must_exist=True,
     )
     claims_per_device: int = setting(
-        1, help="replicas per GPU; without a free one the process exits", minimum=1, maximum=64
+        1, help="replicas per GPU, sharing its memory; without a free one the process exits", minimum=1, maximum=64
     )
-    dtype: DtypeChoice = setting(DtypeChoice.AUTO, help="precision of the ControlNets")
+    dtype: DtypeChoice = setting(DtypeChoice.AUTO, help="precision of the networks")
     kernels: bool = setting(True, help="fused kernels for UNet ControlNets, on a GPU with Triton")
     capture: bool = setting(True, help="CUDA graphs of repeated UNet ControlNet passes, on a GPU")
     threads: int = setting(1, help="torch threads", minimum=1, maximum=256)
@@ -63,10 +64,10 @@ class ControlNetSettings:
     residual_parts: bool = setting(
         True, help="send a transformer's residuals over shared memory in parts, first blocks first"
     )
-    share_device_memory: bool = setting(False, help="keep tensors in CUDA memory for workers on the same device")
+    share_device_memory: bool = setting(False, help="keep tensors in CUDA memory for the other side on the same device")
     controller_address: str = setting("", help="controller to register with, and its standbys; empty: none")
     advertise_address: str = setting(
-        "", help="address for other processes; empty: the first listen address with the host's name"
+        "", help="address for other processes; empty: the first of listen, with the host's name"
     )
 
     def __post_init__(self) -> None:

@@ -24,20 +24,16 @@ class DiscriminatorSettings:
     encoder: str = setting(
         "", help="the suite's encoder; discriminators that read prompts by another are skipped; empty: any"
     )
-    skip_missing: bool = setting(
-        False, help="skip missing discriminators with a log line, and start without any; off: exit"
-    )
-    accept_other_digest: bool = setting(False, help="serve discriminators with another digest than registry.json")
+    skip_missing: bool = setting(False, help="skip missing files with a log line, and start without any; off: exit")
+    accept_other_digest: bool = setting(False, help="serve files with another digest than registry.json")
     device: DeviceChoice = setting(DeviceChoice.AUTO, help="device of the networks")
     device_claims_dir: Path | None = setting(
         None, help="directory of GPU locks of this host; empty: the first GPU", must_exist=True
     )
     prompt_classifier: Path | None = setting(
-        None, help="directory of a transformers classifier of texts that checks prompts; empty: none"
+        None, help="directory of a transformers classifier of texts, for prompts; empty: none"
     )
-    image_classifier: Path | None = setting(
-        None, help="directory of a transformers classifier of images that checks images; empty: none"
-    )
+    image_classifier: Path | None = setting(None, help="directory of a transformers classifier of images; empty: none")
     unsafe_labels: tuple[str, ...] = setting(
         ("nsfw", "unsafe"),
         help="unsafe labels of both classifiers, in any case; each classifier needs one or more",
@@ -49,10 +45,10 @@ class DiscriminatorSettings:
         maximum=1.0,
     )
     threads: int = setting(1, help="torch threads", minimum=1, maximum=256)
-    max_batch_size: int = setting(16, help="images per forward pass", minimum=1, maximum=1024)
+    max_batch_size: int = setting(16, help="texts or images per batch", minimum=1, maximum=1024)
     controller_address: str = setting("", help="controller to register with, and its standbys; empty: none")
     advertise_address: str = setting(
-        "", help="address for other processes; empty: the first listen address with the host's name"
+        "", help="address for other processes; empty: the first of listen, with the host's name"
     )
 
     def classifiers(self) -> dict[str, Path]:

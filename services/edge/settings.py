@@ -37,7 +37,7 @@ class HttpSettings:
     body_timeout_s: float = setting(60.0, help="time to receive its body", minimum=0.1)
     idle_timeout_s: float = setting(
         90.0,
-        help="idle time of a connection (at most 30 within a body); keep it above the load balancer's",
+        help="idle time of a connection (at most 30 within a body), above the load balancer's",
         minimum=0.1,
     )
     drain_delay_s: float = setting(
@@ -51,7 +51,7 @@ class HttpSettings:
     )
     allowed_hosts: tuple[str, ...] = setting(
         (),
-        help="accepted host names, besides addresses; empty: any if reachable from outside, else this machine's",
+        help="accepted host names; empty: any if reachable from outside, else this machine's",
     )
     allowed_origins: tuple[str, ...] = setting(
         (), help="origins (https://…) of pages that may call the API, besides this process's own"
@@ -90,7 +90,7 @@ class EdgeSettings:
     )
     cell_lists: tuple[str, ...] = setting((), help="lists of cells that tenants belong to; as of the frontdoors")
     max_callers: int = setting(
-        256, help="callers with their own connections to the frontdoor; the longest idle one is dropped", minimum=1
+        256, help="callers with own connections to the frontdoor; the longest idle one is dropped", minimum=1
     )
     connections_per_caller: int = setting(
         8, help="connections to the frontdoor per caller, each for 96 calls", minimum=1, maximum=64
@@ -108,12 +108,10 @@ class EdgeSettings:
     public_url: str = setting("", help="public address, such as https://images.example; empty: as the client called it")
     files_url: tuple[str, ...] = setting(
         (),
-        help="object stores of images served by signed addresses, file:///… or s3://…, of each cell; empty: none",
+        help="each cell's object store of images with signed addresses, file:///… or s3://…; empty: none",
     )
     signing_key_file: Path | None = setting(None, help="the frontdoor's file of signing keys")
-    trace_url: str = setting(
-        "", help="page of your trace viewer that the console links to; {request_id} is replaced; empty: none"
-    )
+    trace_url: str = setting("", help="page of your trace viewer for the console, with {request_id}; empty: none")
 
     def __post_init__(self) -> None:
         aliases_of(self.model_aliases)

@@ -20,10 +20,10 @@ class EmbedderSettings:
         Space.TEXT,
         help="text: prompts, and images if the encoder has both; image: images, next to an embedder of texts",
     )
-    skip_missing: bool = setting(False, help="without the encoder log a line and serve nothing; off: exit")
+    skip_missing: bool = setting(False, help="skip missing files with a log line, and start without any; off: exit")
     expected_encoder_digest: str = setting("", help="required sha256:…; empty: from registry.json, else any")
-    accept_other_digest: bool = setting(False, help="serve an encoder with another digest than registry.json")
-    device: DeviceChoice = setting(DeviceChoice.AUTO, help="device of the encoder")
+    accept_other_digest: bool = setting(False, help="serve files with another digest than registry.json")
+    device: DeviceChoice = setting(DeviceChoice.AUTO, help="device of the networks")
     device_claims_dir: Path | None = setting(
         None, help="directory of GPU locks of this host; empty: the first GPU", must_exist=True
     )
@@ -32,7 +32,7 @@ class EmbedderSettings:
     memo_entries: int = setting(8192, help="cached embeddings; 0: none", minimum=0)
     controller_address: str = setting("", help="controller to register with, and its standbys; empty: none")
     advertise_address: str = setting(
-        "", help="address for other processes; empty: the first listen address with the host's name"
+        "", help="address for other processes; empty: the first of listen, with the host's name"
     )
 
     def __post_init__(self) -> None:

@@ -42,8 +42,8 @@ class FrontdoorSettings:
     )
     cell_lists: tuple[str, ...] = setting(
         (),
-        help="cells that tenants belong to, NAME+NAME…: the list of new requests, then earlier ones until their "
-        "requests' retention has ended; empty: all cells",
+        help="cells of tenants, NAME+NAME…: the list of new requests, then earlier ones until their requests' "
+        "retention has ended; empty: all cells",
     )
     tenants_url: str = setting("", help="ledger of tenants, the same for all cells; empty: the journal's")
     embedder_address: str = setting("", help="embedder to use while the plan has none; empty: no cache")
@@ -54,7 +54,7 @@ class FrontdoorSettings:
     controller_address: str = setting("", help="controller to register with, and its standbys; empty: none")
     admin_listen: tuple[str, ...] = setting((), help="addresses for the administration of tenants only; empty: none")
     advertise_address: str = setting(
-        "", help="address for other processes; empty: the first listen address with the host's name"
+        "", help="address for other processes; empty: the first of listen, with the host's name"
     )
     worker_addresses: tuple[str, ...] = setting((), help="workers to use besides those of the plan")
     default_model: str = setting("", help="model of requests without one; empty: the first by name")
@@ -72,7 +72,7 @@ class FrontdoorSettings:
     discriminator_addresses: tuple[str, ...] = setting((), help="discriminators besides those of the plan")
     safety_addresses: tuple[str, ...] = setting((), help="discriminator processes with classifiers of unsafe content")
     safety_checks: tuple[str, ...] = setting(
-        (), help="prompt, image or both: nothing is returned without a verdict; empty: no checks"
+        (), help="prompt, image or both; without a verdict nothing is returned; empty: none"
     )
     score_timeout_ms: int = setting(1000, help="wait for a discriminator before the next one is called", minimum=1)
     skip_light_below: float | None = setting(
@@ -83,8 +83,8 @@ class FrontdoorSettings:
     )
     cache_cost_ms: float = setting(
         0.0,
-        help="device time that cache or discriminator take from a request: while they save less, one request in 16 "
-        "uses them; 0: they have processors of their own",
+        help="device time that cache or discriminator take from a request: while they save less, one request "
+        "in 16 uses them; 0: none",
         minimum=0,
         maximum=60_000,
     )
@@ -95,11 +95,11 @@ class FrontdoorSettings:
     )
     profile_rule: RuleChoice = setting(
         RuleChoice.PROFILE,
-        help="quality that profiles must keep: of every image (minimum), of 95 % (lower_bound), on average (mean), by "
-        "each profile's own rule (profile)",
+        help="quality that profiles must keep: of every image (minimum), of 95 % (lower_bound), on average "
+        "(mean), by their own rule (profile)",
     )
     record_effects: str = setting("", help="file for every event of the dataplane and its effects; empty: none")
-    standby: bool = setting(False, help="wait until no other frontdoor over this journal is active, then take over")
+    standby: bool = setting(False, help="wait until no other process over this ledger is active, then take over")
     lease_s: float = setting(2.0, help="silence of the active frontdoor before a standby takes over", minimum=0.2)
     max_reruns: int = setting(2, help="further attempts of a request after lost workers", minimum=0, maximum=10)
     suspect_wait_s: float = setting(
@@ -114,7 +114,7 @@ class FrontdoorSettings:
     worker_wait_s: float = setting(30.0, help="wait for a worker at start", minimum=0)
     default_deadline_s: float = setting(120.0, help="least deadline of requests without one", minimum=0.001)
     default_deadline_factor: float = setting(
-        3.0, help="such deadlines are at least this many times the measured time of the steps", minimum=0
+        3.0, help="such deadlines are at least this many times the steps' measured time", minimum=0
     )
     job_deadline_s: float = setting(3600.0, help="deadline of jobs without one, at most max-deadline-s", minimum=0.001)
     max_deadline_s: float = setting(3600.0, help="longest deadline", minimum=0.001, maximum=1_000_000)
@@ -155,7 +155,7 @@ class FrontdoorSettings:
         help="start a cascade's later model from the earlier one's image: if registered or measured (auto), or off",
     )
     handover_alpha: float = setting(
-        0.95, help="share of the full quality that a hand-over profile must promise", minimum=0.01, maximum=1
+        0.95, help="share of the later model's quality that a hand-over profile must promise", minimum=0.01, maximum=1
     )
     cached_thinned_share: float = setting(
         0.99,
@@ -194,7 +194,7 @@ class FrontdoorSettings:
     quality_quiet_s: float = setting(2.0, help="seconds without a request before a hit is generated again", minimum=0)
     quality_gives_way: GivesWay = setting(
         GivesWay.SUITE,
-        help="stop generating a hit again for any request (suite), or for those on its worker (worker)",
+        help="a hit generated again stops for any request (suite), or for those on its worker (worker)",
     )
     embed_timeout_ms: int = setting(250, help="wait for the embedder before the cache is skipped", minimum=1)
     lookup_timeout_ms: int = setting(60, help="wait for the lookup before starting from noise", minimum=1)
@@ -202,7 +202,10 @@ class FrontdoorSettings:
     stream_idle_s: float = setting(60.0, help="disconnect clients that read nothing for this long", minimum=0.1)
     result_retention_h: float = setting(24.0, help="hours that finished requests and images are kept", minimum=0)
     quarantine_s: float = setting(
-        3600.0, help="time between the three bad readings before an image is quarantined", minimum=0.01, maximum=604_800
+        3600.0,
+        help="time between the three bad readings before an object is quarantined",
+        minimum=0.01,
+        maximum=604_800,
     )
     tenant_grace_h: float = setting(
         72.0, help="hours before a deleted tenant's data is deleted", minimum=0, maximum=8784
@@ -260,9 +263,7 @@ class FrontdoorSettings:
         help="pause after the first failed call, doubled up to an hour",
         minimum=0.01,
     )
-    adopt_objects: bool = setting(
-        False, help="take over another journal's objects in the store: objects without a row are swept"
-    )
+    adopt_objects: bool = setting(False, help="take over another journal's objects: those without a row are swept")
     sweep_interval_s: float = setting(600.0, help="time between sweeps for objects without a row", minimum=0.01)
 
     def __post_init__(self) -> None:

@@ -46,15 +46,15 @@ class UnetWorkerSettings:
     )
     model_name: str = setting("", help="name for requests; empty: that of the directory or file")
     expected_model_digest: str = setting("", help="required sha256:…; empty: from registry.json, else any")
-    accept_other_digest: bool = setting(False, help="serve models with another digest than registry.json")
+    accept_other_digest: bool = setting(False, help="serve files with another digest than registry.json")
     other_models: tuple[Path, ...] = setting(
         (),
         help="models that a plan may switch to, as for model; optionally with @sha256:…",
     )
     registry_public_keys: Path | None = setting(
         None,
-        help="PEM file of ed25519 public keys: models and LoRAs are loaded only by entries with a signature of such a "
-        "key (`pentimento models sign`); empty: any",
+        help="PEM file of ed25519 public keys: models, LoRAs and ControlNets are loaded only by entries with a "
+        "signature of such a key (`pentimento models sign`); empty: any",
         must_exist=True,
     )
     adapters_dir: Path | None = setting(
@@ -76,15 +76,14 @@ class UnetWorkerSettings:
     component_disk_mib: int = setting(DEFAULT_DISK_MIB, help="disk for components", minimum=1)
     component_host_mib: int = setting(
         0,
-        help="memory for components in the disk's cache and for a model read ahead; 0: as the kernel decides, "
-        "within free memory",
+        help="memory for components in the disk's cache and for a model read ahead; 0: as the kernel decides",
         minimum=0,
     )
     objects_url: str = setting("file:///var/lib/pentimento/objects", help="object store of latents and images")
     grant_key_file: Path | None = setting(
         None, help="the gateway's keys, one per line, to verify grants", must_exist=True
     )
-    device: DeviceChoice = setting(DeviceChoice.AUTO, help="device of the model")
+    device: DeviceChoice = setting(DeviceChoice.AUTO, help="device of the networks")
     device_claims_dir: Path | None = setting(
         None,
         help="directory of GPU locks of this host; empty: the first GPU",
@@ -92,11 +91,11 @@ class UnetWorkerSettings:
     )
     claims_per_device: int = setting(
         1,
-        help="workers per GPU, sharing its memory; without a free one the process exits",
+        help="replicas per GPU, sharing its memory; without a free one the process exits",
         minimum=1,
         maximum=64,
     )
-    dtype: DtypeChoice = setting(DtypeChoice.AUTO, help="precision of the model")
+    dtype: DtypeChoice = setting(DtypeChoice.AUTO, help="precision of the networks")
     weights: WeightStorage = setting(
         WeightStorage.AUTO,
         help="full precision, or eight bits with a scale per output channel; auto: FP8 if the files are",
@@ -136,7 +135,7 @@ class UnetWorkerSettings:
     )
     preempt: bool = setting(True, help="let a request with an earlier deadline replace a running one")
     aging_limit_s: float = setting(
-        30.0, help="time after arrival at which a request without an earlier deadline is due", minimum=0
+        30.0, help="time after arrival at which a request is due, unless its deadline is earlier", minimum=0
     )
     compile: CompileMode = setting(CompileMode.AUTO, help="how the forward pass runs")
     kernels: KernelMode = setting(KernelMode.AUTO, help="fused kernels, on a GPU")
@@ -149,7 +148,7 @@ class UnetWorkerSettings:
     )
     share_device_memory: bool = setting(
         False,
-        help="keep tensors in CUDA memory for ControlNet replicas on the same device",
+        help="keep tensors in CUDA memory for the other side on the same device",
     )
     controller_address: str = setting("", help="controller to register with, and its standbys; empty: none")
     profiles: tuple[Path, ...] = setting(
@@ -157,7 +156,7 @@ class UnetWorkerSettings:
         help="files or directories of profiles: costs, late LoRAs (else lora-bounds.json next to the LoRAs)",
     )
     advertise_address: str = setting(
-        "", help="address for other processes; empty: the first listen address with the host's name"
+        "", help="address for other processes; empty: the first of listen, with the host's name"
     )
 
     def __post_init__(self) -> None:

@@ -43,12 +43,14 @@ class SelectionSettings:
 
     profiles: tuple[Path, ...] = setting((), help="files or directories of profiles: similarities for reuse")
     profile_rule: RuleChoice = setting(
-        RuleChoice.PROFILE, help="rule for the profiles' tables; profile: each profile's own"
+        RuleChoice.PROFILE,
+        help="quality that profiles must keep: of every image (minimum), of 95 % (lower_bound), on average "
+        "(mean), by their own rule (profile)",
     )
     reuse_rule: RuleChoice = setting(
         RuleChoice.PROFILE,
-        help="which of a model's reuse profiles serves: 95 % of images keep their quality (lower_bound), all do "
-        "(minimum), the mean does (mean), the most cautious one (profile)",
+        help="which reuse profile serves: 95 % of images keep their quality (lower_bound), all (minimum), the "
+        "mean (mean), the most cautious one (profile)",
     )
     cache_bias: int | None = setting(
         None,
@@ -69,12 +71,11 @@ class SelectionSettings:
     )
     earned_reuse: bool = setting(
         True,
-        help="allow reuse of a similarity once trials show by a sequential test that it keeps quality; needs "
-        "follow_quality",
+        help="allow reuse once trials show that it keeps quality; needs follow_quality",
     )
     latent_thresholds: tuple[str, ...] = setting(
         (),
-        help="similarity:share pairs instead of profiles: from that similarity on, skip that share of the steps",
+        help="similarity:share pairs instead of profiles: from that similarity on skip that share",
     )
     image_thresholds: tuple[str, ...] = setting((), help="the same for text-to-image similarity and images")
     profiled_quality: float = setting(
@@ -90,9 +91,7 @@ class SelectionSettings:
         True,
         help="store images and latents of a cascade's earlier stages; off: only of the last (MoDM's cache-large)",
     )
-    max_ancestor_depth: int = setting(
-        5, help="longest chain of images that start from one another; the last is never reused", minimum=1
-    )
+    max_ancestor_depth: int = setting(5, help="longest chain of images that start from one another", minimum=1)
     scratch_share: float = setting(
         0.0, help="share of lookups that miss on purpose, for diversity", minimum=0, maximum=1
     )
@@ -141,8 +140,8 @@ class CapacitySettings:
     max_size_bytes: int = setting(4096 * _MEBIBYTE, help="bytes of their latents and images", minimum=1)
     max_store_bytes: int = setting(
         0,
-        help="bytes in the object store, evicted entries included, at least --max-size-bytes; beyond: read-only until "
-        "the next comparison; 0: no limit",
+        help="bytes in the object store with evicted entries, at least --max-size-bytes; beyond: read-only; 0: "
+        "no limit",
         minimum=0,
     )
     min_free_bytes: int = setting(
@@ -235,7 +234,7 @@ class GatewaySettings:
     search_timeout_ms: int = setting(50, help="time after which a lookup is a miss", minimum=1, maximum=10_000)
     match_predictor: MatchPredictorChoice = setting(
         MatchPredictorChoice.AUTO,
-        help="skip searches that will find nothing: while it gains time and a search takes 2 ms (auto), off, always",
+        help="skip hopeless searches: while it gains time and a search takes 2 ms (auto), off, always",
     )
     follow_plan: bool = setting(
         False,
@@ -243,7 +242,7 @@ class GatewaySettings:
     )
     controller_address: str = setting("", help="controller to register with, and its standbys; empty: none")
     advertise_address: str = setting(
-        "", help="address for other processes; empty: the first listen address with the host's name"
+        "", help="address for other processes; empty: the first of listen, with the host's name"
     )
 
     def __post_init__(self) -> None:

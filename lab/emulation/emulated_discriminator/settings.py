@@ -12,8 +12,8 @@ from pentimento.settings import setting
 class EmulatedDiscriminatorSettings:
     rpc: RpcServerSettings
     channels: RpcChannelSettings
-    fleet: Path = setting(help="TOML file of the fleet with the images to score", must_exist=True)
+    fleet: Path = setting(help="TOML file of the fleet", must_exist=True)
     controller_address: str = setting("", help="controller to register with, and its standbys; empty: none")
     advertise_address: str = setting(
-        "", help="address for other processes; empty: the first listen address with the host's name"
+        "", help="address for other processes; empty: the first of listen, with the host's name"
     )

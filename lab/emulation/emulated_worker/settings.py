@@ -21,7 +21,7 @@ class EmulatedWorkerSettings:
         None, help="the gateway's keys, one per line, to verify grants", must_exist=True
     )
     aging_limit_s: float = setting(
-        30.0, help="time after arrival at which a request without an earlier deadline is due", minimum=0
+        30.0, help="time after arrival at which a request is due, unless its deadline is earlier", minimum=0
     )
     credits: int = setting(0, help="attempts held, apart from those about to end; 0: one batch", minimum=0, maximum=256)
     progress_interval_ms: int = setting(
@@ -29,5 +29,5 @@ class EmulatedWorkerSettings:
     )
     controller_address: str = setting("", help="controller to register with, and its standbys; empty: none")
     advertise_address: str = setting(
-        "", help="address for other processes; empty: the first listen address with the host's name"
+        "", help="address for other processes; empty: the first of listen, with the host's name"
     )
