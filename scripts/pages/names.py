@@ -263,7 +263,7 @@ def defaults_of_tuning_are_those_of_the_settings() -> Iterator[str]:
 
 def the_index_of_decisions_has_each_once_and_in_order() -> Iterator[str]:
     folder = ROOT / "docs" / "adr"
-    named = re.findall(r"^\| \[(\d{4})\]\((\1-[\w-]+\.md)\)", (folder / "README.md").read_text(), re.MULTILINE)
+    named = re.findall(r"^- \[(\d{4})\]\((\1-[\w-]+\.md)\)", (folder / "README.md").read_text(), re.MULTILINE)
     if [page for _, page in named] != sorted(path.name for path in folder.glob("0*.md")):
         yield "docs/adr/README.md: its rows are not the records of the folder in order"
 
