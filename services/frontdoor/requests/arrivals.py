@@ -116,14 +116,12 @@ class Arrivals:
             raise
         if any(outcome is not None and outcome.kind is AcceptKind.BODY_DIFFERS for outcome in found):
             raise key_reused()
-        if not any(found):
-            await self._check_cell(call)
+        count = None if any(found) else await self._check_cell(call)
         ids = (outcome.request_id if outcome is not None else "" for outcome in found)
-        return tuple(KeyedCall(key, body_hash, request_id) for key, request_id in zip(keys, ids, strict=True))
+        return tuple(KeyedCall(key, body_hash, one, count) for key, one in zip(keys, ids, strict=True))
 
-    async def _check_cell(self, call: ArrivingCall) -> None:
-        if not call.stays:
-            await self._parts.cells.check_new(call.tenant, call.idempotency_key)
+    async def _check_cell(self, call: ArrivingCall) -> int | None:
+        return None if call.stays else await self._parts.cells.check_new(call.tenant, call.idempotency_key)
 
     def new_request_id(self) -> str:
         """Return the id of a new request."""
@@ -187,7 +185,7 @@ class Arrivals:
         quota, and as the catalogue if the model has been removed since the validation."""
         if not call.stays:
             # The tenant may have been handed over while the call was validated.
-            self._parts.cells.check_home(call.tenant)
+            self._parts.cells.check_home(call.tenant, pictures[0].key.hand_over_count)
         # Calls that may raise come before anything is held for the requests.
         first, spec = self._parts.catalogue.find(judged.stages[0].model), judged.resolved.spec
         pools, painted = tuple(stage.pool for stage in judged.stages), as_painted_by(judged.resolved, first)

@@ -14,11 +14,13 @@ RETRY_MS = 1000
 
 @dataclass(frozen=True)
 class KeyedCall:
-    """Hold an idempotency key, the digest of its body, and the id of the request that has the key in the journal."""
+    """Hold an idempotency key, the digest of its body, and the id of the request that has the key in the journal.
+    `hand_over_count`: see `CellGate.check_new`."""
 
     idempotency_key: str = ""
     body_hash: str = ""
     request_id: str = ""
+    hand_over_count: int | None = None
 
 
 NO_KEY = KeyedCall()

@@ -21,6 +21,7 @@ class CellGate:
 
     A request runs once: with an idempotency key, the tenant's new cell first asks each former one for the key. A cell
     that was asked has handed the tenant over, also against its own lists: cells may learn of a new list in any order.
+    Two cells that are former ones by each other's lists, as while a list is taken back, ask each other for every key.
     """
 
     def __init__(
@@ -31,8 +32,8 @@ class CellGate:
         self._open_frontdoor = open_frontdoor
         self._jobs = jobs
         self._journal = journal
-        # The cell that has asked for a tenant's keys.
-        self._handed_over: dict[str, str] = {}
+        # The last cell that has asked for a tenant's keys, and how often one has.
+        self._handed_over: dict[str, tuple[str, int]] = {}
         if own:
             CELL.labels(own).set(1)
 
@@ -40,32 +41,39 @@ class CellGate:
         """Return the hexadecimal digits of a new request's id, which name this cell."""
         return tagged_digits(self.own)
 
-    def check_home(self, tenant: str) -> None:
-        """Raise FailedPrecondition WRONG_CELL if another cell accepts the tenant's new requests."""
+    def check_home(self, tenant: str, hand_over_count: int | None = None) -> None:
+        """Raise FailedPrecondition WRONG_CELL if another cell accepts the tenant's new requests, or a request's key was
+        looked for before the last of more hand-overs than `hand_over_count`."""
         if not self.own:
             return
-        home = self._handed_over.get(tenant) or self.cells.home(tenant)
+        home = self.cells.home(tenant)
+        cell, count = self._handed_over.get(tenant, ("", 0))
+        if cell and (cell not in self.cells.formers(tenant) or hand_over_count not in (None, count)):
+            home = cell
         if home != self.own:
             OTHER_CELL.inc()
             raise self.cells.wrong_cell(home)
 
-    async def check_new(self, tenant: str, idempotency_key: str) -> None:
-        """Raise as `check_home`; WRONG_CELL also if a former cell has a request with this key, Unavailable
+    async def check_new(self, tenant: str, idempotency_key: str) -> int | None:
+        """Return the number of the tenant's hand-overs before former cells were asked for the key; None without a key.
+        Raises as `check_home`; WRONG_CELL also if a former cell has a request with this key, Unavailable
         CELL_UNAVAILABLE if one does not answer."""
         self.check_home(tenant)
         if not self.own or not idempotency_key:
-            return
+            return None
+        _, count = self._handed_over.get(tenant, ("", 0))
         for name in self.cells.formers(tenant):
             if await self._knows(name, tenant, idempotency_key):
                 OTHER_CELL.inc()
                 raise self.cells.wrong_cell(name)
+        return count
 
     async def find_key(self, tenant: str, idempotency_key: str, cell: str) -> bool:
         """Hand the tenant over to its new cell, and return whether a request here has the key; changes state. Raises
         NotFound for a cell that is not known here."""
         if cell not in self.cells.addresses:
             raise NotFound.of("UNKNOWN_CELL", "cell", "is not among the cells of this frontdoor")
-        self._handed_over[tenant] = cell
+        self._handed_over[tenant] = cell, self._handed_over.get(tenant, ("", 0))[1] + 1
         # Requests that have arrived may not be journalled yet.
         for job in self._jobs:
             if job.request.tenant == tenant and job.request.idempotency_key == idempotency_key:

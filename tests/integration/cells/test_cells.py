@@ -1,6 +1,7 @@
 """Tenants of several frontdoors over one worker: each has its cell, and moves lose nothing."""
 
 import asyncio
+from contextlib import suppress
 
 import httpx
 import pytest
@@ -9,7 +10,7 @@ from lab.fixtures.paced_worker import PacedWorker
 from pentimento.clients.frontdoor import FrontdoorClient
 from pentimento.clients.image import ImageClient
 from pentimento.domain.erasure import ErasureState
-from pentimento.domain.errors import FailedPrecondition, NotFound, PermissionDenied
+from pentimento.domain.errors import FailedPrecondition, NotFound, PermissionDenied, Unavailable
 from pentimento.domain.image_request import CellAddress, TenantCells
 from pentimento.domain.requests import RequestState
 from pentimento.domain.tenants import HashedKey, TenantKey, TenantQuota
@@ -112,6 +113,41 @@ async def test_former_cell_accepts_no_requests_of_a_tenant_that_was_handed_over(
             assert (await generate(before, "tyrell", key)).status_code == 200
     assert accepted_requests(cells.folder, "a") == {("tyrell", "one"): 1}
     assert accepted_requests(cells.folder, "c") == {("tyrell", "two"): 1, ("tyrell", "three"): 1}
+
+
+async def test_list_that_is_taken_back_moves_tenants_back(cells: RunningCells) -> None:
+    """The cell that was added still has the list with it when the former one has started without it."""
+    await cells.start("a", OLD)
+    await cells.start("c", NEW, OLD)
+    async with cells.edge(NEW, OLD) as http:
+        assert (await generate(http, "tyrell", "one")).status_code == 200
+        await cells.restart("a", OLD, NEW)
+        assert (await generate(http, "tyrell", "two")).status_code == 200
+        await cells.restart("c", OLD, NEW)
+    async with cells.edge(OLD, NEW) as http:
+        for key in ("one", "two", "three", ""):
+            assert (await generate(http, "tyrell", key)).status_code == 200
+    assert accepted_requests(cells.folder, "c") == {("tyrell", "one"): 1, ("tyrell", "two"): 1}
+    assert accepted_requests(cells.folder, "a").total() == 2
+
+
+async def test_cells_with_opposite_lists_accept_each_request_once(cells: RunningCells) -> None:
+    await cells.start("a", OLD, NEW)
+    await cells.start("c", NEW, OLD)
+    keys = [str(number) for number in range(8)]
+
+    async def submit(name: str, key: str) -> None:
+        """Submit until the cell accepts the request or leads to the other one, which retries do as well."""
+        async with cells.client(name, "tyrell") as client:
+            for _ in range(100):
+                with suppress(Unavailable):
+                    await client.submit(REQUEST, idempotency_key=key)
+                    return
+            raise AssertionError(f"{name} does not accept {key}")
+
+    await asyncio.gather(*(submit(name, key) for key in keys for name in "ac"))
+    accepted = accepted_requests(cells.folder, "a") + accepted_requests(cells.folder, "c")
+    assert accepted == {("tyrell", key): 1 for key in keys}
 
 
 async def test_move_under_load_accepts_each_request_once(cells: RunningCells) -> None:
