@@ -127,13 +127,10 @@ class ModelFolders:
     def alone(self, label: str) -> Iterator[None]:
         """Exclude other processes of this host from what the label names, during the block."""
         path = self._root / "models" / f"{sha256(label.encode()).hexdigest()[:32]}.lock"
-        with disk_errors():
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        try:
+        with ExitStack() as held:
+            with disk_errors():
+                held.enter_context(_locked(path, os.O_CREAT))
             yield
-        finally:
-            os.close(descriptor)
 
     def _place(self, digest: str) -> Path:
         return self._root / "models" / digest.removeprefix("sha256:")
@@ -161,9 +158,9 @@ class ModelFolders:
     def _link(self, model: ModelVariant) -> None:
         place, directory = self._place(model.digest), self.directory(model)
         place.mkdir(mode=0o700, exist_ok=True)
-        entries = [*_entries_of_others(place / "registry.json", model.name), _entry(model)]
         # A full disk is ignored: models on it keep serving.
-        with suppress(OSError):
+        with _locked(place), suppress(OSError):
+            entries = [*_entries_of_others(place / "registry.json", model.name), _entry(model)]
             write_whole(place / "registry.json", json.dumps({"models": entries}).encode())
             write_whole(place / "model.json", json.dumps(to_json(model)).encode())
         for file in model.stored_files:
@@ -185,6 +182,17 @@ def open_folders(
     StoreUnavailable."""
     components = ComponentStore(root, disk_mib * 2**20, 0, rule, peers)
     return ModelFolders(root, components, lambda model: remote_of(model, objects_url))
+
+
+@contextmanager
+def _locked(path: Path, flags: int = os.O_RDONLY) -> Iterator[None]:
+    """Exclude other processes and threads that lock the same file or directory, during the block."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _entry(model: ModelVariant) -> dict[str, Any]:

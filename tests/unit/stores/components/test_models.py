@@ -1,6 +1,9 @@
 """Directories of models with components as files: links, fetched once, shared, and fetched again after corruption."""
 
+import fcntl
 import json
+import os
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -120,6 +123,25 @@ def test_names_of_the_same_files_keep_their_entries(host: Host, objects: ObjectS
 
     entries = json.loads((directory.parent / "registry.json").read_text())["models"]
     assert sorted(entry["path"] for entry in entries) == ["one", "two"]
+
+
+def test_names_that_are_prepared_at_once_keep_their_entries(host: Host, objects: ObjectStore) -> None:
+    one, two = (stored(objects, name, MODEL) for name in ("one", "two"))
+    place = host.folders.prepare(one).parent
+    entries = json.loads((place / "registry.json").read_text())["models"]
+    # Another process, which has read the entries and is about to write them with its own.
+    lock = os.open(place, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    preparing = threading.Thread(target=host.folders.prepare, args=(two,))
+    preparing.start()
+    preparing.join(0.2)
+
+    (place / "registry.json").write_text(json.dumps({"models": [*entries, {**entries[0], "path": "three"}]}))
+    os.close(lock)
+    preparing.join()
+
+    entries = json.loads((place / "registry.json").read_text())["models"]
+    assert sorted(entry["path"] for entry in entries) == ["one", "three", "two"]
 
 
 def test_load_that_finds_wrong_bytes_fetches_the_file_again(host: Host, objects: ObjectStore) -> None:
