@@ -65,7 +65,8 @@ def local_tiers(settings: UnetWorkerSettings) -> Mapping[Tier, int]:
     """Return the bytes of the weights in a model's file or directory, which are on the local disk."""
     path = settings.model
     files = path.rglob("*") if path.is_dir() else (path,)
-    size_bytes = sum(one.stat().st_size for one in files if one.suffix in WEIGHT_SUFFIXES)
+    # A file may be gone, or a link without its file: a load of the model fails, and names it.
+    size_bytes = sum(one.stat().st_size for one in files if one.suffix in WEIGHT_SUFFIXES and one.is_file())
     return {Tier.DISK: size_bytes} if size_bytes else {}
 
 

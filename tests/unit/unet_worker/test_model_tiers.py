@@ -64,3 +64,12 @@ def test_tiers_of_local_model_are_its_weights_on_the_disk(tmp_path: Path) -> Non
     assert local_tiers(settings(tmp_path / "b.gguf")) == {Tier.DISK: 2}
     assert local_tiers(settings(tmp_path / "pace.toml")) == {}
     assert StoredModels().tiers(settings(tmp_path)) == {Tier.DISK: 6}
+
+
+def test_tiers_of_local_model_are_without_files_that_are_gone(tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").symlink_to(tmp_path / "gone")
+    worker = settings(tmp_path / "b.gguf")
+    worker.model.unlink()
+
+    assert local_tiers(settings(tmp_path)) == {}
+    assert local_tiers(worker) == {}
