@@ -10,7 +10,7 @@ from dataclasses import replace
 import httpx
 
 from benchmarks.suites.faulted_load import FaultedLoad, Sample, digest_of, request_of
-from pentimento.domain.errors import PentimentoError
+from pentimento.domain.errors import NotFound, PentimentoError
 from pentimento.domain.image_request import CacheMode, ImageFormat, ImageRequest
 from pentimento.sdk import AsyncClient
 
@@ -83,21 +83,27 @@ class ProductionLoad(FaultedLoad):
                 return None
             await asyncio.sleep(PAUSE_S)
 
-    async def _cancel(self, sample: Sample) -> None:
-        while not sample.request_id:  # noqa: ASYNC110 - the stream sets it
+    async def _is_accepted(self, sample: Sample) -> bool:
+        """Wait until the stream has set the request's id, or ended with an error before."""
+        while not (sample.request_id or sample.error):  # noqa: ASYNC110 - the stream sets both
             await asyncio.sleep(PAUSE_S / 10)
+        return bool(sample.request_id)
+
+    async def _cancel(self, sample: Sample) -> None:
+        if not await self._is_accepted(sample):
+            return
         called_s = time.time()
         state = await self._client.cancel(sample.request_id)
         self.note(sample.key, "state", state.value, called_s)
 
     async def _query(self, sample: Sample) -> None:
-        """Query the state until it is terminal."""
-        while not sample.request_id:  # noqa: ASYNC110 - as above
-            await asyncio.sleep(PAUSE_S / 10)
-        while True:
+        """Query the state until it is terminal. Raises NotFound for a request that is lost."""
+        while await self._is_accepted(sample):
             called_s = time.time()
             try:
                 status = await self._client.get_request(sample.request_id)
+            except NotFound:
+                raise
             except PentimentoError:
                 # The object store is away, or gave wrong bytes.
                 await asyncio.sleep(PAUSE_S)
