@@ -256,6 +256,8 @@ class FrontdoorServicer(FrontdoorServiceServicer):
         request: frontdoor_pb.FindKeyRequest,
         context: grpc.aio.ServicerContext[frontdoor_pb.FindKeyRequest, frontdoor_pb.FindKeyResponse],
     ) -> frontdoor_pb.FindKeyResponse:
+        # The active frontdoor of the cell would not learn of the hand-over.
+        self._identity.require_active()
         known = await self._cells.find_key(request.tenant, request.idempotency_key, request.cell)
         return frontdoor_pb.FindKeyResponse(known=known)
 

@@ -116,9 +116,9 @@ class Arrivals:
             raise
         if any(outcome is not None and outcome.kind is AcceptKind.BODY_DIFFERS for outcome in found):
             raise key_reused()
-        count = None if any(found) else await self._check_cell(call)
+        hand_overs = None if any(found) else await self._check_cell(call)
         ids = (outcome.request_id if outcome is not None else "" for outcome in found)
-        return tuple(KeyedCall(key, body_hash, one, count) for key, one in zip(keys, ids, strict=True))
+        return tuple(KeyedCall(key, body_hash, one, hand_overs) for key, one in zip(keys, ids, strict=True))
 
     async def _check_cell(self, call: ArrivingCall) -> int | None:
         return None if call.stays else await self._parts.cells.check_new(call.tenant, call.idempotency_key)

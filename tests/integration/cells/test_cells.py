@@ -324,6 +324,15 @@ async def test_find_key_is_for_cells_of_the_suite(cells: RunningCells) -> None:
         assert not await FrontdoorClient(service).find_key("hooli", "one", "b")
 
 
+async def test_standby_of_a_cell_takes_no_hand_over(cells: RunningCells) -> None:
+    standby = await cells.start("a", OLD)
+    standby.parts.identity.epoch = 0
+    async with open_channel(f"unix:{cells.folder / 'a'}", RpcChannelSettings(), "service") as channel:
+        with pytest.raises(Unavailable) as caught:
+            await FrontdoorClient(channel).find_key("hooli", "one", "b")
+    assert caught.value.reason == "STANDBY"
+
+
 async def test_console_shows_each_cell_and_their_sum(cells: RunningCells) -> None:
     await cells.start("a", OLD)
     await cells.start("b", OLD)
