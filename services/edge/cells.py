@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+import grpc
 import grpc.aio
 
 from pentimento.clients.image import ImageClient
@@ -17,7 +18,7 @@ from services.edge.caller_channels import CallerChannels
 
 FIND_TIMEOUT_S = 5.0
 # The reason of a call that reached no process.
-NOT_REACHED = "UNAVAILABLE"
+NOT_REACHED = grpc.StatusCode.UNAVAILABLE.name
 # Between the name of a cell and its own token of a page.
 PAGE_MARK = "/"
 
