@@ -3,13 +3,11 @@
 import asyncio
 import hashlib
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
-from lab.emulation.attempt_steps import AttemptSteps
-from lab.emulation.device import EmulatedDevice
-from lab.emulation.emulated_worker.images import EmulatedImages, stand_in_latent
+from lab.emulation.emulated_worker.device_news import Device, DeviceNews, Job, JobBridge, LoopTimers
+from lab.emulation.emulated_worker.images import EmulatedImages
 from lab.emulation.emulated_worker.model import (
     adapters_of,
     check_profiled,
@@ -21,11 +19,11 @@ from lab.emulation.emulated_worker.model import (
 )
 from lab.emulation.emulated_worker.settings import EmulatedWorkerSettings
 from lab.emulation.fleet_file import EmulatedDevices, EmulatedFleet, EmulatedModel, largest_batch
-from lab.emulation.jobs import DeviceSettings, EmulatedJob
+from lab.emulation.jobs import DeviceSettings
 from pentimento.devices.choices import DeviceMemory
 from pentimento.domain.adapters import Adapter
-from pentimento.domain.errors import Cancelled, DeadlineExceeded, InvalidArgument, PentimentoError
-from pentimento.domain.execution import AttemptResult, ExecuteEvent, PlaceYielded, Started, StepProgress
+from pentimento.domain.errors import Cancelled, InvalidArgument
+from pentimento.domain.execution import AttemptResult, ExecuteEvent
 from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.generation import CapturedEntries, FromImage, FromLatent, GenerationSpec, NoiseForm, Route
 from pentimento.domain.replay import taken_of, thinned_steps_of
@@ -33,11 +31,10 @@ from pentimento.domain.thinned_steps import thinned_note
 from pentimento.domain.weights import ModelChange, SwitchWay
 from pentimento.policies.adapter_needs import ADAPTER_CAPABILITIES
 from pentimento.rpc.process import started_pool
-from pentimento.service.credits import BusyMeter
 from pentimento.stores.objects import open_objects
 from services.unet_worker import metrics
 from services.unet_worker.attempts.cache_objects import DonorReader, UnusableDonor, Uploads
-from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder, ProgressPace
+from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder
 from services.unet_worker.attempts.runner import AttemptImage, AttemptRunner, stage_timings
 from services.unet_worker.device.device_backend import HeldAdapters
 from services.unet_worker.process import DONOR_TIMEOUT_S, UPLOAD_TIMEOUT_S, WorkerIdentity
@@ -56,128 +53,8 @@ class EmulatedStart:
     bad_donor_reason: str = ""
 
 
-class LoopTimers:
-    """The event loop as a device's clock and timers."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-
-    @property
-    def now(self) -> float:
-        return self._loop.time()
-
-    def at(self, time_s: float, action: Callable[[Any], None], argument: Any = None) -> None:
-        self._loop.call_at(time_s, action, argument)
-
-
-class JobBridge:
-    """News of one attempt. Progress is thinned out, as the real worker's is."""
-
-    def __init__(
-        self,
-        worker_id: str,
-        order: ExecuteOrder,
-        first_step: int,
-        emit: Callable[[ExecuteEvent], None],
-        uploads: Uploads | None,
-        progress: ProgressPace,
-    ) -> None:
-        self._worker_id = worker_id
-        self._emit = emit
-        self._uploads = uploads
-        self._progress = progress
-        self._loop = asyncio.get_running_loop()
-        self._size = (order.spec.width_px, order.spec.height_px)
-        step_count = order.spec.num_inference_steps
-        self._steps = AttemptSteps(min(first_step, step_count - 1), step_count, order.route.thinned_steps)
-        self.done: asyncio.Future[EmulatedJob[JobBridge]] = self._loop.create_future()
-
-    @property
-    def first_step(self) -> int:
-        return self._steps.first_step
-
-    @property
-    def steps_run(self) -> int:
-        return self._steps.taken_count
-
-    @property
-    def thinned_steps(self) -> tuple[int, ...]:
-        return self._steps.thinned_steps
-
-    def thin(self, steps: tuple[int, ...]) -> None:
-        """Take only these steps, from the next step boundary."""
-        self._steps.thin(steps)
-
-    def left_after(self, steps_left: int) -> int:
-        """Apply a requested thinning between two steps, and return how many steps remain."""
-        return self._steps.left_after(steps_left)
-
-    def began(self) -> None:
-        self._emit(Started(self._worker_id, self._steps.first_step, self._steps.step_count))
-
-    def yielded(self) -> None:
-        self._emit(PlaceYielded())
-
-    def stepped(self, steps_left: int) -> None:
-        step, step_count, now = self._steps.reached(steps_left), self._steps.step_count, self._loop.time()
-        is_thinned = self._steps.is_thinned_at(step)
-        if self._uploads is not None and steps_left and step in self._uploads.steps and not is_thinned:
-            self._uploads.add_latent(step, 1.0 - step / step_count, lambda: stand_in_latent(*self._size))
-        if self._progress.sends(step, step_count, now):
-            self._emit(StepProgress(step, step_count))
-
-    def finished(self, job: "EmulatedJob[JobBridge]") -> None:
-        if not self.done.done():
-            self.done.set_result(job)
-
-    def failed(self, error: PentimentoError) -> None:
-        if not self.done.done():
-            self.done.set_exception(error)
-
-
-Device = EmulatedDevice[JobBridge]
-Job = EmulatedJob[JobBridge]
-
-
-class DeviceNews:
-    """Carries a device's news to its attempts, the metrics, and `changed`: what it holds, takes or runs is another."""
-
-    def __init__(self, busy: BusyMeter, changed: Callable[[], None]) -> None:
-        self._busy = busy
-        self._changed = changed
-
-    def job_began(self, device: Device, job: Job) -> None:
-        job.owner.began()
-        self._changed()
-
-    def job_yielded(self, device: Device, job: Job) -> None:
-        job.owner.yielded()
-
-    def job_finished(self, device: Device, job: Job) -> None:
-        job.owner.finished(job)
-
-    def job_stopped(self, device: Device, job: Job) -> None:
-        job.owner.failed(Cancelled("CANCELLED", "the attempt was stopped"))
-
-    def job_dropped(self, device: Device, job: Job) -> None:
-        job.owner.failed(DeadlineExceeded("DEADLINE_EXCEEDED", "it would have ended after its deadline"))
-
-    def batch_stepped(self, batch: Sequence[Job], seconds: float, late_s: float) -> None:
-        metrics.STEP_SECONDS.observe(seconds)
-        metrics.BATCH.observe(len(batch))
-        metrics.LOOP_LAG_SECONDS.observe(late_s)
-        self._busy.add(seconds)
-        for job in batch:
-            if not job.stopped:
-                job.owner.stepped(job.left)
-                job.left = job.owner.left_after(job.left)
-
-    def device_reports(self, device: Device) -> None:
-        self._changed()
-
-
 class EmulatedBackend:
-    """Holds one of the device's models at a time; see `device_backend.PlannedBackend`."""
+    """Hold one of the device's models at a time; see `device_backend.PlannedBackend`."""
 
     def __init__(
         self,

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from lab.emulation.emulated_worker.backend import EmulatedBackend, LoopTimers
+from lab.emulation.emulated_worker.backend import EmulatedBackend
+from lab.emulation.emulated_worker.device_news import LoopTimers
 from lab.emulation.emulated_worker.settings import EmulatedWorkerSettings
 from lab.emulation.emulated_worker.wiring import wire
 from pentimento.clients.worker import WorkerClient

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lab.emulation.emulated_worker.backend import JobBridge
+from lab.emulation.emulated_worker.device_news import JobBridge
 from pentimento.domain.execution import ExecuteEvent, StepProgress
 from services.unet_worker.attempts.order import ProgressPace
 from tests.unit.unet_worker.orders import ORDER
