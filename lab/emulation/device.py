@@ -12,7 +12,7 @@ busy machine therefore does not slow its emulated devices down, even with sixtee
 """
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from random import Random
 from typing import Generic
 
@@ -22,17 +22,18 @@ from lab.emulation.cost_draws import draw
 from lab.emulation.costs import ModelCosts
 from lab.emulation.finisher import EmulatedFinisher
 from lab.emulation.jobs import DeviceListener, DeviceSettings, EmulatedJob, Owner, Timers
+from lab.emulation.segment import Segment
 from lab.emulation.speed import STEADY, Slowness, SpeedCourse, steps_until
 from lab.emulation.staging import Staging
-from pentimento.policies.step_batching import GroupTurns, due_at, reserve_count, yields_in_s
+from pentimento.policies.step_batching import GroupTurns, due_at, reserve_count
 
 # Later than this the process was stopped, not busy, and so was its device.
 STOPPED_S = 1.0
 
 
 class EmulatedDevice(Generic[Owner]):
-    """One worker's device. `costs` are those of the model that it holds; another one's come with `assign`. Speed is in
-    the costs, and changes by `speed_changes`."""
+    """Emulate one worker's device. `costs` are those of the model that it holds; `assign` gives those of another one.
+    `speed_changes` change the speed that the costs state."""
 
     def __init__(
         self,
@@ -65,13 +66,9 @@ class EmulatedDevice(Generic[Owner]):
         self._turns = GroupTurns()
         self._jobs: dict[Owner, EmulatedJob[Owner]] = {}
         self._number = 0
-        # The current segment: its batch and the candidates for it, the start of its first step, seconds per step,
-        # steps. `_version` voids end events scheduled before a cut.
-        self._batch: list[EmulatedJob[Owner]] = []
+        # The current segment, and the candidates for its batch. `_version` voids events scheduled before a cut.
+        self._segment: Segment[Owner] | None = None
         self._candidates: list[EmulatedJob[Owner]] = []
-        self._began_s = 0.0
-        self._step_s = 0.0
-        self._step_count = 0
         self._version = 0
         self._forming = False
         self._form_at_s = 0.0
@@ -90,27 +87,28 @@ class EmulatedDevice(Generic[Owner]):
 
     @property
     def reserve_count(self) -> int:
-        """Return None under request batching, where no attempt steps back."""
+        """Return the number of attempts that it accepts beyond a full batch if they are due before one in it; 0 under
+        request batching."""
         return reserve_count(self.max_batch) if self.batches_steps and not self.draining else 0
 
     @property
     def batches_steps(self) -> bool:
-        """Whether places are given away one by one, and shortly before they are free, as workers do it."""
+        """Return whether places are given away one by one, and shortly before they are free, as workers do it."""
         return self._settings.steps and self._settings.credit_batches is None
 
     @property
     def model(self) -> str:
-        """The one it holds, or is about to hold."""
+        """Return the model that it holds, or is about to hold."""
         return self._next[0].model if self._next is not None else self.costs.model
 
     @property
     def running_count(self) -> int:
-        """Attempts that are being denoised."""
+        """Return the number of attempts that are being denoised."""
         return sum(job.running for job in self._jobs.values())
 
     @property
     def waiting_count(self) -> int:
-        """Attempts that it has not begun with."""
+        """Return the number of attempts that have not begun."""
         return sum(not job.running for job in self._jobs.values())
 
     def limit(self, key: Hashable) -> int:
@@ -143,34 +141,34 @@ class EmulatedDevice(Generic[Owner]):
             self._join(job)
 
     def _join(self, job: EmulatedJob[Owner]) -> None:
-        """It may be begun with, unless it is gone."""
+        """Let an attempt begin, unless it has left."""
         if self._jobs.get(job.owner) is not job:
             return
         job.ready_s = 0.0
-        if not self._batch:
+        if self._segment is None:
             self._form_later(self._timers.now)
-        elif self._settings.steps and self._changes_batch(job):
-            self._cut()
+        elif self._settings.steps and self._changes_batch(self._segment.batch, job):
+            self._cut(self._segment)
 
     def stop(self, owner: Owner) -> None:
-        """Changes state: what runs stops at the next boundary; an attempt that is not here is not missed."""
+        """Stop an attempt, a running one at the next step boundary. Unknown owners are ignored."""
         job = self._jobs.get(owner)
         if job is None:
             return
         job.stopped = True
-        if job not in self._batch:
-            self._leave(job)
+        if self._segment is None or job not in self._segment.batch:
+            del self._jobs[owner]
             self._listener.job_stopped(self, job)
             self._load_when_empty()
         elif self._settings.steps:
-            self._cut()
+            self._cut(self._segment)
 
     def hold(self) -> None:
         """Keep the current model until `release`; no other model loads before."""
         self._hold_count += 1
 
     def release(self) -> None:
-        """Changes state: see `hold`."""
+        """End a `hold`."""
         self._hold_count -= 1
         self._load_when_empty()
 
@@ -196,7 +194,7 @@ class EmulatedDevice(Generic[Owner]):
         lost = [*self._jobs.values(), *self._finisher.jobs]
         self.lost = True
         self._jobs.clear()
-        self._batch = []
+        self._segment = None
         self._version += 1
         self._finisher.forget()
         self._loading = None
@@ -207,15 +205,15 @@ class EmulatedDevice(Generic[Owner]):
     @property
     def is_empty(self) -> bool:
         """Return whether no attempt runs, waits or is being finished."""
-        return not self._jobs and not self._finisher.jobs
+        return not self._jobs and self._finisher.idle
 
     def retire(self) -> None:
-        """Take no more attempts, as after SIGTERM; the present ones end. Changes state until `revive`."""
+        """Take no more attempts until `revive`, as after SIGTERM; the present ones end."""
         self.retiring = self.draining = True
         self._listener.device_reports(self)
 
     def revive(self) -> None:
-        """Changes state: a new process of the same name, with the model that was last wanted."""
+        """Start a new process of the same name, with the model that was last wanted."""
         self.lost = self.retiring = False
         self.generation += 1
         self.draining = False
@@ -223,14 +221,14 @@ class EmulatedDevice(Generic[Owner]):
             (self.costs, self.max_batch), self._next = self._next, None
         self._listener.device_reports(self)
 
-    def _changes_batch(self, job: EmulatedJob[Owner]) -> bool:
-        key = self._batch[0].key
-        if job.key != key or len(self._batch) < self.limit(key):
+    def _changes_batch(self, batch: Sequence[EmulatedJob[Owner]], job: EmulatedJob[Owner]) -> bool:
+        key = batch[0].key
+        if job.key != key or len(batch) < self.limit(key):
             return True
-        return self._settings.preempt and job.urgency < max(member.urgency for member in self._batch)
+        return self._settings.preempt and job.urgency < max(member.urgency for member in batch)
 
     def _form_later(self, began_s: float) -> None:
-        """After everything else of this instant, so that requests sent together are batched together."""
+        """Form a batch after all other events of this instant, so that requests sent together are batched together."""
         if not self._forming:
             self._forming, self._form_at_s = True, began_s
             self._timers.at(began_s, self._form)
@@ -246,7 +244,7 @@ class EmulatedDevice(Generic[Owner]):
 
     def _form(self, _: None) -> None:
         self._forming = False
-        if self._batch or not self._jobs:
+        if self._segment is not None or not self._jobs:
             return
         batch = self._next_batch()
         if batch:
@@ -263,7 +261,7 @@ class EmulatedDevice(Generic[Owner]):
             if not late:
                 return batch
             for job in late:
-                self._leave(job)
+                del self._jobs[job.owner]
                 self._listener.job_dropped(self, job)
         return []
 
@@ -272,9 +270,9 @@ class EmulatedDevice(Generic[Owner]):
         ends_s = self._timers.now + max(job.left for job in batch) * step_s
         return [job for job in batch if ends_s > job.drop_at_s and not job.running]
 
-    def _prepare(self, batch: list[EmulatedJob[Owner]], began_s: float) -> float:
-        """When the batch's first step begins: newcomers are prepared one after the other before it. Who came while the
-        step before it was overdue waited for nothing: a stage does not end before it began."""
+    def _prepare(self, batch: Sequence[EmulatedJob[Owner]], began_s: float) -> float:
+        """Prepare new attempts one after the other, and return when the batch's first step begins. An attempt that
+        arrived while the step before was overdue waited for nothing: a stage does not end before it began."""
         at_s = began_s
         for job in batch:
             if not job.running:
@@ -289,16 +287,16 @@ class EmulatedDevice(Generic[Owner]):
         self.busy_s += at_s + patch_s - began_s
         return at_s + patch_s
 
-    def _begin(self, batch: list[EmulatedJob[Owner]], began_s: float) -> None:
-        """Begin a segment of `count` independent steps."""
+    def _begin(self, batch: Sequence[EmulatedJob[Owner]], began_s: float) -> None:
+        """Begin a segment."""
         cost, wait_s = self.costs.step(len(batch), batch[0].key), self.adapters.wait_s(job.adapters for job in batch)
         steps, slowness = self._length(batch, began_s, cost.mean_s + wait_s)
-        self._batch, self._began_s, self._step_count = batch, began_s, steps
-        self._step_s = slowness * draw(cost, self._random, steps) + wait_s
-        self._note_end()
+        step_s = slowness * draw(cost, self._random, steps) + wait_s
+        self._segment = Segment(batch, began_s, step_s, steps)
+        self._note_end(self._segment)
 
-    def _length(self, batch: list[EmulatedJob[Owner]], began_s: float, mean_s: float) -> tuple[int, float]:
-        """Steps of the segment, and by how much longer they take."""
+    def _length(self, batch: Sequence[EmulatedJob[Owner]], began_s: float, mean_s: float) -> tuple[int, float]:
+        """Return the steps of the segment, and the factor of their time."""
         if self._settings.each_step:
             return 1, self._slowness.at(began_s)
         if not self._settings.steps:
@@ -312,22 +310,15 @@ class EmulatedDevice(Generic[Owner]):
             steps = min(steps, steps_until(self._slowness.until - began_s, slowness * mean_s))
         return steps, slowness
 
-    def _note_end(self) -> None:
+    def _note_end(self, segment: Segment[Owner]) -> None:
         self._version += 1
-        if self.batches_steps:
-            self._note_yields()
-        self._timers.at(self._began_s + self._step_count * self._step_s, self._end, self._version)
+        for at_s, left in segment.yields() if self.batches_steps else ():
+            self._timers.at(at_s, self._yield, (self._version, segment, left))
+        self._timers.at(segment.due_s, self._end, (self._version, segment))
 
-    def _note_yields(self) -> None:
-        """Report attempts that end soon, early enough for a successor to arrive in time."""
-        for left in {job.left for job in self._batch if not job.yielded}:
-            after_s = yields_in_s(left, self._step_s, self._step_count)
-            if after_s is not None:
-                self._timers.at(self._began_s + after_s, self._yield, (self._version, left))
-
-    def _yield(self, noted: tuple[int, int]) -> None:
-        version, left = noted
-        ending = [job for job in self._batch if job.left == left and not job.yielded]
+    def _yield(self, noted: tuple[int, Segment[Owner], int]) -> None:
+        version, segment, left = noted
+        ending = [job for job in segment.batch if job.left == left and not job.yielded]
         # The listener may send another attempt here, which cuts the segment.
         for job in ending if version == self._version else ():
             self._yield_place(job)
@@ -336,36 +327,30 @@ class EmulatedDevice(Generic[Owner]):
         job.yielded = True
         self._listener.job_yielded(self, job)
 
-    def _cut(self) -> None:
-        """End the segment at the next step boundary; one that has not begun takes its first step."""
-        elapsed = self._timers.now - self._began_s
-        done = max(1, math.ceil(elapsed / self._step_s - 1e-9)) if self._step_s > 0 else self._step_count
-        if done < self._step_count:
-            self._step_count = done
-            self._note_end()
+    def _cut(self, segment: Segment[Owner]) -> None:
+        if segment.cut(self._timers.now):
+            self._note_end(segment)
 
-    def _end(self, version: int) -> None:
+    def _end(self, noted: tuple[int, Segment[Owner]]) -> None:
+        version, segment = noted
         if version != self._version:
             return
-        batch, self._batch = self._batch, []
-        now, seconds = self._timers.now, self._step_count * self._step_s
-        due_s = self._began_s + seconds
+        self._segment = None
+        batch, now, due_s = segment.batch, self._timers.now, segment.due_s
         ended_s = due_s if now - due_s < STOPPED_S else now
-        self.busy_s += seconds
-        self._turns.ran(batch[0].key, self._step_s, self._candidates, self._step_count)
-        for job in batch:
-            job.left = max(0, job.left - self._step_count)
-            job.device_s += seconds / len(batch)
+        self.busy_s += segment.seconds
+        self._turns.ran(batch[0].key, segment.step_s, self._candidates, segment.step_count)
+        segment.end()
         if self._settings.each_step:
-            self._listener.batch_stepped(batch, seconds, max(now - due_s, 0.0))
+            self._listener.batch_stepped(batch, segment.seconds, max(now - due_s, 0.0))
             if not self._settings.steps and any(job.left for job in batch):
                 return self._begin(batch, ended_s)
         for job in batch:
             if job.stopped:
-                self._leave(job)
+                del self._jobs[job.owner]
                 self._listener.job_stopped(self, job)
             elif job.left == 0:
-                self._leave(job)
+                del self._jobs[job.owner]
                 self._finish(job, ended_s)
         if self._jobs:
             self._form_next(ended_s)
@@ -382,9 +367,6 @@ class EmulatedDevice(Generic[Owner]):
         self._listener.job_finished(self, job)
         self._load_when_empty()
 
-    def _leave(self, job: EmulatedJob[Owner]) -> None:
-        del self._jobs[job.owner]
-
     def _staged(self) -> None:
         if self._next is not None and not self.lost:
             self.assign(*self._next)
@@ -392,13 +374,13 @@ class EmulatedDevice(Generic[Owner]):
     def _load_when_empty(self) -> None:
         if self._next is None or not self.draining or self._loading is not None or self.lost:
             return
-        if self._jobs or self._batch or not self._finisher.idle or self._hold_count:
+        if not self.is_empty or self._hold_count:
             return
         self._loading = self._next[0]
         self._staging.place(self._loading, self._loaded)
 
     def _loaded(self) -> None:
-        """Hold the loaded model. If another one was assigned meanwhile, load that one; serve until it is staged."""
+        """Hold the loaded model. Load another one that was assigned since; serve until it is staged."""
         assert self._loading is not None and self._next is not None
         self.costs, self._loading = self._loading, None
         self.adapters.forget()

@@ -7,7 +7,7 @@ from lab.emulation.jobs import EmulatedJob, Owner, Timers
 
 
 class EmulatedFinisher(Generic[Owner]):
-    """Calls `done` with each job after its image is encoded."""
+    """Call `done` with each job after its image is encoded."""
 
     def __init__(self, timers: Timers, done: Callable[[EmulatedJob[Owner]], None]) -> None:
         self._timers = timers
@@ -23,11 +23,11 @@ class EmulatedFinisher(Generic[Owner]):
 
     @property
     def idle(self) -> bool:
-        """Whether it has nothing to decode."""
+        """Return whether it has nothing to decode."""
         return not self._jobs
 
     def take(self, job: EmulatedJob[Owner]) -> None:
-        """Changes state: decode the job's latent, which was there at `denoised_s`, in `finish_s` seconds."""
+        """Decode the job's latent, which exists from `denoised_s` on, in `finish_s` seconds."""
         if job.finish_s == 0.0:
             return self._done(job)
         self._jobs[job] = None
