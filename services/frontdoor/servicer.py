@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
+from typing import Any
 
 import grpc.aio
 
@@ -28,6 +29,7 @@ from services.frontdoor.workers.worker_links import WorkerLinks
 
 IMAGE_SERVICE = pb.DESCRIPTOR.services_by_name["ImageService"].full_name
 FRONTDOOR_SERVICE = frontdoor_pb.DESCRIPTOR.services_by_name["FrontdoorService"].full_name
+Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class ImageServicer(ImageServiceServicer):
@@ -50,11 +52,7 @@ class ImageServicer(ImageServiceServicer):
         self._stream_idle_s = stream_idle_s
         self._max_message_bytes = max_message_bytes
 
-    async def Generate(
-        self,
-        request: pb.GenerateRequest,
-        context: grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse],
-    ) -> AsyncIterator[pb.GenerateResponse]:
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         options = (request.idempotency_key, request.preview_interval_steps)
         asked, omits = decode(request.request, ImageRequest), request.omit_progress
         told = ImageSplitter(pb.GenerateResponse, request.max_message_bytes, self._max_message_bytes)
@@ -65,11 +63,7 @@ class ImageServicer(ImageServiceServicer):
             async for message in messages:
                 yield message
 
-    async def Replay(
-        self,
-        request: pb.ReplayRequest,
-        context: grpc.aio.ServicerContext[pb.ReplayRequest, pb.ReplayResponse],
-    ) -> AsyncIterator[pb.ReplayResponse]:
+    async def Replay(self, request: pb.ReplayRequest, context: Context) -> AsyncIterator[pb.ReplayResponse]:
         options = (request.idempotency_key, request.preview_interval_steps)
         sizes = (request.max_message_bytes, self._max_message_bytes)
         told = ImageSplitter(pb.ReplayResponse, *sizes)
@@ -90,17 +84,13 @@ class ImageServicer(ImageServiceServicer):
                     yield message
                     reaper.end()
 
-    async def Submit(
-        self, request: pb.SubmitRequest, context: grpc.aio.ServicerContext[pb.SubmitRequest, pb.SubmitResponse]
-    ) -> pb.SubmitResponse:
+    async def Submit(self, request: pb.SubmitRequest, context: Context) -> pb.SubmitResponse:
         asked = request.generate
         options = (asked.idempotency_key, asked.preview_interval_steps, request.webhook.url)
         accepted = await self._api.submit(current_caller().tenant, decode(asked.request, ImageRequest), *options)
         return encode(accepted, pb.SubmitResponse)
 
-    async def Attach(
-        self, request: pb.AttachRequest, context: grpc.aio.ServicerContext[pb.AttachRequest, pb.AttachResponse]
-    ) -> AsyncIterator[pb.AttachResponse]:
+    async def Attach(self, request: pb.AttachRequest, context: Context) -> AsyncIterator[pb.AttachResponse]:
         sizes = (request.max_message_bytes, self._max_message_bytes)
         told = ImageSplitter(pb.AttachResponse, *sizes)
         stream = self._api.attach(current_caller().tenant, request.request_id)
@@ -108,78 +98,45 @@ class ImageServicer(ImageServiceServicer):
             async for message in messages:
                 yield message
 
-    async def ListRequests(
-        self,
-        request: pb.ListRequestsRequest,
-        context: grpc.aio.ServicerContext[pb.ListRequestsRequest, pb.ListRequestsResponse],
-    ) -> pb.ListRequestsResponse:
+    async def ListRequests(self, request: pb.ListRequestsRequest, context: Context) -> pb.ListRequestsResponse:
         return encode(
             await self._tenants.page(current_caller().tenant, decode(request, RequestQuery)), pb.ListRequestsResponse
         )
 
-    async def GetResultUrl(
-        self,
-        request: pb.GetResultUrlRequest,
-        context: grpc.aio.ServicerContext[pb.GetResultUrlRequest, pb.GetResultUrlResponse],
-    ) -> pb.GetResultUrlResponse:
+    async def GetResultUrl(self, request: pb.GetResultUrlRequest, context: Context) -> pb.GetResultUrlResponse:
         record = await self._tenants.record(current_caller().tenant, request.request_id)
         expires_in_ms = request.expires_in_ms if request.HasField("expires_in_ms") else None
         return encode(await self._urls.url_of(record, expires_in_ms), pb.GetResultUrlResponse)
 
-    async def GetWebhookKey(
-        self,
-        request: pb.GetWebhookKeyRequest,
-        context: grpc.aio.ServicerContext[pb.GetWebhookKeyRequest, pb.GetWebhookKeyResponse],
-    ) -> pb.GetWebhookKeyResponse:
+    async def GetWebhookKey(self, request: pb.GetWebhookKeyRequest, context: Context) -> pb.GetWebhookKeyResponse:
         return pb.GetWebhookKeyResponse(key=self._webhooks.key_of(current_caller().tenant))
 
-    async def Pin(
-        self, request: pb.PinRequest, context: grpc.aio.ServicerContext[pb.PinRequest, pb.PinResponse]
-    ) -> pb.PinResponse:
+    async def Pin(self, request: pb.PinRequest, context: Context) -> pb.PinResponse:
         asked = (request.request_id, request.duration_ms)
         return encode(await self._api.pin(current_caller().tenant, *asked), pb.PinResponse)
 
-    async def Unpin(
-        self, request: pb.UnpinRequest, context: grpc.aio.ServicerContext[pb.UnpinRequest, pb.UnpinResponse]
-    ) -> pb.UnpinResponse:
+    async def Unpin(self, request: pb.UnpinRequest, context: Context) -> pb.UnpinResponse:
         await self._api.unpin(current_caller().tenant, request.request_id)
         return pb.UnpinResponse()
 
-    async def Cancel(
-        self, request: pb.CancelRequest, context: grpc.aio.ServicerContext[pb.CancelRequest, pb.CancelResponse]
-    ) -> pb.CancelResponse:
+    async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
         state = await self._api.cancel(current_caller().tenant, request.request_id)
         return pb.CancelResponse(state=number_of(state, pb.RequestState))
 
-    async def GetRequest(
-        self,
-        request: pb.GetRequestRequest,
-        context: grpc.aio.ServicerContext[pb.GetRequestRequest, pb.GetRequestResponse],
-    ) -> pb.GetRequestResponse:
+    async def GetRequest(self, request: pb.GetRequestRequest, context: Context) -> pb.GetRequestResponse:
         tenant = current_caller().tenant
         return encode(
             await self._api.get_request(tenant, request.request_id, request.omit_image), pb.GetRequestResponse
         )
 
-    async def Explain(
-        self, request: pb.ExplainRequest, context: grpc.aio.ServicerContext[pb.ExplainRequest, pb.ExplainResponse]
-    ) -> pb.ExplainResponse:
+    async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:
         asked = (decode(request.request, ImageRequest), request.neighbour_count)
         return encode(await self._api.explain(current_caller().tenant, *asked), pb.ExplainResponse)
 
-    async def FindCell(
-        self,
-        request: pb.FindCellRequest,
-        context: grpc.aio.ServicerContext[pb.FindCellRequest, pb.FindCellResponse],
-    ) -> pb.FindCellResponse:
-        tenant = current_caller().tenant
-        return encode(self._api.find_cell(tenant), pb.FindCellResponse)
+    async def FindCell(self, request: pb.FindCellRequest, context: Context) -> pb.FindCellResponse:
+        return encode(self._api.find_cell(current_caller().tenant), pb.FindCellResponse)
 
-    async def ListModels(
-        self,
-        request: pb.ListModelsRequest,
-        context: grpc.aio.ServicerContext[pb.ListModelsRequest, pb.ListModelsResponse],
-    ) -> pb.ListModelsResponse:
+    async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
         return pb.ListModelsResponse(
             models=[nested(model, pb.Model) for model in self._api.list_models()],
             adapters=[nested(adapter, generation_pb2.Adapter) for adapter in self._api.list_adapters()],
@@ -203,9 +160,7 @@ class FrontdoorServicer(FrontdoorServiceServicer):
         self._identity = identity
 
     async def GetStatus(
-        self,
-        request: frontdoor_pb.GetStatusRequest,
-        context: grpc.aio.ServicerContext[frontdoor_pb.GetStatusRequest, frontdoor_pb.GetStatusResponse],
+        self, request: frontdoor_pb.GetStatusRequest, context: Context
     ) -> frontdoor_pb.GetStatusResponse:
         status = self._status()
         return frontdoor_pb.GetStatusResponse(
@@ -251,11 +206,7 @@ class FrontdoorServicer(FrontdoorServiceServicer):
             cells=[pb.Cell(name=name, address=address) for name, address in self._cells.cells.addresses.items()],
         )
 
-    async def FindKey(
-        self,
-        request: frontdoor_pb.FindKeyRequest,
-        context: grpc.aio.ServicerContext[frontdoor_pb.FindKeyRequest, frontdoor_pb.FindKeyResponse],
-    ) -> frontdoor_pb.FindKeyResponse:
+    async def FindKey(self, request: frontdoor_pb.FindKeyRequest, context: Context) -> frontdoor_pb.FindKeyResponse:
         # The active frontdoor of the cell would not learn of the hand-over.
         self._identity.require_active()
         known = await self._cells.find_key(request.tenant, request.idempotency_key, request.cell)
