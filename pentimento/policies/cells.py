@@ -79,6 +79,8 @@ def tagged_digits(cell: str) -> str:
 def read_cells(addresses: Sequence[str], lists: Sequence[str]) -> CellMap:
     """Return the cells of items NAME=ADDRESS and of lists NAME+NAME…, newest first; no list: all cells. Raises
     ValueError that names the setting and its limit."""
+    if lists and not addresses:
+        raise ValueError("--cell-lists needs --cells")
     found: dict[str, str] = {}
     for item in addresses:
         name, _, address = item.partition("=")

@@ -3,7 +3,7 @@
 import zlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import replace
 
 import grpc
@@ -29,7 +29,7 @@ class Frontdoors:
 
     def __init__(self, cells: CellMap, channels: Mapping[str, CallerChannels], max_callers: int) -> None:
         self._cells = cells
-        self._channels = dict(channels)
+        self._channels = channels
         self._max_callers = max_callers
         # Tenants by token: only a frontdoor knows them.
         self._tenants: OrderedDict[str | None, str] = OrderedDict()
@@ -43,22 +43,19 @@ class Frontdoors:
     async def channel(self, token: str | None) -> AsyncIterator[grpc.aio.Channel]:
         """Yield a channel to the caller's cell for one call. Raises as `CallerChannels.channel`, and Unavailable
         CELL_UNAVAILABLE while the cell is down: calls of other tenants do not notice."""
-        name = self._cells.home(await self._tenant(token))
-        async with self._known(token, name), self._channels[name].channel(token) as channel:
+        async with self._at(self._cells.home(await self._tenant(token)), token) as channel:
             yield channel
 
     @asynccontextmanager
     async def images(self, token: str | None) -> AsyncIterator[ImageClient]:
         """Yield a client for one call, which continues at the cell that a frontdoor leads to. Raises as `channel`."""
 
-        @asynccontextmanager
-        async def open_cell(error: PentimentoError) -> AsyncIterator[grpc.aio.Channel]:
+        def open_cell(error: PentimentoError) -> AbstractAsyncContextManager[grpc.aio.Channel]:
             # An address that a frontdoor names is not called: only the operator's own.
             name = error.metadata.get("cell", "")
             if name not in self._channels:
                 raise error
-            async with self._known(token, name), self._channels[name].channel(token) as other:
-                yield other
+            return self._at(name, token)
 
         async with self.channel(token) as channel:
             yield ImageClient(channel, open_cell)
@@ -75,7 +72,7 @@ class Frontdoors:
                 raise InvalidArgument.of("page_token", "must be one that the previous page named")
         left = names[names.index(first) :]
         for name, following in zip(left, (*left[1:], ""), strict=True):
-            async with self._known(token, name), self._channels[name].channel(token) as channel:
+            async with self._at(name, token) as channel:
                 page = await ImageClient(channel).list_requests(replace(query, page_token=page_token), timeout_s)
             page_token = page.next_page_token
             if page.next_page_token and name:
@@ -92,33 +89,37 @@ class Frontdoors:
             await channels.close()
 
     async def _tenant(self, token: str | None) -> str:
-        """Return the caller's tenant, as any frontdoor knows it; "" without cells."""
-        if len(self._channels) == 1 and "" in self._channels:
+        """Return the caller's tenant; "" without cells."""
+        if "" in self._channels:
             return ""
-        if token in self._tenants:
-            self._tenants.move_to_end(token)
-            return self._tenants[token]
-        names = sorted(self._channels)
-        first = zlib.crc32((token or "").encode()) % len(names)
-        for number, name in enumerate([*names[first:], *names[:first]], 1):
-            try:
-                async with self._channels[name].channel(token) as channel:
-                    found = await ImageClient(channel).find_cell(FIND_TIMEOUT_S)
-            except Unavailable:
-                if number == len(names):
-                    raise
-                continue
-            self._tenants[token] = found.tenant
+        if token not in self._tenants:
+            self._tenants[token] = await self._find_tenant(token)
             while len(self._tenants) > self._max_callers:
                 self._tenants.popitem(last=False)
-            break
+        self._tenants.move_to_end(token)
         return self._tenants[token]
 
+    async def _find_tenant(self, token: str | None) -> str:
+        """Ask any frontdoor that answers; callers begin with different ones."""
+        names = sorted(self._channels)
+        first = zlib.crc32((token or "").encode()) % len(names)
+        *others, last = [*names[first:], *names[:first]]
+        for name in others:
+            with suppress(Unavailable):
+                return await self._tenant_by(name, token)
+        return await self._tenant_by(last, token)
+
+    async def _tenant_by(self, name: str, token: str | None) -> str:
+        async with self._channels[name].channel(token) as channel:
+            return (await ImageClient(channel).find_cell(FIND_TIMEOUT_S)).tenant
+
     @asynccontextmanager
-    async def _known(self, token: str | None, name: str) -> AsyncIterator[None]:
-        """Forget the tenant of a token that is no longer accepted, and name the cell that is down."""
+    async def _at(self, name: str, token: str | None) -> AsyncIterator[grpc.aio.Channel]:
+        """Yield a channel to a cell. Forget the tenant of a token that is no longer accepted, and name a cell that is
+        down."""
         try:
-            yield
+            async with self._channels[name].channel(token) as channel:
+                yield channel
         except Unauthenticated:
             self._tenants.pop(token, None)
             raise

@@ -123,8 +123,6 @@ class EdgeSettings:
 
     def read_cells(self) -> CellMap:
         """Return the cells. Raises ValueError."""
-        if self.cell_lists and not self.cells:
-            raise ValueError("--cell-lists needs --cells")
         return read_cells(self.cells, self.cell_lists)
 
     @property

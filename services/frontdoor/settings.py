@@ -24,7 +24,6 @@ NEEDED = {
     "c2pa_key_file": "c2pa_certificate_file",
     "c2pa_timestamp_url": "c2pa_certificate_file",
     "safety_checks": "safety_addresses",
-    "cell_lists": "cells",
 }
 
 

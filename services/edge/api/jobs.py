@@ -1,8 +1,8 @@
 """`/v1/jobs`: read the call, make it at the frontdoor, answer."""
 
 import time
-from collections.abc import AsyncIterator, Iterable
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import Iterable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -181,10 +181,8 @@ class JobRoutes:
         url = whole_url(result, origin_of(request, self._parts))
         return JSONResponse({"url": url, "expires_at": result.expires_at_ms // 1000})
 
-    @asynccontextmanager
-    async def _client(self, request: Request) -> AsyncIterator[ImageClient]:
-        async with self._parts.frontdoor.images(token_of(request)) as client:
-            yield client
+    def _client(self, request: Request) -> AbstractAsyncContextManager[ImageClient]:
+        return self._parts.frontdoor.images(token_of(request))
 
 
 class JobEvents:
