@@ -241,7 +241,6 @@ async def sending(address: str, tenant: str, at_once: int, done: dict[str, int])
 class MovedLoad:
     """Send keyed requests over gRPC and HTTP, and repeat each until it is answered."""
 
-    processes: CellProcesses
     sent: list[tuple[str, str]] = field(default_factory=list)
     answered: list[float] = field(default_factory=list)
     stopping: bool = False
@@ -287,7 +286,7 @@ async def moves(options: Options) -> list[Figure]:
         for name in ("a", "b"):
             processes.start(name, OLD)
         processes.start_edge(OLD)
-        load = MovedLoad(processes)
+        load = MovedLoad()
         async with AsyncExitStack() as stack:
             http = await stack.enter_async_context(httpx.AsyncClient(base_url=f"http://{processes.edge}", timeout=60))
             loads = []

@@ -17,7 +17,7 @@ from statistics import fmean
 
 import numpy as np
 
-from benchmarks.suites.emulated import FLEETS, clients_of, emulated_suite, look_at_fleet, steady_load
+from benchmarks.suites.emulated import FLEETS, clients_of, emulated_suite, fleet_readings, steady_load
 from benchmarks.suites.mixture import PATIENT
 from lab.emulation.emulated_worker.images import EmulatedImages
 from lab.emulation.fleet_file import read_fleet
@@ -161,14 +161,9 @@ async def scored_requests(suite: LocalSuite, workload: Workload) -> ScoredRun:
         if len(stages) > 1 and stages[0].confidence_threshold > 0.0:
             thresholds[record.request_id] = stages[0].confidence_threshold
 
-    looks: list[tuple[float, Fleet]] = []
     settings, images = LoadSettings(cache=CacheMode.OFF), light_images()
-    async with clients_of(suite, {"": ""}) as clients:
-        looking = asyncio.create_task(look_at_fleet(suite, looks, settings.lead_s))
-        try:
-            records = await play(workload, clients, settings, on_answer=note)
-        finally:
-            looking.cancel()
+    async with clients_of(suite, {"": ""}) as clients, fleet_readings(suite, settings.lead_s) as looks:
+        records = await play(workload, clients, settings, on_answer=note)
     return [
         ScoredRequest(
             record.arrived_s,

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.suites.instant import free_port
 from benchmarks.suites.keda_calls import LIMIT_S, KedaClient, make_stubs
 from lab.fixtures.certificates import Authority, Pair
 from lab.runs.machine import ROOT
@@ -68,7 +69,7 @@ def served() -> Iterator[ScalerUnderTest]:
         stubs = make_stubs(folder / "stubs")
         authority = Authority(folder, "authority")
         pair = authority.issue("controller")
-        port = 20_000 + random.SystemRandom().randrange(30_000)
+        port = free_port()
         controller = [
             *("services.controller", "--listen", f"unix:{folder}/c", "--scaler-listen", f"127.0.0.1:{port}"),
             *("--tls-cert-file", str(pair.certificate), "--tls-key-file", str(pair.key)),

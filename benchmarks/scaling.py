@@ -26,6 +26,7 @@ import grpc.aio
 from PIL import Image, ImageDraw
 
 from benchmarks.suites.faulted_load import DEADLINE_MS, FaultedLoad, read_journal, request_figures
+from benchmarks.suites.instant import free_port
 from benchmarks.suites.journal_events import record_events
 from benchmarks.suites.keda_calls import KedaClient, make_stubs
 from lab.fixtures.certificates import Authority
@@ -278,7 +279,7 @@ def slowdown(trial: ScalingTrial, load: FaultedLoad, move: str, before: str) -> 
 def main() -> int:
     options = parse_options("scaling", __doc__, add_options)
     flags = ["--controlnets", "tiny", "--device", "cpu", "--threads", "1"]
-    port = 20_000 + random.SystemRandom().randrange(30_000)
+    port = free_port()
     with tempfile.TemporaryDirectory(prefix="scaling-") as folder:
         authority = Authority(Path(folder), "authority")
         pair = authority.issue("controller")

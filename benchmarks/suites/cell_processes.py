@@ -43,7 +43,6 @@ class CellProcesses:
 
     def __init__(self, folder: Path, tenants: Sequence[str], names: Sequence[str]) -> None:
         self.folder = folder
-        self.names = names
         self.tenants = tenants
         self._tokens = write_tokens(folder, tenants)
         self._cells = ",".join(f"{name}={self.address(name)}" for name in names)

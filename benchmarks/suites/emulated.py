@@ -64,15 +64,26 @@ async def played(
     return await play(workload, clients, LoadSettings(cache=cache, detailed_stages=detailed), score=score)
 
 
-async def look_at_fleet(suite: LocalSuite, looks: list[tuple[float, Fleet]], lead_s: float) -> None:
-    """Append a reading of the fleet to `looks` twice a second, with the time since `lead_s` seconds from now."""
+@asynccontextmanager
+async def fleet_readings(suite: LocalSuite, lead_s: float) -> AsyncIterator[list[tuple[float, Fleet]]]:
+    """Read the fleet twice a second during the block, and yield the list of readings, each with the time since `lead_s`
+    seconds from now."""
+    looks: list[tuple[float, Fleet]] = []
     began = asyncio.get_running_loop().time() + lead_s
-    async with open_channel(suite.endpoint.controller, client_settings()) as channel:
-        client = ControllerClient(channel)
-        while True:
-            with suppress(PentimentoError):  # a busy machine answers the next look
-                looks.append((asyncio.get_running_loop().time() - began, await client.fleet()))
-            await asyncio.sleep(LOOK_S)
+
+    async def look() -> None:
+        async with open_channel(suite.endpoint.controller, client_settings()) as channel:
+            client = ControllerClient(channel)
+            while True:
+                with suppress(PentimentoError):  # a busy machine answers the next look
+                    looks.append((asyncio.get_running_loop().time() - began, await client.fleet()))
+                await asyncio.sleep(LOOK_S)
+
+    looking = asyncio.create_task(look())
+    try:
+        yield looks
+    finally:
+        looking.cancel()
 
 
 def steady_load(

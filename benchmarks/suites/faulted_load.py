@@ -17,7 +17,7 @@ from hashlib import sha256
 
 from sqlalchemy import text
 
-from benchmarks.suites.journal_events import commits_by_request, events_of
+from benchmarks.suites.journal_events import commits_by_request, events_of, transaction
 from lab.runs.histories import Operation
 from lab.runs.measure import Figure, Target, at_most, counted, informative
 from lab.runs.request_history import broken_keys
@@ -26,7 +26,6 @@ from pentimento.domain.image_request import Accepted, CacheMode, Completed, Imag
 from pentimento.domain.reasons import Reason
 from pentimento.domain.requests import RequestState
 from pentimento.sdk import AsyncClient
-from pentimento.stores.ledger.database import open_engine
 
 # long enough that nothing expires while workers restart on a busy machine: expiry is not measured here
 DEADLINE_MS = 1_200_000
@@ -171,11 +170,9 @@ def digest_of(image: bytes) -> str:
 
 def read_journal(ledger_url: str, load: FaultedLoad) -> None:
     """Read each accepted request's state, rows, attempts and commits, and check the history."""
-    engine = open_engine(ledger_url)
-    with engine.begin() as journal:
+    with transaction(ledger_url) as journal:
         found = journal.execute(text("select request_id, state, idempotency_key from journal_requests")).all()
         attempts = Counter(journal.execute(text("select request_id from journal_attempts")).scalars())
-    engine.dispose()
     states = {request_id: state for request_id, state, _ in found}
     rows = Counter(key for _, _, key in found)
     commits = commits_by_request(ledger_url)

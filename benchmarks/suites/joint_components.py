@@ -53,7 +53,7 @@ def played(scenario: Scenario, workload: Workload, seed: int, side: str) -> Comp
         fmean(latencies),
         quantiles(latencies, n=100)[-1],
         simulation.adapter_wait_s / len(records),
-        simulation.model_loads[1] / len(records),
+        simulation.model_load_s / len(records),
         sum(record.outcome.violation for record in records) / len(records),
         mean_quality(records),
     )
@@ -71,12 +71,10 @@ def component_figures(traces: Iterable[Callable[[str], ComponentRun]]) -> list[F
             target = at_most(1.0) if (field, side) == ("latency_s", "tiers and LoRAs") else informative()
             figures.append(measured(f"{side}: {what} ÷ control", pairs, partial(_ratio, field), target))
     for side in SIDES:
-        for field, unit in (("latency_s", "s"), ("lora_wait_s", "s"), ("model_load_s", "s")):
+        for field in ("latency_s", "lora_wait_s", "model_load_s", "violations", "quality"):
+            what = field.removesuffix("_s")
             values = [getattr(one[side], field) for one in runs]
-            figures.append(measured(f"{side}: {field.removesuffix('_s')}", values, fmean, informative(unit)))
-        for field in ("violations", "quality"):
-            values = [getattr(one[side], field) for one in runs]
-            figures.append(measured(f"{side}: {field}", values, fmean, informative()))
+            figures.append(measured(f"{side}: {what}", values, fmean, informative("s" if what != field else "")))
     return figures
 
 

@@ -32,7 +32,7 @@ _ROWS = "SELECT name, request_id, idempotency_key, token, digest, state, at_s FR
 
 def record_events(ledger_url: str) -> None:
     """Record every later change of this journal's requests, across restarts of its frontdoor."""
-    with _transaction(ledger_url) as connection:
+    with transaction(ledger_url) as connection:
         of_postgresql = connection.dialect.name == "postgresql"
         number = "BIGSERIAL PRIMARY KEY" if of_postgresql else "INTEGER PRIMARY KEY"
         connection.execute(text(_TABLE.format(number=number)))
@@ -65,7 +65,7 @@ def _of_sqlite() -> Iterator[str]:
 
 def events_of(ledger_url: str) -> tuple[list[JournalEvent], float]:
     """Return the events in the order of their transactions, and the time in seconds at which they were read."""
-    with _transaction(ledger_url) as connection:
+    with transaction(ledger_url) as connection:
         rows = connection.execute(text(_ROWS)).all()
     found = []
     for name, request_id, key, token, digest, state, at_s in rows:
@@ -80,7 +80,8 @@ def commits_by_request(ledger_url: str) -> Counter[str]:
 
 
 @contextmanager
-def _transaction(ledger_url: str) -> Iterator[Connection]:
+def transaction(ledger_url: str) -> Iterator[Connection]:
+    """Connect to a database for one transaction."""
     engine = open_engine(ledger_url)
     try:
         with engine.begin() as connection:

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.papers.constants import MI210_SECONDS
-from benchmarks.suites.emulated import FLEETS, clients_of, emulated_suite, look_at_fleet, quality_of
+from benchmarks.suites.emulated import FLEETS, clients_of, emulated_suite, fleet_readings, quality_of
 from lab.runs import RequestRecord
 from lab.runs.answers import ReceivedAnswer
 from lab.runs.load import LoadSettings, play
@@ -149,13 +149,8 @@ def play_mixture(side: MixtureSide, workload: Workload) -> PlayedRun:
 
 async def _played(suite: LocalSuite, side: MixtureSide, workload: Workload) -> PlayedRun:
     settings = LoadSettings(send_deadline=False, cache=side.cache)
-    looks: list[tuple[float, Fleet]] = []
-    async with clients_of(suite, {"": ""}) as clients:
-        looking = asyncio.create_task(look_at_fleet(suite, looks, settings.lead_s))
-        try:
-            records = await play(workload, clients, settings, score=quality_of, on_answer=print_loss)
-        finally:
-            looking.cancel()
+    async with clients_of(suite, {"": ""}) as clients, fleet_readings(suite, settings.lead_s) as looks:
+        records = await play(workload, clients, settings, score=quality_of, on_answer=print_loss)
     return PlayedRun(records, looks)
 
 

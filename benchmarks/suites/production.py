@@ -17,10 +17,10 @@ from grpc_health.v1 import health_pb2_grpc
 from sqlalchemy import text
 
 from benchmarks.suites.faulty_link import FaultyLink
+from benchmarks.suites.journal_events import transaction
 from lab.fixtures.postgresql import PostgresqlServer, running_server
 from lab.fixtures.s3_server import running_s3_server
 from pentimento.cli.suite_running import with_free_port
-from pentimento.stores.ledger.database import open_engine
 from pentimento.stores.objects import open_objects
 from pentimento.supervisor.child import Child, start_child
 from pentimento.supervisor.models import find_encoder, find_model, with_shipped
@@ -98,12 +98,8 @@ class ProductionSuite:
 
 def column(ledger_url: str, query: str) -> set[str]:
     """Return the first column of a query's rows."""
-    engine = open_engine(ledger_url)
-    try:
-        with engine.begin() as connection:
-            return {str(row[0]) for row in connection.execute(text(query))}
-    finally:
-        engine.dispose()
+    with transaction(ledger_url) as connection:
+        return {str(row[0]) for row in connection.execute(text(query))}
 
 
 @contextmanager

@@ -46,7 +46,7 @@ class SimulatedFleet:
         # Models on each worker's local disk, and the costs of the model that it was last assigned.
         self._disks: dict[str, set[str]] = {}
         self._assigned: dict[str, ModelCosts] = {}
-        self.load_count, self.load_s = 0, 0.0
+        self.load_s = 0.0
         self.available: dict[str, tuple[str, ...]] = {}
         for group, devices in enumerate(scenario.devices):
             kind = devices.kind or f"w{group}"
@@ -98,7 +98,6 @@ class SimulatedFleet:
         if self.tier_of(device.worker_id, model) is Tier.STORE:
             costs = replace(costs, load=slower(costs.load, self._scenario.store_factor))
         if model != device.model:
-            self.load_count += 1
             self.load_s += costs.load.mean_s
         self._disks[device.worker_id].add(model)
         self._assigned[device.worker_id] = costs

@@ -143,9 +143,9 @@ class Simulation:
         return sum(device.adapters.waited_s for device in self._fleet.devices.values())
 
     @property
-    def model_loads(self) -> tuple[int, float]:
-        """Return the number of loads of models, and their seconds."""
-        return self._fleet.load_count, self._fleet.load_s
+    def model_load_s(self) -> float:
+        """Return the seconds of all loads of models."""
+        return self._fleet.load_s
 
     @property
     def loaded_count(self) -> int:
