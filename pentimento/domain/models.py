@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from pentimento.domain.fleet import ModelCost
-from pentimento.domain.signatures import EntrySignature
 
 MAX_HANDOVER_PROFILE_BYTES = 2**16
 # A source in the suite's object store; the prefix of the keys is behind it.
@@ -48,6 +47,16 @@ class DeviceCost:
 
     device: str
     cost: ModelCost
+
+
+@dataclass(frozen=True)
+class EntrySignature:
+    """Hold the ed25519 signature of an entry (`value`, base64), the id of its key, and the wall clock's milliseconds at
+    which it was made: of two signed entries of one name the later one counts."""
+
+    key_id: str
+    signed_at_ms: int
+    value: str
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """Sign entries of registries with ed25519, and verify them before anything that they name is loaded.
 
-signed = with_signature(entry, read_private_key(Path("registry.key"), "signing_key"), now_ms)   # an object of JSON
-trusted = TrustedEntries(Path("registry.pub"), Path("components"))               # one or several public keys, PEM
-trusted.check("tiny-heavy", signed)                                              # raises FailedPrecondition
+    key = read_private_key(Path("registry.key"), "signing_key")
+    signed = with_signature(entry, key, now_ms)                          # an object of JSON
+    trusted = TrustedEntries(Path("registry.pub"), Path("components"))   # one or several public keys, PEM
+    trusted.check("tiny-heavy", signed)                                  # raises FailedPrecondition
 
 The signed bytes are a line with the form and the milliseconds of the signature, then the entry without its signature as
 JSON with sorted keys, without spaces, in ASCII. A key's id is the start of the SHA-256 of its public form in DER:
@@ -21,8 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from pentimento.domain.adapters import is_digest
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, PentimentoError
-from pentimento.domain.models import OBJECTS_SOURCE, ModelVariant
-from pentimento.domain.signatures import EntrySignature
+from pentimento.domain.models import OBJECTS_SOURCE, EntrySignature, ModelVariant
 from pentimento.files.atomic import replace_file
 from pentimento.files.json_values import from_json, to_json
 from pentimento.files.private_files import make_private_directory
