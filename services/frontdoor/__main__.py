@@ -12,7 +12,7 @@ from services.frontdoor.wiring import wire
 async def main(argv: list[str]) -> None:
     """Serve over the journal under a new epoch; a standby claims its epoch at takeover."""
     settings = load_settings(FrontdoorSettings, "frontdoor", argv)
-    journal = await asyncio.to_thread(open_journal, settings.ledger_url, None, settings.tenants_url)
+    journal = await asyncio.to_thread(open_journal, settings.ledger_url, tenants_url=settings.tenants_url)
     try:
         epoch = 0 if settings.standby else await asyncio.wrap_future(journal.claim_epoch(settings.frontdoor_id))
         await wire(settings, journal, epoch).run()

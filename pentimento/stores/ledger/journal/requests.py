@@ -133,11 +133,12 @@ class Journal(EpochLedger):
         self.objects = JournalObjects(self._writer, self._reader, engine.url, self.pins.clock)
         self.listing = JournalListing(self._reader)
         self.webhooks = JournalWebhooks(self._writer, self._reader)
-        shares_tenants = tenants is not None and tenants is not engine
-        self._tenants_writer = GroupCommitWriter(tenants, "tenants") if shares_tenants and tenants else self._writer
+        self.erasures = self.departures = ErasureLedger(self._writer, clock)
+        self._tenants_writer = self._writer
+        if tenants is not None and tenants is not engine:
+            self._tenants_writer = GroupCommitWriter(tenants, "tenants")
+            self.departures = ErasureLedger(self._tenants_writer, clock)
         self.tenants = TenantLedger(self._tenants_writer, clock)
-        self.erasures = ErasureLedger(self._writer, clock)
-        self.departures = ErasureLedger(self._tenants_writer, clock) if shares_tenants else self.erasures
         self.time = JournalTime(self._writer, clock)
 
     def identity(self) -> "Future[str]":
