@@ -15,7 +15,8 @@ and not `a.b.workers.ns.svc`. URIs match exactly; their scheme and host without 
 
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,33 +120,33 @@ class NamedServices:
 
     def __init__(self, names: Mapping[str, tuple[str, ...]]) -> None:
         """Take the names by service."""
-        self._services = {name: frozenset(s for s, own in names.items() if name in own) for name in _all(names)}
+        self._services: defaultdict[str, set[str]] = defaultdict(set)
+        for service, own in names.items():
+            for name in own:
+                self._services[name].add(service)
         self._known: dict[CertificateNames, frozenset[str]] = {}
 
     def services(self, names: CertificateNames) -> frozenset[str]:
         """Return the services that have one of a certificate's names."""
         found = self._known.get(names)
         if found is None:
-            found = frozenset().union(*(self._services.get(key, ()) for name in _keys(names) for key in name))
+            found = frozenset().union(*(self._services.get(form, ()) for form in _forms(names)))
             if len(self._known) >= KEPT_COUNT:
                 self._known.clear()
             self._known[names] = found
         return found
 
 
-def _all(names: Mapping[str, tuple[str, ...]]) -> frozenset[str]:
-    return frozenset(name for own in names.values() for name in own)
-
-
-def _keys(names: CertificateNames) -> Iterable[tuple[str, ...]]:
+def _forms(names: CertificateNames) -> Iterator[str]:
     """Yield the forms of each name of a certificate that a file may have: unchanged, or with a wildcard."""
     for name in names.dns:
         if _DNS.fullmatch(name) or _WILDCARD.fullmatch(name):
             plain = name.lower()
-            yield plain, f"*.{plain.partition('.')[2]}"
+            yield plain
+            yield f"*.{plain.partition('.')[2]}"
     for name in names.uris:
         if _URI.fullmatch(name):
-            yield (_plain_uri(name),)
+            yield _plain_uri(name)
 
 
 def _plain_uri(uri: str) -> str:

@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import TypeVar
 
 from pentimento.domain.adapters import Adapter, AdapterKind
-from pentimento.domain.components import Tier
+from pentimento.domain.components import GB, Tier
 from pentimento.domain.fleet import Capability, ComponentPlacement, ReplicaKind, WorkerAssignment
 from pentimento.policies.plan.costs import TierSeconds
 from pentimento.policies.plan.inputs import ModelDemand, ReplicaView
@@ -152,7 +152,7 @@ class _Loads:
         for name, size_bytes in sizes.items():
             tier = Tier.STORE if name in absent and name not in own else Tier.DISK
             measured = self.speeds.of(view.replica.instance_id, [(tier, round(size_bytes))])
-            found[name] = ASSUMED_SECONDS_PER_GB * size_bytes / 1e9 if measured is None else measured
+            found[name] = ASSUMED_SECONDS_PER_GB * size_bytes / GB if measured is None else measured
         return found
 
     def _fetched(self, view: ReplicaView) -> Sequence[Adapter]:

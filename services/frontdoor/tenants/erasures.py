@@ -64,7 +64,7 @@ class Erasures:
         self._grace_s = grace_s
         self._seal = seal
         self._woken = asyncio.Event()
-        # The first holds when this process learnt of a deletion, the second why an erasure waits; by identity.
+        # When this process learnt of a deletion, and why an erasure waits; by the tenant's identity.
         self._known_at: dict[str, float] = {}
         self._waits_for: dict[str, str] = {}
 
@@ -109,9 +109,10 @@ class Erasures:
                 waits_for = error.message
                 if self._waits_for.get(tenant_id) != waits_for:
                     logger.warning("a tenant could not be erased; retrying", extra={"reason": error.reason})
-            self._waits_for[tenant_id] = waits_for
-            if not waits_for:
-                del self._waits_for[tenant_id]
+            if waits_for:
+                self._waits_for[tenant_id] = waits_for
+            else:
+                self._waits_for.pop(tenant_id, None)
 
     async def _continue(self, tenant_id: str) -> str:
         """Delete what can be deleted now. Return what the rest waits for; "" once nothing is left."""
