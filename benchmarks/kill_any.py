@@ -36,7 +36,7 @@ from benchmarks.suites.processes import half_written, left_after_the_end, open_g
 from benchmarks.suites.production import production_suite
 from benchmarks.suites.production_faults import PATIENT, ProductionTrial
 from benchmarks.suites.restarted import RestartedSuite, restarted_suite
-from lab.runs.measure import Figure, Options, at_most, default_out, informative, parse_options, publish
+from lab.runs.measure import Figure, Options, at_most, counted, default_out, informative, parse_options, publish
 from pentimento.sdk import AsyncClient
 
 # Sweepers run within this benchmark's waits; no request is abandoned for many faults.
@@ -215,6 +215,7 @@ def of_production(options: Options) -> Options:
 
 
 async def in_production(options: Options, faults: int) -> int:
+    """Run the form for several hosts, and publish its figures."""
     async with production_suite(ENVIRONMENT) as suite:
         record_events(suite.journal)
         trial = ProductionTrial(suite, random.Random(options.rest["seed"]))
@@ -224,12 +225,10 @@ async def in_production(options: Options, faults: int) -> int:
         read_journal(suite.journal, load)
         ends = sum(process.starts - 1 for process in suite.processes.values()) - trial.kills
     accepted = [sample for sample in load.samples if sample.accepted]
+    wrong = [sample for sample in accepted if sample.lost or sample.committed_twice]
+    name = f"accepted requests lost or duplicated in {faults} faults"
     figures = [
-        count_of(
-            f"accepted requests lost or duplicated in {faults} faults",
-            [sample.lost or sample.committed_twice for sample in accepted],
-            at_most(0, "requests"),
-        ),
+        counted(name, len(wrong), len(accepted), at_most(0, "requests")),
         *request_figures(load),
         count_of("cancelled by their client or its broken connection", [one.left for one in accepted], informative()),
         Figure("images also received over HTTP", load.http_images, informative("images")),
@@ -238,10 +237,9 @@ async def in_production(options: Options, faults: int) -> int:
         Figure("grants left", grants, at_most(0, "grants"), 1),
         Figure("processes that ended by themselves", ends, informative("ends")),
     ]
-    wrong = [replace(sample, images=[]) for sample in accepted if sample.lost or sample.committed_twice]
-    for found in (*wrong, *load.refused, *load.broken, *orphans):
+    for found in (*(replace(sample, images=[]) for sample in wrong), *load.refused, *load.broken, *orphans):
         print(found)
-    return publish(options, figures, notes={"faults": faults, "seed": options.rest["seed"], "kinds": len(trial.faults)})
+    return publish(options, figures, notes={"faults": faults, "seed": options.rest["seed"], "kinds": len(trial.kinds)})
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -160,7 +160,6 @@ class ScalingTrial:
         self._files = ReplicaFiles(suite.state.path)
         self.autoscaler = Autoscaler(suite, scaler)
         self.added: list[AddedReplica] = []
-        self.killed_count = 0
         # First and last monotonic second of each phase.
         self.phases: dict[str, tuple[float, float]] = {}
 
@@ -244,22 +243,21 @@ class ScalingTrial:
         print(self.added[-1], flush=True)
 
 
-def figures_of(trial: ScalingTrial, load: FaultedLoad) -> list[Figure]:
+def figures_of(trial: ScalingTrial, load: FaultedLoad, killed_count: int) -> list[Figure]:
     figures = []
     for service in TRIGGERS:
-        waits = [replica.work_s for replica in trial.added if replica.service == service]
-        ups = [replica.up_s for replica in trial.added if replica.service == service]
+        added = [replica for replica in trial.added if replica.service == service]
+        work_s, up_s = max(one.work_s for one in added), max(one.up_s for one in added)
         name = f"{service}: the last of the added replicas has done work after being ready"
-        figures.append(Figure(name, max(waits), at_most(SERVES_WITHIN_S, "s"), len(waits)))
-        figures.append(Figure(f"{service}: start to ready", max(ups), informative("s"), len(ups)))
+        figures.append(Figure(name, work_s, at_most(SERVES_WITHIN_S, "s"), len(added)))
+        figures.append(Figure(f"{service}: start to ready", up_s, informative("s"), len(added)))
         peak = max(count for name, count in trial.autoscaler.changes if name == service)
         figures.append(Figure(f"{service}: most replicas", peak, informative("replicas")))
     figures += [slowdown(trial, load, "up", "busy"), slowdown(trial, load, "down", "light")]
     for move in ("up", "down"):
         began_s, ended_s = trial.phases[move]
         figures.append(Figure(f"all services {move}", ended_s - began_s, informative("s")))
-    killed = trial.killed_count
-    figures.append(Figure("removed replicas that had to be killed", killed, at_most(0, "replicas")))
+    figures.append(Figure("removed replicas that had to be killed", killed_count, at_most(0, "replicas")))
     return [*figures, *request_figures(load)]
 
 
@@ -298,10 +296,10 @@ def main() -> int:
             load = asyncio.run(trial.run(options.rest["clients"], 5.0 if options.quick else 40.0))
             scaler.end()
             read_journal(journal, load)
-            trial.killed_count = suite.log("supervisor").count("did not stop")
+            killed_count = suite.log("supervisor").count("did not stop")
     changes = ", ".join(f"{service} {count}" for service, count in trial.autoscaler.changes)
     notes: Notes = {"clients": options.rest["clients"], "changes": changes}
-    return publish(options, figures_of(trial, load), notes=notes)
+    return publish(options, figures_of(trial, load, killed_count), notes=notes)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import random
 import signal
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -30,7 +29,7 @@ class ProductionTrial:
     def __init__(self, suite: ProductionSuite, rng: random.Random) -> None:
         self._suite = suite
         self._rng = rng
-        self.faults: Counter[str] = Counter()
+        self.kinds: set[tuple[str, str]] = set()
         self.kills = 0
 
     async def run(self, faults: int, clients: int) -> ProductionLoad:
@@ -51,7 +50,7 @@ class ProductionTrial:
                     failed.result()
                 target, kind = next(drawn)
                 await self._disturb(target, kind)
-                self.faults[f"{target}: {kind}"] += 1
+                self.kinds.add((target, kind))
                 done = sum(bool(sample.images) for sample in load.samples)
                 print(
                     f"fault {number} of {faults} at {time.monotonic() - began:.0f} s: {target}: {kind}; {done} images"
