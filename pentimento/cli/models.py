@@ -27,9 +27,9 @@ from pentimento.domain.models import (
     RegisteredModels,
 )
 from pentimento.files.adapter_registry import sign_registry
-from pentimento.files.ed25519_keys import read_private_key
+from pentimento.files.ed25519_keys import key_id_of, read_private_key
 from pentimento.files.json_values import from_json, to_json
-from pentimento.files.signed_entries import key_id_of, signed_variant, with_signature
+from pentimento.files.signed_entries import signed_variant, with_signature
 from pentimento.supervisor.models import find_model
 
 T = TypeVar("T")

@@ -8,8 +8,6 @@ The digest and the signature are of the document as JSON with sorted keys and wi
 
 import hashlib
 import json
-import secrets
-from base64 import b64encode
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +18,6 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 _ALGORITHM = "ed25519"
-_PKCS8 = bytes.fromhex("302e020100300506032b657004220420")
-
-
-def new_receipt_key() -> str:
-    """Return a new private key as PEM: PKCS #8 of RFC 8410, 32 random bytes."""
-    encoded = b64encode(_PKCS8 + secrets.token_bytes(32)).decode()
-    return f"-----BEGIN PRIVATE KEY-----\n{encoded}\n-----END PRIVATE KEY-----\n"
 
 
 def seal(document: Mapping[str, Any], key: "Ed25519PrivateKey | None") -> str:

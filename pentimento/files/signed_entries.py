@@ -6,14 +6,12 @@
     trusted.check("tiny-heavy", signed)                                  # raises FailedPrecondition
 
 The signed bytes are a line with the form and the milliseconds of the signature, then the entry without its signature as
-JSON with sorted keys, without spaces, in ASCII. A key's id is the start of the SHA-256 of its public form in DER:
-`openssl pkey -pubin -in registry.pub -outform DER | sha256sum | cut -c1-16`.
+JSON with sorted keys, without spaces, in ASCII.
 """
 
 import base64
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -24,6 +22,7 @@ from pentimento.domain.adapters import is_digest
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, PentimentoError
 from pentimento.domain.models import OBJECTS_SOURCE, EntrySignature, ModelVariant
 from pentimento.files.atomic import replace_file
+from pentimento.files.ed25519_keys import key_id_of, read_public_keys
 from pentimento.files.json_values import from_json, to_json
 from pentimento.files.private_files import make_private_directory
 
@@ -33,37 +32,6 @@ if TYPE_CHECKING:
 Entry = Mapping[str, Any]
 
 SIGNATURE = "signature"
-SETTING = "registry_public_keys"
-KEY_ID_LENGTH = 16
-_PUBLIC_KEY = re.compile(rb"-----BEGIN PUBLIC KEY-----.*?-----END PUBLIC KEY-----", re.DOTALL)
-
-
-def read_public_keys(path: Path) -> "dict[str, Ed25519PublicKey]":
-    """Return the public keys of a PEM file by id. Raises InvalidArgument for a file without any, or with another
-    one."""
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-    from cryptography.hazmat.primitives.serialization import load_pem_public_key
-
-    found = {}
-    try:
-        for block in _PUBLIC_KEY.findall(path.read_bytes()):
-            key = load_pem_public_key(block)
-            if not isinstance(key, Ed25519PublicKey):
-                raise InvalidArgument.of(SETTING, f"{path}: must hold ed25519 keys only")
-            found[key_id_of(key)] = key
-    except (OSError, ValueError, UnsupportedAlgorithm) as error:
-        raise InvalidArgument.of(SETTING, f"{path}: must hold PEM public keys: {error}") from None
-    if not found:
-        raise InvalidArgument.of(SETTING, f"{path}: must hold at least one PEM block PUBLIC KEY")
-    return found
-
-
-def key_id_of(key: "Ed25519PublicKey") -> str:
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-
-    der = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    return hashlib.sha256(der).hexdigest()[:KEY_ID_LENGTH]
 
 
 def with_signature(entry: Entry, key: "Ed25519PrivateKey", now_ms: int) -> dict[str, Any]:

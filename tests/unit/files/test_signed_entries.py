@@ -16,16 +16,9 @@ from hypothesis import strategies as st
 from pentimento.api.models.v1 import model_repository_service_pb2 as pb
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.domain.models import ModelVariant
-from pentimento.files.ed25519_keys import read_private_key
+from pentimento.files.ed25519_keys import key_id_of, read_private_key, read_public_keys
 from pentimento.files.json_values import from_json, to_json
-from pentimento.files.signed_entries import (
-    TrustedEntries,
-    entry_of_variant,
-    key_id_of,
-    read_public_keys,
-    signed_variant,
-    with_signature,
-)
+from pentimento.files.signed_entries import TrustedEntries, entry_of_variant, signed_variant, with_signature
 from pentimento.wire.codec import decode, nested
 from tests.unit.controller.registered import variant
 
