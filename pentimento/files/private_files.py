@@ -1,7 +1,12 @@
 """Keep files private to this user: they hold prompts and images, and the machine may have other users."""
 
 import os
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+
+from pentimento.domain.errors import InvalidArgument
 
 OWNER_ONLY_UMASK = 0o077
 _OTHERS = 0o077
@@ -39,3 +44,22 @@ def close_tree_to_others(root: Path) -> None:
         for folder, folders, files in os.walk(root):
             for name in (*folders, *files):
                 close_to_others(Path(folder) / name)
+
+
+def keep_private_file(path: Path, new_text: Callable[[], str]) -> None:
+    """Create a file with `new_text`, closed to others, if it is missing. Two concurrent callers find the same text.
+    Raises InvalidArgument that names the file."""
+    if path.exists():
+        return
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    try:
+        try:
+            draft.touch(mode=0o600, exist_ok=False)
+            draft.write_text(new_text())
+            with suppress(FileExistsError):
+                path.hardlink_to(draft)
+        finally:
+            # A failed start leaves no file: restarts on a full disk would leave one each time.
+            draft.unlink(missing_ok=True)
+    except OSError as error:
+        raise InvalidArgument.of(str(path), f"cannot be made: {type(error).__name__}") from None

@@ -2,11 +2,10 @@
 
 import re
 import secrets
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from pentimento.domain.errors import InvalidArgument
+from pentimento.files.private_files import keep_private_file
 
 _KEY = re.compile(r"[0-9a-fA-F]{64}", re.ASCII)
 MAX_KEY_COUNT = 8
@@ -17,23 +16,9 @@ def new_signing_key() -> str:
     return secrets.token_hex(32)
 
 
-def keep_signing_keys(path: Path, new_text: Callable[[], str] = lambda: new_signing_key() + "\n") -> None:
-    """Create a file of signing keys with `new_text`, closed to others, if it is missing. Two concurrent callers find
-    the same key. Raises InvalidArgument that names the file."""
-    if path.exists():
-        return
-    draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
-    try:
-        try:
-            draft.touch(mode=0o600, exist_ok=False)
-            draft.write_text(new_text())
-            with suppress(FileExistsError):
-                path.hardlink_to(draft)
-        finally:
-            # A failed start leaves no file: restarts on a full disk would leave one each time.
-            draft.unlink(missing_ok=True)
-    except OSError as error:
-        raise InvalidArgument.of(str(path), f"cannot be made: {type(error).__name__}") from None
+def keep_signing_keys(path: Path) -> None:
+    """Create a file of signing keys with one key if it is missing, as `keep_private_file`."""
+    keep_private_file(path, lambda: new_signing_key() + "\n")
 
 
 def read_signing_keys(path: Path) -> tuple[bytes, ...]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from pentimento.domain.identity import DEFAULT_TENANT, Role
 from pentimento.files.atomic import replace_file
 from pentimento.files.ed25519_keys import new_private_key
+from pentimento.files.private_files import keep_private_file
 from pentimento.files.signing_keys import keep_signing_keys
 from pentimento.rpc.tokens import new_token, parse_tokens, token_entry
 from pentimento.settings import SettingsError
@@ -78,5 +79,5 @@ def keep_signing_key(directory: Path) -> Path:
 def keep_receipt_key(directory: Path) -> Path:
     """Return the file of the key that signs receipts of erased tenants. The key is made once."""
     path = directory / "receipt-key.pem"
-    keep_signing_keys(path, new_private_key)
+    keep_private_file(path, new_private_key)
     return path
