@@ -22,7 +22,7 @@ from lab.emulation.cost_draws import draw
 from lab.emulation.costs import ModelCosts
 from lab.emulation.finisher import EmulatedFinisher
 from lab.emulation.jobs import DeviceListener, DeviceSettings, EmulatedJob, Owner, Timers
-from lab.emulation.segment import Segment
+from lab.emulation.segment import StepSegment
 from lab.emulation.speed import STEADY, Slowness, SpeedCourse, steps_until
 from lab.emulation.staging import Staging
 from pentimento.policies.step_batching import GroupTurns, due_at, reserve_count
@@ -67,7 +67,7 @@ class EmulatedDevice(Generic[Owner]):
         self._jobs: dict[Owner, EmulatedJob[Owner]] = {}
         self._number = 0
         # The current segment, and the candidates for its batch. `_version` voids events scheduled before a cut.
-        self._segment: Segment[Owner] | None = None
+        self._segment: StepSegment[Owner] | None = None
         self._candidates: list[EmulatedJob[Owner]] = []
         self._version = 0
         self._forming = False
@@ -292,7 +292,7 @@ class EmulatedDevice(Generic[Owner]):
         cost, wait_s = self.costs.step(len(batch), batch[0].key), self.adapters.wait_s(job.adapters for job in batch)
         steps, slowness = self._length(batch, began_s, cost.mean_s + wait_s)
         step_s = slowness * draw(cost, self._random, steps) + wait_s
-        self._segment = Segment(batch, began_s, step_s, steps)
+        self._segment = StepSegment(batch, began_s, step_s, steps)
         self._note_end(self._segment)
 
     def _length(self, batch: Sequence[EmulatedJob[Owner]], began_s: float, mean_s: float) -> tuple[int, float]:
@@ -310,13 +310,13 @@ class EmulatedDevice(Generic[Owner]):
             steps = min(steps, steps_until(self._slowness.until - began_s, slowness * mean_s))
         return steps, slowness
 
-    def _note_end(self, segment: Segment[Owner]) -> None:
+    def _note_end(self, segment: StepSegment[Owner]) -> None:
         self._version += 1
         for at_s, left in segment.yields() if self.batches_steps else ():
             self._timers.at(at_s, self._yield, (self._version, segment, left))
         self._timers.at(segment.due_s, self._end, (self._version, segment))
 
-    def _yield(self, noted: tuple[int, Segment[Owner], int]) -> None:
+    def _yield(self, noted: tuple[int, StepSegment[Owner], int]) -> None:
         version, segment, left = noted
         ending = [job for job in segment.batch if job.left == left and not job.yielded]
         # The listener may send another attempt here, which cuts the segment.
@@ -327,11 +327,11 @@ class EmulatedDevice(Generic[Owner]):
         job.yielded = True
         self._listener.job_yielded(self, job)
 
-    def _cut(self, segment: Segment[Owner]) -> None:
+    def _cut(self, segment: StepSegment[Owner]) -> None:
         if segment.cut(self._timers.now):
             self._note_end(segment)
 
-    def _end(self, noted: tuple[int, Segment[Owner]]) -> None:
+    def _end(self, noted: tuple[int, StepSegment[Owner]]) -> None:
         version, segment = noted
         if version != self._version:
             return

@@ -10,7 +10,7 @@ from pentimento.policies.step_batching import yields_in_s
 
 
 @dataclass(slots=True, eq=False)
-class Segment(Generic[Owner]):
+class StepSegment(Generic[Owner]):
     """Hold a batch and its next `step_count` steps of `step_s` seconds each; the first one begins at `began_s`."""
 
     batch: Sequence[EmulatedJob[Owner]]

@@ -182,7 +182,7 @@ def content_credentials(settings: FrontdoorSettings) -> ContentCredentials | Non
     return ContentCredentials(CredentialFiles(certificate, key, settings.c2pa_timestamp_url), build_version())
 
 
-class _Compared(TypedDict):
+class _Comparisons(TypedDict):
     """Hold the parts that generate or score images again."""
 
     starts: StartCounts
@@ -190,7 +190,7 @@ class _Compared(TypedDict):
     deferrals: Deferrals
 
 
-def _compared(base: PartBase, callees: _Callees, workers: _Workers, results: Results) -> _Compared:
+def _compared(base: PartBase, callees: _Callees, workers: _Workers, results: Results) -> _Comparisons:
     settings, image_embedder = base.settings, callees["image_embedder"]
     starts, pairs = StartCounts(), KeptPairs(base.keeper, base.clock, settings.kept_pairs)
     background = partial(base.jobs.spawn_background, cause="compare")
