@@ -125,16 +125,15 @@ class SuiteSettings:
     `controlnets`: the registry that `controlnet_copies` processes serve, with the `depth_model`; `pipelining`: whether
     their residuals may be one step old (off, on, auto).
     `loras`, `embeddings`, `ip_adapters`: the workers' directories. `registry_public_keys`: the keys of signed entries.
-    `thinning`: when steps are skipped
-    (off, deadline, load, always). `feature_reuse`: which images reuse deep features (asked, auto). `handover`: whether
-    a cascade's later models start from earlier images where they
-    were profiled for it (auto, off). `cascade`: the models of requests that name none; None for
-    the default model. `devices`: the GPUs over which the services with networks are spread, instead of `device`.
-    `weights`: how workers store models (auto, full, fp8, int8). `text_encoders`: where workers keep text encoders
-    between prompts (auto, device, host); `tile_px`: the side of the decoder's tiles; None for the workers' own.
-    `trace_endpoint`: where every process sends spans. `prompt_classifier`, `image_classifier`: directories of the
-    classifiers that check prompts and images, with their `unsafe_labels`.
-    `places`: the GPUs of one service or of one model's workers (`unet_worker/MODEL`) instead; empty for the CPU."""
+    `thinning`: when steps are skipped (off, deadline, load, always). `feature_reuse`: which images reuse deep features
+    (asked, auto). `handover`: whether a cascade's later models start from earlier images if they were profiled for it
+    (auto, off). `cascade`: the models of requests that name none; None for the default model. `devices`: the GPUs over
+    which the services with networks are spread, instead of `device`. `weights`: how workers store models (auto, full,
+    fp8, int8). `text_encoders`: where workers keep text encoders between prompts (auto, device, host); `tile_px`: the
+    side of the decoder's tiles; None for the workers' own. `trace_endpoint`: where every process sends spans.
+    `prompt_classifier`, `image_classifier`: directories of the classifiers that check prompts and images, with their
+    `unsafe_labels`. `places`: the GPUs of one service or of one model's workers (`unet_worker/MODEL`) instead; empty
+    for the CPU."""
 
     models: tuple[ModelDirectory, ...]
     encoder: Path

@@ -78,8 +78,8 @@ class UnetWorker:
         return allowed + self._reserve_count() + self._preparing_count()
 
     def _offered(self, frontdoor: str) -> WorkerCredits:
-        """Return the credits for a message to the frontdoor, with its own attempts: it would stop others as those of an
-        earlier frontdoor. The reserve would exceed the share of one among several."""
+        """Return the credits for a message to the frontdoor, with its own attempts only: it would stop others as those
+        of an earlier frontdoor. Among several frontdoors without the reserve, which would exceed the share of one."""
         credits, fair = self.credits(), self.attempts.credits
         offered = fair.offered(frontdoor, credits.credit_count, self.attempts.held_counts())
         reserve = 0 if fair.has_rivals(frontdoor) else credits.reserve_count

@@ -93,8 +93,8 @@ class TierSeconds:
 class LoadSeconds:
     """Find the seconds until a worker that holds another model serves a model.
 
-    They are the model's bytes in each tier of the worker, by the tiers' measured speeds. Without these they are those
-    of the worker's last load of the model, else the longest of the profiles for its kind of device.
+    They follow from the model's bytes in each tier of the worker and the tiers' measured speeds. Without a measured
+    speed: the worker's last load of the model, else the longest of the profiles for its kind of device.
     """
 
     def __init__(self, context: PlanInput) -> None:

@@ -20,10 +20,10 @@ def place(
     """Assign workers to each model by the seconds of its load, then in the order of their ids. Counts beyond the fleet
     are cut from the end of `counts`.
 
-    A worker keeps its model while that model still needs it. If it needs fewer workers, those give it up that load the
-    models without enough workers soonest. A model with a count of 0 but waiting requests keeps a worker until they are
-    done, unless that is the last worker of a model with demand. No worker receives a model without a profile on its
-    kind of device.
+    A worker keeps its model while that model still needs it. A model that needs fewer workers loses the workers that
+    are quickest to load a model with too few workers. A model with a count of 0 but waiting requests keeps a worker
+    until they are done, unless that is the last worker of a model with demand. No worker receives a model without a
+    profile on its kind of device.
     """
     workers = context.workers()
     left = _with_drains(context, _cut(counts, len(workers)))

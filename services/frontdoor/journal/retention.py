@@ -50,7 +50,7 @@ class Retention:
         limits: RetentionLimits,
         own_retentions_s: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
-        """`own_retentions_s`: the seconds of each tenant with its own retention, in place of `limits.retention_s`."""
+        """Keep ended requests for `limits.retention_s`; those of the tenants in `own_retentions_s` for its seconds."""
         self._own_retentions_s = own_retentions_s
         self._journal = journal
         self._keeper = keeper

@@ -21,7 +21,7 @@ class CellGate:
 
     A request runs once: with an idempotency key, the tenant's new cell first asks each former one for the key. A cell
     that was asked has handed the tenant over, also against its own lists: cells may learn of a new list in any order.
-    Two cells that are former ones by each other's lists, as while a list is taken back, ask each other for every key.
+    While a list is taken back, two cells may be former ones by each other's lists; they ask each other for every key.
     """
 
     def __init__(
@@ -42,8 +42,8 @@ class CellGate:
         return tagged_digits(self.own)
 
     def check_home(self, tenant: str, hand_over_count: int | None = None) -> None:
-        """Raise FailedPrecondition WRONG_CELL if another cell accepts the tenant's new requests, or a request's key was
-        looked for before the last of more hand-overs than `hand_over_count`."""
+        """Raise FailedPrecondition WRONG_CELL if another cell accepts the tenant's new requests. `hand_over_count`: the
+        tenant's hand-overs when former cells were asked for the request's key; a further one since then raises too."""
         if not self.own:
             return
         home = self.cells.home(tenant)

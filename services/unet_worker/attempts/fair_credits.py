@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pentimento.policies.credit_shares import ServedWork, credits_of
 from pentimento.policies.step_batching import ON_ITS_WAY_S
 
-# From when on a frontdoor with an unused credit is taken to have no requests: its journal may be slow for a moment.
-# Each time that it runs out of requests, its share is idle for this time.
+# A frontdoor that leaves a credit unused for this long has no requests; a shorter time would include a slow journal.
+# Whenever it runs out of requests, its share is idle for this time.
 UNUSED_S = 5 * ON_ITS_WAY_S
 
 
