@@ -1,5 +1,6 @@
-"""Which share of small mistakes the tests would notice, by module: mutants of a random sample, each run against the
-tests that reach its line, in a copy of the tree.
+"""Measure the share of small mistakes that tests notice, by module.
+
+A random sample of mutants is run, each against the tests that reach its line, in a copy of the tree.
 
     python -m benchmarks.mutation [--only MODULE ...] [--sample N] [--seed N] [--processes N] [--list]
     python -m benchmarks.mutation --paths pentimento/sdk [--tests tests/unit/sdk ...] --list > before.txt
@@ -8,7 +9,7 @@ tests that reach its line, in a copy of the tree.
 A mutant that a test fails on, or that hangs, is killed. The result names the test that killed each mutant and counts
 kills by level (unit, contract, ...), quickest tests first: a level has the kills that the quicker tests of others
 missed. Survivors that change nothing observable stand with their reasons in mutation_equivalents.toml and are counted
-apart. With `--paths` or `--changed` a result is written only where `--out` says so.
+apart. With `--paths` or `--changed` a result is written only to `--out`.
 """
 
 import argparse
@@ -116,7 +117,7 @@ SUITES = (
 )
 Equivalents = dict[tuple[str, str, str, str], str]
 """Of a mutant's identity, why nobody could see it."""
-# Loading and collecting, beside what the tests take themselves.
+# Seconds of loading and collecting; the tests' own time is added.
 _OVERHEAD_S = 1.5
 
 
@@ -217,7 +218,7 @@ def known_equivalents() -> Equivalents:
 
 
 def figures_of(name: str, outcomes: Sequence[MutantOutcome], known: Equivalents) -> list[Figure]:
-    """Killed of those that change anything, which the target is for, and of all."""
+    """Return the killed shares: of mutants that change behaviour (the target's figure), and of all mutants."""
     telling = [outcome for outcome in outcomes if outcome.is_killed or outcome.mutant.identity not in known]
     print(f"{name}: {Counter(outcome.verdict for outcome in outcomes)}", flush=True)
     return [

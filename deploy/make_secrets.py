@@ -86,7 +86,7 @@ def make_ledger(folder: Path) -> None:
     url = f"postgresql+psycopg://pentimento:{password}@ledger:5432/pentimento"
     tables = "".join(f'[{service}]\nledger_url = "{url}"\n' for service in ("frontdoor", "vectordb_gateway"))
     keep_or_write(folder / "ledger.toml", tables, FOR_CONTAINERS)
-    # The second cell of docker-compose.cells.yml: a journal in a database of its own, and the tenants of both cells.
+    # Settings of the second cell of docker-compose.cells.yml: a separate journal, and the tenants of both cells.
     own = url.replace("@ledger:", "@ledger-b:")
     keep_or_write(
         folder / "ledger_b.toml", f'[frontdoor]\nledger_url = "{own}"\ntenants_url = "{url}"\n', FOR_CONTAINERS

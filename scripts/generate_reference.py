@@ -212,7 +212,7 @@ def settings_page() -> str:
         "boolean is `--NAME` or `--no-NAME` as a flag, `true` or `false` elsewhere. Units are in the names.",
         "",
     ]
-    # Settings of the same name and meaning are one, wherever each class holds them.
+    # Settings with the same name and meaning get one row, regardless of the class that holds them.
     sections = [
         (section, command, {name: replace(one, path=(name,)) for name, one in settings_of(where).items()})
         for section, command, where in SETTINGS
@@ -262,7 +262,7 @@ def called_services_file() -> str:
 
 
 def setting_table(owners: Mapping[Setting, Sequence[str]]) -> Iterator[str]:
-    """Yield the table of some settings. `owners`: the processes whose variables each row names."""
+    """Yield the table of some settings. `owners`: the processes that have a variable for each setting."""
     yield from ("| flag and variable | default (range, choices or type) | |", "| --- | --- | --- |")
     for one, sections in owners.items():
         variables = "<br>".join(f"`PENTIMENTO_{section.upper()}_{one.name.upper()}`" for section in sections)

@@ -1,5 +1,5 @@
-"""What holds for all tests: where their files lie, their tiers, and how they are dealt to processes (by file, those
-that share a real suite together, and the slow ones first)."""
+"""Configure all tests: the directory of their files, their tiers, and their distribution to processes. A process gets
+whole files. Tests that share a suite stay together, and slow ones come first."""
 
 import gc
 import logging
@@ -24,40 +24,40 @@ if TYPE_CHECKING:
     from lab.fixtures.postgresql import PostgresqlServer
 
 # Set before torch is imported, here and in the processes that tests start: two test processes share the cores, and on
-# some processors the last bits of a picture depend on the number of threads.
+# some processors the last bits of an image depend on the number of threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Threads of a test that has several would spin until the others are done, on a core that another process needs.
+# Idle threads of a test would spin until the others are done, on a core that another process needs.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-# A file system in memory, where there is one: stores under test ask for every commit to be on disk, thousands of times.
+# Use a file system in memory if there is one: stores under test sync every commit to disk, thousands of times.
 MEMORY = Path("/dev/shm")
 ROOM_BYTES = 4 << 30
 
 
 def is_roomy(directory: Path) -> bool:
-    """Whether tests' files may lie there; some of them are programs."""
+    """Return whether tests may write files and programs to the directory, and it has enough space."""
     if not (directory.is_dir() and os.access(directory, os.W_OK | os.X_OK)):
         return False
     return shutil.disk_usage(directory).free >= ROOM_BYTES and not os.statvfs(directory).f_flag & os.ST_NOEXEC
 
 
-# For this process, and for those that it and tests start.
+# Applies to this process and to the processes that it and its tests start.
 if "TMPDIR" not in os.environ and is_roomy(MEMORY):
     os.environ["TMPDIR"] = str(MEMORY)
     tempfile.tempdir = None
 
-# A shell starts background jobs with SIGINT ignored, and children inherit that. Tests interrupt theirs.
+# A shell starts background jobs with SIGINT ignored, and children inherit that. Tests interrupt their children.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# An example takes as long as a busy machine lets it.
+# An example may take long on a busy machine.
 hypothesis.settings.register_profile("no deadline", deadline=None)
 hypothesis.settings.load_profile("no deadline")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
-    config.option.loadscopereorder = False  # files go in the order below, not those of many tests first
+    config.option.loadscopereorder = False  # keep the order below instead of the longest files first
     return ByFile(config, log)
 
 
@@ -93,8 +93,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol() -> Generator[None, object, object]:
-    """What a program does to its whole process at its start ends with the test that ran it in ours: how much is logged
-    and where to, and how often threads take turns."""
+    """Restore logging and the thread switch interval after each test. A program that a test runs in this process
+    changes them at its start."""
     root, interval_s = logging.getLogger(), sys.getswitchinterval()
     handlers, level = root.handlers[:], root.level
     try:
@@ -108,8 +108,8 @@ def pytest_runtest_protocol() -> Generator[None, object, object]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
-    """What a file's tests leave is collected behind the last of them, which hears the complaints: not within a test of
-    whichever file comes next."""
+    """Collect garbage after the last test of each file, so that warnings about leaked resources appear in that file and
+    not in the next one."""
     try:
         return (yield)
     finally:
@@ -119,8 +119,8 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Collections of garbage pass over the millions of objects that are imported and collected, and that stay: there
-    are none meanwhile, and later ones leave them out."""
+    """Disable garbage collection while tests are imported and collected, and exclude the millions of objects that stay
+    from later collections."""
     gc.disable()
     try:
         return (yield)
@@ -131,7 +131,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.fixture(scope="session")
 def s3_endpoint() -> Iterator[str]:
-    """The address of a server of S3, with credentials for it in the environment."""
+    """Run an S3 server and return its address, with its credentials in the environment."""
     from lab.fixtures.s3_server import running_s3_server
 
     with pytest.MonkeyPatch.context() as patch, running_s3_server() as endpoint:
@@ -142,7 +142,7 @@ def s3_endpoint() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def postgresql() -> "Iterator[PostgresqlServer]":
-    """A PostgreSQL server. A test makes a database of its own in it."""
+    """Run a PostgreSQL server. Each test creates a separate database in it."""
     from lab.fixtures.postgresql import running_server, why_not
 
     if reason := why_not():

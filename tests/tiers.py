@@ -49,13 +49,13 @@ SECOND = {
     "contract/stores/test_qdrant_server.py",
     "contract/stores/test_s3_objects.py",
     "contract/stores/test_s3_uploads.py",
-    # What studies and trains.
+    # Studies and training.
     "unit/benchmarks",
     "unit/zoo",
     # Units that import torch.
     "unit/controller/test_uploads.py",
     "unit/controlnet_svc",
-    # PEFT, whose layers are the reference.
+    # Tests that compare with PEFT's layers.
     "unit/diffusion/loras/test_forms.py",
     "unit/discriminator",
     "unit/files/test_lora_headers.py",
@@ -69,7 +69,7 @@ SECOND = {
 }
 MARKS = ("slow", "server")
 
-# A tier's slowest folders come first: what is dealt last is short, so that no process works alone for long.
+# A tier's slowest folders come first. The files that are dealt last are short, so that no process works alone for long.
 RANKS = {
     "e2e": 0,
     "e2e/strangers": 1,

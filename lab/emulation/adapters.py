@@ -68,7 +68,7 @@ class DeviceAdapters:
         return max(until_s - now_s, 0.0)
 
     def held_up_s(self, names: Collection[str], now_s: float, step_count: int, step_s: float) -> float:
-        """Use these LoRAs like `take`. Return the seconds by which loading exceeds the steps that may run before it
+        """Use these LoRAs like `take`. Return the seconds that loading takes beyond the steps that may run before it
         (Katz, section 6), for an attempt alone in its batch."""
         may_run = int(self._costs.latest_start_fraction * step_count)
         held_up_s = max(self.take(names, now_s) - may_run * step_s, 0.0)

@@ -80,9 +80,9 @@ class GatewayClient:
     ) -> CacheGrant | None:
         """Request a grant to store an attempt's latents and image; None if the cache needs neither.
 
-        The attempt starts at `start_step` and has `ancestor_depth` ancestors. The gateway chooses what is stored, the
-        image only with `keeps_image`. `start_kind`: noise, latent or image. `light`: for a stage of a cascade that
-        another one may follow. `tenant_cache_bytes`: limit of the tenant's bytes in the cache.
+        The attempt starts at `start_step` and has `ancestor_depth` ancestors. The gateway chooses which objects are
+        stored, the image only with `keeps_image`. `start_kind`: noise, latent or image. `light`: for a stage of a
+        cascade that another one may follow. `tenant_cache_bytes`: limit of the tenant's bytes in the cache.
         """
         request = pb.ReserveRequest(
             scope=nested(scope, pb.CacheScope),

@@ -139,7 +139,7 @@ class Replica:
 
 @dataclass(frozen=True)
 class WorkerAssignment:
-    """Assignment of a model to a worker. `max_batch_size` 0: as many as fit; `prefetch`: names of LoRAs."""
+    """Assignment of a model to a worker. `max_batch_size` 0: the largest that fits; `prefetch`: names of LoRAs."""
 
     worker_id: str
     address: str

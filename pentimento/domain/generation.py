@@ -294,7 +294,7 @@ class Route:
     pipelined_from_step: int = 0
     # The plan's cascade that the stages are of; "" for the operator's own, and where there is none.
     cascade: str = ""
-    # Set for an attempt: from the first of these steps on no other step of the schedule is taken; empty for all.
+    # Set for an attempt: from the first listed step on, only listed steps of the schedule are taken; empty for all.
     thinned_steps: tuple[int, ...] = ()
     # From the first one on only these steps run the whole network, the others reuse deep features; empty for all.
     full_steps: tuple[int, ...] = ()

@@ -165,7 +165,7 @@ class ResolvedRequest:
     """A request with every default filled in. `quality` None means the deployment's; `cost` in pixel steps.
 
     `inputs`: the bytes of `spec` that are kept apart from it. `replay` None: the cache and the plan decide its route.
-    `pin_ms`: time for which its image stays replayable; 0 for no longer than others. `may_thin`: steps may be skipped,
+    `pin_ms`: how long its image stays replayable; 0 for no longer than others. `may_thin`: steps may be skipped,
     by its model's profile. `image_index`: its place among the images of one call. `encoding_quality` of a JPEG or WebP
     file, 0 to 100; None is the encoder's own. `admitted`: the stages that the journal has for it; None for its model's
     own pool alone. `feature_reuse`: as in ImageRequest.

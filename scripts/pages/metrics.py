@@ -9,7 +9,7 @@ from pages.monitoring import Metrics
 from prometheus_client import REGISTRY
 from prometheus_client.metrics import MetricWrapperBase
 
-# The headings of those that several processes have.
+# Headings of metrics that several processes share.
 SHARED_METRICS = {
     "pentimento.rpc.meter": "All processes",
     "pentimento.tensors.metrics": "Processes that exchange tensors",
@@ -64,12 +64,12 @@ def metrics_by_owner() -> list[tuple[str, Metrics]]:
 
 
 def own_metrics() -> dict[str, tuple[str, tuple[str, ...], str]]:
-    """Return the metrics of ours that are registered by now, by name: kind, labels and text."""
+    """Return the suite's registered metrics by name: kind, labels and text."""
     found = {}
     for collector in REGISTRY._collector_to_names:
         if isinstance(collector, MetricWrapperBase):
             found[collector._name] = (collector._type, tuple(collector._labelnames), collector._documentation)
-        else:  # it makes its metrics anew at each scrape
+        else:  # this collector makes its metrics at each scrape
             families: Iterable[Any] = collector.collect()
             found |= {one.name: (one.type, getattr(one, "_labelnames", ()), one.documentation) for one in families}
     return {name: metric for name, metric in found.items() if name.startswith("pentimento_")}

@@ -88,7 +88,7 @@ def leads_somewhere(page: Path, link: str) -> bool:
 
 
 def paths(page: Path) -> Iterator[str]:
-    """What a page names as files and directories of this repository, alone or in a command."""
+    """Yield the files and directories of this repository that a page names, alone or in a command."""
     bare = (text for text in in_backticks(page) if "/" not in text)
     words = (word for block in (*FENCE.findall(page.read_text()), *in_backticks(page)) for word in block.split())
     for path in (*bare, *(word for word in words if "/" in word)):
@@ -245,7 +245,7 @@ def defaults_told(page: Path) -> list[tuple[str, str]]:
 
 
 def defaults_of(name: str) -> list[str]:
-    """The defaults of the settings of that name, of every service; numbers as they are usually written."""
+    """Return the defaults of every service's setting of this name, numbers in their usual notation."""
     row = rf"^\| `--{name}`<br>[^|]*\| (?:`(.*?)`)?"
     return [
         default.removesuffix(".0")

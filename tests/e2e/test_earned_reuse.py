@@ -16,7 +16,7 @@ from pentimento.sdk import AsyncClient
 from pentimento.supervisor.local import local_suite
 from tests.support.profiles import LATENT_PROFILE
 
-# A suite of its own: CI starts it.
+# CI starts a separate suite for these tests.
 pytestmark = pytest.mark.faults
 ASKED = ImageRequest("a large red circle on white", model="tiny-light", seed=1)
 ALL_TRIALS = """

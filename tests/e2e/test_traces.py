@@ -95,7 +95,7 @@ def test_grpc_client_without_a_trace_begins_one_that_reaches_controlnets(
 
 
 def joined(spans: list[ReceivedSpan], first: str, services: set[str], step_count: int) -> bool:
-    """Return whether the spans of these services are complete: only a span of `first` has no parent."""
+    """Return whether all services have complete spans: only a span of `first` has no parent."""
     steps = [span for span in spans if span.name == "step"]
     return (
         [span.service for span in roots(spans)] == [first]

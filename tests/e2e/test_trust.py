@@ -37,7 +37,7 @@ def uri(service: str) -> str:
 
 
 class TrustedSuite:
-    """The processes, each with a certificate of its own name, on free ports of this host."""
+    """Run the processes, each with a certificate of its service name, on free ports of this host."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -21,7 +21,7 @@ from pentimento.supervisor.local import LocalSuite, local_suite
 from pentimento.supervisor.suite import IMAGE_EMBEDDER, unix_address
 from tests.support.encoders import write_sentence_encoder
 
-# Any prompt is near enough to any other: the spaces decide what is nearest.
+# Any two prompts are similar enough: the spaces decide which one is nearest.
 SETTINGS = """
 [vectordb_gateway]
 latent_thresholds = ["-1:0.4"]

@@ -19,7 +19,7 @@ from pentimento.clients.suite_status import SuiteStatus, gathered
 from pentimento.domain.clock import boot_s
 from pentimento.domain.fleet import Fleet, Plan
 
-# Of all samples together: those of a fleet with many models are large.
+# Limit for all samples together: a fleet with many models has large samples.
 MAX_HISTORY_BYTES = 4 << 20
 LOOK_TIMEOUT_S = 2.0
 # A page with samples so much later than the newest one got them from an earlier process with a clock ahead. Smaller

@@ -89,7 +89,7 @@ class Erasures:
     async def erasures(self, name: str = "") -> list[Erasure]:
         """Return the erasures of the name, or all, with this cell's progress. Raises StoreUnavailable."""
         departed = await asyncio.wrap_future(self._departures.erasures(name))
-        # Their progress may be another cell's, whose journal has the tenants.
+        # Another cell has the progress if its journal has the tenants.
         found = {one.tenant_id: _unknown_here(one) for one in departed}
         found |= {one.tenant_id: one for one in await asyncio.wrap_future(self._ledger.erasures(name))}
         return [replace(one, waits_for=self._waits_for.get(one.tenant_id, "")) for one in found.values()]

@@ -77,7 +77,7 @@ async def answered(channel: grpc.aio.Channel) -> str | errors.PentimentoError:
         ((x509.DNSName("other.svc"), x509.UniformResourceIdentifier(FRONTDOOR)), True),
         ((x509.DNSName("worker-0.workers.images.svc"),), False),
         ((x509.UniformResourceIdentifier(f"{FRONTDOOR}-2"),), False),
-        # Names of other kinds say nothing, whatever their text.
+        # Names of other kinds grant nothing, even with the right text.
         ((x509.RFC822Name(FRONTDOOR), x509.RegisteredID(x509.ObjectIdentifier("1.2.3"))), False),
         ((), False),
     ],

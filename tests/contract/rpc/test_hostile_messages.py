@@ -175,7 +175,7 @@ async def test_half_messages_of_one_caller_leave_others_served(
         channel_to(target, token=tokens["other"]) as channel,
         half_messages(target.address, 8, tokens["acme"]) as found,
     ):
-        # The halves may arrive after the first of these calls, and end later still.
+        # The halves may arrive after the first call, and end later still.
         while not found:
             assert await embed(channel, "next") == "next"
 

@@ -102,7 +102,7 @@ MAY_CALL = {
     "vectordb.v1.VectordbGatewayService.GetStatistics": SUITE_AND_OPERATORS,
     "worker.v1.UnetWorkerService.WatchCredits": SUITE,
     "worker.v1.UnetWorkerService.Execute": SUITE,
-    # KEDA's contract has no roles: the controller opens it on a listener of its own.
+    # KEDA's contract has no roles: the controller serves it on a separate listener.
     "externalscaler.ExternalScaler.IsActive": set(),
     "externalscaler.ExternalScaler.StreamIsActive": set(),
     "externalscaler.ExternalScaler.GetMetricSpec": set(),

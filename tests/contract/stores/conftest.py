@@ -51,7 +51,7 @@ def dated_clock() -> SetClock:
 
 @pytest.fixture
 def ledger(ledger_url: str, clock: SetClock) -> Iterator[CacheLedger]:
-    """One whose integrity is looked at after the test."""
+    """Open a ledger, and check its integrity after the test."""
     ledger = open_cache_ledger(ledger_url, clock)
     yield ledger
     assert ledger.check_integrity() == []

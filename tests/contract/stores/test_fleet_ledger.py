@@ -1,4 +1,4 @@
-"""What controllers write into one ledger: who leads, the last plan, what was registered; SQLite and PostgreSQL."""
+"""Test the controllers' shared ledger: the leader, the last plan and the registrations, on SQLite and PostgreSQL."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -30,7 +30,7 @@ from tests.support.waiting import wait_until
 DIMENSION_COUNT = 32
 TIMEOUT_S = 150.0
 TIMING = ShardTiming(first_restart_s=0.05, max_restart_s=0.2)
-# Beside tests that keep every core busy, who yields to everybody would build for minutes.
+# Builds do not yield: while other tests keep every core busy, a yielding build would take minutes.
 BUILDING = IndexBuilding(least_points_count=1000, unindexed_share=0.5, first_retry_s=0.05, yields=False)
 NEVER = IndexBuilding(least_points_count=10**9)
 PHASES = ("copy", "graph", "load", "catch_up", "swap", "done")
@@ -49,7 +49,7 @@ def opened(directory: Path, building: IndexBuilding = BUILDING, on_phase: OnPhas
 
 
 def clustered(count: int, seed: int = 0) -> Vectors:
-    """Unit vectors around one centre in twenty of them, as prompts of one session lie around a theme."""
+    """Return unit vectors around 150 random centres, as prompts of one session share a theme."""
     chance = np.random.default_rng(seed)
     centres = np.random.default_rng(99).standard_normal((150, DIMENSION_COUNT))
     near = centres[chance.integers(0, len(centres), count)] + 0.5 * chance.standard_normal((count, DIMENSION_COUNT))
@@ -154,7 +154,7 @@ def test_what_is_written_during_a_build_is_in_the_new_index(tmp_path: Path, phas
     index.upsert(points_at(vectors))
     wait_until(lambda: built(index) > 0)
 
-    # Whatever was lost would show as a build that has too few points, and the next one would have them.
+    # A lost point would leave a build with too few points; the next build would have it again.
     assert failed(index) == 0
     expected = {id_of(number) for number in (*range(1200), *range(5000, 5005))} - {id_of(100), id_of(101)}
     assert set(index.entry_ids()) == expected

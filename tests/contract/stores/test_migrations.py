@@ -81,7 +81,7 @@ def test_ledger_files_become_private(tmp_path: Path) -> None:
 
 
 def test_singleton_tables_have_one_row(ledger_url: str) -> None:
-    """A build that wrote another key would add a row of its own beside an older build's."""
+    """A build that wrote another key would add a second row next to an older build's."""
     open_cache_ledger(ledger_url).close()
     journal = open_journal(ledger_url)
     journal.save_plan(b"plan").result()

@@ -1,4 +1,4 @@
-"""What only a server can do wrong."""
+"""Test failures that only a database server has."""
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -163,7 +163,8 @@ def test_a_process_that_stopped_in_a_transaction_does_not_keep_its_rows(postgres
 
 
 def holding(engine: Engine, statement: str) -> Connection:
-    """A transaction that has run the statement: who stood still for too long before is thrown out, and begins anew."""
+    """Return a transaction that has run the statement. The server may end a transaction that was idle too long; then
+    retry."""
     while True:
         with suppress(OperationalError):
             connection = engine.connect()
@@ -280,7 +281,7 @@ WEBHOOKS = (
 
 @pytest.mark.parametrize("others", [PINS, WEBHOOKS], ids=["pins", "webhooks"])
 def test_no_finished_request_is_compared_with_all_that_keep_some(postgresql: PostgresqlServer, others: str) -> None:
-    """As in a journal whose pins or webhooks outgrow the memory of a server for one hash table."""
+    """Pins or webhooks may outgrow the server's memory for one hash table."""
     url = postgresql.new_database()
     made = list[tuple[str, Any]]()
 

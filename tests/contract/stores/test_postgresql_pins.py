@@ -24,7 +24,7 @@ WANTED = ObjectPin("tenant", "r1", LATENT, 2000.0)
 
 @pytest.fixture
 def url(postgresql: PostgresqlServer) -> str:
-    """A ledger with an evicted entry, whose one object is due."""
+    """Create a ledger with one evicted entry. Its single object is due for deletion."""
     url = postgresql.new_database()
     with closing(open_cache_ledger(url, SetClock())) as ledger:
         entry_id = add(ledger, "a", (5,))
@@ -41,8 +41,8 @@ def ledgers(url: str) -> Iterator[list[CacheLedger]]:
 
 
 def begin_in_the_middle(patch: pytest.MonkeyPatch, url: str, *others: Begin) -> "list[Future[Any]]":
-    """Begin the others in the middle of the first pin or claim that comes: each has ended, or waits for a lock, before
-    that goes on. What they will answer is in the list from then on."""
+    """Begin the others in the middle of the first pin or claim. It continues once each has ended or waits for a lock.
+    The returned list then has their futures."""
     begun: list[Future[Any]] = []
     in_the_middle = cache_pins._DROP_ENDED.change
 

@@ -1,4 +1,4 @@
-"""OpenAI's own clients, unmodified, in Python and JavaScript: pictures, pictures from pictures, and refusals."""
+"""Test OpenAI's unmodified clients in Python and JavaScript: generations, edits and refusals."""
 
 import shutil
 import subprocess
@@ -28,7 +28,7 @@ def url(suite: LocalSuite) -> str:
 
 @pytest.fixture(scope="module", params=["python", "javascript"])
 def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Path]:
-    """The command of the example in a language, and a folder of its own."""
+    """Return the command of the example in one language, and an empty folder for its files."""
     folder = tmp_path_factory.mktemp(request.param)
     example = EXAMPLES / f"openai-{request.param}"
     if request.param == "python":
@@ -66,7 +66,7 @@ def test_a_refusal_names_the_field(client: tuple[list[str], Path], url: str) -> 
 
 
 class BrokenStream(BaseHTTPRequestHandler):
-    """Answers as the edge does where a picture fails while it is painted."""
+    """Answer as the edge does if an image fails during its generation."""
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))

@@ -1,4 +1,4 @@
-"""A client in Python that has grpcio, protobuf and the contracts, and never heard of the suite's own packages."""
+"""Test a Python client that has grpcio, protobuf and the contracts, but none of the suite's packages."""
 
 import shutil
 import subprocess

@@ -27,7 +27,8 @@ pytestmark = pytest.mark.faults
 
 
 class Controllers:
-    """Starts controllers over one ledger, and workers that know them all; ends what is left of them."""
+    """Start controllers over one ledger, and workers that know all controllers. Kill the remaining processes at the
+    end."""
 
     def __init__(self, folder: Path, ledger_url: str) -> None:
         self.folder = folder
@@ -37,7 +38,7 @@ class Controllers:
 
     def controller(self, number: int, *flags: str) -> Process:
         own = ["--listen", self.addresses[number], "--instance-id", f"c{number}", "--ledger-url", self.ledger_url]
-        # Of a leader that is busy, or whose disk is, nobody takes over.
+        # The lease outlasts a short delay: no standby replaces a leader with a busy CPU or disk.
         times = ["--leader-lease-s", "3", "--log-level", "error"]
         return self._processes.start("services.controller", *own, *times, *flags)
 

@@ -25,7 +25,7 @@ REQUEST_COUNT = 300
 def fill(folder: Path, journal: Journal, tenant: str) -> None:
     """Write requests with images, inputs and pairs as a frontdoor leaves them."""
     for number in range(REQUEST_COUNT):
-        # Retention deletes none of them.
+        # Retention deletes none.
         complete_request(journal, f"{tenant}-{number}", time.time() - 1000.0 + number, 10, tenant).result()
         put(folder, f"results/{tenant}-{number}", bytes(10))
     for number in range(3):

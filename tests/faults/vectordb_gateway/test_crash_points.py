@@ -41,13 +41,13 @@ def _answers_later(name: str, method: Any) -> bool:
     return name[0] != "_" and "Future" in str(getattr(method, "__annotations__", {}).get("return", ""))
 
 
-# What answers with a future: none is forgotten that is added.
+# Every ledger method that returns a future, so that a new one is not forgotten.
 LEDGER_CHANGES = {name for name, method in vars(CacheLedger).items() if _answers_later(name, method)}
 CHANGES = {"put", "delete", "sweep_uploads", "set_aside", "upsert", "prepare"} | LEDGER_CHANGES
 OBJECT_BYTES = len(b"latent")
 LIVES = {
     "entries go": CapacitySettings(max_entries=1, object_grace_s=0, min_free_bytes=0),
-    # Of the two entries one is left with its image alone, the other one with that and the latent that served.
+    # One of the two entries keeps only its image; the other keeps its image and the latent that served a lookup.
     "items go": CapacitySettings(
         max_size_bytes=3 * OBJECT_BYTES, eviction=EvictionChoice.LCBFU, object_grace_s=0, min_free_bytes=0
     ),
@@ -108,7 +108,7 @@ class Cache:
     def __init__(
         self, ledger: CacheLedger, index: VectorIndex, objects: ObjectStore, settings: CapacitySettings
     ) -> None:
-        # What a caller was told is kept, by its request; and what readers will find missing, with its entry.
+        # Acknowledged pins by request, and objects that readers will miss, by entry.
         self.pinned: dict[str, ObjectReference] = {}
         self.missing: list[tuple[str, str]] = []
         self.ledger, self.index, self.objects = ledger, index, objects
@@ -133,10 +133,10 @@ class Cache:
         )
 
     async def live(self) -> None:
-        """Two entries in, which is too many, of the first two latents pinned, one of which served; a grant given back;
-        a round of maintenance; one pin ended, and another round. A hit is generated again; then the bytes of what is
-        pinned are lost, the points of the index, and bytes of an entry; another encoder of images replaces the first;
-        at last the tenant is forgotten."""
+        """Run every kind of change: two entries exceed the limit; the first two latents are pinned, and one serves a
+        lookup. A grant is returned, and maintenance runs. A pin ends, and maintenance runs again. A hit is generated
+        again. Then the pinned bytes are lost, the index's points, and bytes of an entry. Another image encoder replaces
+        the first. At last the tenant is forgotten."""
         entry_ids = [await self.store(number) for number in range(2)]
         await self.writing.release((await self.upload(attempt())).grant_id)
         self.maintenance.run_round()
@@ -175,7 +175,7 @@ class Cache:
         return entry_id
 
     async def report_missing(self, missing: list[tuple[str, str]]) -> None:
-        """What readers do who find nothing."""
+        """Report missing objects, as readers do."""
         healing = Healing(self.ledger, self.objects, Suspects(apart_s=0.0))
         try:
             for entry_id, key in missing * BAD_READINGS:
@@ -196,7 +196,7 @@ class Cache:
 
 @pytest.fixture
 def open_stores(tmp_path: Path) -> Iterator[Callable[[int], tuple[CacheLedger, VectorIndex, ObjectStore]]]:
-    from qdrant_client import AsyncQdrantClient, QdrantClient  # takes seconds, also of those that only collect this
+    from qdrant_client import AsyncQdrantClient, QdrantClient  # takes seconds, also for runs that only collect this
 
     from pentimento.stores.vectors.qdrant import QdrantVectorIndex
 

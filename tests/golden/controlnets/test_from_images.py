@@ -1,5 +1,5 @@
-"""Controlled pictures that start from an image, whole or under a mask, against diffusers' ControlNet pipelines of
-img2img and inpainting, in shares of the steps that are left."""
+"""Compare ControlNet images that start from an image, whole or under a mask, with diffusers' pipelines for img2img and
+inpainting, at several shares of the remaining steps."""
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -118,7 +118,7 @@ class ImageSides:
         return pipeline
 
 
-# diffusers' pipelines of networks that see masks paint under masks alone.
+# diffusers' pipelines for networks with mask inputs generate under masks only.
 PAINTED = [(name, masked) for name, kind in KINDS.items() for masked in (False, True) if masked or kind.from_image]
 
 
@@ -126,7 +126,7 @@ PAINTED = [(name, masked) for name, kind in KINDS.items() for masked in (False, 
 def painted(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[ImageSides, bool]]:
-    """Both sides, and whether pictures are masked."""
+    """Return both sides, and whether images are masked."""
     name, masked = request.param
     sides = ImageSides(KINDS[name], tmp_path_factory.mktemp("images"))
     yield sides, masked

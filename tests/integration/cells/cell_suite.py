@@ -43,7 +43,7 @@ class RunningCells:
 
     folder: Path
     names: Sequence[str]
-    # The cell whose journal has the tenants, as in `pentimento up`, compose and the chart; "": none.
+    # The cell with the tenants' journal, as in `pentimento up`, compose and the chart; "": none.
     tenants_of: str = ""
 
     def __post_init__(self) -> None:

@@ -295,7 +295,7 @@ async def test_tenant_that_is_kept_by_an_erasure_finds_its_new_requests(cells: R
     await asyncio.wrap_future(journal.tenants.create("wayne", TenantQuota()))
     await asyncio.wrap_future(journal.tenants.add_key(HashedKey(TenantKey("k", "wayne", 0.0), hash_token("secret"))))
     async with cells.edge(OLD) as http:
-        # By its hash the second identity would have the other cell.
+        # The second identity's hash would choose the other cell.
         for _ in range(2):
             for cell in (first, second):
                 await cell.parts.tenants.refresh()

@@ -117,7 +117,7 @@ async def test_models_share_their_equal_files_and_a_removed_one_leaves_those_of_
 
 
 def scheduler_bytes(model: ModelVariant) -> int:
-    """What the second model does not share with the first."""
+    """Return the size of the second model's only file that the first does not have."""
     return next(file.size_bytes for file in model.files if file.path == "scheduler/scheduler_config.json")
 
 

@@ -65,7 +65,7 @@ async def edge(folder: Path, worker: PacedWorker, limits: dict[str, Any]) -> Asy
         yield found
 
 
-# Of tests that take `shared_edge`.
+# Mark for tests that use `shared_edge`.
 IN_A_SHARED_LOOP = pytest.mark.asyncio(loop_scope="module")
 
 
@@ -96,7 +96,7 @@ async def edge_before(folder: Path, worker: PacedWorker, limits: dict[str, Any])
 
 
 def signing_keys(folder: Path) -> Path:
-    """Return a file of keys that addresses of pictures are signed with, made where there is none yet."""
+    """Return a key file for signed image addresses; create it if there is none."""
     keys = folder / "keys"
     if not keys.exists():
         keys.write_text(new_signing_key())
@@ -104,7 +104,7 @@ def signing_keys(folder: Path) -> Path:
 
 
 def files_of(folder: Path) -> dict[str, Any]:
-    """Return the settings of an edge that serves the pictures of the suite in this folder."""
+    """Return the settings of an edge that serves the images of the suite in this folder."""
     return {"files_url": (f"file://{folder / 'objects'}",), "signing_key_file": signing_keys(folder)}
 
 

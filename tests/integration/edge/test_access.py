@@ -1,4 +1,4 @@
-"""Every route by every role: the frontdoor judges the caller's own token, and what has no route is closed."""
+"""Call every route with every role: the frontdoor checks the caller's own token, and unknown routes are closed."""
 
 import asyncio
 import logging
@@ -41,7 +41,7 @@ ROUTES = {
     ("GET", "/v1/jobs/{id}/result"): FOR_USERS,
     ("POST", "/v1/jobs/{id}/cancel"): FOR_USERS,
     ("POST", "/v1/jobs/{id}/url"): FOR_USERS,
-    # Whoever has an address may read by it.
+    # A signed address is enough to read.
     ("GET", "/v1/files/{key:path}"): OPEN,
 }
 DATA = "/console/data"
@@ -52,7 +52,7 @@ CONSOLE = {
     ("GET", f"{DATA}/access"): OPEN,
     ("GET", f"{DATA}/deployment"): FOR_USERS,
     ("GET", f"{DATA}/status"): FOR_OPERATORS,
-    # What the edge knows by its own token is for nobody who could not ask for it by theirs.
+    # The edge reads this with its own token, so callers need the role that could read it themselves.
     ("GET", f"{DATA}/history"): FOR_OPERATORS,
     ("POST", f"{DATA}/generate"): FOR_USERS,
     ("POST", f"{DATA}/replay"): FOR_USERS,
@@ -80,7 +80,7 @@ async def edge(folder: Path, worker: PacedWorker) -> AsyncIterator[EdgeUnderTest
 
 
 def own_token(folder: Path, secret: str) -> Path:
-    """The file of a token that the edge has of its own."""
+    """Return a file with the edge's own token."""
     path = folder / f"token-{secret}"
     path.write_text(secret)
     return path
@@ -102,7 +102,7 @@ async def ask(edge: EdgeUnderTest, method: str, path: str, caller: str, request_
 
 
 async def places(edge: EdgeUnderTest) -> dict[str, str]:
-    """Return what stands for each name of a path: a model, a job of the user's that is done, its picture's key."""
+    """Return a value for each name of a path: a model, a finished job of the user, and the key of its image."""
     as_user = {"headers": shown("user")}
     job = (await edge.http.post("/v1/jobs", json={"prompt": "x", "num_inference_steps": 1}, **as_user)).json()["id"]
     await edge.http.get(f"/v1/jobs/{job}/events", **as_user)

@@ -1,4 +1,4 @@
-"""Pictures from pictures over HTTP: forms as OpenAI's client sends them."""
+"""Test image edits over HTTP: forms as OpenAI's client sends them."""
 
 import base64
 from typing import Any

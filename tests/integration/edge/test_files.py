@@ -1,4 +1,4 @@
-"""`/v1/files/…`: pictures to whoever has a signed address, and to nobody else."""
+"""Test `/v1/files/…`: only a signed address gives the image."""
 
 import asyncio
 import base64
@@ -25,7 +25,7 @@ ASKED = {"prompt": "a red circle", "num_inference_steps": 3, "seed": 1}
 
 @dataclass(frozen=True)
 class FilesUnderTest:
-    """An edge that serves files, a finished picture, and its address."""
+    """An edge that serves files, a finished image, and its address."""
 
     http: httpx.AsyncClient
     folder: Path
@@ -140,7 +140,7 @@ async def once_available(http: httpx.AsyncClient, path: str) -> httpx.Response:
 async def test_a_picture_whose_store_is_away_is_found_by_its_key_or_where_the_refusal_says(
     files: FilesUnderTest, worker: PacedWorker
 ) -> None:
-    """Without a key another call would paint it again: unmodified clients are told not to make it."""
+    """Without a key another call would generate the image again, so unmodified clients are asked not to retry."""
     asked = {"json": {**ASKED, "response_format": "url"}}
     with store_away(files.folder):
         keyed = await files.http.post("/v1/images/generations", **asked, headers={"Idempotency-Key": "k"})
@@ -160,7 +160,7 @@ async def test_a_picture_whose_store_is_away_is_found_by_its_key_or_where_the_re
 async def test_a_reader_that_stops_keeps_nobody_from_reading(
     files: FilesUnderTest, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its place is the next one's, and nothing of it is logged."""
+    """The next reader gets its place, and nothing is logged."""
     monkeypatch.setattr("services.edge.files.GRACE_S", 0.0)
     monkeypatch.setattr("services.edge.files.LEAST_READ_BYTES_PER_S", 2**30)
     large = b"x" * 2**24  # more than sockets take by themselves
@@ -168,7 +168,7 @@ async def test_a_reader_that_stops_keeps_nobody_from_reading(
     reference = open_objects(f"file://{files.folder / 'objects'}").put("results/large", large)
     path = signer.sign(SignedFile(reference, "image/png", 2**33))
     head = b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % path.encode()
-    # Tasks and connections that earlier tests left are told of when they are found.
+    # Collect tasks and connections of earlier tests now: their warnings would appear in this test's log.
     gc.collect()
     caplog.clear()
     opened = [await asyncio.open_connection(files.http.base_url.host, files.http.base_url.port) for _ in range(AT_ONCE)]

@@ -41,7 +41,7 @@ class Opened(NamedTuple):
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def opened() -> AsyncIterator[Opened]:
-    """Of all tests here: what one of them leaves in its window is in no other."""
+    """Share one edge among the module's tests. Each test has a separate window."""
     with tempfile.TemporaryDirectory(prefix="pmt-") as path, pytest.MonkeyPatch.context() as patch:
         be_patient(patch)
         folder = Path(path)

@@ -45,7 +45,7 @@ class Mood:
 
 
 class ChosenEmbedder(EmbedderServiceServicer, Mood):
-    """`images` are those that were embedded; `image_error` is raised for them alone."""
+    """Embed as the test chooses. `images` records embedded images; `image_error` is raised for images alone."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,8 +78,8 @@ class ChosenEmbedder(EmbedderServiceServicer, Mood):
 
 
 class ChosenGateway(VectordbGatewayServiceServicer, Mood):
-    """`start` is what lookups answer, an image's step being one of `image_steps`; what is written is remembered by
-    grant. `commit_error` is raised for commits alone."""
+    """Answer lookups with `start`, for an image at one of `image_steps` steps. Writes are recorded by grant.
+    `commit_error` is raised for commits alone."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,8 +120,8 @@ class ChosenGateway(VectordbGatewayServiceServicer, Mood):
         return gateway_pb.LookupResponse(starts=starts)
 
     def start_of(self, candidate: gateway_pb.LookupCandidate) -> Start:
-        """Of the kinds that it takes: the latent's model is the one with its steps, an image serves any at its share of
-        steps."""
+        """Return `start` if the candidate takes its kind. A latent needs a model with its step count. An image serves
+        any model, at the same share of its steps."""
         start, steps = self.start, candidate.scope.num_inference_steps
         if isinstance(start, FromLatent):
             return start if candidate.latents and start.donor_steps == steps else FromNoise()

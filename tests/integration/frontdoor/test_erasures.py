@@ -45,8 +45,8 @@ class Suite:
     clients: Mapping[str, ImageClient]
 
     async def fill(self, tenant: str) -> None:
-        """Give the tenant two requests, one of them pinned with its input, two pairs, and three cache entries, one of
-        them in the shared pool and one with an image."""
+        """Give the tenant two requests (one pinned with its input), two pairs, and three cache entries (one in the
+        shared pool, one with an image)."""
         await last_completed(self.clients[tenant].generate(replace(WITH_IMAGE, pin_ms=DAY_S * 1000)))
         await last_completed(self.clients[tenant].generate(ImageRequest("a blue ring", num_inference_steps=3)))
         for at_s in (1e9, 2e9):
@@ -189,7 +189,7 @@ async def test_erasure_waits_for_running_requests_the_store_and_the_cache(folder
         (done,) = await suite.admin.erasures("acme")
         assert (waits.state, waits.waits_for) == (ErasureState.RUNNING, "requests that have not ended")
         assert without_store.state is ErasureState.RUNNING and "object store" in without_store.waits_for
-        # Three entries of five latents, one of them with an image.
+        # Three entries of five latents, one with an image.
         assert before_maintenance.waits_for == "19 entries and objects of the cache"
         assert done.state is ErasureState.DONE
         assert receipt_counts(done)["requests"] == (had["requests"][0] + 1, 0)

@@ -121,7 +121,7 @@ async def test_hit_is_generated_again_from_noise_and_reported(
     assert (report.request_id, report.model_digest) == (hit.request_id, "sha256:model")
     assert (report.reference_model_digest, report.encoder_digest) == ("sha256:model", "sha256:encoder")
     assert (report.from_image, report.skipped_steps, report.step_count) == (False, 20, 50)
-    # The chosen embedder's pictures are at right angles to its texts.
+    # The chosen embedder's image embeddings are orthogonal to its text embeddings.
     assert (report.similarity, report.quality, report.scratch_quality) == (0.91, 0.0, 0.0)
     # A shadow is no request, and leaves nothing.
     assert (recorded.accepted, recorded.completed) == (1, 1)
@@ -163,7 +163,7 @@ async def test_worker_of_an_image_receives_its_own_generation(
 async def test_a_request_does_not_wait_for_a_shadow(
     folder: Path, worker: PacedWorker, gateway: WatchingGateway
 ) -> None:
-    """The worker's only place is the shadow's, which gives it up; afterwards the hits are painted again."""
+    """The shadow has the worker's only slot and gives it up; afterwards the hits are generated again."""
     stopped = told("stopped")
     async with watched(folder, gateway) as suite:
         await suite.paint(FIFTY)

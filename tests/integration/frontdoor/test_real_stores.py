@@ -1,4 +1,4 @@
-"""Pictures and images over S3 and PostgreSQL as over files and SQLite."""
+"""Test inputs and images over S3 and PostgreSQL as over files and SQLite."""
 
 import asyncio
 from pathlib import Path

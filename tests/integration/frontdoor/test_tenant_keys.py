@@ -43,7 +43,7 @@ from tests.support.calls import last_completed
 ROLES = {"user": Role.USER, "service": Role.SERVICE, "admin": Role.ADMIN, "tenant-admin": Role.TENANT_ADMIN}
 # A year after 1970 and a day: more than a call may ask for.
 TOO_LONG_MS = 403 * DAY_S * 1000
-# Of the default size, 32 x 32 pixels.
+# Pixel steps of REQUEST at its default size, 32 x 32 pixels.
 REQUEST_COST = 32 * 32 * 3
 
 
@@ -63,7 +63,7 @@ class Administered:
         return await self._stack.enter_async_context(open_channel(address, RpcChannelSettings(), token))
 
     async def tenant(self, name: str, **quota: Any) -> ImageClient:
-        """A new tenant's client, by a key of its own."""
+        """Create a tenant with a key, and return its client."""
         await self.admin.create(name, TenantQuota(**quota))
         return await self.client((await self.admin.create_key(name))[1])
 
@@ -282,7 +282,7 @@ def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class QuietDirectory:
-    """Of a process that answers no calls."""
+    """Stand for the key directory of a process without calls."""
 
     async def refresh(self) -> None:
         """Nothing to bring up to date."""

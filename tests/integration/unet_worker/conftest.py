@@ -28,7 +28,7 @@ from services.unet_worker.process import WorkerProcess
 from services.unet_worker.settings import UnetWorkerSettings
 from tests.support.patient_connections import be_patient
 
-# What a busy machine takes long for is waited for, and not done without.
+# Warm-up may take this long on a busy machine; tests wait for it.
 UNHURRIED: dict[str, Any] = {"warm_up_s": 600.0}
 _tests = count(1)
 
@@ -61,8 +61,8 @@ class Served:
 
 @contextmanager
 def patience() -> Iterator[None]:
-    """Connections that are made inside outlast that this process stands still: always those of a worker here and of
-    whoever asks it."""
+    """Let connections made inside survive pauses of this process, such as those between a worker here and its
+    clients."""
     with pytest.MonkeyPatch.context() as patch:
         be_patient(patch)
         yield
@@ -95,8 +95,8 @@ async def serve(
 
 @contextmanager
 def at_step(step: int, act: Callable[[], object]) -> Iterator[None]:
-    """Call `act` once inside: when an image of a worker in this process has taken the step, on the engine's thread,
-    which waits for it. A client may hear of steps after the last one."""
+    """Call `act` once, on the engine's thread, after an image of a worker in this process has taken the step. The
+    engine waits for it. A client may see steps after the last one."""
     stepped, waiting = ProgressBridge.stepped, [act]
 
     def stepped_and_acted(bridge: ProgressBridge, taken: int, predicted_clean: Tensor | None) -> None:

@@ -55,8 +55,8 @@ def steps_by_batch_size() -> dict[str, float]:
 
 @contextmanager
 def held_until_given(engine: StepEngine, count: int) -> Iterator[None]:
-    """Let the engine take no step before it was given so many pictures: on a busy machine the first of some that are
-    asked for at once may be generated before the last arrives."""
+    """Delay the engine's first step until it has `count` requests. On a busy machine the first could otherwise end
+    before the last arrives."""
     submit, given, all_given = engine.submit, [0], threading.Event()
 
     def counted(request: DenoisingRequest, listener: DenoisingListener) -> EngineJob:

@@ -39,7 +39,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def opened(worker: Served, directory: RegionDirectory | None = None) -> HalfStream:
-    """A stream of a half of a picture of its own."""
+    """Open a stream for one half of a new image."""
     half = HalfStreamRequest(
         attempt=Attempt(f"h{next(_numbers)}", 1, 1, "frontdoor", 1, "tenant"),
         model_digest=worker.held.model_digest,

@@ -64,7 +64,7 @@ async def generate(worker: Served, request_id: str) -> AttemptResult:
 
 @contextmanager
 def held_in_its_steps() -> Iterator[threading.Event]:
-    """Inside, the next picture stays at its first step until the event is set, as it is in the end."""
+    """Hold the next image at its first step until the event is set; leaving the context sets it."""
     goes_on = threading.Event()
     with at_step(1, goes_on.wait):
         try:
@@ -324,7 +324,7 @@ async def test_worker_reports_encoder_in_host_memory_and_generates_same_image(
 
 
 def without_numbers(checkpoint: Path) -> Path:
-    """The checkpoint with a denoiser that makes NaN of everything: it loads, and fails at its first picture."""
+    """Return the checkpoint with a denoiser that computes NaN: it loads, and fails at its first image."""
     file = checkpoint / "unet" / "diffusion_pytorch_model.safetensors"
     weights = {name: torch.full_like(weight, torch.nan) for name, weight in load_file(file).items()}
     save_file(weights, file, {"format": "pt"})

@@ -1,4 +1,4 @@
-"""What a picture started from is kept for as long as it is pinned, through eviction, sweeps and limits of the store."""
+"""Test that the start of a pinned image survives eviction, sweeps and store limits."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ SOON = ("--quarantine-s", "0.01")
 
 
 def problems_left(gateway: RunningGateway) -> list[str]:
-    """Return what is wrong after a round of maintenance."""
+    """Run a round of maintenance, and return the remaining problems."""
     gateway.maintain()
     return gateway.problems()
 
@@ -71,7 +71,7 @@ async def test_pinned_objects_do_not_fill_the_cache(tmp_path: Path) -> None:
         for number in range(1, 4):
             await gateway.client.pin_object("tenant", f"r{number}", references[-1], DAY_S)
             references.append(await ancestor(gateway, number))
-            # What a round deletes, the next one finds gone.
+            # Objects that one round deletes are gone in the next.
             gateway.maintain()
             gateway.maintain()
 

@@ -17,7 +17,7 @@ SIGLIP, OTHER_TEXTS = "sha256:siglip", "sha256:sentences"
 
 
 class LateGuard:
-    """Moves the clock by which a gateway's encoders go unused."""
+    """Advance the clock of a gateway's encoder guard."""
 
     def __init__(self, gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> None:
         guard = gateway.process.guard

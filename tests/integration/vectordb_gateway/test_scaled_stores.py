@@ -1,4 +1,4 @@
-"""The gateway on PostgreSQL, an S3-compatible store and a Qdrant whose tenants are in groups."""
+"""Test the gateway on PostgreSQL, an S3-compatible store and a Qdrant with grouped tenants."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What nobody has a claim to leaves the object store, on files and on S3; what somebody may still need stays."""
+"""Test sweeps on files and on S3: orphans are deleted, and objects in use stay."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +16,7 @@ PAGE_COUNT, BATCH_COUNT = 10, 4
 
 @pytest.fixture(params=["filesystem", pytest.param("s3", marks=pytest.mark.server)])
 def objects_url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    # Several pages of several batches, without thousands of objects.
+    # Make pages and batches small, so that few objects fill several.
     monkeypatch.setattr(s3, "_PAGE_COUNT", PAGE_COUNT)
     monkeypatch.setattr(maintenance, "_BATCH_COUNT", BATCH_COUNT)
     if request.param == "filesystem":
@@ -28,7 +28,7 @@ def objects_url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pyt
         yield f"s3://sweep/objects?endpoint={endpoint}&create_bucket=true"
 
 
-async def test_orphans_are_swept_and_nothing_else_is(tmp_path: Path, objects_url: str) -> None:
+async def test_sweep_deletes_only_orphans(tmp_path: Path, objects_url: str) -> None:
     async with running_gateway(tmp_path, "--objects-url", objects_url) as gateway:
         objects, cache_id = gateway.process.stores.objects, gateway.process.stores.ledger.cache_id
         await gateway.store(embedding(1))
@@ -50,20 +50,20 @@ async def test_orphans_are_swept_and_nothing_else_is(tmp_path: Path, objects_url
         assert gateway.problems() == []
 
 
-async def test_foreign_files_keep_no_orphan(tmp_path: Path, objects_url: str) -> None:
+async def test_sweep_with_foreign_file_deletes_orphans(tmp_path: Path, objects_url: str) -> None:
     async with running_gateway(tmp_path, "--objects-url", objects_url) as gateway:
         objects, cache_id = gateway.process.stores.objects, gateway.process.stores.ledger.cache_id
         for number in range(PAGE_COUNT):
             objects.put(f"cache/{cache_id}/orphan{number}", b"latent", durable=False)
-        leave_something_foreign(objects, tmp_path, cache_id)
+        create_foreign_file(objects, tmp_path, cache_id)
 
         gateway.maintain()
 
         assert list(objects.keys()) == []
 
 
-def leave_something_foreign(objects: ObjectStore, directory: Path, cache_id: str) -> None:
-    """A name below the cache's own that is no key, as of a folder that a console makes or an editor's copy."""
+def create_foreign_file(objects: ObjectStore, directory: Path, cache_id: str) -> None:
+    """Create a name below the cache's prefix that is no key: a console's folder, or an editor's backup file."""
     if isinstance(objects, s3.S3ObjectStore):
         objects._client.put_object(**objects._place(f"cache/{cache_id}/"), Body=b"")
         return
@@ -71,7 +71,7 @@ def leave_something_foreign(objects: ObjectStore, directory: Path, cache_id: str
     first.with_name(f"cache.{cache_id}.0~").write_bytes(b"")
 
 
-async def test_uploads_of_an_expired_grant_are_swept(tmp_path: Path, objects_url: str) -> None:
+async def test_sweep_deletes_uploads_of_expired_grant(tmp_path: Path, objects_url: str) -> None:
     async with running_gateway(tmp_path, "--objects-url", objects_url, "--grant-ttl-s", "0.1") as gateway:
         grant = await gateway.client.reserve(scope(), attempt())
         assert grant is not None
@@ -86,7 +86,7 @@ async def test_uploads_of_an_expired_grant_are_swept(tmp_path: Path, objects_url
         assert list(gateway.process.stores.objects.keys()) == []
 
 
-async def test_uploads_of_dead_writers_are_swept(
+async def test_sweep_deletes_uploads_of_killed_writer(
     tmp_path: Path, objects_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(maintenance, "UNFINISHED_UPLOAD_S", 60.0)
@@ -103,7 +103,7 @@ async def test_uploads_of_dead_writers_are_swept(
 
 
 def begin_upload(objects: ObjectStore, directory: Path) -> None:
-    """Leave what a writer leaves that is killed on its way."""
+    """Leave an unfinished upload, like a killed writer."""
     if isinstance(objects, s3.S3ObjectStore):
         objects._client.create_multipart_upload(**objects._place("cache/large"))
     else:

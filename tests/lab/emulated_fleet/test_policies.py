@@ -22,7 +22,7 @@ from tests.lab.emulated_fleet.planned_fleet import PlannedFleet, planned_fleet
 REQUEST = ImageRequest("a red circle", cache=CacheMode.OFF)
 # Slow enough that a busy machine keeps up with the requests.
 SLOWNESS = 4.0
-# More than one light device can carry, so that the cascade has to give the model more of them.
+# One light device cannot carry this rate, so the cascade must give the light model more devices.
 RATE = 36.0 / SLOWNESS
 
 
@@ -139,7 +139,7 @@ async def test_joint_policy_gets_demand_sent_on(directory: Path) -> None:
 
 
 def heard(fleet: PlannedFleet) -> list[tuple[float, float]]:
-    """Return the demand of each planning round: images a second, and those that another stage sent on."""
+    """Return the demand of each planning round: arrivals and deferred images, per second."""
     return [
         (sum(one.arrivals_per_s for one in context.demand), sum(one.sent_on_per_s for one in context.demand))
         for context, _ in fleet.settings.asked
@@ -209,7 +209,7 @@ async def test_every_kind_of_policy_is_played(directory: Path, policy: str, firs
     assert set(endings) <= {pool.model for pool in pools}
 
 
-# Twice as many images as they are have a confidence up to 0.45.
+# These shares overstate the low scores: half as many images have a confidence up to 0.45.
 MISMEASURED = {"deferral_thresholds": (0.0, 0.45, 1.0), "deferral_shares": (0.0, 0.9, 1.0)}
 # The joint policy takes the cascade at any load if its discriminator finds light images that are the better ones.
 QUALITIES = ("heavy=1", "light=0.95:0.4")

@@ -1,4 +1,4 @@
-"""What the chart does with single values."""
+"""Test the manifests for single values of the chart."""
 
 import importlib.util
 import json

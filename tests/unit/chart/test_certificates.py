@@ -86,7 +86,7 @@ def test_services_with_mutual_tls_read_the_rules(values: dict[str, Any], rendere
         for own in [variables.get(f"PENTIMENTO_{name.upper()}_TLS_CLIENT_CA_FILE")]
     }
 
-    # Clients of these two need no certificate.
+    # Clients of frontdoor and edge need no certificate.
     assert {name for name, (rules, own) in given.items() if rules is None} == {"frontdoor", "edge"}
     assert given["frontdoor"][1] == given["edge"][1] == ""
     assert {rules for rules, _ in given.values()} == {None, RULES_FILE}

@@ -16,7 +16,7 @@ from tests.compose.declared import ROOT, services
 
 Rendering = Callable[..., list[Manifest]]
 
-# The composition has what is a choice in the chart.
+# The chart's values that match the composition.
 SIGNER = {"c2paCertificate": {"name": "signer", "key": "tls.crt"}, "c2paKey": {"name": "signer", "key": "tls.key"}}
 RECEIPTS = {"receiptKey": {"key": "receipt_key"}}
 CHOSEN = {**EXTERNAL, "frontdoor": {"admin": True}, "secrets": {**SIGNER, **RECEIPTS}}
@@ -24,7 +24,7 @@ FORMS = {
     "docker-compose.embedded.yml": {**EMBEDDED, "auth": {"enabled": False}, "secrets": SIGNER},
     "docker-compose.yml": CHOSEN,
 }
-# Of the compositions alone: addresses and places of their network and volumes, in other words here.
+# Variables that differ between chart and composition: addresses, and places in a network or volume.
 PLACES = re.compile(r"_(ADDRESS|ADDRESSES|URL|FILE|INSTANCE_ID|LISTEN|CACHE_DIR|CLAIMS_DIR|CONFIG|ALLOWED_HOSTS)$")
 # Sets of more than a single value of the chart, by the variable of the compositions.
 CHOICES: dict[str, Any] = {
@@ -101,7 +101,7 @@ def test_services_get_what_the_composition_gives(file: str, rendered: Rendering)
     for name, environment in chart.items():
         section, expected = section_of(name), composition[name]["environment"]
         for key, value in given(expected).items():
-            # Without a value of its own a setting has its default, which the compositions repeat.
+            # A setting without a value has its default, which the compositions repeat.
             assert environment.get(key) == value or is_open(section, key), (name, key)
         named = {key.replace("_COMMON_", f"_{section.upper()}_") for key in environment}
         settings = {key for key in expected if key.startswith("PENTIMENTO_") and "_COMMON_" not in key}
@@ -149,7 +149,7 @@ def test_pods_mount_secrets_that_are_made(tmp_path: Path, rendered: Rendering) -
 
     for name, keys in mounted.items():
         assert keys <= {file.name for file in tmp_path.iterdir()}, name
-        # The password of the ledger is a variable of its own, by reference.
+        # The ledger's password is a separate variable, by reference.
         expected = {secret if secret != "tokens" else "tokens.toml" for secret in composition[name]["secrets"]}
         assert keys == expected - {"ledger"}, name
 

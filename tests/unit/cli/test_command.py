@@ -74,7 +74,7 @@ def test_where_nobody_answers_status_says_so_by_its_exit_code(tmp_path: Path) ->
 
 
 def test_watched_as_json_every_look_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until it is stopped; that nobody answers is told, and is no reason to stop."""
+    """It continues although no process answers."""
     nobody = f"unix:{tmp_path / 'nobody'}"
     addresses = [f"--{name}-address={nobody}" for name in ("controller", "frontdoor", "gateway")]
     looks = iter(range(3))

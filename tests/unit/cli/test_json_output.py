@@ -1,4 +1,4 @@
-"""Every command that prints something prints JSON where it is asked to, under names that are written down."""
+"""Test that every command with output prints documented JSON on request."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What `pentimento status` makes of the answers."""
+"""Test the output of `pentimento status`."""
 
 import asyncio
 from pathlib import Path

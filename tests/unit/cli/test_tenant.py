@@ -1,4 +1,4 @@
-"""What `pentimento tenant` makes of its options, and what it shows."""
+"""Test the calls and the output of `pentimento tenant`."""
 
 import asyncio
 import json

@@ -16,7 +16,7 @@ FAILED = (grpc.StatusCode.INTERNAL, "Internal error from Core")
 
 
 class EndingCall:
-    """A call as `grpc.aio` ends it: its status may be put in place of another, and is told once."""
+    """Stand for a call as `grpc.aio` ends it: its status may be replaced, and callbacks get it once."""
 
     def __init__(self) -> None:
         self._told: list[Callable[[Any], None]] = []

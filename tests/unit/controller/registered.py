@@ -18,7 +18,7 @@ DISCRIMINATOR_DIGEST = "sha256:" + "d" * 64
 
 
 def variant(name: str, *costs: tuple[str, float]) -> ModelVariant:
-    """`costs`: a device, and the seconds of a picture there."""
+    """Return a model with `costs`: a device, and the seconds of an image there."""
     told = tuple(DeviceCost(device, ModelCost(name, ((1, run_s),))) for device, run_s in costs)
     return ModelVariant(name, DIGEST, "stable_diffusion", "Apache-2.0", FILES, told)
 
@@ -30,12 +30,12 @@ def variant_of_its_own(name: str) -> ModelVariant:
 
 
 def handover_profile(light: ModelVariant, heavy: ModelVariant) -> str:
-    """The text of a profile that allows a fifth by its own rule, a tenth where every picture must keep alpha."""
+    """Return a profile that allows a share of 0.2 by its own rule, and of 0.1 if every image must keep alpha."""
     return profiles_to_json(changed(HANDOVER_PROFILE, reference_digest=light.digest, model_digest=heavy.digest))
 
 
 def unstated(cascade: CascadeVariant) -> CascadeVariant:
-    """The same cascade with no share of its own."""
+    """Return the same cascade without reuse shares."""
     return replace(cascade, handovers=tuple(replace(each, reuse_share=0.0) for each in cascade.handovers))
 
 

@@ -1,5 +1,5 @@
-"""What replicas report of their components, in the controller's plans: the tier that has a model, ControlNets and LoRAs
-in the memory for them."""
+"""Test components in the controller's plans: the tier that has a model, and the ControlNets and LoRAs that fit into
+memory, as replicas report them."""
 
 from dataclasses import replace
 
@@ -72,9 +72,8 @@ async def test_worker_with_the_model_on_its_disk_loads_it(policy: str, quick: st
 
 
 async def test_plan_states_residents_within_reported_memory(clock: SetClock) -> None:
-    """A ControlNet service with memory for one of two ControlNets; a worker with memory for one of two LoRAs, whose
-    loads from the store take ten times as long as from the disk. Once the disk has the uploaded one, the other one
-    spares more."""
+    """The ControlNet service has memory for one of two ControlNets. The worker has memory for one of two LoRAs, and
+    loads ten times as fast from disk as from the store. Once the uploaded LoRA is on disk, the other one saves more."""
     controller = controller_of("joint", clock)
     nets = tuple(Adapter(name, AdapterKind.CONTROLNET, f"sha256:{name[0] * 64}", "sd") for name in ("canny", "depth"))
     own = Adapter("ink", AdapterKind.LORA, f"sha256:{'a' * 64}", "sd")

@@ -38,7 +38,7 @@ def clock() -> SetClock:
 
 @pytest.fixture
 def asked() -> list[PlanInput]:
-    """What the policy was asked."""
+    """Record the policy's inputs."""
     return []
 
 
@@ -190,8 +190,8 @@ async def test_a_refused_report_changes_nothing_and_is_counted(controller):
 
 
 def test_who_is_not_registered_is_asked_to_whatever_it_reports(controller: Controller) -> None:
-    """What a frontdoor counted while no controller was there is more than a report may tell, and is forgotten once it
-    is registered."""
+    """A frontdoor that counted demand without a controller may exceed a report's limit. Its registration resets the
+    count."""
     report = ReplicaReport("f1", 1, demand=(PoolDemand("heavy", arrived_count=MAX_REQUESTS + 1),))
 
     with pytest.raises(NotFound) as unknown:

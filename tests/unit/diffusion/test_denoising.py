@@ -118,7 +118,7 @@ def test_a_donor_of_the_same_seed_does_not_get_its_own_noise_again(model: Diffus
     added = prepare(model, PromptMemo(model, 8), request).state.latent
     donors = prepare(model, PromptMemo(model, 8), DenoisingRequest(SPEC, NoiseStart())).state.latent
 
-    # Of two independent ones of 256 numbers it is within 0.25 but once in ten thousand; of the same one it is 1.
+    # For two independent vectors of 256 numbers it exceeds 0.25 once in ten thousand times; for equal ones it is 1.
     assert abs(torch.cosine_similarity(added.flatten(), donors.flatten(), dim=0)) < 0.5
 
 

@@ -307,7 +307,7 @@ def planted(model: Path) -> None:
 
 @pytest.fixture(scope="module")
 def opened(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Damage, Any]:
-    """What one process opened of a checkpoint, by its damage."""
+    """Return the files that one process opened for each damaged checkpoint."""
     models: dict[Damage, Path] = {}
     for poison in (planted, shard_is_a_pickle, shard_lies_outside):
         models[poison] = shutil.copytree(checkpoint, tmp_path_factory.mktemp("poisoned") / "model")

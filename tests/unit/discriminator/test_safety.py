@@ -45,7 +45,7 @@ def test_images_get_the_probabilities_of_transformers_pipeline(tmp_path: Path) -
     assert len({round(one.probability, 4) for one in verdicts}) > 1
 
 
-# Of logits 0, 0 and 1 the last two: each by itself 0.5 and 0.731, or the shares of a whole.
+# Logits 0 and 1 are 0.5 and 0.731 as separate labels; as shares of all three logits they sum to 0.788.
 @pytest.mark.parametrize(("several", "expected"), [(True, 1 - 0.5 * (1 - 0.7310586)), (False, 0.7880584)])
 def test_unsafe_labels_count_together(several: bool, expected: float) -> None:
     logits = torch.tensor([[0.0, 0.0, 1.0]])

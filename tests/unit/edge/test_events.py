@@ -1,4 +1,4 @@
-"""Events of streamed pictures, and the previews that are asked for."""
+"""Test the events of streamed images, and requested previews."""
 
 import json
 from dataclasses import replace

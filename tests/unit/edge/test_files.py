@@ -1,4 +1,4 @@
-"""Pictures by signed address: how many are in memory at once for readers that take their time."""
+"""Test images by signed address: the number in memory at once for slow readers."""
 
 import asyncio
 from typing import Any
@@ -17,7 +17,7 @@ SIGNER = PathSigner(bytes(32))
 
 
 class CountedStore:
-    """Has one picture under every key; `read_count` is how often it was asked."""
+    """A store with one image under every key; `read_count` counts reads."""
 
     def __init__(self) -> None:
         self.read_count = 0
@@ -28,7 +28,7 @@ class CountedStore:
 
 
 def asked(number: int) -> dict[str, Any]:
-    """An ASGI scope that asks for the picture under another key each time."""
+    """Return an ASGI scope that requests the image under the key of this number."""
     address = urlsplit(SIGNER.sign(SignedFile(refer_to(f"results/{number}", PICTURE), "image/png", 2**33)))
     key = address.path.removeprefix(FILES_PATH)
     values = {"path_params": {"key": key}, "query_string": address.query.encode()}
@@ -97,7 +97,7 @@ class PlacedReaders:
 
 @pytest.fixture
 def strict(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who has taken nothing is late at once, and a piece is worth an hour."""
+    """A reader without progress is late at once, and one chunk is worth an hour."""
     monkeypatch.setattr("services.edge.files.GRACE_S", 0.0)
     monkeypatch.setattr("services.edge.files.LEAST_READ_BYTES_PER_S", CHUNK_BYTES / 3600)
 

@@ -9,7 +9,7 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.files.receipts import open_seal, seal
 
 DOCUMENT = {"tenant": "Ü acme", "deleted": [{"kind": "requests", "count": 2}]}
-# Of RFC 8032, 7.1, test 1: the public key of this private key.
+# The key pair of RFC 8032, 7.1, test 1.
 PRIVATE = bytes.fromhex("9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60")
 PUBLIC = "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a"
 KEY = Ed25519PrivateKey.from_private_bytes(PRIVATE)

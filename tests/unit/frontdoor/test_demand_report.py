@@ -185,7 +185,7 @@ def test_starts_are_reported_with_kind_steps_and_model_and_loras_of_a_request_to
 
 
 def test_more_starts_and_adapters_than_a_report_may_tell_are_told_with_the_next_ones() -> None:
-    """Clients choose their steps, and a controller that is away hears of all that came meanwhile at once."""
+    """Clients choose their steps, and a controller that was away receives all earlier counts at once."""
     dataplane, starts = Dataplane(1), StartCounts()
     report, kept, asked = DemandReport(dataplane, starts), [], []
     dataplane.on_event(0.0, RequestArrived("r1", "t", "heavy", 1.0, 10.0))

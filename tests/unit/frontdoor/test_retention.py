@@ -1,4 +1,4 @@
-"""What retention lets go of, sweep by sweep and picture by picture, and what it must not."""
+"""Test which requests and images each sweep of retention deletes, and which must stay."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -61,7 +61,7 @@ class ListedObjects:
         return done([KeptResults("acme", len(self.pictures), size)])
 
     def forget_pictures(self, tenant: str, size_bytes: int) -> "Future[list[ObjectReference]]":
-        """The oldest ones, of so many bytes or a little more."""
+        """Delete the oldest images, `size_bytes` or a little more."""
         gone: list[ObjectReference] = []
         while self.pictures and sum(picture.size_bytes for picture in gone) < size_bytes:
             gone.append(self.pictures.pop(0))
@@ -83,7 +83,7 @@ class ListedObjects:
 
 
 class KeysUnderWay:
-    """Keys that requests under way hold, as results or as inputs."""
+    """Keys that unfinished requests hold, as results or as inputs."""
 
     def __init__(self, *keys: str) -> None:
         self.uncommitted = set(keys)
@@ -166,7 +166,7 @@ async def test_beyond_its_share_a_tenants_oldest_pictures_go_until_there_is_some
 
     await one_round(kept)
 
-    # 1010 bytes of 1000: down to 950, so that not every picture after it costs a commit.
+    # The limit is 1000 bytes, and 1010 shrink to 950: not every later image costs a commit.
     assert sorted(objects.stored) == sorted(f"results/{number}" for number in range(6, 101))
 
 
@@ -181,7 +181,8 @@ async def test_old_requests_are_forgotten_however_many_they_are() -> None:
 
 
 async def test_a_tenant_of_whom_nothing_may_go_is_not_looked_through_again_for_every_request_that_ends() -> None:
-    """All that it has is pinned, or to be told of: who looks reads it all, while others wait for the journal."""
+    """All its requests are pinned or still to be reported. A search reads them all, while other calls wait for the
+    journal."""
     objects, clock, looks = ListedObjects(), SetClock(), list[str]()
 
     def forget_finished(
@@ -214,7 +215,7 @@ async def test_a_tenant_of_whom_nothing_may_go_is_not_looked_through_again_for_e
 
 
 async def test_after_a_clock_was_set_back_the_newest_request_of_a_tenant_is_not_its_oldest(tmp_path: Path) -> None:
-    """As many as it may have ended in the hours that are to come again."""
+    """The first two requests, the tenant's limit, ended at times that are now in the future."""
     clock, limits = SetClock(100_000.0), replace(LIMITS, tenant_finished_requests=2)
     with closing(open_journal(f"sqlite:///{tmp_path}/journal.sqlite", clock)) as journal:
         objects = ListedObjects()

@@ -136,7 +136,7 @@ def test_trial_from_image_is_generated_by_small_model_and_compared_with_served_i
     assert (plan.held, plan.spec.model, plan.spec.num_inference_steps) == (HEAVY, "heavy", 28)
     assert (seen.model_digest, seen.reference_model_digest) == ("sha256:heavy", "sha256:model")
     assert (seen.from_image, seen.skipped_steps, seen.step_count, seen.similarity) == (True, 18, 28, 0.91)
-    # Of 30 default steps at 0.06 s, 10 of 28 are left.
+    # The request has 30 default steps of 0.06 s, and 10/28 remain.
     assert plan.expected_s == pytest.approx(30 * 0.06 * 10 / 28)
 
 
@@ -176,7 +176,7 @@ async def test_image_is_compared_with_large_model_of_profile(pair: str) -> None:
     assert (plan.spec.model, plan.spec.num_inference_steps, plan.spec.guidance_scale) == ("heavy", 30, 5.0)
     assert (plan.spec.seed, plan.spec.prompt) == (SPEC.seed, SPEC.prompt)
     assert (seen.model_digest, seen.reference_model_digest) == ("sha256:model", "sha256:heavy")
-    # The hit's own steps, not those of the picture that it is compared with.
+    # The hit's own steps, not the compared image's.
     assert (seen.from_image, seen.skipped_steps, seen.step_count) == (True, 10, 50)
     assert (seen.similarity, seen.quality, seen.scratch_quality) == (0.91, 0.2, 0.3)
 

@@ -1,4 +1,4 @@
-"""What operators do to tenants, over a real ledger: in force when it returns, and refused by name."""
+"""Test operators' changes of tenants over a real ledger: in force on return, and refused with the field's name."""
 
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -32,7 +32,7 @@ class Nothing:
 
 
 class Office:
-    """An administration, and what it told who."""
+    """A tenant administration, and the events that it reports."""
 
     def __init__(self, folder: Path) -> None:
         self.clock = SetClock(wall_s=NOW_S)

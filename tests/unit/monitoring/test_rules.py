@@ -14,7 +14,7 @@ PROMTOOL = shutil.which("promtool")
 needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="no promtool here: Debian's package prometheus has it")
 
 REQUESTS, SECONDS = "pentimento_frontdoor_requests_total", "pentimento_frontdoor_request_seconds"
-# Seven hours of a suite in which all is well: 4 requests in 10,000 end without an image, 2 % take longer than 30 s.
+# Seven healthy hours of a suite: 4 requests in 10,000 end without an image, 2 % take longer than 30 s.
 WELL = {
     f'{REQUESTS}{{state="accepted"}}': "0+10000x420",
     f'{REQUESTS}{{state="rejected"}}': "0+200x420",
@@ -107,7 +107,7 @@ def alerts() -> list[dict[str, Any]]:
 
 
 def played(tmp_path: Path, series: dict[str, str], expected: dict[str, list[dict[str, str]]]) -> str:
-    """Return promtool's output for the alerts after 6.5 hours of these series; "" if all are as expected."""
+    """Return promtool's output for the alerts after 6.5 hours of the series; "" if all are as expected."""
     annotations = {rule["alert"]: rule["annotations"] for rule in alerts()}
     tests = [
         {

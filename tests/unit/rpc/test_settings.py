@@ -1,4 +1,4 @@
-"""What the rpc settings refuse, through `load_settings` as a service would."""
+"""Test wrong rpc settings through `load_settings`, as a service loads them."""
 
 from dataclasses import dataclass
 from pathlib import Path

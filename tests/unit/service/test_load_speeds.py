@@ -1,4 +1,4 @@
-"""What loads cost from each tier, as measured."""
+"""Test measured load times by tier."""
 
 import pytest
 

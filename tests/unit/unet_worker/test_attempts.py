@@ -33,7 +33,7 @@ def outcome_of(order: ExecuteOrder) -> AttemptOutcome:
 
 
 class Runner:
-    """Runs until it is told to finish."""
+    """Run until the test sets `finish`."""
 
     def __init__(self) -> None:
         self.finish = asyncio.Event()

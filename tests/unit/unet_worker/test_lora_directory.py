@@ -1,4 +1,4 @@
-"""A directory of LoRAs: under which names its files are served, and what is rejected."""
+"""Test a directory of LoRAs: the names that its files get, and rejected files."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""LoRAs of the object store on a worker's disk, and those that are loaded ahead of need."""
+"""Test LoRAs of the object store on a worker's disk, and loads ahead of need."""
 
 import asyncio
 import threading

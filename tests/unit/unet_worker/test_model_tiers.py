@@ -1,4 +1,4 @@
-"""Which tier has a worker's models: their files on the local disk, and those that the store would send."""
+"""Test the tier of a worker's models: files on the local disk, or downloads from the store."""
 
 from dataclasses import dataclass
 from pathlib import Path

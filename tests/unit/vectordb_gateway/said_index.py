@@ -147,7 +147,7 @@ class Gateway:
         return self.ledger.commit(commit).result()
 
     def say(self, *entry_ids: str, similarity: float = 0.99, space: Space = Space.TEXT) -> None:
-        """What the index answers with, best first."""
+        """Set the index's answer, best match first."""
         self.index.said[space] = [VectorMatch(entry_id, similarity) for entry_id in entry_ids]
 
     def close(self) -> None:

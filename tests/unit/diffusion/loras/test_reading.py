@@ -21,7 +21,7 @@ from tests.unit.diffusion.loras.made_loras import LAYER, pair
 F32 = torch.float32
 Write = Callable[[Path, BaseLayers], Path]
 ZOO = Path(__file__).parents[4] / "zoo" / "weights"
-# Not a text encoder's attention: diffusers' loader drops kohya's names of it beside this release of transformers.
+# Without the text encoder's attention: diffusers' loader drops kohya's names for it with this release of transformers.
 KOHYA_ENDS = ("to_q", "to_k", "to_v", "to_out.0", "conv1", "conv2", "proj_in", "fc1", "fc2")
 
 
@@ -35,7 +35,7 @@ def deltas(lora: Lora) -> dict[str, Tensor]:
 
 
 def deltas_of_diffusers(pipeline_class: str, checkpoint: Path, file: Path) -> dict[str, Tensor]:
-    """What diffusers' own loader makes of the file, as PEFT computes it."""
+    """Return the deltas that diffusers' own loader reads from the file, as PEFT computes them."""
     import diffusers
 
     index = json.loads((checkpoint / "model_index.json").read_text())
@@ -174,8 +174,8 @@ def test_names_of_the_original_layout_are_those_of_stable_diffusions_first_relea
 
 
 def written_by_hand(path: Path, tensors: list[tuple[str, Tensor]]) -> Path:
-    """A safetensors file whose bytes lie in this order, which the library does not keep, under a header in the other
-    one."""
+    """Write a safetensors file with its bytes in this order and its header in reverse order. The library would reorder
+    them."""
     entries, end = {}, 0
     for name, tensor in tensors:
         dtype = {torch.float16: "F16", torch.float32: "F32", torch.float64: "F64"}[tensor.dtype]

@@ -52,7 +52,7 @@ def decide(allocator: Policy, asked: PlanInput) -> Decision:
 
 
 def repeat(allocator: Policy, asked: PlanInput, times: int, every_s: float) -> tuple[Decision, list[Decision]]:
-    """Decide `times` times under the same demand; return the last decision and all of them."""
+    """Decide `times` times under the same demand; return the last decision and the list of all."""
     decisions: list[Decision] = []
     for index in range(times):
         last = decisions[-1] if decisions else Decision()

@@ -150,7 +150,7 @@ def test_threshold_falls_where_more_are_deferred() -> None:
 
 
 def test_slowest_discriminator_counts() -> None:
-    """Two scorings of four seconds leave nothing of eight."""
+    """Two scorings of four seconds use up the SLO of eight."""
     asked = fleet(12, 6.0)
     slow = replace(asked, profiles=(*asked.profiles, *profiles(**{"turbo>middle": {1: 0.01}, "middle>sd15": {1: 4.0}})))
 
@@ -191,7 +191,7 @@ def test_stage_wait_follows_littles_law(demand: ModelDemand, slo_s: float, wait_
 
 
 def lacking(*lacked: str) -> PlanInput:
-    """Twelve workers, of which none can hold these models, nor says what they cost."""
+    """Return twelve workers that can hold only the other models, with costs for those models alone."""
     there = tuple(model for model in THREE.models if model not in lacked)
     views = tuple(worker(index, there[0], there) for index in range(12))
     tables = {"turbo": TURBO, "middle": MIDDLE, "sd15": SD15}

@@ -26,7 +26,7 @@ MB = 1_000_000
 
 
 def demand(model: str = "m", requests: int = 0, **calls: int) -> ModelDemand:
-    """Return uses of ControlNets, and of LoRAs, whose names begin with `l`; `l1_l2` are used together. `requests`: all
+    """Return uses of ControlNets, and of LoRAs if the name begins with `l`. `l1_l2` are used together. `requests`: all
     requests of the model."""
     found = []
     for names, count in calls.items():
@@ -74,7 +74,7 @@ def prefetched(uses: ComponentUses, views: tuple[ReplicaView, ...], *uploaded: A
 
 
 def test_place_controlnets_by_their_calls() -> None:
-    """Of four replicas each serves 5/16 of the calls at most: 61 % need two, 35 % two more; 4 % find a free place."""
+    """A replica serves at most 5/16 of the calls: 61 % need two replicas, 35 % two more; 4 % use a free place."""
     uses = ComponentUses().seen([demand(canny=61, depth=35, pose=4)])
 
     assert placed(uses, controlnets((), (), (), ())) == {
@@ -109,7 +109,7 @@ def test_uses_without_adapters_stay() -> None:
 
 
 def test_placed_controlnet_stays_until_another_is_used_twice_as_much() -> None:
-    """In memory for one of them."""
+    """The replica has memory for one ControlNet."""
     replicas = controlnets((), memory_mb=200)
     first = place_components(ComponentUses().seen([demand(canny=60, depth=40)]), replicas, ()).uses
     held = controlnets(("canny",), memory_mb=200)

@@ -34,7 +34,8 @@ def test_threshold_falls_as_demand_rises() -> None:
 
 
 def test_registered_handover_is_planned() -> None:
-    """Its discriminator scores by its digest; of two fifths of its steps the heavy model is spared, so more go on."""
+    """The discriminator is identified by its digest. The heavy model skips 0.4 of its steps, so more images are
+    deferred."""
     handover = Handover("turbo>sd15", "sha256:d", (0.0, 1.0), (0.0, 1.0), reuse_share=0.4)
     asked = context(16, ModelDemand("turbo", 20.0))
 
@@ -197,7 +198,7 @@ def test_first_decision_has_memory() -> None:
 
 
 def test_curve_registered_again_is_followed_from_its_measure() -> None:
-    """Nearly all images of the other one were deferred, which says nothing of this one."""
+    """Nearly all images of the first curve were deferred; that count does not apply to the new one."""
     demand = ModelDemand("turbo", 4.0, confidences=(40, *(0,) * 19))
     remeasured = SETTINGS.handing_over(Handover("turbo>sd15", "sha256:d", (0.0, 0.5, 1.0), (0.0, 0.9, 1.0)))
 

@@ -1,4 +1,4 @@
-"""What a plan says beside its policy's decision, and when it is a new one."""
+"""Test plan numbers and the parts of a plan that the policy does not decide."""
 
 from dataclasses import replace
 

@@ -68,7 +68,7 @@ def test_quality_of_unknown_model_depends_on_its_role() -> None:
 
 
 def test_one_model_decision_by_hand() -> None:
-    """Of SD 1.5 four take 3.68 s, eight 6.79 s."""
+    """SD 1.5 takes 3.68 s for four images and 6.79 s for eight."""
     decision = decide(OneModel("sd15", 5.0, (1, 2, 4, 8)), context(2))
 
     assert decision == Decision(
@@ -96,7 +96,7 @@ POLICIES = ("diffserve", "modm")
 
 
 def left_over(model: str, count: int = 4) -> PlanInput:
-    """Workers that can hold that model alone, and its costs: nobody reports those of the other."""
+    """Return workers that can hold only this model, with its costs alone."""
     known = profiles(turbo=TURBO) if model == "turbo" else profiles(sd15=SD15)
     views = tuple(worker(number, model, (model,)) for number in range(count))
     return PlanInput(0.0, views, (ModelDemand("turbo", 4.0), ModelDemand("sd15", 1.0)), known)
@@ -125,7 +125,7 @@ def test_one_left_other_model_keeps_pool(model: str) -> None:
 
 @pytest.mark.parametrize("model", ["turbo", "sd15"])
 def test_joint_policy_keeps_pools_of_missing_model(model: str) -> None:
-    """One that a plan does not name says nothing to those who wait there."""
+    """Requests that wait in a pool get no decision from a plan that omits it."""
     decision = decide(SERVING_POLICIES["joint"](SETTINGS).allocator, left_over(model))
 
     lost = "sd15" if model == "turbo" else "turbo"

@@ -79,7 +79,7 @@ def test_place_assigns_each_worker_once(light: int, heavy_count: int, fleet: int
 
 @pytest.mark.parametrize("quick", [0, 1, 2])
 def test_worker_that_loads_soonest_gives_up_its_model(quick: int) -> None:
-    """All hold the light model. The worker with the heavy one on its disk changes, whatever its place in the fleet."""
+    """All hold the light model. The worker with the heavy one on its disk changes, at any position in the fleet."""
     workers = tuple(
         replace(view, replica=replace(view.replica, costs=(ModelCost("sd15", ((1, 1.0),), load_s=load_s),)))
         for number in range(3)

@@ -28,7 +28,7 @@ def problem(uses: Mapping[str, float], *holders: Holder, **sizes: int) -> Reside
 
 
 def spared_s(given: ResidencyProblem, residents: Residents) -> float:
-    """Return the objective of these residents: requests go where they are served best, as a linear program."""
+    """Return the objective of given residents by a linear program: each request goes to its best holder."""
     if not (given.uses and given.holders):
         return 0.0
     program = LinearProgram()

@@ -1,4 +1,4 @@
-"""The deferral curve of a cascade, and what each policy must be told."""
+"""Test deferral curves of a cascade, and each policy's required settings."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What the joint allocator makes of the demand that it sees, worked out by hand."""
+"""Test the joint allocator's demand forecast by values worked out by hand."""
 
 import math
 from dataclasses import replace
@@ -27,7 +27,7 @@ LOW = (50, *(0,) * 19)
 
 
 def look(now_s: float, *demand: ModelDemand, before: DemandForecast | None = None) -> DemandForecast:
-    """What is known after a look at the demand."""
+    """Return the forecast after one observation."""
     return observed_demand(PlanInput(now_s, (), demand), SETTINGS, before)
 
 
@@ -203,7 +203,7 @@ def test_forecast_other_curve_starts_as_measured() -> None:
 
 
 def test_surges_cover_chance_jump_and_highest_rate() -> None:
-    """A fifth more by chance; three times as many, or as many as there were."""
+    """Chance adds a fifth. A jump reaches three times the rate, or the highest known rate."""
     calm, after_a_peak = DemandForecast(rate=10.0, highest=10.0), DemandForecast(rate=10.0, highest=50.0)
 
     assert calm.surges(10.0) == {NEAR: pytest.approx(2.0), FAR: pytest.approx(18.0)}
@@ -212,7 +212,7 @@ def test_surges_cover_chance_jump_and_highest_rate() -> None:
 
 
 def test_surges_exclude_requests_that_can_wait() -> None:
-    """Of two a second by chance and eighteen of a jump."""
+    """The surge is two a second by chance and eighteen by a jump."""
     calm = DemandForecast(rate=10.0, highest=10.0)
 
     assert calm.surges(10.0, borne=0.5) == {NEAR: pytest.approx(1.5), FAR: pytest.approx(18.0)}
@@ -227,7 +227,7 @@ def test_forecast_highest_rate_halves_in_five_minutes() -> None:
 
 
 def test_forecast_model_of_one_step_reports_no_images() -> None:
-    """It cannot start from any: all that is heard is what the heavy model paints."""
+    """The light model cannot start from an image: all reports are of the heavy model's images."""
     one_step = AllocationProfile("light", "", 1, 1.0, 0, step_count=1)
     seen = (
         ModelDemand("light", 5.0, starts=(StartShare(0, 90, NOISE, 1),)),
@@ -253,7 +253,7 @@ def test_forecast_first_request_sets_shares() -> None:
     ("step_count", "saved", "starts"), [(4, 0.5, True), (4, 0.1, False), (4, 0.2, True), (0, 0.0, True)]
 )
 def test_starts_from_images_needs_a_saved_step(step_count: int, saved: float, starts: bool) -> None:
-    """Of fifty steps 25, 5 and 10 are two, four tenths and eight tenths of four."""
+    """A donor that saves 25, 5 or 10 of fifty steps saves 2, 0.4 or 0.8 of four."""
     profile = AllocationProfile("light", "", 1, 1.0, 0, step_count=step_count)
 
     assert starts_from_images(PlanInput(0.0, (), (), (profile,)), SETTINGS, "light", saved) is starts

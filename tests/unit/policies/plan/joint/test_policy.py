@@ -49,7 +49,7 @@ def test_heavy_model_serves_load_it_can_carry() -> None:
 
 @pytest.mark.parametrize("load_s", [20.0, 60.0, 90.0, 600.0])
 def test_slow_load_is_made_where_none_is_served(load_s: float) -> None:
-    """No picture of what devices hold is within the SLO."""
+    """No held model generates an image within the SLO."""
     loading = tuple(replace(profile, load_s=load_s) for profile in profiles(turbo=TURBO, sd15=SD15))
     allocator = JointPolicy(replace(SETTINGS, slo_s=1.0))
 
@@ -60,7 +60,7 @@ def test_slow_load_is_made_where_none_is_served(load_s: float) -> None:
 
 
 def styled(seen: PlanInput) -> PlanInput:
-    """Each worker has a LoRA of its own resident."""
+    """Return the input with another resident LoRA on each worker."""
     views = (
         replace(view, replica=replace(view.replica, resident_models=(*view.replica.resident_models, f"lora-{index}")))
         for index, view in enumerate(seen.replicas)
@@ -115,7 +115,7 @@ def settled(seen: PlanInput) -> Decision:
 
 
 def heavy_share(decision: Decision) -> float:
-    """Of requests from noise, without those that a cascade sends on."""
+    """Return the heavy model's share of requests from noise, without deferred ones."""
     heavy = [route for pool in decision.plan.pools if pool.model == "sd15" for route in pool.routes]
     return sum(route.share for route in heavy if route.route == NOISE)
 
@@ -138,7 +138,7 @@ def test_thinning_is_not_planned_for_light_load() -> None:
 
 
 def test_thinning_raises_admission_rate() -> None:
-    """Nobody has a light model."""
+    """The fleet has no light model."""
     alone = JointPolicy(replace(SETTINGS, light=""))
     whole, _ = repeat(alone, thinnable(36.0, 0.0, 0.0), 8, 5.0)
     thinned, _ = repeat(alone, thinnable(36.0, 0.5, 0.01), 8, 5.0)
@@ -174,7 +174,7 @@ def test_impossible_slo_becomes_quickest_way(slo_s: float) -> None:
 
 
 def test_impossible_slo_admits_what_devices_carry() -> None:
-    """Sixteen devices paint 160 a second, one at a time."""
+    """Sixteen devices generate 160 a second, one image at a time."""
     decision = decide(JointPolicy(replace(SETTINGS, slo_s=0.01)), asked(320.0))
 
     assert decision.plan.admission_rate == pytest.approx(0.5, rel=0.05)
@@ -356,7 +356,7 @@ def test_curve_follows_counted_confidences() -> None:
 
     (told,) = last.deferrals
     assert (told.cascade, told.measured_shares[9]) == ("turbo>sd15", pytest.approx(0.5))
-    # Of the average the profile's fifty images are still a ninth before the last round, which forgets a fifth.
+    # Before the last round the profile's fifty images were a ninth of the average; the round forgets a fifth.
     assert told.shares[9] == pytest.approx(1.0 - 0.5 * 0.8 / 9)
 
 

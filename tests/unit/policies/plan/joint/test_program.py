@@ -15,9 +15,9 @@ from pentimento.policies.plan.joint.problem import (
 )
 from pentimento.policies.plan.joint.program import AllocationProgram, solve_allocation
 
-# A second for one, 1.6 s for four: one or two and a half a second.
+# One image takes 1 s and four take 1.6 s: at most 2.5 a second.
 HEAVY = Component("heavy", {"gpu": (BatchCost(1, 1.0), BatchCost(4, 1.6))})
-# A tenth of a second for one picture.
+# An image takes 0.1 s.
 LIGHT = Component("light", {"gpu": (BatchCost(1, 0.1),)})
 BY_HEAVY = PlannedRoute("heavy", "noise", (Use("heavy", 1.0),), 1.0)
 BY_LIGHT = PlannedRoute("light", "noise", (Use("light", 1.0),), 0.5)
@@ -57,7 +57,7 @@ REFINED = PlannedRoute("refined", "image", (Use("light", 0.5, 0.5),), 0.9)
 CONTROL = Component("control", {"gpu": (BatchCost(1, 5.0),)})
 CONTROLLED = PlannedRoute("controlled", "noise", (Use("heavy", 1.0), Use("control", 1.0, 0.0)), 1.0)
 EVERYWHERE = replace(LIGHT, costs={"gpu": LIGHT.costs["gpu"], "small": (BatchCost(1, 0.2),)})
-# Eight a second: eight heavy devices in batches of one, or four in batches of four.
+# Eight requests a second need eight heavy devices with batches of one, or four with batches of four.
 BUSY = replace(PROBLEM, demand={"noise": 8.0})
 # Two devices hold the light model. The heavy one takes 30 s to load: half of the horizon, and of its capacity.
 LOADING = replace(
@@ -74,17 +74,17 @@ ROUTED = {
         replace(BUSY, slo_s=1.6, components=(replace(HEAVY, wait_s=0.1), LIGHT)),
         {"heavy": 3.0, "light": 5.0},
     ),
-    # Three heavy devices carry three, the light one the other three.
+    # Three heavy devices carry three a second, and the light one carries the other three.
     "more than the heavy model carries": (replace(PROBLEM, demand={"noise": 6.0}), {"heavy": 3.0, "light": 3.0}),
     "nothing within the SLO": (replace(PROBLEM, slo_s=0.05), {}),
-    # One light device carries ten a second; the other one carries a tenth of them.
+    # One light device carries ten a second; another device carries the deferred tenth.
     "a cascade by its deferred share": (
         replace(PROBLEM, demand={"noise": 10.0}, devices={"gpu": 2}, routes=(CASCADE,)),
         {"cascade": 10.0},
     ),
     "a cascade of exactly the SLO": (replace(PROBLEM, routes=(CASCADE,), slo_s=1.1), {"cascade": 2.0}),
     "a cascade beyond the SLO": (replace(PROBLEM, routes=(CASCADE,), slo_s=1.09), {}),
-    # Half of the steps: one device carries two a second, in half of the time.
+    # A hit takes half of the steps: one device carries two a second, each in half of the time.
     "a hit by its remaining steps": (
         replace(PROBLEM, demand={"latent": 2.0}, devices={"gpu": 1}, routes=(RESUMED,), slo_s=0.5),
         {"resumed": 2.0},
@@ -93,7 +93,7 @@ ROUTED = {
         replace(PROBLEM, demand={"noise": 1.0, "image": 4.0}, routes=(BY_HEAVY, REFINED)),
         {"heavy": 1.0, "refined": 4.0},
     ),
-    "a ControlNet without latency of its own": (
+    "a ControlNet without added latency": (
         replace(PROBLEM, demand={"noise": 9.0}, components=(HEAVY, CONTROL), routes=(CONTROLLED,)),
         {"controlled": 0.6},
     ),
@@ -102,7 +102,7 @@ ROUTED = {
         {"heavy": 1.0, "light": 8.0},
     ),
     "a load that pays": (LOADING, {"heavy": 0.5, "light": 4.5}),
-    # The quick device carries 0.9 with the heavy model, the other one the rest with the light one.
+    # The quick device carries 0.9 a second with the heavy model; the other carries the rest with the light one.
     "a load by the device with the model on its disk": (
         replace(LOADING, components=(replace(HEAVY, loads_s={"gpu": (6.0, 30.0)}), LIGHT)),
         {"heavy": 0.9, "light": 4.1},
@@ -111,7 +111,7 @@ ROUTED = {
         replace(LOADING, components=(replace(HEAVY, loads_s={"gpu": (6.0, 30.0)}),), routes=(BY_HEAVY,)),
         {"heavy": 1.4},
     ),
-    # A device for each batch size, of which one loads quickly. The easy requests need three quarters of its load.
+    # Each batch size has one device, and one device loads quickly. The easy requests need three quarters of its load.
     "loads of two batch sizes on the same devices": (
         replace(
             LOADING,
@@ -140,7 +140,7 @@ def test_units_are_best_by_hand() -> None:
     cascade = replace(PROBLEM, demand={"noise": 10.0}, devices={"gpu": 2}, routes=(CASCADE,))
 
     assert units_by_component(cascade) == {"light": 1, "heavy": 1}
-    assert units_by_component(ROUTED["a ControlNet without latency of its own"][0]) == {"heavy": 1, "control": 3}
+    assert units_by_component(ROUTED["a ControlNet without added latency"][0]) == {"heavy": 1, "control": 3}
     assert units_by_component(replace(LOADING, horizon_s=30.0)) == {"light": 1}
     where = {(pool.kind, pool.component) for pool in solved(ROUTED["a model where it fits"][0]).units}
     assert where == {("gpu", "heavy"), ("small", "light")}
@@ -166,7 +166,7 @@ def test_equal_plans_fewest_loads_win() -> None:
 
 
 def test_program_searches_with_loads_and_without() -> None:
-    """Two devices hold the heavy model and the light one; two requests a second need both for the heavy one."""
+    """One device holds the heavy model and one the light model. Two requests a second need both for the heavy model."""
     problem = replace(PROBLEM, devices={"gpu": 2}, held={("gpu", "heavy"): 1, ("gpu", "light"): 1})
     program = AllocationProgram(problem)
 
@@ -187,7 +187,7 @@ def test_search_above_known_best_finds_none() -> None:
 
 
 def test_search_below_earlier_limit_finds_held_plan() -> None:
-    """What was searched was above the best without loads, so that nothing is known of those below."""
+    """The first search stays above the best objective without loads, so it excludes no lower solutions."""
     problem = replace(PROBLEM, devices={"gpu": 1}, held={("gpu", "heavy"): 1})
     program, best = AllocationProgram(problem), solved(problem).objective
 
@@ -205,7 +205,8 @@ def test_highs_search_finds_same_objective() -> None:
 
 
 def test_room_is_kept_where_worth_more_than_quality() -> None:
-    """Two devices paint all by the heavy model, or one of them lets room for ten light pictures a second."""
+    """Two devices serve all noise requests by the heavy model, or one device keeps room for ten light images a
+    second."""
     room = PlannedRoute("room", "surge", (Use("light", 1.0),), 0.0)
     two = replace(PROBLEM, devices={"gpu": 2}, demand={"noise": 2.0, "surge": 10.0}, routes=(*PROBLEM.routes, room))
     little, much = replace(two, rooms={"surge": 0.01}), replace(two, rooms={"surge": 0.1})
@@ -216,8 +217,8 @@ def test_room_is_kept_where_worth_more_than_quality() -> None:
 
 
 def test_pool_loads_no_more_devices_than_it_has() -> None:
-    """A load takes two fifths of the horizon. Whoever is in a hurry needs a pool of batches of one, the others one of
-    batches of four, which would carry all of them had the first pool loaded both of the devices."""
+    """A load takes 0.4 of the horizon. Hurried requests need a pool with batches of one, easy ones a pool with batches
+    of four. The second pool would carry all easy requests if the first could load both devices."""
     hurried = PlannedRoute("hurried", "noise", (Use("heavy", 1.0, 1.5),), 1.0)
     easy = PlannedRoute("easy", "latent", (Use("heavy", 1.0, 1.0),), 1.0)
     asked = replace(
@@ -233,7 +234,7 @@ def test_pool_loads_no_more_devices_than_it_has() -> None:
 
 
 def test_second_price_chooses_cheaper_model() -> None:
-    """A heavy run takes 0.4 s of a device in batches of four, a light one 0.1: half the quality for 0.3 s less."""
+    """In batches of four a heavy run takes 0.4 s of a device. A light run takes 0.1 s and has half the quality."""
     assert rates_by_route(replace(PROBLEM, second_price=1.6)) == {"heavy": 2.0}
     assert rates_by_route(replace(PROBLEM, second_price=1.7)) == {"light": 2.0}
 
@@ -243,7 +244,7 @@ def test_second_price_refuses_nothing() -> None:
 
 
 def test_objective_stays_within_bound() -> None:
-    """Two a second: 11 less 0.04 for 0.4 s by the heavy model."""
+    """Each of two requests a second is worth 11, minus 0.04 for 0.4 s of the heavy model."""
     priced = replace(PROBLEM, second_price=0.1)
 
     assert solved(priced).objective == pytest.approx(2 * 10.96)
@@ -258,7 +259,7 @@ def test_worth_of_room_has_no_price() -> None:
 
 
 def test_device_seconds_sum_all_uses() -> None:
-    """Two tenths of a heavy run of 0.4 s and a light one of 0.1 s."""
+    """The cascade takes a light run of 0.1 s and 0.2 heavy runs of 0.4 s."""
     cascade = replace(CASCADE, uses=(Use("light", 1.0), Use("heavy", 0.2)))
 
     assert replace(PROBLEM, components=(HEAVY, LIGHT)).device_seconds(cascade) == pytest.approx(0.1 + 0.2 * 0.4)

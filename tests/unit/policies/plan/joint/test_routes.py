@@ -17,7 +17,7 @@ from pentimento.policies.plan.settings import DeferralCurve, ModelQuality, Servi
 
 QUALITIES = (ModelQuality("heavy", 1.0, reuse=0.9), ModelQuality("light", 0.8, 0.2, 0.95))
 SETTINGS = ServingSettings(heavy="heavy", light="light", discriminator_s=0.5, qualities=QUALITIES)
-# Of a batch of ten seconds two are not steps; the light model has no profile.
+# A batch takes ten seconds, two besides its steps; the light model has no profile.
 PROFILES = (AllocationProfile("heavy", "", 1, 10.0, 0, fixed_s=2.0),)
 COMPONENTS = (Component("heavy", {}), Component("light", {}))
 DEMAND = DemandForecast(latent_saved=0.25, image_saved=0.5)
@@ -67,7 +67,7 @@ def test_routes_alone_do_unsaved_work(name: str, start: str, work: float, qualit
 
 @pytest.mark.parametrize(("number", "deferred"), [(1, 0.1), (5, 0.5), (9, 0.9)])
 def test_routes_cascade_keeps_best_light_images(number: int, deferred: float) -> None:
-    """The light pictures that stay are better by half of the spread at the most."""
+    """Light images that are not deferred are better than average by at most half of the spread."""
     stays = 0.8 + 0.2 * deferred / 2.0
     plain = routes()[f"noise:light>heavy@{number}"]
 
@@ -78,7 +78,7 @@ def test_routes_cascade_keeps_best_light_images(number: int, deferred: float) ->
 
 
 def test_routes_registered_pair_starts_from_light_image() -> None:
-    """Of ten seconds two are no steps, and two fifths of the others are spared."""
+    """A batch takes ten seconds, two besides its steps; the heavy model skips 0.4 of its steps."""
     handover = Handover("light>heavy", "sha256:d", (0.0, 1.0), (0.0, 1.0), reuse_share=0.4)
 
     found = routes(SETTINGS.handing_over(handover))
@@ -219,12 +219,12 @@ def test_last_loads_of_workers_replace_profiles_load() -> None:
 
 
 def test_components_costs_are_by_kind_of_device() -> None:
-    """What was measured on any device counts where nothing slower was on its own kind."""
+    """Costs of any device count unless the device's own kind has slower ones."""
     there = (
         AllocationProfile("heavy", "", 2, 3.0, 0, load_s=4.0, finish_s=0.25),
         AllocationProfile("heavy", "small", 1, 8.0, 0, load_s=9.0, finish_s=0.125),
         AllocationProfile("heavy", "", 1, 2.0, 0),
-        AllocationProfile("heavy", "", 3, 4.0, 0),  # of a size that is not asked for
+        AllocationProfile("heavy", "", 3, 4.0, 0),  # a batch size that no pool uses
         AllocationProfile("light", "", 1, 0.5, 0, finish_s=0.0625),
     )
     asked = context(worker("a"), worker("b", "small"), profiles=there)
@@ -304,7 +304,7 @@ ONE_STEP = (*PROFILES, AllocationProfile("light", "", 1, 1.0, 0, step_count=1))
 
 
 def test_routes_hits_without_refinement_are_heavy_savings() -> None:
-    """Half of the requests are hits, of which it does six tenths; the light model paints them as if from noise."""
+    """Half of the requests are image hits with six tenths of the work; the light model generates them as from noise."""
     demand = replace(DEMAND, image_share=0.5)
     found = {one.name: one for one in routes_of(context(profiles=ONE_STEP), SETTINGS, COMPONENTS, demand)}
 
