@@ -28,7 +28,7 @@ def new_group_id(count: int, digits: str) -> str:
     return f"p{count}-{digits}"
 
 
-def picture_ids(group_id: str) -> tuple[str, ...]:
+def ids_of_images(group_id: str) -> tuple[str, ...]:
     """Return the ids of a call's images by their index; empty if the id names no such call."""
     found = _GROUP_ID.fullmatch(group_id)
     return tuple(f"{group_id}-{index}" for index in range(int(found[1]))) if found else ()
@@ -37,26 +37,26 @@ def picture_ids(group_id: str) -> tuple[str, ...]:
 def group_of(request_id: str) -> str:
     """Return the id of the call of an image; "" if it is not one of several."""
     group = request_id.rpartition("-")[0]
-    return group if request_id in picture_ids(group) else ""
+    return group if request_id in ids_of_images(group) else ""
 
 
 def images_of_call(request_id: str) -> int:
     """Return how many images the request's call has."""
-    return max(len(picture_ids(group_of(request_id))), 1)
+    return max(len(ids_of_images(group_of(request_id))), 1)
 
 
-def picture_key(idempotency_key: str, index: int) -> str:
+def key_of_image(idempotency_key: str, index: int) -> str:
     """Return the idempotency key of one of several images. The first image has the call's own key, so another call
     finds it in use."""
     return f"{idempotency_key}{_SEPARATOR}{index}" if idempotency_key and index else idempotency_key
 
 
-def client_key(picture_key: str) -> str:
+def client_key(image_key: str) -> str:
     """Return the client's idempotency key from the key of one of several images."""
-    return picture_key.partition(_SEPARATOR)[0]
+    return image_key.partition(_SEPARATOR)[0]
 
 
-def picture_seed(first_seed: int, index: int) -> int:
+def seed_of_image(first_seed: int, index: int) -> int:
     """Return the seed of one of several images if the client named the first one's."""
     return (first_seed + index) % _SEED_COUNT
 
@@ -71,7 +71,7 @@ def status_of(group_id: str, pictures: Sequence[RequestStatus]) -> RequestStatus
     return RequestStatus(group_id, [*open_states, *completed, *states][0], images=tuple(pictures))
 
 
-class SeveralPictures:
+class SeveralImages:
     """Merge the streams of several images for one client. Call `accepted` first, then iterate over `events`."""
 
     def __init__(self, listeners: Sequence[Listener]) -> None:
@@ -104,7 +104,7 @@ class SeveralPictures:
                 if listener.ended:
                     del waiting[index]
                     if listener.error is not None:
-                        failures[index] = _of_picture(listener.error)
+                        failures[index] = _of_image(listener.error)
                         yield ImageFailed(self._ids[index], index, listener.error)
         if len(failures) == len(self._listeners):
             raise failures[min(failures)]
@@ -120,7 +120,7 @@ class SeveralPictures:
             await self._news.wait()
 
 
-def _of_picture(error: PentimentoError) -> PentimentoError:
+def _of_image(error: PentimentoError) -> PentimentoError:
     """Return the error of an image; raise an error of the stream."""
     if error.reason in _OF_THE_STREAM:
         raise error

@@ -31,7 +31,7 @@ from pentimento.stores.ledger.journal.webhooks import AskedWebhook
 from pentimento.wire.codec import from_bytes, to_bytes
 from services.frontdoor.answers.delivery import drop_job, hand_over
 from services.frontdoor.answers.endings import FREES_KEY, STATE_OF, key_reused
-from services.frontdoor.answers.several_pictures import group_of, picture_ids
+from services.frontdoor.answers.several_pictures import group_of, ids_of_images
 from services.frontdoor.identity import Identity
 from services.frontdoor.journal.bodies import JOURNALLED_REQUEST, resolved_to_bytes, start_image_to_bytes
 from services.frontdoor.metrics import DEGRADED, QUEUE_SECONDS
@@ -152,7 +152,7 @@ def _webhook_of(request: ClientRequest) -> AskedWebhook | None:
     group = group_of(request.request_id)
     if not url or not group:
         return AskedWebhook(url) if url else None
-    ids = picture_ids(group)
+    ids = ids_of_images(group)
     return AskedWebhook(url, group, max(ids), len(ids)) if request.request_id == ids[0] else None
 
 
@@ -226,7 +226,7 @@ async def _until_stored(parts: FrontdoorParts, job: Job, execution: Execution) -
 async def _end(parts: FrontdoorParts, job: Job, effect: PersistEnd) -> None:
     end = (STATE_OF[effect.end], effect.reason, effect.message, parts.identity.epoch)
     request_id = effect.request_id
-    free_keys_of = (picture_ids(group_of(request_id)) or (request_id,)) if effect.reason in FREES_KEY else ()
+    free_keys_of = (ids_of_images(group_of(request_id)) or (request_id,)) if effect.reason in FREES_KEY else ()
     won = await _until_durable(lambda: parts.journal.finish(request_id, *end, free_keys_of))
     if won:
         parts.retention.keep(job.request.tenant, 0)

@@ -48,7 +48,7 @@ from services.frontdoor.quality.shadow_plans import (
     plan_shadow,
     plan_trial,
 )
-from services.frontdoor.requests.replays import recorded_picture
+from services.frontdoor.requests.replays import recorded_image
 from services.frontdoor.routing.stages import Trial
 from services.frontdoor.workers.catalogue import Catalogue
 
@@ -207,7 +207,7 @@ class Shadows:
             self.hits.append(kept)
 
     async def _plan(self, hit: SampledHit) -> ShadowPlan:
-        served = recorded_picture(await self._record(hit.request_id, hit.tenant))
+        served = recorded_image(await self._record(hit.request_id, hit.tenant))
         if hit.light is not None:
             return plan_better(hit.tenant, served, hit.light, self.catalogue)
         if hit.trial is not None:

@@ -17,7 +17,7 @@ from pentimento.telemetry.tracing import annotate, traces_gen_ai
 from services.frontdoor.answers.audience import Audience, Listener
 from services.frontdoor.answers.delivery import recorded_events
 from services.frontdoor.answers.endings import key_reused
-from services.frontdoor.answers.several_pictures import group_of, new_group_id, picture_key, picture_seed
+from services.frontdoor.answers.several_pictures import group_of, key_of_image, new_group_id, seed_of_image
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.requests.callers import NO_KEY, KeyedCall
 from services.frontdoor.requests.jobs import ClientRequest, Job, JobTerms
@@ -30,7 +30,7 @@ SEED_BITS = 32
 
 
 @dataclass(frozen=True)
-class Judged:
+class ValidatedRequest:
     """Hold the validated request, the stages with models that can generate it, and its draw for the shares of plans.
     `seed_drawn`: its client named no seed. `digests`: of its input images by field, needed before it arrives."""
 
@@ -40,24 +40,24 @@ class Judged:
     seed_drawn: bool = False
     digests: Mapping[str, str] = field(default_factory=dict)
 
-    def picture(self, index: int) -> ResolvedRequest:
+    def image(self, index: int) -> ResolvedRequest:
         """Return the request of one of several images: only the seeds differ, drawn if the client named none."""
         spec = self.resolved.spec
         drawn = secrets.randbits(SEED_BITS) if self.seed_drawn and index else spec.seed
-        seed = drawn if self.seed_drawn else picture_seed(spec.seed, index)
+        seed = drawn if self.seed_drawn else seed_of_image(spec.seed, index)
         return replace(self.resolved, spec=replace(spec, seed=seed), image_index=index)
 
 
 @dataclass(frozen=True)
 class ArrivingCall:
-    """Describe a call for images. `body` returns its bytes, `judge` the validated request; each is called at most once.
-    `terms`: of a request that continues without listeners. `hears_progress`: the caller also waits for routed and for
-    progress without previews."""
+    """Describe a call for images. `body` returns its bytes, `validate` the validated request; each is called at
+    most once. `terms`: of a request that continues without listeners. `hears_progress`: the caller also waits for
+    routed and for progress without previews."""
 
     tenant: str
     idempotency_key: str
     body: Callable[[], bytes]
-    judge: Callable[[], Awaitable[Judged]]
+    validate: Callable[[], Awaitable[ValidatedRequest]]
     terms: JobTerms | None = None
     hears_progress: bool = True
     # A replay: it runs in the cell that has its request, at home or not.
@@ -65,7 +65,7 @@ class ArrivingCall:
 
 
 @dataclass(frozen=True)
-class NewPicture:
+class NewImage:
     """Describe an image that is new under its key: its request's id, and its index among the call's images."""
 
     request_id: str
@@ -107,7 +107,7 @@ class Arrivals:
             await self._check_cell(call)
             return (NO_KEY,) * count
         body_hash = hashlib.sha256(call.body()).hexdigest()
-        keys = [picture_key(call.idempotency_key, index) for index in range(count)]
+        keys = [key_of_image(call.idempotency_key, index) for index in range(count)]
         try:
             asked = [self._parts.journal.find_key(call.tenant, key, body_hash) for key in keys]
             found = [await asyncio.wrap_future(answer) for answer in asked]
@@ -164,14 +164,14 @@ class Arrivals:
     async def listen_to_several(self, call: ArrivingCall, count: int) -> list[Listener]:
         """Return a listener for each of a call's images, by index, after new images have arrived."""
         keys = await self.look_up(call, count)
-        new = self._new_pictures(keys)
+        new = self._new_images(keys)
         by_index: dict[int, Listener] = {}
         try:
             for index, key in enumerate(keys):
                 if key.request_id:
                     listening = self.listen(call.tenant, key.request_id, hears_progress=call.hears_progress)
                     by_index[index] = await listening
-            arrived = self.arrive(call, await call.judge(), new) if new else ()
+            arrived = self.arrive(call, await call.validate(), new) if new else ()
         except BaseException:
             # Images of an earlier call continue: a later call may still find them.
             for listener in by_index.values():
@@ -180,17 +180,19 @@ class Arrivals:
         by_index.update(zip((picture.index for picture in new), arrived, strict=True))
         return [by_index[index] for index in range(count)]
 
-    def arrive(self, call: ArrivingCall, judged: Judged, pictures: Sequence[NewPicture]) -> tuple[Listener, ...]:
+    def arrive(
+        self, call: ArrivingCall, validated: ValidatedRequest, pictures: Sequence[NewImage]
+    ) -> tuple[Listener, ...]:
         """Submit new images to the dataplane, which admits all or none. Raises ResourceExhausted for an exhausted
         quota, and as the catalogue if the model has been removed since the validation."""
         if not call.stays:
             # The tenant may have been handed over while the call was validated.
             self._parts.cells.check_home(call.tenant, pictures[0].key.hand_over_count)
         # Calls that may raise come before anything is held for the requests.
-        first, spec = self._parts.catalogue.find(judged.stages[0].model), judged.resolved.spec
-        pools, painted = tuple(stage.pool for stage in judged.stages), as_painted_by(judged.resolved, first)
+        first, spec = self._parts.catalogue.find(validated.stages[0].model), validated.resolved.spec
+        pools, painted = tuple(stage.pool for stage in validated.stages), as_painted_by(validated.resolved, first)
         thinning = expected_thinning(self._parts, painted, first)
-        jobs = self._new_jobs([self._client_request(call, judged, picture) for picture in pictures])
+        jobs = self._new_jobs([self._client_request(call, validated, picture) for picture in pictures])
         listeners = tuple(job.audience.join(hears_progress=call.hears_progress) for job in jobs)
         request, others = jobs[0].request, tuple(job.request.request_id for job in jobs[1:])
         arrived = RequestArrived(
@@ -203,34 +205,34 @@ class Arrivals:
             needs=needs_of(spec),
             thinning=thinning,
             others=others,
-            cascade_name=judged.stages[0].cascade,
+            cascade_name=validated.stages[0].cascade,
             has_inputs=bool(request.resolved.inputs),
-            planned=judged.stages[0].planned,
+            planned=validated.stages[0].planned,
         )
         annotate(trace_attributes(request, len(jobs)))
         self._parts.submit(arrived)
         return listeners
 
-    def _new_pictures(self, keys: Sequence[KeyedCall]) -> list[NewPicture]:
+    def _new_images(self, keys: Sequence[KeyedCall]) -> list[NewImage]:
         """Return the images that have no request yet, with ids of the call that began them."""
         group = next((group_of(key.request_id) for key in keys if key.request_id), "")
         group = group or new_group_id(len(keys), self._parts.cells.new_digits())
-        return [NewPicture(f"{group}-{index}", key, index) for index, key in enumerate(keys) if not key.request_id]
+        return [NewImage(f"{group}-{index}", key, index) for index, key in enumerate(keys) if not key.request_id]
 
-    def _client_request(self, call: ArrivingCall, judged: Judged, picture: NewPicture) -> ClientRequest:
+    def _client_request(self, call: ArrivingCall, validated: ValidatedRequest, picture: NewImage) -> ClientRequest:
         now, wall = self._parts.clock.monotonic(), self._parts.clock.wall()
-        resolved = judged.picture(picture.index)
+        resolved = validated.image(picture.index)
         deadline_s = resolved.deadline_ms / 1000
         return ClientRequest(
             request_id=picture.request_id,
             tenant=call.tenant,
-            resolved=self._parts.inputs.claim(call.tenant, picture.request_id, resolved, judged.digests),
-            stages=judged.stages,
+            resolved=self._parts.inputs.claim(call.tenant, picture.request_id, resolved, validated.digests),
+            stages=validated.stages,
             arrived_at=now,
             accepted_at=wall,
             deadline=now + deadline_s,
             deadline_at=wall + deadline_s,
-            draw=judged.draw,
+            draw=validated.draw,
             idempotency_key=picture.key.idempotency_key,
             body_hash=picture.key.body_hash,
             terms=call.terms,

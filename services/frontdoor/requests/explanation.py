@@ -10,7 +10,7 @@ from pentimento.domain.image_request import Explanation
 from pentimento.domain.online_quality import ReuseQuality
 from pentimento.policies.plan.entry import Stage
 from services.frontdoor.parts import FrontdoorParts
-from services.frontdoor.requests.arrivals import Judged
+from services.frontdoor.requests.arrivals import ValidatedRequest
 from services.frontdoor.routing.bounded_calls import Note, bounded
 from services.frontdoor.routing.explaining import Explained, ExplainedSteps, of_earned, reasons
 from services.frontdoor.routing.foresight import (
@@ -33,28 +33,28 @@ EXPLAIN_TIMEOUT_S = 1.0
 
 
 async def explanation(
-    parts: FrontdoorParts, tenant: str, judged: Judged, *, names_model: bool
+    parts: FrontdoorParts, tenant: str, validated: ValidatedRequest, *, names_model: bool
 ) -> tuple[Explanation, PoolOption, PromptEmbedding | None]:
     """Return what decides the route of a request, the chosen option, and its prompt's embedding; nothing is accepted or
     journalled. `names_model`: the client named the model."""
     notes = list[str]()
-    price = light_price(parts, judged.resolved, judged.stages)
-    left_out = why_left_out(parts, judged.resolved, judged.stages, price)
+    price = light_price(parts, validated.resolved, validated.stages)
+    left_out = why_left_out(parts, validated.resolved, validated.stages, price)
     price = 1.0 if left_out else price
-    scored = foresees(parts, judged.stages, price)
-    embedding = await embed(parts, tenant, judged.resolved, notes.append, scored=scored)
-    stage, told = judged.stages[0], parts.light_starts.notes(judged.stages, parts.catalogue)
-    option = await _option(parts, tenant, judged, stage, embedding, notes.append)
+    scored = foresees(parts, validated.stages, price)
+    embedding = await embed(parts, tenant, validated.resolved, notes.append, scored=scored)
+    stage, told = validated.stages[0], parts.light_starts.notes(validated.stages, parts.catalogue)
+    option = await _option(parts, tenant, validated, stage, embedding, notes.append)
     start = option.route.start
-    foreseen = await foresee(parts, judged.stages, price, start, embedding, told.append)
-    if is_left_out(parts, judged.stages, price, start, foreseen):
+    foreseen = await foresee(parts, validated.stages, price, start, embedding, told.append)
+    if is_left_out(parts, validated.stages, price, start, foreseen):
         told.append(left_out_note(stage.model, foreseen, price, left_out))
-        stage = judged.stages[1]
-        option = await _option(parts, tenant, judged, stage, embedding, notes.append)
-    elif unscored := unscored_note(parts, judged.stages, start, foreseen):
+        stage = validated.stages[1]
+        option = await _option(parts, tenant, validated, stage, embedding, notes.append)
+    elif unscored := unscored_note(parts, validated.stages, start, foreseen):
         told.append(unscored)
     threshold = own_threshold(parts.dataplane.state, foreseen)
-    stages, cascade = cascade_stages(judged.stages, kind_of(start), threshold), judged.stages[0].cascade
+    stages, cascade = cascade_stages(validated.stages, kind_of(start), threshold), validated.stages[0].cascade
     route = parts.features.scheduled(option.resolved, replace(option.route, stages=stages, cascade=cascade))
     option = replace(option, route=route)
     explained = await _explained(parts, option, names_model, stage, tuple(dict.fromkeys(notes)), told)
@@ -62,14 +62,19 @@ async def explanation(
 
 
 async def _option(
-    parts: FrontdoorParts, tenant: str, judged: Judged, stage: Stage, embedding: PromptEmbedding | None, note: Note
+    parts: FrontdoorParts,
+    tenant: str,
+    validated: ValidatedRequest,
+    stage: Stage,
+    embedding: PromptEmbedding | None,
+    note: Note,
 ) -> PoolOption:
     """Return the first pool option of a request at that stage."""
     held = parts.catalogue.find(stage.model)
-    stays, last = stage is not judged.stages[0], judged.stages[-1]
-    asker = Asker(tenant, judged.resolved, stage, judged.draw, last.model, stays)
-    noise_s = noise_seconds(parts, judged.resolved, last)
-    if (why := parts.cache_worth.why_left_out(tenant, noise_s)) and judged.resolved.cacheable:
+    stays, last = stage is not validated.stages[0], validated.stages[-1]
+    asker = Asker(tenant, validated.resolved, stage, validated.draw, last.model, stays)
+    noise_s = noise_seconds(parts, validated.resolved, last)
+    if (why := parts.cache_worth.why_left_out(tenant, noise_s)) and validated.resolved.cacheable:
         note(why)
     option, *_ = await decide_route(parts, asker, held, embedding, note)
     return option

@@ -33,15 +33,15 @@ from pentimento.wire.codec import to_bytes
 from services.frontdoor.answers.audience import Listener
 from services.frontdoor.answers.delivery import elsewhere, recorded_events
 from services.frontdoor.answers.endings import KEY_REUSED
-from services.frontdoor.answers.several_pictures import SeveralPictures, picture_ids, status_of
+from services.frontdoor.answers.several_pictures import SeveralImages, ids_of_images, status_of
 from services.frontdoor.objects.inputs import checked_digests
 from services.frontdoor.parts import FrontdoorParts
-from services.frontdoor.requests.arrivals import SEED_BITS, Arrivals, ArrivingCall, Judged, NewPicture
+from services.frontdoor.requests.arrivals import SEED_BITS, Arrivals, ArrivingCall, NewImage, ValidatedRequest
 from services.frontdoor.requests.callers import Callers, HeldKeys
 from services.frontdoor.requests.explanation import explanation
 from services.frontdoor.requests.jobs import JobTerms
 from services.frontdoor.requests.quotas import Quotas
-from services.frontdoor.requests.replays import recorded_picture, resolve_replay
+from services.frontdoor.requests.replays import recorded_image, resolve_replay
 from services.frontdoor.requests.resolution import RequestLimits, check_idempotency_key, check_image_count, resolve
 from services.frontdoor.requests.selections import check_replayed_adapters
 from services.frontdoor.requests.tenant_requests import TenantRequests, statuses_by_index, summary_of_several
@@ -99,18 +99,20 @@ class ImageApi:
         """Yield accepted, routed, progress and completed. Closing the stream early cancels the request, unless it has
         other listeners. Several images (`image_count`) share one accepted event; the other events come for each.
         `omit_progress`: skip routed and progress without a preview."""
-        judge = partial(self._judge_image, tenant, request, preview_interval_steps)
+        validate = partial(self._validate_image, tenant, request, preview_interval_steps)
         body = partial(to_bytes, request, pb.ImageRequest)
-        call = ArrivingCall(tenant, idempotency_key, body, judge, hears_progress=not omit_progress)
-        return self._paint_images(call, request.image_count)
+        call = ArrivingCall(tenant, idempotency_key, body, validate, hears_progress=not omit_progress)
+        return self._generate_images(call, request.image_count)
 
     def replay(
         self, tenant: str, request: ReplayRequest, idempotency_key: str = "", preview_interval_steps: int = 0
     ) -> AsyncGenerator[GenerateEvent, None]:
         """Generate a completed request's image once more, with events as `generate`. Raises NotFound for a request that
         is not the tenant's, and as `resolve_replay`."""
-        judge = partial(self._judge_replay, tenant, request, preview_interval_steps)
-        return self._paint(ArrivingCall(tenant, idempotency_key, partial(_replay_body, request), judge, stays=True))
+        validate = partial(self._validate_replay, tenant, request, preview_interval_steps)
+        return self._generate(
+            ArrivingCall(tenant, idempotency_key, partial(_replay_body, request), validate, stays=True)
+        )
 
     async def submit(
         self,
@@ -127,9 +129,9 @@ class ImageApi:
         body = partial(_job_body, request, webhook_url)
         if request.deadline_ms is None:
             request = replace(request, deadline_ms=self._limits.job_deadline_ms)
-        judge = partial(self._judge_image, tenant, request, preview_interval_steps)
-        call = ArrivingCall(tenant, idempotency_key, body, judge, JobTerms(webhook_url))
-        async with aclosing(self._paint_images(call, request.image_count)) as events:
+        validate = partial(self._validate_image, tenant, request, preview_interval_steps)
+        call = ArrivingCall(tenant, idempotency_key, body, validate, JobTerms(webhook_url))
+        async with aclosing(self._generate_images(call, request.image_count)) as events:
             async for event in events:
                 if isinstance(event, Accepted):
                     return event
@@ -137,7 +139,7 @@ class ImageApi:
 
     async def attach(self, tenant: str, request_id: str) -> AsyncGenerator[GenerateEvent, None]:
         """Yield the events of an earlier request, as `generate`. Raises NotFound for one that is not the tenant's."""
-        ids = picture_ids(request_id) or (request_id,)
+        ids = ids_of_images(request_id) or (request_id,)
         known = await self._tenants.known(tenant, request_id)
         with self._callers.calling(tenant, request_id, "request_id"):
             listeners: list[Listener] = []
@@ -149,10 +151,10 @@ class ImageApi:
             finally:
                 self._leave(listeners)
 
-    def _paint_images(self, call: ArrivingCall, count: int | None) -> AsyncGenerator[GenerateEvent, None]:
-        return self._paint(call) if count is None or count == 1 else self._paint_several(call, count)
+    def _generate_images(self, call: ArrivingCall, count: int | None) -> AsyncGenerator[GenerateEvent, None]:
+        return self._generate(call) if count is None or count == 1 else self._generate_several(call, count)
 
-    async def _paint(self, call: ArrivingCall) -> AsyncGenerator[GenerateEvent, None]:
+    async def _generate(self, call: ArrivingCall) -> AsyncGenerator[GenerateEvent, None]:
         check_idempotency_key(call.idempotency_key, self._limits)
         with self._callers.calling(call.tenant, call.idempotency_key):
             (key,) = await self._arrivals.look_up(call)
@@ -164,8 +166,8 @@ class ImageApi:
                 return
             listener = self._arrivals.join(call.tenant, key.request_id, hears_progress=call.hears_progress)
             if listener is None:
-                new = [NewPicture(self._arrivals.new_request_id(), key)]
-                (listener,) = self._arrivals.arrive(call, await call.judge(), new)
+                new = [NewImage(self._arrivals.new_request_id(), key)]
+                (listener,) = self._arrivals.arrive(call, await call.validate(), new)
             # The stream may stay open for long and must not hold the request's input images.
             del call
             try:
@@ -174,7 +176,7 @@ class ImageApi:
             finally:
                 self._leave([listener])
 
-    async def _paint_several(self, call: ArrivingCall, count: int) -> AsyncGenerator[GenerateEvent, None]:
+    async def _generate_several(self, call: ArrivingCall, count: int) -> AsyncGenerator[GenerateEvent, None]:
         """Generate `count` images, each as a separate request; new ones are accepted together.
 
         A call with the same key waits until they are accepted, and joins them.
@@ -192,7 +194,7 @@ class ImageApi:
                     except PentimentoError as error:
                         self._give_up(call, listeners, error)
                         raise
-                # As in `_paint`.
+                # As in `_generate`.
                 del call
                 yield accepted
                 async for event in told:
@@ -220,29 +222,33 @@ class ImageApi:
             async for event in listeners[0].events():
                 yield event
             return
-        pictures = SeveralPictures(listeners)
+        pictures = SeveralImages(listeners)
         yield await pictures.accepted()
         async for event in pictures.events():
             yield event
 
-    async def _judge_image(self, tenant: str, request: ImageRequest, preview_interval_steps: int) -> Judged:
+    async def _validate_image(
+        self, tenant: str, request: ImageRequest, preview_interval_steps: int
+    ) -> ValidatedRequest:
         self._parts.identity.require_active()
         deadline_s = MODEL_WAIT_S if request.deadline_ms is None else request.deadline_ms / 1000.0
         await self._parts.catalogue.wait_until_loaded(request.model, deadline_s)
         # A preview would be seen before the image's verdict.
         preview_interval_steps *= not self._parts.safety.checks_images
-        judged = self._judge(tenant, request, preview_interval_steps)
-        await self._parts.safety.check_prompt(judged.resolved.spec.prompt)
+        validated = self._validate(tenant, request, preview_interval_steps)
+        await self._parts.safety.check_prompt(validated.resolved.spec.prompt)
         if request.pin_ms is not None:
-            inputs = take_inputs(judged.resolved.spec)[1]
+            inputs = take_inputs(validated.resolved.spec)[1]
             await self._parts.pins.check_room(tenant, request.pin_ms, sum(map(len, inputs.values())))
-        return replace(judged, digests=await checked_digests(judged.resolved.spec))
+        return replace(validated, digests=await checked_digests(validated.resolved.spec))
 
-    async def _judge_replay(self, tenant: str, request: ReplayRequest, preview_interval_steps: int) -> Judged:
+    async def _validate_replay(
+        self, tenant: str, request: ReplayRequest, preview_interval_steps: int
+    ) -> ValidatedRequest:
         """Validate a replay by the journal's record only; its model generates it, regardless of the plan's other
         models."""
         self._parts.identity.require_active()
-        recorded = recorded_picture(await self._tenants.record(tenant, request.request_id))
+        recorded = recorded_image(await self._tenants.record(tenant, request.request_id))
         request = await self._parts.pins.with_kept_inputs(tenant, request)
         model, draw, plan = recorded.provenance.spec.model, random.random(), self._parts.dataplane.state.index
         await self._parts.catalogue.wait_until_loaded(model, MODEL_WAIT_S)
@@ -251,9 +257,9 @@ class ImageApi:
         preview_interval_steps *= not self._parts.safety.checks_images
         resolved = resolve_replay(request, recorded, held, self._limits, preview_interval_steps)
         stages = request_stages(plan, model, draw, quota=self._parts.tenants.quota_of(tenant))
-        return Judged(resolved, stages, draw, digests=await checked_digests(resolved.spec))
+        return ValidatedRequest(resolved, stages, draw, digests=await checked_digests(resolved.spec))
 
-    def _judge(self, tenant: str, request: ImageRequest, preview_interval_steps: int = 0) -> Judged:
+    def _validate(self, tenant: str, request: ImageRequest, preview_interval_steps: int = 0) -> ValidatedRequest:
         """Return the validated request, with the stages that can generate an image of its size, in pools that the
         tenant may use. Raises InvalidArgument if no model can, and as `resolve` and `choose_stages`."""
         self._parts.identity.require_active()
@@ -268,7 +274,9 @@ class ImageApi:
         if not fitting:
             # The last model's error names the limit.
             resolve(request, catalogue.find(stages[-1].model), known, self._limits, seed)
-        return Judged(resolved, allowed_stages(fitting or stages, quota), draw, seed_drawn=request.seed is None)
+        return ValidatedRequest(
+            resolved, allowed_stages(fitting or stages, quota), draw, seed_drawn=request.seed is None
+        )
 
     async def pin(self, tenant: str, request_id: str, duration_ms: int) -> PinnedImage:
         """Keep the image of a completed request replayable for `duration_ms`. Raises as `Pins`, and NotFound for a
@@ -283,7 +291,7 @@ class ImageApi:
     async def cancel(self, tenant: str, request_id: str) -> RequestState:
         """Cancel the request, all images of several, and return its final state, which is not CANCELLED if the cancel
         came too late. Raises Unavailable REQUEST_ELSEWHERE for a request that another frontdoor runs."""
-        found = [self._arrivals.find_job(tenant, one) for one in picture_ids(request_id) or (request_id,)]
+        found = [self._arrivals.find_job(tenant, one) for one in ids_of_images(request_id) or (request_id,)]
         jobs = [job for job in found if job is not None]
         for job in jobs:
             self._parts.submit(CancelRequested(job.request.request_id))
@@ -296,7 +304,7 @@ class ImageApi:
 
     async def get_request(self, tenant: str, request_id: str, omit_image: bool = False) -> RequestStatus:
         """Return the status of a request; for several images the status of each, without its bytes."""
-        ids = picture_ids(request_id)
+        ids = ids_of_images(request_id)
         if ids:
             known = await self._tenants.known(tenant, request_id)
             found = {one: await self.get_request(tenant, one, omit_image=True) for one in ids if one in known}
@@ -321,8 +329,10 @@ class ImageApi:
         """Return the route that `generate` would take now, and that many of the cache's nearest entries; nothing is
         accepted or journalled. Raises InvalidArgument for too many."""
         check_neighbour_count(neighbour_count)
-        judged = self._judge(tenant, request)
-        explained, option, embedding = await explanation(self._parts, tenant, judged, names_model=bool(request.model))
+        validated = self._validate(tenant, request)
+        explained, option, embedding = await explanation(
+            self._parts, tenant, validated, names_model=bool(request.model)
+        )
         near = await neighbours_of(self._parts, tenant, option, embedding, neighbour_count)
         return replace(explained, neighbours=near)
 

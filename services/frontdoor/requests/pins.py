@@ -20,7 +20,7 @@ from pentimento.stores.ledger.journal.pins import quota_exceeded
 from pentimento.stores.ledger.journal.records import JournalledRequest, PicturePin
 from services.frontdoor.objects.object_keeper import ObjectKeeper
 from services.frontdoor.requests.jobs import Execution, Job
-from services.frontdoor.requests.replays import recorded_picture
+from services.frontdoor.requests.replays import recorded_image
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class Pins:
         """Keep the completed request replayable for `duration_ms` from now. Its inputs are kept only if it has been
         pinned since it was made."""
         self.check_duration("duration_ms", duration_ms)
-        provenance, request = recorded_picture(record).provenance, record.request
+        provenance, request = recorded_image(record).provenance, record.request
         former = await asyncio.wrap_future(self._journal.pins.find(request.tenant, request.request_id))
         inputs = former.inputs if former is not None else ()
         ancestor = ancestor_of(start_taken(provenance))

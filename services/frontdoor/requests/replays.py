@@ -27,7 +27,7 @@ class Recorded:
     image_digest: str
 
 
-def recorded_picture(record: JournalledRequest) -> Recorded:
+def recorded_image(record: JournalledRequest) -> Recorded:
     """Return the journal's record of the request's image. Raises FailedPrecondition NOT_COMPLETED without one."""
     result = record.result
     if record.state is not RequestState.COMPLETED or result is None:

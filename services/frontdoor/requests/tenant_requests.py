@@ -20,7 +20,7 @@ from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import Journal
 from pentimento.stores.ledger.journal.listing import PagePlace
 from pentimento.stores.ledger.journal.records import JournalledRequest
-from services.frontdoor.answers.several_pictures import client_key, group_of, picture_ids
+from services.frontdoor.answers.several_pictures import client_key, group_of, ids_of_images
 from services.frontdoor.requests.cells import CellGate
 
 _MAX_ID_LENGTH = 64
@@ -52,7 +52,7 @@ class TenantRequests:
         for the id of several images, FailedPrecondition WRONG_CELL for one that another cell may know."""
         looks_right = 0 < len(request_id) <= _MAX_ID_LENGTH and request_id.isascii() and request_id.isprintable()
         found = await asyncio.wrap_future(self._journal.get(request_id, tenant)) if looks_right else None
-        if found is None and (pictures := picture_ids(request_id)):
+        if found is None and (pictures := ids_of_images(request_id)):
             await self.record(tenant, pictures[0])
             raise InvalidArgument.of("request_id", "must be the id of one image; each of several has its own")
         if found is None:
@@ -62,7 +62,7 @@ class TenantRequests:
     async def known(self, tenant: str, request_id: str) -> frozenset[str]:
         """Return the id; for several images the ids that exist, without images rejected when the others were accepted.
         Raises NotFound if no request exists, WRONG_CELL as `record`."""
-        ids = picture_ids(request_id)
+        ids = ids_of_images(request_id)
         if not ids:
             return frozenset({(await self.record(tenant, request_id)).request.request_id})
         found = await asyncio.wrap_future(self._journal.known(ids, tenant))

@@ -110,7 +110,7 @@ def open_lora_directory(
         try:
             if trusted is not None:
                 trusted.check(place.name, place.entry)
-            digest = _judged(place, base, sums)
+            digest = _checked_digest(place, base, sums)
         except PentimentoError as error:
             logger.warning("the LoRA %s is rejected: %s", place.name, error)
             if is_adapter_name(place.name):
@@ -142,7 +142,7 @@ def read_bounds(paths: Sequence[Path], directory: Path, model_digest: str) -> di
     return profiles.latest_starts(model_digest)
 
 
-def _judged(place: LoraPlace, base: BaseLayers, sums: FileSums | None) -> str:
+def _checked_digest(place: LoraPlace, base: BaseLayers, sums: FileSums | None) -> str:
     """Check the file's header and return its digest. Raises BadLora if it does not fit."""
     if not is_adapter_name(place.name):
         name = place.name[:80]

@@ -5,7 +5,7 @@ from pentimento.domain.errors import Unavailable
 from pentimento.domain.generation import FromNoise, Route
 from pentimento.domain.image_request import Accepted, GenerateEvent, Progress, Routed
 from services.frontdoor.answers.audience import MAX_PENDING_PROGRESS, Audience, Listener
-from services.frontdoor.answers.several_pictures import SeveralPictures
+from services.frontdoor.answers.several_pictures import SeveralImages
 
 ROUTE = Route("route", FromNoise(), "tiny", "sha256:model")
 
@@ -73,7 +73,7 @@ async def test_progress_is_told_ten_times_a_second_and_the_last_always(
 async def test_images_of_one_call_share_its_ten_messages_a_second() -> None:
     clock = SetClock()
     audiences = [Audience(f"p2-{'0' * 32}-{index}", clock=clock) for index in range(2)]
-    several = SeveralPictures([audience.join() for audience in audiences])
+    several = SeveralImages([audience.join() for audience in audiences])
 
     for step in range(32):
         clock.monotonic_s = step / 16
