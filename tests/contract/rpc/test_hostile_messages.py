@@ -54,7 +54,7 @@ async def test_stranger_is_refused_before_a_message_is_read(token_file: Path, so
             assert (await ended(target, path))["grpc-status"] == UNAUTHENTICATED
 
 
-async def test_message_that_does_not_come_ends_its_call(socket_path: Path) -> None:
+async def test_call_without_message_ends(socket_path: Path) -> None:
     async with serving(on(socket_path, receive_timeout_ms=100)) as target:
         for path in (GET_INFO, WATCH_CREDITS, REFLECTION, HEALTH):
             for data in (b"", message_prefix(60_000) + bytes(1000)):
@@ -65,7 +65,7 @@ async def test_message_that_does_not_come_ends_its_call(socket_path: Path) -> No
                 ), path
 
 
-async def test_message_that_is_none_compressed_or_too_large_is_refused(socket_path: Path) -> None:
+async def test_missing_compressed_or_too_large_message_is_refused(socket_path: Path) -> None:
     async with serving(on(socket_path)) as target, channel_to(target) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await channel.stream_unary(EMBED_TEXT)(iter(()))
@@ -77,7 +77,7 @@ async def test_message_that_is_none_compressed_or_too_large_is_refused(socket_pa
     assert large["grpc-status"] == RESOURCE_EXHAUSTED
 
 
-async def test_rpc_that_declares_no_size_takes_64_kib(socket_path: Path) -> None:
+async def test_rpc_without_declared_size_takes_64_kib(socket_path: Path) -> None:
     largest = worker.WatchCreditsRequest(frontdoor_id="x" * (65_536 - 4))
     assert largest.ByteSize() == 65_536
 
@@ -130,7 +130,7 @@ def test_contracts_say_which_rpcs_take_more() -> None:
     assert found == LARGER_REQUESTS_MIB
 
 
-async def test_what_nobody_asked_for_stays_with_its_sender(socket_path: Path) -> None:
+async def test_data_after_the_only_message_is_not_received(socket_path: Path) -> None:
     entered, release = asyncio.Event(), asyncio.Event()
 
     async def wait(request: object) -> str:

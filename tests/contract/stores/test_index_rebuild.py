@@ -97,7 +97,7 @@ def directories(directory: Path) -> set[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tenant_count", [1, 3, 40])
-def test_what_a_built_index_finds_is_what_comparing_all_finds(tmp_path: Path, tenant_count: int) -> None:
+def test_built_index_finds_nearest_by_full_comparison(tmp_path: Path, tenant_count: int) -> None:
     vectors, queries = clustered(2000), clustered(100, seed=1)
     index = opened(tmp_path)
     index.upsert(points_at(vectors, tenant_count=tenant_count))
@@ -138,7 +138,7 @@ def test_similarities_are_cosines_after_a_build_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("phase", ["copy", "graph", "load", "catch_up"])
-def test_what_is_written_during_a_build_is_in_the_new_index(tmp_path: Path, phase: str) -> None:
+def test_points_written_during_build_are_in_new_index(tmp_path: Path, phase: str) -> None:
     vectors, others = clustered(1200), clustered(10, seed=5)
     made: list[EdgeVectorIndex] = []
 
@@ -211,7 +211,7 @@ def test_searches_go_on_through_builds_and_swaps(tmp_path: Path) -> None:
     assert failures == []
 
 
-def test_who_builds_runs_when_nobody_else_wants_to_and_who_serves_as_usual(tmp_path: Path) -> None:
+def test_builder_has_idle_priority_and_server_the_usual_one(tmp_path: Path) -> None:
     usual, policies = os.sched_getscheduler(0), list[tuple[int, int]]()
 
     def look(phase: str) -> None:
@@ -235,7 +235,7 @@ def test_who_builds_runs_when_nobody_else_wants_to_and_who_serves_as_usual(tmp_p
 
 
 @pytest.mark.slow
-def test_a_builder_that_is_killed_costs_its_build_and_the_next_one_is_made(tmp_path: Path) -> None:
+def test_killed_builder_loses_only_its_build(tmp_path: Path) -> None:
     killed: list[int] = []
 
     def kill_once(phase: str) -> None:
@@ -271,7 +271,7 @@ def test_without_room_nothing_is_built_and_the_old_index_serves(
     index.close()
 
 
-def test_a_build_that_lost_points_is_not_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_with_lost_points_is_not_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pentimento.stores.vectors.rebuild.copy_all", lambda source, target: None)
     index = opened(tmp_path)
     index.upsert(points_at(clustered(1200)))
@@ -315,7 +315,7 @@ def test_a_kill_in_any_phase_loses_nothing_and_leaves_nothing(tmp_path: Path, ph
 
 
 @pytest.mark.slow
-def test_what_was_built_serves_after_a_restart_too_and_is_not_built_again(tmp_path: Path) -> None:
+def test_built_index_is_served_after_restart_without_rebuild(tmp_path: Path) -> None:
     first = opened(tmp_path)
     first.upsert(points_at(clustered(1200)))
     wait_until(lambda: built(first) > 0)

@@ -41,7 +41,7 @@ def test_a_broken_connection_costs_nothing_but_the_commit_it_broke(postgresql: P
     journal.close()
 
 
-def test_a_server_that_became_a_standby_is_left_for_the_one_that_took_over(postgresql: PostgresqlServer) -> None:
+def test_client_leaves_standby_for_new_primary(postgresql: PostgresqlServer) -> None:
     """Connections may outlive that: nothing is written on them any more."""
     writer = GroupCommitWriter(open_engine(postgresql.new_database()), "test")
     writer.submit(lambda connection: connection.execute(text("CREATE TABLE t (x BIGINT)"))).result()
@@ -62,7 +62,7 @@ def test_of_several_servers_a_standby_is_passed_over(postgresql: PostgresqlServe
     engine.dispose()
 
 
-def test_of_a_commit_that_was_not_answered_nobody_knows_whether_it_is_in(
+def test_unanswered_commit_is_reported_as_unknown(
     postgresql: PostgresqlServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = open_engine(postgresql.new_database())
@@ -82,7 +82,7 @@ def test_of_a_commit_that_was_not_answered_nobody_knows_whether_it_is_in(
     writer.close()
 
 
-def test_what_a_server_ends_before_the_commit_is_surely_not_in(postgresql: PostgresqlServer) -> None:
+def test_transaction_ended_before_commit_is_not_stored(postgresql: PostgresqlServer) -> None:
     writer = GroupCommitWriter(open_engine(postgresql.new_database()), "test")
 
     def fails(connection: Connection) -> None:
@@ -95,7 +95,7 @@ def test_what_a_server_ends_before_the_commit_is_surely_not_in(postgresql: Postg
     writer.close()
 
 
-def test_a_server_that_is_away_is_unavailable() -> None:
+def test_absent_server_is_unavailable() -> None:
     with pytest.raises(StoreUnavailable):
         open_journal("postgresql+psycopg://nobody@/nothing?host=/nonexistent")
 
@@ -142,7 +142,7 @@ def test_a_deadlock_of_two_services_is_run_again(postgresql: PostgresqlServer) -
         writer.close()
 
 
-def test_a_process_that_stopped_in_a_transaction_does_not_keep_its_rows(postgresql: PostgresqlServer) -> None:
+def test_stopped_process_releases_rows_of_its_transaction(postgresql: PostgresqlServer) -> None:
     url = postgresql.new_database()
     stopped = open_engine(f"{url}%20-cidle_in_transaction_session_timeout%3D200")
     standby = open_engine(url)
@@ -174,7 +174,7 @@ def holding(engine: Engine, statement: str) -> Connection:
 
 @pytest.mark.parametrize("of_items", [False, True])
 @pytest.mark.parametrize("kept_count", [0, 6])
-def test_of_two_gateways_that_evict_at_once_one_lets_go_of_what_is_too_much(
+def test_two_gateways_at_once_evict_the_excess_only_once(
     postgresql: PostgresqlServer, of_items: bool, kept_count: int
 ) -> None:
     url = postgresql.new_database()
@@ -216,7 +216,7 @@ SEARCHES: dict[str, Callable[[CacheLedger], object]] = {
 
 
 @pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES.keys())
-def test_no_row_is_compared_with_all_of_another_table(
+def test_cache_search_compares_no_row_with_whole_table(
     postgresql: PostgresqlServer, search: Callable[[CacheLedger], object]
 ) -> None:
     """As in a cache that outgrows the memory of a server for one hash table."""
@@ -253,7 +253,7 @@ def test_no_row_is_compared_with_all_of_another_table(
     assert [line for line in plans if "SubPlan" in line] == []
 
 
-def test_what_every_start_counts_may_take_longer_than_a_statement(postgresql: PostgresqlServer) -> None:
+def test_count_at_start_has_no_statement_timeout(postgresql: PostgresqlServer) -> None:
     """Two million finished requests took ten seconds: no frontdoor would have started any more, nor taken over."""
     limits: dict[str, str] = {}
 
@@ -280,7 +280,9 @@ WEBHOOKS = (
 
 
 @pytest.mark.parametrize("others", [PINS, WEBHOOKS], ids=["pins", "webhooks"])
-def test_no_finished_request_is_compared_with_all_that_keep_some(postgresql: PostgresqlServer, others: str) -> None:
+def test_forget_finished_compares_no_request_with_all_pins_or_webhooks(
+    postgresql: PostgresqlServer, others: str
+) -> None:
     """Pins or webhooks may outgrow the server's memory for one hash table."""
     url = postgresql.new_database()
     made = list[tuple[str, Any]]()

@@ -58,7 +58,7 @@ def begin_in_the_middle(patch: pytest.MonkeyPatch, url: str, *others: Begin) -> 
     return begun
 
 
-def test_what_is_being_claimed_is_not_pinned(
+def test_object_under_claim_is_not_pinned(
     url: str, ledgers: list[CacheLedger], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sweeping, one, another = ledgers
@@ -72,7 +72,7 @@ def test_what_is_being_claimed_is_not_pinned(
     assert sweeping.check_integrity() == []
 
 
-def test_what_two_pin_at_once_stays_and_is_pinned_once(
+def test_object_pinned_twice_at_once_has_one_pin(
     url: str, ledgers: list[CacheLedger], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sweeping, one, another = ledgers

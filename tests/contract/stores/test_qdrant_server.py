@@ -42,7 +42,7 @@ def point(number: int, tenant: str) -> VectorPoint:
     return VectorPoint(id_of(number), tenant, ("k",), 1000.0, VECTORS[number].tobytes())
 
 
-def test_a_server_that_is_away_is_unavailable() -> None:
+def test_absent_server_is_unavailable() -> None:
     index = open_vectors("qdrant://127.0.0.1:1?collection=test")
 
     with pytest.raises(StoreUnavailable, match="UNAVAILABLE"):

@@ -164,7 +164,7 @@ def test_batches_of_any_size(index: VectorIndex) -> None:
     assert list(index.entry_ids()) == [points[0].entry_id]
 
 
-def test_ids_are_told_by_ranges_in_ascending_order(index: VectorIndex) -> None:
+def test_entry_ids_of_range_are_in_ascending_order(index: VectorIndex) -> None:
     """2,500 are more than any index reads at once."""
     points = [point(unit(1, number / 2500), chr(97 + number % 3)) for number in range(2500)]
     index.upsert(points)

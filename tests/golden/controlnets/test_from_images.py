@@ -119,11 +119,11 @@ class ImageSides:
 
 
 # diffusers' pipelines for networks with mask inputs generate under masks only.
-PAINTED = [(name, masked) for name, kind in KINDS.items() for masked in (False, True) if masked or kind.from_image]
+GENERATED = [(name, masked) for name, kind in KINDS.items() for masked in (False, True) if masked or kind.from_image]
 
 
-@pytest.fixture(scope="module", params=PAINTED, ids=lambda one: f"{one[0]}, {'masked' if one[1] else 'whole'}")
-def painted(
+@pytest.fixture(scope="module", params=GENERATED, ids=lambda one: f"{one[0]}, {'masked' if one[1] else 'whole'}")
+def generated(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[ImageSides, bool]]:
     """Return both sides, and whether images are masked."""
@@ -135,9 +135,9 @@ def painted(
 
 @pytest.mark.parametrize(("settings", "strength"), [(SETTINGS[1:], 0.5), (SETTINGS, 1.0)], ids=["window", "both"])
 def test_controlled_image_to_image_equals_diffusers(
-    painted: tuple[ImageSides, bool], strength: float, settings: tuple[ControlSetting, ...]
+    generated: tuple[ImageSides, bool], strength: float, settings: tuple[ControlSetting, ...]
 ) -> None:
-    sides, masked = painted
+    sides, masked = generated
 
     differences = {
         scheduler: sides.difference(

@@ -102,7 +102,7 @@ async def test_move_keeps_requests_under_way_readable_waitable_and_cancellable(
         assert (await http.get(f"/v1/jobs/{first}", headers=key_of("globex"))).status_code == 404
 
 
-async def test_former_cell_accepts_no_requests_of_a_tenant_that_was_handed_over(cells: RunningCells) -> None:
+async def test_former_cell_rejects_requests_of_moved_tenant(cells: RunningCells) -> None:
     """The former cell and the edge before it do not know the new list yet."""
     await cells.start("a", OLD)
     await cells.start("c", NEW, OLD)
@@ -115,7 +115,7 @@ async def test_former_cell_accepts_no_requests_of_a_tenant_that_was_handed_over(
     assert accepted_requests(cells.folder, "c") == {("tyrell", "two"): 1, ("tyrell", "three"): 1}
 
 
-async def test_list_that_is_taken_back_moves_tenants_back(cells: RunningCells) -> None:
+async def test_reverted_list_moves_tenants_back(cells: RunningCells) -> None:
     """The cell that was added still has the list with it when the former one has started without it."""
     await cells.start("a", OLD)
     await cells.start("c", NEW, OLD)
@@ -191,7 +191,7 @@ async def patient(http: httpx.AsyncClient, tenant: str, key: str) -> httpx.Respo
     return answer
 
 
-async def test_cell_that_is_down_fails_its_own_tenants_only(cells: RunningCells) -> None:
+async def test_absent_cell_fails_only_its_own_tenants(cells: RunningCells) -> None:
     await cells.start("a", OLD)
     await cells.start("b", OLD)
     async with cells.edge(OLD) as http:
@@ -213,7 +213,7 @@ async def test_cell_that_is_down_fails_its_own_tenants_only(cells: RunningCells)
         assert (await http.get("/ready")).status_code == 503
 
 
-async def test_former_cell_that_is_down_delays_moved_tenants_with_a_key(cells: RunningCells) -> None:
+async def test_absent_former_cell_delays_moved_tenants_with_a_key(cells: RunningCells) -> None:
     await cells.start("a", OLD)
     async with cells.edge(OLD) as before:
         assert (await generate(before, "tyrell", "one")).status_code == 200
@@ -289,7 +289,7 @@ async def test_cell_erases_what_the_cell_with_the_tenants_ledger_has_erased_befo
     assert [(one.kind, one.count) for one in running.deleted if one.kind == "requests"] == [("requests", 1)]
 
 
-async def test_tenant_that_is_kept_by_an_erasure_finds_its_new_requests(cells: RunningCells) -> None:
+async def test_tenant_kept_by_erasure_finds_its_new_requests(cells: RunningCells) -> None:
     first, second = await cells.start("a", OLD), await cells.start("b", OLD)
     journal = first.parts.journal
     await asyncio.wrap_future(journal.tenants.create("wayne", TenantQuota()))

@@ -117,9 +117,7 @@ TAMPERED: dict[str, Callable[[ModelVariant], ModelVariant]] = {
 }
 
 
-async def test_registration_that_was_changed_in_the_ledger_is_rejected(
-    folder: Path, checkpoint: Path, keys: Keys
-) -> None:
+async def test_registration_changed_in_ledger_is_rejected(folder: Path, checkpoint: Path, keys: Keys) -> None:
     async with running(folder) as suite:
         await add(suite, checkpoint, "--signing-key", str(keys.private("first")))
         model, models, found = await suite.models.model("mine"), suite.process.repository._models, {}

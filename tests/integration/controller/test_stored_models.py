@@ -200,7 +200,7 @@ async def test_model_without_its_files_is_not_registered(folder: Path, checkpoin
     assert raised.value.reason == "FILES_MISSING"
 
 
-async def test_name_that_is_not_registered_is_named(folder: Path) -> None:
+async def test_unregistered_name_is_reported(folder: Path) -> None:
     async with running(folder) as suite:
         with pytest.raises(NotFound, match="no model 'absent' is registered"):
             await suite.models.model("absent")

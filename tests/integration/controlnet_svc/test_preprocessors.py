@@ -69,7 +69,7 @@ async def test_residuals_are_those_of_the_preprocessed_image(service: Service) -
         assert float((found["mid_block"] - plain["mid_block"]).abs().max()) > 1e-3
 
 
-async def test_depth_model_is_told_and_another_is_refused(service: Service) -> None:
+async def test_depth_model_is_advertised_and_other_digest_refused(service: Service) -> None:
     (first, *_) = service.process.controlnets.shelf.adapters
     asked = replace(request_for().controlnet, preprocessor=Preprocessor.DEPTH)
     other = replace(asked, preprocessor_digest="sha256:" + "0" * 64)

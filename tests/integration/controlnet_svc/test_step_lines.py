@@ -41,7 +41,7 @@ async def test_kept_residuals_stay_while_later_ones_come(service: Service) -> No
         stream.close()
 
 
-async def test_a_line_whose_slots_are_all_kept_ends_its_stream(service: Service) -> None:
+async def test_line_with_all_slots_kept_ends_its_stream(service: Service) -> None:
     stream = await service.client.open_stream(request_for(), 1, OPEN_S)
     sent = outgoing_tensor(latents(), UNBOUND)
     for step in range(2):

@@ -129,7 +129,7 @@ async def test_every_route_by_every_role(edge: EdgeUnderTest) -> None:
     assert told == ROUTES | CONSOLE
 
 
-async def test_a_tenants_key_is_as_good_over_http_and_its_quota_says_when_to_come_back(edge: EdgeUnderTest) -> None:
+async def test_tenant_over_quota_gets_retry_after_over_http(edge: EdgeUnderTest) -> None:
     parts = edge.suite.frontdoor.parts
     erasures = edge.suite.frontdoor.erasures
     tenants = TenantAdministration(parts.journal.tenants, parts.tenants, parts.usage, erasures, parts.clock, 0.0)
@@ -153,7 +153,7 @@ async def test_a_tenants_key_is_as_good_over_http_and_its_quota_says_when_to_com
     }
 
 
-async def test_an_edge_that_may_not_look_keeps_no_history_and_pages_look_by_their_callers_token(
+async def test_edge_without_role_keeps_no_history_and_pages_use_callers_token(
     edge: EdgeUnderTest, tmp_path: Path
 ) -> None:
     frontdoor = f"unix:{edge.suite.folder / 'f'}"

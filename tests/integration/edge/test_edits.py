@@ -120,7 +120,7 @@ async def test_a_wrong_field_of_a_form_is_named(edge: EdgeUnderTest) -> None:
     assert edge.worker.executed == []
 
 
-async def test_a_mask_that_only_the_worker_can_judge_is_named_as_any_other(edge: EdgeUnderTest) -> None:
+async def test_mask_refused_by_worker_is_named_as_parameter(edge: EdgeUnderTest) -> None:
     edge.worker.fail_with = InvalidArgument.of("spec.init_image.mask", "must be black somewhere; it is all white")
     files = [("image", a_png()), ("mask", a_png(colour="white"))]
 

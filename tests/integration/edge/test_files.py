@@ -51,7 +51,7 @@ async def files(folder: Path, worker: PacedWorker, monkeypatch: pytest.MonkeyPat
         yield FilesUnderTest(http, folder, image_of(completed.provenance.spec), "/" + url.lstrip("/"))
 
 
-async def test_an_address_gives_the_picture_as_what_it_is_to_anybody(files: FilesUnderTest) -> None:
+async def test_signed_address_serves_image_without_token(files: FilesUnderTest) -> None:
     answer = await files.http.get(files.url, headers={"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"})
 
     assert (answer.status_code, answer.content) == (200, files.picture)
@@ -85,7 +85,7 @@ async def test_stored_file_changed_or_gone_is_not_sent(files: FilesUnderTest) ->
     assert [(one.status_code, one.json()["error"]["code"]) for one in gone] == [(404, "RESULT_GONE")] * 2
 
 
-async def test_whatever_is_wrong_is_answered_alike(files: FilesUnderTest) -> None:
+async def test_every_wrong_address_gets_the_same_refusal(files: FilesUnderTest) -> None:
     signer = PathSigner(*read_signing_keys(files.folder / "keys"))
     key, _, query = files.url.removeprefix("/v1/files/").partition("?")
     reference = signer.verify(key, query, 0.0).reference
@@ -108,7 +108,7 @@ async def test_whatever_is_wrong_is_answered_alike(files: FilesUnderTest) -> Non
     assert answers[0].json()["error"]["code"] == "URL_REFUSED"
 
 
-async def test_keys_that_change_are_believed_without_a_restart(
+async def test_changed_signing_keys_apply_without_restart(
     files: FilesUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watched_file, "CHECK_INTERVAL_S", 0.0)
@@ -137,7 +137,7 @@ async def once_available(http: httpx.AsyncClient, path: str) -> httpx.Response:
         await asyncio.sleep(0.01)
 
 
-async def test_a_picture_whose_store_is_away_is_found_by_its_key_or_where_the_refusal_says(
+async def test_image_of_absent_store_is_found_by_key_or_by_refusals_address(
     files: FilesUnderTest, worker: PacedWorker
 ) -> None:
     """Without a key another call would generate the image again, so unmodified clients are asked not to retry."""
@@ -157,7 +157,7 @@ async def test_a_picture_whose_store_is_away_is_found_by_its_key_or_where_the_re
     assert len(worker.executed) == 3
 
 
-async def test_a_reader_that_stops_keeps_nobody_from_reading(
+async def test_stalled_reader_does_not_block_others(
     files: FilesUnderTest, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The next reader gets its place, and nothing is logged."""
@@ -186,9 +186,7 @@ async def test_a_reader_that_stops_keeps_nobody_from_reading(
 
 
 @pytest.mark.parametrize("keyed", [False, True], ids=["frontdoor", "edge"])
-async def test_where_no_addresses_are_given_nothing_is_painted_for_one(
-    folder: Path, worker: PacedWorker, keyed: bool
-) -> None:
+async def test_url_request_without_addresses_generates_no_image(folder: Path, worker: PacedWorker, keyed: bool) -> None:
     """Either the frontdoor has no key to sign with, or the edge no files to serve."""
     from lab.fixtures.edge_suite import running_edge
 
@@ -217,7 +215,7 @@ async def test_where_no_addresses_are_given_nothing_is_painted_for_one(
     assert status.accepted_count == 1
 
 
-async def test_images_and_jobs_come_as_addresses_where_asked(files: FilesUnderTest) -> None:
+async def test_images_and_jobs_return_addresses_on_request(files: FilesUnderTest) -> None:
     asked = {**ASKED, "response_format": "url"}
     answer = await files.http.post("/v1/images/generations", json=asked)
     streamed = await files.http.post("/v1/images/generations", json={**asked, "stream": True})

@@ -35,7 +35,7 @@ async def edge_alone(folder: Path, frontdoor_address: str) -> AsyncIterator[http
         yield http
 
 
-async def while_painted(
+async def during_generation(
     folder: Path, worker: PacedWorker, ask: Callable[[httpx.AsyncClient], Any]
 ) -> tuple[httpx.Response, list[str]]:
     """Replace the frontdoor during the request of `ask`; return its answer and the ids of all requests."""
@@ -52,7 +52,7 @@ async def while_painted(
 
 
 async def test_image_without_key_comes_from_the_next_frontdoor(folder: Path, worker: PacedWorker) -> None:
-    answer, ids = await while_painted(folder, worker, lambda http: http.post("/v1/images/generations", json=ASKED))
+    answer, ids = await during_generation(folder, worker, lambda http: http.post("/v1/images/generations", json=ASKED))
 
     (spec,) = worker.executed
     assert answer.status_code == 200
@@ -72,10 +72,10 @@ async def test_image_without_key_comes_from_the_next_frontdoor(folder: Path, wor
         ("/console/data/generate", {"json": {"prompt": "x"}}, "completed"),
     ],
 )
-async def test_a_stream_without_a_key_goes_on(
+async def test_stream_without_key_continues_after_restart(
     folder: Path, worker: PacedWorker, path: str, sent: dict[str, Any], last: str
 ) -> None:
-    answer, ids = await while_painted(folder, worker, lambda http: http.post(path, **sent))
+    answer, ids = await during_generation(folder, worker, lambda http: http.post(path, **sent))
 
     told = [line.removeprefix("event: ") for line in answer.text.splitlines() if line.startswith("event: ")]
     assert (told[-1], told.count("accepted") <= 1, "error" in told) == (last, True, False)
@@ -83,7 +83,7 @@ async def test_a_stream_without_a_key_goes_on(
 
 
 async def test_several_images_arrive_once_each(folder: Path, worker: PacedWorker) -> None:
-    answer, ids = await while_painted(
+    answer, ids = await during_generation(
         folder, worker, lambda http: http.post("/v1/images/generations", json={**ASKED, "n": 2})
     )
 
@@ -92,7 +92,7 @@ async def test_several_images_arrive_once_each(folder: Path, worker: PacedWorker
     assert sorted(ids) == [f"{answer.headers['x-request-id']}-{index}" for index in (0, 1)]
 
 
-async def test_who_leaves_after_the_restart_takes_the_request_along(folder: Path, worker: PacedWorker) -> None:
+async def test_client_leaving_after_restart_cancels_its_request(folder: Path, worker: PacedWorker) -> None:
     worker.hold.clear()
     async with asyncio.timeout(GUARD_S), edge_alone(folder, f"unix:{folder / 'f'}") as http:
         async with running_suite(folder):
@@ -132,7 +132,7 @@ async def asked_of(service: ScriptedAttachments, folder: Path, **values: Any) ->
         return await http.post("/v1/images/generations", json={**ASKED, **values})
 
 
-async def test_a_call_that_was_not_accepted_is_its_callers_to_make_again(folder: Path) -> None:
+async def test_unaccepted_call_is_answered_503_without_retry(folder: Path) -> None:
     service = ScriptedAttachments(plays(then=AWAY))
 
     answer = await asked_of(service, folder)
@@ -140,7 +140,7 @@ async def test_a_call_that_was_not_accepted_is_its_callers_to_make_again(folder:
     assert (answer.status_code, answer.headers["retry-after"], service.keys) == (503, "1", [""])
 
 
-async def test_no_key_is_made_for_a_call_that_is_answered(folder: Path) -> None:
+async def test_answered_call_gets_no_idempotency_key(folder: Path) -> None:
     service = ScriptedAttachments(plays(ACCEPTED, COMPLETED))
 
     answer = await asked_of(service, folder)
@@ -148,7 +148,7 @@ async def test_no_key_is_made_for_a_call_that_is_answered(folder: Path) -> None:
     assert (answer.status_code, service.keys, service.attached) == (200, [""], [])
 
 
-async def test_what_ended_because_our_connection_broke_is_asked_for_anew(
+async def test_request_cancelled_by_broken_connection_is_sent_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.edge.api.images.RETRIES", quick())

@@ -85,7 +85,7 @@ async def violations(page: Any) -> list[str]:
     return [one["id"] for one in (await Axe().run(page)).response["violations"]]
 
 
-async def test_a_wrong_token_is_said_and_a_right_one_opens_the_console(context: Any) -> None:
+async def test_wrong_token_is_reported_and_right_one_opens_console(context: Any) -> None:
     page = await open_page(context)
     await page.get_by_text("This deployment requires a token.").wait_for()
     assert await violations(page) == []
@@ -157,7 +157,7 @@ async def test_charts_are_an_operators(context: Any) -> None:
         (SERVICE, ["Fleet", "Charts"]),
     ],
 )
-async def test_the_pages_are_offered_that_a_token_is_for(context: Any, secret: str, offered: list[str]) -> None:
+async def test_console_offers_the_pages_of_the_tokens_role(context: Any, secret: str, offered: list[str]) -> None:
     page = await open_page(context)
     await sign_in(page, secret)
     await page.get_by_role("button", name="Signed in").wait_for()
@@ -167,7 +167,7 @@ async def test_the_pages_are_offered_that_a_token_is_for(context: Any, secret: s
     assert await page.locator("dialog").count() == 0
 
 
-async def test_a_dialog_that_is_left_by_keyboard_asks_nothing(context: Any) -> None:
+async def test_dialog_closed_by_keyboard_makes_no_call(context: Any) -> None:
     page = await open_page(context)
     await page.get_by_label("Token").wait_for()
     asked = list[str]()

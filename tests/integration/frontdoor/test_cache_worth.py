@@ -36,7 +36,7 @@ async def generate(suite: FrontdoorSuite, count: int) -> list[str]:
 
 
 @pytest.mark.slow
-async def test_cache_that_saves_nothing_is_used_by_one_in_sixteen(
+async def test_cache_without_savings_is_used_by_one_in_sixteen(
     folder: Path, worker: PacedWorker, embedder: ChosenEmbedder
 ) -> None:
     # An image takes longer than the cache costs, on any machine.
@@ -65,7 +65,7 @@ async def test_cache_that_saves_nothing_is_used_by_one_in_sixteen(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cost_ms", [0.0, 1e-6], ids=["it takes nothing", "hits save more"])
-async def test_cache_that_pays_is_used_by_all(
+async def test_worthwhile_cache_is_used_by_all(
     folder: Path, worker: PacedWorker, embedder: ChosenEmbedder, cost_ms: float
 ) -> None:
     gateway, address = ChosenGateway(), f"unix:{folder / 'c'}"

@@ -147,7 +147,7 @@ async def test_erase_leaves_nothing_of_tenant_and_all_of_others(folder: Path, wo
     assert {one["what"] for one in sealed["receipt"]["kept"]} >= {"audit log", "usage"}
 
 
-async def test_erase_that_keeps_tenant_leaves_keys_and_what_comes_later(folder: Path, worker: PacedWorker) -> None:
+async def test_erase_that_keeps_tenant_leaves_keys_and_later_requests(folder: Path, worker: PacedWorker) -> None:
     async with frontdoor_and_gateway(folder, "acme") as suite:
         await suite.fill("acme")
         had = suite.counted("acme")

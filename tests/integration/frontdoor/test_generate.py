@@ -115,9 +115,7 @@ async def test_stored_image_changed_or_gone_is_never_served(suite: FrontdoorSuit
     assert gone.value.reason == "RESULT_GONE"
 
 
-async def test_who_waits_for_the_end_alone_hears_nothing_else_and_the_worker_is_told(
-    suite: FrontdoorSuite, worker: PacedWorker
-) -> None:
+async def test_omit_progress_leaves_only_accepted_and_completed(suite: FrontdoorSuite, worker: PacedWorker) -> None:
     heard = await suite.events(idempotency_key="a-key", omit_progress=True)
     recorded = await suite.events(idempotency_key="a-key", omit_progress=True)
     several = await suite.events(replace(REQUEST, image_count=2), omit_progress=True)
@@ -188,7 +186,7 @@ async def test_idempotency_key_finds_image_and_refuses_other_bodies(suite: Front
     assert reasons == dict.fromkeys((field.name for field in fields(ImageRequest)), "IDEMPOTENCY_KEY_REUSED")
 
 
-async def test_a_client_that_goes_away_stops_the_work(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+async def test_disconnected_client_stops_its_request(suite: FrontdoorSuite, worker: PacedWorker) -> None:
     worker.hold.clear()
     stream = suite.client.generate(REQUEST)
     request_id = await suite.accepted(stream)
@@ -200,7 +198,7 @@ async def test_a_client_that_goes_away_stops_the_work(suite: FrontdoorSuite, wor
     assert await suite.client.cancel(request_id) is RequestState.CANCELLED
 
 
-async def test_a_request_goes_on_while_somebody_listens(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+async def test_request_continues_while_it_has_a_listener(suite: FrontdoorSuite, worker: PacedWorker) -> None:
     worker.hold.clear()
     first, second = suite.client.generate(REQUEST, "key"), suite.client.generate(REQUEST, "key")
     await suite.accepted(first)
@@ -282,9 +280,7 @@ def quick_pings(patient_connections: None, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.slow
-async def test_a_stream_that_says_nothing_for_long_stays_open(
-    quick_pings: None, worker: PacedWorker, suite: FrontdoorSuite
-) -> None:
+async def test_silent_stream_stays_open(quick_pings: None, worker: PacedWorker, suite: FrontdoorSuite) -> None:
     """Keepalive pings come meanwhile; the fourth must not be taken for abuse."""
     worker.hold.clear()
     painting = asyncio.ensure_future(suite.paint())

@@ -222,7 +222,7 @@ async def test_misses_and_unsampled_hits_are_not_generated_again(
         assert not suite.frontdoor.parts.shadows.hits
 
 
-async def test_a_hit_of_a_threshold_that_is_gone_is_let_go(
+async def test_hit_of_removed_threshold_gets_no_shadow(
     folder: Path, worker: PacedWorker, gateway: WatchingGateway
 ) -> None:
     gone, gateway.rows = told("gone"), False
@@ -234,9 +234,7 @@ async def test_a_hit_of_a_threshold_that_is_gone_is_let_go(
     assert not shadows(worker)
 
 
-async def test_a_worker_that_fails_a_shadow_is_asked_no_more_for_it(
-    folder: Path, worker: PacedWorker, gateway: WatchingGateway
-) -> None:
+async def test_failed_shadow_is_not_retried(folder: Path, worker: PacedWorker, gateway: WatchingGateway) -> None:
     failed = told("failed")
     async with watched(folder, gateway) as suite:
         await suite.paint(FIFTY)
@@ -329,7 +327,7 @@ async def test_trial_of_another_pair_is_not_generated(
         assert not suite.frontdoor.parts.shadows.hits
 
 
-async def test_trial_that_lost_its_start_says_nothing(
+async def test_trial_without_its_start_reports_nothing(
     folder: Path, worker: PacedWorker, gateway: WatchingGateway
 ) -> None:
     gateway.start, gateway.trial, gone = FromNoise(), LATENT, told("gone")
@@ -340,7 +338,7 @@ async def test_trial_that_lost_its_start_says_nothing(
     assert shadows(worker) and not gateway.reports
 
 
-async def test_shadow_that_is_paid_for_runs_among_requests(
+async def test_shadow_with_budget_runs_among_requests(
     folder: Path, worker: PacedWorker, gateway: WatchingGateway
 ) -> None:
     """The suite is never quiet: an image's device seconds pay for a share of another's."""

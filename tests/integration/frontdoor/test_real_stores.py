@@ -32,7 +32,7 @@ async def swept(suite: FrontdoorSuite) -> None:
         await suite.frontdoor.parts.retention.sweep()
 
 
-async def test_inputs_come_and_go_and_pictures_stay(
+async def test_inputs_are_swept_and_images_stay(
     folder: Path, worker: PacedWorker, s3_endpoint: str, ledger_url: str
 ) -> None:
     objects_url = f"s3://inputs?endpoint={s3_endpoint}&create_bucket=true"
@@ -56,7 +56,7 @@ async def test_inputs_come_and_go_and_pictures_stay(
     assert worker.executed[0].init_image == REQUEST.init_image
 
 
-async def test_pictures_wait_in_postgresql_while_s3_is_away(
+async def test_images_wait_in_postgresql_while_s3_is_away(
     folder: Path, worker: PacedWorker, ledger_url: str, s3_endpoint: str
 ) -> None:
     nowhere = "s3://pictures?endpoint=http://127.0.0.1:9"

@@ -72,7 +72,7 @@ def held_until_given(engine: StepEngine, count: int) -> Iterator[None]:
         yield
 
 
-async def test_attempts_that_come_together_share_steps_and_are_what_they_are_alone(worker: Served) -> None:
+async def test_concurrent_attempts_share_steps_with_unchanged_images(worker: Served) -> None:
     specs = [spec_with(seed=seed, num_inference_steps=20 + seed) for seed in range(4)]
     alone = [await latents_of(worker, spec, f"alone-{spec.seed}") for spec in specs]
     before = steps_by_batch_size()
@@ -143,7 +143,7 @@ async def test_a_yielded_place_is_taken_while_the_image_is_finished(checkpoint: 
         assert (await result_of(first)).image
 
 
-async def test_the_account_tells_the_device_time_and_no_energy_that_nobody_measured(worker: Served) -> None:
+async def test_result_has_device_time_and_only_measured_energy(worker: Served) -> None:
     result = await result_of(execute(worker))
 
     assert result.device_seconds > 0
@@ -156,7 +156,7 @@ async def test_the_lag_of_the_event_loop_is_measured(worker: Served) -> None:
     assert REGISTRY.get_sample_value("pentimento_worker_event_loop_lag_seconds_count")
 
 
-async def test_a_profile_is_written_that_the_reader_takes(checkpoint: Path, tmp_path: Path) -> None:
+async def test_written_profile_can_be_read(checkpoint: Path, tmp_path: Path) -> None:
     out = tmp_path / "profile.json"
     flags = ["--steps", "2", "--repeats", "2", "--batch-sizes", "1,2", "--device", "cpu"]
 
@@ -169,7 +169,7 @@ async def test_a_profile_is_written_that_the_reader_takes(checkpoint: Path, tmp_
 
 
 @pytest.mark.parametrize("size", ["32", "0x32", "33x32", "32x32x32"])
-async def test_a_size_that_cannot_be_profiled_is_named(checkpoint: Path, tmp_path: Path, size: str) -> None:
+async def test_unprofiled_size_is_named(checkpoint: Path, tmp_path: Path, size: str) -> None:
     with pytest.raises(InvalidArgument, match="sizes"):
         await profile_main(
             ["cost", "--model", str(checkpoint), "--out", str(tmp_path / "profile.json"), "--sizes", size]

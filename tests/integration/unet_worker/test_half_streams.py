@@ -51,7 +51,7 @@ async def opened(worker: Served, directory: RegionDirectory | None = None) -> Ha
     return await GuidanceHalfClient(worker.channel, directory).open_stream(half, 1, OPEN_S)
 
 
-async def test_every_credit_is_a_half_though_nobody_tells_callers_apart(worker: Served) -> None:
+async def test_anonymous_callers_may_use_every_credit(worker: Served) -> None:
     streams = await asyncio.gather(*(opened(worker) for _ in range(8)))
 
     assert worker.model.halves.open_count == worker.process.worker.credits().credit_count == 8
@@ -59,7 +59,7 @@ async def test_every_credit_is_a_half_though_nobody_tells_callers_apart(worker: 
         stream.close()
 
 
-async def test_halves_that_come_at_once_are_no_more_than_there_are_credits(
+async def test_concurrent_halves_never_exceed_credits(
     checkpoint: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     both_called, opening = asyncio.Barrier(2), servicer._opening
@@ -75,9 +75,7 @@ async def test_halves_that_come_at_once_are_no_more_than_there_are_credits(
         assert {type(answer) for answer in answers} == {HalfStream, ResourceExhausted}
 
 
-async def test_a_half_that_opens_while_the_worker_drains_is_refused(
-    worker: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_half_opened_during_drain_is_refused(worker: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     opening = servicer._opening
 
     async def opening_and_draining(messages: Requests) -> pb.OpenHalf:
@@ -137,7 +135,7 @@ async def test_halves_end_with_their_model_and_let_go_of_it_before_the_next_one_
         assert gone == [True]
 
 
-async def test_a_half_whose_opening_has_not_come_ends_with_the_model(
+async def test_unopened_half_ends_with_the_model(
     checkpoint: Path, other: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opening, called = servicer._opening, asyncio.Event()
@@ -156,7 +154,7 @@ async def test_a_half_whose_opening_has_not_come_ends_with_the_model(
             await call.read()
 
 
-async def test_a_worker_that_closes_while_its_halves_end_leaves_no_engine_behind(
+async def test_worker_closed_during_halves_leaves_no_engine(
     checkpoint: Path, other: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ending = asyncio.Event()

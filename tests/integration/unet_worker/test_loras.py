@@ -81,7 +81,7 @@ async def generated(worker: Served, number: int, *loras: LoraSelection, **change
     return result
 
 
-async def test_it_tells_the_loras_that_fit_its_model(worker: Served) -> None:
+async def test_credits_list_loras_of_the_workers_model(worker: Served) -> None:
     credits = await anext(worker.client.watch_credits("frontdoor", 1))
 
     assert Capability.LORA in credits.capabilities
@@ -146,7 +146,7 @@ def gone(lora: LoraSelection) -> LoraSelection:
     return replace(lora, digest=digest, object=ObjectReference("adapters/gone", digest, 100))
 
 
-async def test_what_is_prefetched_is_resident_before_anybody_asks_for_it(worker: Served) -> None:
+async def test_prefetched_lora_is_resident_before_its_first_request(worker: Served) -> None:
     before = (await anext(worker.client.watch_credits("frontdoor", 1))).resident_components
 
     resident = await worker.client.prefetch(["neon", "nobody"])
@@ -154,7 +154,7 @@ async def test_what_is_prefetched_is_resident_before_anybody_asks_for_it(worker:
     assert (set(before), set(resident)) == ({worker.held.model}, {worker.held.model, "neon"})
 
 
-async def test_a_lora_that_is_still_being_read_keeps_no_model_from_giving_way_to_the_next(
+async def test_lora_load_does_not_delay_model_switch(
     checkpoint: Path, other: Path, adapters_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its disk, or the object store, may be slow: the next model needs the memory of the one before."""
@@ -190,7 +190,7 @@ async def test_a_lora_that_is_still_being_read_keeps_no_model_from_giving_way_to
         assert (await ahead)[0] == "other"
 
 
-async def test_an_uploaded_lora_that_its_plan_names_is_fetched_before_anybody_asks_for_it(
+async def test_planned_uploaded_lora_is_fetched_before_its_first_request(
     checkpoint: Path, adapters_dir: Path, tmp_path: Path
 ) -> None:
     """The plan names one of another family, too, which its model cannot have."""
@@ -232,7 +232,7 @@ async def test_a_file_is_read_when_it_is_wanted_and_not_at_the_start(
         assert (await generated(served, 3)).image_digest == plain.image_digest
 
 
-async def test_a_replay_takes_them_at_the_step_of_its_image(worker: Served) -> None:
+async def test_replay_applies_loras_at_the_recorded_step(worker: Served) -> None:
     (neon,) = await selections(worker, neon=1.0)
 
     late = await generated(worker, 1, neon, lora_patch_step=2, replay_of="other")
@@ -251,7 +251,7 @@ async def test_a_replay_takes_them_at_the_step_of_its_image(worker: Served) -> N
         ({"scale": float("nan")}, InvalidArgument, "INVALID_FIELD"),
     ],
 )
-async def test_what_is_not_here_is_refused(
+async def test_absent_lora_is_refused(
     change: dict[str, Any], kind: type[PentimentoError], reason: str, worker: Served
 ) -> None:
     (neon,) = await selections(worker, neon=1.0)
@@ -263,7 +263,7 @@ async def test_what_is_not_here_is_refused(
     assert refused.value.reason == reason
 
 
-async def test_a_file_that_is_another_by_now_fails_its_request_alone(worker: Served, adapters_dir: Path) -> None:
+async def test_changed_lora_file_fails_only_its_request(worker: Served, adapters_dir: Path) -> None:
     (neon,) = await selections(worker, neon=1.0)
     plain = await generated(worker, 1)
     shutil.copy(adapters_dir / "mosaic.safetensors", neon_file(adapters_dir))
@@ -275,7 +275,7 @@ async def test_a_file_that_is_another_by_now_fails_its_request_alone(worker: Ser
     assert (await generated(worker, 3)).image_digest == plain.image_digest
 
 
-async def test_a_registry_says_which_they_are_and_measured_bounds_how_late(
+async def test_registry_names_loras_and_bounds_limit_lateness(
     checkpoint: Path, adapters_dir: Path, worker: Served, tmp_path: Path
 ) -> None:
     (neon,) = await selections(worker, neon=1.0)
@@ -316,9 +316,7 @@ async def test_a_registry_says_which_they_are_and_measured_bounds_how_late(
     assert failed.value.reason == "BAD_LORA"
 
 
-async def test_a_file_of_bounds_that_is_none_stops_the_start(
-    checkpoint: Path, adapters_dir: Path, tmp_path: Path
-) -> None:
+async def test_malformed_bounds_file_stops_the_start(checkpoint: Path, adapters_dir: Path, tmp_path: Path) -> None:
     bounds = tmp_path / "bounds.json"
     bounds.write_text('{"format": 1, "bounds": [1]}')
 

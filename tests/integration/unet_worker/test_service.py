@@ -39,7 +39,7 @@ async def started(worker: Served, **options: Any) -> AsyncIterator[Any]:
     return events
 
 
-async def test_the_first_credits_come_at_once_and_tell_what_is_held(worker: Served) -> None:
+async def test_first_credits_name_held_models_at_once(worker: Served) -> None:
     credits = await anext(worker.client.watch_credits("frontdoor", 1))
 
     assert (credits.credit_count, credits.reserve_count, credits.preparing_count) == (8, 2, 2)
@@ -101,7 +101,7 @@ async def test_credits_of_an_old_epoch_end_when_a_newer_one_comes(worker: Served
         await next_where(old, lambda credits: False)
 
 
-async def test_a_draining_worker_says_so_and_takes_nothing_more(worker: Served) -> None:
+async def test_draining_worker_reports_it_and_refuses_attempts(worker: Served) -> None:
     feed = worker.client.watch_credits("frontdoor", 1)
     await anext(feed)
     await worker.process.drain()
@@ -124,7 +124,7 @@ async def test_cancel_stops_the_steps_and_the_next_request_succeeds(worker: Serv
     assert (await worker.client.status()).completed_count == 1
 
 
-async def test_a_frontdoor_of_a_newer_epoch_fetches_what_the_old_one_lost(worker: Served) -> None:
+async def test_frontdoor_of_newer_epoch_fetches_lost_results(worker: Served) -> None:
     whole = await result_of(execute(worker, attempt=attempt(1, "reference")))
     events: Any = await started(worker)
     await events.aclose()
@@ -194,7 +194,7 @@ async def test_bad_fields_are_refused_and_the_next_good_request_succeeds(
     assert (await answers(shared_worker, request_of(shared_worker)))[-1].result.image
 
 
-async def test_final_latents_come_back_where_they_are_asked_for(worker: Served) -> None:
+async def test_final_latents_are_returned_on_request(worker: Served) -> None:
     result = (await answers(worker, request_of(worker, return_latents=True)))[-1].result
 
     latents = tensor_over(tensor_from_proto(result.final_latents, dims=(1, 4, 8, 8)))
@@ -213,7 +213,7 @@ async def test_a_half_without_an_opening_is_refused(worker: Served) -> None:
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_a_worker_without_time_to_warm_up_measures_larger_batches_while_nobody_generates(
+async def test_worker_without_warm_up_time_measures_batches_while_idle(
     checkpoint: Path, directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", logger="services.unet_worker.models.warm_up")

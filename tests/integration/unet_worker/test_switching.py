@@ -192,7 +192,7 @@ async def test_switch_gives_the_former_models_memory_back_before_it_needs_it(
 
 
 @pytest.mark.parametrize("way", [SwitchWay.BESIDE, SwitchWay.STAGED], indirect=True)
-async def test_staged_model_that_is_not_wanted_any_more_is_dropped(
+async def test_unplanned_staged_model_is_dropped(
     switching: Served, way: SwitchWay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, engines_before, goes_on, loader = switching.held, engines(), asyncio.Event(), switching.switch._loader
@@ -241,7 +241,7 @@ async def test_switch_without_memory_for_two_models_unloads_first(
     assert switching.switch.change is not None and switching.switch.change.way is SwitchWay.UNLOAD_FIRST
 
 
-async def test_model_that_is_held_again_is_not_measured_again(
+async def test_model_held_again_is_not_measured_again(
     switching: Served, way: SwitchWay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured, measure = [], MemoryProbe.measure_next
@@ -262,7 +262,7 @@ async def test_model_that_is_held_again_is_not_measured_again(
 
 
 @pytest.mark.parametrize("name", ["broken", "other"], ids=["no model", "another digest"])
-async def test_model_that_cannot_be_held_is_not_tried_again(
+async def test_unloadable_model_is_not_tried_again(
     checkpoint: Path, other: Path, directory: Path, tmp_path: Path, way: SwitchWay, name: str
 ) -> None:
     (tmp_path / "broken").mkdir()
@@ -336,7 +336,7 @@ def engines() -> set[threading.Thread]:
 
 
 @pytest.mark.parametrize("fails_at", ["its LoRAs", "its first picture"])
-async def test_nothing_goes_on_running_of_a_model_that_fails_once_its_engine_runs(
+async def test_model_failing_after_engine_start_leaves_no_engine(
     checkpoint: Path,
     directory: Path,
     tmp_path: Path,

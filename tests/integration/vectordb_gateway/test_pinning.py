@@ -80,7 +80,7 @@ async def test_pinned_objects_do_not_fill_the_cache(tmp_path: Path) -> None:
         assert await gateway.client.reserve(scope(), attempt()) is not None
 
 
-async def test_missing_object_is_pinned_no_more(tmp_path: Path) -> None:
+async def test_missing_object_loses_its_pin(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, "--max-entries", "1", *SOON) as gateway:
         reference = await ancestor(gateway)
         await gateway.client.pin_object("tenant", "r1", reference, DAY_S)

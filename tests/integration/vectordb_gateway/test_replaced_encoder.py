@@ -91,7 +91,9 @@ async def test_encoder_in_use_is_not_replaced(tmp_path: Path, monkeypatch: pytes
     assert isinstance(kept.start, FromImage)
 
 
-async def test_entry_that_lost_its_look_is_not_found_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_entry_without_image_embedding_is_not_found_by_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The new encoder's vectors have the old one's size, so the index still has both."""
     async with running_gateway(tmp_path, *IMAGES) as gateway:
         clock = LateGuard(gateway, monkeypatch)

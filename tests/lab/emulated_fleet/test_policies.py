@@ -36,14 +36,14 @@ async def ending(suite: FrontdoorSuite, number: int, deadline_ms: int | None = N
     return completed.provenance.spec.model
 
 
-async def painted_at(suite: FrontdoorSuite, count: int, rate: float) -> list[Completed]:
+async def generated_at(suite: FrontdoorSuite, count: int, rate: float) -> list[Completed]:
     """Send `count` requests at a rate, and return the completed ones."""
 
-    async def paint(number: int) -> Completed:
+    async def generate(number: int) -> Completed:
         await asyncio.sleep(number / rate)
         return await suite.paint(replace(REQUEST, prompt=f"picture {number}"))
 
-    endings = await asyncio.gather(*map(paint, range(count)), return_exceptions=True)
+    endings = await asyncio.gather(*map(generate, range(count)), return_exceptions=True)
     return [one for one in endings if isinstance(one, Completed)]
 
 
@@ -152,7 +152,7 @@ async def test_joint_policy_plans_with_thinned_steps(directory: Path) -> None:
     async with planned_fleet(directory, "joint", thins=True, **options) as fleet:
         await begun(fleet, "joint")
 
-        painted = await painted_at(fleet.suite, 120, 15.0)
+        painted = await generated_at(fleet.suite, 120, 15.0)
 
         told = [one.thinnable for context, _ in fleet.settings.asked for one in context.demand if one.model == "heavy"]
         thins = [pool.model for _, decision in fleet.settings.asked for pool in decision.plan.pools if pool.thins]

@@ -147,7 +147,7 @@ def test_whole_numbers_have_no_exponent(rendered: Rendering) -> None:
     assert environment["PENTIMENTO_FRONTDOOR_QUALITY_SAMPLE_SHARE"] == "0.05"
 
 
-def test_settings_of_the_schema_are_none_that_the_chart_gives(rendered: Rendering) -> None:
+def test_schema_has_no_setting_that_the_chart_gives(rendered: Rendering) -> None:
     definitions = json.loads((CHART / "values.schema.json").read_text())["$defs"]
     everything = {
         "tls": {"secret": "certificates", "mutual": True},
@@ -185,7 +185,7 @@ def test_keda_asks_the_controller_for_each_pool_and_service(rendered: Rendering)
     assert controller["PENTIMENTO_CONTROLLER_SCALED_MODELS"] == "tiny-heavy,tiny-light"
 
 
-def test_every_trigger_of_the_chart_is_one_that_the_scaler_knows(rendered: Rendering) -> None:
+def test_scaler_knows_every_trigger_of_the_chart(rendered: Rendering) -> None:
     keys = ("embedder", "gateway", "controlnet", "discriminator", "edge", "workerDefaults")
     scaled = {key: {"autoscaling": {"kind": "keda"}} for key in keys}
     manifests = rendered(EXTERNAL, scaled, {"serving": {"imageEncoder": "tiny-dual"}})

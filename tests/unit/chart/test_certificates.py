@@ -37,7 +37,7 @@ def service_of(manifest: Manifest) -> str:
     return "embedder" if found == "image-embedder" else found
 
 
-def test_each_name_of_a_certificate_is_one_of_its_own_service(rendered: Rendering, tmp_path: Path) -> None:
+def test_certificate_names_only_its_own_service(rendered: Rendering, tmp_path: Path) -> None:
     manifests = rendered(EXTERNAL, ISSUED)
     rules = rules_of(manifests, tmp_path)
     certificates = RenderedRelease(manifests).of("Certificate")
@@ -66,7 +66,7 @@ def test_each_pod_shows_the_certificate_of_its_component(rendered: Rendering) ->
         assert rules == {"configMap": {"name": "pentimento-callers"}}
 
 
-def test_frontdoor_is_asked_for_its_further_name(rendered: Rendering) -> None:
+def test_frontdoor_certificate_has_further_name(rendered: Rendering) -> None:
     release = RenderedRelease(rendered(EXTERNAL, ISSUED))
     (frontdoor,) = [one for one in release.of("Certificate") if component(one) == "frontdoor"]
 
@@ -109,7 +109,7 @@ def test_certificate_of_all_services_may_make_the_calls_of_each(rendered: Render
     assert rules.services(CertificateNames(dns=names)) == ALLOWED_CALLS.keys()
 
 
-def test_names_are_those_of_the_callers_that_rules_know() -> None:
+def test_certificate_names_match_caller_rules() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
 
     assert schema["properties"]["tls"]["properties"]["names"]["properties"].keys() == CALLERS

@@ -95,7 +95,7 @@ def is_open(section: str, variable: str) -> bool:
 
 
 @pytest.mark.parametrize("file", FORMS)
-def test_services_get_what_the_composition_gives(file: str, rendered: Rendering) -> None:
+def test_chart_environment_matches_composition(file: str, rendered: Rendering) -> None:
     chart, composition = environments(rendered(FORMS[file])), services(file)
 
     for name, environment in chart.items():
@@ -134,7 +134,7 @@ def test_every_choice_of_the_compositions_is_a_value(rendered: Rendering) -> Non
         assert any(text_of(value) in new for new in differing), variable
 
 
-def test_pods_mount_secrets_that_are_made(tmp_path: Path, rendered: Rendering) -> None:
+def test_pods_mount_only_existing_secrets(tmp_path: Path, rendered: Rendering) -> None:
     make_secrets(tmp_path)
     composition = services("docker-compose.yml")
     mounted = {}

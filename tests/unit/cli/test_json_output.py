@@ -51,13 +51,13 @@ def has_json(command: click.Command) -> bool:
     return any(isinstance(option, click.Option) and option.opts == ["--json"] for option in command.params)
 
 
-def test_every_command_prints_json_or_says_why_not() -> None:
+def test_every_command_prints_json_or_states_an_exception() -> None:
     assert {name for name, command in COMMANDS.items() if not has_json(command)} == WITHOUT_JSON.keys()
     # Whole groups are walked.
     assert {name.split()[0] for name in COMMANDS} == SUBCOMMANDS.keys()
 
 
-def test_the_page_names_every_command_that_prints_json() -> None:
+def test_page_lists_every_command_with_json() -> None:
     named = {name for line in PAGE.read_text().splitlines() for name in re.findall(r"^\| `([a-z -]+)`", line)}
 
     assert named == COMMANDS.keys() - WITHOUT_JSON.keys()
@@ -78,7 +78,7 @@ def test_a_token_is_one_document_and_nothing_else() -> None:
     assert document["token"] not in document["entry"]
 
 
-def test_documents_have_the_fields_that_the_page_names(tmp_path: Path) -> None:
+def test_documents_have_the_fields_of_the_page(tmp_path: Path) -> None:
     endpoint = Endpoint("unix:/f", "127.0.0.1:1", "unix:/c", "", "", 7)
     adapter = Adapter("style", AdapterKind.LORA, "sha256:1", "sd", object=ObjectReference("k", "sha256:1", 5))
 
@@ -87,7 +87,7 @@ def test_documents_have_the_fields_that_the_page_names(tmp_path: Path) -> None:
     assert ["file", *vars(PinnedImage("r", 1, 2, True))] == fields_of("pin")
 
 
-def test_what_is_registered_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_registration_prints_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "call", lambda options, question: RegisteredModels(()))
 
     done = CliRunner().invoke(models.list_registered, ["--json"])
@@ -95,7 +95,7 @@ def test_what_is_registered_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None
     assert done.output == '{"models": [], "cascades": []}\n'
 
 
-def test_a_model_that_is_removed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removed_model_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "call", lambda options, question: None)
 
     done = CliRunner().invoke(models.remove, ["tiny-heavy", "--json"])

@@ -181,7 +181,7 @@ def test_status_of_one_address_without_suite_asks_it_alone(tmp_path: Path) -> No
     assert "controller" not in done.output and "gateway" not in done.output
 
 
-def test_what_a_process_told_last_is_shown_while_it_does_not_answer_with_its_age() -> None:
+def test_status_shows_last_answer_with_age_of_silent_process() -> None:
     replica = Replica("worker-7", ReplicaKind.UNET_WORKER, "unix:/x", 1)
     fleet = Fleet((ReplicaStatus(replica, 0, live=True),), Plan(PlanVersion(7, 2)), 7)
     frontdoor, gone = GetStatusResponse(accepted_count=9), Unavailable("GONE", "no")
@@ -203,7 +203,7 @@ def test_what_a_process_told_last_is_shown_while_it_does_not_answer_with_its_age
     assert all("gateway does not answer: no\n" in text for text in shown)
 
 
-def test_a_watch_goes_on_where_a_look_is_not_answered_and_shows_what_was_told_before(
+def test_watch_continues_without_answer_and_shows_earlier_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gone = Unavailable("GONE", "nobody is there")

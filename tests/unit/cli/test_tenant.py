@@ -33,7 +33,7 @@ def lines(table: Table) -> list[str]:
     return [line.rstrip() for line in console.export_text().splitlines()]
 
 
-def test_what_is_not_given_stays() -> None:
+def test_quota_without_options_stays() -> None:
     assert changed_quota(QUOTA, NOTHING) == QUOTA
     assert changed_quota(QUOTA, NOTHING | {"weight": 3.0, "pools": ("heavy",)}) == TenantQuota(
         2.0, 5, 8, 1e9, 1 << 30, 3.0, ("heavy",), 1.5
@@ -45,7 +45,7 @@ def test_a_bound_outside_its_limits_is_named() -> None:
         changed_quota(QUOTA, NOTHING | {"weight": 0.0})
 
 
-def test_a_bound_that_is_taken_away_takes_along_what_needs_it() -> None:
+def test_removed_bound_removes_dependent_bounds() -> None:
     assert without(QUOTA, ()) == QUOTA
     assert without(QUOTA, ("requests_per_s", "pools", "retention_h")) == TenantQuota(None, None, 8, 1e9, 1 << 30, 2.0)
 
@@ -63,7 +63,7 @@ def test_tenants_are_shown_with_their_bounds() -> None:
     assert rows[2].split() == ["free", "0.5", "1", "-", "-", "-", "-", "1", "all"]
 
 
-def test_keys_are_shown_with_what_became_of_them() -> None:
+def test_keys_table_shows_state_of_each_key() -> None:
     keys = [
         TenantKey("a", "acme", 0.0),
         TenantKey("b", "acme", 0.0, expires_at=5.0),
@@ -84,7 +84,7 @@ def test_usage_is_shown_by_its_period(length_s: int, at: str) -> None:
     ]
 
 
-def test_usage_is_asked_for_as_far_back_as_it_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_usage_since_may_reach_the_kept_time(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
 
     class Answering(TenantsClient):

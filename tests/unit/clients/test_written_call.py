@@ -45,7 +45,7 @@ class EndingCall:
 
 
 @pytest.mark.parametrize("first", [REFUSED, FAILED])
-async def test_the_other_ends_status_is_told_whichever_comes_first(first: tuple[grpc.StatusCode, str]) -> None:
+async def test_servers_status_wins_in_any_order(first: tuple[grpc.StatusCode, str]) -> None:
     call = EndingCall()
     written = WrittenCall(call)  # type: ignore[arg-type]
     call.end(first)
@@ -56,7 +56,7 @@ async def test_the_other_ends_status_is_told_whichever_comes_first(first: tuple[
             raise call.error()
 
 
-async def test_a_status_that_comes_after_the_failure_was_told_is_waited_for() -> None:
+async def test_status_after_failure_is_awaited() -> None:
     call = EndingCall()
     written = WrittenCall(call)  # type: ignore[arg-type]
     call.end(FAILED)

@@ -37,7 +37,7 @@ REPORT = ReplicaReport("worker-1", 1)
 
 
 @pytest.mark.parametrize("address", ["unix:/run/w1.sock", "127.0.0.1:50051", "[::1]:50051", "worker-1.fleet:65535"])
-def test_addresses_that_a_channel_takes_pass(address):
+def test_channel_addresses_are_accepted(address):
     check_replica(replace(REPLICA, address=address))
 
 
@@ -70,7 +70,7 @@ def test_addresses_that_a_channel_takes_pass(address):
         ("change.model", ModelChange("", SwitchWay.STAGED, 1, 1, 1)),
     ],
 )
-def test_a_registration_that_cannot_be_used_is_refused_by_name(field, value):
+def test_invalid_registration_is_refused_by_field(field, value):
     with pytest.raises(InvalidArgument, match=field):
         check_replica(replace(REPLICA, **{field.partition(".")[0]: value}))
 
@@ -96,7 +96,7 @@ def test_adapters_may_be_of_one_model_or_of_a_family():
         ({"latest_start_fraction": math.nan}, r"adapters\[1\]\.latest_start_fraction"),
     ],
 )
-def test_an_adapter_that_could_not_be_asked_for_is_refused_by_name(changed, message):
+def test_unusable_adapter_is_refused_by_field(changed, message):
     with pytest.raises(InvalidArgument, match=message):
         check_replica(replace(REPLICA, adapters=(NEON, replace(NEON, **{"name": "other"} | changed))))
 
@@ -118,7 +118,7 @@ def test_adapters_are_bounded():
         (ModelCost("m", (), memory_bytes=-1), r"memory_bytes"),
     ],
 )
-def test_a_cost_that_nothing_can_be_planned_with_is_refused_by_name(cost, message):
+def test_unusable_cost_is_refused_by_field(cost, message):
     with pytest.raises(InvalidArgument, match=message):
         check_replica(replace(REPLICA, costs=(ModelCost("good", ((1, 0.5),), 10, 1.0), cost)))
 
@@ -158,7 +158,7 @@ def test_a_count_outside_its_range_is_refused_by_name(field, count):
         (PoolDemand("m"),) * 1025,
     ],
 )
-def test_a_demand_that_cannot_be_true_is_refused(demand):
+def test_impossible_demand_is_refused(demand):
     with pytest.raises(InvalidArgument, match="demand"):
         check_report(replace(REPORT, demand=demand))
 
@@ -173,7 +173,7 @@ def test_a_demand_that_cannot_be_true_is_refused(demand):
         (ThinnableSteps(1, 0.5, -0.5), "lost_shares: must be between 0 and request_count, 1, got -0.5"),
     ],
 )
-def test_steps_that_nobody_can_leave_out_are_refused(steps: ThinnableSteps, refused: str) -> None:
+def test_impossible_thinnable_steps_are_refused(steps: ThinnableSteps, refused: str) -> None:
     with pytest.raises(InvalidArgument, match=r"demand\[0\].thinnable." + refused):
         check_report(replace(REPORT, demand=(PoolDemand("heavy", thinnable=steps),)))
 
@@ -192,7 +192,7 @@ def test_all_steps_of_all_requests_may_be_left_out() -> None:
         (PoolDemand("m", hits=KeptQuality(-1)), r"hits.count"),
     ],
 )
-def test_comparison_that_cannot_be_true_is_refused(demand: PoolDemand, refused: str) -> None:
+def test_impossible_comparison_is_refused(demand: PoolDemand, refused: str) -> None:
     with pytest.raises(InvalidArgument, match=r"demand\[0\]." + refused):
         check_report(replace(REPORT, demand=(demand,)))
 
@@ -221,7 +221,7 @@ def test_a_model_and_cascades_of_two_and_three_pass() -> None:
     check_cascade(cascade("light", "middle", "heavy"))
 
 
-def test_the_digest_is_the_one_that_workers_say(tmp_path: Path) -> None:
+def test_digest_of_files_equals_workers_digest(tmp_path: Path) -> None:
     (tmp_path / "unet").mkdir()
     (tmp_path / "unet" / "w.safetensors").write_bytes(b"weights")
     (tmp_path / "model_index.json").write_text("{}")
@@ -254,7 +254,7 @@ def test_the_digest_is_the_one_that_workers_say(tmp_path: Path) -> None:
         ({"costs": GOOD.costs * 65}, "model.costs: must be at most 64 devices, got 65"),
     ],
 )
-def test_a_model_that_could_not_be_served_is_refused_by_name(change: dict[str, object], message: str) -> None:
+def test_unservable_model_is_refused_by_field(change: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         check_variant(replace(GOOD, **change))
 
@@ -266,7 +266,7 @@ def test_a_model_that_could_not_be_served_is_refused_by_name(change: dict[str, o
         *("a\\w.json", "w\x00.safetensors", "", ".", "a/" * 300 + "w.json", "w.json\n"),
     ],
 )
-def test_a_file_that_does_not_lie_below_is_refused(path: str) -> None:
+def test_file_outside_the_folder_is_refused(path: str) -> None:
     with pytest.raises(InvalidArgument, match=r"model.files\[0\].path: must"):
         check_variant(replace(GOOD, files=(replace(WEIGHTS, path=path),)))
 
@@ -318,9 +318,7 @@ def test_a_cascade_has_models_and_one_handover_less(models: tuple[str, ...], mes
         ({"reuse_profile": ReuseProfile("sha256:1", 0.95, "mean")}, "reuse_profile: must be absent"),
     ],
 )
-def test_a_handover_that_nothing_can_be_planned_with_is_refused_by_name(
-    change: dict[str, object], message: str
-) -> None:
+def test_unusable_handover_is_refused_by_field(change: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidArgument, match=rf"cascade.handovers\[0\].{message}"):
         check_cascade(replace(TWO, handovers=(replace(TWO.handovers[0], **change),)))
 

@@ -75,7 +75,7 @@ def keep_alive(controller: Controller, *arrived_count: int) -> None:
         controller.report(ReplicaReport("f1", 1, demand=(PoolDemand("heavy", count),)))
 
 
-async def test_the_policy_begins_when_the_fleet_is_settled_and_nobody_has_joined_for_a_while(controller, clock, asked):
+async def test_policy_begins_once_no_replica_joins_for_a_while(controller, clock, asked):
     controller.register(WORKER)
     for now_s in (102.0, 104.0):
         clock.monotonic_s = now_s
@@ -90,7 +90,7 @@ async def test_the_policy_begins_when_the_fleet_is_settled_and_nobody_has_joined
     assert len(asked) == 1
 
 
-async def test_replicas_that_join_again_and_again_do_not_keep_the_policy_from_beginning(controller, clock, asked):
+async def test_policy_begins_despite_repeated_joins(controller, clock, asked):
     """One that dies as soon as it has registered, and is started again every two seconds."""
     controller.register(WORKER)
     for now_s in range(102, 166, 2):
@@ -118,7 +118,7 @@ async def test_policy_that_follows_queues_looks_after_every_second_report(contro
     assert [context.now_s for context in asked] == [106.0, 106.0, 108.0, 108.0]
 
 
-async def test_the_policy_looks_at_demand_once_a_period_and_at_the_fleet_whenever_it_changes(controller, clock, asked):
+async def test_policy_runs_each_period_and_on_fleet_changes(controller, clock, asked):
     for replica in (WORKER, DOOR):
         controller.register(replica)
     for now_s, arrived_count in ((102.0, 1), (104.0, 3), (106.0, 2)):
@@ -139,7 +139,7 @@ async def test_the_policy_looks_at_demand_once_a_period_and_at_the_fleet_wheneve
     assert (second.now_s, len(second.last.plan.assignments)) == (111.0, 2)
 
 
-async def test_what_workers_say_of_their_costs_is_what_the_policy_plans_with(controller, clock, asked):
+async def test_policy_plans_with_reported_costs(controller, clock, asked):
     costs = (ModelCost("heavy", ((1, 1.0), (2, 1.5)), 7, 3.0),)
     controller.register(replace(WORKER, device="gpu", costs=costs))
     clock.monotonic_s = 105.0
@@ -189,7 +189,7 @@ async def test_a_refused_report_changes_nothing_and_is_counted(controller):
     assert REGISTRY.get_sample_value(name, labels) == before + 1
 
 
-def test_who_is_not_registered_is_asked_to_whatever_it_reports(controller: Controller) -> None:
+def test_unregistered_replica_must_register_before_its_report_is_checked(controller: Controller) -> None:
     """A frontdoor that counted demand without a controller may exceed a report's limit. Its registration resets the
     count."""
     report = ReplicaReport("f1", 1, demand=(PoolDemand("heavy", arrived_count=MAX_REQUESTS + 1),))
@@ -203,7 +203,7 @@ def test_who_is_not_registered_is_asked_to_whatever_it_reports(controller: Contr
     assert unknown.value.reason == "REPLICA_NOT_REGISTERED"
 
 
-async def test_the_epoch_rises_above_the_one_that_a_watcher_acts_on(controller):
+async def test_epoch_rises_above_the_watchers_epoch(controller):
     controller.register(WORKER)
     await controller.step(100.0)
 
@@ -264,14 +264,14 @@ async def test_most_used_loras_are_found_with_their_place_in_the_object_store(
     assert controller.find_components("new", (), "light") == []
 
 
-def test_the_epoch_rises_above_the_one_that_a_report_acknowledges(controller):
+def test_epoch_rises_above_the_acknowledged_epoch(controller):
     controller.register(WORKER)
     report = ReplicaReport("w1", 1, ("heavy",), plan_version=PlanVersion(NOW_MS + 50, 1))
 
     assert controller.report(report) == NOW_MS + 51
 
 
-def test_an_epoch_that_no_leader_can_have_had_is_refused(controller):
+def test_impossible_epoch_is_refused(controller):
     controller.register(WORKER)
 
     with pytest.raises(InvalidArgument, match="leader_epoch"):
@@ -287,7 +287,7 @@ def test_every_policy_can_be_named(name: str):
     assert policy.name == name
 
 
-async def test_a_controller_that_does_not_lead_refuses_everything_until_it_does(clock):
+async def test_standby_controller_refuses_every_call(clock):
     kept: list[Plan] = []
     epoch = LeaderEpoch(None, NOW_MS)
     planner = Planner(ServingPolicy("resident", hold_resident), epoch.value)
@@ -318,7 +318,7 @@ async def test_a_controller_that_does_not_lead_refuses_everything_until_it_does(
     assert standby.fleet().plan == kept[-1]
 
 
-def test_a_ledger_hears_of_an_epoch_that_rises():
+def test_raised_epoch_is_written_to_the_ledger():
     risen: list[tuple[int, int]] = []
     epoch = LeaderEpoch(None, NOW_MS, lambda old, new: risen.append((old, new)))
 

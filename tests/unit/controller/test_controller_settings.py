@@ -49,7 +49,7 @@ from services.controller.settings import ControllerSettings
         ),
     ],
 )
-def test_a_policy_that_lacks_something_refuses_to_start_and_names_the_flag(flags: str, message: str):
+def test_policy_with_missing_setting_names_its_flag(flags: str, message: str):
     with pytest.raises(SettingsError, match=message):
         load_settings(ControllerSettings, "controller", flags.split(), {})
 

@@ -96,7 +96,7 @@ def re_noised(form: NoiseForm, clean: Tensor, noise: Tensor, noise_to_signal: fl
     return float(abar**0.5) * clean + float((1.0 - abar) ** 0.5) * noise
 
 
-def test_only_a_latent_that_is_noised_again_makes_another_image_of_another_seed(model: DiffusionModel) -> None:
+def test_other_seed_changes_only_images_of_renoised_latents(model: DiffusionModel) -> None:
     latent = stored_latent(model, SPEC, 7)
     seeds = [spec_with(seed=seed) for seed in (1, 2)]
 

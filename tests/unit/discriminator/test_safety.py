@@ -95,7 +95,7 @@ def test_link_out_of_the_directory_is_refused(tmp_path: Path) -> None:
         open_image_classifier(directory, ("nsfw",), 0.5, CPU)
 
 
-def test_weights_that_give_no_number_are_refused(tmp_path: Path) -> None:
+def test_weights_with_nan_scores_are_refused(tmp_path: Path) -> None:
     directory = write_image_classifier(tmp_path, (float("nan"), 0.0))
     with pytest.raises(BadCheckpoint, match="its weights give no usable logits of 2 labels"):
         open_image_classifier(directory, ("nsfw",), 0.5, CPU)

@@ -36,7 +36,7 @@ def test_previews_are_numbered_by_image_up_to_the_requested_count() -> None:
 
 
 @pytest.mark.parametrize(("saved_steps", "quality"), [(0, "high"), (1, "medium")])
-def test_partial_image_states_size_and_quality_of_what_is_generated(saved_steps: int, quality: str) -> None:
+def test_partial_image_states_generated_size_and_quality(saved_steps: int, quality: str) -> None:
     preview = Progress(1, 9, b"png", width_px=96, height_px=64, saved_steps=saved_steps)
 
     _, document = read(encoder("image_generation", 1).of(preview))
@@ -45,7 +45,7 @@ def test_partial_image_states_size_and_quality_of_what_is_generated(saved_steps:
 
 
 @pytest.mark.parametrize("event", [Accepted("r"), Progress(1, 9)])
-def test_what_has_no_preview_is_not_told(event: Accepted | Progress) -> None:
+def test_event_without_preview_is_omitted(event: Accepted | Progress) -> None:
     assert encoder("image_edit").of(event) is None
 
 

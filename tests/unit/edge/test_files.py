@@ -35,7 +35,7 @@ def asked(number: int) -> dict[str, Any]:
     return {"type": "http", "headers": [], "extensions": {CUT_OFF_EXTENSION: lambda bound: None}, **values}
 
 
-async def test_who_comes_when_all_places_are_taken_waits_before_its_picture_is_read() -> None:
+async def test_reader_without_place_waits_before_its_image_is_read() -> None:
     store, goes_on, begun = CountedStore(), asyncio.Event(), asyncio.Semaphore(0)
     files = SignedFiles([store], lambda: SIGNER)  # type: ignore[arg-type]
 
@@ -103,7 +103,7 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("strict")
-async def test_a_reader_that_takes_nothing_loses_its_place_to_who_waits() -> None:
+async def test_stalled_reader_loses_its_place_to_waiting_one() -> None:
     readers = PlacedReaders(2)
     (await readers.enter("takes")).took(CHUNK_BYTES)
     await readers.enter("stops")
@@ -115,7 +115,7 @@ async def test_a_reader_that_takes_nothing_loses_its_place_to_who_waits() -> Non
 
 
 @pytest.mark.usefixtures("strict")
-async def test_a_reader_that_others_wait_for_has_the_longer_the_more_it_takes() -> None:
+async def test_time_of_reader_grows_with_bytes_taken() -> None:
     readers = PlacedReaders(1)
     reader = await readers.enter("stops later")
     reader.took(CHUNK_BYTES)
@@ -131,7 +131,7 @@ async def test_a_reader_that_others_wait_for_has_the_longer_the_more_it_takes() 
 
 
 @pytest.mark.usefixtures("strict")
-async def test_where_nobody_waits_any_more_a_late_reader_keeps_its_place() -> None:
+async def test_late_reader_keeps_its_place_if_none_waits() -> None:
     readers = PlacedReaders(2)
     (reader := await readers.enter("slow")).took(CHUNK_BYTES)
     (await readers.enter("quick")).took(CHUNK_BYTES)

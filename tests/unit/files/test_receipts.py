@@ -43,7 +43,7 @@ def test_seal_without_key_has_digest_only() -> None:
         ({"receipt": 3}, "", "receipt: must be a JSON document"),
     ],
 )
-def test_open_seal_names_what_is_wrong(changes: dict[str, object], public_key: str, words: str) -> None:
+def test_open_seal_names_the_fault(changes: dict[str, object], public_key: str, words: str) -> None:
     sealed = json.loads(seal(DOCUMENT, KEY)) | changes
 
     with pytest.raises(InvalidArgument, match=words):

@@ -80,7 +80,7 @@ def rejection(trusted: TrustedEntries, entry: Mapping[str, Any], name: str = NAM
     return caught.value
 
 
-def test_signature_is_one_that_openssl_verifies(keys: Keys, tmp_path: Path) -> None:
+def test_openssl_verifies_signature(keys: Keys, tmp_path: Path) -> None:
     signed = keys.signed("first")
     (tmp_path / "value").write_bytes(base64.b64decode(signed["signature"]["value"]))
     text = (

@@ -20,7 +20,7 @@ def at(step: int) -> CountedStart:
     return CountedStart(step)
 
 
-def test_arrivals_starts_and_deferrals_are_told_once() -> None:
+def test_report_has_arrivals_starts_and_deferrals_once() -> None:
     dataplane, starts = Dataplane(1), StartCounts()
     report = DemandReport(dataplane, starts)
     dataplane.on_event(0.0, RequestArrived("r1", "t", "heavy", 1.0, 10.0))
@@ -51,7 +51,7 @@ def scored_arrival(dataplane: Dataplane, starts: StartCounts, request_id: str) -
     starts.count("heavy", at(5), ["neon"])
 
 
-def test_what_was_told_without_an_answer_is_told_again_with_what_came_since() -> None:
+def test_unanswered_report_is_repeated_with_later_counts() -> None:
     dataplane, starts = Dataplane(1), StartCounts()
     report = DemandReport(dataplane, starts)
     scored_arrival(dataplane, starts, "r1")
@@ -67,7 +67,7 @@ def test_what_was_told_without_an_answer_is_told_again_with_what_came_since() ->
     assert (after.arrived_count, after.starts, after.adapters, after.confidences) == (0, (), (), ())
 
 
-def test_what_happened_before_the_controller_took_the_frontdoor_in_is_not_told() -> None:
+def test_counts_before_registration_are_not_reported() -> None:
     """The first report is divided by the time since then: minutes of requests would be a burst."""
     dataplane, starts = Dataplane(1), StartCounts()
     report = DemandReport(dataplane, starts)
@@ -81,7 +81,7 @@ def test_what_happened_before_the_controller_took_the_frontdoor_in_is_not_told()
     assert (told.arrived_count, told.scored_count, told.starts, told.adapters) == (0, 0, (), ())
 
 
-def test_a_controller_takes_the_report_of_requests_that_another_stage_stood_in_for() -> None:
+def test_report_of_stand_in_stage_is_valid() -> None:
     dataplane = Dataplane(1)
     report = DemandReport(dataplane, StartCounts())
     heavy = dataplane.state.pool("heavy")
@@ -96,7 +96,7 @@ def test_a_controller_takes_the_report_of_requests_that_another_stage_stood_in_f
     assert (demand.arrivals_per_s, demand.sent_on_per_s) == (5.0, 3.0)
 
 
-def test_what_may_be_left_out_is_told_once() -> None:
+def test_thinnable_steps_are_reported_once() -> None:
     dataplane = Dataplane(1)
     report = DemandReport(dataplane, StartCounts())
     heavy = dataplane.state.pool("heavy")
@@ -110,7 +110,7 @@ def test_what_may_be_left_out_is_told_once() -> None:
     assert (first, second) == (ThinnableSteps(4, 2.0, 0.5), ThinnableSteps(1, 0.5, 0.125))
 
 
-def test_compared_images_are_told_again_until_answered() -> None:
+def test_compared_images_are_reported_until_answered() -> None:
     dataplane, starts = Dataplane(1), StartCounts()
     report = DemandReport(dataplane, starts)
     dataplane.state.pool("light")
@@ -128,7 +128,7 @@ def test_compared_images_are_told_again_until_answered() -> None:
     assert report.added_to(PLAIN).demand == ()
 
 
-def test_a_start_that_could_not_be_used_counts_as_one_from_noise() -> None:
+def test_unused_start_counts_as_noise() -> None:
     starts = StartCounts()
     for step in (0, 5, 5):
         starts.count("m", at(step))
@@ -139,7 +139,7 @@ def test_a_start_that_could_not_be_used_counts_as_one_from_noise() -> None:
     assert starts.take("m") == ()
 
 
-def test_what_is_corrected_after_it_was_told_is_taken_off_later_ones() -> None:
+def test_correction_after_report_reduces_later_counts() -> None:
     starts = StartCounts()
     starts.count("m", at(5))
     assert starts.take("m") == (StartShare(5, 1),)
@@ -152,7 +152,7 @@ def test_what_is_corrected_after_it_was_told_is_taken_off_later_ones() -> None:
     assert starts.take("m") == (StartShare(5, 1),)
 
 
-def test_demand_is_told_by_pool_and_model() -> None:
+def test_demand_is_reported_by_pool_and_model() -> None:
     dataplane, starts = Dataplane(1), StartCounts()
     report = DemandReport(dataplane, starts)
     pools = (PoolPlan("misses", "heavy", ()), PoolPlan("heavy", "heavy", ()))
@@ -184,7 +184,7 @@ def test_starts_are_reported_with_kind_steps_and_model_and_loras_of_a_request_to
     assert starts.take_adapters("light") == ()
 
 
-def test_more_starts_and_adapters_than_a_report_may_tell_are_told_with_the_next_ones() -> None:
+def test_excess_starts_and_adapters_follow_in_next_report() -> None:
     """Clients choose their steps, and a controller that was away receives all earlier counts at once."""
     dataplane, starts = Dataplane(1), StartCounts()
     report, kept, asked = DemandReport(dataplane, starts), [], []
@@ -206,7 +206,7 @@ def test_more_starts_and_adapters_than_a_report_may_tell_are_told_with_the_next_
     assert AdapterDemand(AdapterKind.LORA, f"style-{MAX_TOLD_COUNT}", 2) in asked[0]
 
 
-def test_confidences_are_told_once_by_twentieths() -> None:
+def test_confidences_are_reported_once_by_twentieths() -> None:
     dataplane = Dataplane(1)
     report = DemandReport(dataplane, StartCounts())
     pool = dataplane.state.pool("light")
@@ -221,7 +221,7 @@ def test_confidences_are_told_once_by_twentieths() -> None:
     assert (second[0], sum(second)) == (1, 1)
 
 
-def test_pools_that_nothing_is_to_be_told_of_are_left_out_unless_a_worker_is_there() -> None:
+def test_idle_pools_without_worker_are_not_reported() -> None:
     """A frontdoor keeps those of all models that there ever were: a controller refuses a report of too many."""
     dataplane = Dataplane(1)
     report = DemandReport(dataplane, StartCounts())
@@ -236,7 +236,7 @@ def test_pools_that_nothing_is_to_be_told_of_are_left_out_unless_a_worker_is_the
     assert [one.model for one in told.demand] == ["model-7", "held"]
 
 
-def test_as_many_pools_are_told_of_as_models_can_be_held() -> None:
+def test_report_has_a_pool_for_each_possible_model() -> None:
     dataplane = Dataplane(1)
     for number in range(MAX_TOLD_COUNT):
         dataplane.on_event(0.0, RequestArrived(f"r{number}", "t", f"model-{number}", 1.0, 10.0))

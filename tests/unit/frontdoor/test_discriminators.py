@@ -78,7 +78,7 @@ async def test_score_calls_discriminators_of_its_cascade(
     assert Counter(one for one in addresses if one != "down") == asked
 
 
-async def test_of_another_discriminator_than_is_meant_nothing_is_taken_and_it_is_counted() -> None:
+async def test_score_of_discriminator_with_other_digest_is_rejected_and_counted() -> None:
     asked: list[str] = []
     them = discriminators(asked, "other")
     before = other_count()
@@ -94,7 +94,7 @@ def other_count() -> float:
     return REGISTRY.get_sample_value("pentimento_frontdoor_other_discriminator_total") or 0.0
 
 
-async def test_what_a_prompt_tells_is_asked_of_those_of_its_cascade_and_of_the_next_where_one_is_down() -> None:
+async def test_foresee_calls_discriminators_of_its_cascade_until_one_answers() -> None:
     asked: list[str] = []
     them = discriminators(asked)
     them.follow([endpoint("down", "l>h"), endpoint("b", "l>h"), endpoint("c", "x>y")])
@@ -118,7 +118,7 @@ async def test_discriminator_without_head_is_called_once_for_prompts() -> None:
     assert them.may_read_prompts("l>h"), "another discriminator may read prompts"
 
 
-async def test_those_come_first_that_the_plan_places_the_cascade_on() -> None:
+async def test_planned_discriminators_are_called_first() -> None:
     asked: list[str] = []
     them = discriminators(asked)
     placed = ComponentPlacement(ReplicaKind.DISCRIMINATOR, "l>h", ("b", "down", "gone"))

@@ -111,7 +111,7 @@ async def one_round(kept: Retention) -> None:
     await asyncio.wait([running])
 
 
-async def test_what_nobody_names_goes_at_the_second_sweep() -> None:
+async def test_unnamed_object_is_deleted_at_second_sweep() -> None:
     objects = ListedObjects("results/a", "inputs/t/b")
     kept = retention_of(objects)
 
@@ -122,7 +122,7 @@ async def test_what_nobody_names_goes_at_the_second_sweep() -> None:
     assert objects.stored == set()
 
 
-async def test_nothing_is_swept_where_another_journal_has_objects_too() -> None:
+async def test_store_shared_with_another_journal_is_not_swept() -> None:
     objects = ListedObjects("results/a", "inputs/t/b")
     kept = retention_of(objects)
     objects.disputed = True
@@ -134,7 +134,7 @@ async def test_nothing_is_swept_where_another_journal_has_objects_too() -> None:
     assert objects.stored == {"results/a", "inputs/t/b"}
 
 
-async def test_what_was_named_in_between_stays() -> None:
+async def test_object_named_between_sweeps_stays() -> None:
     objects = ListedObjects("results/a")
     kept = retention_of(objects)
 
@@ -148,7 +148,7 @@ async def test_what_was_named_in_between_stays() -> None:
 
 
 @pytest.mark.parametrize("held", [{"results": ["results/a"]}, {"inputs": ["inputs/t/b"]}])
-async def test_what_a_request_under_way_needs_is_no_orphan(held: dict[str, list[str]]) -> None:
+async def test_object_of_unfinished_request_is_no_orphan(held: dict[str, list[str]]) -> None:
     (key,) = next(iter(held.values()))
     objects = ListedObjects(key)
 
@@ -157,7 +157,7 @@ async def test_what_a_request_under_way_needs_is_no_orphan(held: dict[str, list[
     assert objects.stored == {key}
 
 
-async def test_beyond_its_share_a_tenants_oldest_pictures_go_until_there_is_some_room() -> None:
+async def test_tenant_over_its_bytes_loses_oldest_images_until_room() -> None:
     pictures = [ObjectReference(f"results/{number}", "sha256:", 10) for number in range(101)]
     objects = ListedObjects(*(picture.key for picture in pictures))
     objects.pictures = pictures
@@ -180,7 +180,7 @@ async def test_old_requests_are_forgotten_however_many_they_are() -> None:
     assert objects.finished == []
 
 
-async def test_a_tenant_of_whom_nothing_may_go_is_not_looked_through_again_for_every_request_that_ends() -> None:
+async def test_tenant_with_all_requests_kept_is_not_searched_at_every_end() -> None:
     """All its requests are pinned or still to be reported. A search reads them all, while other calls wait for the
     journal."""
     objects, clock, looks = ListedObjects(), SetClock(), list[str]()
@@ -214,7 +214,7 @@ async def test_a_tenant_of_whom_nothing_may_go_is_not_looked_through_again_for_e
     assert looks == [*at_once, "old ones", "acme"]
 
 
-async def test_after_a_clock_was_set_back_the_newest_request_of_a_tenant_is_not_its_oldest(tmp_path: Path) -> None:
+async def test_newest_request_stays_after_clock_set_back(tmp_path: Path) -> None:
     """The first two requests, the tenant's limit, ended at times that are now in the future."""
     clock, limits = SetClock(100_000.0), replace(LIMITS, tenant_finished_requests=2)
     with closing(open_journal(f"sqlite:///{tmp_path}/journal.sqlite", clock)) as journal:
@@ -233,7 +233,7 @@ async def test_after_a_clock_was_set_back_the_newest_request_of_a_tenant_is_not_
         assert journal.known(("first", "second", "third"), "acme").result() == {"second", "third"}
 
 
-async def test_after_a_clock_was_set_back_what_ends_now_is_not_old(tmp_path: Path) -> None:
+async def test_forget_old_keeps_new_request_after_clock_set_back(tmp_path: Path) -> None:
     clock = SetClock(100_000.0)
     with closing(open_journal(f"sqlite:///{tmp_path}/journal.sqlite", clock)) as journal:
         objects = ListedObjects()

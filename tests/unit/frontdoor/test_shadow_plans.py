@@ -44,7 +44,9 @@ SPEC = GenerationSpec("a red circle", "", "tiny", 32, 32, 50, 3.0, Scheduler.EUL
 HEAVY = replace(HELD, model="heavy", model_digest="sha256:heavy", default_steps=30, default_guidance_scale=5.0)
 
 
-def picture(start: FromNoise | FromLatent | FromImage = LATENT, steps_saved: int = 20, **changes: object) -> Provenance:
+def provenance_of(
+    start: FromNoise | FromLatent | FromImage = LATENT, steps_saved: int = 20, **changes: object
+) -> Provenance:
     made = Provenance(
         request_id="r-1",
         spec=SPEC,
@@ -89,20 +91,20 @@ def recorded(provenance: Provenance) -> Recorded:
     return Recorded(provenance, ImageFormat.PNG, "sha256:0")
 
 
-def test_a_hit_that_kept_its_start_may_be_compared() -> None:
-    assert may_be_compared(picture())
-    assert may_be_compared(picture(IMAGE, 10))
+def test_hit_with_kept_start_may_be_compared() -> None:
+    assert may_be_compared(provenance_of())
+    assert may_be_compared(provenance_of(IMAGE, 10))
 
 
 @pytest.mark.parametrize(
     "changed",
     [
-        picture(FromNoise(), 0),
-        picture(steps_saved=0),
-        picture(inputs=(SpecInput("init_image.image", OBJECT),)),
-        picture(spec=replace(SPEC, loras=(LoraSelection("neon"),))),
-        picture(route=replace(picture().route, replay_of="r-0")),
-        picture(route=replace(picture().route, thinned_steps=(12, 14, 16))),
+        provenance_of(FromNoise(), 0),
+        provenance_of(steps_saved=0),
+        provenance_of(inputs=(SpecInput("init_image.image", OBJECT),)),
+        provenance_of(spec=replace(SPEC, loras=(LoraSelection("neon"),))),
+        provenance_of(route=replace(provenance_of().route, replay_of="r-0")),
+        provenance_of(route=replace(provenance_of().route, thinned_steps=(12, 14, 16))),
     ],
     ids=["from noise", "the start could not be read", "images of its own", "a LoRA", "a replay", "steps left out"],
 )
@@ -114,23 +116,23 @@ LIGHT = LightImage("light", 0.8, "light", "heavy")
 
 
 def test_accepted_light_image_may_be_compared_if_from_noise() -> None:
-    assert may_be_compared(picture(FromNoise(), 0), LIGHT)
-    assert not may_be_compared(picture(), LIGHT)
-    assert not may_be_compared(picture(FromNoise(), 0, spec=replace(SPEC, loras=(LoraSelection("neon"),))), LIGHT)
+    assert may_be_compared(provenance_of(FromNoise(), 0), LIGHT)
+    assert not may_be_compared(provenance_of(), LIGHT)
+    assert not may_be_compared(provenance_of(FromNoise(), 0, spec=replace(SPEC, loras=(LoraSelection("neon"),))), LIGHT)
 
 
 def test_accepted_light_image_is_compared_with_next_stage() -> None:
-    plan = plan_better("t", recorded(picture(FromNoise(), 0)), LIGHT, catalogue())
+    plan = plan_better("t", recorded(provenance_of(FromNoise(), 0)), LIGHT, catalogue())
 
     assert (plan.held, plan.light) == (HEAVY, LIGHT)
     assert (plan.spec.model, plan.spec.num_inference_steps, plan.spec.seed) == ("heavy", 30, SPEC.seed)
     with pytest.raises(NotFound, match="next stage"):
-        plan_better("t", recorded(picture(FromNoise(), 0)), replace(LIGHT, better_model="away"), catalogue())
+        plan_better("t", recorded(provenance_of(FromNoise(), 0)), replace(LIGHT, better_model="away"), catalogue())
 
 
 def test_trial_from_image_is_generated_by_small_model_and_compared_with_served_image() -> None:
     trial = Trial(replace(IMAGE, start_step=18, reference_model_digest="sha256:model"), "sha256:heavy", 28)
-    plan = plan_trial("t", recorded(picture(FromNoise(), 0)), trial, catalogue())
+    plan = plan_trial("t", recorded(provenance_of(FromNoise(), 0)), trial, catalogue())
     seen = plan.compared_hit("sha256:clip", 0.2, 0.3)
 
     assert (plan.held, plan.spec.model, plan.spec.num_inference_steps) == (HEAVY, "heavy", 28)
@@ -149,15 +151,15 @@ def test_trial_from_image_is_generated_by_small_model_and_compared_with_served_i
     ],
     ids=["a latent of another model", "a pair with another model", "a model without a worker"],
 )
-def test_plan_trial_rejects_image_that_it_is_not_compared_with(trial: Trial, reason: str) -> None:
+def test_plan_trial_rejects_image_of_other_comparison(trial: Trial, reason: str) -> None:
     with pytest.raises(NotFound) as refused:
-        plan_trial("t", recorded(picture(FromNoise(), 0)), trial, catalogue())
+        plan_trial("t", recorded(provenance_of(FromNoise(), 0)), trial, catalogue())
 
     assert refused.value.reason == reason
 
 
 async def test_latents_are_compared_with_their_own_model_of_the_same_seed_and_steps() -> None:
-    plan = await plan_shadow("t", recorded(picture()), ROWS, catalogue())  # type: ignore[arg-type]
+    plan = await plan_shadow("t", recorded(provenance_of()), ROWS, catalogue())  # type: ignore[arg-type]
 
     assert (plan.spec, plan.held) == (SPEC, HELD)
     # Three seconds for 30 of its 50 steps.
@@ -169,7 +171,7 @@ async def test_image_is_compared_with_large_model_of_profile(pair: str) -> None:
     image = replace(IMAGE, reference_model_digest=pair)
     others = (row(from_image=True, reference="sha256:other"), row(from_image=True, reference="sha256:heavy"))
     rows = Rows(*(others if pair else reversed(others)))
-    plan = await plan_shadow("t", recorded(picture(image, 10)), rows, catalogue())  # type: ignore[arg-type]
+    plan = await plan_shadow("t", recorded(provenance_of(image, 10)), rows, catalogue())  # type: ignore[arg-type]
     seen = plan.compared_hit("sha256:clip", 0.2, 0.3)
 
     assert plan.held == HEAVY
@@ -191,7 +193,7 @@ async def test_image_is_compared_with_large_model_of_profile(pair: str) -> None:
 )
 async def test_no_image_without_threshold_or_model(rows: Rows, reason: str) -> None:
     with pytest.raises(NotFound) as refused:
-        await plan_shadow("t", recorded(picture()), rows, catalogue())  # type: ignore[arg-type]
+        await plan_shadow("t", recorded(provenance_of()), rows, catalogue())  # type: ignore[arg-type]
     assert refused.value.reason == reason
 
 

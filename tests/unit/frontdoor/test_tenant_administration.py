@@ -207,7 +207,7 @@ async def test_the_shortest_and_the_longest_life_are_taken(office: Office) -> No
         await office.administration.rotate_key(lives[0].key_id, 0, LONGEST_S + 1)
 
 
-async def test_usage_has_what_was_counted_just_now_for_as_long_as_it_is_kept(office: Office) -> None:
+async def test_usage_includes_unsaved_counts_within_kept_time(office: Office) -> None:
     office.usage.accepted("acme")
     office.usage.accepted("other")
     begin = NOW_S - NOW_S % DAY_S
@@ -217,7 +217,7 @@ async def test_usage_has_what_was_counted_just_now_for_as_long_as_it_is_kept(off
     assert used == (UsagePeriod(int(begin), 1),)
 
 
-async def test_every_call_of_the_contract_does_what_it_says(office: Office) -> None:
+async def test_every_call_of_the_contract_reaches_the_administration(office: Office) -> None:
     servicer, context = TenantServicer(office.administration), Any
     quota = pb.TenantQuota(weight=2.0)
     made = await servicer.CreateTenant(pb.CreateTenantRequest(name="acme", quota=quota), context)  # type: ignore[arg-type]
@@ -248,7 +248,7 @@ async def test_every_call_of_the_contract_does_what_it_says(office: Office) -> N
         await servicer.ListKeys(pb.ListKeysRequest(tenant="acme"), context)  # type: ignore[arg-type]
 
 
-async def test_usage_is_asked_for_in_milliseconds_and_told_by_hours(office: Office) -> None:
+async def test_usage_of_milliseconds_is_returned_by_hours(office: Office) -> None:
     office.clock.wall_s -= HOUR_S
     office.usage.refused("acme", "QUEUE_FULL", 9)
     office.clock.wall_s += HOUR_S
@@ -264,6 +264,6 @@ async def test_usage_is_asked_for_in_milliseconds_and_told_by_hours(office: Offi
     assert (period.start_at_ms, dict(period.refused_counts)) == (hour_at * 1000, {"QUEUE_FULL": 3})
 
 
-async def test_usage_may_be_asked_for_from_the_beginning_of_time(office: Office) -> None:
+async def test_usage_from_time_zero_is_allowed(office: Office) -> None:
     assert await office.administration.usage("acme", 0.0, 1.0, HOUR_S) == ()
     assert await office.administration.usage("acme", 5.0, 5.0 + 402 * DAY_S, HOUR_S) == ()

@@ -38,7 +38,7 @@ def test_credits_of_one_credit_for_two_awaited_frontdoors_alternate(work: dict[s
     assert credits_of("a", 1, {}, work, "ab") == expected
 
 
-def test_credits_of_a_worker_that_drains_are_none() -> None:
+def test_draining_worker_has_no_credits() -> None:
     assert [credits_of("a", 0, held, SERVED, "") for held in ({"a": 2}, {"b": 1})] == [0, 0]
 
 

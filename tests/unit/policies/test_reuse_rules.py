@@ -26,19 +26,19 @@ def test_a_model_without_a_profile_reuses_nothing() -> None:
     assert reuse.latents.source == NO_PROFILE
 
 
-def test_a_profile_made_for_another_encoder_is_none() -> None:
+def test_profile_of_other_encoder_is_ignored() -> None:
     reuse = ReuseRules(NOTHING, PROFILES).of("sha256:heavy", "another-encoder")
     assert (reuse.latents.thresholds, reuse.images.thresholds) == ((), ())
 
 
-def test_tables_that_were_given_serve_models_without_a_profile_alone() -> None:
+def test_given_tables_serve_only_models_without_profile() -> None:
     rules = ReuseRules(TOLD, PROFILES)
     assert rules.of("another-digest", "sha256:clip").latents.thresholds == TOLD.latents
     assert rules.of("another-digest", "sha256:clip").latents.source == UNPROFILED
     assert rules.of("sha256:heavy", "sha256:clip").latents.thresholds == thresholds(LATENTS)
 
 
-def test_tables_of_a_kind_that_is_given_stand_over_every_profile() -> None:
+def test_given_kind_overrides_every_profile() -> None:
     reuse = ReuseRules(TOLD, PROFILES, given=frozenset({ReuseKind.LATENTS})).of("sha256:heavy", "sha256:clip")
     assert (reuse.latents.thresholds, reuse.images.thresholds) == (TOLD.latents, thresholds(BOTH))
 
@@ -78,7 +78,7 @@ def test_a_request_gets_the_tables_that_promise_its_quality(
     assert (bool(rules.latents), bool(rules.images), rules.quality) == (has_latents, has_images, profiled)
 
 
-def test_what_is_no_table_stays_as_it_was_given() -> None:
+def test_other_rules_stay_as_given() -> None:
     given = replace(NOTHING, quality=0.7)
     assert ReuseRules(given, PROFILES).of("another-digest", "sha256:clip").rules() == given
 
@@ -140,7 +140,7 @@ def test_nothing_is_reused_where_no_table_allows_anything() -> None:
 @pytest.mark.parametrize(
     ("bias", "alpha", "named"), [(-1, 0.9, ", cache bias -1"), (0, 0.9, ""), (1, 0.0, ", cache bias +1")]
 )
-def test_a_table_says_by_how_much_it_is_biased_and_what_it_still_promises(bias: int, alpha: float, named: str) -> None:
+def test_table_states_its_bias_and_expected_quality(bias: int, alpha: float, named: str) -> None:
     rules = ReuseRules(SelectionRules(), ProfileSet((LATENTS,)), bias=bias)
 
     table = rules.of(LATENTS.of.model_digest, LATENTS.of.encoder_digest).latents

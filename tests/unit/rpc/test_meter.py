@@ -15,7 +15,7 @@ def samples(collector: CallCollector) -> dict[tuple[str, tuple[str, ...]], float
     }
 
 
-def test_calls_are_counted_by_code_and_by_what_they_took() -> None:
+def test_calls_are_counted_by_code_and_latency() -> None:
     collector = CallCollector()
     meter = collector.meter(METHOD)
     for code, seconds in (("OK", 0.003), ("OK", 0.2), ("NOT_FOUND", 200.0)):
@@ -37,14 +37,14 @@ def test_calls_are_counted_by_code_and_by_what_they_took() -> None:
     assert buckets == expected | {"+Inf": 3}
 
 
-def test_what_takes_as_long_as_a_bound_is_below_it() -> None:
+def test_latency_equal_to_a_bound_is_in_its_bucket() -> None:
     collector = CallCollector()
     collector.meter(METHOD).end("OK", LATENCY_BUCKETS_S[0])
 
     assert samples(collector)["pentimento_rpc_latency_seconds_bucket", (METHOD, str(LATENCY_BUCKETS_S[0]))] == 1
 
 
-def test_labels_and_help_name_what_is_counted() -> None:
+def test_labels_and_help_describe_the_counts() -> None:
     collector = CallCollector()
     collector.meter(METHOD).end("OK", 0.1)
 

@@ -41,7 +41,7 @@ def test_host_and_cancellation_code_of_a_call(monkeypatch: pytest.MonkeyPatch) -
         assert cancellation_code() == code
 
 
-async def test_who_waits_for_tasks_waits_until_they_end_or_the_time_is_up() -> None:
+async def test_wait_for_tasks_ends_with_tasks_or_timeout() -> None:
     release = asyncio.Event()
     task = asyncio.create_task(release.wait())
 
@@ -55,7 +55,7 @@ async def test_who_waits_for_tasks_waits_until_they_end_or_the_time_is_up() -> N
     await finished(set(), 60.0)
 
 
-async def test_a_call_gives_back_what_it_holds_and_is_counted_once_it_ends() -> None:
+async def test_ended_call_releases_its_places_and_is_counted() -> None:
     told: list[object] = []
     meter = SimpleNamespace(
         begin=lambda: told.append("begin"), end=lambda code, seconds, _: told.append((code, seconds))
@@ -75,7 +75,7 @@ async def test_a_call_gives_back_what_it_holds_and_is_counted_once_it_ends() -> 
     assert (running, method.running) == ({asyncio.current_task()}, set())
 
 
-async def test_what_still_runs_when_the_time_is_up_is_cancelled() -> None:
+async def test_calls_that_exceed_grace_are_cancelled() -> None:
     pipeline = Pipeline(OpenDoor(), LIMITS)
     running = [asyncio.create_task(asyncio.Event().wait()) for _ in range(3)]
     for kept, task in zip((pipeline._unary, pipeline._streams, pipeline._exempt), running, strict=True):
@@ -90,7 +90,7 @@ def none_is_to_come() -> bool:
     return False
 
 
-async def test_a_stop_begins_with_the_calls_that_wait_until_none_comes_any_more() -> None:
+async def test_stop_refuses_waiting_calls_until_none_comes() -> None:
     pipeline = Pipeline(OpenDoor(), LIMITS)
 
     async def come() -> None:
@@ -106,7 +106,7 @@ async def test_a_stop_begins_with_the_calls_that_wait_until_none_comes_any_more(
     assert taken == 5
 
 
-async def test_a_stop_waits_while_calls_are_to_come_though_none_comes_for_a_while() -> None:
+async def test_stop_waits_for_expected_calls_through_a_pause() -> None:
     """On a busy machine the next one takes longer than a quiet moment."""
     pipeline = Pipeline(OpenDoor(), LIMITS)
     to_come = iter([True, True, True, False])
@@ -187,7 +187,7 @@ async def test_a_stop_waits_for_streams_no_longer_than_their_own_grace() -> None
     assert pipeline.activity == (1, 0)
 
 
-async def test_calls_that_are_spared_the_limit_hold_up_no_stop() -> None:
+async def test_unlimited_calls_do_not_delay_stop() -> None:
     pipeline, context = Pipeline(OpenDoor(), LIMITS), Silence()
     call = await served(pipeline, context, limited=False)
 
@@ -198,7 +198,7 @@ async def test_calls_that_are_spared_the_limit_hold_up_no_stop() -> None:
     assert context.details == "this server is stopping"
 
 
-async def test_calls_of_a_socket_file_that_need_no_token_are_not_counted() -> None:
+async def test_unlimited_socket_file_calls_are_not_counted() -> None:
     pipeline = Pipeline(OpenDoor(), replace(LIMITS, max_concurrent_calls=1, max_receiving_bytes=1 << 20))
 
     calls = [await served(pipeline) for _ in range(3)]
@@ -323,7 +323,7 @@ async def test_strangers_are_shaped_by_their_address_and_tenants_by_their_name(
     assert begun == shaped
 
 
-async def test_a_call_with_one_answer_is_begun_once_and_answered_as_its_handler_says() -> None:
+async def test_unary_call_begins_once_and_returns_handlers_answer() -> None:
     pipeline = Pipeline(OpenDoor(), LIMITS)
 
     async def answer(_requests: object, _context: object) -> bytes:

@@ -62,7 +62,7 @@ def test_settings_wrong_value_is_named(pem: str) -> None:
         assert words in error, (argv, error)
 
 
-def test_settings_addresses_are_taken_and_judged() -> None:
+def test_settings_addresses_are_accepted_and_classified() -> None:
     for address in ("unix:/" + "x" * 106, "localhost:0", "h:65535", "[::1]:80"):
         assert load_settings(Settings, "embedder", ["--listen", address], {}).rpc.listen == (address,)
     addresses = ("unix:/s", "127.0.0.1:1", "localhost:1", "[::1]:1", "0.0.0.0:1")
@@ -110,7 +110,7 @@ FILES = {
 }
 
 
-def test_what_nobody_sets_and_between_what_it_may_be_set() -> None:
+def test_settings_have_expected_defaults_and_limits() -> None:
     settings = list(declared(Settings))
 
     numbers = {each.name: (each.default, each.minimum, each.maximum) for each in settings if each.minimum is not None}

@@ -35,7 +35,7 @@ def test_following_ones_are_not_there_yet(tmp_path: Path, generations: Generatio
     assert generations.following() == tmp_path / "v1-d8.g000010"
 
 
-def test_of_what_was_put_aside_the_last_one_is_kept(tmp_path: Path, generations: Generations) -> None:
+def test_last_set_aside_generation_is_kept(tmp_path: Path, generations: Generations) -> None:
     for name in ("v1-d8", "v1-d8.unreadable-1764300000", "v1-d8.g000002.unreadable-1764300009", "v1-d8.unreadable-99"):
         (tmp_path / name).mkdir()
 
@@ -45,7 +45,7 @@ def test_of_what_was_put_aside_the_last_one_is_kept(tmp_path: Path, generations:
     assert left == {"v1-d8", "v1-d8.g000002.unreadable-1764300009"}
 
 
-def test_what_does_not_serve_is_deleted_but_for_what_was_put_aside(tmp_path: Path, generations: Generations) -> None:
+def test_unserved_generations_are_deleted_except_those_set_aside(tmp_path: Path, generations: Generations) -> None:
     names = ("v1-d8", "v1-d8.g000002", "v1-d8.g000003", "v1-d8.g000003.unfinished-7", "v1-d8.unreadable-1")
     for name in (*names, "else"):
         (tmp_path / name).mkdir()
@@ -103,7 +103,7 @@ def test_delete_leaves_indexes_of_other_dimensions(tmp_path: Path, generations: 
     assert Generations(tmp_path, 8, 4).current().path == tmp_path / "v1-d8-i4"
 
 
-def test_the_pointer_is_whole_or_the_old_one(tmp_path: Path, generations: Generations) -> None:
+def test_interrupted_publish_keeps_the_old_pointer(tmp_path: Path, generations: Generations) -> None:
     generations.publish(Generation(tmp_path / "v1-d8.g000002", 1))
     (tmp_path / "v1-d8.current.new").mkdir()  # the new pointer cannot be written
 

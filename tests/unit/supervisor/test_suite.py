@@ -17,7 +17,7 @@ def flags_of(suite: Suite, name: str) -> dict[str, str]:
     return dict(zip(arguments[::2], arguments[1::2], strict=True))
 
 
-def test_measured_costs_reach_those_who_plan_and_predict_with_them(tmp_path: Path) -> None:
+def test_measured_costs_reach_controller_and_frontdoor(tmp_path: Path) -> None:
     models = (ModelDirectory("m", tmp_path / "m"),)
     files = (tmp_path / "a.json", tmp_path / "b.json")
 
@@ -27,7 +27,7 @@ def test_measured_costs_reach_those_who_plan_and_predict_with_them(tmp_path: Pat
         assert flags_of(suite, name)["--profiles"] == f"{tmp_path}/a.json,{tmp_path}/b.json"
 
 
-def test_a_model_of_one_digest_alone_is_told_to_its_workers(tmp_path: Path) -> None:
+def test_workers_get_the_digest_of_a_pinned_model(tmp_path: Path) -> None:
     models = (ModelDirectory("a", tmp_path / "a", "sha256:1"), ModelDirectory("b", tmp_path / "b"))
 
     suite = plan_suite(SuiteSettings(models, tmp_path), StateDirectory(tmp_path / "state"))
@@ -83,7 +83,7 @@ def test_cache_flags_reach_the_gateway_which_follows_a_policy(tmp_path: Path) ->
     assert ("--follow-plan" in own.arguments, "--follow-plan" in followed.arguments) == (False, True)
 
 
-def test_a_model_of_one_digest_alone_is_that_wherever_a_plan_places_it(tmp_path: Path) -> None:
+def test_pinned_model_digest_applies_to_every_worker(tmp_path: Path) -> None:
     digest = f"sha256:{'1' * 64}"
     models = (ModelDirectory("a", tmp_path / "a"), ModelDirectory("b", tmp_path / "b", digest))
 
@@ -182,7 +182,7 @@ def test_suite_long_model_name_has_short_socket(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", ["a,b", "model "])
-def test_suite_path_that_lists_would_split_is_rejected(part: str, tmp_path: Path) -> None:
+def test_suite_path_with_list_separator_is_rejected(part: str, tmp_path: Path) -> None:
     models = (ModelDirectory("a", tmp_path / "a"), ModelDirectory("b", tmp_path / part))
 
     plan_suite(SuiteSettings(models, tmp_path), StateDirectory(tmp_path / "state"))
@@ -195,7 +195,7 @@ def gateway_arguments(settings: SuiteSettings, tmp_path: Path) -> tuple[str, ...
     return next(process.arguments for process in suite.processes if process.name == "gateway")
 
 
-def test_real_models_reuse_by_their_profiles_unless_more_is_asked_for(tmp_path: Path) -> None:
+def test_real_models_reuse_by_profile_by_default(tmp_path: Path) -> None:
     real = SuiteSettings((ModelDirectory("model", tmp_path),), tmp_path, profiles=(Path("/a"), Path("/b")))
 
     told = gateway_arguments(real, tmp_path)
@@ -282,9 +282,7 @@ def test_frontdoor_gets_pipelining_mode_and_profiles(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("threshold", [0.25, None])
-def test_a_served_cascade_has_a_discriminator_and_a_frontdoor_that_knows_it(
-    tmp_path: Path, threshold: float | None
-) -> None:
+def test_served_cascade_has_discriminator_known_to_frontdoor(tmp_path: Path, threshold: float | None) -> None:
     models = (ModelDirectory("heavy", tmp_path / "h"), ModelDirectory("light", tmp_path / "l"))
     cascade = ServedCascade(("light", "heavy"), (tmp_path / "d",), threshold)
 

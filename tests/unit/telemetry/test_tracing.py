@@ -87,7 +87,7 @@ def test_status_of_a_call_says_whether_its_span_failed(recorded: Recorded, code:
     assert (span.name, span.failed) == ("another name", failed)
 
 
-def test_caller_that_does_not_record_decides_for_its_calls(recorded: Recorded) -> None:
+def test_caller_without_recording_decides_for_its_calls(recorded: Recorded) -> None:
     call = begin_call("Service/Method", UNSAMPLED, begins_trace=True)
     assert call is not None
     record_stage("queue", 1.0, 2.0)
@@ -181,7 +181,7 @@ def test_process_without_a_receiver_imports_nothing_of_it() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_receiver_that_does_not_answer_does_not_keep_a_process_from_ending() -> None:
+def test_silent_receiver_does_not_delay_process_end() -> None:
     stop = start_tracing("frontdoor", "frontdoor-1", "http://127.0.0.1:1")
     call = begin_call("Service/Generate", {}, begins_trace=True)
     assert call is not None

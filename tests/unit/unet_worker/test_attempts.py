@@ -93,7 +93,7 @@ async def test_slow_reader_gets_newest_progress(steps: Sequence[int], newest: in
     assert book.running()[0].describe().step == newest
 
 
-async def test_a_defect_of_the_runner_is_internal_and_tells_nothing_of_its_message() -> None:
+async def test_runner_defect_is_internal_without_its_message() -> None:
     runner = Runner()
     events = await started(make_book(runner))
     runner.error = RuntimeError("a prompt")
@@ -126,7 +126,7 @@ async def test_a_finished_attempt_can_still_be_fetched() -> None:
     assert (await read_all(book.attach("request", 10, "frontdoor", 3)))[-1] == outcome_of(ORDER)
 
 
-async def test_an_orphan_that_nobody_fetches_is_stopped_and_forgotten() -> None:
+async def test_unfetched_orphan_is_stopped_and_forgotten() -> None:
     runner = Runner()
     book = make_book(runner, orphan_s=0.0)
     await (await started(book)).aclose()
@@ -146,7 +146,7 @@ async def test_an_older_epoch_may_not_attach(frontdoor_id: str) -> None:
         await read_all(book.attach("request", 10, frontdoor_id, 2))
 
 
-async def test_of_results_that_nobody_fetched_the_newest_are_kept() -> None:
+async def test_newest_unfetched_results_are_kept() -> None:
     runner = Runner()
     runner.finish.set()
     book = make_book(runner)
@@ -192,7 +192,7 @@ async def test_cancel_stops_runner_and_is_no_failure() -> None:
     assert (book.completed_count, book.failed_count) == (0, 1)
 
 
-async def test_a_cancel_that_overtakes_its_execute_wins() -> None:
+async def test_cancel_before_execute_wins() -> None:
     runner = Runner()
     book = make_book(runner)
 
@@ -234,7 +234,7 @@ async def test_execute_refuses_order_behind(
         await read_all(book.execute(order))
 
 
-async def test_the_same_attempt_is_not_run_twice_and_goes_on() -> None:
+async def test_repeated_attempt_continues_without_second_run() -> None:
     runner = Runner()
     book = make_book(runner)
     events = await started(book)
@@ -246,7 +246,7 @@ async def test_the_same_attempt_is_not_run_twice_and_goes_on() -> None:
     assert await read_all(events) == [outcome_of(ORDER)]
 
 
-async def test_draining_finishes_what_runs_and_takes_nothing_more() -> None:
+async def test_draining_finishes_attempts_and_refuses_new_ones() -> None:
     runner = Runner()
     book = make_book(runner)
     reading = asyncio.create_task(read_all(await started(book)))
@@ -275,7 +275,7 @@ async def test_thousands_of_cancels_leave_nothing_behind() -> None:
     assert len(book._held) <= KEPT_RESULTS + 1
 
 
-async def test_draining_waits_for_a_stream_that_has_not_told_its_end() -> None:
+async def test_draining_waits_for_unsent_result() -> None:
     runner = Runner()
     book = make_book(runner)
     stream = await started(book)
@@ -294,7 +294,7 @@ async def test_draining_waits_for_a_stream_that_has_not_told_its_end() -> None:
     assert not was_done
 
 
-async def test_a_running_attempt_is_asked_to_leave_out_steps_whenever_its_painter_listens() -> None:
+async def test_thin_reaches_the_listener_of_a_running_attempt() -> None:
     runner, heard = Runner(), list[tuple[int, ...]]()
     book, order = make_book(runner), replace(ORDER, asked_steps=MidwayThinning())
     stream = await started(book, order)

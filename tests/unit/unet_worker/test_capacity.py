@@ -47,7 +47,7 @@ async def test_without_a_change_the_state_is_repeated(monkeypatch: pytest.Monkey
     assert await anext(watcher) == await anext(watcher)
 
 
-async def test_adapters_are_told_once_and_when_they_change() -> None:
+async def test_adapters_are_sent_once_and_on_change() -> None:
     neon = Adapter("neon", AdapterKind.LORA, "sha256:n", "sd")
     known: tuple[Adapter, ...] = (neon,)
     news = CreditNews()
@@ -112,7 +112,7 @@ async def test_changes_of_other_frontdoors_are_not_sent(monkeypatch: pytest.Monk
     assert (await following).credit_count == 1
 
 
-async def test_what_the_check_raises_ends_the_stream() -> None:
+async def test_failed_check_ends_the_stream() -> None:
     stale = False
 
     def check() -> None:
@@ -129,7 +129,7 @@ async def test_what_the_check_raises_ends_the_stream() -> None:
         await anext(watcher)
 
 
-async def test_a_watcher_that_leaves_is_forgotten() -> None:
+async def test_departed_watcher_is_forgotten() -> None:
     made = Feed()
     watcher = made.watch()
     await anext(watcher)
@@ -142,7 +142,7 @@ async def test_a_watcher_that_leaves_is_forgotten() -> None:
     assert made.news._watchers == set()
 
 
-def test_the_busy_share_is_that_since_the_last_question() -> None:
+def test_busy_share_covers_time_since_last_call() -> None:
     now = [0.0]
     meter = BusyMeter(lambda: now[0])
     meter.add(1.0)
@@ -154,7 +154,7 @@ def test_the_busy_share_is_that_since_the_last_question() -> None:
     assert meter.share() == 0.0
 
 
-async def test_what_holds_the_loop_up_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_blocked_loop_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_lag, "INTERVAL_S", 0.0)
     lags: asyncio.Queue[float] = asyncio.Queue()
     probe = LoopLagProbe(lags.put_nowait)

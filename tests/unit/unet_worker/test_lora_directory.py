@@ -87,7 +87,7 @@ def test_loras_without_a_signed_entry_are_rejected_if_entries_must_be_signed(tmp
     assert len(opened(folder).adapters) == 3
 
 
-def test_what_cannot_be_used_is_rejected_with_its_reason(tmp_path: Path) -> None:
+def test_unusable_file_is_rejected_with_reason(tmp_path: Path) -> None:
     write_lora(tmp_path / "good.safetensors")
     write_tensors(tmp_path / "oft.safetensors", {"lora_unet_proj.oft_blocks": torch.zeros(4, 2, 2)})
     write_tensors(tmp_path / "Other One.safetensors", {"unet.none.lora_A.weight": torch.zeros(4, 2)})
@@ -105,9 +105,7 @@ def test_what_cannot_be_used_is_rejected_with_its_reason(tmp_path: Path) -> None
     }
 
 
-def test_registry_names_a_file_or_a_folder_and_is_told_of_names(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_registry_entry_names_a_file_or_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_lora(tmp_path / "set" / "a.safetensors")
     write_lora(tmp_path / "set" / "b.safetensors", 2.0)
     entries = [
@@ -126,7 +124,7 @@ def lora(name: str) -> Adapter:
     return Adapter(name, AdapterKind.LORA, f"sha256:{name}", "sd")
 
 
-def test_those_that_need_not_be_loaded_come_first() -> None:
+def test_resident_adapters_come_first() -> None:
     held = HeldAdapters((lora("a"), lora("b"), lora("c"), lora("d")), ("d", "c"))
 
     told = held.first(3)
@@ -136,7 +134,7 @@ def test_those_that_need_not_be_loaded_come_first() -> None:
     assert held.first(1) == HeldAdapters((lora("d"),), ("d",))
 
 
-def test_a_name_is_told_once() -> None:
+def test_name_is_listed_once() -> None:
     held = HeldAdapters((lora("a"), lora("a"), lora("b")), ("b", "b", "gone"))
 
     assert held.first(9) == HeldAdapters((lora("b"), lora("a")), ("b", "gone"))

@@ -107,7 +107,7 @@ def test_fetch_ahead_ends_with_the_first_failure(objects: ObjectStore, tmp_path:
     assert on_disk(tmp_path) == set()
 
 
-def test_one_that_is_larger_than_the_bound_is_generated_with_and_not_kept(objects: ObjectStore, tmp_path: Path) -> None:
+def test_lora_over_the_bound_is_used_and_not_kept(objects: ObjectStore, tmp_path: Path) -> None:
     lora, loras = stored(objects, tmp_path, 3.0), uploaded(objects, tmp_path, max_bytes=8)
     loras.ask(lora)
 
@@ -115,7 +115,7 @@ def test_one_that_is_larger_than_the_bound_is_generated_with_and_not_kept(object
     assert on_disk(tmp_path) == set()
 
 
-def test_one_of_another_model_is_refused_by_its_keys(objects: ObjectStore, tmp_path: Path) -> None:
+def test_lora_of_other_model_is_refused_by_keys(objects: ObjectStore, tmp_path: Path) -> None:
     lora, loras = stored(objects, tmp_path, 3.0, module="stranger"), uploaded(objects, tmp_path)
     loras.ask(lora)
 
@@ -123,7 +123,7 @@ def test_one_of_another_model_is_refused_by_its_keys(objects: ObjectStore, tmp_p
         loras.read(lora.digest)
 
 
-def test_one_that_is_gone_says_so(objects: ObjectStore, tmp_path: Path) -> None:
+def test_missing_lora_is_reported(objects: ObjectStore, tmp_path: Path) -> None:
     lora, loras = stored(objects, tmp_path, 3.0), uploaded(objects, tmp_path)
     objects.delete(reference_of(lora).key)
     loras.ask(lora)
@@ -132,7 +132,7 @@ def test_one_that_is_gone_says_so(objects: ObjectStore, tmp_path: Path) -> None:
         loras.read(lora.digest)
 
 
-def test_one_of_a_directory_is_none_of_its_own(objects: ObjectStore, tmp_path: Path) -> None:
+def test_directory_lora_has_no_uploaded_name(objects: ObjectStore, tmp_path: Path) -> None:
     loras = uploaded(objects, tmp_path)
 
     loras.ask(LoraSelection("neon", 1.0, "sha256:n"))
@@ -165,7 +165,7 @@ class SlowLoras:
         return Lora(digest, 1, {})
 
 
-async def test_a_image_has_its_lora_though_whoever_had_it_loaded_ahead_has_left() -> None:
+async def test_prefetched_lora_serves_image_after_prefetcher_left() -> None:
     """One is loaded ahead at a time, so the request's load has a thread while the first one is read."""
     directory = SlowLoras()
     shelf = LoraShelf(directory, 1 << 20, lambda: None)
@@ -191,7 +191,7 @@ async def test_a_image_has_its_lora_though_whoever_had_it_loaded_ahead_has_left(
         shelf.close()
 
 
-async def test_what_could_not_be_loaded_ahead_is_nobodys_error(caplog: pytest.LogCaptureFixture) -> None:
+async def test_failed_prefetch_is_only_logged(caplog: pytest.LogCaptureFixture) -> None:
     directory = SlowLoras()
     shelf = LoraShelf(directory, 1 << 20, lambda: None)
     try:

@@ -66,7 +66,7 @@ def test_tiers_of_local_model_are_its_weights_on_the_disk(tmp_path: Path) -> Non
     assert StoredModels().tiers(settings(tmp_path)) == {Tier.DISK: 6}
 
 
-def test_tiers_of_local_model_are_without_files_that_are_gone(tmp_path: Path) -> None:
+def test_tiers_of_local_model_exclude_missing_files(tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").symlink_to(tmp_path / "gone")
     worker = settings(tmp_path / "b.gguf")
     worker.model.unlink()

@@ -182,7 +182,7 @@ async def test_image_serves_if_it_saves_more_steps(gateway: Gateway) -> None:
     assert (answer.text_similarity, answer.image_similarity) == (None, 0.4)
 
 
-async def test_candidates_whose_entries_are_the_same_share_a_search(gateway: Gateway) -> None:
+async def test_candidates_with_same_entries_share_a_search(gateway: Gateway) -> None:
     gateway.rules = SelectionRules(images=IMAGES)
     own, light = scope(), scope(model_digest="sha256:light")
 
@@ -244,14 +244,14 @@ async def test_an_entry_without_an_image_gives_none(gateway: Gateway) -> None:
     assert (await gateway.lookup()).start == FromNoise()
 
 
-async def test_the_quality_asked_for_bounds_what_is_reused(gateway: Gateway) -> None:
+async def test_requested_quality_limits_reuse(gateway: Gateway) -> None:
     gateway.say(gateway.store())
 
     assert isinstance((await gateway.lookup(quality=0.9)).start, FromLatent)
     assert (await gateway.lookup(quality=0.91)).start == FromNoise()
 
 
-async def test_nothing_near_is_a_miss_that_was_searched_for(gateway: Gateway) -> None:
+async def test_lookup_without_near_entry_is_a_miss(gateway: Gateway) -> None:
     answer = await gateway.ask(scope())
 
     assert answer == LookupAnswer((CandidateStart(FromNoise(), "miss: no compatible entry"),))
@@ -289,7 +289,7 @@ async def test_nothing_is_searched_before_the_index_is_ready(gateway: Gateway) -
     assert gateway.index.queries == []
 
 
-async def test_a_search_that_takes_too_long_is_abandoned(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_search_is_abandoned(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     loop, late_s = asyncio.get_running_loop(), [0.0]
     now_s = loop.time
     monkeypatch.setattr(loop, "time", lambda: now_s() + late_s[0])
@@ -325,7 +325,7 @@ async def test_outage_is_a_miss_and_one_log_line(gateway: Gateway, caplog: pytes
     assert (lines_of_the_first, len(said_by("services.vectordb_gateway.lookup.lookup", caplog))) == (1, 2)
 
 
-async def test_what_the_index_refuses_is_the_caller_s_mistake(gateway: Gateway) -> None:
+async def test_index_refusal_is_invalid_argument(gateway: Gateway) -> None:
     gateway.index.error = InvalidArgument.of("text_embedding", "must be another")
 
     with pytest.raises(InvalidArgument):
@@ -380,7 +380,7 @@ async def test_every_outcome_has_its_metric(gateway: Gateway) -> None:
     assert 0.0 < seconds_now - seconds <= time.perf_counter() - began
 
 
-async def test_lookups_that_wait_hold_no_other_lookup(gateway: Gateway) -> None:
+async def test_waiting_lookups_do_not_block_others(gateway: Gateway) -> None:
     gateway.timeout_s = 600.0
     gateway.say(gateway.store())
     gateway.index.gate.clear()

@@ -123,7 +123,7 @@ def test_memory_has_room_for_one_more_of_the_mean_size() -> None:
     assert found == [True, True, False]
 
 
-def test_a_load_that_failed_is_tried_again(desk: Desk) -> None:
+def test_failed_load_is_retried(desk: Desk) -> None:
     desk.disk.errors = [OSError("the disk went away")]
     source = desk.ask("a")
     desk.await_loads(1)
@@ -139,7 +139,7 @@ def test_a_load_that_failed_is_tried_again(desk: Desk) -> None:
         ([BadLora("another file by now")], BadLora, "BAD_LORA", 1),
     ],
 )
-def test_a_lost_load_says_why_and_the_next_request_loads_anew(
+def test_lost_load_states_its_reason_and_is_retried(
     errors: list[Exception], kind: type[PentimentoError], reason: str, reads: int, desk: Desk
 ) -> None:
     desk.disk.errors = errors
@@ -161,7 +161,7 @@ class ReadBytes(bytearray):
 
 
 @pytest.mark.parametrize("kind", [BadLora, MemoryError])
-def test_of_a_file_that_is_refused_no_byte_is_kept(kind: type[Exception]) -> None:
+def test_refused_file_keeps_no_memory(kind: type[Exception]) -> None:
     read, ended = [], threading.Event()
 
     def refuse(digest: str) -> Lora:
@@ -187,7 +187,7 @@ def test_a_replay_has_them_at_its_step_and_no_sooner(desk: Desk) -> None:
     assert [source.take(step) is not None for step in range(5)] == [False, False, False, True, True]
 
 
-def test_a_closed_loader_gives_up_what_has_not_begun(desk: Desk) -> None:
+def test_closed_loader_drops_pending_loads(desk: Desk) -> None:
     desk.loader.close()
     desk.loader.close()
 
@@ -195,7 +195,7 @@ def test_a_closed_loader_gives_up_what_has_not_begun(desk: Desk) -> None:
         desk.ask("a")
 
 
-def test_loads_that_end_before_ask_returns_hold_up_nobody(desk: Desk) -> None:
+def test_loads_that_end_before_ask_returns_do_not_block(desk: Desk) -> None:
     """The news of such a load comes on the thread that asks, which must not hold what it needs."""
     digests = [f"{number}" for number in range(500)]
 

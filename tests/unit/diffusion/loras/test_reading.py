@@ -62,9 +62,7 @@ def product(factors: Factors, component: str, module: str) -> Tensor:
     return up.flatten(1) @ down.flatten(1)
 
 
-def test_a_file_that_diffusers_gave_kohyas_names_is_read_with_its_whole_alphas(
-    base: BaseLayers, tmp_path: Path
-) -> None:
+def test_kohya_file_of_diffusers_is_read_with_whole_alphas(base: BaseLayers, tmp_path: Path) -> None:
     """As its training scripts write one for other programs: each alpha is the rank, a whole number."""
     from diffusers.utils import convert_state_dict_to_kohya
 
@@ -128,9 +126,7 @@ AS_DIFFUSERS: dict[str, tuple[str, str, Write, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("kind", AS_DIFFUSERS)
-def test_read_lora_means_what_diffusers_takes_it_to_mean(
-    kind: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_read_lora_has_the_deltas_of_diffusers(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     pipeline, family, write, parts = AS_DIFFUSERS[kind]
     base: BaseLayers = request.getfixturevalue(f"{family}base")
     file = write(tmp_path, base)
@@ -228,7 +224,7 @@ def test_read_lora_takes_alphas_and_types(
     assert torch.equal(read[F32].up, factors[f"unet.{LAYER}.lora_B.weight"].to(F32))
 
 
-def test_numbers_that_the_models_precision_does_not_hold_are_refused(base: BaseLayers, tmp_path: Path) -> None:
+def test_numbers_beyond_the_models_precision_are_refused(base: BaseLayers, tmp_path: Path) -> None:
     large = pair(base, up=torch.full((32, 3), 1e6))
     file = write_tensors(tmp_path / "it.safetensors", large)
 

@@ -63,7 +63,7 @@ def test_plan_has_three_stages() -> None:
     ],
     ids=["measured", "of another pair", "stated by the operator", "registered"],
 )
-def test_curve_that_nothing_states_is_the_discriminators(
+def test_unstated_curve_is_the_discriminators(
     pair: str, settings: ServingSettings, curve: DeferralCurve | None
 ) -> None:
     measured = MeasuredDeferral(pair, "sha256:d", CURVE.thresholds, CURVE.shares)

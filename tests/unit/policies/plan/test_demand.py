@@ -37,7 +37,7 @@ def test_demand_of_a_model(model: str, found: ModelDemand) -> None:
 
 
 @pytest.mark.parametrize(("before", "found"), [(0.0, 8.0), (4.0, 5.0), (8.0, 8.0), (12.0, 11.0), (1e-6, 2.0)])
-def test_an_average_moves_by_its_weight_and_begins_with_what_is_seen(before: float, found: float) -> None:
+def test_average_begins_with_first_value_and_moves_by_weight(before: float, found: float) -> None:
     assert smoothed(8.0, before, 0.25) == pytest.approx(found, abs=1e-5)
 
 
@@ -77,7 +77,7 @@ def report(door: str = "f1", model: str = "heavy", **counts: Any) -> ReplicaRepo
     return ReplicaReport(door, 1, demand=(PoolDemand(model, **counts),))
 
 
-def test_arrivals_are_a_rate_over_the_time_that_reports_cover_summed_over_front_doors(window):
+def test_arrival_rate_is_over_reported_time_summed_over_front_doors(window):
     window.add(report("f1", arrived_count=10), 1.0)
     window.add(report("f1", arrived_count=20), 2.0)
     window.add(report("f2", arrived_count=10), 2.0)
@@ -87,7 +87,7 @@ def test_arrivals_are_a_rate_over_the_time_that_reports_cover_summed_over_front_
     assert (heavy.model, heavy.arrivals_per_s) == ("heavy", 15.0)
 
 
-def test_what_waits_is_what_waits_at_front_doors_and_at_workers_now_and_on_average(window):
+def test_queue_includes_front_doors_and_workers_now_and_on_average(window):
     for at_door, at_worker in ((9, 4), (3, 2)):
         window.add(report(queue_length=at_door), 1.0)
         window.add(ReplicaReport("w1", 1, ("heavy",), at_worker), 1.0)
@@ -108,7 +108,7 @@ def test_queues_of_one_model_add_up_within_a_report() -> None:
     assert (heavy.queue_length, heavy.mean_queue_length) == (5, 5.0)
 
 
-def test_a_model_that_nobody_asks_for_counts_while_something_waits_for_it(window):
+def test_model_without_arrivals_counts_while_requests_wait(window):
     window.add(ReplicaReport("w1", 1, ("light",), 2), 1.0)
     window.add(ReplicaReport("w1", 1, ("heavy",), 0), 1.0)
 
@@ -134,7 +134,7 @@ def test_starts_are_counted_by_step_and_broken_slos_together(window):
     assert (heavy.starts, heavy.violation_count) == ((StartShare(0, 3), StartShare(5, 5)), 3)
 
 
-def test_what_was_taken_is_not_taken_again(window):
+def test_taken_demand_is_not_taken_again(window):
     window.add(report(arrived_count=10, dropped_count=1), 1.0)
     window.take(LIVE)
     window.add(report(arrived_count=4), 1.0)
@@ -144,7 +144,7 @@ def test_what_was_taken_is_not_taken_again(window):
     assert (heavy.arrivals_per_s, heavy.violation_count) == (4.0, 0)
 
 
-def test_a_front_door_that_is_gone_counts_no_more(window):
+def test_departed_front_door_is_not_counted(window):
     window.add(report("f1", arrived_count=10), 1.0)
     window.add(report("f2", arrived_count=10), 1.0)
 
@@ -161,7 +161,7 @@ def test_pools_of_one_model_are_added_up() -> None:
     assert (heavy.arrivals_per_s, heavy.sent_on_per_s) == (10.0, 2.0)
 
 
-def test_starts_of_one_step_are_told_apart_by_kind_and_confidences_and_adapters_are_counted() -> None:
+def test_starts_of_one_step_are_counted_by_kind_with_confidences_and_adapters() -> None:
     window = DemandWindow()
     starts = (StartShare(5, 1, "latent", 50, "heavy"), StartShare(5, 2, "image", 50, "light"))
     counts = (1, *(0,) * 18, 3)
@@ -188,7 +188,7 @@ def test_compared_images_add_up_over_front_doors() -> None:
     assert heavy.hits == KeptQuality(2, 1.5, 1.125)
 
 
-def test_what_may_be_left_out_is_added_up_over_pools_reports_and_front_doors() -> None:
+def test_thinnable_steps_are_summed_over_pools_reports_and_front_doors() -> None:
     window = DemandWindow()
     window.add(report(thinnable=ThinnableSteps(4, 2.0, 0.5)), 1.0)
     window.add(report(pool="quick", thinnable=ThinnableSteps(1, 0.5, 0.25)), 1.0)

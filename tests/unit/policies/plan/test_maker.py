@@ -66,7 +66,7 @@ def test_scaled_model_has_a_pool_also_without_a_worker() -> None:
     assert [(pool.pool, pool.worker_ids) for pool in empty] == [("heavy", ()), ("light", ())]
 
 
-def test_policy_that_keeps_models_has_the_cache_of_the_other() -> None:
+def test_policy_without_model_changes_has_the_other_policys_cache() -> None:
     given = PlanInput(0.0, (WORKER,), last=Decision(memory=7))
 
     made = make_plan(keeps_models(OWN, "because"), given)
@@ -115,7 +115,7 @@ def test_resident_loras_lack_no_profile() -> None:
     assert unprofiled_models(PlanInput(0.0, (styled,), (), profiles(turbo=TURBO))) == ()
 
 
-def test_who_has_no_profile_of_a_model_is_not_given_it_and_does_not_keep_it() -> None:
+def test_worker_without_profile_of_model_is_not_assigned_it() -> None:
     fleet = (on("a", worker(0, "turbo")), on("b", worker(1, "turbo")), on("b", worker(2, "sd15")))
     measured = (AllocationProfile("turbo", "a", 1, 0.1, 0), AllocationProfile("sd15", "b", 1, 1.0, 0))
 
@@ -137,7 +137,7 @@ def test_a_small_model_without_a_profile_is_passed_over_for_the_next_one() -> No
     assert set(counts(last)) == {"sd15", "turbo"}
 
 
-def test_a_small_model_that_loses_its_profile_is_left_at_once() -> None:
+def test_small_model_without_profile_is_unassigned_at_once() -> None:
     settings = ServingSettings(heavy="sd15", small=("better", "turbo"), batch_sizes=(1,))
     fleet = tuple(worker(index, "sd15", ("sd15", "better", "turbo")) for index in range(8))
     demand = (ModelDemand("sd15", 8.0, starts=hits((0, 20), (25, 80))),)
@@ -151,7 +151,7 @@ def test_a_small_model_that_loses_its_profile_is_left_at_once() -> None:
 
 
 @pytest.mark.parametrize("name", ["diffserve", "modm"])
-def test_without_the_profile_of_a_model_that_it_cannot_do_without_a_policy_says_which(name: str) -> None:
+def test_policy_names_missing_profile_of_required_model(name: str) -> None:
     asked = replace(context(4, ModelDemand("turbo", 3.0)), profiles=profiles(turbo=TURBO))
 
     with pytest.raises(FailedPrecondition, match="model sd15 has no profile"):

@@ -92,7 +92,7 @@ def test_policy_has_cache_and_drops_of_its_system(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WHAT_THEY_NEED)
-def test_a_policy_that_lacks_a_field_says_which(name: str) -> None:
+def test_policy_with_missing_field_names_it(name: str) -> None:
     """Each field is taken away alone; the light model is the only small one where no others are named."""
     full = replace(FULL, small=("tiny",))
     SERVING_POLICIES[name].check(full)
@@ -111,7 +111,7 @@ def test_a_policy_that_lacks_a_field_says_which(name: str) -> None:
     assert named == WHAT_THEY_NEED[name]
 
 
-def test_a_cascade_of_one_model_is_none() -> None:
+def test_cascade_of_one_model_is_rejected() -> None:
     with pytest.raises(InvalidArgument, match="light: must be another model"):
         SERVING_POLICIES["diffserve"].check(replace(FULL, light="sd15"))
 

@@ -128,7 +128,7 @@ def refuse(offset: int, buffer: memoryview) -> None:
         (refuse, True, StoreUnavailable),
     ],
 )
-def test_remote_that_stays_wrong_is_named_and_leaves_no_component(
+def test_persistently_wrong_remote_is_named_and_leaves_no_component(
     tmp_path: Path,
     objects: ObjectStore,
     remote: CountingRemote,
@@ -210,7 +210,7 @@ def test_partial_file_stays_writable_until_it_is_a_component(
     assert not blob.stat().st_mode & 0o222
 
 
-def test_component_whose_bytes_a_power_cut_lost_is_fetched_again(
+def test_component_damaged_by_power_cut_is_fetched_again(
     tmp_path: Path, objects: ObjectStore, remote: CountingRemote, data: bytes
 ) -> None:
     reference = registered(objects, data)
@@ -222,7 +222,7 @@ def test_component_whose_bytes_a_power_cut_lost_is_fetched_again(
     assert opened(tmp_path).read(reference, remote)[0] == data
 
 
-def test_start_deletes_what_killed_processes_left_for_an_hour(
+def test_start_deletes_hour_old_files_of_killed_processes(
     tmp_path: Path, objects: ObjectStore, remote: CountingRemote, data: bytes
 ) -> None:
     reference = registered(objects, data)
@@ -294,7 +294,7 @@ def test_full_disk_is_reported_and_leaves_no_partial_file(
     assert opened(tmp_path).read(reference, remote)[0] == data
 
 
-def test_disk_that_others_fill_loses_components_first_and_then_has_no_room(
+def test_full_disk_loses_components_before_it_refuses(
     tmp_path: Path, objects: ObjectStore, remote: CountingRemote
 ) -> None:
     """A quota beyond the disk, as of a shared host."""

@@ -125,7 +125,7 @@ def test_names_of_the_same_files_keep_their_entries(host: Host, objects: ObjectS
     assert sorted(entry["path"] for entry in entries) == ["one", "two"]
 
 
-def test_names_that_are_prepared_at_once_keep_their_entries(host: Host, objects: ObjectStore) -> None:
+def test_names_prepared_at_once_keep_their_entries(host: Host, objects: ObjectStore) -> None:
     one, two = (stored(objects, name, MODEL) for name in ("one", "two"))
     place = host.folders.prepare(one).parent
     entries = json.loads((place / "registry.json").read_text())["models"]
