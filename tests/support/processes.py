@@ -41,3 +41,9 @@ def runs(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:  # Between the two.
         return False
+
+
+def run_command(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run `pentimento` with these arguments, and return its exit code and output."""
+    command = [sys.executable, "-m", "pentimento.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, cwd=cwd)

@@ -8,6 +8,7 @@ from lab.fixtures.frontdoor_suite import FrontdoorSuite, running_suite
 from lab.fixtures.paced_worker import PacedWorker
 from pentimento.domain.clock import SystemClock
 from pentimento.domain.tenants import DAY_S, HOUR_S
+from tests.integration.frontdoor.administered import Administered, administered
 
 
 @pytest.fixture
@@ -21,3 +22,9 @@ def at_half_past_noon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither an hour nor a day ends while the test runs."""
     ahead_s = 12.5 * HOUR_S - time.time() % DAY_S
     monkeypatch.setattr(SystemClock, "wall", lambda _: time.time() + ahead_s)
+
+
+@pytest.fixture
+async def running(folder: Path, worker: PacedWorker) -> AsyncIterator[Administered]:
+    async with administered(folder) as one:
+        yield one

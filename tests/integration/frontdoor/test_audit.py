@@ -11,7 +11,7 @@ from pentimento.domain.errors import PentimentoError
 from pentimento.domain.identity import Role
 from pentimento.domain.tenants import TenantQuota
 from pentimento.rpc.audit import is_audited
-from tests.integration.frontdoor.test_tenant_keys import administered
+from tests.integration.frontdoor.administered import administered
 
 METHOD = "/pentimento.api.tenants.v1.TenantService/"
 
