@@ -182,7 +182,7 @@ async def test_half_messages_of_one_caller_leave_others_served(
     assert {one["grpc-status"] for one in found.values()} == {RESOURCE_EXHAUSTED}
 
 
-async def test_a_stream_of_requests_keeps_a_place_until_it_ends(socket_path: Path) -> None:
+async def test_stream_of_requests_keeps_a_place_until_it_ends(socket_path: Path) -> None:
     """Room for one."""
     async with serving(on(socket_path, max_receiving_bytes=MEBIBYTE)) as target:
         ends = []
@@ -228,7 +228,7 @@ async def test_one_tenant_takes_no_more_than_half_of_the_calls(socket_path: Path
 
 
 @pytest.mark.slow
-async def test_a_burst_ends_with_answers_alone(socket_path: Path) -> None:
+async def test_burst_ends_with_answers_only(socket_path: Path) -> None:
     """Three times as many calls as a connection takes at once, on two connections, all before the first is answered."""
     async with serving(on(socket_path)) as target, channel_to(target) as one, channel_to(target) as two:
         calls = [embed(channel, "x", timeout=240.0) for channel in (one, two) for _ in range(1500)]

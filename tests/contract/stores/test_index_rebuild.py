@@ -112,7 +112,7 @@ def test_built_index_finds_nearest_by_full_comparison(tmp_path: Path, tenant_cou
     assert recall >= 0.95
 
 
-def test_a_built_index_has_int8_vectors_beside_the_others(tmp_path: Path) -> None:
+def test_built_index_adds_int8_vectors(tmp_path: Path) -> None:
     index = opened(tmp_path)
     index.upsert(points_at(clustered(1200)))
     wait_until(lambda: built(index) > 0)
@@ -257,9 +257,7 @@ def test_killed_builder_loses_only_its_build(tmp_path: Path) -> None:
     index.close()
 
 
-def test_without_room_nothing_is_built_and_the_old_index_serves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_build_without_room_leaves_old_index_serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pentimento.stores.vectors.rebuild.needed_room_bytes", lambda *_: 2**62)
     index = opened(tmp_path)
     vectors = clustered(1200)
@@ -300,7 +298,7 @@ sys.stdin.read()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_kill_in_any_phase_loses_nothing_and_leaves_nothing(tmp_path: Path, phase: str) -> None:
+def test_kill_in_any_phase_loses_no_point_and_leaves_no_file(tmp_path: Path, phase: str) -> None:
     command = (sys.executable, "-c", KILLED_IN_A_PHASE, str(tmp_path), phase)
     with subprocess.Popen(command, stdin=subprocess.PIPE) as victim:
         assert victim.wait(TIMEOUT_S) == -signal.SIGKILL
@@ -330,7 +328,7 @@ def test_built_index_is_served_after_restart_without_rebuild(tmp_path: Path) -> 
     second.close()
 
 
-def test_an_index_can_be_closed_in_the_middle_of_a_build(tmp_path: Path) -> None:
+def test_index_can_be_closed_during_build(tmp_path: Path) -> None:
     reached = threading.Event()
     index = opened(tmp_path, on_phase=lambda phase: reached.set() if phase == "copy" else None)
     index.upsert(points_at(clustered(1200)))
@@ -343,7 +341,7 @@ def test_an_index_can_be_closed_in_the_middle_of_a_build(tmp_path: Path) -> None
         index.upsert(points_at(clustered(1)))
 
 
-def test_a_second_process_waits_for_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_process_waits_for_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pentimento.stores.vectors.edge._START_TIMEOUT_S", 0.1)
     first = EdgeVectorIndex(tmp_path, TIMING)
     monkeypatch.undo()

@@ -25,7 +25,7 @@ from tests.contract.stores.cache_records import add, live
 from tests.support.watched_statements import watched_statements
 
 
-def test_a_broken_connection_costs_nothing_but_the_commit_it_broke(postgresql: PostgresqlServer) -> None:
+def test_broken_connection_fails_only_its_commit(postgresql: PostgresqlServer) -> None:
     url = postgresql.new_database()
     journal = open_journal(url)
     journal.claim_epoch("a").result()
@@ -54,7 +54,7 @@ def test_client_leaves_standby_for_new_primary(postgresql: PostgresqlServer) -> 
     writer.close()
 
 
-def test_of_several_servers_a_standby_is_passed_over(postgresql: PostgresqlServer) -> None:
+def test_read_only_server_is_unavailable(postgresql: PostgresqlServer) -> None:
     engine = open_engine(f"{postgresql.new_database()}%20-cdefault_transaction_read_only%3Don")
 
     with pytest.raises(StoreUnavailable), typed_errors(), engine.connect():
@@ -111,7 +111,7 @@ def test_two_services_migrate_one_database_at_once(postgresql: PostgresqlServer)
         journal.close()
 
 
-def test_a_deadlock_of_two_services_is_run_again(postgresql: PostgresqlServer) -> None:
+def test_deadlocked_transaction_is_retried(postgresql: PostgresqlServer) -> None:
     url = postgresql.new_database()
     engine = open_engine(url)
     with engine.begin() as connection:

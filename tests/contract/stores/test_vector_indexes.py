@@ -99,7 +99,7 @@ def test_nothing_is_found_before_there_is_an_index(unprepared: VectorIndex) -> N
     assert list(unprepared.entry_ids()) == []
 
 
-def test_the_nearest_comes_first_with_its_cosine(index: VectorIndex) -> None:
+def test_nearest_point_comes_first_with_its_cosine(index: VectorIndex) -> None:
     near, far = point(unit(1, 0.1)), point(unit(0, 1))
     index.upsert([far, near])
 

@@ -32,9 +32,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(run([sys.executable, ROOT / "scripts" / "build_client_wheel.py", "--output", folder], ROOT).strip())
 
 
-def test_the_client_wheel_brings_every_contract_and_nothing_but_grpcio_and_protobuf(
-    wheel: Path, tmp_path: Path
-) -> None:
+def test_client_wheel_brings_every_contract_and_nothing_but_grpcio_and_protobuf(wheel: Path, tmp_path: Path) -> None:
     python = fresh_python(tmp_path / "venv", wheel)
 
     packages, stubs, installed = run([python, "-I", "-c", INSPECT_WHEEL], tmp_path).splitlines()

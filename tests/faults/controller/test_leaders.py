@@ -122,7 +122,7 @@ async def start_standby(controllers: Controllers) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_a_standby_leads_once_the_leader_is_killed_and_the_plan_stands_meanwhile(controllers, followed):
+async def test_standby_leads_after_leader_is_killed_and_plan_stays(controllers, followed):
     leader = controllers.controller(0, "--standby")
     await wait_until_serving(controllers.addresses[0])
     for name in ("w1", "w2"):
@@ -138,7 +138,7 @@ async def test_a_standby_leads_once_the_leader_is_killed_and_the_plan_stands_mea
     assert planned(after) == {"w1", "w2"}
 
 
-async def test_a_standby_refuses_calls_until_it_leads(controllers, followed):
+async def test_standby_refuses_calls_until_it_leads(controllers, followed):
     leader = controllers.controller(0, "--standby")
     await wait_until_serving(controllers.addresses[0])
     await start_standby(controllers)
@@ -150,7 +150,7 @@ async def test_a_standby_refuses_calls_until_it_leads(controllers, followed):
         assert (await standby.fleet()).leader_epoch > 0
 
 
-async def test_a_leader_that_was_stopped_is_fenced_off_and_ends(controllers, followed):
+async def test_resumed_former_leader_is_fenced_and_ends(controllers, followed):
     stopped = controllers.controller(0, "--standby")
     await wait_until_serving(controllers.addresses[0])
     controllers.worker("w1")
@@ -191,7 +191,7 @@ def can_be_written(path: str) -> bool:
         return True
 
 
-async def test_after_a_restart_the_last_plan_is_served_before_anybody_reports(controllers, followed):
+async def test_last_plan_is_served_after_restart_before_any_report(controllers, followed):
     killed = controllers.controller(0)
     worker = controllers.worker("w1")
     before = await followed.until(lambda plan: planned(plan) == {"w1"})

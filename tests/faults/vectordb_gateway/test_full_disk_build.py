@@ -29,7 +29,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield mount
 
 
-def test_a_build_on_a_full_disk_costs_the_build_alone(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_on_full_disk_fails_alone(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The check of the room beforehand is left out: here the disk fills up in the middle.
     monkeypatch.setattr("pentimento.stores.vectors.rebuild.needed_room_bytes", lambda *_: 0)
     ballast = small_disk / "ballast"

@@ -192,7 +192,7 @@ async def test_model_on_disk_needs_a_signed_entry_next_to_it(folder: Path, check
     assert [one.reason for one in (unsigned, changed, absent)] == ["UNSIGNED_ENTRY", "BAD_SIGNATURE", "UNSIGNED_ENTRY"]
 
 
-async def test_without_keys_nothing_is_verified(folder: Path, checkpoint: Path) -> None:
+async def test_no_registration_is_verified_without_keys(folder: Path, checkpoint: Path) -> None:
     model = local(checkpoint, folder, signature={"key_id": "0", "signed_at_ms": 1, "value": "AAAA"})
     async with running(folder) as suite:
         await add(suite, checkpoint)

@@ -55,7 +55,7 @@ async def test_line_with_all_slots_kept_ends_its_stream(service: Service) -> Non
     assert service.process.controlnets.compute.step_count > 0
 
 
-async def test_a_frame_of_another_stream_on_a_line_is_refused(service: Service) -> None:
+async def test_frame_of_another_stream_on_a_line_is_refused(service: Service) -> None:
     """Any holder of the line can write it: its binding tells streams apart."""
     stream = await service.client.open_stream(request_for(), 1, OPEN_S)
     other = await service.client.open_stream(request_for(attempt=Attempt("other", 1, 8, "f", 1, "t")), 1, OPEN_S)

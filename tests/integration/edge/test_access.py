@@ -170,12 +170,12 @@ async def test_edge_without_role_keeps_no_history_and_pages_use_callers_token(
         assert [sample["completed"] for sample in answers["admin"].json()["samples"]] == [0]
 
 
-def test_the_tables_have_every_route(folder: Path) -> None:
+def test_tables_have_every_route(folder: Path) -> None:
     assert set(ROUTES) == routes_of(folder)
     assert set(ROUTES | CONSOLE) == routes_of(folder, console=True)
 
 
-def test_the_api_document_has_every_route_but_itself_and_metrics(folder: Path) -> None:
+def test_api_document_has_every_route_but_itself_and_metrics(folder: Path) -> None:
     from services.edge.api.document import api_document
 
     listed = {(method, path.replace(":path", "")) for method, path in routes_of(folder)}

@@ -17,7 +17,7 @@ async def edit(edge: EdgeUnderTest, **options: Any) -> Any:
         return await ai.images.edit(**{"prompt": "a red circle", "image": a_png(), **options})
 
 
-async def test_an_edit_starts_from_its_image(edge: EdgeUnderTest) -> None:
+async def test_edit_starts_from_its_image(edge: EdgeUnderTest) -> None:
     for image in (a_png(), [a_png()], ("some name.png", a_png(), "image/png")):
         answer = await edit(edge, image=image, extra_body={"strength": 0.5, "num_inference_steps": 4, "seed": 3})
 
@@ -29,7 +29,7 @@ async def test_an_edit_starts_from_its_image(edge: EdgeUnderTest) -> None:
     assert len(edge.worker.executed) == 3
 
 
-async def test_an_edit_without_a_size_keeps_its_images(edge: EdgeUnderTest) -> None:
+async def test_edit_without_a_size_keeps_its_images(edge: EdgeUnderTest) -> None:
     """Open WebUI sends none."""
     answers = [await edit(edge, image=a_png(52, 40), **size) for size in ({}, {"size": "auto"}, {"size": "32x32"})]
 
@@ -40,7 +40,7 @@ def data_url(data: bytes) -> str:
     return f"data:image/png;base64,{base64.b64encode(data).decode()}"
 
 
-async def test_an_edit_may_be_json_with_data_urls(edge: EdgeUnderTest) -> None:
+async def test_edit_may_be_json_with_data_urls(edge: EdgeUnderTest) -> None:
     """As OpenAI's API describes it; its clients have no method for it, and send it by `post`."""
     from openai import BadRequestError
     from openai.types import ImagesResponse
@@ -66,7 +66,7 @@ async def test_an_edit_may_be_json_with_data_urls(edge: EdgeUnderTest) -> None:
     assert refused.value.param == "images[0].image_url" and "no URL is fetched" in str(refused.value)
 
 
-async def test_a_job_may_be_an_edit_as_json(edge: EdgeUnderTest) -> None:
+async def test_job_may_be_an_edit_as_json(edge: EdgeUnderTest) -> None:
     body = {"prompt": "x", "image": data_url(a_png()), "strength": 0.5, "num_inference_steps": 4}
 
     job = (await edge.http.post("/v1/jobs", json=body)).json()
@@ -84,7 +84,7 @@ async def test_streamed_edit_ends_with_its_image(edge: EdgeUnderTest) -> None:
 
 
 @pytest.mark.parametrize("image", [a_png(), [a_png()]], ids=["image", "image[]"])
-async def test_a_mask_goes_with_its_image(edge: EdgeUnderTest, image: bytes | list[bytes]) -> None:
+async def test_mask_goes_with_its_image(edge: EdgeUnderTest, image: bytes | list[bytes]) -> None:
     mask = a_png(colour="white")
 
     answer = await edit(edge, image=image, mask=mask, extra_body={"strength": 1.0, "num_inference_steps": 2})
@@ -109,7 +109,7 @@ WRONG_FORMS: tuple[tuple[dict[str, Any], str, str], ...] = (
 )
 
 
-async def test_a_wrong_field_of_a_form_is_named(edge: EdgeUnderTest) -> None:
+async def test_wrong_field_of_a_form_is_named(edge: EdgeUnderTest) -> None:
     from openai import BadRequestError
 
     for options, param, says in WRONG_FORMS:

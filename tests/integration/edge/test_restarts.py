@@ -166,7 +166,7 @@ async def test_request_cancelled_by_broken_connection_is_sent_again(
     assert service.deadlines_ms[1] <= service.deadlines_ms[0] == 60_000
 
 
-async def test_the_wait_for_a_frontdoor_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_wait_for_frontdoor_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.edge.api.images.RETRIES", quick())
     service = ScriptedAttachments(plays(ACCEPTED, then=AWAY), *[plays(then=AWAY)] * 9)
 

@@ -115,7 +115,7 @@ async def test_dialog_of_malformed_token_gives_way_to_next(context: Any) -> None
     assert await page.evaluate("most") == 1
 
 
-async def test_the_token_stays_in_the_tab_and_goes_with_signing_out(context: Any) -> None:
+async def test_token_stays_in_the_tab_and_goes_with_signing_out(context: Any) -> None:
     page = await open_page(context)
     await sign_in(page, USER)
     await page.get_by_label("Prompt", exact=True).wait_for()

@@ -49,7 +49,7 @@ async def test_before_it_drains_it_serves_and_is_not_ready(folder: Path, worker:
     assert (ready, painted) == ([503, 503], [200, 200])
 
 
-async def test_after_the_delay_it_takes_no_connections(folder: Path, worker: PacedWorker) -> None:
+async def test_edge_takes_no_connections_after_the_delay(folder: Path, worker: PacedWorker) -> None:
     async with stopping_edge(folder, 0.01) as (edge, _, url):
         await edge.finish()
 

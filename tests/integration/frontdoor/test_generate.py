@@ -127,7 +127,7 @@ async def test_omit_progress_leaves_only_accepted_and_completed(suite: Frontdoor
     assert [order.omit_progress for order in worker.orders] == [True, True, True, False]
 
 
-async def test_the_same_key_and_body_joins_the_running_request(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+async def test_same_key_and_body_joins_the_running_request(suite: FrontdoorSuite, worker: PacedWorker) -> None:
     worker.hold.clear()
     first = suite.client.generate(REQUEST, "key")
     request_id = await suite.accepted(first)
@@ -224,9 +224,7 @@ async def test_cancel_stops_the_work_and_ends_the_stream(suite: FrontdoorSuite, 
     await worker.wait_until(lambda: not worker.running)
 
 
-async def test_a_request_past_its_deadline_expires_and_its_work_stops(
-    suite: FrontdoorSuite, worker: PacedWorker
-) -> None:
+async def test_request_past_its_deadline_expires_and_its_work_stops(suite: FrontdoorSuite, worker: PacedWorker) -> None:
     worker.hold.clear()
 
     with pytest.raises(DeadlineExceeded):
@@ -291,9 +289,7 @@ async def test_silent_stream_stays_open(quick_pings: None, worker: PacedWorker, 
     assert (await painting).image
 
 
-async def test_a_full_queue_answers_at_once_with_a_time_to_come_back(
-    folder_suite: FrontdoorSuite, worker: PacedWorker
-) -> None:
+async def test_full_queue_answers_at_once_with_retry_time(folder_suite: FrontdoorSuite, worker: PacedWorker) -> None:
     worker.hold.clear()
     running = folder_suite.client.generate(REQUEST)
     await folder_suite.accepted(running)

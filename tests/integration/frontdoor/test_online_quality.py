@@ -160,9 +160,7 @@ async def test_worker_of_an_image_receives_its_own_generation(
     assert painted.worker_generation == worker.held.worker_generation
 
 
-async def test_a_request_does_not_wait_for_a_shadow(
-    folder: Path, worker: PacedWorker, gateway: WatchingGateway
-) -> None:
+async def test_request_does_not_wait_for_a_shadow(folder: Path, worker: PacedWorker, gateway: WatchingGateway) -> None:
     """The shadow has the worker's only slot and gives it up; afterwards the hits are generated again."""
     stopped = told("stopped")
     async with watched(folder, gateway) as suite:
@@ -184,7 +182,7 @@ async def test_a_request_does_not_wait_for_a_shadow(
 
 
 @pytest.mark.parametrize("gives_way", GivesWay)
-async def test_a_shadow_leaves_for_its_own_workers_requests_or_for_everybodys(
+async def test_shadow_yields_to_requests_of_its_worker_or_of_all(
     folder: Path, worker: PacedWorker, gateway: WatchingGateway, gives_way: GivesWay
 ) -> None:
     other = PacedWorker("w2")

@@ -87,7 +87,7 @@ async def test_concurrent_attempts_share_steps_with_unchanged_images(worker: Ser
         torch.testing.assert_close(one, other, rtol=0, atol=1e-4)
 
 
-async def test_a_cancel_inside_a_batch_ends_its_own_attempt_alone(worker: Served) -> None:
+async def test_cancel_inside_batch_ends_only_its_attempt(worker: Served) -> None:
     long = execute(worker, attempt=attempt(request_id="long"), spec=spec_with(num_inference_steps=900))
     assert isinstance(await anext(long), Started)
     other = asyncio.create_task(
@@ -102,7 +102,7 @@ async def test_a_cancel_inside_a_batch_ends_its_own_attempt_alone(worker: Served
     assert (await other).steps_run == 30
 
 
-async def test_a_image_above_the_memory_budget_is_refused_and_the_next_one_generated(worker: Served) -> None:
+async def test_image_above_the_memory_budget_is_refused_and_the_next_one_generated(worker: Served) -> None:
     one_row = 2**20 / 32**2
     worker.model.engine.limits.set_budget(MemoryBudget(3 * 2**20, MemoryModel(0.0, one_row)))
 
@@ -114,7 +114,7 @@ async def test_a_image_above_the_memory_budget_is_refused_and_the_next_one_gener
     assert (await result_of(execute(worker, attempt=attempt(2)))).image
 
 
-async def test_a_worker_without_batches_holds_one_attempt_one_more_urgent_and_one_to_prepare(
+async def test_worker_without_batches_holds_one_attempt_one_more_urgent_and_one_to_prepare(
     checkpoint: Path, directory: Path
 ) -> None:
     async with serve(checkpoint, directory, max_batch=1) as worker:
@@ -123,14 +123,14 @@ async def test_a_worker_without_batches_holds_one_attempt_one_more_urgent_and_on
     assert (credits.credit_count, credits.reserve_count, credits.preparing_count) == (1, 1, 1)
 
 
-async def test_a_place_is_yielded_once_before_the_image_is_there(worker: Served) -> None:
+async def test_place_is_yielded_once_before_the_image_ends(worker: Served) -> None:
     events = [event async for event in execute(worker, spec=spec_with(num_inference_steps=20))]
 
     assert [type(event) for event in events].count(PlaceYielded) == 1
     assert isinstance(events[-1], AttemptResult)
 
 
-async def test_a_yielded_place_is_taken_while_the_image_is_finished(checkpoint: Path, directory: Path) -> None:
+async def test_yielded_place_is_taken_while_the_image_is_finished(checkpoint: Path, directory: Path) -> None:
     async with serve(checkpoint, directory, max_batch=1, credits=1) as worker:
         first = execute(worker, attempt=attempt(request_id="first"), spec=spec_with(num_inference_steps=20))
         async for event in first:
@@ -150,7 +150,7 @@ async def test_result_has_device_time_and_only_measured_energy(worker: Served) -
     assert (result.energy_joules is None) == (worker.switch._loader._energy is None)
 
 
-async def test_the_lag_of_the_event_loop_is_measured(worker: Served) -> None:
+async def test_lag_of_the_event_loop_is_measured(worker: Served) -> None:
     await result_of(execute(worker, spec=spec_with(num_inference_steps=100)))
 
     assert REGISTRY.get_sample_value("pentimento_worker_event_loop_lag_seconds_count")
@@ -176,7 +176,7 @@ async def test_unprofiled_size_is_named(checkpoint: Path, tmp_path: Path, size: 
         )
 
 
-async def test_a_replay_shares_no_step(worker: Served) -> None:
+async def test_replay_shares_no_step(worker: Served) -> None:
     before = steps_by_batch_size()
     specs = [spec_with(seed=seed, num_inference_steps=20) for seed in range(3)]
 

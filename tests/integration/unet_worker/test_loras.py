@@ -97,7 +97,7 @@ async def test_credits_list_loras_of_the_workers_model(worker: Served) -> None:
     ]
 
 
-async def test_a_image_has_its_loras_and_the_next_one_has_not(worker: Served) -> None:
+async def test_loras_apply_only_to_their_image(worker: Served) -> None:
     neon = await selections(worker, neon=1.0)
     both = await selections(worker, neon=0.5, mosaic=1.0)
 
@@ -112,7 +112,7 @@ async def test_a_image_has_its_loras_and_the_next_one_has_not(worker: Served) ->
     assert set(credits.resident_components) == {worker.held.model, "neon", "mosaic"}
 
 
-async def test_a_lora_of_the_object_store_generates_what_its_file_does(
+async def test_lora_of_the_object_store_generates_what_its_file_does(
     checkpoint: Path, adapters_dir: Path, tmp_path: Path
 ) -> None:
     """The worker has no directory of LoRAs: it fetches this one, by the reference that the request brings."""
@@ -212,7 +212,7 @@ async def test_planned_uploaded_lora_is_fetched_before_its_first_request(
         assert len(list((tmp_path / "fetched" / "blobs").iterdir())) == 1
 
 
-async def test_a_file_is_read_when_it_is_wanted_and_not_at_the_start(
+async def test_lora_file_is_read_at_first_use(
     checkpoint: Path, adapters_dir: Path, base: BaseLayers, tmp_path: Path
 ) -> None:
     """Its header is sound and its numbers are not: that shows when they are read."""

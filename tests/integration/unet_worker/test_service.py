@@ -145,7 +145,7 @@ async def test_worker_refuses_unknown_attempts_and_generations(worker: Served) -
     assert list(answer.resident_components) == ["tiny"]
 
 
-async def test_an_orphan_is_stopped_after_its_time(
+async def test_orphan_is_stopped_after_its_time(
     checkpoint: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "ORPHAN_S", 0.0)
@@ -203,7 +203,7 @@ async def test_final_latents_are_returned_on_request(worker: Served) -> None:
     assert result.final_latents.binding.request_id == "request"
 
 
-async def test_a_half_without_an_opening_is_refused(worker: Served) -> None:
+async def test_half_without_opening_is_refused(worker: Served) -> None:
     async def nothing() -> AsyncIterator[pb.PredictHalfRequest]:
         yield pb.PredictHalfRequest()
 

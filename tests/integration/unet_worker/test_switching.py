@@ -370,7 +370,7 @@ async def test_model_failing_after_engine_start_leaves_no_engine(
         assert len(engines() - engines_beside) == 1
 
 
-async def test_a_plan_bounds_its_batches_and_never_widens_them(worker: Served) -> None:
+async def test_plan_bounds_its_batches_and_never_widens_them(worker: Served) -> None:
     limits = []
     for most in (2, 1000, 2, 0):
         worker.switch.assign("tiny", most)

@@ -8,7 +8,9 @@ from pentimento.domain.generation import FromLatent, FromNoise
 from tests.support.gateways import attempt, embedding, running_gateway, scope
 
 
-async def test_an_entrys_whole_life(tmp_path: Path, postgresql: PostgresqlServer, s3_endpoint: str) -> None:
+async def test_entry_life_cycle_on_server_stores(
+    tmp_path: Path, postgresql: PostgresqlServer, s3_endpoint: str
+) -> None:
     objects_url = f"s3://pentimento/objects?endpoint={s3_endpoint}&create_bucket=true"
     flags = ("--ledger-url", postgresql.new_database(), "--objects-url", objects_url, "--max-entries", "1")
     async with running_gateway(tmp_path, *flags) as gateway:

@@ -94,7 +94,7 @@ async def test_first_image_of_another_encoder_keeps_the_latents(tmp_path: Path, 
     assert again.start == after.start
 
 
-async def test_without_prompt_s_image_vector_latents_are_found_alone(gateway: RunningGateway) -> None:
+async def test_lookup_without_image_vector_finds_only_latents(gateway: RunningGateway) -> None:
     await gateway.store(embedding(1), image=seen(1))
 
     latent = await ask(gateway, embedding(1), None)

@@ -223,7 +223,7 @@ def test_keda_shows_a_certificate_where_the_suite_does(rendered: Rendering) -> N
         rendered(EXTERNAL, scaled, {"tls": {"secret": "certificates", "mutual": True}})
 
 
-def test_without_keda_the_controller_has_no_scaler(rendered: Rendering) -> None:
+def test_controller_without_keda_has_no_scaler(rendered: Rendering) -> None:
     manifests = rendered(EXTERNAL)
     release = RenderedRelease(manifests)
     ports = [port["name"] for one in release.of("Service") for port in one["spec"]["ports"]]

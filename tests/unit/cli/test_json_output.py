@@ -69,7 +69,7 @@ def fields_of(command: str) -> list[str]:
     return re.findall(r"`([a-z_]+)`", line.split("|")[2])
 
 
-def test_a_token_is_one_document_and_nothing_else() -> None:
+def test_token_is_one_document_and_nothing_else() -> None:
     done = CliRunner().invoke(token.new, ["--tenant", "acme", "--role", "admin", "--json"])
 
     document = json.loads(done.stdout)

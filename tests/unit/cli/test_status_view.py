@@ -39,7 +39,7 @@ from pentimento.domain.generation import PlanVersion
 from pentimento.domain.weights import ComponentWeights, ModelChange, ShortModel, SwitchWay
 
 
-def test_a_suite_without_a_cache_misses_none() -> None:
+def test_suite_without_a_cache_misses_none() -> None:
     status = SuiteStatus.of(Unavailable("GONE", "no"), Unavailable("GONE", "no"), None)
 
     assert set(status.unanswered) == {"controller", "frontdoor"}
@@ -163,7 +163,7 @@ def test_status_shows_rejections_by_reason_and_why_none_is_accepted() -> None:
     ]
 
 
-def test_a_look_without_a_controller_is_no_sample() -> None:
+def test_look_without_controller_is_no_sample() -> None:
     gone = Unavailable("GONE", "no")
     fleet = Fleet((), Plan(PlanVersion(7, 2), admission_rate=0.5), 7)
 

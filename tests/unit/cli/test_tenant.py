@@ -40,7 +40,7 @@ def test_quota_without_options_stays() -> None:
     )
 
 
-def test_a_bound_outside_its_limits_is_named() -> None:
+def test_bound_outside_its_limits_is_named() -> None:
     with pytest.raises(InvalidArgument, match=r"weight: must be between 0\.01 and 100"):
         changed_quota(QUOTA, NOTHING | {"weight": 0.0})
 

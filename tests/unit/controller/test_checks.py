@@ -124,7 +124,7 @@ def test_unusable_cost_is_refused_by_field(cost, message):
 
 
 @pytest.mark.parametrize("share", [math.nan, math.inf, -math.inf, -0.001, 1.001])
-def test_a_share_outside_0_to_1_is_refused_by_name(share):
+def test_share_outside_0_to_1_is_refused_by_name(share):
     with pytest.raises(InvalidArgument, match="busy_share: must be between 0 and 1"):
         check_report(replace(REPORT, busy_share=share))
 
@@ -138,7 +138,7 @@ def test_more_deferred_than_scored_is_refused_by_name():
 
 @pytest.mark.parametrize("count", [-1, MAX_COUNT + 1])
 @pytest.mark.parametrize("field", ["queue_length", "running_count", "completed_count", "failed_count"])
-def test_a_count_outside_its_range_is_refused_by_name(field, count):
+def test_count_outside_its_range_is_refused_by_name(field, count):
     with pytest.raises(InvalidArgument, match=f"{field}: must be between 0"):
         check_report(replace(REPORT, **{field: count}))
 
@@ -197,14 +197,14 @@ def test_impossible_comparison_is_refused(demand: PoolDemand, refused: str) -> N
         check_report(replace(REPORT, demand=(demand,)))
 
 
-def test_a_start_is_below_its_steps_where_those_are_known() -> None:
+def test_start_is_below_its_steps_where_those_are_known() -> None:
     starts = (StartShare(4, 1, step_count=5), StartShare(5, 1))
 
     check_report(replace(REPORT, demand=(PoolDemand("heavy", starts=starts),)))
 
 
 @given(st.text(max_size=300), st.text(max_size=300), st.integers())
-def test_no_text_makes_the_check_fail_otherwise_than_by_refusing(name, address, generation):
+def test_check_of_any_text_passes_or_refuses(name, address, generation):
     try:
         check_replica(Replica(name, ReplicaKind.EMBEDDER, address, generation, available_models=(name,)))
     except InvalidArgument as refusal:
@@ -215,7 +215,7 @@ GOOD = variant("light", ("gpu", 0.5))
 WEIGHTS = FILES[1]
 
 
-def test_a_model_and_cascades_of_two_and_three_pass() -> None:
+def test_model_and_cascades_of_two_and_three_pass() -> None:
     check_variant(GOOD)
     check_cascade(cascade("light", "heavy"))
     check_cascade(cascade("light", "middle", "heavy"))
@@ -280,7 +280,7 @@ def test_weights_are_safetensors_alone(suffix: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"), [({"sha256": "B" * 64}, "sha256: must be 64 hex"), ({"size_bytes": -1}, "size_bytes")]
 )
-def test_a_file_says_its_sum_and_size(change: dict[str, object], message: str) -> None:
+def test_file_needs_sum_and_size(change: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         check_variant(replace(GOOD, files=(replace(WEIGHTS, **change),)))
 
@@ -298,7 +298,7 @@ TWO = cascade("light", "heavy")
         (("light", "middle", "heavy"), "cascade.handovers: must be 2, one for each model but the last, got 1"),
     ],
 )
-def test_a_cascade_has_models_and_one_handover_less(models: tuple[str, ...], message: str) -> None:
+def test_cascade_has_models_and_one_handover_less(models: tuple[str, ...], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         check_cascade(replace(TWO, models=models))
 
@@ -324,7 +324,7 @@ def test_unusable_handover_is_refused_by_field(change: dict[str, object], messag
 
 
 @given(name=st.text(max_size=200), path=st.text(max_size=60))
-def test_no_text_fails_otherwise_than_by_a_refusal(name: str, path: str) -> None:
+def test_variant_check_of_any_text_passes_or_refuses(name: str, path: str) -> None:
     try:
         check_variant(replace(GOOD, name=name, files=(replace(WEIGHTS, path=path),)))
     except InvalidArgument as refused:

@@ -62,7 +62,7 @@ def planned(controller: Controller) -> list[str]:
     return [assignment.worker_id for assignment in controller.fleet().plan.assignments]
 
 
-def test_a_registration_is_answered_with_the_lease(controller):
+def test_registration_is_answered_with_the_lease(controller):
     lease = controller.register(WORKER)
 
     assert (lease.lease_ms, lease.report_interval_ms, lease.leader_epoch) == (3000, 1000, NOW_MS)
@@ -151,7 +151,7 @@ async def test_policy_plans_with_reported_costs(controller, clock, asked):
     assert asked[0].profiles == profiles
 
 
-async def test_a_silent_worker_leaves_the_plan(controller, clock):
+async def test_silent_worker_leaves_the_plan(controller, clock):
     controller.register(WORKER)
     await controller.step(100.0)
     assert planned(controller) == ["w1"]
@@ -175,7 +175,7 @@ async def test_planning_ends_when_it_is_cancelled_in_the_moment_of_a_change(cont
     assert planning in ended
 
 
-async def test_a_refused_report_changes_nothing_and_is_counted(controller):
+async def test_refused_report_changes_nothing_and_is_counted(controller):
     controller.register(WORKER)
     await controller.step(100.0)
     name, labels = "pentimento_controller_refused_reports_total", {"reason": "INVALID_FIELD"}
@@ -327,6 +327,6 @@ def test_raised_epoch_is_written_to_the_ledger():
     assert (risen, epoch.value) == ([(NOW_MS, NOW_MS + 51)], NOW_MS + 51)
 
 
-def test_a_standby_without_a_ledger_refuses_to_start():
+def test_standby_without_a_ledger_refuses_to_start():
     with pytest.raises(SettingsError, match="--standby needs a --ledger-url"):
         load_settings(ControllerSettings, "controller", ["--standby"], {})

@@ -59,7 +59,7 @@ def test_resumed_multistep_sampler_differs_by_one_first_order_step(xl_model: Dif
 
 
 @pytest.mark.parametrize("step", [0, 2, 5])
-def test_an_image_is_re_noised_in_its_models_form(any_model: DiffusionModel, step: int) -> None:
+def test_image_is_re_noised_in_its_models_form(any_model: DiffusionModel, step: int) -> None:
     pixels = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(3)) * 2 - 1
     for scheduler in any_model.info.schedulers:
         spec = spec_with(scheduler=scheduler)
@@ -76,7 +76,7 @@ def test_an_image_is_re_noised_in_its_models_form(any_model: DiffusionModel, ste
         torch.testing.assert_close(stored, expected, rtol=0, atol=1e-5)
 
 
-def test_an_image_at_the_last_level_runs_no_step(any_model: DiffusionModel) -> None:
+def test_image_at_the_last_level_runs_no_step(any_model: DiffusionModel) -> None:
     pixels = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(3)) * 2 - 1
     for scheduler in any_model.info.schedulers:
         spec = spec_with(scheduler=scheduler)
@@ -111,7 +111,7 @@ def test_other_seed_changes_only_images_of_renoised_latents(model: DiffusionMode
     assert torch.equal(again[0], again[2])
 
 
-def test_a_donor_of_the_same_seed_does_not_get_its_own_noise_again(model: DiffusionModel) -> None:
+def test_donor_of_same_seed_gets_other_noise(model: DiffusionModel) -> None:
     stored = torch.zeros(model.latent_shape(SPEC.width_px, SPEC.height_px))
     request = DenoisingRequest(SPEC, LatentStart(stored, 1, bridge=tuple(range(1, 8))))
 
@@ -122,7 +122,7 @@ def test_a_donor_of_the_same_seed_does_not_get_its_own_noise_again(model: Diffus
     assert abs(torch.cosine_similarity(added.flatten(), donors.flatten(), dim=0)) < 0.5
 
 
-def test_a_resumed_latent_is_finished_under_the_new_prompt(model: DiffusionModel) -> None:
+def test_resumed_latent_is_finished_under_the_new_prompt(model: DiffusionModel) -> None:
     latent = stored_latent(model, SPEC, 2)
 
     other = denoise(model, DenoisingRequest(spec_with(prompt="a blue square"), LatentStart(latent, 2)))
@@ -147,7 +147,7 @@ def test_first_img2img_step_is_that_of_diffusers(strength: float, first: int, fi
     assert first_img2img_step(8, strength, NoiseForm.FLOW_MATCHING) == first_of_flow
 
 
-def test_a_seed_fixes_every_draw_of_a_stochastic_sampler(model: DiffusionModel) -> None:
+def test_seed_fixes_every_draw_of_a_stochastic_sampler(model: DiffusionModel) -> None:
     request = DenoisingRequest(spec_with(eta=0.7), NoiseStart())
 
     assert torch.equal(denoise(model, request), denoise(model, request))

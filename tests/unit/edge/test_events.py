@@ -57,7 +57,7 @@ def test_failed_image_is_reported_by_name() -> None:
     assert (name, document["image_index"], document["error"]["code"]) == ("image_edit.failed", 1, "WORKER_LOST")
 
 
-def test_an_error_ends_a_stream_as_openais_clients_expect() -> None:
+def test_error_ends_a_stream_as_openais_clients_expect() -> None:
     assert read(error_event(Unavailable("A", "a")))[1]["error"]["code"] == "A"
 
 

@@ -23,7 +23,7 @@ def registry(folder: Path, *entries: Any) -> Path:
     return file
 
 
-def test_the_tiny_models_registry_has_its_loras_and_controlnets_and_nothing_else() -> None:
+def test_tiny_models_registry_has_its_loras_and_controlnets_and_nothing_else() -> None:
     found = read_adapters(SHIPPED)
 
     kinds = {name: registered.adapter.kind for name, registered in found.items()}
@@ -59,7 +59,7 @@ def test_one_without_a_base_is_for_its_family(tmp_path: Path) -> None:
         *[({"path": path}, "path") for path in ("..", ".", "/etc", "../other", "neon/../..", "no", "ne\0on", "link")],
     ],
 )
-def test_a_wrong_entry_is_refused_by_its_field(tmp_path: Path, changed: dict[str, Any], field: str) -> None:
+def test_wrong_entry_is_refused_by_its_field(tmp_path: Path, changed: dict[str, Any], field: str) -> None:
     folder = tmp_path / "models"
     folder.mkdir()
     (tmp_path / "other").mkdir()

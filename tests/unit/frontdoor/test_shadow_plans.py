@@ -201,7 +201,7 @@ def vector(*values: float) -> Embedding:
     return Embedding(struct.pack(f"<{len(values)}f", *values), len(values), "sha256:clip")
 
 
-def test_the_cosine_of_unit_vectors() -> None:
+def test_cosine_of_unit_vectors() -> None:
     assert cosine(vector(0.6, 0.8), vector(0.8, 0.6)) == pytest.approx(0.96)
     assert cosine(vector(1.0, 0.0), vector(-1.0, 0.0)) == -1.0
     assert cosine(vector(1.0000001, 0.0), vector(1.0, 0.0)) <= 1.0

@@ -75,7 +75,7 @@ async def test_tenants_are_in_force_as_soon_as_they_are_made_changed_or_gone(off
     assert office.told == [QuotasReceived((("acme", TWO),)), QuotasReceived((("acme", FIVE),)), QuotasReceived(())]
 
 
-async def test_a_key_opens_the_door_for_its_tenant_from_its_making_to_its_end(office: Office) -> None:
+async def test_key_authenticates_its_tenant_from_creation_to_end(office: Office) -> None:
     await office.administration.create("acme", TWO)
 
     key, secret = await office.administration.create_key("acme", 60)
@@ -100,7 +100,7 @@ async def test_keys_are_counted_and_change_no_quota(office: Office) -> None:
     assert office.told == told
 
 
-async def test_a_rotated_key_ends_after_its_grace(office: Office) -> None:
+async def test_rotated_key_ends_after_its_grace(office: Office) -> None:
     await office.administration.create("acme", TWO)
     old, old_secret = await office.administration.create_key("acme", None)
     assert old.expires_at is None
@@ -151,7 +151,7 @@ async def made_key(office: Office) -> Caller:
     return caller
 
 
-async def test_a_revoked_key_is_refused_at_once(office: Office) -> None:
+async def test_revoked_key_is_refused_at_once(office: Office) -> None:
     await office.administration.create("acme", TWO)
     key, secret = await office.administration.create_key("acme", None)
 
@@ -195,7 +195,7 @@ async def test_administration_wrong_field_is_named_and_changes_nothing(office: O
     assert office.journal.tenants.revision().result() == before
 
 
-async def test_the_shortest_and_the_longest_life_are_taken(office: Office) -> None:
+async def test_shortest_and_longest_lifetimes_are_accepted(office: Office) -> None:
     await office.administration.create("acme", TWO)
 
     lives = [(await office.administration.create_key("acme", life_s))[0] for life_s in (1, LONGEST_S)]

@@ -137,7 +137,7 @@ def test_every_alert_has_a_case() -> None:
 
 
 @needs_promtool
-def test_no_alert_fires_where_all_is_well(tmp_path: Path) -> None:
+def test_healthy_suite_fires_no_alert(tmp_path: Path) -> None:
     assert played(tmp_path, WELL | RERUNS, {}) == ""
 
 

@@ -71,7 +71,7 @@ def test_each_kind_has_its_own_profile_and_alpha() -> None:
     ("quality", "has_latents", "has_images", "profiled"),
     [(None, True, True, 0.95), (0.9, True, True, 0.95), (0.93, False, True, 0.95), (0.99, True, True, 0.95)],
 )
-def test_a_request_gets_the_tables_that_promise_its_quality(
+def test_request_gets_the_tables_that_promise_its_quality(
     quality: float | None, has_latents: bool, has_images: bool, profiled: float
 ) -> None:
     rules = ReuseRules(NOTHING, PROFILES).of("sha256:heavy", "sha256:clip").rules(quality)
@@ -89,7 +89,7 @@ def test_another_rule_is_used_and_named() -> None:
     assert reuse.latents.source.endswith("by minimum")
 
 
-def test_a_bias_moves_the_table_and_a_larger_one_promises_nothing() -> None:
+def test_bias_moves_the_table_and_a_larger_one_promises_nothing() -> None:
     cheaper = ReuseRules(NOTHING, PROFILES, bias=1).of("sha256:heavy", "sha256:clip").latents
     closer = ReuseRules(NOTHING, PROFILES, bias=-1).of("sha256:heavy", "sha256:clip").latents
     moved = [(row.min_similarity, round(row.saved_share, 6)) for row in cheaper.thresholds]
@@ -98,13 +98,13 @@ def test_a_bias_moves_the_table_and_a_larger_one_promises_nothing() -> None:
     assert cheaper.source.endswith("cache bias +1")
 
 
-def test_a_bias_moves_given_tables_too() -> None:
+def test_bias_moves_given_tables_too() -> None:
     cheaper = ReuseRules(TOLD, bias=2).of("another-digest", "sha256:clip")
     assert (cheaper.latents.thresholds, cheaper.images.thresholds) == ((Threshold(0.5, 0.7),), (Threshold(0.2, 0.4),))
     assert (cheaper.latents.alpha, cheaper.latents.source) == (0.0, f"{UNPROFILED}, cache bias +2")
 
 
-def test_the_largest_bias_keeps_and_retrieves_images_by_the_tables_of_latents() -> None:
+def test_largest_bias_keeps_and_retrieves_images_by_the_tables_of_latents() -> None:
     rules = ReuseRules(NOTHING, ProfileSet((LATENTS,)), bias=10)
     reuse = rules.of("sha256:heavy", "sha256:clip")
     refines = ReuseRules(NOTHING, PROFILES, bias=9).of("sha256:heavy", "sha256:clip")
@@ -113,7 +113,7 @@ def test_the_largest_bias_keeps_and_retrieves_images_by_the_tables_of_latents() 
     assert keeps_image(0, rules.keeping("sha256:heavy", "sha256:clip"))
 
 
-def test_a_models_latents_are_kept_at_the_steps_of_its_own_table() -> None:
+def test_models_latents_are_kept_at_the_steps_of_its_own_table() -> None:
     rules = ReuseRules(NOTHING, PROFILES)
     assert capture_steps(50, rules.keeping("sha256:heavy", "sha256:clip")) == (5, 10)
     assert capture_steps(50, rules.keeping("sha256:light", "sha256:clip")) == ()

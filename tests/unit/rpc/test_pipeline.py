@@ -174,7 +174,7 @@ async def served(pipeline: Pipeline, context: Silence | None = None, *, limited:
     return task
 
 
-async def test_a_stop_waits_for_streams_no_longer_than_their_own_grace() -> None:
+async def test_stop_waits_for_streams_no_longer_than_their_own_grace() -> None:
     pipeline, context = Pipeline(OpenDoor(), LIMITS), Silence()
     call = await served(pipeline, context)
 
@@ -267,7 +267,7 @@ async def test_streams_hold_a_place_each_but_those_of_the_suite() -> None:
 
 
 @pytest.mark.parametrize(("come", "slept"), [(0, [0.25]), (1, [0.25, 1.0]), (2, [0.25, 1.0, 1.0])])
-async def test_a_stop_waits_four_times_as_long_once_calls_have_come(
+async def test_stop_waits_four_times_as_long_once_calls_have_come(
     come: int, slept: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipeline = Pipeline(OpenDoor(), LIMITS)

@@ -19,7 +19,7 @@ def generations(tmp_path: Path) -> Iterator[Generations]:
     generations.release()
 
 
-def test_the_first_one_serves_until_another_is_published(tmp_path: Path, generations: Generations) -> None:
+def test_first_generation_serves_until_next_is_published(tmp_path: Path, generations: Generations) -> None:
     assert generations.current() == Generation(tmp_path / "v1-d8", 0)
 
     built = Generation(generations.following(), 1234)

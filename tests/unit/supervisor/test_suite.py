@@ -93,7 +93,7 @@ def test_pinned_model_digest_applies_to_every_worker(tmp_path: Path) -> None:
     assert flags_of(suite, "b-0")["--expected-model-digest"] == digest
 
 
-def test_a_policy_plans_the_cascade_that_is_served(tmp_path: Path) -> None:
+def test_policy_plans_the_cascade_that_is_served(tmp_path: Path) -> None:
     models = (ModelDirectory("h", tmp_path / "h"), ModelDirectory("l", tmp_path / "l"))
     settings = SuiteSettings(models, tmp_path, cascade=ServedCascade(("l", "h"), (tmp_path / "d",)))
 
@@ -150,7 +150,7 @@ def test_controller_plans_with_given_small_models(tmp_path: Path) -> None:
     assert (cascaded["--heavy"], cascaded["--light"], cascaded["--small"]) == ("h", "a", "a,b")
 
 
-def test_a_longer_cascade_has_a_discriminator_for_each_hand_over_and_is_planned_by_its_slo(tmp_path: Path) -> None:
+def test_longer_cascade_has_a_discriminator_for_each_hand_over_and_is_planned_by_its_slo(tmp_path: Path) -> None:
     models = tuple(ModelDirectory(name, tmp_path / name) for name in "abc")
     cascade = ServedCascade(("a", "b", "c"), (tmp_path / "d1", tmp_path / "d2"))
     settings = SuiteSettings(models, tmp_path, cascade=cascade)
@@ -207,7 +207,7 @@ def test_real_models_reuse_by_profile_by_default(tmp_path: Path) -> None:
     assert "--no-earned-reuse" in gateway_arguments(replace(real, earned_reuse=False), tmp_path)
 
 
-def test_the_number_of_embedders_controlnet_services_and_workers_may_change(tmp_path: Path) -> None:
+def test_number_of_embedders_controlnet_services_and_workers_may_change(tmp_path: Path) -> None:
     models = (ModelDirectory("tiny", Path("/tiny")),)
     settings = SuiteSettings(models, Path("/encoder"), copies=2, controlnets=Path("/registry.json"))
     suite = plan_suite(settings, StateDirectory(tmp_path))

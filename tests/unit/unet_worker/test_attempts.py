@@ -69,7 +69,7 @@ async def started(book: AttemptBook, order: ExecuteOrder = ORDER) -> AsyncGenera
     return events
 
 
-async def test_a_stream_tells_start_progress_and_outcome() -> None:
+async def test_stream_sends_start_progress_and_outcome() -> None:
     runner = Runner()
     events = await started(make_book(runner))
     runner.emit(StepProgress(4, 8))
@@ -104,7 +104,7 @@ async def test_runner_defect_is_internal_without_its_message() -> None:
     assert "prompt" not in failed.value.message
 
 
-async def test_a_broken_stream_leaves_the_attempt_running_for_another_to_attach() -> None:
+async def test_attempt_survives_broken_stream_for_attach() -> None:
     runner = Runner()
     book = make_book(runner)
     await (await started(book)).aclose()
@@ -117,7 +117,7 @@ async def test_a_broken_stream_leaves_the_attempt_running_for_another_to_attach(
     assert runner.stopped.empty()
 
 
-async def test_a_finished_attempt_can_still_be_fetched() -> None:
+async def test_finished_attempt_can_still_be_fetched() -> None:
     runner = Runner()
     book = make_book(runner)
     runner.finish.set()
@@ -138,7 +138,7 @@ async def test_unfetched_orphan_is_stopped_and_forgotten() -> None:
 
 
 @pytest.mark.parametrize("frontdoor_id", ["frontdoor", "one of another name"])
-async def test_an_older_epoch_may_not_attach(frontdoor_id: str) -> None:
+async def test_older_epoch_may_not_attach(frontdoor_id: str) -> None:
     book = make_book(Runner())
     await started(book)
 
@@ -161,7 +161,7 @@ async def test_newest_unfetched_results_are_kept() -> None:
     assert len(await read_all(book.attach("r2", 10, "frontdoor", 3))) == 2
 
 
-async def test_a_newer_stream_takes_the_attempt_over() -> None:
+async def test_newer_stream_takes_over_the_attempt() -> None:
     runner = Runner()
     book = make_book(runner)
     first = await started(book)
@@ -203,7 +203,7 @@ async def test_cancel_before_execute_wins() -> None:
     assert book.running() == []
 
 
-async def test_a_newer_attempt_at_the_same_request_stops_the_older() -> None:
+async def test_newer_attempt_at_the_same_request_stops_the_older() -> None:
     runner = Runner()
     book = make_book(runner)
     older = await started(book)

@@ -28,7 +28,7 @@ class Feed:
         return credit_messages(self.news, lambda: WorkerCredits("worker", HELD, self.credit_count), check)
 
 
-async def test_a_change_reaches_every_watcher() -> None:
+async def test_change_reaches_every_watcher() -> None:
     made = Feed()
     watchers = [made.watch(), made.watch()]
     for watcher in watchers:
@@ -40,7 +40,7 @@ async def test_a_change_reaches_every_watcher() -> None:
     assert [(await anext(watcher)).credit_count for watcher in watchers] == [0, 0]
 
 
-async def test_without_a_change_the_state_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unchanged_state_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(credits, "HEARTBEAT_S", 0.0)
     watcher = Feed().watch()
 
@@ -169,7 +169,7 @@ async def test_blocked_loop_is_measured(monkeypatch: pytest.MonkeyPatch) -> None
     probe.close()
 
 
-async def test_a_closed_probe_observes_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closed_probe_observes_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_lag, "INTERVAL_S", 0.0)
     lags: list[float] = []
     probe = LoopLagProbe(lags.append)

@@ -45,7 +45,7 @@ def searches_timed() -> tuple[float, float]:
     return REGISTRY.get_sample_value(f"{name}_count") or 0.0, REGISTRY.get_sample_value(f"{name}_sum") or 0.0
 
 
-async def test_the_nearest_entry_s_latent_is_where_it_starts(gateway: Gateway) -> None:
+async def test_lookup_starts_from_nearest_entrys_latent(gateway: Gateway) -> None:
     entry_id = gateway.store()
     gateway.say(entry_id, similarity=0.7)
 
@@ -237,7 +237,7 @@ async def test_images_alone_are_searched_where_latents_are_switched_off(gateway:
     assert isinstance((await gateway.lookup()).start, FromImage)
 
 
-async def test_an_entry_without_an_image_gives_none(gateway: Gateway) -> None:
+async def test_entry_without_an_image_gives_none(gateway: Gateway) -> None:
     gateway.rules = SelectionRules(images=IMAGES)
     gateway.say(gateway.store(image=False), space=Space.IMAGE)
 

@@ -78,7 +78,7 @@ def test_two_requests_share_a_load_and_a_third_needs_none(desk: Desk) -> None:
     assert desk.loader.resident == ("a",)
 
 
-def test_those_used_longest_ago_go_first_and_the_last_stays(desk: Desk) -> None:
+def test_least_recently_used_loras_are_evicted_except_the_last(desk: Desk) -> None:
     desk = Desk(memory_bytes=2 * SIZE)
     for digest in ("a", "b"):
         desk.ask(digest)
@@ -180,7 +180,7 @@ def test_refused_file_keeps_no_memory(kind: type[Exception]) -> None:
     assert [data() for data in read] == [None] * len(read)
 
 
-def test_a_replay_has_them_at_its_step_and_no_sooner(desk: Desk) -> None:
+def test_replay_has_loras_from_its_step_on(desk: Desk) -> None:
     source = desk.ask("a", latest_step=3, exactly=True)
     desk.await_loads(1)
 

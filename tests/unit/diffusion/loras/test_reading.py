@@ -244,7 +244,7 @@ def test_older_names_of_diffusers(halves: tuple[str, str], base: BaseLayers, tmp
     assert_same_deltas(read, {f"unet.{LAYER}": product(factors, "unet", LAYER)})
 
 
-def test_a_1x1_convolution_may_be_written_as_a_linear_layer(base: BaseLayers, tmp_path: Path) -> None:
+def test_1x1_convolution_may_be_written_as_a_linear_layer(base: BaseLayers, tmp_path: Path) -> None:
     name = next(name for name, shape in base.shapes["unet"].items() if shape[2:] == (1, 1))
     factors = random_factors(base, ends=(name,), components=["unet"])
     down, up = factors["unet"][name]
@@ -273,7 +273,7 @@ def test_zoo_files_of_one_lora_hold_the_same() -> None:
     assert digest_lora(folder / files[0]) == read[0].digest == entries["tiny-lora-neon"]["digest"]
 
 
-def test_a_check_reads_the_header_alone(base: BaseLayers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_reads_the_header_alone(base: BaseLayers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = write_tensors(tmp_path / "it.safetensors", pair(base))
     monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail(f"{path} was read"))
     monkeypatch.setattr(safetensors.torch, "load", lambda data: pytest.fail("tensors were made"))

@@ -44,7 +44,7 @@ def test_average_begins_with_first_value_and_moves_by_weight(before: float, foun
 @pytest.mark.parametrize(
     ("rate", "weight"), [(80.0, 0.3), (12.0, 0.3), (8.0, 0.2), (0.4, 0.01), (0.1, 1 / 120), (0.0, 1 / 120)]
 )
-def test_a_second_of_a_slow_fleet_counts_for_less(rate: float, weight: float) -> None:
+def test_second_of_a_slow_fleet_counts_for_less(rate: float, weight: float) -> None:
     """Forty requests, or two minutes."""
     assert settled_weight(0.3, rate) == pytest.approx(weight)
 

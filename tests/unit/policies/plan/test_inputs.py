@@ -44,7 +44,7 @@ workers = st.lists(
 )
 
 
-def test_a_worker_is_assigned_the_model_it_holds():
+def test_worker_is_assigned_the_model_it_holds():
     decision = hold_resident(context(worker("w1", "heavy", generation=3)))
 
     assert decision.plan.assignments == (WorkerAssignment("w1", "unix:/w1", "heavy", 3),)
@@ -56,7 +56,7 @@ def test_there_is_a_pool_a_model():
     assert decision.plan.pools == (PoolPlan("heavy", "heavy", ("w1",)), PoolPlan("light", "light", ("w2", "w3")))
 
 
-def test_a_worker_without_a_model_is_left_out():
+def test_worker_without_a_model_is_left_out():
     assert hold_resident(context(worker("w1"))) == NOTHING
 
 
@@ -92,7 +92,7 @@ def test_hold_resident_decision_is_valid(views):
 
 
 @pytest.mark.parametrize("rate", [math.nan, math.inf, -0.1, 1.1])
-def test_a_share_outside_0_to_1_is_refused(rate):
+def test_share_outside_0_to_1_is_refused(rate):
     with pytest.raises(InvalidArgument, match="admission_rate: must be between 0 and 1"):
         check_decision(context(), Decision(Plan(UNNUMBERED, admission_rate=rate)))
     with pytest.raises(InvalidArgument, match=r"pools\[0\].routes\[0\].share: must be between 0 and 1"):
@@ -120,7 +120,7 @@ def test_check_decision_refuses_other_worker(change, message):
         )
 
 
-def test_a_worker_assigned_twice_is_refused():
+def test_worker_assigned_twice_is_refused():
     fleet = context(worker("w1", "heavy"))
     twice = (WorkerAssignment("w1", "unix:/w1", "heavy", 1),) * 2
 
@@ -128,7 +128,7 @@ def test_a_worker_assigned_twice_is_refused():
         check_decision(fleet, Decision(Plan(UNNUMBERED, twice)))
 
 
-def test_a_pool_of_unassigned_workers_is_refused():
+def test_pool_of_unassigned_workers_is_refused():
     with pytest.raises(ValueError, match="unassigned"):
         check_decision(
             context(worker("w1", "heavy")), Decision(Plan(UNNUMBERED, pools=(PoolPlan("p", "heavy", ("w1",)),)))

@@ -101,7 +101,7 @@ def on(device: str, view: ReplicaView) -> ReplicaView:
     return ReplicaView(replace(view.replica, device=device))
 
 
-def test_a_model_without_a_profile_on_a_device_is_named_with_it() -> None:
+def test_model_without_a_profile_on_a_device_is_named_with_it() -> None:
     fleet = (on("a", worker(0)), on("b", worker(1)))
     measured = (AllocationProfile("turbo", "a", 1, 0.1, 0), AllocationProfile("sd15", "", 1, 1.0, 0))
 
@@ -124,7 +124,7 @@ def test_worker_without_profile_of_model_is_not_assigned_it() -> None:
     assert {each.worker_id: each.model for each in placed} == {"w000": "turbo", "w002": "sd15"}
 
 
-def test_a_small_model_without_a_profile_is_passed_over_for_the_next_one() -> None:
+def test_small_model_without_profile_gives_way_to_the_next() -> None:
     settings = ServingSettings(heavy="sd15", small=("unmeasured", "turbo"), batch_sizes=(1,))
     models = ("sd15", "unmeasured", "turbo")
     fleet = tuple(worker(index, "sd15", models) for index in range(8))

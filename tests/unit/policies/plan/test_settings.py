@@ -46,11 +46,11 @@ def test_curve_is_linear_between_points(threshold: float, share: float) -> None:
 
 
 @pytest.mark.parametrize(("quantile", "confidence"), [(0.1, 0.25), (0.6, 0.75), (1.0, 1.0)])
-def test_a_confidence_is_drawn_by_the_curve(quantile: float, confidence: float) -> None:
+def test_confidence_is_drawn_by_the_curve(quantile: float, confidence: float) -> None:
     assert CURVE.confidence(quantile) == pytest.approx(confidence)
 
 
-def test_a_curve_is_profiled_from_confidences() -> None:
+def test_curve_is_profiled_from_confidences() -> None:
     curve = DeferralCurve.of([0.5, 0.1, 0.9, 0.5], count=11)
 
     assert curve.thresholds == pytest.approx([index / 10 for index in range(11)])
@@ -73,7 +73,7 @@ def test_curve_refuses_invalid_points(thresholds: tuple[float, ...], shares: tup
         DeferralCurve(thresholds, shares)
 
 
-def test_a_curve_of_no_confidences_is_refused() -> None:
+def test_curve_of_no_confidences_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one"):
         DeferralCurve.of([])
 
