@@ -80,7 +80,7 @@ class Supervisor:
         started = time.monotonic()
         for process in self.processes:
             process.start()
-        telling = asyncio.create_task(self._tell_who_starts())
+        telling = asyncio.create_task(self._report_starts())
         try:
             if await self._until(self._all_serve) and (arrival is None or await self._arrived(arrival)):
                 telling.cancel()
@@ -110,14 +110,14 @@ class Supervisor:
         finally:
             arriving.cancel()
 
-    async def _tell_who_starts(self) -> None:
+    async def _report_starts(self) -> None:
         """Report the processes that are still starting, at intervals: the user may see no logs."""
         while True:
             await asyncio.sleep(self._tell_every_s)
             for process in self.processes:
                 if process.state is ProcessState.STARTING:
-                    said = "".join(self.view.tail(process.spec.name, 1))
-                    self.view.note(f"{process.spec.name} is still starting; its last line: {said}")
+                    lines = self.view.tail(process.spec.name, 1)
+                    self.view.note("; its last line: ".join([f"{process.spec.name} is still starting", *lines]))
 
     async def _until(self, reached: Callable[[], bool]) -> bool:
         """Wait for `reached`, and return True; False after a requested stop, or if a process failed before serving."""
