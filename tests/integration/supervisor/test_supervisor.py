@@ -84,7 +84,9 @@ async def test_stop_drains_callers_before_those_they_call(tmp_path: Path) -> Non
     assert marked_processes(tmp_path) == []
 
 
-async def test_slow_start_is_reported_with_its_last_line_if_it_wrote_one(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+async def test_slow_start_is_reported_with_its_last_line_if_it_wrote_one(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     slow = toy(tmp_path, "worker", 1, "--slow")
     supervisor = supervisor_of(tmp_path, toy(tmp_path, "frontdoor", 0), slow, tell_every_s=0.05)
     running = asyncio.create_task(supervisor.run(lambda _: pytest.fail("must not serve")))
