@@ -48,7 +48,7 @@ from services.unet_worker.profiling.steps_study import ThinningStudy
 
 MODELS = ("tiny-heavy", "tiny-flow")
 LEAST_QUALITY = 0.98
-# A frontdoor uses only schedules that keep this share in the mean (`cached_thinned_share`).
+# A frontdoor uses only schedules that keep this share in the mean.
 LEAST_SHARE = 0.99
 RESUMED_SHARE = 0.4
 

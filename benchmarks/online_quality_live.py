@@ -49,7 +49,6 @@ LOOK_S = 0.1
 PATIENCE_MS = 900_000
 ALL_HITS = """quality_sample_share = 1.0
 quality_work_share = 1.0
-quality_quiet_s = 0.0
 """
 
 

@@ -35,9 +35,7 @@ small = ["{LIGHT}"]
 [vectordb_gateway]
 search_timeout_ms = {PATIENCE_MS}
 [frontdoor]
-embed_timeout_ms = {PATIENCE_MS}
-lookup_timeout_ms = {2 * PATIENCE_MS}
-reserve_timeout_ms = {PATIENCE_MS}
+part_wait_factor = 30.0
 """
 
 

@@ -24,7 +24,7 @@ def discriminator() -> None:
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
 def train(cascade: str, out: Path, objects_url: str, state_dir: Path, flags: tuple[str, ...]) -> None:
     """Train and calibrate a discriminator of CASCADE (LIGHT,HEAVY) that reads image and prompt, on the pairs of images
-    that frontdoors kept (--kept-pairs); the suite may run meanwhile. Prints its AUROC for 'light is as good' next to
+    that frontdoors kept; the suite may run meanwhile. Prints its AUROC for 'light is as good' next to
     baselines. `pentimento up --cascade CASCADE --discriminator OUT` serves it. `pentimento discriminator train
     LIGHT,HEAVY --out DIR --help` lists the FLAGS, such as --network narrow, --steps and --start."""
     objects = state_dir.resolve() / "objects"

@@ -22,8 +22,8 @@ KNOWN_TABLES = frozenset(kind.value for kind in ReplicaKind if kind is not Repli
 # Settings of some services that look like misspelt ones of others; a test checks that the list is complete.
 ALIKE = frozenset(
     {
-        *("cascade", "cascades", "device", "devices", "default_deadline_s", "reserve_timeout_ms"),
-        *("expected_encoder_digest", "expected_model_digest", "max_image_bytes", "max_init_image_bytes"),
+        *("cascade", "cascades", "device", "devices", "default_deadline_s"),
+        *("expected_encoder_digest", "expected_model_digest"),
         *("tls_client_ca_file", "tls_client_cert_file", "tls_client_key_file"),
     }
 )

@@ -38,24 +38,13 @@ from services.frontdoor.workers.worker_links import WorkerLinks
 
 
 @dataclass(frozen=True, slots=True)
-class PartTimeouts:
-    """Hold the seconds that a request waits for each part it can do without."""
-
-    embed_s: float = 0.25
-    lookup_s: float = 0.06
-    reserve_s: float = 0.05
-    score_s: float = 1.0
-    foresee_s: float = 0.05
-
-
-@dataclass(frozen=True, slots=True)
 class FrontdoorParts:
     """Hold the parts of one frontdoor, which stay the same for its life.
 
     A function that performs an effect takes them and the effect, and returns at once; its answer goes to `submit`.
     Without `embedder` or `gateway` every request starts from noise. `image_embedder` embeds images, and prompts to find
     them: `embedder` itself unless images have an encoder of their own. `grants` holds what attempts may write to the
-    cache, until it is committed or released.
+    cache, until it is committed or released. `wait_factor` multiplies the waits for parts that requests can do without.
     """
 
     journal: Journal
@@ -89,7 +78,7 @@ class FrontdoorParts:
     tenants: TenantDirectory
     usage: UsageMeter
     cells: CellGate
-    timeouts: PartTimeouts
+    wait_factor: float
     painted: PaintedCounts = field(default_factory=PaintedCounts)
     acceptance: Acceptance = field(default_factory=Acceptance)
     grants: dict[AttemptKey, PendingEntries] = field(default_factory=dict)

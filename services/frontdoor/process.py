@@ -82,7 +82,7 @@ class Frontdoor(ServiceProcess):
         await parts.retention.recover()
         await self.quotas.look_at_disks()
         parts.acceptance.see_disk(self.quotas.full_disk)
-        default_s = self.settings.default_deadline_s
+        default_s = self.settings.requests.default_deadline_s
         in_force = parts.dataplane.state.plan
         parts.submit(await recover(parts.journal, parts.jobs, parts.inputs, parts.clock, default_s, in_force))
         self._follow_workers()

@@ -28,9 +28,78 @@ NEEDED = {
 
 
 @dataclass(frozen=True)
+class RequestLimits:
+    """Limit the requests of clients."""
+
+    default_deadline_s: float = setting(120.0, help="least deadline of requests without one", minimum=0.001)
+    max_deadline_s: float = setting(
+        3600.0, help="longest deadline, and that of jobs without one", minimum=0.001, maximum=1_000_000
+    )
+    max_request_cost: float = setting(1e9, help="width x height x steps x images of a request", minimum=1)
+
+    def __post_init__(self) -> None:
+        if self.default_deadline_s > self.max_deadline_s:
+            raise ValueError("--default-deadline-s must be at most --max-deadline-s")
+
+    @property
+    def max_deadline_ms(self) -> int:
+        return round(self.max_deadline_s * 1000)
+
+
+@dataclass(frozen=True)
+class QualitySettings:
+    """Limit the images that are generated again to be compared."""
+
+    quality_sample_share: float = setting(
+        0.02,
+        help="share of hits to generate again from noise while idle; 0: no image is generated again or kept",
+        minimum=0,
+        maximum=1,
+    )
+    quality_work_share: float = setting(
+        0.05,
+        help="largest share of idle time and device seconds for generating images again",
+        minimum=0,
+        maximum=1,
+    )
+    quality_gives_way: GivesWay = setting(
+        GivesWay.SUITE,
+        help="a hit generated again stops for any request (suite), or for those on its worker (worker)",
+    )
+
+
+@dataclass(frozen=True)
+class RetentionLimits:
+    """Limit how long ended requests and their images are kept."""
+
+    result_retention_h: float = setting(24.0, help="hours that finished requests and images are kept", minimum=0)
+    tenant_result_bytes: int = setting(
+        4 << 30, help="bytes of finished images per tenant; beyond, its oldest are deleted", minimum=0
+    )
+    sweep_interval_s: float = setting(600.0, help="time between sweeps for objects without a row", minimum=0.01)
+
+
+@dataclass(frozen=True)
+class QuotaLimits:
+    """Limit the unfinished requests of a tenant, and keep space free on the disks."""
+
+    tenant_unfinished_requests: int = setting(2000, help="unfinished requests per tenant", minimum=1)
+    tenant_unfinished_bytes: int = setting(
+        1 << 30, help="bytes of input images of a tenant's unfinished requests", minimum=0
+    )
+    min_free_bytes: int = setting(
+        512 << 20, help="free bytes on the disk of journal or images below which requests are rejected", minimum=0
+    )
+
+
+@dataclass(frozen=True)
 class FrontdoorSettings:
     rpc: RpcServerSettings
     channels: RpcChannelSettings
+    requests: RequestLimits
+    quality: QualitySettings
+    retention: RetentionLimits
+    quotas: QuotaLimits
     ledger_url: str = setting("sqlite:////var/lib/pentimento/frontdoor.sqlite", help="journal of accepted requests")
     objects_url: str = setting("file:///var/lib/pentimento/objects", help="object store of finished images")
     frontdoor_id: str = setting(
@@ -57,7 +126,6 @@ class FrontdoorSettings:
     )
     worker_addresses: tuple[str, ...] = setting((), help="workers to use besides those of the plan")
     default_model: str = setting("", help="model of requests without one; empty: the first by name")
-    calls_per_key: int = setting(4, help="open calls per idempotency key", minimum=1)
     queue_limit: int = setting(256, help="waiting requests per pool", minimum=0)
     drop_late: bool = setting(True, help="reject or drop requests that are predicted to miss their deadline")
     cascade: tuple[str, ...] = setting((), help="models for requests without one, light first, if the plan names none")
@@ -73,7 +141,13 @@ class FrontdoorSettings:
     safety_checks: tuple[str, ...] = setting(
         (), help="prompt, image or both; without a verdict nothing is returned; empty: none"
     )
-    score_timeout_ms: int = setting(1000, help="wait for a discriminator before the next one is called", minimum=1)
+    part_wait_factor: float = setting(
+        1.0,
+        help="times the waits for optional parts: embedder and prediction 250 ms, lookup 60 ms, reservation 50 ms, "
+        "score 1 s; larger on slow machines",
+        minimum=0.001,
+        maximum=10_000,
+    )
     skip_light_below: float | None = setting(
         None,
         help="skip the light model if the prompt predicts a good image with less probability; 0: never; empty: as the "
@@ -87,7 +161,6 @@ class FrontdoorSettings:
         minimum=0,
         maximum=60_000,
     )
-    foresee_timeout_ms: int = setting(250, help="wait for a prediction from the prompt", minimum=1)
     profiles: tuple[Path, ...] = setting(
         (),
         help="files or directories of profiles: costs, skipped steps, late residuals",
@@ -101,35 +174,13 @@ class FrontdoorSettings:
     standby: bool = setting(False, help="wait until no other process over this ledger is active, then take over")
     lease_s: float = setting(2.0, help="silence of the active frontdoor before a standby takes over", minimum=0.2)
     max_reruns: int = setting(2, help="further attempts of a request after lost workers", minimum=0, maximum=10)
-    suspect_wait_s: float = setting(
-        10.0, help="wait of a request that took down two workers for two live ones", minimum=0
-    )
-    orphan_wait_s: float = setting(
-        3.0, help="wait after a restart for an attempt's worker, before it runs again", minimum=0, maximum=60
-    )
     worker_silence_s: float = setting(
         2.5, help="silence after which a worker is lost; workers report every second", minimum=1.2, maximum=60
     )
     worker_wait_s: float = setting(30.0, help="wait for a worker at start", minimum=0)
-    default_deadline_s: float = setting(120.0, help="least deadline of requests without one", minimum=0.001)
-    default_deadline_factor: float = setting(
-        3.0, help="such deadlines are at least this many times the steps' measured time", minimum=0
-    )
-    job_deadline_s: float = setting(3600.0, help="deadline of jobs without one, at most max-deadline-s", minimum=0.001)
-    max_deadline_s: float = setting(3600.0, help="longest deadline", minimum=0.001, maximum=1_000_000)
-    max_prompt_bytes: int = setting(8192, help="UTF-8 bytes of a prompt", minimum=1)
-    max_request_cost: float = setting(1e9, help="width x height x steps x images of a request", minimum=1)
-    max_images: int = setting(10, help="images per request", minimum=1, maximum=100)
-    max_init_image_bytes: int = setting(8 << 20, help="bytes of an input image", minimum=1)
-    max_loras: int = setting(8, help="LoRAs per request", minimum=0)
-    max_controlnets: int = setting(4, help="ControlNets per request", minimum=0)
-    max_conditioning_image_bytes: int = setting(8 << 20, help="bytes of a conditioning image", minimum=1)
     controlnet_pipelining: PipeliningMode = setting(
         PipeliningMode.AUTO,
         help="residuals one step old, for ControlNets with a profile; auto: if images waited",
-    )
-    controlnet_wait_share: float = setting(
-        0.1, help="share of a step above which waiting for residuals is too long", minimum=0.01, maximum=1
     )
     latent_parallel: PairingMode = setting(
         PairingMode.DEADLINE,
@@ -156,56 +207,6 @@ class FrontdoorSettings:
     handover_alpha: float = setting(
         0.95, help="share of the later model's quality that a hand-over profile must promise", minimum=0.01, maximum=1
     )
-    cached_thinned_share: float = setting(
-        0.99,
-        help="mean share of the full quality for thinned images in the cache, and for reused features",
-        minimum=0,
-        maximum=1,
-    )
-    adapter_load_s: float = setting(0.5, help="time to load a LoRA until a worker has measured it", minimum=0)
-    quality_sample_share: float = setting(
-        0.02, help="share of hits to generate again from noise while idle; 0: none", minimum=0, maximum=1
-    )
-    quality_trial_share: float = setting(
-        0.25,
-        help="share of misses to generate again from the cache, where reuse is not allowed yet; 0: none",
-        minimum=0,
-        maximum=1,
-    )
-    deferral_sample_share: float = setting(
-        0.25,
-        help="share of deferred requests whose light and heavy images are compared; 0: none",
-        minimum=0,
-        maximum=1,
-    )
-    kept_pairs: int = setting(
-        2000,
-        help="newest compared pairs of images kept of each cascade, to train a discriminator; 0: none",
-        minimum=0,
-        maximum=1_000_000,
-    )
-    quality_work_share: float = setting(
-        0.05,
-        help="largest share of idle time and device seconds for generating images again",
-        minimum=0,
-        maximum=1,
-    )
-    quality_quiet_s: float = setting(2.0, help="seconds without a request before a hit is generated again", minimum=0)
-    quality_gives_way: GivesWay = setting(
-        GivesWay.SUITE,
-        help="a hit generated again stops for any request (suite), or for those on its worker (worker)",
-    )
-    embed_timeout_ms: int = setting(250, help="wait for the embedder before the cache is skipped", minimum=1)
-    lookup_timeout_ms: int = setting(60, help="wait for the lookup before starting from noise", minimum=1)
-    reserve_timeout_ms: int = setting(50, help="wait for a cache reservation", minimum=1)
-    stream_idle_s: float = setting(60.0, help="disconnect clients that read nothing for this long", minimum=0.1)
-    result_retention_h: float = setting(24.0, help="hours that finished requests and images are kept", minimum=0)
-    quarantine_s: float = setting(
-        3600.0,
-        help="time between the three bad readings before an object is quarantined",
-        minimum=0.01,
-        maximum=604_800,
-    )
     tenant_grace_h: float = setting(
         72.0, help="hours before a deleted tenant's data is deleted", minimum=0, maximum=8784
     )
@@ -220,34 +221,19 @@ class FrontdoorSettings:
     c2pa_timestamp_url: str = setting(
         "", help="RFC 3161 timestamp authority, called for each signed image; empty: none"
     )
-    max_pin_h: float = setting(2160.0, help="longest pin in hours", minimum=0.001)
     tenant_pinned_bytes: int = setting(1 << 30, help="pinned bytes per tenant: start and input images", minimum=0)
-    tenant_result_bytes: int = setting(
-        4 << 30, help="bytes of finished images per tenant; beyond, its oldest are deleted", minimum=0
-    )
-    tenant_finished_requests: int = setting(
-        200_000, help="finished requests per tenant; beyond, its oldest are deleted", minimum=1
-    )
-    tenant_unfinished_requests: int = setting(2000, help="unfinished requests per tenant", minimum=1)
-    tenant_unfinished_bytes: int = setting(
-        1 << 30, help="bytes of input images of a tenant's unfinished requests", minimum=0
-    )
-    store_timeout_ms: int = setting(2000, help="wait for the object store before an image is spooled", minimum=1)
     spool_bytes: int = setting(
-        256 << 20, help="bytes of images in the journal while the object store is down", minimum=0
-    )
-    tenant_spool_bytes: int = setting(128 << 20, help="the same for one tenant", minimum=0)
-    min_free_bytes: int = setting(
-        512 << 20, help="free bytes on the disk of journal or images below which requests are rejected", minimum=0
+        256 << 20,
+        help="bytes of images in the journal while the object store is down, at most half for one tenant",
+        minimum=0,
     )
     signing_key_file: Path | None = setting(
         None,
         help="file of signing keys for addresses and webhooks, 64 hexadecimal digits a line",
     )
     make_signing_key: bool = setting(False, help="create that file if it is missing")
-    result_url_s: float = setting(3600.0, help="lifetime of an image's address if the request names none", minimum=1)
     max_result_url_s: float = setting(
-        86_400.0, help="longest lifetime of such an address; 0: no addresses", minimum=0, maximum=604_800
+        86_400.0, help="longest lifetime of an image's address; 0: no addresses", minimum=0, maximum=604_800
     )
     webhook_hosts: tuple[str, ...] = setting(
         (), help="hosts that webhooks may call: NAME, *.NAME or NAME:PORT; empty: no webhooks"
@@ -255,19 +241,9 @@ class FrontdoorSettings:
     webhook_networks: tuple[str, ...] = setting((), help="private networks that webhooks may call, such as 10.0.0.0/8")
     webhook_plain_http: bool = setting(False, help="allow webhooks without TLS")
     webhook_ca_file: Path | None = setting(None, help="PEM authorities of webhook servers; empty: the system's")
-    webhook_timeout_s: float = setting(10.0, help="time of one webhook call", minimum=0.1, maximum=60)
-    webhook_tries: int = setting(12, help="calls of one webhook before it fails", minimum=1, maximum=100)
-    webhook_pause_s: float = setting(
-        5.0,
-        help="pause after the first failed call, doubled up to an hour",
-        minimum=0.01,
-    )
     adopt_objects: bool = setting(False, help="take over another journal's objects: those without a row are swept")
-    sweep_interval_s: float = setting(600.0, help="time between sweeps for objects without a row", minimum=0.01)
 
     def __post_init__(self) -> None:
-        if self.default_deadline_s > self.max_deadline_s:
-            raise ValueError("--default-deadline-s must be at most --max-deadline-s")
         for given, needed in NEEDED.items():
             if getattr(self, given) and not getattr(self, needed):
                 raise ValueError(f"--{given.replace('_', '-')} needs --{needed.replace('_', '-')}")
@@ -292,6 +268,34 @@ class FrontdoorSettings:
             raise ValueError("--admin-listen needs --token-file: without one every caller is an administrator")
         if set(self.admin_listen) & {address for address in self.rpc.listen if not address.endswith(":0")}:
             raise ValueError("--admin-listen must be other addresses than --listen")
+
+
+@dataclass(frozen=True)
+class FixedLimits:
+    """Hold limits that no operator needs to choose; tests that run a frontdoor in their process construct others.
+
+    `suspect_wait_s`: wait of a request that took down two workers for two live ones. `orphan_wait_s`: wait after a
+    restart for an attempt's worker, before it runs again. `store_timeout_s`: wait for the object store before an image
+    is spooled. `stream_idle_s`: clients that read nothing for this long are disconnected. `quality_quiet_s`: time
+    without a request before a hit is generated again. Shares (0..1): of the misses that are generated again from the
+    cache, where reuse is not allowed yet, and of the deferred requests whose light and heavy images are compared.
+    A webhook is called `webhook_tries` times, with pauses from `webhook_pause_s` on, doubled up to an hour.
+    """
+
+    suspect_wait_s: float = 10.0
+    orphan_wait_s: float = 3.0
+    store_timeout_s: float = 2.0
+    stream_idle_s: float = 60.0
+    quality_quiet_s: float = 2.0
+    quality_trial_share: float = 0.25
+    deferral_sample_share: float = 0.25
+    tenant_finished_requests: int = 200_000
+    webhook_timeout_s: float = 10.0
+    webhook_tries: int = 12
+    webhook_pause_s: float = 5.0
+
+
+FIXED = FixedLimits()
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Construct a frontdoor process."""
 
+import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -9,52 +10,87 @@ from typing import Any
 from pentimento.api.frontdoor.v1.frontdoor_service_pb2_grpc import add_FrontdoorServiceServicer_to_server
 from pentimento.api.image.v1.image_service_pb2_grpc import add_ImageServiceServicer_to_server
 from pentimento.api.tenants.v1.tenant_service_pb2_grpc import add_TenantServiceServicer_to_server
+from pentimento.clients.discriminator import DiscriminatorClient
+from pentimento.clients.embedder import EmbedderClient
+from pentimento.clients.embedders import Embedders
+from pentimento.clients.frontdoor import FrontdoorClient
+from pentimento.clients.gateway import GatewayClient
 from pentimento.clients.registration import Registration, RegistrationNews
-from pentimento.dataplane import Dataplane, effects
-from pentimento.dataplane.demand_report import DemandReport
+from pentimento.clients.safety import SafetyClient
+from pentimento.dataplane import Dataplane, DataplaneSettings, effects
+from pentimento.dataplane.demand_report import DemandReport, StartCounts
+from pentimento.domain.backoff import Backoff
 from pentimento.domain.clock import SystemClock
+from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import ReplicaKind
 from pentimento.files.ed25519_keys import read_private_key
 from pentimento.files.receipts import seal
 from pentimento.files.signing_keys import keep_signing_keys
+from pentimento.policies.latent_pairing import TIGHT_SHARE, PairingMode
+from pentimento.policies.residual_pipelining import PipeliningRule
+from pentimento.policies.worth import CASCADE, Worth
+from pentimento.profiles.catalogue import HandoverProfiles, ReusePromise, StepProfiles, read_profiles
+from pentimento.profiles.document import ProfileKind
 from pentimento.rpc import RpcServer
+from pentimento.rpc.channel import ChannelOpener, channel_opener
 from pentimento.rpc.shared_keys import SigningKeys, kept_signing_keys
 from pentimento.rpc.tokens import KeyRing
 from pentimento.service.fleet_member import FleetMember
 from pentimento.service.lease import LedgerLease
 from pentimento.service.plan_follower import PlanFollower
 from pentimento.stores.ledger import Journal
+from pentimento.stores.ledger.journal.webhooks import JournalWebhooks
 from pentimento.stores.objects import open_objects
 from pentimento.stores.objects.signed_paths import PathSigner
+from pentimento.stores.objects.suspects import Suspects
 from services.frontdoor.answers import delivery
 from services.frontdoor.identity import Identity, build_version
 from services.frontdoor.interpreter import Interpreter
 from services.frontdoor.journal import journalling
+from services.frontdoor.journal.retention import Retention
+from services.frontdoor.objects.content_credentials import ContentCredentials, CredentialFiles
 from services.frontdoor.objects.inputs import Inputs
 from services.frontdoor.objects.object_keeper import ObjectKeeper
 from services.frontdoor.objects.result_urls import ResultUrls
-from services.frontdoor.part_settings import dataplane_settings, keeping_limits, quota_limits, request_limits
-from services.frontdoor.part_wiring import PartBase, wire_parts
+from services.frontdoor.objects.results import Results
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.process import Frontdoor
+from services.frontdoor.quality.deferrals import Deferrals
+from services.frontdoor.quality.kept_pairs import KEPT, KeptPairs
+from services.frontdoor.quality.shadow_painter import ShadowPainter
+from services.frontdoor.quality.shadows import Shadows
 from services.frontdoor.recorder import EffectsRecorder
-from services.frontdoor.requests.callers import Callers
+from services.frontdoor.requests.cells import CellGate
 from services.frontdoor.requests.image_api import ImageApi
 from services.frontdoor.requests.jobs import Job, Jobs
+from services.frontdoor.requests.pins import Pins
 from services.frontdoor.requests.quotas import Quotas
+from services.frontdoor.requests.safety import SafetyGate
 from services.frontdoor.requests.tenant_requests import TenantRequests
 from services.frontdoor.routing import cache_writes, routes, scoring
+from services.frontdoor.routing.discriminators import Discriminators
+from services.frontdoor.routing.feature_reuse import FeatureReuse
+from services.frontdoor.routing.light_starts import LightStarts
+from services.frontdoor.routing.pipelining import ControlPipelining
+from services.frontdoor.routing.thinning import ThinningOffers
 from services.frontdoor.servicer import FRONTDOOR_SERVICE, IMAGE_SERVICE, FrontdoorServicer, ImageServicer
-from services.frontdoor.settings import FrontdoorSettings
+from services.frontdoor.settings import FIXED, FixedLimits, FrontdoorSettings
 from services.frontdoor.status import FrontdoorStatus, frontdoor_status
 from services.frontdoor.tenants.administration import TenantAdministration
 from services.frontdoor.tenants.directory import TenantDirectory
 from services.frontdoor.tenants.erasures import Erasures, TenantStores
 from services.frontdoor.tenants.servicer import TENANT_SERVICE, TenantServicer
-from services.frontdoor.webhooks.delivering import Webhooks
-from services.frontdoor.webhooks.wiring import wire_webhooks
+from services.frontdoor.tenants.usage import UsageMeter
+from services.frontdoor.webhooks.calling import WebhookCaller
+from services.frontdoor.webhooks.delivering import DeliveryLimits, Webhooks
+from services.frontdoor.webhooks.rules import webhook_rules
 from services.frontdoor.workers import attempts
+from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
+from services.frontdoor.workers.catalogue import Catalogue
+from services.frontdoor.workers.worker_links import WorkerLinks
 
+# Seconds between the three bad readings before an object is moved to the quarantine.
+QUARANTINE_S = 3600.0
 PERFORMERS: Mapping[type, Callable[[FrontdoorParts, Any], None]] = {
     effects.Reject: delivery.reject,
     effects.PersistAccepted: journalling.persist_accepted,
@@ -89,30 +125,31 @@ def signing_keys(settings: FrontdoorSettings) -> SigningKeys | None:
     return kept_signing_keys(settings.signing_key_file)
 
 
-def wire(settings: FrontdoorSettings, journal: Journal, epoch: int) -> Frontdoor:
+def wire(settings: FrontdoorSettings, journal: Journal, epoch: int, fixed: FixedLimits = FIXED) -> Frontdoor:
     """Construct a frontdoor, inside the event loop that the process runs on. `epoch` 0: a standby, until
     `Frontdoor.warm` is done."""
     ring = KeyRing()
     server = RpcServer(settings.rpc, "frontdoor", ring, takes_turns=True)
-    interpreter = Interpreter(Dataplane(epoch, dataplane_settings(settings)), SystemClock())
+    interpreter = Interpreter(Dataplane(epoch, dataplane_settings(settings, fixed)), SystemClock())
     keys = signing_keys(settings)
     signer = (lambda: PathSigner(*keys())) if keys else None
-    keeper = ObjectKeeper(lambda: open_objects(settings.objects_url, signer), journal.objects, keeping_limits(settings))
+    keeper = ObjectKeeper(
+        lambda: open_objects(settings.objects_url, signer), journal.objects, settings.spool_bytes, fixed.store_timeout_s
+    )
     tenant_book = TenantDirectory(journal.tenants, ring, interpreter.submit)
     identity = Identity(settings.frontdoor_id, epoch)
     jobs = Jobs(interpreter.submit)
-    parts = wire_parts(PartBase(settings, journal, identity, interpreter, keeper, tenant_book, jobs))
+    parts = wire_parts(settings, fixed, journal, identity, interpreter, keeper, tenant_book, jobs)
     interpreter.perform_with({kind: partial(perform, parts) for kind, perform in PERFORMERS.items()})
-    quotas = Quotas(quota_limits(settings), parts.jobs, parts.inputs, keeper, journal.objects)
+    quotas = Quotas(settings.quotas, parts.jobs, parts.inputs, keeper, journal.objects)
     tenants = TenantRequests(
         journal, parts.dataplane, lambda tenant: _retention_s(settings, tenant_book, tenant), parts.cells
     )
-    webhooks = wire_webhooks(settings, journal.webhooks, parts.clock, keys)
+    webhooks = wire_webhooks(settings, fixed, journal.webhooks, keys)
     parts.jobs.on_end = partial(_on_end, parts.inputs, webhooks)
-    callers = Callers(settings.calls_per_key)
-    api = ImageApi(parts, request_limits(settings), settings.cascade, quotas, callers, tenants, webhooks.check)
-    urls = ResultUrls(keeper, parts.clock, settings.result_url_s, settings.max_result_url_s)
-    sends = (settings.stream_idle_s, settings.rpc.max_message_bytes)
+    api = ImageApi(parts, settings.requests, settings.cascade, quotas, tenants, webhooks.check)
+    urls = ResultUrls(keeper, parts.clock, settings.max_result_url_s)
+    sends = (fixed.stream_idle_s, settings.rpc.max_message_bytes)
     _add_services(server, parts, api, ImageServicer(api, tenants, urls, webhooks, *sends))
     member = FleetMember(server, ReplicaKind.FRONTDOOR, settings)
     erasures = _erasures(settings, parts, keeper)
@@ -146,7 +183,7 @@ def _add_services(server: RpcServer, parts: FrontdoorParts, api: ImageApi, image
 
 def _retention_s(settings: FrontdoorSettings, tenants: TenantDirectory, tenant: str) -> float:
     own_h = tenants.quota_of(tenant).retention_h
-    return (settings.result_retention_h if own_h is None else own_h) * 3600
+    return (settings.retention.result_retention_h if own_h is None else own_h) * 3600
 
 
 def _erasures(settings: FrontdoorSettings, parts: FrontdoorParts, keeper: ObjectKeeper) -> Erasures:
@@ -193,3 +230,156 @@ def _recorder(path: str, interpreter: Interpreter) -> EffectsRecorder | None:
     recorder = EffectsRecorder(Path(path), interpreter.dataplane)
     interpreter.observer = recorder.record
     return recorder
+
+
+def wire_parts(
+    settings: FrontdoorSettings,
+    fixed: FixedLimits,
+    journal: Journal,
+    identity: Identity,
+    interpreter: Interpreter,
+    keeper: ObjectKeeper,
+    tenants: TenantDirectory,
+    jobs: Jobs,
+) -> FrontdoorParts:
+    """Return the parts. Raises FailedPrecondition, SettingsError, InvalidArgument naming a file that is no profile."""
+    opening, clock = channel_opener(settings.channels), SystemClock()
+    embedder, image_embedder = _embedders(settings, opening)
+    gateway = GatewayClient(opening(settings.gateway_address)) if settings.gateway_address else None
+    catalogue, adapters = Catalogue(settings.default_model, worker_wait_s=settings.worker_wait_s), AdapterCatalogue()
+    links = WorkerLinks(opening, catalogue, adapters, interpreter.submit, identity, settings.worker_silence_s)
+    inputs = Inputs(keeper, jobs.spawn_background)
+    results = Results(keeper, clock, build_version(), Suspects(QUARANTINE_S), _credentials(settings))
+    starts, pairs = StartCounts(), KeptPairs(keeper, clock, KEPT if settings.quality.quality_sample_share else 0)
+    compare = partial(jobs.spawn_background, cause="compare")
+    profiles, rule = read_profiles(settings.profiles), settings.profile_rule.rule
+    steps = StepProfiles(profiles, settings.thinning_alpha, rule)
+    return FrontdoorParts(
+        journal=journal,
+        dataplane=interpreter.dataplane,
+        submit=interpreter.submit,
+        clock=clock,
+        identity=identity,
+        jobs=jobs,
+        catalogue=catalogue,
+        adapters=adapters,
+        pipelining=ControlPipelining(PipeliningRule(settings.controlnet_pipelining), profiles),
+        pairing=settings.latent_parallel,
+        thinning=ThinningOffers(settings.thinning, steps),
+        features=FeatureReuse(settings.feature_reuse, replace(steps, kind=ProfileKind.FEATURES)),
+        light_starts=LightStarts(
+            settings.handover, HandoverProfiles(profiles, ReusePromise(settings.handover_alpha, rule))
+        ),
+        links=links,
+        embedder=embedder,
+        image_embedder=image_embedder,
+        gateway=gateway,
+        cache_worth=Worth(settings.cache_cost_ms / 1000),
+        cascade_worth=Worth(settings.cache_cost_ms / 1000, CASCADE),
+        discriminators=Discriminators(
+            lambda address: DiscriminatorClient(opening(address)), settings.discriminator_addresses
+        ),
+        safety=SafetyGate(
+            lambda address: SafetyClient(opening(address)), settings.safety_addresses, frozenset(settings.safety_checks)
+        ),
+        inputs=inputs,
+        results=results,
+        pins=Pins(journal, gateway, keeper, journal.pins.clock, settings.tenant_pinned_bytes),
+        retention=Retention(
+            journal,
+            keeper,
+            results,
+            inputs,
+            clock,
+            settings.retention,
+            fixed.tenant_finished_requests,
+            tenants.retentions_s,
+        ),
+        shadows=Shadows(
+            settings=settings.quality,
+            fixed=fixed,
+            journal=journal,
+            results=results,
+            catalogue=catalogue,
+            dataplane=interpreter.dataplane,
+            clock=clock,
+            painter=ShadowPainter(links, identity),
+            embedder=embedder,
+            image_embedder=image_embedder,
+            gateway=gateway,
+            counts=starts,
+            pairs=pairs,
+        ),
+        deferrals=Deferrals(fixed.deferral_sample_share, image_embedder, starts, pairs, compare),
+        starts=starts,
+        tenants=tenants,
+        usage=UsageMeter(journal.tenants, clock),
+        cells=CellGate(
+            settings.read_cells(),
+            settings.frontdoor_id if settings.cells else "",
+            lambda address: FrontdoorClient(opening(address)),
+            jobs,
+            journal,
+        ),
+        wait_factor=settings.part_wait_factor,
+    )
+
+
+def _embedders(settings: FrontdoorSettings, opening: ChannelOpener) -> tuple[Embedders, Embedders] | tuple[None, None]:
+    """Return the embedders of texts and of images, each the plan's and the configured one: the same ones unless images
+    have an encoder of their own. None, and no cache, if none is configured."""
+    if not settings.embedder_address:
+        return None, None
+    texts = Embedders(lambda address: EmbedderClient(opening(address)), settings.embedder_address)
+    if not settings.image_embedder_address:
+        return texts, texts
+    return texts, Embedders(lambda address: EmbedderClient(opening(address)), settings.image_embedder_address)
+
+
+def _credentials(settings: FrontdoorSettings) -> ContentCredentials | None:
+    """Return the signer of images; None without a certificate."""
+    certificate, key = settings.c2pa_certificate_file, settings.c2pa_key_file
+    if certificate is None or key is None:
+        return None
+    return ContentCredentials(CredentialFiles(certificate, key, settings.c2pa_timestamp_url), build_version())
+
+
+def dataplane_settings(settings: FrontdoorSettings, fixed: FixedLimits) -> DataplaneSettings:
+    return DataplaneSettings(
+        queue_limit=settings.queue_limit,
+        drop_late=settings.drop_late,
+        confidence_threshold=settings.confidence_threshold,
+        accept_unscored=settings.accept_unscored,
+        fall_back=settings.fall_back,
+        skip_light_below=settings.skip_light_below,
+        thinning=settings.thinning,
+        pair_tight_share=None if settings.latent_parallel is PairingMode.ALWAYS else TIGHT_SHARE,
+        max_reruns=settings.max_reruns,
+        suspect_wait_s=fixed.suspect_wait_s,
+        orphan_wait_s=fixed.orphan_wait_s,
+    )
+
+
+def wire_webhooks(
+    settings: FrontdoorSettings, fixed: FixedLimits, journal: JournalWebhooks, keys: SigningKeys | None
+) -> Webhooks:
+    """Return the webhooks that the settings allow; none are called without hosts. Raises InvalidArgument naming the
+    wrong setting."""
+    rules = webhook_rules(settings.webhook_hosts, settings.webhook_networks, settings.webhook_plain_http)
+    # Reading the system's authorities is slow; a start without webhooks skips it.
+    tls = _believing(settings) if rules.hosts else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    caller = WebhookCaller(rules, tls, fixed.webhook_timeout_s)
+    limits = DeliveryLimits(
+        fixed.webhook_tries,
+        Backoff(fixed.webhook_pause_s, max_s=3600.0),
+        # Requests are stored that long; a webhook of a shorter retention has the time of its tries, 2.5 h.
+        max(settings.retention.result_retention_h * 3600, 9000.0),
+    )
+    return Webhooks(journal, SystemClock(), caller, rules, keys or tuple, limits)
+
+
+def _believing(settings: FrontdoorSettings) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=settings.webhook_ca_file)
+    except (OSError, ssl.SSLError) as error:
+        raise InvalidArgument.of("webhook_ca_file", f"cannot be read: {type(error).__name__}") from None

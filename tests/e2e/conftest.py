@@ -34,8 +34,7 @@ def patient_frontdoors() -> Iterator[None]:
     vector a picture leaves nothing in the cache, and a test that looks for it there would look for ever; without its
     score a doubtful one is kept."""
     with pytest.MonkeyPatch.context() as patch:
-        for waits_for in ("EMBED", "LOOKUP", "RESERVE", "SCORE", "FORESEE"):
-            patch.setenv(f"PENTIMENTO_FRONTDOOR_{waits_for}_TIMEOUT_MS", "20000")
+        patch.setenv("PENTIMENTO_FRONTDOOR_PART_WAIT_FACTOR", "300")
         yield
 
 

@@ -21,9 +21,7 @@ pytestmark = pytest.mark.faults
 ASKED = ImageRequest("a large red circle on white", model="tiny-light", seed=1)
 ALL_TRIALS = """
 [frontdoor]
-quality_trial_share = 1.0
 quality_work_share = 1.0
-quality_quiet_s = 0.1
 """
 
 

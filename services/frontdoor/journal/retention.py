@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 from pentimento.domain.clock import Clock, SteadyClock
 from pentimento.domain.errors import PentimentoError
@@ -17,6 +16,7 @@ from services.frontdoor.objects import inputs, results
 from services.frontdoor.objects.inputs import Inputs
 from services.frontdoor.objects.object_keeper import ObjectKeeper
 from services.frontdoor.objects.results import Results
+from services.frontdoor.settings import RetentionLimits
 
 logger = logging.getLogger(__name__)
 
@@ -24,16 +24,6 @@ _INTERVAL_S = 60.0
 _FORGOTTEN_AT_ONCE = 200
 # A tenant above its quota is brought this share below it, so that not every later image costs a commit.
 _ROOM = 0.05
-
-
-@dataclass(frozen=True)
-class RetentionLimits:
-    """Hold the limits: seconds, bytes of images and requests to keep; seconds between sweeps."""
-
-    retention_s: float
-    tenant_result_bytes: int
-    tenant_finished_requests: int
-    sweep_interval_s: float
 
 
 class Retention:
@@ -48,9 +38,10 @@ class Retention:
         held_inputs: Inputs,
         clock: Clock,
         limits: RetentionLimits,
+        tenant_finished_requests: int,
         own_retentions_s: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
-        """Keep ended requests for `limits.retention_s`; those of the tenants in `own_retentions_s` for its seconds."""
+        """Keep ended requests as `limits` say; those of the tenants in `own_retentions_s` for its seconds."""
         self._own_retentions_s = own_retentions_s
         self._journal = journal
         self._keeper = keeper
@@ -60,6 +51,7 @@ class Retention:
         # Deletion for age is irreversible, so it uses the steady clock.
         self._steady_clock = SteadyClock(clock)
         self._limits = limits
+        self._tenant_finished_requests = tenant_finished_requests
         self._bytes: Counter[str] = Counter()
         self._requests: Counter[str] = Counter()
         self._over = asyncio.Event()
@@ -131,7 +123,7 @@ class Retention:
     def _excess(self, tenant: str) -> tuple[int, int]:
         """Return the excess of the tenant over its share, in bytes and requests."""
         more_bytes = self._bytes[tenant] - self._limits.tenant_result_bytes
-        more_requests = self._requests[tenant] - self._limits.tenant_finished_requests
+        more_requests = self._requests[tenant] - self._tenant_finished_requests
         return max(more_bytes, 0), max(more_requests, 0)
 
     def _is_over(self, tenant: str) -> bool:
@@ -146,7 +138,7 @@ class Retention:
         own_s = self._own_retentions_s()
         for tenant, retention_s in own_s.items():
             await self._forget_ended(now - retention_s, tenant)
-        await self._forget_ended(now - self._limits.retention_s, but_tenants=tuple(own_s))
+        await self._forget_ended(now - self._limits.result_retention_h * 3600, but_tenants=tuple(own_s))
 
     async def _forget_ended(self, before: float, tenant: str = "", but_tenants: Sequence[str] = ()) -> None:
         while True:

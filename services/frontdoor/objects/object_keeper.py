@@ -7,7 +7,6 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from time import monotonic
 from typing import TypeVar
 
@@ -40,29 +39,23 @@ _RETRIES = Backoff(first_s=0.2, max_s=15.0)
 SPOOL_RETRY_MS = 5000
 
 
-@dataclass(frozen=True)
-class KeepingLimits:
-    """Limit the seconds that the store may take for a new object, and the bytes that wait for it, in total and per
-    tenant."""
-
-    put_timeout_s: float = 2.0
-    spool_bytes: int = 256 << 20
-    tenant_spool_bytes: int = 128 << 20
-
-
 class ObjectKeeper:
     """Combine one object store with its spool in the journal. Errors name neither keys nor paths."""
 
-    def __init__(self, open_store: Callable[[], ObjectStore], journal: JournalObjects, limits: KeepingLimits) -> None:
+    def __init__(
+        self, open_store: Callable[[], ObjectStore], journal: JournalObjects, spool_bytes: int, put_timeout_s: float
+    ) -> None:
         """Open the store now, and at each use until `open_store` succeeds. Raises its errors about settings, but none
-        if the store is away."""
+        if the store is away. At most `spool_bytes` wait in the journal, at most half for one tenant. A new object that
+        the store does not take in `put_timeout_s` waits there."""
         self._open_store = open_store
         self._store: ObjectStore | None = None
         self._journal_id = ""
         with suppress(StoreUnavailable):
             self._store = open_store()
         self._journal = journal
-        self._limits = limits
+        self._spool_bytes = spool_bytes
+        self._put_timeout_s = put_timeout_s
         self._threads = started_pool(_THREAD_COUNT, "objects")
         # When the call of each busy thread began.
         self._numbers = itertools.count()
@@ -87,7 +80,7 @@ class ObjectKeeper:
         self._journal_id = journal_id
         try:
             if adopts:
-                await self._on_store(lambda store: ownership.adopt(store, journal_id), self._limits.put_timeout_s)
+                await self._on_store(lambda store: ownership.adopt(store, journal_id), self._put_timeout_s)
             else:
                 await self.check_owned()
         except (FailedPrecondition, StoreFull, StoreUnavailable) as error:
@@ -96,7 +89,7 @@ class ObjectKeeper:
     async def check_owned(self) -> None:
         """Claim the store for this journal. Raises FailedPrecondition if another journal has objects there too: an
         object without a row here may belong to it. Raises StoreUnavailable, StoreFull."""
-        await self._on_store(lambda store: ownership.claim(store, self._journal_id), self._limits.put_timeout_s)
+        await self._on_store(lambda store: ownership.claim(store, self._journal_id), self._put_timeout_s)
 
     async def put(self, tenant: str, key: str, data: bytes) -> ObjectReference:
         """Make an object durable, in the store or else in the journal. Raises ResourceExhausted if neither has room,
@@ -104,7 +97,7 @@ class ObjectKeeper:
         self._largest_bytes = max(self._largest_bytes, len(data))
         if not self._away.is_set():
             try:
-                return await self._on_store(lambda store: store.put(key, data), self._limits.put_timeout_s)
+                return await self._on_store(lambda store: store.put(key, data), self._put_timeout_s)
             except (StoreFull, StoreUnavailable) as error:
                 logger.error(
                     "the object store does not accept objects; they wait in the journal", extra={"why": error.message}
@@ -118,7 +111,7 @@ class ObjectKeeper:
         """Store an object that may be lost; it never waits in the journal. Raises StoreFull, StoreUnavailable."""
         if self._away.is_set():
             raise StoreUnavailable("object store", "it takes no objects")
-        await self._on_store(lambda store: store.put(key, data, durable=False), self._limits.put_timeout_s)
+        await self._on_store(lambda store: store.put(key, data, durable=False), self._put_timeout_s)
 
     async def get(self, reference: ObjectReference) -> bytes:
         """Return the bytes of an object. Raises ObjectMissing, ObjectCorrupt, StoreUnavailable."""
@@ -179,7 +172,7 @@ class ObjectKeeper:
     async def free_bytes(self) -> int | None:
         """Return the bytes free in the store; None if unknown."""
         try:
-            return await self._on_store(lambda store: store.free_bytes(), self._limits.put_timeout_s)
+            return await self._on_store(lambda store: store.free_bytes(), self._put_timeout_s)
         except StoreUnavailable:
             return None
 
@@ -187,9 +180,9 @@ class ObjectKeeper:
         """Raise ResourceExhausted if that many images, each of the largest size so far, would exceed the spool while
         the store is away."""
         if self._away.is_set():
-            self._check(self._waiting_bytes, unfinished_count * self._largest_bytes, self._limits.spool_bytes)
+            self._check(self._waiting_bytes, unfinished_count * self._largest_bytes, self._spool_bytes)
             ahead, theirs = tenant_unfinished_count * self._largest_bytes, self._tenant_waiting_bytes[tenant]
-            self._check(theirs, ahead, self._limits.tenant_spool_bytes, " of this tenant")
+            self._check(theirs, ahead, self._spool_bytes // 2, " of this tenant")
 
     async def move_forever(self) -> None:
         """Move waiting objects to the store whenever it is available again."""
@@ -222,7 +215,7 @@ class ObjectKeeper:
     async def _move(self, reference: ObjectReference, data: bytes) -> None:
         began_at = monotonic()
         await self._on_store(lambda store: store.put(reference.key, data), _MOVE_TIMEOUT_S)
-        if monotonic() - began_at <= self._limits.put_timeout_s:
+        if monotonic() - began_at <= self._put_timeout_s:
             # New objects that arrive faster than waiting ones are moved would keep the store away forever.
             self._away.clear()
         await asyncio.wrap_future(self._journal.unspool(reference.key))
@@ -230,8 +223,8 @@ class ObjectKeeper:
     async def _spool(self, waiting: SpooledObject, data: bytes) -> None:
         key, size, tenant = waiting.object.key, waiting.object.size_bytes, waiting.tenant
         theirs = self._tenant_waiting_bytes[tenant]
-        self._check(self._waiting_bytes, size, self._limits.spool_bytes)
-        self._check(theirs, size, self._limits.tenant_spool_bytes, " of this tenant")
+        self._check(self._waiting_bytes, size, self._spool_bytes)
+        self._check(theirs, size, self._spool_bytes // 2, " of this tenant")
         self._note(waiting)
         try:
             await asyncio.wrap_future(self._journal.spool(tenant, waiting.object, data))

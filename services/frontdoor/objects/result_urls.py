@@ -9,15 +9,16 @@ from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger.journal.records import JournalledRequest
 from services.frontdoor.objects.object_keeper import ObjectKeeper
 
+# Lifetime of an address if the request names none.
+USUAL_MS = 3_600_000
+
 
 class ResultUrls:
-    """Create addresses of images. `usual_s` and `longest_s`: default and maximum lifetime in seconds; 0 for no
-    addresses."""
+    """Create addresses of images. `longest_s`: their longest lifetime in seconds, 0 for no addresses."""
 
-    def __init__(self, keeper: ObjectKeeper, clock: Clock, usual_s: float, longest_s: float) -> None:
+    def __init__(self, keeper: ObjectKeeper, clock: Clock, longest_s: float) -> None:
         self._keeper = keeper
         self._clock = clock
-        self._usual_s = usual_s
         self._longest_s = longest_s
 
     @property
@@ -31,7 +32,7 @@ class ResultUrls:
         if not self._longest_s:
             raise FailedPrecondition("URLS_OFF", "this deployment has no addresses of images")
         longest_ms = round(self._longest_s * 1000)
-        asked_ms = min(round(self._usual_s * 1000), longest_ms) if expires_in_ms is None else expires_in_ms
+        asked_ms = min(USUAL_MS, longest_ms) if expires_in_ms is None else expires_in_ms
         if not 1 <= asked_ms <= longest_ms:
             raise InvalidArgument.of("expires_in_ms", f"must be 1 to {longest_ms}, got {asked_ms}")
         if record.state is not RequestState.COMPLETED or record.result is None:

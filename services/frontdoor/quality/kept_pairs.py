@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 # Pairs of a cascade that are stored between two listings of its pairs.
 _LISTED_AFTER = 50
+# Pairs of a cascade that are kept to train a discriminator.
+KEPT = 2000
 
 
 @dataclass(frozen=True)

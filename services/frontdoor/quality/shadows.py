@@ -50,6 +50,7 @@ from services.frontdoor.quality.shadow_plans import (
 )
 from services.frontdoor.requests.replays import recorded_image
 from services.frontdoor.routing.stages import Trial
+from services.frontdoor.settings import FixedLimits, QualitySettings
 from services.frontdoor.workers.catalogue import Catalogue
 
 logger = logging.getLogger(__name__)
@@ -69,18 +70,6 @@ _TICK_S = 0.25
 
 
 @dataclass(frozen=True)
-class ShadowSettings:
-    """Limit shadows to `sample_share` of the hits (0: none), `trial_share` of the misses with a cell under test, and
-    `work_share` of the time after `quiet_s` idle, or of the device seconds."""
-
-    sample_share: float
-    trial_share: float
-    work_share: float
-    quiet_s: float
-    gives_way: GivesWay
-
-
-@dataclass(frozen=True)
 class SampledHit:
     """Hold a waiting hit, accepted light image, or miss with a trial; `plan` is set at its first try."""
 
@@ -97,7 +86,8 @@ class Shadows:
     """Sample hits and run their shadows. Without an embedder of images nothing is sampled, without gateway only light
     images."""
 
-    settings: ShadowSettings
+    settings: QualitySettings
+    fixed: FixedLimits
     journal: Journal
     results: Results
     catalogue: Catalogue
@@ -117,8 +107,8 @@ class Shadows:
 
     def __post_init__(self) -> None:
         now = self.clock.monotonic()
-        self._budget = ShadowBudget(self.settings.work_share, MOST_SAVED_S, now)
-        self._paid = ShadowBudget(self.settings.work_share, MOST_SAVED_S, now)
+        self._budget = ShadowBudget(self.settings.quality_work_share, MOST_SAVED_S, now)
+        self._paid = ShadowBudget(self.settings.quality_work_share, MOST_SAVED_S, now)
         self._busy_at = now
         self._closed = False
 
@@ -144,7 +134,8 @@ class Shadows:
             return
         if light is not None:
             self.pairs.note(light.cascade, deferred=False)
-        if is_sampled(request_id, self.settings.sample_share if trial is None else self.settings.trial_share):
+        share = self.settings.quality_sample_share
+        if is_sampled(request_id, share if trial is None or not share else self.fixed.quality_trial_share):
             if len(self.hits) == MOST_HITS:
                 SHADOWS.labels("dropped").inc()
             self.hits.append(SampledHit(request_id, tenant, light, trial))
@@ -155,7 +146,7 @@ class Shadows:
         run = self.run
         if run is None or run.paid:
             return
-        if self.settings.gives_way is GivesWay.SUITE or run.worker_id == worker_id:
+        if self.settings.quality_gives_way is GivesWay.SUITE or run.worker_id == worker_id:
             run.stop()
 
     async def left(self, worker_id: str) -> None:
@@ -191,7 +182,7 @@ class Shadows:
         """Generate the first hit again if that is possible now, else move it to the back."""
         if self._load("").waiting_count:
             self._busy_at = self.clock.monotonic()
-        is_quiet = self._load("").quiet_s >= self.settings.quiet_s
+        is_quiet = self._load("").quiet_s >= self.fixed.quality_quiet_s
         if not (is_quiet and self._budget.left_s(self.clock.monotonic())) and self._paid.earn(0.0) <= 0.0:
             return
         hit = self.hits.popleft()
@@ -226,7 +217,7 @@ class Shadows:
         plan = hit.plan
         assert plan is not None
         load, left_s = self._load(plan.held.model_digest), self._budget.left_s(self.clock.monotonic())
-        worker_id = shadow_worker(load, self.settings.quiet_s, self.settings.gives_way)
+        worker_id = shadow_worker(load, self.fixed.quality_quiet_s, self.settings.quality_gives_way)
         least_s = min(max(plan.expected_s * MARGIN, LEAST_S), MOST_SAVED_S / 2)
         if worker_id is not None and left_s >= least_s:
             return await self._paint(hit, plan, worker_id, left_s, self._budget)

@@ -10,6 +10,8 @@ from pentimento.domain.errors import ResourceExhausted
 from services.frontdoor.metrics import REQUESTS
 
 RETRY_MS = 1000
+# Open calls with one idempotency key, or attached to one request.
+MAX_OPEN_CALLS = 4
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,7 @@ NO_KEY = KeyedCall()
 class Callers:
     """Count open calls by tenant and by the name they share: an idempotency key, or a request to attach to."""
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
+    def __init__(self) -> None:
         self._open: Counter[tuple[str, str, str]] = Counter()
 
     @contextmanager
@@ -41,9 +42,9 @@ class Callers:
             yield
             return
         key = (tenant, field, named)
-        if self._open[key] >= self._limit:
+        if self._open[key] >= MAX_OPEN_CALLS:
             REQUESTS.labels("rejected").inc()
-            message = f"{field}: at most {self._limit} calls with the same one may be open at once"
+            message = f"{field}: at most {MAX_OPEN_CALLS} calls with the same one may be open at once"
             raise ResourceExhausted("TOO_MANY_LISTENERS", message, retry_after_ms=RETRY_MS)
         self._open[key] += 1
         try:

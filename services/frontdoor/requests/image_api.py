@@ -42,11 +42,12 @@ from services.frontdoor.requests.explanation import explanation
 from services.frontdoor.requests.jobs import JobTerms
 from services.frontdoor.requests.quotas import Quotas
 from services.frontdoor.requests.replays import recorded_image, resolve_replay
-from services.frontdoor.requests.resolution import RequestLimits, check_idempotency_key, check_image_count, resolve
+from services.frontdoor.requests.resolution import check_idempotency_key, check_image_count, resolve
 from services.frontdoor.requests.selections import check_replayed_adapters
 from services.frontdoor.requests.tenant_requests import TenantRequests, statuses_by_index, summary_of_several
 from services.frontdoor.routing.neighbours import check_neighbour_count, neighbours_of
 from services.frontdoor.routing.stages import choose_stages, fits
+from services.frontdoor.settings import RequestLimits
 from services.frontdoor.workers.catalogue import MODEL_WAIT_S
 
 
@@ -60,7 +61,6 @@ class ImageApi:
         limits: RequestLimits,
         cascade: Sequence[str],
         quotas: Quotas,
-        callers: Callers,
         tenants: TenantRequests,
         check_webhook: Callable[[str], None],
     ) -> None:
@@ -70,7 +70,7 @@ class ImageApi:
         self._limits = limits
         self._cascade = cascade
         self._arrivals = Arrivals(parts, quotas)
-        self._callers = callers
+        self._callers = Callers()
         self._keys = HeldKeys()
         self._tenants = tenants
         self._check_webhook = check_webhook
@@ -128,7 +128,7 @@ class ImageApi:
             self._check_webhook(webhook_url)
         body = partial(_job_body, request, webhook_url)
         if request.deadline_ms is None:
-            request = replace(request, deadline_ms=self._limits.job_deadline_ms)
+            request = replace(request, deadline_ms=self._limits.max_deadline_ms)
         validate = partial(self._validate_image, tenant, request, preview_interval_steps)
         call = ArrivingCall(tenant, idempotency_key, body, validate, JobTerms(webhook_url))
         async with aclosing(self._generate_images(call, request.image_count)) as events:
@@ -155,7 +155,7 @@ class ImageApi:
         return self._generate(call) if count is None or count == 1 else self._generate_several(call, count)
 
     async def _generate(self, call: ArrivingCall) -> AsyncGenerator[GenerateEvent, None]:
-        check_idempotency_key(call.idempotency_key, self._limits)
+        check_idempotency_key(call.idempotency_key)
         with self._callers.calling(call.tenant, call.idempotency_key):
             (key,) = await self._arrivals.look_up(call)
             if key.request_id and self._arrivals.find_job(call.tenant, key.request_id) is None:
@@ -181,8 +181,8 @@ class ImageApi:
 
         A call with the same key waits until they are accepted, and joins them.
         """
-        check_idempotency_key(call.idempotency_key, self._limits)
-        check_image_count(count, self._limits)
+        check_idempotency_key(call.idempotency_key)
+        check_image_count(count)
         with self._callers.calling(call.tenant, call.idempotency_key):
             listeners: list[Listener] = []
             try:

@@ -6,7 +6,7 @@ The journal goes first, since it counts a tenant's pinned bytes. A failure of th
 
 import asyncio
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pentimento.clients.gateway import GatewayClient
 from pentimento.domain.clock import Clock
@@ -26,16 +26,10 @@ logger = logging.getLogger(__name__)
 
 # Bytes that a pinned request's row counts for: without it, images from noise could be pinned without limit.
 ROW_BYTES = 4096
+# The longest pin, 90 days.
+MAX_PIN_MS = 90 * 86_400_000
 # A client waits for the image during the call.
 _GATEWAY_TIMEOUT_S = 2.0
-
-
-@dataclass(frozen=True)
-class PinLimits:
-    """Limit the length of a pin in milliseconds, and the bytes that one tenant may have pinned."""
-
-    max_pin_ms: int
-    tenant_pinned_bytes: int
 
 
 class Pins:
@@ -43,13 +37,18 @@ class Pins:
     ANCESTOR_GONE, and Unavailable if journal or gateway do not answer."""
 
     def __init__(
-        self, journal: Journal, gateway: GatewayClient | None, keeper: ObjectKeeper, clock: Clock, limits: PinLimits
+        self,
+        journal: Journal,
+        gateway: GatewayClient | None,
+        keeper: ObjectKeeper,
+        clock: Clock,
+        tenant_pinned_bytes: int,
     ) -> None:
         self._journal = journal
         self._gateway = gateway
         self._keeper = keeper
         self._clock = clock
-        self._limits = limits
+        self._tenant_pinned_bytes = tenant_pinned_bytes
 
     async def pin(self, record: JournalledRequest, duration_ms: int) -> PinnedImage:
         """Keep the completed request replayable for `duration_ms` from now. Its inputs are kept only if it has been
@@ -97,13 +96,13 @@ class Pins:
         """Reject a request with a pin that would not fit even if the image started from noise."""
         self.check_duration("pin_ms", duration_ms)
         pinned = await asyncio.wrap_future(self._journal.pins.pinned_bytes(tenant))
-        if pinned + input_bytes + ROW_BYTES > self._limits.tenant_pinned_bytes:
-            raise quota_exceeded(self._limits.tenant_pinned_bytes)
+        if pinned + input_bytes + ROW_BYTES > self._tenant_pinned_bytes:
+            raise quota_exceeded(self._tenant_pinned_bytes)
 
     def check_duration(self, field: str, duration_ms: int) -> None:
-        """Reject a pin of no time, or of more than the setting allows."""
-        if not 0 < duration_ms <= self._limits.max_pin_ms:
-            raise InvalidArgument.of(field, f"must be between 1 and {self._limits.max_pin_ms}, got {duration_ms}")
+        """Reject a pin of no time, or of more than `MAX_PIN_MS`."""
+        if not 0 < duration_ms <= MAX_PIN_MS:
+            raise InvalidArgument.of(field, f"must be between 1 and {MAX_PIN_MS}, got {duration_ms}")
 
     async def with_kept_inputs(self, tenant: str, asked: ReplayRequest) -> ReplayRequest:
         """Return the replay with its stored input bytes added to the inputs that the caller sent again."""
@@ -130,7 +129,7 @@ class Pins:
         return PicturePin(request_id, tenant, expires_at, sum(kept) + ROW_BYTES, inputs)
 
     async def _pin(self, wanted: PicturePin, ancestor: ObjectReference | None) -> None:
-        former = await asyncio.wrap_future(self._journal.pins.pin(wanted, self._limits.tenant_pinned_bytes))
+        former = await asyncio.wrap_future(self._journal.pins.pin(wanted, self._tenant_pinned_bytes))
         if ancestor is None:
             return
         try:
@@ -148,4 +147,4 @@ class Pins:
         if former is None:
             await asyncio.wrap_future(pins.unpin(wanted.tenant, wanted.request_id))
         else:
-            await asyncio.wrap_future(pins.pin(former, self._limits.tenant_pinned_bytes))
+            await asyncio.wrap_future(pins.pin(former, self._tenant_pinned_bytes))

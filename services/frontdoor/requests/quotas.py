@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import nan
 
 from pentimento.domain.errors import ResourceExhausted
@@ -11,18 +10,10 @@ from services.frontdoor.metrics import FREE_BYTES
 from services.frontdoor.objects.inputs import Inputs
 from services.frontdoor.objects.object_keeper import ObjectKeeper
 from services.frontdoor.requests.jobs import Job, Jobs
+from services.frontdoor.settings import QuotaLimits
 
 QUOTA_RETRY_MS = 5000
 _LOOK_INTERVAL_S = 0.5
-
-
-@dataclass(frozen=True)
-class QuotaLimits:
-    """Limit a tenant's unfinished requests and the bytes of their inputs; keep a number of bytes free on each disk."""
-
-    tenant_unfinished_requests: int
-    tenant_unfinished_bytes: int
-    min_free_bytes: int
 
 
 class Quotas:

@@ -15,7 +15,8 @@ from pentimento.domain.replay import replayed_route, with_replayed_inputs
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger.journal.records import JournalledRequest
 from pentimento.wire.codec import from_bytes
-from services.frontdoor.requests.resolution import RequestLimits, check_cost, default_deadline_ms, resolve_limits
+from services.frontdoor.requests.resolution import check_cost, default_deadline_ms, resolve_limits
+from services.frontdoor.settings import RequestLimits
 
 
 @dataclass(frozen=True)

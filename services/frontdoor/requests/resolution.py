@@ -4,7 +4,7 @@ A failed check raises InvalidArgument (or NotFound for names) with the field and
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import HeldModel
@@ -21,39 +21,29 @@ from pentimento.domain.image_request import CacheMode, ImageFormat, ImageRequest
 from pentimento.domain.prompt_syntax import WEIGHTED_FAMILIES, PromptSyntax, parse_prompt
 from pentimento.pictures import PictureHeader, read_header
 from services.frontdoor.requests.selections import (
-    SelectionLimits,
+    EXACT,
+    in_range,
+    read_image,
     resolve_controlnets,
     resolve_image_prompts,
     resolve_loras,
 )
+from services.frontdoor.settings import RequestLimits
 from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
 
 MAX_SEED = 2**64 - 1
 MAX_GUIDANCE_SCALE = 100.0
+# Bytes of UTF-8.
+MAX_PROMPT_BYTES = 8192
+# Images of one call.
+MAX_IMAGES = 10
+MAX_IDEMPOTENCY_KEY_CHARS = 128
+MAX_PREVIEW_INTERVAL_STEPS = 1000
+# Default deadlines are at least this many times the steps' measured time.
+DEADLINE_FACTOR = 3.0
 _SPACINGS = tuple(spacing.value for spacing in SigmaSpacing)
 _SHOWN_LENGTH = 80
 INIT_IMAGE = "init_image.image"
-# The format of numbers in messages: a stated limit is exact to its last digit.
-EXACT = ".15g"
-
-
-@dataclass(frozen=True)
-class RequestLimits:
-    """Hold the limits of the deployment; a model's are in its HeldModel. Cost is in pixel steps: width x height x steps
-    x images."""
-
-    max_prompt_bytes: int = 8192
-    max_request_cost: float = 1e9
-    max_init_image_bytes: int = 8 * 1024 * 1024
-    max_images: int = 10
-    max_idempotency_key_chars: int = 128
-    max_preview_interval_steps: int = 1000
-    default_deadline_ms: int = 120_000
-    deadline_factor: float = 3.0
-    max_deadline_ms: int = 3_600_000
-    job_deadline_ms: int = 3_600_000
-    default_cache: CacheMode = CacheMode.READ_WRITE
-    selections: SelectionLimits = field(default_factory=SelectionLimits)
 
 
 def resolve(
@@ -66,17 +56,17 @@ def resolve(
 ) -> ResolvedRequest:
     """Return the validated request. `drawn_seed` is used and recorded if the client names none; `known` holds the
     adapters that may be named. Raises InvalidArgument, and as `resolve_loras` and `resolve_controlnets`."""
-    _check_prompt("prompt", request.prompt, limits, may_be_empty=False)
-    _check_prompt("negative_prompt", request.negative_prompt, limits, may_be_empty=True)
-    count = check_image_count(request.image_count, limits)
-    spec = _resolve_adapters(request, _resolve_spec(request, held, limits, drawn_seed), held, known, limits)
+    _check_prompt("prompt", request.prompt, may_be_empty=False)
+    _check_prompt("negative_prompt", request.negative_prompt, may_be_empty=True)
+    count = check_image_count(request.image_count)
+    spec = _resolve_adapters(request, _resolve_spec(request, held, drawn_seed), held, known)
     own_ms = default_deadline_ms(spec, held, limits, count)
     deadline_ms, interval = resolve_limits(_default(request.deadline_ms, own_ms), preview_interval_steps, limits)
     resolved = ResolvedRequest(
         spec=spec,
-        cache=request.cache or limits.default_cache,
+        cache=request.cache or CacheMode.READ_WRITE,
         format=request.format or ImageFormat.PNG,
-        quality=None if request.quality is None else _in_range("quality", request.quality, 0.0, 1.0),
+        quality=None if request.quality is None else in_range("quality", request.quality, 0.0, 1.0),
         deadline_ms=deadline_ms,
         preview_interval_steps=interval,
         pin_ms=request.pin_ms or 0,
@@ -88,10 +78,9 @@ def resolve(
     return resolved
 
 
-def check_image_count(count: int | None, limits: RequestLimits) -> int:
-    """Return the number of images. Raises InvalidArgument for less than one, and for more than the deployment's
-    limit."""
-    return int(_in_range("image_count", _default(count, 1), 1, limits.max_images))
+def check_image_count(count: int | None) -> int:
+    """Return the number of images. Raises InvalidArgument for less than one, and for more than `MAX_IMAGES`."""
+    return int(in_range("image_count", _default(count, 1), 1, MAX_IMAGES))
 
 
 def _binds_steps(request: ImageRequest) -> bool:
@@ -103,7 +92,7 @@ def _binds_steps(request: ImageRequest) -> bool:
 def _resolve_encoding_quality(request: ImageRequest) -> int | None:
     if request.encoding_quality is None:
         return None
-    quality = int(_in_range("encoding_quality", request.encoding_quality, 0, 100))
+    quality = int(in_range("encoding_quality", request.encoding_quality, 0, 100))
     if request.format in (ImageFormat.JPEG, ImageFormat.WEBP):
         return quality
     if quality != 100:
@@ -111,19 +100,19 @@ def _resolve_encoding_quality(request: ImageRequest) -> int | None:
     return None
 
 
-def check_idempotency_key(key: str, limits: RequestLimits) -> None:
-    if len(key) > limits.max_idempotency_key_chars:
-        limit = f"must have at most {limits.max_idempotency_key_chars} characters, got {len(key)}"
+def check_idempotency_key(key: str) -> None:
+    if len(key) > MAX_IDEMPOTENCY_KEY_CHARS:
+        limit = f"must have at most {MAX_IDEMPOTENCY_KEY_CHARS} characters, got {len(key)}"
         raise InvalidArgument.of("idempotency_key", limit)
     if not key.isprintable():
         raise InvalidArgument.of("idempotency_key", "must hold printable characters only")
 
 
-def _resolve_spec(request: ImageRequest, held: HeldModel, limits: RequestLimits, drawn_seed: int) -> GenerationSpec:
+def _resolve_spec(request: ImageRequest, held: HeldModel, drawn_seed: int) -> GenerationSpec:
     asked_steps = _default(request.num_inference_steps, held.default_steps)
-    steps = int(_in_range("num_inference_steps", asked_steps, 1, held.max_steps))
+    steps = int(in_range("num_inference_steps", asked_steps, 1, held.max_steps))
     scheduler, spacing = _resolve_scheduler(request.scheduler, held)
-    init_image = _resolve_init_image(request.init_image, steps, limits)
+    init_image = _resolve_init_image(request.init_image, steps)
     width_px, height_px = _resolve_size(request, held)
     return GenerationSpec(
         prompt=request.prompt,
@@ -134,11 +123,11 @@ def _resolve_spec(request: ImageRequest, held: HeldModel, limits: RequestLimits,
         num_inference_steps=steps,
         guidance_scale=_resolve_guidance(request.guidance_scale, held),
         scheduler=scheduler,
-        seed=int(_in_range("seed", _default(request.seed, drawn_seed), 0, MAX_SEED)),
+        seed=int(in_range("seed", _default(request.seed, drawn_seed), 0, MAX_SEED)),
         eta=_resolve_eta(request.eta, scheduler),
         init_image=init_image,
         sigma_spacing=spacing,
-        clip_skip=int(_in_range("clip_skip", _default(request.clip_skip, 0), 0, MAX_CLIP_SKIP)),
+        clip_skip=int(in_range("clip_skip", _default(request.clip_skip, 0), 0, MAX_CLIP_SKIP)),
         prompt_syntax=_resolve_syntax(request, held),
     )
 
@@ -160,28 +149,28 @@ def _resolve_syntax(request: ImageRequest, held: HeldModel) -> PromptSyntax | No
     return syntax
 
 
-def _check_prompt(field: str, prompt: str, limits: RequestLimits, *, may_be_empty: bool) -> None:
+def _check_prompt(field: str, prompt: str, *, may_be_empty: bool) -> None:
     # Characters bound bytes from below, so that a huge prompt is not copied just to be rejected.
-    size = max(len(prompt), len(prompt[: limits.max_prompt_bytes].encode(errors="surrogatepass")))
-    if size > limits.max_prompt_bytes:
-        raise InvalidArgument.of(field, f"must have at most {limits.max_prompt_bytes} bytes of UTF-8, got {size}")
+    size = max(len(prompt), len(prompt[:MAX_PROMPT_BYTES].encode(errors="surrogatepass")))
+    if size > MAX_PROMPT_BYTES:
+        raise InvalidArgument.of(field, f"must have at most {MAX_PROMPT_BYTES} bytes of UTF-8, got {size}")
     if not may_be_empty and not prompt.strip():
-        raise InvalidArgument.of(field, f"must have 1 to {limits.max_prompt_bytes} bytes of UTF-8, got only blanks")
+        raise InvalidArgument.of(field, f"must have 1 to {MAX_PROMPT_BYTES} bytes of UTF-8, got only blanks")
     if "\0" in prompt:
         raise InvalidArgument.of(field, "must not hold NUL characters")
 
 
 def _resolve_adapters(
-    request: ImageRequest, spec: GenerationSpec, held: HeldModel, known: AdapterCatalogue, limits: RequestLimits
+    request: ImageRequest, spec: GenerationSpec, held: HeldModel, known: AdapterCatalogue
 ) -> GenerationSpec:
     if not (request.loras or request.controlnets or request.image_prompts):
         return spec
     size_px = (spec.width_px, spec.height_px)
     return replace(
         spec,
-        loras=resolve_loras(request.loras, held, known, limits.selections),
-        controlnets=resolve_controlnets(request.controlnets, size_px, held, known, limits.selections),
-        image_prompts=resolve_image_prompts(request.image_prompts, held, known, limits.selections),
+        loras=resolve_loras(request.loras, held, known),
+        controlnets=resolve_controlnets(request.controlnets, size_px, held, known),
+        image_prompts=resolve_image_prompts(request.image_prompts, held, known),
     )
 
 
@@ -214,7 +203,7 @@ def _resolve_side(field: str, asked: int | None, default: int, held: HeldModel) 
 
 def _resolve_guidance(asked: float | None, held: HeldModel) -> float:
     value = held.default_guidance_scale if asked is None else asked
-    return _in_range("guidance_scale", value, 0.0, MAX_GUIDANCE_SCALE)
+    return in_range("guidance_scale", value, 0.0, MAX_GUIDANCE_SCALE)
 
 
 def _resolve_scheduler(asked: str, held: HeldModel) -> tuple[Scheduler, SigmaSpacing | None]:
@@ -233,29 +222,23 @@ def _resolve_scheduler(asked: str, held: HeldModel) -> tuple[Scheduler, SigmaSpa
 
 
 def _resolve_eta(asked: float | None, scheduler: Scheduler) -> float:
-    eta = _in_range("eta", 0.0 if asked is None else asked, 0.0, 1.0)
+    eta = in_range("eta", 0.0 if asked is None else asked, 0.0, 1.0)
     if eta and scheduler not in WITH_ETA:
         raise InvalidArgument.of("eta", f"must be 0 with scheduler {scheduler.value}, got {eta:g}")
     return eta
 
 
-def _resolve_init_image(asked: InitImage | None, steps: int, limits: RequestLimits) -> InitImage | None:
+def _resolve_init_image(asked: InitImage | None, steps: int) -> InitImage | None:
     if asked is None:
         return None
-    header = _read_image(INIT_IMAGE, asked.image, limits)
+    header = read_image(asked.image, INIT_IMAGE)
     if asked.mask:
-        _check_mask("init_image.mask", _read_image("init_image.mask", asked.mask, limits), header)
-    strength = _in_range("init_image.strength", asked.strength, 0.0, 1.0)
+        _check_mask("init_image.mask", read_image(asked.mask, "init_image.mask"), header)
+    strength = in_range("init_image.strength", asked.strength, 0.0, 1.0)
     if int(steps * strength) < 1:
         limit = f"must leave at least 1 of {steps} steps to run, got {strength:g}"
         raise InvalidArgument.of("init_image.strength", limit)
     return replace(asked, strength=strength)
-
-
-def _read_image(field: str, data: bytes, limits: RequestLimits) -> PictureHeader:
-    if len(data) > limits.max_init_image_bytes:
-        raise InvalidArgument.of(field, f"must have at most {limits.max_init_image_bytes} bytes, got {len(data)}")
-    return read_header(data, field)
 
 
 def _check_mask(field: str, mask: PictureHeader, image: PictureHeader) -> None:
@@ -271,16 +254,15 @@ def default_deadline_ms(spec: GenerationSpec, held: HeldModel, limits: RequestLi
     steps, up to the longest deadline."""
     share = spec.width_px * spec.height_px / (held.default_width_px * held.default_height_px)
     steps_s = held.step_s * spec.num_inference_steps * share * image_count
-    scaled_ms = round(limits.deadline_factor * steps_s * 1000)
-    return max(limits.default_deadline_ms, min(scaled_ms, limits.max_deadline_ms))
+    scaled_ms = round(DEADLINE_FACTOR * steps_s * 1000)
+    return max(round(limits.default_deadline_s * 1000), min(scaled_ms, limits.max_deadline_ms))
 
 
 def resolve_limits(deadline_ms: int, preview_interval_steps: int, limits: RequestLimits) -> tuple[int, int]:
     """Return the deadline in milliseconds from now, and the number of denoising steps between previews."""
-    most_steps = limits.max_preview_interval_steps
     return (
-        int(_in_range("deadline_ms", deadline_ms, 1, limits.max_deadline_ms)),
-        int(_in_range("preview_interval_steps", preview_interval_steps, 0, most_steps)),
+        int(in_range("deadline_ms", deadline_ms, 1, limits.max_deadline_ms)),
+        int(in_range("preview_interval_steps", preview_interval_steps, 0, MAX_PREVIEW_INTERVAL_STEPS)),
     )
 
 
@@ -291,17 +273,10 @@ def check_cost(cost: float, max_cost: float | None, limits: RequestLimits, image
         limit = f"must be at most {limits.max_request_cost:{EXACT}} pixel steps, got {cost:{EXACT}}"
         factors = "width_px x height_px x num_inference_steps" + (" x image_count" if image_count > 1 else "")
         raise InvalidArgument.of(factors, limit)
-    if max_cost is not None and not cost <= _in_range("max_cost", max_cost, 0.0, math.inf):
+    if max_cost is not None and not cost <= in_range("max_cost", max_cost, 0.0, math.inf):
         raise InvalidArgument.of(
             "max_cost", f"must be at least the request's cost, {cost:{EXACT}} pixel steps, got {max_cost:{EXACT}}"
         )
-
-
-def _in_range(field: str, value: float, least: float, most: float) -> float:
-    # NaN fails every comparison, so this one tests the valid range; infinity is rejected even if the limit is open.
-    if not least <= value <= most or math.isinf(value):
-        raise InvalidArgument.of(field, f"must be between {least:{EXACT}} and {most:{EXACT}}, got {value:{EXACT}}")
-    return value
 
 
 def _default(value: int | None, default: int) -> int:

@@ -5,7 +5,6 @@ Pure except for lookups in the catalogue. Errors name the field and its limit, a
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from pentimento.domain.adapters import ADAPTER_NAME_RULE, Adapter, AdapterKind, is_adapter_name
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
@@ -23,10 +22,16 @@ from pentimento.domain.reasons import Reason
 from pentimento.pictures import PictureHeader, read_header
 from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
 
+# Adapters of one request.
+MAX_COUNTS = {AdapterKind.LORA: 8, AdapterKind.CONTROLNET: 4, AdapterKind.IP_ADAPTER: 4}
+# An image to start from, its mask, a conditioning image or an image prompt.
+MAX_IMAGE_BYTES = 8 << 20
 MAX_LORA_SCALE = 10.0
 MAX_CONDITIONING_SCALE = 10.0
 RETRY_MS = 1000
 _SHOWN_LENGTH = 80
+# The format of numbers in messages: a stated limit is exact to its last digit.
+EXACT = ".15g"
 _WORDS = {AdapterKind.LORA: "LoRA", AdapterKind.CONTROLNET: "ControlNet", AdapterKind.IP_ADAPTER: "IP-Adapter"}
 _NOT_SERVED = {
     AdapterKind.LORA: "LORAS_NOT_SERVED",
@@ -45,29 +50,17 @@ _FIELDS = {
 }
 
 
-@dataclass(frozen=True)
-class SelectionLimits:
-    """Limit the adapters of one request, and the bytes of one conditioning image or image prompt."""
-
-    max_loras: int = 8
-    max_controlnets: int = 4
-    max_image_prompts: int = 4
-    max_conditioning_image_bytes: int = 8 * 1024 * 1024
-
-
-def resolve_loras(
-    asked: Sequence[AskedLora], held: HeldModel, known: AdapterCatalogue, limits: SelectionLimits
-) -> tuple[LoraSelection, ...]:
+def resolve_loras(asked: Sequence[AskedLora], held: HeldModel, known: AdapterCatalogue) -> tuple[LoraSelection, ...]:
     """Return the LoRAs with their digests and scales, for the model `held`. Raises InvalidArgument, NotFound for an
     unknown name, FailedPrecondition if no worker supports LoRAs."""
-    _check_count(AdapterKind.LORA, len(asked), limits.max_loras)
+    _check_count(AdapterKind.LORA, len(asked))
     selected: dict[str, LoraSelection] = {}
     for index, lora in enumerate(asked):
         where = f"loras[{index}]"
         adapter = _find(AdapterKind.LORA, lora.name, where, held, known)
         if lora.name in selected:
             raise InvalidArgument.of(f"{where}.name", f"must be unique, {lora.name} occurs twice")
-        scale = 1.0 if lora.scale is None else _within(f"{where}.scale", lora.scale, -MAX_LORA_SCALE, MAX_LORA_SCALE)
+        scale = 1.0 if lora.scale is None else in_range(f"{where}.scale", lora.scale, -MAX_LORA_SCALE, MAX_LORA_SCALE)
         selected[lora.name] = LoraSelection(lora.name, scale, adapter.digest, adapter.object)
     return tuple(selected.values())
 
@@ -77,29 +70,28 @@ def resolve_controlnets(
     size_px: tuple[int, int],
     held: HeldModel,
     known: AdapterCatalogue,
-    limits: SelectionLimits,
 ) -> tuple[ControlNetSelection, ...]:
     """Return the ControlNets with their digests, scales and shares of the schedule, for an image of (width, height).
     Raises as `resolve_loras`, and Unavailable while a ControlNet has no live replica."""
-    _check_count(AdapterKind.CONTROLNET, len(asked), limits.max_controlnets)
+    _check_count(AdapterKind.CONTROLNET, len(asked))
     return tuple(
-        _resolve_controlnet(controlnet, f"controlnets[{index}]", size_px, held, known, limits)
+        _resolve_controlnet(controlnet, f"controlnets[{index}]", size_px, held, known)
         for index, controlnet in enumerate(asked)
     )
 
 
 def resolve_image_prompts(
-    asked: Sequence[AskedImagePrompt], held: HeldModel, known: AdapterCatalogue, limits: SelectionLimits
+    asked: Sequence[AskedImagePrompt], held: HeldModel, known: AdapterCatalogue
 ) -> tuple[ImagePromptSelection, ...]:
     """Return the image prompts with the digests of their IP-Adapters, and scales. Raises as `resolve_loras`."""
-    _check_count(AdapterKind.IP_ADAPTER, len(asked), limits.max_image_prompts)
+    _check_count(AdapterKind.IP_ADAPTER, len(asked))
     found = []
     for index, prompt in enumerate(asked):
         where = f"image_prompts[{index}]"
         adapter = _find(AdapterKind.IP_ADAPTER, prompt.name, where, held, known)
         scale = 1.0 if prompt.scale is None else prompt.scale
-        _within(f"{where}.scale", scale, -MAX_LORA_SCALE, MAX_LORA_SCALE)
-        _read_image(prompt.image, f"{where}.image", limits)
+        in_range(f"{where}.scale", scale, -MAX_LORA_SCALE, MAX_LORA_SCALE)
+        read_image(prompt.image, f"{where}.image")
         found.append(ImagePromptSelection(adapter.name, prompt.image, scale, adapter.digest))
     return tuple(found)
 
@@ -125,21 +117,20 @@ def _resolve_controlnet(
     size_px: tuple[int, int],
     held: HeldModel,
     known: AdapterCatalogue,
-    limits: SelectionLimits,
 ) -> ControlNetSelection:
     adapter = _find(AdapterKind.CONTROLNET, asked.name, where, held, known)
     scale = 1.0 if asked.conditioning_scale is None else asked.conditioning_scale
     start, end = _resolve_shares(asked, where)
     preprocessor = _resolve_preprocessor(asked.preprocessor, f"{where}.preprocessor", adapter)
     kind = _resolve_kind(asked.kind, f"{where}.kind", adapter)
-    _check_image(asked.conditioning_image, f"{where}.conditioning_image", size_px, limits)
+    _check_image(asked.conditioning_image, f"{where}.conditioning_image", size_px)
     if not known.is_reachable(adapter):
         message = f"{where}.name: no replica that serves {adapter.name} is live"
         raise Unavailable(Reason.CONTROLNET_LOST, message, retry_after_ms=RETRY_MS)
     return ControlNetSelection(
         name=adapter.name,
         conditioning_image=asked.conditioning_image,
-        conditioning_scale=_within(f"{where}.conditioning_scale", scale, 0.0, MAX_CONDITIONING_SCALE),
+        conditioning_scale=in_range(f"{where}.conditioning_scale", scale, 0.0, MAX_CONDITIONING_SCALE),
         start_fraction=start,
         end_fraction=end,
         digest=adapter.digest,
@@ -178,26 +169,26 @@ def _resolve_kind(asked: str, field: str, adapter: Adapter) -> ControlKind | Non
 def _resolve_shares(asked: AskedControlNet, where: str) -> tuple[float, float]:
     start = 0.0 if asked.start_fraction is None else asked.start_fraction
     end = 1.0 if asked.end_fraction is None else asked.end_fraction
-    _within(f"{where}.start_fraction", start, 0.0, 1.0)
-    _within(f"{where}.end_fraction", end, 0.0, 1.0)
+    in_range(f"{where}.start_fraction", start, 0.0, 1.0)
+    in_range(f"{where}.end_fraction", end, 0.0, 1.0)
     if start >= end:
         limit = f"must be below end_fraction, {end:g}, got {start:g}"
         raise InvalidArgument.of(f"{where}.start_fraction", limit)
     return start, end
 
 
-def _check_image(image: bytes, field: str, size_px: tuple[int, int], limits: SelectionLimits) -> None:
-    header = _read_image(image, field, limits)
+def _check_image(image: bytes, field: str, size_px: tuple[int, int]) -> None:
+    header = read_image(image, field)
     if (header.width_px, header.height_px) != size_px:
         width, height = size_px
         got = f"{header.width_px} x {header.height_px}"
         raise InvalidArgument.of(field, f"must be of the image's size, {width} x {height} pixels, got {got}")
 
 
-def _read_image(image: bytes, field: str, limits: SelectionLimits) -> PictureHeader:
-    if len(image) > limits.max_conditioning_image_bytes:
-        limit = f"must have at most {limits.max_conditioning_image_bytes} bytes, got {len(image)}"
-        raise InvalidArgument.of(field, limit)
+def read_image(image: bytes, field: str) -> PictureHeader:
+    """Return the header of an input image. Raises InvalidArgument for a large one, and as `read_header`."""
+    if len(image) > MAX_IMAGE_BYTES:
+        raise InvalidArgument.of(field, f"must have at most {MAX_IMAGE_BYTES} bytes, got {len(image)}")
     return read_header(image, field)
 
 
@@ -223,12 +214,14 @@ def _find(kind: AdapterKind, name: str, where: str, held: HeldModel, known: Adap
     return fitting[-1]
 
 
-def _check_count(kind: AdapterKind, number: int, most: int) -> None:
-    if number > most:
-        raise InvalidArgument.of(_FIELDS[kind], f"must be at most {most}, got {number}")
+def _check_count(kind: AdapterKind, number: int) -> None:
+    if number > MAX_COUNTS[kind]:
+        raise InvalidArgument.of(_FIELDS[kind], f"must be at most {MAX_COUNTS[kind]}, got {number}")
 
 
-def _within(field: str, value: float, least: float, most: float) -> float:
-    if math.isnan(value) or not least <= value <= most:
-        raise InvalidArgument.of(field, f"must be between {least:g} and {most:g}, got {value:g}")
+def in_range(field: str, value: float, least: float, most: float) -> float:
+    """Return the value. Raises InvalidArgument for one outside of the limits, both inclusive."""
+    # NaN fails every comparison, so this one tests the valid range; infinity is rejected even if the limit is open.
+    if not least <= value <= most or math.isinf(value):
+        raise InvalidArgument.of(field, f"must be between {least:{EXACT}} and {most:{EXACT}}, got {value:{EXACT}}")
     return value

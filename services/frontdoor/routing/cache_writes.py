@@ -17,11 +17,13 @@ from services.frontdoor.routing.starts import ancestor_depth, kind_of, repeat_ke
 
 # Commits are off the critical path; this only bounds the wait of a drain.
 COMMIT_TIMEOUT_S = 5.0
+# Seconds that an attempt waits for its grant, times the wait factor.
+RESERVE_S = 0.05
 
 
 async def reserve_entries(parts: FrontdoorParts, job: Job, execution: Execution) -> CacheGrant | None:
     """Return a grant for the attempt; None if the cache takes nothing from it. It fails no request, and delays none
-    beyond `PartTimeouts.reserve_s`."""
+    beyond `RESERVE_S`."""
     embedding = job.embedding.result() if job.embedding is not None and job.embedding.done() else None
     resolved, held, route = execution.resolved, execution.held, execution.route
     if parts.gateway is None or embedding is None or held is None or not job.asks_cache:
@@ -30,7 +32,7 @@ async def reserve_entries(parts: FrontdoorParts, job: Job, execution: Execution)
         return None
     scope = scope_of(job.request.tenant, resolved, held, route.lora_patch_step, route.pipelined_from_step)
     attempt = execution.attempt
-    timeout_s = parts.timeouts.reserve_s
+    timeout_s = RESERVE_S * parts.wait_factor
     keeps_image = parts.image_embedder is not None and parts.image_embedder.embeds_images
     start_step, depth = steps_saved(route.start), ancestor_depth(route.start)
     call = parts.gateway.reserve(

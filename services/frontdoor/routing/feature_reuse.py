@@ -7,6 +7,7 @@ from pentimento.domain.image_request import ResolvedRequest
 from pentimento.policies.thinning import ThinningOption, ThinningRefusal, WholeReason, thinned_steps
 from pentimento.profiles.catalogue import FeatureReuseMode, StepProfiles
 from pentimento.profiles.document import ProfileKind
+from services.frontdoor.routing.thinning import CACHED_SHARE
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class FeatureReuse:
 
     mode: FeatureReuseMode = FeatureReuseMode.ASKED
     profiles: StepProfiles = field(default_factory=lambda: StepProfiles(kind=ProfileKind.FEATURES))
-    least_share: float = 1.0
+    least_share: float = CACHED_SHARE
 
     def scheduled(self, resolved: ResolvedRequest, route: Route) -> Route:
         """Return the route with the request's `full_steps`; none if every step runs the whole network. A replay's

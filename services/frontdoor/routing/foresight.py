@@ -15,6 +15,9 @@ from services.frontdoor.routing.stages import as_painted_by, discriminator_of, m
 from services.frontdoor.routing.start_choice import expected_device_s
 from services.frontdoor.routing.starts import kind_of
 
+# Seconds that a request waits for a prediction from its prompt, times the wait factor.
+FORESEE_S = 0.25
+
 
 def light_price(parts: FrontdoorParts, resolved: ResolvedRequest, stages: Sequence[Stage]) -> float:
     """Return the device seconds of the light stage, prediction and score included, ÷ those of the next one.
@@ -86,7 +89,7 @@ async def foresee(
     told: PromptForesight | None = None
     cascade = discriminator_of(stages, 0)
     if (prompt := scored_prompt(parts, embedding)) is not None:
-        first, timeout_s = stages[0], parts.timeouts.foresee_s
+        first, timeout_s = stages[0], FORESEE_S * parts.wait_factor
         own = parts.dataplane.state.settings.confidence_threshold
         threshold = first.threshold(NOISE) if first.cascade else own
         told = await parts.discriminators.foresee(cascade, prompt, timeout_s, first.discriminator_digest, threshold)

@@ -52,6 +52,9 @@ from services.frontdoor.routing.starts import kind_of, reused_share, steps_saved
 
 logger = logging.getLogger(__name__)
 
+# Seconds that a request waits for its prompt's embedding, times the wait factor.
+EMBED_S = 0.25
+
 
 def prepare_route(parts: FrontdoorParts, effect: PrepareRoute) -> None:
     """Begin to embed the prompt, in parallel with the journal's commit."""
@@ -105,7 +108,7 @@ async def embed(
     """
     if parts.embedder is None or not _is_embedded(parts, resolved, scored=scored):
         return None
-    prompts, timeout_s = [resolved.spec.plain_prompt], parts.timeouts.embed_s
+    prompts, timeout_s = [resolved.spec.plain_prompt], EMBED_S * parts.wait_factor
     is_searched = _is_embedded(parts, resolved, scored=False)
 
     async def by(embedders: Embedders | None, part: str, loses: str) -> Embedding | None:

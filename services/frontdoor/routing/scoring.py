@@ -8,6 +8,9 @@ from services.frontdoor.requests.jobs import Job
 from services.frontdoor.routing.routes import prompt_of
 from services.frontdoor.routing.stages import discriminator_of
 
+# Seconds until the next discriminator is called, times the wait factor.
+SCORE_S = 1.0
+
 
 def score(parts: FrontdoorParts, effect: Score) -> None:
     """Answer Score with Scored."""
@@ -22,7 +25,7 @@ async def _score(parts: FrontdoorParts, job: Job, token: int) -> None:
     began_at = parts.clock.monotonic()
     cascade, digest = discriminator_of(job.stages, execution.stage), job.stages[execution.stage].discriminator_digest
     prompt = await prompt_of(parts, job)
-    key, timeout_s = (execution.attempt.request_id, token), parts.timeouts.score_s
+    key, timeout_s = (execution.attempt.request_id, token), SCORE_S * parts.wait_factor
     confidence = await parts.discriminators.score(cascade, key, result.image, prompt, timeout_s, digest)
     job.time_stage("score", began_at, parts.clock.monotonic())
     execution.confidence = confidence

@@ -25,6 +25,8 @@ from services.frontdoor.routing.stages import PoolOption, Trial, as_painted_by, 
 from services.frontdoor.routing.starts import kind_of, repeat_key_of, scope_of, steps_saved, work_left
 
 FROM_NOISE = FromNoise()
+# Seconds that a request waits for a lookup, times the wait factor.
+LOOKUP_S = 0.06
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ async def _look_up(
         return _not_asked(asked, asker.left_out)
     if parts.gateway is None or embedding is None:
         return _not_asked(asked, "the cache could not be used")
-    timeout_s = parts.timeouts.lookup_s
+    timeout_s = LOOKUP_S * parts.wait_factor
     last = parts.catalogue.known(asker.last_model)
     reference = last.model_digest if last is not None else ""
     candidates = [

@@ -8,15 +8,17 @@ from pentimento.policies.thinning import WHOLE, ThinningMode, ThinningOffer, Thi
 from pentimento.profiles.catalogue import StepProfiles
 from services.frontdoor.routing.starts import steps_saved
 
+# Mean share of the full quality that thinned images in the cache keep, and images with reused features.
+CACHED_SHARE = 0.99
+
 
 @dataclass(frozen=True)
 class ThinningOffers:
     """Hold the deployment's mode and profiles. If the mode is off, or the model has no profile, nothing is offered. A
-    thinned image enters the cache if it keeps a mean share `cached_share` of the full quality."""
+    thinned image enters the cache if it keeps a mean share `CACHED_SHARE` of the full quality."""
 
     mode: ThinningMode = ThinningMode.OFF
     profiles: StepProfiles = field(default_factory=StepProfiles)
-    cached_share: float = 1.0
 
     def offer(self, resolved: ResolvedRequest, route: Route) -> ThinningOffer:
         """Return the steps that may be skipped in a request on that route."""
@@ -28,7 +30,7 @@ class ThinningOffers:
 
     def thinned_is_cached(self, offer: ThinningOffer) -> bool:
         """Return whether the image may enter the cache with every option, as the thinning may change during the run."""
-        return all(option.share >= self.cached_share for option in offer.usable)
+        return all(option.share >= CACHED_SHARE for option in offer.usable)
 
     def refusal(self, resolved: ResolvedRequest, route: Route) -> ThinningRefusal | None:
         """Return why no step of the request is skipped at any load; None if steps may be."""

@@ -20,7 +20,6 @@ image_thresholds = ["-1:0.3"]
 [frontdoor]
 quality_sample_share = 1.0
 quality_work_share = 1.0
-quality_quiet_s = 0.1
 """
 
 

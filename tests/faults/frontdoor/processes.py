@@ -37,7 +37,7 @@ class Processes:
             "frontdoor",
             "services.frontdoor",
             *("--listen", self.address("f"), "--ledger-url", f"sqlite:///{self.folder / 'journal.sqlite'}"),
-            *("--objects-url", f"file://{self.folder / 'objects'}", "--orphan-wait-s", "1"),
+            *("--objects-url", f"file://{self.folder / 'objects'}"),
             *("--worker-addresses", ",".join(self.address(name) for name in workers), "--worker-wait-s", "20"),
             *flags,
         )

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from lab.fixtures.edge_suite import running_edge
-from lab.fixtures.frontdoor_suite import settings_of
+from lab.fixtures.frontdoor_suite import LIMITS, settings_of
 from pentimento.domain.identity import Role
 from pentimento.domain.image_request import ImageRequest
 from pentimento.rpc import RpcChannelSettings
@@ -76,7 +76,7 @@ class RunningCells:
     async def start(self, name: str, *lists: str, **changes: Any) -> Frontdoor:
         settings = self.settings(name, lists, **changes)
         journal = open_journal(settings.ledger_url, None, settings.tenants_url)
-        frontdoor = wire(settings, journal, await asyncio.wrap_future(journal.claim_epoch(name)))
+        frontdoor = wire(settings, journal, await asyncio.wrap_future(journal.claim_epoch(name)), LIMITS)
         await frontdoor.server.start()
         await frontdoor.warm()
         frontdoor.server.set_serving()

@@ -54,7 +54,6 @@ PLAN = Plan(
     endpoints=tuple(ServiceEndpoint(ReplicaKind.CONTROLNET, name, f"unix:/{name}") for name in ("c1", "c2")),
     placements=(AdapterPlacement(EDGES, ("c1", "c2"), ("c2",)),),
 )
-WAITS = {"embed_timeout_ms": 60_000, "lookup_timeout_ms": 60_000, "reserve_timeout_ms": 60_000}
 
 
 def png(colour: str = "white") -> bytes:
@@ -303,7 +302,7 @@ async def test_what_the_cache_is_asked_holds_all_that_adapters_change(folder: Pa
         replace(CONTROLLED, controlnets=(replace(net, conditioning_scale=0.5),)),
         replace(CONTROLLED, controlnets=(replace(net, end_fraction=0.5),)),
     ]
-    async with suite_with_adapters(folder, worker, embedder_address=address, gateway_address=address, **WAITS) as suite:
+    async with suite_with_adapters(folder, worker, embedder_address=address, gateway_address=address) as suite:
         for request in asked:
             await suite.paint(replace(request, num_inference_steps=50))
     await cache.stop()
@@ -330,7 +329,7 @@ async def test_a_latent_that_a_lora_has_shaped_is_never_found_without_it(
     gateway, address = ChosenGateway(), f"unix:{folder / 'c'}"
     cache = await serve_cache(ChosenEmbedder(), gateway, address)
     worker.loras_after = loras_after
-    async with suite_with_adapters(folder, worker, embedder_address=address, gateway_address=address, **WAITS) as suite:
+    async with suite_with_adapters(folder, worker, embedder_address=address, gateway_address=address) as suite:
         await suite.paint(replace(STYLED, num_inference_steps=50))
         await gateway.wait_until(lambda: gateway.committed)
     await cache.stop()

@@ -15,7 +15,6 @@ from tests.integration.frontdoor.cache_parts import ChosenEmbedder, ChosenGatewa
 ASKED = ImageRequest(prompt="a red circle", num_inference_steps=10)
 HIT = FromLatent(ObjectReference("latents/x", "sha256:0", 2048), 3, 10, 4.5, Donor("entry", "sha256:1", 0.91))
 # Generous on a busy machine.
-WAITS = {"embed_timeout_ms": 20_000, "lookup_timeout_ms": 20_000, "reserve_timeout_ms": 20_000}
 
 
 @pytest.fixture(autouse=True)
@@ -44,9 +43,7 @@ async def test_cache_without_savings_is_used_by_one_in_sixteen(
     gateway, address = ChosenGateway(), f"unix:{folder / 'c'}"
     gateway.start = FromNoise()
     server = await serve_cache(embedder, gateway, address)
-    async with running_suite(
-        folder, embedder_address=address, gateway_address=address, cache_cost_ms=5.0, **WAITS
-    ) as suite:
+    async with running_suite(folder, embedder_address=address, gateway_address=address, cache_cost_ms=5.0) as suite:
         # The speed is known after the first image: the second one's lookup counts.
         first = await generate(suite, 2)
         later = await generate(suite, 32)
@@ -71,9 +68,7 @@ async def test_worthwhile_cache_is_used_by_all(
     gateway, address = ChosenGateway(), f"unix:{folder / 'c'}"
     gateway.start = HIT if cost_ms else FromNoise()
     server = await serve_cache(embedder, gateway, address)
-    async with running_suite(
-        folder, embedder_address=address, gateway_address=address, cache_cost_ms=cost_ms, **WAITS
-    ) as suite:
+    async with running_suite(folder, embedder_address=address, gateway_address=address, cache_cost_ms=cost_ms) as suite:
         reasons = await generate(suite, 34)
     await server.stop()
 

@@ -115,7 +115,7 @@ async def test_a_light_picture_that_was_passed_over_is_paid_for(
 async def test_unscored_light_image_is_accepted_by_setting(
     folder: Path, confidence: float | None, hangs: bool, accept: bool, digest: str
 ) -> None:
-    waits = {"score_timeout_ms": 50} if hangs else {}
+    waits = {"part_wait_factor": 0.05} if hangs else {}
     async with running_cascade(folder, confidence, accept_unscored=accept, **waits) as cascade:
         cascade.discriminator.hangs = hangs
         completed = await cascade.suite.paint(UNNAMED)

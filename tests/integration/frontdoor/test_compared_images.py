@@ -48,7 +48,7 @@ def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 async def compared(folder: Path, confidence: float, **changes: Any) -> AsyncIterator[tuple[CascadeSuite, DemandReport]]:
     address = f"unix:{folder / 'e'}"
     server = await serve_cache(TellingEmbedder(), ChosenGateway(), address)  # type: ignore[abstract]
-    given = {"embedder_address": address, "embed_timeout_ms": 20_000, **changes}
+    given = {"embedder_address": address, **changes}
     async with running_cascade(folder, confidence, **given) as cascade:
         parts = cascade.suite.frontdoor.parts
         yield cascade, DemandReport(parts.dataplane, parts.starts)

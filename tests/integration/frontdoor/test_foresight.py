@@ -23,9 +23,7 @@ from tests.integration.frontdoor.cache_parts import ChosenEmbedder, ChosenGatewa
 
 UNNAMED = ImageRequest(prompt="a red circle", seed=1, cache=CacheMode.OFF)
 EMBEDDED = struct.pack("<2f", 1.0, 0.0)
-# Generous on a busy machine; what is tested is what follows from an answer.
-WAITS = {"embed_timeout_ms": 20_000, "lookup_timeout_ms": 20_000, "reserve_timeout_ms": 20_000}
-SKIPPING = {"skip_light_below": 0.05, "foresee_timeout_ms": 20_000}
+SKIPPING = {"skip_light_below": 0.05}
 
 
 @asynccontextmanager
@@ -37,7 +35,7 @@ async def reading(
     server = await serve_cache(embedder or ChosenEmbedder(), gateway or ChosenGateway(), address)
     addresses = {"embedder_address": address} | ({"gateway_address": address} if gateway else {})
     try:
-        async with running_cascade(folder, 0.2, **{**addresses, **WAITS, **changes}) as cascade:
+        async with running_cascade(folder, 0.2, **{**addresses, **changes}) as cascade:
             yield cascade
     finally:
         await server.stop()
@@ -96,7 +94,7 @@ async def test_a_prompt_that_is_sure_to_be_hard_is_painted_by_the_heavy_model_al
     ],
 )
 async def test_sure_prompts_need_no_setting(folder: Path, foreseen: float, light: int, scored: int, note: str) -> None:
-    async with reading(folder, confidence_threshold=None, foresee_timeout_ms=20_000) as cascade:
+    async with reading(folder, confidence_threshold=None) as cascade:
         cascade.discriminator.foreseen = foreseen
         explanation = await cascade.suite.client.explain(UNNAMED)
         completed = await cascade.suite.paint(UNNAMED)
@@ -111,7 +109,7 @@ async def test_sure_prompts_need_no_setting(folder: Path, foreseen: float, light
 
 
 async def test_discriminator_without_head_delays_no_request(folder: Path) -> None:
-    async with reading(folder, confidence_threshold=None, foresee_timeout_ms=20_000) as cascade:
+    async with reading(folder, confidence_threshold=None) as cascade:
         await cascade.suite.client.explain(UNNAMED)
         completed = await cascade.suite.paint(UNNAMED)
 
@@ -133,7 +131,7 @@ async def test_any_other_prompt_is_painted_light(folder: Path, foreseen: float) 
 
 @pytest.mark.parametrize("hangs", [True, False])
 async def test_a_discriminator_that_tells_nothing_of_prompts_costs_no_picture(folder: Path, hangs: bool) -> None:
-    short = {"foresee_timeout_ms": 20, "score_timeout_ms": 20} if hangs else {}
+    short = {"part_wait_factor": 2.0} if hangs else {}
     async with reading(folder, **{**SKIPPING, **short}) as cascade:
         cascade.discriminator.hangs = hangs
         completed = await cascade.suite.paint(UNNAMED)

@@ -15,7 +15,7 @@ from pentimento.domain.cache import Neighbour
 from pentimento.domain.errors import InvalidArgument, PentimentoError, Unavailable
 from pentimento.domain.generation import FromNoise
 from tests.integration.frontdoor.cache_parts import ChosenEmbedder, ChosenGateway, serve_cache
-from tests.integration.frontdoor.test_cache import FIFTY, WAITS
+from tests.integration.frontdoor.test_cache import FIFTY
 
 CLIP, SENTENCES = "sha256:clip", "sha256:encoder"
 DOWN = Unavailable("DOWN", "this part is down")
@@ -68,7 +68,7 @@ async def suite_of_two(
     first, second = f"unix:{folder / 'c'}", f"unix:{folder / 'i'}"
     servers = [await serve_cache(texts, gateway, first), await serve_cache(images, ChosenGateway(), second)]
     given = {"embedder_address": first, "image_embedder_address": second, "gateway_address": first}
-    async with running_suite(folder, **{**given, **WAITS, **settings}) as suite:
+    async with running_suite(folder, **{**given, **settings}) as suite:
         yield suite
     for server in servers:
         await server.stop()
@@ -102,7 +102,7 @@ async def test_missing_image_embedder_costs_image_reuse_alone(
     error: PentimentoError | None,
 ) -> None:
     images.error, images.image_error, images.hangs = error, DOWN, error is None
-    waits = {} if error is not None else {"embed_timeout_ms": 2000}
+    waits = {} if error is not None else {"part_wait_factor": 8.0}
     async with suite_of_two(folder, texts, images, gateway, **waits) as suite:
         completed = await suite.paint(FIFTY)
         await gateway.wait_until(lambda: gateway.committed)

@@ -128,7 +128,7 @@ async def test_a_full_queue_refuses_a_job(folder: Path, worker: PacedWorker) -> 
 
 
 async def test_jobs_have_a_longer_deadline_than_requests_whose_clients_wait(folder: Path, worker: PacedWorker) -> None:
-    async with running_suite(folder, default_deadline_s=60.0, job_deadline_s=1800.0) as suite:
+    async with running_suite(folder, default_deadline_s=60.0, max_deadline_s=1800.0) as suite:
         await suite.client.submit(REQUEST)
         await suite.client.submit(replace(REQUEST, deadline_ms=30_000))
         await suite.paint()
@@ -165,9 +165,9 @@ async def test_lists_tell_states_and_pages(suite: FrontdoorSuite, worker: PacedW
 
 async def test_so_many_may_attach_at_once(folder: Path, worker: PacedWorker) -> None:
     worker.hold.clear()
-    async with running_suite(folder, calls_per_key=2) as suite:
+    async with running_suite(folder) as suite:
         request_id = (await suite.client.submit(REQUEST)).request_id
-        streams = [suite.client.attach(request_id) for _ in range(2)]
+        streams = [suite.client.attach(request_id) for _ in range(4)]
         for stream in streams:
             await anext(stream)
 

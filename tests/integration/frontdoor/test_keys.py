@@ -1,7 +1,6 @@
 """Calls with one idempotency key: few at once, and answered before anybody asks whether there is room."""
 
 import asyncio
-from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,21 +36,24 @@ async def test_a_call_too_many_is_refused_before_anything_is_done_for_it(
 
 
 async def test_others_are_not_touched_by_a_key_that_is_full(folder: Path, worker: PacedWorker) -> None:
-    async with running_suite(folder, calls_per_key=1) as suite:
+    async with running_suite(folder) as suite:
         worker.hold.clear()
-        async with aclosing(suite.client.generate(REQUEST, "key")) as stream:
+        streams = [suite.client.generate(REQUEST, "key") for _ in range(4)]
+        for stream in streams:
             await suite.accepted(stream)
-            with pytest.raises(ResourceExhausted):
-                await suite.paint(idempotency_key="key")
+        with pytest.raises(ResourceExhausted):
+            await suite.paint(idempotency_key="key")
 
-            painting = asyncio.gather(*(suite.paint(idempotency_key=key) for key in ("", "", "another")))
-            worker.hold.set()
+        painting = asyncio.gather(*(suite.paint(idempotency_key=key) for key in ("", "", "another")))
+        worker.hold.set()
 
-            assert all(completed.image for completed in await painting)
+        assert all(completed.image for completed in await painting)
+        for stream in streams:
+            await stream.aclose()
 
 
 async def test_finished_key_is_answered_where_queue_is_full(folder: Path, worker: PacedWorker) -> None:
-    async with running_suite(folder, calls_per_key=1) as suite:
+    async with running_suite(folder) as suite:
         first, *others = [await suite.paint(idempotency_key="key") for _ in range(3)]
     async with running_suite(folder, queue_limit=0) as suite:
         with pytest.raises(ResourceExhausted, match="is full"):

@@ -102,7 +102,7 @@ async def test_a_store_that_hangs_holds_up_a_picture_for_a_bounded_time_only(
         return put(*arguments, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(FilesystemObjectStore, "put", hanging)
-    async with running_suite(folder, store_timeout_ms=50) as suite:
+    async with running_suite(folder, store_timeout_s=0.05) as suite:
         pictures = [await suite.paint() for _ in range(10)]
         let_go.set()
 
@@ -124,7 +124,7 @@ async def test_beyond_the_bound_a_picture_fails_at_once_and_nothing_more_is_acce
     folder: Path, worker: PacedWorker
 ) -> None:
     worker.picture_bytes = 10_000
-    async with running_suite(folder, spool_bytes=15_000) as suite:
+    async with running_suite(folder, spool_bytes=30_000) as suite:
         with store_away(folder):
             assert (await suite.paint()).image
             with pytest.raises(ResourceExhausted) as refused:
@@ -155,7 +155,7 @@ async def test_a_picture_that_fits_nowhere_ends_its_request_with_the_reason(fold
 
 async def test_one_tenant_leaves_the_others_their_room(folder: Path, worker: PacedWorker) -> None:
     worker.picture_bytes = 10_000
-    async with running_suite(folder, spool_bytes=100_000, tenant_spool_bytes=15_000) as suite:
+    async with running_suite(folder, spool_bytes=30_000) as suite:
         api = suite.frontdoor.api
         with store_away(folder):
             for tenant in ("greedy", "modest"):

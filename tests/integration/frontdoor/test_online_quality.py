@@ -58,15 +58,12 @@ LATENT = FromLatent(
 IMAGE = FromImage(
     ObjectReference("images/x", "sha256:2", 2048), 30, NoiseForm.VARIANCE_PRESERVING, Donor("entry", "sha256:3", 0.31)
 )
-# As often as may be, and as soon; waits are generous on a busy machine.
+# As often as may be, and as soon.
 ALWAYS = {
     "quality_sample_share": 1.0,
     "quality_trial_share": 1.0,
     "quality_work_share": 1.0,
     "quality_quiet_s": 0.0,
-    "embed_timeout_ms": 20_000,
-    "lookup_timeout_ms": 20_000,
-    "reserve_timeout_ms": 20_000,
 }
 
 

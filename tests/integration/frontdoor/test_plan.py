@@ -56,7 +56,6 @@ LATENT = FromLatent(ObjectReference("latents/x", "sha256:0", 2048), 2, 4, 4.5, D
 MIXTURE = (PoolPlan("heavy", "heavy", ("w2",), routes=SPARING), PoolPlan("light", "light", ("w1",), routes=HITS))
 CASCADED = (PoolPlan("light", "light", ("w1",), every_start("c")), PoolPlan("heavy", "heavy", ("w2",)))
 EVERYTHING = CachePlan()
-WAITS = {"embed_timeout_ms": 60_000, "lookup_timeout_ms": 60_000, "reserve_timeout_ms": 60_000}
 
 
 def cascade(light: str, heavy: str, **thresholds: float) -> CascadePlan:
@@ -93,7 +92,7 @@ async def planned_parts(
     address = f"unix:{folder / 'c'}"
     served = await serve_cache(ChosenEmbedder(), gateway, address)
     async with running_parts(folder, 0.9) as parts:
-        yield parts, parts.settings | {"cascade": (), "embedder_address": address, "gateway_address": address, **WAITS}
+        yield parts, parts.settings | {"cascade": (), "embedder_address": address, "gateway_address": address}
     await served.stop()
 
 
@@ -243,7 +242,7 @@ async def test_the_plan_says_which_prompts_leave_the_light_stage_out_unless_the_
     pools = (PoolPlan("light", "light", ("w1",), every_start("c")), PoolPlan("heavy", "heavy", ("w2",)))
     known = cascade("light", "heavy", noise=0.95)
     skipping = replace(known, stages=(replace(known.stages[0], skip_below=0.05), known.stages[1]))
-    settings = {"skip_light_below": own, "foresee_timeout_ms": 60_000}
+    settings = {"skip_light_below": own}
     async with planned(folder, pools, FromNoise(), (skipping,), **settings) as run:
         run.discriminator.foreseen = 0.03
         provenance = (await run.suite.paint(replace(UNNAMED, cache=CacheMode.OFF))).provenance

@@ -60,7 +60,7 @@ async def test_images_wait_in_postgresql_while_s3_is_away(
     folder: Path, worker: PacedWorker, ledger_url: str, s3_endpoint: str
 ) -> None:
     nowhere = "s3://pictures?endpoint=http://127.0.0.1:9"
-    async with running_suite(folder, ledger_url=ledger_url, objects_url=nowhere, store_timeout_ms=500) as suite:
+    async with running_suite(folder, ledger_url=ledger_url, objects_url=nowhere, store_timeout_s=0.5) as suite:
         completed = await suite.paint(REQUEST)
 
     there = f"s3://pictures?endpoint={s3_endpoint}&create_bucket=true"

@@ -34,7 +34,6 @@ HOUR_MS = 3_600_000
 LATENTS = ("--max-entries", "1")
 IMAGES = ("--max-entries", "1", "--unprofiled-reuse", "no", "--image-thresholds", "0.3:0.4")
 # Generous on a busy machine; what is tested is what is painted, not how soon.
-WAITS = {"embed_timeout_ms": 20_000, "lookup_timeout_ms": 20_000, "reserve_timeout_ms": 20_000}
 
 
 class OneVector(ChosenEmbedder):
@@ -61,7 +60,6 @@ async def real_suite(folder: Path, *flags: str) -> AsyncIterator[tuple[Frontdoor
             worker_addresses=(f"unix:{folder / 'w'}",),
             embedder_address=address,
             gateway_address=gateway.process.server.bound_addresses[0],
-            **WAITS,
         ) as suite,
     ):
         yield suite, gateway

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, settings_of, until
+from lab.fixtures.frontdoor_suite import LIMITS, REQUEST, FrontdoorSuite, running_suite, settings_of, until
 from lab.fixtures.paced_worker import PacedWorker
 from pentimento.clients.image import ImageClient
 from pentimento.domain.errors import Unavailable
@@ -50,7 +50,7 @@ async def running_standby(
     journal = open_journal(settings.ledger_url)
     if looks is not None:
         looks.replace_those_of(journal)
-    frontdoor = wire(settings, journal, 0)
+    frontdoor = wire(settings, journal, 0, LIMITS)
     await frontdoor.server.start()
     async with open_channel(settings.rpc.listen[0], settings.channels) as channel:
         standby = Standby(frontdoor, ImageClient(channel))

@@ -51,9 +51,7 @@ plan_interval_s = 1.0
 policy_options = ["dwell_s=1", "damping_period_s=2"]
 
 [frontdoor]
-embed_timeout_ms = 20000
-lookup_timeout_ms = 20000
-reserve_timeout_ms = 20000
+part_wait_factor = 300.0
 """
 WORDS = (
     ("small", "medium", "large"),

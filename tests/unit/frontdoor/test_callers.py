@@ -1,6 +1,7 @@
 """What is counted of open calls is let go of with them: keys of clients would pile up for good."""
 
 import asyncio
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -15,9 +16,11 @@ def kept(counted: object) -> list[Any]:
 
 
 def test_a_call_leaves_nothing_behind_however_it_ends() -> None:
-    callers = Callers(1)
+    callers = Callers()
 
-    with pytest.raises(ZeroDivisionError), callers.calling("acme", "key"):
+    with pytest.raises(ZeroDivisionError), ExitStack() as stack:
+        for _ in range(4):
+            stack.enter_context(callers.calling("acme", "key"))
         with pytest.raises(ResourceExhausted), callers.calling("acme", "key"):
             pass
         raise ZeroDivisionError

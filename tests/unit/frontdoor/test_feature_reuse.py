@@ -30,7 +30,7 @@ HIT = FromLatent(ObjectReference("k", "sha256:x", 1), 20, 50, 1.0, Donor("e", "s
 
 def reuse(mode: FeatureReuseMode = FeatureReuseMode.AUTO, kind: ProfileKind = ProfileKind.FEATURES) -> FeatureReuse:
     profiles = ProfileSet((changed(PROFILE, kind=kind, rows=ROWS),))
-    return FeatureReuse(mode, StepProfiles(profiles, kind=ProfileKind.FEATURES), 0.99)
+    return FeatureReuse(mode, StepProfiles(profiles, kind=ProfileKind.FEATURES))
 
 
 def test_fewest_whole_steps_that_keep_the_quality_are_scheduled() -> None:

@@ -15,9 +15,10 @@ from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger import Journal
 from pentimento.stores.objects import ObjectStore, open_objects
 from services.frontdoor.objects import object_keeper
-from services.frontdoor.objects.object_keeper import KeepingLimits, ObjectKeeper
+from services.frontdoor.objects.object_keeper import ObjectKeeper
 
-LIMITS = KeepingLimits(spool_bytes=100, tenant_spool_bytes=60)
+# Bytes that wait for the store, and seconds that it may take.
+LIMITS = (120, 2.0)
 
 
 def away() -> ObjectStore:
@@ -27,7 +28,7 @@ def away() -> ObjectStore:
 @asynccontextmanager
 async def keeping(journal: Journal, open_store: Callable[[], ObjectStore]) -> AsyncIterator[ObjectKeeper]:
     """A keeper that has recovered and moves what it can."""
-    keeper = ObjectKeeper(open_store, journal.objects, LIMITS)
+    keeper = ObjectKeeper(open_store, journal.objects, *LIMITS)
     await keeper.recover()
     moving = asyncio.create_task(keeper.move_forever())
     yield keeper
@@ -78,11 +79,12 @@ async def test_a_tenant_may_fill_its_part_of_what_waits_and_no_more(journal: Jou
 
         with pytest.raises(ResourceExhausted, match="of this tenant"):
             await keeper.put("acme", "results/b", b"1")
-        await keeper.put("another", "results/c", bytes(40))
+        await keeper.put("another", "results/c", bytes(59))
+        await keeper.put("third", "results/d", b"1")
         with pytest.raises(ResourceExhausted):
-            await keeper.put("another", "results/d", b"1")
+            await keeper.put("fourth", "results/e", b"1")
 
-    assert await waiting_keys(journal) == ["results/a", "results/c"]
+    assert await waiting_keys(journal) == ["results/a", "results/c", "results/d"]
 
 
 async def test_what_is_deleted_while_it_waits_gives_its_room_back(journal: Journal) -> None:
@@ -114,7 +116,7 @@ async def test_nothing_piles_up_before_a_store_in_which_every_thread_hangs(
     monkeypatch.setattr(object_keeper, "_READ_TIMEOUT_S", 600.0)
     monkeypatch.setattr(object_keeper, "_STUCK_S", 0.0)
     store = HangingStore()
-    keeper = ObjectKeeper(lambda: cast(ObjectStore, store), journal.objects, LIMITS)
+    keeper = ObjectKeeper(lambda: cast(ObjectStore, store), journal.objects, *LIMITS)
     hanging = [asyncio.create_task(keeper.delete("results/a")) for _ in range(object_keeper._THREAD_COUNT)]
     while len(store.asked) < object_keeper._THREAD_COUNT:  # noqa: ASYNC110 - other threads
         await asyncio.sleep(0.001)

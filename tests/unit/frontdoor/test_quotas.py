@@ -7,7 +7,8 @@ import pytest
 from prometheus_client import REGISTRY
 
 from pentimento.domain.errors import ResourceExhausted
-from services.frontdoor.requests.quotas import QuotaLimits, Quotas
+from services.frontdoor.requests.quotas import Quotas
+from services.frontdoor.settings import QuotaLimits
 
 LIMITS = QuotaLimits(tenant_unfinished_requests=2, tenant_unfinished_bytes=100, min_free_bytes=1000)
 

@@ -28,7 +28,7 @@ from pentimento.wire.codec import to_bytes
 from services.frontdoor.journal.bodies import JOURNALLED_REQUEST, resolved_to_bytes
 from services.frontdoor.journal.recovery import recover
 from services.frontdoor.objects.inputs import Inputs
-from services.frontdoor.objects.object_keeper import KeepingLimits, ObjectKeeper
+from services.frontdoor.objects.object_keeper import ObjectKeeper
 from services.frontdoor.requests.jobs import Jobs
 
 ACCEPTED_AT, DEADLINE_S, NOW = 1_000.0, 60.0, 5.0
@@ -42,7 +42,7 @@ def accept(journal: Journal, request_id: str = "r1", body: bytes = resolved_to_b
 
 
 def held_inputs(journal: Journal, folder: Path) -> Inputs:
-    keeper = ObjectKeeper(lambda: open_objects(f"file://{folder}/objects"), journal.objects, KeepingLimits())
+    keeper = ObjectKeeper(lambda: open_objects(f"file://{folder}/objects"), journal.objects, 1 << 20, 2.0)
     return Inputs(keeper, lambda work, name: None)
 
 

@@ -15,12 +15,12 @@ from pentimento.domain.generation import InitImage, Scheduler, SigmaSpacing
 from pentimento.domain.image_request import CacheMode, ImageFormat, ImageRequest, ResolvedRequest
 from services.frontdoor.journal.bodies import JOURNALLED_REQUEST, resolved_from_bytes, resolved_to_bytes
 from services.frontdoor.requests.resolution import (
-    RequestLimits,
     check_cost,
     check_idempotency_key,
     resolve,
     resolve_limits,
 )
+from services.frontdoor.settings import RequestLimits
 from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
 from tests.support.images import a_png
 
@@ -60,7 +60,7 @@ def test_resolve_open_fields_come_from_model_and_deployment() -> None:
     assert (named.seed, named.guidance_scale, named.eta) == (0, 0.0, 0.5)
 
 
-LARGE = b"x" * (LIMITS.max_init_image_bytes + 1)
+LARGE = b"x" * ((8 << 20) + 1)
 IMAGE, MASK, STRENGTH = "init_image.image", "init_image.mask", "init_image.strength"
 SIDES = "must have sides of 8 to 64 pixels without a size, got"
 WEIGHTED = {"prompt_syntax": "a1111"}
@@ -120,7 +120,7 @@ def test_resolve_out_of_bounds_is_refused_by_name() -> None:
         assert len(caught.value.message) < 300
     for key in ("x" * 129, "a\0b", "line\nbreak"):
         with pytest.raises(InvalidArgument, match="idempotency_key"):
-            check_idempotency_key(key, LIMITS)
+            check_idempotency_key(key)
 
 
 def test_resolve_scheduler_ending_is_spacing() -> None:

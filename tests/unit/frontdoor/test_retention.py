@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,11 +17,11 @@ from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import open_journal
 from pentimento.stores.ledger.journal.records import AcceptedRequest, KeptResults
 from services.frontdoor.journal import retention
-from services.frontdoor.journal.retention import Retention, RetentionLimits
+from services.frontdoor.journal.retention import Retention
+from services.frontdoor.settings import RetentionLimits
 
-LIMITS = RetentionLimits(
-    retention_s=60.0, tenant_result_bytes=1000, tenant_finished_requests=100, sweep_interval_s=600.0
-)
+# A minute, and finished requests of a tenant.
+LIMITS = (RetentionLimits(result_retention_h=1 / 60, tenant_result_bytes=1000, sweep_interval_s=600.0), 100)
 
 
 def done(value: Any) -> "Future[Any]":
@@ -94,7 +93,7 @@ class KeysUnderWay:
 
 def retention_of(objects: ListedObjects, results: Sequence[str] = (), inputs: Sequence[str] = ()) -> Retention:
     held = KeysUnderWay(*results), KeysUnderWay(*inputs)
-    return Retention(objects, objects, *held, SetClock(), LIMITS)  # type: ignore[arg-type]
+    return Retention(objects, objects, *held, SetClock(), *LIMITS)  # type: ignore[arg-type]
 
 
 async def swept_twice(kept: Retention) -> None:
@@ -193,8 +192,8 @@ async def test_tenant_with_all_requests_kept_is_not_searched_at_every_end() -> N
         return done([])
 
     objects.forget_finished = forget_finished  # type: ignore[method-assign]
-    kept = Retention(objects, objects, KeysUnderWay(), KeysUnderWay(), clock, LIMITS)  # type: ignore[arg-type]
-    for _ in range(LIMITS.tenant_finished_requests):
+    kept = Retention(objects, objects, KeysUnderWay(), KeysUnderWay(), clock, *LIMITS)  # type: ignore[arg-type]
+    for _ in range(100):
         kept.keep("acme", 0)
     running = asyncio.create_task(kept.run_forever())
     for _ in range(5):
@@ -216,10 +215,10 @@ async def test_tenant_with_all_requests_kept_is_not_searched_at_every_end() -> N
 
 async def test_newest_request_stays_after_clock_set_back(tmp_path: Path) -> None:
     """The first two requests, the tenant's limit, ended at times that are now in the future."""
-    clock, limits = SetClock(100_000.0), replace(LIMITS, tenant_finished_requests=2)
+    clock = SetClock(100_000.0)
     with closing(open_journal(f"sqlite:///{tmp_path}/journal.sqlite", clock)) as journal:
         objects = ListedObjects()
-        kept = Retention(journal, objects, KeysUnderWay(), KeysUnderWay(), clock, limits)  # type: ignore[arg-type]
+        kept = Retention(journal, objects, KeysUnderWay(), KeysUnderWay(), clock, LIMITS[0], 2)  # type: ignore[arg-type]
         for request_id in ("first", "second", "third"):
             if request_id == "third":
                 clock.wall_s -= 20_000.0
@@ -237,7 +236,7 @@ async def test_forget_old_keeps_new_request_after_clock_set_back(tmp_path: Path)
     clock = SetClock(100_000.0)
     with closing(open_journal(f"sqlite:///{tmp_path}/journal.sqlite", clock)) as journal:
         objects = ListedObjects()
-        kept = Retention(journal, objects, KeysUnderWay(), KeysUnderWay(), clock, LIMITS)  # type: ignore[arg-type]
+        kept = Retention(journal, objects, KeysUnderWay(), KeysUnderWay(), clock, *LIMITS)  # type: ignore[arg-type]
         clock.wall_s -= 20_000.0
         journal.accept(AcceptedRequest("r", "acme", b"", "", clock.wall())).result()
         journal.finish("r", RequestState.CANCELLED, "CANCELLED", "").result()
@@ -252,7 +251,7 @@ async def test_forget_old_follows_each_tenants_own_retention(tmp_path: Path) -> 
     with closing(open_journal(f"sqlite:///{tmp_path}/journal.sqlite", clock)) as journal:
         own_s = {"brief": 10.0, "long": 1000.0}
         held = KeysUnderWay(), KeysUnderWay()
-        kept = Retention(journal, objects, *held, clock, LIMITS, lambda: own_s)  # type: ignore[arg-type]
+        kept = Retention(journal, objects, *held, clock, *LIMITS, lambda: own_s)  # type: ignore[arg-type]
         for tenant in ("brief", "default", "long"):
             for request_id in (f"old {tenant}", f"new {tenant}"):
                 journal.accept(AcceptedRequest(request_id, tenant, b"", "", clock.wall())).result()

@@ -19,13 +19,14 @@ from pentimento.domain.generation import (
 )
 from pentimento.domain.image_request import AskedControlNet, AskedImagePrompt, AskedLora, ImageRequest, ResolvedRequest
 from services.frontdoor.journal.bodies import JOURNALLED_REQUEST, resolved_from_bytes, resolved_to_bytes
-from services.frontdoor.requests.resolution import RequestLimits, resolve
-from services.frontdoor.requests.selections import SelectionLimits, check_replayed_adapters
+from services.frontdoor.requests.resolution import resolve
+from services.frontdoor.requests.selections import check_replayed_adapters
+from services.frontdoor.settings import RequestLimits
 from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
 from tests.support.images import a_png
 from tests.unit.frontdoor.adapters import EDGES, NEON, STYLE, credits, known_adapters
 
-LIMITS = RequestLimits(selections=SelectionLimits(max_loras=2, max_controlnets=2, max_conditioning_image_bytes=4096))
+LIMITS = RequestLimits()
 
 
 def resolved(catalogue: AdapterCatalogue | None = None, **fields: Any) -> ResolvedRequest:
@@ -100,10 +101,9 @@ OUT_OF_BOUNDS: tuple[tuple[dict[str, Any], str, str], ...] = (
         for scale in (math.nan, math.inf, -math.inf, 10.5, -10.5, 1e308)
     ],
     (loras(AskedLora("neon", 0.5), AskedLora("neon", 1.0)), "loras[1].name", ""),
-    (loras(*[AskedLora("neon")] * 3), "loras", ""),
-    (loras(*[AskedLora("neon")] * 10_000), "loras", ""),
+    (loras(*[AskedLora("neon")] * 9), "loras", "must be at most 8, got 9"),
     (loras(AskedLora("foreign")), "loras[0].name", ", foreign is for the family stable_diffusion_3"),
-    ({"controlnets": edges()["controlnets"] * 3}, "controlnets", ""),
+    ({"controlnets": edges()["controlnets"] * 5}, "controlnets", "must be at most 4, got 5"),
     *[(edges(conditioning_scale=scale), f"{NET}.conditioning_scale", "") for scale in (math.nan, math.inf, -0.1, 10.5)],
     *[(edges(start_fraction=start), f"{NET}.start_fraction", "") for start in (math.nan, -0.1, 1.0, 1.5)],
     *[(edges(end_fraction=end), f"{NET}.end_fraction", "") for end in (math.nan, -0.1, 1.1, math.inf)],
@@ -115,7 +115,7 @@ OUT_OF_BOUNDS: tuple[tuple[dict[str, Any], str, str], ...] = (
         for image in (
             b"GIF89a",
             a_png(32, 32)[:20],
-            a_png(32, 32) + bytes(5000),
+            a_png(32, 32) + bytes(8 << 20),
             a_png(32, 40),
             a_png(8, 8),
             b"\xff\xd8\xff\x00",
@@ -126,7 +126,7 @@ OUT_OF_BOUNDS: tuple[tuple[dict[str, Any], str, str], ...] = (
     ({"controlnets": (AskedControlNet("edges", b""),)}, f"{NET}.conditioning_image", ""),
     (style(scale=math.nan), "image_prompts[0].scale", "must be between -10 and 10"),
     (style(b"GIF89a"), "image_prompts[0].image", ""),
-    (style(a_png(8, 8) + bytes(5000)), "image_prompts[0].image", "must have at most 4096 bytes"),
+    (style(a_png(8, 8) + bytes(8 << 20)), "image_prompts[0].image", "must have at most 8388608 bytes"),
     ({"image_prompts": style()["image_prompts"] * 5}, "image_prompts", "must be at most 4, got 5"),
     (edges(kind="depth"), f"{NET}.kind", "must be empty with edges, which is no ControlNet-Union"),
     (union(kind=""), f"{NET}.kind", "must be one of pose, depth, scribble, lines, normals, segments with union"),

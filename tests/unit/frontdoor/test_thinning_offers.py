@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from lab.fixtures.frontdoor_suite import settings_of
 from lab.fixtures.held_models import HELD
 from pentimento.domain.generation import (
     Donor,
@@ -20,12 +19,12 @@ from pentimento.domain.generation import (
 )
 from pentimento.domain.image_request import CacheMode, ImageFormat, ImageRequest, Replay, ResolvedRequest
 from pentimento.policies.thinning import WHOLE, ThinningMode, ThinningOffer, ThinningOption, WholeReason
-from pentimento.profiles.catalogue import ProfileSet, StepProfiles
+from pentimento.profiles.catalogue import ProfileSet, StepProfiles, read_profiles
 from pentimento.profiles.document import ProfileRow, profiles_to_json
 from pentimento.profiles.rules import RuleChoice, ThresholdRule
-from services.frontdoor.part_settings import thinning_offers
-from services.frontdoor.requests.resolution import RequestLimits, resolve
+from services.frontdoor.requests.resolution import resolve
 from services.frontdoor.routing.thinning import ThinningOffers
+from services.frontdoor.settings import RequestLimits
 from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
 from tests.support.profiles import STEPS_PROFILE, changed, thinned_row
 
@@ -100,9 +99,9 @@ def test_profiles_are_read_by_the_rule_that_is_set(tmp_path: Path, rule: RuleCho
     rows = (thinned_row(20, 10, every, bounded), thinned_row(10, 10, bounded))
     path = tmp_path / "heavy.json"
     path.write_text(profiles_to_json(changed(PROFILE, rule=every, rows=rows)))
-    settings = settings_of(tmp_path, thinning=ThinningMode.ALWAYS, profiles=(path,), profile_rule=rule)
+    profiles = StepProfiles(read_profiles([path]), rule=rule.rule)
 
-    assert thinning_offers(settings).offer(RESOLVED, ROUTE).least_count == least_count
+    assert ThinningOffers(ThinningMode.ALWAYS, profiles).offer(RESOLVED, ROUTE).least_count == least_count
 
 
 def test_nor_of_hits_of_other_weights_or_where_it_is_off() -> None:
@@ -127,7 +126,7 @@ def test_a_thinned_picture_is_cached_where_every_thinning_that_it_may_get_keeps_
 ) -> None:
     options = tuple(ThinningOption(20 - 10 * number, 5, share) for number, share in enumerate(shares))
 
-    assert replace(OFFERS, cached_share=0.99).thinned_is_cached(ThinningOffer(50, next_step, options)) is cached
+    assert OFFERS.thinned_is_cached(ThinningOffer(50, next_step, options)) is cached
 
 
 @pytest.mark.parametrize(
