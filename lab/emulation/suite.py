@@ -30,8 +30,7 @@ _EMBEDDER = "lab.emulation.embedder"
 class _Given(PlannedModels):
     """Settings of the controller that environment and file may have; they win over the fleet's file."""
 
-    deferral_thresholds: tuple[float, ...] = setting((), help="see the controller")
-    deferral_shares: tuple[float, ...] = setting((), help="see the controller")
+    deferral: tuple[str, ...] = setting((), help="see the controller")
     qualities: tuple[str, ...] = setting((), help="see the controller")
 
 
@@ -99,9 +98,8 @@ class EmulatedSuite:
         heavy, light = given("heavy") or serving.heavy, given("light") or serving.light
         refining = tuple(small) or given("small") or serving.small
         flags = {"heavy": heavy, "light": light, "small": refining}
-        if not given("deferral_thresholds") and not given("deferral_shares"):
-            flags["deferral-thresholds"] = serving.deferral.thresholds
-            flags["deferral-shares"] = serving.deferral.shares
+        if not given("deferral"):
+            flags["deferral"] = tuple(f"{threshold}:{share}" for threshold, share in self.fleet.deferral)
         flags["qualities"] = tuple(_qualities(given("qualities"), serving, {heavy, light, *refining}))
         return arguments(flags)
 

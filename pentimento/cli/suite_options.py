@@ -111,8 +111,8 @@ def registered_models(state: Path) -> Mapping[str, str]:
     ledger = state / "controller.sqlite"
     if not ledger.is_file():
         return {}
-    flags = ["--ledger-url", f"sqlite:///{quote(str(ledger))}"]
-    found: dict[str, str] = json.loads(described("services.controller.registered", flags, "BAD_LEDGER"))
+    text = described("services.controller.registered", [f"sqlite:///{quote(str(ledger))}"], "BAD_LEDGER")
+    found: dict[str, str] = json.loads(text)
     return found
 
 

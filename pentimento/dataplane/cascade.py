@@ -14,7 +14,7 @@ from pentimento.dataplane.state import State, TimerKind
 from pentimento.domain.fleet import CONFIDENCE_BINS
 from pentimento.domain.foresight import PromptForesight
 from pentimento.domain.reasons import Reason
-from pentimento.policies.light_stages import leaves_out_light, needs_no_score, skip_bound
+from pentimento.policies.light_stages import leaves_out_light, needs_no_score
 from pentimento.policies.plan.entry import IMAGE, NOISE
 
 
@@ -60,9 +60,7 @@ def leaves_out_stage(state: State, request: Request, price: float) -> bool:
     the stage costs more than it saves (`policies.light_stages`)."""
     if not request.has_next_stage or request.start != NOISE:
         return False
-    planned = state.index.skip_bounds.get(request.cascade_name, {}).get(request.cascade[request.cascade_stage], 0.0)
-    bound = skip_bound(state.settings.skip_light_below, planned)
-    return leaves_out_light(request.foreseen, bound, _threshold(state, request), price)
+    return leaves_out_light(request.foreseen, state.settings.skip_light_below, _threshold(state, request), price)
 
 
 def leave_out_stage(state: State, request: Request) -> list[Effect]:

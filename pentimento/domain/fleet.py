@@ -183,14 +183,12 @@ class StagePlan:
     """A stage of a cascade. `discriminator`: the cascade `light>heavy` as discriminators know it; empty for the pair of
     its model and the next. `discriminator_digest`: the discriminator that the thresholds were planned with; scores of
     others do not count. Empty for any. Images from a kind of start that `thresholds` does not name are not scored: they
-    are good enough. `skip_below`: the stage is skipped where the prompt alone predicts that its image is good enough
-    with less than this probability (0..1) and the threshold would refuse it; 0 for never. `reuse_share` (0..1) of the
-    next stage's steps are saved because it starts from this stage's image; 0: it starts from noise."""
+    are good enough. `reuse_share` (0..1) of the next stage's steps are saved because it starts from this stage's image;
+    0: it starts from noise."""
 
     pool: str
     thresholds: tuple[StartThreshold, ...] = ()
     discriminator: str = ""
-    skip_below: float = 0.0
     reuse_share: float = 0.0
     discriminator_digest: str = ""
 

@@ -7,16 +7,7 @@ threshold in force would accept. An accepted light image saves the next stage: w
 next stage's seconds, and it costs its own (`price`: own ÷ next).
 """
 
-from dataclasses import replace
-
-from pentimento.domain.fleet import CascadePlan
 from pentimento.domain.foresight import PromptForesight, Verdict
-
-
-def skip_bound(own: float | None, planned: float) -> float | None:
-    """Return the probability below which a prompt is sure to be hard (0: never): the operator's, else the plan's.
-    None: the discriminator's verdict decides."""
-    return (planned or None) if own is None else own
 
 
 def verdict_at(foresight: PromptForesight | None, threshold: float) -> Verdict:
@@ -26,17 +17,6 @@ def verdict_at(foresight: PromptForesight | None, threshold: float) -> Verdict:
         return Verdict.UNSURE
     holds = {Verdict.HARD: threshold >= foresight.threshold, Verdict.EASY: threshold <= foresight.threshold}
     return foresight.verdict if holds.get(foresight.verdict) else Verdict.UNSURE
-
-
-def with_skip_bound(cascades: tuple[CascadePlan, ...], bound: float) -> tuple[CascadePlan, ...]:
-    """Return the cascades with that bound at each first stage without one. Only first stages are predicted."""
-
-    def bounded(cascade: CascadePlan) -> CascadePlan:
-        first, *others = cascade.stages
-        first = first if first.skip_below or not others else replace(first, skip_below=bound)
-        return replace(cascade, stages=(first, *others))
-
-    return tuple(bounded(cascade) for cascade in cascades)
 
 
 def leaves_out_light(

@@ -12,7 +12,6 @@ MAX_BIAS = 16
 # Limits of fields that only earlier stages may have.
 _OF_THE_LAST = {
     "reuse_share": "must be 0: no stage starts from the last one's image",
-    "skip_below": "must be 0: the last stage is never left out",
     "thresholds": "must be empty: no image of the last stage is scored",
 }
 
@@ -68,7 +67,6 @@ def _check_cascade(field: str, cascade: CascadePlan, pools: set[str]) -> None:
         if stage.pool not in pools:
             raise InvalidArgument.of(f"{field}.stages[{index}].pool", f"must be a pool of the plan, got {stage.pool!r}")
         _check_thresholds(f"{field}.stages[{index}]", stage)
-        _check_share(f"{field}.stages[{index}].skip_below", stage.skip_below)
         if not 0.0 <= stage.reuse_share < 1.0:
             limit = f"must be at least 0 and below 1, got {stage.reuse_share}"
             raise InvalidArgument.of(f"{field}.stages[{index}].reuse_share", limit)

@@ -6,7 +6,6 @@ import random
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 
 from pentimento.domain.adapters import Adapter
 from pentimento.domain.clock import Clock
@@ -29,36 +28,27 @@ from services.controller.scaler import Scaler
 
 logger = logging.getLogger(__name__)
 
+REPORTS_A_LEASE = 3
 # A planning period between two reports would see no demand.
 REPORTS_A_LOOK = 2
+# After two leases every replica that survived a restart of the controller has registered again.
+LEASES_TO_SETTLE = 2
+# The policy begins once no replica has joined for a lease, and at the latest at this time after the start: a replica
+# that dies as it starts may register again for ever.
+LATEST_BEGIN_S = 60.0
+# Least time between plans: a whole fleet that registers together causes a few plans, not hundreds.
+MIN_PLAN_GAP_S = 0.02
+# A loop that wakes later than this was stopped, not busy.
+PAUSE_S = 1.0
 # Another controller may lead after this time, or this one.
 STANDBY_RETRY_MS = 500
 # Peers that a replica learns for one component.
 MAX_HOLDERS = 4
 
 
-@dataclass(frozen=True)
-class ControllerTimes:
-    """Set the times, in seconds. A replica may be silent for `lease_s`; `settle_s` after the start the fleet counts as
-    known. The policy decides by the demand of each `plan_interval_s`; one that follows the queues, after every second
-    report."""
-
-    lease_s: float
-    report_interval_s: float
-    plan_interval_s: float
-    settle_s: float
-    # The policy begins once no replica has joined for `calm_s`, and at the latest `latest_begin_s` after the start:
-    # a replica that dies as it starts may register again for ever.
-    calm_s: float = 0.0
-    latest_begin_s: float = 60.0
-    # Least time between plans: a whole fleet that registers together causes a few plans, not hundreds.
-    min_plan_gap_s: float = 0.02
-    # A loop that wakes later than this was stopped, not busy.
-    pause_s: float = 1.0
-
-
 class Controller:
-    """Plan the fleet on one event loop. `run` plans; the other methods answer RPCs and raise domain errors. With
+    """Plan the fleet on one event loop. `run` plans; the other methods answer RPCs and raise domain errors. The policy
+    decides by the demand of each `plan_interval_s`; one that follows the queues, after every second report. With
     `leads` False a controller rejects all RPCs until `lead`. `keep` receives every new plan. `repository` has the
     costs of models that no worker has measured, and digests by name. `scaler` follows every round and report."""
 
@@ -66,9 +56,8 @@ class Controller:
         self,
         registry: Registry,
         planner: Planner,
-        feed: PlanFeed,
         epoch: LeaderEpoch,
-        times: ControllerTimes,
+        plan_interval_s: float,
         clock: Clock,
         *,
         leads: bool = True,
@@ -84,9 +73,11 @@ class Controller:
         self._keep = keep
         self._registry = registry
         self._planner = planner
-        self._feed = feed
+        self._feed = PlanFeed()
         self._epoch = epoch
-        self._times = times
+        self._report_interval_s = registry.lease_s / REPORTS_A_LEASE
+        self._settle_s = registry.lease_s * LEASES_TO_SETTLE
+        self._plan_interval_s = max(plan_interval_s, REPORTS_A_LOOK * self._report_interval_s)
         self._clock = clock
         self._started_s = self._joined_s = self._look_s = clock.monotonic()
         self._window = DemandWindow()
@@ -117,7 +108,7 @@ class Controller:
         self._joined_s = self._clock.monotonic()
         logger.info("registered", extra={"replica": replica.instance_id, "generation": replica.generation})
         self._changed.set()
-        lease_ms, interval_ms = round(self._times.lease_s * 1000), round(self._times.report_interval_s * 1000)
+        lease_ms, interval_ms = round(self._registry.lease_s * 1000), round(self._report_interval_s * 1000)
         return ReplicaLease(lease_ms, interval_ms, self._epoch.value)
 
     def report(self, report: ReplicaReport) -> int:
@@ -179,8 +170,8 @@ class Controller:
         ]
 
     async def run(self) -> None:
-        """Plan now, then when the fleet changes, a lease ends or a planning period is over, and every `pause_s`: only
-        a step that is late reveals a pause of this process."""
+        """Plan now, then when the fleet changes, a lease ends or a planning period is over, and every PAUSE_S: only a
+        step that is late reveals a pause of this process."""
         due_s = self._clock.monotonic()
         while True:
             now_s = self._clock.monotonic()
@@ -190,7 +181,7 @@ class Controller:
                 await self.step(now_s)
             except Exception:  # if this loop ended, plans would never change again
                 logger.exception("planning failed; the current plan stays")
-            await asyncio.sleep(self._times.min_plan_gap_s)
+            await asyncio.sleep(MIN_PLAN_GAP_S)
             due_s = self._next_step_s(now_s)
             # Not asyncio.wait_for: up to Python 3.11 it swallows a cancel that arrives together with the event.
             with suppress(TimeoutError):
@@ -206,7 +197,7 @@ class Controller:
             if self._keep is not None:
                 self._keep(plan)
             logger.info("new plan", extra={"sequence": plan.version.sequence, "workers": len(plan.assignments)})
-        if now_s >= self._started_s + self._times.settle_s:
+        if now_s >= self._started_s + self._settle_s:
             self._feed.settle()
         kinds = Counter(view.replica.kind for view in replicas)
         for kind in ReplicaKind:
@@ -214,7 +205,7 @@ class Controller:
 
     def forgive_pause(self, now_s: float, due_s: float) -> None:
         """Extend leases by a pause of this process, which could receive no report. Changes state."""
-        if now_s - due_s > self._times.pause_s:
+        if now_s - due_s > PAUSE_S:
             PAUSES.inc()
             logger.warning("the controller was paused", extra={"seconds": round(now_s - due_s, 1)})
             self._registry.forgive(now_s - due_s, now_s)
@@ -247,15 +238,15 @@ class Controller:
     def _look_due_s(self) -> float:
         """Return the time of the next round, in monotonic seconds: the first one waits until the fleet seems whole."""
         if self._planner.begun:
-            soon_s, interval_s = REPORTS_A_LOOK * self._times.report_interval_s, self._times.plan_interval_s
-            return self._look_s + (min(soon_s, interval_s) if self._planner.follows_queues else interval_s)
-        calm_s = min(self._joined_s + self._times.calm_s, self._started_s + self._times.latest_begin_s)
-        return max(self._started_s + self._times.settle_s, calm_s)
+            soon_s = REPORTS_A_LOOK * self._report_interval_s
+            return self._look_s + (soon_s if self._planner.follows_queues else self._plan_interval_s)
+        calm_s = min(self._joined_s + self._registry.lease_s, self._started_s + LATEST_BEGIN_S)
+        return max(self._started_s + self._settle_s, calm_s)
 
     def _next_step_s(self, now_s: float) -> float:
-        settled_s = self._started_s + self._times.settle_s
+        settled_s = self._started_s + self._settle_s
         ends = [
-            now_s + self._times.pause_s,
+            now_s + PAUSE_S,
             self._look_due_s(),
             self._registry.next_expiry_s(now_s),
             settled_s if now_s < settled_s else None,

@@ -1,16 +1,15 @@
 """Elect the leader through the ledger that several controllers share, and store plans for the next leader.
 
 Planning never waits for the ledger: followers receive a plan immediately. The ledger and every follower reject a
-replaced leader by its epoch, which is larger after every restart: the wall clock's milliseconds at the start, or the
-stored epoch plus one if that is larger. The clock makes it grow if nothing can be stored; the stored epoch does if the
-clock was set back. Controllers that share a ledger claim their epochs there.
+replaced leader by its epoch, which is larger after every restart. Controllers that share a ledger claim their epochs
+there. Without one it is the wall clock's milliseconds at the start; if the clock was set back, the controller rises
+above the epoch that its replicas follow.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pentimento.api.controller.v1 import controller_service_pb2 as controller_pb
@@ -18,8 +17,6 @@ from pentimento.domain.clock import Clock
 from pentimento.domain.epochs import BELIEVABLE_LEAD_MS
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.fleet import Plan
-from pentimento.files.atomic import replace_file
-from pentimento.files.private_files import make_private_directory
 from pentimento.service.lease import LedgerLease
 from pentimento.service.plan_follower import believable_plan
 from pentimento.wire.codec import to_bytes
@@ -31,27 +28,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FILE_NAME = "leader-epoch"
-
 
 class LeaderEpoch:
-    """Hold the epoch in force as `value`. Without a writable `state_dir` only the clock determines it. `on_rise`
-    receives an epoch and the larger one that replaces it. `wall_ms`: the clock's time at the start, which may be far
-    too early; `now_ms` returns its present time, None for a constant clock."""
+    """Hold the epoch in force as `value`: the time of the start, by `now_ms`, until another one is claimed. `on_rise`
+    receives an epoch and the larger one that replaces it."""
 
-    def __init__(
-        self,
-        state_dir: Path | None,
-        wall_ms: int,
-        on_rise: Callable[[int, int], None] | None = None,
-        now_ms: Callable[[], int] | None = None,
-    ) -> None:
-        self._now_ms = now_ms or (lambda: wall_ms)
-        self._on_rise = on_rise or (lambda epoch, to: None)
-        self._file = state_dir / FILE_NAME if state_dir else None
-        self._started_ms = wall_ms
-        self.value = max(wall_ms, self._stored() + 1)
-        self._store()
+    def __init__(self, now_ms: Callable[[], int], on_rise: Callable[[int, int], None] = lambda epoch, to: None) -> None:
+        self._now_ms = now_ms
+        self._on_rise = on_rise
+        self.value = self._started_ms = now_ms()
 
     def believable(self, epoch: int) -> bool:
         """Return whether a leader can have had this epoch. A false report must not exhaust the epochs."""
@@ -68,27 +53,7 @@ class LeaderEpoch:
             return False
         self._on_rise(self.value, seen + 1)
         self.value = seen + 1
-        self._store()
         return True
-
-    def _stored(self) -> int:
-        try:
-            stored = int(self._file.read_text(encoding="ascii")) if self._file else 0
-        except FileNotFoundError:
-            return 0
-        except (OSError, ValueError) as error:
-            logger.warning("leader epoch cannot be read (%s); using the clock", error)
-            return 0
-        return stored if self.believable(stored) else 0
-
-    def _store(self) -> None:
-        if self._file is None:
-            return
-        try:
-            make_private_directory(self._file.parent)
-            replace_file(self._file, str(self.value), durable=True)
-        except OSError as error:
-            logger.warning("leader epoch cannot be stored (%s); using the clock", error)
 
 
 class Leadership:

@@ -9,6 +9,9 @@ from pentimento.domain.generation import PlanVersion
 from pentimento.domain.reasons import Reason
 from services.controller.metrics import WATCHERS
 
+# Open plan streams, as many as replicas.
+MAX_WATCHERS = 4096
+
 
 class PlanFeed:
     """Publish plans on one event loop.
@@ -18,7 +21,7 @@ class PlanFeed:
     plan, if any (`restore`), is in force for all watchers.
     """
 
-    def __init__(self, max_watchers: int) -> None:
+    def __init__(self, max_watchers: int = MAX_WATCHERS) -> None:
         self._max_watchers = max_watchers
         self._watchers = 0
         self._plan: Plan | None = None

@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 # Reasons why a policy cannot plan until the fleet changes.
 _LACKING = (Reason.PROFILE_MISSING, Reason.DISCRIMINATOR_UNINFORMATIVE)
 
+# Time limit of a decision; beyond it the last good plan applies.
+ALLOCATOR_LIMIT_S = 0.5
+
 RESIDENT_SERVES = "the workers keep the models that they hold"
 
 
@@ -41,15 +44,11 @@ class Planner:
         self,
         policy: ServingPolicy,
         leader_epoch: int,
-        allocator_limit_s: float = 0.5,
-        *,
-        skip_light_below: float = 0.0,
+        allocator_limit_s: float = ALLOCATOR_LIMIT_S,
         scaled: tuple[str, ...] = (),
     ) -> None:
-        """Start without a plan. `skip_light_below`: the bound of cascades' first stages if the policy sets none.
-        `scaled`: models that every plan names, also without a worker."""
+        """Start without a plan. `scaled`: models that every plan names, also without a worker."""
         self.scaled = scaled
-        self._skip_light_below = skip_light_below
         self._policy = policy
         self._threads = AllocatorThreads(allocator_limit_s)
         self._epoch = leader_epoch
@@ -126,7 +125,7 @@ class Planner:
     async def _replan(self, given: PlanInput, last: Decision) -> Plan | None:
         self._held = self._held.seen(given.replicas)
         mismatched = self._held.mismatched(self.registered)
-        facts = FleetFacts(self.registered, mismatched, self.uploaded, self._uses, self._skip_light_below, self.scaled)
+        facts = FleetFacts(self.registered, mismatched, self.uploaded, self._uses, self.scaled)
         seen = without_mismatched(given, mismatched)
         self._note_unplanned(seen, as_unplanned(mismatched))
         policy = self._in_force

@@ -1,21 +1,19 @@
 """Print the digests of the registered models that workers can fetch, by name, as JSON:
-`python -m services.controller.registered --ledger-url URL`. For `pentimento up`, which starts the controller later."""
+`python -m services.controller.registered LEDGER_URL`. For `pentimento up`, which starts the controller later."""
 
 import json
 import sys
 
 from pentimento.rpc import run_service
-from pentimento.settings import load_settings
 from pentimento.stores.ledger.fleet_ledger import open_fleet_ledger
 from pentimento.telemetry import configure_logging
 from services.controller.repository import ModelRepository
-from services.controller.settings import RegisteredSettings
 
 
 async def main(argv: list[str]) -> None:
     """Print the models. Raises the ledger's errors."""
-    settings = load_settings(RegisteredSettings, "registered", argv)
-    ledger = open_fleet_ledger(settings.ledger_url)
+    (ledger_url,) = argv
+    ledger = open_fleet_ledger(ledger_url)
     try:
         repository = ModelRepository(ledger)
         await repository.load()

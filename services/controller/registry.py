@@ -11,6 +11,9 @@ from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaReport, Replica
 from pentimento.domain.reasons import Reason
 from pentimento.policies.plan.inputs import ReplicaView
 
+MAX_REPLICAS = 4096
+# Time that a silent replica stays visible in the fleet.
+RETENTION_S = 60.0
 # Fields of a report that the status repeats.
 _REPORTED = ("draining", "queue_length", "running_count", "busy_share", "completed_count", "failed_count")
 
@@ -36,12 +39,10 @@ class ReceivedReport:
 
 
 class Registry:
-    """Hold at most `capacity` replicas. A replica silent for `lease_s` is not live; after `retention_s` it is
-    dropped."""
+    """Hold at most `capacity` replicas. A replica silent for `lease_s` is not live; after RETENTION_S it is dropped."""
 
-    def __init__(self, lease_s: float, retention_s: float, capacity: int) -> None:
-        self._lease_s = lease_s
-        self._retention_s = retention_s
+    def __init__(self, lease_s: float, capacity: int = MAX_REPLICAS) -> None:
+        self.lease_s = lease_s
         self._capacity = capacity
         self._entries: dict[str, _RegisteredReplica] = {}
 
@@ -88,7 +89,7 @@ class Registry:
 
     def forget_silent(self, now_s: float) -> None:
         """Drop replicas that were silent for longer than the retention. Changes state."""
-        kept = {n: entry for n, entry in self._entries.items() if now_s - entry.received_s <= self._retention_s}
+        kept = {n: entry for n, entry in self._entries.items() if now_s - entry.received_s <= RETENTION_S}
         self._entries = kept
 
     def forgive(self, seconds: float, now_s: float) -> None:
@@ -109,7 +110,7 @@ class Registry:
 
     def next_expiry_s(self, now_s: float) -> float | None:
         """Return the time of the next end of a lease without a report; None without live replicas."""
-        ends = [entry.received_s + self._lease_s for entry in self._entries.values() if self._is_live(entry, now_s)]
+        ends = [entry.received_s + self.lease_s for entry in self._entries.values() if self._is_live(entry, now_s)]
         return min(ends, default=None)
 
     def statuses(self, now_s: float) -> tuple[ReplicaStatus, ...]:
@@ -117,7 +118,7 @@ class Registry:
         return tuple(_status(entry, self._is_live(entry, now_s), now_s) for _, entry in entries)
 
     def _is_live(self, entry: _RegisteredReplica, now_s: float) -> bool:
-        return now_s - entry.received_s < self._lease_s
+        return now_s - entry.received_s < self.lease_s
 
     def _take_address(self, replica: Replica, now_s: float) -> None:
         """Forget an earlier start with the same address. Changes state. Raises FailedPrecondition if a later start has
@@ -140,7 +141,7 @@ class Registry:
         oldest = min(self._entries.values(), key=lambda entry: entry.received_s)
         if self._is_live(oldest, now_s):
             message = f"the fleet holds {self._capacity} live replicas, which is its limit"
-            raise ResourceExhausted("FLEET_FULL", message, retry_after_ms=int(self._lease_s * 1000))
+            raise ResourceExhausted("FLEET_FULL", message, retry_after_ms=int(self.lease_s * 1000))
         del self._entries[oldest.replica.instance_id]
 
 

@@ -18,9 +18,8 @@ from pentimento.rpc import RpcServerSettings
 from pentimento.rpc.settings import check_address
 from pentimento.settings import setting
 
-_DEFAULT = ServingSettings("")
 # Settings that ServingSettings has unchanged.
-_UNCHANGED = ("heavy", "light", "small", "overprovision", "batch_sizes", "run_price", "modm_mode")
+_UNCHANGED = ("heavy", "light", "small", "modm_mode")
 # Upper limits of quality, spread and reuse.
 _MOST = (1.0, 1.0, 2.0)
 # Flags of the fields that a policy may need.
@@ -36,6 +35,8 @@ _OPTIONS = {
     "expected_per_s": (0.0, math.inf),
     "peak_per_s": (0.0, math.inf),
     "fixed_threshold": (0.0, 1.0),
+    "overprovision": (0.1, 10.0),
+    "run_price": (0.0, 1.0),
     "demand_weight": (0.001, 1.0),
     "hysteresis": (0.0, 0.9),
     "dwell_s": (0.0, 3600.0),
@@ -51,23 +52,11 @@ class PolicySettings:
     light: str = setting("", help="first model of a cascade")
     small: tuple[str, ...] = setting((), help="models that refine hits, best first; empty: the light model")
     slo_s: float = setting(0.0, help="latency objective of a request; 0: none", minimum=0)
-    deferral_thresholds: tuple[float, ...] = setting(
-        (), help="thresholds of the deferral curve f(t), ascending; empty: a straight line", minimum=0, maximum=1
+    deferral: tuple[str, ...] = setting(
+        (),
+        help="points THRESHOLD:SHARE of the deferral curve f(t), ascending: the share of light images with a "
+        "confidence at or below the threshold; empty: as measured, else a straight line",
     )
-    deferral_shares: tuple[float, ...] = setting(
-        (), help="share of light images with a confidence at or below each threshold", minimum=0, maximum=1
-    )
-    overprovision: float = setting(_DEFAULT.overprovision, help="factor on demand", minimum=0.1, maximum=10)
-    batch_sizes: tuple[int, ...] = setting(
-        _DEFAULT.batch_sizes, help="batch sizes to choose from", minimum=1, maximum=1024
-    )
-    run_price: float = setting(
-        _DEFAULT.run_price,
-        help="quality of one request (0-1) that a full heavy run must gain (joint)",
-        minimum=0,
-        maximum=1,
-    )
-
     modm_mode: MixtureMode = setting(
         MixtureMode.QUALITY,
         help="large workers of modm: as the hits allow (quality), or by the misses' share of the work (throughput)",
@@ -80,8 +69,9 @@ class PolicySettings:
     policy_options: tuple[str, ...] = setting(
         (),
         help="NAME=NUMBER of a policy: expected_per_s (first demand), peak_per_s (static-cascade), fixed_threshold "
-        "(static-threshold), demand_weight (of the newest second), hysteresis, dwell_s and damping_period_s (modm: "
-        "spare throughput for the better model, seconds between two changes, of a PID step; 0: undamped)",
+        "(static-threshold), demand_weight (of the newest second), overprovision (factor on demand), run_price (joint: "
+        "quality, 0-1, that a full heavy run must gain), hysteresis, dwell_s and damping_period_s (modm: spare "
+        "throughput for the better model, seconds between two changes, of a PID step; 0: undamped)",
     )
 
     def serving(self) -> ServingSettings:
@@ -125,12 +115,14 @@ class PolicySettings:
         return tuple(found.values())
 
     def _deferral(self) -> DeferralCurve:
-        if not self.deferral_thresholds and not self.deferral_shares:
+        if not self.deferral:
             return DeferralCurve()
         try:
-            return DeferralCurve(self.deferral_thresholds, self.deferral_shares)
+            points = [tuple(map(float, point.split(":"))) for point in self.deferral]
+            thresholds, shares = zip(*points, strict=True)
+            return DeferralCurve(thresholds, shares)
         except ValueError as error:
-            raise ValueError(f"--deferral-thresholds and --deferral-shares: {error}") from None
+            raise ValueError(f"--deferral must be THRESHOLD:SHARE, …: {error}") from None
 
 
 def _quality_of(model: str, numbers: Sequence[str]) -> ModelQuality | None:
@@ -150,12 +142,12 @@ class ControllerSettings:
     serving: PolicySettings = PolicySettings()
     lease_s: float = setting(
         2.5,
-        help="silence after which a replica leaves the plan; it reports three times as often",
+        help="silence after which a replica leaves the plan, or a standby takes over; replicas report three times as "
+        "often",
         minimum=0.2,
         maximum=600,
     )
     plan_interval_s: float = setting(5.0, help="period of demand between two decisions", minimum=0.05, maximum=600)
-    max_replicas: int = setting(4096, help="registered replicas, and open plan streams", minimum=1)
     allocator: str = setting(
         "resident", help=f"policy that plans: {', '.join(sorted(SERVING_POLICIES))}, or a plug-in's"
     )
@@ -174,18 +166,6 @@ class ControllerSettings:
         help="quality that profiles must keep: of every image (minimum), of 95 % (lower_bound), on average "
         "(mean), by their own rule (profile)",
     )
-    skip_light_below: float = setting(
-        0.0,
-        help="as the frontdoor's, unless the policy sets a bound; 0: as the discriminator says",
-        minimum=0,
-        maximum=1,
-    )
-    allocator_limit_s: float = setting(
-        0.5, help="time limit of a decision; beyond it the last good plan applies", minimum=0.01
-    )
-    state_dir: Path | None = setting(
-        None, help="directory of the leader epoch; without it and a ledger the clock provides epochs"
-    )
     ledger_url: str = setting(
         "", help="ledger of leader, last plan and registered models, shared by all controllers; empty: none"
     )
@@ -203,13 +183,7 @@ class ControllerSettings:
         minimum=1,
         maximum=4096,
     )
-    removed_lora_keep_s: float = setting(
-        3600.0, help="time the file of a removed LoRA or model stays for running requests", minimum=1
-    )
     standby: bool = setting(False, help="wait until no other process over this ledger is active, then take over")
-    leader_lease_s: float = setting(
-        2.0, help="silence of the leader before a standby takes over", minimum=0.2, maximum=600
-    )
     scaler_listen: tuple[str, ...] = setting(
         (), help="addresses of the external scaler for KEDA, without tokens; empty: none"
     )
@@ -254,14 +228,6 @@ class ControllerSettings:
             (lacking,) = error.violations
             raise ValueError(f"{_FLAGS[lacking.field]} {lacking.description}") from None
         return build(serving)
-
-
-@dataclass(frozen=True)
-class RegisteredSettings:
-    """Configure `python -m services.controller.registered`: flags, PENTIMENTO_REGISTERED_… and the table
-    [registered]."""
-
-    ledger_url: str = setting(help="the controller's ledger")
 
 
 def builder_of(name: str) -> PolicyBuilder:

@@ -48,6 +48,8 @@ SILENCE_S = 30.0
 # Uploads at a time, each on a thread that waits for its client.
 MOST_AT_ONCE = 64
 LEAST_BYTES_PER_S = 256 * 1024
+# The file of a removed LoRA or model stays for this time, for running requests.
+REMOVED_KEEP_S = 3600.0
 # Files of models at a time, each with a few parts in memory.
 MOST_MODEL_FILES = 2
 
@@ -56,7 +58,7 @@ class UploadedAdapters:
     """Receive uploads of LoRAs on one event loop, and store them as they arrive. Of running uploads, `max_bytes` bounds
     each one, all of a caller's together, and half of all; an upload that does not fit waits. An upload that is silent
     for `silence_s`, or that long late at `LEAST_BYTES_PER_S`, is aborted. `changed` receives the LoRAs after each
-    change. An object without a name, and not of `model_digests`, is deleted after `keep_s`, since running requests may
+    change. An object without a name, and not of `model_digests`, is deleted after REMOVED_KEEP_S: running requests may
     need it until then."""
 
     def __init__(
@@ -64,7 +66,6 @@ class UploadedAdapters:
         ledger: FleetLedger,
         objects: ObjectStore,
         max_bytes: int,
-        keep_s: float,
         changed: Callable[[tuple[Adapter, ...]], None],
         silence_s: float = SILENCE_S,
         model_digests: Callable[[], Iterable[str]] = tuple,
@@ -72,7 +73,6 @@ class UploadedAdapters:
         self._ledger = ledger
         self._objects = objects
         self._max_bytes = max_bytes
-        self._keep_s = keep_s
         self._changed = changed
         self._known: dict[str, Adapter] = {}
         # Digests of the hashes of their blocks, by digest.
@@ -247,14 +247,14 @@ class UploadedAdapters:
         logger.info("a LoRA was removed", extra={"lora": name})
 
     async def run(self) -> None:
-        """Delete objects that had no name at two sweeps, `keep_s` apart."""
+        """Delete objects that had no name at two sweeps, REMOVED_KEEP_S apart."""
         before: frozenset[str] = frozenset()
         while True:
             try:
                 before = await self.sweep(before)
             except PentimentoError as error:
                 logger.warning("uploaded LoRAs could not be swept: %s", error.message)
-            await asyncio.sleep(self._keep_s)
+            await asyncio.sleep(REMOVED_KEEP_S)
 
     async def sweep(self, unnamed_before: frozenset[str]) -> frozenset[str]:
         """Delete the objects of `unnamed_before` that still have no name, and return the keys of the other unnamed

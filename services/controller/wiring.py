@@ -17,10 +17,9 @@ from pentimento.rpc.access import ANY_TOKEN
 from pentimento.service.lease import LedgerLease
 from pentimento.service.process import ServiceProcess
 from pentimento.stores.objects import open_objects
-from services.controller.controller import REPORTS_A_LOOK, Controller, ControllerTimes
+from services.controller.controller import Controller
 from services.controller.leadership import LeaderEpoch, Leadership
-from services.controller.plan_feed import PlanFeed
-from services.controller.planner import Planner
+from services.controller.planner import ALLOCATOR_LIMIT_S, Planner
 from services.controller.registry import Registry
 from services.controller.repository import ModelRepository
 from services.controller.scaler import Scaler
@@ -39,12 +38,6 @@ from services.controller.settings import ControllerSettings
 if TYPE_CHECKING:
     from pentimento.stores.ledger.fleet_ledger import FleetLedger
     from services.controller.uploads import UploadedAdapters
-
-# After two leases every replica that survived a restart of the controller has registered again.
-LEASES_TO_SETTLE = 2
-REPORTS_A_LEASE = 3
-# Time that a silent replica stays visible in the fleet.
-RETENTION_S = 60.0
 
 
 @dataclass(kw_only=True)
@@ -89,36 +82,28 @@ class ControllerProcess(ServiceProcess):
         signal.raise_signal(signal.SIGTERM)
 
 
-def wire(settings: ControllerSettings, ledger: "FleetLedger | None" = None) -> ControllerProcess:
+def wire(
+    settings: ControllerSettings, ledger: "FleetLedger | None" = None, allocator_limit_s: float = ALLOCATOR_LIMIT_S
+) -> ControllerProcess:
     """Construct the process. Call it inside the event loop that the process runs on. The caller closes the ledger."""
     clock = SystemClock()
     server = RpcServer(settings.rpc, "controller")
-    leadership = None
+    epoch, leadership = LeaderEpoch(lambda: epoch_at(clock.wall())), None
     if ledger is not None:
-        lease = LedgerLease(ledger, server.instance_id, settings.leader_lease_s)
+        lease = LedgerLease(ledger, server.instance_id, settings.lease_s)
         leadership = Leadership(ledger, lease, server.instance_id, clock)
-    kept = (None, leadership.rise, leadership.keep) if leadership is not None else (settings.state_dir, None, None)
-    state_dir, rise, keep = kept
-    epoch = LeaderEpoch(state_dir, epoch_at(clock.wall()), rise, lambda: epoch_at(clock.wall()))
-    skipped = settings.skip_light_below
-    planner = Planner(
-        settings.policy(),
-        epoch.value,
-        settings.allocator_limit_s,
-        skip_light_below=skipped,
-        scaled=settings.scaled_models,
-    )
+        epoch = LeaderEpoch(lambda: epoch_at(clock.wall()), leadership.rise)
+    planner = Planner(settings.policy(), epoch.value, allocator_limit_s, settings.scaled_models)
     scaler = Scaler(settings.serving.slo_s or math.inf, clock.monotonic) if settings.scaler_listen else None
     repository = ModelRepository(ledger, lambda: planner.follow(_policy(settings, repository)), settings.reuse_promise)
     controller = Controller(
-        Registry(settings.lease_s, RETENTION_S, settings.max_replicas),
+        Registry(settings.lease_s),
         planner,
-        PlanFeed(settings.max_replicas),
         epoch,
-        _times(settings),
+        settings.plan_interval_s,
         clock,
         leads=leadership is None,
-        keep=keep,
+        keep=leadership.keep if leadership is not None else None,
         repository=repository,
         slo_s=settings.serving.slo_s,
         scaler=scaler,
@@ -180,17 +165,6 @@ def _uploads(
         ledger,
         objects,
         max_bytes,
-        settings.removed_lora_keep_s,
         controller.name_uploaded,
         model_digests=lambda: repository.stored_digests,
-    )
-
-
-def _times(settings: ControllerSettings) -> ControllerTimes:
-    return ControllerTimes(
-        lease_s=settings.lease_s,
-        report_interval_s=settings.lease_s / REPORTS_A_LEASE,
-        plan_interval_s=max(settings.plan_interval_s, REPORTS_A_LOOK * settings.lease_s / REPORTS_A_LEASE),
-        settle_s=settings.lease_s * LEASES_TO_SETTLE,
-        calm_s=settings.lease_s,
     )

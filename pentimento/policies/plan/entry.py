@@ -25,9 +25,9 @@ class Stage:
     """Describe a stage of a request: its pool, its model, and the scoring of its images if another stage follows.
 
     `cascade`: the plan's cascade, empty for the operator's own or none. `planned`: the plan's shares chose the stage,
-    not the request's model. `skip_below`: the stage is skipped for prompts with a lower probability; 0 for never.
-    `reuse_share` (0..1) of the next stage's steps are skipped, since it starts from this stage's image. `deserted`: no
-    worker was left, and the following stages were planned in its place. The other fields are those of `StagePlan`.
+    not the request's model. `reuse_share` (0..1) of the next stage's steps are skipped, since it starts from this
+    stage's image. `deserted`: no worker was left, and the following stages were planned in its place. The other fields
+    are those of `StagePlan`.
     """
 
     pool: str
@@ -36,7 +36,6 @@ class Stage:
     discriminator: str = ""
     thresholds: tuple[StartThreshold, ...] = ()
     planned: bool = False
-    skip_below: float = 0.0
     reuse_share: float = 0.0
     discriminator_digest: str = ""
     deserted: bool = False
@@ -118,11 +117,6 @@ class PlanIndex:
             }
             for cascade in self.cascades
         }
-
-    @cached_property
-    def skip_bounds(self) -> Mapping[str, Mapping[str, float]]:
-        """Return the skip bound of each stage, a probability of the prompt, by cascade, then by pool."""
-        return {one.cascade: {stage.pool: stage.skip_below for stage in one.stages} for one in self.cascades}
 
     @cached_property
     def stages(self) -> Mapping[str, tuple[Stage, ...]]:

@@ -16,7 +16,6 @@ from pentimento.domain.fleet import (
     WorkerAssignment,
 )
 from pentimento.domain.reasons import Reason
-from pentimento.policies.light_stages import with_skip_bound
 from pentimento.policies.plan.component_placement import ComponentUses, place_components
 from pentimento.policies.plan.inputs import UNNUMBERED, Decision, PlanInput, ReplicaView, decide, hold_resident
 from pentimento.policies.plan.registry import ServingPolicy
@@ -30,16 +29,14 @@ class FleetFacts:
 
     `registered`: digests of the model repository, by name. `mismatched`: workers that hold another digest under such a
     name, as `HeldDigests.mismatched` returns them; they are not planned. `uploaded`: LoRAs of the object store.
-    `uses`: of ControlNets and LoRAs, to place the popular ones. `skip_light_below`: the bound of first stages if the
-    policy sets none. `scaled`: models that an autoscaler starts on demand; each has a pool, if need be without workers,
-    so that requests wait for it.
+    `uses`: of ControlNets and LoRAs, to place the popular ones. `scaled`: models that an autoscaler starts on demand;
+    each has a pool, if need be without workers, so that requests wait for it.
     """
 
     registered: Mapping[str, str] = field(default_factory=dict)
     mismatched: Mapping[Held, str] = field(default_factory=dict)
     uploaded: tuple[Adapter, ...] = ()
     uses: ComponentUses = field(default_factory=ComponentUses)
-    skip_light_below: float = 0.0
     scaled: tuple[str, ...] = ()
 
 
@@ -73,7 +70,6 @@ def make_plan(policy: ServingPolicy, given: PlanInput, facts: FleetFacts = Fleet
         drops_late=policy.drops_late,
         moves_models=policy.moves_models,
         placements=(*_reported_placements(seen.replicas), *_uploaded_placements(facts.uploaded, seen.replicas)),
-        cascades=with_skip_bound(decided.cascades, facts.skip_light_below),
         cache=policy.cache_plan(decided.cache),
         registered=named_digests(given, facts.registered),
         notes=(*decided.notes, *notes_of(facts.mismatched)),

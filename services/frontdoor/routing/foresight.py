@@ -7,7 +7,7 @@ from pentimento.domain.embedding import Embedding, PromptEmbedding
 from pentimento.domain.foresight import PromptForesight
 from pentimento.domain.generation import Start
 from pentimento.domain.image_request import ResolvedRequest
-from pentimento.policies.light_stages import leaves_out_light, needs_no_score, skip_bound
+from pentimento.policies.light_stages import leaves_out_light, needs_no_score
 from pentimento.policies.plan.entry import NOISE, Stage
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.routing.bounded_calls import Note
@@ -63,13 +63,9 @@ def note_gain(
 
 def foresees(parts: FrontdoorParts, stages: Sequence[Stage], price: float) -> bool:
     """Return whether the discriminator predicts from the prompt if the light image would be accepted."""
-    if len(stages) < 2 or price >= 1.0 or _bound(parts, stages[0]) == 0.0:
+    if len(stages) < 2 or price >= 1.0 or parts.dataplane.state.settings.skip_light_below == 0.0:
         return False
     return parts.embedder is not None and parts.discriminators.may_read_prompts(discriminator_of(stages, 0))
-
-
-def _bound(parts: FrontdoorParts, first: Stage) -> float | None:
-    return skip_bound(parts.dataplane.state.settings.skip_light_below, first.skip_below)
 
 
 async def foresee(
@@ -111,7 +107,8 @@ def is_left_out(
     """Return whether the dataplane would skip the light stage now."""
     if len(stages) < 2:
         return False
-    return leaves_out_light(foreseen, _bound(parts, stages[0]), _threshold(parts, stages[0], start, foreseen), price)
+    bound = parts.dataplane.state.settings.skip_light_below
+    return leaves_out_light(foreseen, bound, _threshold(parts, stages[0], start, foreseen), price)
 
 
 def unscored_note(

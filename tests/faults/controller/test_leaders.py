@@ -39,7 +39,7 @@ class Controllers:
     def controller(self, number: int, *flags: str) -> Process:
         own = ["--listen", self.addresses[number], "--instance-id", f"c{number}", "--ledger-url", self.ledger_url]
         # The lease outlasts a short delay: no standby replaces a leader with a busy CPU or disk.
-        times = ["--leader-lease-s", "3", "--log-level", "error"]
+        times = ["--lease-s", "3", "--log-level", "error"]
         return self._processes.start("services.controller", *own, *times, *flags)
 
     def worker(self, name: str) -> Process:

@@ -46,7 +46,7 @@ async def running(
         ledger_url=f"sqlite:///{folder / 'fleet.sqlite'}",
         objects_url=objects_url,
         standby=True,
-        leader_lease_s=LEASE_S,
+        lease_s=LEASE_S,
     )
     process = wire(settings, ledger)
     await process.server.start()

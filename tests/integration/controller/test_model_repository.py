@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -48,11 +49,12 @@ async def running(folder: Path, url: str = "", planned: str = "", **flags: Any) 
     )
     ledger = open_fleet_ledger(url) if url != "none" else None
     process = wire(settings, ledger)
-    # It plans at once, by replicas that are never silent for too long, however busy the machine is.
-    soon = replace(process.controller._times, plan_interval_s=0.05, settle_s=0.0, calm_s=0.0)
-    process.controller._times = soon
     await process.server.start()
     await process.warm()
+    # It plans at once, by replicas that are never silent for too long, however busy the machine is.
+    process.controller._plan_interval_s = 0.05
+    process.controller._started_s = process.controller._joined_s = -math.inf
+    process.controller._changed.set()
     process.server.set_serving()
     try:
         async with open_channel(address, RpcChannelSettings()) as channel:

@@ -235,23 +235,6 @@ async def test_a_refined_hit_is_scored_where_the_plan_has_a_threshold_for_its_st
     assert [stage.pool for stage in provenance.route.stages] == ["light", "heavy"]
 
 
-@pytest.mark.parametrize(("own", "left_out"), [(None, True), (0.0, False)])
-async def test_the_plan_says_which_prompts_leave_the_light_stage_out_unless_the_operator_does(
-    folder: Path, own: float | None, left_out: bool
-) -> None:
-    pools = (PoolPlan("light", "light", ("w1",), every_start("c")), PoolPlan("heavy", "heavy", ("w2",)))
-    known = cascade("light", "heavy", noise=0.95)
-    skipping = replace(known, stages=(replace(known.stages[0], skip_below=0.05), known.stages[1]))
-    settings = {"skip_light_below": own}
-    async with planned(folder, pools, FromNoise(), (skipping,), **settings) as run:
-        run.discriminator.foreseen = 0.03
-        provenance = (await run.suite.paint(replace(UNNAMED, cache=CacheMode.OFF))).provenance
-
-    assert provenance.spec.model == "heavy"
-    assert (len(run.light.orders), len(run.heavy.orders)) == (0 if left_out else 1, 1)
-    assert any("the prompt predicts" in note for note in provenance.notes) is left_out
-
-
 @pytest.mark.parametrize(
     ("share", "asked", "strength"),
     [(0.5, {}, 0.5), (0.0, {}, None), (0.5, {"quality": 0.9}, None), (0.5, {"pin_ms": 60_000}, None)],

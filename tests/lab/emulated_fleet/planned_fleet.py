@@ -2,6 +2,7 @@
 sockets, in this process, so that a test sees the policy's inputs."""
 
 import asyncio
+import math
 import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -123,12 +124,11 @@ async def planned_fleet(
         RpcServerSettings(listen=(address,)),
         policy_settings(fleet, slo_s=slo_s * slowness, **serving),
         lease_s=LEASE_S,
-        allocator_limit_s=60.0,
         plan_interval_s=PLAN_INTERVAL_S,
         allocator=policy,
     )
     async with AsyncExitStack() as stack:
-        controller = await started(wire_controller(settings), stack)
+        controller = await started(wire_controller(settings, allocator_limit_s=60.0), stack)
         scorer = EmulatedDiscriminatorSettings(*rpc_of(folder, "d"), fleet, controller_address=address)
         await started(wire_discriminator(scorer), stack)
         workers = tuple([await started(wire_worker(worker_of(folder, number, address)), stack) for number in range(4)])
@@ -172,7 +172,7 @@ def halving_profile(path: Path, held: HeldModel) -> Path:
 
 def begin_policy(controller: ControllerProcess) -> None:
     """Begin now: a controller waits two leases for a fleet to be whole, and this one is."""
-    controller.controller._times = replace(controller.controller._times, settle_s=0.0, calm_s=0.0)
+    controller.controller._started_s = controller.controller._joined_s = -math.inf
     controller.controller._changed.set()
 
 

@@ -36,11 +36,10 @@ async def test_two_workers_serve_four_models(directory: Path) -> None:
         policy_settings(directory / "fleet.toml", slo_s=30.0),
         lease_s=3.0,
         plan_interval_s=0.1,
-        allocator_limit_s=60.0,
         allocator="many-models",
     )
     async with AsyncExitStack() as stack:
-        controller = await started(wire_controller(settings), stack)
+        controller = await started(wire_controller(settings, allocator_limit_s=60.0), stack)
         address = f"unix:{directory / 'c'}"
         frontdoor = {"worker_addresses": (), "worker_wait_s": 0.0, "controller_address": address}
         suite = await stack.enter_async_context(running_suite(directory, default_model="a", **frontdoor))

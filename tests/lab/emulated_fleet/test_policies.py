@@ -210,7 +210,7 @@ async def test_every_kind_of_policy_is_played(directory: Path, policy: str, firs
 
 
 # These shares overstate the low scores: half as many images have a confidence up to 0.45.
-MISMEASURED = {"deferral_thresholds": (0.0, 0.45, 1.0), "deferral_shares": (0.0, 0.9, 1.0)}
+MISMEASURED = {"deferral": ("0:0", "0.45:0.9", "1:1")}
 # The joint policy takes the cascade at any load if its discriminator finds light images that are the better ones.
 QUALITIES = ("heavy=1", "light=0.95:0.4")
 

@@ -43,11 +43,10 @@ async def test_request_without_workers_waits_for_a_returning_model(directory: Pa
         RpcServerSettings(listen=(f"unix:{directory / 'c'}",)),
         policy_settings(directory / "fleet.toml", slo_s=30.0),
         lease_s=3.0,
-        allocator_limit_s=60.0,
         allocator=policy,
     )
     async with AsyncExitStack() as stack:
-        controller = await started(wire_controller(settings), stack)
+        controller = await started(wire_controller(settings, allocator_limit_s=60.0), stack)
         frontdoor = {"worker_addresses": (), "worker_wait_s": 0.0, "controller_address": f"unix:{directory / 'c'}"}
         suite = await stack.enter_async_context(running_suite(directory, cascade=("light", "heavy"), **frontdoor))
         async with AsyncExitStack() as lost:

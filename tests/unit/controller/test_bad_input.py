@@ -16,18 +16,18 @@ from pentimento.policies.plan.maker import check_decision
 from pentimento.policies.plan.registry import SERVING_POLICIES, ServingPolicy
 from pentimento.policies.plan.settings import ServingSettings
 from services.controller.checks import MAX_REQUESTS
-from services.controller.controller import Controller, ControllerTimes
+from services.controller.controller import Controller
 from services.controller.leadership import LeaderEpoch
-from services.controller.plan_feed import PlanFeed
 from services.controller.planner import Planner
 from services.controller.registry import Registry
 from tests.support.values import a_worker
 
 SETTINGS = ServingSettings("heavy", light="light", small=("light",), slo_s=5.0, peak_per_s=4.0)
-TIMES = ControllerTimes(lease_s=3.0, report_interval_s=1.0, plan_interval_s=5.0, settle_s=6.0, calm_s=0.0)
 COSTS = (ModelCost("heavy", ((1, 1.0),)), ModelCost("light", ((1, 0.1),)))
 WORKER = a_worker("w1", available_models=("heavy", "light"), costs=COSTS)
 DOOR = Replica("f1", ReplicaKind.FRONTDOOR, "unix:/f1", 1)
+# The policy begins once no replica has joined for a lease.
+HEARD = (ReplicaReport("w1", 1, ("heavy",)), ReplicaReport("f1", 1))
 EXTREMES = (0.0, 1e-6, 1e-300, 0.5, 1.0, 1e6, 1e300, -1.0, math.inf, -math.inf, math.nan)
 COUNTS = st.sampled_from((-1, 0, 1, 7, MAX_REQUESTS, 2**32 - 1, 2**63 - 1, 2**64 - 1))
 DEMANDS = st.builds(
@@ -68,16 +68,16 @@ def controller_of(played: ServingPolicy, clock: SetClock, asked: list[tuple[Plan
         asked.append((context, decision))
         return decision
 
-    epoch = LeaderEpoch(None, int(clock.wall() * 1000))
+    epoch = LeaderEpoch(lambda: int(clock.wall() * 1000))
     planner = Planner(replace(played, allocator=noting), epoch.value, allocator_limit_s=60.0)
-    return Controller(Registry(3.0, 60.0, 10), planner, PlanFeed(4), epoch, TIMES, clock)
+    return Controller(Registry(3.0), planner, epoch, 5.0, clock)
 
 
 async def played(policy: ServingPolicy, told: list[ReplicaReport | ModelCost | float]) -> None:
     clock = SetClock(wall_s=1.8e9, monotonic_s=100.0)
     asked: list[tuple[PlanInput, Decision]] = []
     controller = controller_of(policy, clock, asked)
-    for event in (7.0, WORKER, DOOR, *told, 6.0, WORKER, DOOR):
+    for event in (7.0, WORKER, DOOR, 2.0, *HEARD, 2.0, *told, 6.0, WORKER, DOOR):
         try:
             if isinstance(event, float):
                 clock.monotonic_s += event

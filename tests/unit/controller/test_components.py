@@ -13,15 +13,13 @@ from pentimento.domain.fleet import Capability, ComponentPlacement, ModelCost, R
 from pentimento.domain.generation import ObjectReference
 from pentimento.policies.plan.registry import SERVING_POLICIES
 from pentimento.policies.plan.settings import ServingSettings
-from services.controller.controller import Controller, ControllerTimes
+from services.controller.controller import Controller
 from services.controller.leadership import LeaderEpoch
-from services.controller.plan_feed import PlanFeed
 from services.controller.planner import Planner
 from services.controller.registry import Registry
 from tests.support.values import a_worker
 
 NOW_MS = 1_800_000_000_000
-TIMES = ControllerTimes(lease_s=60.0, report_interval_s=1.0, plan_interval_s=5.0, settle_s=1.0, calm_s=0.0)
 DOOR = Replica("f1", ReplicaKind.FRONTDOOR, "unix:/f1", 1)
 COSTS = (ModelCost("heavy", ((1, 1.0),), load_s=5.0), ModelCost("light", ((1, 0.1),), load_s=5.0))
 UPLOADS = frozenset({Capability.UPLOADED_LORA})
@@ -36,9 +34,9 @@ def worker(name: str, tier: Tier, **changes: object) -> Replica:
 
 def controller_of(policy: str, clock: SetClock) -> Controller:
     built = SERVING_POLICIES[policy](ServingSettings("heavy", light="light", small=("light",), slo_s=10.0))
-    epoch = LeaderEpoch(None, NOW_MS)
+    epoch = LeaderEpoch(lambda: NOW_MS)
     planner = Planner(built, epoch.value, allocator_limit_s=60.0)
-    return Controller(Registry(60.0, 600.0, 10), planner, PlanFeed(4), epoch, TIMES, clock)
+    return Controller(Registry(5.0), planner, epoch, 5.0, clock)
 
 
 @pytest.fixture
@@ -100,6 +98,7 @@ async def test_plan_states_residents_within_reported_memory(clock: SetClock) -> 
     for now_s, changes in ((110.0, ()), (120.0, (HeldComponent(reference.digest, Tier.DISK, GB),))):
         clock.monotonic_s = now_s
         controller.report(report("w1", "light", speeds=speeds, component_changes=changes))
+        controller.report(report("c1"))
         controller.report(report("f1", demand=(PoolDemand("light", 30, adapters=asked),)))
         await controller.step(now_s)
         plans.append(controller.fleet().plan)

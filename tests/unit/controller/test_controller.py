@@ -17,16 +17,14 @@ from pentimento.policies.plan.inputs import AllocationProfile, Decision, PlanInp
 from pentimento.policies.plan.registry import SERVING_POLICIES, ServingPolicy
 from pentimento.settings import SettingsError, load_settings
 from services.controller.checks import MAX_REQUESTS
-from services.controller.controller import Controller, ControllerTimes
+from services.controller.controller import MIN_PLAN_GAP_S, Controller
 from services.controller.leadership import LeaderEpoch
-from services.controller.plan_feed import PlanFeed
 from services.controller.planner import Planner
 from services.controller.registry import Registry
 from services.controller.settings import ControllerSettings
 from tests.support.values import a_worker
 
 NOW_MS = 1_800_000_000_000
-TIMES = ControllerTimes(lease_s=3.0, report_interval_s=1.0, plan_interval_s=5.0, settle_s=6.0, calm_s=3.0)
 WORKER = a_worker("w1", "heavy")
 DOOR = Replica("f1", ReplicaKind.FRONTDOOR, "unix:/f1", 1)
 
@@ -48,9 +46,9 @@ def controller(clock, asked) -> Controller:
         asked.append(context)
         return hold_resident(context)
 
-    epoch = LeaderEpoch(None, NOW_MS)
+    epoch = LeaderEpoch(lambda: NOW_MS)
     planner = Planner(ServingPolicy("noting", noting), epoch.value, allocator_limit_s=60.0)
-    return Controller(Registry(3.0, 60.0, 10), planner, PlanFeed(4), epoch, TIMES, clock)
+    return Controller(Registry(3.0), planner, epoch, 5.0, clock)
 
 
 async def step_at(controller: Controller, clock: SetClock, now_s: float) -> None:
@@ -165,7 +163,7 @@ async def test_silent_worker_leaves_the_plan(controller, clock):
 
 async def test_planning_ends_when_it_is_cancelled_in_the_moment_of_a_change(controller):
     planning = asyncio.create_task(controller.run())
-    await asyncio.sleep(2 * TIMES.min_plan_gap_s)  # the first round is over; it waits for a change
+    await asyncio.sleep(2 * MIN_PLAN_GAP_S)  # the first round is over; it waits for a change
 
     controller.register(WORKER)
     await asyncio.sleep(0)  # the change has reached the wait, not yet the loop
@@ -289,11 +287,9 @@ def test_every_policy_can_be_named(name: str):
 
 async def test_standby_controller_refuses_every_call(clock):
     kept: list[Plan] = []
-    epoch = LeaderEpoch(None, NOW_MS)
+    epoch = LeaderEpoch(lambda: NOW_MS)
     planner = Planner(ServingPolicy("resident", hold_resident), epoch.value)
-    standby = Controller(
-        Registry(3.0, 60.0, 10), planner, PlanFeed(4), epoch, TIMES, clock, leads=False, keep=kept.append
-    )
+    standby = Controller(Registry(3.0), planner, epoch, 5.0, clock, leads=False, keep=kept.append)
     calls = (
         lambda: standby.register(WORKER),
         lambda: standby.report(ReplicaReport("w1", 1)),
@@ -320,7 +316,7 @@ async def test_standby_controller_refuses_every_call(clock):
 
 def test_raised_epoch_is_written_to_the_ledger():
     risen: list[tuple[int, int]] = []
-    epoch = LeaderEpoch(None, NOW_MS, lambda old, new: risen.append((old, new)))
+    epoch = LeaderEpoch(lambda: NOW_MS, lambda old, new: risen.append((old, new)))
 
     assert epoch.overtake(NOW_MS + 50)
 

@@ -22,13 +22,10 @@ from services.controller.settings import ControllerSettings
         ),
         ("--allocator joint --heavy h --light l", "--slo-s must be above 0 and finite for joint"),
         ("--slo-s -1", "--slo-s must be at least 0, got -1"),
-        ("--overprovision 11", "--overprovision must be at most 10, got 11"),
-        (
-            "--deferral-shares 0.5,0.1 --deferral-thresholds 0,1",
-            "--deferral-thresholds and --deferral-shares: .*ascend",
-        ),
+        ("--deferral 0:0.5,1:0.1", "--deferral must be THRESHOLD:SHARE, …: .*ascend"),
+        ("--deferral 0:0,1", "--deferral must be THRESHOLD:SHARE, …: "),
+        ("--deferral 0:0,1:x", "--deferral must be THRESHOLD:SHARE, …: "),
         ("--modm-mode cheap", "--modm-mode must be one of quality, throughput, got 'cheap'"),
-        ("--batch-sizes 0", "--batch-sizes must be at least 1, got 0"),
         ("--heavy h --qualities h=1.1", "--qualities must be MODEL=QUALITY.*, got 'h=1.1'"),
         ("--heavy h --qualities h=0.9:0:2.1", "--qualities must be MODEL=QUALITY.*, got 'h=0.9:0:2.1'"),
         ("--heavy h --qualities h=nan", "--qualities must be MODEL=QUALITY.*, got 'h=nan'"),
@@ -45,6 +42,8 @@ from services.controller.settings import ControllerSettings
                 "peak_per_s=inf",
                 "slo_s=1",
                 "dwell_s=-1",
+                "overprovision=11",
+                "run_price=1.1",
             )
         ),
     ],
@@ -55,7 +54,7 @@ def test_policy_with_missing_setting_names_its_flag(flags: str, message: str):
 
 
 def test_settings_of_a_deferral_curve_and_qualities_reach_the_policy():
-    flags = "--heavy h --light l --deferral-thresholds 0,0.5,1 --deferral-shares 0,0.2,1 --qualities h=0.95:0.1:0.9"
+    flags = "--heavy h --light l --deferral 0:0,0.5:0.2,1:1 --qualities h=0.95:0.1:0.9"
 
     serving = load_settings(ControllerSettings, "controller", flags.split(), {}).serving.serving()
 
@@ -66,7 +65,7 @@ def test_settings_of_a_deferral_curve_and_qualities_reach_the_policy():
 
 def test_policy_options_reach_the_policy() -> None:
     options = "expected_per_s=2,peak_per_s=9,fixed_threshold=0.25,demand_weight=0.5,hysteresis=0.75"
-    options += ",dwell_s=7,damping_period_s=0"
+    options += ",dwell_s=7,damping_period_s=0,overprovision=1.5,run_price=0.125"
 
     flags = ["--policy-options", options, "--modm-mode", "throughput"]
     serving = load_settings(ControllerSettings, "controller", flags, {}).serving.serving()
@@ -74,17 +73,15 @@ def test_policy_options_reach_the_policy() -> None:
     assert (serving.dwell_s, serving.damping_period_s, serving.modm_mode) == (7.0, 0.0, MixtureMode.THROUGHPUT)
     assert (serving.expected_per_s, serving.peak_per_s, serving.fixed_threshold) == (2.0, 9.0, 0.25)
     assert (serving.demand_weight, serving.hysteresis) == (0.5, 0.75)
+    assert (serving.overprovision, serving.run_price) == (1.5, 0.125)
 
 
 @pytest.mark.parametrize(
     ("flag", "reason"),
     [
-        *(
-            (f"--{name.replace('_', '-')}", f"`policy_options` takes it, as {name}=NUMBER")
-            for name in ("expected_per_s", "peak_per_s", "fixed_threshold", "demand_weight", "hysteresis")
-        ),
+        ("--expected-per-s", "`policy_options` takes it, as expected_per_s=NUMBER"),
         ("--retention-s", "a silent replica stays visible for 60 s"),
-        ("--max-watchers", "as many plan streams as `max_replicas` may be open"),
+        ("--leader-lease-s", "`lease_s` is also the silence of a leader"),
     ],
 )
 def test_removed_setting_is_refused_with_its_reason(flag: str, reason: str) -> None:

@@ -15,15 +15,12 @@ from pentimento.domain.fleet import (
     AdapterPlacement,
     CachePlan,
     Capability,
-    CascadePlan,
     ComponentPlacement,
     Plan,
-    PoolPlan,
     RegisteredDigest,
     Replica,
     ReplicaKind,
     ServiceEndpoint,
-    StagePlan,
     UnplannedModel,
 )
 from pentimento.domain.generation import PlanVersion
@@ -308,22 +305,6 @@ async def test_a_worker_that_holds_another_digest_than_is_registered_is_not_plan
     assert REGISTRY.get_sample_value("pentimento_controller_mismatched_workers_count") == 1
     planner.registered = {}
     assert len((await planner.look(PlanInput(0.0, (right, wrong)))).assignments) == 2
-
-
-async def test_first_stages_get_the_bound_of_the_settings_unless_their_allocator_decides_on_one():
-    pools = tuple(PoolPlan(name, "heavy", ("w1",)) for name in ("light", "heavy"))
-    own = CascadePlan("own", (StagePlan("light", skip_below=0.2), StagePlan("heavy")))
-    open_one = CascadePlan("open", (StagePlan("light"), StagePlan("heavy")))
-
-    def cascading(context: PlanInput) -> Decision:
-        return Decision(replace(hold_resident(context).plan, pools=pools, cascades=(own, open_one)))
-
-    planner = Planner(ServingPolicy("cascading", cascading), 5, allocator_limit_s=60.0, skip_light_below=0.05)
-    planner.begin()
-
-    plan = await planner.look(ONE)
-
-    assert [[stage.skip_below for stage in one.stages] for one in plan.cascades] == [[0.2, 0.0], [0.05, 0.0]]
 
 
 SERVING = ServingSettings("heavy", "light", ("light",), slo_s=5.0, peak_per_s=1.0)

@@ -46,7 +46,7 @@ class Told:
 
 async def opened(ledger: FleetLedger, objects: ObjectStore) -> tuple[UploadedAdapters, Told]:
     told = Told()
-    uploads = UploadedAdapters(ledger, objects, MAX_BYTES, 60.0, told)
+    uploads = UploadedAdapters(ledger, objects, MAX_BYTES, told)
     await uploads.load()
     return uploads, told
 
@@ -251,7 +251,7 @@ async def test_upload_that_stalls_is_refused_and_leaves_nothing(
     refused: str,
 ) -> None:
     data = lora_bytes(tmp_path)
-    uploads = UploadedAdapters(ledger, objects, MAX_BYTES, 60.0, Told(), silence_s=silence_s)
+    uploads = UploadedAdapters(ledger, objects, MAX_BYTES, Told(), silence_s=silence_s)
     await uploads.load()
 
     with pytest.raises(DeadlineExceeded, match=refused) as gone:
@@ -266,7 +266,7 @@ async def test_a_file_may_be_as_large_as_the_bound_says(
     ledger: FleetLedger, objects: ObjectStore, tmp_path: Path
 ) -> None:
     data = lora_bytes(tmp_path)
-    uploads = UploadedAdapters(ledger, objects, len(data), 60.0, Told())
+    uploads = UploadedAdapters(ledger, objects, len(data), Told())
     await uploads.load()
 
     async with asyncio.timeout(60):
@@ -280,7 +280,7 @@ async def test_uploads_of_a_caller_take_no_more_memory_than_one_may(
     ledger: FleetLedger, objects: ObjectStore, tmp_path: Path, callers: tuple[str, str], waits: bool
 ) -> None:
     first, second = lora_bytes(tmp_path, 1.0), lora_bytes(tmp_path, 2.0)
-    uploads = UploadedAdapters(ledger, objects, len(first) + len(second) - 1, 60.0, Told())
+    uploads = UploadedAdapters(ledger, objects, len(first) + len(second) - 1, Told())
     await uploads.load()
     clients = [Stalling(first), Stalling(second)]
     taken = asyncio.ensure_future(uploads.add(upload_of(first, "first"), clients[0].chunks(), callers[0]))

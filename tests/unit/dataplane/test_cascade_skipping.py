@@ -1,12 +1,9 @@
 """Stages that are left out, by what a discriminator foresees of the prompt."""
 
-from dataclasses import replace
-
 import pytest
 
 from pentimento.dataplane import DataplaneSettings, effects, events
 from pentimento.dataplane.cascade import own_threshold
-from pentimento.domain.fleet import CascadePlan, Plan
 from pentimento.domain.foresight import PromptForesight, Verdict
 from tests.unit.dataplane.cascades import CASCADE, cascade_driver, planned, route_heavy
 from tests.unit.dataplane.driver import Driver, only
@@ -74,34 +71,6 @@ def test_any_other_one_is_painted_light(settings: dict[str, float], foreseen: fl
     driver.send(events.PlanReceived(planned(2, noise=0.7, latent=0.7)))
 
     assert driver.start(arrive_foreseen(driver, foreseen, start)).worker_id == "lw"
-
-
-def skipping(sequence: int, skip_below: float) -> Plan:
-    plan = planned(sequence, noise=0.7)
-    light, heavy = plan.cascades[0].stages
-    return replace(plan, cascades=(CascadePlan("c", (replace(light, skip_below=skip_below), heavy)),))
-
-
-@pytest.mark.parametrize(
-    ("own", "skip_below", "left_out"), [(None, 0.05, True), (None, 0.04, False), (0.0, 0.05, False), (0.05, 0.0, True)]
-)
-def test_the_plans_bound_counts_where_the_operator_has_none(
-    own: float | None, skip_below: float, left_out: bool
-) -> None:
-    driver = cascade_driver(skip_light_below=own)
-    driver.send(events.PlanReceived(skipping(2, skip_below)))
-
-    routed = arrive_foreseen(driver, 0.04)
-
-    assert (routed == [effects.ResolveRoute("r1", 1)]) is left_out
-
-
-def test_the_bound_is_that_of_the_plan_in_force() -> None:
-    driver = cascade_driver()
-    driver.send(events.PlanReceived(skipping(2, 0.05)))
-    driver.send(events.PlanReceived(skipping(3, 0.0)))
-
-    assert driver.start(arrive_foreseen(driver, 0.04)).worker_id == "lw"
 
 
 def test_the_last_stage_is_never_left_out() -> None:

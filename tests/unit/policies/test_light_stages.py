@@ -1,11 +1,9 @@
 """When the light stage of a cascade is left out."""
 
 import math
-from dataclasses import replace
 
-from pentimento.domain.fleet import CascadePlan, StagePlan
 from pentimento.domain.foresight import PromptForesight, Verdict
-from pentimento.policies.light_stages import leaves_out_light, needs_no_score, skip_bound, with_skip_bound
+from pentimento.policies.light_stages import leaves_out_light, needs_no_score
 
 LEFT_OUT: list[tuple[float | None, float, float | None, bool]] = [
     (0.04, 0.05, 0.5, True),
@@ -67,20 +65,3 @@ def test_leaves_out_light_that_costs_more_than_it_saves() -> None:
     for foreseen, price, skipped in PRICES:
         assert leaves_out_light(predicted(foreseen), 0.0, 0.9, price) is skipped
         assert not leaves_out_light(predicted(foreseen), 0.0, None, price)
-
-
-def test_skip_bound_of_operator_is_before_the_plans() -> None:
-    assert [skip_bound(own, 0.3) for own in (None, 0.0, 0.5)] == [0.3, 0.0, 0.5]
-    assert skip_bound(None, 0.0) is None
-
-
-def test_with_skip_bound_keeps_bound_of_allocator() -> None:
-    light, heavy = StagePlan("light"), StagePlan("heavy")
-    decided, alone = replace(light, skip_below=0.2), CascadePlan("alone", (light,))
-    cascades = (CascadePlan("a", (light, heavy)), CascadePlan("b", (decided, heavy)), alone)
-
-    assert with_skip_bound(cascades, 0.1) == (
-        CascadePlan("a", (replace(light, skip_below=0.1), heavy)),
-        CascadePlan("b", (decided, heavy)),
-        alone,
-    )

@@ -79,8 +79,6 @@ WRONG: list[tuple[dict[str, object], str]] = [
     ({"cache": CachePlan(alpha=math.inf)}, "cache.alpha"),
     ({"cache": CachePlan(bias=17)}, "cache.bias"),
     ({"cache": CachePlan(eviction="random")}, "cache.eviction"),
-    (staged(replace(FIRST, skip_below=1.5), LAST), "cascades[0].stages[0].skip_below"),
-    (staged(FIRST, replace(LAST, skip_below=0.1)), "cascades[0].stages[1].skip_below"),
     (staged(replace(FIRST, reuse_share=1.0), LAST), "cascades[0].stages[0].reuse_share"),
     (staged(FIRST, replace(LAST, reuse_share=0.1)), "cascades[0].stages[1].reuse_share"),
     ({"components": (ComponentPlacement(ReplicaKind.UNET_WORKER, "a", ()),)}, "components[0]"),
@@ -102,7 +100,7 @@ LIMITS: list[dict[str, object]] = [
     {"admission_rate": 1.0},
     {"assignments": (replace(GOOD.assignments[0], max_batch_size=0),)},
     *({"pools": (replace(LIGHT, routes=(RouteShare(route, 0.0),)), HEAVY), "cascades": ()} for route in STARTS),
-    staged(replace(FIRST, skip_below=1.0, reuse_share=0.999), LAST),
+    staged(replace(FIRST, reuse_share=0.999), LAST),
     staged(replace(FIRST, thresholds=(StartThreshold("latent", 0.0),)), LAST),
     {"cache": CachePlan(("noise", "latent", "image"), alpha=1.0, bias=16)},
     {"cache": CachePlan(alpha=0.0, bias=-16)},
@@ -124,10 +122,6 @@ MESSAGES: list[tuple[dict[str, object], str]] = [
         "assignments[1].max_batch_size: must be at least 0, got -2",
     ),
     (staged(FIRST), "cascades[0].stages: must be at least 2, got 1"),
-    (
-        staged(FIRST, StagePlan("middle"), replace(LAST, skip_below=0.5)),
-        "cascades[0].stages[2].skip_below: must be 0: the last stage is never left out",
-    ),
     (
         staged(FIRST, StagePlan("middle"), replace(LAST, reuse_share=0.5)),
         "cascades[0].stages[2].reuse_share: must be 0: no stage starts from the last one's image",

@@ -1198,14 +1198,11 @@ class StagePlan(_message.Message):
     POOL_FIELD_NUMBER: _builtins.int
     THRESHOLDS_FIELD_NUMBER: _builtins.int
     DISCRIMINATOR_FIELD_NUMBER: _builtins.int
-    SKIP_BELOW_FIELD_NUMBER: _builtins.int
     REUSE_SHARE_FIELD_NUMBER: _builtins.int
     DISCRIMINATOR_DIGEST_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     discriminator: _builtins.str
     """As discriminators know it, `light>heavy`; empty for that of this stage's model and the next one's."""
-    skip_below: _builtins.float
-    """The stage is left out where the prompt alone predicts that its image is good enough with less than this probability; 0 for never."""
     reuse_share: _builtins.float
     """Share of the next stage's steps that are left out there, because it starts from this stage's image; 0: it starts from noise."""
     discriminator_digest: _builtins.str
@@ -1220,13 +1217,12 @@ class StagePlan(_message.Message):
         pool: _builtins.str = ...,
         thresholds: _abc.Iterable[Global___StartThreshold] | None = ...,
         discriminator: _builtins.str = ...,
-        skip_below: _builtins.float = ...,
         reuse_share: _builtins.float = ...,
         discriminator_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["discriminator", b"discriminator", "discriminator_digest", b"discriminator_digest", "pool", b"pool", "reuse_share", b"reuse_share", "skip_below", b"skip_below", "thresholds", b"thresholds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["discriminator", b"discriminator", "discriminator_digest", b"discriminator_digest", "pool", b"pool", "reuse_share", b"reuse_share", "thresholds", b"thresholds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

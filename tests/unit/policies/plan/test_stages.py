@@ -138,12 +138,12 @@ def test_a_pool_s_route_without_a_cascade_ends_there() -> None:
 
 
 def test_a_stage_has_all_that_its_cascade_says_of_it() -> None:
-    last = StagePlan("large", skip_below=0.25, reuse_share=0.4)
-    plan = replace(PLAN, cascades=(CascadePlan("two", (StagePlan("small", SCORED, skip_below=0.5), last)),))
+    last = StagePlan("large", reuse_share=0.4)
+    plan = replace(PLAN, cascades=(CascadePlan("two", (StagePlan("small", SCORED), last)),))
 
     assert request_stages(PlanIndex(plan), "", 0.0) == (
-        Stage("small", "a", "two", "", SCORED, planned=True, skip_below=0.5),
-        Stage("large", "c", "two", planned=True, skip_below=0.25, reuse_share=0.4),
+        Stage("small", "a", "two", "", SCORED, planned=True),
+        Stage("large", "c", "two", planned=True, reuse_share=0.4),
     )
 
 
@@ -151,7 +151,7 @@ def test_what_nobody_says_of_a_stage_is_nothing() -> None:
     stage = Stage("large", "c")
 
     assert (stage.cascade, stage.discriminator, stage.thresholds) == ("", "", ())
-    assert (stage.planned, stage.skip_below, stage.reuse_share) == (False, 0.0, 0.0)
+    assert (stage.planned, stage.reuse_share) == (False, 0.0)
 
 
 def test_a_pool_that_only_resumes_a_latent_paints_it_for_good() -> None:
@@ -176,7 +176,7 @@ LOOKED_UP = Plan(
         PoolPlan("lost", "c", (), (RouteShare("noise", 1.0),)),
         PoolPlan("hits", "c", ("w9",), (RouteShare("image", 1.0),)),
     ),
-    cascades=(CascadePlan("two", (StagePlan("light", SCORED, skip_below=0.2), StagePlan("heavy"))),),
+    cascades=(CascadePlan("two", (StagePlan("light", SCORED), StagePlan("heavy"))),),
     registered=(RegisteredDigest("a", "sha256:a"),),
 )
 
@@ -196,7 +196,6 @@ LOOKED_UP = Plan(
         ("thinned", {"light"}, frozenset()),
         ("registered", {"a": "sha256:a"}, {}),
         ("thresholds", {"two": {("light", "noise"): 0.4, ("light", "image"): 0.6}}, {}),
-        ("skip_bounds", {"two": {"light": 0.2, "heavy": 0.0}}, {}),
     ],
 )
 def test_plan_index_has_tables_of_the_plan(table: str, of_plan: object, of_none: object) -> None:
