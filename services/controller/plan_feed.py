@@ -9,7 +9,7 @@ from pentimento.domain.generation import PlanVersion
 from pentimento.domain.reasons import Reason
 from services.controller.metrics import WATCHERS
 
-# Open plan streams, as many as replicas.
+# Open plan streams.
 MAX_WATCHERS = 4096
 
 
