@@ -24,8 +24,8 @@ from pentimento.supervisor.local import local_suite
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 SUITE = ("--unprofiled-reuse", "--cascade", "tiny-light,tiny-heavy", "--loras", "tiny", "--http", "127.0.0.1:0")
-# Charts then have samples within half a minute, and a busy machine misses no hits.
-ENVIRONMENT = {"PENTIMENTO_EDGE_HISTORY_INTERVAL_S": "1", "PENTIMENTO_FRONTDOOR_PART_WAIT_FACTOR": "300"}
+# A busy machine misses no hits.
+ENVIRONMENT = {"PENTIMENTO_FRONTDOOR_PART_WAIT_FACTOR": "300"}
 HEIGHT_PX = 1000
 WIDTHS_PX = (1440, 390)
 THEMES = ("light", "dark")

@@ -17,6 +17,9 @@ from pentimento.domain.errors import FailedPrecondition, PermissionDenied, Resou
 
 # A server with tenants accepts 100 calls per connection; 4 are left for calls that are just ending.
 CALLS_PER_CONNECTION = 96
+# Callers with own connections; the longest idle one is dropped for a further one.
+MAX_CALLERS = 256
+CONNECTIONS_PER_CALLER = 8
 # Tokens without an answer to their first call. A known token gets one in milliseconds, so the oldest is unknown.
 MAX_STRANGERS = 256
 RETRY_AFTER_MS = 1000
@@ -50,13 +53,9 @@ class CallerChannels:
 
     `open_for` opens a channel that sends the given token, or none; `introduce` tests whether the token is accepted."""
 
-    def __init__(
-        self, open_for: Opener, introduce: Introduction, max_callers: int, connections_per_caller: int
-    ) -> None:
+    def __init__(self, open_for: Opener, introduce: Introduction) -> None:
         self._open_for = open_for
         self._introduce = introduce
-        self._max_callers = max_callers
-        self._connections_per_caller = connections_per_caller
         self._lanes: OrderedDict[str | None, CallerLane] = OrderedDict()
         self._strangers: OrderedDict[str | None, asyncio.Task[None]] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
@@ -124,8 +123,8 @@ class CallerChannels:
         for connection in lane.connections:
             if connection.call_count < CALLS_PER_CONNECTION:
                 return connection
-        if len(lane.connections) >= self._connections_per_caller:
-            limit = CALLS_PER_CONNECTION * self._connections_per_caller
+        if len(lane.connections) >= CONNECTIONS_PER_CALLER:
+            limit = CALLS_PER_CONNECTION * CONNECTIONS_PER_CALLER
             raise ResourceExhausted(
                 "TOO_MANY_CALLS", f"a caller may have {limit} running requests", retry_after_ms=RETRY_AFTER_MS
             )
@@ -133,11 +132,11 @@ class CallerChannels:
         return lane.connections[-1]
 
     def _make_room(self) -> None:
-        if len(self._lanes) < self._max_callers:
+        if len(self._lanes) < MAX_CALLERS:
             return
         token = next((token for token, lane in self._lanes.items() if lane.idle), ...)
         if token is ...:
-            raise too_many_callers(f"{self._max_callers} callers have running requests")
+            raise too_many_callers(f"{MAX_CALLERS} callers have running requests")
         self._drop(token)
 
     def _forget(self, token: str | None) -> None:

@@ -14,7 +14,7 @@ from pentimento.domain.errors import InvalidArgument, PentimentoError, Unauthent
 from pentimento.domain.jobs import RequestPage, RequestQuery
 from pentimento.domain.reasons import Reason
 from pentimento.policies.cells import CellMap
-from services.edge.caller_channels import CallerChannels
+from services.edge.caller_channels import MAX_CALLERS, CallerChannels
 
 FIND_TIMEOUT_S = 5.0
 # The reason of a call that reached no process.
@@ -27,10 +27,9 @@ class Frontdoors:
     """Open channels to frontdoors with callers' tokens. `channels`: by cell; a suite without cells has one, named
     ""."""
 
-    def __init__(self, cells: CellMap, channels: Mapping[str, CallerChannels], max_callers: int) -> None:
+    def __init__(self, cells: CellMap, channels: Mapping[str, CallerChannels]) -> None:
         self._cells = cells
         self._channels = channels
-        self._max_callers = max_callers
         # Tenants by token: only a frontdoor knows them.
         self._tenants: OrderedDict[str | None, str] = OrderedDict()
 
@@ -94,7 +93,7 @@ class Frontdoors:
             return ""
         if token not in self._tenants:
             self._tenants[token] = await self._find_tenant(token)
-            while len(self._tenants) > self._max_callers:
+            while len(self._tenants) > MAX_CALLERS:
                 self._tenants.popitem(last=False)
         self._tenants.move_to_end(token)
         return self._tenants[token]

@@ -74,15 +74,15 @@ class EdgeParts:
     """Hold the shared parts of an edge process.
 
     `frontdoor`, `controller` and `gateway` call with the caller's token; the latter two are None without such a
-    service. `bodies` bounds the memory of all request bodies. `history` is None if no samples are stored."""
+    service. `bodies` bounds the memory of all request bodies."""
 
     settings: EdgeSettings
     frontdoor: Frontdoors
     bodies: BodyBudget
     readiness: Readiness
+    history: HistoryReader
     controller: CallerChannels | None = None
     gateway: CallerChannels | None = None
-    history: HistoryReader | None = None
 
     @cached_property
     def model_aliases(self) -> dict[str, str]:

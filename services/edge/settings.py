@@ -20,21 +20,10 @@ class HttpSettings:
         "127.0.0.1:50480", help="host:port of the HTTP API; port 0: any free port; TLS as for `listen`"
     )
     http_connections: int = setting(1024, help="open HTTP connections; further ones are closed", minimum=1)
-    max_header_bytes: int = setting(
-        16 * 1024, help="request line and headers; beyond: 431", minimum=1024, maximum=MEBIBYTE
-    )
     max_body_bytes: int = setting(16 * MEBIBYTE, help="body of a request; beyond: 413, unread", minimum=1024)
     max_bodies_bytes: int = setting(
         256 * MEBIBYTE, help="all bodies in memory; beyond: 503 with Retry-After", minimum=1024
     )
-    max_unread_bytes: int = setting(
-        256 * MEBIBYTE,
-        help="all unread answers; beyond it the connections that have read longest end",
-        minimum=1024,
-    )
-    max_parts: int = setting(64, help="parts of a multipart body", minimum=1, maximum=1000)
-    header_timeout_s: float = setting(10.0, help="time to receive a request's head", minimum=0.1)
-    body_timeout_s: float = setting(60.0, help="time to receive its body", minimum=0.1)
     idle_timeout_s: float = setting(
         90.0,
         help="idle time of a connection (at most 30 within a body), above the load balancer's",
@@ -45,9 +34,6 @@ class HttpSettings:
         help="service after SIGTERM while `/ready` answers 503; at most half of `drain-timeout-s`",
         minimum=0,
         maximum=3600,
-    )
-    write_timeout_s: float = setting(
-        30.0, help="time after which a client that reads below 1 KiB/s is disconnected", minimum=0.1
     )
     allowed_hosts: tuple[str, ...] = setting(
         (),
@@ -89,18 +75,8 @@ class EdgeSettings:
         (), help="all cells, NAME=ADDRESS, in place of the one frontdoor; as of the frontdoors"
     )
     cell_lists: tuple[str, ...] = setting((), help="lists of cells that tenants belong to; as of the frontdoors")
-    max_callers: int = setting(
-        256, help="callers with own connections to the frontdoor; the longest idle one is dropped", minimum=1
-    )
-    connections_per_caller: int = setting(
-        8, help="connections to the frontdoor per caller, each for 96 calls", minimum=1, maximum=64
-    )
     controller_address: str = setting("", help="controller for the console's fleet page; empty: none")
     gateway_address: str = setting("", help="gateway for the console's cache page; empty: none")
-    history_samples: int = setting(720, help="samples in memory for the console's charts; 0: none", maximum=10_000)
-    history_interval_s: float = setting(
-        5.0, help="time between samples; needs `service-token-file`", minimum=0.1, maximum=3600.0
-    )
     model_aliases: tuple[str, ...] = setting(
         (),
         help="further model names, ALIAS=MODEL; ALIAS= is the suite's choice",

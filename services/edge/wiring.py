@@ -13,8 +13,9 @@ from pentimento.service.process import ServiceProcess
 from services.edge.app import edge_app
 from services.edge.caller_channels import CallerChannels, Introduction
 from services.edge.cells import Frontdoors
-from services.edge.console.history import HistoryReader, SampleRing
+from services.edge.console.history import HistoryReader
 from services.edge.http.bodies import BodyBudget
+from services.edge.http.bounded import DEFAULT_LIMITS, HttpLimits
 from services.edge.http.listener import HttpListener
 from services.edge.parts import EdgeParts, Readiness
 from services.edge.settings import EdgeSettings, drain_delay_of
@@ -28,13 +29,12 @@ class EdgeProcess(ServiceProcess):
     called: tuple[CallerChannels | Frontdoors, ...]
     readiness: Readiness
     drain_delay_s: float
-    history: HistoryReader | None = None
+    history: HistoryReader
 
     async def prepare(self) -> None:
         """Listen for HTTP. The frontdoor may start later: `/ready` reports whether it serves."""
         await self.listener.start()
-        if self.history is not None:
-            self.run_beside(self.history.run(), "history")
+        self.run_beside(self.history.run(), "history")
 
     async def finish(self) -> None:
         """Serve for the drain delay, until load balancers have seen that `/ready` answers 503; then drain. A second
@@ -50,19 +50,18 @@ class EdgeProcess(ServiceProcess):
     async def close(self) -> None:
         await self._end_background()
         await self.listener.drain()
-        if self.history is not None:
-            await self.history.close()
+        await self.history.close()
         await self.readiness.close()
         for channels in self.called:
             await channels.close()
 
 
-def wire(settings: EdgeSettings) -> EdgeProcess:
+def wire(settings: EdgeSettings, limits: HttpLimits = DEFAULT_LIMITS) -> EdgeProcess:
     """Return an edge process; call this inside its event loop."""
     credentials = ClientCredentials(settings.channels)
     cells, frontdoors = settings.read_cells(), settings.frontdoors
     of_cells = {name: frontdoor_channels(settings, address, credentials) for name, address in frontdoors.items()}
-    frontdoor = Frontdoors(cells, of_cells, settings.max_callers)
+    frontdoor = Frontdoors(cells, of_cells)
 
     async def introduce(token: str | None, _: grpc.aio.Channel) -> None:
         """Test a token at the frontdoor first: other services would delay the rejection of an unknown one too."""
@@ -75,12 +74,15 @@ def wire(settings: EdgeSettings) -> EdgeProcess:
         if address
     }
     bodies = BodyBudget(settings.http.max_body_bytes, settings.http.max_bodies_bytes)
-    history = history_reader(settings)
+    history = HistoryReader(
+        {name: open_channel(address, settings.channels) for name, address in frontdoors.items()},
+        open_channel(settings.controller_address, settings.channels) if settings.controller_address else None,
+    )
     readiness = Readiness(
         [caller_channel(address, settings.channels, None, credentials) for address in frontdoors.values()]
     )
-    parts = EdgeParts(settings, frontdoor, bodies, readiness, **others, history=history)
-    listener = HttpListener(edge_app(parts), settings.http, settings.rpc)
+    parts = EdgeParts(settings, frontdoor, bodies, readiness, history, **others)
+    listener = HttpListener(edge_app(parts), settings.http, settings.rpc, limits)
     called: tuple[CallerChannels | Frontdoors, ...] = (frontdoor, *others.values())
     return EdgeProcess(
         server=RpcServer(settings.rpc, "edge"),
@@ -90,15 +92,6 @@ def wire(settings: EdgeSettings) -> EdgeProcess:
         drain_delay_s=drain_delay_of(settings.http, settings.rpc),
         history=history,
     )
-
-
-def history_reader(settings: EdgeSettings) -> HistoryReader | None:
-    """Return the reader of the charts' samples, which uses this process's token; None if no samples are stored."""
-    if not settings.history_samples:
-        return None
-    frontdoors = {name: open_channel(address, settings.channels) for name, address in settings.frontdoors.items()}
-    controller = open_channel(settings.controller_address, settings.channels) if settings.controller_address else None
-    return HistoryReader(SampleRing(settings.history_samples), settings.history_interval_s, frontdoors, controller)
 
 
 def frontdoor_channels(settings: EdgeSettings, address: str, credentials: ClientCredentials) -> CallerChannels:
@@ -114,12 +107,7 @@ def caller_channels(
     settings: EdgeSettings, address: str, credentials: ClientCredentials, introduce: Introduction
 ) -> CallerChannels:
     """Return the callers' connections to a service."""
-    return CallerChannels(
-        lambda token: caller_channel(address, settings.channels, token, credentials),
-        introduce,
-        settings.max_callers,
-        settings.connections_per_caller,
-    )
+    return CallerChannels(lambda token: caller_channel(address, settings.channels, token, credentials), introduce)
 
 
 def caller_channel(

@@ -23,8 +23,9 @@ from services.edge.api.answers import (
 from services.edge.api.bodies import EditJobRequest, EditRequest, GenerationRequest, JobRequest, JsonEditRequest
 from services.edge.api.fields import Body, Schema
 from services.edge.api.images import JSON_TYPE
-from services.edge.api.jobs import FORM_TYPE, JobsQuery, ResultQuery
+from services.edge.api.jobs import JobsQuery, ResultQuery
 from services.edge.http.answers import STATUS_OF, TOO_LARGE, ErrorDocument
+from services.edge.http.bodies import FORM_TYPE
 from services.edge.http.callers import KEY_HEADER, MAX_KEY_CHARS
 
 EVENTS = "text/event-stream"

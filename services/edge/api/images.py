@@ -115,7 +115,7 @@ async def read_edit(parts: EdgeParts, request: Request, held: HeldBody) -> Gener
     """Read an edit: a form, or a JSON body with data URLs."""
     if content_type(request) == JSON_TYPE:
         return JsonEditRequest.read(await read_document(request, held))
-    return EditRequest.read_form(await read_form(request, held, parts.settings.http.max_parts))
+    return EditRequest.read_form(await read_form(request, held))
 
 
 @dataclass(frozen=True)

@@ -46,12 +46,11 @@ from services.edge.api.images import (
     whole_url,
 )
 from services.edge.http.answers import DocumentResponse, Receive, Scope, Send, while_connected
-from services.edge.http.bodies import HeldBody, read_form, shown
+from services.edge.http.bodies import FORM_TYPE, HeldBody, read_form, shown
 from services.edge.http.callers import caller_of, idempotency_key_of, token_of
 from services.edge.parts import EdgeParts
 
 CALL_TIMEOUT_S = 30.0
-FORM_TYPE = "multipart/form-data"
 STATES = {state.value: state for state in RequestState}
 FromText = BeforeValidator(json_value)
 
@@ -214,7 +213,7 @@ async def read_job(parts: EdgeParts, request: Request, held: HeldBody) -> JobReq
         raise InvalidArgument.of("Content-Type", f"must be {JSON_TYPE} or {FORM_TYPE}")
     if kind == JSON_TYPE:
         return JobRequest.read(await read_document(request, held))
-    return EditJobRequest.read_form(await read_form(request, held, parts.settings.http.max_parts))
+    return EditJobRequest.read_form(await read_form(request, held))
 
 
 async def last_event(client: ImageClient, job_id: str, error: PentimentoError) -> bytes:

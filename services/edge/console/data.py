@@ -5,7 +5,6 @@ Each call uses its caller's token; the called service decides about it.
 
 import gzip
 import json
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -35,7 +34,7 @@ from pentimento.domain.provenance_document import as_json
 from pentimento.domain.requests import RequestState
 from services.edge.api.images import JSON_TYPE
 from services.edge.caller_channels import CallerChannels
-from services.edge.console.history import sample_of
+from services.edge.console.history import INTERVAL_S, sample_of
 from services.edge.console.pages import takes_gzip
 from services.edge.console.streams import (
     ExplainBody,
@@ -204,11 +203,11 @@ async def history_document(parts: EdgeParts, token: str | None, after_ms: int) -
     """Return the samples after a time as JSON; only a present one if this process cannot sample by itself. Raises like
     `suite_status`, as the frontdoor decides."""
     history = parts.history
-    if history is not None and history.reads:
+    if history.reads:
         async with parts.frontdoor.channel(token) as channel:
             await FrontdoorClient(channel).status(STATUS_TIMEOUT_S)
-        return b'{"interval_ms":%d,"samples":%s}' % (round(history.interval_s * 1000), history.ring.after(after_ms))
-    sample = sample_of(await suite_status(parts, token), time.time_ns() // 1_000_000)
+        return b'{"interval_ms":%d,"samples":%s}' % (round(INTERVAL_S * 1000), history.ring.after(after_ms))
+    sample = sample_of(await suite_status(parts, token))
     return b'{"interval_ms":%d,"samples":%s}' % (UNKEPT_MS, json.dumps([sample] if sample else []).encode())
 
 

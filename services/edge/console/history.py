@@ -8,7 +8,7 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc.aio
@@ -19,6 +19,9 @@ from pentimento.clients.suite_status import SuiteStatus, gathered
 from pentimento.domain.clock import boot_s
 from pentimento.domain.fleet import Fleet, Plan
 
+# The last hour.
+MAX_SAMPLES = 720
+INTERVAL_S = 5.0
 # Limit for all samples together: a fleet with many models has large samples.
 MAX_HISTORY_BYTES = 4 << 20
 LOOK_TIMEOUT_S = 2.0
@@ -33,7 +36,10 @@ class SampleRing:
     """Store the newest samples, bounded by number and by bytes of JSON."""
 
     def __init__(
-        self, max_samples: int, max_bytes: int = MAX_HISTORY_BYTES, elapsed_s: Callable[[], float] = boot_s
+        self,
+        max_samples: int = MAX_SAMPLES,
+        max_bytes: int = MAX_HISTORY_BYTES,
+        elapsed_s: Callable[[], float] = boot_s,
     ) -> None:
         self._max_samples = max_samples
         self._max_bytes = max_bytes
@@ -73,11 +79,9 @@ class HistoryReader:
     `frontdoors`, by cell, and `controller` are channels with this process's token, which is used for nothing else;
     `controller` is None without one."""
 
-    ring: SampleRing
-    interval_s: float
     frontdoors: Mapping[str, grpc.aio.Channel]
     controller: grpc.aio.Channel | None
-    now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+    ring: SampleRing = field(default_factory=SampleRing)
     # Whether the last sample succeeded. If this process's token may not read the status, pages sample for themselves.
     reads: bool = False
 
@@ -85,11 +89,11 @@ class HistoryReader:
         """Sample until the task is cancelled."""
         while True:
             await self.look()
-            await asyncio.sleep(self.interval_s)
+            await asyncio.sleep(INTERVAL_S)
 
     async def look(self) -> None:
         """Store a sample of the present status; none if the frontdoor does not answer or rejects this process."""
-        sample = sample_of(await self._status(), self.now_ms())
+        sample = sample_of(await self._status())
         self.reads = sample is not None
         if sample is not None:
             self.ring.add(sample)
@@ -113,7 +117,7 @@ class HistoryReader:
                 await channel.close()
 
 
-def sample_of(status: SuiteStatus, at_ms: int) -> dict[str, Any] | None:
+def sample_of(status: SuiteStatus) -> dict[str, Any] | None:
     """Return a status as JSON values; None if the frontdoor did not answer.
 
     Totals since the start of the frontdoor process that `epoch` names: requests; `late`, `scored` and `deferred` images
@@ -123,7 +127,7 @@ def sample_of(status: SuiteStatus, at_ms: int) -> dict[str, Any] | None:
     if frontdoor is None:
         return None
     return {
-        "at": at_ms,
+        "at": time.time_ns() // 1_000_000,
         "epoch": f"{frontdoor.frontdoor_id} {frontdoor.frontdoor_epoch}",
         **{name: getattr(frontdoor, f"{name}_count") for name in COUNTS},
         **{name: sum(getattr(pool, f"{name}_count") for pool in frontdoor.pools) for name in POOL_COUNTS},

@@ -22,10 +22,12 @@ RETRY_AFTER_MS = 1000
 # would block the process for two seconds and take 500 MiB.
 MOST_COMMAS = 100_000
 MAX_SHOWN_CHARS = 40
+MAX_PARTS = 64
 MAX_NAME_BYTES = 128
 MAX_BOUNDARY_BYTES = 70
 MAX_PART_HEADERS = 8
 MAX_PART_HEADER_BYTES = 1024
+FORM_TYPE = "multipart/form-data"
 
 # It warns of each malformed form: clients could fill the log.
 logging.getLogger("python_multipart").setLevel(logging.ERROR)
@@ -181,9 +183,9 @@ def text_of(part: FormPart) -> str:
         raise InvalidArgument.of(shown(part.name), "must be text in UTF-8") from None
 
 
-async def read_form(request: Request, held: HeldBody, max_parts: int) -> list[FormPart]:
+async def read_form(request: Request, held: HeldBody) -> list[FormPart]:
     """Return the parts. InvalidArgument for a malformed form, too many parts or a part without a name."""
-    collector = PartCollector(max_parts)
+    collector = PartCollector()
     parser = collector.parser(boundary_of(request))
     try:
         async for chunk in chunks_of(request, held):
@@ -200,7 +202,7 @@ def boundary_of(request: Request) -> bytes:
     """Return the boundary of the parts."""
     kind, options = parse_options_header(request.headers.get("content-type", ""))
     boundary = options.get(b"boundary", b"")
-    if kind != b"multipart/form-data" or not 0 < len(boundary) <= MAX_BOUNDARY_BYTES:
+    if kind != FORM_TYPE.encode() or not 0 < len(boundary) <= MAX_BOUNDARY_BYTES:
         raise InvalidArgument.of("Content-Type", "must be multipart/form-data with a boundary of 1 to 70 characters")
     return boundary
 
@@ -212,10 +214,9 @@ def malformed() -> InvalidArgument:
 class PartCollector:
     """Collect the parts from the parser's callbacks."""
 
-    def __init__(self, max_parts: int) -> None:
+    def __init__(self) -> None:
         self.parts: list[FormPart] = []
         self.ended = False
-        self._max_parts = max_parts
         self._header_name = b""
         self._header_value = b""
         self._disposition = b""
@@ -240,8 +241,8 @@ class PartCollector:
         )
 
     def _begin(self) -> None:
-        if len(self.parts) >= self._max_parts:
-            raise InvalidArgument.of("body", f"must have at most {self._max_parts} parts")
+        if len(self.parts) >= MAX_PARTS:
+            raise InvalidArgument.of("body", f"must have at most {MAX_PARTS} parts")
         self._disposition, self._data = b"", []
 
     def _name_header(self, data: bytes, start: int, end: int) -> None:

@@ -15,7 +15,6 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from services.edge.metrics import CONNECTIONS, CUT_OFF
-from services.edge.settings import HttpSettings
 
 # The rate below which a reader is disconnected.
 LEAST_READ_BYTES_PER_S = 1024
@@ -34,6 +33,23 @@ ANSWERS = {
     408: b"Request Timeout",
     431: b"Request Header Fields Too Large",
 }
+
+
+@dataclass(frozen=True)
+class HttpLimits:
+    """Limits of connections: times to receive a head and a body, and until a slow reader is disconnected. Of all unread
+    answers together beyond `unread_bytes` the longest read one ends."""
+
+    connections: int = 1024
+    idle_timeout_s: float = 90.0
+    header_bytes: int = 16 << 10
+    unread_bytes: int = 256 << 20
+    header_timeout_s: float = 10.0
+    body_timeout_s: float = 60.0
+    write_timeout_s: float = 30.0
+
+
+DEFAULT_LIMITS = HttpLimits()
 
 
 class ConnectionPhase(Enum):
@@ -63,7 +79,7 @@ class BoundedHttp(HttpToolsProtocol):
     `idle` has the connections that wait for a head, without a running answer, the longest waiting first. At the limit
     of connections the first one without an unread answer is closed, else the slowest sender of a body."""
 
-    def __init__(self, *args: Any, limits: HttpSettings, idle: "dict[BoundedHttp, None]", **kwargs: Any) -> None:
+    def __init__(self, *args: Any, limits: HttpLimits, idle: "dict[BoundedHttp, None]", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._limits = limits
         self._idle = idle
@@ -85,7 +101,7 @@ class BoundedHttp(HttpToolsProtocol):
         super().connection_made(transport)
         CONNECTIONS.set(len(self.connections))
         self._idle[self] = None
-        if len(self.connections) > self._limits.http_connections:
+        if len(self.connections) > self._limits.connections:
             self._make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -111,10 +127,10 @@ class BoundedHttp(HttpToolsProtocol):
         if within_body and self._phase is ConnectionPhase.BODY:
             # Trailers or chunk extensions: the parser buffers incomplete ones.
             self._beside_body_bytes += len(data) if self._body_bytes == body_bytes else -self._beside_body_bytes
-            if self._beside_body_bytes > self._limits.max_header_bytes:
+            if self._beside_body_bytes > self._limits.header_bytes:
                 self._refuse(431, "header_bytes")
         # The head is incomplete: all received bytes belong to it.
-        if self._phase is ConnectionPhase.HEAD and self._head_bytes > self._limits.max_header_bytes:
+        if self._phase is ConnectionPhase.HEAD and self._head_bytes > self._limits.header_bytes:
             self._refuse(431, "header_bytes")
 
     def _parse(self, data: bytes) -> None:
@@ -169,7 +185,7 @@ class BoundedHttp(HttpToolsProtocol):
         if self._refused or self._repeats_head:
             return
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
-        if size > self._limits.max_header_bytes:
+        if size > self._limits.header_bytes:
             self._refuse(431, "header_bytes")
             return
         self._enter(ConnectionPhase.BODY)
@@ -340,13 +356,13 @@ class BoundedHttp(HttpToolsProtocol):
         self.transport.abort()
 
 
-def end_longest_readers(connections: Iterable[BoundedHttp], max_unread_bytes: int) -> None:
+def end_longest_readers(connections: Iterable[BoundedHttp], unread_bytes: int) -> None:
     """End the connections with the oldest unread answers until the others are within the limit. The newest one always
     stays."""
     reading = sorted((one for one in connections if one.read_since), key=attrgetter("read_since"))
     unread_bytes = sum(one.unread_bytes for one in reading)
     for one in reading[:-1]:
-        if unread_bytes <= max_unread_bytes:
+        if unread_bytes <= unread_bytes:
             return
         unread_bytes -= one.unread_bytes
         one.cut_off("unread_bytes")

@@ -6,6 +6,7 @@ import functools
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import uvicorn
@@ -15,7 +16,7 @@ from pentimento.rpc.open_files import allow_files, files_of
 from pentimento.rpc.settings import RpcServerSettings
 from pentimento.rpc.tls_buffers import bound_tls_buffers
 from pentimento.settings import SettingsError
-from services.edge.http.bounded import BoundedHttp, end_longest_readers
+from services.edge.http.bounded import BoundedHttp, HttpLimits, end_longest_readers
 from services.edge.settings import HttpSettings, drain_delay_of
 
 BACKLOG = 1024
@@ -70,15 +71,16 @@ class QuietUvicorn(uvicorn.Server):
 class HttpListener:
     """Serve HTTP inside the process's event loop. Call `start`, then `drain`, each once."""
 
-    def __init__(self, app: Any, http: HttpSettings, rpc: RpcServerSettings) -> None:
+    def __init__(self, app: Any, http: HttpSettings, rpc: RpcServerSettings, limits: HttpLimits) -> None:
         bound_tls_buffers()
         tls = server_tls(rpc)
-        self._http = http
+        self._listen = http.http_listen
+        self._limits = replace(limits, connections=http.http_connections, idle_timeout_s=http.idle_timeout_s)
         self._other_files = files_of(rpc, takes_turns=False)
         self._server = QuietUvicorn(
             uvicorn.Config(
                 app,
-                http=functools.partial(BoundedHttp, limits=http, idle={}),  # type: ignore[arg-type]
+                http=functools.partial(BoundedHttp, limits=self._limits, idle={}),  # type: ignore[arg-type]
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -103,7 +105,7 @@ class HttpListener:
 
     def bind(self) -> None:
         """Bind the socket and set `address`. SettingsError if the address is not available."""
-        host, _, port = self._http.http_listen.rpartition(":")
+        host, _, port = self._listen.rpartition(":")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.socket(family)
         try:
@@ -115,13 +117,13 @@ class HttpListener:
             self._socket.listen(BACKLOG)
         except OSError as error:
             self._socket.close()
-            raise SettingsError(f"--http-listen {self._http.http_listen}: {error.strerror}") from error
+            raise SettingsError(f"--http-listen {self._listen}: {error.strerror}") from error
         self._socket.setblocking(False)
         self.address = f"{host}:{self._socket.getsockname()[1]}"
 
     async def start(self) -> None:
         """Bind, and start to serve."""
-        allow_files(self._http.http_connections + self._other_files)
+        allow_files(self._limits.connections + self._other_files)
         self.bind()
         assert self._socket is not None
         self._tasks.append(asyncio.create_task(self._server.serve(sockets=[self._socket]), name="http"))
@@ -144,10 +146,10 @@ class HttpListener:
 
     async def _sweep_forever(self) -> None:
         while True:
-            await asyncio.sleep(min(SWEEP_S, self._http.write_timeout_s, self._http.header_timeout_s))
+            await asyncio.sleep(min(SWEEP_S, self._limits.write_timeout_s, self._limits.header_timeout_s))
             now = time.monotonic()
             found = self._server.server_state.connections
             connections = [connection for connection in found if isinstance(connection, BoundedHttp)]
             for connection in connections:
                 connection.sweep(now)
-            end_longest_readers(connections, self._http.max_unread_bytes)
+            end_longest_readers(connections, self._limits.unread_bytes)

@@ -33,7 +33,7 @@ class EdgeUnderTest:
     http: httpx.AsyncClient
     url: str
     listener: "HttpListener"
-    history: "HistoryReader | None" = None
+    history: "HistoryReader"
 
     async def generate(self, **values: object) -> httpx.Response:
         return await self.http.post("/v1/images/generations", json={"prompt": "a red circle", **values})
@@ -119,6 +119,6 @@ def routes_of(folder: Path, console: bool = False) -> set[tuple[str, str]]:
 
     settings = EdgeSettings(RpcServerSettings(), RpcChannelSettings(), HttpSettings(), **files_of(folder))
     unused: Any = None
-    parts = EdgeParts(settings, unused, unused, unused)
+    parts = EdgeParts(settings, unused, unused, unused, unused)
     routes: list[Any] = [*api_routes(parts), *([*page_routes(), *data_routes(parts)] if console else ())]
     return {(method, route.path) for route in routes for method in (route.methods or {"ANY"}) - {"HEAD"}}

@@ -114,7 +114,6 @@ async def places(edge: EdgeUnderTest) -> dict[str, str]:
 
 @pytest.mark.slow
 async def test_every_route_by_every_role(edge: EdgeUnderTest) -> None:
-    assert edge.history is not None
     await edge.history.look()
     assert edge.history.reads
     found = await places(edge)
@@ -161,7 +160,6 @@ async def test_edge_without_role_keeps_no_history_and_pages_use_callers_token(
         running_edge(tmp_path, frontdoor, service_token_file=own_token(tmp_path, "unknown")) as other,
         httpx.AsyncClient(base_url=f"http://{other.listener.address}", timeout=60) as http,
     ):
-        assert other.history is not None
         await other.history.look()
         answers = {name: await http.get("/console/data/history", headers=shown(name)) for name in CALLERS}
 

@@ -30,7 +30,7 @@ async def test_head_that_does_not_come_ends_the_connection(edge: EdgeUnderTest) 
     await assert_paints(edge)
 
 
-@limited(max_header_bytes=2048)
+@limited(header_bytes=2048)
 async def test_head_that_is_too_large_is_refused(edge: EdgeUnderTest) -> None:
     for name, sent in {
         "one header": b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-A: " + b"a" * 4096 + b"\r\n\r\n",
@@ -268,7 +268,7 @@ async def test_a_reader_that_stops_is_cut_off(edge: EdgeUnderTest, stream: bool)
 
 
 @pytest.mark.slow
-@limited(max_unread_bytes=1 << 20)
+@limited(unread_bytes=1 << 20)
 async def test_answers_that_are_not_read_are_bounded_together(edge: EdgeUnderTest) -> None:
     """Whoever has had one for the longest makes room, and the last one never does."""
     edge.worker.picture_bytes = 12 << 20
@@ -294,6 +294,7 @@ NO_FORMS = (
     b"",
     b"--b\r\n",
     b"--b--\r\n",
+    b"--b\r\n\r\nx\r\n--b--\r\n",
     b"--c\r\nContent-Disposition: form-data; name=prompt\r\n\r\nx\r\n--c--\r\n",
     b'--b\r\nContent-Disposition: form-data; name="prompt"\r\n\r\nx',
     b"--b\r\nContent-Disposition: form-data\r\n\r\nx\r\n--b--\r\n",

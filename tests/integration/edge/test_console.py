@@ -158,7 +158,6 @@ async def test_a_picture_that_fails_ends_its_stream_with_the_error(edge: EdgeUnd
 
 
 async def test_charts_begin_before_anybody_looked(edge: EdgeUnderTest) -> None:
-    assert edge.history is not None
     before = (await edge.http.get(f"{DATA}/history")).json()["samples"]
     await paint(edge)
     await edge.history.look()

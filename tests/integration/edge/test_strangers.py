@@ -33,8 +33,9 @@ async def http(
     folder: Path, suite: FrontdoorSuite, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[httpx.AsyncClient]:
     monkeypatch.setattr("services.edge.caller_channels.MAX_STRANGERS", MAX_STRANGERS)
+    monkeypatch.setattr("services.edge.caller_channels.MAX_CALLERS", MAX_CALLERS)
     async with (
-        running_edge(folder, f"unix:{folder / 'f'}", max_callers=MAX_CALLERS) as running,
+        running_edge(folder, f"unix:{folder / 'f'}") as running,
         httpx.AsyncClient(base_url=f"http://{running.listener.address}", timeout=60) as client,
     ):
         yield client

@@ -31,8 +31,14 @@ async def accept(token: str | None, channel: object) -> None:
     """Know every token."""
 
 
-def lanes(opened: Opened, callers: int = 2, connections: int = 2, introduce: Introduction = accept) -> CallerChannels:
-    return CallerChannels(opened, introduce, callers, connections)  # type: ignore[arg-type]
+@pytest.fixture(autouse=True)
+def two_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MAX_CALLERS", "CONNECTIONS_PER_CALLER"):
+        monkeypatch.setattr(f"services.edge.caller_channels.{name}", 2)
+
+
+def lanes(opened: Opened, introduce: Introduction = accept) -> CallerChannels:
+    return CallerChannels(opened, introduce)  # type: ignore[arg-type]
 
 
 async def test_a_caller_has_a_connection_of_its_own_and_keeps_it() -> None:

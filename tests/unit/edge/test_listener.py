@@ -13,13 +13,14 @@ from starlette.routing import Route
 
 from pentimento.rpc import RpcServerSettings
 from services.edge.app import EdgeApp
+from services.edge.http.bounded import DEFAULT_LIMITS
 from services.edge.http.callers import origin_rule
 from services.edge.http.listener import HttpListener
 from services.edge.settings import HttpSettings, drain_delay_of
 
 
 def test_an_answer_does_not_wait_until_its_head_is_acknowledged() -> None:
-    listener = HttpListener(None, HttpSettings(http_listen="127.0.0.1:0"), RpcServerSettings())
+    listener = HttpListener(None, HttpSettings(http_listen="127.0.0.1:0"), RpcServerSettings(), DEFAULT_LIMITS)
     listener.bind()
     listening = listener._socket
     assert listening is not None
@@ -62,7 +63,7 @@ async def asked(
         HttpSettings(http_listen="127.0.0.1:0", drain_delay_s=0.0),
         RpcServerSettings(drain_timeout_s=drain_timeout_s),
     )
-    listener = HttpListener(app, http, rpc)
+    listener = HttpListener(app, http, rpc, DEFAULT_LIMITS)
     async with asyncio.timeout(60):
         await listener.start()
         host, _, port = listener.address.rpartition(":")
