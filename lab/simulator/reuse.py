@@ -10,6 +10,8 @@ from lab.simulator.ledger import SimulatedImage, SimulatedRequest
 from lab.simulator.scenario import Scenario
 from lab.workloads import Workload
 from pentimento.dataplane import Dataplane
+from pentimento.dataplane.predictions import service_s
+from pentimento.dataplane.thinning import is_shorter_from_noise
 from pentimento.domain.fleet import Plan, PoolPlan
 from pentimento.policies.plan.entry import (
     NO_QUOTA,
@@ -90,12 +92,12 @@ class Reuse:
         if answer.kind is not StartKind.LATENT:
             return answer
         noise, steps_left = self._fleet.thinning_of(candidate.model, arrival), answer.step_count - answer.start_step
-        return MISS if self._dataplane.is_shorter_from_noise(candidate.pool, noise, steps_left) else answer
+        return MISS if is_shorter_from_noise(self._dataplane.state, candidate.pool, noise, steps_left) else answer
 
     def _found(self, candidate: StartCandidate, answer: CacheAnswer) -> FoundStart:
         left = float((answer.step_count - answer.start_step) * self._pixels)
         share = answer.start_step / answer.step_count
-        seconds = self._dataplane.service_s(candidate.pool, left)
+        seconds = service_s(self._dataplane.state, candidate.pool, left)
         return FoundStart(answer.kind.value, share, seconds, candidate.stands_in)
 
 

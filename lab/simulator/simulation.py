@@ -89,7 +89,6 @@ class Simulation:
             effects.CommitCacheEntries: self._endings.commit_cache,
             effects.ReleaseGrant: _nothing,
             effects.PersistEnd: self._persist_end,
-            effects.Drop: self._drop,
             effects.Deliver: self._endings.deliver,
             effects.DeliverEnd: self._endings.deliver_end,
             effects.DeliverRecorded: _nothing,
@@ -343,9 +342,6 @@ class Simulation:
         self._later(self._scenario.delays.commit, committed)
 
     def _persist_end(self, effect: effects.PersistEnd) -> None:
-        self._later(self._scenario.delays.end, events.EndPersisted(effect.request_id, won=True))
-
-    def _drop(self, effect: effects.Drop) -> None:
         self._later(self._scenario.delays.end, events.EndPersisted(effect.request_id, won=True))
 
 

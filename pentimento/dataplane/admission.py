@@ -7,7 +7,7 @@ from pentimento.dataplane.effects import Announce, Effect, PersistAccepted, Prep
 from pentimento.dataplane.endings import drop_late, end_request
 from pentimento.dataplane.events import AcceptDropped, AcceptPersisted, DrainRequested, RequestArrived, RouteResolved
 from pentimento.dataplane.pools import Pool
-from pentimento.dataplane.predictions import predicted_end_s, predicted_wait_s, retry_after_ms
+from pentimento.dataplane.predictions import MIN_RETRY_AFTER_MS, predicted_end_s, predicted_wait_s, retry_after_ms
 from pentimento.dataplane.quotas import charge, pay_back, quota_refusal
 from pentimento.dataplane.requests import Phase, Request
 from pentimento.dataplane.state import State
@@ -114,11 +114,10 @@ def on_drain_requested(state: State, now: float, event: DrainRequested) -> list[
 
 
 def _refusal(state: State, now: float, pool: Pool, event: RequestArrived) -> Reject | None:
-    soonest_ms = state.settings.min_retry_after_ms
     if state.draining:
-        return Reject(event.request_id, Reason.DRAINING, "this frontdoor is shutting down", soonest_ms)
+        return Reject(event.request_id, Reason.DRAINING, "this frontdoor is shutting down", MIN_RETRY_AFTER_MS)
     if not state.epoch:
-        return Reject(event.request_id, Reason.STANDBY, "this frontdoor is a standby", soonest_ms)
+        return Reject(event.request_id, Reason.STANDBY, "this frontdoor is a standby", MIN_RETRY_AFTER_MS)
     over_quota = quota_refusal(state, now, pool.name, event)
     if over_quota is not None:
         return over_quota

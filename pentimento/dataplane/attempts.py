@@ -29,6 +29,8 @@ from pentimento.dataplane.state import State, TimerKind
 from pentimento.dataplane.thinning import settle_thinning
 from pentimento.domain.reasons import Reason
 
+# Crashed workers after which a request may itself be the cause.
+SUSPECT_LOSSES = 2
 _UNCOUNTED = frozenset({FailureKind.NOT_HELD, FailureKind.NO_CREDIT, FailureKind.GONE})
 # The recorded state of the worker was stale: it gets no more attempts before its next report.
 _DOUBTFUL = frozenset({FailureKind.NOT_HELD, FailureKind.NO_CREDIT, FailureKind.WORKER_LOST})
@@ -219,7 +221,7 @@ def _rerun_elsewhere(
         message = f"{request.losses} workers were lost while they ran this request{last}"
         return end_request(state, request, End.FAILED, Reason.WORKER_LOST, message)
     state.counters.rerun += 1
-    if request.losses >= state.settings.suspect_losses:
+    if request.losses >= SUSPECT_LOSSES:
         request.suspect_until = now + state.settings.suspect_wait_s
         state.set_timer(request.suspect_until, TimerKind.SUSPECT_WAIT, request.request_id)
     state.enqueue(request, rerun=True)

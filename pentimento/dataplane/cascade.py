@@ -17,6 +17,9 @@ from pentimento.domain.reasons import Reason
 from pentimento.policies.light_stages import leaves_out_light, needs_no_score
 from pentimento.policies.plan.entry import IMAGE, NOISE
 
+# Time before the deadline at which an earlier image is committed instead.
+FALL_BACK_MARGIN_S = 0.1
+
 
 def on_picture(state: State, request: Request, token: int) -> list[Effect]:
     """Commit an image, or request its score if a next stage may improve it. The image of a prompt that is surely easy
@@ -32,7 +35,7 @@ def on_picture(state: State, request: Request, token: int) -> list[Effect]:
     state.enter(request, Phase.SCORING)
     request.picture_token = token
     if state.settings.fall_back:
-        at = request.deadline - state.settings.fall_back_margin_s
+        at = request.deadline - FALL_BACK_MARGIN_S
         state.set_timer(at, TimerKind.DEADLINE, request.request_id)
     return [*effects, Score(request.request_id, token, request.cascade_stage)]
 

@@ -124,7 +124,6 @@ _HANDLERS: Mapping[str, Handler] = {
     effects.Score.__name__: _never_scored,
     effects.CommitResult.__name__: _never_committed,
     effects.PersistEnd.__name__: _never_ended,
-    effects.Drop.__name__: _never_ended,
     effects.Reject.__name__: _never_answered,
     effects.Deliver.__name__: _never_answered,
     effects.DeliverEnd.__name__: _never_answered,

@@ -15,26 +15,30 @@ from pentimento.domain.thinned_steps import NO_STEPS, ThinnableSteps
 from pentimento.policies.plan.entry import NOISE
 
 T = TypeVar("T")
+# Of a pool and of its demand.
+COUNTS = (
+    "arrived_count",
+    "completed_count",
+    "dropped_count",
+    "late_count",
+    "scored_count",
+    "deferred_count",
+    "stood_in_count",
+)
 
 
 @dataclass(frozen=True)
 class Totals:
-    """Count the events of a pool since the start; a report has the differences."""
+    """Hold the counts of a pool since the start; a report has the differences."""
 
-    arrived: int = 0
-    completed: int = 0
-    dropped: int = 0
-    late: int = 0
-    scored: int = 0
-    deferred: int = 0
-    stood_in: int = 0
+    counts: tuple[int, ...] = (0,) * len(COUNTS)
     thinnable: ThinnableSteps = NO_STEPS
-    confidences: tuple[int, ...] = ()
+    confidences: tuple[int, ...] = (0,) * CONFIDENCE_BINS
 
-    def confidences_since(self, before: "Totals") -> tuple[int, ...]:
-        """Return the scores since `before`, counted by part of 0..1."""
-        earlier = before.confidences or (0,) * len(self.confidences)
-        return tuple(count - less for count, less in zip(self.confidences, earlier, strict=True))
+    @classmethod
+    def of(cls, pool: Pool) -> "Totals":
+        """Return the present counts."""
+        return cls(tuple(getattr(pool, name) for name in COUNTS), pool.thinnable, tuple(pool.confidences))
 
 
 @dataclass(frozen=True, order=True)
@@ -150,7 +154,7 @@ class DemandReport:
 
     def begin(self) -> None:
         """Start counting: reports cover only events from now on."""
-        self._answered = {pool.name: _totals(pool) for pool in self._state.pools.values()}
+        self._answered = {pool.name: Totals.of(pool) for pool in self._state.pools.values()}
         self._unanswered = ()
         self._starts.forget()
 
@@ -161,7 +165,7 @@ class DemandReport:
         models = state.index.models
         for one in self._unanswered:
             self._starts.put_back(one)
-        self._reported = {pool.name: _totals(pool) for pool in pools}
+        self._reported = {pool.name: Totals.of(pool) for pool in pools}
         self._unanswered = tuple(
             demand
             for pool in pools
@@ -180,34 +184,23 @@ class DemandReport:
 
     def _demand(self, pool: Pool, model: str) -> PoolDemand:
         before, now = self._answered.get(pool.name, Totals()), self._reported[pool.name]
-        scored = now.scored - before.scored
+        counts = {name: new - old for name, new, old in zip(COUNTS, now.counts, before.counts, strict=True)}
+        confidences = tuple(new - old for new, old in zip(now.confidences, before.confidences, strict=True))
         compared, hits = self._starts.take_kept(pool.name)
         return PoolDemand(
             model=model,
-            arrived_count=now.arrived - before.arrived,
-            completed_count=now.completed - before.completed,
-            dropped_count=now.dropped - before.dropped,
-            late_count=now.late - before.late,
             queue_length=pool.waiting_count,
             starts=self._starts.take(pool.name),
-            scored_count=scored,
-            deferred_count=now.deferred - before.deferred,
-            stood_in_count=now.stood_in - before.stood_in,
             pool=pool.name if pool.name != model else "",
-            confidences=now.confidences_since(before) if scored else (),
+            confidences=confidences if counts["scored_count"] else (),
             adapters=self._starts.take_adapters(pool.name),
             thinnable=now.thinnable.since(before.thinnable),
             compared=compared,
             hits=hits,
+            **counts,
         )
 
 
 def _is_news(demand: PoolDemand) -> bool:
     """Return whether the demand has any count. Pools are never dropped, not even those of removed models."""
     return demand != PoolDemand(demand.model, pool=demand.pool)
-
-
-def _totals(pool: Pool) -> Totals:
-    counts = (pool.arrived_count, pool.completed_count, pool.dropped_count, pool.late_count)
-    scores = (pool.scored_count, pool.deferred_count, pool.stood_in_count)
-    return Totals(*counts, *scores, pool.thinnable, tuple(pool.confidences))

@@ -15,8 +15,14 @@ class End(Enum):
     DROPPED = "dropped"
 
 
+class Effect:
+    """A request of the dataplane to its performer."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class Reject:
+class Reject(Effect):
     """Answer with an error; nothing is accepted or stored. `retry_after_ms` 0: the same request would never be
     accepted. `quota`: the tenant's quota that rejects it, "" for any other cause."""
 
@@ -28,28 +34,28 @@ class Reject:
 
 
 @dataclass(frozen=True, slots=True)
-class PersistAccepted:
+class PersistAccepted(Effect):
     """Journal the request; answered by AcceptPersisted or AcceptDropped."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class PrepareRoute:
+class PrepareRoute(Effect):
     """Begin the part of the routing that leaves no trace (the embedding), during the journal's commit."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class Announce:
+class Announce(Effect):
     """Send the client the acceptance of its request."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class ResolveRoute:
+class ResolveRoute(Effect):
     """Decide where this stage of the cascade starts; always answered by RouteResolved, even if services are down.
     With `anew` the earlier stages have no workers: the current plan chooses the stages from this one on, and the
     answer names them."""
@@ -60,7 +66,7 @@ class ResolveRoute:
 
 
 @dataclass(frozen=True, slots=True)
-class PersistAttempt:
+class PersistAttempt(Effect):
     """Journal the stage's route (once) and the attempt; answered by AttemptPersisted.
 
     `option`: the route's lane that took the request, 0 for its own, i for `RouteResolved.spare[i - 1]`; the same for
@@ -76,7 +82,7 @@ class PersistAttempt:
 
 
 @dataclass(frozen=True, slots=True)
-class ReservePair:
+class ReservePair(Effect):
     """Run the following Execute on two workers: `peer_id` has a credit reserved for the other half of the guidance
     (Katz, section 7). If the peer is lost, the worker continues without it."""
 
@@ -87,7 +93,7 @@ class ReservePair:
 
 
 @dataclass(frozen=True, slots=True)
-class Execute:
+class Execute(Effect):
     """Run the attempt; answered by AttemptFinished or AttemptFailed. `thinned_steps`: the only steps that run, from the
     first one on; empty for all."""
 
@@ -101,7 +107,7 @@ class Execute:
 
 
 @dataclass(frozen=True, slots=True)
-class Attach:
+class Attach(Effect):
     """Resume the stream of an attempt that an earlier frontdoor started; answered like Execute."""
 
     request_id: str
@@ -112,7 +118,7 @@ class Attach:
 
 
 @dataclass(frozen=True, slots=True)
-class StopAttempt:
+class StopAttempt(Effect):
     """Ask the worker to stop within one step; harmless if the attempt or its worker is gone."""
 
     request_id: str
@@ -121,7 +127,7 @@ class StopAttempt:
 
 
 @dataclass(frozen=True, slots=True)
-class ThinAttempt:
+class ThinAttempt(Effect):
     """Ask the worker to run only these steps of a running attempt from the first of `thinned_steps` on; no effect if
     the attempt has passed that one."""
 
@@ -132,7 +138,7 @@ class ThinAttempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class Score(Effect):
     """Request the discriminator's confidence in the attempt's image; always answered by Scored, even without one."""
 
     request_id: str
@@ -141,7 +147,7 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
-class CommitResult:
+class CommitResult(Effect):
     """Store the image of the attempt `picture_token`, then compare-and-set it into the journal under the newest token,
     `fencing_token`; answered by ResultCommitted or CommitFailed.
 
@@ -158,7 +164,7 @@ class CommitResult:
 
 
 @dataclass(frozen=True, slots=True)
-class CommitCacheEntries:
+class CommitCacheEntries(Effect):
     """Publish the cache entries that the accepted attempt captured."""
 
     request_id: str
@@ -166,7 +172,7 @@ class CommitCacheEntries:
 
 
 @dataclass(frozen=True, slots=True)
-class ReleaseGrant:
+class ReleaseGrant(Effect):
     """Release the attempt's grant: it adds nothing to the cache."""
 
     request_id: str
@@ -174,7 +180,7 @@ class ReleaseGrant:
 
 
 @dataclass(frozen=True, slots=True)
-class PersistEnd:
+class PersistEnd(Effect):
     """Journal the end, unless the request has ended; answered by EndPersisted."""
 
     request_id: str
@@ -184,21 +190,7 @@ class PersistEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class Drop:
-    """Journal the end DROPPED, unless the request has ended; answered by EndPersisted.
-
-    PREDICTED_LATE: it would need another `predicted_wait_s` seconds to end, which is past its deadline.
-    """
-
-    request_id: str
-    reason: str
-    message: str
-    predicted_wait_s: float
-    retry_after_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class Deliver:
+class Deliver(Effect):
     """Answer with the committed image of the attempt `picture_token`."""
 
     request_id: str
@@ -207,7 +199,7 @@ class Deliver:
 
 
 @dataclass(frozen=True, slots=True)
-class DeliverEnd:
+class DeliverEnd(Effect):
     """Answer with the journalled end. `retry_after_ms`: when a retry is worthwhile, 0 if unknown."""
 
     request_id: str
@@ -218,37 +210,15 @@ class DeliverEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class DeliverRecorded:
+class DeliverRecorded(Effect):
     """Answer with the journal's result: another frontdoor ended this request."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class Drained:
+class Drained(Effect):
     """Report that no accepted request is left."""
 
 
-Effect = (
-    Reject
-    | PersistAccepted
-    | PrepareRoute
-    | Announce
-    | ResolveRoute
-    | PersistAttempt
-    | ReservePair
-    | Execute
-    | Attach
-    | StopAttempt
-    | ThinAttempt
-    | Score
-    | CommitResult
-    | CommitCacheEntries
-    | ReleaseGrant
-    | PersistEnd
-    | Drop
-    | Deliver
-    | DeliverEnd
-    | DeliverRecorded
-    | Drained
-)
+EFFECTS = tuple(one for one in tuple(globals().values()) if isinstance(one, type) and issubclass(one, Effect))[1:]

@@ -2,7 +2,7 @@
 
 from pentimento.dataplane.cascade import stand_in, stand_in_pool
 from pentimento.dataplane.commits import commit_picture, enter_end, fall_back, release_picture, stop_attempts
-from pentimento.dataplane.effects import DeliverEnd, DeliverRecorded, Drop, Effect, End, PersistEnd
+from pentimento.dataplane.effects import DeliverEnd, DeliverRecorded, Effect, End, PersistEnd
 from pentimento.dataplane.events import CancelRequested, EndPersisted
 from pentimento.dataplane.predictions import learn_slowness, retry_after_ms
 from pentimento.dataplane.requests import Phase, Request
@@ -46,8 +46,7 @@ def drop_late(state: State, now: float, request: Request, wait_s: float) -> list
     left_s = max(request.deadline - now, 0.0)
     message = f"predicted to take {wait_s:.3g} s from now, {left_s:.3g} s were left"
     request.retry_after_ms = retry_after_ms(state, now, request.pool, wait_s - left_s)
-    ending = enter_end(state, request, End.DROPPED, Reason.PREDICTED_LATE, message)
-    return [Drop(request.request_id, ending.reason, message, wait_s, request.retry_after_ms)]
+    return [enter_end(state, request, End.DROPPED, Reason.PREDICTED_LATE, message)]
 
 
 def stop_request(state: State, request: Request, end: End, reason: str, message: str) -> list[Effect]:

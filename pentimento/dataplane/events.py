@@ -35,8 +35,14 @@ class FailureKind(Enum):
     FATAL = "fatal"
 
 
+class Event:
+    """A report to the dataplane."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class RequestArrived:
+class RequestArrived(Event):
     """Request admission of a valid request to `pool`.
 
     `cascade`: pools in order, beginning with `pool` (DiffServe, section 3.1); none or one is no cascade; `cascade_name`
@@ -67,14 +73,14 @@ class RequestArrived:
 
 
 @dataclass(frozen=True, slots=True)
-class AcceptPersisted:
+class AcceptPersisted(Event):
     """Report that the journal holds the request durably."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class AcceptDropped:
+class AcceptDropped(Event):
     """Report that the request must not run: its idempotency key is in use, or the journal could not store it."""
 
     request_id: str
@@ -91,7 +97,7 @@ class RouteOption:
 
 
 @dataclass(frozen=True, slots=True)
-class RouteResolved:
+class RouteResolved(Event):
     """Answer ResolveRoute for that stage of the cascade: the start and the model of the request; `work` is the work
     left from that start.
 
@@ -119,7 +125,7 @@ class RouteResolved:
 
 
 @dataclass(frozen=True, slots=True)
-class AttemptPersisted:
+class AttemptPersisted(Event):
     """Answer PersistAttempt: `won` is False if another frontdoor has ended the request or holds a newer token."""
 
     request_id: str
@@ -128,7 +134,7 @@ class AttemptPersisted:
 
 
 @dataclass(frozen=True, slots=True)
-class AttemptStarted:
+class AttemptStarted(Event):
     """Report that the worker has begun the attempt; before, it may have waited there after another."""
 
     request_id: str
@@ -136,7 +142,7 @@ class AttemptStarted:
 
 
 @dataclass(frozen=True, slots=True)
-class AttemptYielded:
+class AttemptYielded(Event):
     """Report that the attempt's batch slot is about to be free: it holds a credit no longer."""
 
     request_id: str
@@ -144,7 +150,7 @@ class AttemptYielded:
 
 
 @dataclass(frozen=True, slots=True)
-class AttemptProgressed:
+class AttemptProgressed(Event):
     """Report that the worker has completed `step` steps of the attempt's schedule."""
 
     request_id: str
@@ -153,7 +159,7 @@ class AttemptProgressed:
 
 
 @dataclass(frozen=True, slots=True)
-class AttemptFinished:
+class AttemptFinished(Event):
     """Report that an attempt has an image, not yet committed. `painted_work`: the pixel steps that really ran, if they
     differ from the routed work; 0 otherwise."""
 
@@ -163,7 +169,7 @@ class AttemptFinished:
 
 
 @dataclass(frozen=True, slots=True)
-class AttemptFailed:
+class AttemptFailed(Event):
     """Report that an attempt ended without an image; `kind` decides whether the request runs again."""
 
     request_id: str
@@ -174,7 +180,7 @@ class AttemptFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class Scored(Event):
     """Answer Score: softmax of 'real', 0..1; None if the discriminator did not answer."""
 
     request_id: str
@@ -183,7 +189,7 @@ class Scored:
 
 
 @dataclass(frozen=True, slots=True)
-class ResultCommitted:
+class ResultCommitted(Event):
     """Answer the compare-and-set: `won` is False if a newer attempt or another ending came first."""
 
     request_id: str
@@ -192,7 +198,7 @@ class ResultCommitted:
 
 
 @dataclass(frozen=True, slots=True)
-class CommitFailed:
+class CommitFailed(Event):
     """Report that the image could not be stored."""
 
     request_id: str
@@ -202,7 +208,7 @@ class CommitFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class EndPersisted:
+class EndPersisted(Event):
     """Answer PersistEnd: `won` is False if the request had ended already."""
 
     request_id: str
@@ -210,7 +216,7 @@ class EndPersisted:
 
 
 @dataclass(frozen=True, slots=True)
-class EffectFailed:
+class EffectFailed(Event):
     """Report that an effect raised: it gets no other answer, and it may or may not have been carried out.
 
     `effect` is the name of its kind; `fencing_token` is 0 for a kind that has none.
@@ -222,7 +228,7 @@ class EffectFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class CancelRequested:
+class CancelRequested(Event):
     """Cancel a request. `client_left`: the stream broke without a cancel; the recorded reason differs."""
 
     request_id: str
@@ -230,7 +236,7 @@ class CancelRequested:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerReported:
+class WorkerReported(Event):
     """Report the holdings and the capacity of a worker: `credit_count` attempts, and `reserve_count` more that are due
     before a running one; `preparing_count`: further attempts that prepare their inputs, 0 if preparing holds a
     credit. `pinned`: named by the operator, so no plan is needed;
@@ -252,7 +258,7 @@ class WorkerReported:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerLost:
+class WorkerLost(Event):
     """Report that the stream of credits broke or fell silent."""
 
     worker_id: str
@@ -260,7 +266,7 @@ class WorkerLost:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanReceived:
+class PlanReceived(Event):
     """Report a new plan of the controller."""
 
     plan: Plan
@@ -280,14 +286,14 @@ class SpeedProfile:
 
 
 @dataclass(frozen=True, slots=True)
-class ProfilesReceived:
+class ProfilesReceived(Event):
     """Report measured speeds, which start predictions until attempts correct them; other profiles stay unchanged."""
 
     profiles: tuple[SpeedProfile, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class QuotasReceived:
+class QuotasReceived(Event):
     """Replace the quotas of all tenants: (tenant, quota)."""
 
     quotas: tuple[tuple[str, TenantQuota], ...]
@@ -295,7 +301,8 @@ class QuotasReceived:
 
 @dataclass(frozen=True, slots=True)
 class RecoveredRequest:
-    """Describe an unfinished request of the journal; `pool`, `model_digest` and `work` are of its route if it has one.
+    """Describe an unfinished request of the journal; `pool`, `model_digest` and `work` are of its route if it has one
+    (`route_pinned`).
 
     `cascade_stage`: of that route; the attempt is the newest one of that stage. Images of earlier stages are lost.
     `planned` as in RequestArrived.
@@ -306,7 +313,7 @@ class RecoveredRequest:
     pool: str
     work: float
     deadline: float
-    routed: bool = False
+    route_pinned: bool = False
     model_digest: str = ""
     attempt_number: int = 0
     fencing_token: int = 0
@@ -321,14 +328,14 @@ class RecoveredRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Recovered:
+class Recovered(Event):
     """Report the unfinished requests of the journal, after a start or a takeover."""
 
     requests: tuple[RecoveredRequest, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class TookOver:
+class TookOver(Event):
     """Report that this frontdoor, until now a standby (epoch 0), holds the lease: `epoch` exceeds every earlier one.
 
     Until then every request is rejected with STANDBY. `Recovered` follows.
@@ -338,39 +345,10 @@ class TookOver:
 
 
 @dataclass(frozen=True, slots=True)
-class DrainRequested:
+class DrainRequested(Event):
     """Accept no new requests; finish the accepted ones."""
 
 
 @dataclass(frozen=True, slots=True)
-class TimePassed:
+class TimePassed(Event):
     """Report that the time of `Dataplane.next_wakeup` has come."""
-
-
-Event = (
-    RequestArrived
-    | AcceptPersisted
-    | AcceptDropped
-    | RouteResolved
-    | AttemptPersisted
-    | AttemptStarted
-    | AttemptYielded
-    | AttemptProgressed
-    | AttemptFinished
-    | AttemptFailed
-    | Scored
-    | ResultCommitted
-    | CommitFailed
-    | EndPersisted
-    | EffectFailed
-    | CancelRequested
-    | WorkerReported
-    | WorkerLost
-    | PlanReceived
-    | ProfilesReceived
-    | QuotasReceived
-    | Recovered
-    | TookOver
-    | DrainRequested
-    | TimePassed
-)

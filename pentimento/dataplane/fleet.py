@@ -19,6 +19,8 @@ from pentimento.policies.plan_checks import check_plan
 
 # More credits than any real worker has.
 _MAX_CREDITS = 4096
+# Time after which a lost worker is forgotten.
+FORGET_WORKER_S = 30.0
 
 
 def on_worker_reported(state: State, now: float, event: WorkerReported) -> list[Effect]:
@@ -47,7 +49,7 @@ def on_worker_lost(state: State, now: float, event: WorkerLost) -> list[Effect]:
     worker = state.workers.get(event.worker_id)
     if worker is None or not worker.connected or worker.worker_generation != event.worker_generation:
         return []
-    worker.forget_at = now + state.settings.forget_worker_s
+    worker.forget_at = now + FORGET_WORKER_S
     state.set_timer(worker.forget_at, TimerKind.FORGET_WORKER, worker.worker_id)
     return _lose_worker(state, now, worker)
 

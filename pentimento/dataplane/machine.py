@@ -19,15 +19,12 @@ from pentimento.dataplane import (
 )
 from pentimento.dataplane.dispatch import dispatch
 from pentimento.dataplane.effects import Drained, Effect
-from pentimento.dataplane.pools import Pool
-from pentimento.dataplane.predictions import predicted_wait_s, service_s
 from pentimento.dataplane.settings import DataplaneSettings
 from pentimento.dataplane.state import State
-from pentimento.policies.thinning import Pressure, ThinningOffer
 
 Handler = Callable[[State, float, Any], list[Effect]]
 
-_HANDLERS: Mapping[type, Handler] = {
+HANDLERS: Mapping[type, Handler] = {
     events.RequestArrived: admission.on_arrived,
     events.AcceptPersisted: admission.on_accept_persisted,
     events.AcceptDropped: admission.on_accept_dropped,
@@ -67,7 +64,7 @@ class Dataplane:
         """Apply an event and return the effects to perform. `now` in monotonic seconds. Late, repeated and reordered
         events are safe."""
         state = self.state
-        effects = _HANDLERS[type(event)](state, now, event)
+        effects = HANDLERS[type(event)](state, now, event)
         if state.dirty:
             effects = effects + dispatch(state, now)
         if state.draining and not state.requests and not state.drained:
@@ -79,25 +76,3 @@ class Dataplane:
     def next_wakeup(self) -> float | None:
         """Return when TimePassed is due; None without a timer."""
         return self.state.timers[0][0] if self.state.timers else None
-
-    def service_s(self, pool: str, work: float) -> float | None:
-        """Return the seconds of `work` pixel steps in the pool, in a batch of one; None if no speed is known."""
-        return service_s(self.state, pool, work)
-
-    def device_s(self, pool: str, work: float, offer: ThinningOffer) -> float | None:
-        """Return the device seconds of `work` pixel steps in the pool now: its share of a full batch, without the steps
-        that would be skipped for any deadline. None if no speed is known."""
-        return thinning.device_s(self.state, pool, work, offer)
-
-    def is_shorter_from_noise(self, pool: str, noise: ThinningOffer, steps_left: int) -> bool:
-        """Return whether thinning leaves fewer steps from noise than the `steps_left` after a cached latent, in the
-        pool's current load."""
-        return thinning.is_shorter_from_noise(self.state, pool, noise, steps_left)
-
-    def predicted_wait_s(self, pool: str) -> float:
-        """Return the seconds that a request admitted to the pool now would wait for a worker."""
-        return predicted_wait_s(self.state, pool)
-
-    def foreseen_pressure(self, pool: Pool, work: float, step_count: float, deadline_s: float) -> Pressure:
-        """Return the time per step and the time left for a request that would arrive at the pool now."""
-        return thinning.foreseen_pressure(self.state, pool, work, step_count, deadline_s)

@@ -10,6 +10,8 @@ from pentimento.dataplane.state import State
 
 # Used until a pool's speed is known.
 DEFAULT_WAIT_S = 5.0
+MIN_RETRY_AFTER_MS = 100
+MAX_RETRY_AFTER_MS = 600_000
 
 
 def predicted_wait_s(state: State, pool_name: str) -> float:
@@ -72,9 +74,8 @@ def retry_after_ms(state: State, now: float, pool_name: str, late_s: float = 0.0
     """Return the milliseconds after which another try is worthwhile: when half of the queue is served, so that clients
     that return do not all meet a full queue, and a running request has released its credit. `late_s`: the seconds by
     which the request would miss its deadline; the work before it must shrink by as much."""
-    settings = state.settings
     wait_s = max(predicted_wait_s(state, pool_name) / 2, _first_credit_s(state, now, pool_name), late_s)
-    return round(min(max(wait_s * 1000, settings.min_retry_after_ms), settings.max_retry_after_ms))
+    return round(min(max(wait_s * 1000, MIN_RETRY_AFTER_MS), MAX_RETRY_AFTER_MS))
 
 
 def _first_credit_s(state: State, now: float, pool_name: str) -> float:

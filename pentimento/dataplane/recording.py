@@ -7,17 +7,17 @@ exactly; a recording contains no prompt and no image.
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 from pentimento.dataplane import effects, events
-from pentimento.dataplane.machine import Dataplane
+from pentimento.dataplane.machine import HANDLERS, Dataplane
 from pentimento.dataplane.settings import DataplaneSettings
 from pentimento.domain.errors import InvalidArgument
 from pentimento.files.json_values import from_json, to_json
 
 FORMAT = "pentimento-effects"
-_EVENTS = {kind.__name__: kind for kind in get_args(events.Event)}
-_EFFECTS = {kind.__name__: kind for kind in get_args(effects.Effect)}
+_EVENTS = {kind.__name__: kind for kind in HANDLERS}
+_EFFECTS = {kind.__name__: kind for kind in effects.EFFECTS}
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """Recover unfinished requests of an earlier frontdoor: attach to their running attempts, queue the rest again."""
 
+from dataclasses import fields
+
 from pentimento.dataplane.cascade import go_on, is_deserted
 from pentimento.dataplane.credits import take
 from pentimento.dataplane.effects import Attach, Effect, PrepareRoute, ResolveRoute
@@ -59,28 +61,10 @@ def on_orphan_wait_over(state: State, request: Request) -> None:
 
 
 def _take_over(state: State, now: float, recovered: RecoveredRequest) -> list[Effect]:
-    request = Request(
-        recovered.request_id,
-        recovered.tenant,
-        recovered.pool,
-        recovered.work,
-        recovered.deadline,
-        cascade=recovered.cascade,
-        cascade_stage=recovered.cascade_stage,
-        cascade_name=recovered.cascade_name,
-        start=recovered.start,
-        needs=recovered.needs,
-        has_inputs=recovered.has_inputs,
-        planned=recovered.planned,
-        phase=Phase.ORPHANED,
-        model_digest=recovered.model_digest,
-        route_pinned=recovered.routed,
-        attempt_number=recovered.attempt_number,
-        fencing_token=recovered.fencing_token,
-        worker_id=recovered.worker_id,
-    )
+    known = {one.name: getattr(recovered, one.name) for one in fields(recovered)}
+    request = Request(**known, phase=Phase.ORPHANED)
     state.add(request)
-    if not recovered.routed:
+    if not recovered.route_pinned:
         state.enter(request, Phase.ROUTING)
         sent_on = go_on(state, request) if is_deserted(state, request.pool) else []
         return [

@@ -4,11 +4,11 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
 from pentimento.dataplane import Dataplane
 from pentimento.dataplane.defects import failure_of
-from pentimento.dataplane.effects import Effect
+from pentimento.dataplane.effects import EFFECTS, Effect
 from pentimento.dataplane.events import Event, TimePassed
 from pentimento.domain.clock import Clock
 
@@ -38,7 +38,7 @@ class Interpreter:
 
     def perform_with(self, performers: Mapping[type, Performer]) -> None:
         """Set the performer of each kind of effect. Raises ValueError if a kind has none."""
-        missing = set(get_args(Effect)) - set(performers)
+        missing = set(EFFECTS) - set(performers)
         if missing:
             raise ValueError(f"no performer for {sorted(kind.__name__ for kind in missing)}")
         self._performers.update(performers)

@@ -106,7 +106,6 @@ PERFORMERS: Mapping[type, Callable[[FrontdoorParts, Any], None]] = {
     effects.CommitCacheEntries: cache_writes.commit_entries,
     effects.ReleaseGrant: cache_writes.release_grant,
     effects.PersistEnd: journalling.persist_end,
-    effects.Drop: journalling.drop,
     effects.Score: scoring.score,
     effects.ReservePair: attempts.reserve_pair,
     effects.Deliver: delivery.deliver,

@@ -56,7 +56,7 @@ class ImageEndpoint:
     usual_steps: "UsualSteps"
     url_offers: "UrlOffers"
     kind: str
-    read: Callable[[EdgeParts, Request, HeldBody], Awaitable[GenerationRequest]]
+    read: Callable[[Request, HeldBody], Awaitable[GenerationRequest]]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -64,7 +64,7 @@ class ImageEndpoint:
         if may_be_large(request):
             await introduce(self.parts, token)
         with self.parts.bodies.held(caller_of(request)) as held:
-            body = await self.read(self.parts, request, held)
+            body = await self.read(request, held)
             asked = body.to_request(self.parts.model_aliases)
             if body.as_urls:
                 await self.url_offers.check(token)
@@ -106,12 +106,12 @@ async def read_document(request: Request, held: HeldBody) -> dict[str, Any]:
     return read_json(await read_body(request, held))
 
 
-async def read_generation(parts: EdgeParts, request: Request, held: HeldBody) -> GenerationRequest:
+async def read_generation(request: Request, held: HeldBody) -> GenerationRequest:
     """Read a generation."""
     return GenerationRequest.read(await read_document(request, held))
 
 
-async def read_edit(parts: EdgeParts, request: Request, held: HeldBody) -> GenerationRequest:
+async def read_edit(request: Request, held: HeldBody) -> GenerationRequest:
     """Read an edit: a form, or a JSON body with data URLs."""
     if content_type(request) == JSON_TYPE:
         return JsonEditRequest.read(await read_document(request, held))

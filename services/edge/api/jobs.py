@@ -130,7 +130,7 @@ class JobRoutes:
         if may_be_large(request):
             await introduce(self._parts, token_of(request))
         with self._parts.bodies.held(caller_of(request)) as held:
-            body = await read_job(self._parts, request, held)
+            body = await read_job(request, held)
             asked = body.to_request(self._parts.model_aliases)
             if body.as_urls:
                 await self._url_offers.check(token_of(request))
@@ -206,7 +206,7 @@ class JobEvents:
         await end_stream(send)
 
 
-async def read_job(parts: EdgeParts, request: Request, held: HeldBody) -> JobRequest | EditJobRequest:
+async def read_job(request: Request, held: HeldBody) -> JobRequest | EditJobRequest:
     """Read a submission: a generation or an edit as JSON, or an edit as a form."""
     kind = content_type(request)
     if kind not in (JSON_TYPE, FORM_TYPE):

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from pentimento.api.generation.v1 import generation_pb2
-from pentimento.dataplane.effects import CommitResult, Drop, End, PersistAccepted, PersistAttempt, PersistEnd
+from pentimento.dataplane.effects import CommitResult, PersistAccepted, PersistAttempt, PersistEnd
 from pentimento.dataplane.events import (
     AcceptDropped,
     AcceptPersisted,
@@ -86,10 +86,6 @@ def commit_result(parts: FrontdoorParts, effect: CommitResult) -> None:
 def persist_end(parts: FrontdoorParts, effect: PersistEnd) -> None:
     job = parts.jobs.get(effect.request_id)
     parts.jobs.spawn(job, _end(parts, job, effect), effect)
-
-
-def drop(parts: FrontdoorParts, effect: Drop) -> None:
-    persist_end(parts, PersistEnd(effect.request_id, End.DROPPED, effect.reason, effect.message))
 
 
 async def _accept(parts: FrontdoorParts, job: Job) -> None:

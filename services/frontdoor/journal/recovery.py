@@ -70,7 +70,7 @@ def _recovered(job: Job, record: JournalledRequest) -> RecoveredRequest:
         pool=_pool_of(job, stage, route),
         work=work_left(request.resolved, route.start) if route else request.resolved.cost,
         deadline=request.deadline,
-        routed=route is not None,
+        route_pinned=route is not None,
         model_digest=route.model_digest if route else "",
         attempt_number=newest.attempt.attempt_number if newest else 0,
         fencing_token=newest.attempt.fencing_token if newest else 0,

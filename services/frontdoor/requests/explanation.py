@@ -5,6 +5,8 @@ from dataclasses import replace
 
 from pentimento.dataplane.cascade import own_threshold
 from pentimento.dataplane.pools import Pool
+from pentimento.dataplane.predictions import predicted_wait_s
+from pentimento.dataplane.thinning import foreseen_pressure
 from pentimento.domain.embedding import PromptEmbedding
 from pentimento.domain.image_request import Explanation
 from pentimento.domain.online_quality import ReuseQuality
@@ -100,7 +102,7 @@ async def _explained(
         route,
         route.plan_version,
         option.pool,
-        dataplane.predicted_wait_s(option.pool) * 1000,
+        predicted_wait_s(dataplane.state, option.pool) * 1000,
         thresholds,
         plan.allocator if plan is not None else "",
         plan.admission_rate if plan is not None else 1.0,
@@ -116,7 +118,7 @@ def _steps(parts: FrontdoorParts, option: PoolOption, pool: Pool) -> ExplainedSt
     offer = replace(offers.offer(resolved, route), reused_share=share)
     work = share * work_left(resolved, route.start)
     count = max(offer.remaining_cost, 1.0)
-    pressure = parts.dataplane.foreseen_pressure(pool, work, count, resolved.deadline_ms / 1000)
+    pressure = foreseen_pressure(parts.dataplane.state, pool, work, count, resolved.deadline_ms / 1000)
     return ExplainedSteps(offers.mode, offer, offers.refusal(resolved, route), pressure)
 
 

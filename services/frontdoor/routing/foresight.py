@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from pentimento.dataplane.cascade import own_threshold
+from pentimento.dataplane.predictions import predicted_wait_s
 from pentimento.domain.embedding import Embedding, PromptEmbedding
 from pentimento.domain.foresight import PromptForesight
 from pentimento.domain.generation import Start
@@ -31,7 +32,7 @@ def light_price(parts: FrontdoorParts, resolved: ResolvedRequest, stages: Sequen
     following = state.pools.get(stages[1].pool)
     if following is None or not following.workers:
         return 0.0
-    if not shared_s and parts.dataplane.predicted_wait_s(stages[1].pool) > 0.0:
+    if not shared_s and predicted_wait_s(state, stages[1].pool) > 0.0:
         return 0.0
     light_s, next_s = (noise_seconds(parts, resolved, stage) for stage in stages[:2])
     return (light_s + shared_s) / next_s if light_s is not None and next_s else 0.0

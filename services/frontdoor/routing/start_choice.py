@@ -4,6 +4,8 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from pentimento.dataplane.predictions import service_s
+from pentimento.dataplane.thinning import device_s, is_shorter_from_noise
 from pentimento.domain.cache import CacheScope, CandidateStart, LookupAnswer, LookupCandidate
 from pentimento.domain.embedding import PromptEmbedding
 from pentimento.domain.fleet import HeldModel, PoolPlan
@@ -168,7 +170,7 @@ def expected_device_s(
 ) -> float | None:
     """Return the device seconds of a request with that start in the pool now; None if no speed is known."""
     offer = expected_thinning(parts, resolved, held, start)
-    return parts.dataplane.device_s(pool, work_left(resolved, start), offer)
+    return device_s(parts.dataplane.state, pool, work_left(resolved, start), offer)
 
 
 def _or_noise(parts: FrontdoorParts, asked: Asked, found: CandidateStart) -> CandidateStart:
@@ -178,7 +180,7 @@ def _or_noise(parts: FrontdoorParts, asked: Asked, found: CandidateStart) -> Can
     noise, hit = (expected_thinning(parts, asked.resolved, asked.held, start) for start in (FROM_NOISE, found.start))
     whole = asked.resolved.spec.num_inference_steps - steps_saved(found.start)
     left = hit.least_count if hit.options else whole
-    if not parts.dataplane.is_shorter_from_noise(asked.candidate.pool, noise, left):
+    if not is_shorter_from_noise(parts.dataplane.state, asked.candidate.pool, noise, left):
         return found
     why = f"from noise: thinned it takes {noise.least_count} steps, from the nearest latent {left}"
     return replace(found, start=FROM_NOISE, reason=why)
@@ -186,7 +188,7 @@ def _or_noise(parts: FrontdoorParts, asked: Asked, found: CandidateStart) -> Can
 
 def _found(parts: FrontdoorParts, asked: Asked, found: CandidateStart) -> FoundStart:
     share = steps_saved(found.start) / asked.resolved.spec.num_inference_steps
-    seconds = parts.dataplane.service_s(asked.candidate.pool, work_left(asked.resolved, found.start))
+    seconds = service_s(parts.dataplane.state, asked.candidate.pool, work_left(asked.resolved, found.start))
     return FoundStart(kind_of(found.start), share, seconds, asked.candidate.stands_in)
 
 

@@ -8,7 +8,6 @@ from tests.unit.dataplane.world import World
 
 # The world keeps its books by them: they break down once they are carried out.
 _CARRIED_OUT = (effects.Reject, effects.ReleaseGrant, effects.CommitCacheEntries)
-_ENDS = (effects.PersistEnd, effects.Drop)
 _ANSWERS = (effects.Reject, effects.Deliver, effects.DeliverEnd)
 
 
@@ -33,7 +32,7 @@ class BreakingWorld(World):
 
     def _may_break(self, effect: effects.Effect) -> bool:
         """The journalling of an end not more often than it is tried again."""
-        return not isinstance(effect, _ENDS) or self._broken_ends[effect.request_id] < MAX_END_RETRIES
+        return not isinstance(effect, effects.PersistEnd) or self._broken_ends[effect.request_id] < MAX_END_RETRIES
 
     def _break(self, effect: effects.Effect) -> None:
         """Carried out or not, nothing is said but that it broke down."""
@@ -45,7 +44,7 @@ class BreakingWorld(World):
                 del self.replies[said_count:]
         if isinstance(effect, effects.PersistAttempt | effects.Attach):
             self.granted.add((effect.request_id, effect.fencing_token))
-        if isinstance(effect, _ENDS):
+        if isinstance(effect, effects.PersistEnd):
             self._broken_ends[effect.request_id] += 1
         if isinstance(effect, _ANSWERS):
             self._broken_answers.add(effect.request_id)

@@ -1,12 +1,16 @@
 """A dataplane and short words to drive it with."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from pentimento.dataplane import Dataplane, DataplaneSettings, effects, events
+from pentimento.domain.fleet import Capability
+from pentimento.policies.adapter_needs import AdapterHoldings, AdapterNeeds
 from pentimento.policies.thinning import WHOLE, ThinningOffer
 
 E = TypeVar("E", bound=effects.Effect)
+TAKES_LORAS = frozenset({Capability.LORA})
 
 
 class Driver:
@@ -92,3 +96,79 @@ def only(kind: type[E], effect_list: list[effects.Effect]) -> E:
 
 def kinds(effect_list: list[effects.Effect]) -> list[type]:
     return [type(effect) for effect in effect_list]
+
+
+def play(driver: Driver, script: str) -> str:
+    """Send the events of a script's steps; return the last step's effects.
+
+    Steps are separated by `, `: a verb, a name and options. Requests are accepted and routed, and with `run` also
+    journalled. `fail r1 GONE` names a FailureKind, `wait 10` lets that time pass. An effect is its name and request;
+    `r1 to w1` is a new attempt."""
+    effect_list: list[effects.Effect] = []
+    for step in script.split(", "):
+        verb, name, *options = step.split(" ")
+        effect_list = VERBS[verb](driver, name, *options)
+    return ", ".join(said_of(effect) for effect in effect_list)
+
+
+def said_of(effect: effects.Effect) -> str:
+    request_id = getattr(effect, "request_id", "")
+    if isinstance(effect, effects.PersistAttempt):
+        return f"{request_id} to {effect.worker_id}"
+    return f"{type(effect).__name__} {request_id}"
+
+
+def report(driver: Driver, name: str, *options: str) -> list[effects.Effect]:
+    """`has` and `warm` are LoRAs; other options are fields of the report, flags without a value."""
+    values: dict[str, Any] = {}
+    for option in options:
+        field, _, value = option.partition("=")
+        values[field] = int(value) if value.isdecimal() else value or True
+    loras = {field: frozenset(filter(None, str(values.pop(field, "")).split("+"))) for field in ("has", "warm")}
+    if any(loras.values()):
+        values["holdings"] = AdapterHoldings(TAKES_LORAS, loras["has"] | loras["warm"], loras["warm"])
+    return driver.worker(name, **values)
+
+
+def queue(driver: Driver, name: str, *options: str) -> list[effects.Effect]:
+    """`with=image`: it has inputs; `within`: seconds to the deadline; `needs`: a LoRA; `spare`: a further pool."""
+    values: dict[str, Any] = dict(option.split("=") for option in options)
+    if values.pop("with", ""):
+        values["has_inputs"] = True
+    if "within" in values:
+        values["deadline"] = driver.now + float(values.pop("within"))
+    if "needs" in values:
+        values["needs"] = AdapterNeeds(TAKES_LORAS, frozenset({values["needs"]}))
+    if "spare" in values:
+        values["spare"] = (events.RouteOption(values["spare"], "d", 3.0),)
+    return driver.queue(name, **values)
+
+
+def of_attempt(kind: Any) -> Callable[..., list[effects.Effect]]:
+    """Send an event of the newest attempt of a request."""
+
+    def send(driver: Driver, name: str, *values: str) -> list[effects.Effect]:
+        token = driver.dataplane.state.requests[name].fencing_token
+        return driver.send(kind(name, token, *(events.FailureKind[value] for value in values)))
+
+    return send
+
+
+def wait(driver: Driver, seconds: str) -> list[effects.Effect]:
+    driver.now += float(seconds)
+    return driver.send(events.TimePassed())
+
+
+VERBS: dict[str, Callable[..., list[effects.Effect]]] = {
+    "worker": report,
+    "lose": lambda driver, name, generation="1": driver.send(events.WorkerLost(name, int(generation))),
+    "queue": queue,
+    "journal": of_attempt(events.AttemptPersisted),
+    "run": lambda driver, name, *options: [driver.start(queue(driver, name, *options))],
+    "begin": of_attempt(events.AttemptStarted),
+    "yield": of_attempt(events.AttemptYielded),
+    "finish": of_attempt(events.AttemptFinished),
+    "fail": of_attempt(events.AttemptFailed),
+    "cancel": lambda driver, name: driver.send(events.CancelRequested(name)),
+    "wait": wait,
+}

@@ -1,6 +1,7 @@
 import pytest
 
 from pentimento.dataplane import DataplaneSettings, effects, events
+from pentimento.dataplane.predictions import predicted_wait_s
 from pentimento.domain.fleet import Plan, WorkerAssignment
 from pentimento.domain.generation import PlanVersion
 from tests.unit.dataplane.driver import Driver, kinds, only
@@ -59,13 +60,13 @@ def test_the_time_to_come_back_is_predicted_from_the_load() -> None:
     reject = only(effects.Reject, driver.arrive("one more"))
 
     assert reject.retry_after_ms == pytest.approx(12_000)
-    assert driver.dataplane.predicted_wait_s("m") == pytest.approx(24.0)
+    assert predicted_wait_s(driver.dataplane.state, "m") == pytest.approx(24.0)
 
 
 def test_a_pool_with_a_free_credit_predicts_no_wait(driver: Driver) -> None:
     driver.worker()
 
-    assert driver.dataplane.predicted_wait_s("m") == 0.0
+    assert predicted_wait_s(driver.dataplane.state, "m") == 0.0
 
 
 def test_an_accept_that_was_dropped_frees_its_place() -> None:

@@ -125,11 +125,11 @@ def test_shares_of_deferred_requests_are_counted() -> None:
 
 
 def test_the_light_picture_is_delivered_shortly_before_the_deadline() -> None:
-    driver = cascade_driver(fall_back_margin_s=1.0)
+    driver = cascade_driver()
     token = defer(driver, deadline=200.0)
     heavy = driver.start(route_heavy(driver))
-    assert driver.dataplane.next_wakeup() == 199.0
-    driver.now = 199.0
+    assert driver.dataplane.next_wakeup() == 199.9
+    driver.now = 199.9
 
     after = driver.send(events.TimePassed())
 
@@ -288,10 +288,10 @@ def test_a_picture_that_waits_for_its_score_until_its_deadline_makes_no_worker_s
 
 
 def test_where_nothing_is_fallen_back_to_a_score_may_come_until_the_deadline() -> None:
-    driver = cascade_driver(fall_back=False, fall_back_margin_s=10.0)
+    driver = cascade_driver(fall_back=False)
     token = paint_light(driver, deadline=200.0)
 
-    driver.now = 199.0
+    driver.now = 199.95
 
     assert driver.send(events.TimePassed()) == []
     assert effects.CommitResult in kinds(driver.send(events.Scored("r1", token, 0.9)))

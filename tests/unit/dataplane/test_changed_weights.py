@@ -49,7 +49,7 @@ def test_who_is_routed_to_the_old_weights_again_waits_until_others_are_held(driv
 
 
 def test_what_was_routed_before_a_restart_keeps_its_weights(driver: Driver) -> None:
-    routed = events.RecoveredRequest("r1", "tenant", "m", 1.0, 1000.0, routed=True, model_digest="d1")
+    routed = events.RecoveredRequest("r1", "tenant", "m", 1.0, 1000.0, route_pinned=True, model_digest="d1")
     driver.send(events.Recovered((routed,)))
     driver.worker("new", model_digest="d2")
 

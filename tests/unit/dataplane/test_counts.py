@@ -1,53 +1,16 @@
 """What is counted for operators and the planner, and what a dataplane begins with."""
 
-from dataclasses import MISSING, asdict, fields
-
 import pytest
 
-from pentimento.dataplane import Dataplane, DataplaneSettings, effects, events
+from pentimento.dataplane import effects, events
 from pentimento.dataplane.commits import fall_back
 from pentimento.dataplane.events import FailureKind
-from pentimento.dataplane.pools import Backlog, Pool, Worker
-from pentimento.dataplane.requests import Phase, Request
-from pentimento.dataplane.state import Counters, State
-from pentimento.domain.fleet import Plan
-from pentimento.domain.generation import PlanVersion
-from pentimento.policies.plan.entry import PlanIndex
-from pentimento.policies.thinning import WHOLE, ThinningMode, ThinningOffer, ThinningOption
+from pentimento.dataplane.pools import Pool
+from pentimento.dataplane.predictions import predicted_wait_s
+from pentimento.dataplane.requests import Request
+from pentimento.dataplane.state import State
+from pentimento.policies.thinning import ThinningOffer, ThinningOption
 from tests.unit.dataplane.driver import Driver
-
-
-def test_a_new_dataplane_has_counted_nothing() -> None:
-    pool = Pool("m")
-
-    assert asdict(Counters()) == {field.name: 0 for field in fields(Counters)}
-    counts = [getattr(pool, field.name) for field in fields(Pool) if field.name.endswith("_count")]
-    assert counts == [0] * 11
-    assert (pool.waiting_work, pool.throughput, pool.ends) == (0.0, 0.0, [])
-    assert (pool.spare_shares, pool.lost_shares, pool.thins) == (0.0, 0.0, False)
-
-
-def test_what_nobody_sets_is_as_the_documentation_has_it() -> None:
-    assert asdict(DataplaneSettings()) == {
-        "queue_limit": 256,
-        "max_reruns": 2,
-        "suspect_losses": 2,
-        "suspect_wait_s": 10.0,
-        "orphan_wait_s": 3.0,
-        "forget_worker_s": 30.0,
-        "min_retry_after_ms": 100,
-        "max_retry_after_ms": 600_000,
-        "drop_late": True,
-        "prediction_margin": 1.0,
-        "confidence_threshold": 0.0,
-        "accept_unscored": True,
-        "fall_back": True,
-        "fall_back_margin_s": 0.1,
-        "skip_light_below": None,
-        "adapter_load_s": 0.5,
-        "pair_tight_share": None,
-        "thinning": ThinningMode.OFF,
-    }
 
 
 @pytest.mark.parametrize(("after_s", "late"), [(-0.1, 0), (0.0, 0), (0.1, 1)])
@@ -59,7 +22,8 @@ def test_a_picture_after_its_deadline_is_counted_as_late(driver: Driver, after_s
 
     driver.send(events.ResultCommitted("r1", token, True))
 
-    assert driver.dataplane.state.pools["m"].late_count == late
+    pool = driver.dataplane.state.pools["m"]
+    assert (driver.dataplane.state.counters.completed, pool.completed_count, pool.late_count) == (1, 1, late)
 
 
 def test_a_rerun_is_counted_where_a_worker_is_to_blame_and_not_where_it_only_refused(driver: Driver) -> None:
@@ -77,8 +41,8 @@ def test_the_wait_of_a_pool_of_which_nothing_is_known_is_five_seconds() -> None:
     driver = Driver()
     driver.queue("waits")
 
-    assert Dataplane(1).predicted_wait_s("nobody") == 5.0
-    assert driver.dataplane.predicted_wait_s("m") == 5.0
+    assert predicted_wait_s(State(1), "nobody") == 5.0
+    assert predicted_wait_s(driver.dataplane.state, "m") == 5.0
 
 
 def test_timers_of_requests_that_are_gone_do_not_pile_up(driver: Driver) -> None:
@@ -116,75 +80,6 @@ def test_a_worker_s_word_before_the_journal_s_is_not_believed(driver: Driver, wo
     assert driver.send(events.AttemptPersisted("r1", token, True)) != []
 
 
-@pytest.mark.parametrize(
-    ("short", "whole"),
-    [
-        (
-            events.RequestArrived("r", "t", "m", 1.0, 9.0),
-            events.RequestArrived("r", "t", "m", 1.0, 9.0, cascade=()),
-        ),
-        (
-            events.RouteResolved("r", "m", "d", 1.0),
-            events.RouteResolved("r", "m", "d", 1.0, cascade_stage=0, spare=(), pair=False),
-        ),
-        (events.AttemptPersisted("r", 1), events.AttemptPersisted("r", 1, won=True)),
-        (
-            events.AttemptFailed("r", 1, FailureKind.GONE),
-            events.AttemptFailed("r", 1, FailureKind.GONE, reason="", message=""),
-        ),
-        (events.EffectFailed("r", "Reject"), events.EffectFailed("r", "Reject", fencing_token=0)),
-        (events.CancelRequested("r"), events.CancelRequested("r", client_left=False)),
-        (
-            events.WorkerReported("w", "m", "d", 1, 4),
-            events.WorkerReported(
-                "w", "m", "d", 1, 4, draining=False, pinned=False, running=frozenset(), pairable=False, reserve_count=0
-            ),
-        ),
-        (events.SpeedProfile("m", ()), events.SpeedProfile("m", (), fixed_s=0.0)),
-        (
-            events.RecoveredRequest("r", "t", "m", 1.0, 9.0),
-            events.RecoveredRequest("r", "t", "m", 1.0, 9.0, False, "", 0, 0, "", (), 0),
-        ),
-        (effects.ResolveRoute("r"), effects.ResolveRoute("r", cascade_stage=0)),
-        (effects.PersistAttempt("r", 1, 2, "w"), effects.PersistAttempt("r", 1, 2, "w", cascade_stage=0, option=0)),
-        (effects.CommitResult("r", 1, 2, 2), effects.CommitResult("r", 1, 2, 2, degraded="")),
-        (
-            effects.DeliverEnd("r", effects.End.FAILED, "R", "m"),
-            effects.DeliverEnd("r", effects.End.FAILED, "R", "m", retry_after_ms=0),
-        ),
-    ],
-)
-def test_what_an_event_or_effect_does_not_say_is_nothing(short: object, whole: object) -> None:
-    assert short == whole
-
-
-@pytest.mark.parametrize(
-    ("new", "set_"),
-    [
-        (
-            Request("r", "t", "m", 2.0, 9.0),
-            {"start": "noise", "phase": Phase.ACCEPTING, "started_load": 1, "thinning": WHOLE},
-        ),
-        (Worker("w", "m", "d", 1, 4), {"connected": True, "confirmed": True}),
-        (Backlog(), {}),
-        (
-            State(7),
-            {
-                "settings": DataplaneSettings(),
-                "counters": Counters(),
-                "index": PlanIndex(),
-                "recommended_threshold": 0.5,
-            },
-        ),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_what_is_new_has_nothing_but_what_it_was_given(new: object, set_: dict[str, object]) -> None:
-    has_default = [f.name for f in fields(new) if not (f.default is MISSING and f.default_factory is MISSING)]  # type: ignore[arg-type]
-
-    assert {name: getattr(new, name) for name in has_default if getattr(new, name)} == set_
-
-
 def test_what_is_due_at_once_happens_in_the_order_in_which_it_came(driver: Driver) -> None:
     for request_id in ("z", "a", "m"):
         driver.queue(request_id, deadline=150.0)
@@ -193,25 +88,6 @@ def test_what_is_due_at_once_happens_in_the_order_in_which_it_came(driver: Drive
     ended = [e.request_id for e in driver.send(events.TimePassed()) if isinstance(e, effects.PersistEnd)]
 
     assert ended == ["z", "a", "m"]
-
-
-def test_pictures_and_late_ones_are_counted(driver: Driver) -> None:
-    for number, after_s in enumerate((1.0, 11.0, 12.0)):
-        driver.worker()
-        token = driver.run(f"r{number}", deadline=driver.now + 10.0).fencing_token
-        driver.send(events.AttemptFinished(f"r{number}", token))
-        driver.now += after_s
-        driver.send(events.ResultCommitted(f"r{number}", token, True))
-
-    pool = driver.dataplane.state.pools["m"]
-    assert (driver.dataplane.state.counters.completed, pool.completed_count, pool.late_count) == (3, 3, 2)
-
-
-def test_plans_that_make_no_sense_are_counted(driver: Driver) -> None:
-    for sequence in (1, 2):
-        driver.send(events.PlanReceived(Plan(PlanVersion(1, sequence), admission_rate=float("nan"))))
-
-    assert driver.dataplane.state.counters.refused_plans == 2
 
 
 def test_every_request_that_falls_back_is_counted() -> None:

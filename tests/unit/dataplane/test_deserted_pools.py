@@ -230,7 +230,9 @@ def test_who_has_a_picture_to_fall_back_on_waits_for_a_better_one() -> None:
 
 def test_what_a_frontdoor_before_left_waiting_is_asked_for_anew() -> None:
     driver = Driver()
-    routed = events.RecoveredRequest("r1", "tenant", "heavy", 1.0, 1000.0, routed=True, model_digest="dh", planned=True)
+    routed = events.RecoveredRequest(
+        "r1", "tenant", "heavy", 1.0, 1000.0, route_pinned=True, model_digest="dh", planned=True
+    )
     driver.send(events.Recovered((routed,)))
 
     assert only(effects.ResolveRoute, driver.send(entering(1, "light", heavy=(), light=("lw",)))).anew

@@ -1,7 +1,44 @@
+"""Requests wait for credits of workers that hold their model and are planned."""
+
+import pytest
+
 from pentimento.dataplane import effects, events
 from pentimento.domain.fleet import Plan, PoolPlan, WorkerAssignment
 from pentimento.domain.generation import PlanVersion
-from tests.unit.dataplane.driver import Driver, kinds, only
+from tests.unit.dataplane.driver import Driver, kinds, only, play
+
+URGENT = "worker w1 reserve_count=1, run aged within=100"
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("queue r1, worker w1", "r1 to w1"),
+        ("worker w1, queue r1, journal r1", "Execute r1"),
+        ("queue r1, queue r2, queue r3, worker w1 credit_count=2", "r1 to w1, r2 to w1"),
+        ("worker w1 credit_count=2, worker w2 credit_count=2, queue r1, queue r2", "r2 to w2"),
+        ("worker w1 credit_count=2, worker w2 credit_count=2, queue r1, queue r2, queue r3, queue r4", "r4 to w2"),
+        ("worker old model_digest=old, queue r1 digest=new", ""),
+        ("worker old model_digest=old, queue r1 digest=new, worker new model_digest=new", "r1 to new"),
+        ("worker w1 model_digest=old, queue r1 digest=new, worker w1 model_digest=new", "r1 to w1"),
+        ("worker w1 model_digest=old, worker w1 model_digest=new, queue r1 digest=old", ""),
+        ("worker w1 draining, queue r1", ""),
+        ("worker w1 credit_count=2, run r1, run r2, worker w1 credit_count=1", ""),
+        ("worker w1 credit_count=2, run r1, run r2, worker w1 credit_count=1, queue r3", ""),
+        ("worker w1, run r1, fail r1 NO_CREDIT", "ReleaseGrant r1"),
+        ("worker w1, run r1, fail r1 NO_CREDIT, worker w1", "r1 to w1"),
+        ("worker w1, run r1, queue r2, yield r1", "r2 to w1"),
+        ("worker w1, run r1, queue r2, yield r1, yield r1", ""),
+        ("worker w1, run r1, queue r2, queue r3, yield r1, finish r1", "CommitResult r1"),
+        (f"{URGENT}, queue later within=200", ""),
+        (f"{URGENT}, queue later within=200, queue urgent within=5", "urgent to w1"),
+        (f"{URGENT}, queue urgent within=5, queue third within=4", ""),
+        (f"{URGENT}, worker w2 reserve_count=1, run newest within=200, queue urgent within=5", "urgent to w2"),
+        (f"{URGENT}, worker w1 reserve_count=1 model=n model_digest=e, queue urgent within=5", ""),
+    ],
+)
+def test_request_goes_to_free_credit_of_its_model(driver: Driver, script: str, said: str) -> None:
+    assert play(driver, script) == said
 
 
 def plan_of(*worker_ids: str, sequence: int = 1, pools: tuple[PoolPlan, ...] = ()) -> events.PlanReceived:
@@ -9,152 +46,20 @@ def plan_of(*worker_ids: str, sequence: int = 1, pools: tuple[PoolPlan, ...] = (
     return events.PlanReceived(Plan(PlanVersion(1, sequence), assignments, pools))
 
 
-def test_a_request_waits_for_a_credit(driver: Driver) -> None:
-    assert driver.queue() == []
-
-    assert only(effects.PersistAttempt, driver.worker()).worker_id == "w1"
-
-
-def test_an_attempt_runs_after_it_is_journalled(driver: Driver) -> None:
-    driver.worker()
-
-    persist = only(effects.PersistAttempt, driver.queue())
-
-    assert kinds(driver.send(events.AttemptPersisted("r1", persist.fencing_token))) == [effects.Execute]
-
-
-def test_no_more_than_the_credits_is_dispatched(driver: Driver) -> None:
-    for number in range(5):
-        driver.queue(f"r{number}")
-
-    dispatched = driver.worker(credit_count=2)
-
-    assert [effect.request_id for effect in dispatched if isinstance(effect, effects.PersistAttempt)] == ["r0", "r1"]
-
-
-def test_the_least_loaded_worker_goes_first(driver: Driver) -> None:
-    driver.worker("w1", credit_count=2)
-    driver.worker("w2", credit_count=2)
-
-    chosen = [only(effects.PersistAttempt, driver.queue(f"r{number}")).worker_id for number in range(4)]
-
-    assert sorted(chosen[:2]) == ["w1", "w2"]
-    assert sorted(chosen[2:]) == ["w1", "w2"]
-
-
-def test_only_a_worker_that_holds_the_pinned_digest_is_offered_the_request(driver: Driver) -> None:
-    driver.worker("old", model_digest="d-old")
-
-    assert driver.queue(digest="d-new") == []
-    assert only(effects.PersistAttempt, driver.worker("new", model_digest="d-new")).worker_id == "new"
-
-
-def test_a_worker_that_switches_its_model_serves_the_other_lane(driver: Driver) -> None:
-    driver.worker(model_digest="d-old")
-    driver.queue(digest="d-new")
-
-    assert only(effects.PersistAttempt, driver.worker(model_digest="d-new")).request_id == "r1"
-    assert driver.queue("r2", digest="d-old") == []
-
-
-def test_a_draining_worker_gets_nothing(driver: Driver) -> None:
-    driver.worker(draining=True)
-
-    assert driver.queue() == []
-
-
-def test_a_worker_outside_the_plan_gets_nothing_until_the_plan_names_it(driver: Driver) -> None:
+def test_worker_outside_plan_waits_until_newer_plan_names_it(driver: Driver) -> None:
     driver.worker(pinned=False)
     assert driver.queue() == []
 
-    assert only(effects.PersistAttempt, driver.send(plan_of("w1"))).worker_id == "w1"
+    assert only(effects.PersistAttempt, driver.send(plan_of("w1", sequence=2))).worker_id == "w1"
+    assert kinds(driver.send(plan_of(sequence=1))) == []
+    driver.worker(pinned=False, credit_count=2)
+    assert only(effects.PersistAttempt, driver.queue("r2")).worker_id == "w1"
 
 
-def test_an_older_plan_changes_nothing(driver: Driver) -> None:
-    driver.worker(pinned=False)
-    driver.send(plan_of("w1", sequence=2))
-
-    driver.send(plan_of(sequence=1))
-
-    assert only(effects.PersistAttempt, driver.queue()).worker_id == "w1"
-
-
-def test_a_worker_serves_every_pool_that_the_plan_gives_it(driver: Driver) -> None:
+def test_worker_serves_every_pool_of_its_plan(driver: Driver) -> None:
     driver.send(plan_of("w1", pools=(PoolPlan("miss", "m", ("w1",)), PoolPlan("hit", "m", ("w1",)))))
     driver.worker("w1", pinned=False, credit_count=2)
 
     chosen = [only(effects.PersistAttempt, driver.queue(pool, pool=pool)).worker_id for pool in ("hit", "miss")]
 
     assert chosen == ["w1", "w1"]
-
-
-def test_credits_shrink_without_stopping_what_runs(driver: Driver) -> None:
-    driver.worker(credit_count=2)
-    driver.run("r1")
-    driver.run("r2")
-
-    driver.worker(credit_count=1)
-
-    assert driver.queue("r3") == []
-    assert len(driver.dataplane.state.workers["w1"].in_flight) == 2
-
-
-def test_a_refused_worker_is_left_alone_until_it_speaks_again(driver: Driver) -> None:
-    driver.worker()
-    run = driver.run()
-
-    after = driver.send(events.AttemptFailed("r1", run.fencing_token, events.FailureKind.NO_CREDIT))
-
-    assert kinds(after) == [effects.ReleaseGrant]
-    retry = only(effects.PersistAttempt, driver.worker())
-    assert (retry.attempt_number, driver.dataplane.state.requests["r1"].losses) == (2, 0)
-
-
-def test_a_place_that_is_about_to_be_free_is_given_away_at_once(driver: Driver) -> None:
-    driver.worker(credit_count=1)
-    token = driver.run("running").fencing_token
-    driver.queue("waiting")
-
-    after = driver.send(events.AttemptYielded("running", token))
-
-    assert only(effects.PersistAttempt, after).request_id == "waiting"
-    assert driver.send(events.AttemptYielded("running", token)) == []
-
-
-def test_a_yielded_place_is_given_away_once(driver: Driver) -> None:
-    driver.worker(credit_count=1)
-    token = driver.run("running").fencing_token
-    for name in ("first", "second"):
-        driver.queue(name)
-    driver.send(events.AttemptYielded("running", token))
-
-    assert effects.PersistAttempt not in kinds(driver.send(events.AttemptFinished("running", token)))
-
-
-def test_who_is_due_before_one_that_runs_goes_to_a_full_worker(driver: Driver) -> None:
-    driver.worker(credit_count=1, reserve_count=1)
-    driver.run("aged", deadline=driver.now + 100.0)
-
-    later = driver.queue("later", deadline=driver.now + 200.0)
-    urgent = driver.queue("urgent", deadline=driver.now + 5.0)
-    more_urgent = driver.queue("more urgent", deadline=driver.now + 4.0)
-
-    assert effects.PersistAttempt not in kinds(later)
-    assert only(effects.PersistAttempt, urgent).request_id == "urgent"
-    assert effects.PersistAttempt not in kinds(more_urgent)
-
-
-def test_of_full_workers_the_one_with_the_least_urgent_attempt_takes_who_is_urgent(driver: Driver) -> None:
-    for name, seconds in (("w1", 50.0), ("w2", 100.0)):
-        driver.worker(name, credit_count=1, reserve_count=1)
-        driver.run(f"on {name}", deadline=driver.now + seconds)
-
-    assert only(effects.PersistAttempt, driver.queue("urgent", deadline=driver.now + 5.0)).worker_id == "w2"
-
-
-def test_a_full_worker_that_switched_its_model_takes_nobody_urgent_for_the_old_one(driver: Driver) -> None:
-    driver.worker(credit_count=1, reserve_count=1)
-    driver.run("aged", deadline=driver.now + 100.0)
-    driver.worker(credit_count=1, reserve_count=1, model="n", model_digest="e")
-
-    assert effects.PersistAttempt not in kinds(driver.queue("urgent", deadline=driver.now + 5.0))

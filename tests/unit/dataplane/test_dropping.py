@@ -74,7 +74,7 @@ def test_credit_goes_to_first_request_that_is_in_time(
     after += driver.worker()
 
     assert only(effects.PersistAttempt, after).request_id == started
-    assert [effect.request_id for effect in after if isinstance(effect, effects.Drop)] == dropped
+    assert [effect.request_id for effect in after if isinstance(effect, effects.PersistEnd)] == dropped
 
 
 def test_what_would_be_late_is_dropped_when_it_is_its_turn(busy: Driver) -> None:
@@ -85,15 +85,14 @@ def test_what_would_be_late_is_dropped_when_it_is_its_turn(busy: Driver) -> None
 
     after = busy.send(events.AttemptFinished("running", token))
 
-    drop = only(effects.Drop, after)
-    assert (drop.request_id, drop.reason) == ("r1", "PREDICTED_LATE")
-    assert drop.predicted_wait_s == pytest.approx(28.0 + 18.0 / 5.0)
+    drop = only(effects.PersistEnd, after)
+    assert (drop.request_id, drop.end, drop.reason) == ("r1", End.DROPPED, "PREDICTED_LATE")
+    # 28 s, and a fifth of 18 s.
     assert drop.message == "predicted to take 31.6 s from now, 17 s were left"
-    # Three wait, and images take 13.6 s by what was learned: half of the queue will be gone by then.
-    assert drop.retry_after_ms == 20_400
     assert only(effects.PersistAttempt, after).request_id == "waiting-1"
     end = only(effects.DeliverEnd, busy.send(events.EndPersisted("r1", True)))
-    assert (end.end, end.reason, end.retry_after_ms) == (End.DROPPED, "PREDICTED_LATE", drop.retry_after_ms)
+    # Three wait, and images take 13.6 s by what was learned: half of the queue will be gone by then.
+    assert (end.end, end.reason, end.retry_after_ms) == (End.DROPPED, "PREDICTED_LATE", 20_400)
     assert busy.dataplane.state.counters.dropped == 1
 
 

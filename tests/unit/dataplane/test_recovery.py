@@ -1,101 +1,86 @@
+"""A frontdoor recovers the unfinished requests of an earlier one."""
+
+from typing import Any
+
+import pytest
+
 from pentimento.dataplane import effects, events
-from pentimento.dataplane.events import FailureKind, RecoveredRequest
-from tests.unit.dataplane.driver import Driver, kinds, only
+from tests.unit.dataplane.driver import Driver, kinds, only, play
+
+ROUTED: dict[str, Any] = {"route_pinned": True, "model_digest": "d"}
+RUNNING: dict[str, Any] = {**ROUTED, "attempt_number": 1, "fencing_token": 7, "worker_id": "w1"}
 
 
-def recover(driver: Driver, **changes: object) -> list[effects.Effect]:
-    values = {"request_id": "r1", "tenant": "t", "pool": "m", "work": 1.0, "deadline": 1000.0, **changes}
-    return driver.send(events.Recovered((RecoveredRequest(**values),)))  # type: ignore[arg-type]
+def recover(driver: Driver, request_id: str = "r1", deadline: float = 1000.0, **changes: Any) -> list[effects.Effect]:
+    one = events.RecoveredRequest(request_id, "t", "m", 1.0, deadline, **changes)
+    return driver.send(events.Recovered((one,)))
 
 
-def recover_running(driver: Driver) -> list[effects.Effect]:
-    return recover(driver, routed=True, model_digest="d", attempt_number=1, fencing_token=7, worker_id="w1")
-
-
-def test_what_an_earlier_frontdoor_left_running_for_nobody_is_stopped_and_takes_its_credit() -> None:
+def test_attempt_of_unknown_request_is_stopped_and_uses_a_credit() -> None:
     driver = Driver(epoch=2)
-    left_over = frozenset({("r0", 1)})
 
-    assert driver.worker("w1", running=left_over) == [effects.StopAttempt("r0", 1, "w1")]
+    assert driver.worker("w1", running=frozenset({("r0", 1)})) == [effects.StopAttempt("r0", 1, "w1")]
 
-    assert driver.queue("r1") == []
-    assert only(effects.PersistAttempt, driver.worker("w1")).request_id == "r1"
+    assert play(driver, "queue r1") == ""
+    assert play(driver, "worker w1") == "r1 to w1"
 
 
-def test_an_orphan_whose_time_is_over_leaves_the_others_of_its_worker_waiting(driver: Driver) -> None:
-    orphan = {"routed": True, "model_digest": "d", "attempt_number": 1, "worker_id": "w1"}
-    recover(driver, request_id="first", fencing_token=7, **orphan)
+def test_request_is_recovered_once_where_it_was(driver: Driver) -> None:
+    assert kinds(recover(driver)) == [effects.PrepareRoute, effects.ResolveRoute]
+    assert recover(driver) == []
+
+    assert recover(driver, "routed", **ROUTED) == []
+    assert play(driver, "worker w1") == "routed to w1"
+    recover(driver, "late", deadline=99.0, **ROUTED)
+    ended = only(effects.PersistEnd, driver.send(events.TimePassed()))
+    assert (ended.request_id, ended.end) == ("late", effects.End.EXPIRED)
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("worker w1", "Attach r1"),
+        ("worker w1, queue r2", ""),  # it uses the credit
+        ("worker w1, finish r1", "CommitResult r1"),
+        ("worker w1, worker w2, fail r1 GONE", "ReleaseGrant r1, r1 to w2"),
+        # Its worker has three seconds to return; then it runs again, before requests that never ran.
+        ("worker w2, wait 2.9", ""),
+        ("worker w2, wait 3", "r1 to w2"),
+        ("worker w2, wait 3, worker w1", ""),
+        ("queue fresh within=400, wait 3, worker w2", "r1 to w2"),
+        ("cancel r1", "StopAttempt r1, PersistEnd r1"),
+        ("cancel r1, worker w1", ""),
+    ],
+)
+def test_running_attempt_waits_for_its_worker(driver: Driver, script: str, said: str) -> None:
+    recover(driver, **RUNNING)
+
+    assert play(driver, script) == said
+
+
+def test_attempt_is_attached_to_present_worker_with_its_token() -> None:
+    driver = Driver()
+    driver.worker("w1")
+
+    assert recover(driver, **RUNNING) == [effects.Attach("r1", 1, 7, "w1")]
+    play(driver, "worker w2")
+    rerun = only(effects.PersistAttempt, driver.send(events.AttemptFailed("r1", 7, events.FailureKind.GONE)))
+    assert (rerun.fencing_token > 7, rerun.attempt_number) == (True, 2)
+    assert not driver.dataplane.state.orphans
+
+
+def test_orphan_that_runs_again_leaves_others_of_its_worker_waiting(driver: Driver) -> None:
+    recover(driver, "first", **RUNNING)
     driver.now += 2.0
-    recover(driver, request_id="second", fencing_token=8, **orphan)
-    driver.now += 1.0
-    driver.send(events.TimePassed())
+    recover(driver, "second", **{**RUNNING, "fencing_token": 8})
 
-    attached = only(effects.Attach, driver.worker("w1", credit_count=1))
-
-    assert attached.request_id == "second"
+    assert play(driver, "wait 1, worker w1") == "Attach second"
 
 
-def test_an_orphan_that_runs_again_goes_before_those_that_never_ran(driver: Driver) -> None:
-    recover_running(driver)
-    driver.queue("fresh", deadline=500.0)
-    driver.now += 3.0
-    driver.send(events.TimePassed())
-
-    assert only(effects.PersistAttempt, driver.worker("w2", credit_count=1)).request_id == "r1"
-
-
-def test_an_attempt_that_is_attached_to_is_expected_to_end_a_service_time_from_then_on(driver: Driver) -> None:
+def test_attached_attempt_is_expected_to_end_a_service_time_later(driver: Driver) -> None:
     driver.profile("m", (1, 10.0), (2, 12.0))
-    recover_running(driver)
-    driver.now += 2.0
+    recover(driver, **RUNNING)
 
-    driver.worker("w1", credit_count=2)
+    play(driver, "wait 2, worker w1 credit_count=2")
 
     assert driver.dataplane.state.pools["m"].ends == [driver.now + 12.0]
-
-
-def test_recovered_request_continues_where_it_was() -> None:
-    driver = Driver()
-    assert kinds(recover(driver)) == [effects.PrepareRoute, effects.ResolveRoute]
-    assert recover(driver) == []  # taken over once
-
-    driver = Driver()
-    recover(driver, routed=True, model_digest="d")
-    assert only(effects.PersistAttempt, driver.worker()).attempt_number == 1
-
-    driver = Driver()
-    recover(driver, routed=True, model_digest="d", deadline=99.0)
-    assert only(effects.PersistEnd, driver.send(events.TimePassed())).end is effects.End.EXPIRED
-
-
-def test_running_attempt_is_attached_to_at_its_worker(driver: Driver) -> None:
-    assert recover_running(driver) == []
-
-    attach = only(effects.Attach, driver.worker("w1", credit_count=1))
-
-    assert (attach.fencing_token, attach.attempt_number) == (7, 1)
-    assert driver.queue("r2") == []  # it takes the credit
-    assert effects.CommitResult in kinds(driver.send(events.AttemptFinished("r1", 7)))
-    # A worker that was there before.
-    other = Driver()
-    other.worker("w1")
-    assert kinds(recover_running(other)) == [effects.Attach]
-    rerun = only(effects.PersistAttempt, other.send(events.AttemptFailed("r1", 7, FailureKind.GONE)))
-    assert (rerun.fencing_token > 7, rerun.attempt_number) == (True, 2)
-
-
-def test_orphan_whose_worker_stays_away_runs_elsewhere(driver: Driver) -> None:
-    recover_running(driver)
-    driver.worker("w2")
-    driver.now += 3.0
-
-    assert only(effects.PersistAttempt, driver.send(events.TimePassed())).worker_id == "w2"
-    assert not driver.dataplane.state.orphans
-    assert driver.worker("w1") == []
-
-
-def test_orphan_may_be_cancelled(driver: Driver) -> None:
-    recover_running(driver)
-
-    assert kinds(driver.send(events.CancelRequested("r1"))) == [effects.StopAttempt, effects.PersistEnd]
-    assert driver.worker("w1") == []

@@ -1,3 +1,5 @@
+"""A pool's speed comes from its profile, and is corrected by the time of its attempts."""
+
 import math
 
 import pytest
@@ -5,19 +7,23 @@ import pytest
 from pentimento.dataplane import effects, events
 from pentimento.dataplane.events import SpeedProfile
 from pentimento.dataplane.speed import Speed, is_sane
-from tests.unit.dataplane.driver import Driver, kinds, only
+from tests.unit.dataplane.driver import Driver, kinds, only, play
+
+Profile = tuple[tuple[int, float], ...]
+A_SECOND: Profile = ((1, 1.0),)
 
 
-def test_between_measured_batch_sizes_speeds_lie_on_the_straight_line() -> None:
+def test_speed_is_linear_between_measured_batch_sizes() -> None:
     speed = Speed(SpeedProfile("m", ((2, 1.0), (4, 2.0), (8, 2.4)), fixed_s=0.5))
 
     assert [speed.seconds_per_work(batch) for batch in (1, 2, 3, 4, 6, 8, 99)] == pytest.approx(
         [1.0, 1.0, 1.5, 2.0, 2.2, 2.4, 2.4]
     )
     assert speed.seconds(10.0, 4) == pytest.approx(20.5)
+    assert Speed().seconds(1.0, 1) is None
 
 
-def test_profile_that_makes_no_sense_is_left_out(driver: Driver) -> None:
+def test_invalid_profile_is_skipped(driver: Driver) -> None:
     for profile in (
         SpeedProfile("m", ()),
         SpeedProfile("m", ((2, 1.0), (1, 1.0))),
@@ -29,36 +35,21 @@ def test_profile_that_makes_no_sense_is_left_out(driver: Driver) -> None:
         assert not is_sane(profile)
         driver.send(events.ProfilesReceived((profile,)))
         assert not driver.dataplane.state.profiles
-    assert Speed().seconds(1.0, 1) is None
 
 
-def test_measured_speeds_correct_the_profile(driver: Driver) -> None:
-    """Profiled as 1 s, every picture takes 3."""
+@pytest.mark.parametrize("steps", ["run r1, wait 3, finish r1", "run r1 within=3, wait 3, fail r1 STOPPED"])
+def test_attempts_of_three_seconds_correct_a_profile_of_one(driver: Driver, steps: str) -> None:
+    """Also if none finishes before its deadline."""
     driver.profile()
     driver.worker()
     for number in range(30):
-        run = driver.run(f"r{number}")
-        driver.now += 3.0
-        driver.send(events.AttemptFinished(f"r{number}", run.fencing_token))
+        play(driver, steps.replace("r1", f"r{number}"))
 
     assert driver.dataplane.state.pools["m"].speed.slowdown == pytest.approx(3.0, rel=0.01)
 
 
-def test_what_no_deadline_leaves_time_for_is_learnt_too(driver: Driver) -> None:
-    """Profiled as 1 s; nothing is done within the 3 s that every request has."""
-    driver.profile()
-    driver.worker()
-    for number in range(30):
-        run = driver.run(f"r{number}", deadline=driver.now + 3.0)
-        driver.now += 3.0
-        driver.send(events.TimePassed())
-        driver.send(events.AttemptFailed(f"r{number}", run.fencing_token, events.FailureKind.STOPPED))
-
-    assert driver.dataplane.state.pools["m"].speed.slowdown == pytest.approx(3.0, rel=0.01)
-
-
-def test_a_margin_is_worth_as_many_seconds_as_attempts_scatter() -> None:
-    speed = Speed(SpeedProfile("m", ((1, 1.0),)))
+def test_margin_is_the_spread_of_attempts() -> None:
+    speed = Speed(SpeedProfile("m", A_SECOND))
     for _ in range(200):
         speed.learn(0.8)
         speed.learn(1.2)
@@ -85,9 +76,8 @@ def test_admission_predicts_ends_with_margin(
     """Ten seconds each for the one that runs, one that waits, and itself, which may take two more."""
     driver.profile("m", (1, 10.0))
     driver.worker()
-    driver.dataplane.state.pools["m"].speed.spread = spread or driver.dataplane.state.pools["m"].speed.spread
-    driver.run("running")
-    driver.queue("waiting")
+    driver.dataplane.state.pools["m"].speed.spread = spread
+    play(driver, "run running, queue waiting")
     driver.now += after_s
 
     assert kinds(driver.arrive("r", deadline=driver.now + deadline_s))[0] is kind
@@ -103,10 +93,7 @@ def test_admission_predicts_ends_with_margin(
     ids=["larger batch of a fast one", "beyond the largest batch", "as fast as profiled"],
 )
 def test_request_goes_where_it_costs_least(
-    driver: Driver,
-    profile: tuple[tuple[int, float], ...],
-    workers: dict[str, tuple[float | None, int]],
-    chosen: list[str],
+    driver: Driver, profile: Profile, workers: dict[str, tuple[float | None, int]], chosen: list[str]
 ) -> None:
     driver.profile("m", *profile)
     for name, (slowdown, credit_count) in workers.items():
@@ -119,18 +106,73 @@ def test_request_goes_where_it_costs_least(
     assert found == chosen
 
 
-def test_the_faster_worker_is_offered_work_first(driver: Driver) -> None:
+@pytest.mark.parametrize(
+    ("script", "pool", "worker"),
+    [
+        # A fifth of the newest image.
+        ("worker w1, run r1, finish r1", 0.8, 0.0),
+        ("worker w1, run r1, wait 0.5, finish r1", 0.9, 0.5),
+        ("worker w1, run r1, wait 1.5, finish r1", 1.1, 1.5),
+        # An attempt that was abandoned early shows nothing of a device that is known to be slower.
+        ("worker w1, run r1, wait 3, finish r1, run r2 within=1, wait 1", 1.4, 3.0),
+        # A worker that is slow to begin is slow.
+        ("worker w1 credit_count=2, run r1, wait 1, begin r1, wait 1, finish r1", 1.2, 2.0),
+        # An attempt that waited for a yielded place is timed from its start.
+        ("worker w1, run r1, wait 0.5, yield r1, run r2, wait 0.5, finish r1, begin r2, wait 1, finish r2", 1.0, 1.0),
+    ],
+)
+def test_slowdown_follows_time_of_attempts(driver: Driver, script: str, pool: float, worker: float) -> None:
     driver.profile()
-    driver.worker("slow")
-    driver.worker("fast")
-    for name, seconds in (("r1", 4.0), ("r2", 1.0)):
-        run = driver.run(name)
-        assert run.worker_id == ("slow" if name == "r1" else "fast")
-        driver.now += seconds
-        driver.send(events.AttemptFinished(name, run.fencing_token))
-        driver.worker(run.worker_id)
 
-    assert only(effects.PersistAttempt, driver.queue("r3")).worker_id == "fast"
+    play(driver, script)
+
+    state = driver.dataplane.state
+    assert state.pools["m"].speed.slowdown == pytest.approx(pool)
+    assert state.workers["w1"].slowdown == pytest.approx(worker)
+
+
+def test_slowdown_counts_the_work_that_ran(driver: Driver) -> None:
+    driver.profile()
+    driver.worker()
+    run = driver.run()
+    driver.now += 2.0
+
+    driver.send(events.AttemptFinished("r1", run.fencing_token, painted_work=2.0))
+
+    assert driver.dataplane.state.pools["m"].speed.slowdown == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("profile", "script", "ends"),
+    [
+        (((2, 10.0),), "worker w1 credit_count=2, run r1, wait 1, run r2, yield r1", [10.0]),
+        (((2, 10.0),), "worker w1 credit_count=2, run r1, wait 1, run r2, yield r1, yield r1", [10.0]),
+        (A_SECOND, "worker w1, run r1, yield r1, run r2, yield r2, begin r2", []),
+        (A_SECOND, "worker w1, run r1, wait 0.5, yield r1, run r2, wait 0.5, finish r1, begin r2", [1.0]),
+        # In a full batch, or in one larger by a place of the reserve.
+        (
+            ((1, 10.0), (2, 12.0), (4, 20.0)),
+            "worker w1 reserve_count=1, run r1 within=100, run urgent within=50, worker w4 credit_count=4, run r2",
+            [10.0, 12.0, 20.0],
+        ),
+    ],
+)
+def test_credits_are_expected_at_ends_of_attempts(
+    driver: Driver, profile: Profile, script: str, ends: list[float]
+) -> None:
+    driver.profile("m", *profile)
+
+    play(driver, script)
+
+    assert [end - driver.now for end in driver.dataplane.state.pools["m"].ends] == pytest.approx(ends)
+
+
+def test_faster_worker_gets_requests_first(driver: Driver) -> None:
+    driver.profile()
+
+    play(driver, "worker slow, worker fast, run r1, wait 4, finish r1, worker slow, run r2, wait 1, finish r2")
+
+    assert play(driver, "worker fast, queue r3") == "r3 to fast"
 
 
 def test_credits_and_throughput_follow_the_workers_of_a_pool(driver: Driver) -> None:
@@ -140,148 +182,20 @@ def test_credits_and_throughput_follow_the_workers_of_a_pool(driver: Driver) -> 
     pool = driver.dataplane.state.pools["m"]
     assert (pool.credit_count, pool.throughput) == (5, pytest.approx(4 / 2.0 + 1.0))
 
-    driver.worker("w1", credit_count=4, draining=True)
-    driver.send(events.WorkerLost("w2", 1))
+    play(driver, "worker w1 credit_count=4 draining, lose w2")
 
+    # Exactly 0, although 0.1 + 0.2 - 0.1 - 0.2 is not.
     assert (pool.credit_count, pool.throughput) == (0, 0.0)
 
 
-def test_an_attempt_that_was_given_up_early_says_nothing_of_a_device_known_to_be_slower(driver: Driver) -> None:
-    """A picture of 3 s instead of 1 makes the pool 1.4 times slower and its worker 3 times; then one is given up after
-    a second, as long as it should take."""
-    driver.profile()
-    driver.worker()
-    run = driver.run("r1")
-    driver.now += 3.0
-    driver.send(events.AttemptFinished("r1", run.fencing_token))
-    state = driver.dataplane.state
-    before = state.pools["m"].speed.slowdown, state.workers["w1"].slowdown
-
-    driver.run("r2", deadline=driver.now + 1.0)
-    driver.now += 1.0
-    driver.send(events.TimePassed())
-
-    assert before == (pytest.approx(1.4), pytest.approx(3.0))
-    assert (state.pools["m"].speed.slowdown, state.workers["w1"].slowdown) == before
-
-
-def test_a_yield_that_is_told_twice_takes_nobody_else_s_end(driver: Driver) -> None:
-    driver.profile("m", (2, 10.0))
-    driver.worker(credit_count=2)
-    first = driver.run("r1")
-    driver.now += 1.0
-    driver.run("r2")
-    ends = driver.dataplane.state.pools["m"].ends[:]
-
-    for _ in range(2):
-        driver.send(events.AttemptYielded("r1", first.fencing_token))
-
-    assert len(ends) == 2
-    assert driver.dataplane.state.pools["m"].ends == ends[1:]
-
-
-def test_a_profile_that_comes_later_is_that_of_the_workers_that_are_there(driver: Driver) -> None:
-    """What a worker was measured against before says nothing of the new one."""
+def test_new_profile_counts_for_present_workers_and_a_repeated_one_changes_nothing(driver: Driver) -> None:
     driver.worker("w1", credit_count=4)
     worker, pool = driver.dataplane.state.workers["w1"], driver.dataplane.state.pools["m"]
     worker.slowdown = 3.0
 
     driver.profile("m", (1, 1.0), (4, 2.0))
-
     assert (worker.slowdown, pool.throughput) == (None, 4 / 2.0)
 
-
-@pytest.mark.parametrize(
-    ("seconds", "times_work", "slowdown"), [(0.0, None, 0.8), (0.5, None, 0.9), (1.5, None, 1.1), (2.0, 2, 1.0)]
-)
-def test_speed_learns_a_fifth_of_the_newest_image(
-    driver: Driver, seconds: float, times_work: int | None, slowdown: float
-) -> None:
-    """Profiled as 1 s. One did twice the work: its start could not be used."""
-    driver.profile()
-    driver.worker()
-    run = driver.run()
-    driver.now += seconds
-    work = driver.dataplane.state.requests["r1"].work
-    done = {} if times_work is None else {"painted_work": times_work * work}
-
-    driver.send(events.AttemptFinished("r1", run.fencing_token, **done))
-
-    assert driver.dataplane.state.pools["m"].speed.slowdown == pytest.approx(slowdown)
-
-
-def test_a_pool_that_lost_all_its_workers_gets_nothing_through(driver: Driver) -> None:
-    """0.1 + 0.2 - 0.1 - 0.2 is not 0."""
-    driver.profile("m", (1, 10.0))
-    driver.worker("w1", credit_count=1)
-    driver.worker("w2", credit_count=2)
-
-    for name in ("w1", "w2"):
-        driver.send(events.WorkerLost(name, 1))
-
-    assert driver.dataplane.state.pools["m"].throughput == 0.0
-
-
-def test_what_was_learnt_stays_when_the_same_profile_is_told_again(driver: Driver) -> None:
-    driver.profile()
-    driver.dataplane.state.pools["m"].speed.learn(2.0)
-
-    driver.profile()
-
-    assert driver.dataplane.state.pools["m"].speed.slowdown == pytest.approx(1.2)
-
-
-def test_what_waited_for_a_place_that_was_yielded_says_nothing_of_the_device(driver: Driver) -> None:
-    """Each picture takes the second that it was profiled as, and comes half a second before its place is free."""
-    driver.profile()
-    driver.worker(credit_count=1)
-    run = driver.run("r0")
-    for number in range(1, 6):
-        driver.now += 0.5
-        driver.send(events.AttemptYielded(f"r{number - 1}", run.fencing_token))
-        following = driver.run(f"r{number}")
-        driver.now += 0.5
-        driver.send(events.AttemptFinished(f"r{number - 1}", run.fencing_token))
-        driver.send(events.AttemptStarted(f"r{number}", following.fencing_token))
-        run = following
-
-    assert driver.dataplane.state.workers["w1"].slowdown == pytest.approx(1.0)
-    assert driver.dataplane.state.pools["m"].ends == [pytest.approx(driver.now + 1.0)]
-
-
-def test_whoever_took_a_free_place_is_timed_from_then_on(driver: Driver) -> None:
-    """A worker that is slow to begin is slow."""
-    driver.profile()
-    driver.worker(credit_count=2)
-    run = driver.run("r1")
-    driver.now += 1.0
-    driver.send(events.AttemptStarted("r1", run.fencing_token))
-    driver.now += 1.0
-    driver.send(events.AttemptFinished("r1", run.fencing_token))
-
-    assert driver.dataplane.state.workers["w1"].slowdown == pytest.approx(2.0)
-
-
-def test_a_place_yielded_before_any_news_of_the_start_ends_once(driver: Driver) -> None:
-    driver.profile()
-    driver.worker(credit_count=1)
-    first = driver.run("r1")
-    driver.send(events.AttemptYielded("r1", first.fencing_token))
-    second = driver.run("r2")
-
-    driver.send(events.AttemptYielded("r2", second.fencing_token))
-    driver.send(events.AttemptStarted("r2", second.fencing_token))
-
-    assert driver.dataplane.state.pools["m"].ends == []
-
-
-def test_attempt_is_expected_to_end_as_in_its_batch(driver: Driver) -> None:
-    """In a full one, or one larger where it takes a place beyond the credits."""
-    driver.profile("m", (1, 10.0), (2, 12.0), (4, 20.0))
-    driver.worker("w1", credit_count=1, reserve_count=1)
-    driver.run("r1", deadline=driver.now + 100.0)
-    driver.run("urgent", deadline=driver.now + 50.0)
-    driver.worker("w4", credit_count=4)
-    driver.run("r2")
-
-    assert driver.dataplane.state.pools["m"].ends == [driver.now + seconds for seconds in (10.0, 12.0, 20.0)]
+    pool.speed.learn(2.0)
+    driver.profile("m", (1, 1.0), (4, 2.0))
+    assert pool.speed.slowdown == pytest.approx(1.2)

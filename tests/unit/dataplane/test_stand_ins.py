@@ -110,7 +110,7 @@ def test_who_turns_out_to_be_late_there_as_well_is_dropped() -> None:
     for number in range(5):
         driver.queue(f"light-{number}", digest="dl", pool="light")
 
-    dropped = only(effects.Drop, light_of(driver, "late"))
+    dropped = only(effects.PersistEnd, light_of(driver, "late"))
 
     assert dropped.reason == "PREDICTED_LATE"
 

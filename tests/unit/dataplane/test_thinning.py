@@ -7,7 +7,7 @@ import pytest
 from pentimento.dataplane import DataplaneSettings, effects, events
 from pentimento.dataplane.requests import Request
 from pentimento.dataplane.state import State
-from pentimento.dataplane.thinning import least_work
+from pentimento.dataplane.thinning import device_s, foreseen_pressure, is_shorter_from_noise, least_work
 from pentimento.domain.fleet import Plan, PoolPlan
 from pentimento.domain.generation import PlanVersion
 from pentimento.policies.thinning import Pressure, ThinningMode, ThinningOffer
@@ -43,7 +43,7 @@ def test_who_waits_is_thinned_rather_than_dropped_and_dropped_where_that_is_not_
     driver.now += 21.0
     after = driver.send(events.AttemptFinished("r1", token))
 
-    assert [effect.request_id for effect in after if isinstance(effect, effects.Drop)] == ["r4"]
+    assert [effect.request_id for effect in after if isinstance(effect, effects.PersistEnd)] == ["r4"]
     execute = driver.start(after)
     assert (execute.request_id, execute.thinned_steps) == ("r3", (2, 4, 7))
     assert driver.dataplane.state.requests["r3"].attempt_work == 5.0
@@ -81,8 +81,8 @@ def test_a_latent_that_leaves_more_steps_than_thinning_is_longer_where_the_fewes
     for number in range(waiting_count + 1 if waiting_count else 0):
         driver.queue(f"r{number}", work=10.0, thinning=OFFER)
 
-    assert driver.dataplane.is_shorter_from_noise("m", OFFER, steps_left) is shorter
-    assert not driver.dataplane.is_shorter_from_noise("m", ThinningOffer(10), steps_left)
+    assert is_shorter_from_noise(driver.dataplane.state, "m", OFFER, steps_left) is shorter
+    assert not is_shorter_from_noise(driver.dataplane.state, "m", ThinningOffer(10), steps_left)
 
 
 def test_of_those_that_thinning_makes_room_for_a_plan_admits_as_many_more() -> None:
@@ -185,10 +185,10 @@ def test_a_request_that_has_not_come_is_foreseen_as_it_would_be_thinned() -> Non
     """One runs for ten seconds and one waits for it: who comes now has twenty seconds less than its deadline."""
     driver = driver_in(ThinningMode.LOAD)
     pool = driver.dataplane.state.pool("m")
-    idle = driver.dataplane.foreseen_pressure(pool, 10.0, 10, 30.0)
+    idle = foreseen_pressure(driver.dataplane.state, pool, 10.0, 10, 30.0)
     started(driver, 1000.0)
     driver.queue("r2", deadline=driver.now + 1000.0, work=20.0, thinning=OFFER)
-    crowded = driver.dataplane.foreseen_pressure(pool, 10.0, 10, 30.0)
+    crowded = foreseen_pressure(driver.dataplane.state, pool, 10.0, 10, 30.0)
 
     assert idle == Pressure(1.0, 30.0, False)
     assert crowded == Pressure(1.0, 10.0, True)
@@ -202,7 +202,7 @@ def test_what_is_foreseen_is_of_a_batch_that_is_full(credit_counts: tuple[int, .
     for number, credit_count in enumerate(credit_counts):
         driver.worker(f"w{number}", credit_count=credit_count)
 
-    foreseen = driver.dataplane.foreseen_pressure(driver.dataplane.state.pool("m"), 10.0, 10, 30.0)
+    foreseen = foreseen_pressure(driver.dataplane.state, driver.dataplane.state.pool("m"), 10.0, 10, 30.0)
 
     assert foreseen.step_s == pytest.approx(step_s)
 
@@ -213,9 +213,9 @@ def test_what_is_foreseen_leaves_out_the_time_that_is_not_steps_and_adds_the_mar
     driver.send(events.ProfilesReceived((events.SpeedProfile("m", ((1, 1.0),), fixed_s=2.0),)))
     driver.worker()
     pool = driver.dataplane.state.pool("m")
-    steady = driver.dataplane.foreseen_pressure(pool, 10.0, 10, 30.0)
+    steady = foreseen_pressure(driver.dataplane.state, pool, 10.0, 10, 30.0)
     pool.speed.spread = 0.2
-    scattered = driver.dataplane.foreseen_pressure(pool, 10.0, 10, 30.0)
+    scattered = foreseen_pressure(driver.dataplane.state, pool, 10.0, 10, 30.0)
 
     assert steady == Pressure(1.0, 28.0, False)
     assert (scattered.step_s, scattered.remaining_s) == (pytest.approx(1.4), pytest.approx(30.0 - 1.4 * 2.0))
@@ -228,7 +228,7 @@ def test_a_pool_is_overloaded_where_more_wait_than_a_quarter_of_its_credits(wait
     for number in range(4 + waiting):
         driver.queue(f"r{number}")
 
-    foreseen = driver.dataplane.foreseen_pressure(driver.dataplane.state.pool("m"), 10.0, 10, 30.0)
+    foreseen = foreseen_pressure(driver.dataplane.state, driver.dataplane.state.pool("m"), 10.0, 10, 30.0)
 
     assert foreseen == Pressure(None, None, overloaded)  # nobody knows how fast it is
 
@@ -237,7 +237,7 @@ def test_a_plan_that_admits_all_says_nothing_of_load() -> None:
     driver = driver_in(ThinningMode.LOAD)
     driver.send(events.PlanReceived(Plan(PlanVersion(1, 1), admission_rate=1.0)))
 
-    assert not driver.dataplane.foreseen_pressure(driver.dataplane.state.pool("m"), 10.0, 10, 30.0).overloaded
+    assert not foreseen_pressure(driver.dataplane.state, driver.dataplane.state.pool("m"), 10.0, 10, 30.0).overloaded
 
 
 @pytest.mark.parametrize(("mode", "work"), [(ThinningMode.OFF, 10.0), (ThinningMode.DEADLINE, 5.0)])
@@ -258,7 +258,7 @@ def test_who_takes_a_place_beyond_the_credits_is_thinned_by_that_larger_batch() 
 
 
 @pytest.mark.parametrize(
-    ("mode", "offer", "device_s"),
+    ("mode", "offer", "seconds"),
     [
         (ThinningMode.ALWAYS, OFFER, 2.0),
         (ThinningMode.ALWAYS, ThinningOffer(10), 4.0),
@@ -267,18 +267,18 @@ def test_who_takes_a_place_beyond_the_credits_is_thinned_by_that_larger_batch() 
     ids=["five of ten steps", "nothing may be left out", "nobody waits"],
 )
 def test_a_place_in_a_full_batch_takes_its_share_of_the_device(
-    mode: ThinningMode, offer: ThinningOffer, device_s: float
+    mode: ThinningMode, offer: ThinningOffer, seconds: float
 ) -> None:
     """A unit of work takes 1 s alone and 1.6 s in a batch of four."""
     driver = Driver(DataplaneSettings(thinning=mode))
     driver.profile("m", (1, 1.0), (4, 1.6))
     driver.worker(credit_count=4)
 
-    assert driver.dataplane.device_s("m", 10.0, offer) == pytest.approx(device_s)
-    assert driver.dataplane.device_s("unknown", 10.0, offer) is None
+    assert device_s(driver.dataplane.state, "m", 10.0, offer) == pytest.approx(seconds)
+    assert device_s(driver.dataplane.state, "unknown", 10.0, offer) is None
 
 
 def test_of_a_pool_whose_speed_nobody_knows_no_place_is_told(driver: Driver) -> None:
     driver.worker()
 
-    assert driver.dataplane.device_s("m", 10.0, OFFER) is None
+    assert device_s(driver.dataplane.state, "m", 10.0, OFFER) is None

@@ -101,7 +101,7 @@ class World:
             model,
             1.0,
             wish.deadline,
-            routed=row.attempt_number > 0,
+            route_pinned=row.attempt_number > 0,
             model_digest=digest_of_model(model) if row.attempt_number else "",
             attempt_number=row.attempt_number,
             fencing_token=row.newest_token,
@@ -270,10 +270,6 @@ class World:
     @_interpret.register
     def _persist_end(self, effect: effects.PersistEnd) -> None:
         self._end(effect.request_id, effect.end.value)
-
-    @_interpret.register
-    def _drop(self, effect: effects.Drop) -> None:
-        self._end(effect.request_id, effects.End.DROPPED.value)
 
     @_interpret.register
     def _deliver(self, effect: effects.Deliver) -> None:
