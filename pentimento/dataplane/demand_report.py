@@ -15,7 +15,7 @@ from pentimento.domain.thinned_steps import NO_STEPS, ThinnableSteps
 from pentimento.policies.plan.entry import NOISE
 
 T = TypeVar("T")
-# Of a pool and of its demand.
+# Names of counts, the same in pools and demand.
 COUNTS = (
     "arrived_count",
     "completed_count",
