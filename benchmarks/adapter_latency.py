@@ -85,7 +85,7 @@ async def ours(path: Path, rounds: int) -> list[TimedRequest]:
             flags = ("--controlnets", str(path), "--prefetch", controlnet.name)
             address = stack.enter_context(replica_process(folder, f"c{number}", PACED, *flags))
             served.append(ServedControlNet(ControlNetSelection(controlnet.name, b""), address))
-        shared = ("--shared-memory-dir", str(folder / "shared"), "--max-batch", "1", "--warm-up-s", "0")
+        shared = ("--shared-memory-dir", str(folder / "shared"), "--max-batch", "1")
         worker = worker_process(path, *shared, "--lora-memory-mib", "0", module="lab.emulation.paced_worker")
         async with serving_together(stack.enter_context(worker), served) as together:
             turns = itertools.cycle(pace.loras)

@@ -46,7 +46,7 @@ from zoo.registry import WEIGHTS
 PACE = ROOT / "scenarios" / "paces" / "sdxl-h800.toml"
 EDGES = "tiny-controlnet-edges"
 TARGETS = {"zoo": 0.85, "sd15-size": 0.95, "paced sdxl": 0.95, "flow": 0.9}
-ALONE = ("--max-batch", "1", "--warm-up-s", "0")
+ALONE = ("--max-batch", "1")
 
 
 def zoo(folder: Path, quick: bool) -> OverlapSubject:

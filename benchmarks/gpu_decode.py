@@ -15,7 +15,6 @@ from benchmarks.gpu_checkpoints import autoencoder
 from benchmarks.gpu_networks import SIZES
 from benchmarks.gpu_setup import GpuSetup, RowResult, name_of, reason_of
 from lab.runs.measure import at_most, informative, measured
-from pentimento.devices.choices import KernelMode
 from pentimento.diffusion.families.autoencoder import Autoencoder, LatentScale
 from pentimento.diffusion.kernels import fuse, kernels_for
 from pentimento.domain.errors import PentimentoError
@@ -56,8 +55,7 @@ def decode_row(setup: GpuSetup, network: str) -> RowResult:
 
 def _ours(setup: GpuSetup, module: Any, latent: Tensor, dtype: torch.dtype) -> Callable[[], Tensor]:
     """Return the worker's decoding. Raises FailedPrecondition if the device has no kernels."""
-    kernels = kernels_for(KernelMode.FUSED, setup.device)
-    assert kernels is not None
+    kernels = kernels_for(setup.device)
     served = Autoencoder(module, LatentScale(1.0), setup.device, dtype)
     fuse(served.decoder, kernels)
     served.decode(latent)

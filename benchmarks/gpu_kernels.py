@@ -9,7 +9,6 @@ from torch import Tensor
 
 from benchmarks.gpu_setup import GpuSetup, RowResult, compared, name_of
 from lab.runs.measure import at_most, measured
-from pentimento.devices.choices import KernelMode
 from pentimento.diffusion.kernels import kernels_for, reference
 from pentimento.domain.errors import PentimentoError
 
@@ -83,7 +82,7 @@ def accuracy_row(setup: GpuSetup) -> RowResult:
         for case in cases(setup, dtype):
             name = f"{case.name}, {name_of(dtype)}: largest error / torch's"
             try:
-                fused = case.run(kernels_for(KernelMode.FUSED, setup.device))
+                fused = case.run(kernels_for(setup.device))
             except PentimentoError as error:
                 result.not_run[name] = f"{error.reason}: {error.message}"
                 continue
@@ -101,7 +100,7 @@ def speed_row(setup: GpuSetup) -> RowResult:
             name = f"{case.name}, {name_of(dtype)}"
             ways: dict[str, Callable[[], object]] = {"eager": partial(case.run, reference)}
             try:
-                kernels = kernels_for(KernelMode.FUSED, setup.device)
+                kernels = kernels_for(setup.device)
                 ways["fused"] = partial(case.run, kernels)
             except PentimentoError as error:
                 result.not_run[f"{name}: fused"] = f"{error.reason}: {error.message}"

@@ -14,7 +14,6 @@ from benchmarks.gpu_networks import SIZES
 from benchmarks.gpu_setup import GpuSetup, RowResult, name_of
 from benchmarks.lora_patch import ENDS, RANK, figures_of, one_round
 from lab.fixtures.lora_files import random_factors, write_diffusers_lora
-from pentimento.devices.choices import KernelMode
 from pentimento.diffusion.kernels import fuse, kernels_for
 from pentimento.diffusion.loras import WeightedLora, layers_of, read_lora
 from pentimento.diffusion.loras.patching import WeightPatch
@@ -30,8 +29,7 @@ def patch_row(setup: GpuSetup, network: str) -> RowResult:
         unet = UNet2DConditionModel(**size.config)
     unet.to(dtype).eval().requires_grad_(False)
     try:
-        kernels = kernels_for(KernelMode.FUSED, setup.device)
-        assert kernels is not None
+        kernels = kernels_for(setup.device)
         fuse(unet, kernels)
     except PentimentoError:
         pass  # the weights keep diffusers' layout

@@ -19,7 +19,7 @@ from benchmarks.gpu_networks import SIZES, NetworkSize
 from benchmarks.gpu_setup import GpuSetup, RowResult, name_of, reason_of
 from lab.fixtures.latent_listener import generated_together
 from lab.runs.measure import Figure, Target, at_most, informative, measured
-from pentimento.devices.choices import CompileMode, KernelMode
+from pentimento.devices.choices import CompileMode
 from pentimento.diffusion.denoising import DenoisingRequest, NoiseStart
 from pentimento.diffusion.engine import CompiledDenoiser, Denoiser, EngineSettings, StepEngine, cuda_recorder, replaying
 from pentimento.diffusion.families import BatchKey, DiffusionModel, load_model
@@ -181,7 +181,7 @@ def _loaded(setup: GpuSetup, folder: str, dtype: torch.dtype) -> DiffusionModel:
 
 def _ours(setup: GpuSetup, folder: str, dtype: torch.dtype, size: NetworkSize, image_count: int) -> Generate:
     """Return our engine with a GPU worker's defaults."""
-    kernels = kernels_for(KernelMode.FUSED, setup.device)
+    kernels = kernels_for(setup.device)
     model = _loaded(setup, folder, dtype)
     assert kernels is not None
     fuse(model.denoiser, kernels)

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.gpu_networks import SIZES, RandomControlNet, RandomUNet
 from benchmarks.gpu_setup import GpuSetup, RowResult, compared, name_of, reason_of
 from lab.runs.measure import at_least, informative, measured
-from pentimento.devices.choices import CompileMode, KernelMode
+from pentimento.devices.choices import CompileMode
 from pentimento.diffusion.controlnets import ControlNetForm
 from pentimento.diffusion.engine import CompiledDenoiser, cuda_recorder, replaying
 from pentimento.diffusion.engine.probe import example_input
@@ -48,29 +48,28 @@ def _captured(model: Any, key: BatchKey) -> CompiledDenoiser:
 
 def _served(model: RandomUNet, key: BatchKey) -> CompiledDenoiser:
     """Return the pass with a GPU worker's defaults. Raises FailedPrecondition if the device cannot run it."""
-    kernels = kernels_for(KernelMode.FUSED, model.device)
-    assert kernels is not None
+    kernels = kernels_for(model.device)
     network = model.twin()
     fuse(network.denoiser, kernels)
     return _captured(network, key)
 
 
-def _way(model: RandomUNet, key: BatchKey, inputs: DenoiserInput, mode: KernelMode, *, captured: bool) -> Step:
+def _way(model: RandomUNet, key: BatchKey, inputs: DenoiserInput, *, fused: bool, captured: bool) -> Step:
     """Return one way of the pass. Raises FailedPrecondition if the device cannot run it."""
-    kernels = kernels_for(mode, model.device)
-    network = model if kernels is None else model.twin()
-    if kernels is not None:
-        fuse(network.denoiser, kernels)
+    network = model.twin() if fused else model
+    if fused:
+        fuse(network.denoiser, kernels_for(model.device))
     runner = _captured(network, key) if captured else network
     runner.predict(inputs)
     return lambda: runner.predict(inputs)
 
 
+# Whether kernels are fused, and passes captured.
 WAYS = {
-    "eager": (KernelMode.OFF, False),
-    "fused kernels": (KernelMode.FUSED, False),
-    "captured": (KernelMode.OFF, True),
-    "captured with fused kernels": (KernelMode.FUSED, True),
+    "eager": (False, False),
+    "fused kernels": (True, False),
+    "captured": (False, True),
+    "captured with fused kernels": (True, True),
 }
 
 
@@ -81,9 +80,9 @@ def step_row(setup: GpuSetup, network: str) -> RowResult:
         model, key, inputs = _made(setup, network, dtype)
         name = f"{model.size.name} step, {name_of(dtype)}"
         steps: dict[str, Step] = {}
-        for way, (mode, captured) in WAYS.items():
+        for way, (fused, captured) in WAYS.items():
             try:
-                steps[way] = _way(model, key, inputs, mode, captured=captured)
+                steps[way] = _way(model, key, inputs, fused=fused, captured=captured)
             except (PentimentoError, RuntimeError) as error:
                 result.not_run[f"{name}: {way}"] = reason_of(error)
         result.figures += compared(name, setup.interleaved(steps), _floor_ms(setup, model, inputs))
@@ -126,7 +125,7 @@ def overlap_row(setup: GpuSetup, network: str) -> RowResult:
     name = f"{model.size.name} with a ControlNet, {name_of(dtype)}"
     ways: dict[str, Step] = {"eager": _controlled(model, RandomControlNet(model), inputs)}
     try:
-        kernels = kernels_for(KernelMode.FUSED, setup.device)
+        kernels = kernels_for(setup.device)
         served = _served(model, key)
         control = RandomControlNet(model, ControlNetForm(kernels, replaying(cuda_recorder(setup.device))))
         encoding, residuals = served.encode(inputs), control.residuals(inputs)

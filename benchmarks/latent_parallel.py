@@ -63,7 +63,7 @@ SDXL, CONTROLNET = ROOT / "scenarios" / "paces" / "sdxl-h800.toml", "canny"
 # the change of an image that its batch's composition may cause (ADR 0009)
 TOLERANCE = 1e-4
 ARMS = ("alone", "pair", "half")
-FLAGS = ("--device", "cpu", "--max-batch", "1", "--warm-up-s", "0", "--log-level", "warning")
+FLAGS = ("--device", "cpu", "--max-batch", "1", "--log-level", "warning")
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 

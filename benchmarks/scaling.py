@@ -48,7 +48,6 @@ SIDE_PX, STEPS = 64, 20
 # Batches of one: images must be equal to the bit, independent of other requests.
 ENVIRONMENT = {
     "PENTIMENTO_UNET_WORKER_MAX_BATCH": "1",
-    "PENTIMENTO_UNET_WORKER_WARM_UP_S": "0",
     "PENTIMENTO_CONTROLNET_SVC_MAX_BATCH": "1",
     "PENTIMENTO_CONTROLLER_SLO_S": "6",
     "PENTIMENTO_CONTROLLER_PLAN_INTERVAL_S": "1",

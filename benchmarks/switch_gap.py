@@ -34,6 +34,7 @@ from pentimento.domain.execution import StepProgress
 from pentimento.domain.generation import Attempt, FromNoise, GenerationSpec, Route, Scheduler
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
 from pentimento.rpc.server import SWITCH_INTERVAL_S
+from services.unet_worker.models import loader
 from services.unet_worker.models.model_switch import ModelSwitch
 from services.unet_worker.process import WorkerProcess
 from services.unet_worker.settings import UnetWorkerSettings
@@ -76,9 +77,9 @@ async def serving(models: Sequence[Path], folder: Path, settings: Mapping[str, A
         other_models=tuple(models[1:]),
         objects_url=f"file://{folder / 'objects'}",
         max_batch=CLIENTS,
-        progress_interval_ms=0,
         **settings,
     )
+    loader.PROGRESS_INTERVAL_S = 0.0  # of every step
     process = wire(own)
     await process.server.start()
     try:

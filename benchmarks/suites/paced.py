@@ -83,7 +83,7 @@ def paced_suite(
             enter = () if link is None else link.enter
             name = f"controlnet-{number}"
             run("lab.emulation.paced_controlnets", name, *of_replica, listen=listen, enter=enter)
-        of_worker: tuple[str, ...] = ("--model", str(pace), "--max-batch", str(max_batch), "--warm-up-s", "0")
+        of_worker: tuple[str, ...] = ("--model", str(pace), "--max-batch", str(max_batch))
         of_worker = (*of_worker, "--lora-memory-mib", str(lora_memory_mib), *torch, *objects, *member)
         metrics = tuple(f"127.0.0.1:{free_port()}" for _ in range(worker_count)) if measures else ()
         for number in range(worker_count):

@@ -41,22 +41,14 @@ class TextEncoderPlace(Enum):
 
 
 class CompileMode(Enum):
-    """Choose how the forward pass runs. `auto`: `capture` on a GPU, else off. `compile`: torch.compile, which delays
-    serving. `capture`: CUDA graphs of the uncompiled pass, also of its two halves."""
+    """Choose how the forward pass runs. `auto`: `capture` on a GPU, else off. `off`: the layers of diffusers, with its
+    bits; else with fused kernels on a GPU where they run: normalisations with their neighbours, GEGLU, sums. `compile`:
+    torch.compile, which delays serving. `capture`: CUDA graphs of the uncompiled pass, also of its two halves."""
 
     AUTO = "auto"
     OFF = "off"
     COMPILE = "compile"
     CAPTURE = "capture"
-
-
-class KernelMode(Enum):
-    """Choose the kernels. `fused`: Triton kernels for normalisations with their neighbours, GEGLU and sums; only on a
-    GPU. `auto`: `fused` on a GPU where a kernel compiles and runs."""
-
-    AUTO = "auto"
-    OFF = "off"
-    FUSED = "fused"
 
 
 class LatentFormat(Enum):

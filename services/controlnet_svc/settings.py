@@ -51,8 +51,7 @@ class ControlNetSettings:
         1, help="replicas per GPU, sharing its memory; without a free one the process exits", minimum=1, maximum=64
     )
     dtype: DtypeChoice = setting(DtypeChoice.AUTO, help="precision of the networks")
-    kernels: bool = setting(True, help="fused kernels for UNet ControlNets, on a GPU with Triton")
-    capture: bool = setting(True, help="CUDA graphs of repeated UNet ControlNet passes, on a GPU")
+    capture: bool = setting(True, help="fused kernels and CUDA graphs for UNet ControlNets, on a GPU")
     threads: int = setting(1, help="torch threads", minimum=1, maximum=256)
     memory_budget_mib: int = setting(0, help="memory for resident weights; 0: half of the device", minimum=0)
     max_streams: int = setting(32, help="open streams (credits)", minimum=1, maximum=1024)

@@ -11,13 +11,12 @@ from pentimento.api.auth.v1 import auth_pb2 as auth_pb
 from pentimento.api.controlnet.v1 import controlnet_service_pb2 as pb
 from pentimento.api.controlnet.v1.controlnet_service_pb2_grpc import add_ControlNetServiceServicer_to_server
 from pentimento.clients.controller import ControllerClient
-from pentimento.devices.choices import KernelMode
 from pentimento.devices.claims import visible_gpus
 from pentimento.diffusion.controlnets import PLAIN, ControlNetForm
 from pentimento.diffusion.controlnets.depth import load_depth_model
 from pentimento.diffusion.device import choose_device, choose_dtype, device_memory
 from pentimento.diffusion.engine.captured import cuda_recorder, replaying
-from pentimento.diffusion.kernels import kernels_for
+from pentimento.diffusion.kernels import usual_kernels
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import Plan, Replica, ReplicaKind, ReplicaReport
 from pentimento.files.file_sums import file_sums_in
@@ -64,12 +63,9 @@ def _registered(settings: ControlNetSettings, device: torch.device, dtype: torch
 
 
 def _form(settings: ControlNetSettings, device: torch.device) -> ControlNetForm:
-    if device.type != "cuda":
+    if device.type != "cuda" or not settings.capture:
         return PLAIN
-    kernels = kernels_for(KernelMode.AUTO if settings.kernels else KernelMode.OFF, device)
-    return ControlNetForm(
-        kernels, replaying(cuda_recorder(device), KEPT_RECORDINGS) if settings.capture else PLAIN.compiler
-    )
+    return ControlNetForm(usual_kernels(device), replaying(cuda_recorder(device), KEPT_RECORDINGS))
 
 
 REGISTERED = NetworkSource(_registered, outgoing_tensor)

@@ -1,9 +1,7 @@
 """Start a UNet worker: `python -m services.unet_worker --model DIR`."""
 
-from pentimento.devices.choices import KernelMode
 from pentimento.diffusion.allow_list import check_checkpoint
 from pentimento.diffusion.lean_imports import import_networks_alone
-from pentimento.diffusion.triton_package import check_triton
 from pentimento.rpc import run_service
 from pentimento.rpc.memory import keep_freed_memory
 from pentimento.service.idle import serve_nothing
@@ -20,12 +18,10 @@ async def main(argv: list[str]) -> None:
     if settings.missing:
         await serve_nothing(settings.rpc, "unet_worker", settings.missing)
         return
-    if settings.kernels is KernelMode.FUSED:
-        check_triton()
     check_checkpoint(settings.model)
     settings.claim_gpu()
     keep_freed_memory()
-    # Imported late: a wrong flag, a bad checkpoint or a missing package is reported before torch is loaded.
+    # Imported late: a wrong flag or a bad checkpoint is reported before torch is loaded.
     with importing_much():
         if needs_networks_alone(settings):
             import_networks_alone()

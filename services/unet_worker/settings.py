@@ -8,7 +8,6 @@ from pentimento.devices.choices import (
     CompileMode,
     DeviceChoice,
     DtypeChoice,
-    KernelMode,
     LatentFormat,
     TextEncoderPlace,
     WeightStorage,
@@ -105,16 +104,6 @@ class UnetWorkerSettings:
         help="memory of text encoders between prompts; auto: the host's if the model would not fit the GPU",
     )
     threads: int = setting(1, help="torch threads", minimum=1, maximum=256)
-    default_steps: int = setting(
-        0, help="steps of requests without them; 0: from registry.json, else of the model's kind", minimum=0
-    )
-    default_guidance_scale: float = setting(
-        -1.0,
-        help="guidance scale of requests without one; below 0: from registry.json, else of the model's kind",
-        minimum=-1,
-        maximum=100,
-    )
-    max_steps: int = setting(1000, help="steps of a request", minimum=1, maximum=1000)
     max_size_px: int = setting(0, help="longest side of an image; 0: twice the model's own", minimum=0, maximum=8192)
     tile_px: int = setting(
         0,
@@ -128,19 +117,14 @@ class UnetWorkerSettings:
         help="memory for weights and batches; 0: 90 % of the device, shared with its other workers",
         minimum=0,
     )
-    warm_up_s: float = setting(
-        10.0,
-        help="time before serving to measure larger batches; the rest is measured while idle",
-        minimum=0,
-    )
     preempt: bool = setting(True, help="let a request with an earlier deadline replace a running one")
     aging_limit_s: float = setting(
         30.0, help="time after arrival at which a request is due, unless its deadline is earlier", minimum=0
     )
-    compile: CompileMode = setting(CompileMode.AUTO, help="how the forward pass runs")
-    kernels: KernelMode = setting(KernelMode.AUTO, help="fused kernels, on a GPU")
+    compile: CompileMode = setting(
+        CompileMode.AUTO, help="how the forward pass runs; on a GPU with fused kernels, except when off"
+    )
     credits: int = setting(0, help="attempts held, apart from those about to end; 0: one batch", minimum=0, maximum=256)
-    progress_interval_ms: int = setting(100, help="least time between progress messages", minimum=0)
     latent_format: LatentFormat = setting(LatentFormat.EXACT, help="format of stored latents; every format can be read")
     shared_memory_dir: str = setting(
         str(DEFAULT_DIRECTORY),

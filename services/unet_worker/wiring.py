@@ -54,7 +54,7 @@ CHECKPOINTS = ModelSource(
         settings.model,
         settings.device,
         settings.dtype,
-        settings.kernels,
+        settings.compile,
         settings.weights,
         settings.embeddings_dir,
         file_sums_in(settings.component_cache_dir),

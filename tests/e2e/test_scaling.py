@@ -30,8 +30,7 @@ CONTROLNETS = ("tiny-controlnet-edges", "tiny-controlnet-layout")
 
 @pytest.fixture(scope="module")
 def scaled_suite() -> Iterator[LocalSuite]:
-    environment = {**ALONE, "PENTIMENTO_UNET_WORKER_WARM_UP_S": "0"}
-    with local_suite(["--controlnets", "tiny"], environment=environment) as running:
+    with local_suite(["--controlnets", "tiny"], environment=ALONE) as running:
         yield running
 
 

@@ -1,4 +1,4 @@
-"""Final latents on a GPU against diffusers' pipelines on the same one: every family, eager, captured and as served by
+"""Final latents on a GPU against diffusers' pipelines on the same one: every family, eager and as served by
 default, with ControlNets beside the engine."""
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from lab.fixtures.checkpoints import (
 )
 from lab.fixtures.controlled_generation import ControlledByDiffusers, ControlledByEngine, ControlledCase, conditions_for
 from lab.fixtures.diffusers_reference import Case
-from pentimento.devices.choices import CompileMode, DtypeChoice, KernelMode
+from pentimento.devices.choices import CompileMode, DtypeChoice
 from pentimento.diffusion.controlnets import PLAIN, ControlNetForm, ControlSetting
 from pentimento.diffusion.engine import cuda_recorder, replaying
 from pentimento.diffusion.kernels import kernels_for
@@ -35,8 +35,7 @@ CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
 }
 # How passes run, and how far their latents may be from diffusers' own.
 WAYS: dict[str, tuple[dict[str, Any], float]] = {
-    "eager": ({"compile": CompileMode.OFF, "kernels": KernelMode.OFF}, 1e-5),
-    "captured": ({"compile": CompileMode.CAPTURE, "kernels": KernelMode.OFF}, 1e-5),
+    "eager": ({"compile": CompileMode.OFF}, 1e-5),
     "as served": ({}, 1e-3),
 }
 
@@ -75,7 +74,7 @@ def test_controlled_latents_equal_those_of_diffusers(xl: bool, way: str, tmp_pat
     form = PLAIN
     if way == "as served":
         device = torch.device("cuda")
-        form = ControlNetForm(kernels_for(KernelMode.FUSED, device), replaying(cuda_recorder(device)))
+        form = ControlNetForm(kernels_for(device), replaying(cuda_recorder(device)))
     engine = ControlledByEngine(model, controlnets, "cuda", form)
     case = ControlledCase(Case("a red circle", "blurred", Scheduler.DDIM, seed=3, steps=8), (ControlSetting(),))
     conditions = conditions_for(1, SIDE_PX, SIDE_PX)

@@ -7,7 +7,7 @@ import torch
 
 from lab.fixtures.checkpoints import write_checkpoint, write_xl_checkpoint
 from lab.fixtures.lora_files import EVERYWHERE, random_factors, write_diffusers_lora
-from pentimento.devices.choices import CompileMode, KernelMode
+from pentimento.devices.choices import CompileMode
 from pentimento.diffusion.engine import CompiledDenoiser, cuda_recorder, replaying
 from pentimento.diffusion.engine.probe import example_input
 from pentimento.diffusion.families import BatchKey, load_model
@@ -29,8 +29,7 @@ def test_kernels_run_by_default() -> None:
 def test_a_recorded_pass_sees_a_lora_in_the_weights_and_its_going(tmp_path: Path) -> None:
     device = torch.device("cuda")
     model = load_model(write_checkpoint(tmp_path / "model"), device, torch.float16)
-    kernels = kernels_for(KernelMode.FUSED, device)
-    assert kernels is not None
+    kernels = kernels_for(device)
     fuse(model.denoiser, kernels)
     base = layers_of(model.info.family, {"unet": model.denoiser})
     file = write_diffusers_lora(tmp_path / "lora", random_factors(base, rank=3, ends=EVERYWHERE, size=0.1), alpha=5.0)
@@ -77,8 +76,7 @@ def test_a_decoder_with_kernels_makes_the_pixels_that_it_makes_without(tmp_path:
     model = load_model(write_xl_checkpoint(tmp_path / "model"), torch.device("cuda"), torch.float32)
     latent = torch.randn(model.latent_shape(512, 520), generator=torch.Generator().manual_seed(1)).to("cuda")
     plain = model.decode_latent(latent)
-    kernels = kernels_for(KernelMode.FUSED, torch.device("cuda"))
-    assert kernels is not None
+    kernels = kernels_for(torch.device("cuda"))
 
     replaced = fuse(model.picture_decoder, kernels)
 

@@ -31,7 +31,14 @@ def wire(settings: UnetWorkerSettings, lora_rule: Callable[[], ComponentRule] = 
     pace = read_pace(settings.model)
     paced = _of_pace(settings, pace)
     capabilities = frozenset({Capability.EMULATED})
-    source = ModelSource(partial(_load, pace), summed_stamps, capabilities, partial(_loras, pace), lora_rule=lora_rule)
+    source = ModelSource(
+        partial(_load, pace),
+        summed_stamps,
+        capabilities,
+        partial(_loras, pace),
+        lora_rule=lora_rule,
+        usual=(pace.steps, pace.guidance_scale),
+    )
     models = TorchModels({paced.model_name: paced}, source)
     return WorkerProcess(with_room_for_halves(settings), models, settings.credits)
 
@@ -49,9 +56,5 @@ def _of_pace(settings: UnetWorkerSettings, pace: DevicePace) -> UnetWorkerSettin
     return replace(
         settings,
         model_name=settings.model_name or pace.name,
-        default_steps=settings.default_steps or pace.steps,
-        default_guidance_scale=(
-            pace.guidance_scale if settings.default_guidance_scale < 0 else settings.default_guidance_scale
-        ),
         dtype=DtypeChoice.FLOAT16 if settings.dtype is DtypeChoice.AUTO else settings.dtype,
     )

@@ -8,7 +8,7 @@
 | `fusing` | puts these layers into a network, and removes them |
 """
 
-from pentimento.diffusion.kernels.fusing import FusedLayers, fuse, kernels_for, runs_kernels
+from pentimento.diffusion.kernels.fusing import FusedLayers, fuse, kernels_for, runs_kernels, usual_kernels
 from pentimento.diffusion.kernels.layers import REFERENCE, Kernels
 
-__all__ = ["REFERENCE", "FusedLayers", "Kernels", "fuse", "kernels_for", "runs_kernels"]
+__all__ = ["REFERENCE", "FusedLayers", "Kernels", "fuse", "kernels_for", "runs_kernels", "usual_kernels"]

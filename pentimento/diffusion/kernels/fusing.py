@@ -1,5 +1,6 @@
 """Put layers with kernels into a network."""
 
+import importlib.util
 import logging
 from functools import cache
 from typing import Any
@@ -7,9 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pentimento.devices.choices import KernelMode
 from pentimento.diffusion.kernels.layers import FusedGeglu, FusedLayerNorm, FusedNorm, Kernels, SiluOfTimes
-from pentimento.diffusion.triton_package import check_triton
 from pentimento.domain.errors import FailedPrecondition
 
 logger = logging.getLogger(__name__)
@@ -36,13 +35,16 @@ class FusedLayers:
             setattr(owner, name, original)
 
 
-def kernels_for(mode: KernelMode, device: torch.device) -> Kernels | None:
-    """Return the kernels of a mode; None for OFF, and for AUTO if they do not run on `device`. Raises
-    FailedPrecondition (NO_TRITON, NO_CUDA) if FUSED ones cannot run there. On a CPU they run only under Triton's
-    interpreter, which is for tests."""
-    if mode is KernelMode.OFF or (mode is KernelMode.AUTO and not runs_kernels(device)):
-        return None
-    check_triton()
+def usual_kernels(device: torch.device) -> Kernels | None:
+    """Return the kernels; None if they do not run on `device`."""
+    return kernels_for(device) if runs_kernels(device) else None
+
+
+def kernels_for(device: torch.device) -> Kernels:
+    """Return the kernels. Raises FailedPrecondition (NO_TRITON, NO_CUDA) if they cannot run on `device`: on a CPU they
+    run only under Triton's interpreter, which is for tests."""
+    if importlib.util.find_spec("triton") is None:
+        raise FailedPrecondition("NO_TRITON", "fused kernels need the package triton, which is not installed")
     import triton
 
     if device.type != "cuda" and not triton.knobs.runtime.interpret:
@@ -59,9 +61,7 @@ def runs_kernels(device: torch.device) -> bool:
     if device.type != "cuda":
         return False
     try:
-        kernels = kernels_for(KernelMode.FUSED, device)
-        assert kernels is not None
-        kernels.geglu(torch.zeros((1, 2), device=device))
+        kernels_for(device).geglu(torch.zeros((1, 2), device=device))
         torch.cuda.synchronize(device)
     except Exception as error:  # any error of Triton: the model also runs without kernels
         logger.warning("passes run without fused kernels: %s", error, extra={"reason": "NO_KERNELS"})

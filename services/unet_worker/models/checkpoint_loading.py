@@ -12,7 +12,6 @@ from pentimento.devices.choices import (
     CompileMode,
     DeviceChoice,
     DtypeChoice,
-    KernelMode,
     TextEncoderPlace,
     WeightStorage,
 )
@@ -26,7 +25,7 @@ from pentimento.diffusion.engine import (
 )
 from pentimento.diffusion.families import DiffusionModel, load_model, usual_dtype
 from pentimento.diffusion.inversions import BadInversion, read_inversion
-from pentimento.diffusion.kernels import Kernels, fuse, kernels_for
+from pentimento.diffusion.kernels import fuse, usual_kernels
 from pentimento.diffusion.weight_memory import needed_bytes
 from pentimento.diffusion.weights import quiet_loaders
 from pentimento.domain.errors import FailedPrecondition
@@ -42,7 +41,7 @@ def load_checkpoint(
     path: Path,
     device_choice: DeviceChoice,
     dtype: DtypeChoice,
-    kernel_mode: KernelMode = KernelMode.OFF,
+    mode: CompileMode = CompileMode.OFF,
     storage: WeightStorage = WeightStorage.AUTO,
     embeddings: Path | None = None,
     sums: FileSums | None = None,
@@ -52,21 +51,20 @@ def load_checkpoint(
 ) -> DiffusionModel:
     """Return the model on its device, with the textual inversions of the directory `embeddings`; files in `sums` are
     not hashed again, images with a side over `tile_px` are decoded in tiles, 0 for none. `text_encoders` are placed
-    within `budget_bytes`. Raises FailedPrecondition for kernels that cannot run and weights beyond the budget, before
-    the model is loaded, and for a tile that is too small for it."""
+    within `budget_bytes`. Without a `mode` there are no fused kernels. Raises FailedPrecondition for weights beyond the
+    budget, before the model is loaded, and for a tile that is too small for it."""
     quiet_loaders()
     device, chosen = device_and_dtype(device_choice, dtype)
-    kernels = kernels_for(kernel_mode, device)
     place = text_encoders
     if budget_bytes is not None:
         place = checked_place(*fitted(path, device, chosen, storage, text_encoders, budget_bytes))
     model = load_model(path, device, chosen, storage, sums, place is TextEncoderPlace.HOST)
-    return completed(model, kernels, embeddings, tile_px)
+    return completed(model, mode, embeddings, tile_px)
 
 
-def completed(model: DiffusionModel, kernels: Kernels | None, embeddings: Path | None, tile_px: int) -> DiffusionModel:
-    """Return the model with the worker's tiles, inversions and kernels. Raises FailedPrecondition for a tile that is
-    too small."""
+def completed(model: DiffusionModel, mode: CompileMode, embeddings: Path | None, tile_px: int) -> DiffusionModel:
+    """Return the model with the worker's tiles, inversions and, unless the mode is OFF, kernels where they run. Raises
+    FailedPrecondition for a tile that is too small."""
     try:
         if tile_px:
             model.tile_decoder(tile_px)
@@ -74,7 +72,7 @@ def completed(model: DiffusionModel, kernels: Kernels | None, embeddings: Path |
         raise FailedPrecondition("TILE_TOO_SMALL", f"tile_px={tile_px}: {error}") from None
     if embeddings is not None:
         add_inversions(model, embeddings)
-    if kernels is not None:
+    if mode is not CompileMode.OFF and (kernels := usual_kernels(model.device)) is not None:
         replaced = sum(len(fuse(network, kernels)) for network in (model.denoiser, model.picture_decoder))
         logger.info("%d layers replaced by fused ones", replaced)
     return model

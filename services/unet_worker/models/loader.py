@@ -31,7 +31,7 @@ from pentimento.profiles.document import ProfileKind
 from pentimento.rpc.channel import channel_opener
 from pentimento.rpc.process import started_pool
 from pentimento.service.credits import BusyMeter
-from pentimento.stores.objects import ObjectStore, open_objects
+from pentimento.stores.objects import open_objects
 from pentimento.tensors.cuda import region_directory
 from services.unet_worker import metrics
 from services.unet_worker.adapters.ip_adapters import NO_IP_ADAPTERS, ImagePrompts, IpAdapters, open_ip_adapters
@@ -63,6 +63,10 @@ T = TypeVar("T")
 
 # Object store calls wait for the network, not for this process; the threads only bound their number.
 STORE_THREADS = 4
+# Time before serving to measure larger batches; the rest is measured while idle.
+WARM_UP_S = 10.0
+# Least time between progress messages of an attempt: each wakes the event loop, and clients read a few a second.
+PROGRESS_INTERVAL_S = 0.1
 
 
 def loras_of_directory(model: DiffusionModel, held: HeldModel, settings: UnetWorkerSettings) -> KnownLoras | None:
@@ -88,9 +92,10 @@ def ip_adapters_of_directory(model: DiffusionModel, settings: UnetWorkerSettings
 @dataclass(frozen=True)
 class ModelSource:
     """Describe a source of models: how to load one, how its device sums ControlNets' answers for a step, its additional
-    capabilities, the LoRAs and IP-Adapters that change the model, the rule of the LoRAs in memory, and the models that
-    its memory cannot hold. The device is real or paced. `change` returns the way to change to a model, `stage` reads
-    one into host memory; `tiers` returns the bytes of its files by the tier that has them."""
+    capabilities, the LoRAs and IP-Adapters that change the model, the rule of the LoRAs in memory, the models that its
+    memory cannot hold, and the steps and guidance of requests without them, if not those of `usual_of`. The device is
+    real or paced. `change` returns the way to change to a model, `stage` reads one into host memory; `tiers` returns
+    the bytes of its files by the tier that has them."""
 
     load: Callable[[UnetWorkerSettings], DiffusionModel]
     summing: Summing
@@ -102,6 +107,7 @@ class ModelSource:
     change: Callable[[str, UnetWorkerSettings, int], ModelChange] = model_change
     stage: Callable[[UnetWorkerSettings, HostBuffers | None], Placement] = stage_checkpoint
     tiers: Callable[[UnetWorkerSettings], Mapping[Tier, int]] = local_tiers
+    usual: tuple[int, float] | None = None
 
 
 class CheckpointLoader:
@@ -151,12 +157,12 @@ class CheckpointLoader:
         logger.info("loading the model", extra={"visible_gpus": visible_gpus()})
         place = partial(_in_threads, settings.threads, staged or partial(self._source.load, settings))
         model = await (at_low_priority(place) if beside is not None else asyncio.to_thread(place))
-        # Larger batches are measured while idle: nothing is generated meanwhile.
-        settings = settings if staged is None else replace(settings, warm_up_s=0.0)
         known = self._known.get((name, model.info.model_digest))
         other_bytes = beside.weight_bytes if beside is not None else 0
-        beginning = asyncio.ensure_future(asyncio.to_thread(self._begin, model, settings, known, other_bytes))
-        del model
+        # Larger batches of a staged model are measured while idle: nothing is generated meanwhile.
+        begin = partial(self._begin, model, settings, known, other_bytes, WARM_UP_S if staged is None else 0.0)
+        beginning = asyncio.ensure_future(asyncio.to_thread(begin))
+        del model, begin
         try:
             loaded = await asyncio.shield(beginning)
         except asyncio.CancelledError:
@@ -171,30 +177,35 @@ class CheckpointLoader:
         return loaded
 
     def _begin(
-        self, model: DiffusionModel, settings: UnetWorkerSettings, known: KnownSteps | None, other_bytes: int
+        self,
+        model: DiffusionModel,
+        settings: UnetWorkerSettings,
+        known: KnownSteps | None,
+        other_bytes: int,
+        warm_up_s: float,
     ) -> LoadedModel:
-        objects = open_objects(settings.objects_url)
         with ExitStack() as begun:
-            loaded = self._assemble(model, objects, settings, begun, known, other_bytes)
+            loaded = self._assemble(model, settings, begun, known, other_bytes, warm_up_s)
             begun.pop_all()
         return loaded
 
     def _assemble(
         self,
         model: DiffusionModel,
-        objects: ObjectStore,
         settings: UnetWorkerSettings,
         begun: ExitStack,
         known: KnownSteps | None,
         other_bytes: int,
+        warm_up_s: float,
     ) -> LoadedModel:
         """Construct the parts of a loaded model. `begun` ends the started ones on failure."""
+        objects = open_objects(settings.objects_url)
         # Before memory is measured: image encoders are as large as a text encoder.
         ip_adapters = self._source.ip_adapters(model, settings)
         denoiser = denoiser_for(model, settings.compile)
         engine = self._start_engine(model, denoiser, settings)
         begun.callback(engine.close)
-        held, measurement = self._measured(model, denoiser, engine, settings, known, other_bytes)
+        held, measurement = self._measured(model, denoiser, engine, settings, known, other_bytes, warm_up_s)
         store_threads = started_pool(STORE_THREADS, "objects")
         begun.callback(store_threads.shutdown, wait=False)
         loras = self._lora_shelf(model, held, engine, settings)
@@ -210,7 +221,7 @@ class CheckpointLoader:
             engine,
             finisher,
             StartResolver(model, objects, store_threads, DONOR_TIMEOUT_S),
-            settings.progress_interval_ms / 1000,
+            PROGRESS_INTERVAL_S,
             self._energy.watts if self._energy is not None else lambda since, until: None,
             settings.latent_format,
             replicas,
@@ -248,13 +259,14 @@ class CheckpointLoader:
         settings: UnetWorkerSettings,
         known: KnownSteps | None,
         other_bytes: int,
+        warm_up_s: float,
     ) -> tuple[HeldModel, BatchMeasurement]:
         """Measure memory and steps before the model serves, unless they are known; return the model's description with
         them."""
-        held = held_model(model.info, settings, self._identity.generation)
+        held = held_model(model.info, settings, self._identity.generation, self._source.usual)
         key, budget = default_batch_key(model.info, held), weight_budget(settings, model.device)
         measurement = BatchMeasurement(
-            model, denoiser, engine.limits, key, budget, settings.warm_up_s, known=known, other_bytes=other_bytes
+            model, denoiser, engine.limits, key, budget, warm_up_s, known=known, other_bytes=other_bytes
         )
         # On the engine's thread: memory, graphs.
         engine.call(measurement.before_serving).result()

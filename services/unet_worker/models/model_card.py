@@ -17,6 +17,7 @@ from services.unet_worker.settings import UnetWorkerSettings
 logger = logging.getLogger(__name__)
 
 SIZE_HEADROOM = 2
+MAX_STEPS = 1000  # of a request
 
 
 def checkpoints(settings: UnetWorkerSettings) -> dict[str, UnetWorkerSettings]:
@@ -35,19 +36,20 @@ def checkpoints(settings: UnetWorkerSettings) -> dict[str, UnetWorkerSettings]:
             settings,
             model=other.path,
             model_name=name,
-            default_steps=0,
-            default_guidance_scale=-1.0,
             expected_model_digest=other.digest,
         )
     return named
 
 
-def held_model(info: LoadedModelInfo, settings: UnetWorkerSettings, generation: int) -> HeldModel:
-    """Describe the held model. Raises FailedPrecondition if settings or registry expect another digest."""
+def held_model(
+    info: LoadedModelInfo, settings: UnetWorkerSettings, generation: int, usual: tuple[int, float] | None = None
+) -> HeldModel:
+    """Describe the held model; `usual` replaces the steps and guidance scale of `usual_of`. Raises FailedPrecondition
+    if settings or registry expect another digest."""
     entry = registry_entry(settings.model)
     if not settings.accept_other_digest:
         check_digest(settings.model, info.model_digest, settings.expected_model_digest)
-    steps, guidance = _usual(settings)
+    steps, guidance = usual or usual_of(settings.model)
     return HeldModel(
         model=settings.model_name or model_name(settings.model),
         model_digest=info.model_digest,
@@ -61,7 +63,7 @@ def held_model(info: LoadedModelInfo, settings: UnetWorkerSettings, generation: 
         size_multiple_px=info.size_multiple_px,
         max_size_px=_max_size_px(info, settings),
         default_steps=steps,
-        max_steps=min(settings.max_steps, info.train_step_count),
+        max_steps=min(MAX_STEPS, info.train_step_count),
         default_guidance_scale=guidance,
         schedulers=tuple(scheduler.value for scheduler in info.schedulers),
         licence=str(entry.get("licence", "")),
@@ -87,9 +89,5 @@ def model_costs(models: Mapping[str, UnetWorkerSettings]) -> tuple[ModelCost, ..
 
 
 def _cost(profile: ModelProfile, settings: UnetWorkerSettings) -> ModelCost:
-    cost = usual_cost(settings.model, profile, *_usual(settings))
+    cost = usual_cost(settings.model, profile, *usual_of(settings.model))
     return replace(cost, run_s=tuple((size, seconds) for size, seconds in cost.run_s if size <= settings.max_batch))
-
-
-def _usual(settings: UnetWorkerSettings) -> tuple[int, float]:
-    return usual_of(settings.model, settings.default_steps, settings.default_guidance_scale)

@@ -12,7 +12,6 @@ from pentimento.diffusion.checkpoint import Checkpoint
 from pentimento.diffusion.device import free_device_bytes, free_host_bytes
 from pentimento.diffusion.families import DiffusionModel, stage_model, usual_dtype
 from pentimento.diffusion.host_memory import HostBuffers, HostMemory
-from pentimento.diffusion.kernels import kernels_for
 from pentimento.diffusion.model_registry import check_digest
 from pentimento.diffusion.weight_memory import component_bytes, needed_bytes
 from pentimento.diffusion.weights import quiet_loaders
@@ -41,14 +40,13 @@ def stage_checkpoint(settings: UnetWorkerSettings, buffers: HostBuffers | None) 
     `load_checkpoint`."""
     quiet_loaders()
     device, dtype = device_and_dtype(settings.device, settings.dtype)
-    kernels = kernels_for(settings.kernels, device)
     budget = weight_budget(settings, device)
     place = checked_place(*fitted(settings.model, device, dtype, settings.weights, settings.text_encoders, budget))
     sums, in_host = file_sums_in(settings.component_cache_dir), place is TextEncoderPlace.HOST
     staged = stage_model(settings.model, device, dtype, settings.weights, sums, in_host, buffers)
     if not settings.accept_other_digest:
         check_digest(settings.model, staged.digests.model, settings.expected_model_digest)
-    return lambda: completed(staged.place(device), kernels, settings.embeddings_dir, settings.tile_px)
+    return lambda: completed(staged.place(device), settings.compile, settings.embeddings_dir, settings.tile_px)
 
 
 def staging_buffers(models: Iterable[UnetWorkerSettings]) -> HostBuffers | None:

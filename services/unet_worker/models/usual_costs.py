@@ -22,7 +22,7 @@ def usual_cost(model: Path, profile: ModelProfile, steps: int, guidance: float) 
     )
 
 
-def usual_of(model: Path, steps: int, guidance: float) -> tuple[int, float]:
+def usual_of(model: Path, steps: int = 0, guidance: float = -1.0) -> tuple[int, float]:
     """Return steps and guidance of requests that name none: the given ones, else (0 steps, negative guidance) those of
     the registry next to the model, else those of its kind."""
     entry, kind = registry_entry(model), usual_settings(model)

@@ -12,9 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pentimento.clients.embedder import EmbedderClient
-from pentimento.devices.choices import KernelMode
 from pentimento.diffusion.allow_list import check_checkpoint
-from pentimento.diffusion.triton_package import check_triton
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import InvalidArgument
 from pentimento.files.adapter_registry import LORA_BOUNDS_FILE
@@ -112,8 +110,6 @@ def _check(kind: ProfileKind, settings: ProfileSettings) -> None:
     if path.exists():
         # Profiles are added to it after minutes of measurement.
         read_profiles([path], "out")
-    if settings.kernels is KernelMode.FUSED:
-        check_triton()
     check_checkpoint(settings.model)
     if settings.light is not None:
         check_checkpoint(settings.light)

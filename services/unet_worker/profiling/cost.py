@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from pentimento.devices.choices import KernelMode
+from pentimento.devices.choices import CompileMode
 from pentimento.diffusion.device import device_memory, device_name, used_bytes
 from pentimento.diffusion.engine import CompiledDenoiser, Denoiser
 from pentimento.diffusion.families import DiffusionModel
-from pentimento.diffusion.kernels import kernels_for
+from pentimento.diffusion.kernels import runs_kernels
 from pentimento.diffusion.profiling import ProfiledBatch, profile_batches, profile_size
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import GenerationSpec
@@ -35,7 +35,7 @@ def measure(settings: ProfileSettings) -> ModelProfile:
         raise InvalidArgument.of("batch_sizes", "names no batch size to measure")
     study = settings.study
     torch.set_num_threads(study.threads)
-    model = load_checkpoint(settings.model, study.device, study.dtype, settings.kernels, study.weights)
+    model = load_checkpoint(settings.model, study.device, study.dtype, settings.compile, study.weights)
     device = model.device
     idle_memory_bytes = used_bytes(device)
     denoiser = _warmed(model, settings)
@@ -59,8 +59,8 @@ def measure(settings: ProfileSettings) -> ModelProfile:
 
 
 def _execution(settings: ProfileSettings, device: torch.device) -> str:
-    compiled = compile_mode(settings.compile, device).value
-    return compiled if kernels_for(settings.kernels, device) is None else f"{compiled}+{KernelMode.FUSED.value}"
+    mode = compile_mode(settings.compile, device)
+    return f"{mode.value}+fused" if mode is not CompileMode.OFF and runs_kernels(device) else mode.value
 
 
 def _warmed(model: DiffusionModel, settings: ProfileSettings) -> Denoiser:

@@ -24,6 +24,8 @@ from services.unet_worker.profiling.settings import ProfileSettings
 from services.unet_worker.profiling.steps_study import ClipScore, full_requests, most_tried, next_place
 
 ALPHA = 0.95
+# Shares of the later model's steps that are skipped, smallest first.
+SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 
 
 @dataclass
@@ -54,7 +56,6 @@ class HandoverStudy:
     heavy: StudyModel
     scorers: Sequence[QualityScorer]
     prompts: Sequence[str]
-    first_seed: int = 0
     full: _ScoredImages = field(init=False)
     own: _ScoredImages = field(init=False)
 
@@ -67,7 +68,7 @@ class HandoverStudy:
     def prepare(self, count: int) -> None:
         """Generate the first `count` prompts from noise by both models, if they are not yet."""
         for found, model in ((self.full, self.heavy), (self.own, self.light)):
-            requests = full_requests(model, self.prompts, self.first_seed)[len(found.files) : count]
+            requests = full_requests(model, self.prompts)[len(found.files) : count]
             if requests:
                 images = model.generated("from noise", requests, len(found.files), len(self.prompts))
                 found.add([one.png for one in images], self.scorers)
@@ -91,7 +92,7 @@ class HandoverStudy:
         requests = [
             replace(request, start=ImageStart(self._pixels(file), first))
             for request, file in zip(
-                full_requests(heavy, self.prompts, self.first_seed)[start:stop], self.own.files[start:stop], strict=True
+                full_requests(heavy, self.prompts)[start:stop], self.own.files[start:stop], strict=True
             )
         ]
         what = f"{taken_count} steps from images"
@@ -112,14 +113,14 @@ def measure(settings: ProfileSettings, inputs: StudyInputs) -> Iterator[Profile]
     light, heavy = study_model(settings.light, settings.study), study_model(settings.model, settings.study)
     prompts = tuple(dict.fromkeys(inputs.prompts))
     scorers = (ClipScore(inputs.images, prompts), *inputs.scorers_of(prompts))
-    study = HandoverStudy(light, heavy, scorers, prompts, settings.study.seed)
-    rest = [taken_steps(heavy.step_count, one) for one in set(settings.shares)]
+    study = HandoverStudy(light, heavy, scorers, prompts)
+    rest = [taken_steps(heavy.step_count, one) for one in SHARES]
     tried = most_tried(rest, exhaustive=settings.exhaustive)
     heavy.announce(len(prompts) * (heavy.step_count + light.step_count + tried))
     study.prepare(len(prompts) if settings.exhaustive else min(len(prompts), heavy.generator.max_batch))
     profile = _empty(settings, study, inputs)
     rows = {row.at["reuse_share"]: row for row in inputs.earlier_rows(profile)}
-    shares = [one for one in sorted(set(settings.shares)) if 0 < taken_steps(heavy.step_count, one) < heavy.step_count]
+    shares = [one for one in SHARES if 0 < taken_steps(heavy.step_count, one) < heavy.step_count]
     rule = None if settings.exhaustive else profile.asked.rule
     settled_alpha = profile.asked.alpha if rule is ThresholdRule.LOWER_BOUND else None
     holds: dict[int, bool] = {}

@@ -114,6 +114,8 @@ def steps_to_try(step_count: int, wanted: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted({steps for steps in wanted if 0 < steps < step_count}))
 
 
+# Numbers of steps without the LoRA that are tried.
+LATE_STEPS = (1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 25)
 BySteps = Mapping[int, Sequence[LateSample]]
 
 
@@ -131,11 +133,11 @@ def measure(settings: ProfileSettings, inputs: StudyInputs) -> Iterator[Profile]
     chosen = [one for one in directory.adapters if not settings.only or one.name in settings.only]
     if not chosen:
         raise NotFound("UNKNOWN_LORA", f"{settings.loras}: no requested LoRA changes {model.spec.model}")
-    tried = steps_to_try(model.step_count, settings.late_steps)
+    tried = steps_to_try(model.step_count, LATE_STEPS)
     late = [model.step_count - steps for steps in tried]
     each = model.step_count + most_tried(late, exhaustive=settings.exhaustive)
     model.announce(len(inputs.prompts) * (model.step_count + len(chosen) * each))
-    study = LatenessStudy.begin(model, inputs.prompts, tried, settings.study.seed)
+    study = LatenessStudy.begin(model, inputs.prompts, tried)
     for adapter in chosen:
         if inputs.earlier_of(_profile(settings, study, adapter, {}, 0)) is not None:
             continue

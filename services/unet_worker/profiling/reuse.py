@@ -37,7 +37,7 @@ from services.unet_worker.profiling.steps_study import CLIP_SCORE
 TABLE_STEPS = 50
 LATENT_STEPS = (5, 10, 15, 20, 25)
 IMAGE_STEPS = (5, 10, 15, 20, 25, 30)
-LATENT_ALPHA = 0.9
+ALPHAS = {ReuseKind.LATENTS: 0.9, ReuseKind.IMAGES: 0.95}
 
 
 def study_model(directory: Path, study: StudyRunSettings) -> StudyModel:
@@ -82,7 +82,7 @@ def measure(settings: ProfileSettings, inputs: StudyInputs) -> Iterator[Profile]
         0 if light is None else sum(light.step_count * (TABLE_STEPS - step) // TABLE_STEPS for step in IMAGE_STEPS)
     )
     large.announce(len(inputs.prompts) * (large.step_count + late + refined))
-    study = ReuseStudy(large, inputs.images, inputs.prompts, tuple(own_steps.values()), settings.study.seed)
+    study = ReuseStudy(large, inputs.images, inputs.prompts, tuple(own_steps.values()))
     table = _Table(settings, inputs, large)
     latents = study.latent_pairs(settings.least_similarity)
     _check_pairs("text to text", len(latents), settings)
@@ -152,7 +152,7 @@ class _Table:
 
     def _empty(self, start: ReuseKind, model: StudyModel) -> Profile:
         settings, inputs = self.settings, self.inputs
-        alpha = settings.alpha or LATENT_ALPHA if start is ReuseKind.LATENTS else settings.image_alpha
+        alpha = settings.alpha or ALPHAS[start]
         return Profile(
             ProfileKind.REUSE,
             ProfiledModel(

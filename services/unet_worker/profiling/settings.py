@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from pentimento.devices.choices import CompileMode, DeviceChoice, DtypeChoice, KernelMode, WeightStorage
+from pentimento.devices.choices import CompileMode, DeviceChoice, DtypeChoice, WeightStorage
 from pentimento.profiles.document import ProfileKind
 from pentimento.profiles.rules import RuleChoice, ThresholdRule
 from pentimento.rpc import RpcChannelSettings
@@ -17,7 +17,6 @@ MANY = 200  # prompts of the other kinds
 class StudyRunSettings:
     """Configure the generation of compared images."""
 
-    seed: int = setting(0, help="seed of the first prompt's image", minimum=0)
     device: DeviceChoice = setting(DeviceChoice.AUTO, help="device of the models")
     dtype: DtypeChoice = setting(DtypeChoice.AUTO, help="precision of the models")
     threads: int = setting(1, help="torch threads", minimum=1, maximum=256)
@@ -56,9 +55,6 @@ class ProfileSettings:
         help="share of the quality without the shortcut that must be kept; 0: 0.9 for reused latents, else 0.95",
         minimum=0,
         maximum=1,
-    )
-    image_alpha: float = setting(
-        0.95, help="reuse: share of the model's quality that refined images must keep", minimum=0.01, maximum=1
     )
     rule: RuleChoice = setting(
         RuleChoice.PROFILE,
@@ -106,17 +102,7 @@ class ProfileSettings:
         minimum=1,
         maximum=3,
     )
-    shares: tuple[float, ...] = setting(
-        (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8),
-        help="handover: shares of the model's steps to skip, smallest first",
-        minimum=0,
-        maximum=1,
-    )
-    late_steps: tuple[int, ...] = setting(
-        (1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 25), help="lora: numbers of steps without the LoRA to try", minimum=1
-    )
-    compile: CompileMode = setting(CompileMode.AUTO, help="cost: how the forward pass runs")
-    kernels: KernelMode = setting(KernelMode.AUTO, help="cost: fused kernels, on a GPU")
+    compile: CompileMode = setting(CompileMode.AUTO, help="cost: how the forward pass runs, as of the worker")
     batch_sizes: tuple[int, ...] = setting(
         (1, 2, 4, 8, 16), help="cost: requests that share a step", minimum=1, maximum=1024
     )

@@ -147,7 +147,7 @@ def measure(settings: ProfileSettings, inputs: StudyInputs, kind: ProfileKind = 
     kept = {steps_key(row): row for row in inputs.earlier_rows(profile)}
     begins = [first for first, _ in grid(model.step_count, settings.begin, settings.keep) if first]
     captured = {*(hit.step for hit in hits), *(() if loras.loras else begins)}
-    full = [loras.on_time(request) for request in full_requests(model, prompts, settings.study.seed, tuple(captured))]
+    full = [loras.on_time(request) for request in full_requests(model, prompts, capture_steps=tuple(captured))]
     study = ThinningStudy(model, scorers, full, loras.late, reuses)
     model.announce(_most_steps(settings, model.step_count, len(prompts), 1 + len(hits)))
     rows = dict(kept)

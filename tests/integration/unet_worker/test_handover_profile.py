@@ -51,7 +51,7 @@ def test_a_pair_is_generated_both_ways_until_no_rule_allows_more(tmp_path: Path)
     given = {"model": models["heavy"], "light": models["light"], "prompts": tmp_path / "prompts.txt"}
     named = [part for name, value in given.items() for part in (f"--{name}", str(value))]
     named += ["--embedder-address", "unix:/none", "--out", str(tmp_path / "pair.json"), "--alpha", "0.85"]
-    named += ["--exhaustive", "--rule", "minimum", "--shares", "0.8,0.2,0.4,0.6,0.9,0.1"]
+    named += ["--exhaustive", "--rule", "minimum"]
     settings, judge = load_settings(ProfileSettings, "profile", named), Noting()
 
     prompts = ("a circle", "a square", "a circle")
@@ -61,12 +61,12 @@ def test_a_pair_is_generated_both_ways_until_no_rule_allows_more(tmp_path: Path)
     (profile,) = read_profiles([tmp_path / "pair.json"]).profiles
     assert (profile.of.reference, profile.of.model, profile.conditions.step_count) == ("light", "heavy", 5)
     assert profile.measured.figures == {"light_share": 0.8}
-    # Nothing is left out by a tenth of five steps but one of them; by nine tenths none is taken. Of the third share
-    # nobody keeps enough, so that no larger one is generated. The third prompt is the first again.
+    # A tenth of five steps is one of them. Of the third share no image keeps enough, so that no larger one is
+    # generated. The third prompt is the first again.
     assert [(row.at["reuse_share"], row.kept, row.count) for row in profile.rows] == [
         (0.1, 2, 2),
         (0.2, 2, 2),
-        (0.4, 0, 2),
+        (0.3, 0, 2),
     ]
     assert [taken_steps(5, row.at["reuse_share"]) for row in profile.rows] == [4, 4, 3]
     assert reuse_share(profile) == reuse_share(profile, ThresholdRule.MINIMUM) == 0.2

@@ -46,8 +46,6 @@ async def test_bounds_are_measured_written_beside_the_loras_and_read_by_workers(
         str(loras),
         "--prompts",
         str(prompts),
-        "--late-steps",
-        "1,3,30",
         "--rule",
         "minimum",
         "--exhaustive",
@@ -59,10 +57,11 @@ async def test_bounds_are_measured_written_beside_the_loras_and_read_by_workers(
     strong, weak = read_profiles([loras / "lora-bounds.json"]).profiles
     assert [one.of.adapters[0].name for one in (strong, weak)] == ["strong", "weak"]
     assert (weak.asked.rule, weak.conditions.step_count) == (ThresholdRule.MINIMUM, 10)
-    # Of ten steps there are no thirty. The strong one may miss one step. The weak one changes next to nothing: pictures
+    # The strong one may miss two of ten steps. The weak one changes next to nothing: pictures
     # look alike however late it comes, and more than a twentieth of what it does is done in the first step.
-    assert (latest_start(strong), latest_start(weak)) == (0.1, 0.0)
-    assert [(row.place("steps"), [*row.allowed]) for row in strong.rows] == [(1, ["minimum"]), (3, [])]
+    assert (latest_start(strong), latest_start(weak)) == (0.2, 0.0)
+    allowed = [(row.place("steps"), [*row.allowed]) for row in strong.rows]
+    assert allowed == [(1, ["minimum"]), (2, ["minimum"]), (3, [])]
     assert [(row.place("steps"), [*row.allowed]) for row in weak.rows] == [(1, [])]
     assert {row.count for row in (*strong.rows, *weak.rows)} == {2}
     assert min(row.figures["lowest_cosine"] for row in weak.rows) > 0.9999

@@ -61,12 +61,10 @@ def test_row_on_cpu_names_missing_ways() -> None:
 def test_step_row_compares_every_way_with_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch's operations replace kernels, and repeated functions replace graphs."""
     from benchmarks import gpu_steps
-    from pentimento.devices.choices import KernelMode
     from pentimento.diffusion.kernels import REFERENCE
     from tests.unit.diffusion.engine.test_denoisers import Rerun
 
-    kernels = {KernelMode.OFF: None, KernelMode.FUSED: REFERENCE}
-    monkeypatch.setattr(gpu_steps, "kernels_for", lambda mode, device: kernels[mode])
+    monkeypatch.setattr(gpu_steps, "kernels_for", lambda device: REFERENCE)
     monkeypatch.setattr(gpu_steps, "cuda_recorder", lambda device: Rerun)
 
     answer = row("step_sdxl")

@@ -72,22 +72,14 @@ def test_turbo_checkpoint_is_described_with_one_step(tmp_path: Path) -> None:
     (directory / "scheduler" / "scheduler_config.json").write_text('{"timestep_spacing": "trailing"}')
 
     own = held_model(INFO, settings(directory), generation=9)
-    set_by_hand = held_model(INFO, settings(directory, default_steps=4), generation=9)
 
     assert (own.default_steps, own.default_guidance_scale) == (1, 0.0)
-    assert (set_by_hand.default_steps, set_by_hand.default_guidance_scale) == (4, 0.0)
 
 
 def test_settings_know_best(directory: Path) -> None:
-    write_registry(directory, {"models": [{"path": "sd", "default_steps": 12}]})
-    given = settings(
-        directory, model_name="mine", default_steps=7, default_guidance_scale=1.0, max_steps=60, max_size_px=640
-    )
+    held = held_model(INFO, settings(directory, model_name="mine", max_size_px=640), generation=9)
 
-    held = held_model(INFO, given, generation=9)
-
-    assert (held.model, held.default_steps, held.default_guidance_scale) == ("mine", 7, 1.0)
-    assert (held.max_steps, held.max_size_px) == (60, 640)
+    assert (held.model, held.max_size_px) == ("mine", 640)
 
 
 @pytest.mark.parametrize("wanted", [0, 4096])
@@ -134,11 +126,11 @@ def test_a_profile_that_is_none_is_named(directory: Path, tmp_path: Path) -> Non
 
 def test_what_is_said_of_the_first_model_is_not_said_of_the_others(directory: Path, tmp_path: Path) -> None:
     (tmp_path / "light").mkdir()
-    given = settings(directory, model_name="first", default_steps=3, other_models=(tmp_path / "light",))
+    given = settings(directory, model_name="first", other_models=(tmp_path / "light",))
 
-    first, other = (held_model(INFO, one, generation=9) for one in checkpoints(given).values())
+    names = [held_model(INFO, one, generation=9).model for one in checkpoints(given).values()]
 
-    assert [(held.model, held.default_steps) for held in (first, other)] == [("first", 3), ("light", 50)]
+    assert names == ["first", "light"]
 
 
 def test_two_models_of_one_name_are_refused(directory: Path) -> None:

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from pentimento.devices.choices import KernelMode
 from pentimento.diffusion.engine.probe import example_input
 from pentimento.diffusion.families import BatchKey, DiffusionModel
 from pentimento.diffusion.kernels import fuse, kernels_for, reference, triton_kernels
@@ -122,8 +121,7 @@ def test_a_sum_and_its_layer_normalisation(dtype: torch.dtype, shape: tuple[int,
 def test_network_and_decoder_compute_the_same_with_kernels(model: DiffusionModel, xl_model: DiffusionModel) -> None:
     inputs = example_input(model, BatchKey(16, 16, guided=False), 1)
     latent = random(*xl_model.latent_shape(32, 32), dtype=torch.float32)
-    kernels = kernels_for(KernelMode.FUSED, CPU)
-    assert kernels is not None
+    kernels = kernels_for(CPU)
     computed: list[tuple[Any, Callable[[], Tensor]]] = [
         (model.denoiser, lambda: model.predict(inputs)),
         (xl_model.picture_decoder, lambda: xl_model.decode_latent(latent)),

@@ -11,10 +11,18 @@ import torch
 from diffusers import ControlNetModel
 from torch import Tensor, nn
 
-from pentimento.devices.choices import KernelMode
 from pentimento.diffusion.engine.probe import example_input
 from pentimento.diffusion.families import BatchKey, DiffusionModel
-from pentimento.diffusion.kernels import REFERENCE, Kernels, fuse, fusing, kernels_for, layers, runs_kernels
+from pentimento.diffusion.kernels import (
+    REFERENCE,
+    Kernels,
+    fuse,
+    fusing,
+    kernels_for,
+    layers,
+    runs_kernels,
+    usual_kernels,
+)
 from pentimento.diffusion.kernels.fusing import FusedLayers
 from pentimento.diffusion.kernels.layers import FusedNorm
 from pentimento.diffusion.loras import WeightedLora, layers_of
@@ -168,14 +176,14 @@ def test_images_that_do_not_lie_channels_last_go_the_reference_way() -> None:
 
 def test_kernels_for_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    assert kernels_for(KernelMode.OFF, torch.device("cpu")) is None
+    assert usual_kernels(torch.device("cpu")) is None
     with pytest.raises(FailedPrecondition) as refusal:
-        kernels_for(KernelMode.FUSED, torch.device("cpu"))
+        kernels_for(torch.device("cpu"))
     assert refusal.value.reason in ("NO_TRITON", "NO_CUDA")
 
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(FailedPrecondition) as refusal:
-        kernels_for(KernelMode.FUSED, torch.device("cuda"))
+        kernels_for(torch.device("cuda"))
     assert refusal.value.reason == "NO_TRITON"
 
 
@@ -186,7 +194,7 @@ def test_where_triton_cannot_compile_kernels_are_left_out_and_the_log_says_why(
         raise RuntimeError("Failed to find C compiler")
 
     runs_kernels.cache_clear()
-    monkeypatch.setattr(fusing, "kernels_for", lambda mode, device: Kernels(geglu=without_a_compiler))
+    monkeypatch.setattr(fusing, "kernels_for", lambda device: Kernels(geglu=without_a_compiler))
     monkeypatch.setattr(torch, "zeros", lambda shape, device: Tensor())
 
     assert runs_kernels(torch.device("cuda")) is False
