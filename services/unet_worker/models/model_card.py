@@ -17,7 +17,8 @@ from services.unet_worker.settings import UnetWorkerSettings
 logger = logging.getLogger(__name__)
 
 SIZE_HEADROOM = 2
-MAX_STEPS = 1000  # of a request
+# Most steps that a request may ask for.
+MAX_STEPS = 1000
 
 
 def checkpoints(settings: UnetWorkerSettings) -> dict[str, UnetWorkerSettings]:
