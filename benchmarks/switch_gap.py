@@ -79,7 +79,7 @@ async def serving(models: Sequence[Path], folder: Path, settings: Mapping[str, A
         max_batch=CLIENTS,
         **settings,
     )
-    loader.PROGRESS_INTERVAL_S = 0.0  # every step is told
+    loader.PROGRESS_INTERVAL_S = 0.0  # every step has a message
     process = wire(own)
     await process.server.start()
     try:
