@@ -1,7 +1,7 @@
 """Compare plans with brute force, and time solving, for DiffServe's problem and the joint one.
 
 Plain: random cascades on up to 8 devices; the MILP and the enumeration against every choice of devices, batch sizes and
-threshold. Joint: random fleets of 2 to 4 devices with models, a ControlNet, a cascade, hits and devices with loaded
+threshold. Joint: random fleets of 2 to 4 devices with models, a cascade, hits and devices with loaded
 components; every choice of units per pool, each with its best rates (scipy's `linprog`). The oracles share no code with
 the solvers except a problem's values.
 
@@ -130,8 +130,8 @@ def largest_threshold(problem: CascadeProblem) -> float | None:
 
 
 def random_fleet(rng: random.Random) -> AllocationProblem:
-    """Return two models with a cascade, a ControlNet for some requests, images and latents, on one or two kinds of
-    device, and one kind may be too small for the heavy model. In half of the problems device-seconds have a price."""
+    """Return two models with a cascade, images and latents, on one or two kinds of device, and one kind may be too small
+    for the heavy model. In half of the problems device-seconds have a price."""
     kinds = ("big", "little")[: rng.randint(1, 2)]
     devices = {kind: rng.randint(1, 2) for kind in kinds}
 
@@ -146,15 +146,12 @@ def random_fleet(rng: random.Random) -> AllocationProblem:
         component("light", 0.2, fits=kinds),
         component("heavy", 1.0, fits=kinds[: rng.randint(1, len(kinds))]),
     )
-    control = component("control", 0.4, fits=kinds)
     low, high = rng.uniform(0.3, 0.8), rng.uniform(0.8, 1.0)
     routes = [
         PlannedRoute("light", "noise", (Use("light", 1.0),), low),
         PlannedRoute("heavy", "noise", (Use("heavy", 1.0),), high),
         PlannedRoute("resumed", "latent", (Use("heavy", 0.6, 0.6),), high * 0.97),
         PlannedRoute("refined", "image", (Use("light", 0.5, 0.5),), high * 0.95),
-        PlannedRoute("controlled", "controlled", (Use("heavy", 1.0), Use("control", 1.0, 0.0)), high),
-        PlannedRoute("controlled light", "controlled", (Use("light", 1.0), Use("control", 1.0, 0.0)), low),
     ]
     for threshold in (0.3, 0.7):
         uses = (Use("light", 1.0), Use("heavy", threshold))
@@ -162,11 +159,11 @@ def random_fleet(rng: random.Random) -> AllocationProblem:
             PlannedRoute(f"cascade {threshold}", "noise", uses, low + (high - low) * (2 - threshold) * threshold)
         )
     total = rng.uniform(0.2, 8.0)
-    shares = {"noise": 0.5, "latent": 0.2, "image": 0.2, "controlled": 0.1}
-    held = {(kind, rng.choice(("light", "heavy", "control"))): rng.randint(0, devices[kind]) for kind in kinds}
+    shares = {"noise": 0.6, "latent": 0.2, "image": 0.2}
+    held = {(kind, rng.choice(("light", "heavy"))): rng.randint(0, devices[kind]) for kind in kinds}
     demand = {start: total * share for start, share in shares.items()}
     slo_s, price = rng.uniform(1.0, 6.0), rng.choice((0.0, rng.uniform(0.0, 0.5)))
-    return AllocationProblem(demand, devices, (light, heavy, control), routes, slo_s, held, second_price=price)
+    return AllocationProblem(demand, devices, (light, heavy), routes, slo_s, held, second_price=price)
 
 
 def joint_shortfall(problem: AllocationProblem) -> float:
@@ -222,29 +219,27 @@ def worth(problem: AllocationProblem, units: dict[_OraclePool, int]) -> float:
 
 
 class _Rates:
-    """Set up the linear program of the rates. Its columns: rates of (route, pools in a row), concurrent work by pool,
-    and units by pool lost to loading."""
+    """Set up the linear program of the rates. Its columns: rates of (route, pools in a row), and units by pool lost
+    to loading."""
 
     def __init__(self, problem: AllocationProblem, units: dict[_OraclePool, int]) -> None:
         self._problem, self._units, self._pools = problem, units, list(units)
         self._components = {component.name: component for component in problem.components}
         self._courses = [
-            (route, path, chosen)
+            (route, route.uses, chosen)
             for route in problem.routes
-            if (path := [use for use in route.uses if use.path > 0])
-            for chosen in itertools.product(*([p for p in units if p.component == use.component] for use in path))
-            if self._seconds(path, chosen) <= problem.slo_s * (1 + 1e-9)
+            for chosen in itertools.product(*([p for p in units if p.component == use.component] for use in route.uses))
+            if self._seconds(route.uses, chosen) <= problem.slo_s * (1 + 1e-9)
         ]
-        self._width = len(self._courses) + 2 * len(units)
+        self._width = len(self._courses) + len(units)
 
     def best(self) -> float:
         if not self._width:
             return 0.0
-        rows = [*self._demand_rows(), *self._work_rows(), *self._aside_rows(), *self._load_rows()]
+        rows = [*self._demand_rows(), *self._work_rows(), *self._load_rows()]
         weights = np.zeros(self._width)
         weights[: len(self._courses)] = [-self._worth(route) for route, _, _ in self._courses]
-        free = [(0, None)] * (len(self._courses) + len(self._pools))
-        bounds = [*free, *((0, self._units[pool]) for pool in self._pools)]
+        bounds = [*([(0, None)] * len(self._courses)), *((0, self._units[pool]) for pool in self._pools)]
         matrix, limits = np.array([row for row, _ in rows]), [limit for _, limit in rows]
         return -float(linprog(weights, matrix, limits, bounds=bounds, method="highs-ds").fun)
 
@@ -261,9 +256,8 @@ class _Rates:
         waits_s = sum(self._components[use.component].wait_s for use in path)
         return waits_s + sum(use.path * pool.latency_s for use, pool in zip(path, chosen, strict=True))
 
-    def _row(self, rates: Callable[[Any], float], aside: Sequence[float] = (), lost: Sequence[float] = ()) -> Any:
-        none = [0.0] * len(self._pools)
-        return np.array([*map(rates, self._courses), *(aside or none), *(lost or none)])
+    def _row(self, rates: Callable[[Any], float], lost: Sequence[float] = ()) -> Any:
+        return np.array([*map(rates, self._courses), *(lost or [0.0] * len(self._pools))])
 
     def _demand_rows(self) -> Iterator[tuple[Any, float]]:
         for start, demand in self._problem.demand.items():
@@ -282,22 +276,14 @@ class _Rates:
             load_s = self._components[pool.component].load_s
             lost = min(load_s / self._problem.horizon_s, 1.0) * pool.throughput
             own = [1.0 * (other is pool) for other in self._pools]
-            yield self._row(work, own, [lost * one for one in own]), self._units[pool] * pool.throughput
-
-    def _aside_rows(self) -> Iterator[tuple[Any, float]]:
-        for name in self._components:
-
-            def work(course: Any, name: str = name) -> float:
-                return sum(use.work for use in course[0].uses if use.component == name and use.path == 0)
-
-            yield self._row(work, [-1.0 * (pool.component == name) for pool in self._pools]), 0.0
+            yield self._row(work, [lost * one for one in own]), self._units[pool] * pool.throughput
 
     def _load_rows(self) -> Iterator[tuple[Any, float]]:
         for name, kind in itertools.product(self._components, self._problem.devices):
             own = [(pool.component, pool.kind) == (name, kind) for pool in self._pools]
             units = sum(self._units[pool] for pool, one in zip(self._pools, own, strict=True) if one)
             loads = max(0, units - self._problem.held.get((kind, name), 0))
-            yield self._row(lambda course: 0.0, (), [-1.0 * one for one in own]), -float(loads)
+            yield self._row(lambda course: 0.0, [-1.0 * one for one in own]), -float(loads)
 
 
 def timed_large(rng: random.Random) -> tuple[float, float]:
@@ -314,8 +300,8 @@ def timed_large(rng: random.Random) -> tuple[float, float]:
 
 
 def large_fleet(rng: random.Random) -> AllocationProblem:
-    """Return eight models, each about twice as slow as the one before, three registered cascades of 21 thresholds, hits
-    of both kinds, and a ControlNet on a fifth of the requests."""
+    """Return eight models, each about twice as slow as the one before, three registered cascades of 21 thresholds, and
+    hits of both kinds."""
     kinds = {"a": 1.0, "b": 1.6, "c": 2.2}
 
     def costs(first_s: float) -> dict[str, tuple[BatchCost, ...]]:
@@ -326,27 +312,24 @@ def large_fleet(rng: random.Random) -> AllocationProblem:
         }
 
     models = [Component(f"m{n}", costs(0.025 * 2.2**n), rng.uniform(5, 30), rng.uniform(0, 0.5)) for n in range(8)]
-    control = Component("control", costs(0.5), 4.0)
     routes = []
     for number, model in enumerate(models):
         quality = 0.5 + 0.5 * number / 7
-        for suffix, beside in (("", ()), (" controlled", (Use("control", 1.0, 0.0),))):
-            for start, share, kept in (("noise", 1.0, 1.0), ("latent", 0.6, 0.98), ("image", 0.5, 0.97)):
-                uses = (Use(model.name, share, share), *beside)
-                routes.append(PlannedRoute(f"{start} {model.name}{suffix}", start + suffix, uses, quality * kept))
+        for start, share, kept in (("noise", 1.0, 1.0), ("latent", 0.6, 0.98), ("image", 0.5, 0.97)):
+            use = Use(model.name, share, share)
+            routes.append(PlannedRoute(f"{start} {model.name}", start, (use,), quality * kept))
     for light, heavy in ((0, 5), (2, 6), (3, 7)):
         low, high = 0.5 + 0.5 * light / 7, 0.5 + 0.5 * heavy / 7
         for threshold in grid(21):
             share = threshold**1.3
-            uses = (Use(f"m{light}", 1.0), Use(f"m{heavy}", share, 1.0 if share else 0.0))
+            uses = (Use(f"m{light}", 1.0), *([Use(f"m{heavy}", share)] if share else []))
             quality = low + (high - low) * (1 - (1 - share) ** 2)
             routes.append(PlannedRoute(f"cascade {light} {heavy} {threshold}", "noise", uses, quality))
     total = rng.uniform(50, 600)
-    shares = {"noise": 0.4, "latent": 0.2, "image": 0.2}
+    shares = {"noise": 0.5, "latent": 0.25, "image": 0.25}
     demand = {start: total * share for start, share in shares.items()}
-    demand |= {f"{start} controlled": total * share / 4 for start, share in shares.items()}
     held = {(kind, f"m{rng.randrange(8)}"): rng.randint(0, 100) for kind in kinds}
-    return AllocationProblem(demand, dict.fromkeys(kinds, 100), (*models, control), routes, rng.uniform(5, 20), held)
+    return AllocationProblem(demand, dict.fromkeys(kinds, 100), models, routes, rng.uniform(5, 20), held)
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ def _needed(
     """Return the devices of a kind that the solution needs for a component, and the runs a second of one device."""
     works: dict[PlannedPool, float] = {}
     for course, rate in solution.rates.items():
-        for use, pool in zip(problem.route(course.route).on_path, course.pools, strict=True):
+        for use, pool in zip(problem.route(course.route).uses, course.pools, strict=True):
             works[pool] = works.get(pool, 0.0) + rate * use.work
     units = {p: n for p, n in solution.units.items() if (p.component, p.kind) == (component.name, kind)}
     speeds = {cost.batch_size: cost.throughput for cost in component.costs[kind]}
@@ -80,22 +80,17 @@ def _needed(
     speed = speeds[most.batch_size] if most is not None else max(speeds.values())
     # Solutions may give a pool surplus units, and a device that loads carries less.
     busy = sum(min(n, math.ceil(works.get(p, 0.0) / speeds[p.batch_size] - 1e-6)) for p, n in units.items())
-    runs_beside = any(
-        use.component == component.name and use.path == 0.0 for route in problem.routes for use in route.uses
-    )
-    is_plain = busy <= problem.held.get((kind, component.name), 0) and not runs_beside
-    return busy if is_plain else sum(units.values()), speed
+    return busy if busy <= problem.held.get((kind, component.name), 0) else sum(units.values()), speed
 
 
 def work_of(problem: AllocationProblem, solution: AllocationSolution, component: str, kind: str = "") -> float:
-    """Return the whole runs a second that a component must carry, on devices of `kind` if it is given. Work aside
-    counts on any kind."""
-    found = 0.0
-    for course, rate in solution.rates.items():
-        uses = [use for use in problem.route(course.route).uses if use.component == component]
-        there = not kind or any((pool.component, pool.kind) == (component, kind) for pool in course.pools)
-        found += sum(rate * use.work for use in uses if there or use.path == 0.0)
-    return found
+    """Return the whole runs a second that a component must carry, on devices of `kind` if it is given."""
+    return sum(
+        rate * use.work
+        for course, rate in solution.rates.items()
+        for use, pool in zip(problem.route(course.route).uses, course.pools, strict=True)
+        if use.component == component and kind in ("", pool.kind)
+    )
 
 
 def settle_sizes(
@@ -125,7 +120,7 @@ def keeps_slo(problem: AllocationProblem, solution: AllocationSolution, felt_s: 
     """Return whether every request of a solution is in time if a run with its wait takes `felt_s`, by component."""
     used, waits_s = {course.route for course in solution.rates}, {one.name: one.wait_s for one in problem.components}
     return all(
-        sum(waits_s[use.component] + use.path * felt_s.get(use.component, 0.0) for use in route.on_path)
+        sum(waits_s[use.component] + use.path * felt_s.get(use.component, 0.0) for use in route.uses)
         <= problem.slo_s * (1 + 1e-9)
         for route in problem.routes
         if route.name in used

@@ -11,8 +11,7 @@ device, so that no plan of models is better for them.
     max  sum_i rate_i * (served_weight + quality of its route - price of its device-seconds)
                                                                       i: courses; p: pools; n_p: units of a pool
     rate     sum of rate_i over the courses of a start <= the demand of that start
-    work     sum_i rate_i * work_ip + aside_p <= (n_p - sum_s new_ps * load_s / horizon_s) * T_p
-    aside    sum of aside_p over the pools of a component = need of it by routes next to their course
+    work     sum_i rate_i * work_ip <= (n_p - sum_s new_ps * load_s / horizon_s) * T_p
     new      sum of new_ps over a component's pools on a kind of device >= their units - units that are held
     loads    sum of new_ps over a component's pools on a kind of device <= devices that load it in load_s
     devices  sum of n_p over the pools of a kind <= the devices of that kind
@@ -71,7 +70,7 @@ class Component:
 @dataclass(frozen=True)
 class Use:
     """Describe the part of a component that a route needs, in whole runs. `work`: of a mean request. `path`: of a
-    request that needs all of it, for its latency; 0 for a component that runs aside, such as a ControlNet."""
+    request that needs all of it, for its latency."""
 
     component: str
     work: float
@@ -97,18 +96,13 @@ class PlannedRoute:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Return the components on its path, in order."""
-        return tuple(use.component for use in self.on_path)
-
-    @property
-    def on_path(self) -> tuple[Use, ...]:
-        """Return the uses that make up its latency, in order."""
-        return tuple(use for use in self.uses if use.path > 0.0)
+        """Return its components, in order."""
+        return tuple(use.component for use in self.uses)
 
     @property
     def path(self) -> tuple[Use, ...]:
-        """Return `on_path` without the work: routes with equal paths are in time together."""
-        return tuple(Use(use.component, 0.0, use.path) for use in self.on_path)
+        """Return the uses without the work: routes with equal paths are in time together."""
+        return tuple(Use(use.component, 0.0, use.path) for use in self.uses)
 
 
 @dataclass(frozen=True)
@@ -231,7 +225,7 @@ def least_s(problem: AllocationProblem, start: str) -> float:
         if (batches := list(batches_of(problem, component)))
     }
     waits_s = {component.name: component.wait_s for component in problem.components}
-    ways = [route.on_path for route in problem.routes if route.start == start]
+    ways = [route.uses for route in problem.routes if route.start == start]
     taken = [
         sum(waits_s[use.component] + use.path * quickest_s[use.component] for use in way)
         for way in ways

@@ -1,7 +1,6 @@
 """Write the allocation problem as a linear program, built once for the searches with loads and without."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pentimento.policies.plan.joint.problem import (
@@ -54,7 +53,7 @@ class AllocationProgram:
             ]
             for pool in self._pools
         }
-        self._carry_work(self._add_aside())
+        self._carry_work()
         for component in problem.components:
             for kind in problem.devices:
                 self._count_loads(kind, component)
@@ -129,24 +128,9 @@ class AllocationProgram:
             self._program.require(((rate, 1.0) for rate in of_start), at_most=self._problem.demand[start])
         return rates
 
-    def _add_aside(self) -> dict[PlannedPool, int]:
-        """Add variables for work aside, which may run in any pool of its component, and return them by pool."""
-        works: dict[str, dict[str, float]] = {}
-        for route in self._problem.routes:
-            for use in route.uses:
-                if use.path == 0.0 and use.work > 0.0:
-                    works.setdefault(use.component, {})[route.name] = use.work
-        aside: dict[PlannedPool, int] = {}
-        for component, work_of in works.items():
-            own = {pool: self._program.variable() for pool in self._pools if pool.component == component}
-            needed = [(n, -work_of[course.route]) for course, n in self._rates.items() if course.route in work_of]
-            self._program.require([*((amount, 1.0) for amount in own.values()), *needed], at_least=0.0)
-            aside |= own
-        return aside
-
-    def _carry_work(self, aside: Mapping[PlannedPool, int]) -> None:
+    def _carry_work(self) -> None:
         terms: dict[PlannedPool, list[tuple[int, float]]] = {pool: [] for pool in self._pools}
-        works = {route.name: [-use.work for use in route.on_path] for route in self._problem.routes}
+        works = {route.name: [-use.work for use in route.uses] for route in self._problem.routes}
         for course, rate in self._rates.items():
             for work, pool in zip(works[course.route], course.pools, strict=True):
                 terms[pool].append((rate, work))
@@ -154,8 +138,6 @@ class AllocationProgram:
             throughput = self._pools[pool].throughput
             own.append((self._units[pool], throughput))
             own += [(new.variable, -new.lost * throughput) for new in self._new[pool]]
-            if pool in aside:
-                own.append((aside[pool], -1.0))
             self._program.require(own, at_least=0.0)
 
     def _count_loads(self, kind: str, component: Component) -> None:

@@ -19,11 +19,9 @@ from pentimento.policies.plan.joint.problem import (
 # One a second in batches of one, two a second in batches of four.
 COSTS = {"gpu": (BatchCost(1, 1.0), BatchCost(4, 2.0))}
 HEAVY, LIGHT = Component("heavy", COSTS), Component("light", COSTS)
-CONTROL = Component("control", {"gpu": (BatchCost(1, 1.0),)})
 BY_HEAVY = PlannedRoute("heavy", "noise", (Use("heavy", 1.0),), 1.0)
 BY_LIGHT = PlannedRoute("light", "noise", (Use("light", 1.0),), 0.5)
 CASCADE = PlannedRoute("cascade", "noise", (Use("light", 1.0), Use("heavy", 0.5)), 0.8)
-CONTROLLED = PlannedRoute("controlled", "noise", (Use("heavy", 1.0), Use("control", 0.5, 0.0)), 1.0)
 ROUTES = (BY_HEAVY, BY_LIGHT, CASCADE)
 
 
@@ -36,7 +34,7 @@ def problem(devices: int, components: tuple[Component, ...] = (HEAVY, LIGHT), **
         {"noise": 1.0},
         {"gpu": devices},
         components,
-        (*ROUTES, CONTROLLED) if CONTROL in components else ROUTES,
+        ROUTES,
         slo_s=4.0,
         held={("gpu", name): count for name, count in held.items()},
     )
@@ -44,7 +42,7 @@ def problem(devices: int, components: tuple[Component, ...] = (HEAVY, LIGHT), **
 
 def solution(units: dict[PlannedPool, int], **rates: float) -> AllocationSolution:
     """Every route through the pools of its components that there are."""
-    paths = {route.name: [use.component for use in route.on_path] for route in (*ROUTES, CONTROLLED)}
+    paths = {route.name: route.models for route in ROUTES}
     own = {unit.component: unit for unit in units}
     courses = {Course(name, tuple(own[model] for model in paths[name])): rate for name, rate in rates.items()}
     return AllocationSolution(units, courses, 1.0, 1.0)
@@ -57,12 +55,6 @@ def test_work_of_sums_all_routes_of_component() -> None:
     assert work_of(problem(4), found, "light") == pytest.approx(0.25 + 1.0)
     assert work_of(problem(4), found, "heavy", "gpu") == pytest.approx(1.0)
     assert work_of(problem(4), found, "heavy", "small") == 0.0
-
-
-def test_work_of_work_aside_counts_on_any_kind() -> None:
-    asked, found = problem(4, (HEAVY, CONTROL)), solution({pool("heavy"): 2, pool("control"): 1}, controlled=1.0)
-
-    assert work_of(asked, found, "control") == work_of(asked, found, "control", "small") == pytest.approx(0.5)
 
 
 HEAVY_1, HEAVY_2, LIGHT_1, LIGHT_2, LIGHT_3 = (
@@ -118,13 +110,6 @@ def test_share_out_without_loads_moves_no_held_model() -> None:
     crowded = share_out(problem(5, heavy=3, light=2), few, may_load=False)
 
     assert busy == crowded == {("gpu", "heavy"): 2, ("gpu", "light"): 3}
-
-
-def test_share_out_work_aside_keeps_units() -> None:
-    asked = problem(4, (HEAVY, CONTROL), heavy=1, control=3)
-    found = solution({pool("heavy"): 1, pool("control"): 3}, controlled=0.95)
-
-    assert share_out(asked, found, True) == {("gpu", "heavy"): 1, ("gpu", "control"): 3}
 
 
 def test_share_out_omits_kinds_without_models() -> None:

@@ -54,8 +54,6 @@ def test_best_model_serves_all_it_can_carry() -> None:
 CASCADE = PlannedRoute("cascade", "noise", (Use("light", 1.0), Use("heavy", 0.1)), 0.8)
 RESUMED = PlannedRoute("resumed", "latent", (Use("heavy", 0.5, 0.5),), 0.95)
 REFINED = PlannedRoute("refined", "image", (Use("light", 0.5, 0.5),), 0.9)
-CONTROL = Component("control", {"gpu": (BatchCost(1, 5.0),)})
-CONTROLLED = PlannedRoute("controlled", "noise", (Use("heavy", 1.0), Use("control", 1.0, 0.0)), 1.0)
 EVERYWHERE = replace(LIGHT, costs={"gpu": LIGHT.costs["gpu"], "small": (BatchCost(1, 0.2),)})
 # Eight requests a second need eight heavy devices with batches of one, or four with batches of four.
 BUSY = replace(PROBLEM, demand={"noise": 8.0})
@@ -92,10 +90,6 @@ ROUTED = {
     "starts with their own demand": (
         replace(PROBLEM, demand={"noise": 1.0, "image": 4.0}, routes=(BY_HEAVY, REFINED)),
         {"heavy": 1.0, "refined": 4.0},
-    ),
-    "a ControlNet without added latency": (
-        replace(PROBLEM, demand={"noise": 9.0}, components=(HEAVY, CONTROL), routes=(CONTROLLED,)),
-        {"controlled": 0.6},
     ),
     "a model where it fits": (
         replace(PROBLEM, devices={"gpu": 1, "small": 3}, components=(HEAVY, EVERYWHERE), demand={"noise": 9.0}),
@@ -140,7 +134,6 @@ def test_units_are_best_by_hand() -> None:
     cascade = replace(PROBLEM, demand={"noise": 10.0}, devices={"gpu": 2}, routes=(CASCADE,))
 
     assert units_by_component(cascade) == {"light": 1, "heavy": 1}
-    assert units_by_component(ROUTED["a ControlNet without added latency"][0]) == {"heavy": 1, "control": 3}
     assert units_by_component(replace(LOADING, horizon_s=30.0)) == {"light": 1}
     where = {(pool.kind, pool.component) for pool in solved(ROUTED["a model where it fits"][0]).units}
     assert where == {("gpu", "heavy"), ("small", "light")}
