@@ -130,7 +130,7 @@ def largest_threshold(problem: CascadeProblem) -> float | None:
 
 
 def random_fleet(rng: random.Random) -> AllocationProblem:
-    """Return two models with a cascade, images and latents, on one or two kinds of device, and one kind may be too small
+    """Return two models with a cascade, images and latents, on one or two kinds of device. One kind may be too small
     for the heavy model. In half of the problems device-seconds have a price."""
     kinds = ("big", "little")[: rng.randint(1, 2)]
     devices = {kind: rng.randint(1, 2) for kind in kinds}
