@@ -38,25 +38,34 @@ from pentimento.supervisor.suite_settings import ServedCascade, SuitePlugin, Sui
 
 HTTP_PACKAGES = ("starlette", "uvicorn", "httptools", "python_multipart")
 # Options that are settings of the suite under the same name.
-UNCHANGED: tuple[str, ...] = (
+UNCHANGED = (
     "copies",
     "device",
     "threads",
     "policy",
     "slo_s",
-    "thinning",
-    "feature_reuse",
-    "handover",
     "trace_endpoint",
     "prompt_classifier",
     "image_classifier",
-    "unprofiled_reuse",
-    "earned_reuse",
+    "controlnet_copies",
 )
-UNCHANGED += ("controlnet_copies", "depth_model", "pipelining", "weights", "text_encoders", "tile_px")
-UNCHANGED += ("embeddings", "ip_adapters", "registry_public_keys")
-# Options that are settings of the gateway.
-CACHE = ("reuse_rule", "eviction", "cache_bias", "scratch_share", "renoised_share", "match_predictor")
+# Options that are flags of services under the same name. Defaults are left to their settings of environment and file.
+PASSED = {
+    "controller": ("modm_mode",),
+    "discriminator": ("unsafe_labels",),
+    "frontdoor": (
+        *("thinning", "feature_reuse", "handover", "controlnet_pipelining"),
+        *("c2pa_certificate_file", "c2pa_key_file"),
+    ),
+    "unet_worker": (
+        *("weights", "text_encoders", "tile_px"),
+        *("embeddings_dir", "ip_adapters_dir", "registry_public_keys"),
+    ),
+    "controlnet_svc": ("depth_model", "registry_public_keys"),
+    "vectordb_gateway": (
+        *("reuse_rule", "eviction", "cache_bias", "scratch_share", "renoised_share", "match_predictor"),
+    ),
+}
 
 
 def suite_settings(options: dict[str, Any], state: StateDirectory) -> SuiteSettings:
@@ -88,20 +97,15 @@ def suite_settings(options: dict[str, Any], state: StateDirectory) -> SuiteSetti
         public=with_free_port("--listen", options["listen"]),
         http=with_free_port("--http", served_http(options["http"]), check_http_address),
         admin=administered(options["admin_listen"], token_file),
-        config_file=absolute(options["config_file"]),
-        token_file=absolute(token_file),
-        c2pa_certificate_file=absolute(options["c2pa_certificate_file"]),
-        c2pa_key_file=absolute(options["c2pa_key_file"]),
+        config_file=options["config_file"],
+        token_file=token_file and token_file.resolve(),
         emulated=emulated,
-        modm_mode=options["modm_mode"] or "",
         small=small,
-        unsafe_labels=tuple(one.strip() for one in options["unsafe_labels"].split(",") if one.strip()),
         profiles=with_shipped(options["profiles"], encoder, image_encoder) if emulated is None else (),
-        cache=cache_arguments(options),
         controlnets=find_controlnets(options["controlnets"]),
-        loras=find_loras(options["loras"]),
         devices=devices,
         places=places,
+        flags=service_flags(options),
         **{name: options[name] for name in UNCHANGED},
     )
 
@@ -235,13 +239,16 @@ def emulated_devices(path: Path | None, models: tuple[str, ...], profiles: tuple
     return read(path)
 
 
-def absolute(path: Path | None) -> Path | None:
-    return path.resolve() if path else None
-
-
-def cache_arguments(options: dict[str, Any]) -> tuple[str, ...]:
-    """Return the gateway's flags for the options that were given."""
-    usual = {"reuse_rule": "mean"} if options["policy"] == "modm" else {}
-    found = {name: usual.get(name) if options[name] is None else options[name] for name in CACHE}
-    given = ((name, value) for name, value in found.items() if value is not None)
-    return tuple(word for name, value in given for word in (f"--{name.replace('_', '-')}", str(value)))
+def service_flags(options: dict[str, Any]) -> dict[str, dict[str, object]]:
+    """Return the flags of services for the options that were given."""
+    found = {
+        service: {name.replace("_", "-"): options[name] for name in names if options[name] is not None}
+        for service, names in PASSED.items()
+    }
+    found["unet_worker"]["adapters-dir"] = find_loras(options["loras"])
+    gateway = found["vectordb_gateway"]
+    if options["policy"] == "modm":
+        gateway.setdefault("reuse-rule", "mean")
+    if options["emulate"] is None:
+        gateway |= {"unprofiled-reuse": options["unprofiled_reuse"], "no-earned-reuse": not options["earned_reuse"]}
+    return found

@@ -17,6 +17,9 @@ from pentimento.rpc.settings import check_trace_endpoint
 from pentimento.supervisor.models import DEFAULT_ENCODER
 from pentimento.supervisor.state import StateDirectory
 
+RESOLVED = click.Path(exists=True, dir_okay=False, resolve_path=True, path_type=Path)
+DIRECTORY = click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path)
+
 
 def checked_endpoint(context: click.Context, parameter: click.Parameter, value: str) -> str:
     """Return the value of --trace-endpoint. BadParameter if it is no URL of a host and port."""
@@ -85,10 +88,8 @@ def checked_endpoint(context: click.Context, parameter: click.Parameter, value: 
 @click.option(
     "--weights",
     type=click.Choice([storage.value for storage in WeightStorage]),
-    default="auto",
-    show_default=True,
     help="how models are stored: full precision, or eight bits with half the memory of float16 and about its images;"
-    " auto: fp8 for files in fp8, else full",
+    " auto: fp8 for files in fp8, else full [auto]",
 )
 @click.option(
     "--text-encoders",
@@ -102,7 +103,7 @@ def checked_endpoint(context: click.Context, parameter: click.Parameter, value: 
     help="decode images with a longer side in tiles of this side, with less memory and slightly other pixels;"
     " 0: whole [0]",
 )
-@click.option("--config", "config_file", type=PRESENT, help="TOML settings for every service")
+@click.option("--config", "config_file", type=RESOLVED, help="TOML settings for every service")
 @click.option(
     "--token-file",
     type=PRESENT,
@@ -148,23 +149,18 @@ def checked_endpoint(context: click.Context, parameter: click.Parameter, value: 
 @click.option(
     "--thinning",
     type=click.Choice(["off", "deadline", "load", "always"]),
-    default="load",
-    show_default=True,
-    help="skip steps that a model's profile allows: to meet a deadline, also under load, or always",
+    help="skip steps that a model's profile allows: to meet a deadline, also under load, or always [load]",
 )
 @click.option(
     "--feature-reuse",
     type=click.Choice(["asked", "auto"]),
-    default="asked",
-    show_default=True,
-    help="reuse deep features of earlier steps where a model's profile allows it: if asked, or unless refused",
+    help="reuse deep features of earlier steps where a model's profile allows it: if asked, or unless refused [asked]",
 )
 @click.option(
     "--handover",
     type=click.Choice(["auto", "off"]),
-    default="auto",
-    show_default=True,
-    help="start a cascade's later model from the earlier one's image where a hand-over profile of both allows it",
+    help="start a cascade's later model from the earlier one's image where a hand-over profile of both allows it"
+    " [auto]",
 )
 @click.option("--unprofiled-reuse", is_flag=True, help="also reuse latents of models without a reuse profile")
 @click.option(
@@ -212,16 +208,13 @@ def checked_endpoint(context: click.Context, parameter: click.Parameter, value: 
 )
 @click.option(
     "--depth-model",
-    type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path),
+    type=DIRECTORY,
     help="directory of a depth model (Depth Anything, DPT): ControlNets may preprocess images with it [none]",
 )
 @click.option(
     "--controlnet-pipelining",
-    "pipelining",
     type=click.Choice(["off", "on", "auto"]),
-    default="auto",
-    show_default=True,
-    help="residuals one step old where a profile allows it: never, always, or if images waited for them",
+    help="residuals one step old where a profile allows it: never, always, or if images waited for them [auto]",
 )
 @click.option(
     "--loras",
@@ -232,12 +225,14 @@ def checked_endpoint(context: click.Context, parameter: click.Parameter, value: 
 )
 @click.option(
     "--embeddings",
-    type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path),
+    "embeddings_dir",
+    type=DIRECTORY,
     help="directory of textual inversions: safetensors files, each a word of prompts by its name [none]",
 )
 @click.option(
     "--ip-adapters",
-    type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path),
+    "ip_adapters_dir",
+    type=DIRECTORY,
     help="directory of IP-Adapters: safetensors files by name, in it or in its folders, each next to its"
     " `image_encoder` [none]",
 )
@@ -270,17 +265,17 @@ def checked_endpoint(context: click.Context, parameter: click.Parameter, value: 
 )
 @click.option(
     "--prompt-classifier",
-    type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path),
+    type=DIRECTORY,
     help="directory of a transformers classifier of texts: prompts with one of --unsafe-labels are refused [none]",
 )
 @click.option(
     "--image-classifier",
-    type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path),
+    type=DIRECTORY,
     help="directory of a transformers classifier of images: images with one of --unsafe-labels are not returned [none]",
 )
 @click.option(
     "--registry-public-keys",
-    type=click.Path(exists=True, dir_okay=False, resolve_path=True, path_type=Path),
+    type=RESOLVED,
     help="PEM file of ed25519 public keys: models, LoRAs and ControlNets are loaded only by signed entries [none]",
 )
 @click.option(
@@ -288,10 +283,10 @@ def checked_endpoint(context: click.Context, parameter: click.Parameter, value: 
 )
 @click.option(
     "--c2pa-certificate-file",
-    type=PRESENT,
+    type=RESOLVED,
     help="PEM certificates, the signer's first: images carry signed C2PA manifests, with --c2pa-key-file [none]",
 )
-@click.option("--c2pa-key-file", type=PRESENT, help="PEM file of the private key of that certificate")
+@click.option("--c2pa-key-file", type=RESOLVED, help="PEM file of the private key of that certificate")
 @click.option(
     "--trace-endpoint",
     default="",

@@ -108,10 +108,11 @@ def process_of(
     *more: str,
     on: str = "",
 ) -> ProcessSpec:
-    """Return a process with its `flags` (see `arguments`), the flags that every process has, and `more`. `on`: the name
-    that `--place` has for it; empty for a process without a device."""
+    """Return a process with its `flags` (see `arguments`), those of the settings for its service, the flags that every
+    process has, and `more`. `on`: the name that `--place` has for it; empty for a process without a device."""
     devices = settings.devices_of(on) if on else None
-    given = {"listen": unix_address(state, name), **flags, "instance-id": name}
+    own = settings.flags.get(module.rpartition(".")[2], {})
+    given = {"listen": unix_address(state, name), **flags, **own, "instance-id": name}
     given |= {"config": settings.config_file, "token-file": settings.token_file}
     given["trace-endpoint"] = settings.trace_endpoint
     if module != "services.controller":
@@ -179,13 +180,9 @@ def gateway(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
         "grant-key-file": settings.grant_key_file,
         "follow-plan": bool(settings.policy),
     }
-    if settings.emulated is not None:
-        more = (*settings.emulated.gateway_arguments(), *settings.cache)
-    else:
-        flags |= {"profiles": settings.profiles, "unprofiled-reuse": settings.unprofiled_reuse}
-        # The default is left to the gateway's settings of environment and file.
-        flags["no-earned-reuse"] = not settings.earned_reuse
-        more = settings.cache
+    more = settings.emulated.gateway_arguments() if settings.emulated is not None else ()
+    if settings.emulated is None:
+        flags["profiles"] = settings.profiles
     return process_of(settings, state, "gateway", "services.vectordb_gateway", CACHE_STAGE, flags, *more)
 
 
@@ -194,8 +191,6 @@ def controlnet_replica(settings: SuiteSettings, state: StateDirectory, number: i
     name, module = f"controlnet-{number}", "services.controlnet_svc"
     flags = {
         "controlnets": settings.controlnets,
-        "registry-public-keys": settings.registry_public_keys,
-        "depth-model": settings.depth_model,
         "threads": settings.threads,
         "component-cache-dir": state.path / "components",
     }
@@ -207,7 +202,6 @@ def controller(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
         "ledger-url": store_url(settings, state, "sqlite:///", "controller.sqlite"),
         "objects-url": objects_url(settings, state),
         "allocator": settings.policy,
-        "modm-mode": settings.modm_mode,
         "slo-s": settings.slo_s,
     }
     more: tuple[str, ...] = ()
@@ -256,16 +250,9 @@ def worker(settings: SuiteSettings, state: StateDirectory, model: ModelDirectory
         "model-sources": listed("model", [one.source for one in settings.models if one.source]),
         "objects-url": objects_url(settings, state),
         "threads": settings.threads,
-        "weights": settings.weights,
-        "text-encoders": settings.text_encoders,
-        "tile-px": settings.tile_px,
         "expected-model-digest": model.digest,
         "other-models": listed("model", others) if is_planned else "",
         "profiles": settings.profiles,
-        "registry-public-keys": settings.registry_public_keys,
-        "adapters-dir": settings.loras,
-        "embeddings-dir": settings.embeddings,
-        "ip-adapters-dir": settings.ip_adapters,
         "component-cache-dir": state.path / "components",
         "grant-key-file": settings.grant_key_file,
     }
@@ -280,7 +267,6 @@ def discriminator(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec
         "cascades": listed("discriminator", (f"{pair}={directory}" for pair, directory in scored)),
         "prompt-classifier": settings.prompt_classifier,
         "image-classifier": settings.image_classifier,
-        "unsafe-labels": settings.unsafe_labels,
     }
     return process_of(
         settings, state, "discriminator", "services.discriminator", WORKER_STAGE, flags, on="discriminator"
@@ -316,21 +302,11 @@ def frontdoor(settings: SuiteSettings, state: StateDirectory, number: int = 0) -
         # Each cell has its own erasures and receipts.
         "admin-listen": unix_address(state, f"{name}-admin") if number and settings.admin else settings.admin,
         "receipt-key-file": settings.receipt_key_file,
-        "c2pa-certificate-file": settings.c2pa_certificate_file,
-        "c2pa-key-file": settings.c2pa_key_file,
         "signing-key-file": settings.signing_key_file,
         **of_cells,
     }
     if of_cells:
         flags |= {"frontdoor-id": name, "tenants-url": first_ledger}
-    modes = {
-        "thinning": (settings.thinning, "load"),
-        "feature-reuse": (settings.feature_reuse, "asked"),
-        "controlnet-pipelining": (settings.pipelining, "auto"),
-        "handover": (settings.handover, "auto"),
-    }
-    # A default is left to the frontdoor's settings of environment and file.
-    flags |= {name: mode for name, (mode, default) in modes.items() if mode != default}
     more: tuple[str, ...] = ()
     if settings.emulated is not None:
         more = settings.emulated.frontdoor_arguments(stores(settings, state))

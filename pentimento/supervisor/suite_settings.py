@@ -119,21 +119,12 @@ class SuiteSettings:
     policy many-models. `public`: host:port of the public API, next to its unix socket; `http`: that of the HTTP API,
     `admin`: that of the tenants' administration; "" for none. `emulated`: devices that replace the models.
     `policy`: the controller's, which plans for the SLO `slo_s`; `small`: the models that refine hits under it, best
-    first; `modm_mode`: what modm optimises, "" for the controller's own. `profiles`: files of any kind; with
-    `unprofiled_reuse` models without one reuse by unmeasured thresholds, with `earned_reuse` where trials showed
-    that it keeps the quality. `cache`: more flags of the gateway; the plan of a `policy` decides the others.
-    `controlnets`: the registry that `controlnet_copies` processes serve, with the `depth_model`; `pipelining`: whether
-    their residuals may be one step old (off, on, auto).
-    `loras`, `embeddings`, `ip_adapters`: the workers' directories. `registry_public_keys`: the keys of signed entries.
-    `thinning`: when steps are skipped (off, deadline, load, always). `feature_reuse`: which images reuse deep features
-    (asked, auto). `handover`: whether a cascade's later models start from earlier images if they were profiled for it
-    (auto, off). `cascade`: the models of requests that name none; None for the default model. `devices`: the GPUs over
-    which the services with networks are spread, instead of `device`. `weights`: how workers store models (auto, full,
-    fp8, int8). `text_encoders`: where workers keep text encoders between prompts (auto, device, host); `tile_px`: the
-    side of the decoder's tiles; None for the workers' own. `trace_endpoint`: where every process sends spans.
-    `prompt_classifier`, `image_classifier`: directories of the classifiers that check prompts and images, with their
-    `unsafe_labels`. `places`: the GPUs of one service or of one model's workers (`unet_worker/MODEL`) instead; empty
-    for the CPU."""
+    first. `profiles`: files of any kind. `controlnets`: the registry that `controlnet_copies` processes serve.
+    `cascade`: the models of requests that name none; None for the default model. `trace_endpoint`: where every process
+    sends spans. `prompt_classifier`, `image_classifier`: directories of the classifiers that check prompts and images.
+    `devices`: the GPUs over which the services with networks are spread, instead of `device`; `places`: the GPUs of one
+    service or of one model's workers (`unet_worker/MODEL`) instead; empty for the CPU. `flags`: more flags of each
+    service, by the last part of its module; None for its own default."""
 
     models: tuple[ModelDirectory, ...]
     encoder: Path
@@ -145,44 +136,26 @@ class SuiteSettings:
     admin: str = ""
     device: str = "auto"
     threads: int = 1
-    weights: str = "auto"
-    text_encoders: str | None = None
-    tile_px: int | None = None
     config_file: Path | None = None
     token_file: Path | None = None
     service_token_file: Path | None = None
     grant_key_file: Path | None = None
     signing_key_file: Path | None = None
     receipt_key_file: Path | None = None
-    c2pa_certificate_file: Path | None = None
-    c2pa_key_file: Path | None = None
     emulated: SuitePlugin | None = None
     policy: str = ""
-    modm_mode: str = ""
     small: tuple[str, ...] = ()
     slo_s: float | None = None
     profiles: tuple[Path, ...] = ()
-    thinning: str = "load"
-    feature_reuse: str = "asked"
-    handover: str = "auto"
     trace_endpoint: str = ""
     prompt_classifier: Path | None = None
     image_classifier: Path | None = None
-    unsafe_labels: tuple[str, ...] = ()
-    unprofiled_reuse: bool = False
-    earned_reuse: bool = True
-    cache: tuple[str, ...] = ()
     controlnets: Path | None = None
     controlnet_copies: int = 1
-    depth_model: Path | None = None
-    pipelining: str = "auto"
-    loras: Path | None = None
-    embeddings: Path | None = None
-    ip_adapters: Path | None = None
-    registry_public_keys: Path | None = None
     cascade: ServedCascade | None = None
     devices: tuple[str, ...] = ()
     places: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    flags: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
     @property
     def safety_checks(self) -> tuple[str, ...]:

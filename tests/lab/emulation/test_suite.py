@@ -249,26 +249,6 @@ def test_up_names_allowed_values(flags: list[str], told: str, settings: SuiteSet
     assert told in " ".join(refused.output.split())
 
 
-@pytest.mark.parametrize(
-    ("flags", "rule"),
-    [
-        (["--policy", "modm"], ("--reuse-rule", "mean")),
-        (["--policy", "modm", "--reuse-rule", "profile"], ("--reuse-rule", "profile")),
-        (["--policy", "resident"], ()),
-    ],
-)
-def test_up_modm_prefers_tables_of_mean(
-    flags: list[str], rule: tuple[str, ...], settings: SuiteSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found: list[SuiteSettings] = []
-    monkeypatch.setattr("pentimento.cli.up.run_suite", lambda settings, *_, **__: found.append(settings))
-
-    emulated = ["--emulate", str(tmp_path / "fleet.toml"), "--http", ""]
-    CliRunner().invoke(up, [*emulated, *flags], catch_exceptions=False)
-
-    assert [one.cache for one in found] == [rule]
-
-
 @pytest.mark.parametrize("where", ["flag", "variable", "file"])
 def test_common_token_file_is_the_suites(
     where: str, settings: SuiteSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

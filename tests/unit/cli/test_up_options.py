@@ -1,12 +1,17 @@
 """Test wrong, unknown and former options of `pentimento up`."""
 
+import importlib
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from pentimento.cli import cli
+from pentimento.supervisor.suite_settings import SuiteSettings
 from tests.support.processes import run_command
+
+# The package's attribute `up` is the command once it was called.
+up_module = importlib.import_module("pentimento.cli.up")
 
 
 def test_unknown_policy_is_refused_by_option(tmp_path: Path) -> None:
@@ -89,3 +94,48 @@ def test_up_with_certificate_without_key_is_refused(tmp_path: Path) -> None:
 
     assert done.returncode == 2
     assert "--c2pa-certificate-file and --c2pa-key-file need each other" in done.stderr
+
+
+def planned_flags(monkeypatch: pytest.MonkeyPatch, *options: str) -> dict[str, dict[str, object]]:
+    """Return the flags that `up` with these options gives to services, without those of the default."""
+    found: list[SuiteSettings] = []
+    monkeypatch.setattr(up_module, "run_suite", lambda settings, state, **rest: found.append(settings) or 0)
+    done = CliRunner().invoke(cli, ["up", "--listen", "", "--http", "", *options])
+    assert done.exit_code == 0, done.output
+    return {service: {flag: one for flag, one in flags.items() if one} for service, flags in found[0].flags.items()}
+
+
+def test_up_leaves_defaults_to_the_services(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not any(planned_flags(monkeypatch).values())
+
+
+def test_up_options_are_flags_of_their_services(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    key = tmp_path / "key.pem"
+    key.touch()
+    options = ["--thinning", "load", "--controlnet-pipelining", "on", "--cache-bias", "-2", "--weights", "fp8"]
+    options += ["--registry-public-keys", str(key), "--ip-adapters", str(tmp_path), "--loras", str(tmp_path)]
+    options += ["--depth-model", str(tmp_path), "--unprofiled-reuse", "--no-earned-reuse"]
+    options += ["--c2pa-certificate-file", str(key), "--c2pa-key-file", str(key)]
+
+    assert planned_flags(monkeypatch, *options) == {
+        "controller": {},
+        "discriminator": {},
+        "frontdoor": {
+            **{"thinning": "load", "controlnet-pipelining": "on"},
+            **{"c2pa-certificate-file": key, "c2pa-key-file": key},
+        },
+        "unet_worker": {
+            **{"weights": "fp8", "ip-adapters-dir": tmp_path, "adapters-dir": tmp_path},
+            "registry-public-keys": key,
+        },
+        "controlnet_svc": {"depth-model": tmp_path, "registry-public-keys": key},
+        "vectordb_gateway": {"cache-bias": -2, "unprofiled-reuse": True, "no-earned-reuse": True},
+    }
+
+
+@pytest.mark.parametrize(("options", "rule"), [((), "mean"), (("--reuse-rule", "minimum"), "minimum")])
+def test_up_with_modm_reuses_by_the_mean(options: tuple[str, ...], rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = planned_flags(monkeypatch, "--policy", "modm", "--modm-mode", "throughput", *options)
+
+    assert found["vectordb_gateway"] == {"reuse-rule": rule}
+    assert found["controller"] == {"modm-mode": "throughput"}

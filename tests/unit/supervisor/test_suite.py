@@ -17,13 +17,13 @@ def flags_of(suite: Suite, name: str) -> dict[str, str]:
     return dict(zip(arguments[::2], arguments[1::2], strict=True))
 
 
-def test_measured_costs_reach_controller_and_frontdoor(tmp_path: Path) -> None:
+def test_profiles_reach_workers_frontdoor_and_gateway(tmp_path: Path) -> None:
     models = (ModelDirectory("m", tmp_path / "m"),)
     files = (tmp_path / "a.json", tmp_path / "b.json")
 
     suite = plan_suite(SuiteSettings(models, tmp_path, profiles=files), StateDirectory(tmp_path / "state"))
 
-    for name in ("m-0", "frontdoor"):
+    for name in ("m-0", "frontdoor", "gateway"):
         assert flags_of(suite, name)["--profiles"] == f"{tmp_path}/a.json,{tmp_path}/b.json"
 
 
@@ -36,27 +36,31 @@ def test_workers_get_the_digest_of_a_pinned_model(tmp_path: Path) -> None:
     assert "--expected-model-digest" not in flags_of(suite, "b-0")
 
 
-def test_worker_gets_place_of_text_encoders_and_tile_only_if_given(tmp_path: Path) -> None:
+def test_flags_reach_every_process_of_their_service(tmp_path: Path) -> None:
+    settings = SuiteSettings((ModelDirectory("a", tmp_path),), tmp_path, copies=2, controlnets=Path("/registry.json"))
+    of_worker = {"text-encoders": "host", "tile-px": 0, "weights": None}
+    given = replace(settings, flags={"unet_worker": of_worker, "controlnet_svc": {"depth-model": Path("/depth")}})
+
+    own, chosen = (plan_suite(one, StateDirectory(tmp_path / "state")) for one in (settings, given))
+
+    assert "--text-encoders" not in flags_of(own, "a-0")
+    for name in ("a-0", "a-1"):
+        flags = flags_of(chosen, name)
+        assert (flags["--text-encoders"], flags["--tile-px"]) == ("host", "0")
+        assert not {"--weights", "--depth-model"} & flags.keys()
+    assert flags_of(chosen, "controlnet-0")["--depth-model"] == "/depth"
+
+
+def test_frontdoor_gets_key_of_receipts_only_if_given(tmp_path: Path) -> None:
     settings = SuiteSettings((ModelDirectory("a", tmp_path),), tmp_path)
-    given = replace(settings, text_encoders="host", tile_px=0)
-
-    own, chosen = (flags_of(plan_suite(one, StateDirectory(tmp_path / "state")), "a-0") for one in (settings, given))
-
-    assert not {"--text-encoders", "--tile-px"} & own.keys()
-    assert (chosen["--text-encoders"], chosen["--tile-px"]) == ("host", "0")
-
-
-def test_frontdoor_gets_files_of_receipts_and_credentials_only_if_given(tmp_path: Path) -> None:
-    settings = SuiteSettings((ModelDirectory("a", tmp_path),), tmp_path)
-    names = ("receipt-key-file", "c2pa-certificate-file", "c2pa-key-file")
-    given = replace(settings, **{name.replace("-", "_"): tmp_path / name for name in names})
+    given = replace(settings, receipt_key_file=tmp_path / "key")
 
     own, chosen = (
         flags_of(plan_suite(one, StateDirectory(tmp_path / "state")), "frontdoor") for one in (settings, given)
     )
 
-    assert not {f"--{name}" for name in names} & own.keys()
-    assert {name: chosen[f"--{name}"] for name in names} == {name: str(tmp_path / name) for name in names}
+    assert "--receipt-key-file" not in own
+    assert chosen["--receipt-key-file"] == str(tmp_path / "key")
 
 
 def test_under_a_policy_every_worker_may_hold_every_model(tmp_path: Path) -> None:
@@ -71,15 +75,14 @@ def test_under_a_policy_every_worker_may_hold_every_model(tmp_path: Path) -> Non
     assert flags_of(planned, "a-0")["--other-models"] == f"{tmp_path}/b"
 
 
-def test_cache_flags_reach_the_gateway_which_follows_a_policy(tmp_path: Path) -> None:
-    settings = SuiteSettings((ModelDirectory("a", tmp_path),), tmp_path, cache=("--cache-bias", "2"))
+def test_gateway_follows_a_policy(tmp_path: Path) -> None:
+    settings = SuiteSettings((ModelDirectory("a", tmp_path),), tmp_path)
 
     resident, planned = (
         plan_suite(replace(settings, policy=policy), StateDirectory(tmp_path / "state")) for policy in ("", "modm")
     )
 
     own, followed = (next(one for one in suite.processes if one.name == "gateway") for suite in (resident, planned))
-    assert own.arguments[own.arguments.index("--cache-bias") + 1] == "2"
     assert ("--follow-plan" in own.arguments, "--follow-plan" in followed.arguments) == (False, True)
 
 
@@ -190,23 +193,6 @@ def test_suite_path_with_list_separator_is_rejected(part: str, tmp_path: Path) -
         plan_suite(SuiteSettings(models, tmp_path, policy="modm"), StateDirectory(tmp_path / "state"))
 
 
-def gateway_arguments(settings: SuiteSettings, tmp_path: Path) -> tuple[str, ...]:
-    suite = plan_suite(settings, StateDirectory(tmp_path / "state"))
-    return next(process.arguments for process in suite.processes if process.name == "gateway")
-
-
-def test_real_models_reuse_by_profile_by_default(tmp_path: Path) -> None:
-    real = SuiteSettings((ModelDirectory("model", tmp_path),), tmp_path, profiles=(Path("/a"), Path("/b")))
-
-    told = gateway_arguments(real, tmp_path)
-
-    assert told[told.index("--profiles") + 1] == "/a,/b"
-    assert "--unprofiled-reuse" not in told
-    assert "--unprofiled-reuse" in gateway_arguments(replace(real, unprofiled_reuse=True), tmp_path)
-    assert "--no-earned-reuse" not in told
-    assert "--no-earned-reuse" in gateway_arguments(replace(real, earned_reuse=False), tmp_path)
-
-
 def test_number_of_embedders_controlnet_services_and_workers_may_change(tmp_path: Path) -> None:
     models = (ModelDirectory("tiny", Path("/tiny")),)
     settings = SuiteSettings(models, Path("/encoder"), copies=2, controlnets=Path("/registry.json"))
@@ -251,34 +237,6 @@ def test_many_models_share_workers_that_hold_any(tmp_path: Path) -> None:
         "b-1",
     ]
     assert flags_of(suite, "b-1")["--other-models"] == "/a,/c"
-
-
-def test_services_get_depth_model_and_ip_adapters(tmp_path: Path) -> None:
-    settings = SuiteSettings(
-        (ModelDirectory("tiny", Path("/tiny")),),
-        Path("/encoder"),
-        controlnets=Path("/registry.json"),
-        depth_model=Path("/depth"),
-        ip_adapters=Path("/ip-adapters"),
-    )
-    suite = plan_suite(settings, StateDirectory(tmp_path))
-
-    assert flags_of(suite, "controlnet-0")["--depth-model"] == "/depth"
-    assert flags_of(suite, "tiny-0")["--ip-adapters-dir"] == "/ip-adapters"
-
-
-def test_frontdoor_gets_pipelining_mode_and_profiles(tmp_path: Path) -> None:
-    models = (ModelDirectory("tiny", Path("/tiny")),)
-    settings = SuiteSettings(
-        models, Path("/encoder"), controlnets=Path("/registry.json"), profiles=(Path("/own.json"),)
-    )
-
-    by_default = flags_of(plan_suite(settings, StateDirectory(tmp_path)), "frontdoor")
-    always = flags_of(plan_suite(replace(settings, pipelining="on"), StateDirectory(tmp_path)), "frontdoor")
-
-    assert by_default["--profiles"] == "/own.json"
-    assert "--controlnet-pipelining" not in by_default
-    assert always["--controlnet-pipelining"] == "on"
 
 
 @pytest.mark.parametrize("threshold", [0.25, None])
