@@ -13,7 +13,7 @@ from rich.table import Table
 from pentimento.cli.allocation_samples import plain_cascade
 from pentimento.cli.calls import ask_controller, chunks_of
 from pentimento.cli.connection import PRESENT, controller_options
-from pentimento.cli.options import say
+from pentimento.cli.options import plain_table, say
 from pentimento.cli.programs import RenamedOptions, described
 from pentimento.clients.controller import ModelRepositoryClient
 from pentimento.domain.adapters import split_digest
@@ -245,9 +245,7 @@ def cascade_words(cascade: CascadeVariant) -> str:
 
 def models_table(registered: RegisteredModels) -> Table:
     """Return the table of models."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("model", "family", "licence", "digest", "costs on"):
-        table.add_column(heading, overflow="fold")
+    table = plain_table("model", "family", "licence", "digest", "costs on")
     table.add_column("MB", justify="right", no_wrap=True)
     for variant in registered.models:
         devices = ", ".join(on.device or "any device" for on in variant.costs) or "not known"

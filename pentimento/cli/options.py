@@ -3,11 +3,14 @@
 import json
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pentimento.domain.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 # One JSON document, or one per line, in place of text. docs/command-json.md names the fields.
 json_option: Callable[[Any], Any] = click.option("--json", "as_json", is_flag=True, help="print JSON instead of words")
@@ -16,6 +19,16 @@ json_option: Callable[[Any], Any] = click.option("--json", "as_json", is_flag=Tr
 def say(document: Any, words: str, *, as_json: bool) -> None:
     """Print the document on one line, or the words."""
     click.echo(json.dumps(document, ensure_ascii=False) if as_json else words)
+
+
+def plain_table(*headings: str) -> "Table":
+    """Return a table without lines, whose columns fold."""
+    from rich.table import Table  # not for `--help`
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    return table
 
 
 class FiniteFloat(click.ParamType[float]):

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +13,7 @@ from rich.table import Table
 
 from pentimento.cli.calls import ask_channel
 from pentimento.cli.connection import calling, running_suite
-from pentimento.cli.options import FINITE, duration_ms, json_option, say
+from pentimento.cli.options import FINITE, duration_ms, json_option, plain_table, say
 from pentimento.clients.frontdoor import TenantsClient
 from pentimento.domain.erasure import RECEIPT_FORM, Erasure
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
@@ -25,6 +25,11 @@ T = TypeVar("T")
 Command = TypeVar("Command", bound=Callable[..., Any])
 BOUNDS = ("requests_per_s", "burst_count", "concurrent_count", "cost_per_minute", "cache_bytes", "pools", "retention_h")
 LENGTHS = {"day": DAY_S, "hour": HOUR_S}
+# Fields of JSON documents; all of the other values.
+DOCUMENTS: dict[type, tuple[str, ...]] = {
+    Tenant: ("name", "quota", "created_at", "revision"),
+    Erasure: ("tenant", "tenant_id", "state", "waits_for", "deleted_at", "began_at", "finished_at", "deleted"),
+}
 
 
 admin_options = calling(
@@ -72,7 +77,7 @@ def create(name: str, as_json: bool, **options: Any) -> None:
 def list_all(as_json: bool, **options: Any) -> None:
     """List all tenants."""
     found = ask(options, lambda client: client.tenants())
-    show_all([tenant_document(one) for one in found], tenants_table(found), as_json=as_json)
+    show_all(found, tenants_table(found), as_json=as_json)
 
 
 @tenant.command()
@@ -125,7 +130,7 @@ def erase(name: str, keep_tenant: bool, as_json: bool, **options: Any) -> None:
     """Delete all data of the tenant NAME now, without a grace period, and the tenant. `erasures` shows the progress,
     `receipt` the end."""
     asked = ask(options, lambda client: client.erase(name, keep_tenant=keep_tenant))
-    show_all([erasure_document(asked)], erasures_table([asked]), as_json=as_json)
+    show_all([asked], erasures_table([asked]), as_json=as_json)
 
 
 @tenant.command()
@@ -134,7 +139,7 @@ def erase(name: str, keep_tenant: bool, as_json: bool, **options: Any) -> None:
 def erasures(name: str, as_json: bool, **options: Any) -> None:
     """List the erasures of deleted tenants: of NAME, or all."""
     found = ask(options, lambda client: client.erasures(name))
-    show_all([erasure_document(one) for one in found], erasures_table(found), as_json=as_json)
+    show_all(found, erasures_table(found), as_json=as_json)
 
 
 @tenant.command()
@@ -189,7 +194,7 @@ def create_key(name: str, expires: str | None, as_json: bool, **options: Any) ->
 def list_keys(name: str, as_json: bool, **options: Any) -> None:
     """List the keys of the tenant NAME, ended ones for 30 days."""
     found = ask(options, lambda client: client.keys(name))
-    show_all([key_document(one) for one in found], keys_table(found, time.time()), as_json=as_json)
+    show_all(found, keys_table(found, time.time()), as_json=as_json)
 
 
 @key.command()
@@ -210,7 +215,7 @@ def rotate(key_id: str, grace: str, expires: str | None, as_json: bool, **option
 def revoke(key_id: str, as_json: bool, **options: Any) -> None:
     """Revoke KEY_ID now. Running calls continue."""
     ended = ask(options, lambda client: client.revoke_key(key_id))
-    say(key_document(ended), f"{key_id} of {ended.tenant} is revoked", as_json=as_json)
+    say(document_of(ended), f"{key_id} of {ended.tenant} is revoked", as_json=as_json)
 
 
 @tenant.command()
@@ -227,7 +232,7 @@ def usage(name: str, since: str, by: str, as_json: bool, **options: Any) -> None
     # From the start of the first day or hour.
     first_ms -= first_ms % (length_s * 1000)
     found = ask(options, lambda client: client.usage(name, max(first_ms, 0), now_ms + 1, length_s))
-    show_all([period_document(one) for one in found], usage_table(found, length_s), as_json=as_json)
+    show_all(found, usage_table(found, length_s), as_json=as_json)
 
 
 def ask(options: dict[str, Any], question: Callable[[TenantsClient], Awaitable[T]]) -> T:
@@ -273,54 +278,36 @@ def seconds(field: str, text: str | None) -> int | None:
 
 def show_tenant(one: Tenant, *, as_json: bool) -> None:
     """Print a tenant."""
-    show_all([tenant_document(one)], tenants_table([one]), as_json=as_json)
+    show_all([one], tenants_table([one]), as_json=as_json)
 
 
-def show_all(documents: Sequence[dict[str, Any]], table: Table, *, as_json: bool) -> None:
+def show_all(found: Sequence[Tenant | TenantKey | Erasure | UsagePeriod], table: Table, *, as_json: bool) -> None:
     """Print one document per line, or the table."""
     if not as_json:
         Console().print(table)
         return
-    for document in documents:
-        say(document, "", as_json=True)
+    for one in found:
+        say(document_of(one), "", as_json=True)
 
 
-def tenant_document(one: Tenant) -> dict[str, Any]:
-    """Return a tenant as a JSON document."""
-    quota = dict(to_json(one.quota))
-    return {"name": one.name, "quota": quota, "created_at_ms": in_ms(one.created_at), "revision": one.revision}
-
-
-def key_document(key: TenantKey) -> dict[str, Any]:
-    """Return a key as a JSON document, without its secret."""
-    times = {"created_at_ms": key.created_at, "expires_at_ms": key.expires_at, "revoked_at_ms": key.revoked_at}
-    return {"key_id": key.key_id, "tenant": key.tenant} | {name: in_ms(at) for name, at in times.items()}
-
-
-def erasure_document(one: Erasure) -> dict[str, Any]:
-    """Return an erasure as a JSON document."""
-    times = {"deleted_at_ms": one.deleted_at, "began_at_ms": one.began_at, "finished_at_ms": one.finished_at}
-    said = {"tenant": one.tenant, "tenant_id": one.tenant_id, "state": one.state.value, "waits_for": one.waits_for}
-    deleted = {"deleted": [dict(to_json(kind)) for kind in one.deleted]}
-    return said | {name: in_ms(at) for name, at in times.items()} | deleted
-
-
-def period_document(period: UsagePeriod) -> dict[str, Any]:
-    """Return the usage of an hour or a day as a JSON document."""
-    counts = dict(to_json(period))
-    return {"start_at_ms": in_ms(counts.pop("start_at"))} | counts
-
-
-def in_ms(at: float | None) -> int | None:
-    """Return a time in seconds in whole milliseconds; None for never."""
-    return round(at * 1000) if at is not None else None
+def document_of(value: Tenant | TenantKey | Erasure | UsagePeriod) -> dict[str, Any]:
+    """Return a value as a JSON document, its times (`…_at`, in seconds) in milliseconds."""
+    names = DOCUMENTS.get(type(value)) or [field.name for field in fields(value)]
+    found: dict[str, Any] = {}
+    for name in names:
+        one = getattr(value, name)
+        if name.endswith("_at"):
+            found[f"{name}_ms"] = round(one * 1000) if one is not None else None
+        else:
+            found[name] = to_json(one)
+    return found
 
 
 def show_secret(made: TenantKey, secret: str, *, as_json: bool, old: TenantKey | None = None) -> None:
     """Print a new key to stdout, and notes about it to stderr."""
     if as_json:
-        told = {"secret": secret, "key": key_document(made)}
-        say(told | ({"old_key": key_document(old)} if old is not None else {}), "", as_json=True)
+        told = {"secret": secret, "key": document_of(made)}
+        say(told | ({"old_key": document_of(old)} if old is not None else {}), "", as_json=True)
         return
     click.echo(secret)
     ends = f", ends at {when(made.expires_at)}" if made.expires_at is not None else ""
@@ -332,7 +319,7 @@ def show_secret(made: TenantKey, secret: str, *, as_json: bool, old: TenantKey |
 def tenants_table(found: Sequence[Tenant]) -> Table:
     """Return the table of tenants."""
     bounds = ("requests/s", "burst", "at once", "cost a minute", "cache bytes", "hours kept")
-    table = _table("tenant", *bounds, "weight", "pools")
+    table = plain_table("tenant", *bounds, "weight", "pools")
     for one in found:
         quota = one.quota
         burst = quota.burst if quota.requests_per_s is not None else None
@@ -344,7 +331,7 @@ def tenants_table(found: Sequence[Tenant]) -> Table:
 
 def keys_table(found: Sequence[TenantKey], now: float) -> Table:
     """Return the table of keys."""
-    table = _table("key", "made", "ends", "state")
+    table = plain_table("key", "made", "ends", "state")
     for one in found:
         state = "good" if one.is_good(now) else "revoked" if one.revoked_at is not None else "expired"
         table.add_row(one.key_id, when(one.created_at), when(one.expires_at), state)
@@ -353,7 +340,7 @@ def keys_table(found: Sequence[TenantKey], now: float) -> Table:
 
 def erasures_table(found: Sequence[Erasure]) -> Table:
     """Return the table of erasures."""
-    table = _table("tenant", "identity", "state", "deleted", "finished", "erased so far", "waits for")
+    table = plain_table("tenant", "identity", "state", "deleted", "finished", "erased so far", "waits for")
     for one in found:
         so_far = ", ".join(f"{kind.kind} {kind.count}" for kind in one.deleted if kind.count)
         ended = when(one.finished_at) if one.finished_at is not None else "-"
@@ -365,7 +352,7 @@ def erasures_table(found: Sequence[Erasure]) -> Table:
 def usage_table(found: Sequence[UsagePeriod], length_s: int) -> Table:
     """Return the table of usage by period."""
     headings = ("requests", "images", "cache hits", "pixel steps", "device s", "cached bytes", "rejected")
-    table = _table("UTC", *headings)
+    table = plain_table("UTC", *headings)
     form = "%Y-%m-%d" if length_s == DAY_S else "%Y-%m-%d %H:00"
     for one in found:
         counts = (one.request_count, one.image_count, one.cache_hit_count, one.painted_cost)
@@ -382,10 +369,3 @@ def when(at_s: float | None) -> str:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _table(*headings: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
-    return table

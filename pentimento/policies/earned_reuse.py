@@ -152,20 +152,11 @@ def _shows(fresh: Iterable[QualitySample], low: float, high: float, alpha: float
     return evidence(kept, len(cell) - kept) >= needed
 
 
-@dataclass(frozen=True)
-class RowUnderTest:
-    """Describe a row of a table: its share of skipped steps (0..1), its similarity in force, and the samples since that
-    moved last."""
-
-    saved_share: float
-    standing: float
-    sample_count: int
-
-
-def next_row(rows: Iterable[RowUnderTest]) -> RowUnderTest | None:
-    """Return the row for the next trials; None if all are decided.
+def next_row(rows: Iterable[tuple[Threshold, int]]) -> tuple[Threshold, int] | None:
+    """Return the row for the next trials, of rows in force with the samples since they moved last; None if all are
+    decided.
 
     The row of most steps comes first: what it earns, the others have too. Every TURN_SAMPLES the next row follows.
     """
-    waiting = [row for row in rows if row.sample_count < MOST_SAMPLES]
-    return min(waiting, key=lambda row: (row.sample_count // TURN_SAMPLES, -row.saved_share), default=None)
+    waiting = [(row, count) for row, count in rows if count < MOST_SAMPLES]
+    return min(waiting, key=lambda one: (one[1] // TURN_SAMPLES, -one[0].saved_share), default=None)

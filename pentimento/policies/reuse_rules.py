@@ -18,7 +18,7 @@ from pentimento.policies.cache_selection import (
     Thresholds,
     skipped_steps,
 )
-from pentimento.policies.earned_reuse import CLOSED, RowUnderTest, TrialRow, cells_of, explored_from, next_row
+from pentimento.policies.earned_reuse import CLOSED, TrialRow, cells_of, explored_from, next_row
 from pentimento.policies.published_reuse import MODM_IMAGE_STEPS, prior_of, rejected_priors
 from pentimento.profiles.catalogue import ProfileSet
 from pentimento.profiles.document import Profile, ProfileKind, ReuseKind
@@ -316,14 +316,12 @@ def opened(reuse: ModelReuse, counts: Mapping[tuple[bool, float], int]) -> Model
 
 
 def _tested(table: ReuseTable, from_image: bool, counts: Mapping[tuple[bool, float], int]) -> TrialRow | None:
-    found = next_row(
-        RowUnderTest(row.saved_share, row.min_similarity, counts.get((from_image, row.saved_share), 0))
-        for row in table.thresholds
-    )
+    found = next_row((row, counts.get((from_image, row.saved_share), 0)) for row in table.thresholds)
     if found is None:
         return None
-    lowest = explored_from(found.standing, cells_of(from_image=from_image))
-    return TrialRow(from_image, Threshold(lowest, found.saved_share), found.sample_count)
+    row, sample_count = found
+    lowest = explored_from(row.min_similarity, cells_of(from_image=from_image))
+    return TrialRow(from_image, Threshold(lowest, row.saved_share), sample_count)
 
 
 def _open_rows(table: ReuseTable) -> ReuseTable:

@@ -149,8 +149,8 @@ class Controller:
         self.check_leading()
         plan = self._feed.in_force or Plan(PlanVersion(self._epoch.value, 0))
         statuses = self._registry.statuses(self._clock.monotonic())
-        planner = self._planner
-        told = (planner.unplanned, self._slo_s, planner.steered, planner.deferrals)
+        decision = self._planner.decision
+        told = (self._planner.unplanned, self._slo_s, decision.steered, decision.deferrals)
         return Fleet(statuses, plan, self._epoch.value, *told)
 
     def find_components(self, instance_id: str, digests: Sequence[str], model: str) -> list[FoundComponent]:

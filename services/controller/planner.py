@@ -11,7 +11,7 @@ from functools import partial
 
 from pentimento.domain.adapters import Adapter
 from pentimento.domain.errors import FailedPrecondition
-from pentimento.domain.fleet import MAX_TOLD_COUNT, FollowedDeferral, Plan, SteeredCount, UnplannedModel
+from pentimento.domain.fleet import MAX_TOLD_COUNT, Plan, UnplannedModel
 from pentimento.domain.generation import PlanVersion
 from pentimento.domain.reasons import Reason
 from pentimento.policies.plan.component_placement import ComponentUses
@@ -54,7 +54,7 @@ class Planner:
         self._epoch = leader_epoch
         self.begun = False
         # The decision in force before the last round, and the last round's own.
-        self._before = self._decision = Decision()
+        self._before = self.decision = Decision()
         self._failing = False
         self.plan: Plan | None = None
         # Uses of ControlNets and LoRAs, to place the popular ones.
@@ -74,19 +74,19 @@ class Planner:
     def follow(self, policy: ServingPolicy) -> None:
         """Use that policy from the next round on. Changes state. A policy of another name starts without memory."""
         if policy.name != self._policy.name:
-            self._before = self._decision = Decision()
+            self._before = self.decision = Decision()
         self._policy = policy
 
     def begin(self) -> None:
         """Let the policy decide from now on, at first without memory. Changes state; later calls have no effect."""
         if not self.begun:
             self.begun = True
-            self._before = self._decision = Decision()
+            self._before = self.decision = Decision()
 
     async def look(self, given: PlanInput) -> Plan | None:
         """Decide by new demand. Changes state. Return the new plan; None if the plan in force stays."""
         self._uses = self._uses.seen(given.demand)
-        return await self._replan(given, self._decision)
+        return await self._replan(given, self.decision)
 
     async def look_again(self, given: PlanInput) -> Plan | None:
         """Decide by the present fleet, with the last round's time and demand. Changes state; returns like `look`. The
@@ -102,16 +102,6 @@ class Planner:
     def assigned(self) -> Mapping[str, str]:
         """Return the model of each worker in the newest plan."""
         return {one.worker_id: one.model for one in self.plan.assignments} if self.plan is not None else {}
-
-    @property
-    def steered(self) -> SteeredCount | None:
-        """Return the worker count that the policy moves towards; None for a policy that does not move in steps."""
-        return self._decision.steered
-
-    @property
-    def deferrals(self) -> tuple[FollowedDeferral, ...]:
-        """Return f(t) of the cascades that the policy plans."""
-        return self._decision.deferrals
 
     @property
     def follows_queues(self) -> bool:
@@ -133,7 +123,7 @@ class Planner:
         if made is None or self._in_force.name != policy.name:
             # The policy was replaced during the call, and its successor could not read this memory.
             return None
-        self._before, self._decision, self._uses = last, made.decision, made.uses
+        self._before, self.decision, self._uses = last, made.decision, made.uses
         before = self.plan
         if before is None or before.version.leader_epoch != self._epoch:
             before = Plan(PlanVersion(self._epoch, 0))

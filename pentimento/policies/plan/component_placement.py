@@ -17,7 +17,6 @@ from pentimento.domain.components import GB, Tier
 from pentimento.domain.fleet import Capability, ComponentPlacement, ReplicaKind, WorkerAssignment
 from pentimento.policies.plan.costs import TierSeconds
 from pentimento.policies.plan.inputs import ModelDemand, ReplicaView
-from pentimento.policies.plan.residency_problem import Combination, Holder, ResidencyProblem
 
 T = TypeVar("T")
 
@@ -34,6 +33,32 @@ PLANNED_SHARE = 0.5
 MOST_RESIDENTS, MOST_UNKNOWN = 64, 8
 # Speed of a tier that no replica has measured.
 ASSUMED_SECONDS_PER_GB = 1.0
+
+
+Combination = tuple[str, ...]
+"""The names of components that a request uses together, in order."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Describe a replica that can hold components: its memory, the uses that it can serve, and the load seconds of each
+    component that it can hold. `held` ones need no load. `planned` ones are residents in the plan in force."""
+
+    name: str
+    memory_bytes: float
+    capacity: float
+    loads_s: Mapping[str, float]
+    held: frozenset[str] = frozenset()
+    planned: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class ResidencyProblem:
+    """Hold the numbers of the problem: the uses of each combination, and the bytes of each component."""
+
+    holders: Sequence[Holder]
+    uses: Mapping[Combination, float]
+    sizes: Mapping[str, float]
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pentimento.policies.plan.residency_problem import Combination, ResidencyProblem
+from pentimento.policies.plan.component_placement import Combination, ResidencyProblem
 
 # Gain of a resident over one that is not planned yet, so that a plan does not change with every sample of the demand.
 STAYS = 2.0

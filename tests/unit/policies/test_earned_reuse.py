@@ -5,6 +5,7 @@ import random
 import pytest
 
 from pentimento.domain.online_quality import QualitySample, ThresholdPosition
+from pentimento.policies.cache_selection import Threshold
 from pentimento.policies.earned_reuse import (
     CLOSED,
     EVIDENCE,
@@ -13,7 +14,6 @@ from pentimento.policies.earned_reuse import (
     MOST_SAMPLES,
     TURN_SAMPLES,
     Cells,
-    RowUnderTest,
     earned,
     evidence,
     explored_from,
@@ -132,9 +132,9 @@ def test_earned_leaves_undecided_cell_closed() -> None:
 
 def test_next_row_takes_turns_from_most_steps_on() -> None:
     def chosen(*counts: int) -> float | None:
-        rows = [RowUnderTest(0.1 * (index + 1), CLOSED, count) for index, count in enumerate(counts)]
+        rows = [(Threshold(CLOSED, 0.1 * (index + 1)), count) for index, count in enumerate(counts)]
         found = next_row(rows)
-        return None if found is None else round(found.saved_share, 3)
+        return None if found is None else round(found[0].saved_share, 3)
 
     assert chosen(0, 0, TURN_SAMPLES - 1) == 0.3
     assert chosen(0, 0, TURN_SAMPLES) == 0.2

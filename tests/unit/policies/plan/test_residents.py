@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from pentimento.policies.plan.component_placement import Holder, ResidencyProblem
 from pentimento.policies.plan.joint.solver import LinearProgram
-from pentimento.policies.plan.residency_problem import Holder, ResidencyProblem
 from pentimento.policies.plan.residents import residents_of
 
 Residents = Mapping[str, tuple[str, ...]]
