@@ -44,10 +44,11 @@ async def play(vectors: Vectors, size: int) -> dict[str, RuleHoles]:
     """Return the log played under every rule in a store of that many latents."""
     played = {rule: RuleHoles() for rule in RULES}
     async with AsyncExitStack() as stack:
-        small = ("--max-size-bytes", str(size * LATENT_BYTES), "--object-grace-s", "0")
-        quick = ("--maintenance-interval-s", "0.25", "--match-predictor", "off")
+        small = ("--max-size-bytes", str(size * LATENT_BYTES), "--match-predictor", "off")
+        quick = "object_grace_s=0,maintenance_interval_s=0.25"
         clients = {
-            rule: await stack.enter_async_context(log_gateway("--eviction", rule, *small, *quick)) for rule in RULES
+            rule: await stack.enter_async_context(log_gateway("--eviction", rule, *small, bounds=quick))
+            for rule in RULES
         }
         for row, vector in enumerate(vectors):
             found = await asyncio.gather(*(ask(client, row, vector) for client in clients.values()))

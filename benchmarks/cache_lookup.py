@@ -33,6 +33,7 @@ from benchmarks.filled_cache import (
     filled_in,
     vectors,
 )
+from lab.fixtures.bounded_gateway import MODULE
 from lab.runs.intervals import percentile
 from lab.runs.measure import Figure, Options, at_least, at_most, counted, informative, measured, parse_options, publish
 from pentimento.clients.gateway import GatewayClient
@@ -125,14 +126,14 @@ async def inserting(client: GatewayClient, entries: Vectors) -> None:
 
 
 @asynccontextmanager
-async def gateway(cache: FilledCache, *flags: str) -> AsyncIterator[GatewayClient]:
+async def gateway(cache: FilledCache, bounds: str = "min_free_bytes=0") -> AsyncIterator[GatewayClient]:
     """Run a gateway process, and yield a client once it answers lookups."""
     with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
         address = f"unix:{folder}/gateway"
-        command = [sys.executable, "-m", "services.vectordb_gateway", "--listen", address, "--log-level", "warning"]
+        command = [sys.executable, "-m", MODULE, "--bounds", bounds, "--listen", address, "--log-level", "warning"]
         command += ["--index-url", f"edge://{cache.index}", "--ledger-url", cache.ledger_url]
-        command += ["--objects-url", f"file://{folder}/objects", "--max-entries", "10000000", *flags]
-        command += ["--max-size-bytes", str(2**50), "--min-free-bytes", "0", "--unprofiled-reuse"]
+        command += ["--objects-url", f"file://{folder}/objects", "--max-entries", "10000000"]
+        command += ["--max-size-bytes", str(2**50), "--unprofiled-reuse"]
         process = await asyncio.create_subprocess_exec(*command)
         channel = open_channel(address, RpcChannelSettings())
         try:
@@ -162,8 +163,8 @@ async def during_a_build(cache: FilledCache, count: int) -> tuple[Answers, Answe
     index."""
     queries = vectors(2000, clusters_of(cache.entries_count), seed=-1 % 2**32)
     entries = vectors(1000, clusters_of(cache.entries_count), seed=-2 % 2**32)
-    flags = ("--index-build-most-count", str(BURST_COUNT), "--index-build-least-count", "1")
-    async with gateway(cache, *flags) as client:
+    bounds = f"min_free_bytes=0,most_unindexed_count={BURST_COUNT},least_points_count=1"
+    async with gateway(cache, bounds) as client:
         await one_by_one(client, queries, for_seconds(WARM_S))
         before_s = processor_s_of_children()
         quiet = await one_by_one(client, queries, lambda number: number < count)

@@ -128,7 +128,7 @@ class Earning:
     ) -> None:
         base = SelectionRules((), (), ALPHA, renoised_share=RENOISED_SHARE, retaken_share=RETAKEN_SHARE)
         planned = PlannedCache(CacheChoice(), ReuseRules(base, earns=True))
-        self._watch = SilentWatch(ledger, KnownEncoder(), planned, follows=True)
+        self._watch = SilentWatch(ledger, KnownEncoder(), planned)
         self._similarities = similarities
         self._pairs = pairs
         self._from_images = from_images

@@ -52,7 +52,7 @@ from services.vectordb_gateway.entries.checks import SHARED_POOL
 from services.vectordb_gateway.lookup.lookup import Lookup
 from services.vectordb_gateway.lookup.search import LookupBounds
 from services.vectordb_gateway.match_predictor.match_watch import MatchWatch
-from services.vectordb_gateway.settings import GatewaySettings
+from services.vectordb_gateway.settings import GatewayBounds, GatewaySettings
 from services.vectordb_gateway.wiring import GatewayProcess, wire
 
 DIMENSION_COUNT = 32
@@ -275,9 +275,7 @@ def settings(directory: Path) -> GatewaySettings:
         "--ledger-url": f"sqlite:///{directory}/ledger.sqlite",
         "--latent-thresholds": "0.65:0.1,0.85:0.3,0.95:0.5",
         "--image-thresholds": "0.6:0.4",
-        "--maintenance-interval-s": "3600",
         "--search-timeout-ms": "10000",
-        "--min-free-bytes": "0",
         # a skipped search could only hide a foreign start
         "--match-predictor": "off",
         "--log-level": "warning",
@@ -290,7 +288,7 @@ def settings(directory: Path) -> GatewaySettings:
 async def running(directory: Path) -> AsyncIterator[GatewayProcess]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        process = wire(settings(directory))
+        process = wire(settings(directory), bounds=GatewayBounds(maintenance_interval_s=3600, min_free_bytes=0))
         await process.server.start()
         try:
             await process.warm()
@@ -306,7 +304,7 @@ def altered(process: GatewayProcess, *, index: bool, ledger: bool) -> Lookup:
     stores, told = process.stores, settings(Path())
     searched: Any = WithoutFilter(stores.index) if index else stores.index
     checked: Any = WithoutCheck(stores.ledger) if ledger else stores.ledger
-    bounds = LookupBounds(10.0, told.selection.max_ancestor_depth)
+    bounds = LookupBounds(10.0)
     watch = MatchWatch(stores.ledger, told.match_predictor)
     return Lookup(process.guard, searched, checked, told.selection.reuse(), bounds, watch)
 

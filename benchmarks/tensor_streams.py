@@ -27,6 +27,7 @@ from pentimento.clients.controlnet import ANSWER_LAYER
 from pentimento.diffusion.thread_wait import ThreadWait
 from pentimento.rpc import RpcServer, RpcServerSettings
 from pentimento.rpc.memory import keep_freed_memory
+from pentimento.rpc.settings import ServerBounds
 from pentimento.tensors.outgoing import OutgoingTensor
 from pentimento.tensors.receiving import ExpectedTensor
 from pentimento.tensors.regions import RegionDirectory
@@ -218,8 +219,8 @@ def answered(message: pb.OpenStream, step_index: int, parts: Sequence[tensor_pb.
 
 async def serve(address: str, directory: Path) -> None:
     """Serve until the process is killed; report readiness on standard output."""
-    settings = RpcServerSettings(listen=(address,), max_message_bytes=MAX_MESSAGE_BYTES)
-    server = RpcServer(settings, "residuals")
+    bounds = ServerBounds(max_message_bytes=MAX_MESSAGE_BYTES)
+    server = RpcServer(RpcServerSettings(listen=(address,)), "residuals", bounds=bounds)
     server.add(add_ControlNetServiceServicer_to_server, ResidualServer(RegionDirectory(directory)), FULL_NAME)  # type: ignore[abstract]
     await server.start()
     print("serving", flush=True)

@@ -55,7 +55,7 @@ from pentimento.clients.controlnet import ControlNetClient, ResidualStream, Resi
 from pentimento.diffusion.thread_wait import ThreadWait
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import Attempt, ControlNetSelection
-from pentimento.rpc import RpcChannelSettings, open_channel
+from pentimento.rpc import RpcChannelSettings, open_channel, transport
 from pentimento.rpc.memory import keep_freed_memory
 from pentimento.tensors.chunks import CHUNK_BYTES
 from pentimento.tensors.outgoing import OutgoingTensor, layout_of, outgoing
@@ -76,7 +76,8 @@ COMPARED = ((LINED, COPY), (CHUNKS, STREAM))
 STREAMS_A_KILL = 250
 OPEN_S = 60.0
 LATENT = WireTensor(Dtype.FLOAT32, LATENT_DIMS, bytes(2 * 8 * 16 * 16 * 4), UNBOUND)
-CHANNEL = RpcChannelSettings(channel_max_message_bytes=MAX_MESSAGE_BYTES)
+CHANNEL = RpcChannelSettings()
+transport.MAX_MESSAGE_BYTES = MAX_MESSAGE_BYTES
 TARGETS_GB_S = {LINED: at_least(8.0, "GB/s"), CHUNKS: at_least(1.0, "GB/s")}
 
 

@@ -30,7 +30,7 @@ from pentimento.sdk import Client
 from pentimento.supervisor.local import LocalSuite, local_suite
 
 PROMPT = "a red circle left of a blue square, number {}"
-EVERYTHING = {"PENTIMENTO_COMMON_TRACE_STEPS": "true", "PENTIMENTO_COMMON_TRACE_GEN_AI": "true"}
+EVERYTHING = {"PENTIMENTO_COMMON_TRACE_DETAILS": "steps,prompts"}
 # On a busy machine requests run without an optional part, and then lack its span.
 PATIENT = {
     f"PENTIMENTO_FRONTDOOR_{part}_TIMEOUT_MS": "20000" for part in ("EMBED", "LOOKUP", "RESERVE", "SCORE", "FORESEE")

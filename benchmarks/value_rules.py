@@ -28,7 +28,7 @@ PAPERS_RULE, PAPERS_HOLES = "lcbfu", 0.05
 BLOCK = 20
 # about 40 of the log's entries: five latents and an image each
 STORE_BYTES = 1024 * 1024
-SMALL = f"max_size_bytes = {STORE_BYTES}\nobject_grace_s = 0.0\nmaintenance_interval_s = 0.25\n"
+SMALL = f"max_size_bytes = {STORE_BYTES}\n"
 
 
 def arm_of(rule: str) -> Arm:

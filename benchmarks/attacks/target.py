@@ -20,7 +20,6 @@ from pentimento.api.worker.v1 import unet_worker_service_pb2
 from pentimento.rpc import RpcChannelSettings
 from pentimento.rpc.channel import KitChannel, given_token, no_token
 from pentimento.rpc.credentials import channel_credentials
-from pentimento.rpc.transport import message_limits
 
 # counts by answer
 Answers = Counter[str]
@@ -36,7 +35,11 @@ _CONTRACTS = {
 }
 _WORKER_CONTRACTS = (unet_worker_service_pb2,)
 # Without a local pool, a channel shares its connection with all others to the same address.
-_OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0), *message_limits(64 << 20))
+_OPTIONS = (
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.max_receive_message_length", 64 << 20),
+)
 UNARY_S = 10.0
 # No input should get these; they are reported with their RPC.
 _DEFECTS = frozenset({"INTERNAL", "UNKNOWN"})

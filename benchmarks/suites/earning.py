@@ -82,7 +82,7 @@ class WatchedCache(SimulatedCache):
         rules = ReuseRules(base, profiles if known.reuse else ProfileSet(), ThresholdRule.LOWER_BOUND, earns=True)
         self._planned = PlannedCache(CacheChoice(), rules)
         self._ledger = open_cache_ledger(f"sqlite:///{Path(folder) / 'ledger.sqlite'}")
-        self.watch = SilentWatch(self._ledger, KnownEncoder(own.of.encoder_digest), self._planned, follows=True)
+        self.watch = SilentWatch(self._ledger, KnownEncoder(own.of.encoder_digest), self._planned)
         self.due: deque[Shadow] = deque(maxlen=64)
         self._pairs = read_pairs()
         self._places = np.array([pair.similarity for pair in self._pairs])

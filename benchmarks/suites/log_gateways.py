@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from benchmarks.filled_cache import LATENT_BYTES, SCOPE
 from benchmarks.prompt_logs import Vectors
+from lab.fixtures.bounded_gateway import MODULE
 from pentimento.clients.gateway import GatewayClient
 from pentimento.domain.cache import LookupCandidate
 from pentimento.domain.embedding import Embedding
@@ -41,13 +42,15 @@ class LoggedLookup:
 
 
 @asynccontextmanager
-async def log_gateway(*flags: str, index_url: str = "") -> AsyncIterator[GatewayClient]:
+async def log_gateway(
+    *flags: str, index_url: str = "", bounds: str = "min_free_bytes=0"
+) -> AsyncIterator[GatewayClient]:
     """Run a gateway process that reuses by NIRVANA's constants, and yield a client once it answers."""
     with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
         address = f"unix:{folder}/gateway"
-        command = [sys.executable, "-m", "services.vectordb_gateway", "--listen", address, "--log-level", "error"]
+        command = [sys.executable, "-m", MODULE, "--bounds", bounds, "--listen", address, "--log-level", "error"]
         command += ["--index-url", index_url or f"edge://{folder}/index", "--ledger-url", f"sqlite:///{folder}/ledger"]
-        command += ["--objects-url", f"file://{folder}/objects", "--min-free-bytes", "0", "--unprofiled-reuse"]
+        command += ["--objects-url", f"file://{folder}/objects", "--unprofiled-reuse"]
         process = await asyncio.create_subprocess_exec(*command, "--search-timeout-ms", "5000", *flags)
         channel = open_channel(address, RpcChannelSettings())
         try:

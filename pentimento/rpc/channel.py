@@ -1,6 +1,6 @@
 """Open channels: keepalive, message limits, token, TLS, deadlines and the request id on every call.
 
-Deadlines: a unary call without `timeout` gets `default_deadline_ms`. A call with a response stream gets none: it lives
+Deadlines: a unary call without `timeout` gets `DEFAULT_DEADLINE_S`. A call with a response stream gets none: it lives
 until its caller stops it. Either is cut to the remaining time of the call in the current context;
 `context.spawn_detached` starts work that must outlive that call.
 
@@ -37,6 +37,8 @@ ChannelOpener = Callable[[str], grpc.aio.Channel]
 
 # Processes that opened a channel: this one, and its ancestors by fork.
 _PROCESSES: set[int] = set()
+# A unary call without a timeout has this one.
+DEFAULT_DEADLINE_S = 10.0
 # gRPC shares the connections of channels with equal options.
 OWN_CONNECTION = ("grpc.use_local_subchannel_pool", 1)
 
@@ -83,7 +85,7 @@ def _opened(
     credentials: ClientCredentials | None,
     own: tuple[tuple[str, int], ...] = (),
 ) -> grpc.aio.Channel:
-    options = channel_options(settings.channel_max_message_bytes) + own
+    options = channel_options() + own
     _PROCESSES.add(os.getpid())
     if len(_PROCESSES) > 1:
         raise RuntimeError("gRPC does not outlast a fork: start processes by 'spawn', or before the first channel")
@@ -95,7 +97,7 @@ def _opened(
 
     secured = not is_unix(address) and settings.tls_ca_file is not None
     shown = credentials or ClientCredentials(settings) if secured else None
-    return KitChannel(connect, authorization, settings.default_deadline_ms / 1000, shown)
+    return KitChannel(connect, authorization, DEFAULT_DEADLINE_S, shown)
 
 
 def given_token(token: str) -> Authorization:

@@ -1,8 +1,9 @@
 """Raise the limit of open files: connections are files too, and a process needs further ones."""
 
 import resource
+from collections.abc import Sequence
 
-from pentimento.rpc.settings import RpcServerSettings, is_unix
+from pentimento.rpc.settings import is_unix
 
 # Files and sockets to other services, in addition to connections.
 OTHER_FILES = 256
@@ -19,7 +20,7 @@ def allow_files(count: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def files_of(settings: RpcServerSettings, *, takes_turns: bool) -> int:
+def files_of(listen: Sequence[str], max_connections: int, *, takes_turns: bool) -> int:
     """Return how many files a process has open when its server has all its connections."""
-    of_each = sum(RELAYED_FILES if takes_turns and not is_unix(address) else 1 for address in settings.listen)
-    return of_each * settings.max_connections + OTHER_FILES
+    of_each = sum(RELAYED_FILES if takes_turns and not is_unix(address) else 1 for address in listen)
+    return of_each * max_connections + OTHER_FILES

@@ -33,7 +33,7 @@ from pentimento.rpc.intake import Intake
 from pentimento.rpc.metadata import AUTHORIZATION, REQUEST_ID
 from pentimento.rpc.meter import CALLS, MethodMeter
 from pentimento.rpc.relay import CallTurns, is_relayed, relayed_peer
-from pentimento.rpc.settings import RpcServerSettings
+from pentimento.rpc.settings import BOUNDS, RpcServerSettings, ServerBounds
 from pentimento.rpc.tokens import Identities, OpenDoor
 from pentimento.telemetry.request_id import accept_request_id, request_id
 from pentimento.telemetry.tracing import TRACEPARENT, TRACESTATE, CallSpan, begin_call
@@ -120,6 +120,7 @@ class Pipeline:
         self,
         identities: Identities,
         limits: RpcServerSettings,
+        bounds: ServerBounds = BOUNDS,
         turns: CallTurns | None = None,
         check_names: CallerCheck = any_names,
     ) -> None:
@@ -128,14 +129,14 @@ class Pipeline:
         self._identities = identities
         self._turns = turns
         self._check_names = check_names
-        self._limits = limits
+        self._bounds = bounds
         # Without a token file there is only one tenant, which shares with no other.
         self._shared = not isinstance(identities, OpenDoor)
         share = max(limits.max_concurrent_calls // 2, 1) if self._shared else limits.max_concurrent_calls
         self._seats = Seats(limits.max_concurrent_calls, share)
         self._shaper = CallShaper(limits.tenant_calls_per_s)
         self._open_seats = Seats(OPEN_CALLS, OPEN_CALLS_OF_A_PEER)
-        self._largest_bytes = min(DEFAULT_REQUEST_BYTES, limits.max_message_bytes)
+        self._largest_bytes = min(DEFAULT_REQUEST_BYTES, bounds.max_message_bytes)
         self._intake = self._make_intake()
         self._unary: Tasks = set()
         self._streams: Tasks = set()
@@ -190,7 +191,7 @@ class Pipeline:
             path,
             access.roles,
             access.callers,
-            limit_bytes=min(access.max_request_bytes, self._limits.max_message_bytes),
+            limit_bytes=min(access.max_request_bytes, self._bounds.max_message_bytes),
             needs_caller=Role.ANYONE not in access.roles,
             limited=limited,
             begins_trace=path in BEGINS_TRACE,
@@ -210,8 +211,8 @@ class Pipeline:
         return grpc.stream_unary_rpc_method_handler(self._answering(method, request, behaviour))
 
     def _make_intake(self) -> Intake:
-        budget_bytes, timeout_s = self._limits.max_receiving_bytes, self._limits.receive_timeout_ms / 1000
-        return Intake(self._largest_bytes, budget_bytes, timeout_s, shared=self._shared)
+        bounds = self._bounds
+        return Intake(self._largest_bytes, bounds.max_receiving_bytes, bounds.receive_timeout_s, shared=self._shared)
 
     async def _message(self, call: Call, context: Context) -> Any:
         method = call.method
@@ -330,7 +331,7 @@ class Pipeline:
     async def _within_our_deadline(self, answering: Awaitable[T]) -> T:
         """Apply the server's deadline to a unary call without one; gRPC itself cancels a call at the caller's
         deadline."""
-        deadline_s = self._limits.unary_deadline_ms / 1000
+        deadline_s = self._bounds.unary_deadline_s
         call_context.deadline.set(time.monotonic() + deadline_s)
         try:
             async with asyncio.timeout(deadline_s) as timeout:

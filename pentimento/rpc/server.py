@@ -28,7 +28,15 @@ from pentimento.rpc.pipeline import Handler, Pipeline
 from pentimento.rpc.process import StopSignals, completes
 from pentimento.rpc.relay import Relay
 from pentimento.rpc.relay.listener import ALPN
-from pentimento.rpc.settings import SOCKET_PATH_BYTES, RpcServerSettings, is_local, is_unix
+from pentimento.rpc.settings import (
+    BOUNDS,
+    SOCKET_PATH_BYTES,
+    RpcServerSettings,
+    ServerBounds,
+    TraceDetail,
+    is_local,
+    is_unix,
+)
 from pentimento.rpc.tokens import OtherKeys, open_identities
 from pentimento.rpc.transport import server_options
 from pentimento.rpc.unix_sockets import SocketFile, claimed_socket, private_directory, remove_own, socket_file
@@ -67,12 +75,19 @@ class RpcServer:
     """Run a process's gRPC side: `add` services, then `run_until_stopped`; tests call `start` and `stop` instead."""
 
     def __init__(
-        self, settings: RpcServerSettings, service: str, keys: OtherKeys | None = None, *, takes_turns: bool = False
+        self,
+        settings: RpcServerSettings,
+        service: str,
+        keys: OtherKeys | None = None,
+        *,
+        takes_turns: bool = False,
+        bounds: ServerBounds = BOUNDS,
     ) -> None:
         """Prepare a server. `service` is the name in logs and instance id; `keys` are accepted in addition to the token
         file; `takes_turns`: host:port connections alternate, so that none waits for another's calls (Linux).
         SettingsError if tokens, certificates or rules of callers cannot be read."""
         self.settings = settings
+        self._bounds = bounds
         self.service = service
         named = settings.instance_id.replace("{hostname}", socket.gethostname())
         self.instance_id = named or f"{service}-{secrets.token_hex(4)}"
@@ -81,11 +96,11 @@ class RpcServer:
         self._credentials = server_credentials(settings)
         self._relay: Relay | None = None
         if takes_turns and sys.platform == "linux":
-            self._relay = Relay(server_tls(settings, ALPN), settings.max_connections)
+            self._relay = Relay(server_tls(settings, ALPN), bounds.max_connections)
         turns = self._relay.turns if self._relay is not None else None
         relayed = self._relay.names_of if self._relay is not None else lambda peer: None
         check_names = caller_check(settings.tls_callers_file, relayed)
-        self._pipeline = Pipeline(self._identities, settings, turns, check_names)
+        self._pipeline = Pipeline(self._identities, settings, bounds, turns, check_names)
         self._health = health.HealthServicer()
         self._handlers: list[grpc.GenericRpcHandler] = []
         self._server: grpc.aio.Server | None = None
@@ -154,7 +169,7 @@ class RpcServer:
         bound."""
         self._add_kit_services()
         relayed = [address for address in self.settings.listen if self._relay is not None and not is_unix(address)]
-        options = server_options(self.settings, self._pipeline.largest_request_bytes, len(relayed))
+        options = server_options(self._bounds, self._pipeline.largest_request_bytes, len(relayed))
         self._server = grpc.aio.server(options=options)
         self._server.add_generic_rpc_handlers(tuple(self._handlers))
         try:
@@ -282,7 +297,7 @@ class RpcServer:
         gc.freeze()
         # A busy thread (a ledger's writer, a store's) blocks the event loop for this time, 5 ms by default.
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        allow_files(files_of(self.settings, takes_turns=self._relay is not None))
+        allow_files(files_of(self.settings.listen, self._bounds.max_connections, takes_turns=self._relay is not None))
         with StopSignals(self.reload_tokens) as signals:
             await self.start()
             housekeeping = (
@@ -309,8 +324,8 @@ class RpcServer:
             self.instance_id,
             traced.trace_endpoint,
             share=traced.trace_share,
-            steps=traced.trace_steps,
-            gen_ai=traced.trace_gen_ai,
+            steps=TraceDetail.STEPS in traced.trace_details,
+            gen_ai=TraceDetail.PROMPTS in traced.trace_details,
         )
 
     async def _drain(self, drain: Callable[[], Awaitable[None]]) -> None:

@@ -1,6 +1,7 @@
 """Define the settings of a process's server and of its channels. Both are flattened into every service's settings."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 
 from pentimento.domain.errors import InvalidArgument
@@ -14,6 +15,13 @@ LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "[::1]"})
 WILDCARD_HOSTS = frozenset({"0.0.0.0", "[::]"})
 
 
+class TraceDetail(Enum):
+    """Name what traces record by choice only."""
+
+    STEPS = "steps"
+    PROMPTS = "prompts"
+
+
 @dataclass(frozen=True)
 class TraceSettings:
     """Configure the spans of this process."""
@@ -22,11 +30,32 @@ class TraceSettings:
     trace_share: float = setting(
         1.0, help="share of traces that are recorded, unless the caller has decided", minimum=0.0, maximum=1.0
     )
-    trace_steps: bool = setting(False, help="record a span for each denoising step")
-    trace_gen_ai: bool = setting(False, help="record OpenTelemetry's gen_ai attributes, the prompt included")
+    trace_details: tuple[TraceDetail, ...] = setting(
+        (),
+        help="steps: a span for each denoising step; prompts: OpenTelemetry's gen_ai attributes, the prompt included",
+    )
 
     def __post_init__(self) -> None:
         check_trace_endpoint("--trace-endpoint", self.trace_endpoint)
+
+
+@dataclass(frozen=True)
+class ServerBounds:
+    """Bound what a server receives and how long its calls run."""
+
+    # The contract may limit requests further.
+    max_message_bytes: int = 32 * MEBIBYTE
+    # Beyond, large ones wait or get RESOURCE_EXHAUSTED.
+    max_receiving_bytes: int = 128 * MEBIBYTE
+    # A request message also has 1 s per MiB.
+    receive_timeout_s: float = 5.0
+    # Per listening address; further ones are closed.
+    max_connections: int = 1024
+    # A call without a deadline gets this one.
+    unary_deadline_s: float = 60.0
+
+
+BOUNDS = ServerBounds()
 
 
 @dataclass(frozen=True)
@@ -55,24 +84,6 @@ class RpcServerSettings:
         help="TOML file of names in certificates by service, which makes its calls only; needs tls_client_ca_file",
         must_exist=True,
     )
-    max_message_bytes: int = setting(
-        32 * MEBIBYTE,
-        help="largest message sent or received; the contract may limit requests further",
-        minimum=1024,
-        maximum=1024 * MEBIBYTE,
-    )
-    max_receiving_bytes: int = setting(
-        128 * MEBIBYTE,
-        help="bytes of messages in receipt; beyond, large ones wait or get RESOURCE_EXHAUSTED",
-        minimum=MEBIBYTE,
-    )
-    receive_timeout_ms: int = setting(
-        5000,
-        help="time to receive a request message, plus 1 s per MiB",
-        minimum=100,
-        maximum=600_000,
-    )
-    max_connections: int = setting(1024, help="connections per listening address; further ones are closed", minimum=1)
     max_concurrent_calls: int = setting(
         4096,
         help="running calls and streams, at most half for one tenant; beyond: RESOURCE_EXHAUSTED",
@@ -82,9 +93,6 @@ class RpcServerSettings:
         200.0,
         help="new calls per second and tenant (with tokens); further ones wait",
         minimum=1,
-    )
-    unary_deadline_ms: int = setting(
-        60_000, help="deadline of unary calls that have none", minimum=1, maximum=3_600_000
     )
     drain_timeout_s: float = setting(30.0, help="time for running work after SIGTERM", minimum=0, maximum=3600)
     metrics_listen: str = setting("", help="host:port of /metrics; empty: none")
@@ -121,12 +129,6 @@ class RpcChannelSettings:
     )
     tls_client_cert_file: Path | None = setting(None, help="PEM client certificate (mutual TLS)", must_exist=True)
     tls_client_key_file: Path | None = setting(None, help="PEM private key of tls_client_cert_file", must_exist=True)
-    default_deadline_ms: int = setting(
-        10_000, help="deadline of outgoing unary calls without one", minimum=1, maximum=3_600_000
-    )
-    channel_max_message_bytes: int = setting(
-        32 * MEBIBYTE, help="largest message to or from other processes", minimum=1024, maximum=1024 * MEBIBYTE
-    )
 
     def __post_init__(self) -> None:
         if (self.tls_client_cert_file is None) != (self.tls_client_key_file is None):
@@ -152,11 +154,11 @@ def client_settings(
     return RpcChannelSettings(None, authorities, certificate, key)
 
 
-def with_receiving_room(settings: RpcServerSettings, stream_count: int, message_bytes: int) -> RpcServerSettings:
-    """Return the settings with room for `stream_count` streams, each receiving a message of `message_bytes`: if callers
-    are not distinguished, streams may use three quarters of the room."""
+def room_for_streams(stream_count: int, message_bytes: int) -> ServerBounds:
+    """Return bounds with room for `stream_count` streams, each receiving a message of `message_bytes`: if callers are
+    not distinguished, streams may use three quarters of the room."""
     needed = (stream_count * 4 // 3 + 2) * message_bytes
-    return replace(settings, max_receiving_bytes=max(settings.max_receiving_bytes, needed))
+    return ServerBounds(max_receiving_bytes=max(ServerBounds.max_receiving_bytes, needed))
 
 
 def reachable_address(address: str, hostname: str) -> str:

@@ -5,7 +5,7 @@ a stopped or unplugged peer is noticed within 2.5 s. Servers accept pings every 
 client never receives `too_many_pings`; faster pinging is answered with a GOAWAY as in any gRPC server.
 """
 
-from pentimento.rpc.settings import RpcServerSettings
+from pentimento.rpc.settings import ServerBounds
 
 Options = tuple[tuple[str, int | str], ...]
 
@@ -19,6 +19,8 @@ MAX_PENDING_CALLS = 4096
 # gRPC ends calls that wait longer for the event loop as CANCELLED, without a reason; by default after 30 s, which a
 # burst may take on a busy machine. A call's own deadline bounds its wait.
 MAX_PENDING_S = 3600
+# To or from other processes.
+MAX_MESSAGE_BYTES = ServerBounds.max_message_bytes
 UNREAD_BYTES = 16 * 1024
 MAX_IDLE_MS = 300_000
 HANDSHAKE_TIMEOUT_MS = 10_000
@@ -35,21 +37,21 @@ KEEPALIVE: Options = (
 )
 
 
-def server_options(settings: RpcServerSettings, largest_request_bytes: int, relayed_count: int = 0) -> Options:
+def server_options(bounds: ServerBounds, largest_request_bytes: int, relayed_count: int = 0) -> Options:
     """Return the options of a server that receives the connections of `relayed_count` addresses through one socket."""
     return (
         *KEEPALIVE,
         ("grpc.max_receive_message_length", largest_request_bytes),
-        ("grpc.max_send_message_length", settings.max_message_bytes),
+        ("grpc.max_send_message_length", bounds.max_message_bytes),
         ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
         # Without this a second process binds the same port and takes half of the calls.
         ("grpc.so_reuseport", 0),
         # The relay bounds its connections: while one replaces another both exist.
-        *bounds(settings.max_connections * max(2 * relayed_count, 1)),
+        *peer_bounds(bounds.max_connections * max(2 * relayed_count, 1)),
     )
 
 
-def bounds(max_connections: int) -> Options:
+def peer_bounds(max_connections: int) -> Options:
     """Return the bounds on the memory that an unidentified peer may use."""
     return (
         # Only identity: a compressed message is rejected before it is inflated.
@@ -70,10 +72,11 @@ def bounds(max_connections: int) -> Options:
     )
 
 
-def channel_options(max_message_bytes: int) -> Options:
+def channel_options() -> Options:
     return (
         *KEEPALIVE,
-        *message_limits(max_message_bytes),
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         # A returning peer is found again within a second or two, not after gRPC's two minutes.
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),
@@ -81,11 +84,4 @@ def channel_options(max_message_bytes: int) -> Options:
         # Calls inside the suite never use the HTTP proxy of the environment.
         ("grpc.enable_http_proxy", 0),
         ("grpc.service_config_disable_resolution", 1),
-    )
-
-
-def message_limits(max_message_bytes: int) -> Options:
-    return (
-        ("grpc.max_receive_message_length", max_message_bytes),
-        ("grpc.max_send_message_length", max_message_bytes),
     )

@@ -2,7 +2,8 @@
 
 A call of a request is a span of the process that answers it. Its stages in that process, such as queue and denoise, are
 spans that are recorded when they have ended. The W3C headers `traceparent` and `tracestate` connect the processes, and
-connect the suite with its callers. Spans hold no prompt, tenant or token; with `trace_gen_ai` they hold the prompt.
+connect the suite with its callers. Spans hold no prompt, tenant or token; `trace_details` may
+add the prompt.
 """
 
 import sys

@@ -21,7 +21,7 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import Plan, Replica, ReplicaKind, ReplicaReport
 from pentimento.files.file_sums import file_sums_in
 from pentimento.rpc import RpcServer
-from pentimento.rpc.settings import with_receiving_room
+from pentimento.rpc.settings import room_for_streams
 from pentimento.service.credits import BusyMeter, CreditNews
 from pentimento.service.fleet_member import FleetMember
 from pentimento.service.plan_follower import PlanFollower
@@ -107,8 +107,9 @@ def wire(settings: ControlNetSettings, source: NetworkSource = REGISTERED) -> Co
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, device)
     # Every stream of the credits may be receiving the largest message at the same time.
-    rpc = with_receiving_room(settings.rpc, settings.max_streams, MAX_REQUEST_BYTES)
-    server, news, busy = RpcServer(rpc, "controlnet_svc"), CreditNews(), BusyMeter(time.monotonic)
+    bounds = room_for_streams(settings.max_streams, MAX_REQUEST_BYTES)
+    server = RpcServer(settings.rpc, "controlnet_svc", bounds=bounds)
+    news, busy = CreditNews(), BusyMeter(time.monotonic)
     networks = source.networks(settings, device, dtype)
     budget_bytes = _budget_bytes(settings.memory_budget_mib, device)
     directory = settings.depth_directory

@@ -45,7 +45,6 @@ class DiscriminatorSettings:
         maximum=1.0,
     )
     threads: int = setting(1, help="torch threads", minimum=1, maximum=256)
-    max_batch_size: int = setting(16, help="texts or images per batch", minimum=1, maximum=1024)
     controller_address: str = setting("", help="controller to register with, and its standbys; empty: none")
     advertise_address: str = setting(
         "", help="address for other processes; empty: the first of listen, with the host's name"

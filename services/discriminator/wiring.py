@@ -23,6 +23,9 @@ from services.discriminator.settings import DiscriminatorSettings
 
 logger = logging.getLogger(__name__)
 
+# Texts or images.
+MAX_BATCH_SIZE = 16
+
 
 def wire(settings: DiscriminatorSettings) -> DiscriminatorProcess:
     """Call it inside the event loop that the process runs on."""
@@ -46,7 +49,7 @@ def wire(settings: DiscriminatorSettings) -> DiscriminatorProcess:
                 for cascade, directory in directories.items()
             }
 
-    scorer = NetworkScorer(tuple(directories), opened, settings.max_batch_size, inside, busy.add)
+    scorer = NetworkScorer(tuple(directories), opened, MAX_BATCH_SIZE, inside, busy.add)
     process = serve(settings, server, Discriminator(scorer), busy, partial(replace, device=str(device)))
     if not directories:
         # A fleet's discriminator without a cascade would be one of any.
@@ -70,4 +73,4 @@ def safety_checks(
                 for kind, path in directories.items()
             }
 
-    return SafetyChecks(frozenset(directories), opened, settings.max_batch_size, inside)
+    return SafetyChecks(frozenset(directories), opened, MAX_BATCH_SIZE, inside)

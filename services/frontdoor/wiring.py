@@ -35,6 +35,7 @@ from pentimento.rpc import RpcServer
 from pentimento.rpc.channel import ChannelOpener, channel_opener
 from pentimento.rpc.shared_keys import SigningKeys, kept_signing_keys
 from pentimento.rpc.tokens import KeyRing
+from pentimento.rpc.transport import MAX_MESSAGE_BYTES
 from pentimento.service.fleet_member import FleetMember
 from pentimento.service.lease import LedgerLease
 from pentimento.service.plan_follower import PlanFollower
@@ -148,7 +149,7 @@ def wire(settings: FrontdoorSettings, journal: Journal, epoch: int, fixed: Fixed
     parts.jobs.on_end = partial(_on_end, parts.inputs, webhooks)
     api = ImageApi(parts, settings.requests, settings.cascade, quotas, tenants, webhooks.check)
     urls = ResultUrls(keeper, parts.clock, settings.max_result_url_s)
-    sends = (fixed.stream_idle_s, settings.rpc.max_message_bytes)
+    sends = (fixed.stream_idle_s, MAX_MESSAGE_BYTES)
     _add_services(server, parts, api, ImageServicer(api, tenants, urls, webhooks, *sends))
     member = FleetMember(server, ReplicaKind.FRONTDOOR, settings)
     erasures = _erasures(settings, parts, keeper)

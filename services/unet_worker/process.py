@@ -25,6 +25,7 @@ from pentimento.domain.fleet import (
     WorkerAssignment,
 )
 from pentimento.rpc import RpcServer, RpcServerSettings
+from pentimento.rpc.settings import BOUNDS, ServerBounds
 from pentimento.rpc.shared_keys import open_grant_keys
 from pentimento.service.components import FULL_NAME as COMPONENTS_FULL_NAME
 from pentimento.service.components import ComponentServicer, ReportedComponents, known_peers
@@ -98,8 +99,9 @@ class WorkerProcess(ServiceProcess):
         models: WorkerModels,
         credit_count: int,
         open_components: Callable[[Peers], LocalComponents | None] = lambda peers: None,
+        bounds: ServerBounds = BOUNDS,
     ) -> None:
-        super().__init__(server=RpcServer(settings.rpc, "unet_worker"))
+        super().__init__(server=RpcServer(settings.rpc, "unet_worker", bounds=bounds))
         grants = GrantGuard(
             open_grant_keys(settings.grant_key_file), SystemClock(), open_to_all=settings.rpc.token_file is None
         )

@@ -14,7 +14,7 @@ from pentimento.domain.fleet import ModelCost
 from pentimento.domain.weights import ModelChange
 from pentimento.files.file_sums import file_sums_in
 from pentimento.policies.components import Utility
-from pentimento.rpc.settings import with_receiving_room
+from pentimento.rpc.settings import BOUNDS, ServerBounds, room_for_streams
 from pentimento.stores.components import ComponentStore
 from pentimento.stores.components.remote import Peers
 from pentimento.stores.objects import open_objects
@@ -40,13 +40,12 @@ _STREAM = pb.DESCRIPTOR.services_by_name["UnetWorkerService"].methods_by_name["P
 MAX_REQUEST_BYTES = _STREAM.GetOptions().Extensions[auth_pb.max_request_bytes]
 
 
-def with_room_for_halves(settings: UnetWorkerSettings) -> UnetWorkerSettings:
-    """Return the settings with room for one half per credit: each may be receiving a message of the largest size at the
-    same time. If callers are authenticated, a worker's streams are not counted."""
+def room_for_halves(settings: UnetWorkerSettings) -> ServerBounds:
+    """Return bounds with room for one half per credit: each may be receiving a message of the largest size at the same
+    time. If callers are authenticated, a worker's streams are not counted."""
     if settings.rpc.token_file is not None:
-        return settings
-    count = settings.credits or settings.max_batch
-    return replace(settings, rpc=with_receiving_room(settings.rpc, count, MAX_REQUEST_BYTES))
+        return BOUNDS
+    return room_for_streams(settings.credits or settings.max_batch, MAX_REQUEST_BYTES)
 
 
 CHECKPOINTS = ModelSource(
@@ -124,7 +123,7 @@ def wire(settings: UnetWorkerSettings, stored: StoredModels | None = None) -> Wo
     Raises InvalidArgument for two models with one name."""
     source = CHECKPOINTS if stored is None else fetching(CHECKPOINTS, stored)
     models, open_components = TorchModels(checkpoints(settings), source), partial(_local_components, settings)
-    return WorkerProcess(with_room_for_halves(settings), models, settings.credits, open_components)
+    return WorkerProcess(settings, models, settings.credits, open_components, room_for_halves(settings))
 
 
 def _local_components(settings: UnetWorkerSettings, peers: Peers) -> LocalComponents | None:

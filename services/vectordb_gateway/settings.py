@@ -1,6 +1,6 @@
 """Settings of the gateway: flags, PENTIMENTO_VECTORDB_GATEWAY_… and the table [vectordb_gateway]."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
@@ -23,6 +23,10 @@ from pentimento.settings import setting
 from pentimento.stores.vectors import IndexBuilding
 
 _MEBIBYTE = 1024 * 1024
+# Share of the from-scratch quality that given thresholds promise: both papers' alpha.
+GIVEN_QUALITY = 0.9
+# The longest chain of images that start from one another: its last one is not reused.
+MAX_ANCESTOR_DEPTH = 5
 
 
 class EvictionChoice(Enum):
@@ -35,6 +39,13 @@ class EvictionChoice(Enum):
     LCBFU = "lcbfu"
     AGED = "aged"
     NONE = "none"
+
+
+class AdmissionChoice(Enum):
+    """Choose the images that enter the cache: MoDM's cache-all or cache-large."""
+
+    ALL = "all"
+    LARGE = "large"
 
 
 @dataclass(frozen=True)
@@ -71,27 +82,18 @@ class SelectionSettings:
     )
     earned_reuse: bool = setting(
         True,
-        help="allow reuse once trials show that it keeps quality; needs follow_quality",
+        help="allow reuse once trials show that it keeps quality",
     )
     latent_thresholds: tuple[str, ...] = setting(
         (),
         help="similarity:share pairs instead of profiles: from that similarity on skip that share",
     )
     image_thresholds: tuple[str, ...] = setting((), help="the same for text-to-image similarity and images")
-    profiled_quality: float = setting(
-        0.9, help="share of the from-scratch quality that given thresholds promise", minimum=0, maximum=1
+    admission: AdmissionChoice = setting(
+        AdmissionChoice.ALL,
+        help="stored: every image and its latents (all), or only those from noise of a cascade's last stage "
+        "(large); MoDM's cache-all and cache-large",
     )
-    follow_quality: bool = setting(
-        True,
-        help="raise thresholds while hits keep less quality than promised, and lower them again",
-    )
-    keep_latents_of_hits: bool = setting(False, help="store the later latents of images that started from the cache")
-    keep_images_of_hits: bool = setting(True, help="store images that started from the cache")
-    keep_light_stages: bool = setting(
-        True,
-        help="store images and latents of a cascade's earlier stages; off: only of the last (MoDM's cache-large)",
-    )
-    max_ancestor_depth: int = setting(5, help="longest chain of images that start from one another", minimum=1)
     scratch_share: float = setting(
         0.0, help="share of lookups that miss on purpose, for diversity", minimum=0, maximum=1
     )
@@ -99,12 +101,6 @@ class SelectionSettings:
         RENOISED_SHARE,
         help="share of its K steps by which a start of another seed is noised again; 0: images of one entry are the "
         "same",
-        minimum=0,
-        maximum=1,
-    )
-    retaken_share: float = setting(
-        RETAKEN_SHARE,
-        help="share of its K steps, at least one, that such a start takes again; 1: all",
         minimum=0,
         maximum=1,
     )
@@ -119,7 +115,7 @@ class SelectionSettings:
         given = {ReuseKind.LATENTS: self.latent_thresholds, ReuseKind.IMAGES: self.image_thresholds}
         stand = frozenset(kind for kind, thresholds in given.items() if thresholds)
         rules = (self.profile_rule.rule, self.cache_bias or 0, stand, self.reuse_rule.rule)
-        return ReuseRules(self.rules(), profiles, *rules, earns=self.earned_reuse and self.follow_quality)
+        return ReuseRules(self.rules(), profiles, *rules, earns=self.earned_reuse)
 
     def rules(self) -> SelectionRules:
         """Return the rules where no profile decides. Raises ValueError for a malformed pair."""
@@ -127,9 +123,14 @@ class SelectionSettings:
         if self.unprofiled_reuse and not latents:
             latents = NIRVANA_LATENT_THRESHOLDS
         images = _thresholds("--image-thresholds", self.image_thresholds)
-        hits = (self.keep_latents_of_hits, self.keep_images_of_hits)
-        varied = (self.renoised_share, self.retaken_share)
-        return SelectionRules(latents, images, self.profiled_quality, *hits, *varied)
+        return SelectionRules(
+            latents,
+            images,
+            GIVEN_QUALITY,
+            keeps_images_of_hits=self.admission is AdmissionChoice.ALL,
+            renoised_share=self.renoised_share,
+            retaken_share=RETAKEN_SHARE,
+        )
 
 
 @dataclass(frozen=True)
@@ -144,17 +145,11 @@ class CapacitySettings:
         "no limit",
         minimum=0,
     )
-    min_free_bytes: int = setting(
-        256 * _MEBIBYTE, help="free bytes of the object store below which the cache is read-only", minimum=0
-    )
     tenant_share: float = setting(1.0, help="share of entries and bytes per tenant", minimum=0.001, maximum=1)
     eviction: EvictionChoice | None = setting(
         None,
         help="when full: the oldest entry (fifo), single latents and images by use (lru, lfu, lcbfu, aged: uses "
         "decay), none (read-only); equal for all gateways of a ledger; empty: the plan's if followed, else aged",
-    )
-    object_grace_s: float = setting(
-        120.0, help="time the objects of an evicted entry stay for running requests", minimum=0, maximum=86_400
     )
 
     def __post_init__(self) -> None:
@@ -176,47 +171,21 @@ class MatchPredictorChoice(Enum):
 
 
 @dataclass(frozen=True)
-class GrantSettings:
-    """The time from reserve to commit, and the signature of grants."""
+class GatewayBounds:
+    """Fixed times and sizes of a gateway; tests pass shorter ones."""
 
-    grant_ttl_s: float = setting(900.0, help="lifetime of a grant", minimum=0.1, maximum=86_400)
-    grant_key_file: Path | None = setting(
-        None, help="keys shared with workers, one per line; the first signs", must_exist=True
-    )
-
-
-@dataclass(frozen=True)
-class MaintenanceSettings:
-    """The background work: expiry, eviction, deletion, and putting right what crashes left."""
-
-    maintenance_interval_s: float = setting(1.0, help="time between maintenance rounds", minimum=0.01, maximum=3600)
-    reconcile_interval_s: float = setting(
-        600.0, help="time between comparisons of index, objects and ledger", minimum=0.01, maximum=86_400
-    )
-    quarantine_s: float = setting(
-        3600.0,
-        help="time between the three bad readings before an object is quarantined",
-        minimum=0.01,
-        maximum=604_800,
-    )
-
-
-@dataclass(frozen=True)
-class IndexSettings:
-    """When a second process builds the embedded index again; a Qdrant server has its own optimiser."""
-
-    index_build_least_count: int = setting(
-        10_000, help="entries below which searches scan and no graph is built", minimum=1
-    )
-    index_build_most_count: int = setting(
-        20_000,
-        help="entries written since the last build that start the next, regardless of share",
-        minimum=1,
-    )
-
-    def building(self) -> IndexBuilding:
-        """Return the numbers of a build."""
-        return IndexBuilding(self.index_build_least_count, most_unindexed_count=self.index_build_most_count)
+    # Above the longest attempt of a worker, its queue included.
+    grant_ttl_s: float = 900.0
+    # The objects of an evicted entry stay for requests that run with them.
+    object_grace_s: float = 120.0
+    # Below this the cache is read-only: a ledger on the same disk still has room to delete.
+    min_free_bytes: int = 256 * _MEBIBYTE
+    maintenance_interval_s: float = 1.0
+    # Between comparisons of index, objects and ledger, which list everything.
+    reconcile_interval_s: float = 600.0
+    # Between the three bad readings after which an object is set aside.
+    quarantine_s: float = 3600.0
+    building: IndexBuilding = field(default_factory=IndexBuilding)
 
 
 @dataclass(frozen=True)
@@ -225,12 +194,12 @@ class GatewaySettings:
     channels: RpcChannelSettings
     selection: SelectionSettings
     capacity: CapacitySettings
-    grants: GrantSettings
-    maintenance: MaintenanceSettings
-    index: IndexSettings
     index_url: str = setting(help="edge:///directory or qdrant://host:port[?collection=…&tls=true&api_key_file=…]")
     objects_url: str = setting(help="file:///directory or s3://bucket/prefix[?endpoint=…&region=…]")
     ledger_url: str = setting(help="sqlite:////file or postgresql+psycopg://user@host/database?passfile=…")
+    grant_key_file: Path | None = setting(
+        None, help="keys shared with workers, one per line; the first signs", must_exist=True
+    )
     search_timeout_ms: int = setting(50, help="time after which a lookup is a miss", minimum=1, maximum=10_000)
     match_predictor: MatchPredictorChoice = setting(
         MatchPredictorChoice.AUTO,
@@ -256,7 +225,7 @@ class GatewaySettings:
             self.selection.cache_alpha,
             self.selection.cache_bias,
             eviction.value if eviction is not None else None,
-            self.selection.keep_light_stages,
+            self.selection.admission is AdmissionChoice.ALL,
         )
 
 

@@ -19,16 +19,16 @@ from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger.cache.ledger import CacheLedger, open_cache_ledger
 from pentimento.stores.objects import ObjectStore, open_objects
 from pentimento.stores.objects.suspects import Suspects
-from pentimento.stores.vectors import VectorIndex, open_vectors
+from pentimento.stores.vectors import IndexBuilding, VectorIndex, open_vectors
 from services.vectordb_gateway.entries.capacity import Capacity
 from services.vectordb_gateway.entries.rules import PlannedCache, QualityWatch
-from services.vectordb_gateway.entries.writer import EntryWriting, Pinning, WriteBounds
+from services.vectordb_gateway.entries.writer import EntryWriting, Pinning
 from services.vectordb_gateway.lookup.encoder import EncoderGuard
 from services.vectordb_gateway.lookup.lookup import Lookup
 from services.vectordb_gateway.lookup.search import LookupBounds
 from services.vectordb_gateway.match_predictor.match_watch import MatchWatch
 from services.vectordb_gateway.servicer import FULL_NAME, Gateway, GatewayServicer
-from services.vectordb_gateway.settings import EvictionChoice, GatewaySettings
+from services.vectordb_gateway.settings import EvictionChoice, GatewayBounds, GatewaySettings
 from services.vectordb_gateway.upkeep.healing import Healing
 from services.vectordb_gateway.upkeep.indexing import Indexing
 from services.vectordb_gateway.upkeep.maintenance import Maintenance
@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 # For this time a removal by another gateway over the same ledger may stay unnoticed; the objects stay longer.
 _ROW_AGE_S = 10.0
 _MAINTENANCE_HANGS_S = 120.0
+BOUNDS = GatewayBounds()
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,9 @@ class Stores:
     objects: ObjectStore
 
     @classmethod
-    def open(cls, settings: GatewaySettings, clock: Clock) -> "Stores":
+    def open(cls, settings: GatewaySettings, building: IndexBuilding, clock: Clock) -> "Stores":
         """Raises InvalidArgument for a wrong url, StoreUnavailable, SchemaMismatch."""
-        objects, index = open_objects(settings.objects_url), open_vectors(settings.index_url, settings.index.building())
+        objects, index = open_objects(settings.objects_url), open_vectors(settings.index_url, building)
         return cls(open_cache_ledger(settings.ledger_url, clock), index, objects)
 
     def close(self) -> None:
@@ -79,7 +80,7 @@ class GatewayProcess(ServiceProcess):
         except StoreUnavailable as error:
             logger.warning("lookups miss until the index is ready: %s", error.message)
         self._refuse_profiles()
-        await asyncio.to_thread(self.maintenance.follow_rule)
+        await asyncio.to_thread(self.gateway.capacity.follow_rule)
         await asyncio.to_thread(self.maintenance.run_round)
         if self.follower is not None:
             self.run_beside(self.follower.run(self.planned.take), "plan")
@@ -106,25 +107,26 @@ class GatewayProcess(ServiceProcess):
         self.stores.close()
 
 
-def wire(settings: GatewaySettings, machine_clock: Clock | None = None) -> GatewayProcess:
+def wire(
+    settings: GatewaySettings, machine_clock: Clock | None = None, bounds: GatewayBounds = BOUNDS
+) -> GatewayProcess:
     """Call it inside the event loop that the process runs on."""
     clock = SteadyClock(machine_clock) if machine_clock is not None else SteadyClock(SystemClock(), boot_s)
     server = RpcServer(settings.rpc, "vectordb_gateway")
-    stores = Stores.open(settings, clock)
+    stores = Stores.open(settings, bounds.building, clock)
     ledger, index, objects = stores.ledger, stores.index, stores.objects
     guard = EncoderGuard(ledger, index)
     watch = MatchWatch(ledger, settings.match_predictor)
     indexing = Indexing(ledger, index, guard, watch.follow)
-    selection = settings.selection
-    planned = PlannedCache(settings.choice(), selection.reuse())
-    capacity = Capacity(ledger, objects, settings.capacity, lambda: EvictionChoice(planned.in_force.eviction))
-    quality = QualityWatch(ledger, guard, planned, follows=selection.follow_quality)
-    suspects = Suspects(settings.maintenance.quarantine_s)
-    keys = open_grant_keys(settings.grants.grant_key_file)
-    bounds = WriteBounds(settings.grants.grant_ttl_s, selection.max_ancestor_depth)
+    planned = PlannedCache(settings.choice(), settings.selection.reuse())
+    capacity = Capacity(ledger, objects, settings.capacity, bounds, lambda: EvictionChoice(planned.in_force.eviction))
+    quality = QualityWatch(ledger, guard, planned)
+    suspects = Suspects(bounds.quarantine_s)
+    keys = open_grant_keys(settings.grant_key_file)
+    searched = LookupBounds(settings.search_timeout_ms / 1000, settings.selection.scratch_share, _row_age_s(bounds))
     gateway = Gateway(
-        lookup=Lookup(guard, index, ledger, quality, _bounds(settings), watch, lambda: planned.in_force, suspects),
-        writing=EntryWriting(ledger, guard, indexing, capacity, planned, bounds, clock, keys),
+        lookup=Lookup(guard, index, ledger, quality, searched, watch, lambda: planned.in_force, suspects),
+        writing=EntryWriting(ledger, guard, indexing, capacity, planned, bounds.grant_ttl_s, clock, keys),
         healing=Healing(ledger, objects, suspects),
         pinning=Pinning(ledger, clock),
         quality=quality,
@@ -136,16 +138,7 @@ def wire(settings: GatewaySettings, machine_clock: Clock | None = None) -> Gatew
     )
     server.add(add_VectordbGatewayServiceServicer_to_server, GatewayServicer(gateway), FULL_NAME)
     maintenance = Maintenance(
-        ledger,
-        objects,
-        indexing,
-        capacity,
-        settings.maintenance,
-        watch,
-        gateway.uses,
-        quality,
-        gateway.healing,
-        hits_add=selection.keep_latents_of_hits,
+        ledger, objects, indexing, capacity, bounds, watch, gateway.uses, quality, gateway.healing
     )
     member = FleetMember(server, ReplicaKind.VECTORDB_GATEWAY, settings)
     controller = member.controller if settings.follow_plan else None
@@ -163,11 +156,9 @@ def wire(settings: GatewaySettings, machine_clock: Clock | None = None) -> Gatew
     )
 
 
-def _bounds(settings: GatewaySettings) -> LookupBounds:
-    """Return the bounds; a row in memory ends well before the objects of a deleted entry go."""
-    row_age_s = min(_ROW_AGE_S, settings.capacity.object_grace_s / 4)
-    selection, timeout_s = settings.selection, settings.search_timeout_ms / 1000
-    return LookupBounds(timeout_s, selection.max_ancestor_depth, selection.scratch_share, row_age_s)
+def _row_age_s(bounds: GatewayBounds) -> float:
+    """Return how long rows stay in memory: a row ends well before the objects of a deleted entry go."""
+    return min(_ROW_AGE_S, bounds.object_grace_s / 4)
 
 
 def tell_health(server: RpcServer, serving: bool) -> None:

@@ -31,7 +31,7 @@ def receiver() -> Iterator[SpanReceiver]:
 @pytest.fixture(scope="module")
 def traced(receiver: SpanReceiver) -> Iterator[LocalSuite]:
     flags = [*CASCADE, "--controlnets", "tiny", "--http", "127.0.0.1:0", "--trace-endpoint", receiver.address]
-    steps = {"PENTIMENTO_UNET_WORKER_TRACE_STEPS": "true", "OTEL_BSP_SCHEDULE_DELAY": "100"}
+    steps = {"PENTIMENTO_UNET_WORKER_TRACE_DETAILS": "steps", "OTEL_BSP_SCHEDULE_DELAY": "100"}
     with local_suite(flags, environment=steps) as running:
         yield running
 

@@ -7,7 +7,7 @@ import struct
 import warnings
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
@@ -24,12 +24,14 @@ from pentimento.settings import load_settings
 from services.vectordb_gateway.entries import writer
 from services.vectordb_gateway.integrity import check_integrity
 from services.vectordb_gateway.lookup import lookup
-from services.vectordb_gateway.settings import GatewaySettings
+from services.vectordb_gateway.settings import GatewayBounds, GatewaySettings
 from services.vectordb_gateway.upkeep import store_calls
 from services.vectordb_gateway.wiring import GatewayProcess, wire
 
 DIMENSION_COUNT = 8
 ENCODER = "sha256:encoder"
+# Rounds of maintenance only when a test asks for them.
+BOUNDS = GatewayBounds(maintenance_interval_s=3600, object_grace_s=0, min_free_bytes=0)
 ALL_STEPS = (5, 10, 15, 20, 25)
 _random = random.Random(0)
 _numbers = count(1)
@@ -148,15 +150,12 @@ class RunningGateway:
 
 
 def gateway_settings(directory: Path, *flags: str) -> GatewaySettings:
-    """Embedded stores below the directory; rounds of maintenance only when a test asks for them."""
+    """Embedded stores below the directory."""
     given = {
         "--index-url": f"edge://{directory}/index",
         "--objects-url": f"file://{directory}/objects",
         "--ledger-url": f"sqlite:///{directory}/ledger.sqlite",
-        "--maintenance-interval-s": "3600",
-        "--object-grace-s": "0",
         "--search-timeout-ms": "10000",
-        "--min-free-bytes": "0",
         # No profile is of the models that tests make up.
         "--unprofiled-reuse": "yes",
         "--earned-reuse": "no",
@@ -180,15 +179,17 @@ def be_patient_with_stores(patch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def running_gateway(directory: Path, *flags: str, clock: Clock | None = None) -> AsyncIterator[RunningGateway]:
+async def running_gateway(
+    directory: Path, *flags: str, clock: Clock | None = None, **bounds: float
+) -> AsyncIterator[RunningGateway]:
     """Run a warm gateway on a new socket. `flags`: pairs of flag and value, yes and no for switches; `clock`: the
-    machine's clock."""
+    machine's clock; `bounds`: fields of `GatewayBounds`."""
     with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("ignore", UserWarning)
         be_patient_with_stores(patch)
         settings = gateway_settings(directory, *flags)
         lay_tables(settings.ledger_url)
-        process = wire(settings, clock)
+        process = wire(settings, clock, replace(BOUNDS, **bounds))  # type: ignore[arg-type]
         await process.server.start()
         try:
             await process.warm()

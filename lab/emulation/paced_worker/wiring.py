@@ -20,7 +20,7 @@ from pentimento.policies.components import Utility
 from services.unet_worker.models.loader import ModelSource
 from services.unet_worker.process import WorkerProcess
 from services.unet_worker.settings import UnetWorkerSettings
-from services.unet_worker.wiring import TorchModels, with_room_for_halves
+from services.unet_worker.wiring import TorchModels, room_for_halves
 
 
 def wire(settings: UnetWorkerSettings, lora_rule: Callable[[], ComponentRule] = Utility) -> WorkerProcess:
@@ -40,7 +40,7 @@ def wire(settings: UnetWorkerSettings, lora_rule: Callable[[], ComponentRule] = 
         usual=(pace.steps, pace.guidance_scale),
     )
     models = TorchModels({paced.model_name: paced}, source)
-    return WorkerProcess(with_room_for_halves(settings), models, settings.credits)
+    return WorkerProcess(settings, models, settings.credits, bounds=room_for_halves(settings))
 
 
 def _load(pace: DevicePace, settings: UnetWorkerSettings) -> PacedModel:

@@ -18,6 +18,10 @@ from services.discriminator.training.pairs import as_tensors, read_pairs
 from services.discriminator.training.settings import TrainingSettings
 
 REPORTED_STEPS = 100
+# Images per step, and the largest learning rate.
+BATCH, PEAK_RATE = 64, 2.0e-3
+# With fewer pairs nothing is trained, of more the newest are used.
+LEAST_PAIRS, MOST_PAIRS = 200, 4000
 
 
 async def main(argv: list[str]) -> None:
@@ -33,11 +37,11 @@ def train(settings: TrainingSettings) -> fitting.Fitted:
     cascade = ">".join(settings.models)
     network = fitting.begun(settings.network, settings.start)
     store = open_objects(settings.objects_url, read_only=True)
-    found = read_pairs(store, cascade, settings.least_pairs, settings.most_pairs)
+    found = read_pairs(store, cascade, LEAST_PAIRS, MOST_PAIRS)
     verdicts = Counter(pair.deferred for pair in found)
     print(f"{len(found)} pairs of {cascade}: {verdicts[True]} deferred, {verdicts[False]} accepted", flush=True)
     pairs = as_tensors(found, settings.size_px)
-    plan = NetworkPlan(settings.steps, settings.batch, settings.peak_rate, seed=settings.seed)
+    plan = NetworkPlan(settings.steps, BATCH, PEAK_RATE, seed=settings.seed)
     fitted = fitting.fit(network, pairs, found[0].prompt.encoder_digest, plan, device, _say)
     fitting.write(fitted, pairs, settings.network, settings.size_px, settings.out)
     digest = open_discriminator(settings.out, accept_other_digest=True).digest

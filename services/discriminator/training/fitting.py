@@ -190,7 +190,7 @@ def write(fitted: Fitted, pairs: PairTensors, choice: NetworkChoice, size_px: in
         margins.append(logits[:, LABELS.index("real")] - logits[:, LABELS.index("generated")])
     found = torch.cat(margins)
     if not bool(found.isfinite().all()):
-        raise BadCheckpoint(f"{folder}: the training diverged, use a smaller --peak-rate")
+        raise BadCheckpoint(f"{folder}: the training diverged, use another --seed or more pairs")
     real = torch.arange(len(found)) < len(margins[0])
     line = fit_calibration(found, real, torch.ones(len(real)))
     architecture = NARROW_ARCHITECTURE if choice is NetworkChoice.NARROW else {"architecture": choice.value}

@@ -41,7 +41,7 @@ def read_pairs(store: ObjectStore, cascade: str, least: int, most: int) -> list[
     if len(found) < least:
         message = (
             f"{cascade} has {len(found)} compared pairs of its present models and encoder, training takes {least}: let "
-            "the suite serve with the cascade, and with an encoder of images, or lower --least-pairs"
+            "the suite serve with the cascade, and with an encoder of images"
         )
         raise FailedPrecondition("TOO_FEW_PAIRS", message)
     return found

@@ -13,7 +13,7 @@ import uvicorn
 
 from pentimento.rpc.credentials import server_tls
 from pentimento.rpc.open_files import allow_files, files_of
-from pentimento.rpc.settings import RpcServerSettings
+from pentimento.rpc.settings import BOUNDS, RpcServerSettings
 from pentimento.rpc.tls_buffers import bound_tls_buffers
 from pentimento.settings import SettingsError
 from services.edge.http.bounded import BoundedHttp, HttpLimits, end_longest_readers
@@ -76,7 +76,7 @@ class HttpListener:
         tls = server_tls(rpc)
         self._listen = http.http_listen
         self._limits = replace(limits, connections=http.http_connections, idle_timeout_s=http.idle_timeout_s)
-        self._other_files = files_of(rpc, takes_turns=False)
+        self._other_files = files_of(rpc.listen, BOUNDS.max_connections, takes_turns=False)
         self._server = QuietUvicorn(
             uvicorn.Config(
                 app,

@@ -74,8 +74,8 @@ class NewImage:
 
 
 def trace_attributes(request: ClientRequest, image_count: int) -> dict[str, str | int | float | bool]:
-    """Return what the span of a call says of its request: the first image's id, and with `trace_gen_ai` OpenTelemetry's
-    gen_ai attributes."""
+    """Return what the span of a call says of its request: the first image's id, and with the detail `prompts`
+    OpenTelemetry's gen_ai attributes."""
     found: dict[str, str | int | float | bool] = {"pentimento.request_id": request.request_id}
     if not traces_gen_ai():
         return found

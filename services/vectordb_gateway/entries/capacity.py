@@ -15,7 +15,7 @@ from pentimento.stores.ledger.cache.ledger import CacheLedger
 from pentimento.stores.ledger.cache.records import CacheTotals
 from pentimento.stores.objects import ObjectStore
 from services.vectordb_gateway import metrics
-from services.vectordb_gateway.settings import CapacitySettings, EvictionChoice
+from services.vectordb_gateway.settings import CapacitySettings, EvictionChoice, GatewayBounds
 
 logger = logging.getLogger(__name__)
 
@@ -85,12 +85,14 @@ class Capacity:
         ledger: CacheLedger,
         objects: ObjectStore,
         settings: CapacitySettings,
+        bounds: GatewayBounds,
         eviction: Callable[[], EvictionChoice] | None = None,
     ) -> None:
         """`eviction` says which rule is in force now; None: always that of the settings."""
         self._ledger = ledger
         self._objects = objects
         self._settings = settings
+        self._bounds = bounds
         self._eviction = eviction or (lambda: settings.eviction or EvictionChoice(DEFAULT_EVICTION))
         self._followed: EvictionChoice | None = None
         self._shortage = ""
@@ -119,11 +121,11 @@ class Capacity:
             return f"read-only: all {settings.max_size_bytes} bytes are taken"
         return ""
 
-    def follow_rule(self, *, hits_add: bool) -> None:
+    def follow_rule(self) -> None:
         """Have the ledger rank what it holds by the rule in force, where that is another one than before."""
         chosen = self._eviction()
         if chosen is not self._followed:
-            rule = rule_of(self._settings, chosen, self._ledger.totals(), hits_add)
+            rule = rule_of(self._settings, chosen, self._ledger.totals())
             self._ledger.follow(rule).result()
             self._followed = chosen
 
@@ -143,7 +145,7 @@ class Capacity:
         """Evict down to the limits. FIFO evicts entries, as in MoDM. The other rules evict entries if there are too
         many, and single latents and images if bytes are short."""
         entry_limits, by_items = limits, self._eviction() != EvictionChoice.FIFO
-        when = (self._settings.object_grace_s, self._new_after)
+        when = (self._bounds.object_grace_s, self._new_after)
         if by_items:
             entry_limits = replace(limits, max_size_bytes=_NO_LIMIT_BYTES, tenant_bytes={})
         metrics.EVICTIONS.inc(self._ledger.evict(lambda held: gives_way(held, entry_limits), *when).result())
@@ -185,7 +187,7 @@ class Capacity:
 
     def _look_for_room(self) -> None:
         free = self._objects.free_bytes()
-        needed, most = self._settings.min_free_bytes, self._settings.max_store_bytes
+        needed, most = self._bounds.min_free_bytes, self._settings.max_store_bytes
         shortage = ""
         if free is not None and free < needed:
             shortage = f"read-only: the object store has {free} bytes free, {needed} are kept"
@@ -196,7 +198,7 @@ class Capacity:
         self._shortage = shortage
 
 
-def rule_of(settings: CapacitySettings, eviction: EvictionChoice, totals: CacheTotals, hits_add: bool) -> EvictionRule:
+def rule_of(settings: CapacitySettings, eviction: EvictionChoice, totals: CacheTotals) -> EvictionRule:
     """Return the rule that ranks the cached items. The number of items of a full cache follows from the limit on
     entries, or from the limit on bytes and the present mean size."""
     item_count = settings.max_entries * _ITEMS_OF_RUN
@@ -205,4 +207,4 @@ def rule_of(settings: CapacitySettings, eviction: EvictionChoice, totals: CacheT
     name = "fifo" if eviction is EvictionChoice.NONE else eviction.value
     # Every start finds another mean size. A memory twice as long changes little, and every change ranks all items
     # again.
-    return eviction_rule(name, 1 << max(item_count, 1).bit_length(), hits_add=hits_add)
+    return eviction_rule(name, 1 << max(item_count, 1).bit_length())

@@ -83,13 +83,12 @@ class _InForce:
 
 class QualityWatch:
     """Gives the reuse that models allow: the tables of `planned`, moved by the measured quality of hits, which the
-    ledger keeps. With `follows` False thresholds stay, and only figures are kept."""
+    ledger keeps."""
 
-    def __init__(self, ledger: CacheLedger, guard: EncoderGuard, planned: PlannedCache, *, follows: bool) -> None:
+    def __init__(self, ledger: CacheLedger, guard: EncoderGuard, planned: PlannedCache) -> None:
         self._ledger = ledger
         self._guard = guard
         self._planned = planned
-        self._follows = follows
         self._now = _InForce()
         # The positions and tables that the metrics show, and the shown thresholds of each model.
         self._shown_by: tuple[Positions, dict[str, tuple[FollowedRow, ...]]] = ({}, {})
@@ -117,7 +116,7 @@ class QualityWatch:
         """Return a model's own tables, those in force, and those without their closed rows."""
         asked = (model_digest, encoder_digest, reference_digest, image_encoder_digest)
         now, reuse = self._now, self._planned.rules.of(*asked)
-        if encoder_digest is None or not self._follows:
+        if encoder_digest is None:
             return reuse, reuse, replace(opened(reuse, {}), trials=())
         known = now.tables.get(asked)
         # A plan may have moved the tables themselves meanwhile.

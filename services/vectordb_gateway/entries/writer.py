@@ -35,6 +35,7 @@ from services.vectordb_gateway.entries.checks import (
 )
 from services.vectordb_gateway.entries.rules import PlannedCache
 from services.vectordb_gateway.lookup.encoder import REPLACED_AFTER_S, EncoderGuard
+from services.vectordb_gateway.settings import MAX_ANCESTOR_DEPTH
 from services.vectordb_gateway.upkeep.indexing import Indexing
 from services.vectordb_gateway.upkeep.store_calls import StoreThreads
 
@@ -105,15 +106,6 @@ class ReservedRun:
     tenant_cache_bytes: int | None = None
 
 
-@dataclass(frozen=True)
-class WriteBounds:
-    """The lifetime of a grant in seconds, and the longest chain of ancestors: the last image of a chain is never
-    reused, so it is not kept."""
-
-    grant_ttl_s: float
-    max_ancestor_depth: int
-
-
 # A commit takes milliseconds. A reservation waits no longer than a second, a commit some seconds.
 _RESERVES_WITHIN_S = 1.0
 _WRITES_WITHIN_S = 6.0
@@ -131,7 +123,7 @@ class EntryWriting:
         indexing: Indexing,
         capacity: Capacity,
         planned: PlannedCache,
-        bounds: WriteBounds,
+        grant_ttl_s: float,
         clock: SteadyClock,
         keys: GrantKeys | None = None,
     ) -> None:
@@ -140,7 +132,7 @@ class EntryWriting:
         self._indexing = indexing
         self._capacity = capacity
         self._planned = planned
-        self._bounds = bounds
+        self._grant_ttl_s = grant_ttl_s
         self._clock = clock
         self._keys = keys
         self._threads = StoreThreads(_READING_THREADS, "ledger")
@@ -157,7 +149,7 @@ class EntryWriting:
         check_start_kind(run.start_kind)
         check_tenant_bytes(run.tenant_cache_bytes)
         self._capacity.tenants.set(scope.tenant, run.tenant_cache_bytes)
-        if run.ancestor_depth >= self._bounds.max_ancestor_depth:
+        if run.ancestor_depth >= MAX_ANCESTOR_DEPTH:
             # It would stand before entries that serve, and never serve itself.
             return _refused(f"{run.ancestor_depth} ancestors in a row: its image is not reused")
         if run.start_step == scope.num_inference_steps:
@@ -251,7 +243,7 @@ class EntryWriting:
             scope_digest=scope_digest(scope),
             request_id=attempt.request_id,
             fencing_token=attempt.fencing_token,
-            expires_at=self._clock.wall() + self._bounds.grant_ttl_s,
+            expires_at=self._clock.wall() + self._grant_ttl_s,
             keys=tuple(keys),
         )
         try:
@@ -263,7 +255,7 @@ class EntryWriting:
             raise
         metrics.GRANTS.labels("granted").inc()
         # Workers compare it with their own clocks.
-        grant = _grant_of(record, self._bounds.grant_ttl_s, self._clock.wall_as_told())
+        grant = _grant_of(record, self._grant_ttl_s, self._clock.wall_as_told())
         return Reservation(self._signed(grant, scope, attempt), "granted")
 
     def _signed(self, grant: CacheGrant, scope: CacheScope, attempt: Attempt) -> CacheGrant:

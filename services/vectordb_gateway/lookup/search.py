@@ -10,6 +10,7 @@ from pentimento.domain.cache import CacheScope, LookupCandidate, Neighbour, imag
 from pentimento.policies.cache_selection import MOST_SEARCHED_COUNT, NEAREST_COUNT
 from pentimento.stores.ledger.cache.records import CachedEntry, HeldLatent
 from pentimento.stores.vectors import Space, VectorIndex, VectorMatch, VectorQuery
+from services.vectordb_gateway.settings import MAX_ANCESTOR_DEPTH
 
 
 @dataclass(frozen=True)
@@ -31,12 +32,10 @@ class Matches:
 
 @dataclass(frozen=True)
 class LookupBounds:
-    """Bounds of a lookup. `timeout_s`: seconds until it is a miss. `max_ancestor_depth`: length of a chain of images
-    that started from one another; the last is never reused. `scratch_share` (0..1): lookups that miss on purpose, so
-    that images stay diverse (NIRVANA, appendix C). `row_age_s`: seconds that rows of the ledger stay in memory."""
+    """Bounds of a lookup. `timeout_s`: seconds until it is a miss. `scratch_share` (0..1): lookups that miss on
+    purpose, so that images stay diverse (NIRVANA, appendix C). `row_age_s`: seconds that ledger rows stay cached."""
 
     timeout_s: float
-    max_ancestor_depth: int
     scratch_share: float = 0.0
     row_age_s: float = 0.0
 
@@ -145,7 +144,7 @@ class LookupSearch:
             entry = self.row(match.entry_id)
             # The ledger is the truth: an entry of another pool, or an unfit object, is left out even if the index finds
             # it. Quality drifts from each image to the next one that starts from it (MoDM, A.6).
-            is_young = entry is not None and entry.ancestor_depth < self._bounds.max_ancestor_depth
+            is_young = entry is not None and entry.ancestor_depth < MAX_ANCESTOR_DEPTH
             if entry is not None and entry.pool in self.pools and is_young and serves(entry):
                 yield Match(entry, match.similarity)
 

@@ -13,7 +13,7 @@ from services.vectordb_gateway import metrics
 from services.vectordb_gateway.entries.capacity import Capacity
 from services.vectordb_gateway.entries.rules import QualityWatch
 from services.vectordb_gateway.match_predictor.match_watch import MatchWatch
-from services.vectordb_gateway.settings import MaintenanceSettings
+from services.vectordb_gateway.settings import GatewayBounds
 from services.vectordb_gateway.upkeep.healing import Healing
 from services.vectordb_gateway.upkeep.indexing import Indexing, batches
 from services.vectordb_gateway.upkeep.uses import UseNotes
@@ -87,22 +87,18 @@ class Maintenance:
         objects: ObjectStore,
         indexing: Indexing,
         capacity: Capacity,
-        settings: MaintenanceSettings,
+        bounds: GatewayBounds,
         watch: MatchWatch,
         uses: UseNotes | None = None,
         quality: QualityWatch | None = None,
         healing: Healing | None = None,
-        *,
-        hits_add: bool = False,
     ) -> None:
-        """`hits_add`: whether images from the cache leave latents there too."""
-        self._hits_add = hits_add
         self._ledger = ledger
         self._objects = objects
         self._orphans, self._doomed = Deletion(objects), Deletion(objects)
         self._indexing = indexing
         self._capacity = capacity
-        self._settings = settings
+        self._bounds = bounds
         self._watch = watch
         self._uses = uses
         self._quality = quality
@@ -122,11 +118,7 @@ class Maintenance:
         """Run a round at every interval, until cancelled."""
         while True:
             await asyncio.to_thread(self.run_round)
-            await asyncio.sleep(self._settings.maintenance_interval_s)
-
-    def follow_rule(self) -> None:
-        """Rank what the ledger holds by the rule of eviction in force. Blocks; raises StoreUnavailable."""
-        self._capacity.follow_rule(hits_add=self._hits_add)
+            await asyncio.sleep(self._bounds.maintenance_interval_s)
 
     def run_round(self) -> None:
         """Run one round, blocking. Never raises for a store that is away."""
@@ -141,7 +133,7 @@ class Maintenance:
             self._compared_at = time.monotonic()
         if self._uses is not None:
             self._try("write_uses", self._uses.write)
-        self._try("follow_rule", self.follow_rule)
+        self._try("follow_rule", self._capacity.follow_rule)
         self._try("enforce_limits", self._capacity.enforce)
         self._try("index_new", self._indexing.index_new)
         if self._healing is not None:
@@ -157,7 +149,7 @@ class Maintenance:
         self._swept_at = self._compared_at = None
 
     def _is_due(self, last: float | None) -> bool:
-        return last is None or time.monotonic() - last >= self._settings.reconcile_interval_s
+        return last is None or time.monotonic() - last >= self._bounds.reconcile_interval_s
 
     def _expire_grants(self) -> None:
         released = self._ledger.expire_grants().result()

@@ -12,6 +12,7 @@ from pentimento.api.worker.v1 import unet_worker_service_pb2 as worker
 from pentimento.api.worker.v1 import unet_worker_service_pb2_grpc as worker_grpc
 from pentimento.domain.errors import InvalidArgument, PentimentoError
 from pentimento.rpc import RpcChannelSettings, RpcServer, RpcServerSettings, open_channel
+from pentimento.rpc.settings import BOUNDS, ServerBounds
 
 EMBEDDER = "pentimento.api.embedder.v1.EmbedderService"
 WORKER = "pentimento.api.worker.v1.UnetWorkerService"
@@ -74,18 +75,20 @@ class Scripted:
         return self.server.bound_addresses[0]
 
 
-def scripted(settings: RpcServerSettings, *, takes_turns: bool = False) -> Scripted:
+def scripted(settings: RpcServerSettings, bounds: ServerBounds = BOUNDS, *, takes_turns: bool = False) -> Scripted:
     """Both servicers on a server that is not started."""
-    made = Scripted(RpcServer(settings, "scripted", takes_turns=takes_turns))
+    made = Scripted(RpcServer(settings, "scripted", takes_turns=takes_turns, bounds=bounds))
     made.server.add(embedder_grpc.add_EmbedderServiceServicer_to_server, made.embedder, EMBEDDER)
     made.server.add(worker_grpc.add_UnetWorkerServiceServicer_to_server, made.worker, WORKER)
     return made
 
 
 @asynccontextmanager
-async def serving(settings: RpcServerSettings, *, takes_turns: bool = False) -> AsyncIterator[Scripted]:
+async def serving(
+    settings: RpcServerSettings, bounds: ServerBounds = BOUNDS, *, takes_turns: bool = False
+) -> AsyncIterator[Scripted]:
     """The same, started and SERVING."""
-    made = scripted(settings, takes_turns=takes_turns)
+    made = scripted(settings, bounds, takes_turns=takes_turns)
     await made.server.start()
     made.server.set_serving()
     try:

@@ -15,6 +15,7 @@ from pentimento.domain import errors
 from pentimento.domain.identity import Role
 from pentimento.rpc import RpcServerSettings, error_from_rpc, new_token, token_entry
 from pentimento.rpc.access import declared_access
+from pentimento.rpc.settings import ServerBounds
 from tests.contract.rpc.scripted import EMBED_TEXT, EMBEDDER, WORKER, Scripted, channel_to, embed, serving, worker_stub
 from tests.contract.rpc.test_roles import SERVICES
 
@@ -55,7 +56,7 @@ async def test_stranger_is_refused_before_a_message_is_read(token_file: Path, so
 
 
 async def test_call_without_message_ends(socket_path: Path) -> None:
-    async with serving(on(socket_path, receive_timeout_ms=100)) as target:
+    async with serving(on(socket_path), ServerBounds(receive_timeout_s=0.1)) as target:
         for path in (GET_INFO, WATCH_CREDITS, REFLECTION, HEALTH):
             for data in (b"", message_prefix(60_000) + bytes(1000)):
                 answer = await ended(target, path, data)
@@ -169,9 +170,9 @@ async def test_half_messages_of_one_caller_leave_others_served(
 ) -> None:
     """Room for two messages: one caller takes both places, and gives one back when another one comes."""
     tokens = TOKENS if with_tokens else dict.fromkeys(TOKENS)
-    settings = on(socket_path, token_file if with_tokens else None, max_receiving_bytes=MEBIBYTE)
+    settings = on(socket_path, token_file if with_tokens else None)
     async with (
-        serving(settings) as target,
+        serving(settings, ServerBounds(max_receiving_bytes=MEBIBYTE)) as target,
         channel_to(target, token=tokens["other"]) as channel,
         half_messages(target.address, 8, tokens["acme"]) as found,
     ):
@@ -184,7 +185,7 @@ async def test_half_messages_of_one_caller_leave_others_served(
 
 async def test_stream_of_requests_keeps_a_place_until_it_ends(socket_path: Path) -> None:
     """Room for one."""
-    async with serving(on(socket_path, max_receiving_bytes=MEBIBYTE)) as target:
+    async with serving(on(socket_path), ServerBounds(max_receiving_bytes=MEBIBYTE)) as target:
         ends = []
         for _ in range(2):
             async with raw_connection(target.address) as peer:
@@ -269,7 +270,7 @@ async def test_connection_opens_1024_calls_with_or_without_tenants(token_file: P
 
 
 async def test_connections_beyond_the_limit_are_closed() -> None:
-    async with serving(RpcServerSettings(max_connections=2)) as target, channel_to(target) as channel:
+    async with serving(RpcServerSettings(), ServerBounds(max_connections=2)) as target, channel_to(target) as channel:
         await embed(channel)
         async with raw_connection(target.address) as second, raw_connection(target.address) as third:
             await second.greeting()

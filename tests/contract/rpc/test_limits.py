@@ -9,8 +9,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pentimento.api.embedder.v1 import embedder_service_pb2 as embedder
 from pentimento.domain import errors
-from pentimento.rpc import RpcChannelSettings, RpcServerSettings, error_from_rpc
-from pentimento.rpc.settings import MEBIBYTE
+from pentimento.rpc import RpcServerSettings, error_from_rpc, transport
+from pentimento.rpc.settings import MEBIBYTE, ServerBounds
 from tests.contract.rpc.scripted import channel_to, embed, embedder_stub, serving
 
 SMALL = MEBIBYTE
@@ -26,13 +26,11 @@ async def refused_size(channel: grpc.aio.Channel, image: bytes) -> errors.Pentim
     ("server_limit", "channel_limit"), [(SMALL, 8 * SMALL), (8 * SMALL, SMALL)], ids=["server's", "channel's"]
 )
 async def test_an_oversized_request_names_the_limit_and_the_next_succeeds(
-    socket_path: Path, server_limit: int, channel_limit: int
+    socket_path: Path, server_limit: int, channel_limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = RpcServerSettings(listen=(f"unix:{socket_path}",), max_message_bytes=server_limit)
-    async with (
-        serving(server) as target,
-        channel_to(target, RpcChannelSettings(channel_max_message_bytes=channel_limit)) as channel,
-    ):
+    monkeypatch.setattr(transport, "MAX_MESSAGE_BYTES", channel_limit)
+    server, bounds = RpcServerSettings(listen=(f"unix:{socket_path}",)), ServerBounds(max_message_bytes=server_limit)
+    async with serving(server, bounds) as target, channel_to(target) as channel:
         refused = await refused_size(channel, bytes(2 * SMALL))
         after = await embed(channel, "next")
 
@@ -42,12 +40,12 @@ async def test_an_oversized_request_names_the_limit_and_the_next_succeeds(
     assert after == "next"
 
 
-async def test_an_oversized_answer_names_the_limit_and_the_next_succeeds(socket_path: Path) -> None:
+async def test_an_oversized_answer_names_the_limit_and_the_next_succeeds(
+    socket_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "MAX_MESSAGE_BYTES", SMALL)
     server = RpcServerSettings(listen=(f"unix:{socket_path}",))
-    async with (
-        serving(server) as target,
-        channel_to(target, RpcChannelSettings(channel_max_message_bytes=SMALL)) as channel,
-    ):
+    async with serving(server) as target, channel_to(target) as channel:
 
         async def huge(request: object) -> str:
             return "x" * (2 * SMALL)

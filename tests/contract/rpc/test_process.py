@@ -128,11 +128,11 @@ async def test_a_process_may_have_as_many_files_open_as_it_takes_connections(add
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     # Its own limit alone: this process may have as many open, of earlier tests too.
     few = ("sh", "-c", 'ulimit -S -n 512 && exec "$@"', "sh")
-    async with program("--listen", address, "--max-connections", "500", under=few) as process:
+    async with program("--listen", address, under=few) as process:
         assert await said(process) == "warming"
         allowed = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
 
-    assert allowed == (756, most)
+    assert allowed == (1280, most)
 
 
 async def test_an_open_watch_ends_with_the_server_and_says_so(address: str) -> None:

@@ -24,6 +24,7 @@ from pentimento.rpc import RpcChannelSettings, RpcServerSettings, new_token, ope
 from pentimento.rpc import token_entry as entry
 from pentimento.rpc.call_limits import BURST_CALLS
 from pentimento.rpc.relay.call_turns import MOST_UNTAKEN
+from pentimento.rpc.settings import ServerBounds
 from tests.contract.rpc.scripted import EMBED_TEXT, EMBEDDER, Scripted, channel_to, embed, embedder_stub, serving
 from tests.support.silent_connections import silent_connections
 from tests.support.waiting import until
@@ -168,8 +169,8 @@ async def test_no_piece_of_an_answer_waits_for_an_acknowledgement() -> None:
 
 
 async def test_connections_beyond_the_limit_are_closed_while_all_are_at_work() -> None:
-    settings = RpcServerSettings(listen=("127.0.0.1:0",), max_connections=1)
-    async with serving(settings, takes_turns=True) as target, channel_to(target) as channel:
+    settings = RpcServerSettings(listen=("127.0.0.1:0",)), ServerBounds(max_connections=1)
+    async with serving(*settings, takes_turns=True) as target, channel_to(target) as channel:
         target.embedder.embed, release = held_call()
         first = asyncio.ensure_future(embed(channel, "first"))
         await until(lambda: target.server._pipeline.activity == (1, 1))
@@ -193,8 +194,8 @@ def held_call() -> tuple[Callable[[embedder.EmbedTextRequest], Awaitable[str]], 
 
 async def test_silent_connections_make_room_for_who_calls() -> None:
     """Twice as many as there may be, before a call and while another one is under way."""
-    settings = RpcServerSettings(listen=("127.0.0.1:0",), max_connections=8)
-    async with serving(settings, takes_turns=True) as target, channel_to(target) as busy:
+    settings = RpcServerSettings(listen=("127.0.0.1:0",)), ServerBounds(max_connections=8)
+    async with serving(*settings, takes_turns=True) as target, channel_to(target) as busy:
         target.embedder.embed, release = held_call()
         working = asyncio.ensure_future(embed(busy, "busy"))
         await until(lambda: target.server._pipeline.activity == (1, 1))
@@ -208,8 +209,8 @@ async def test_silent_connections_make_room_for_who_calls() -> None:
 
 
 async def test_who_never_called_makes_room_before_who_did() -> None:
-    settings = RpcServerSettings(listen=("127.0.0.1:0",), max_connections=2)
-    async with serving(settings, takes_turns=True) as target, raw_connection(target.address) as known:
+    settings = RpcServerSettings(listen=("127.0.0.1:0",)), ServerBounds(max_connections=2)
+    async with serving(*settings, takes_turns=True) as target, raw_connection(target.address) as known:
         stream = await known.headers(EMBED_TEXT)
         await known.data(stream, framed(b""), end=True)
         await known.all_answered(GUARD_S)
@@ -222,8 +223,8 @@ async def test_who_never_called_makes_room_before_who_did() -> None:
 
 
 async def test_each_address_has_the_connections_that_it_may_have() -> None:
-    settings = RpcServerSettings(listen=("127.0.0.1:0", "127.0.0.1:0"), max_connections=1)
-    async with serving(settings, takes_turns=True) as target, AsyncExitStack() as channels:
+    settings = RpcServerSettings(listen=("127.0.0.1:0", "127.0.0.1:0")), ServerBounds(max_connections=1)
+    async with serving(*settings, takes_turns=True) as target, AsyncExitStack() as channels:
         answers = []
         for address in target.server.bound_addresses:
             opened = open_channel(address, RpcChannelSettings(), own_connection=True)
@@ -233,8 +234,8 @@ async def test_each_address_has_the_connections_that_it_may_have() -> None:
 
 
 async def test_a_connection_that_ended_makes_room_for_another() -> None:
-    settings = RpcServerSettings(listen=("127.0.0.1:0",), max_connections=1)
-    async with serving(settings, takes_turns=True) as target:
+    settings = RpcServerSettings(listen=("127.0.0.1:0",)), ServerBounds(max_connections=1)
+    async with serving(*settings, takes_turns=True) as target:
         for text in ("first", "second", "third"):
             async with channel_to(target) as channel:
                 assert await embed(channel, text) == text

@@ -49,9 +49,7 @@ async def test_no_prompt_and_no_token_in_logs_metrics_or_errors(
     token, wrong = new_token(), new_token()
     file = tmp_path / "tokens.toml"
     file.write_text(token_entry(token, "canary-tenant", frozenset({Role.SERVICE})))
-    settings = RpcServerSettings(
-        listen=(f"unix:{socket_path}",), token_file=file, metrics_listen="127.0.0.1:0", max_message_bytes=4096
-    )
+    settings = RpcServerSettings(listen=(f"unix:{socket_path}",), token_file=file, metrics_listen="127.0.0.1:0")
 
     async def quote(request: object) -> str:
         raise ValueError(f"cannot embed {request}")
@@ -61,7 +59,7 @@ async def test_no_prompt_and_no_token_in_logs_metrics_or_errors(
         failures = [
             await refused(target, token, CANARY_PROMPT),
             await refused(target, wrong, CANARY_PROMPT),
-            await refused(target, token, CANARY_PROMPT * 1000),
+            await refused(target, token, CANARY_PROMPT * 3000),
         ]
         metrics = read_metrics(target)
 

@@ -23,11 +23,11 @@ from pentimento.stores.vectors import Space, VectorIndex
 from services.vectordb_gateway.entries import writer
 from services.vectordb_gateway.entries.capacity import Capacity
 from services.vectordb_gateway.entries.rules import PlannedCache
-from services.vectordb_gateway.entries.writer import EntryWriting, Pinning, ReservedRun, WriteBounds
+from services.vectordb_gateway.entries.writer import EntryWriting, Pinning, ReservedRun
 from services.vectordb_gateway.integrity import check_integrity
 from services.vectordb_gateway.lookup.encoder import EncoderGuard
 from services.vectordb_gateway.match_predictor.match_watch import MatchWatch
-from services.vectordb_gateway.settings import CapacitySettings, EvictionChoice, MaintenanceSettings
+from services.vectordb_gateway.settings import CapacitySettings, EvictionChoice, GatewayBounds
 from services.vectordb_gateway.upkeep.healing import Healing
 from services.vectordb_gateway.upkeep.indexing import Indexing
 from services.vectordb_gateway.upkeep.maintenance import Maintenance
@@ -46,12 +46,11 @@ LEDGER_CHANGES = {name for name, method in vars(CacheLedger).items() if _answers
 CHANGES = {"put", "delete", "sweep_uploads", "set_aside", "upsert", "prepare"} | LEDGER_CHANGES
 OBJECT_BYTES = len(b"latent")
 LIVES = {
-    "entries go": CapacitySettings(max_entries=1, object_grace_s=0, min_free_bytes=0),
+    "entries go": CapacitySettings(max_entries=1),
     # One of the two entries keeps only its image; the other keeps its image and the latent that served a lookup.
-    "items go": CapacitySettings(
-        max_size_bytes=3 * OBJECT_BYTES, eviction=EvictionChoice.LCBFU, object_grace_s=0, min_free_bytes=0
-    ),
+    "items go": CapacitySettings(max_size_bytes=3 * OBJECT_BYTES, eviction=EvictionChoice.LCBFU),
 }
+BOUNDS = GatewayBounds(object_grace_s=0, min_free_bytes=0)
 WATCHED = WatchedThreshold(ENCODER, "sha256:model", "sha256:model", False, 500_000)
 SEEN = ComparedHit("r-1", "sha256:model", "sha256:model", ENCODER, False, 25, 50, 0.9, 0.9, 1.0)
 
@@ -116,18 +115,18 @@ class Cache:
         guard = EncoderGuard(ledger, index)
         guard.open()
         self.indexing = Indexing(ledger, index, guard)
-        capacity = Capacity(ledger, objects, settings)
+        capacity = Capacity(ledger, objects, settings, BOUNDS)
         rules = PlannedCache(CacheChoice(), ReuseRules(SelectionRules(images=(Threshold(0.3, 0.4),))))
         self.uses = UseNotes(ledger)
         self.writing = EntryWriting(
-            ledger, guard, self.indexing, capacity, rules, WriteBounds(900, 5), SteadyClock(SystemClock())
+            ledger, guard, self.indexing, capacity, rules, BOUNDS.grant_ttl_s, SteadyClock(SystemClock())
         )
         self.maintenance = Maintenance(
             ledger,
             objects,
             self.indexing,
             capacity,
-            MaintenanceSettings(),
+            BOUNDS,
             MatchWatch(ledger),
             self.uses,
         )

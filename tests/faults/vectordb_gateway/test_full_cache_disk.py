@@ -50,8 +50,8 @@ async def all_found(gateway: RunningGateway, texts: Sequence[Embedding]) -> bool
 async def test_a_full_object_store_makes_the_cache_read_only_and_costs_no_entry(
     small_disk: Path, tmp_path: Path
 ) -> None:
-    flags = ("--objects-url", f"file://{small_disk}/objects", "--min-free-bytes", str(KEPT_BYTES))
-    async with running_gateway(tmp_path, *flags) as gateway:
+    flags = ("--objects-url", f"file://{small_disk}/objects")
+    async with running_gateway(tmp_path, *flags, min_free_bytes=KEPT_BYTES) as gateway:
         texts = await store_until_refused(gateway, LATENT_BYTES)
 
         assert len(texts) > 3

@@ -12,6 +12,7 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
+from lab.fixtures import bounded_gateway
 from pentimento.clients.gateway import GatewayClient
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import PentimentoError
@@ -48,14 +49,11 @@ async def gateway_process(directory: Path) -> AsyncIterator[asyncio.subprocess.P
         "--index-url": f"edge://{directory}/index",
         "--objects-url": f"file://{directory}/objects",
         "--ledger-url": f"sqlite:///{directory}/ledger.sqlite",
-        "--maintenance-interval-s": "0.02",
-        "--reconcile-interval-s": "0.05",
-        "--object-grace-s": "0",
-        "--min-free-bytes": "0",
+        "--bounds": "maintenance_interval_s=0.02,reconcile_interval_s=0.05,object_grace_s=0,min_free_bytes=0",
         "--log-level": "error",
     }
     words = ["--unprofiled-reuse", *(word for pair in flags.items() for word in pair)]
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "services.vectordb_gateway", *words)
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", bounded_gateway.MODULE, *words)
     try:
         yield process
     finally:

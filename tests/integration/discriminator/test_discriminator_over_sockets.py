@@ -46,7 +46,6 @@ async def serving(directory: Path) -> AsyncIterator[DiscriminatorClient]:
             RpcServerSettings(listen=(address,)),
             channels,
             cascades=(f"{CASCADE}={SHIPPED}", f"other>pair={SHIPPED}", f"{READING}={READER}"),
-            max_batch_size=4,
         )
     )
     await process.server.start()

@@ -21,7 +21,7 @@ SPOILT: dict[str, Callable[[bytes], bytes | None]] = {
 }
 
 
-FLAGS = ("--image-thresholds", "0.9:0.1", "--quarantine-s", "0.01")
+FLAGS = ("--image-thresholds", "0.9:0.1")
 
 
 @pytest.fixture(params=["filesystem", pytest.param("s3", marks=pytest.mark.server)])
@@ -34,7 +34,7 @@ def objects_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("kind", ["latent", "image"])
 async def test_corrupt_object_takes_its_entry_away(tmp_path: Path, objects_url: str, kind: str) -> None:
-    async with running_gateway(tmp_path, "--objects-url", objects_url, *FLAGS) as gateway:
+    async with running_gateway(tmp_path, "--objects-url", objects_url, *FLAGS, quarantine_s=0.01) as gateway:
         objects = gateway.process.stores.objects
         texts = [embedding(*([0] * number), 1) for number in range(len(SPOILT) + 1)]
         ids = [await gateway.store(text, image=text) for text in texts]

@@ -74,7 +74,7 @@ async def test_bytes_are_limited_too(tmp_path: Path, flags: tuple[str, ...], siz
 
 
 async def test_evicted_entry_can_be_read_for_its_grace(tmp_path: Path) -> None:
-    async with running_gateway(tmp_path, "--max-entries", "1", "--object-grace-s", "3600") as gateway:
+    async with running_gateway(tmp_path, "--max-entries", "1", object_grace_s=3600) as gateway:
         await gateway.store(FAR_APART[0])
         answer = await gateway.lookup(FAR_APART[0])
         await gateway.store(FAR_APART[1])
@@ -96,7 +96,7 @@ async def test_without_eviction_a_full_cache_is_read_only(tmp_path: Path) -> Non
 
 
 async def test_cache_is_read_only_while_its_store_is_full(tmp_path: Path) -> None:
-    async with running_gateway(tmp_path, "--min-free-bytes", str(2**62)) as gateway:
+    async with running_gateway(tmp_path, min_free_bytes=2**62) as gateway:
         assert await gateway.client.reserve(scope(), attempt()) is None
         assert (await gateway.client.statistics()).read_only
 
@@ -170,7 +170,7 @@ async def test_full_cache_keeps_new_items_and_evicts_unused(tmp_path: Path, limi
 
 async def test_evicted_bytes_count_until_they_leave_the_store(tmp_path: Path) -> None:
     bounds = ("--max-entries", "1", "--max-size-bytes", "600", "--max-store-bytes", "700")
-    async with running_gateway(tmp_path, *bounds, "--object-grace-s", "3600") as gateway:
+    async with running_gateway(tmp_path, *bounds, object_grace_s=3600) as gateway:
         await gateway.store(FAR_APART[0])
         await gateway.store(FAR_APART[1])
         gateway.maintain()

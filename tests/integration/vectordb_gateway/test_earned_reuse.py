@@ -89,13 +89,6 @@ async def test_own_entry_is_no_trial(tmp_path: Path) -> None:
     assert own.trial is None and other.trial is not None
 
 
-async def test_fixed_thresholds_earn_nothing(tmp_path: Path) -> None:
-    async with running_gateway(tmp_path, *FLAGS, "--follow-quality", "no") as gateway:
-        answer = await gateway.lookup(embedding(1))
-        assert answer.reason == "miss: reuse is switched off"
-        assert await gateway.client.reserve(scope(), attempt()) is None
-
-
 async def test_image_trials_open_threshold_of_their_pair_that_restart_keeps(tmp_path: Path) -> None:
     """A cached image at a cosine of 0.32 to the prompt; the pair's misses are another model's."""
     pair = replace(TRIAL, from_image=True, skipped_steps=30, similarity=0.32, reference_model_digest="sha256:large")

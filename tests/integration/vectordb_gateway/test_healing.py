@@ -47,7 +47,7 @@ async def test_bad_reading_hides_entry_until_good_one(gateway: RunningGateway, s
 
 
 async def test_suspect_object_is_read_again_by_maintenance(tmp_path: Path) -> None:
-    async with running_gateway(tmp_path, "--quarantine-s", "0.01") as gateway:
+    async with running_gateway(tmp_path, quarantine_s=0.01) as gateway:
         entry_id = await gateway.store(embedding(1))
         start = await found(gateway)
         spoil(gateway, start.latent.key, None)
@@ -61,7 +61,7 @@ async def test_suspect_object_is_read_again_by_maintenance(tmp_path: Path) -> No
 
 @SPOILT
 async def test_third_bad_reading_gives_entry_up(tmp_path: Path, spoilt: bytes | None) -> None:
-    async with running_gateway(tmp_path, "--quarantine-s", "0.01") as gateway:
+    async with running_gateway(tmp_path, quarantine_s=0.01) as gateway:
         entry_id = await gateway.store(embedding(1))
         start = await found(gateway)
         spoil(gateway, start.latent.key, spoilt)

@@ -144,19 +144,6 @@ async def test_a_restarted_gateway_goes_on_from_where_thresholds_stood(tmp_path:
     assert counted == [False] * 20 + [True]
 
 
-async def test_fixed_thresholds_stay_and_keep_figures(tmp_path: Path) -> None:
-    async with running_gateway(tmp_path, *flags(tmp_path), "--follow-quality", "no") as gateway:
-        await gateway.store(embedding(1), steps=(5,))
-        await report(gateway, 20, quality=BAD)
-        five, _ = await rows(gateway)
-        found = await gateway.lookup(at_similarity(0.86))
-
-    assert five.similarity == 0.8
-    assert five.achieved is not None
-    assert (five.achieved.sample_count, five.achieved.kept_share) == (20, 0.0)
-    assert isinstance(found.start, FromLatent)
-
-
 async def test_a_gateway_learns_of_what_another_one_counted(tmp_path: Path) -> None:
     """In its next round of maintenance."""
     async with running_gateway(tmp_path, *flags(tmp_path)) as gateway:

@@ -15,7 +15,6 @@ from tests.support.gateways import ALL_STEPS, RunningGateway, attempt, embedding
 
 FAR_APART = [embedding(*([0] * number), 1) for number in range(4)]
 DAY_S = 86_400.0
-SOON = ("--quarantine-s", "0.01")
 
 
 def problems_left(gateway: RunningGateway) -> list[str]:
@@ -81,7 +80,7 @@ async def test_pinned_objects_do_not_fill_the_cache(tmp_path: Path) -> None:
 
 
 async def test_missing_object_loses_its_pin(tmp_path: Path) -> None:
-    async with running_gateway(tmp_path, "--max-entries", "1", *SOON) as gateway:
+    async with running_gateway(tmp_path, "--max-entries", "1", quarantine_s=0.01) as gateway:
         reference = await ancestor(gateway)
         await gateway.client.pin_object("tenant", "r1", reference, DAY_S)
         await gateway.store(FAR_APART[1])
@@ -95,7 +94,7 @@ async def test_missing_object_loses_its_pin(tmp_path: Path) -> None:
 
 
 async def test_entry_stays_though_its_evicted_pinned_latent_is_missing(tmp_path: Path) -> None:
-    async with running_gateway(tmp_path, "--eviction", "lru", "--max-size-bytes", "400", *SOON) as gateway:
+    async with running_gateway(tmp_path, "--eviction", "lru", "--max-size-bytes", "400", quarantine_s=0.01) as gateway:
         entry_id, ledger = await gateway.store(FAR_APART[0]), gateway.process.stores.ledger
         entry = ledger.live_entry(entry_id)
         assert entry is not None
@@ -168,7 +167,7 @@ async def test_pin_ends_if_the_jumped_clock_stays(tmp_path: Path) -> None:
 
 async def test_clock_jump_ends_no_grant_and_no_grace(tmp_path: Path) -> None:
     clock = SetClock(wall_s=1.7e9)
-    async with running_gateway(tmp_path, "--max-entries", "1", "--object-grace-s", "3600", clock=clock) as gateway:
+    async with running_gateway(tmp_path, "--max-entries", "1", clock=clock, object_grace_s=3600) as gateway:
         evicted, by = await ancestor(gateway), attempt()
         grant = await gateway.client.reserve(scope(), by)
         assert grant is not None
@@ -206,7 +205,7 @@ async def test_forgotten_tenant_leaves_nothing_others_keep_theirs(gateway: Runni
 
 
 async def test_forgotten_tenant_takes_evicted_items_and_others_pins_along(tmp_path: Path) -> None:
-    async with running_gateway(tmp_path, "--max-entries", "1", "--object-grace-s", "3600") as gateway:
+    async with running_gateway(tmp_path, "--max-entries", "1", object_grace_s=3600) as gateway:
         await gateway.store(FAR_APART[0], scope(shared_pool=True))
         shared = (await gateway.lookup(FAR_APART[0], scope("other", shared_pool=True))).start
         assert isinstance(shared, FromLatent)

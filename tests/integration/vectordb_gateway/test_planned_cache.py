@@ -79,7 +79,7 @@ async def test_the_operators_bias_stands_over_the_plans(tmp_path: Path) -> None:
 
 
 async def test_what_the_plan_does_not_admit_is_granted_nothing(tmp_path: Path) -> None:
-    async with running_gateway(tmp_path, "--keep-latents-of-hits", "yes") as gateway:
+    async with running_gateway(tmp_path, "--image-thresholds", "0.3:0.4") as gateway:
         ask = gateway.client.reserve
         follow(gateway, admits=("noise",), admits_light=False)
         noise, light = await ask(scope(), attempt()), await ask(scope(), attempt(), light=True)
@@ -90,8 +90,8 @@ async def test_what_the_plan_does_not_admit_is_granted_nothing(tmp_path: Path) -
     assert [grant is not None for grant in (noise, light, hit, later)] == [True, False, False, True]
 
 
-async def test_operator_may_keep_nothing_of_light_stages(tmp_path: Path) -> None:
-    async with running_gateway(tmp_path, "--keep-light-stages", "no") as gateway:
+async def test_admission_of_large_keeps_nothing_of_light_stages(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, "--admission", "large") as gateway:
         light = await gateway.client.reserve(scope(), attempt(), light=True)
         last = await gateway.client.reserve(scope(), attempt())
 

@@ -72,7 +72,7 @@ def create_foreign_file(objects: ObjectStore, directory: Path, cache_id: str) ->
 
 
 async def test_sweep_deletes_uploads_of_expired_grant(tmp_path: Path, objects_url: str) -> None:
-    async with running_gateway(tmp_path, "--objects-url", objects_url, "--grant-ttl-s", "0.1") as gateway:
+    async with running_gateway(tmp_path, "--objects-url", objects_url, grant_ttl_s=0.1) as gateway:
         grant = await gateway.client.reserve(scope(), attempt())
         assert grant is not None
         gateway.upload(grant)

@@ -23,16 +23,11 @@ async def test_grant_has_an_opaque_key_per_kept_step(shared: RunningGateway) -> 
     assert grant.expires_in_ms == 900_000
 
 
-async def test_hits_keep_later_latents_only_if_configured(shared: RunningGateway, tmp_path: Path) -> None:
-    of_hit = await shared.client.reserve(scope(), attempt(), 10)
-    async with running_gateway(tmp_path / "another", "--keep-latents-of-hits", "yes") as keeping:
-        kept = await keeping.client.reserve(scope(), attempt(), 10)
-
-    assert of_hit is None
-    assert kept is not None and [slot.resume_step for slot in kept.latents] == [15, 20, 25]
+async def test_hits_keep_no_later_latents(shared: RunningGateway) -> None:
+    assert await shared.client.reserve(scope(), attempt(), 10) is None
 
 
-@pytest.mark.parametrize(("flags", "kept"), [((), True), (("--keep-images-of-hits", "no"), False)])
+@pytest.mark.parametrize(("flags", "kept"), [((), True), (("--admission", "large"), False)])
 async def test_images_of_hits_are_kept_unless_switched_off(tmp_path: Path, flags: tuple[str, ...], kept: bool) -> None:
     async with running_gateway(tmp_path, "--image-thresholds", "0.3:0.4", *flags) as imaging:
         of_miss = await imaging.client.reserve(scope(), attempt())
@@ -129,7 +124,7 @@ async def test_objects_of_other_grants_cannot_be_committed(shared: RunningGatewa
 
 
 async def test_a_grant_that_ran_out_takes_its_objects_along(tmp_path: Path) -> None:
-    async with running_gateway(tmp_path, "--grant-ttl-s", "0.1") as gateway:
+    async with running_gateway(tmp_path, grant_ttl_s=0.1) as gateway:
         by = attempt()
         grant = await gateway.client.reserve(scope(), by)
         assert grant is not None

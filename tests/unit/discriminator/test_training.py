@@ -19,10 +19,11 @@ from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.stores.objects import ObjectStore, open_objects
 from pentimento.stores.objects.pair_keys import pair_key
 from pentimento.wire.codec import to_bytes
+from services.discriminator.training import __main__ as training
 from services.discriminator.training import fitting
 from services.discriminator.training.__main__ import train
 from services.discriminator.training.pairs import FOLDS, as_tensors, fold_of, read_pairs
-from services.discriminator.training.settings import NetworkChoice, TrainingSettings
+from services.discriminator.training.settings import SIZES_PX, NetworkChoice, TrainingSettings
 
 COUNT, WIDTH, CASCADE = 384, 8, "light>heavy"
 
@@ -68,17 +69,17 @@ def settings(objects_url: str, out: Path, **changes: Any) -> TrainingSettings:
         "objects_url": objects_url,
         "out": out,
         "network": NetworkChoice.NARROW,
-        "size": 32,
         "steps": 3,
-        "batch": 16,
         "device": DeviceChoice.CPU,
     }
     return TrainingSettings(**(given | changes))
 
 
 def test_training_writes_calibrated_directory_with_ranking(
-    objects_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    objects_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(SIZES_PX, NetworkChoice.NARROW, 32)
+    monkeypatch.setattr(training, "BATCH", 16)
     fitted = train(settings(objects_url, tmp_path / "mine"))
 
     found = open_discriminator(tmp_path / "mine")
@@ -178,8 +179,6 @@ def test_one_kind_of_pairs_is_refused_by_part(as_good: bool) -> None:
         ({"cascade": "light"}, "--cascade must be LIGHT,HEAVY, got 'light'"),
         ({"cascade": "a,b,c"}, "--cascade must be LIGHT,HEAVY"),
         ({"steps": 0}, "--steps 0 needs --start"),
-        ({"size": 16}, "--size must be 0 or at least 32, got 16"),
-        ({"most_pairs": 100}, "--most-pairs must be at least --least-pairs, 200, got 100"),
         ({"out": Path(__file__).parent}, "--out must not exist"),
     ],
 )

@@ -1,10 +1,9 @@
 """What a server and a channel are bound to, as operations and clients rely on it."""
 
-from pathlib import Path
-
 from pentimento.rpc import (
     access,
     call_limits,
+    channel,
     failures,
     intake,
     pipeline,
@@ -14,7 +13,7 @@ from pentimento.rpc import (
     shared_keys,
     watched_file,
 )
-from pentimento.rpc.settings import RpcServerSettings
+from pentimento.rpc.settings import ServerBounds
 from pentimento.rpc.transport import channel_options, server_options
 
 KIBIBYTE, MEBIBYTE = 1 << 10, 1 << 20
@@ -28,7 +27,7 @@ KEEPALIVE = {
 
 
 def test_a_server_bounds_what_a_peer_may_hold_and_notices_one_that_is_gone() -> None:
-    options = server_options(RpcServerSettings(max_message_bytes=7 * MEBIBYTE, max_connections=9), 3 * MEBIBYTE)
+    options = server_options(ServerBounds(max_message_bytes=7 * MEBIBYTE, max_connections=9), 3 * MEBIBYTE)
 
     assert dict(options) == KEEPALIVE | {
         "grpc.max_receive_message_length": 3 * MEBIBYTE,
@@ -49,23 +48,17 @@ def test_a_server_bounds_what_a_peer_may_hold_and_notices_one_that_is_gone() -> 
     }
 
 
-def test_a_server_that_tenants_share_bounds_its_connections_alike() -> None:
-    alone = server_options(RpcServerSettings(), MEBIBYTE)
-
-    assert server_options(RpcServerSettings(token_file=Path("tokens.toml")), MEBIBYTE) == alone
-
-
 def test_a_server_takes_all_connections_of_the_addresses_that_share_a_socket() -> None:
     """And those that make room for them, which may not have ended yet."""
-    options = dict(server_options(RpcServerSettings(max_connections=9), MEBIBYTE, 2))
+    options = dict(server_options(ServerBounds(max_connections=9), MEBIBYTE, 2))
 
     assert options["grpc.max_allowed_incoming_connections"] == 36
 
 
 def test_a_channel_finds_its_server_again_within_seconds_and_asks_no_proxy() -> None:
-    assert dict(channel_options(7 * MEBIBYTE)) == KEEPALIVE | {
-        "grpc.max_receive_message_length": 7 * MEBIBYTE,
-        "grpc.max_send_message_length": 7 * MEBIBYTE,
+    assert dict(channel_options()) == KEEPALIVE | {
+        "grpc.max_receive_message_length": 32 * MEBIBYTE,
+        "grpc.max_send_message_length": 32 * MEBIBYTE,
         "grpc.initial_reconnect_backoff_ms": 100,
         "grpc.min_reconnect_backoff_ms": 1000,
         "grpc.max_reconnect_backoff_ms": 2000,
@@ -75,6 +68,8 @@ def test_a_channel_finds_its_server_again_within_seconds_and_asks_no_proxy() -> 
 
 
 def test_times_sizes_and_codes_are_as_documented() -> None:
+    assert ServerBounds() == ServerBounds(32 * MEBIBYTE, 128 * MEBIBYTE, 5.0, 1024, 60.0)
+    assert channel.DEFAULT_DEADLINE_S == 10.0
     assert (access.DEFAULT_REQUEST_BYTES, intake.MEBIBYTE) == (64 * KIBIBYTE, MEBIBYTE)
     assert (intake.QUICK_S, intake.SECONDS_PER_MEBIBYTE) == (0.25, 1.0)
     assert (pipeline.OPEN_CALLS, pipeline.OPEN_CALLS_OF_A_PEER) == (256, 64)

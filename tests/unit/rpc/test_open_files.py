@@ -4,7 +4,6 @@ import resource
 
 import pytest
 
-from pentimento.rpc import RpcServerSettings
 from pentimento.rpc.open_files import allow_files, files_of
 
 
@@ -23,6 +22,6 @@ def test_files_are_allowed_for_as_many_connections_as_may_be_open(soft: int, wan
 
 @pytest.mark.parametrize(("takes_turns", "count"), [(False, 276), (True, 296)])
 def test_connections_that_take_turns_are_three_files_each(takes_turns: bool, count: int) -> None:
-    settings = RpcServerSettings(listen=("unix:/run/s", "127.0.0.1:0"), max_connections=10)
+    listen = ("unix:/run/s", "127.0.0.1:0")
 
-    assert files_of(settings, takes_turns=takes_turns) == count
+    assert files_of(listen, 10, takes_turns=takes_turns) == count

@@ -90,13 +90,13 @@ class Gateway:
         self.watch = MatchWatch(self.ledger)
         self.rules = SelectionRules()
         self.profiles = ProfileSet()
-        self.timeout_s, self.max_ancestor_depth, self.scratch_share, self.row_age_s = 5.0, 5, 0.0, 0.0
+        self.timeout_s, self.scratch_share, self.row_age_s = 5.0, 0.0, 0.0
         self.in_force = CacheInForce()
         self._lookups: list[Lookup] = []
         self.reopens = True
 
     def open(self) -> Lookup:
-        bounds = LookupBounds(self.timeout_s, self.max_ancestor_depth, self.scratch_share, self.row_age_s)
+        bounds = LookupBounds(self.timeout_s, self.scratch_share, self.row_age_s)
         reuse = ReuseRules(self.rules, self.profiles)
         parts = (self.guard, self.index, self.ledger, reuse, bounds, self.watch)
         self._lookups.append(Lookup(*parts, in_force=lambda: self.in_force))

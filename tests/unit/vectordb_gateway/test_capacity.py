@@ -11,11 +11,10 @@ from pentimento.domain.cache import CacheHolding
 from pentimento.stores.ledger.cache.records import CacheTotals
 from services.vectordb_gateway.entries import capacity
 from services.vectordb_gateway.entries.capacity import Capacity
-from services.vectordb_gateway.settings import CapacitySettings, EvictionChoice
+from services.vectordb_gateway.settings import CapacitySettings, EvictionChoice, GatewayBounds
 
-SETTINGS = CapacitySettings(
-    max_entries=10, max_size_bytes=1000, max_store_bytes=2000, min_free_bytes=500, eviction=EvictionChoice.NONE
-)
+SETTINGS = CapacitySettings(max_entries=10, max_size_bytes=1000, max_store_bytes=2000, eviction=EvictionChoice.NONE)
+BOUNDS = GatewayBounds(min_free_bytes=500)
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +76,7 @@ def capacity_of(
         usage=lambda prefix: SimpleNamespace(object_count=1, size_bytes=stored_bytes),
     )
     ledger = FilledLedger(totals, open_grants, pinned_bytes)
-    capacity = Capacity(ledger, objects, SETTINGS)  # type: ignore[arg-type]
+    capacity = Capacity(ledger, objects, SETTINGS, BOUNDS)  # type: ignore[arg-type]
     capacity.measure_store()
     capacity.enforce()
     return capacity

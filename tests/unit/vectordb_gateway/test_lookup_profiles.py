@@ -6,6 +6,7 @@ from pentimento.domain.generation import FromLatent, FromNoise
 from pentimento.policies.cache_selection import SelectionRules
 from pentimento.policies.followed_cache import CacheInForce
 from pentimento.profiles.catalogue import ProfileSet
+from services.vectordb_gateway.lookup import search
 from tests.support.gateways import scope
 from tests.support.profiles import LATENT_PROFILE, changed, reuse_step
 from tests.unit.vectordb_gateway.said_index import ENCODER, Gateway
@@ -74,8 +75,10 @@ async def test_quality_above_the_profile_is_generated_from_noise(gateway: Gatewa
 
 
 @pytest.mark.parametrize(("bound", "starts"), [(4, FromLatent), (3, FromNoise)])
-async def test_last_image_of_a_chain_is_not_reused(gateway: Gateway, bound: int, starts: type) -> None:
-    gateway.max_ancestor_depth = bound
+async def test_last_image_of_a_chain_is_not_reused(
+    gateway: Gateway, bound: int, starts: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "MAX_ANCESTOR_DEPTH", bound)
     # Its depth is 3: a picture from it would be the fourth.
     gateway.say(gateway.store(), similarity=1.0)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pentimento.stores.errors import StoreUnavailable
-from services.vectordb_gateway.settings import MaintenanceSettings
+from services.vectordb_gateway.settings import GatewayBounds
 from services.vectordb_gateway.upkeep import maintenance
 from services.vectordb_gateway.upkeep.maintenance import Maintenance
 
@@ -97,7 +97,7 @@ def maintenance_of(doomed: DoomedObjects, indexing: CountedIndexing) -> Maintena
     nothing = SimpleNamespace(
         measure_store=lambda: None, enforce=lambda: None, follow_rule=lambda **_: None, maintain=lambda: None
     )
-    return Maintenance(doomed, doomed, indexing, nothing, MaintenanceSettings(), nothing)  # type: ignore[arg-type]
+    return Maintenance(doomed, doomed, indexing, nothing, GatewayBounds(), nothing)  # type: ignore[arg-type]
 
 
 def test_what_somebody_pinned_meanwhile_is_neither_deleted_nor_forgotten(doomed: DoomedObjects) -> None:

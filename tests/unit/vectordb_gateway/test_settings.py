@@ -16,10 +16,9 @@ def load(*flags: str) -> GatewaySettings:
 
 
 def test_without_a_word_reuse_is_earned() -> None:
-    """By no threshold at first, and not at all where it is switched off or thresholds do not follow."""
+    """By no threshold at first, and not at all where it is switched off."""
     assert load().selection.reuse().earns
     assert {row.min_similarity for row in load().selection.reuse().of("model", "encoder").latents.thresholds} == {1.0}
-    assert not load("--no-follow-quality").selection.reuse().earns
     settings = load("--no-earned-reuse")
 
     assert settings.selection.rules() == SelectionRules((), (), 0.9, renoised_share=1.0, retaken_share=0.2)
@@ -47,10 +46,12 @@ def test_thresholds_are_pairs() -> None:
     assert rules.images == (Threshold(0.25, 0.1),)
 
 
-def test_renoising_follows_its_settings() -> None:
-    rules = load("--renoised-share", "0.2", "--retaken-share", "1").selection.rules()
+def test_admission_of_large_keeps_neither_hits_nor_light_stages() -> None:
+    settings = load("--admission", "large", "--renoised-share", "0.2")
 
-    assert (rules.renoised_share, rules.retaken_share) == (0.2, 1.0)
+    rules = settings.selection.rules()
+    assert (rules.keeps_images_of_hits, rules.renoised_share) == (False, 0.2)
+    assert settings.choice() == CacheChoice(None, None, None, False)
 
 
 @pytest.mark.parametrize("pair", ["0.8", "0.8:", "x:0.5", "2:0.5", "0.8:0", "0.8:1", "0.8:0.5:1", "nan:0.5"])

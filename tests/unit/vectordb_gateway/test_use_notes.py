@@ -91,7 +91,7 @@ def test_rule_s_memory_follows_the_binding_limit(held: CacheTotals, expected: in
     """1,000 entries of six items, or 100,000 bytes of items that have 100 or one each; to the next power of two."""
     settings = CapacitySettings(max_entries=1000, max_size_bytes=100_000)
 
-    rule = rule_of(settings, EvictionChoice.AGED, held, hits_add=False)
+    rule = rule_of(settings, EvictionChoice.AGED, held)
 
     assert isinstance(rule, AgedBenefit)
     assert rule.capacity_count == expected
@@ -100,4 +100,4 @@ def test_rule_s_memory_follows_the_binding_limit(held: CacheTotals, expected: in
 def test_a_cache_that_evicts_nothing_is_ranked_by_age() -> None:
     settings, nothing = CapacitySettings(), CacheTotals(0, 0, 0, 0)
 
-    assert repr(rule_of(settings, EvictionChoice.NONE, nothing, hits_add=False)) == "FifoRule()"
+    assert repr(rule_of(settings, EvictionChoice.NONE, nothing)) == "FifoRule()"

@@ -16,9 +16,9 @@ from pentimento.stores.ledger.cache.ledger import open_cache_ledger
 from pentimento.stores.objects import open_objects
 from services.vectordb_gateway.entries.capacity import Capacity
 from services.vectordb_gateway.entries.rules import PlannedCache
-from services.vectordb_gateway.entries.writer import EntryWriting, ReservedRun, WriteBounds
+from services.vectordb_gateway.entries.writer import EntryWriting, ReservedRun
 from services.vectordb_gateway.lookup.encoder import EncoderGuard
-from services.vectordb_gateway.settings import CapacitySettings
+from services.vectordb_gateway.settings import CapacitySettings, GatewayBounds
 from services.vectordb_gateway.upkeep.indexing import Indexing
 from tests.support.gateways import attempt, scope
 from tests.unit.vectordb_gateway.said_index import SaidIndex
@@ -28,10 +28,10 @@ async def test_a_grant_of_which_nobody_hears_is_given_back(tmp_path: Path, monke
     ledger, objects = open_cache_ledger(f"sqlite:///{tmp_path}/ledger.sqlite"), open_objects(f"file://{tmp_path}")
     index = SaidIndex()
     guard = EncoderGuard(ledger, index)
-    capacity = Capacity(ledger, objects, CapacitySettings())
+    capacity = Capacity(ledger, objects, CapacitySettings(), GatewayBounds())
     planned = PlannedCache(CacheChoice(), ReuseRules(SelectionRules()))
     clock, indexing = SteadyClock(SystemClock()), Indexing(ledger, index, guard)
-    writing = EntryWriting(ledger, guard, indexing, capacity, planned, WriteBounds(900.0, 5), clock)
+    writing = EntryWriting(ledger, guard, indexing, capacity, planned, 900.0, clock)
     add, begun, go_on = grants._ADD_GRANT.change, threading.Event(), threading.Event()
 
     def slow(connection: Connection, **values: object) -> int:
