@@ -28,7 +28,7 @@ from pentimento.diffusion.denoising import DenoisingRequest, ImageStart, NoiseSt
 from pentimento.diffusion.discriminators import open_discriminator
 from pentimento.diffusion.images import decode_pixels
 from pentimento.diffusion.weights import quiet_loaders
-from pentimento.pictures.decoding import decode
+from pentimento.images.decoding import decode
 from pentimento.profiles.catalogue import read_profiles
 from pentimento.profiles.document import Profile, ProfileKind
 from pentimento.profiles.kinds import reuse_share, taken_steps

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.reuse_quality import Array, ScoredImages
-from pentimento.pictures.decoding import decode
+from pentimento.images.decoding import decode
 from zoo.drawing.captions import UNSAID
 from zoo.drawing.dataset import as_pixels
 from zoo.evaluate.encoder_apart import EncoderApart, check_encoder_apart

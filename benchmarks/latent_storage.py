@@ -37,7 +37,7 @@ from pentimento.devices.choices import LatentFormat
 from pentimento.diffusion.denoising import DenoisingRequest, LatentStart, NoiseStart
 from pentimento.diffusion.latents import latent_from_bytes, latent_to_bytes
 from pentimento.diffusion.weights import quiet_loaders
-from pentimento.pictures.decoding import decode
+from pentimento.images.decoding import decode
 from services.embedder.model import open_model
 from services.unet_worker.profiling.reuse import study_model
 from services.unet_worker.profiling.reuse_study import StudyModel

@@ -30,7 +30,7 @@ SECOND = {
     "integration/frontdoor/test_replay_real.py",
     "integration/frontdoor/test_thinning.py",
     "integration/installing",
-    "integration/pictures",
+    "integration/images",
     "integration/site",
     "integration/unet_worker",
     "integration/vectordb_gateway/test_scaled_stores.py",

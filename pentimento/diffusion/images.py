@@ -10,9 +10,9 @@ from torch.nn.functional import adaptive_max_pool2d
 
 from pentimento.diffusion.png_rows import filtered_rows, png_of_rows
 from pentimento.domain.errors import InvalidArgument
-from pentimento.pictures import read_header
-from pentimento.pictures.decoding import decode, decode_with_mask, resized
-from pentimento.pictures.decoding import decode_mask as decode_grey_mask
+from pentimento.images import read_header
+from pentimento.images.decoding import decode, decode_with_mask, resized
+from pentimento.images.decoding import decode_mask as decode_grey_mask
 
 # The request field of a ControlNet's image.
 CONDITION_FIELD = "controlnet.conditioning_image"
@@ -66,7 +66,7 @@ def pixel_image(pixels: Tensor) -> Image.Image:
 def decode_pixels(data: bytes, field: str, width_px: int, height_px: int) -> Tensor:
     """Return an encoded image as pixels (1, 3, height, width) in -1..1, resized (Lanczos) if its size differs.
 
-    Raises InvalidArgument naming `field` for an image that `pentimento.pictures` rejects.
+    Raises InvalidArgument naming `field` for an image that `pentimento.images` rejects.
     """
     return decode(data, field, lambda picture: _to_pixels(picture, (width_px, height_px)))
 
@@ -76,7 +76,7 @@ def decode_pixels_and_mask(data: bytes, field: str, width_px: int, height_px: in
     pixels may change, as in OpenAI's API. The mask is None if no pixel, or every pixel, is more transparent than
     opaque.
 
-    Raises InvalidArgument naming `field` for an image that `pentimento.pictures` rejects.
+    Raises InvalidArgument naming `field` for an image that `pentimento.images` rejects.
     """
     size = (width_px, height_px)
 
@@ -92,7 +92,7 @@ def decode_mask(data: bytes, field: str, width_px: int, height_px: int) -> Tenso
     (Lanczos) if its size differs, 1 from middle grey on. If the mask has transparent pixels, 1 from middle transparency
     on. A region that resizing would lose keeps one pixel. None if all of the image may change.
 
-    Raises InvalidArgument naming `field` for an image that `pentimento.pictures` rejects, and for a mask that lets
+    Raises InvalidArgument naming `field` for an image that `pentimento.images` rejects, and for a mask that lets
     nothing change.
     """
 
@@ -108,7 +108,7 @@ def decode_mask(data: bytes, field: str, width_px: int, height_px: int) -> Tenso
 def decode_condition(data: bytes, field: str, width_px: int, height_px: int) -> Tensor:
     """Return an encoded image as pixels (1, 3, height, width) in 0..1, as in diffusers' ControlNet pipelines.
 
-    Raises InvalidArgument naming `field` for an image that `pentimento.pictures` rejects.
+    Raises InvalidArgument naming `field` for an image that `pentimento.images` rejects.
     """
     return decode(data, field, lambda picture: _to_unit(picture, (width_px, height_px)))
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pentimento.pictures.png_chunks import png_chunk, png_file
+from pentimento.images.png_chunks import png_chunk, png_file
 
 CHANNELS = 3
 # Pixels filtered at a time: on a CPU the intermediate results fit the cache; on a GPU large bands need fewer launches.

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from pentimento.diffusion.checkpoint import BadCheckpoint, read_json_object
-from pentimento.pictures.decoding import resized
+from pentimento.images.decoding import resized
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)

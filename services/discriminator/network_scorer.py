@@ -18,7 +18,7 @@ from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import NotFound, ResourceExhausted, Unavailable
 from pentimento.domain.fleet import MeasuredDeferral, ModelCost
 from pentimento.files.discriminator_records import why_uninformative
-from pentimento.pictures.decoding import decode
+from pentimento.images.decoding import decode
 from pentimento.service.batching import BatchingLimits, ModelThread, TakenWork
 from services.discriminator.metrics import PASS_SECONDS, SCORED_IMAGES
 from services.discriminator.scoring import Foresights, ImageScores, ImageToScore, reads_no_prompts

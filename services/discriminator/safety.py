@@ -11,7 +11,7 @@ from pentimento.api.safety.v1 import safety_service_pb2 as pb
 from pentimento.api.safety.v1.safety_service_pb2_grpc import SafetyServiceServicer
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, Unavailable
 from pentimento.domain.safety import IMAGE, PROMPT, SafetyVerdict
-from pentimento.pictures.decoding import decode
+from pentimento.images.decoding import decode
 from pentimento.service.batching import BatchingLimits, ModelThread
 from services.discriminator.metrics import CHECKED, PASS_SECONDS
 from services.discriminator.scoring import MAX_IMAGE_BYTES

@@ -15,7 +15,7 @@ from pentimento.diffusion.clip_encoder import LEGACY_END_TOKEN
 from pentimento.diffusion.preprocessing import ImagePreprocessing, read_preprocessing, to_pixels
 from pentimento.domain.errors import FailedPrecondition, Internal
 from pentimento.domain.reasons import Reason
-from pentimento.pictures.decoding import decode
+from pentimento.images.decoding import decode
 from services.embedder.dual_encoder import DualEncoder, EncoderConfig, open_encoder
 from services.embedder.open_clip_encoder import CONFIG_FILE as OPEN_CLIP_FILE
 from services.embedder.open_clip_encoder import open_open_clip

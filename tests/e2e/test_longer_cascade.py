@@ -15,7 +15,7 @@ from pentimento.clients.controller import ControllerClient
 from pentimento.diffusion.discriminators import open_discriminator
 from pentimento.domain.fleet import Plan
 from pentimento.domain.image_request import CacheMode, ImageRequest
-from pentimento.pictures.decoding import decode
+from pentimento.images.decoding import decode
 from pentimento.profiles.costs import NOTHING, BatchProfile, ModelProfile, SizeProfile, costs_to_json, steady
 from pentimento.profiles.document import profiles_to_json
 from pentimento.profiles.kinds import handover_row

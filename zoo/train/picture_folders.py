@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import EfficientNetForImageClassification
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.pictures.decoding import decode, resized
+from pentimento.images.decoding import decode, resized
 from zoo.devices import device
 from zoo.train.discriminator import CALIBRATING, FOLDS, LABELS, loss_of
 

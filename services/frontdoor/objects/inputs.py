@@ -14,7 +14,7 @@ from pentimento.domain.generation import GenerationSpec, ObjectReference, SpecIn
 from pentimento.domain.image_request import ResolvedRequest
 from pentimento.domain.reasons import Reason
 from pentimento.domain.spec_inputs import put_inputs, take_inputs
-from pentimento.pictures import check_whole
+from pentimento.images import check_whole
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing
 from pentimento.stores.objects.store import digest_of
 from services.frontdoor.objects.object_keeper import ObjectKeeper

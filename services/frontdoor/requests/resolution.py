@@ -19,7 +19,7 @@ from pentimento.domain.generation import (
 )
 from pentimento.domain.image_request import CacheMode, ImageFormat, ImageRequest, ResolvedRequest
 from pentimento.domain.prompt_syntax import WEIGHTED_FAMILIES, PromptSyntax, parse_prompt
-from pentimento.pictures import PictureHeader, read_header
+from pentimento.images import ImageHeader, read_header
 from services.frontdoor.requests.selections import (
     EXACT,
     in_range,
@@ -186,7 +186,7 @@ def _resolve_size(request: ImageRequest, held: HeldModel) -> tuple[int, int]:
     )
 
 
-def _size_of_image(image: PictureHeader, held: HeldModel) -> tuple[int, int]:
+def _size_of_image(image: ImageHeader, held: HeldModel) -> tuple[int, int]:
     sides, multiple, longest = (image.width_px, image.height_px), held.size_multiple_px, held.max_size_px
     if min(sides) < multiple or max(sides) >= longest + multiple:
         limit = f"must have sides of {multiple} to {longest} pixels without a size"
@@ -241,7 +241,7 @@ def _resolve_init_image(asked: InitImage | None, steps: int) -> InitImage | None
     return replace(asked, strength=strength)
 
 
-def _check_mask(field: str, mask: PictureHeader, image: PictureHeader) -> None:
+def _check_mask(field: str, mask: ImageHeader, image: ImageHeader) -> None:
     if mask.format != "png":
         raise InvalidArgument.of(field, f"must be a PNG image, got {mask.format.upper()}")
     if (mask.width_px, mask.height_px) != (image.width_px, image.height_px):

@@ -19,7 +19,7 @@ from pentimento.domain.generation import (
 )
 from pentimento.domain.image_request import AskedControlNet, AskedImagePrompt, AskedLora
 from pentimento.domain.reasons import Reason
-from pentimento.pictures import PictureHeader, read_header
+from pentimento.images import ImageHeader, read_header
 from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
 
 # Adapters of one request.
@@ -185,7 +185,7 @@ def _check_image(image: bytes, field: str, size_px: tuple[int, int]) -> None:
         raise InvalidArgument.of(field, f"must be of the image's size, {width} x {height} pixels, got {got}")
 
 
-def read_image(image: bytes, field: str) -> PictureHeader:
+def read_image(image: bytes, field: str) -> ImageHeader:
     """Return the header of an input image. Raises InvalidArgument for a large one, and as `read_header`."""
     if len(image) > MAX_IMAGE_BYTES:
         raise InvalidArgument.of(field, f"must have at most {MAX_IMAGE_BYTES} bytes, got {len(image)}")

@@ -22,7 +22,7 @@ from pentimento.diffusion.image_prompts import (
 from pentimento.domain.adapters import Adapter, AdapterKind, RejectedAdapter, adapter_name_for
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import GenerationSpec, ImagePromptSelection
-from pentimento.pictures.decoding import decode
+from pentimento.images.decoding import decode
 from services.unet_worker.adapters.lora_directory import MAX_MESSAGE_LENGTH, MAX_REJECTED
 
 logger = logging.getLogger(__name__)

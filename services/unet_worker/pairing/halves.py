@@ -25,7 +25,7 @@ from pentimento.domain.fleet import HeldModel
 from pentimento.domain.generation import Attempt, FromNoise, GenerationSpec, LoraSelection, Route, Scheduler
 from pentimento.domain.prompt_syntax import MAX_PROMPT_CHUNKS
 from pentimento.domain.reasons import Reason
-from pentimento.pictures import read_header
+from pentimento.images import read_header
 from pentimento.tensors.device import WIRE_DTYPES, tensor_over
 from pentimento.tensors.lines import LineListener
 from pentimento.tensors.regions import RegionDirectory

@@ -9,7 +9,7 @@ from pentimento.diffusion.discriminators import PromptHead, open_discriminator
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.foresight import Verdict
 from pentimento.domain.image_request import CacheMode, ImageRequest
-from pentimento.pictures.decoding import decode
+from pentimento.images.decoding import decode
 from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.sdk import AsyncClient
 from pentimento.supervisor.local import LocalSuite

@@ -14,7 +14,7 @@ from transformers import AutoModelForImageClassification
 from transformers.models.efficientnet.image_processing_pil_efficientnet import EfficientNetImageProcessorPil
 
 from pentimento.diffusion.discriminators import PictureDiscriminator, open_discriminator
-from pentimento.pictures.decoding import decode
+from pentimento.images.decoding import decode
 from tests.support.images import png_of
 
 DIRECTORY = Path(__file__).parents[3] / "zoo" / "weights" / "tiny-discriminator"

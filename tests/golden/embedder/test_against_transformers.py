@@ -17,7 +17,7 @@ from transformers import CLIPModel, CLIPTokenizer
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from pentimento.diffusion.preprocessing import ImagePreprocessing, read_preprocessing, to_pixels
-from pentimento.pictures.decoding import decode
+from pentimento.images.decoding import decode
 from services.embedder.model import EmbeddingModel, open_model
 from tests.support.encoders import PREPROCESSING, SIDE_PX, write_encoder
 from tests.support.images import png_of

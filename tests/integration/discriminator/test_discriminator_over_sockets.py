@@ -22,7 +22,7 @@ from pentimento.clients.discriminator import DiscriminatorClient
 from pentimento.diffusion.discriminators import open_discriminator
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
-from pentimento.pictures.decoding import decode
+from pentimento.images.decoding import decode
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
 from services.controller.settings import ControllerSettings
 from services.controller.wiring import wire as wire_controller

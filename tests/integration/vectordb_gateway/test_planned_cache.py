@@ -102,7 +102,7 @@ async def test_eviction_follows_the_plan_from_the_next_round(tmp_path: Path) -> 
     """Two of four entries may stay: the newest by fifo, those that served by lcbfu."""
     async with running_gateway(tmp_path, "--max-entries", "2") as gateway:
         follow(gateway, eviction="lcbfu")
-        gateway.process.maintenance.follow_rule()
+        gateway.process.gateway.capacity.follow_rule()
         for text in FAR_APART:
             await gateway.store(text)
         for text in FAR_APART[:2]:

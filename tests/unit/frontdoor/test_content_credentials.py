@@ -24,7 +24,7 @@ from pentimento.domain.generation import (
     SpecInput,
 )
 from pentimento.domain.image_request import ImageFormat
-from pentimento.pictures.header import read_header
+from pentimento.images.header import read_header
 from pentimento.sdk.generated_image import GeneratedImage, read_provenance
 from pentimento.settings import SettingsError
 from pentimento.stores.objects.store import digest_of

@@ -38,8 +38,8 @@ from pentimento.files.adapter_registry import read_adapters
 from pentimento.files.lora_headers import judge_lora
 from pentimento.files.safetensors_header import judge_safetensors
 from pentimento.files.signing_keys import new_signing_key, read_signing_keys
-from pentimento.pictures.decoding import decode as decode_image
-from pentimento.pictures.header import check_whole, read_header
+from pentimento.images.decoding import decode as decode_image
+from pentimento.images.header import check_whole, read_header
 from pentimento.profiles.document import profiles_from_json
 from pentimento.rpc.tokens import parse_tokens, token_entry
 from pentimento.settings import SettingsError

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from lab.emulation.png_text import flat_png, text_of, with_text
-from pentimento.pictures.png_chunks import SIGNATURE, leading_chunks, png_chunk, png_file
+from pentimento.images.png_chunks import SIGNATURE, leading_chunks, png_chunk, png_file
 
 
 def test_a_chunk_is_its_length_kind_content_and_checksum() -> None:

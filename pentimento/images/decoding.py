@@ -12,14 +12,14 @@ from typing import TypeVar
 from PIL import Image, ImageChops, ImageFile
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.pictures import jpeg, png, webp
-from pentimento.pictures.header import MAX_PIXELS, PictureHeader, read_header
+from pentimento.images import jpeg, png, webp
+from pentimento.images.header import MAX_PIXELS, ImageHeader, read_header
 
 T = TypeVar("T")
 
 _ESSENCES: dict[str, Callable[[bytes], bytes]] = {"png": png.essence, "jpeg": jpeg.essence, "webp": webp.essence}
 # A separate thread, too: memory that many threads free in turn stays in each thread's allocator.
-_ONE_AT_A_TIME = ThreadPoolExecutor(1, thread_name_prefix="pictures")
+_ONE_AT_A_TIME = ThreadPoolExecutor(1, thread_name_prefix="images")
 _STRIP_PX = 128
 _OPAQUE = 255
 _WIDE_MODES = ("I;16", "I;16B")
@@ -73,9 +73,7 @@ def _decoded(
     return _ONE_AT_A_TIME.submit(lambda: then(_checked(data, header, field, change))).result()
 
 
-def _checked(
-    data: bytes, header: PictureHeader, field: str, change: Callable[[Image.Image], Image.Image]
-) -> Image.Image:
+def _checked(data: bytes, header: ImageHeader, field: str, change: Callable[[Image.Image], Image.Image]) -> Image.Image:
     try:
         return _decode(data, header, change)
     except MemoryError:
@@ -85,7 +83,7 @@ def _checked(
         raise InvalidArgument.of(field, wanted) from None
 
 
-def _decode(data: bytes, header: PictureHeader, change: Callable[[Image.Image], Image.Image]) -> Image.Image:
+def _decode(data: bytes, header: ImageHeader, change: Callable[[Image.Image], Image.Image]) -> Image.Image:
     essence = io.BytesIO(_ESSENCES[header.format](data))
     with Image.open(essence, formats=[header.format.upper()]) as image:
         if image.size != header.stored_size or getattr(image, "n_frames", 1) != 1:
@@ -114,8 +112,8 @@ def _wide_alpha(upper: Image.Image, lower: Image.Image) -> Image.Image:
     clear = upper.info.pop("transparency")
     alpha = Image.new("L", upper.size)
     for index, value in enumerate(clear):
-        for picture, byte in ((upper, value >> 8), (lower, value & 0xFF)):
-            differs = picture.getchannel(index).point([_OPAQUE * (one != byte) for one in range(256)])
+        for half, byte in ((upper, value >> 8), (lower, value & 0xFF)):
+            differs = half.getchannel(index).point([_OPAQUE * (one != byte) for one in range(256)])
             alpha = ImageChops.lighter(alpha, differs)
     return alpha
 

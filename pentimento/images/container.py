@@ -4,11 +4,11 @@
 MAX_PARTS = 4096
 
 
-class BadPicture(Exception):
+class BadImage(Exception):
     """Report a container that is damaged, or has unsupported content; the message names the fault."""
 
 
 def require(condition: bool, otherwise: str) -> None:
-    """Raise BadPicture with the message `otherwise` unless the condition holds."""
+    """Raise BadImage with the message `otherwise` unless the condition holds."""
     if not condition:
-        raise BadPicture(otherwise)
+        raise BadImage(otherwise)

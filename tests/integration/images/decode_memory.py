@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pentimento.diffusion.images import decode_pixels
 from pentimento.diffusion.preprocessing import ImagePreprocessing, to_pixels
-from pentimento.pictures.decoding import decode
+from pentimento.images.decoding import decode
 
 CALLERS = 8
 

@@ -3,8 +3,8 @@
 import struct
 from collections.abc import Iterator
 
-from pentimento.pictures import exif
-from pentimento.pictures.container import MAX_PARTS, BadPicture, require
+from pentimento.images import exif
+from pentimento.images.container import MAX_PARTS, BadImage, require
 
 _HEADER_BYTES = 12
 _FRAMES = (b"VP8 ", b"VP8L")
@@ -12,7 +12,7 @@ _ALPHA_FLAG = 0x10
 
 
 def size(data: bytes) -> tuple[int, int]:
-    """Return (width, height) of a still image: of its one frame, which must fill the canvas. Raises BadPicture or
+    """Return (width, height) of a still image: of its one frame, which must fill the canvas. Raises BadImage or
     struct.error."""
     chunks = list(_chunks(data))
     kinds = [kind for kind, _, _ in chunks]
@@ -64,7 +64,7 @@ def _chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
         require(end <= 8 + length, "cut short")
         yield kind, start, end
         offset = end + content_bytes % 2
-    raise BadPicture(f"more than {MAX_PARTS} chunks")
+    raise BadImage(f"more than {MAX_PARTS} chunks")
 
 
 def _canvas(data: bytes) -> tuple[int, int]:

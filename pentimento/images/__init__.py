@@ -9,6 +9,6 @@
 | `png_chunks` | chunks of PNG files, written, and read without decoding them |
 """
 
-from pentimento.pictures.header import MAX_ASPECT_RATIO, MAX_PIXELS, PictureHeader, check_whole, read_header
+from pentimento.images.header import MAX_ASPECT_RATIO, MAX_PIXELS, ImageHeader, check_whole, read_header
 
-__all__ = ["MAX_ASPECT_RATIO", "MAX_PIXELS", "PictureHeader", "check_whole", "read_header"]
+__all__ = ["MAX_ASPECT_RATIO", "MAX_PIXELS", "ImageHeader", "check_whole", "read_header"]

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.pictures import PictureHeader, check_whole, read_header
-from pentimento.pictures.png_chunks import SIGNATURE, png_chunk, png_file
-from tests.unit.pictures.samples import encoded, grey_png, idat, ihdr, jpeg_parts, riff, segment, vp8x, webp_frame
+from pentimento.images import ImageHeader, check_whole, read_header
+from pentimento.images.png_chunks import SIGNATURE, png_chunk, png_file
+from tests.unit.images.samples import encoded, grey_png, idat, ihdr, jpeg_parts, riff, segment, vp8x, webp_frame
 
 
 def animation(image_format: str) -> bytes:
@@ -37,7 +37,7 @@ def test_read_header_tells_format_and_size() -> None:
     ]
     for image_format, options in kinds:
         data = encoded(image_format, (37, 21), **options)
-        assert read_header(data, "image") == PictureHeader(image_format, 37, 21), options
+        assert read_header(data, "image") == ImageHeader(image_format, 37, 21), options
 
 
 def test_read_header_refuses_other_formats_and_cut_files() -> None:
@@ -72,7 +72,7 @@ def test_a_size_outside_the_limits_is_refused_by_them(size: tuple[int, int], lim
 
 def test_read_header_takes_sizes_at_the_limits() -> None:
     for size in ((4096, 2048), (20, 1), (1, 20), (1, 1)):
-        assert read_header(png_file(ihdr(*size), idat(1, 1)), "image") == PictureHeader("png", *size)
+        assert read_header(png_file(ihdr(*size), idat(1, 1)), "image") == ImageHeader("png", *size)
 
 
 JPEG_START, JPEG_FRAME, JPEG_SCAN, JPEG_END = jpeg_parts(encoded("jpeg", (8, 8)))
@@ -121,7 +121,7 @@ def test_whatever_bytes_come_the_answer_is_a_header_or_a_typed_error(magic: byte
 
 
 def test_headers_are_read_without_a_decoder() -> None:
-    script = "import sys, pentimento.pictures; print({'PIL', 'numpy', 'torch'} & set(sys.modules))"
+    script = "import sys, pentimento.images; print({'PIL', 'numpy', 'torch'} & set(sys.modules))"
 
     outcome = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, timeout=60)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from pentimento.pictures.png_chunks import png_chunk, png_file
+from pentimento.images.png_chunks import png_chunk, png_file
 
 ROOT = Path(__file__).parents[3]
 LARGEST, FLATTEST, TALLEST = (4096, 2048), (12_940, 647), (647, 12_940)
@@ -39,7 +39,7 @@ def test_the_largest_images_allowed_take_a_bounded_amount_of_memory(tmp_path: Pa
     Image.new("RGB", TALLEST).save(tmp_path / "tall.png", compress_level=1)
     sixteen_bits(tmp_path / "sixteen.png", *LARGEST)
     clear_colour(tmp_path / "clear.png", *LARGEST)
-    command = [sys.executable, "-m", "tests.integration.pictures.decode_memory", str(tmp_path)]
+    command = [sys.executable, "-m", "tests.integration.images.decode_memory", str(tmp_path)]
 
     outcome = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=170, check=True)
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.pictures import read_header
-from pentimento.pictures.decoding import decode, decode_mask, resized
-from pentimento.pictures.exif import orientation_of
-from pentimento.pictures.png_chunks import png_chunk
-from tests.unit.pictures.samples import (
+from pentimento.images import read_header
+from pentimento.images.decoding import decode, decode_mask, resized
+from pentimento.images.exif import orientation_of
+from pentimento.images.png_chunks import png_chunk
+from tests.unit.images.samples import (
     encoded,
     grey_png,
     jpeg_parts,
@@ -210,7 +210,7 @@ def test_sizes_are_changed_as_pillow_does(size: tuple[int, int]) -> None:
 
 
 def test_the_step_between_two_sizes_is_never_larger_than_a_picture_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pentimento.pictures.decoding.MAX_PIXELS", 10_000)
+    monkeypatch.setattr("pentimento.images.decoding.MAX_PIXELS", 10_000)
     image, steps = Image.new("RGB", (20, 400)), []
     resize = Image.Image.resize
     monkeypatch.setattr(Image.Image, "resize", lambda self, size, how: steps.append(size) or resize(self, size, how))

@@ -5,9 +5,9 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pentimento.pictures import exif
-from pentimento.pictures.container import MAX_PARTS, BadPicture, require
-from pentimento.pictures.png_chunks import SIGNATURE, png_chunk, png_file
+from pentimento.images import exif
+from pentimento.images.container import MAX_PARTS, BadImage, require
+from pentimento.images.png_chunks import SIGNATURE, png_chunk, png_file
 
 _DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}
 _GREY_TYPE, _PALETTE_TYPE = 0, 3
@@ -31,7 +31,7 @@ class _Chunk:
 
 
 def size(data: bytes) -> tuple[int, int]:
-    """Return (width, height) of a still image with valid chunks. Raises BadPicture or struct.error."""
+    """Return (width, height) of a still image with valid chunks. Raises BadImage or struct.error."""
     chunks = list(_chunks(data))
     _check_order([chunk.kind for chunk in chunks])
     width, height, depth, colour, compression, filters, interlace = struct.unpack_from(">IIBBBBB", data, 16)
@@ -48,7 +48,7 @@ def orientation(data: bytes) -> int:
 
 
 def essence(data: bytes) -> bytes:
-    """Return the image without metadata, its compressed data in one chunk. Raises BadPicture for a wrong checksum."""
+    """Return the image without metadata, its compressed data in one chunk. Raises BadImage for a wrong checksum."""
     parts = _kept_parts(data)
     if b"tRNS" in parts:
         parts[b"tRNS"] = _transparency(parts[b"IHDR"], parts[b"tRNS"])
@@ -56,7 +56,7 @@ def essence(data: bytes) -> bytes:
 
 
 def check_pixels(data: bytes) -> None:
-    """Check that a valid container has all rows. They are inflated in parts and not stored. Raises BadPicture."""
+    """Check that a valid container has all rows. They are inflated in parts and not stored. Raises BadImage."""
     parts = _kept_parts(data)
     missing, stream, inflater = _row_bytes(parts[b"IHDR"]), bytes(parts[b"IDAT"]), zlib.decompressobj()
     try:
@@ -67,7 +67,7 @@ def check_pixels(data: bytes) -> None:
             if not rows and not stream:
                 break
     except zlib.error:
-        raise BadPicture("its pixels are damaged") from None
+        raise BadImage("its pixels are damaged") from None
     require(missing <= 0, "its pixels are cut short")
 
 
@@ -111,7 +111,7 @@ def _chunks(data: bytes) -> Iterator[_Chunk]:
         if kind == b"IEND":
             return
         offset = chunk.end + 4
-    raise BadPicture(f"more than {MAX_PARTS} chunks")
+    raise BadImage(f"more than {MAX_PARTS} chunks")
 
 
 def _check_chunk(chunk: _Chunk) -> None:

@@ -4,8 +4,8 @@ import re
 import struct
 from collections.abc import Iterator
 
-from pentimento.pictures import exif
-from pentimento.pictures.container import BadPicture, require
+from pentimento.images import exif
+from pentimento.images.container import BadImage, require
 
 MAGIC = b"\xff\xd8\xff"
 _START, _END, _SCAN = b"\xff\xd8", 0xD9, 0xDA
@@ -25,7 +25,7 @@ _MARKER = re.compile(rb"\xff[\x01-\xcf\xd8-\xfe]")
 
 
 def size(data: bytes) -> tuple[int, int]:
-    """Return (width, height) of the only frame before the first scan. Raises BadPicture, struct.error or IndexError."""
+    """Return (width, height) of the only frame before the first scan. Raises BadImage, struct.error or IndexError."""
     frames = []
     for marker, start, _ in _segments(data, 2):
         if marker in _FRAMES:
@@ -47,7 +47,7 @@ def orientation(data: bytes) -> int:
 
 
 def essence(data: bytes) -> bytes:
-    """Return the image without metadata, up to its end marker. Raises BadPicture, struct.error or IndexError."""
+    """Return the image without metadata, up to its end marker. Raises BadImage, struct.error or IndexError."""
     kept, offset, scans, frames = [_START], 2, 0, 0
     while True:
         for marker, start, end in _segments(data, offset):
@@ -85,4 +85,4 @@ def _segments(data: bytes, offset: int) -> Iterator[tuple[int, int, int]]:
         if marker == _SCAN:
             return
         offset = end
-    raise BadPicture(f"more than {_MAX_SEGMENTS} segments")
+    raise BadImage(f"more than {_MAX_SEGMENTS} segments")

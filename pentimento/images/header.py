@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.pictures import exif, jpeg, png, png_chunks, webp
-from pentimento.pictures.container import BadPicture
+from pentimento.images import exif, jpeg, png, png_chunks, webp
+from pentimento.images.container import BadImage
 
 # A 4K screen. Decoding takes at most some 170 MB, for any format.
 MAX_PIXELS = 8 * 1024 * 1024
@@ -27,7 +27,7 @@ _ORIENTATIONS: dict[str, Callable[[bytes], int]] = {
 
 
 @dataclass(frozen=True)
-class PictureHeader:
+class ImageHeader:
     """Hold format and size of an image as shown: turned as its EXIF says (`orientation`, 1 to 8)."""
 
     format: str
@@ -41,19 +41,19 @@ class PictureHeader:
         return _turned((self.width_px, self.height_px), self.orientation)
 
 
-def read_header(data: bytes, field: str) -> PictureHeader:
+def read_header(data: bytes, field: str) -> ImageHeader:
     """Return the header. Raises InvalidArgument naming `field` for another format, a damaged container, or a size
     outside the limits."""
-    picture_format = _format(data)
-    if picture_format is None:
+    image_format = _format(data)
+    if image_format is None:
         raise InvalidArgument.of(field, "must be a PNG, JPEG or WebP image, got something else or a part of one")
     try:
-        stored, orientation = _SIZES[picture_format](data), _ORIENTATIONS[picture_format](data)
-        header = PictureHeader(picture_format, *_turned(stored, orientation), orientation)
-    except BadPicture as error:
-        raise InvalidArgument.of(field, f"must be a whole {picture_format.upper()} image: {error}") from None
+        stored, orientation = _SIZES[image_format](data), _ORIENTATIONS[image_format](data)
+        header = ImageHeader(image_format, *_turned(stored, orientation), orientation)
+    except BadImage as error:
+        raise InvalidArgument.of(field, f"must be a whole {image_format.upper()} image: {error}") from None
     except (struct.error, IndexError):
-        raise InvalidArgument.of(field, f"must be a whole {picture_format.upper()} image, got a part of one") from None
+        raise InvalidArgument.of(field, f"must be a whole {image_format.upper()} image, got a part of one") from None
     _check_size(header, field)
     return header
 
@@ -65,7 +65,7 @@ def check_whole(data: bytes, field: str) -> None:
         return
     try:
         png.check_pixels(data)
-    except BadPicture as error:
+    except BadImage as error:
         raise InvalidArgument.of(field, f"must be a whole PNG image: {error}") from None
 
 
@@ -83,7 +83,7 @@ def _format(data: bytes) -> str | None:
     return "webp" if data[:4] == b"RIFF" and data[8:12] == b"WEBP" else None
 
 
-def _check_size(header: PictureHeader, field: str) -> None:
+def _check_size(header: ImageHeader, field: str) -> None:
     width, height = header.width_px, header.height_px
     if width < 1 or height < 1:
         raise InvalidArgument.of(field, f"must have at least 1 pixel, got {width} x {height}")
