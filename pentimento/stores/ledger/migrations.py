@@ -19,7 +19,7 @@ from pentimento.stores.ledger.errors import typed_errors
 # Any number, as long as every start takes the same lock: two services may migrate one PostgreSQL database at once.
 _MIGRATION_LOCK = 0x70656E74
 # The last commit that migrates ledgers from before the baselines.
-_UPGRADED_BY = "commit ddc34fe5"
+_UPGRADED_BY = "commit 50ffb66f"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Define the tables of tenants, their keys and their usage."""
+"""Define the tables of tenants, their keys and their usage, and their migrations."""
 
 from sqlalchemy import BigInteger, Double, ForeignKeyConstraint, MetaData, Table, Text, UniqueConstraint
 
@@ -47,4 +47,15 @@ usage = Table(
     index("tenant_usage_hours", "hour_at"),
 )
 
-SCHEMA = Schema("tenants", 3, _METADATA, {book: {"singleton": 1, "revision": 1}})
+_ERASURES = tuple(
+    f"ALTER TABLE tenant_departures ADD COLUMN {column}"
+    for column in (
+        "erase_at DOUBLE PRECISION",
+        "began_at DOUBLE PRECISION",
+        "receipt TEXT",
+        "erased TEXT DEFAULT '{}' NOT NULL",
+        "erasing TEXT DEFAULT '{}' NOT NULL",
+    )
+)
+
+SCHEMA = Schema("tenants", 2, _METADATA, {book: {"singleton": 1, "revision": 1}}, migrations=(_ERASURES,))

@@ -1,4 +1,4 @@
-"""Define the tables of the gateway's ledger.
+"""Define the tables of the gateway's ledger, and their migrations.
 
 grant    open (entry_id NULL) -> committed; expired ones and released ones are deleted
 object   granted -> held by an entry -> doomed -> gone; a row outlives its object, never the other way round
@@ -171,4 +171,22 @@ _HOLDING_TRIGGERS = {
     ),
 }
 
-SCHEMA = Schema("cache", 13, _METADATA, code=_HOLDING_TRIGGERS)
+# One encoder had both spaces; without a vector of an image any encoder may have theirs.
+_ENCODER_OF_EACH_SPACE = (
+    """CREATE TABLE cache_encoders (space TEXT NOT NULL, encoder_digest TEXT NOT NULL, dimension_count BIGINT NOT NULL,
+    PRIMARY KEY (space))""",
+    """INSERT INTO cache_encoders SELECT 'text', encoder_digest, dimension_count FROM cache_state
+    WHERE encoder_digest IS NOT NULL""",
+    """INSERT INTO cache_encoders SELECT 'image', encoder_digest, dimension_count FROM cache_state
+    WHERE encoder_digest IS NOT NULL AND EXISTS (SELECT 1 FROM cache_entries WHERE image_vector IS NOT NULL)""",
+    "ALTER TABLE cache_state DROP COLUMN encoder_digest",
+    "ALTER TABLE cache_state DROP COLUMN dimension_count",
+)
+
+_ERASURES = (
+    """CREATE TABLE cache_erasures (tenant TEXT NOT NULL, entry_count BIGINT NOT NULL, latent_count BIGINT NOT NULL,
+    latent_bytes BIGINT NOT NULL, image_count BIGINT NOT NULL, image_bytes BIGINT NOT NULL,
+    vector_count BIGINT NOT NULL, vector_bytes BIGINT NOT NULL, PRIMARY KEY (tenant))""",
+)
+
+SCHEMA = Schema("cache", 11, _METADATA, code=_HOLDING_TRIGGERS, migrations=(_ENCODER_OF_EACH_SPACE, _ERASURES))
