@@ -118,7 +118,7 @@ def _refusal(state: State, now: float, pool: Pool, event: RequestArrived) -> Rej
         return Reject(event.request_id, Reason.DRAINING, "this frontdoor is shutting down", MIN_RETRY_AFTER_MS)
     if not state.epoch:
         return Reject(event.request_id, Reason.STANDBY, "this frontdoor is a standby", MIN_RETRY_AFTER_MS)
-    over_quota = quota_refusal(state, now, pool.name, event)
+    over_quota = quota_refusal(state, now, event)
     if over_quota is not None:
         return over_quota
     count = len(event.request_ids)

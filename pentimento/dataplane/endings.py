@@ -1,9 +1,17 @@
-"""End requests without an image: cancels, deadlines and failures."""
+"""End requests without an image: cancels, deadlines, failures, and effects that raised."""
 
-from pentimento.dataplane.cascade import stand_in, stand_in_pool
-from pentimento.dataplane.commits import commit_picture, enter_end, fall_back, release_picture, stop_attempts
-from pentimento.dataplane.effects import DeliverEnd, DeliverRecorded, Effect, End, PersistEnd
-from pentimento.dataplane.events import CancelRequested, EndPersisted
+from pentimento.dataplane.cascade import on_scored, stand_in, stand_in_pool
+from pentimento.dataplane.commits import (
+    commit_picture,
+    enter_end,
+    fall_back,
+    on_commit_failed,
+    release_picture,
+    stop_attempts,
+)
+from pentimento.dataplane.credits import give_back, give_back_peer
+from pentimento.dataplane.effects import DeliverEnd, DeliverRecorded, Effect, End, PersistEnd, ReleaseGrant, StopAttempt
+from pentimento.dataplane.events import AttemptKey, CancelRequested, CommitFailed, EffectFailed, EndPersisted, Scored
 from pentimento.dataplane.predictions import learn_slowness, retry_after_ms
 from pentimento.dataplane.requests import Phase, Request
 from pentimento.dataplane.state import State
@@ -103,3 +111,79 @@ def _count_end(state: State, pool_name: str, end: End) -> None:
             counters.dropped += 1
         case _:
             counters.failed += 1
+
+
+_MESSAGE = "a defect of the frontdoor ended this request"
+# Retries of journalling an end; after them the client is answered without the journal.
+MAX_END_RETRIES = 3
+
+
+def failure_of(effect: Effect) -> EffectFailed:
+    """Return the event that answers an effect that raised."""
+    request_id, token = getattr(effect, "request_id", ""), getattr(effect, "fencing_token", 0)
+    return EffectFailed(request_id, type(effect).__name__, token)
+
+
+def on_effect_failed(state: State, now: float, event: EffectFailed) -> list[Effect]:
+    """Undo the effect's reservations, and end its request as failed: it would get no answer. Effects without a waiting
+    request (cache entries, grants, informative messages to a client) change nothing."""
+    key = (event.request_id, event.fencing_token)
+    request = state.requests.get(event.request_id)
+    match event.effect:
+        case "PersistAttempt":
+            return _never_journalled(state, key, request)
+        case "Execute" | "Attach":
+            return _never_followed(state, key, request)
+        case "ReservePair":
+            # The worker runs both halves of the guidance.
+            give_back_peer(state, key)
+        case "Score":
+            return on_scored(state, now, Scored(*key, None))
+        case "CommitResult":
+            # If the commit succeeded after all, the end loses in the journal and the journalled image is delivered.
+            return on_commit_failed(state, now, CommitFailed(*key, Reason.EFFECT_FAILED, _MESSAGE))
+        case "Reject" | "Deliver" | "DeliverEnd" if request is None:
+            return [DeliverRecorded(event.request_id)]
+        case kind if request is not None:
+            return _waiting_effect_failed(state, request, kind)
+    return []
+
+
+def _waiting_effect_failed(state: State, request: Request, kind: str) -> list[Effect]:
+    match kind, request.phase:
+        case "PersistAccepted", Phase.ACCEPTING:
+            # The journal may have it: no frontdoor would run it before the next start.
+            return journal_end(state, request, End.FAILED, Reason.EFFECT_FAILED, _MESSAGE)
+        case "Announce", _:
+            return stop_request(state, request, End.FAILED, Reason.EFFECT_FAILED, _MESSAGE)
+        case "ResolveRoute", Phase.ROUTING:
+            return end_request(state, request, End.FAILED, Reason.EFFECT_FAILED, _MESSAGE)
+        case "PersistEnd", Phase.ENDING if request.ending is not None:
+            request.end_failures += 1
+            if request.end_failures > MAX_END_RETRIES:
+                return deliver_end(state, request, request.ending)
+            return [request.ending]
+    return []
+
+
+def _never_journalled(state: State, key: AttemptKey, request: Request | None) -> list[Effect]:
+    """End the request: the journal may or may not have the attempt, so nothing can be committed under its token."""
+    if key not in state.unpersisted:
+        return []
+    del state.unpersisted[key]
+    give_back(state, key)
+    release: list[Effect] = [ReleaseGrant(*key)]
+    if request is None or request.attempt_key != key or request.phase is Phase.ENDING:
+        return release
+    return release + journal_end(state, request, End.FAILED, Reason.EFFECT_FAILED, _MESSAGE)
+
+
+def _never_followed(state: State, key: AttemptKey, request: Request | None) -> list[Effect]:
+    """Lose the attempt: it may run, but no event would report its end."""
+    worker = give_back(state, key) if key not in state.unpersisted else None
+    if worker is None:
+        return []
+    stop: list[Effect] = [StopAttempt(*key, worker.worker_id), ReleaseGrant(*key)]
+    if request is None or request.phase is not Phase.RUNNING:
+        return stop
+    return stop + end_request(state, request, End.FAILED, Reason.EFFECT_FAILED, _MESSAGE)

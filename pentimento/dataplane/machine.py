@@ -1,5 +1,6 @@
-"""Map events to effects. The dataplane reads no clock, draws no random number and makes no call."""
+"""Map events to effects, and fire timers. The dataplane reads no clock, draws no random number and makes no call."""
 
+import heapq
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -8,21 +9,54 @@ from pentimento.dataplane import (
     attempts,
     cascade,
     commits,
-    defects,
     endings,
     events,
     fleet,
     quotas,
-    recovery,
     thinning,
-    timers,
 )
 from pentimento.dataplane.dispatch import dispatch
 from pentimento.dataplane.effects import Drained, Effect
+from pentimento.dataplane.endings import on_deadline
+from pentimento.dataplane.fleet import forget_worker, on_orphan_wait_over
+from pentimento.dataplane.requests import Phase, Request
 from pentimento.dataplane.settings import DataplaneSettings
-from pentimento.dataplane.state import State
+from pentimento.dataplane.state import State, TimerKind
 
 Handler = Callable[[State, float, Any], list[Effect]]
+
+
+def on_time_passed(state: State, now: float, event: events.TimePassed) -> list[Effect]:
+    """Fire every timer that is due; a timer of a removed request has no effect."""
+    effects: list[Effect] = []
+    while state.timers and state.timers[0][0] <= now:
+        _, _, kind, key = heapq.heappop(state.timers)
+        if kind is TimerKind.FORGET_WORKER:
+            forget_worker(state, now, key)
+            continue
+        request = state.requests.get(key)
+        if request is not None:
+            effects += _fire(state, now, kind, request)
+    return effects
+
+
+def forget_timers(state: State) -> None:
+    """Drop timers without a request or worker at the front of the heap, so that they cause no wakeup."""
+    timers = state.timers
+    while timers and not state.is_set(timers[0]):
+        heapq.heappop(timers)
+
+
+def _fire(state: State, now: float, kind: TimerKind, request: Request) -> list[Effect]:
+    match kind:
+        case TimerKind.DEADLINE:
+            return on_deadline(state, now, request)
+        case TimerKind.ORPHAN_WAIT:
+            on_orphan_wait_over(state, request)
+        case _ if request.phase is Phase.QUEUED:
+            state.dirty[request.lane_key] = None
+    return []
+
 
 HANDLERS: Mapping[type, Handler] = {
     events.RequestArrived: admission.on_arrived,
@@ -40,16 +74,16 @@ HANDLERS: Mapping[type, Handler] = {
     events.ResultCommitted: commits.on_result_committed,
     events.CommitFailed: commits.on_commit_failed,
     events.EndPersisted: endings.on_end_persisted,
-    events.EffectFailed: defects.on_effect_failed,
+    events.EffectFailed: endings.on_effect_failed,
     events.CancelRequested: endings.on_cancel_requested,
     events.WorkerReported: fleet.on_worker_reported,
     events.WorkerLost: fleet.on_worker_lost,
     events.PlanReceived: fleet.on_plan_received,
     events.ProfilesReceived: fleet.on_profiles_received,
     events.QuotasReceived: quotas.on_quotas_received,
-    events.Recovered: recovery.on_recovered,
-    events.TookOver: recovery.on_took_over,
-    events.TimePassed: timers.on_time_passed,
+    events.Recovered: fleet.on_recovered,
+    events.TookOver: fleet.on_took_over,
+    events.TimePassed: on_time_passed,
 }
 
 
@@ -70,7 +104,7 @@ class Dataplane:
         if state.draining and not state.requests and not state.drained:
             state.drained = True
             effects = [*effects, Drained()]
-        timers.forget_timers(state)
+        forget_timers(state)
         return effects
 
     def next_wakeup(self) -> float | None:

@@ -28,7 +28,7 @@ def on_quotas_received(state: State, now: float, event: QuotasReceived) -> list[
     return []
 
 
-def quota_refusal(state: State, now: float, pool: str, event: RequestArrived) -> Reject | None:
+def quota_refusal(state: State, now: float, event: RequestArrived) -> Reject | None:
     """Return the rejection of all requests that arrive together, if they exceed a quota of their tenant or their pool
     is not allowed to it. Changes nothing."""
     meter = state.meters.get(event.tenant)
@@ -42,7 +42,9 @@ def quota_refusal(state: State, now: float, pool: str, event: RequestArrived) ->
     if found is None:
         return None
     message = f"{found.quota}: {found.limit} of this tenant"
-    return Reject(event.request_id, Reason.TENANT_QUOTA, message, _retry_after_ms(state, now, pool, found), found.quota)
+    return Reject(
+        event.request_id, Reason.TENANT_QUOTA, message, _retry_after_ms(state, now, event.pool, found), found.quota
+    )
 
 
 def charge(state: State, now: float, event: RequestArrived) -> None:

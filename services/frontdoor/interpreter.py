@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pentimento.dataplane import Dataplane
-from pentimento.dataplane.defects import failure_of
 from pentimento.dataplane.effects import EFFECTS, Effect
+from pentimento.dataplane.endings import failure_of
 from pentimento.dataplane.events import Event, TimePassed
 from pentimento.domain.clock import Clock
 

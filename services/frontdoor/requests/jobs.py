@@ -8,9 +8,9 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from pentimento.dataplane.defects import failure_of
 from pentimento.dataplane.demand_report import CountedStart
 from pentimento.dataplane.effects import Effect, ResolveRoute
+from pentimento.dataplane.endings import failure_of
 from pentimento.dataplane.events import Event
 from pentimento.domain.cache import CacheScope
 from pentimento.domain.embedding import PromptEmbedding

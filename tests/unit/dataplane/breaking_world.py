@@ -3,7 +3,7 @@
 from collections import Counter
 
 from pentimento.dataplane import effects, events
-from pentimento.dataplane.defects import MAX_END_RETRIES, failure_of
+from pentimento.dataplane.endings import MAX_END_RETRIES, failure_of
 from tests.unit.dataplane.world import World
 
 # The world keeps its books by them: they break down once they are carried out.

@@ -3,7 +3,7 @@
 import pytest
 
 from pentimento.dataplane import DataplaneSettings, effects, events
-from pentimento.dataplane.defects import failure_of
+from pentimento.dataplane.endings import failure_of
 from tests.unit.dataplane.driver import Driver, kinds, only
 
 
