@@ -1,5 +1,5 @@
 """Dispatch requests with late binding: a request leaves the queue only when a worker that holds its model has a free
-credit or a place to prepare its inputs; it goes to the one that has its adapters, at the lowest cost."""
+credit or a place to prepare its inputs, at the lowest cost."""
 
 from pentimento.dataplane.attempts import start_attempt
 from pentimento.dataplane.cascade import go_on, is_deserted, reroute, stand_in_pool
