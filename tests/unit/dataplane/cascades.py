@@ -10,8 +10,8 @@ CASCADE = ("light", "heavy")
 
 def cascade_driver(**settings: object) -> Driver:
     driver = Driver(DataplaneSettings(**settings))  # type: ignore[arg-type]
-    driver.worker("lw", model="light", model_digest="dl")
-    driver.worker("hw", model="heavy", model_digest="dh")
+    driver.worker("lw", model="light", model_digest="d")
+    driver.worker("hw", model="heavy", model_digest="d")
     driver.send(events.PlanReceived(planned(noise=0.7)))
     return driver
 
@@ -28,7 +28,7 @@ def planned(sequence: int = 1, **thresholds: float) -> Plan:
 def paint_light(driver: Driver, request_id: str = "r1", deadline: float = 1000.0, *, planned: bool = False) -> int:
     """The token of the light attempt, whose picture is here."""
     way = {"pool": "light", "cascade": CASCADE, "cascade_name": "c", "planned": planned}
-    queued = driver.queue(request_id, deadline, digest="dl", **way)  # type: ignore[arg-type]
+    queued = driver.queue(request_id, deadline, digest="d", **way)  # type: ignore[arg-type]
     token = driver.start(queued).fencing_token
     scored = only(effects.Score, driver.send(events.AttemptFinished(request_id, token)))
     assert (scored.fencing_token, scored.cascade_stage) == (token, 0)
@@ -44,4 +44,4 @@ def defer(driver: Driver, request_id: str = "r1", deadline: float = 1000.0) -> i
 
 
 def route_heavy(driver: Driver, request_id: str = "r1") -> list[effects.Effect]:
-    return driver.send(events.RouteResolved(request_id, "heavy", "dh", 1.0, cascade_stage=1))
+    return driver.send(events.RouteResolved(request_id, "heavy", "d", 1.0, cascade_stage=1))

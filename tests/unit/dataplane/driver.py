@@ -5,8 +5,10 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from pentimento.dataplane import Dataplane, DataplaneSettings, effects, events
-from pentimento.domain.fleet import Capability
+from pentimento.domain.fleet import Capability, Plan, PoolPlan
+from pentimento.domain.generation import PlanVersion
 from pentimento.policies.adapter_needs import AdapterHoldings, AdapterNeeds
+from pentimento.policies.plan.entry import EVERY_START
 from pentimento.policies.thinning import WHOLE, ThinningOffer
 
 E = TypeVar("E", bound=effects.Effect)
@@ -69,7 +71,9 @@ class Driver:
         **arrival: Any,
     ) -> list[effects.Effect]:
         """Arrived, accepted and routed; through the plan's cascade where one is named."""
-        self.arrive(request_id, deadline, work=work, thinning=thinning, **arrival)
+        arrived = self.arrive(request_id, deadline, pool, work, thinning=thinning, cascade_name=cascade_name, **arrival)
+        if effects.Reject in kinds(arrived):
+            return arrived
         self.send(events.AcceptPersisted(request_id))
         routed = events.RouteResolved(request_id, pool, digest, work, spare=spare, pair=pair, start=start)
         cascade = arrival.get("cascade", ()) if cascade_name else ()
@@ -103,7 +107,7 @@ def play(driver: Driver, script: str) -> str:
 
     Steps are separated by `, `: a verb, a name and options. Requests are accepted and routed, and with `run` also
     journalled. `fail r1 GONE` names a FailureKind, `wait 10` lets that time pass. An effect is its name and request;
-    `r1 to w1` is a new attempt."""
+    `r1 to w1` is a new attempt, `r1 at 1` a route for that stage."""
     effect_list: list[effects.Effect] = []
     for step in script.split(", "):
         verb, name, *options = step.split(" ")
@@ -115,7 +119,10 @@ def said_of(effect: effects.Effect) -> str:
     request_id = getattr(effect, "request_id", "")
     if isinstance(effect, effects.PersistAttempt):
         return f"{request_id} to {effect.worker_id}"
-    return f"{type(effect).__name__} {request_id}"
+    if isinstance(effect, effects.ResolveRoute):
+        return f"{request_id} at {effect.cascade_stage}{' anew' if effect.anew else ''}"
+    note = effect.reason if isinstance(effect, effects.Reject) else getattr(effect, "degraded", "")
+    return f"{type(effect).__name__} {request_id} {note}".strip()
 
 
 def report(driver: Driver, name: str, *options: str) -> list[effects.Effect]:
@@ -135,6 +142,8 @@ def queue(driver: Driver, name: str, *options: str) -> list[effects.Effect]:
     values: dict[str, Any] = dict(option.split("=") for option in options)
     if values.pop("with", ""):
         values["has_inputs"] = True
+    if "cascade" in values:
+        values["cascade"] = tuple(values["cascade"].split("+"))
     if "within" in values:
         values["deadline"] = driver.now + float(values.pop("within"))
     if "needs" in values:
@@ -154,6 +163,28 @@ def of_attempt(kind: Any) -> Callable[..., list[effects.Effect]]:
     return send
 
 
+def plan(driver: Driver, sequence: str, *pools: str) -> list[effects.Effect]:
+    """Pools with their workers, and `entry`: the pool that requests without a model go to."""
+    staffed = dict(pool.split("=") for pool in pools)
+    entry = staffed.pop("entry", "")
+    plans = tuple(
+        PoolPlan(name, name, tuple(filter(None, workers.split("+"))), EVERY_START if name == entry else ())
+        for name, workers in staffed.items()
+    )
+    return driver.send(events.PlanReceived(Plan(PlanVersion(1, int(sequence)), pools=plans)))
+
+
+def route(driver: Driver, name: str, pool: str, stage: str, *options: str) -> list[effects.Effect]:
+    cascade = dict(option.split("=") for option in options).get("cascade", "")
+    stages = tuple(filter(None, cascade.split("+")))
+    return driver.send(events.RouteResolved(name, pool, "d", 1.0, cascade_stage=int(stage), cascade=stages))
+
+
+def score(driver: Driver, name: str, confidence: str) -> list[effects.Effect]:
+    token = driver.dataplane.state.requests[name].picture_token
+    return driver.send(events.Scored(name, token, float(confidence)))
+
+
 def wait(driver: Driver, seconds: str) -> list[effects.Effect]:
     driver.now += float(seconds)
     return driver.send(events.TimePassed())
@@ -169,6 +200,12 @@ VERBS: dict[str, Callable[..., list[effects.Effect]]] = {
     "yield": of_attempt(events.AttemptYielded),
     "finish": of_attempt(events.AttemptFinished),
     "fail": of_attempt(events.AttemptFailed),
+    "plan": plan,
+    "route": route,
+    "score": score,
+    "commit": lambda driver, name: driver.send(
+        events.ResultCommitted(name, driver.dataplane.state.requests[name].fencing_token, True)
+    ),
     "cancel": lambda driver, name: driver.send(events.CancelRequested(name)),
     "wait": wait,
 }

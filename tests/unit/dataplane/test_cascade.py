@@ -1,42 +1,86 @@
+"""Images of a light stage are scored, and accepted or deferred to the next stage."""
+
 import math
+from typing import Any
 
 import pytest
 
 from pentimento.dataplane import DataplaneSettings, effects, events
-from pentimento.dataplane.effects import End
-from pentimento.dataplane.events import FailureKind, RouteOption
+from pentimento.dataplane.events import FailureKind
 from pentimento.domain.fleet import Plan, PoolPlan, RouteShare
 from pentimento.domain.generation import PlanVersion
 from tests.unit.dataplane.cascades import CASCADE, cascade_driver, defer, paint_light, planned, route_heavy
-from tests.unit.dataplane.driver import Driver, kinds, only
+from tests.unit.dataplane.driver import Driver, kinds, only, play
 
 OF_SETTINGS = {"confidence_threshold": 0.5}
 EVERYTHING_HEAVY = Plan(PlanVersion(1, 2), pools=(PoolPlan("heavy", "heavy", ("hw",), (RouteShare("noise", 1.0),)),))
-LIGHT_ALONE = Plan(PlanVersion(1, 1), pools=(PoolPlan("light", "light", ("lw",), (RouteShare("noise", 1.0),)),))
-ACCEPTED, UNSCORED, DEFERRED = "accepted", "accepted as UNSCORED", "deferred"
+LIGHT_ONLY = Plan(PlanVersion(1, 1), pools=(PoolPlan("light", "light", ("lw",), (RouteShare("noise", 1.0),)),))
 NO_SCORES = (None, math.nan, math.inf, -0.001, 1.001)
+ACCEPTED, UNSCORED, DEFERRED = "CommitResult r1", "CommitResult r1 UNSCORED", "ReleaseGrant r1, r1 at 1"
+RUN = "run r1 pool=light cascade=light+heavy cascade_name=c within=100"
+SCORED = f"{RUN}, finish r1"
+DEFER = f"{SCORED}, score r1 0.3"
+HEAVY = f"{DEFER}, route r1 heavy 1, journal r1"
 
 
-def outcome(effect_list: list[effects.Effect]) -> str:
+def said(effect_list: list[effects.Effect]) -> str:
     if effects.CommitResult in kinds(effect_list):
-        degraded = only(effects.CommitResult, effect_list).degraded
-        return f"accepted as {degraded}" if degraded else "accepted"
+        return f"CommitResult r1 {only(effects.CommitResult, effect_list).degraded}".strip()
     assert only(effects.ResolveRoute, effect_list).cascade_stage == 1
-    return "deferred"
+    return DEFERRED
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        (SCORED, "Score r1"),
+        # The threshold itself defers.
+        (f"{SCORED}, score r1 0.71", ACCEPTED),
+        (f"{SCORED}, score r1 0.7", DEFERRED),
+        (f"{SCORED}, score r1 0.71, commit r1", "Deliver r1, CommitCacheEntries r1"),
+        (f"{HEAVY}, finish r1", ACCEPTED),
+        # The light image is the fallback, and then enters no cache.
+        (f"{HEAVY}, wait 99.8", ""),
+        (f"{HEAVY}, wait 99.9", "StopAttempt r1, CommitResult r1 DEADLINE_EXCEEDED"),
+        (f"{DEFER}, wait 99.9, commit r1", "Deliver r1"),
+        (f"{HEAVY}, fail r1 FATAL", "ReleaseGrant r1, CommitResult r1 FAILED"),
+        (f"{SCORED}, wait 99.9", UNSCORED),
+        (f"{SCORED}, wait 99.9, score r1 0.1", ""),
+        # It waits for the journal, which writes the heavy attempt under a newer token.
+        (f"{DEFER}, route r1 heavy 1, wait 99.9", ""),
+        (f"{DEFER}, route r1 heavy 1, wait 99.9, journal r1", "ReleaseGrant r1, CommitResult r1 DEADLINE_EXCEEDED"),
+        (f"{SCORED}, cancel r1", "ReleaseGrant r1, PersistEnd r1"),
+        (f"{SCORED}, cancel r1, score r1 0.9", ""),
+        # An earlier stage's route counts once.
+        (f"{DEFER}, route r1 light 0", ""),
+    ],
+)
+def test_light_image_is_scored_and_accepted_or_deferred(script: str, expected: str) -> None:
+    assert play(cascade_driver(), script) == expected
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        (f"{DEFER}, wait 100", "PersistEnd r1"),
+        (f"{SCORED}, wait 99.95", ""),
+        (f"{SCORED}, wait 99.95, score r1 0.9", ACCEPTED),
+    ],
+)
+def test_without_fall_back_deferred_request_expires(script: str, expected: str) -> None:
+    assert play(cascade_driver(fall_back=False), script) == expected
 
 
 @pytest.mark.parametrize(
     ("settings", "plan", "confidence", "expected"),
     [
-        pytest.param({}, None, 0.71, ACCEPTED, id="above the plan's threshold"),
-        pytest.param({}, None, 0.7, DEFERRED, id="the threshold itself"),
-        *[pytest.param({"accept_unscored": True}, None, no_score, UNSCORED) for no_score in NO_SCORES],
-        *[pytest.param({"accept_unscored": False}, None, no_score, DEFERRED) for no_score in NO_SCORES],
-        pytest.param({}, planned(2, noise=0.2), 0.3, ACCEPTED, id="a plan that came since"),
-        pytest.param({}, EVERYTHING_HEAVY, 0.1, ACCEPTED, id="a plan without the cascade"),
+        *[({"accept_unscored": True}, None, no_score, UNSCORED) for no_score in NO_SCORES],
+        *[({"accept_unscored": False}, None, no_score, DEFERRED) for no_score in NO_SCORES],
+        ({}, planned(2, noise=0.2), 0.3, ACCEPTED),
+        ({}, EVERYTHING_HEAVY, 0.1, ACCEPTED),
     ],
 )
-def test_score_plans_threshold_accepts_or_defers(
+def test_missing_score_and_newer_plan_decide(
     settings: dict[str, object], plan: Plan | None, confidence: float | None, expected: str
 ) -> None:
     driver = cascade_driver(**settings)
@@ -44,21 +88,19 @@ def test_score_plans_threshold_accepts_or_defers(
     if plan is not None:
         driver.send(events.PlanReceived(plan))
 
-    assert outcome(driver.send(events.Scored("r1", token, confidence))) == expected
+    assert said(driver.send(events.Scored("r1", token, confidence))) == expected
 
 
-@pytest.mark.parametrize(
-    ("plan", "confidence", "expected"), [(None, 0.4, DEFERRED), (LIGHT_ALONE, 0.1, ACCEPTED)], ids=["none", "0"]
-)
-def test_score_settings_threshold_counts_without_plan(plan: Plan | None, confidence: float, expected: str) -> None:
+@pytest.mark.parametrize(("plan", "confidence", "expected"), [(None, 0.4, DEFERRED), (LIGHT_ONLY, 0.1, ACCEPTED)])
+def test_settings_threshold_counts_without_plan(plan: Plan | None, confidence: float, expected: str) -> None:
     """A plan that routes requests has its own threshold, 0 where it names none."""
     driver = Driver(DataplaneSettings(**OF_SETTINGS))
-    driver.worker("lw", model="light", model_digest="dl")
+    driver.worker("lw", model="light")
     token = paint_light(driver)
     if plan is not None:
         driver.send(events.PlanReceived(plan))
 
-    assert outcome(driver.send(events.Scored("r1", token, confidence))) == expected
+    assert said(driver.send(events.Scored("r1", token, confidence))) == expected
 
 
 @pytest.mark.parametrize(
@@ -80,40 +122,41 @@ def test_finished_image_is_scored_by_its_starts_threshold(
         driver.send(events.PlanReceived(planned(2, **planned_for)))
         way["cascade_name"] = "c"
     else:
-        driver.worker("lw", model="light", model_digest="dl")
-    token = driver.start(driver.queue(digest="dl", pool="light", cascade=CASCADE, start=start, **way)).fencing_token
+        driver.worker("lw", model="light")
+    token = driver.start(driver.queue(pool="light", cascade=CASCADE, start=start, **way)).fencing_token
 
     finished = driver.send(events.AttemptFinished("r1", token))
 
     assert [kind for kind in kinds(finished) if kind in (effects.Score, effects.CommitResult)] == [answered]
     if planned_for and start == "latent":
-        assert outcome(driver.send(events.Scored("r1", token, 0.5))) == ACCEPTED
+        assert said(driver.send(events.Scored("r1", token, 0.5))) == ACCEPTED
 
 
-def test_accepted_image_is_delivered_and_cached() -> None:
-    driver = cascade_driver()
-    token = paint_light(driver)
-
-    commit = only(effects.CommitResult, driver.send(events.Scored("r1", token, 0.71)))
-
-    assert commit.picture_token == token
-    last = driver.send(events.ResultCommitted("r1", token, True))
-    assert kinds(last) == [effects.Deliver, effects.CommitCacheEntries]
-
-
-def test_a_deferred_request_is_painted_by_the_next_pool_with_its_deadline() -> None:
+def test_deferred_request_keeps_deadline_and_commits_heavy_image() -> None:
     driver = cascade_driver()
     token = defer(driver, deadline=500.0)
 
     heavy = driver.start(route_heavy(driver))
 
-    assert (heavy.worker_id, heavy.deadline) == ("hw", 500.0)
+    assert (heavy.worker_id, heavy.deadline, heavy.fencing_token > token) == ("hw", 500.0, True)
     commit = only(effects.CommitResult, driver.send(events.AttemptFinished("r1", heavy.fencing_token)))
     assert (commit.picture_token, commit.degraded) == (heavy.fencing_token, "")
-    assert heavy.fencing_token > token
 
 
-def test_shares_of_deferred_requests_are_counted() -> None:
+@pytest.mark.parametrize(("reason", "degraded"), [(("NAN_IN_LATENT",), "NAN_IN_LATENT"), ((), "FAILED")])
+def test_failed_heavy_attempt_falls_back_to_light_image(reason: tuple[str, ...], degraded: str) -> None:
+    driver = cascade_driver()
+    token = defer(driver)
+    heavy = driver.start(route_heavy(driver)).fencing_token
+
+    commit = only(effects.CommitResult, driver.send(events.AttemptFailed("r1", heavy, FailureKind.FATAL, *reason)))
+    last = driver.send(events.ResultCommitted("r1", commit.fencing_token, True))
+
+    assert (commit.fencing_token, commit.picture_token, commit.degraded) == (heavy, token, degraded)
+    assert last == [effects.Deliver("r1", heavy, token)]
+
+
+def test_scores_and_deferrals_are_counted() -> None:
     driver = cascade_driver()
     defer(driver, "r1")
     token = paint_light(driver, "r2")
@@ -124,75 +167,20 @@ def test_shares_of_deferred_requests_are_counted() -> None:
     assert pools["heavy"].arrived_count == 1
 
 
-def test_the_light_picture_is_delivered_shortly_before_the_deadline() -> None:
+def test_deferred_request_alone_before_idle_worker_is_tried() -> None:
+    """A full batch would be late, but the worker's slowdown would never be measured again."""
     driver = cascade_driver()
-    token = defer(driver, deadline=200.0)
-    heavy = driver.start(route_heavy(driver))
-    assert driver.dataplane.next_wakeup() == 199.9
-    driver.now = 199.9
-
-    after = driver.send(events.TimePassed())
-
-    assert kinds(after) == [effects.StopAttempt, effects.CommitResult]
-    commit = only(effects.CommitResult, after)
-    assert (commit.fencing_token, commit.picture_token) == (heavy.fencing_token, token)
-    assert commit.degraded == "DEADLINE_EXCEEDED"
-
-
-def test_a_deferred_request_does_not_wait_for_itself() -> None:
-    """Alone before an idle worker it is tried, although a full batch there would be late: how else would the worker's
-    slowdown be measured again?"""
-    driver = cascade_driver()
-    driver.worker("hw", model="heavy", model_digest="dh", credit_count=4)
+    driver.worker("hw", model="heavy", credit_count=4)
     driver.profile("heavy", (1, 10.0), (4, 30.0))
     defer(driver, deadline=driver.now + 20.0)
 
     assert only(effects.PersistAttempt, route_heavy(driver)).worker_id == "hw"
 
 
-def test_a_picture_that_was_passed_over_never_enters_the_cache() -> None:
-    driver = cascade_driver()
-    token = defer(driver, deadline=200.0)
-    driver.now = 199.95
-    commit = only(effects.CommitResult, driver.send(events.TimePassed()))
-
-    last = driver.send(events.ResultCommitted("r1", commit.fencing_token, True))
-
-    assert last == [effects.Deliver("r1", token, token)]
-
-
-def test_a_light_picture_nobody_has_scored_yet_is_better_than_none_at_the_deadline() -> None:
-    driver = cascade_driver()
-    token = paint_light(driver, deadline=200.0)
-    driver.now = 199.95
-
-    commit = only(effects.CommitResult, driver.send(events.TimePassed()))
-
-    assert (commit.picture_token, commit.degraded) == (token, "UNSCORED")
-    assert driver.send(events.Scored("r1", token, 0.1)) == []
-
-
-def test_a_fallback_waits_for_the_journal_that_writes_the_heavy_attempt() -> None:
-    """The newest token is on its way into the journal: nothing can be committed under an older or unknown one."""
-    driver = cascade_driver()
-    token = defer(driver, deadline=200.0)
-    heavy = only(effects.PersistAttempt, route_heavy(driver)).fencing_token
-    driver.now = 199.95
-    assert driver.send(events.TimePassed()) == []
-
-    after = driver.send(events.AttemptPersisted("r1", heavy))
-
-    assert kinds(after) == [effects.ReleaseGrant, effects.CommitResult]
-    commit = only(effects.CommitResult, after)
-    assert (commit.fencing_token, commit.picture_token) == (heavy, token)
-    assert not driver.dataplane.state.workers["hw"].in_flight
-
-
-def test_a_deferral_that_cannot_make_it_keeps_the_light_picture() -> None:
+def test_deferral_that_would_be_late_keeps_light_image() -> None:
     driver = cascade_driver()
     driver.profile("heavy", (1, 60.0))
-    for number in range(2):
-        driver.queue(f"other-{number}", digest="dh", pool="heavy")
+    play(driver, "queue r2 pool=heavy, queue r3 pool=heavy")
     token = defer(driver, deadline=driver.now + 90.0)
 
     commit = only(effects.CommitResult, route_heavy(driver))
@@ -200,58 +188,28 @@ def test_a_deferral_that_cannot_make_it_keeps_the_light_picture() -> None:
     assert (commit.picture_token, commit.degraded) == (token, "PREDICTED_LATE")
 
 
-def test_without_a_fallback_a_deferred_request_expires() -> None:
-    driver = cascade_driver(fall_back=False)
-    defer(driver, deadline=200.0)
-    driver.now = 200.0
-
-    assert only(effects.PersistEnd, driver.send(events.TimePassed())).end is End.EXPIRED
-
-
-def test_a_cancel_while_it_is_scored_gives_the_grant_back() -> None:
-    driver = cascade_driver()
-    token = paint_light(driver)
-
-    cancelled = driver.send(events.CancelRequested("r1"))
-
-    assert kinds(cancelled) == [effects.ReleaseGrant, effects.PersistEnd]
-    assert driver.send(events.Scored("r1", token, 0.9)) == []
-
-
-def test_the_route_of_an_earlier_stage_does_not_come_true_twice() -> None:
-    driver = cascade_driver()
-    defer(driver)
-
-    assert driver.send(events.RouteResolved("r1", "light", "dl", 1.0, cascade_stage=0)) == []
-
-
-def test_the_score_of_an_earlier_stage_says_nothing_of_a_later_one() -> None:
-    driver = Driver(DataplaneSettings(confidence_threshold=0.5))
-    driver.worker("lw", model="light", model_digest="dl")
-    driver.worker("hw", model="heavy", model_digest="dh")
-    queued = driver.queue("r1", digest="dl", pool="light", cascade=("light", "heavy", "heaviest"))
-    light = driver.start(queued).fencing_token
-    driver.send(events.AttemptFinished("r1", light))
-    driver.send(events.Scored("r1", light, 0.3))
-    heavy = driver.start(route_heavy(driver)).fencing_token
-    driver.send(events.AttemptFinished("r1", heavy))
+def test_score_of_earlier_stage_is_ignored_in_a_later_one() -> None:
+    driver = Driver(DataplaneSettings(**OF_SETTINGS))
+    play(driver, "worker lw model=light, worker hw model=heavy, run r1 pool=light cascade=light+heavy+heaviest")
+    light = driver.dataplane.state.requests["r1"].fencing_token
+    play(driver, "finish r1, score r1 0.3, route r1 heavy 1, journal r1, finish r1")
 
     assert driver.send(events.Scored("r1", light, 0.9)) == []
-    assert only(effects.CommitResult, driver.send(events.Scored("r1", heavy, 0.9))).picture_token == heavy
+    assert play(driver, "score r1 0.9") == ACCEPTED
 
 
-def test_a_start_that_is_known_only_when_routed_may_change_the_stages() -> None:
-    """A hit that a small model refines for good, of a request that came in by the cascade."""
+def test_route_may_change_the_stages() -> None:
+    """A hit that a small model refines, of a request that arrived for the cascade."""
     driver = cascade_driver()
     driver.arrive("r1", 1000.0, pool="light", cascade=CASCADE)
     driver.send(events.AcceptPersisted("r1"))
-    routed = events.RouteResolved("r1", "heavy", "dh", 1.0, start="image", cascade=("heavy",))
+    routed = events.RouteResolved("r1", "heavy", "d", 1.0, start="image", cascade=("heavy",))
     token = driver.start(driver.send(routed)).fencing_token
 
     assert effects.CommitResult in kinds(driver.send(events.AttemptFinished("r1", token)))
 
 
-def test_a_plan_that_names_a_cascade_it_does_not_have_is_refused() -> None:
+def test_plan_with_unknown_cascade_is_rejected() -> None:
     driver = cascade_driver()
     bad = PoolPlan("light", "light", ("lw",), (RouteShare("noise", 1.0, "other"),))
     driver.send(events.PlanReceived(Plan(PlanVersion(1, 2), pools=(bad,))))
@@ -260,63 +218,38 @@ def test_a_plan_that_names_a_cascade_it_does_not_have_is_refused() -> None:
     assert driver.dataplane.state.plan == planned(noise=0.7)
 
 
-def test_a_stage_after_one_that_a_spare_lane_painted_begins_with_its_own_first_choice() -> None:
+def test_stage_after_a_spare_lane_begins_with_its_own_lane() -> None:
     driver = cascade_driver()
-    driver.worker("big", model="big", model_digest="db")
-    driver.worker("lw", model="light", model_digest="dl", draining=True)
-    spare = (RouteOption("big", "db", 3.0),)
-    queued = driver.queue("r1", digest="dl", pool="light", cascade=CASCADE, cascade_name="c", spare=spare)
-    assert only(effects.PersistAttempt, queued).option == 1
-    token = driver.start(queued).fencing_token
-    driver.send(events.AttemptFinished("r1", token))
+    play(driver, "worker big model=big, worker lw model=light draining")
+    queued = "queue r1 pool=light cascade=light+heavy cascade_name=c spare=big"
+    assert (play(driver, queued), driver.dataplane.state.requests["r1"].option) == ("r1 to big", 1)
+    play(driver, "journal r1, finish r1")
     driver.send(events.PlanReceived(planned(2, noise=0.7)))
-    driver.send(events.Scored("r1", token, 0.3))
+    play(driver, "score r1 0.3")
 
     assert only(effects.PersistAttempt, route_heavy(driver)).option == 0
 
 
-def test_a_picture_that_waits_for_its_score_until_its_deadline_makes_no_worker_slower() -> None:
+def test_time_waiting_for_a_score_is_not_the_workers() -> None:
     driver = cascade_driver()
     driver.profile("light", (1, 1.0))
-    paint_light(driver, deadline=200.0)
+    play(driver, SCORED)
     before = driver.dataplane.state.pools["light"].speed.slowdown
-    driver.now = 200.0
 
-    driver.send(events.TimePassed())
+    play(driver, "wait 100")
 
     assert driver.dataplane.state.pools["light"].speed.slowdown == before
 
 
-def test_where_nothing_is_fallen_back_to_a_score_may_come_until_the_deadline() -> None:
-    driver = cascade_driver(fall_back=False)
-    token = paint_light(driver, deadline=200.0)
-
-    driver.now = 199.95
-
-    assert driver.send(events.TimePassed()) == []
-    assert effects.CommitResult in kinds(driver.send(events.Scored("r1", token, 0.9)))
-
-
-@pytest.mark.parametrize(("reason", "degraded"), [(("NAN_IN_LATENT",), "NAN_IN_LATENT"), ((), "FAILED")])
-def test_heavy_attempt_that_fails_falls_back(reason: tuple[str, ...], degraded: str) -> None:
-    driver = cascade_driver()
-    token = defer(driver)
-    heavy = driver.start(route_heavy(driver)).fencing_token
-
-    commit = only(effects.CommitResult, driver.send(events.AttemptFailed("r1", heavy, FailureKind.FATAL, *reason)))
-
-    assert (commit.fencing_token, commit.picture_token, commit.degraded) == (heavy, token, degraded)
-
-
 def test_recovered_second_stage_runs_again_or_is_attached() -> None:
-    values = ("r1", "t", "heavy", 1.0, 1000.0, True, "dh", 2, 9)
+    values: dict[str, Any] = {"route_pinned": True, "model_digest": "d", "attempt_number": 2, "fencing_token": 9}
+    stage: dict[str, Any] = {**values, "cascade": CASCADE, "cascade_stage": 1}
     driver = cascade_driver()
-    heavy = driver.start(
-        driver.send(events.Recovered((events.RecoveredRequest(*values, cascade=CASCADE, cascade_stage=1),)))
-    )
+    waiting = events.RecoveredRequest("r1", "t", "heavy", 1.0, 1000.0, **stage)
+    heavy = driver.start(driver.send(events.Recovered((waiting,))))
     assert (heavy.worker_id, heavy.attempt_number) == ("hw", 3)
     assert effects.CommitResult in kinds(driver.send(events.AttemptFinished("r1", heavy.fencing_token)))
 
-    running = events.RecoveredRequest(*values, "hw", cascade=CASCADE, cascade_stage=1)
+    running = events.RecoveredRequest("r1", "t", "heavy", 1.0, 1000.0, worker_id="hw", **stage)
     attached = only(effects.Attach, cascade_driver().send(events.Recovered((running,))))
     assert (attached.worker_id, attached.fencing_token, attached.cascade_stage) == ("hw", 9, 1)

@@ -23,7 +23,7 @@ def arrive_foreseen(
     routed = events.RouteResolved(
         request_id,
         "light",
-        "dl",
+        "d",
         1.0,
         start=start,
         cascade=CASCADE,
@@ -77,7 +77,7 @@ def test_the_last_stage_is_never_left_out() -> None:
     driver = cascade_driver(skip_light_below=0.05)
     arrive_foreseen(driver, 0.01)
 
-    again = events.RouteResolved("r1", "heavy", "dh", 1.0, cascade_stage=1, foreseen=PromptForesight(0.01))
+    again = events.RouteResolved("r1", "heavy", "d", 1.0, cascade_stage=1, foreseen=PromptForesight(0.01))
 
     assert driver.start(driver.send(again)).worker_id == "hw"
 
@@ -110,7 +110,7 @@ def test_discriminators_verdict_skips_stage_or_score(
 ) -> None:
     driver = Driver(DataplaneSettings(confidence_threshold=own))
     for name in CASCADE:
-        driver.worker(name, model=name, model_digest="dl")
+        driver.worker(name, model=name, model_digest="d")
 
     routed = arrive_foreseen(driver, 0.5, start, verdict=verdict)
 
@@ -127,7 +127,7 @@ def test_discriminators_verdict_skips_stage_or_score(
 def test_without_own_threshold_the_discriminators_decides(confidence: float, deferred: bool) -> None:
     driver = Driver(DataplaneSettings(confidence_threshold=None))
     for name in CASCADE:
-        driver.worker(name, model=name, model_digest="dl")
+        driver.worker(name, model=name, model_digest="d")
     light = driver.start(arrive_foreseen(driver, 0.5))
     driver.send(events.AttemptFinished("r1", light.fencing_token))
 
