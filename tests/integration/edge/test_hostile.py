@@ -111,28 +111,6 @@ async def test_what_is_no_picture_is_refused_by_name_wherever_it_stands(edge: Ed
         edge.worker.executed.clear()
 
 
-TEXTS = {
-    "n": ("0", "-1", "2147483648", "9223372036854775808", "1.5", "NaN", "true"),
-    "num_inference_steps": ("0", "-1", "2147483648", "9223372036854775808", "Infinity"),
-    "guidance_scale": ("NaN", "Infinity", "-Infinity", "1e999", "-1", "[1]"),
-    "strength": ("NaN", "-0.1", "1.1", "{}"),
-    "quality": ("NaN", "-1", "best"),
-    "size": ("0x0", "99999x99999", "-8x8"),
-    "stream": ("1", "yes"),
-}
-
-
-async def test_a_hostile_value_of_a_form_is_refused_by_name(edge: EdgeUnderTest) -> None:
-    for field, values in TEXTS.items():
-        for value in values:
-            form = {"prompt": "x", field: value}
-            answer = await edge.http.post("/v1/images/edits", data=form, files={"image": png()})
-
-            assert (answer.status_code, answer.json()["error"]["param"]) == (400, field), (field, value)
-    assert edge.worker.executed == []
-    await assert_paints(edge)
-
-
 @pytest.mark.slow
 @limited(max_body_bytes=65536)
 async def test_a_part_that_never_ends_is_cut_off_at_the_bound_of_a_body(edge: EdgeUnderTest) -> None:
@@ -260,37 +238,6 @@ async def test_no_route_answers_a_page_of_another_origin(edge: EdgeUnderTest, fo
             assert (answer.status_code, answer.json()["error"]["code"]) == (403, "WRONG_ORIGIN"), (method, path)
             assert not [name for name in answer.headers if name.startswith("access-control-")]
     assert len(routes) > 20
-    await assert_paints(edge)
-
-
-HOSTILE_NUMBERS: tuple[Any, ...] = (-1, 2**31, 2**63, 2**64, -(2**63) - 1, 1e308, True, "1", [1], {})
-NUMBERS = {
-    "n": (0, *HOSTILE_NUMBERS),
-    "num_inference_steps": (0, *HOSTILE_NUMBERS),
-    "partial_images": HOSTILE_NUMBERS,
-    "output_compression": HOSTILE_NUMBERS,
-    "deadline_ms": (0, *HOSTILE_NUMBERS),
-    "guidance_scale": (-0.5, 101, 1e308, True, "1", [1]),
-    "max_cost": (-1, 0, True, "1", [1]),
-    "seed": (-1, 2**64, 0.5, True, "1", [1]),
-    "quality": (-0.1, 1.1, True, [1], "best"),
-    "size": ("0x0", "-8x8", "2147483648x8", "99999x99999", "8", 8, "8x8x8", " 8x8"),
-    "cache": ("OFF", "write", True, 1),
-    "background": ("none", 1),
-    "user": (1, True, [], "x" * 257),
-}
-
-
-async def test_a_hostile_value_is_refused_by_name_before_anything_is_painted(edge: EdgeUnderTest) -> None:
-    for field, values in NUMBERS.items():
-        for value in values:
-            answer = await edge.generate(**{field: value})
-
-            assert (answer.status_code, answer.json()["error"]["param"]) == (400, field), (field, value)
-            assert len(answer.content) < 600
-    dear = await edge.generate(size="64x64", num_inference_steps=1000, n=10, max_cost=64 * 64 * 1000 * 10 - 1)
-    assert (dear.status_code, dear.json()["error"]["param"]) == (400, "max_cost")
-    assert edge.worker.executed == []
     await assert_paints(edge)
 
 

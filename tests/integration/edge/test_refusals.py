@@ -46,6 +46,7 @@ REFUSALS: tuple[Refusal, ...] = (
     (GENERATE, values(num_inference_steps=2**70), 400, "num_inference_steps", "at most 9223372036854775807"),
     (GENERATE, values(num_inference_steps=True), 400, "num_inference_steps", "must be an integer"),
     (GENERATE, values(guidance_scale="NaN"), 400, "guidance_scale", "must be a number"),
+    (GENERATE, values(guidance_scale=1e308), 400, "guidance_scale", "between"),
     (GENERATE, values(n=0), 400, "n", "at least 1, got 0"),
     (GENERATE, values(seed=-1), 400, "seed", "at least 0, got -1"),
     (GENERATE, values(background="transparent"), 400, "background", "no model here"),
@@ -55,6 +56,8 @@ REFUSALS: tuple[Refusal, ...] = (
     (GENERATE, values(output_format="webp", output_compression="9"), 400, "output_compression", "must be an integer"),
     (GENERATE, values(deadline_ms=-5), 400, "deadline_ms", "between 1 and"),
     (GENERATE, values(max_cost=1), 400, "max_cost", "at least the request's cost"),
+    (GENERATE, values(user="x" * 257), 400, "user", "at most 256 characters, got 257"),
+    (GENERATE, values(cache="OFF"), 400, "cache", "must be one of off"),
     (GENERATE, values(loras=[{"scale": 1}]), 400, "loras[0].name", "is required"),
     (
         GENERATE,

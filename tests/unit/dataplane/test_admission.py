@@ -19,31 +19,21 @@ def test_a_repeated_arrival_does_nothing(driver: Driver) -> None:
     assert driver.arrive() == []
 
 
-def test_a_full_queue_rejects_with_a_time_to_come_back() -> None:
-    driver = Driver(DataplaneSettings(queue_limit=2))
-    driver.arrive("r1")
-    driver.arrive("r2")
+@pytest.mark.parametrize(
+    ("queue_limit", "pools", "rejected"), [(0, "m", ["r0"]), (2, "mmm", ["r2"]), (1, ("m", "other", "m"), ["r2"])]
+)
+def test_full_queue_of_pool_rejects_without_a_trace(queue_limit: int, pools: list[str], rejected: list[str]) -> None:
+    driver = Driver(DataplaneSettings(queue_limit=queue_limit))
 
-    reject = only(effects.Reject, driver.arrive("r3"))
+    told = [one for number, pool in enumerate(pools) for one in driver.arrive(f"r{number}", pool=pool)]
 
-    assert (reject.reason, reject.retry_after_ms > 0) == ("QUEUE_FULL", True)
-    assert "2 of 2 requests wait" in reject.message
-
-
-def test_a_rejected_request_leaves_no_trace() -> None:
-    driver = Driver(DataplaneSettings(queue_limit=0))
-
-    driver.arrive()
-
-    assert not driver.dataplane.state.requests
-    assert driver.dataplane.next_wakeup() is None
-
-
-def test_pools_are_bounded_each_for_itself() -> None:
-    driver = Driver(DataplaneSettings(queue_limit=1))
-    driver.arrive("r1", pool="m")
-
-    assert kinds(driver.arrive("r2", pool="other"))[0] is effects.PersistAccepted
+    rejects = [effect for effect in told if isinstance(effect, effects.Reject)]
+    assert [(one.request_id, one.reason, one.retry_after_ms > 0) for one in rejects] == [
+        (name, "QUEUE_FULL", True) for name in rejected
+    ]
+    assert f"{queue_limit} of {queue_limit} requests wait" in rejects[0].message
+    assert not driver.dataplane.state.requests.keys() & set(rejected)
+    assert (driver.dataplane.next_wakeup() is None) is (queue_limit == 0)
 
 
 def test_the_time_to_come_back_is_predicted_from_the_load() -> None:
@@ -67,15 +57,6 @@ def test_a_pool_with_a_free_credit_predicts_no_wait(driver: Driver) -> None:
     driver.worker()
 
     assert predicted_wait_s(driver.dataplane.state, "m") == 0.0
-
-
-def test_an_accept_that_was_dropped_frees_its_place() -> None:
-    driver = Driver(DataplaneSettings(queue_limit=1))
-    driver.arrive("r1")
-
-    driver.send(events.AcceptDropped("r1"))
-
-    assert kinds(driver.arrive("r2"))[0] is effects.PersistAccepted
 
 
 def test_the_route_may_move_a_request_to_another_pool(driver: Driver) -> None:
@@ -114,7 +95,8 @@ def test_the_plan_admits_its_share_evenly() -> None:
     assert verdicts.count(effects.Reject) == 2
 
 
-def test_a_request_that_was_never_journalled_is_forgotten_and_one_that_was_is_not(driver: Driver) -> None:
+def test_request_that_was_never_journalled_is_forgotten() -> None:
+    driver = Driver(DataplaneSettings(queue_limit=2))
     driver.arrive("unwritten")
     driver.queue("written")
 
@@ -122,6 +104,8 @@ def test_a_request_that_was_never_journalled_is_forgotten_and_one_that_was_is_no
 
     assert told == [[], [], []]
     assert driver.dataplane.state.requests.keys() == {"written"}
+    # Its place is free.
+    assert kinds(driver.arrive("r3"))[0] is effects.PersistAccepted
 
 
 def test_what_the_plan_does_not_admit_is_told_when_to_come_back(driver: Driver) -> None:
@@ -146,21 +130,16 @@ def test_of_a_queue_of_one_every_tenant_has_one_place_until_twice_the_limit_wait
     ]
 
 
-@pytest.mark.parametrize(("deadline_s", "kind"), [(20.0, effects.PersistAccepted), (19.9, effects.Reject)])
-def test_who_would_be_done_just_in_time_is_admitted(driver: Driver, deadline_s: float, kind: type) -> None:
+@pytest.mark.parametrize(("deadline_s", "left"), [(20.0, ""), (19.9, "19.9"), (-5.0, "0")])
+def test_request_that_would_be_late_is_rejected(driver: Driver, deadline_s: float, left: str) -> None:
     """Ten seconds for the one that runs, ten for itself."""
     driver.profile("m", (1, 10.0))
     driver.worker()
     driver.run("running")
 
-    assert kinds(driver.arrive("r1", deadline=driver.now + deadline_s))[0] is kind
+    told = driver.arrive("r1", deadline=driver.now + deadline_s)
 
-
-def test_a_deadline_that_has_passed_leaves_no_time(driver: Driver) -> None:
-    driver.profile("m", (1, 10.0))
-    driver.worker()
-    driver.run("running")
-
-    assert only(effects.Reject, driver.arrive("r1", deadline=driver.now - 5.0)).message == (
-        "predicted to take 20 s, the deadline is in 0 s"
-    )
+    if not left:
+        assert kinds(told)[0] is effects.PersistAccepted
+    else:
+        assert only(effects.Reject, told).message == f"predicted to take 20 s, the deadline is in {left} s"

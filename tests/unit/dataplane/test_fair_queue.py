@@ -21,24 +21,13 @@ def serve(queue: FairQueue, may_go: Callable[[str], bool] = anybody) -> str:
     return request_id
 
 
-def test_an_empty_queue_has_no_first() -> None:
-    assert FairQueue().first_of(anybody) is None
-
-
-def test_of_one_tenant_the_earliest_due_is_first() -> None:
+def test_requests_of_a_tenant_go_by_due_time_then_arrival() -> None:
     queue = FairQueue()
-    for request_id, due in (("late", 9.0), ("soon", 1.0), ("then", 5.0)):
+    assert queue.first_of(anybody) is None
+    for request_id, due in (("late", 9.0), ("soon", 1.0), ("then", 5.0), ("as soon", 1.0)):
         queue.push(request_id, "t", due, 1.0)
 
-    assert [serve(queue) for _ in range(3)] == ["soon", "then", "late"]
-
-
-def test_what_is_due_at_once_goes_in_order_of_arrival() -> None:
-    queue = FairQueue()
-    for number in range(5):
-        queue.push(f"r{number}", "t", 1.0, 1.0)
-
-    assert [serve(queue) for _ in range(5)] == [f"r{number}" for number in range(5)]
+    assert [serve(queue) for _ in range(4)] == ["soon", "as soon", "then", "late"]
 
 
 def test_a_tenant_with_much_waiting_does_not_delay_one_with_little() -> None:
@@ -83,7 +72,7 @@ def test_a_tenant_whose_first_request_may_not_go_is_passed_over() -> None:
     assert queue.first_of(lambda name: False) is None
 
 
-def test_turns_that_a_tenant_could_not_use_are_not_saved_up() -> None:
+def test_unused_turns_are_not_saved_up() -> None:
     queue = FairQueue()
     for number in range(100):
         queue.push(f"a{number}", "a", 0.0, 1.0)
@@ -96,19 +85,17 @@ def test_turns_that_a_tenant_could_not_use_are_not_saved_up() -> None:
     assert abs(served.count("a") - served.count("b")) <= 3
 
 
-def test_what_is_left_of_turns_that_were_broken_off_is_not_saved_up() -> None:
+def test_rest_of_interrupted_turns_is_not_saved_up() -> None:
     queue = FairQueue()
     for number in range(200):
         queue.push(f"a{number}", "a", 0.0, 1.0)
         queue.push(f"b{number}", "b", 0.0, 9.0)
     for _ in range(20):
-        # One of a's, after which its turn is broken off.
+        # One of a's, which ends its turn early.
         serve(queue, lambda name: name.startswith("a"))
         serve(queue, lambda name: name.startswith("b"))
 
-    served = "".join(serve(queue)[0] for _ in range(30))
-
-    assert "b" in served[:15]
+    assert "b" in [serve(queue)[0] for _ in range(15)]
 
 
 @settings(deadline=None)
@@ -218,27 +205,15 @@ def test_turns_are_of_the_mean_of_what_waits_when_a_round_begins() -> None:
     assert [serve(queue)[0] for _ in range(6)] == ["s", "s", "L", "s", "s", "L"]
 
 
-def test_who_needs_fewer_rounds_for_its_request_is_served_first() -> None:
-    """Many rounds are given at once, and no more than the nearest needs."""
+@pytest.mark.parametrize(("near", "far", "small"), [(1.0, 2.0, 0.01), (6.0, 7.0, 0.5)])
+def test_request_that_needs_fewer_rounds_goes_first(near: float, far: float, small: float) -> None:
+    """Many rounds are given together, but no more than the nearest request needs: one too many would serve `far`."""
     queue = FairQueue()
-    queue.push("near", "a", 0.0, 1.0)
-    queue.push("far", "b", 0.0, 2.0)
-    for number in range(30):
+    queue.push("near", "a", 0.0, near)
+    queue.push("far", "b", 0.0, far)
+    for number in range(11 if small == 0.5 else 30):
         for tenant in "ab":
-            queue.push(f"{tenant}{number}", tenant, 1.0, 0.01)
-
-    assert serve(queue) == "near"
-
-
-def test_no_more_rounds_are_given_than_the_nearest_needs() -> None:
-    """Quanta of 1, since the mean of what waits is 1. `near` needs 6 rounds and `far` 7: after the rounds that are
-    given at once, `far` is visited first, and a round too many would serve it."""
-    queue = FairQueue()
-    queue.push("near", "a", 0.0, 6.0)
-    queue.push("far", "b", 0.0, 7.0)
-    for number in range(11):
-        for tenant in "ab":
-            queue.push(f"{tenant}{number}", tenant, 1.0, 0.5)
+            queue.push(f"{tenant}{number}", tenant, 1.0, small)
 
     assert serve(queue) == "near"
 
