@@ -87,14 +87,24 @@ def test_pair_needs_tight_deadline(profile: tuple[int, float] | None, remaining_
     assert peer_of(driver, driver.now + remaining_s) == peer
 
 
-def test_peer_is_idle_and_has_the_requests_lora(driver: Driver) -> None:
-    play(driver, "worker w1 pairable has=neon credit_count=2, run other, worker w2 pairable")
-    styled = driver.dataplane.state.workers["w1"].holdings
-    needs = AdapterNeeds(TAKES_LORAS, frozenset({"neon"}))
+@pytest.mark.parametrize(
+    "script",
+    [
+        # The second worker is busy, or a request waits that it may get.
+        "worker w1 pairable credit_count=2, run other, worker w2 pairable",
+        "worker w1 pairable, worker w2 pairable, queue styled needs=neon",
+    ],
+)
+def test_pair_needs_an_idle_worker_that_no_request_waits_for(driver: Driver, script: str) -> None:
+    play(driver, script)
 
-    assert peer_of(driver, needs=needs) is None, "w2 lacks it"
-    driver.worker("w3", pairable=True, holdings=styled)
-    assert peer_of(driver, request_id="r2", needs=needs) is None, "w1 is busy"
+    assert peer_of(driver) is None
+
+
+def test_peer_has_the_requests_lora(driver: Driver) -> None:
+    play(driver, "worker w1 pairable has=neon, worker w2 pairable")
+
+    assert peer_of(driver, needs=AdapterNeeds(TAKES_LORAS, frozenset({"neon"}))) is None
 
 
 def test_time_of_pair_is_not_the_speed_of_one_worker() -> None:
