@@ -121,6 +121,8 @@ def said_of(effect: effects.Effect) -> str:
         return f"{request_id} to {effect.worker_id}"
     if isinstance(effect, effects.ResolveRoute):
         return f"{request_id} at {effect.cascade_stage}{' anew' if effect.anew else ''}"
+    if isinstance(effect, effects.Reject) and effect.quota:
+        return f"Reject {request_id} {effect.quota} {effect.retry_after_ms}"
     note = effect.reason if isinstance(effect, effects.Reject) else getattr(effect, "degraded", "")
     return f"{type(effect).__name__} {request_id} {note}".strip()
 
@@ -163,6 +165,14 @@ def of_attempt(kind: Any) -> Callable[..., list[effects.Effect]]:
     return send
 
 
+def arrive(driver: Driver, name: str, *options: str) -> list[effects.Effect]:
+    """`others` arrive together with it; other options are arguments."""
+    values: dict[str, Any] = dict(option.split("=") for option in options)
+    values["others"] = tuple(filter(None, values.pop("others", "").split("+")))
+    told = driver.arrive(name, **{**values, "work": float(values.get("work", 1.0))})
+    return [effect for effect in told if not isinstance(effect, effects.PrepareRoute)]
+
+
 def plan(driver: Driver, sequence: str, *pools: str) -> list[effects.Effect]:
     """Pools with their workers, and `entry`: the pool that requests without a model go to."""
     staffed = dict(pool.split("=") for pool in pools)
@@ -193,6 +203,8 @@ def wait(driver: Driver, seconds: str) -> list[effects.Effect]:
 VERBS: dict[str, Callable[..., list[effects.Effect]]] = {
     "worker": report,
     "lose": lambda driver, name, generation="1": driver.send(events.WorkerLost(name, int(generation))),
+    "arrive": arrive,
+    "drop": lambda driver, name: driver.send(events.AcceptDropped(name)),
     "queue": queue,
     "journal": of_attempt(events.AttemptPersisted),
     "run": lambda driver, name, *options: [driver.start(queue(driver, name, *options))],

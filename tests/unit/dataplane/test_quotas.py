@@ -5,7 +5,7 @@ import pytest
 from pentimento.dataplane import DataplaneSettings, effects, events
 from pentimento.domain.reasons import Reason
 from pentimento.domain.tenants import TenantQuota
-from tests.unit.dataplane.driver import Driver, kinds, only
+from tests.unit.dataplane.driver import Driver, kinds, only, play
 
 
 def limited(driver: Driver, tenant: str = "tenant", **quota: object) -> None:
@@ -16,41 +16,55 @@ def is_admitted(told: list[effects.Effect]) -> bool:
     return kinds(told)[0] is effects.PersistAccepted
 
 
-def test_who_is_over_its_rate_is_told_when_to_come_back_and_then_let_in(driver: Driver) -> None:
+RATE = {"requests_per_s": 2.0, "burst_count": 1}
+COST = {"cost_per_minute": 600.0}
+BURST = {"requests_per_s": 1.0, "burst_count": 3}
+ALL = {"requests_per_s": 0.001, "cost_per_minute": 10.0, "concurrent_count": 1}
+RARE = {"requests_per_s": 0.001, "burst_count": 2, "cost_per_minute": 60.0}
+
+
+@pytest.mark.parametrize(
+    ("quota", "script", "said"),
+    [
+        (RATE, "arrive r1, arrive r2", "Reject r2 requests_per_s 500"),
+        (RATE, "arrive r1, wait 0.375, arrive r2", "Reject r2 requests_per_s 125"),
+        (RATE, "arrive r1, wait 0.5, arrive r2", "PersistAccepted r2"),
+        (RATE, "arrive r1, arrive r2 tenant=other, arrive r3 tenant=other", "PersistAccepted r3"),
+        # Images of one call count each, and are admitted together or not at all.
+        (BURST, "arrive r1 others=r2+r3+r4", ", ".join(f"Reject r{n} requests_per_s 0" for n in (1, 2, 3, 4))),
+        (BURST, "arrive r1 others=r2+r3+r4, arrive s1 others=s2+s3, arrive t1", "Reject t1 requests_per_s 1000"),
+        # A cost comes back by the minute.
+        (COST, "arrive r1 others=r2 work=250, arrive r3 work=250", "Reject r3 cost_per_minute 15000"),
+        (COST, "arrive r1 others=r2 work=250, wait 15, arrive r3 work=250", "PersistAccepted r3"),
+        (COST, "arrive r1 work=601", "Reject r1 cost_per_minute 0"),
+        # A rejected request uses nothing, one that was never accepted is given back, and no more.
+        (BURST | COST, "arrive dear work=601, arrive r1 others=r2+r3 work=200", "PersistAccepted r1,"),
+        (ALL, "arrive r1 work=10, drop r1, arrive r2 work=10", "PersistAccepted r2"),
+        (ALL, "arrive r1 work=10, drop r1, arrive r2 work=10, arrive r3", "Reject r3"),
+        (RARE, "arrive r1 work=10, arrive r2 work=10, drop r1, arrive r3 work=50", "PersistAccepted r3"),
+        (RARE, "arrive r1 work=10, arrive r2 work=10, drop r1, arrive r3 work=50.5", "Reject r3 cost_per_minute"),
+        (RARE, "arrive r1, arrive r2, drop r1, arrive r3, arrive r4", "Reject r4 requests_per_s"),
+    ],
+)
+def test_request_over_quota_is_rejected_with_retry_time(
+    driver: Driver, quota: dict[str, float], script: str, said: str
+) -> None:
+    limited(driver, **quota)
+
+    assert play(driver, script).startswith(said)
+
+
+def test_rate_names_its_limit(driver: Driver) -> None:
     limited(driver, requests_per_s=2.0, burst_count=1)
-    assert is_admitted(driver.arrive("r1"))
+    driver.arrive("r1")
 
     reject = only(effects.Reject, driver.arrive("r2"))
 
-    assert (reject.reason, reject.quota, reject.retry_after_ms) == (Reason.TENANT_QUOTA, "requests_per_s", 500)
+    assert reject.reason == Reason.TENANT_QUOTA
     assert reject.message == "requests_per_s: at most 2 requests a second, 1 at once of this tenant"
-    driver.now += 0.375
-    assert only(effects.Reject, driver.arrive("r3")).retry_after_ms == 125
-    driver.now += 0.125
-    assert is_admitted(driver.arrive("r4"))
 
 
-def test_other_tenants_are_served_meanwhile(driver: Driver) -> None:
-    limited(driver, "greedy", requests_per_s=0.01)
-    driver.arrive("r1", tenant="greedy")
-
-    assert only(effects.Reject, driver.arrive("r2", tenant="greedy"))
-    assert all(is_admitted(driver.arrive(f"m{number}", tenant="modest")) for number in range(5))
-
-
-def test_a_refused_request_uses_nothing_up(driver: Driver) -> None:
-    """Refused by one quota, or by a full queue, it is missing from none."""
-    limited(driver, requests_per_s=1.0, burst_count=2, cost_per_minute=60.0)
-    assert only(effects.Reject, driver.arrive("too dear", work=61.0)).retry_after_ms == 0
-    driver.dataplane.state.draining = True
-    driver.arrive("too late", work=60.0)
-    driver.dataplane.state.draining = False
-
-    assert is_admitted(driver.arrive("r1", others=("r2",), work=30.0))
-    assert driver.dataplane.state.requests.keys() == {"r1", "r2"}
-
-
-def test_what_a_full_queue_refuses_is_not_counted() -> None:
+def test_request_rejected_for_another_reason_uses_no_quota() -> None:
     driver = Driver(DataplaneSettings(queue_limit=1))
     limited(driver, requests_per_s=0.001, burst_count=2)
     driver.arrive("r1")
@@ -62,63 +76,20 @@ def test_what_a_full_queue_refuses_is_not_counted() -> None:
     assert is_admitted(driver.arrive("r3"))
 
 
-def test_several_pictures_count_as_many_and_come_in_together_or_not_at_all(driver: Driver) -> None:
-    limited(driver, requests_per_s=1.0, burst_count=3)
-
-    rejects = driver.arrive("r1", others=("r2", "r3", "r4"))
-
-    assert {effect.quota for effect in rejects if isinstance(effect, effects.Reject)} == {"requests_per_s"}
-    assert [effect.request_id for effect in rejects if isinstance(effect, effects.Reject)] == ["r1", "r2", "r3", "r4"]
-    assert {effect.retry_after_ms for effect in rejects if isinstance(effect, effects.Reject)} == {0}
-    assert is_admitted(driver.arrive("s1", others=("s2", "s3")))
-    assert only(effects.Reject, driver.arrive("t1")).retry_after_ms == 1000
-
-
-def test_cost_is_counted_for_each_picture_and_comes_back_by_the_minute(driver: Driver) -> None:
-    limited(driver, cost_per_minute=600.0)
-    assert is_admitted(driver.arrive("r1", others=("r2",), work=250.0))
-
-    reject = only(effects.Reject, driver.arrive("r3", work=250.0))
-
-    assert (reject.quota, reject.retry_after_ms) == ("cost_per_minute", 15_000)
-    driver.now += 15.0
-    assert is_admitted(driver.arrive("r4", work=250.0))
-
-
-def test_an_accepted_request_counts_until_it_has_ended(driver: Driver) -> None:
-    limited(driver, concurrent_count=1)
-    driver.worker()
-    run = driver.run("r1")
-    reject = only(effects.Reject, driver.arrive("r2"))
-    assert (reject.quota, reject.retry_after_ms > 0) == ("concurrent_count", True)
-
-    driver.send(events.AttemptFinished("r1", run.fencing_token))
-    assert only(effects.Reject, driver.arrive("r3")).quota == "concurrent_count"
-    driver.send(events.ResultCommitted("r1", run.fencing_token, True))
-
-    assert is_admitted(driver.arrive("r4"))
-
-
-def test_what_an_earlier_frontdoor_accepted_counts_after_a_restart(driver: Driver) -> None:
+def test_accepted_request_counts_until_its_end_also_after_a_restart(driver: Driver) -> None:
     recovered = tuple(events.RecoveredRequest(f"old-{number}", "tenant", "m", 1.0, 1000.0) for number in range(2))
     limited(driver, concurrent_count=3)
-
     driver.send(events.Recovered(recovered))
 
-    assert is_admitted(driver.arrive("r1"))
+    play(driver, "worker w1, run r1")
     assert only(effects.Reject, driver.arrive("r2")).message == (
         "concurrent_count: at most 3 requests at once, 3 have not ended of this tenant"
     )
+    play(driver, "finish r1")
+    assert only(effects.Reject, driver.arrive("r3")).quota == "concurrent_count"
+    play(driver, "commit r1")
 
-
-def test_what_the_journal_did_not_take_is_given_back(driver: Driver) -> None:
-    limited(driver, requests_per_s=0.001, cost_per_minute=10.0, concurrent_count=1)
-    driver.arrive("r1", work=10.0)
-
-    driver.send(events.AcceptDropped("r1"))
-
-    assert is_admitted(driver.arrive("r2", work=10.0))
-    assert only(effects.Reject, driver.arrive("r3"))
+    assert is_admitted(driver.arrive("r4"))
 
 
 def test_pools_that_a_tenant_may_not_use_are_refused(driver: Driver) -> None:
@@ -182,15 +153,3 @@ def test_weights_are_kept_of_tenants_that_do_not_count_as_everybody(driver: Driv
     driver.send(events.QuotasReceived(quotas[:2]))
 
     assert (before, driver.dataplane.state.weights) == ({"half": 0.5, "two": 2.0}, {"half": 0.5})
-
-
-def test_of_two_that_came_one_that_was_never_accepted_is_given_back_and_no_more(driver: Driver) -> None:
-    limited(driver, requests_per_s=0.001, burst_count=3, cost_per_minute=60.0)
-    for name in ("r1", "r2"):
-        assert is_admitted(driver.arrive(name, work=10.0))
-
-    driver.send(events.AcceptDropped("r1"))
-
-    assert [is_admitted(driver.arrive(f"later-{number}", work=1.0)) for number in range(3)] == [True, True, False]
-    meter = driver.dataplane.state.meters["tenant"]
-    assert [meter.refusal(driver.now, 0, work, 0) is None for work in (48.0, 48.5)] == [True, False]
