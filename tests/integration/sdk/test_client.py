@@ -19,7 +19,7 @@ from pentimento.domain.errors import (
     Unavailable,
 )
 from pentimento.domain.image_request import Accepted, ImageFailed, ImageRequest
-from pentimento.sdk import AsyncClient, RetryPolicy
+from pentimento.sdk import AsyncClient, ImageSet, RetryPolicy
 from pentimento.wire.codec import encode
 from tests.integration.sdk.scripted import (
     ACCEPTED,
@@ -168,60 +168,55 @@ async def test_after_its_deadline_nothing_is_asked_for_that_was_not_accepted(tmp
     assert len(service.keys) <= 2
 
 
-async def test_who_waits_for_a_job_waits_longer_than_a_call_takes_to_fail(tmp_path: Path) -> None:
-    away = [plays(then=Unavailable("DOWN", "down")) for _ in range(QUICK.tries)]
-    service = AttachedTo([*away, plays(REPLAYED, COMPLETED)])
-
-    async with serving(service, tmp_path) as address, AsyncClient(address, retries=QUICK) as client:
-        picture = await client.wait("request-1")
-
-    assert picture.data == b"image"
-
-
-async def test_the_wait_for_what_was_accepted_ends_too(tmp_path: Path) -> None:
-    tries = RetryPolicy(tries=2, first_pause_s=0.001, max_pause_s=0.001, accepted_tries=4)
-    service = AttachedTo([plays(then=Unavailable("DOWN", "down")) for _ in range(9)])
-
-    async with serving(service, tmp_path) as address, AsyncClient(address, retries=tries) as client:
-        with pytest.raises(Unavailable):
-            await client.wait("request-1")
-
-    assert len(service.scripts) == 9 - tries.accepted_tries
-
-
-@pytest.mark.parametrize(("tries", "reason"), [(3, "WORKER_LOST"), (1, "DOWN")], ids=["it has ended", "never again"])
-async def test_an_accepted_request_is_not_asked_for_again(tmp_path: Path, tries: int, reason: str) -> None:
-    policy = RetryPolicy(tries=tries, first_pause_s=0.01, max_pause_s=0.02)
-    service = AttachedTo([plays(REPLAYED, then=Unavailable(reason, "lost")) for _ in range(9)])
+@pytest.mark.parametrize(
+    ("policy", "then", "tries"),
+    [
+        # An accepted request is waited for longer than a call takes to fail, but not for ever.
+        (RetryPolicy(tries=2, first_pause_s=0.001, max_pause_s=0.001, accepted_tries=4), DOWN, 4),
+        # It has ended, or may never be tried again.
+        (RetryPolicy(tries=3, first_pause_s=0.01, max_pause_s=0.02), Unavailable("WORKER_LOST", "lost"), 1),
+        (RetryPolicy(tries=1, first_pause_s=0.01, max_pause_s=0.02), DOWN, 1),
+    ],
+)
+async def test_wait_for_accepted_request_ends(
+    tmp_path: Path, policy: RetryPolicy, then: PentimentoError, tries: int
+) -> None:
+    service = AttachedTo([plays(REPLAYED, then=then) for _ in range(9)])
 
     async with serving(service, tmp_path) as address, AsyncClient(address, retries=policy) as client:
         with pytest.raises(Unavailable):
             await client.wait("request-1")
 
-    assert len(service.scripts) == 9 - 1
+    assert len(service.scripts) == 9 - tries
+
+
+async def test_wait_for_accepted_request_outlasts_tries_of_a_call(tmp_path: Path) -> None:
+    service = AttachedTo([*[plays(then=DOWN)] * QUICK.tries, plays(REPLAYED, COMPLETED)])
+
+    async with serving(service, tmp_path) as address, AsyncClient(address, retries=QUICK) as client:
+        assert (await client.wait("request-1")).data == b"image"
 
 
 def failed(index: int) -> pb.GenerateResponse:
     return encode(ImageFailed(f"p2-x-{index}", index, Internal("BROKEN", "the decoder broke")), pb.GenerateResponse)
 
 
-async def test_several_pictures_come_in_the_order_of_their_indexes(tmp_path: Path) -> None:
-    service = ScriptedImageService([plays(TWO, completed(1), completed(0))])
+async def generated(tmp_path: Path, service: ScriptedImageService, key: str = "") -> ImageSet:
+    async with serving(service, tmp_path) as address, AsyncClient(address, retries=QUICK) as client:
+        return await client.generate_all(ImageRequest("a circle", image_count=2), idempotency_key=key)
 
-    async with serving(service, tmp_path) as address, AsyncClient(address) as client:
-        found = await client.generate_all(ImageRequest("a circle", image_count=2))
 
-    assert (found.request_id, [picture.data for picture in found.images]) == ("p2-x", [b"image 0", b"image 1"])
+async def test_images_are_in_the_order_of_their_indexes(tmp_path: Path) -> None:
+    found = await generated(tmp_path, ScriptedImageService([plays(TWO, completed(1), completed(0))]))
+
+    assert (found.request_id, [image.data for image in found.images]) == ("p2-x", [b"image 0", b"image 1"])
     assert found.raise_failure() is found
 
 
-async def test_a_picture_that_failed_does_not_hide_the_other(tmp_path: Path) -> None:
-    service = ScriptedImageService([plays(TWO, failed(0), completed(1))])
+async def test_failed_image_does_not_hide_the_other(tmp_path: Path) -> None:
+    found = await generated(tmp_path, ScriptedImageService([plays(TWO, failed(0), completed(1))]))
 
-    async with serving(service, tmp_path) as address, AsyncClient(address) as client:
-        found = await client.generate_all(ImageRequest("a circle", image_count=2))
-
-    assert [picture.data for picture in found.images] == [b"image 1"]
+    assert [image.data for image in found.images] == [b"image 1"]
     assert [(one.image_index, one.error.reason) for one in found.failures] == [(0, "BROKEN")]
     with pytest.raises(Internal, match="the decoder broke"):
         found.raise_failure()
@@ -250,8 +245,7 @@ async def test_a_retry_gives_each_picture_once_and_progress_of_those_that_are_mi
 
 
 def left(index: int) -> pb.GenerateResponse:
-    error = Cancelled("CLIENT_LEFT", "cancelled because its client went away")
-    return encode(ImageFailed(f"p2-x-{index}", index, error), pb.GenerateResponse)
+    return encode(ImageFailed(f"p2-x-{index}", index, LEFT), pb.GenerateResponse)
 
 
 ANEW = pb.GenerateResponse(accepted=pb.Accepted(request_id="p2-y", image_request_ids=["p2-y-0", "p2-y-1"]))
@@ -260,28 +254,25 @@ ANEW = pb.GenerateResponse(accepted=pb.Accepted(request_id="p2-y", image_request
 @pytest.mark.parametrize(
     "second",
     [
-        plays(TWO, left(0), left(1), then=Cancelled("CLIENT_LEFT", "cancelled because its client went away")),
+        plays(TWO, left(0), left(1), then=LEFT),
         plays(TWO, completed(0), left(1)),
     ],
     ids=["all", "one"],
 )
-async def test_pictures_whose_client_was_taken_for_gone_are_painted_anew(tmp_path: Path, second: Script) -> None:
-    scripts = [plays(TWO, then=Unavailable("DOWN", "down")), second, plays(ANEW, completed(0), completed(1))]
+async def test_images_of_a_broken_connection_are_generated_again(tmp_path: Path, second: Script) -> None:
+    scripts = [plays(TWO, then=DOWN), second, plays(ANEW, completed(0), completed(1))]
     service = ScriptedImageService(scripts)
 
-    async with serving(service, tmp_path) as address, AsyncClient(address, retries=QUICK) as client:
-        found = await client.generate_all(ImageRequest("a circle", image_count=2))
+    found = await generated(tmp_path, service)
 
-    assert ([picture.data for picture in found.images], found.failures) == ([b"image 0", b"image 1"], ())
+    assert ([image.data for image in found.images], found.failures) == ([b"image 0", b"image 1"], ())
     assert service.keys[0] == service.keys[1] != service.keys[2]
 
 
-async def test_pictures_under_the_callers_key_are_told_to_have_lost_their_client(tmp_path: Path) -> None:
-    scripts = [plays(TWO, completed(0), then=Unavailable("DOWN", "down")), plays(TWO, completed(0), left(1))]
-    service = ScriptedImageService(scripts)
+async def test_images_under_the_callers_key_report_a_broken_connection(tmp_path: Path) -> None:
+    service = ScriptedImageService([plays(TWO, completed(0), then=DOWN), plays(TWO, completed(0), left(1))])
 
-    async with serving(service, tmp_path) as address, AsyncClient(address, retries=QUICK) as client:
-        found = await client.generate_all(ImageRequest("a circle", image_count=2), idempotency_key="order-7")
+    found = await generated(tmp_path, service, "order-7")
 
     assert [(one.image_index, one.error.reason) for one in found.failures] == [(1, "CLIENT_LEFT")]
     assert service.keys == ["order-7", "order-7"]

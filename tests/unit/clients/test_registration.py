@@ -98,10 +98,25 @@ def says(*calls: str) -> Callable[[list[str]], bool]:
     return lambda seen: seen[: len(calls)] == list(calls)
 
 
-async def test_it_registers_reports_and_deregisters():
-    controller = ScriptedController([LEASE], [1])
+AWAY = Unavailable("UNAVAILABLE", "no such socket")
+GONE = NotFound("REPLICA_NOT_REGISTERED", "who?")
 
-    await running(controller, says("register", "report", "report"))
+
+@pytest.mark.parametrize(
+    ("register", "report", "calls"),
+    [
+        ([LEASE], [1], "register report report"),
+        # The controller is away, has restarted, or hangs.
+        ([AWAY, AWAY, AWAY, LEASE], [1], "register register register register report"),
+        ([LEASE], [1, GONE, 1], "register report report register report"),
+        ([LEASE], [asyncio.sleep, 1], "register report report report"),
+    ],
+)
+async def test_replica_stays_registered(register: list[object], report: list[object], calls: str) -> None:
+    controller = ScriptedController(list(register), list(report))
+    call_timeout_s = 0.05 if asyncio.sleep in report else FAST.call_timeout_s
+
+    await running(controller, says(*calls.split()), replace(FAST, call_timeout_s=call_timeout_s))
 
     assert controller.calls[-1] == "deregister"
 
@@ -123,22 +138,8 @@ async def test_what_no_report_tells_is_registered_anew_where_it_changes() -> Non
     assert controller.calls[: len(told)] == list(told)
 
 
-async def test_an_absent_controller_is_asked_until_it_is_there():
-    away = Unavailable("UNAVAILABLE", "no such socket")
-    controller = ScriptedController([away, away, away, LEASE], [1])
-
-    await running(controller, says("register", "register", "register", "register", "report"))
-
-
-async def test_not_found_makes_it_register_again():
-    controller = ScriptedController([LEASE], [1, NotFound("REPLICA_NOT_REGISTERED", "who?"), 1])
-
-    await running(controller, says("register", "report", "report", "register", "report"))
-
-
 async def test_a_registration_and_each_report_that_is_answered_are_told():
-    gone, slow = NotFound("REPLICA_NOT_REGISTERED", "who?"), asyncio.sleep
-    controller = ScriptedController([LEASE], [1, slow, Unavailable("UNAVAILABLE", "away"), 1, gone, 1])
+    controller = ScriptedController([LEASE], [1, asyncio.sleep, AWAY, 1, GONE, 1])
     told: list[str] = []
     news = RegistrationNews(lambda: told.append("registered"), lambda: told.append("answered"))
 
@@ -164,12 +165,6 @@ async def test_a_superseded_replica_asks_for_its_place_back_without_end(caplog: 
     assert errors == ["the controller rejects this replica (REPLICA_SUPERSEDED): a newer start is live"]
 
 
-async def test_a_controller_that_hangs_is_asked_again():
-    controller = ScriptedController([LEASE], [asyncio.sleep, 1])
-
-    await running(controller, says("register", "report", "report", "report"), replace(FAST, call_timeout_s=0.05))
-
-
 async def test_a_report_that_cannot_be_made_does_not_end_the_registration():
     answers = iter([ValueError("not yet"), ReplicaReport("w1", 7)])
 
@@ -193,15 +188,7 @@ async def test_closing_waits_no_longer_than_its_limit_for_a_controller_that_hang
     assert controller.calls[-1] == "deregister"
 
 
-async def test_closing_says_nothing_when_nothing_was_said_before():
-    controller = ScriptedController([LEASE], [1])
-
-    await registration(controller).close()
-
-    assert controller.calls == []
-
-
-async def test_a_closed_registration_does_not_start():
+async def test_closed_registration_that_never_ran_makes_no_call():
     controller = ScriptedController([LEASE], [1])
     kept = registration(controller)
     await kept.close()

@@ -8,7 +8,6 @@ import pytest
 import pentimento.sdk
 from pentimento.domain import errors
 
-
 PUBLIC = (
     "Aborted Accepted AskedControlNet AskedImagePrompt AskedLora AsyncClient CacheMode Cancelled Client Completed "
     "DeadlineExceeded FailedPrecondition GenerateEvent GeneratedImage ImageFailed ImageFormat ImageRequest "
