@@ -19,6 +19,7 @@ Precision and recall are at a threshold chosen on the 2,000 lookups before the w
 import argparse
 import asyncio
 import itertools
+import math
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -57,7 +58,6 @@ from pentimento.policies.match_prediction import (
     MatchGate,
     Ruling,
     SearchOutcome,
-    precision_and_recall,
     threshold_for_recall,
 )
 from pentimento.stores.vectors import Space, VectorIndex, VectorPoint, VectorQuery, open_vectors
@@ -153,6 +153,15 @@ class PredictedWindow:
     def point(self) -> list[float]:
         """Return base rate, precision and recall."""
         return [self.base_rate, *precision_and_recall(self.outcomes, self.threshold)]
+
+
+def precision_and_recall(outcomes: Sequence[SearchOutcome], threshold: float) -> tuple[float, float]:
+    """Return the share of hits among the lookups at or above the threshold, and the share of all hits there."""
+    likely = [each for each in outcomes if each.score >= threshold]
+    found = math.fsum(each.weight for each in likely if each.saved_share > 0)
+    hits = math.fsum(each.weight for each in outcomes if each.saved_share > 0)
+    predicted = math.fsum(each.weight for each in likely)
+    return (found / predicted if predicted else 1.0), (found / hits if hits else 1.0)
 
 
 def predicted_windows(outcomes: Sequence[SearchOutcome]) -> list[PredictedWindow]:

@@ -10,7 +10,6 @@ from pentimento.policies.plan.cascade_problem import (
     CascadeProblem,
     CascadeSolution,
     first_stage_alone,
-    grid,
     solve_cascade,
 )
 from pentimento.policies.plan.costs import BatchCost, batch_costs, scoring_s
@@ -131,7 +130,6 @@ class StaticCascade:
                 tuple(tuple(replace(cost, wait_s=same_again(cost)) for cost in stage) for stage in stages),
                 (settings.deferral,),
                 scoring_s(context, settings.discriminator_s, [settings.discriminator]),
-                grid(settings.threshold_count),
             )
         )
 

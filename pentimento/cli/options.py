@@ -22,7 +22,7 @@ def say(document: Any, words: str, *, as_json: bool) -> None:
 
 
 def plain_table(*headings: str) -> "Table":
-    """Return a table without lines, whose columns fold."""
+    """Return a table without lines; its columns fold."""
     from rich.table import Table  # not for `--help`
 
     table = Table(box=None, pad_edge=False, header_style="bold")

@@ -10,13 +10,15 @@ A share of the lookups that would be skipped is searched anyway (*audited*), to 
 import itertools
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 from enum import Enum
 from operator import add
 
 # A bound holds with probability 0.9; the account of net latency catches the other cases.
 _DOUBT = math.log(1 / 0.1)
+# Share of the unlikely lookups that is audited; the newest outcomes that a gate stores; lookups in the recent account.
+AUDIT_SHARE, REMEMBERED_COUNT, ACCOUNT_COUNT = 0.1, 2048, 2048
 
 
 class Ruling(Enum):
@@ -56,20 +58,6 @@ class SkipThreshold:
 
 
 @dataclass(frozen=True)
-class GateSettings:
-    """Configure a gate. `audit_share` (0..1) of the unlikely lookups is audited. The gate stores the newest
-    `remembered_count` outcomes; it switches on after `needed_count` new ones, at first and after switching off.
-    `account_count` lookups fill the recent account. With a `recall` the gate keeps that share of the hits and stays on,
-    regardless of the gain."""
-
-    audit_share: float = 0.1
-    remembered_count: int = 2048
-    needed_count: int = 256
-    account_count: int = 2048
-    recall: float | None = None
-
-
-@dataclass(frozen=True)
 class NetLatency:
     """Account for the gains of skipping, in lookups and seconds. Forgone seconds are estimated from the audits."""
 
@@ -100,9 +88,12 @@ class MatchGate:
     not; in between it stays unchanged. All methods but `rule` change state. Not thread-safe.
     """
 
-    def __init__(self, settings: GateSettings | None = None) -> None:
-        self._settings = settings or GateSettings()
-        self._outcomes: deque[SearchOutcome] = deque(maxlen=self._settings.remembered_count)
+    def __init__(self, needed_count: int = 256, recall: float | None = None) -> None:
+        """Create a gate that switches on after `needed_count` new outcomes, at first and after switching off. With a
+        `recall` it keeps that share of the hits and stays on, regardless of the gain."""
+        self._needed_count = needed_count
+        self._recall = recall
+        self._outcomes: deque[SearchOutcome] = deque(maxlen=REMEMBERED_COUNT)
         # None while the gate is off.
         self.calibration: SkipThreshold | None = None
         self._fresh_count = 0
@@ -125,7 +116,7 @@ class MatchGate:
         """Return the ruling on a lookup; `draw` (uniform in 0..1) decides whether an unlikely one is audited."""
         if self.calibration is None or score >= self.calibration.threshold:
             return Ruling.SEARCH
-        return Ruling.AUDIT if draw < self._settings.audit_share else Ruling.SKIP
+        return Ruling.AUDIT if draw < AUDIT_SHARE else Ruling.SKIP
 
     def note_skipped(self, prices: LookupPrices) -> None:
         """Account for a skipped lookup."""
@@ -133,7 +124,7 @@ class MatchGate:
 
     def note_searched(self, ruling: Ruling, score: float, saved_share: float, prices: LookupPrices) -> None:
         """Account for a searched lookup and learn from it; `saved_share` is K/N of its start, 0 for a miss."""
-        audits = 1 / self._settings.audit_share
+        audits = 1 / AUDIT_SHARE
         weight = audits if ruling is Ruling.AUDIT else 1.0
         self.remember([SearchOutcome(score, saved_share, weight)])
         if self.on:
@@ -149,8 +140,8 @@ class MatchGate:
 
     def review(self, prices: LookupPrices) -> None:
         """Calibrate again and switch on or off. O(n log n) in the remembered outcomes: not for every lookup."""
-        if self._settings.recall is not None:
-            self._keep_recall(self._settings.recall)
+        if self._recall is not None:
+            self._keep_recall(self._recall)
         elif self.calibration is None:
             self._switch_on(prices)
         elif self._loses(prices):
@@ -160,12 +151,12 @@ class MatchGate:
 
     def _keep_recall(self, recall: float) -> None:
         self.why = self._compared(len(self._outcomes))
-        if len(self._outcomes) >= self._settings.needed_count:
+        if len(self._outcomes) >= self._needed_count:
             self.why = f"always on, at a recall of {recall:g}"
             self.calibration = SkipThreshold(threshold_for_recall(self._outcomes, recall), math.nan, math.nan)
 
     def _switch_on(self, prices: LookupPrices) -> None:
-        if self._fresh_count < self._settings.needed_count:
+        if self._fresh_count < self._needed_count:
             self.why = self._compared(self._fresh_count)
             return
         found = calibrate(self._outcomes, prices)
@@ -178,7 +169,7 @@ class MatchGate:
 
     def _loses(self, prices: LookupPrices) -> bool:
         recent = self._recent
-        if recent.lookup_count >= self._settings.needed_count / 4 and recent.net_s <= 0:
+        if recent.lookup_count >= self._needed_count / 4 and recent.net_s <= 0:
             lost_ms = -1000 * recent.net_s / recent.lookup_count
             self.why = f"skipping lost {lost_ms:.2f} ms a lookup, off until more searches are compared"
             return True
@@ -187,12 +178,12 @@ class MatchGate:
         return best is None or best.expected_s <= 0
 
     def _compared(self, count: int) -> str:
-        return f"{count} of {self._settings.needed_count} searches compared"
+        return f"{count} of {self._needed_count} searches compared"
 
     def _book(self, entry: NetLatency) -> None:
         self.total = self.total.plus(entry)
         self._recent = self._recent.plus(entry)
-        if self._recent.lookup_count >= self._settings.account_count:
+        if self._recent.lookup_count >= ACCOUNT_COUNT:
             self._recent = self._recent.scaled(0.5)
 
 
@@ -261,12 +252,3 @@ class _Zone:
         variance = max(0.0, self._share_squares / self._weight - self._mean_share() ** 2)
         unseen = 7 * self._largest_share * _DOUBT / (3 * max(count - 1, 1e-9))
         return self._mean_share() + math.sqrt(2 * variance * _DOUBT / count) + unseen
-
-
-def precision_and_recall(outcomes: Sequence[SearchOutcome], threshold: float) -> tuple[float, float]:
-    """Return the share of hits among the lookups at or above the threshold, and the share of all hits there."""
-    likely = [each for each in outcomes if each.score >= threshold]
-    found = math.fsum(each.weight for each in likely if each.saved_share > 0)
-    hits = math.fsum(each.weight for each in outcomes if each.saved_share > 0)
-    predicted = math.fsum(each.weight for each in likely)
-    return (found / predicted if predicted else 1.0), (found / hits if hits else 1.0)

@@ -12,6 +12,8 @@ from enum import Enum
 
 # Cosine of the residuals of adjacent steps (Katz, figure 10).
 ALIKE = 0.99
+# AUTO pipelines if waiting takes at least this share of a step.
+LEAST_WAIT_SHARE = 0.1
 # Weight of the earlier measurements when an image's wait is added.
 _KEPT_SHARE = 0.8
 _MAX_REMEMBERED = 1024
@@ -85,20 +87,11 @@ class ResidualSteps:
         return step in (self.used_in(step), self.used_in(step + 1))
 
 
-@dataclass(frozen=True)
-class PipeliningRule:
-    """Hold a deployment's rule. AUTO pipelines if waiting takes at least `least_wait_share` (0..1) of a step."""
-
-    mode: PipeliningMode = PipeliningMode.AUTO
-    least_wait_share: float = 0.1
-
-    def from_step(self, allowed: int, wait_share: float | None) -> int:
-        """Return the first pipelined step of a request; 0 for a synchronous one. `wait_share` is the measured share of
-        a synchronous step spent waiting; None before the first measurement."""
-        if self.mode is PipeliningMode.AUTO:
-            waits = wait_share is not None and wait_share >= self.least_wait_share
-            return allowed if waits else 0
-        return allowed if self.mode is PipeliningMode.ON else 0
+def pipelined_from(mode: PipeliningMode, allowed: int, wait_share: float | None) -> int:
+    """Return the first pipelined step of a request; 0 for a synchronous one. `wait_share` is the measured share of a
+    synchronous step spent waiting; None before the first measurement."""
+    waits = mode is PipeliningMode.ON or (wait_share is not None and wait_share >= LEAST_WAIT_SHARE)
+    return allowed if waits and mode is not PipeliningMode.OFF else 0
 
 
 def wait_share(

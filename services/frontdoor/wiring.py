@@ -27,7 +27,6 @@ from pentimento.files.ed25519_keys import read_private_key
 from pentimento.files.receipts import seal
 from pentimento.files.signing_keys import keep_signing_keys
 from pentimento.policies.latent_pairing import TIGHT_SHARE, PairingMode
-from pentimento.policies.residual_pipelining import PipeliningRule
 from pentimento.policies.worth import CASCADE, Worth
 from pentimento.profiles.catalogue import HandoverProfiles, ReusePromise, StepProfiles, read_profiles
 from pentimento.profiles.document import ProfileKind
@@ -263,7 +262,7 @@ def wire_parts(
         jobs=jobs,
         catalogue=catalogue,
         adapters=adapters,
-        pipelining=ControlPipelining(PipeliningRule(settings.controlnet_pipelining), profiles),
+        pipelining=ControlPipelining(settings.controlnet_pipelining, profiles),
         pairing=settings.latent_parallel,
         thinning=ThinningOffers(settings.thinning, steps),
         features=FeatureReuse(settings.feature_reuse, replace(steps, kind=ProfileKind.FEATURES)),

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from pentimento.domain.fleet import CascadePlan, Plan, PoolPlan, StagePlan, StartThreshold
 from pentimento.domain.models import CascadeVariant, Handover
-from pentimento.policies.plan.cascade_problem import CascadeProblem, CascadeSolution, grid, solve_cascade
+from pentimento.policies.plan.cascade_problem import CascadeProblem, CascadeSolution, solve_cascade
 from pentimento.policies.plan.costs import BatchCost, batch_costs, scoring_s
 from pentimento.policies.plan.demand import averaged_demand, demand_of
 from pentimento.policies.plan.entry import EVERY_START, STARTS, every_start
@@ -120,7 +120,6 @@ class CascadePolicy:
             tuple(self.stage(context, index) for index in range(len(self.cascade.models))),
             tuple(curve.followed for curve in memory.curves),
             scoring_s(context, settings.discriminator_s, discriminators),
-            grid(settings.threshold_count),
         )
 
     def _able(self, context: PlanInput) -> range:

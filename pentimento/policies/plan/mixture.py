@@ -22,6 +22,9 @@ HITS = (RouteShare(LATENT, 1.0), RouteShare(IMAGE, 1.0))
 # Routes of models that share a device. None are spare: a hit on the large model would take time from the small one.
 OWN_STARTS = (RouteShare(NOISE, 1.0), RouteShare(LATENT, 1.0))
 IMAGES_ALONE = (RouteShare(IMAGE, 1.0),)
+# Gains of MoDM's PID controller (section 5.3 of the paper). They were tuned for a step every 180 s, with times in
+# minutes, thirds of it; so another period follows the same course, slower or faster.
+_PROPORTIONAL, _INTEGRAL, _DERIVATIVE = 0.6, 0.05, 0.05
 
 
 @dataclass(frozen=True)
@@ -70,18 +73,6 @@ def carries(load: MixtureLoad, device_count: int, count: int, large: float, smal
 
 
 @dataclass(frozen=True)
-class PidGains:
-    """Hold the gains of a PID controller, MoDM's by default (section 5.3 of the paper). They were tuned for a step
-    every 180 s, `period_s`, with times in minutes, thirds of it; so another period follows the same course, slower or
-    faster."""
-
-    proportional: float = 0.6
-    integral: float = 0.05
-    derivative: float = 0.05
-    period_s: float = 180.0
-
-
-@dataclass(frozen=True)
 class PidMemory:
     """Hold the state of a PID controller: the steered `value`, the last `error`, the `integral` of the error over time
     in thirds of the period."""
@@ -91,7 +82,7 @@ class PidMemory:
     error: float | None = None
 
 
-def pid_step(gains: PidGains, memory: PidMemory, target: float, elapsed_s: float, low: float, high: float) -> PidMemory:
+def pid_step(period_s: float, memory: PidMemory, target: float, elapsed_s: float, low: float, high: float) -> PidMemory:
     """Return the memory after a step of `value` towards `target`, `elapsed_s` after the last one, limited to `low` and
     `high`.
 
@@ -101,20 +92,20 @@ def pid_step(gains: PidGains, memory: PidMemory, target: float, elapsed_s: float
     Anti-windup: at a limit, an error that pushes further out is not integrated, and an integral that pushes further out
     loses the part beyond the limit.
     """
-    dt = 3.0 * elapsed_s / gains.period_s
+    dt = 3.0 * elapsed_s / period_s
     error = target - memory.value
     integral = memory.integral + error * dt
     slope = 0.0 if memory.error is None or dt <= 0 else (error - memory.error) / dt
-    move = gains.proportional * error + gains.integral * integral + gains.derivative * slope
-    share = min(elapsed_s / gains.period_s, 1.0)
+    move = _PROPORTIONAL * error + _INTEGRAL * integral + _DERIVATIVE * slope
+    share = min(elapsed_s / period_s, 1.0)
     wanted = memory.value + move * share
     value = min(max(wanted, low), high)
     beyond = wanted - value
     if beyond * error > 0:
         integral = memory.integral
     # Without elapsed time the part beyond comes from a moved limit, not from the integral.
-    if share > 0 and beyond * integral * gains.integral > 0:
-        integral -= math.copysign(min(abs(integral), abs(beyond / (gains.integral * share))), integral)
+    if share > 0 and beyond * integral * _INTEGRAL > 0:
+        integral -= math.copysign(min(abs(integral), abs(beyond / (_INTEGRAL * share))), integral)
     return PidMemory(value, integral, error)
 
 
@@ -223,7 +214,7 @@ class MixturePolicy:
         period_s = self.settings.damping_period_s
         if before is None or not period_s:
             return PidMemory(float(target), 0.0, 0.0)
-        return pid_step(PidGains(period_s=period_s), before.pid, target, now_s - before.at_s, 1.0, float(device_count))
+        return pid_step(period_s, before.pid, target, now_s - before.at_s, 1.0, float(device_count))
 
     def _plan(self, context: PlanInput, count: int, small: str) -> Plan:
         heavy, device_count = self.settings.heavy, self._device_count(context)

@@ -2,7 +2,7 @@
 
 import bisect
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -30,15 +30,6 @@ class DeferralCurve:
         for values in (self.thresholds, self.shares):
             if not all(0 <= value <= 1 for value in values) or list(values) != sorted(values):
                 raise ValueError(f"thresholds and shares must ascend within 0 and 1, got {values}")
-
-    @classmethod
-    def of(cls, confidences: Sequence[float], count: int = THRESHOLD_COUNT) -> "DeferralCurve":
-        """Build the curve from the discriminator's confidences (0..1) of light images, at `count` thresholds."""
-        if not confidences:
-            raise ValueError("a deferral curve needs at least one confidence")
-        ascending = sorted(confidences)
-        thresholds = tuple(index / (count - 1) for index in range(count))
-        return cls(thresholds, tuple(bisect.bisect_right(ascending, t) / len(ascending) for t in thresholds))
 
     def share(self, threshold: float) -> float:
         """Return f(t), 0..1."""
@@ -124,7 +115,6 @@ class ServingSettings:
     fixed_threshold: float = 0.5
     overprovision: float = 1.05
     demand_weight: float = 1 / 3.1
-    threshold_count: int = THRESHOLD_COUNT
     batch_sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     step_count: int = 50
     modm_mode: MixtureMode = MixtureMode.QUALITY

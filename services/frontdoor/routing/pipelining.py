@@ -2,20 +2,21 @@
 
 from pentimento.domain.generation import ControlNetMode, GenerationSpec, Route
 from pentimento.policies.residual_pipelining import (
+    LEAST_WAIT_SHARE,
     PipeliningMode,
-    PipeliningRule,
     ResidualWaits,
     allowed_from_step,
     allowed_from_step_of_all,
+    pipelined_from,
 )
 from pentimento.profiles.catalogue import ProfileSet
 
 
 class ControlPipelining:
-    """Hold the deployment's rule and profiles, and how long images waited for their ControlNets."""
+    """Hold the deployment's mode and profiles, and how long images waited for their ControlNets."""
 
-    def __init__(self, rule: PipeliningRule, profiles: ProfileSet) -> None:
-        self._rule = rule
+    def __init__(self, mode: PipeliningMode, profiles: ProfileSet) -> None:
+        self._mode = mode
         self._profiles = profiles
         self._waits = ResidualWaits()
 
@@ -23,7 +24,7 @@ class ControlPipelining:
         """Return the first pipelined step of the request's schedule on that model; 0 for never."""
         bounds = (self._profiles.pipelining(model_digest, digest) for digest in _digests(spec))
         allowed = allowed_from_step_of_all(allowed_from_step(one, spec.num_inference_steps) for one in bounds)
-        return self._rule.from_step(allowed, self._waits.share(_digests(spec)))
+        return pipelined_from(self._mode, allowed, self._waits.share(_digests(spec)))
 
     def why(self, spec: GenerationSpec, route: Route) -> str:
         """Return a sentence on the mode of a request with ControlNets, "" for one without."""
@@ -34,7 +35,7 @@ class ControlPipelining:
         return f"each step waits for its own, {self._reason(spec, route.model_digest)}"
 
     def _reason(self, spec: GenerationSpec, model_digest: str) -> str:
-        if self._rule.mode is PipeliningMode.OFF:
+        if self._mode is PipeliningMode.OFF:
             return "OFF: pipelining is off"
         for one in spec.controlnets:
             bounds = self._profiles.pipelining(model_digest, one.digest)
@@ -47,8 +48,8 @@ class ControlPipelining:
     def _seen(self, spec: GenerationSpec) -> str:
         share = self._waits.share(_digests(spec))
         seen = "no image has waited yet" if share is None else f"images waited for {share:.0%} of a step"
-        least = f"{self._rule.least_wait_share:.0%} is too long"
-        return f"{seen}, {least}" if self._rule.mode is PipeliningMode.AUTO else "by the settings"
+        least = f"{LEAST_WAIT_SHARE:.0%} is too long"
+        return f"{seen}, {least}" if self._mode is PipeliningMode.AUTO else "by the settings"
 
     def learn(self, spec: GenerationSpec, wait_share: float | None) -> None:
         """Record that an image waited for that share of its synchronous steps; ignore None, for unknown."""

@@ -12,7 +12,7 @@ from time import perf_counter
 
 import numpy as np
 
-from pentimento.policies.match_prediction import GateSettings, LookupPrices, MatchGate, NetLatency, Ruling
+from pentimento.policies.match_prediction import LookupPrices, MatchGate, NetLatency, Ruling
 from pentimento.stores.ledger.cache.ledger import CacheLedger
 from services.vectordb_gateway import metrics
 from services.vectordb_gateway.match_predictor.predictor import MatchPredictor
@@ -76,7 +76,7 @@ class MatchWatch:
         self._random = random or Random()
         self._enabled = choice is not MatchPredictorChoice.OFF
         self._always = choice is MatchPredictorChoice.ALWAYS
-        self._gate = MatchGate(GateSettings(needed_count=_NEEDED_COUNT, recall=_RECALL if self._always else None))
+        self._gate = MatchGate(_NEEDED_COUNT, _RECALL if self._always else None)
         self._study_share = math.inf if self._always else _STUDY_SHARE
         self._predictor: MatchPredictor | None = None
         self._search_s = self._prediction_s = self._image_s = 0.0

@@ -3,10 +3,11 @@
 import asyncio
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from rich.console import Console, Group
+from rich.console import Console
 from rich.text import Text
 
 from lab.fixtures.clocks import SetClock
@@ -20,7 +21,7 @@ from pentimento.api.vectordb.v1.vectordb_gateway_service_pb2 import (
 )
 from pentimento.cli import status
 from pentimento.cli.allocation_samples import AllocationSample
-from pentimento.cli.status_view import LastTold, fleet_table, frontdoor_lines, movement, render, sample_of
+from pentimento.cli.status_view import LastTold, fleet_table, movement, render, sample_of
 from pentimento.clients.suite_status import SuiteStatus
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.fleet import (
@@ -46,47 +47,126 @@ def test_suite_without_a_cache_misses_none() -> None:
     assert status.cache is None
 
 
-def test_notes_of_plan_are_shown() -> None:
-    plan = Plan(PlanVersion(7, 1), notes=("light images of turbo are worth 0.84",))
-    status = SuiteStatus.of(Fleet((), plan, 7), Unavailable("GONE", "no"), None)
-
-    assert "note      light images of turbo are worth 0.84" in [getattr(line, "plain", "") for line in render(status)]
+def lines_of(fleet: Fleet | None = None, frontdoor: GetStatusResponse | None = None, cache: Any = None) -> list[str]:
+    """Return the rendered lines without the table."""
+    return [line.plain for line in render(SuiteStatus.of(fleet, frontdoor, cache)) if isinstance(line, Text)]
 
 
-def test_status_shows_weights_and_models_without_room() -> None:
-    weights = (
-        ComponentWeights("unet", "int8", 2_600_000_000),
-        ComponentWeights("vae", "float16", 167_000_000),
-        ComponentWeights("text_encoder", "float16", 246_000_000, in_host_memory=True),
-    )
-    short = (ShortModel("flux", 23_800_000_000, 21_600_000_000),)
-    change = ModelChange("sdxl", SwitchWay.UNLOAD_FIRST, 6_900_000_000, 1_000_000_000, 4_000_000_000)
-    replica = Replica("w1", ReplicaKind.UNET_WORKER, "unix:/x", 1, weights=weights, short_models=short, change=change)
-    fleet = Fleet((ReplicaStatus(replica, 0, live=True),), Plan(PlanVersion(7, 1)), 7)
-    lines = [getattr(line, "plain", "") for line in render(SuiteStatus.of(fleet, None, None))]
-
-    text = "text_encoder 246 MB float16 in host memory"
-    assert f"weights   w1: 2.77 GB (unet 2,600 MB int8, vae 167 MB float16, {text})" in lines
-    assert "memory    w1: flux needs 23.8 GB for its weights, 21.6 GB of the device are this worker's" in lines
-    assert (
-        "switch    w1: sdxl was read after the former model had left: 6.9 GB of weights, 1.0 GB of the host and 4.0 GB "
-        "of the device free"
-    ) in lines
+def fleet_of(plan: Plan | None = None, **parts: Any) -> Fleet:
+    return Fleet(parts.pop("replicas", ()), plan or Plan(PlanVersion(7, 1)), 7, **parts)
 
 
-def test_steered_workers_are_shown() -> None:
-    fleet = Fleet((), Plan(PlanVersion(7, 1)), 7, steered=SteeredCount("heavy", 9, 12.4, 12))
-    lines = [getattr(line, "plain", "") for line in render(SuiteStatus.of(fleet, None, None))]
+WEIGHTS = (
+    ComponentWeights("unet", "int8", 2_600_000_000),
+    ComponentWeights("vae", "float16", 167_000_000),
+    ComponentWeights("text_encoder", "float16", 246_000_000, in_host_memory=True),
+)
+HEAVY_LOADED = Replica(
+    *("w1", ReplicaKind.UNET_WORKER, "unix:/x", 1),
+    weights=WEIGHTS,
+    short_models=(ShortModel("flux", 23_800_000_000, 21_600_000_000),),
+    change=ModelChange("sdxl", SwitchWay.UNLOAD_FIRST, 6_900_000_000, 1_000_000_000, 4_000_000_000),
+)
+HOLDING = Plan(
+    PlanVersion(7, 1),
+    (WorkerAssignment("w1", "", "m", 1, prefetch=("ink", "neon")), WorkerAssignment("w2", "", "m", 1)),
+    components=(
+        ComponentPlacement(ReplicaKind.CONTROLNET, "canny", ("c1", "c2")),
+        ComponentPlacement(ReplicaKind.CONTROLNET, "depth", ("c2",)),
+    ),
+)
+UNPLANNED = Plan(PlanVersion(7, 2), allocator="resident", notes=("joint cannot plan (heavy has no profile)",))
+FOLLOWED = FollowedDeferral("light>heavy", (0.25, 0.5, 1.0), (0.3, 0.65, 1.0), (0.2, 0.4, 1.0))
+TURBO = Model(
+    name="sdxl-turbo", default_steps=1, default_guidance_scale=0.0, default_width_px=512, default_height_px=512
+)
+LOHA = RejectedAdapter(name="loha", reason="UNSUPPORTED_LORA", message="loha.safetensors: it is a LoHa")
+REFUSING = GetStatusResponse(
+    rejected_count=5,
+    rejections=[
+        RejectionCount(reason="QUEUE_FULL", request_count=2),
+        RejectionCount(reason="STORE_FULL", request_count=3),
+    ],
+    not_accepting_reason="STORE_FULL: ledger is full: no room",
+)
+GAINING = MatchPredictor(on=True, reason="it gains", search_s=0.1, image_s=0.87, net_s=1.5, skipped_count=30)
+CACHE = GetStatisticsResponse(
+    entry_count=3,
+    hole_count=2,
+    hole_step_count=25,
+    match_predictor=GAINING,
+    earned=EarnedCells(row_count=5, open_count=3, trial_count=81),
+)
 
-    assert "monitor   heavy: 9 workers wanted, 12.4 after damping, 12 planned" in lines
 
+@pytest.mark.parametrize(
+    ("shown", "lines"),
+    [
+        (
+            fleet_of(replicas=(ReplicaStatus(HEAVY_LOADED, 0, live=True),)),
+            [
+                "weights   w1: 2.77 GB (unet 2,600 MB int8, vae 167 MB float16, text_encoder 246 MB float16 in host"
+                " memory)",
+                "memory    w1: flux needs 23.8 GB for its weights, 21.6 GB of the device are this worker's",
+                "switch    w1: sdxl was read after the former model had left: 6.9 GB of weights, 1.0 GB of the host and"
+                " 4.0 GB of the device free",
+            ],
+        ),
+        (
+            fleet_of(steered=SteeredCount("heavy", 9, 12.4, 12)),
+            ["monitor   heavy: 9 workers wanted, 12.4 after damping, 12 planned"],
+        ),
+        (
+            fleet_of(deferrals=(FOLLOWED,)),
+            ["deferral  light>heavy: 65% of images have a confidence up to 0.50, 40% as measured"],
+        ),
+        (
+            fleet_of(UNPLANNED, unplanned=(UnplannedModel("heavy", "cpu", "PROFILE_MISSING"),)),
+            [
+                "plan      7.2 by resident, 0 workers assigned",
+                "note      joint cannot plan (heavy has no profile)",
+                "unplanned heavy on cpu: PROFILE_MISSING; measure it with `pentimento profile cost heavy`,"
+                " then `pentimento up … --profiles heavy-cost.json`",
+            ],
+        ),
+        (fleet_of(HOLDING), ["holds     c1: canny", "holds     c2: canny, depth", "holds     w1: ink, neon"]),
+        (
+            GetStatusResponse(models=[TURBO], rejected_adapters=[LOHA], image_device_s=80.0, shadow_device_s=2.0),
+            [
+                "model     sdxl-turbo: 1 steps, guidance 0, 512 x 512 by default",
+                "LoRA      loha fits no model here: loha.safetensors: it is a LoHa (UNSUPPORTED_LORA)",
+                "shadows   2.0 device seconds, 2.5% of the images'",
+            ],
+        ),
+        (
+            REFUSING,
+            [
+                "requests  0 accepted, 0 completed, 0 failed, 0 cancelled, 5 rejected (2 QUEUE_FULL, 3 STORE_FULL), 0"
+                " retried",
+                "requests  none is accepted now: STORE_FULL: ledger is full: no room",
+            ],
+        ),
+        (
+            CACHE,
+            [
+                "cache     3 entries, 0.0 MB, 0 lookups, hits none yet, 2 lookups met a hole and lost 25 steps,"
+                " 3 of 5 thresholds earned, 81 trials since",
+                "predictor on: it gains; a search takes 100.0 ms, an image 0.87 s; 30 searches skipped, +1.50 s gained",
+            ],
+        ),
+        (
+            GetStatisticsResponse(match_predictor=MatchPredictor(reason="by the settings")),
+            ["predictor off: by the settings"],
+        ),
+    ],
+)
+def test_status_shows_what_processes_report(shown: Any, lines: list[str]) -> None:
+    part = {Fleet: "fleet", GetStatusResponse: "frontdoor", GetStatisticsResponse: "cache"}[type(shown)]
 
-def test_followed_deferral_is_shown_where_it_differs_most() -> None:
-    followed = FollowedDeferral("light>heavy", (0.25, 0.5, 1.0), (0.3, 0.65, 1.0), (0.2, 0.4, 1.0))
-    fleet = Fleet((), Plan(PlanVersion(7, 1)), 7, deferrals=(followed,))
-    lines = [getattr(line, "plain", "") for line in render(SuiteStatus.of(fleet, None, None))]
+    found = lines_of(**{part: shown})
 
-    assert "deferral  light>heavy: 65% of images have a confidence up to 0.50, 40% as measured" in lines
+    topics = {line[:10] for line in lines}
+    assert [line for line in found if line[:10] in topics] == lines
 
 
 def test_how_the_allocation_moved_is_a_line_a_model_and_stage() -> None:
@@ -116,26 +196,6 @@ def test_processes_and_kinds_stand_on_one_line_in_a_narrow_terminal() -> None:
     assert " vectordb_gateway " in console.export_text()
 
 
-def test_status_shows_steps_and_guidance_of_each_model() -> None:
-    turbo = Model(
-        name="sdxl-turbo", default_steps=1, default_guidance_scale=0.0, default_width_px=512, default_height_px=512
-    )
-    status = SuiteStatus(None, GetStatusResponse(models=[turbo]), None, {})
-
-    lines = [line.plain for line in render(status) if isinstance(line, Text)]
-
-    assert lines[0] == "model     sdxl-turbo: 1 steps, guidance 0, 512 x 512 by default"
-
-
-def test_status_shows_loras_that_fit_no_model() -> None:
-    loha = RejectedAdapter(name="loha", reason="UNSUPPORTED_LORA", message="loha.safetensors: it is a LoHa")
-    status = SuiteStatus(None, GetStatusResponse(rejected_adapters=[loha]), None, {})
-
-    lines = [line.plain for line in render(status) if isinstance(line, Text)]
-
-    assert "LoRA      loha fits no model here: loha.safetensors: it is a LoHa (UNSUPPORTED_LORA)" in lines
-
-
 def test_late_answers_of_all_pools_are_counted() -> None:
     pools = [PoolStatus(pool="heavy", late_count=2), PoolStatus(pool="light", late_count=3)]
     frontdoor = GetStatusResponse(accepted_count=9, completed_count=8, failed_count=1, pools=pools)
@@ -144,23 +204,6 @@ def test_late_answers_of_all_pools_are_counted() -> None:
 
     assert sample is not None
     assert (sample.late_count, sample.violated_count) == (5, 6)
-
-
-def test_status_shows_rejections_by_reason_and_why_none_is_accepted() -> None:
-    rejections = [
-        RejectionCount(reason="QUEUE_FULL", request_count=2),
-        RejectionCount(reason="STORE_FULL", request_count=3),
-    ]
-    frontdoor = GetStatusResponse(
-        rejected_count=5, rejections=rejections, not_accepting_reason="STORE_FULL: ledger is full: no room"
-    )
-
-    lines = [line.plain for line in frontdoor_lines(frontdoor)]
-
-    assert lines == [
-        "requests  0 accepted, 0 completed, 0 failed, 0 cancelled, 5 rejected (2 QUEUE_FULL, 3 STORE_FULL), 0 retried",
-        "requests  none is accepted now: STORE_FULL: ledger is full: no room",
-    ]
 
 
 def test_look_without_controller_is_no_sample() -> None:
@@ -230,64 +273,3 @@ def test_watch_continues_without_answer_and_shows_earlier_one(
     assert "worker-7" in done.stdout
     assert "controller does not answer: nobody is there; its last report is 3 s old" in done.stdout
     assert "frontdoor does not answer: nobody is there\n" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("predictor", "line"),
-    [
-        (MatchPredictor(reason="by the settings"), "predictor off: by the settings"),
-        (
-            MatchPredictor(on=True, reason="it gains", search_s=0.1, image_s=0.87, net_s=1.5, skipped_count=30),
-            "predictor on: it gains; a search takes 100.0 ms, an image 0.87 s; 30 searches skipped, +1.50 s gained",
-        ),
-    ],
-)
-def test_status_says_why_predictor_is_on_or_off(predictor: MatchPredictor, line: str) -> None:
-    gone, console = Unavailable("GONE", "no"), Console(width=200, record=True)
-    holes = {"hole_count": 2, "hole_step_count": 25}
-    earned = EarnedCells(row_count=5, open_count=3, trial_count=81)
-    cache = GetStatisticsResponse(entry_count=3, **holes, match_predictor=predictor, earned=earned)
-    frontdoor = GetStatusResponse(image_device_s=80.0, shadow_device_s=2.0)
-
-    console.print(Group(*render(SuiteStatus.of(gone, frontdoor, cache))))
-
-    lines = [one.strip() for one in console.export_text().splitlines()]
-    assert line in lines
-    told = "hits none yet, 2 lookups met a hole and lost 25 steps, 3 of 5 thresholds earned, 81 trials since"
-    assert any(one.endswith(told) for one in lines)
-    assert "shadows   2.0 device seconds, 2.5% of the images'" in lines
-
-
-def test_status_shows_why_policy_does_not_plan() -> None:
-    plan = Plan(PlanVersion(7, 2), allocator="resident", notes=("joint cannot plan (heavy has no profile)",))
-    unplanned = (UnplannedModel("heavy", "cpu", "PROFILE_MISSING"),)
-    gone = Unavailable("GONE", "no")
-    console = Console(width=200, record=True)
-
-    console.print(Group(*render(SuiteStatus.of(Fleet((), plan, 7, unplanned), gone, None))))
-
-    lines = [line.strip() for line in console.export_text().splitlines()]
-    assert "plan      7.2 by resident, 0 workers assigned" in lines
-    assert "note      joint cannot plan (heavy has no profile)" in lines
-    assert (
-        "unplanned heavy on cpu: PROFILE_MISSING; measure it with `pentimento profile cost heavy`,"
-        " then `pentimento up … --profiles heavy-cost.json`" in lines
-    )
-
-
-def test_status_names_the_components_that_each_replica_is_to_hold() -> None:
-    plan = Plan(
-        PlanVersion(7, 1),
-        (WorkerAssignment("w1", "", "m", 1, prefetch=("ink", "neon")), WorkerAssignment("w2", "", "m", 1)),
-        components=(
-            ComponentPlacement(ReplicaKind.CONTROLNET, "canny", ("c1", "c2")),
-            ComponentPlacement(ReplicaKind.CONTROLNET, "depth", ("c2",)),
-        ),
-    )
-    lines = [getattr(line, "plain", "") for line in render(SuiteStatus.of(Fleet((), plan, 7), None, None))]
-
-    assert [line for line in lines if line.startswith("holds")] == [
-        "holds     c1: canny",
-        "holds     c2: canny, depth",
-        "holds     w1: ink, neon",
-    ]

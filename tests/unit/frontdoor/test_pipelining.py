@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pentimento.domain.generation import ControlNetSelection, FromNoise, GenerationSpec, Route, Scheduler
-from pentimento.policies.residual_pipelining import PipeliningMode, PipeliningRule
+from pentimento.policies.residual_pipelining import PipeliningMode
 from pentimento.profiles.catalogue import ProfileSet
 from services.frontdoor.routing.pipelining import ControlPipelining
 from tests.support.profiles import EDGES, PIPELINING_PROFILE, changed
@@ -39,7 +39,7 @@ def controlled(*names: str, steps: int = 50) -> GenerationSpec:
 def test_pipelining_mode_has_step_and_reason(
     spec: GenerationSpec, model: str, mode: str, waited: float | None, from_step: int, why: str
 ) -> None:
-    pipelining = ControlPipelining(PipeliningRule(PipeliningMode(mode)), PROFILES)
+    pipelining = ControlPipelining(PipeliningMode(mode), PROFILES)
     pipelining.learn(spec, waited)
 
     found = pipelining.from_step(spec, f"sha256:{model}")

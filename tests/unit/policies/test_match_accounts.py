@@ -6,14 +6,12 @@ from dataclasses import replace
 import pytest
 
 from pentimento.policies.match_prediction import (
-    GateSettings,
     LookupPrices,
     MatchGate,
     NetLatency,
     Ruling,
     SearchOutcome,
     calibrate,
-    precision_and_recall,
     threshold_for_recall,
 )
 
@@ -27,9 +25,9 @@ def misses(count: int, score: float = 0.0) -> list[SearchOutcome]:
     return [SearchOutcome(score, 0.0)] * count
 
 
-def opened_gate(**settings: float) -> MatchGate:
+def opened_gate() -> MatchGate:
     """One that skips scores below 1."""
-    gate = MatchGate(GateSettings(**settings))  # type: ignore[arg-type]
+    gate = MatchGate()
     gate.remember([*misses(1000), *[SearchOutcome(1.0, 0.1)] * 1000])
     gate.review(PRICES)
     assert gate.on
@@ -37,7 +35,6 @@ def opened_gate(**settings: float) -> MatchGate:
 
 
 def test_what_nobody_sets() -> None:
-    assert GateSettings() == GateSettings(0.1, 2048, 256, 2048, None)
     assert SearchOutcome(0.5, 0.1) == SearchOutcome(0.5, 0.1, 1.0)
     assert NetLatency() == NetLatency(0.0, 0.0, 0.0, 0.0, 0.0)
 
@@ -114,9 +111,6 @@ def test_the_threshold_for_a_recall_counts_hits_by_weight(recall: float, thresho
 
 def test_without_hits_every_threshold_keeps_them_all() -> None:
     assert threshold_for_recall(misses(3), 0.9) == -math.inf
-    assert precision_and_recall(misses(3), 0.5) == (1.0, 1.0)
-    assert precision_and_recall(misses(3, 0.7), 0.5) == (0.0, 1.0)
-    assert precision_and_recall([SearchOutcome(0.5, 0.1), *misses(1, 0.5)], 0.5) == (0.5, 1.0)
 
 
 def test_a_score_at_the_threshold_is_searched_and_a_draw_at_the_share_skipped() -> None:
@@ -131,32 +125,33 @@ def test_a_score_at_the_threshold_is_searched_and_a_draw_at_the_share_skipped() 
 
 
 def test_one_that_is_off_books_nothing_and_learns_all_the_same() -> None:
-    gate = MatchGate(GateSettings(audit_share=0.25))
+    gate = MatchGate()
 
     gate.note_searched(Ruling.AUDIT, 0.3, 0.2, PRICES)
     gate.note_searched(Ruling.SEARCH, 0.4, 0.0, PRICES)
 
-    assert gate.outcomes == (SearchOutcome(0.3, 0.2, 4.0), SearchOutcome(0.4, 0.0, 1.0))
+    assert gate.outcomes == (SearchOutcome(0.3, 0.2, 10.0), SearchOutcome(0.4, 0.0, 1.0))
     assert gate.total == NetLatency()
 
 
 def test_every_kind_of_lookup_is_booked_as_what_it_cost_and_saved() -> None:
-    gate = opened_gate(audit_share=0.25)
+    gate = opened_gate()
 
     gate.note_skipped(PRICES)
     assert gate.total == NetLatency(1.0, 1.0, 0.1, 0.0, 0.001)
     gate.note_searched(Ruling.AUDIT, 0.3, 0.2, PRICES)
-    assert gate.total == NetLatency(2.0, 1.0, 0.1, 3 * 0.2 * 10.0, 0.002)
+    assert gate.total == NetLatency(2.0, 1.0, 0.1, 9 * 0.2 * 10.0, 0.002)
     gate.note_searched(Ruling.SEARCH, 1.5, 0.5, PRICES)
-    assert gate.total == NetLatency(3.0, 1.0, 0.1, 3 * 0.2 * 10.0, 0.003)
+    assert gate.total == NetLatency(3.0, 1.0, 0.1, 9 * 0.2 * 10.0, 0.003)
 
 
 def test_only_so_many_outcomes_are_remembered() -> None:
-    gate = MatchGate(GateSettings(remembered_count=2))
+    gate = MatchGate()
 
-    gate.remember([*misses(3, 0.1), *misses(1, 0.2)])
+    gate.remember([*misses(1, 0.3), *misses(2047, 0.1), *misses(1, 0.2)])
 
-    assert gate.outcomes == (SearchOutcome(0.1, 0.0), SearchOutcome(0.2, 0.0))
+    assert len(gate.outcomes) == 2048
+    assert (gate.outcomes[0], gate.outcomes[-1]) == (SearchOutcome(0.1, 0.0), SearchOutcome(0.2, 0.0))
 
 
 @pytest.mark.parametrize(
@@ -175,15 +170,15 @@ def test_an_account_of_a_quarter_of_what_is_needed_switches_it_off_where_nothing
 
 
 def test_an_account_counts_for_less_the_older_it_is() -> None:
-    """Whenever four are in it they are halved."""
-    gate = opened_gate(account_count=4)
+    """Whenever 2,048 are in it they are halved."""
+    gate = opened_gate()
     counts = []
-    for _ in range(6):
+    for _ in range(3072):
         gate.note_skipped(PRICES)
         counts.append(gate._recent.lookup_count)
 
-    assert counts == [1.0, 2.0, 3.0, 2.0, 3.0, 2.0]
-    assert gate.total.lookup_count == 6.0
+    assert (counts[2046], counts[2047], counts[3070], counts[3071]) == (2047.0, 1024.0, 2047.0, 1024.0)
+    assert gate.total.lookup_count == 3072.0
 
 
 def test_one_that_goes_on_again_begins_a_new_account() -> None:
@@ -215,7 +210,7 @@ def test_after_it_went_off_it_needs_as_many_new_outcomes_as_at_first() -> None:
 
 
 def test_one_that_keeps_a_recall_waits_for_as_many_outcomes() -> None:
-    gate = MatchGate(GateSettings(needed_count=4, recall=1.0))
+    gate = MatchGate(needed_count=4, recall=1.0)
     on = []
     for outcome in [*misses(3), SearchOutcome(0.7, 0.1)]:
         gate.remember([outcome])
@@ -228,7 +223,7 @@ def test_one_that_keeps_a_recall_waits_for_as_many_outcomes() -> None:
 
 
 def test_one_that_keeps_a_recall_books_what_it_skips() -> None:
-    gate = MatchGate(GateSettings(needed_count=1, recall=1.0))
+    gate = MatchGate(needed_count=1, recall=1.0)
     gate.remember([SearchOutcome(0.7, 0.1)])
     gate.review(PRICES)
 

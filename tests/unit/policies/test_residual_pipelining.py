@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from pentimento.policies.residual_pipelining import (
     PipeliningBound,
     PipeliningMode,
-    PipeliningRule,
     ResidualSteps,
     ResidualWaits,
     allowed_from_step,
     allowed_from_step_of_all,
     first_alike_step,
+    pipelined_from,
     wait_share,
 )
 
@@ -114,17 +114,15 @@ def test_whatever_is_used_was_asked_for_and_nothing_else_is(schedule: tuple[int,
         (PipeliningMode.ON, None, 4),
         (PipeliningMode.ON, 0.0, 4),
         (PipeliningMode.AUTO, None, 0),
-        (PipeliningMode.AUTO, 0.19, 0),
-        (PipeliningMode.AUTO, 0.2, 4),
+        (PipeliningMode.AUTO, 0.09, 0),
+        (PipeliningMode.AUTO, 0.1, 4),
     ],
 )
 def test_by_itself_only_where_waiting_was_seen_to_cost_too_much(
     mode: PipeliningMode, share: float | None, first: int
 ) -> None:
-    rule = PipeliningRule(mode, least_wait_share=0.2)
-
-    assert rule.from_step(4, share) == first
-    assert rule.from_step(0, share) == 0
+    assert pipelined_from(mode, 4, share) == first
+    assert pipelined_from(mode, 0, share) == 0
 
 
 def test_waits_are_known_by_the_set_of_controlnets_and_follow_what_was_seen_last() -> None:
@@ -163,9 +161,7 @@ def test_a_picture_whose_first_step_alone_is_synchronous_tells_nothing() -> None
     assert wait_share({}, [], 10, 10.0) is None
 
 
-def test_a_deployment_pipelines_by_itself_where_waiting_costs_a_tenth_of_a_step() -> None:
-    assert PipeliningRule() == PipeliningRule(PipeliningMode.AUTO, 0.1)
-    assert [mode.value for mode in PipeliningMode] == ["off", "on", "auto"]
+def test_first_alike_step_needs_more_than_the_bound() -> None:
     assert first_alike_step([0.9901, 0.99]) == 0
     assert first_alike_step([0.99, 0.9901]) == 2
 

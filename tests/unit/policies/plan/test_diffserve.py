@@ -1,6 +1,5 @@
 """Plan DiffServe's cascade of two models."""
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -133,16 +132,6 @@ def test_model_without_profile_raises() -> None:
 
     with pytest.raises(FailedPrecondition, match="turbo has no profile"):
         diffserve(SETTINGS)(nobody_knows)
-
-
-@settings(deadline=None, max_examples=50)
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=50), st.floats(0, 1))
-def test_curve_of_samples_counts_share_at_threshold(samples: list[float], t: float) -> None:
-    curve = DeferralCurve.of(samples, count=101)
-
-    index = math.floor(t * 100)
-    low, high = (sum(s <= step / 100 for s in samples) / len(samples) for step in (index, min(index + 1, 100)))
-    assert low - 1e-9 <= curve.share(t) <= high + 1e-9
 
 
 @settings(deadline=None, max_examples=50)

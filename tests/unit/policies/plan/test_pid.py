@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pentimento.policies.plan.mixture import PidGains, PidMemory, pid_step
+from pentimento.policies.plan.mixture import PidMemory, pid_step
 
-PLAIN = PidGains()
-NO_SLOPE = PidGains(derivative=0.0)
+PERIOD_S = 180.0
 
 
 # A whole period: 0.6 of the error 4, 0.05 of the integral 2 + 4 * 3, 0.05 of the slope (4 - 1) / 3. A sixth of it: a
@@ -17,7 +16,6 @@ NO_SLOPE = PidGains(derivative=0.0)
 # near limit: 12 + 0.6 * 4 + 0.05 * 12 is 0.2 beyond it. An integral of 40 - 3 pushes 1.25 beyond: 25 of it.
 STEPS = {
     "a whole period": (
-        PidGains(0.6, 0.05, 0.05, 180.0),
         PidMemory(10.0, 2.0, 1.0),
         14.0,
         180.0,
@@ -25,7 +23,6 @@ STEPS = {
         PidMemory(10.0 + 0.6 * 4 + 0.05 * 14 + 0.05 * 1, 14.0, 4.0),
     ),
     "a sixth of the period moves a sixth": (
-        PLAIN,
         PidMemory(10.0, 0.0, 1.0),
         14.0,
         30.0,
@@ -33,16 +30,14 @@ STEPS = {
         PidMemory(10.0 + (2.4 + 0.1 + 0.3) / 6, 2.0, 4.0),
     ),
     "two periods move no further than one": (
-        PLAIN,
         PidMemory(10.0, 0.0, 1.0),
         14.0,
         360.0,
         16.0,
         PidMemory(10.0 + 2.4 + 1.2 + 0.025, 24.0, 4.0),
     ),
-    "no time": (PLAIN, PidMemory(10.0, 0.0, 1.0), 14.0, 0.0, 16.0, PidMemory(10.0, 0.0, 4.0)),
+    "no time": (PidMemory(10.0, 0.0, 1.0), 14.0, 0.0, 16.0, PidMemory(10.0, 0.0, 4.0)),
     "no time cuts a value beyond its limit and keeps the integral": (
-        PLAIN,
         PidMemory(16.0, 3.0, 1.0),
         12.0,
         0.0,
@@ -50,7 +45,6 @@ STEPS = {
         PidMemory(12.0, 3.0, -4.0),
     ),
     "an error that pushes past a near limit is not integrated": (
-        NO_SLOPE,
         PidMemory(12.0, 0.0, None),
         16.0,
         180.0,
@@ -58,20 +52,19 @@ STEPS = {
         PidMemory(14.8, 0.0, 4.0),
     ),
     "an integral that pushes beyond the limit is forgotten": (
-        NO_SLOPE,
         PidMemory(16.0, 40.0, -1.0),
         15.0,
         180.0,
         16.0,
         PidMemory(16.0, 37.0 - 25.0, -1.0),
     ),
-    "a small error at the limit": (PLAIN, PidMemory(16.0, 0.0, 0.5), 16.5, 60.0, 16.0, PidMemory(16.0, 0.0, 0.5)),
+    "a small error at the limit": (PidMemory(16.0, 0.0, 0.5), 16.5, 60.0, 16.0, PidMemory(16.0, 0.0, 0.5)),
 }
 
 
 def test_pid_steps_by_hand() -> None:
-    for name, (gains, before, target, elapsed_s, high, after) in STEPS.items():
-        found = pid_step(gains, before, target, elapsed_s, 1.0, high)
+    for name, (before, target, elapsed_s, high, after) in STEPS.items():
+        found = pid_step(PERIOD_S, before, target, elapsed_s, 1.0, high)
 
         assert astuple(found) == pytest.approx(astuple(after)), name
 
@@ -81,7 +74,7 @@ def test_pid_steps_by_hand() -> None:
 def test_pid_reaches_target(target: float, start: float) -> None:
     memory = PidMemory(start, 0.0, None)
     for _ in range(60):
-        memory = pid_step(PLAIN, memory, target, 180.0, 1.0, 16.0)
+        memory = pid_step(PERIOD_S, memory, target, 180.0, 1.0, 16.0)
 
     assert memory.value == pytest.approx(target, abs=0.3)
 
@@ -89,7 +82,7 @@ def test_pid_reaches_target(target: float, start: float) -> None:
 def test_pid_at_limit_winds_nothing_up() -> None:
     memory = PidMemory(16.0, 0.0, 0.0)
     for _ in range(50):
-        memory = pid_step(PLAIN, memory, 40.0, 180.0, 1.0, 16.0)
+        memory = pid_step(PERIOD_S, memory, 40.0, 180.0, 1.0, 16.0)
 
     assert memory.value == 16.0
     assert abs(memory.integral) < 1e-9
@@ -101,7 +94,7 @@ def test_pid_course_is_the_same_at_every_interval(interval_s: float, start: floa
     """A gain above 1 a step, as unscaled ones have every few seconds, would throw it from one limit to the other."""
     memory, course = PidMemory(start, 0.0, None), []
     for _ in range(int(3600 / interval_s)):
-        memory = pid_step(PLAIN, memory, target, interval_s, 1.0, 16.0)
+        memory = pid_step(PERIOD_S, memory, target, interval_s, 1.0, 16.0)
         course.append(memory.value)
 
     assert max(abs(value - target) for value in course) <= abs(start - target) + 1e-9

@@ -50,13 +50,6 @@ def test_confidence_is_drawn_by_the_curve(quantile: float, confidence: float) ->
     assert CURVE.confidence(quantile) == pytest.approx(confidence)
 
 
-def test_curve_is_profiled_from_confidences() -> None:
-    curve = DeferralCurve.of([0.5, 0.1, 0.9, 0.5], count=11)
-
-    assert curve.thresholds == pytest.approx([index / 10 for index in range(11)])
-    assert curve.shares == (0.0, 0.25, 0.25, 0.25, 0.25, 0.75, 0.75, 0.75, 0.75, 1.0, 1.0)
-
-
 @pytest.mark.parametrize(
     ("thresholds", "shares"),
     [
@@ -71,11 +64,6 @@ def test_curve_is_profiled_from_confidences() -> None:
 def test_curve_refuses_invalid_points(thresholds: tuple[float, ...], shares: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match=r"curve|ascend"):
         DeferralCurve(thresholds, shares)
-
-
-def test_curve_of_no_confidences_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one"):
-        DeferralCurve.of([])
 
 
 def test_every_policy_has_a_row_here() -> None:
@@ -120,7 +108,7 @@ def test_settings_defaults_follow_papers() -> None:
     found = ServingSettings(heavy="h")
 
     assert (found.discriminator_s, found.expected_per_s, found.peak_per_s, found.slo_s) == (0.0, 0.0, 0.0, math.inf)
-    assert (found.fixed_threshold, found.overprovision, found.threshold_count) == (0.5, 1.05, 201)
+    assert (found.fixed_threshold, found.overprovision) == (0.5, 1.05)
     assert (found.demand_weight, found.step_count, found.hysteresis) == (pytest.approx(1 / 3.1), 50, 0.1)
     assert (found.batch_sizes, found.run_price) == ((1, 2, 4, 8, 16, 32), 0.002)
     assert (found.small_models, replace(found, light="l").small_models) == ((), ("l",))
