@@ -2,9 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -24,7 +23,6 @@ from pentimento.domain.adapters import (
 from pentimento.domain.errors import InvalidArgument
 from pentimento.files.adapter_registry import read_adapters
 
-T = TypeVar("T")
 REGISTRY = "registry.json"
 NONE_UPLOADED = (
     "no LoRA was uploaded. `pentimento adapters add FILE --name NAME --family FAMILY --licence LICENCE` uploads one;"
@@ -64,7 +62,7 @@ def add(
     """Upload FILE, a LoRA in a safetensors file, and serve it under a name."""
     size_bytes, digest = _measured(file)
     upload = LoraUpload(name, family, licence, size_bytes, digest, base_digest, latest_start_fraction)
-    added = _asked(options, lambda client: client.add_lora(upload, chunks_of(file)))
+    added = ask_controller(options, AdapterRegistryClient, lambda client: client.add_lora(upload, chunks_of(file)))
     say(_document(added), _line(added), as_json=as_json)
 
 
@@ -72,7 +70,7 @@ def add(
 @controller_options
 def list_all(as_json: bool, **options: Any) -> None:
     """List uploaded LoRAs, as JSON one per line. `pentimento status` also shows LoRAs from directories."""
-    found = _asked(options, lambda client: client.loras())
+    found = ask_controller(options, AdapterRegistryClient, lambda client: client.loras())
     for adapter in found:
         say(_document(adapter), _line(adapter), as_json=as_json)
     if not found and not as_json:
@@ -84,7 +82,7 @@ def list_all(as_json: bool, **options: Any) -> None:
 @controller_options
 def remove(name: str, as_json: bool, **options: Any) -> None:
     """Remove a LoRA: new requests cannot name it."""
-    _asked(options, lambda client: client.remove_lora(name))
+    ask_controller(options, AdapterRegistryClient, lambda client: client.remove_lora(name))
     say({"removed": name}, f"{name} is removed for new requests", as_json=as_json)
 
 
@@ -103,10 +101,6 @@ def register(directory: Path, name: str, family: str, licence: str, base_digest:
     registry = directory.parent / REGISTRY
     unnamed = write_entry(registry, entry)
     say({**entry, "registry": str(registry)}, words(entry, registry, unnamed), as_json=as_json)
-
-
-def _asked(options: dict[str, Any], question: Callable[[AdapterRegistryClient], Awaitable[T]]) -> T:
-    return ask_controller(options, lambda channel: question(AdapterRegistryClient(channel)))
 
 
 def _measured(file: Path) -> tuple[int, str]:

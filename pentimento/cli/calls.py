@@ -21,6 +21,7 @@ from pentimento.sdk.client import AsyncClient
 from pentimento.supervisor.state import Endpoint
 
 T = TypeVar("T")
+C = TypeVar("C")
 
 
 def ask_channel(
@@ -39,13 +40,17 @@ def ask_channel(
         return asyncio.run(ask())
 
 
-def ask_controller(options: dict[str, Any], question: Callable[[Channel], Awaitable[T]]) -> T:
-    """Return the answer of the controller of `controller_options`. Without a token, a suite that runs here is called
-    with its own."""
+def ask_controller(options: dict[str, Any], client: Callable[[Channel], C], question: Callable[[C], Awaitable[T]]) -> T:
+    """Return the controller's answer to a question by a `client`, or raise its error. Without a token, a suite that
+    runs here is called with its own."""
+
+    def ask(channel: Channel) -> Awaitable[T]:
+        return question(client(channel))
+
     if options["controller_address"]:
-        return ask_channel(options["controller_address"], options, question)
+        return ask_channel(options["controller_address"], options, ask)
     suite = running_suite(options["state_dir"])
-    return ask_channel(suite.controller, options, question, own_token_file(suite, read_token(options["token"])))
+    return ask_channel(suite.controller, options, ask, own_token_file(suite, read_token(options["token"])))
 
 
 def own_token_file(suite: Endpoint, token: str) -> Path | None:

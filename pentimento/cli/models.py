@@ -1,7 +1,7 @@
 """`pentimento models`: models and cascades that are registered with the controller."""
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,7 +32,6 @@ from pentimento.files.json_values import from_json, to_json
 from pentimento.files.signed_entries import signed_variant, with_signature
 from pentimento.supervisor.models import find_model
 
-T = TypeVar("T")
 Command = TypeVar("Command", bound=Callable[..., Any])
 PROFILES = click.Path(exists=True, path_type=Path)
 CALL_TIMEOUT_S = 10.0
@@ -107,7 +106,7 @@ def add(
         await client.register_model(variant, CALL_TIMEOUT_S)
         return uploaded_bytes
 
-    uploaded_bytes = call(options, register)
+    uploaded_bytes = ask_controller(options, ModelRepositoryClient, register)
     words = f"{name}: {variant.family}, {variant.size_bytes} bytes, {variant.digest}"
     say(
         to_json(variant.without_blocks),
@@ -135,7 +134,7 @@ def sign(entry: str, signing_key: Path, as_json: bool, **options: Any) -> None:
             source = OBJECTS_SOURCE if found.source.startswith(OBJECTS_SOURCE) else found.source
             await client.register_model(signed_variant(replace(found, source=source), key, now_ms), CALL_TIMEOUT_S)
 
-        call(options, renew)
+        ask_controller(options, ModelRepositoryClient, renew)
     say({"signed": names, "key_id": key_id}, f"signed by {key_id}: {', '.join(names)}", as_json=as_json)
 
 
@@ -160,7 +159,11 @@ def add_cascade(file: Path, profiles: tuple[Path, ...], as_json: bool, **options
     gives the share of steps saved.
     """
     stated, texts = read_cascade(file), tuple(map(profile_text, profiles))
-    cascade = call(options, lambda client: client.register_cascade(stated, CALL_TIMEOUT_S, handover_profiles=texts))
+    cascade = ask_controller(
+        options,
+        ModelRepositoryClient,
+        lambda client: client.register_cascade(stated, CALL_TIMEOUT_S, handover_profiles=texts),
+    )
     say({"name": cascade.name, **to_json(cascade)}, cascade_words(cascade), as_json=as_json)
 
 
@@ -168,7 +171,7 @@ def add_cascade(file: Path, profiles: tuple[Path, ...], as_json: bool, **options
 @controller_options
 def list_registered(as_json: bool, **options: Any) -> None:
     """List registered models and cascades."""
-    registered = call(options, lambda client: client.registered(CALL_TIMEOUT_S))
+    registered = ask_controller(options, ModelRepositoryClient, lambda client: client.registered(CALL_TIMEOUT_S))
     if as_json:
         say(to_json(registered), "", as_json=True)
     else:
@@ -184,15 +187,10 @@ def remove(name: str, as_json: bool, **options: Any) -> None:
     """Remove the model NAME, or the cascade of that name (`light>heavy`, or as `list` prints it)."""
     name = name.replace(" → ", ">")
     if ">" in name:
-        call(options, lambda client: client.remove_cascade(name, CALL_TIMEOUT_S))
+        ask_controller(options, ModelRepositoryClient, lambda client: client.remove_cascade(name, CALL_TIMEOUT_S))
     else:
-        call(options, lambda client: client.remove_model(name, CALL_TIMEOUT_S))
+        ask_controller(options, ModelRepositoryClient, lambda client: client.remove_model(name, CALL_TIMEOUT_S))
     say({"removed": name}, f"{name} is removed", as_json=as_json)
-
-
-def call(options: dict[str, Any], question: Callable[[ModelRepositoryClient], Awaitable[T]]) -> T:
-    """Return the controller's answer, or raise its error."""
-    return ask_controller(options, lambda channel: question(ModelRepositoryClient(channel)))
 
 
 def describe(name: str, model: Path | str, profiles: tuple[Path, ...], components: Path | None = None) -> ModelVariant:

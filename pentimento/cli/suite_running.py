@@ -236,13 +236,26 @@ async def supervise(
     loop.add_signal_handler(signal.SIGQUIT, supervisor.request_kill)
     loop.add_signal_handler(signal.SIGUSR1, supervisor.request_scaling)
     following = asyncio.create_task(tokens.follow(lambda text: around.view.note(text, error=True))) if tokens else None
-    arrival = fleet_arrival(suite, around.view, settings, state)
 
-    def announce_served(seconds: float) -> None:
-        announce(around.view, settings, state, as_json, seconds, arrival.unprofiled)
+    async def fleet() -> Fleet:
+        channels = replace(client_settings(), service_token_file=settings.service_token_file)
+        async with open_channel(unix_address(state, "controller"), channels) as channel:
+            return await ControllerClient(channel).fleet(CALL_TIMEOUT_S)
+
+    arrival = FleetArrival(suite, fleet, lambda name: "".join(around.view.tail(name, 1)))
+
+    def announce(seconds: float) -> None:
+        """Publish the suite's addresses, so that `generate`, `status` and `down` find it."""
+        endpoint = endpoint_of(settings, state)
+        state.publish(endpoint)
+        if as_json:
+            around.view.document(json.dumps(serving_document(endpoint, state), ensure_ascii=False))
+        around.view.note(f"the suite serves after {seconds:.1f} s")
+        for line in banner(settings, endpoint, state.path, arrival.unprofiled):
+            around.view.note(f"  {line}")
 
     try:
-        return await supervisor.run(announce_served, ReplicaFiles(state.path), arrival)
+        return await supervisor.run(announce, ReplicaFiles(state.path), arrival)
     finally:
         if following:
             following.cancel()
@@ -251,27 +264,9 @@ async def supervise(
         around.view.close()
 
 
-def fleet_arrival(suite: Suite, view: LogView, settings: SuiteSettings, state: StateDirectory) -> FleetArrival:
-    """Return the waiter for the suite's workers, which uses the suite's token."""
-
-    async def fleet() -> Fleet:
-        channels = replace(client_settings(), service_token_file=settings.service_token_file)
-        async with open_channel(unix_address(state, "controller"), channels) as channel:
-            return await ControllerClient(channel).fleet(CALL_TIMEOUT_S)
-
-    return FleetArrival(suite, fleet, lambda name: "".join(view.tail(name, 1)))
-
-
-def announce(
-    view: LogView,
-    settings: SuiteSettings,
-    state: StateDirectory,
-    as_json: bool,
-    seconds: float,
-    unprofiled: Sequence[str],
-) -> None:
-    """Publish the suite's addresses, so that `generate`, `status` and `down` find it."""
-    endpoint = Endpoint(
+def endpoint_of(settings: SuiteSettings, state: StateDirectory) -> Endpoint:
+    """Return the addresses of the suite of this process."""
+    return Endpoint(
         frontdoor=unix_address(state, "frontdoor"),
         public=settings.public,
         controller=unix_address(state, "controller"),
@@ -281,9 +276,3 @@ def announce(
         http=settings.http,
         admin=settings.admin,
     )
-    state.publish(endpoint)
-    if as_json:
-        view.document(json.dumps(serving_document(endpoint, state), ensure_ascii=False))
-    view.note(f"the suite serves after {seconds:.1f} s")
-    for line in banner(settings, endpoint, state.path, unprofiled):
-        view.note(f"  {line}")

@@ -312,13 +312,6 @@ def scaled_start_step(start_step: int, asked_steps: int, own_steps: int) -> int:
     return min(round(start_step * own_steps / asked_steps), own_steps - 1)
 
 
-def threshold_of(plan: Plan, pool: str, start: str = NOISE) -> float:
-    """Return the confidence that images of the pool must exceed; 0 if they are not scored."""
-    stages = (stage for cascade in plan.cascades for stage in cascade.stages if stage.pool == pool)
-    found = (one.confidence for stage in stages for one in stage.thresholds if one.start == start)
-    return next(found, 0.0)
-
-
 def takes(pool: PoolPlan, route: str) -> bool:
     """Return whether requests of that route enter at the pool by the plan."""
     return any(entry.route == route and entry.share > 0 for entry in pool.routes)

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from lab.planners.ablations import AimdMemory, StaticCascade, ablated
 from pentimento.policies.plan.cascade_problem import CascadeProblem, CascadeSolution, grid
 from pentimento.policies.plan.costs import BatchCost
-from pentimento.policies.plan.entry import threshold_of
 from pentimento.policies.plan.followed_curve import FollowedCurve
 from pentimento.policies.plan.inputs import Decision, ModelDemand
 from pentimento.policies.plan.settings import DeferralCurve, ServingSettings
-from tests.unit.policies.plan.fleets import context, counts, decide, profiles, repeat
+from tests.unit.policies.plan.fleets import context, counts, decide, profiles, repeat, threshold_of
 
 SETTINGS = ServingSettings(heavy="sd15", light="turbo", slo_s=5.0, discriminator_s=0.01)
 

@@ -88,7 +88,7 @@ def test_documents_have_the_fields_of_the_page(tmp_path: Path) -> None:
 
 
 def test_registration_prints_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "call", lambda options, question: RegisteredModels(()))
+    monkeypatch.setattr(models, "ask_controller", lambda options, client, question: RegisteredModels(()))
 
     done = CliRunner().invoke(models.list_registered, ["--json"])
 
@@ -96,7 +96,7 @@ def test_registration_prints_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_removed_model_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "call", lambda options, question: None)
+    monkeypatch.setattr(models, "ask_controller", lambda options, client, question: None)
 
     done = CliRunner().invoke(models.remove, ["tiny-heavy", "--json"])
 

@@ -45,6 +45,7 @@ _LOADS_IN_DWELL = 6.0
 _MANY_SERVED, _LOADS_OF_PATIENCE = 0.5, 2.0
 # Requests a second of every start that are always planned for, so that each start has a route.
 _FLOOR_PER_S = 1e-3
+_GAP, _MOST_RELAXATIONS = 1e-6, 300
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class JointPolicy:
       before the first request. If no image from noise can keep the SLO, the seconds of the quickest way replace it.
     - Quality of light images and hits is estimated from comparisons with the heavy model's images, with the settings'
       as the prior (`quality`). `settings.run_price` is the quality that a whole run of the heavy model must add.
-    - The search ends `gap` (a share) below the best, or after `most_relaxations`, never by a clock. If it ends without
+    - The search ends a share `_GAP` below the best, or after `_MOST_RELAXATIONS`, never by a clock. If it ends without
       a proof, the plans of single papers are searched too, and the best plan counts.
 
     `notes` of the plan name models without a profile, a replaced SLO, and estimated qualities.
@@ -78,8 +79,6 @@ class JointPolicy:
     settings: ServingSettings
     horizon_s: float = 60.0
     dwell_s: float = 30.0
-    gap: float = 1e-6
-    most_relaxations: int = 300
 
     def __call__(self, context: PlanInput) -> Decision:
         replicas = [view.replica for view in context.replicas]
@@ -184,7 +183,7 @@ class JointPolicy:
         """Return the solution, and whether it serves all requests in the best way. Devices keep their models while a
         load gains too little, or within the dwell time while all requests are served."""
         program = AllocationProgram(problem)
-        stays = program.search(self.gap, self.most_relaxations, may_load=False)
+        stays = program.search(_GAP, _MOST_RELAXATIONS, may_load=False)
         longest_s = _longest_load_s(problem.components)
         won = max(_WON_FREELY, _WON_A_SECOND * longest_s) * problem.wanted
         if stays is not None and stays.objective >= problem.bound - won:
@@ -192,17 +191,17 @@ class JointPolicy:
         if stays is not None and stays.served_share > _SERVED and not may_load:
             return stays, False
         above = stays.objective + won if stays is not None else -math.inf
-        solution = program.search(self.gap, self.most_relaxations, may_load=True, above=above) or stays
+        solution = program.search(_GAP, _MOST_RELAXATIONS, may_load=True, above=above) or stays
         if solution is None or not solution.is_optimal:
             solution = self._best_single(problem, solution)
         if solution is None:
-            raise FailedPrecondition("NO_PLAN", f"no plan was found in {self.most_relaxations} steps of the search")
+            raise FailedPrecondition("NO_PLAN", f"no plan was found in {_MOST_RELAXATIONS} steps of the search")
         return solution, False
 
     def _best_single(self, problem: AllocationProblem, found: AllocationSolution | None) -> AllocationSolution | None:
         """Return the best plan of an unfinished search and of single papers."""
         singles = single_plans(problem, self.settings.heavy, self.settings.light).values()
-        searches = (AllocationProgram(one).search(self.gap, self.most_relaxations, may_load=True) for one in singles)
+        searches = (AllocationProgram(one).search(_GAP, _MOST_RELAXATIONS, may_load=True) for one in singles)
         others = [other for other in searches if other is not None]
         return max([*([found] if found is not None else []), *others], key=lambda one: one.objective, default=None)
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from pentimento.domain.demand import StartShare
-from pentimento.domain.fleet import Replica, ReplicaKind
+from pentimento.domain.fleet import Plan, Replica, ReplicaKind
 from pentimento.policies.plan.cascade import CascadePolicy, diffserve_cascade
 from pentimento.policies.plan.inputs import AllocationProfile, Decision, ModelDemand, PlanInput, Policy, ReplicaView
 from pentimento.policies.plan.maker import check_decision
@@ -25,6 +25,13 @@ def worker(index: int, resident: str = "sd15", models: tuple[str, ...] = MODELS)
         resident_models=(resident,),
     )
     return ReplicaView(replica)
+
+
+def threshold_of(plan: Plan, pool: str, start: str = "noise") -> float:
+    """Return the confidence that images of the pool must exceed; 0 if they are not scored."""
+    stages = (stage for cascade in plan.cascades for stage in cascade.stages if stage.pool == pool)
+    found = (one.confidence for stage in stages for one in stage.thresholds if one.start == start)
+    return next(found, 0.0)
 
 
 def profiles(**tables: dict[int, float]) -> tuple[AllocationProfile, ...]:

@@ -10,12 +10,11 @@ from pentimento.domain.fleet import MeasuredDeferral, Replica, ReplicaKind, Stag
 from pentimento.domain.models import CascadeVariant, Handover
 from pentimento.domain.reasons import Reason
 from pentimento.policies.plan.cascade import CascadeMemory, CascadePolicy, diffserve_cascade, with_measured
-from pentimento.policies.plan.entry import threshold_of
 from pentimento.policies.plan.followed_curve import FollowedCurve
 from pentimento.policies.plan.inputs import Decision, ModelDemand, PlanInput, ReplicaView
 from pentimento.policies.plan.registry import SERVING_POLICIES
 from pentimento.policies.plan.settings import DeferralCurve, ServingSettings
-from tests.unit.policies.plan.fleets import SD15, TURBO, counts, decide, profiles, repeat, worker
+from tests.unit.policies.plan.fleets import SD15, TURBO, counts, decide, profiles, repeat, threshold_of, worker
 
 MIDDLE = {size: 4 * seconds for size, seconds in TURBO.items()}
 CURVE = DeferralCurve((0.0, 0.5, 1.0), (0.0, 0.3, 1.0))

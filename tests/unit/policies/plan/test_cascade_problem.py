@@ -16,8 +16,6 @@ from pentimento.policies.plan.cascade_problem import (
     solve_cascade,
 )
 from pentimento.policies.plan.costs import BatchCost
-from pentimento.policies.plan.joint.problem import AllocationProblem, Component, PlannedRoute, Use
-from pentimento.policies.plan.joint.program import solve_allocation
 from pentimento.policies.plan.settings import DeferralCurve
 from tests.unit.policies.plan.fleets import SD15, TURBO
 
@@ -277,35 +275,3 @@ def test_solve_waits_of_all_stages_count(slo_s: float, feasible: bool) -> None:
     solution = solve_cascade(CascadeProblem(0.1, 4, slo_s, stages, (CURVE,), 0.25))
 
     assert (solution.counts[1] > 0) is feasible
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    demand=st.floats(0.5, 40.0),
-    device_count=st.integers(2, 12),
-    slo_s=st.floats(2.0, 8.0),
-    stages=st.tuples(st.floats(0.05, 1.0), st.floats(0.1, 4.0)),
-    queue_s=st.floats(0.0, 1.0),
-)
-def test_solve_two_models_equals_allocation_problem(
-    demand: float, device_count: int, slo_s: float, stages: tuple[float, float], queue_s: float
-) -> None:
-    """The cascade is a case of the allocation problem: a route for each stage where requests end, all of whose paths go
-    through the whole cascade. With one batch size a model both find the same share, but for the grid of thresholds."""
-    light, heavy = (BatchCost(1, seconds, queue_s) for seconds in stages)
-    components = (Component("light", {"gpu": (light,)}), Component("heavy", {"gpu": (heavy,)}))
-    routes = tuple(
-        PlannedRoute(f"end {end}", "noise", (Use("light", 1.0), Use("heavy", float(end))), float(end)) for end in (0, 1)
-    )
-    problem = AllocationProblem({"noise": demand}, {"gpu": device_count}, components, routes, slo_s, served_weight=1e4)
-
-    solution = solve_allocation(problem)
-    found = solve_cascade(CascadeProblem(demand, device_count, slo_s, ((light,), (heavy,)), (DeferralCurve(),)))
-
-    assert solution is not None
-    if not found.feasible:
-        assert found.admission_rate == pytest.approx(solution.served_share) or solution.served_share == 0.0
-    elif solution.served_share > 1.0 - 1e-6:
-        # Otherwise a few thousandths of a request less leave a device more for the heavy model.
-        deferred = sum(rate for course, rate in solution.rates.items() if course.route == "end 1") / demand
-        assert found.gain == pytest.approx(deferred, abs=1.0 / 200 + 1e-6)

@@ -11,11 +11,11 @@ from pentimento.domain.fleet import CascadePlan, PoolPlan, StagePlan, StartThres
 from pentimento.domain.models import Handover
 from pentimento.policies.plan.cascade import CascadeMemory
 from pentimento.policies.plan.cascade_problem import CascadeSolution, grid
-from pentimento.policies.plan.entry import every_start, threshold_of
+from pentimento.policies.plan.entry import every_start
 from pentimento.policies.plan.followed_curve import FollowedCurve
 from pentimento.policies.plan.inputs import Decision, ModelDemand, PlanInput
 from pentimento.policies.plan.settings import DeferralCurve, ServingSettings
-from tests.unit.policies.plan.fleets import context, counts, decide, diffserve, profiles, repeat, worker
+from tests.unit.policies.plan.fleets import context, counts, decide, diffserve, profiles, repeat, threshold_of, worker
 
 SETTINGS = ServingSettings(heavy="sd15", light="turbo", slo_s=5.0, discriminator_s=0.01)
 
