@@ -1,6 +1,6 @@
 """Serve the embedded index: a qdrant-edge shard in a child process, for one gateway.
 
-    <directory>/v1-d<dimension count>…      the shards (`generations`); the ledger can always refill them
+    <directory>/v2-d<dimension count>…      the shards (`generations`); the ledger can always refill them
 
 An index of other dimensions than the prepared ones has a second shard, which serves until the new one is complete.
 A small index is compared vector by vector. A larger one is rebuilt with a graph whenever enough has changed: in a

@@ -1,9 +1,9 @@
 """Keep the directories of the embedded index: the serving one, and the remains of crashes.
 
-    <directory>/v1-d512             the first one; v1-d384-i512 where texts and images have other dimensions
-    <directory>/v1-d512.g000002     one that was built later
-    <directory>/v1-d512.current     the serving one, and its number of points: JSON, replaced in one rename
-    <directory>/v1-d512.lock        held by the process that the index belongs to
+    <directory>/v2-d512             the first one; v2-d384-i512 where texts and images have other dimensions
+    <directory>/v2-d512.g000002     one that was built later
+    <directory>/v2-d512.current     the serving one, and its number of points: JSON, replaced in one rename
+    <directory>/v2-d512.lock        held by the process that the index belongs to
 
 A directory that `current` does not name is a leftover, unless it is the last one that was put aside as unreadable.
 Directories of other dimensions are of the index before: it serves until the new one is complete.
@@ -29,7 +29,7 @@ from pentimento.stores.vectors.index import Dimensions
 logger = logging.getLogger(__name__)
 
 _STORE = "vector index"
-_FORMAT = "v1"
+_FORMAT = "v2"
 _LOCK_POLL_S = 0.05
 # The suffix of the file that a directory's shard process locks.
 LOCK_SUFFIX = ".shard-lock"
@@ -146,20 +146,6 @@ def dimensions_in(directory: Path) -> list[Dimensions]:
     names = {path.name.partition(".")[0] for path in directory.glob(f"{_FORMAT}-d*") if path.is_dir()}
     found = (Dimensions.named(name.removeprefix(f"{_FORMAT}-")) for name in sorted(names))
     return [dimensions for dimensions in found if dimensions is not None]
-
-
-def empty_index(directory: Path, text: int, image: int | None = None, timeout_s: float = 20.0) -> None:
-    """Discard every point of the index, so that it is filled again from the ledger; arguments as for Generations.
-
-    Raises StoreUnavailable while another process has the index open, OSError.
-    """
-    generations = Generations(directory, text, image)
-    generations.hold(timeout_s)
-    try:
-        generations.publish(Generation(generations.following()))
-        generations.clean()
-    finally:
-        generations.release()
 
 
 def _locked(lock: IO[str]) -> bool:

@@ -30,7 +30,7 @@ from pentimento.files.private_files import make_private_directory
 from pentimento.stores.vectors.frames import BrokenWire, Frame, receive_frame, send_frame
 from pentimento.stores.vectors.generations import LOCK_SUFFIX, UNREADABLE
 from pentimento.stores.vectors.index import Dimensions, floats
-from pentimento.stores.vectors.point_filters import filter_of, has_digests, index_fields, with_digests
+from pentimento.stores.vectors.point_filters import filter_of, index_fields, with_digests
 
 logger = logging.getLogger("index_shard")
 
@@ -57,7 +57,6 @@ class IndexShard:
         """`text` and `image` count the dimensions of each space, None: the same."""
         self._dimensions = Dimensions.given(text, image)
         self._shard = _open_shard(directory, self._dimensions, shape)
-        self._by_digests = has_digests(self._shard)
         self._operations: dict[str, Callable[[Frame], Frame]] = {
             "search": self._search,
             "upsert": self._upsert,
@@ -91,7 +90,7 @@ class IndexShard:
         request = edge.QueryRequest(
             limit=header["limit"],
             query=edge.Query.Nearest(floats(frame.body), using=header["space"]),
-            filter=filter_of(header["conditions"], self._by_digests),
+            filter=filter_of(header["conditions"]),
             with_payload=False,
             params=_search_parameters(header["candidates"]),
         )

@@ -2,8 +2,7 @@
 
 A tenant is compared as text. Compatibility keys are texts of 64 characters, each somewhere else in memory: comparing
 them took a quarter of a search's time at 100,000 entries. So a point also has 128 bits of a digest of each of its keys,
-and a shard with an index of the digests is filtered by them. An older shard is filtered by the keys until its next
-build. The keys themselves stay, for copies, and the ledger compares them again.
+and is filtered by them. The keys themselves stay, for copies, and the ledger compares them again.
 """
 
 import hashlib
@@ -26,23 +25,18 @@ def index_fields(shard: "edge.EdgeShard") -> None:
     shard.update(edge.UpdateOperation.create_field_index(_KEY_DIGEST, edge.PayloadSchemaType.Uuid))
 
 
-def has_digests(shard: "edge.EdgeShard") -> bool:
-    """Return whether every point of the shard has the digests of its keys."""
-    return _KEY_DIGEST in shard.info().payload_schema
-
-
 def with_digests(payload: Mapping[str, Any]) -> dict[str, Any]:
     """Return a point's stored payload, and the digests of its keys."""
     return {**payload, _KEY_DIGEST: [_digest(key) for key in payload[_KEY]]}
 
 
-def filter_of(conditions: Mapping[str, Sequence[str]], by_digests: bool) -> "edge.Filter":
+def filter_of(conditions: Mapping[str, Sequence[str]]) -> "edge.Filter":
     """Return the filter that lets a point through which meets every condition: a field, and the values it may have."""
-    return edge.Filter(must=[_condition(field, values, by_digests) for field, values in conditions.items()])
+    return edge.Filter(must=[_condition(field, values) for field, values in conditions.items()])
 
 
-def _condition(field: str, values: Sequence[str], by_digests: bool) -> "edge.FieldCondition":
-    if by_digests and field == _KEY:
+def _condition(field: str, values: Sequence[str]) -> "edge.FieldCondition":
+    if field == _KEY:
         field, values = _KEY_DIGEST, [_digest(key) for key in values]
     # A fifth of a search's time is spared where one value may be compared, not any of a set of one.
     match = edge.MatchValue(values[0]) if len(values) == 1 else edge.MatchAny(list(values))

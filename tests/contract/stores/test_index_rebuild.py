@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.vectors import Space, VectorPoint, VectorQuery
 from pentimento.stores.vectors.edge import EdgeVectorIndex
-from pentimento.stores.vectors.generations import empty_index
 from pentimento.stores.vectors.index_building import IndexBuilding
 from pentimento.stores.vectors.rebuild import OnPhase
 from pentimento.stores.vectors.shard_process import ShardTiming
@@ -265,7 +264,7 @@ def test_build_without_room_leaves_old_index_serving(tmp_path: Path, monkeypatch
     wait_until(lambda: failed(index) > 1)
 
     assert search_now(index, query(vectors[5], limit=1))[0].entry_id == id_of(5)
-    assert directories(tmp_path) == {f"v1-d{DIMENSION_COUNT}"}
+    assert directories(tmp_path) == {f"v2-d{DIMENSION_COUNT}"}
     index.close()
 
 
@@ -324,7 +323,7 @@ def test_built_index_is_served_after_restart_without_rebuild(tmp_path: Path) -> 
 
     assert (counts.points_count, built(second)) == (1200, 0)
     assert counts.changed_count < 600
-    assert directories(tmp_path) == {f"v1-d{DIMENSION_COUNT}.g000002"}
+    assert directories(tmp_path) == {f"v2-d{DIMENSION_COUNT}.g000002"}
     second.close()
 
 
@@ -352,28 +351,3 @@ def test_second_process_waits_for_the_first(tmp_path: Path, monkeypatch: pytest.
         EdgeVectorIndex(tmp_path, TIMING).prepare(DIMENSION_COUNT)
 
     first.close()
-
-
-def test_empty_index_discards_every_point_and_the_index_takes_new_ones(tmp_path: Path) -> None:
-    index = opened(tmp_path, NEVER)
-    index.upsert(points_at(clustered(500)))
-    index.close()
-
-    empty_index(tmp_path, DIMENSION_COUNT)
-
-    index = opened(tmp_path, NEVER)
-    assert list(index.entry_ids()) == []
-    index.upsert(points_at(clustered(500)))
-    assert len(set(index.entry_ids())) == 500
-    index.close()
-
-
-def test_empty_index_of_a_serving_index_is_refused_and_changes_nothing(tmp_path: Path) -> None:
-    index = opened(tmp_path, NEVER)
-    index.upsert(points_at(clustered(500)))
-
-    with pytest.raises(StoreUnavailable, match="another process"):
-        empty_index(tmp_path, DIMENSION_COUNT, timeout_s=0.0)
-
-    assert len(set(index.entry_ids())) == 500
-    index.close()

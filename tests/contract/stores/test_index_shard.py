@@ -250,7 +250,7 @@ def test_an_unreadable_shard_is_put_aside_and_an_empty_one_serves(tmp_path: Path
     first.prepare(2)
     first.upsert([point()])
     first.close()
-    for path in (tmp_path / "v1-d2").rglob("*.json"):
+    for path in (tmp_path / "v2-d2").rglob("*.json"):
         path.write_bytes(b"not JSON")
 
     second = EdgeVectorIndex(tmp_path, TIMING)
@@ -259,11 +259,11 @@ def test_an_unreadable_shard_is_put_aside_and_an_empty_one_serves(tmp_path: Path
     assert list(second.entry_ids()) == []
     second.upsert([point()])
     second.close()
-    assert len(list(tmp_path.glob("v1-d2.unreadable-*"))) == 1
+    assert len(list(tmp_path.glob("v2-d2.unreadable-*"))) == 1
 
 
 def test_of_unreadable_shards_that_one_gateway_saw_the_last_is_kept(tmp_path: Path) -> None:
-    directory = tmp_path / "v1-d2"
+    directory = tmp_path / "v2-d2"
     for number in range(3):
         IndexShard(directory, 2).close()
         (directory / f"seen-{number}").touch()
@@ -272,12 +272,12 @@ def test_of_unreadable_shards_that_one_gateway_saw_the_last_is_kept(tmp_path: Pa
 
     IndexShard(directory, 2).close()
 
-    kept = list(tmp_path.glob("v1-d2.unreadable-*"))
+    kept = list(tmp_path.glob("v2-d2.unreadable-*"))
     assert [path.name for one in kept for path in one.glob("seen-*")] == ["seen-2"]
 
 
 def test_a_start_that_was_cut_off_leaves_no_shard(tmp_path: Path) -> None:
-    (tmp_path / "v1-d2.unfinished-1").mkdir(parents=True)
+    (tmp_path / "v2-d2.unfinished-1").mkdir(parents=True)
     index = EdgeVectorIndex(tmp_path, TIMING)
     index.prepare(2)
 

@@ -116,7 +116,7 @@ async def test_unreadable_index_is_filled_by_the_next_round(gateway: RunningGate
     gateway.process.maintenance.run_round()
     child = index_process(gateway)
     child.suspend()
-    for path in (tmp_path / "index" / f"v1-d{DIMENSION_COUNT}").rglob("*.json"):
+    for path in (tmp_path / "index" / f"v2-d{DIMENSION_COUNT}").rglob("*.json"):
         path.write_bytes(b"torn")
     child.kill()
     await until_back(gateway)

@@ -1,6 +1,7 @@
 """A gateway with one encoder for texts and one for images, on the embedded index and on a Qdrant server's engine."""
 
 import logging
+import shutil
 import struct
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,12 +16,10 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import FromImage, FromLatent, FromNoise
 from pentimento.domain.online_quality import ComparedHit
 from pentimento.profiles.document import ReuseKind, profiles_to_json
-from services.vectordb_gateway.rebuild_index import main as rebuild_index
 from tests.support.gateways import (
     RunningGateway,
     attempt,
     embedding,
-    gateway_settings,
     running_gateway,
     scope,
 )
@@ -205,13 +204,13 @@ async def test_each_kind_is_reused_by_profile_of_its_own_encoder(tmp_path: Path)
     assert [(row.from_image, row.achieved is not None) for row in rows] == [(False, True), (True, True)]
 
 
-async def test_rebuilt_index_has_dimensions_of_both_encoders(tmp_path: Path) -> None:
+async def test_deleted_index_is_filled_from_the_ledger_with_dimensions_of_both_encoders(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, *IMAGES) as gateway:
         stored = await gateway.store(embedding(1), image=seen(1))
-    settings = gateway_settings(tmp_path)
-
-    assert rebuild_index(["--index-url", settings.index_url, "--ledger-url", settings.ledger_url]) == 0
+    shutil.rmtree(tmp_path / "index")
 
     async with running_gateway(tmp_path, *IMAGES) as gateway:
         image = await ask(gateway, embedding(0, 1), seen(1), latents=False)
+        problems = gateway.problems()
     assert isinstance(image.start, FromImage) and image.start.donor.entry_id == stored
+    assert problems == []

@@ -20,43 +20,43 @@ def generations(tmp_path: Path) -> Iterator[Generations]:
 
 
 def test_first_generation_serves_until_next_is_published(tmp_path: Path, generations: Generations) -> None:
-    assert generations.current() == Generation(tmp_path / "v1-d8", 0)
+    assert generations.current() == Generation(tmp_path / "v2-d8", 0)
 
     built = Generation(generations.following(), 1234)
     generations.publish(built)
 
     assert generations.current() == built
-    assert built.path == tmp_path / "v1-d8.g000002"
+    assert built.path == tmp_path / "v2-d8.g000002"
 
 
 def test_following_ones_are_not_there_yet(tmp_path: Path, generations: Generations) -> None:
-    (tmp_path / "v1-d8.g000009").mkdir()
+    (tmp_path / "v2-d8.g000009").mkdir()
 
-    assert generations.following() == tmp_path / "v1-d8.g000010"
+    assert generations.following() == tmp_path / "v2-d8.g000010"
 
 
 def test_last_set_aside_generation_is_kept(tmp_path: Path, generations: Generations) -> None:
-    for name in ("v1-d8", "v1-d8.unreadable-1764300000", "v1-d8.g000002.unreadable-1764300009", "v1-d8.unreadable-99"):
+    for name in ("v2-d8", "v2-d8.unreadable-1764300000", "v2-d8.g000002.unreadable-1764300009", "v2-d8.unreadable-99"):
         (tmp_path / name).mkdir()
 
     generations.clean()
 
     left = {path.name for path in tmp_path.iterdir() if path.is_dir()}
-    assert left == {"v1-d8", "v1-d8.g000002.unreadable-1764300009"}
+    assert left == {"v2-d8", "v2-d8.g000002.unreadable-1764300009"}
 
 
 def test_unserved_generations_are_deleted_except_those_set_aside(tmp_path: Path, generations: Generations) -> None:
-    names = ("v1-d8", "v1-d8.g000002", "v1-d8.g000003", "v1-d8.g000003.unfinished-7", "v1-d8.unreadable-1")
+    names = ("v2-d8", "v2-d8.g000002", "v2-d8.g000003", "v2-d8.g000003.unfinished-7", "v2-d8.unreadable-1")
     for name in (*names, "else"):
         (tmp_path / name).mkdir()
-    generations.publish(Generation(tmp_path / "v1-d8.g000002", 5))
+    generations.publish(Generation(tmp_path / "v2-d8.g000002", 5))
 
     deleted = generations.clean()
 
-    assert deleted == ["v1-d8", "v1-d8.g000003", "v1-d8.g000003.unfinished-7"]
+    assert deleted == ["v2-d8", "v2-d8.g000003", "v2-d8.g000003.unfinished-7"]
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {
-        "v1-d8.g000002",
-        "v1-d8.unreadable-1",
+        "v2-d8.g000002",
+        "v2-d8.unreadable-1",
         "else",
     }
 
@@ -67,15 +67,15 @@ WRONG_POINTERS: list[str] = [
     "[]",
     "{}",
     '{"directory": "../else", "built_count": 1}',
-    '{"directory": "v1-d8", "built_count": "x"}',
+    '{"directory": "v2-d8", "built_count": "x"}',
 ]
 
 
 def test_current_of_wrong_pointer_is_first_generation(tmp_path: Path, generations: Generations) -> None:
     for words in WRONG_POINTERS:
-        (tmp_path / "v1-d8.current").write_text(words)
+        (tmp_path / "v2-d8.current").write_text(words)
 
-        assert generations.current() == Generation(tmp_path / "v1-d8", 0)
+        assert generations.current() == Generation(tmp_path / "v2-d8", 0)
 
 
 def test_only_one_holds_them_at_a_time(tmp_path: Path, generations: Generations) -> None:
@@ -90,25 +90,25 @@ def test_only_one_holds_them_at_a_time(tmp_path: Path, generations: Generations)
 
 
 def test_delete_leaves_indexes_of_other_dimensions(tmp_path: Path, generations: Generations) -> None:
-    for name in ("v1-d8", "v1-d8.g000002", "v1-d8-i4", "v1-d8-i4.g000002", "v1-d80.unreadable-1", "else"):
+    for name in ("v2-d8", "v2-d8.g000002", "v2-d8-i4", "v2-d8-i4.g000002", "v2-d80.unreadable-1", "else"):
         (tmp_path / name).mkdir()
-    generations.publish(Generation(tmp_path / "v1-d8.g000002", 1))
+    generations.publish(Generation(tmp_path / "v2-d8.g000002", 1))
     found = dimensions_in(tmp_path)
 
     generations.delete()
 
     assert found == [Dimensions(8, 8), Dimensions(8, 4), Dimensions(80, 80)]
     assert dimensions_in(tmp_path) == [Dimensions(8, 4), Dimensions(80, 80)]
-    assert not (tmp_path / "v1-d8.current").exists()
-    assert Generations(tmp_path, 8, 4).current().path == tmp_path / "v1-d8-i4"
+    assert not (tmp_path / "v2-d8.current").exists()
+    assert Generations(tmp_path, 8, 4).current().path == tmp_path / "v2-d8-i4"
 
 
 def test_interrupted_publish_keeps_the_old_pointer(tmp_path: Path, generations: Generations) -> None:
-    generations.publish(Generation(tmp_path / "v1-d8.g000002", 1))
-    (tmp_path / "v1-d8.current.new").mkdir()  # the new pointer cannot be written
+    generations.publish(Generation(tmp_path / "v2-d8.g000002", 1))
+    (tmp_path / "v2-d8.current.new").mkdir()  # the new pointer cannot be written
 
     with pytest.raises(OSError):
-        generations.publish(Generation(tmp_path / "v1-d8.g000003", 2))
+        generations.publish(Generation(tmp_path / "v2-d8.g000003", 2))
 
-    told = {"directory": "v1-d8.g000002", "built_count": 1}
-    assert json.loads((tmp_path / "v1-d8.current").read_text()) == told
+    told = {"directory": "v2-d8.g000002", "built_count": 1}
+    assert json.loads((tmp_path / "v2-d8.current").read_text()) == told
