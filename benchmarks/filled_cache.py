@@ -70,7 +70,7 @@ class FilledCache:
 
     @property
     def pointer(self) -> Path:
-        return self.index / f"v1-d{DIMENSION_COUNT}.current"
+        return self.index / f"v2-d{DIMENSION_COUNT}.current"
 
     @property
     def ledger_url(self) -> str:

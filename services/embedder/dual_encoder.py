@@ -65,7 +65,8 @@ DIGESTED_FILES = (
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """Both towers and the sizes around them; `image_size` and `patch_size` in pixels."""
+    """Both towers and the sizes around them; `image_size` and `patch_size` in pixels. `projection_dim`: the width of
+    both vectors; `eos_token_id` 0: the context is padded."""
 
     text: TowerConfig
     vision: TowerConfig
@@ -127,16 +128,24 @@ def _read_config(path: Path) -> EncoderConfig:
     document = read_json_object(path)
     text = section(document, "text_config", TEXT_DEFAULTS)
     vision = section(document, "vision_config", VISION_DEFAULTS)
+    eos_token_id = positive(path, text, "eos_token_id")
+    return config_of(path, text, vision, {"projection_dim": 512, **document}, eos_token_id)
+
+
+def config_of(
+    path: Path, text: Mapping[str, Any], vision: Mapping[str, Any], document: Mapping[str, Any], eos: int
+) -> EncoderConfig:
+    """Return the sizes in the two sections, and the `projection_dim` of the document. Raises BadCheckpoint."""
     return EncoderConfig(
         text=read_tower(path, text),
         vision=read_tower(path, vision),
         vocab_size=positive(path, text, "vocab_size"),
         max_position_embeddings=positive(path, text, "max_position_embeddings"),
-        eos_token_id=positive(path, text, "eos_token_id"),
+        eos_token_id=eos,
         num_channels=positive(path, vision, "num_channels"),
         image_size=positive(path, vision, "image_size"),
         patch_size=positive(path, vision, "patch_size"),
-        projection_dim=positive(path, {"projection_dim": 512, **document}, "projection_dim"),
+        projection_dim=positive(path, document, "projection_dim"),
     )
 
 
@@ -149,17 +158,29 @@ def section(document: Mapping[str, Any], name: str, defaults: Mapping[str, Any])
 def expected_shapes(config: EncoderConfig) -> dict[str, tuple[int, ...]]:
     """Return every tensor that is used, by transformers' name, with its shape."""
     text, vision, patch = config.text.hidden_size, config.vision.hidden_size, config.patch_size
-    shapes: dict[str, tuple[int, ...]] = {
+    around: dict[str, tuple[int, ...]] = {
         "text_projection.weight": (config.projection_dim, text),
         "visual_projection.weight": (config.projection_dim, vision),
-        "text_model.embeddings.token_embedding.weight": (config.vocab_size, text),
-        "text_model.embeddings.position_embedding.weight": (config.max_position_embeddings, text),
         "vision_model.embeddings.class_embedding": (vision,),
         "vision_model.embeddings.patch_embedding.weight": (vision, config.num_channels, patch, patch),
-        "vision_model.embeddings.position_embedding.weight": ((config.image_size // patch) ** 2 + 1, vision),
     }
-    norms = {"text_model.final_layer_norm": text, "vision_model.pre_layrnorm": vision}
-    for name, size in {**norms, "vision_model.post_layernorm": vision}.items():
-        shapes |= {f"{name}.weight": (size,), f"{name}.bias": (size,)}
+    norms = {"text_model.final_layer_norm": (text,), "vision_model.pre_layrnorm": (vision,)}
+    return around | dual_shapes(config, {**norms, "vision_model.post_layernorm": (vision,)}, extra_positions=1)
+
+
+def dual_shapes(
+    config: EncoderConfig, affine: Mapping[str, tuple[int, ...]], *, extra_positions: int = 0
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of both towers, their embeddings, and the layers with a bias. An image has `extra_positions`
+    besides its patches."""
+    text, vision = config.text.hidden_size, config.vision.hidden_size
+    position_count = (config.image_size // config.patch_size) ** 2 + extra_positions
+    shapes: dict[str, tuple[int, ...]] = {
+        "text_model.embeddings.token_embedding.weight": (config.vocab_size, text),
+        "text_model.embeddings.position_embedding.weight": (config.max_position_embeddings, text),
+        "vision_model.embeddings.position_embedding.weight": (position_count, vision),
+    }
+    for name, shape in affine.items():
+        shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
     shapes |= tower_shapes(config.text, CLIP_LAYERS, "text_model.")
     return shapes | tower_shapes(config.vision, CLIP_LAYERS, "vision_model.")

@@ -132,11 +132,7 @@ def _open_siglip_model(directory: Path, device: torch.device) -> EmbeddingModel:
     pad_token = pad_token_of(directory, tokenizer)
     if max(pad_token, *tokenizer.encode(SAMPLE_TEXT)) >= config.vocab_size:
         raise BadCheckpoint(f"{directory}: its tokenizer does not fit its config.json")
-    encoder = SiglipEncoder(checkpoint, pad_token, device)
-    images = ImageTower(encoder, preprocessing)
-    model = EmbeddingModel(checkpoint.name, checkpoint.digest, encoder, tokenizer, images)
-    _try_out(directory, model, config.image_size)
-    return model
+    return _dual_of(directory, checkpoint, SiglipEncoder(checkpoint, pad_token, device), tokenizer, preprocessing)
 
 
 def _open_clip_model(directory: Path, device: torch.device) -> EmbeddingModel:
@@ -158,10 +154,19 @@ def _dual_model(
     config = checkpoint.config
     tokenizer = open_tokenizer(directory, config.max_position_embeddings)
     _check_tokenizer(directory, tokenizer, config)
-    encoder = DualEncoder(checkpoint, device)
+    return _dual_of(directory, checkpoint, DualEncoder(checkpoint, device), tokenizer, preprocessing)
+
+
+def _dual_of(
+    directory: Path,
+    checkpoint: EncoderCheckpoint[EncoderConfig],
+    encoder: DualEncoder | SiglipEncoder,
+    tokenizer: TextTokenizer,
+    preprocessing: ImagePreprocessing,
+) -> EmbeddingModel:
     images = ImageTower(encoder, preprocessing)
     model = EmbeddingModel(checkpoint.name, checkpoint.digest, encoder, tokenizer, images)
-    _try_out(directory, model, config.image_size)
+    _try_out(directory, model, checkpoint.config.image_size)
     return model
 
 

@@ -5,7 +5,6 @@ the text's. An image's vector is what a learnt probe reads from all patches.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -13,19 +12,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from pentimento.diffusion.checkpoint import BadCheckpoint, read_json_object
-from services.embedder.dual_encoder import DIGESTED_FILES, section
+from services.embedder.dual_encoder import DIGESTED_FILES, EncoderConfig, config_of, dual_shapes, section
 from services.embedder.tower import (
     CLIP_LAYERS,
     EncoderCheckpoint,
-    TowerConfig,
     affine_of,
     digested_files,
     linear,
     load_checkpoint,
     open_tower,
-    positive,
-    read_tower,
-    tower_shapes,
 )
 
 # The defaults of transformers' SiglipTextConfig and SiglipVisionConfig.
@@ -41,22 +36,7 @@ TEXT_DEFAULTS = {**TOWER_DEFAULTS, "vocab_size": 32000, "max_position_embeddings
 VISION_DEFAULTS = {**TOWER_DEFAULTS, "num_channels": 3, "image_size": 224, "patch_size": 16, "vision_use_head": True}
 
 
-@dataclass(frozen=True)
-class SiglipConfig:
-    """Both towers and the sizes around them; `image_size` and `patch_size` in pixels. `projection_size` is the width of
-    a text's vector, and of an image's."""
-
-    text: TowerConfig
-    vision: TowerConfig
-    vocab_size: int
-    max_position_embeddings: int
-    projection_size: int
-    num_channels: int
-    image_size: int
-    patch_size: int
-
-
-def open_siglip(directory: Path) -> EncoderCheckpoint[SiglipConfig]:
+def open_siglip(directory: Path) -> EncoderCheckpoint[EncoderConfig]:
     """Return a validated directory. Raises BadCheckpoint with one line that names the file and the fault."""
     files = digested_files(directory, DIGESTED_FILES)
     config = _read_config(directory / "config.json")
@@ -66,10 +46,10 @@ def open_siglip(directory: Path) -> EncoderCheckpoint[SiglipConfig]:
 class SiglipEncoder:
     """Unit-length features of texts and images. Call it on one thread, under `torch.inference_mode()`."""
 
-    def __init__(self, checkpoint: EncoderCheckpoint[SiglipConfig], pad_token: int, device: torch.device) -> None:
+    def __init__(self, checkpoint: EncoderCheckpoint[EncoderConfig], pad_token: int, device: torch.device) -> None:
         config, tensors = checkpoint.config, checkpoint.on(device)
         self._device = device
-        self.dimension_count = config.projection_size
+        self.dimension_count = config.projection_dim
         self._context, self._pad_token = config.max_position_embeddings, pad_token
         self._patch_size, self._head_count = config.patch_size, config.vision.num_attention_heads
         self._tensors = tensors
@@ -110,7 +90,7 @@ class SiglipEncoder:
         return read + linear(inner, affine_of(self._tensors, f"{head}.mlp.fc2"))
 
 
-def _read_config(path: Path) -> SiglipConfig:
+def _read_config(path: Path) -> EncoderConfig:
     document = read_json_object(path)
     text = section(document, "text_config", TEXT_DEFAULTS)
     vision = section(document, "vision_config", VISION_DEFAULTS)
@@ -118,37 +98,25 @@ def _read_config(path: Path) -> SiglipConfig:
         raise BadCheckpoint(f"{path}: vision_use_head must be true, got {vision['vision_use_head']!r:.40}")
     if text.get("projection_size") is None:
         text["projection_size"] = text["hidden_size"]
-    config = SiglipConfig(
-        text=read_tower(path, text),
-        vision=read_tower(path, vision),
-        vocab_size=positive(path, text, "vocab_size"),
-        max_position_embeddings=positive(path, text, "max_position_embeddings"),
-        projection_size=positive(path, text, "projection_size"),
-        num_channels=positive(path, vision, "num_channels"),
-        image_size=positive(path, vision, "image_size"),
-        patch_size=positive(path, vision, "patch_size"),
-    )
-    if config.projection_size != config.vision.hidden_size:
+    config = config_of(path, text, vision, {"projection_dim": text["projection_size"]}, 0)
+    if config.projection_dim != config.vision.hidden_size:
         wanted = f"must be the vision tower's hidden_size, {config.vision.hidden_size}"
-        raise BadCheckpoint(f"{path}: projection_size {wanted}, got {config.projection_size}")
+        raise BadCheckpoint(f"{path}: projection_size {wanted}, got {config.projection_dim}")
     return config
 
 
-def siglip_shapes(config: SiglipConfig) -> dict[str, tuple[int, ...]]:
+def siglip_shapes(config: EncoderConfig) -> dict[str, tuple[int, ...]]:
     """Return every tensor that is used, by transformers' name, with its shape."""
     text, vision, patch = config.text.hidden_size, config.vision.hidden_size, config.patch_size
     inner, head = config.vision.intermediate_size, "vision_model.head"
-    shapes: dict[str, tuple[int, ...]] = {
-        "text_model.embeddings.token_embedding.weight": (config.vocab_size, text),
-        "text_model.embeddings.position_embedding.weight": (config.max_position_embeddings, text),
-        "vision_model.embeddings.position_embedding.weight": ((config.image_size // patch) ** 2, vision),
+    probe: dict[str, tuple[int, ...]] = {
         f"{head}.probe": (1, 1, vision),
         f"{head}.attention.in_proj_weight": (3 * vision, vision),
         f"{head}.attention.in_proj_bias": (3 * vision,),
     }
     layers: dict[str, tuple[int, ...]] = {
         "text_model.final_layer_norm": (text,),
-        "text_model.head": (config.projection_size, text),
+        "text_model.head": (config.projection_dim, text),
         "vision_model.embeddings.patch_embedding": (vision, config.num_channels, patch, patch),
         "vision_model.post_layernorm": (vision,),
         f"{head}.attention.out_proj": (vision, vision),
@@ -156,7 +124,4 @@ def siglip_shapes(config: SiglipConfig) -> dict[str, tuple[int, ...]]:
         f"{head}.mlp.fc1": (inner, vision),
         f"{head}.mlp.fc2": (vision, inner),
     }
-    for name, shape in layers.items():
-        shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
-    shapes |= tower_shapes(config.text, CLIP_LAYERS, "text_model.")
-    return shapes | tower_shapes(config.vision, CLIP_LAYERS, "vision_model.")
+    return probe | dual_shapes(config, layers)
