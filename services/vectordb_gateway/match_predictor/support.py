@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from services.vectordb_gateway.match_predictor.sign_codes import (
-    WORD_COUNT,
     Codes,
     CodeSet,
     sign_distances,
@@ -41,13 +40,6 @@ class Support:
     landmarks: Codes
     weights: Numbers
     offset: float
-
-    def __post_init__(self) -> None:
-        shapes_fit = self.landmarks.ndim == 2 and self.landmarks.shape == (len(self.weights), WORD_COUNT)
-        if not shapes_fit or self.landmarks.dtype != np.uint64 or self.weights.dtype != np.float32:
-            raise ValueError("landmarks and weights do not fit together")
-        if not np.isfinite([*self.weights, self.offset]).all():
-            raise ValueError("weights must be finite")
 
     @property
     def size_bytes(self) -> int:

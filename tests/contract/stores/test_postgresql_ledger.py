@@ -208,6 +208,22 @@ def waiting_count(url: str) -> int:
         engine.dispose()
 
 
+def noted_selects() -> tuple[list[tuple[str, Any]], Callable[[Any, str, Any], None]]:
+    """Return a list, and what notes SELECT statements with their parameters in it."""
+    made = list[tuple[str, Any]]()
+    return made, lambda _, text, parameters: made.append((text, parameters)) if text.startswith("SELECT") else None
+
+
+def plans_of(cursor: Any, statements: list[tuple[str, Any]]) -> list[str]:
+    """Return the lines of the server's plans, of a server with little memory for one hash table."""
+    cursor.execute("SET work_mem = '64kB'")
+    return [
+        line
+        for statement, parameters in statements
+        for (line,) in cursor.execute(f"EXPLAIN {statement}", parameters).fetchall()
+    ]
+
+
 SEARCHES: dict[str, Callable[[CacheLedger], object]] = {
     "objects to delete": lambda ledger: ledger.deletable_keys(10),
     "objects that a pin keeps": lambda ledger: ledger.kept_by_pins(),
@@ -221,11 +237,7 @@ def test_cache_search_compares_no_row_with_whole_table(
 ) -> None:
     """As in a cache that outgrows the memory of a server for one hash table."""
     url = postgresql.new_database()
-    made = list[tuple[str, Any]]()
-
-    def note(_cursor: Any, text: str, parameters: Any) -> None:
-        if text.startswith("SELECT"):
-            made.append((text, parameters))
+    made, note = noted_selects()
 
     with closing(open_cache_ledger(url)) as ledger, closing(ledger._engine.raw_connection()) as connection:
         cursor = connection.cursor()
@@ -243,11 +255,7 @@ def test_cache_search_compares_no_row_with_whole_table(
         connection.commit()
         with watched_statements(note):
             search(ledger)
-        cursor.execute("SET work_mem = '64kB'")
-        plans = list[str]()
-        for statement, parameters in made:
-            cursor.execute(f"EXPLAIN {statement}", parameters)
-            plans += [line for (line,) in cursor.fetchall()]
+        plans = plans_of(cursor, made)
 
     assert plans
     assert [line for line in plans if "SubPlan" in line] == []
@@ -285,11 +293,7 @@ def test_forget_finished_compares_no_request_with_all_pins_or_webhooks(
 ) -> None:
     """Pins or webhooks may outgrow the server's memory for one hash table."""
     url = postgresql.new_database()
-    made = list[tuple[str, Any]]()
-
-    def note(_cursor: Any, text: str, parameters: Any) -> None:
-        if text.startswith("SELECT"):
-            made.append((text, parameters))
+    made, note = noted_selects()
 
     with closing(open_journal(url)) as journal, closing(journal._reader._engine.raw_connection()) as connection:
         cursor = connection.cursor()
@@ -305,11 +309,7 @@ def test_forget_finished_compares_no_request_with_all_pins_or_webhooks(
         connection.commit()
         with watched_statements(note):
             assert journal.forget_finished(1e6, 10).result() == []
-        cursor.execute("SET work_mem = '64kB'")
-        plan = list[str]()
-        for statement, parameters in made:
-            cursor.execute(f"EXPLAIN {statement}", parameters)
-            plan += [line for (line,) in cursor.fetchall()]
+        plan = plans_of(cursor, made)
 
     assert [line for line in plan if "Anti Join" in line]
     assert [line for line in plan if "Materialize" in line or "SubPlan" in line] == []

@@ -108,16 +108,27 @@ async def test_embeddings_that_are_none_are_neither_searched_nor_stored(shared: 
     await still_serves(shared)
 
 
-@pytest.mark.parametrize("quality", [-0.1, 1.1, math.nan, math.inf])
-async def test_qualities_outside_of_0_to_1_are_refused(shared: RunningGateway, quality: float) -> None:
-    with pytest.raises(InvalidArgument, match="quality"):
-        await shared.lookup(embedding(1), quality=quality)
+# Candidates and options of a lookup, and what names the fault.
+BAD_LOOKUPS: list[tuple[list[CacheScope], dict[str, float], str]] = [
+    *(([scope()], {"quality": quality}, "quality") for quality in (-0.1, 1.1, math.nan)),
+    *(
+        ([scope()], {"noise_s": noise_s}, "noise_s: must be above 0 and finite")
+        for noise_s in (0.0, math.nan, math.inf)
+    ),
+    ([], {}, "candidates: must be 1 to 16, got 0"),
+    ([scope()] * 17, {}, "candidates: must be 1 to 16, got 17"),
+    ([scope(), scope("another")], {}, r"candidates\.scope"),
+    ([scope(), scope(shared_pool=True)], {}, r"candidates\.scope"),
+    ([scope(), scope(model_digest="")], {}, "model_digest"),
+]
 
 
-@pytest.mark.parametrize("noise_s", [0.0, -1.0, math.nan, math.inf])
-async def test_image_times_that_are_none_are_refused(shared: RunningGateway, noise_s: float) -> None:
-    with pytest.raises(InvalidArgument, match="noise_s: must be above 0 and finite"):
-        await shared.client.lookup([LookupCandidate(scope())], embedding(1), noise_s=noise_s)
+@pytest.mark.parametrize(("of", "options", "message"), BAD_LOOKUPS)
+async def test_lookup_with_a_bad_field_is_refused(
+    shared: RunningGateway, of: list[CacheScope], options: dict[str, float], message: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        await shared.client.lookup([LookupCandidate(one) for one in of], embedding(1), **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("step", [51, 2**31])
@@ -131,23 +142,6 @@ async def test_bytes_of_a_tenant_beyond_any_bound_are_refused(shared: RunningGat
         await shared.client.reserve(scope(), attempt(), tenant_cache_bytes=2**60 + 1)
 
     assert await shared.client.reserve(scope(), attempt(), tenant_cache_bytes=2**60) is not None
-
-
-@pytest.mark.parametrize("count", [0, 17])
-async def test_none_and_too_many_candidates_are_refused(shared: RunningGateway, count: int) -> None:
-    with pytest.raises(InvalidArgument, match=f"candidates: must be 1 to 16, got {count}"):
-        await shared.ask(embedding(1), *[scope()] * count)
-
-
-@pytest.mark.parametrize("other", [scope("another"), scope(shared_pool=True)], ids=["tenant", "pool"])
-async def test_candidates_of_two_tenants_or_pools_are_refused(shared: RunningGateway, other: CacheScope) -> None:
-    with pytest.raises(InvalidArgument, match=r"candidates\.scope"):
-        await shared.ask(embedding(1), scope(), other)
-
-
-async def test_every_candidate_must_be_complete(shared: RunningGateway) -> None:
-    with pytest.raises(InvalidArgument, match="model_digest"):
-        await shared.ask(embedding(1), scope(), scope(model_digest=""))
 
 
 @pytest.mark.parametrize(("name", "value"), [("request_id", ""), ("tenant", "other"), ("fencing_token", 2**63)])

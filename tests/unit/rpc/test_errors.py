@@ -74,81 +74,37 @@ Code = grpc.StatusCode
 LARGER = "the message is too large"
 THEIRS = status_pb2.Status(code=5, message="theirs").SerializeToString()
 OURS = to_status(errors.Cancelled("CANCELLED", "cancelled by the client")).SerializeToString()
+Foreign = tuple[grpc.StatusCode, str, bytes | None, type[PentimentoError], str, str]
+
+
+def theirs(code: grpc.StatusCode, cls: type[PentimentoError], message: str = "") -> Foreign:
+    """Return a row of FOREIGN of a status without details, whose reason is its code."""
+    return code, "theirs", None, cls, code.name, message or f"the call failed with {code.name}"
+
+
+def too_large(details: str) -> Foreign:
+    return Code.RESOURCE_EXHAUSTED, details, None, errors.ResourceExhausted, "MESSAGE_TOO_LARGE", LARGER
+
+
 # Code, details and packed status of another library or of gRPC itself; class, reason and message of our error.
-FOREIGN: tuple[tuple[grpc.StatusCode, str, bytes | None, type[PentimentoError], str, str], ...] = (
-    (Code.UNAVAILABLE, "theirs", None, errors.Unavailable, "UNAVAILABLE", "the server cannot be reached"),
-    (
-        Code.DEADLINE_EXCEEDED,
-        "theirs",
-        None,
-        errors.DeadlineExceeded,
-        "DEADLINE_EXCEEDED",
-        "the deadline passed before the answer came",
-    ),
-    (
-        Code.UNIMPLEMENTED,
-        "theirs",
-        None,
-        errors.FailedPrecondition,
-        "UNIMPLEMENTED",
-        "the server does not know this call",
-    ),
-    (
-        Code.RESOURCE_EXHAUSTED,
-        "theirs",
-        None,
-        errors.ResourceExhausted,
-        "RESOURCE_EXHAUSTED",
-        "the server or the connection refused more",
-    ),
-    (
-        Code.OUT_OF_RANGE,
-        "theirs",
-        None,
-        errors.InvalidArgument,
-        "OUT_OF_RANGE",
-        "the call failed with OUT_OF_RANGE",
-    ),
-    (
-        Code.ALREADY_EXISTS,
-        "theirs",
-        None,
-        errors.FailedPrecondition,
-        "ALREADY_EXISTS",
-        "the call failed with ALREADY_EXISTS",
-    ),
-    (Code.UNKNOWN, "theirs", None, errors.Internal, "UNKNOWN", "the call failed with UNKNOWN"),
-    (Code.DATA_LOSS, "theirs", None, errors.Internal, "DATA_LOSS", "the call failed with DATA_LOSS"),
+FOREIGN: tuple[Foreign, ...] = (
+    theirs(Code.UNAVAILABLE, errors.Unavailable, "the server cannot be reached"),
+    theirs(Code.DEADLINE_EXCEEDED, errors.DeadlineExceeded, "the deadline passed before the answer came"),
+    theirs(Code.UNIMPLEMENTED, errors.FailedPrecondition, "the server does not know this call"),
+    theirs(Code.RESOURCE_EXHAUSTED, errors.ResourceExhausted, "the server or the connection refused more"),
+    theirs(Code.OUT_OF_RANGE, errors.InvalidArgument),
+    theirs(Code.ALREADY_EXISTS, errors.FailedPrecondition),
+    theirs(Code.UNKNOWN, errors.Internal),
+    theirs(Code.DATA_LOSS, errors.Internal),
     # A stream that was reset was not answered; a cancel with our details stays one.
     (Code.CANCELLED, "Received RST_STREAM with error code 8", None, errors.Unavailable, "UNAVAILABLE", ""),
     (Code.CANCELLED, "", OURS, errors.Cancelled, "CANCELLED", ""),
     (Code.NOT_FOUND, "theirs", THEIRS, errors.NotFound, "NOT_FOUND", ""),
     (Code.NOT_FOUND, "", b"\xff\xff\xff", errors.NotFound, "NOT_FOUND", ""),
     # Sizes of gRPC's own refusal are digits, and a matter of exhaustion alone.
-    (
-        Code.RESOURCE_EXHAUSTED,
-        "SERVER: message larger than max",
-        None,
-        errors.ResourceExhausted,
-        "MESSAGE_TOO_LARGE",
-        LARGER,
-    ),
-    (
-        Code.RESOURCE_EXHAUSTED,
-        "larger than max (secret vs. 1)",
-        None,
-        errors.ResourceExhausted,
-        "MESSAGE_TOO_LARGE",
-        LARGER,
-    ),
-    (
-        Code.RESOURCE_EXHAUSTED,
-        "larger than max (1 vs. secret)",
-        None,
-        errors.ResourceExhausted,
-        "MESSAGE_TOO_LARGE",
-        LARGER,
-    ),
+    too_large("SERVER: message larger than max"),
+    too_large("larger than max (secret vs. 1)"),
+    too_large("larger than max (1 vs. secret)"),
     (Code.INTERNAL, "larger than max (2 vs. 1)", None, errors.Internal, "INTERNAL", ""),
 )
 

@@ -32,36 +32,32 @@ def test_each_change_is_told_once_and_looked_for_once_a_second(tmp_path: Path) -
     assert [later(clock, file, seconds) for seconds in (0.0, 0.9, 0.1, 0.9, 0.1)] == [False, False, True, False, False]
 
 
-def test_a_replaced_file_of_the_same_size_and_time_is_another(tmp_path: Path) -> None:
-    path, clock = tmp_path / "f", SetClock()
-    path.write_text("a")
-    file = WatchedFile(path, clock.monotonic)
-    fresh = tmp_path / "fresh"
+def replaced(path: Path) -> None:
+    """Another file of the same size and time."""
+    fresh, times = path.with_name("fresh"), path.stat()
     fresh.write_text("b")
-    times = path.stat()
     os.utime(fresh, ns=(times.st_atime_ns, times.st_mtime_ns))
     fresh.replace(path)
 
-    assert later(clock, file)
 
-
-def test_a_file_that_was_written_again_at_the_same_size_is_another(tmp_path: Path) -> None:
-    path, clock = tmp_path / "f", SetClock()
-    path.write_text("a")
-    file = WatchedFile(path, clock.monotonic)
+def written_again(path: Path) -> None:
     os.utime(path, (1.0, 1.0))
 
-    assert later(clock, file)
 
-
-def test_a_file_that_others_may_read_from_now_on_is_another(tmp_path: Path) -> None:
-    path, clock = tmp_path / "f", SetClock()
-    path.write_text("a")
+def made_readable(path: Path) -> None:
     made_ns = path.stat().st_ctime_ns
-    file = WatchedFile(path, clock.monotonic)
     # The file system's clock may stand still for some milliseconds.
     while path.stat().st_ctime_ns == made_ns:
         path.chmod(0o644)
+
+
+@pytest.mark.parametrize("change", [replaced, written_again, made_readable])
+def test_changed_file_of_the_same_size_is_another(change: Callable[[Path], None], tmp_path: Path) -> None:
+    path, clock = tmp_path / "f", SetClock()
+    path.write_text("a")
+    file = WatchedFile(path, clock.monotonic)
+
+    change(path)
 
     assert later(clock, file)
 

@@ -100,20 +100,13 @@ def maintenance_of(doomed: DoomedObjects, indexing: CountedIndexing) -> Maintena
     return Maintenance(doomed, doomed, indexing, nothing, GatewayBounds(), nothing)  # type: ignore[arg-type]
 
 
-def test_what_somebody_pinned_meanwhile_is_neither_deleted_nor_forgotten(doomed: DoomedObjects) -> None:
-    doomed.pinned = {"cache/c/b"}
+@pytest.mark.parametrize(("why", "stays", "goes"), [("pinned", "b", "a"), ("refused", "a", "b")])
+def test_object_that_stays_keeps_no_other(doomed: DoomedObjects, why: str, stays: str, goes: str) -> None:
+    setattr(doomed, why, {f"cache/c/{stays}"})
 
     maintenance_of(doomed, CountedIndexing()).run_round()
 
-    assert (doomed.stored, doomed.forgotten) == ({"cache/c/b"}, ["cache/c/a"])
-
-
-def test_refused_object_keeps_no_other(doomed: DoomedObjects) -> None:
-    doomed.refused = {"cache/c/a"}
-
-    maintenance_of(doomed, CountedIndexing()).run_round()
-
-    assert (doomed.stored, doomed.forgotten) == ({"cache/c/a"}, ["cache/c/b"])
+    assert (doomed.stored, doomed.forgotten) == ({f"cache/c/{stays}"}, [f"cache/c/{goes}"])
 
 
 def test_refused_orphan_keeps_no_other() -> None:
@@ -197,18 +190,6 @@ def test_comparison_runs_at_start_and_at_its_interval(doomed: DoomedObjects) -> 
     assert indexing.compared_count == 2
 
 
-def test_failed_comparison_runs_again_in_the_next_round(doomed: DoomedObjects) -> None:
-    indexing = CountedIndexing()
-    maintenance = maintenance_of(doomed, indexing)
-    indexing.is_away = True
-    maintenance.run_round()
-    indexing.is_away = False
-
-    maintenance.run_round()
-
-    assert indexing.compared_count == 1
-
-
 def test_absent_store_does_not_stop_the_index_comparison(doomed: DoomedObjects) -> None:
     indexing = CountedIndexing()
     doomed.is_away = True
@@ -218,12 +199,15 @@ def test_absent_store_does_not_stop_the_index_comparison(doomed: DoomedObjects) 
     assert indexing.compared_count == 1
 
 
-def test_restarted_index_is_compared_at_once(doomed: DoomedObjects) -> None:
+@pytest.mark.parametrize(("in_first", "in_second", "count"), [("is_away", "", 1), ("", "may_lack_points", 2)])
+def test_comparison_that_failed_or_of_a_restarted_index_runs_in_the_next_round(
+    doomed: DoomedObjects, in_first: str, in_second: str, count: int
+) -> None:
     indexing = CountedIndexing()
     maintenance = maintenance_of(doomed, indexing)
-    maintenance.run_round()
-    indexing.may_lack_points = True
 
-    maintenance.run_round()
+    for now in (in_first, in_second):
+        indexing.is_away, indexing.may_lack_points = now == "is_away", now == "may_lack_points"
+        maintenance.run_round()
 
-    assert indexing.compared_count == 2
+    assert indexing.compared_count == count

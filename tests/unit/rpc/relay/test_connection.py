@@ -212,20 +212,14 @@ async def test_bytes_come_in_their_order_whatever_the_pieces(made: Made) -> None
     assert made.server.sent == data
 
 
-async def test_a_client_is_not_read_while_grpc_takes_nothing(made: Made) -> None:
-    made.connection.server_full(True)
-    full = made.client.paused
-    made.connection.server_full(False)
+@pytest.mark.parametrize(("full", "read"), [("server", "client"), ("client", "server")])
+async def test_end_is_not_read_while_the_other_takes_nothing(made: Made, full: str, read: str) -> None:
+    paused = []
+    for is_full in (True, False):
+        getattr(made.connection, f"{full}_full")(is_full)
+        paused.append(getattr(made, read).paused)
 
-    assert (full, made.client.paused) == (True, False)
-
-
-async def test_grpc_is_not_read_while_a_client_takes_nothing(made: Made) -> None:
-    made.connection.client_full(True)
-    full = made.server.paused
-    made.connection.client_full(False)
-
-    assert (full, made.server.paused) == (True, False)
+    assert paused == [True, False]
 
 
 async def test_answers_go_to_the_client(made: Made) -> None:
