@@ -5,7 +5,7 @@
     <directory>/v2-d512.current     the serving one, and its number of points: JSON, replaced in one rename
     <directory>/v2-d512.lock        held by the process that the index belongs to
 
-A directory that `current` does not name is a leftover, unless it is the last one that was put aside as unreadable.
+A directory that `current` does not name is a leftover.
 Directories of other dimensions are of the index before: it serves until the new one is complete.
 """
 
@@ -15,7 +15,6 @@ import logging
 import re
 import shutil
 import time
-from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,8 +32,6 @@ _FORMAT = "v2"
 _LOCK_POLL_S = 0.05
 # The suffix of the file that a directory's shard process locks.
 LOCK_SUFFIX = ".shard-lock"
-# Before the time at which a directory was put aside, in the end of its name.
-UNREADABLE = ".unreadable-"
 
 
 @dataclass(frozen=True)
@@ -109,7 +106,7 @@ class Generations:
     def clean(self) -> list[str]:
         """Delete the remains of builds and crashes; return the names. Only for the process that holds the
         directories."""
-        kept = {self.current().path.name, self._last_put_aside()}
+        kept = self.current().path.name
         leftovers = [path for path in self._directory.glob(f"{self._name}*") if self._is_leftover(path, kept)]
         for path in leftovers:
             self.discard(path)
@@ -128,17 +125,9 @@ class Generations:
     def _pointer(self) -> Path:
         return self._directory / f"{self._name}.current"
 
-    def _is_leftover(self, path: Path, kept: Collection[str]) -> bool:
+    def _is_leftover(self, path: Path, kept: str) -> bool:
         ours = path.name == self._name or path.name.startswith(f"{self._name}.")
-        return ours and path.is_dir() and path.name not in kept
-
-    def _last_put_aside(self) -> str:
-        """Return the newest unreadable directory, kept for an inspection. Each is as large as the index; a disk or
-        memory that fails makes one per start."""
-        names = [
-            path.name for path in self._directory.glob(f"{self._name}.*") if UNREADABLE in path.name and path.is_dir()
-        ]
-        return max(names, key=lambda name: name.rpartition("-")[2].zfill(20), default="")
+        return ours and path.is_dir() and path.name != kept
 
 
 def dimensions_in(directory: Path) -> list[Dimensions]:

@@ -28,7 +28,7 @@ import qdrant_edge as edge
 from pentimento.domain.embedding import Space
 from pentimento.files.private_files import make_private_directory
 from pentimento.stores.vectors.frames import BrokenWire, Frame, receive_frame, send_frame
-from pentimento.stores.vectors.generations import LOCK_SUFFIX, UNREADABLE
+from pentimento.stores.vectors.generations import LOCK_SUFFIX
 from pentimento.stores.vectors.index import Dimensions, floats
 from pentimento.stores.vectors.point_filters import filter_of, index_fields, with_digests
 
@@ -177,18 +177,14 @@ def _point(described: dict[str, Any], vectors: Iterator[list[float]]) -> "edge.P
 
 
 def _open_shard(directory: Path, dimensions: Dimensions, shape: dict[str, int] | None) -> "edge.EdgeShard":
-    """Load the shard, or make it. One that cannot be read is put aside: its owner fills a new one from the ledger."""
+    """Load the shard, or make it. One that cannot be read is deleted: its owner fills a new one from the ledger."""
     if not directory.exists():
         return _create_shard(directory, dimensions, shape)
     try:
         return edge.EdgeShard.load(str(directory))
     except Exception:  # the library raises bare Exceptions
-        aside = directory.with_name(f"{directory.name}{UNREADABLE}{time.time_ns()}")
-        logger.exception("the index cannot be read; kept as %s", aside)
-        # One more may come whenever this process is started again. Each is as large as the index.
-        for older in directory.parent.glob(f"{directory.name}{UNREADABLE}*"):
-            shutil.rmtree(older, ignore_errors=True)
-        directory.rename(aside)
+        logger.exception("the index cannot be read; it is filled again")
+        shutil.rmtree(directory)
         return _create_shard(directory, dimensions, shape)
 
 

@@ -245,7 +245,7 @@ def test_signals_to_the_whole_group_leave_the_stop_to_the_parent(index: EdgeVect
     assert index.process.start_count == 1
 
 
-def test_an_unreadable_shard_is_put_aside_and_an_empty_one_serves(tmp_path: Path) -> None:
+def test_unreadable_shard_is_replaced_by_an_empty_one(tmp_path: Path) -> None:
     first = EdgeVectorIndex(tmp_path, TIMING)
     first.prepare(2)
     first.upsert([point()])
@@ -259,21 +259,6 @@ def test_an_unreadable_shard_is_put_aside_and_an_empty_one_serves(tmp_path: Path
     assert list(second.entry_ids()) == []
     second.upsert([point()])
     second.close()
-    assert len(list(tmp_path.glob("v2-d2.unreadable-*"))) == 1
-
-
-def test_of_unreadable_shards_that_one_gateway_saw_the_last_is_kept(tmp_path: Path) -> None:
-    directory = tmp_path / "v2-d2"
-    for number in range(3):
-        IndexShard(directory, 2).close()
-        (directory / f"seen-{number}").touch()
-        for path in directory.rglob("*.json"):
-            path.write_bytes(b"not JSON")
-
-    IndexShard(directory, 2).close()
-
-    kept = list(tmp_path.glob("v2-d2.unreadable-*"))
-    assert [path.name for one in kept for path in one.glob("seen-*")] == ["seen-2"]
 
 
 def test_a_start_that_was_cut_off_leaves_no_shard(tmp_path: Path) -> None:
