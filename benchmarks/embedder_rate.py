@@ -22,7 +22,7 @@ from torch import Tensor
 from lab.runs.measure import Figure, informative, interleave, measured, parse_options, publish, seconds_of
 from services.embedder.dual_encoder import DualEncoder, EncoderConfig, expected_shapes
 from services.embedder.model import open_model
-from services.embedder.siglip_encoder import SiglipConfig, SiglipEncoder, siglip_shapes
+from services.embedder.siglip_encoder import SiglipEncoder, siglip_shapes
 from services.embedder.tower import EncoderCheckpoint, TowerConfig
 from zoo.registry import WEIGHTS
 
@@ -87,7 +87,7 @@ def clip(text: int, text_heads: int, text_layers: int, vision: int, heads: int, 
 def siglip() -> SiglipEncoder:
     """Return SigLIP of the base size with random weights."""
     tower = TowerConfig(768, 3072, 12, 12, 1e-6, "gelu_pytorch_tanh")
-    config = SiglipConfig(tower, tower, 32000, 64, 768, 3, 224, 16)
+    config = EncoderConfig(tower, tower, 32000, 64, 0, 3, 224, 16, 768)
     return SiglipEncoder(checkpoint(config, siglip_shapes(config)), 1, CPU)
 
 
