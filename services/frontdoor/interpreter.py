@@ -4,12 +4,14 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO
 
 from pentimento.dataplane import Dataplane
 from pentimento.dataplane.effects import EFFECTS, Effect
 from pentimento.dataplane.endings import failure_of
 from pentimento.dataplane.events import Event, TimePassed
+from pentimento.dataplane.recording import header_line, step_line
 from pentimento.domain.clock import Clock
 
 logger = logging.getLogger(__name__)
@@ -99,3 +101,19 @@ class Interpreter:
     def _on_timer(self) -> None:
         self._timer, self._timer_at = None, None
         self.submit(TimePassed())
+
+
+class EffectsRecorder:
+    """Write lines through immediately: the recording of a killed process is complete up to its last event."""
+
+    def __init__(self, path: Path, dataplane: Dataplane) -> None:
+        """Truncate the file and write its header. Raises OSError."""
+        self._file: TextIO = path.open("w", encoding="utf-8", buffering=1)
+        self._file.write(header_line(dataplane.state.epoch, dataplane.state.settings))
+
+    def record(self, now: float, event: Event, effects: Sequence[Effect]) -> None:
+        """Write a line with the event and its effects."""
+        self._file.write(step_line(now, event, effects))
+
+    def close(self) -> None:
+        self._file.close()

@@ -17,23 +17,20 @@ from services.frontdoor.identity import Identity
 from services.frontdoor.journal.retention import Retention
 from services.frontdoor.objects.inputs import Inputs
 from services.frontdoor.objects.results import Results
-from services.frontdoor.quality.deferrals import Deferrals
+from services.frontdoor.quality.comparison import Deferrals
 from services.frontdoor.quality.shadows import Shadows
-from services.frontdoor.requests.acceptance import Acceptance
 from services.frontdoor.requests.cells import CellGate
 from services.frontdoor.requests.jobs import Jobs, PendingEntries
+from services.frontdoor.requests.limits import Acceptance
 from services.frontdoor.requests.pins import Pins
 from services.frontdoor.requests.safety import SafetyGate
 from services.frontdoor.routing.discriminators import Discriminators
-from services.frontdoor.routing.feature_reuse import FeatureReuse
 from services.frontdoor.routing.light_starts import LightStarts
-from services.frontdoor.routing.pipelining import ControlPipelining
-from services.frontdoor.routing.thinning import ThinningOffers
+from services.frontdoor.routing.step_rules import ControlPipelining, FeatureReuse, ThinningOffers
 from services.frontdoor.status import PaintedCounts
 from services.frontdoor.tenants.directory import TenantDirectory
 from services.frontdoor.tenants.usage import UsageMeter
-from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
-from services.frontdoor.workers.catalogue import Catalogue
+from services.frontdoor.workers.catalogue import AdapterCatalogue, Catalogue
 from services.frontdoor.workers.worker_links import WorkerLinks
 
 

@@ -3,28 +3,29 @@
 import asyncio
 import logging
 import signal
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from pentimento.dataplane.events import DrainRequested, PlanReceived, TookOver
+from pentimento.dataplane.events import DrainRequested, PlanReceived, ProfilesReceived, SpeedProfile, TookOver
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.fleet import Plan, ReplicaKind
+from pentimento.profiles.costs import BatchProfile, ModelProfile, read_costs
 from pentimento.rpc import RpcServer
 from pentimento.service.lease import LedgerLease
 from pentimento.service.plan_follower import PlanFollower
 from pentimento.service.process import ServiceProcess
-from services.frontdoor.interpreter import Interpreter
+from services.frontdoor.interpreter import EffectsRecorder, Interpreter
 from services.frontdoor.journal.recovery import recover
 from services.frontdoor.objects.object_keeper import ObjectKeeper
 from services.frontdoor.parts import FrontdoorParts
-from services.frontdoor.recorder import EffectsRecorder
 from services.frontdoor.requests.image_api import ImageApi
-from services.frontdoor.requests.quotas import Quotas
+from services.frontdoor.requests.limits import Quotas
 from services.frontdoor.settings import FrontdoorSettings
 from services.frontdoor.status import publish_levels_forever
 from services.frontdoor.tenants.erasures import Erasures
 from services.frontdoor.webhooks.delivering import Webhooks
-from services.frontdoor.workers.speeds import read_speeds
 
 logger = logging.getLogger(__name__)
 
@@ -182,3 +183,33 @@ class Frontdoor(ServiceProcess):
         self.parts.discriminators.follow(endpoints, plan.components if plan is not None else ())
         planned = {assignment.address: False for assignment in plan.assignments} if plan is not None else {}
         self.parts.links.follow(planned | dict.fromkeys(self.settings.worker_addresses, True))
+
+
+def read_speeds(paths: Sequence[Path]) -> ProfilesReceived | None:
+    """Return the speeds measured in profile files, or in directories; None without any.
+
+    Raises InvalidArgument naming file and field.
+    """
+    found = read_costs(paths)
+    return ProfilesReceived(tuple(map(speed_profile, found))) if found else None
+
+
+def speed_profile(profile: ModelProfile) -> SpeedProfile:
+    """Return the speed at the largest size profiled with guidance, or without if there is none.
+
+    The dataplane measures work in pixel steps, so other sizes scale with this one.
+    """
+    largest = max(profile.batches, key=lambda batch: (batch.guided, batch.width_px * batch.height_px))
+    batches = [batch for batch in profile.batches if _shape(batch) == _shape(largest)]
+    pixels = largest.width_px * largest.height_px
+    seconds = {batch.batch_size: batch.step.mean_s / pixels for batch in batches}
+    fixed = [
+        size.prepare.mean_s + size.decode.mean_s + size.encode.mean_s
+        for size in profile.sizes
+        if (size.width_px, size.height_px) == (largest.width_px, largest.height_px)
+    ]
+    return SpeedProfile(profile.model, tuple(sorted(seconds.items())), fixed[0] if fixed else 0.0)
+
+
+def _shape(batch: BatchProfile) -> tuple[int, int, bool]:
+    return (batch.width_px, batch.height_px, batch.guided)

@@ -1,6 +1,6 @@
 """Serve pentimento.api.image.v1 and .frontdoor.v1 over the transport-neutral API."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
@@ -16,16 +16,13 @@ from pentimento.domain.image_request import GenerateEvent, ImageRequest, ReplayR
 from pentimento.domain.jobs import RequestQuery
 from pentimento.rpc import current_caller
 from pentimento.wire.codec import decode, encode, nested, number_of
-from services.frontdoor.answers.large_images import ImageSplitter, Response
-from services.frontdoor.answers.stream_reaper import StreamReaper
-from services.frontdoor.identity import Identity
-from services.frontdoor.objects.result_urls import ResultUrls
-from services.frontdoor.requests.cells import CellGate
+from services.frontdoor.answers.large_images import ImageSplitter, Response, StreamReaper
+from services.frontdoor.objects.results import ResultUrls
+from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.requests.image_api import ImageApi
 from services.frontdoor.requests.tenant_requests import TenantRequests
-from services.frontdoor.status import FrontdoorStatus
+from services.frontdoor.status import completed_latencies
 from services.frontdoor.webhooks.delivering import Webhooks
-from services.frontdoor.workers.worker_links import WorkerLinks
 
 IMAGE_SERVICE = pb.DESCRIPTOR.services_by_name["ImageService"].full_name
 FRONTDOOR_SERVICE = frontdoor_pb.DESCRIPTOR.services_by_name["FrontdoorService"].full_name
@@ -145,71 +142,67 @@ class ImageServicer(ImageServiceServicer):
 
 
 class FrontdoorServicer(FrontdoorServiceServicer):
-    def __init__(
-        self,
-        status: Callable[[], FrontdoorStatus],
-        links: WorkerLinks,
-        identity: Identity,
-        api: ImageApi,
-        cells: CellGate,
-    ) -> None:
-        self._cells = cells
-        self._status = status
+    """Serve FrontdoorService. `frontdoor_id`: the name of this replica."""
+
+    def __init__(self, frontdoor_id: str, parts: FrontdoorParts, api: ImageApi) -> None:
+        self._frontdoor_id = frontdoor_id
+        self._parts = parts
         self._api = api
-        self._links = links
-        self._identity = identity
 
     async def GetStatus(
         self, request: frontdoor_pb.GetStatusRequest, context: Context
     ) -> frontdoor_pb.GetStatusResponse:
-        status = self._status()
+        parts, state = self._parts, self._parts.dataplane.state
+        counters, acceptance, queue_limit = state.counters, parts.acceptance, state.settings.queue_limit
         return frontdoor_pb.GetStatusResponse(
-            frontdoor_id=status.frontdoor_id,
-            frontdoor_epoch=status.frontdoor_epoch,
-            plan_version=nested(status.plan_version, generation_pb2.PlanVersion),
-            pools=[_pool_to_proto(pool, status.queue_limit) for pool in status.pools],
-            workers=[_worker_to_proto(worker, self._links.address_of(worker.worker_id)) for worker in status.workers],
-            accepted_count=status.accepted,
-            completed_count=status.completed,
-            failed_count=status.failed,
-            cancelled_count=status.cancelled,
-            rejected_count=sum(status.rejections.values()),
+            frontdoor_id=self._frontdoor_id,
+            frontdoor_epoch=state.epoch,
+            plan_version=nested(state.index.version, generation_pb2.PlanVersion),
+            pools=[_pool_to_proto(state.pools[name], queue_limit) for name in sorted(state.pools)],
+            workers=[
+                _worker_to_proto(state.workers[name], parts.links.address_of(name)) for name in sorted(state.workers)
+            ],
+            accepted_count=counters.accepted,
+            completed_count=counters.completed,
+            failed_count=counters.failed + counters.expired + counters.dropped,
+            cancelled_count=counters.cancelled,
+            rejected_count=acceptance.rejected_count,
             rejections=[
                 frontdoor_pb.RejectionCount(reason=reason, request_count=count)
-                for reason, count in sorted(status.rejections.items())
+                for reason, count in sorted(acceptance.rejections.items())
             ],
-            not_accepting_reason=status.blocked,
-            retried_count=status.rerun,
-            draining=status.draining,
+            not_accepting_reason=acceptance.blocked,
+            retried_count=counters.rerun,
+            draining=state.draining,
             latencies=[
                 frontdoor_pb.LatencyBucket(upper_bound_s=bound_s, request_count=count)
-                for bound_s, count in status.latencies
+                for bound_s, count in completed_latencies()
             ],
             starts=[
                 frontdoor_pb.StartCount(kind=kind, saved_steps=saved, image_count=count)
-                for (kind, saved), count in sorted(status.painted.starts.items())
+                for (kind, saved), count in sorted(parts.painted.starts.items())
             ],
-            steps_run=status.painted.steps_run,
-            steps_saved=status.painted.steps_saved,
-            image_device_s=status.image_device_s,
-            shadow_device_s=status.shadow_device_s,
+            steps_run=parts.painted.steps_run,
+            steps_saved=parts.painted.steps_saved,
+            image_device_s=parts.shadows.image_device_s,
+            shadow_device_s=parts.shadows.shadow_device_s,
             rejected_adapters=[
                 nested(rejected, generation_pb2.RejectedAdapter) for rejected in self._api.rejected_adapters()
             ],
             models=[nested(model, pb.Model) for model in self._api.list_models()],
-            journal_id=self._identity.journal_id,
+            journal_id=parts.identity.journal_id,
             refusing_workers=[
                 frontdoor_pb.RefusingWorker(address=address, reason=error.reason, message=error.message)
-                for address, error in self._links.refusals().items()
+                for address, error in parts.links.refusals().items()
             ],
-            cell=self._cells.own,
-            cells=[pb.Cell(name=name, address=address) for name, address in self._cells.cells.addresses.items()],
+            cell=parts.cells.own,
+            cells=[pb.Cell(name=name, address=address) for name, address in parts.cells.cells.addresses.items()],
         )
 
     async def FindKey(self, request: frontdoor_pb.FindKeyRequest, context: Context) -> frontdoor_pb.FindKeyResponse:
         # The active frontdoor of the cell would not learn of the hand-over.
-        self._identity.require_active()
-        known = await self._cells.find_key(request.tenant, request.idempotency_key, request.cell)
+        self._parts.identity.require_active()
+        known = await self._parts.cells.find_key(request.tenant, request.idempotency_key, request.cell)
         return frontdoor_pb.FindKeyResponse(known=known)
 
 

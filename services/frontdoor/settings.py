@@ -278,7 +278,7 @@ class FixedLimits:
     restart for an attempt's worker, before it runs again. `store_timeout_s`: wait for the object store before an image
     is spooled. `stream_idle_s`: clients that read nothing for this long are disconnected. `quality_quiet_s`: time
     without a request before a hit is generated again. Shares (0..1): of the misses that are generated again from the
-    cache, where reuse is not allowed yet, and of the deferred requests whose light and heavy images are compared.
+    cache, where reuse is not allowed yet, and of deferred requests with compared light and heavy images.
     A webhook is called `webhook_tries` times, with pauses from `webhook_pause_s` on, doubled up to an hour.
     """
 

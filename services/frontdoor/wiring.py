@@ -45,48 +45,39 @@ from pentimento.stores.objects.signed_paths import PathSigner
 from pentimento.stores.objects.suspects import Suspects
 from services.frontdoor.answers import delivery
 from services.frontdoor.identity import Identity, build_version
-from services.frontdoor.interpreter import Interpreter
+from services.frontdoor.interpreter import EffectsRecorder, Interpreter
 from services.frontdoor.journal import journalling
 from services.frontdoor.journal.retention import Retention
 from services.frontdoor.objects.content_credentials import ContentCredentials, CredentialFiles
 from services.frontdoor.objects.inputs import Inputs
 from services.frontdoor.objects.object_keeper import ObjectKeeper
-from services.frontdoor.objects.result_urls import ResultUrls
-from services.frontdoor.objects.results import Results
+from services.frontdoor.objects.results import Results, ResultUrls
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.process import Frontdoor
-from services.frontdoor.quality.deferrals import Deferrals
-from services.frontdoor.quality.kept_pairs import KEPT, KeptPairs
-from services.frontdoor.quality.shadow_painter import ShadowPainter
+from services.frontdoor.quality.comparison import KEPT, Deferrals, KeptPairs
+from services.frontdoor.quality.shadow_plans import ShadowPainter
 from services.frontdoor.quality.shadows import Shadows
-from services.frontdoor.recorder import EffectsRecorder
 from services.frontdoor.requests.cells import CellGate
 from services.frontdoor.requests.image_api import ImageApi
 from services.frontdoor.requests.jobs import Job, Jobs
+from services.frontdoor.requests.limits import Quotas
 from services.frontdoor.requests.pins import Pins
-from services.frontdoor.requests.quotas import Quotas
 from services.frontdoor.requests.safety import SafetyGate
 from services.frontdoor.requests.tenant_requests import TenantRequests
-from services.frontdoor.routing import cache_writes, routes, scoring
+from services.frontdoor.routing import cache_writes, routes
 from services.frontdoor.routing.discriminators import Discriminators
-from services.frontdoor.routing.feature_reuse import FeatureReuse
 from services.frontdoor.routing.light_starts import LightStarts
-from services.frontdoor.routing.pipelining import ControlPipelining
-from services.frontdoor.routing.thinning import ThinningOffers
+from services.frontdoor.routing.step_rules import ControlPipelining, FeatureReuse, ThinningOffers
 from services.frontdoor.servicer import FRONTDOOR_SERVICE, IMAGE_SERVICE, FrontdoorServicer, ImageServicer
 from services.frontdoor.settings import FIXED, FixedLimits, FrontdoorSettings
-from services.frontdoor.status import FrontdoorStatus, frontdoor_status
-from services.frontdoor.tenants.administration import TenantAdministration
+from services.frontdoor.tenants.administration import TENANT_SERVICE, TenantAdministration, TenantServicer
 from services.frontdoor.tenants.directory import TenantDirectory
 from services.frontdoor.tenants.erasures import Erasures, TenantStores
-from services.frontdoor.tenants.servicer import TENANT_SERVICE, TenantServicer
 from services.frontdoor.tenants.usage import UsageMeter
-from services.frontdoor.webhooks.calling import WebhookCaller
+from services.frontdoor.webhooks.calling import WebhookCaller, webhook_rules
 from services.frontdoor.webhooks.delivering import DeliveryLimits, Webhooks
-from services.frontdoor.webhooks.rules import webhook_rules
 from services.frontdoor.workers import attempts
-from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
-from services.frontdoor.workers.catalogue import Catalogue
+from services.frontdoor.workers.catalogue import AdapterCatalogue, Catalogue
 from services.frontdoor.workers.worker_links import WorkerLinks
 
 # Seconds between the three bad readings before an object is moved to the quarantine.
@@ -106,7 +97,7 @@ PERFORMERS: Mapping[type, Callable[[FrontdoorParts, Any], None]] = {
     effects.CommitCacheEntries: cache_writes.commit_entries,
     effects.ReleaseGrant: cache_writes.release_grant,
     effects.PersistEnd: journalling.persist_end,
-    effects.Score: scoring.score,
+    effects.Score: routes.score,
     effects.ReservePair: attempts.reserve_pair,
     effects.Deliver: delivery.deliver,
     effects.DeliverEnd: delivery.deliver_end,
@@ -148,8 +139,10 @@ def wire(settings: FrontdoorSettings, journal: Journal, epoch: int, fixed: Fixed
     parts.jobs.on_end = partial(_on_end, parts.inputs, webhooks)
     api = ImageApi(parts, settings.requests, settings.cascade, quotas, tenants, webhooks.check)
     urls = ResultUrls(keeper, parts.clock, settings.max_result_url_s)
-    sends = (fixed.stream_idle_s, MAX_MESSAGE_BYTES)
-    _add_services(server, parts, api, ImageServicer(api, tenants, urls, webhooks, *sends))
+    images = ImageServicer(api, tenants, urls, webhooks, fixed.stream_idle_s, MAX_MESSAGE_BYTES)
+    status = FrontdoorServicer(server.instance_id, parts, api)
+    server.add(add_ImageServiceServicer_to_server, images, IMAGE_SERVICE)
+    server.add(add_FrontdoorServiceServicer_to_server, status, FRONTDOOR_SERVICE)
     member = FleetMember(server, ReplicaKind.FRONTDOOR, settings)
     erasures = _erasures(settings, parts, keeper)
     return Frontdoor(
@@ -168,16 +161,6 @@ def wire(settings: FrontdoorSettings, journal: Journal, epoch: int, fixed: Fixed
         registration=_registration(member, parts),
         recorder=_recorder(settings.record_effects, interpreter),
     )
-
-
-def _add_services(server: RpcServer, parts: FrontdoorParts, api: ImageApi, images: ImageServicer) -> None:
-    server.add(add_ImageServiceServicer_to_server, images, IMAGE_SERVICE)
-
-    def told() -> FrontdoorStatus:
-        return frontdoor_status(parts.dataplane, server.instance_id, parts.painted, parts.acceptance, parts.shadows)
-
-    status = FrontdoorServicer(told, parts.links, parts.identity, api, parts.cells)
-    server.add(add_FrontdoorServiceServicer_to_server, status, FRONTDOOR_SERVICE)
 
 
 def _retention_s(settings: FrontdoorSettings, tenants: TenantDirectory, tenant: str) -> float:
@@ -209,7 +192,7 @@ def _admin_server(
 
 def _on_end(inputs: Inputs, webhooks: Webhooks, job: Job) -> None:
     inputs.release(job)
-    if job.request.terms is not None:
+    if job.request.is_job:
         webhooks.wake()
 
 

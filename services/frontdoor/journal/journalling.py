@@ -29,17 +29,16 @@ from pentimento.stores.ledger import Journal
 from pentimento.stores.ledger.journal.records import AcceptedRequest, AcceptKind, AcceptOutcome, ResultRecord
 from pentimento.stores.ledger.journal.webhooks import AskedWebhook
 from pentimento.wire.codec import from_bytes, to_bytes
-from services.frontdoor.answers.delivery import drop_job, hand_over
-from services.frontdoor.answers.endings import FREES_KEY, STATE_OF, key_reused
-from services.frontdoor.answers.several_pictures import group_of, ids_of_images
+from services.frontdoor.answers.audience import group_of, ids_of_images
+from services.frontdoor.answers.delivery import FREES_KEY, STATE_OF, drop_job, hand_over, key_reused
 from services.frontdoor.identity import Identity
-from services.frontdoor.journal.bodies import JOURNALLED_REQUEST, resolved_to_bytes, start_image_to_bytes
+from services.frontdoor.journal.recovery import JOURNALLED_REQUEST, resolved_to_bytes, start_image_to_bytes
 from services.frontdoor.metrics import DEGRADED, QUEUE_SECONDS
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.requests.jobs import ClientRequest, Execution, Job
 from services.frontdoor.routing.cache_writes import reserve_entries
 from services.frontdoor.routing.light_starts import start_image_of
-from services.frontdoor.routing.stages import admitted_stages
+from services.frontdoor.routing.starts import admitted_stages
 
 logger = logging.getLogger(__name__)
 
@@ -138,14 +137,13 @@ def _row_of(request: ClientRequest, identity: Identity) -> AcceptedRequest:
         deadline_at=request.deadline_at,
         frontdoor_id=identity.frontdoor_id,
         frontdoor_epoch=identity.epoch,
-        detached=request.terms is not None,
+        detached=request.is_job,
     )
 
 
 def _webhook_of(request: ClientRequest) -> AskedWebhook | None:
     """Return the webhook of the request's end. Of several images only the first has it, for the whole call."""
-    url = request.terms.webhook_url if request.terms is not None else ""
-    group = group_of(request.request_id)
+    url, group = request.webhook_url, group_of(request.request_id)
     if not url or not group:
         return AskedWebhook(url) if url else None
     ids = ids_of_images(group)

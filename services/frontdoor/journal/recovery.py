@@ -5,25 +5,70 @@ import logging
 import random
 from dataclasses import replace
 
+from google.protobuf.message import DecodeError
+
+from pentimento.api.frontdoor.v1 import journal_pb2 as pb
 from pentimento.api.generation.v1 import generation_pb2
 from pentimento.dataplane.events import Recovered, RecoveredRequest
 from pentimento.domain.clock import Clock
-from pentimento.domain.errors import PentimentoError
+from pentimento.domain.errors import Internal, InvalidArgument, PentimentoError
 from pentimento.domain.fleet import Plan, StartThreshold
 from pentimento.domain.generation import Route
-from pentimento.domain.image_request import ResolvedRequest
+from pentimento.domain.image_request import ResolvedRequest, StartImage
+from pentimento.domain.reasons import Reason
 from pentimento.domain.requests import RequestState
 from pentimento.policies.adapter_needs import needs_of
 from pentimento.policies.plan.entry import NOISE, Stage
 from pentimento.stores.ledger import Journal
 from pentimento.stores.ledger.journal.records import JournalledRequest
-from pentimento.wire.codec import from_bytes
+from pentimento.wire.codec import decode, encode, from_bytes, to_bytes
 from services.frontdoor.answers.audience import Audience
-from services.frontdoor.journal.bodies import resolved_from_bytes, start_image_from_bytes, unreadable
 from services.frontdoor.objects.inputs import Inputs
-from services.frontdoor.requests.jobs import ClientRequest, Job, Jobs, JobTerms, RoutedStage
-from services.frontdoor.routing.stages import stages_admitted_to
-from services.frontdoor.routing.starts import kind_of, work_left
+from services.frontdoor.requests.jobs import ClientRequest, Job, Jobs, RoutedStage
+from services.frontdoor.routing.starts import kind_of, stages_admitted_to, work_left
+
+# The format of a body. Format 0, a public request, is no longer read.
+JOURNALLED_REQUEST = 1
+
+
+def resolved_to_bytes(resolved: ResolvedRequest) -> bytes:
+    """Return the body of a request."""
+    return to_bytes(resolved, pb.JournalledRequest)
+
+
+def resolved_from_bytes(data: bytes, body_format: int) -> ResolvedRequest:
+    """Return the request of a body. Raises Internal UNREADABLE_REQUEST unless all of the body is understood."""
+    if body_format != JOURNALLED_REQUEST:
+        raise unreadable()
+    try:
+        message = pb.JournalledRequest.FromString(data)
+        resolved = decode(message, ResolvedRequest)
+    except (DecodeError, InvalidArgument) as error:
+        raise unreadable() from error
+    # A field unknown to this version is missing from the message that it encodes.
+    if encode(resolved, pb.JournalledRequest) != message:
+        raise unreadable()
+    return resolved
+
+
+def start_image_to_bytes(handed: StartImage) -> bytes:
+    """Return the bytes of the image that an attempt started from."""
+    return to_bytes(handed, pb.StartImage)
+
+
+def start_image_from_bytes(data: bytes) -> StartImage:
+    """Return the image that `start_image_to_bytes` encoded. Raises Internal UNREADABLE_REQUEST for other bytes."""
+    try:
+        return from_bytes(data, StartImage, pb.StartImage)
+    except InvalidArgument as error:
+        raise unreadable() from error
+
+
+def unreadable() -> Internal:
+    """Return the error of a request that another version accepted and this one does not understand."""
+    message = "this version cannot read the journalled request; it did not run"
+    return Internal(Reason.UNREADABLE_REQUEST, message)
+
 
 logger = logging.getLogger(__name__)
 
@@ -158,7 +203,7 @@ def _job_of(
         idempotency_key=accepted.idempotency_key,
         body_hash=accepted.body_hash,
         # The journal holds the webhook of its end.
-        terms=JobTerms() if accepted.detached else None,
+        webhook_url="" if accepted.detached else None,
     )
     job = Job(request, Audience(request.request_id, route), notes=["recovered by a newer frontdoor"])
     if route is not None:

@@ -36,20 +36,20 @@ from pentimento.stores.ledger import Journal
 from pentimento.stores.ledger.journal.records import JournalledRequest
 from services.frontdoor.metrics import SHADOW_SECONDS, SHADOWS
 from services.frontdoor.objects.results import Results
-from services.frontdoor.quality.comparison import Scores, score
-from services.frontdoor.quality.kept_pairs import KeptPairs, LightRecord
-from services.frontdoor.quality.shadow_painter import ShadowPainter, ShadowRun
+from services.frontdoor.quality.comparison import KeptPairs, LightRecord, Scores, score
 from services.frontdoor.quality.shadow_plans import (
     GATEWAY_TIMEOUT_S,
     LightImage,
+    ShadowPainter,
     ShadowPlan,
+    ShadowRun,
     may_be_compared,
     plan_better,
     plan_shadow,
     plan_trial,
 )
-from services.frontdoor.requests.replays import recorded_image
-from services.frontdoor.routing.stages import Trial
+from services.frontdoor.requests.pins import recorded_image
+from services.frontdoor.routing.starts import Trial
 from services.frontdoor.settings import FixedLimits, QualitySettings
 from services.frontdoor.workers.catalogue import Catalogue
 

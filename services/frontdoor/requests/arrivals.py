@@ -14,17 +14,14 @@ from pentimento.policies.adapter_needs import needs_of
 from pentimento.policies.plan.entry import Stage
 from pentimento.stores.ledger.journal.records import AcceptKind
 from pentimento.telemetry.tracing import annotate, traces_gen_ai
-from services.frontdoor.answers.audience import Audience, Listener
-from services.frontdoor.answers.delivery import recorded_events
-from services.frontdoor.answers.endings import key_reused
-from services.frontdoor.answers.several_pictures import group_of, key_of_image, new_group_id, seed_of_image
+from services.frontdoor.answers.audience import Audience, Listener, group_of, key_of_image, new_group_id, seed_of_image
+from services.frontdoor.answers.delivery import key_reused, recorded_events
 from services.frontdoor.parts import FrontdoorParts
-from services.frontdoor.requests.callers import NO_KEY, KeyedCall
-from services.frontdoor.requests.jobs import ClientRequest, Job, JobTerms
-from services.frontdoor.requests.quotas import Quotas
+from services.frontdoor.requests.jobs import ClientRequest, Job
+from services.frontdoor.requests.limits import NO_KEY, KeyedCall, Quotas
 from services.frontdoor.requests.tenant_requests import unknown_request
-from services.frontdoor.routing.stages import as_painted_by
 from services.frontdoor.routing.start_choice import expected_thinning
+from services.frontdoor.routing.starts import as_painted_by
 
 SEED_BITS = 32
 
@@ -51,14 +48,14 @@ class ValidatedRequest:
 @dataclass(frozen=True)
 class ArrivingCall:
     """Describe a call for images. `body` returns its bytes, `validate` the validated request; each is called at
-    most once. `terms`: of a request that continues without listeners. `hears_progress`: the caller also waits for
+    most once. `webhook_url`: as `ClientRequest`. `hears_progress`: the caller also waits for
     routed and for progress without previews."""
 
     tenant: str
     idempotency_key: str
     body: Callable[[], bytes]
     validate: Callable[[], Awaitable[ValidatedRequest]]
-    terms: JobTerms | None = None
+    webhook_url: str | None = None
     hears_progress: bool = True
     # A replay: it runs in the cell that has its request, at home or not.
     stays: bool = False
@@ -99,7 +96,7 @@ class Arrivals:
         self._parts = parts
         self._quotas = quotas
 
-    async def look_up(self, call: ArrivingCall, count: int = 1) -> tuple[KeyedCall, ...]:
+    async def look_up(self, call: ArrivingCall, count: int) -> tuple[KeyedCall, ...]:
         """Return the owner of each image's key, if any; a known key is answered regardless of the load. The journal
         separates simultaneous calls when they are accepted. Raises FailedPrecondition for a key that came with another
         body, and as `CellGate.check_new` if no image has a request here."""
@@ -123,25 +120,16 @@ class Arrivals:
     async def _check_cell(self, call: ArrivingCall) -> int | None:
         return None if call.stays else await self._parts.cells.check_new(call.tenant, call.idempotency_key)
 
-    def new_request_id(self) -> str:
-        """Return the id of a new request."""
-        return f"r-{self._parts.cells.new_digits()}"
-
     def find_job(self, tenant: str, request_id: str) -> Job | None:
         """Return a request of the tenant that runs here."""
         job = self._parts.jobs.find(request_id)
         return job if job is not None and job.request.tenant == tenant else None
 
-    def join(self, tenant: str, request_id: str, *, hears_progress: bool = True) -> Listener | None:
-        """Return a late listener of a request that runs here; None if none does."""
-        job = self.find_job(tenant, request_id) if request_id else None
-        return job.audience.join_late(hears_progress=hears_progress) if job is not None else None
-
     async def listen(self, tenant: str, request_id: str, *, hears_progress: bool = True) -> Listener:
         """Return a listener of a journalled request, running or ended."""
-        listener = self.join(tenant, request_id, hears_progress=hears_progress)
-        if listener is not None:
-            return listener
+        job = self.find_job(tenant, request_id)
+        if job is not None:
+            return job.audience.join_late(hears_progress=hears_progress)
         listener = Audience(request_id).join_late(hears_progress=hears_progress)
         error: PentimentoError | None = None
         try:
@@ -161,7 +149,7 @@ class Arrivals:
         listener.end(unknown_request())
         return listener
 
-    async def listen_to_several(self, call: ArrivingCall, count: int) -> list[Listener]:
+    async def listen_to_images(self, call: ArrivingCall, count: int) -> list[Listener]:
         """Return a listener for each of a call's images, by index, after new images have arrived."""
         keys = await self.look_up(call, count)
         new = self._new_images(keys)
@@ -215,6 +203,8 @@ class Arrivals:
 
     def _new_images(self, keys: Sequence[KeyedCall]) -> list[NewImage]:
         """Return the images that have no request yet, with ids of the call that began them."""
+        if len(keys) == 1:
+            return [] if keys[0].request_id else [NewImage(f"r-{self._parts.cells.new_digits()}", keys[0])]
         group = next((group_of(key.request_id) for key in keys if key.request_id), "")
         group = group or new_group_id(len(keys), self._parts.cells.new_digits())
         return [NewImage(f"{group}-{index}", key, index) for index, key in enumerate(keys) if not key.request_id]
@@ -235,7 +225,7 @@ class Arrivals:
             draw=validated.draw,
             idempotency_key=picture.key.idempotency_key,
             body_hash=picture.key.body_hash,
-            terms=call.terms,
+            webhook_url=call.webhook_url,
         )
 
     def _new_jobs(self, requests: Sequence[ClientRequest]) -> list[Job]:

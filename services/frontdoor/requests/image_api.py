@@ -22,7 +22,6 @@ from pentimento.domain.image_request import (
     PinnedImage,
     ReplayRequest,
     RequestStatus,
-    Routed,
     TenantCells,
 )
 from pentimento.domain.requests import RequestState
@@ -30,23 +29,18 @@ from pentimento.domain.spec_inputs import take_inputs
 from pentimento.policies.plan.entry import allowed_stages, request_stages
 from pentimento.stores.ledger.epochs import superseded
 from pentimento.wire.codec import to_bytes
-from services.frontdoor.answers.audience import Listener
-from services.frontdoor.answers.delivery import elsewhere, recorded_events
-from services.frontdoor.answers.endings import KEY_REUSED
-from services.frontdoor.answers.several_pictures import SeveralImages, ids_of_images, status_of
+from services.frontdoor.answers.audience import Listener, SeveralImages, ids_of_images, status_of
+from services.frontdoor.answers.delivery import KEY_REUSED, elsewhere
 from services.frontdoor.objects.inputs import checked_digests
 from services.frontdoor.parts import FrontdoorParts
-from services.frontdoor.requests.arrivals import SEED_BITS, Arrivals, ArrivingCall, NewImage, ValidatedRequest
-from services.frontdoor.requests.callers import Callers, HeldKeys
-from services.frontdoor.requests.explanation import explanation
-from services.frontdoor.requests.jobs import JobTerms
-from services.frontdoor.requests.quotas import Quotas
-from services.frontdoor.requests.replays import recorded_image, resolve_replay
+from services.frontdoor.requests.arrivals import SEED_BITS, Arrivals, ArrivingCall, ValidatedRequest
+from services.frontdoor.requests.limits import Callers, HeldKeys, Quotas
+from services.frontdoor.requests.pins import recorded_image, resolve_replay
 from services.frontdoor.requests.resolution import check_idempotency_key, check_image_count, resolve
 from services.frontdoor.requests.selections import check_replayed_adapters
 from services.frontdoor.requests.tenant_requests import TenantRequests, statuses_by_index, summary_of_several
-from services.frontdoor.routing.neighbours import check_neighbour_count, neighbours_of
-from services.frontdoor.routing.stages import choose_stages, fits
+from services.frontdoor.routing.explaining import check_neighbour_count, explanation, neighbours_of
+from services.frontdoor.routing.starts import choose_stages, fits
 from services.frontdoor.settings import RequestLimits
 from services.frontdoor.workers.catalogue import MODEL_WAIT_S
 
@@ -102,7 +96,7 @@ class ImageApi:
         validate = partial(self._validate_image, tenant, request, preview_interval_steps)
         body = partial(to_bytes, request, pb.ImageRequest)
         call = ArrivingCall(tenant, idempotency_key, body, validate, hears_progress=not omit_progress)
-        return self._generate_images(call, request.image_count)
+        return self._generate(call, request.image_count)
 
     def replay(
         self, tenant: str, request: ReplayRequest, idempotency_key: str = "", preview_interval_steps: int = 0
@@ -130,8 +124,8 @@ class ImageApi:
         if request.deadline_ms is None:
             request = replace(request, deadline_ms=self._limits.max_deadline_ms)
         validate = partial(self._validate_image, tenant, request, preview_interval_steps)
-        call = ArrivingCall(tenant, idempotency_key, body, validate, JobTerms(webhook_url))
-        async with aclosing(self._generate_images(call, request.image_count)) as events:
+        call = ArrivingCall(tenant, idempotency_key, body, validate, webhook_url)
+        async with aclosing(self._generate(call, request.image_count)) as events:
             async for event in events:
                 if isinstance(event, Accepted):
                     return event
@@ -151,50 +145,25 @@ class ImageApi:
             finally:
                 self._leave(listeners)
 
-    def _generate_images(self, call: ArrivingCall, count: int | None) -> AsyncGenerator[GenerateEvent, None]:
-        return self._generate(call) if count is None or count == 1 else self._generate_several(call, count)
-
-    async def _generate(self, call: ArrivingCall) -> AsyncGenerator[GenerateEvent, None]:
-        check_idempotency_key(call.idempotency_key)
-        with self._callers.calling(call.tenant, call.idempotency_key):
-            (key,) = await self._arrivals.look_up(call)
-            if key.request_id and self._arrivals.find_job(call.tenant, key.request_id) is None:
-                yield Accepted(key.request_id, replayed=True)
-                for event in await recorded_events(self._parts, key.request_id, call.tenant):
-                    if call.hears_progress or not isinstance(event, Routed):
-                        yield event
-                return
-            listener = self._arrivals.join(call.tenant, key.request_id, hears_progress=call.hears_progress)
-            if listener is None:
-                new = [NewImage(self._arrivals.new_request_id(), key)]
-                (listener,) = self._arrivals.arrive(call, await call.validate(), new)
-            # The stream may stay open for long and must not hold the request's input images.
-            del call
-            try:
-                async for event in self._told([listener], is_several=False):
-                    yield event
-            finally:
-                self._leave([listener])
-
-    async def _generate_several(self, call: ArrivingCall, count: int) -> AsyncGenerator[GenerateEvent, None]:
-        """Generate `count` images, each as a separate request; new ones are accepted together.
+    async def _generate(self, call: ArrivingCall, count: int | None = 1) -> AsyncGenerator[GenerateEvent, None]:
+        """Generate each image as a separate request; new ones are accepted together.
 
         A call with the same key waits until they are accepted, and joins them.
         """
         check_idempotency_key(call.idempotency_key)
-        check_image_count(count)
+        count = check_image_count(count)
         with self._callers.calling(call.tenant, call.idempotency_key):
             listeners: list[Listener] = []
             try:
                 async with self._keys.held(call.tenant, call.idempotency_key):
-                    listeners += await self._arrivals.listen_to_several(call, count)
-                    told = self._told(listeners, is_several=True)
+                    listeners += await self._arrivals.listen_to_images(call, count)
+                    told = self._told(listeners, is_several=count > 1)
                     try:
                         accepted = await anext(told)
                     except PentimentoError as error:
                         self._give_up(call, listeners, error)
                         raise
-                # As in `_generate`.
+                # The stream may stay open for long and must not hold the request's input images.
                 del call
                 yield accepted
                 async for event in told:
@@ -359,7 +328,7 @@ class ImageApi:
             listener.leave()
             request_id = listener.audience.request_id
             job = self._parts.jobs.find(request_id)
-            goes_on = listener.ended or self.stopping or (job is not None and job.request.terms is not None)
+            goes_on = listener.ended or self.stopping or (job is not None and job.request.is_job)
             if not goes_on and not listener.audience.listeners:
                 self._parts.submit(CancelRequested(request_id, client_left=True))
 

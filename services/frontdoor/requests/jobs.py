@@ -24,16 +24,9 @@ from pentimento.policies.plan.entry import Stage
 from pentimento.rpc import detached_context
 from pentimento.telemetry.tracing import record_stage
 from services.frontdoor.answers.audience import Audience
-from services.frontdoor.routing.stages import PoolOption, Trial, as_painted_by
+from services.frontdoor.routing.starts import PoolOption, Trial, as_painted_by
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class JobTerms:
-    """Hold the terms of a request that continues without listeners: the webhook of its end, "" for none."""
-
-    webhook_url: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +35,8 @@ class ClientRequest:
 
     `resolved` is the image to generate, without uploaded bytes; `stages` are its cascade's. `arrived_at` and
     `deadline` are monotonic, `accepted_at` and `deadline_at` wall-clock seconds. `draw` is its own for the shares of
-    plans, uniform in 0..1. `terms` None: it ends when its last listener leaves.
+    plans, uniform in 0..1. `webhook_url`: to call at the end of a job, which continues without
+    listeners, "" for none; None: it ends when its last listener leaves.
     """
 
     request_id: str
@@ -56,7 +50,11 @@ class ClientRequest:
     draw: float = 0.0
     idempotency_key: str = ""
     body_hash: str = ""
-    terms: JobTerms | None = None
+    webhook_url: str | None = None
+
+    @property
+    def is_job(self) -> bool:
+        return self.webhook_url is not None
 
 
 @dataclass(slots=True)

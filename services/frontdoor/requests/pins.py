@@ -1,26 +1,86 @@
-"""Pin images so that they can be replayed until a given time: the journal keeps the request and its inputs, the gateway
-keeps the latents or image that it started from.
+"""Replay images, and pin them so that they can be replayed until a given time.
 
-The journal goes first, since it counts a tenant's pinned bytes. A failure of the gateway undoes that.
+No part of a replay's start comes from outside: a client names a request, and the journal's own record, read as the
+caller's tenant, gives the rest. A forged provenance thus leads to no other tenant's objects.
+
+For a pin the journal keeps the request and its inputs, the gateway keeps the latents or image that it started from. The
+journal goes first, since it counts a tenant's pinned bytes. A failure of the gateway undoes that.
 """
 
 import asyncio
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from pentimento.api.generation.v1 import generation_pb2
 from pentimento.clients.gateway import GatewayClient
 from pentimento.domain.clock import Clock
-from pentimento.domain.errors import InvalidArgument, PentimentoError, Unavailable
-from pentimento.domain.generation import ObjectReference, SpecInput
-from pentimento.domain.image_request import PinnedImage, ReplayInput, ReplayRequest
-from pentimento.domain.replay import ancestor_of, start_taken, taken_of
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument, PentimentoError, Unavailable
+from pentimento.domain.fleet import HeldModel
+from pentimento.domain.generation import ObjectReference, Provenance, SpecInput
+from pentimento.domain.image_request import (
+    CacheMode,
+    ImageFormat,
+    PinnedImage,
+    Replay,
+    ReplayInput,
+    ReplayRequest,
+    ResolvedRequest,
+)
+from pentimento.domain.replay import ancestor_of, replayed_route, start_taken, taken_of, with_replayed_inputs
+from pentimento.domain.requests import RequestState
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing
 from pentimento.stores.ledger import Journal
 from pentimento.stores.ledger.journal.pins import quota_exceeded
 from pentimento.stores.ledger.journal.records import JournalledRequest, PicturePin
+from pentimento.wire.codec import from_bytes
 from services.frontdoor.objects.object_keeper import ObjectKeeper
 from services.frontdoor.requests.jobs import Execution, Job
-from services.frontdoor.requests.replays import recorded_image
+from services.frontdoor.requests.resolution import check_cost, default_deadline_ms, resolve_limits
+from services.frontdoor.settings import RequestLimits
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Hold the journal's record of an image: provenance, format, and digest of the bytes without a manifest."""
+
+    provenance: Provenance
+    format: ImageFormat
+    image_digest: str
+
+
+def recorded_image(record: JournalledRequest) -> Recorded:
+    """Return the journal's record of the request's image. Raises FailedPrecondition NOT_COMPLETED without one."""
+    result = record.result
+    if record.state is not RequestState.COMPLETED or result is None:
+        message = f"request_id: only a completed request has an image, this one is {record.state.value}"
+        raise FailedPrecondition("NOT_COMPLETED", message)
+    provenance = from_bytes(result.provenance, Provenance, generation_pb2.Provenance)
+    return Recorded(provenance, ImageFormat(result.image_format), provenance.unsigned_digest or result.image.digest)
+
+
+def resolve_replay(
+    asked: ReplayRequest, recorded: Recorded, held: HeldModel, limits: RequestLimits, preview_interval_steps: int
+) -> ResolvedRequest:
+    """Return the request that generates the recorded image again, with the cache off; `held` is its model as held now.
+    Raises as `replayed_route` and `with_replayed_inputs`, and InvalidArgument beyond the current limits."""
+    provenance = recorded.provenance
+    route = replayed_route(provenance, held.model_digest)
+    own_ms = default_deadline_ms(provenance.spec, held, limits)
+    asked_ms = own_ms if asked.deadline_ms is None else asked.deadline_ms
+    deadline_ms, interval = resolve_limits(asked_ms, preview_interval_steps, limits)
+    resolved = ResolvedRequest(
+        spec=with_replayed_inputs(provenance.spec, provenance.inputs, asked.data_by_field),
+        cache=CacheMode.OFF,
+        format=recorded.format,
+        quality=None,
+        deadline_ms=deadline_ms,
+        preview_interval_steps=interval,
+        replay=Replay(route, recorded.image_digest),
+        encoding_quality=provenance.encoding_quality,
+    )
+    check_cost(resolved.cost, None, limits)
+    return resolved
+
 
 logger = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from services.frontdoor.requests.selections import (
     resolve_loras,
 )
 from services.frontdoor.settings import RequestLimits
-from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
+from services.frontdoor.workers.catalogue import AdapterCatalogue
 
 MAX_SEED = 2**64 - 1
 MAX_GUIDANCE_SCALE = 100.0

@@ -20,7 +20,7 @@ from pentimento.domain.generation import (
 from pentimento.domain.image_request import AskedControlNet, AskedImagePrompt, AskedLora
 from pentimento.domain.reasons import Reason
 from pentimento.images import ImageHeader, read_header
-from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
+from services.frontdoor.workers.catalogue import AdapterCatalogue
 
 # Adapters of one request.
 MAX_COUNTS = {AdapterKind.LORA: 8, AdapterKind.CONTROLNET: 4, AdapterKind.IP_ADAPTER: 4}
@@ -32,21 +32,11 @@ RETRY_MS = 1000
 _SHOWN_LENGTH = 80
 # The format of numbers in messages: a stated limit is exact to its last digit.
 EXACT = ".15g"
-_WORDS = {AdapterKind.LORA: "LoRA", AdapterKind.CONTROLNET: "ControlNet", AdapterKind.IP_ADAPTER: "IP-Adapter"}
-_NOT_SERVED = {
-    AdapterKind.LORA: "LORAS_NOT_SERVED",
-    AdapterKind.CONTROLNET: "CONTROLNETS_NOT_SERVED",
-    AdapterKind.IP_ADAPTER: "IP_ADAPTERS_NOT_SERVED",
-}
-_UNKNOWN = {
-    AdapterKind.LORA: "UNKNOWN_LORA",
-    AdapterKind.CONTROLNET: "UNKNOWN_CONTROLNET",
-    AdapterKind.IP_ADAPTER: "UNKNOWN_IP_ADAPTER",
-}
-_FIELDS = {
-    AdapterKind.LORA: "loras",
-    AdapterKind.CONTROLNET: "controlnets",
-    AdapterKind.IP_ADAPTER: "image_prompts",
+# The word of a kind, the field of a request, the reasons for a name that is unknown or not served.
+_KINDS = {
+    AdapterKind.LORA: ("LoRA", "loras", "UNKNOWN_LORA", "LORAS_NOT_SERVED"),
+    AdapterKind.CONTROLNET: ("ControlNet", "controlnets", "UNKNOWN_CONTROLNET", "CONTROLNETS_NOT_SERVED"),
+    AdapterKind.IP_ADAPTER: ("IP-Adapter", "image_prompts", "UNKNOWN_IP_ADAPTER", "IP_ADAPTERS_NOT_SERVED"),
 }
 
 
@@ -107,7 +97,7 @@ def check_replayed_adapters(spec: GenerationSpec, known: AdapterCatalogue) -> No
         if not any(depth_digest in ("", one.depth_digest) for one in served):
             other = f" with the depth model {depth_digest[:_SHOWN_LENGTH]}" if served else ""
             was = f"{name} is not served as {digest[:_SHOWN_LENGTH]}{other}"
-            message = f"{_FIELDS[kind]}: {was}, which the image was generated with"
+            message = f"{_KINDS[kind][1]}: {was}, which the image was generated with"
             raise FailedPrecondition("ADAPTER_CHANGED", message)
 
 
@@ -193,19 +183,19 @@ def read_image(image: bytes, field: str) -> ImageHeader:
 
 
 def _find(kind: AdapterKind, name: str, where: str, held: HeldModel, known: AdapterCatalogue) -> Adapter:
-    word = _WORDS[kind]
+    word, _, unknown, not_served = _KINDS[kind]
     if not is_adapter_name(name):
         raise InvalidArgument.of(f"{where}.name", f"{ADAPTER_NAME_RULE}, got {name[:_SHOWN_LENGTH]!r}")
     rejected = known.rejection(kind, name, held.model_digest)
     if not known.takes(kind) and rejected is None:
         message = f"{where}: no worker of this deployment supports {word}s"
-        raise FailedPrecondition(_NOT_SERVED[kind], message)
+        raise FailedPrecondition(not_served, message)
     found = known.find(kind, name)
     if rejected is not None and not found:
         message = f"{where}.name: the {word} {name} was found and cannot be used: {rejected.message}"
         raise FailedPrecondition(rejected.reason, message)
     if not found:
-        raise NotFound.of(_UNKNOWN[kind], f"{where}.name", f"there is no {word} {name[:_SHOWN_LENGTH]!r}")
+        raise NotFound.of(unknown, f"{where}.name", f"there is no {word} {name[:_SHOWN_LENGTH]!r}")
     fitting = [adapter for adapter in found if adapter.changes(held.model_digest, held.family)]
     if not fitting:
         base = found[-1].base_digest[:_SHOWN_LENGTH] or f"the family {found[-1].family[:_SHOWN_LENGTH]}"
@@ -216,7 +206,7 @@ def _find(kind: AdapterKind, name: str, where: str, held: HeldModel, known: Adap
 
 def _check_count(kind: AdapterKind, number: int) -> None:
     if number > MAX_COUNTS[kind]:
-        raise InvalidArgument.of(_FIELDS[kind], f"must be at most {MAX_COUNTS[kind]}, got {number}")
+        raise InvalidArgument.of(_KINDS[kind][1], f"must be at most {MAX_COUNTS[kind]}, got {number}")
 
 
 def in_range(field: str, value: float, least: float, most: float) -> float:

@@ -20,7 +20,7 @@ from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import Journal
 from pentimento.stores.ledger.journal.listing import PagePlace
 from pentimento.stores.ledger.journal.records import JournalledRequest
-from services.frontdoor.answers.several_pictures import client_key, group_of, ids_of_images
+from services.frontdoor.answers.audience import client_key, group_of, ids_of_images
 from services.frontdoor.requests.cells import CellGate
 
 _MAX_ID_LENGTH = 64

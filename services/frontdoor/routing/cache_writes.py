@@ -1,19 +1,63 @@
-"""Reserve cache entries when an attempt starts, commit or release them when it ends, and report defective entries."""
+"""Call optional services with a bounded wait; reserve, commit and release cache entries, and report defective ones."""
 
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import TypeVar
 
 from pentimento.clients.gateway import GatewayClient
 from pentimento.dataplane.effects import CommitCacheEntries, ReleaseGrant
 from pentimento.domain.cache import CacheScope
 from pentimento.domain.embedding import Embedding
-from pentimento.domain.errors import FailedPrecondition, InvalidArgument
+from pentimento.domain.errors import (
+    DeadlineExceeded,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    PentimentoError,
+    PermissionDenied,
+    Unauthenticated,
+)
 from pentimento.domain.generation import CacheGrant, CapturedEntries, FromImage, FromLatent, Route, Start
 from pentimento.domain.image_request import CacheMode
 from pentimento.domain.replay import ancestor_of, taken_of
+from services.frontdoor.metrics import CACHE_SKIPS
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.requests.jobs import Execution, Job, PendingEntries
-from services.frontdoor.routing.bounded_calls import bounded
 from services.frontdoor.routing.starts import ancestor_depth, kind_of, repeat_key_of, scope_of, steps_saved
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+IMAGE_REUSE = "image reuse"
+# Lost features that are counted as skips of the cache.
+COUNTED = ("cache", IMAGE_REUSE)
+Note = Callable[[str], None]
+# A service that answers so is running: a restart would change nothing.
+_REFUSALS = (InvalidArgument, NotFound, Unauthenticated, PermissionDenied, FailedPrecondition)
+
+
+async def bounded(
+    part: str, timeout_s: float, call: Awaitable[T], note: Note | None = None, *, loses: str = "cache"
+) -> T | None:
+    """Return the answer of an optional service; None, counted and noted, if it fails or is late. `loses`: the feature
+    that the request then lacks."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await call
+    except (TimeoutError, DeadlineExceeded):
+        reason = "slow"
+    except PentimentoError as error:
+        reason = "refused" if isinstance(error, _REFUSALS) else "unavailable"
+        logger.debug("%s skipped", loses, extra={"part": part, "reason": error.reason})
+    if loses in COUNTED:
+        CACHE_SKIPS.labels(part, reason).inc()
+    if note is not None:
+        note(f"{loses} skipped: {part} {reason}")
+    return None
+
 
 # Commits are off the critical path; this only bounds the wait of a drain.
 COMMIT_TIMEOUT_S = 5.0

@@ -1,28 +1,39 @@
 """Explain in sentences the route that a request would take now, without quoting the request."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from pentimento.dataplane.cascade import own_threshold
 from pentimento.dataplane.pools import Pool
+from pentimento.dataplane.predictions import predicted_wait_s
+from pentimento.dataplane.thinning import foreseen_pressure
+from pentimento.domain.cache import LookupCandidate, Neighbour
+from pentimento.domain.embedding import PromptEmbedding
+from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import Plan
 from pentimento.domain.generation import Route
+from pentimento.domain.image_request import Explanation
 from pentimento.domain.online_quality import ReuseQuality
 from pentimento.policies.earned_reuse import CLOSED
 from pentimento.policies.plan.entry import NOISE, Stage
 from pentimento.policies.thinning import Pressure, ThinningMode, ThinningOffer, ThinningRefusal, choose
-from services.frontdoor.routing.starts import kind_of
-
-
-@dataclass(frozen=True)
-class ExplainedSteps:
-    """Hold the reasons for a request's steps: the deployment's mode, the steps that may be skipped or the refusal, and
-    the time available."""
-
-    mode: ThinningMode
-    offer: ThinningOffer
-    refusal: ThinningRefusal | None
-    pressure: Pressure
+from services.frontdoor.parts import FrontdoorParts
+from services.frontdoor.requests.arrivals import ValidatedRequest
+from services.frontdoor.routing.cache_writes import Note, bounded
+from services.frontdoor.routing.foresight import (
+    foresee,
+    foresees,
+    is_left_out,
+    left_out_note,
+    light_price,
+    noise_seconds,
+    unscored_note,
+    why_left_out,
+)
+from services.frontdoor.routing.routes import embed
+from services.frontdoor.routing.start_choice import Asker, decide_route
+from services.frontdoor.routing.starts import PoolOption, cascade_stages, kind_of, reused_share, scope_of, work_left
 
 
 @dataclass(frozen=True)
@@ -37,7 +48,7 @@ class Explained:
     entered: Stage
     notes: Sequence[str]
     pool: Pool
-    steps: ExplainedSteps
+    steps: str
     foresight: Sequence[str] = ()
     residuals: str = ""
     features: str = ""
@@ -49,7 +60,7 @@ def reasons(explained: Explained) -> tuple[str, ...]:
         *_of_plan(explained.plan),
         _of_model(explained.names_model, explained.entered, explained.route),
         *_of_start(explained.route, explained.notes),
-        _of_steps(explained.steps),
+        f"steps: {explained.steps}",
         *((f"residuals: {explained.residuals}",) if explained.residuals else ()),
         *((f"features: {explained.features}",) if explained.features else ()),
         *_of_stages(explained),
@@ -105,23 +116,22 @@ def _of_start(route: Route, notes: Sequence[str]) -> Iterator[str]:
     yield from (f"start: {note}" for note in notes)
 
 
-def _of_steps(steps: ExplainedSteps) -> str:
-    """Return the sentence on the steps that the start leaves."""
-    if steps.refusal is not None:
-        return f"steps: all run, {steps.refusal.reason.value}: {steps.refusal.message}"
-    offer, pressure = steps.offer, steps.pressure
+def steps_taken(mode: ThinningMode, offer: ThinningOffer, refusal: ThinningRefusal | None, pressure: Pressure) -> str:
+    """Return the sentence on the steps that the start leaves. `offer`: steps that may be skipped."""
+    if refusal is not None:
+        return f"all run, {refusal.reason.value}: {refusal.message}"
     least = f"{offer.least_count} of {offer.remaining_count}"
-    option = choose(steps.mode, offer, pressure)
+    option = choose(mode, offer, pressure)
     if option is None:
         why = "the deadline allows all" if pressure.step_s else "their time is not known yet"
-        return f"steps: all run, ENOUGH_TIME: {why}; {least} would be allowed"
-    if steps.mode is ThinningMode.ALWAYS:
+        return f"all run, ENOUGH_TIME: {why}; {least} would be allowed"
+    if mode is ThinningMode.ALWAYS:
         why = "ALWAYS: by the settings"
-    elif steps.mode is ThinningMode.LOAD and pressure.overloaded:
+    elif mode is ThinningMode.LOAD and pressure.overloaded:
         why = "OVERLOADED: demand exceeds capacity"
     else:
         why = "DEADLINE: not enough time for all"
-    return f"steps: {offer.remaining_with(option)} of {offer.remaining_count} run, {why}; {least} would be allowed"
+    return f"{offer.remaining_with(option)} of {offer.remaining_count} run, {why}; {least} would be allowed"
 
 
 def _of_stages(explained: Explained) -> Iterator[str]:
@@ -143,3 +153,129 @@ def _of_wait(pool: Pool) -> Iterator[str]:
     yield f"wait: {pool.waiting_count} requests wait for {pool.credit_count} places, {pool.running_count} of them taken"
     if pool.throughput <= 0.0 or pool.speed.slowdown is None:
         yield "wait: how fast they are done is not known yet"
+
+
+# Seconds to wait for facts that only inform the client.
+EXPLAIN_TIMEOUT_S = 1.0
+
+
+async def explanation(
+    parts: FrontdoorParts, tenant: str, validated: ValidatedRequest, *, names_model: bool
+) -> tuple[Explanation, PoolOption, PromptEmbedding | None]:
+    """Return what decides the route of a request, the chosen option, and its prompt's embedding; nothing is accepted or
+    journalled. `names_model`: the client named the model."""
+    notes = list[str]()
+    price = light_price(parts, validated.resolved, validated.stages)
+    left_out = why_left_out(parts, validated.resolved, validated.stages, price)
+    price = 1.0 if left_out else price
+    scored = foresees(parts, validated.stages, price)
+    embedding = await embed(parts, tenant, validated.resolved, notes.append, scored=scored)
+    stage, told = validated.stages[0], parts.light_starts.notes(validated.stages, parts.catalogue)
+    option = await _option(parts, tenant, validated, stage, embedding, notes.append)
+    start = option.route.start
+    foreseen = await foresee(parts, validated.stages, price, start, embedding, told.append)
+    if is_left_out(parts, validated.stages, price, start, foreseen):
+        told.append(left_out_note(stage.model, foreseen, price, left_out))
+        stage = validated.stages[1]
+        option = await _option(parts, tenant, validated, stage, embedding, notes.append)
+    elif unscored := unscored_note(parts, validated.stages, start, foreseen):
+        told.append(unscored)
+    threshold = own_threshold(parts.dataplane.state, foreseen)
+    stages, cascade = cascade_stages(validated.stages, kind_of(start), threshold), validated.stages[0].cascade
+    route = parts.features.scheduled(option.resolved, replace(option.route, stages=stages, cascade=cascade))
+    option = replace(option, route=route)
+    explained = await _explained(parts, option, names_model, stage, tuple(dict.fromkeys(notes)), told)
+    return explained, option, embedding
+
+
+async def _option(
+    parts: FrontdoorParts,
+    tenant: str,
+    validated: ValidatedRequest,
+    stage: Stage,
+    embedding: PromptEmbedding | None,
+    note: Note,
+) -> PoolOption:
+    """Return the first pool option of a request at that stage."""
+    held = parts.catalogue.find(stage.model)
+    stays, last = stage is not validated.stages[0], validated.stages[-1]
+    asker = Asker(tenant, validated.resolved, stage, validated.draw, last.model, stays)
+    noise_s = noise_seconds(parts, validated.resolved, last)
+    if (why := parts.cache_worth.why_left_out(tenant, noise_s)) and validated.resolved.cacheable:
+        note(why)
+    option, *_ = await decide_route(parts, asker, held, embedding, note)
+    return option
+
+
+async def _explained(
+    parts: FrontdoorParts,
+    option: PoolOption,
+    names_model: bool,
+    entered: Stage,
+    notes: Sequence[str],
+    told: Sequence[str],
+) -> Explanation:
+    dataplane, route = parts.dataplane, option.route
+    state = dataplane.state
+    plan, pool = state.plan, state.pools.get(option.pool) or Pool(option.pool)
+    steps = _steps(parts, option, pool)
+    residuals = parts.pipelining.why(option.resolved.spec, route)
+    features = parts.features.why(option.resolved, route)
+    why = reasons(Explained(route, plan, names_model, entered, notes, pool, steps, told, residuals, features))
+    thresholds = await _reuse_quality(parts, route.model_digest)
+    return Explanation(
+        route,
+        route.plan_version,
+        option.pool,
+        predicted_wait_s(dataplane.state, option.pool) * 1000,
+        thresholds,
+        plan.allocator if plan is not None else "",
+        plan.admission_rate if plan is not None else 1.0,
+        pool.waiting_count,
+        (*why, *of_earned(thresholds)),
+    )
+
+
+def _steps(parts: FrontdoorParts, option: PoolOption, pool: Pool) -> str:
+    """Return the sentence on its steps, by the facts that `generate` would pass to the dataplane."""
+    offers, resolved, route = parts.thinning, option.resolved, option.route
+    share = reused_share(route, resolved.spec.num_inference_steps, option.held)
+    offer = replace(offers.offer(resolved, route), reused_share=share)
+    work = share * work_left(resolved, route.start)
+    count = max(offer.remaining_cost, 1.0)
+    pressure = foreseen_pressure(parts.dataplane.state, pool, work, count, resolved.deadline_ms / 1000)
+    return steps_taken(offers.mode, offer, offers.refusal(resolved, route), pressure)
+
+
+async def _reuse_quality(parts: FrontdoorParts, model_digest: str) -> tuple[ReuseQuality, ...]:
+    gateway = parts.gateway
+    if gateway is None:
+        return ()
+    return await bounded("quality", EXPLAIN_TIMEOUT_S, gateway.reuse_quality(model_digest)) or ()
+
+
+MAX_NEIGHBOUR_COUNT = 50
+# A person waits for the answer; no request does.
+_TIMEOUT_S = 2.0
+
+
+def check_neighbour_count(count: int) -> None:
+    """Raise InvalidArgument for a count outside 0..MAX_NEIGHBOUR_COUNT."""
+    if not 0 <= count <= MAX_NEIGHBOUR_COUNT:
+        raise InvalidArgument.of("neighbour_count", f"must be between 0 and {MAX_NEIGHBOUR_COUNT}, got {count}")
+
+
+async def neighbours_of(
+    parts: FrontdoorParts, tenant: str, option: PoolOption, embedding: PromptEmbedding | None, count: int
+) -> tuple[Neighbour, ...]:
+    """Return up to `count` nearest entries by prompt, and up to `count` by image, that the option's model could use.
+
+    Return none if the cache is unavailable or the request does not use it.
+    """
+    resolved = option.resolved
+    if not count or parts.gateway is None or embedding is None or not resolved.cacheable:
+        return ()
+    route = option.route
+    scope = scope_of(tenant, resolved, option.held, route.lora_patch_step, route.pipelined_from_step)
+    call = parts.gateway.neighbours(LookupCandidate(scope), embedding.text, count, _TIMEOUT_S, embedding.image)
+    return await bounded("gateway", _TIMEOUT_S, call, loses="neighbours") or ()

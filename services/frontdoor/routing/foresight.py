@@ -11,10 +11,9 @@ from pentimento.domain.image_request import ResolvedRequest
 from pentimento.policies.light_stages import leaves_out_light, needs_no_score
 from pentimento.policies.plan.entry import NOISE, Stage
 from services.frontdoor.parts import FrontdoorParts
-from services.frontdoor.routing.bounded_calls import Note
-from services.frontdoor.routing.stages import as_painted_by, discriminator_of, may_be_scored
+from services.frontdoor.routing.cache_writes import Note
 from services.frontdoor.routing.start_choice import expected_device_s
-from services.frontdoor.routing.starts import kind_of
+from services.frontdoor.routing.starts import as_painted_by, discriminator_of, kind_of, may_be_scored
 
 # Seconds that a request waits for a prediction from its prompt, times the wait factor.
 FORESEE_S = 0.25

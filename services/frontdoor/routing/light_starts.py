@@ -16,7 +16,7 @@ from pentimento.policies.plan.entry import Stage
 from pentimento.profiles.catalogue import HandoverMode, HandoverProfiles, HandoverShare
 from pentimento.stores.objects.store import refer_to
 from services.frontdoor.requests.jobs import Job
-from services.frontdoor.routing.stages import PoolOption
+from services.frontdoor.routing.starts import PoolOption
 from services.frontdoor.workers.catalogue import Catalogue
 
 INIT_IMAGE = "init_image.image"

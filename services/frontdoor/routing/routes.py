@@ -7,8 +7,8 @@ from dataclasses import replace
 from pentimento.clients.embedders import Embedders
 from pentimento.dataplane.cascade import own_threshold
 from pentimento.dataplane.demand_report import CountedStart
-from pentimento.dataplane.effects import PrepareRoute, ResolveRoute
-from pentimento.dataplane.events import RouteOption, RouteResolved
+from pentimento.dataplane.effects import PrepareRoute, ResolveRoute, Score
+from pentimento.dataplane.events import RouteOption, RouteResolved, Scored
 from pentimento.domain.embedding import Embedding, PromptEmbedding
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.generation import Route
@@ -22,10 +22,10 @@ from pentimento.policies.plan.entry import (
     scaled_start_step,
     stages_from,
 )
-from services.frontdoor.metrics import CACHE_LEFT_OUT, LEFT_OUT
+from services.frontdoor.metrics import CACHE_LEFT_OUT, LEFT_OUT, UNSCORED
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.requests.jobs import Job, RoutedStage
-from services.frontdoor.routing.bounded_calls import IMAGE_REUSE, Note, bounded
+from services.frontdoor.routing.cache_writes import IMAGE_REUSE, Note, bounded
 from services.frontdoor.routing.foresight import (
     foresee,
     foresees,
@@ -38,17 +38,20 @@ from services.frontdoor.routing.foresight import (
     unscored_note,
     why_left_out,
 )
-from services.frontdoor.routing.stages import (
+from services.frontdoor.routing.start_choice import Asker, decide_route, expected_device_s, new_route_id
+from services.frontdoor.routing.starts import (
     PoolOption,
     as_painted_by,
     cascade_stages,
     discriminator_of,
+    kind_of,
     known_stages,
     may_be_scored,
     restaged,
+    reused_share,
+    steps_saved,
+    work_left,
 )
-from services.frontdoor.routing.start_choice import Asker, decide_route, expected_device_s, new_route_id
-from services.frontdoor.routing.starts import kind_of, reused_share, steps_saved, work_left
 
 logger = logging.getLogger(__name__)
 
@@ -312,3 +315,29 @@ def _as_route_option(parts: FrontdoorParts, option: PoolOption) -> RouteOption:
     share = reused_share(route, resolved.spec.num_inference_steps, option.held)
     thinning = replace(parts.thinning.offer(resolved, route), reused_share=share)
     return RouteOption(option.pool, route.model_digest, share * work_left(resolved, route.start), thinning)
+
+
+# Seconds until the next discriminator is called, times the wait factor.
+SCORE_S = 1.0
+
+
+def score(parts: FrontdoorParts, effect: Score) -> None:
+    """Answer Score with Scored."""
+    job = parts.jobs.get(effect.request_id)
+    parts.jobs.spawn(job, _score(parts, job, effect.fencing_token), effect)
+
+
+async def _score(parts: FrontdoorParts, job: Job, token: int) -> None:
+    execution = job.executions[token]
+    result = execution.result
+    assert result is not None
+    began_at = parts.clock.monotonic()
+    cascade, digest = discriminator_of(job.stages, execution.stage), job.stages[execution.stage].discriminator_digest
+    prompt = await prompt_of(parts, job)
+    key, timeout_s = (execution.attempt.request_id, token), SCORE_S * parts.wait_factor
+    confidence = await parts.discriminators.score(cascade, key, result.image, prompt, timeout_s, digest)
+    job.time_stage("score", began_at, parts.clock.monotonic())
+    execution.confidence = confidence
+    if confidence is None:
+        UNSCORED.inc()
+    parts.submit(Scored(execution.attempt.request_id, token, confidence))

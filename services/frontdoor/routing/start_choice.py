@@ -21,10 +21,20 @@ from pentimento.policies.plan.entry import (
 )
 from pentimento.policies.thinning import ThinningOffer
 from services.frontdoor.parts import FrontdoorParts
-from services.frontdoor.routing.bounded_calls import Note, bounded
-from services.frontdoor.routing.pipelining import mode_of
-from services.frontdoor.routing.stages import PoolOption, Trial, as_painted_by, as_started_by, fits
-from services.frontdoor.routing.starts import kind_of, repeat_key_of, scope_of, steps_saved, work_left
+from services.frontdoor.routing.cache_writes import Note, bounded
+from services.frontdoor.routing.starts import (
+    PoolOption,
+    Trial,
+    as_painted_by,
+    as_started_by,
+    fits,
+    kind_of,
+    repeat_key_of,
+    scope_of,
+    steps_saved,
+    work_left,
+)
+from services.frontdoor.routing.step_rules import mode_of
 
 FROM_NOISE = FromNoise()
 # Seconds that a request waits for a lookup, times the wait factor.

@@ -1,23 +1,42 @@
-"""Compute the saved steps, the remaining work and the cache scope of a start."""
+"""Compute saved steps, remaining work and cache scope of a start, and choose the models that generate a request.
+
+If the client names no model, the deployment decides by its plan, else by its settings.
+"""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from pentimento.domain.cache import CacheScope
+from pentimento.domain.errors import Unavailable
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.generation import (
+    CascadeStage,
     ControlNetSelection,
     FromImage,
     FromLatent,
     FromNoise,
     GenerationSpec,
     Route,
+    Scheduler,
     Start,
+    noise_form_of,
 )
-from pentimento.domain.image_request import CacheMode, ResolvedRequest
-from pentimento.domain.prompt_syntax import PromptSyntax, parse_prompt
-from pentimento.policies.plan.entry import IMAGE, LATENT, NOISE
+from pentimento.domain.image_request import AdmittedStages, CacheMode, ImageRequest, ResolvedRequest
+from pentimento.domain.prompt_syntax import WEIGHTED_FAMILIES, PromptSyntax, parse_prompt
+from pentimento.domain.tenants import TenantQuota
+from pentimento.policies.plan.entry import (
+    IMAGE,
+    LATENT,
+    NO_QUOTA,
+    NOISE,
+    PlanIndex,
+    Stage,
+    request_stages,
+    scaled_start_step,
+)
+from services.frontdoor.workers.catalogue import AdapterCatalogue, Catalogue
 
 
 def scope_of(
@@ -160,3 +179,193 @@ def work_left(resolved: ResolvedRequest, start: Start) -> float:
 def ancestor_depth(start: Start) -> int:
     """Return the number of cached ancestors between an image from that start and noise; 0 for noise."""
     return 0 if isinstance(start, FromNoise) else start.donor.ancestor_depth + 1
+
+
+RETRY_MS = 1000
+
+
+def choose_stages(
+    request: ImageRequest,
+    draw: float,
+    catalogue: Catalogue,
+    plan: PlanIndex,
+    cascade: Sequence[str],
+    quota: TenantQuota = NO_QUOTA,
+) -> tuple[HeldModel, tuple[Stage, ...]]:
+    """Return the model that a request is validated against, and its stages; a named model is the only stage.
+
+    `draw`, uniform in 0..1, chooses by the plan's shares among the pools that `quota` allows the tenant. `cascade`
+    names the models of the stages if the plan has none. Without a named model, the request's steps and guidance scale
+    apply to the deployment's default model; every other model uses its own defaults. Raises NotFound for an unknown
+    model, Unavailable until a worker has held a model of the plan.
+    """
+    named = request.model or request.init_image is not None
+    stages = () if named else request_stages(plan, "", draw, cascade, quota)
+    if not stages:
+        held = catalogue.find(request.model)
+        return held, request_stages(plan, held.model, draw, quota=quota)
+    known = known_stages(stages, catalogue)
+    if not known:
+        models = ", ".join(stage.model for stage in stages)
+        raise Unavailable("MODEL_NOT_LOADED", f"no worker has loaded {models} yet", retry_after_ms=RETRY_MS)
+    return catalogue.default() or catalogue.find(known[-1].model), known
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Hold a start that a cell under test would allow to a request that misses, the model that would take it, and that
+    model's number of steps."""
+
+    start: FromLatent | FromImage
+    model_digest: str
+    step_count: int
+
+    @property
+    def reference_digest(self) -> str:
+        """Return the model that generates the image from noise that the trial is compared with."""
+        pair = self.start.reference_model_digest if isinstance(self.start, FromImage) else ""
+        return pair or self.model_digest
+
+
+@dataclass(frozen=True)
+class PoolOption:
+    """Describe a pool that may run a request: the pool, the request in its model's terms, and its route there. `trial`:
+    for a miss, one of a candidate for its start; None without one."""
+
+    pool: str
+    held: HeldModel
+    resolved: ResolvedRequest
+    route: Route
+    trial: Trial | None = None
+
+
+def as_started_by(option: PoolOption, pool: str, resolved: ResolvedRequest, held: HeldModel) -> PoolOption | None:
+    """Return the same start in another pool. Another model starts from the image at the same share of its steps; None
+    if that saves no step."""
+    if held.model == option.held.model:
+        return replace(option, pool=pool)
+    start = option.route.start
+    assert isinstance(start, FromImage)
+    steps, own_steps = option.resolved.spec.num_inference_steps, resolved.spec.num_inference_steps
+    image = _scaled(start, steps, own_steps)
+    if not image.saved_steps:
+        return None
+    image = replace(image, noise_form=noise_form_of(held.prediction_type))
+    route = replace(option.route, start=image, model=held.model, model_digest=held.model_digest)
+    return PoolOption(pool, held, resolved, route)
+
+
+def _scaled(start: FromImage, steps: int, own_steps: int) -> FromImage:
+    """Scale the start to a model with `own_steps`; at least one step is retaken, if any is renoised."""
+    step = scaled_start_step(start.start_step, steps, own_steps)
+    again = min(scaled_start_step(start.renoised_steps, steps, own_steps), max(step - 1, 0))
+    back = min(max(scaled_start_step(start.retaken_steps or start.renoised_steps, steps, own_steps), 1), again)
+    return replace(start, start_step=step, renoised_steps=again, retaken_steps=back)
+
+
+def known_stages(
+    stages: Sequence[Stage], catalogue: Catalogue, admitted: AdmittedStages | None = None
+) -> tuple[Stage, ...]:
+    """Return the stages with a model that a worker ever held. `admitted`: stages of a request of an earlier process.
+    Their models were held then; not all workers may have reported since."""
+    held_then = {stage.model for stage in admitted.stages} if admitted is not None else set()
+    return tuple(stage for stage in stages if stage.model in held_then or catalogue.known(stage.model) is not None)
+
+
+def restaged(
+    before: Sequence[Stage],
+    planned: Sequence[Stage],
+    resolved: ResolvedRequest,
+    catalogue: Catalogue,
+    adapters: AdapterCatalogue,
+) -> tuple[Stage, ...]:
+    """Return the stages of a request after its stages `before` lost all workers: those, marked deserted, then the
+    `planned` stages that can run it; if none can, the last one of `before` again."""
+    known = known_stages(planned, catalogue)
+    fitting = [stage for stage in known if fits(resolved, catalogue.find(stage.model), adapters)]
+    return (*(replace(stage, deserted=True) for stage in before), *(fitting or before[-1:]))
+
+
+def cascade_stages(stages: Sequence[Stage], start: str, own_threshold: float) -> tuple[CascadeStage, ...]:
+    """Return the stages as a route from that kind of start records them; none for a single stage. `own_threshold`: the
+    operator's, for stages outside the plan's cascades. If a stage's images from that start are not scored, it
+    has no discriminator, and the next stage replaces it."""
+    if len(stages) < 2:
+        return ()
+    *scored, last = stages
+    return (
+        *(
+            CascadeStage(
+                stage.model,
+                discriminator_of(stages, index),
+                (stage.threshold(start) or 0.0) if stage.cascade else own_threshold,
+                stage.pool,
+            )
+            if _is_scored(stage, start)
+            else CascadeStage(stage.model, pool=stage.pool)
+            for index, stage in enumerate(scored)
+        ),
+        CascadeStage(last.model, pool=last.pool),
+    )
+
+
+def admitted_stages(stages: Sequence[Stage], model: str) -> AdmittedStages | None:
+    """Return the stages that a request of that model was admitted to, as the journal stores them; None if they are only
+    the model's own pool."""
+    if tuple(stages) == (Stage(model, model),):
+        return None
+    told = tuple(CascadeStage(stage.model, stage.discriminator, pool=stage.pool) for stage in stages)
+    return AdmittedStages(told, stages[0].cascade, stages[0].planned)
+
+
+def stages_admitted_to(admitted: AdmittedStages) -> tuple[Stage, ...]:
+    """Return the stages that the journal stores; their other properties come from the plan in force."""
+    return tuple(
+        Stage(stage.pool, stage.model, admitted.cascade, stage.discriminator, planned=admitted.planned)
+        for stage in admitted.stages
+    )
+
+
+def may_be_scored(stages: Sequence[Stage]) -> bool:
+    """Return whether a discriminator may score images of the stages, for any kind of start."""
+    return any(not stage.cascade or stage.thresholds for stage in stages[:-1])
+
+
+def _is_scored(stage: Stage, start: str) -> bool:
+    return not stage.deserted and (not stage.cascade or stage.threshold(start) is not None)
+
+
+def discriminator_of(stages: Sequence[Stage], index: int) -> str:
+    """Return the discriminator of a stage's images: the plan's, else that of its model and the next."""
+    return stages[index].discriminator or cascade_name([stage.model for stage in stages[index : index + 2]])
+
+
+def cascade_name(models: Sequence[str]) -> str:
+    """Return the name of a cascade of models, light first, as in the discriminator's settings."""
+    return ">".join(models)
+
+
+def as_painted_by(resolved: ResolvedRequest, held: HeldModel) -> ResolvedRequest:
+    """Return the request for another model, with that model's default steps, guidance scale and sampler."""
+    if held.model == resolved.spec.model:
+        return resolved
+    spec = replace(
+        resolved.spec,
+        model=held.model,
+        num_inference_steps=held.default_steps,
+        guidance_scale=held.default_guidance_scale,
+        scheduler=Scheduler(held.schedulers[0]),
+        eta=0.0,
+        sigma_spacing=None,
+        clip_skip=0,
+    )
+    return replace(resolved, spec=spec)
+
+
+def fits(resolved: ResolvedRequest, held: HeldModel, known: AdapterCatalogue) -> bool:
+    """Return whether the model supports the request's size and syntax, and its adapters are made for the model."""
+    if resolved.spec.prompt_syntax is not None and held.family not in WEIGHTED_FAMILIES:
+        return False
+    sides = (resolved.spec.width_px, resolved.spec.height_px)
+    sized = all(side <= held.max_size_px and side % held.size_multiple_px == 0 for side in sides)
+    return sized and known.change(resolved.spec, held)

@@ -16,7 +16,7 @@ from services.frontdoor.identity import Identity
 from services.frontdoor.journal.retention import Retention
 from services.frontdoor.objects.inputs import prefix_of
 from services.frontdoor.objects.object_keeper import ObjectKeeper
-from services.frontdoor.quality.kept_pairs import KeptPairs
+from services.frontdoor.quality.comparison import KeptPairs
 
 logger = logging.getLogger(__name__)
 

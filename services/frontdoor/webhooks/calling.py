@@ -1,5 +1,9 @@
-"""Call a webhook once: POST over a new connection to a validated address. Redirects are not followed, proxies are not
-used, and only the status of the answer is read."""
+"""Decide which addresses a webhook may have, and call one once: POST over a new connection to a validated address.
+
+An address is validated twice: as text when a job names it, and by IP address at the call, which connects to exactly
+that IP address: a name cannot change to another host in between (DNS rebinding). Redirects are not followed, proxies
+are not used, and only the status of the answer is read.
+"""
 
 import asyncio
 import re
@@ -8,11 +12,124 @@ import ssl
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any
 
-from pentimento.domain.errors import PentimentoError
-from services.frontdoor.webhooks.rules import WebhookRules, WebhookTarget
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument, PentimentoError
+
+MAX_URL_CHARS = 2048
+_HTTPS_PORT, _HTTP_PORT = 443, 80
+# Only lower-case names and IPv4 addresses, then printable ASCII. No parser reads "@", "\" or "#" differently.
+_LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
+_URL = re.compile(
+    rf"(?P<scheme>https?)://(?P<host>{_LABEL}(?:\.{_LABEL})*)(?::(?P<port>[1-9][0-9]{{0,4}}))?"
+    r"(?P<target>/[!$-;=?-\[\]_a-z~]*)?",
+    re.ASCII,
+)
+_HOST_RULE = re.compile(rf"(?P<any>\*\.)?(?P<host>{_LABEL}(?:\.{_LABEL})*)(?::(?P<port>[1-9][0-9]{{0,4}}))?", re.ASCII)
+# All that IPv6 gives to hosts (RFC 4291); neither site-local addresses (fec0::/10) nor reserved ones are in it.
+_PUBLIC_IPV6 = IPv6Network("2000::/3")
+# Addresses that encode another address (RFC 3056, 4380, 7526), those of protocols (RFC 6890), documentation (RFC 9637)
+# and the former 6bone (RFC 3701).
+_NO_HOSTS = tuple(
+    map(ip_network, ("2002::/16", "2001::/23", "3fff::/20", "3ffe::/16", "192.88.99.0/24", "192.0.0.0/24"))
+)
+
+Address = IPv4Address | IPv6Address
+
+
+@dataclass(frozen=True)
+class WebhookTarget:
+    """Hold the parts of a webhook's address: `target` is path and query, `authority` the value of the header Host."""
+
+    scheme: str
+    host: str
+    port: int
+    target: str
+
+    @property
+    def authority(self) -> str:
+        usual = _HTTPS_PORT if self.scheme == "https" else _HTTP_PORT
+        return self.host if self.port == usual else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class HostRule:
+    """Allow a host, or with `below` any name below it instead. `port` None: the scheme's own."""
+
+    host: str
+    below: bool = False
+    port: int | None = None
+
+    @classmethod
+    def of_text(cls, text: str) -> "HostRule":
+        """Read `hooks.example.com`, `*.example.com` or `hooks.example.com:8443`. Raises InvalidArgument."""
+        found = _HOST_RULE.fullmatch(text.lower())
+        if found is None or len(text) > MAX_URL_CHARS:
+            raise InvalidArgument.of("webhook_hosts", f"must be NAME, *.NAME or NAME:PORT, got {text[:80]!r}")
+        return cls(found["host"], bool(found["any"]), int(found["port"]) if found["port"] else None)
+
+    def allows(self, target: WebhookTarget) -> bool:
+        """Return whether the target's host and port are this rule's."""
+        usual = _HTTPS_PORT if target.scheme == "https" else _HTTP_PORT
+        named = target.host.endswith(f".{self.host}") if self.below else target.host == self.host
+        return named and target.port == (self.port or usual)
+
+
+@dataclass(frozen=True)
+class WebhookRules:
+    """Decide which addresses may be called. `hosts` empty: none. `networks`: addresses that are not public but allowed;
+    `plain_http`: also without TLS."""
+
+    hosts: tuple[HostRule, ...] = ()
+    networks: tuple[IPv4Network | IPv6Network, ...] = ()
+    plain_http: bool = False
+
+    def target(self, url: str) -> WebhookTarget:
+        """Return the parts of the address. Raises FailedPrecondition WEBHOOKS_OFF, WEBHOOK_REFUSED for a host that is
+        not allowed, InvalidArgument for text that is not an address."""
+        if not self.hosts:
+            raise FailedPrecondition("WEBHOOKS_OFF", "webhook: this deployment calls none")
+        found = _URL.fullmatch(url) if len(url) <= MAX_URL_CHARS else None
+        port = int(found["port"] or 0) if found else 0
+        if found is None or port > 65_535:
+            limit = f"must be https://NAME[:PORT][/PATH] of at most {MAX_URL_CHARS} plain characters, the name in lower"
+            raise InvalidArgument.of("webhook.url", f"{limit} case, without user and fragment")
+        if found["scheme"] == "http" and not self.plain_http:
+            raise InvalidArgument.of("webhook.url", "must begin with https://")
+        usual = _HTTPS_PORT if found["scheme"] == "https" else _HTTP_PORT
+        target = WebhookTarget(found["scheme"], found["host"], port or usual, found["target"] or "/")
+        if not any(rule.allows(target) for rule in self.hosts):
+            raise FailedPrecondition("WEBHOOK_REFUSED", "webhook.url: its host is not one that this deployment calls")
+        return target
+
+    def may_connect(self, address: str) -> bool:
+        """Return whether an IP address of a host may be connected to: public, or in `networks`."""
+        found = _unwrapped(address)
+        if any(found in network for network in self.networks if network.version == found.version):
+            return True
+        no_host = any(found in network for network in _NO_HOSTS if network.version == found.version)
+        if isinstance(found, IPv6Address) and found not in _PUBLIC_IPV6:
+            return False
+        return found.is_global and not found.is_multicast and not found.is_reserved and not no_host
+
+
+def webhook_rules(hosts: tuple[str, ...], networks: tuple[str, ...], plain_http: bool) -> WebhookRules:
+    """Return the rules of an operator's settings. Raises InvalidArgument naming the wrong one."""
+    try:
+        parsed = tuple(ip_network(text) for text in networks)
+    except ValueError as error:
+        raise InvalidArgument.of("webhook_networks", f"must be networks such as 10.0.0.0/8: {error}") from None
+    return WebhookRules(tuple(map(HostRule.of_text, hosts)), parsed, plain_http)
+
+
+def _unwrapped(address: str) -> Address:
+    """Return the address; for an IPv4 address written as IPv6 (::ffff:10.0.0.1) the IPv4 one."""
+    found = ip_address(address.partition("%")[0])
+    return (found.ipv4_mapped or found) if isinstance(found, IPv6Address) else found
+
 
 # Concurrent lookups of hosts: one for each concurrent call, as each may need one.
 _LOOKUP_THREADS = 64

@@ -2,12 +2,18 @@
 read from the journal, where the acceptance writes them, so any later active frontdoor delivers them."""
 
 import asyncio
+import base64
+import hashlib
+import hmac
+import json
 import logging
 import math
 import random
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from pentimento.domain.backoff import Backoff
 from pentimento.domain.clock import Clock, SteadyClock
@@ -16,9 +22,7 @@ from pentimento.domain.jobs import WebhookDelivery, WebhookState
 from pentimento.rpc.shared_keys import SigningKeys
 from pentimento.stores.ledger.journal.webhooks import DueWebhook, JournalWebhooks
 from services.frontdoor.metrics import WEBHOOKS
-from services.frontdoor.webhooks.calling import WebhookCaller, WebhookFailed
-from services.frontdoor.webhooks.rules import WebhookRules
-from services.frontdoor.webhooks.signing import key_as_text, signed_headers, tenant_key, webhook_body
+from services.frontdoor.webhooks.calling import WebhookCaller, WebhookFailed, WebhookRules
 
 logger = logging.getLogger(__name__)
 
@@ -216,3 +220,45 @@ class Webhooks:
     def _failed(self, tries: int, error: str) -> WebhookDelivery:
         state = WebhookState.FAILED if tries >= self._limits.try_count else WebhookState.PENDING
         return WebhookDelivery(state, tries, error)
+
+
+_PURPOSE = b"pentimento webhook 1\n"
+
+
+def tenant_key(key: bytes, tenant: str) -> bytes:
+    """Return the 32-byte key that signs a tenant's webhooks."""
+    return hmac.digest(key, _PURPOSE + tenant.encode(), hashlib.sha256)
+
+
+def key_as_text(key: bytes) -> str:
+    """Return a key as Standard Webhooks write it."""
+    return "whsec_" + base64.b64encode(key).decode()
+
+
+def webhook_body(due: DueWebhook) -> bytes:
+    """Return the body to post: the job that ended, how and when; neither prompt nor image. JSON in UTF-8."""
+    told = {
+        "type": f"request.{due.state.value}",
+        "timestamp": datetime.fromtimestamp(due.finished_at, UTC).isoformat(timespec="milliseconds"),
+        "data": {
+            "request_id": due.job_id,
+            "state": due.state.value,
+            "error_reason": due.error_reason,
+            "accepted_at_ms": round(due.accepted_at * 1000),
+            "finished_at_ms": round(due.finished_at * 1000),
+        },
+    }
+    return json.dumps(told, separators=(",", ":")).encode()
+
+
+def signed_headers(keys: Sequence[bytes], tenant: str, message_id: str, body: bytes, now: float) -> Mapping[str, str]:
+    """Return the headers that sign a body at `now` (seconds since 1970) with each of the deployment's keys: a receiver
+    accepts any. `message_id` stays the same across tries."""
+    timestamp = str(int(now))
+    signed = b".".join((message_id.encode(), timestamp.encode(), body))
+    digests = (hmac.digest(tenant_key(key, tenant), signed, hashlib.sha256) for key in keys)
+    return {
+        "webhook-id": message_id,
+        "webhook-timestamp": timestamp,
+        "webhook-signature": " ".join("v1," + base64.b64encode(digest).decode() for digest in digests),
+    }

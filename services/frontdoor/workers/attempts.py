@@ -34,9 +34,8 @@ from pentimento.domain.replay import taken_of
 from pentimento.domain.thinned_steps import taken_count
 from pentimento.policies.thinning import ThinningOffer
 from pentimento.stores.objects.store import digest_of
-from services.frontdoor.answers.audience import PROGRESS_INTERVAL_S
-from services.frontdoor.answers.endings import as_asked
-from services.frontdoor.answers.several_pictures import images_of_call
+from services.frontdoor.answers.audience import PROGRESS_INTERVAL_S, images_of_call
+from services.frontdoor.answers.delivery import as_asked
 from services.frontdoor.metrics import STARTS, THINNED_STEPS
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.requests.jobs import Execution, Job
@@ -150,7 +149,7 @@ async def _execute(
 
 def _is_followed(job: Job) -> bool:
     """Return whether a client receives progress, or may attach to the request later."""
-    return job.audience.hears_progress() or job.request.terms is not None
+    return job.audience.hears_progress() or job.request.is_job
 
 
 def _may_thin_midway(parts: FrontdoorParts, offer: ThinningOffer, effect: Execute) -> bool:

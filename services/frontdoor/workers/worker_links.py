@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, TypeGuard
 
 import grpc.aio
@@ -19,9 +20,7 @@ from pentimento.domain.reasons import Reason
 from pentimento.policies.adapter_needs import ADAPTER_CAPABILITIES, AdapterHoldings
 from services.frontdoor.identity import Identity
 from services.frontdoor.metrics import WORKERS
-from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
-from services.frontdoor.workers.catalogue import Catalogue
-from services.frontdoor.workers.silence import heard_within
+from services.frontdoor.workers.catalogue import AdapterCatalogue, Catalogue
 
 logger = logging.getLogger(__name__)
 
@@ -295,3 +294,49 @@ def _reported(credits: WorkerCredits, pinned: bool, holdings: AdapterHoldings | 
         holdings=holdings,
         running=frozenset((attempt.request_id, attempt.fencing_token) for attempt in credits.attempts),
     )
+
+
+LOOKS = 4
+
+
+class SilenceWatch:
+    """Call `on_silence` after `silence_s` without `heard`, or at most a quarter of it later.
+
+    The watch checks four times in that time, each check scheduled by the one before. A process that was stopped or had
+    no processor makes only one check for the whole pause, and reads the messages in its sockets before the next.
+    """
+
+    def __init__(self, silence_s: float, on_silence: Callable[[], None]) -> None:
+        self._interval_s = silence_s / LOOKS
+        self._on_silence = on_silence
+        self._looks_left = LOOKS
+        self._timer = self._look_later()
+
+    def heard(self) -> None:
+        """Restart the wait, as the peer sent a message."""
+        self._looks_left = LOOKS
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._timer.cancel()
+
+    def _look_later(self) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(self._interval_s, self._look)
+
+    def _look(self) -> None:
+        if self._looks_left == 0:
+            self._on_silence()
+            return
+        self._looks_left -= 1
+        self._timer = self._look_later()
+
+
+@asynccontextmanager
+async def heard_within(silence_s: float) -> AsyncIterator[SilenceWatch]:
+    """Raise TimeoutError in the block after `silence_s` without a call of `heard`."""
+    async with asyncio.timeout(None) as limit:
+        watch = SilenceWatch(silence_s, lambda: limit.reschedule(asyncio.get_running_loop().time()))
+        try:
+            yield watch
+        finally:
+            watch.close()

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from pentimento.domain.image_request import CacheMode, ResolvedRequest
-from services.frontdoor.journal.bodies import resolved_from_bytes
+from services.frontdoor.journal.recovery import resolved_from_bytes
 from tests.integration.edge.conftest import EdgeUnderTest, openai_client
 
 # Width, height and steps of the double's picture, where nothing else is asked.

@@ -3,16 +3,14 @@ from dataclasses import fields, replace
 
 import pytest
 
-from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
+from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite
 from lab.fixtures.paced_worker import PacedWorker, image_of
 from pentimento.domain.errors import (
-    Cancelled,
     DeadlineExceeded,
     Internal,
     InvalidArgument,
     NotFound,
     PentimentoError,
-    ResourceExhausted,
     Unavailable,
 )
 from pentimento.domain.generation import InitImage
@@ -127,19 +125,6 @@ async def test_omit_progress_leaves_only_accepted_and_completed(suite: Frontdoor
     assert [order.omit_progress for order in worker.orders] == [True, True, True, False]
 
 
-async def test_same_key_and_body_joins_the_running_request(suite: FrontdoorSuite, worker: PacedWorker) -> None:
-    worker.hold.clear()
-    first = suite.client.generate(REQUEST, "key")
-    request_id = await suite.accepted(first)
-    second = suite.client.generate(REQUEST, "key")
-    assert await anext(second) == Accepted(request_id, replayed=True)
-
-    worker.hold.set()
-
-    assert [event async for event in first][-1] == [event async for event in second][-1]
-    assert len(worker.executed) == 1
-
-
 # Another value for every field that this suite takes one for (it serves no adapters).
 OTHER_VALUES: dict[str, object] = {
     "prompt": "another",
@@ -196,32 +181,6 @@ async def test_disconnected_client_stops_its_request(suite: FrontdoorSuite, work
 
     await worker.wait_until(lambda: not worker.running)
     assert await suite.client.cancel(request_id) is RequestState.CANCELLED
-
-
-async def test_request_continues_while_it_has_a_listener(suite: FrontdoorSuite, worker: PacedWorker) -> None:
-    worker.hold.clear()
-    first, second = suite.client.generate(REQUEST, "key"), suite.client.generate(REQUEST, "key")
-    await suite.accepted(first)
-    await suite.accepted(second)
-    await first.aclose()
-
-    worker.hold.set()
-
-    assert isinstance([event async for event in second][-1], Completed)
-
-
-async def test_cancel_stops_the_work_and_ends_the_stream(suite: FrontdoorSuite, worker: PacedWorker) -> None:
-    worker.hold.clear()
-    stream = suite.client.generate(REQUEST)
-    request_id = await suite.accepted(stream)
-    await worker.wait_until(lambda: worker.running)
-
-    assert await suite.client.cancel(request_id) is RequestState.CANCELLED
-
-    with pytest.raises(Cancelled):
-        async for _ in stream:
-            pass
-    await worker.wait_until(lambda: not worker.running)
 
 
 async def test_request_past_its_deadline_expires_and_its_work_stops(suite: FrontdoorSuite, worker: PacedWorker) -> None:
@@ -287,24 +246,3 @@ async def test_silent_stream_stays_open(quick_pings: None, worker: PacedWorker, 
     worker.hold.set()
 
     assert (await painting).image
-
-
-async def test_full_queue_answers_at_once_with_retry_time(folder_suite: FrontdoorSuite, worker: PacedWorker) -> None:
-    worker.hold.clear()
-    running = folder_suite.client.generate(REQUEST)
-    await folder_suite.accepted(running)
-    await worker.wait_until(lambda: worker.running)
-    queued = folder_suite.client.generate(REQUEST)
-    await folder_suite.accepted(queued)
-
-    with pytest.raises(ResourceExhausted) as caught:
-        await folder_suite.paint()
-
-    assert caught.value.reason == "QUEUE_FULL"
-    assert (caught.value.retry_after_ms or 0) > 0
-
-
-@pytest.fixture
-async def folder_suite(folder, worker):  # type: ignore[no-untyped-def]
-    async with running_suite(folder, queue_limit=1) as running:
-        yield running

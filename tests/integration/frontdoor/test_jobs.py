@@ -125,6 +125,7 @@ async def test_a_full_queue_refuses_a_job(folder: Path, worker: PacedWorker) -> 
         listed = (await suite.client.list_requests(RequestQuery())).requests
 
     assert (caught.value.reason, listed) == ("QUEUE_FULL", ())
+    assert (caught.value.retry_after_ms or 0) > 0
 
 
 async def test_jobs_have_a_longer_deadline_than_requests_whose_clients_wait(folder: Path, worker: PacedWorker) -> None:

@@ -1,6 +1,7 @@
 """Calls with one idempotency key: few at once, and answered before anybody asks whether there is room."""
 
 import asyncio
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,10 +9,15 @@ import pytest
 
 from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, until
 from lab.fixtures.paced_worker import PacedWorker
+from pentimento.clients.frontdoor import TenantsClient
 from pentimento.dataplane.effects import End, PersistEnd
-from pentimento.domain.errors import FailedPrecondition, ResourceExhausted
+from pentimento.domain.errors import FailedPrecondition, PentimentoError, ResourceExhausted
+from pentimento.domain.identity import Role
 from pentimento.domain.image_request import Accepted, Completed
+from pentimento.domain.tenants import TenantQuota
+from pentimento.rpc.audit import is_audited
 from services.frontdoor.journal.journalling import persist_end
+from tests.integration.frontdoor.administered import administered
 
 OTHER = replace(REQUEST, prompt="a blue ring")
 
@@ -30,26 +36,11 @@ async def test_a_call_too_many_is_refused_before_anything_is_done_for_it(
     assert (caught.value.reason, caught.value.retry_after_ms) == ("TOO_MANY_LISTENERS", 1000)
     assert "at most 4" in caught.value.message
     assert suite.frontdoor.parts.dataplane.state.pool("tiny").arrived_count == arrived
+    others = asyncio.gather(*(suite.paint(idempotency_key=key) for key in ("", "another")))
     worker.hold.set()
     assert [type([event async for event in stream][-1]) for stream in streams] == [Completed] * 4
-    assert len(ids) == len(worker.executed) == 1
-
-
-async def test_others_are_not_touched_by_a_key_that_is_full(folder: Path, worker: PacedWorker) -> None:
-    async with running_suite(folder) as suite:
-        worker.hold.clear()
-        streams = [suite.client.generate(REQUEST, "key") for _ in range(4)]
-        for stream in streams:
-            await suite.accepted(stream)
-        with pytest.raises(ResourceExhausted):
-            await suite.paint(idempotency_key="key")
-
-        painting = asyncio.gather(*(suite.paint(idempotency_key=key) for key in ("", "", "another")))
-        worker.hold.set()
-
-        assert all(completed.image for completed in await painting)
-        for stream in streams:
-            await stream.aclose()
+    assert all(completed.image for completed in await others)
+    assert (len(ids), len(worker.executed)) == (1, 3)
 
 
 async def test_finished_key_is_answered_where_queue_is_full(folder: Path, worker: PacedWorker) -> None:
@@ -110,3 +101,45 @@ async def test_key_is_free_after_end_that_asks_for_retry(
     await until(lambda: parts.journal.get(request_id, "default").result().finished_at is not None)
     again = await suite.accepted(suite.client.generate(REQUEST, "key"))
     assert (again != request_id) == is_free
+
+
+METHOD = "/pentimento.api.tenants.v1.TenantService/"
+
+
+@pytest.mark.parametrize(
+    ("method", "roles", "audited"),
+    [
+        ("CreateTenant", {Role.TENANT_ADMIN}, True),
+        ("RemoveModel", {Role.ADMIN}, True),
+        ("ListTenants", {Role.TENANT_ADMIN}, False),
+        ("GetUsage", {Role.TENANT_ADMIN}, False),
+        ("Generate", {Role.USER, Role.ADMIN}, False),
+        ("Prefetch", {Role.SERVICE, Role.ADMIN}, False),
+    ],
+)
+def test_only_changes_by_administrators_are_audited(method: str, roles: set[Role], audited: bool) -> None:
+    assert is_audited(f"/package.Service/{method}", frozenset(roles)) is audited
+
+
+async def test_changes_and_refusals_are_logged_with_caller_and_subject(
+    folder: Path, worker: PacedWorker, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "pentimento.audit")
+    async with administered(folder) as running:
+        await running.admin.create("acme", TenantQuota())
+        _, secret = await running.admin.create_key("acme")
+        await running.admin.tenants()
+        for token in ("token-user", "unknown"):
+            stranger = TenantsClient(await running.channel("a", token), 60.0)
+            with pytest.raises(PentimentoError):
+                await stranger.delete("acme")
+
+    lines = [vars(record) for record in caplog.records if record.name == "pentimento.audit"]
+    assert [(one["method"].removeprefix(METHOD), one["tenant"], one["subject"], one["code"]) for one in lines] == [
+        ("CreateTenant", "static", "name=acme", "OK"),
+        ("CreateKey", "static", "tenant=acme", "OK"),
+        ("DeleteTenant", "static", "", "PERMISSION_DENIED"),
+        ("DeleteTenant", "", "", "UNAUTHENTICATED"),
+    ]
+    assert {one["peer"] for one in lines} == {"unix"}
+    assert not any(secret in str(one) for one in lines)

@@ -160,7 +160,8 @@ async def test_worker_of_an_image_receives_its_own_generation(
 async def test_request_does_not_wait_for_a_shadow(folder: Path, worker: PacedWorker, gateway: WatchingGateway) -> None:
     """The shadow has the worker's only slot and gives it up; afterwards the hits are generated again."""
     stopped = told("stopped")
-    async with watched(folder, gateway) as suite:
+    # The stopped shadow begins again only after the request has its worker.
+    async with watched(folder, gateway, quality_quiet_s=0.5) as suite:
         await suite.paint(FIFTY)
         worker.hold.clear()
         await until(lambda: bool(shadows(worker)))
@@ -212,9 +213,12 @@ async def test_misses_and_unsampled_hits_are_not_generated_again(
         gateway.start = LATENT
         await suite.paint(replace(FIFTY, cache=CacheMode.OFF))
         assert not hits
-    async with watched(folder, gateway, quality_sample_share=0.0) as suite:
-        await suite.paint(FIFTY)
-        assert not suite.frontdoor.parts.shadows.hits
+    for share in ("quality_sample_share", "quality_trial_share"):
+        gateway.trial = LATENT
+        gateway.start = LATENT if share == "quality_sample_share" else FromNoise()
+        async with watched(folder, gateway, **{share: 0.0}) as suite:
+            await suite.paint(FIFTY)
+            assert not suite.frontdoor.parts.shadows.hits
 
 
 async def test_hit_of_removed_threshold_gets_no_shadow(
@@ -354,15 +358,6 @@ async def test_shadow_with_budget_runs_among_requests(
     assert unpaid == 0
     assert len(shadows(worker)) == 1 and told("stopped") == stopped
     assert (status.image_device_s, status.shadow_device_s) == (4.0, 1.0)
-
-
-async def test_trials_keep_to_their_share_of_misses(
-    folder: Path, worker: PacedWorker, gateway: WatchingGateway
-) -> None:
-    gateway.start, gateway.trial = FromNoise(), LATENT
-    async with watched(folder, gateway, quality_trial_share=0.0) as suite:
-        await suite.paint(FIFTY)
-        assert not suite.frontdoor.parts.shadows.hits
 
 
 async def test_explain_tells_thresholds_and_what_hits_by_them_kept(

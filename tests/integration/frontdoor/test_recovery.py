@@ -20,8 +20,7 @@ from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import open_journal
 from pentimento.stores.ledger.journal.records import AcceptedRequest
 from pentimento.wire.codec import to_bytes
-from services.frontdoor.journal.bodies import JOURNALLED_REQUEST, resolved_to_bytes
-from tests.support.calls import last_completed
+from services.frontdoor.journal.recovery import JOURNALLED_REQUEST, resolved_to_bytes
 
 
 async def start_and_break(folder: Path, worker: PacedWorker) -> str:
@@ -81,33 +80,6 @@ async def test_an_attempt_that_is_gone_is_run_again_on_the_same_route(folder: Pa
     assert "recovered by a newer frontdoor" in completed.provenance.notes
 
 
-async def test_a_retry_with_the_same_key_finds_the_request(folder: Path, worker: PacedWorker) -> None:
-    request_id = await start_and_break(folder, worker)
-
-    async with running_suite(folder) as suite:
-        stream = suite.client.generate(REQUEST, "key")
-        assert await anext(stream) == Accepted(request_id, replayed=True)
-        worker.hold.set()
-        await last_completed(stream)
-
-    assert len(worker.executed) == 1
-
-
-async def test_a_queued_request_is_not_forgotten(folder: Path, worker: PacedWorker) -> None:
-    worker.hold.clear()
-    async with running_suite(folder) as suite:
-        running = suite.client.generate(REQUEST)
-        await suite.accepted(running)
-        await worker.wait_until(lambda: worker.running)
-        queued = suite.client.generate(REQUEST)
-        request_id = await suite.accepted(queued)
-        await anext(queued)
-
-    worker.hold.set()
-    async with running_suite(folder) as suite:
-        assert (await finished(suite, request_id)).image
-
-
 async def test_a_client_that_leaves_a_recovered_request_does_not_end_it_alone(
     folder: Path, worker: PacedWorker
 ) -> None:
@@ -116,7 +88,7 @@ async def test_a_client_that_leaves_a_recovered_request_does_not_end_it_alone(
 
     async with running_suite(folder) as suite:
         stream = suite.client.generate(REQUEST, "key")
-        await anext(stream)
+        assert await anext(stream) == Accepted(request_id, replayed=True)
         await stream.aclose()
 
         assert await suite.client.cancel(request_id) is RequestState.CANCELLED

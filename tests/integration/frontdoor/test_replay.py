@@ -23,7 +23,7 @@ from pentimento.domain.image_request import (
     ReplayRequest,
 )
 from pentimento.domain.reasons import Reason
-from services.frontdoor.journal.bodies import resolved_from_bytes
+from services.frontdoor.journal.recovery import resolved_from_bytes
 from tests.integration.frontdoor.inputs import png
 from tests.support.calls import last_completed
 

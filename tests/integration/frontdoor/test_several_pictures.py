@@ -168,24 +168,6 @@ async def test_cancel_stops_all_or_one(suite: FrontdoorSuite, worker: PacedWorke
     assert not status.state.terminal
 
 
-async def test_a_retry_joins_those_under_way_and_paints_nothing_twice(
-    suite: FrontdoorSuite, worker: PacedWorker
-) -> None:
-    worker.hold.clear()
-    first = suite.client.generate(THREE, "key")
-    request_id = await suite.accepted(first)
-    second = suite.client.generate(THREE, "key")
-
-    accepted = await anext(second)
-
-    assert isinstance(accepted, Accepted)
-    assert (accepted.request_id, accepted.replayed) == (request_id, True)
-    worker.hold.set()
-    heard = [completed_of([event async for event in stream]) for stream in (first, second)]
-    assert [sorted(pictures) for pictures in heard] == [[0, 1, 2]] * 2
-    assert len(worker.executed) == 3
-
-
 async def test_calls_of_one_key_that_come_at_once_are_one(suite: FrontdoorSuite, worker: PacedWorker) -> None:
     worker.hold.clear()
     streams = [suite.frontdoor.api.generate("anonymous", UNSEEDED, "key") for _ in range(3)]
@@ -195,6 +177,7 @@ async def test_calls_of_one_key_that_come_at_once_are_one(suite: FrontdoorSuite,
     heard = [completed_of([event async for event in stream]) for stream in streams]
 
     assert len({first.request_id for first in firsts if isinstance(first, Accepted)}) == 1
+    assert sorted(first.replayed for first in firsts if isinstance(first, Accepted)) == [False, True, True]
     assert [sorted(pictures) for pictures in heard] == [[0, 1, 2]] * 3
     assert len(worker.executed) == 3
 

@@ -24,8 +24,7 @@ from pentimento.domain.requests import RequestState
 from pentimento.files.signing_keys import new_signing_key
 from pentimento.stores.ledger.journal.records import AcceptedRequest, AcceptOutcome
 from pentimento.stores.ledger.journal.webhooks import AskedWebhook
-from services.frontdoor.webhooks.calling import WebhookCaller, WebhookFailed
-from services.frontdoor.webhooks.rules import webhook_rules
+from services.frontdoor.webhooks.calling import WebhookCaller, WebhookFailed, webhook_rules
 from tests.integration.frontdoor.webhook_server import OK, WebhookServer, running_webhook_server
 
 LOOPBACK = ("127.0.0.0/8",)

@@ -5,7 +5,7 @@ from pentimento.domain.adapters import Adapter, AdapterKind
 from pentimento.domain.execution import WorkerCredits
 from pentimento.domain.fleet import AdapterPlacement, Capability, Plan, ReplicaKind, ServiceEndpoint
 from pentimento.domain.generation import PlanVersion
-from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
+from services.frontdoor.workers.catalogue import AdapterCatalogue
 
 FAMILY = HELD.family
 BOTH = frozenset({Capability.LORA, Capability.CONTROLNET, Capability.IP_ADAPTER})

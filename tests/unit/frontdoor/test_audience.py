@@ -4,8 +4,7 @@ from lab.fixtures.clocks import SetClock
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.generation import FromNoise, Route
 from pentimento.domain.image_request import Accepted, GenerateEvent, Progress, Routed
-from services.frontdoor.answers.audience import MAX_PENDING_PROGRESS, Audience, Listener
-from services.frontdoor.answers.several_pictures import SeveralImages
+from services.frontdoor.answers.audience import MAX_PENDING_PROGRESS, Audience, Listener, SeveralImages
 
 ROUTE = Route("route", FromNoise(), "tiny", "sha256:model")
 

@@ -1,5 +1,8 @@
 """Settings of cells that a frontdoor and an edge reject."""
 
+import subprocess
+import sys
+
 import pytest
 
 from pentimento.settings import SettingsError, load_settings
@@ -34,3 +37,18 @@ def test_edge_settings_of_wrong_cells_are_rejected_by_name(arguments: list[str],
     with pytest.raises(SettingsError) as caught:
         load_settings(EdgeSettings, "edge", arguments)
     assert message in str(caught.value)
+
+
+TOLD = "import prometheus_client, services.frontdoor.metrics; print(prometheus_client.generate_latest().decode())"
+
+
+def test_counters_of_a_fresh_process_begin_at_zero() -> None:
+    """A rate sees nothing of a count that begins with the first event."""
+    done = subprocess.run([sys.executable, "-c", TOLD], capture_output=True, text=True, check=True)
+    fresh = set(done.stdout.splitlines())
+
+    states = ("accepted", "rejected", "completed", "failed", "cancelled", "expired")
+    assert {f'pentimento_frontdoor_requests_total{{state="{state}"}} 0.0' for state in states} <= fresh
+    for stage in ("embedder", "gateway", "reserve", "commit", "release", "report", "quality"):
+        for reason in ("slow", "unavailable", "refused"):
+            assert f'pentimento_frontdoor_cache_skips_total{{reason="{reason}",stage="{stage}"}} 0.0' in fresh

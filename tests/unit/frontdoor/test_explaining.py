@@ -27,17 +27,16 @@ from pentimento.policies.thinning import (
     ThinningRefusal,
     WholeReason,
 )
-from services.frontdoor.routing.explaining import Explained, ExplainedSteps, of_earned, reasons
+from services.frontdoor.routing.explaining import Explained, of_earned, reasons, steps_taken
 
 THREE = (CascadeStage("light", "l>m", 0.4), CascadeStage("middle", "m>h", 0.7), CascadeStage("heavy"))
 ROUTE = Route("r", FromNoise(), "light", "sha256:l", THREE, cascade="light>middle>heavy")
 POOL = Pool("light", credit_count=2, running_count=2, waiting_count=3)
 PLAN = Plan(PlanVersion(7, 2), allocator="diffserve", admission_rate=0.25)
 BINDING = ThinningRefusal(WholeReason.BINDING_STEPS, "its number of steps is binding")
-MEANT = ExplainedSteps(ThinningMode.LOAD, WHOLE, BINDING, Pressure(None))
 MILD, HARD = ThinningOption(10, 20, 0.99), ThinningOption(10, 5, 0.96)
 OFFER = ThinningOffer(50, 0, (MILD, HARD))
-CASE = Explained(ROUTE, PLAN, False, Stage("light", "light", planned=True), (), POOL, MEANT)
+CASE = Explained(ROUTE, PLAN, False, Stage("light", "light", planned=True), (), POOL, "all run")
 
 
 def told(of: Explained, word: str) -> list[str]:
@@ -111,29 +110,23 @@ def test_what_kept_the_cache_away_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "why"),
+    ("mode", "pressure", "why"),
     [
-        (MEANT, "all run, BINDING_STEPS: its number of steps is binding"),
-        (
-            ExplainedSteps(ThinningMode.DEADLINE, OFFER, None, Pressure(0.1, 5.0, True)),
-            "all run, ENOUGH_TIME: the deadline allows all; 15 of 50 would be allowed",
-        ),
-        (
-            ExplainedSteps(ThinningMode.DEADLINE, OFFER, None, Pressure(None)),
-            "all run, ENOUGH_TIME: their time is not known yet; 15 of 50 would be allowed",
-        ),
-        (
-            ExplainedSteps(ThinningMode.DEADLINE, OFFER, None, Pressure(0.1, 3.0, True)),
-            "30 of 50 run, DEADLINE: not enough time for all; 15 of 50 would be allowed",
-        ),
-        (
-            ExplainedSteps(ThinningMode.LOAD, OFFER, None, Pressure(0.1, 5.0, True)),
-            "15 of 50 run, OVERLOADED: demand exceeds capacity; 15 of 50 would be allowed",
-        ),
+        (ThinningMode.DEADLINE, Pressure(0.1, 5.0, True), "all run, ENOUGH_TIME: the deadline allows all"),
+        (ThinningMode.DEADLINE, Pressure(None), "all run, ENOUGH_TIME: their time is not known yet"),
+        (ThinningMode.DEADLINE, Pressure(0.1, 3.0, True), "30 of 50 run, DEADLINE: not enough time for all"),
+        (ThinningMode.LOAD, Pressure(0.1, 5.0, True), "15 of 50 run, OVERLOADED: demand exceeds capacity"),
     ],
 )
-def test_it_says_which_steps_are_taken_and_why(steps: ExplainedSteps, why: str) -> None:
-    assert told(replace(CASE, steps=steps), "steps") == [why]
+def test_it_says_which_steps_are_taken_and_why(mode: ThinningMode, pressure: Pressure, why: str) -> None:
+    assert steps_taken(mode, OFFER, None, pressure) == f"{why}; 15 of 50 would be allowed"
+
+
+def test_refused_thinning_says_its_reason() -> None:
+    refused = steps_taken(ThinningMode.LOAD, WHOLE, BINDING, Pressure(None))
+
+    assert refused == "all run, BINDING_STEPS: its number of steps is binding"
+    assert told(CASE, "steps") == ["all run"]
 
 
 def test_the_wait_is_that_of_the_pool() -> None:

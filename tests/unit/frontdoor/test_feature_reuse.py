@@ -11,10 +11,9 @@ from pentimento.domain.image_request import Replay, ResolvedRequest
 from pentimento.profiles.catalogue import FeatureReuseMode, ProfileSet, StepProfiles
 from pentimento.profiles.document import ProfileKind
 from pentimento.profiles.rules import ThresholdRule
-from services.frontdoor.routing.feature_reuse import FeatureReuse
 from services.frontdoor.routing.routes import _as_route_option
-from services.frontdoor.routing.stages import PoolOption
-from services.frontdoor.routing.starts import reused_share, work_left
+from services.frontdoor.routing.starts import PoolOption, reused_share, work_left
+from services.frontdoor.routing.step_rules import FeatureReuse
 from tests.support.profiles import changed, thinned_row
 from tests.unit.frontdoor.test_thinning_offers import OFFERS, PROFILE, RESOLVED, ROUTE, SPEC
 

@@ -12,7 +12,7 @@ from pentimento.domain.errors import Internal
 from pentimento.domain.generation import GenerationSpec, Scheduler
 from pentimento.domain.image_request import CacheMode, ImageFormat, ResolvedRequest
 from pentimento.wire.codec import encode
-from services.frontdoor.journal.bodies import (
+from services.frontdoor.journal.recovery import (
     JOURNALLED_REQUEST,
     resolved_from_bytes,
     resolved_to_bytes,

@@ -13,9 +13,8 @@ from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.objects.pair_keys import reference_of
 from pentimento.stores.objects.store import is_key, refer_to
 from pentimento.wire.codec import from_bytes
-from services.frontdoor.quality import kept_pairs
-from services.frontdoor.quality.comparison import Scores
-from services.frontdoor.quality.kept_pairs import KeptPairs, LightRecord
+from services.frontdoor.quality import comparison as kept_pairs
+from services.frontdoor.quality.comparison import KeptPairs, LightRecord, Scores
 
 SCORES = Scores(Embedding(b"\0" * 8, 2, "sha256:e"), 0.3, 0.4)
 DEFERRED = LightRecord("light>heavy", "sha256:light", 0.2, deferred=True)

@@ -7,7 +7,7 @@ import pytest
 from pentimento.domain.generation import ControlNetSelection, FromNoise, GenerationSpec, Route, Scheduler
 from pentimento.policies.residual_pipelining import PipeliningMode
 from pentimento.profiles.catalogue import ProfileSet
-from services.frontdoor.routing.pipelining import ControlPipelining
+from services.frontdoor.routing.step_rules import ControlPipelining
 from tests.support.profiles import EDGES, PIPELINING_PROFILE, changed
 
 LAYOUT = replace(EDGES, digest="sha256:layout", name="layout")

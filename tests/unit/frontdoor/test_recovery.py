@@ -25,8 +25,7 @@ from pentimento.stores.ledger import Journal, open_journal
 from pentimento.stores.ledger.journal.records import AcceptedRequest
 from pentimento.stores.objects import open_objects
 from pentimento.wire.codec import to_bytes
-from services.frontdoor.journal.bodies import JOURNALLED_REQUEST, resolved_to_bytes
-from services.frontdoor.journal.recovery import recover
+from services.frontdoor.journal.recovery import JOURNALLED_REQUEST, recover, resolved_to_bytes
 from services.frontdoor.objects.inputs import Inputs
 from services.frontdoor.objects.object_keeper import ObjectKeeper
 from services.frontdoor.requests.jobs import Jobs

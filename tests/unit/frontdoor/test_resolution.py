@@ -13,7 +13,7 @@ from lab.fixtures.held_models import HELD
 from pentimento.domain.errors import InvalidArgument, PentimentoError
 from pentimento.domain.generation import InitImage, Scheduler, SigmaSpacing
 from pentimento.domain.image_request import CacheMode, ImageFormat, ImageRequest, ResolvedRequest
-from services.frontdoor.journal.bodies import JOURNALLED_REQUEST, resolved_from_bytes, resolved_to_bytes
+from services.frontdoor.journal.recovery import JOURNALLED_REQUEST, resolved_from_bytes, resolved_to_bytes
 from services.frontdoor.requests.resolution import (
     check_cost,
     check_idempotency_key,
@@ -21,7 +21,7 @@ from services.frontdoor.requests.resolution import (
     resolve_limits,
 )
 from services.frontdoor.settings import RequestLimits
-from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
+from services.frontdoor.workers.catalogue import AdapterCatalogue
 from tests.support.images import a_png
 
 LIMITS = RequestLimits(max_request_cost=64 * 64 * 100)

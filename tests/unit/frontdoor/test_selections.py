@@ -18,11 +18,11 @@ from pentimento.domain.generation import (
     Preprocessor,
 )
 from pentimento.domain.image_request import AskedControlNet, AskedImagePrompt, AskedLora, ImageRequest, ResolvedRequest
-from services.frontdoor.journal.bodies import JOURNALLED_REQUEST, resolved_from_bytes, resolved_to_bytes
+from services.frontdoor.journal.recovery import JOURNALLED_REQUEST, resolved_from_bytes, resolved_to_bytes
 from services.frontdoor.requests.resolution import resolve
 from services.frontdoor.requests.selections import check_replayed_adapters
 from services.frontdoor.settings import RequestLimits
-from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
+from services.frontdoor.workers.catalogue import AdapterCatalogue
 from tests.support.images import a_png
 from tests.unit.frontdoor.adapters import EDGES, NEON, STYLE, credits, known_adapters
 

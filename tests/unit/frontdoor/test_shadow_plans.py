@@ -32,8 +32,8 @@ from services.frontdoor.quality.shadow_plans import (
     plan_shadow,
     plan_trial,
 )
-from services.frontdoor.requests.replays import Recorded
-from services.frontdoor.routing.stages import Trial
+from services.frontdoor.requests.pins import Recorded
+from services.frontdoor.routing.starts import Trial
 from services.frontdoor.workers.catalogue import Catalogue
 
 OBJECT = ObjectReference("key", "sha256:0", 10)

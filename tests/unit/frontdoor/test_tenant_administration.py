@@ -15,9 +15,8 @@ from pentimento.domain.tenants import DAY_S, HOUR_S, Tenant, TenantKey, TenantQu
 from pentimento.rpc.tokens import KeyRing, blinded, hash_token
 from pentimento.stores.ledger import open_journal
 from services.frontdoor.metrics import TENANT_KEYS, TENANTS
-from services.frontdoor.tenants.administration import TenantAdministration
+from services.frontdoor.tenants.administration import TenantAdministration, TenantServicer
 from services.frontdoor.tenants.directory import TenantDirectory
-from services.frontdoor.tenants.servicer import TenantServicer
 from services.frontdoor.tenants.usage import UsageMeter
 
 NOW_S = 1_800_000_000.0

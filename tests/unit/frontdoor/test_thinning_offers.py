@@ -23,9 +23,9 @@ from pentimento.profiles.catalogue import ProfileSet, StepProfiles, read_profile
 from pentimento.profiles.document import ProfileRow, profiles_to_json
 from pentimento.profiles.rules import RuleChoice, ThresholdRule
 from services.frontdoor.requests.resolution import resolve
-from services.frontdoor.routing.thinning import ThinningOffers
+from services.frontdoor.routing.step_rules import ThinningOffers
 from services.frontdoor.settings import RequestLimits
-from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
+from services.frontdoor.workers.catalogue import AdapterCatalogue
 from tests.support.profiles import STEPS_PROFILE, changed, thinned_row
 
 PROFILE = changed(

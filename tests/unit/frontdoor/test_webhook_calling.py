@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.frontdoor.webhooks.calling import WebhookCaller, WebhookFailed
-from services.frontdoor.webhooks.rules import webhook_rules
+from services.frontdoor.webhooks.calling import WebhookCaller, WebhookFailed, webhook_rules
 
 PUBLIC, INSIDE = "93.184.216.34", "10.0.0.1"
 

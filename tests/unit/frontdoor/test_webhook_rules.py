@@ -3,7 +3,7 @@
 import pytest
 
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
-from services.frontdoor.webhooks.rules import WebhookRules, WebhookTarget, webhook_rules
+from services.frontdoor.webhooks.calling import WebhookRules, WebhookTarget, webhook_rules
 
 RULES = webhook_rules(("hooks.example.com", "*.example.org", "127.0.0.1:8443"), (), plain_http=False)
 

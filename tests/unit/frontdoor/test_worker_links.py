@@ -1,6 +1,7 @@
 """Workers that are heard at more than one address."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +15,8 @@ from pentimento.domain.adapters import Adapter, AdapterKind
 from pentimento.domain.execution import WorkerCredits
 from pentimento.rpc import RpcChannelSettings, open_channel
 from services.frontdoor.identity import Identity
-from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
-from services.frontdoor.workers.catalogue import Catalogue
-from services.frontdoor.workers.worker_links import WorkerLink, WorkerLinks
+from services.frontdoor.workers.catalogue import AdapterCatalogue, Catalogue
+from services.frontdoor.workers.worker_links import LOOKS, WorkerLink, WorkerLinks, heard_within
 from tests.support.logged import said_by
 
 CREDITS = WorkerCredits("w1", HELD, 2, 0)
@@ -102,3 +102,34 @@ async def test_that_two_workers_have_one_name_is_said_once(heard: HeardLinks, ca
     said = [(record.message, record.reason) for record in said_by("services.frontdoor.workers.worker_links", caplog)]
     assert said == [("two workers with one name", "REPLICA_SUPERSEDED")] * 2
     assert heard.links.address_of("w1") == heard.address("other")
+
+
+SILENCE_S = 0.2
+
+
+async def test_who_says_nothing_is_given_up() -> None:
+    with pytest.raises(TimeoutError):
+        async with heard_within(SILENCE_S):
+            await asyncio.Event().wait()
+
+
+async def test_who_says_something_now_and_then_is_not() -> None:
+    async with heard_within(SILENCE_S) as silence:
+        for _ in range(4 * LOOKS):
+            await asyncio.sleep(SILENCE_S / LOOKS)
+            silence.heard()
+
+
+async def test_a_listener_that_was_stopped_itself_hears_first_what_was_said_meanwhile() -> None:
+    async with heard_within(SILENCE_S) as silence:
+        time.sleep(2 * SILENCE_S)  # noqa: ASYNC251 (everything stands still: that is the point)
+        await asyncio.sleep(0)
+        silence.heard()
+        await asyncio.sleep(0)
+
+
+async def test_nothing_is_watched_after_the_block() -> None:
+    async with heard_within(SILENCE_S) as silence:
+        silence.heard()
+
+    await asyncio.sleep(2 * SILENCE_S)

@@ -46,7 +46,7 @@ from pentimento.settings import SettingsError
 from pentimento.stores.objects.signed_paths import PathSigner
 from pentimento.wire.codec import decode, encode, to_bytes
 from pentimento.wire.tensors import tensor_from_proto
-from services.frontdoor.journal.bodies import (
+from services.frontdoor.journal.recovery import (
     JOURNALLED_REQUEST,
     resolved_from_bytes,
     resolved_to_bytes,
