@@ -77,10 +77,12 @@ def test_orphan_that_runs_again_leaves_others_of_its_worker_waiting(driver: Driv
     assert play(driver, "wait 1, worker w1") == "Attach second"
 
 
-def test_attached_attempt_is_expected_to_end_a_service_time_later(driver: Driver) -> None:
+def test_attached_attempt_ends_a_service_time_later(driver: Driver) -> None:
     driver.profile("m", (1, 10.0), (2, 12.0))
     recover(driver, **RUNNING)
 
     play(driver, "wait 2, worker w1 credit_count=2")
 
     assert driver.dataplane.state.pools["m"].ends == [driver.now + 12.0]
+    play(driver, "wait 10, finish r1")
+    assert driver.dataplane.state.pools["m"].speed.slowdown == 1.0
