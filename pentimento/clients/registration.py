@@ -3,7 +3,7 @@
     registration = Registration(controller, replica=lambda: ..., report=lambda: ...)
     registration.start()            # once the service is warm; or `run()` inside an existing task
     registration.report_soon()      # optional: the report has just changed (draining)
-    await registration.close()      # deregisters, within `RegistrationTiming.close_timeout_s`
+    await registration.close()      # deregisters, within `CLOSE_TIMEOUT_S`
 
 `run` never raises and never blocks the service: an unavailable, restarted or faulty controller causes only log lines.
 The controller's state is soft: NOT_FOUND to a report means that it restarted, and the replica registers again. It also
@@ -25,17 +25,13 @@ from pentimento.domain.fleet import Replica, ReplicaLease, ReplicaReport
 
 logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True)
-class RegistrationTiming:
-    """Hold the times of a registration, in seconds. The controller chooses the report interval, within these limits."""
-
-    retries: Backoff = Backoff(first_s=0.1, max_s=2.0)
-    call_timeout_s: float = 1.0
-    close_timeout_s: float = 2.0
-    min_interval_s: float = 0.05
-    max_interval_s: float = 10.0
-    default_interval_s: float = 1.0
+RETRIES = Backoff(first_s=0.1, max_s=2.0)
+CALL_TIMEOUT_S = 1.0
+CLOSE_TIMEOUT_S = 2.0
+# The controller chooses the interval of reports within these limits.
+MIN_INTERVAL_S = 0.05
+MAX_INTERVAL_S = 10.0
+DEFAULT_INTERVAL_S = 1.0
 
 
 def generation_at(clock: Clock) -> int:
@@ -68,15 +64,12 @@ class Registration:
         report: Callable[[], ReplicaReport],
         *,
         news: RegistrationNews = NO_NEWS,
-        timing: RegistrationTiming = RegistrationTiming(),
-        random_source: random.Random | None = None,
     ) -> None:
         self._controller = controller
         self._replica = replica
         self._report = report
         self._news = news
-        self._timing = timing
-        self._random = random_source or random.Random()
+        self._random = random.Random()
         self._lease: ReplicaLease | None = None
         self._known_as: tuple[str, int] | None = None
         # The replica's description at the controller, without the parts that reports contain.
@@ -106,7 +99,7 @@ class Registration:
         self._wake.set()
 
     async def close(self) -> None:
-        """Stop reporting and deregister, within `close_timeout_s`; without a deregistration the lease expires."""
+        """Stop reporting and deregister, within `CLOSE_TIMEOUT_S`; without a deregistration the lease expires."""
         self._closed = True
         if self._loop is not None:
             self._loop.cancel()
@@ -116,7 +109,7 @@ class Registration:
         instance_id, generation = self._known_as
         self._known_as = self._lease = None
         try:
-            async with asyncio.timeout(self._timing.close_timeout_s):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self._controller.deregister(instance_id, generation)
         except Exception as error:  # harmless: the lease expires
             logger.info("could not deregister (%s: %s)", type(error).__name__, error)
@@ -129,7 +122,7 @@ class Registration:
     async def _attempt(self, call: Callable[[], Awaitable[None]]) -> None:
         """Make one call; failures are counted, and logged once per outage, never raised."""
         try:
-            async with asyncio.timeout(self._timing.call_timeout_s):
+            async with asyncio.timeout(CALL_TIMEOUT_S):
                 await call()
         except Exception as error:  # after any error the service and the next attempt continue
             self._note_failure(error)
@@ -176,8 +169,8 @@ class Registration:
 
     def _delay_s(self) -> float:
         if self._failures:
-            return self._timing.retries.random_delay_s(self._failures, self._random)
-        return report_interval_s(self._lease, self._timing)
+            return RETRIES.random_delay_s(self._failures, self._random)
+        return report_interval_s(self._lease)
 
     async def _pause(self, seconds: float) -> None:
         with suppress(TimeoutError):
@@ -186,13 +179,12 @@ class Registration:
         self._wake.clear()
 
 
-def report_interval_s(lease: ReplicaLease | None, timing: RegistrationTiming) -> float:
-    """Return the lease's interval between reports in seconds, bounded by two reports per lease and by the limits of
-    `RegistrationTiming`."""
+def report_interval_s(lease: ReplicaLease | None) -> float:
+    """Return the lease's interval between reports in seconds, bounded by two reports per lease and by our limits."""
     if lease is None or not _is_positive(lease.report_interval_ms) or not _is_positive(lease.lease_ms):
-        return timing.default_interval_s
+        return DEFAULT_INTERVAL_S
     asked_s = min(lease.report_interval_ms, lease.lease_ms / 2) / 1000
-    return min(max(asked_s, timing.min_interval_s), timing.max_interval_s)
+    return min(max(asked_s, MIN_INTERVAL_S), MAX_INTERVAL_S)
 
 
 def _unreported(replica: Replica) -> Replica:

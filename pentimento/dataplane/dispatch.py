@@ -213,6 +213,8 @@ def _is_excluded(request: Request, worker: Worker) -> bool:
 
 # Workers of equal cost compared for a request without adapters.
 MAX_COMPARED = 8
+# Time to load a LoRA, for workers that have not measured it.
+ADAPTER_LOAD_S = 0.5
 
 
 def suits(request: Request, worker: Worker) -> bool:
@@ -239,7 +241,7 @@ def cheapest_worker(state: State, key: LaneKey, request: Request) -> Worker | No
             # Before speeds are known, costs are numbers of requests, and a load counts as one.
             return place + load_count(request.needs, worker.holdings), since
         # Costs are seconds for each unit of work.
-        loading = loading_s(request.needs, worker.holdings, state.settings.adapter_load_s)
+        loading = loading_s(request.needs, worker.holdings, ADAPTER_LOAD_S)
         return request.work * place + loading, since
 
     return min(suited, key=cost, default=None)

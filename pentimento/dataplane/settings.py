@@ -22,8 +22,6 @@ class DataplaneSettings:
     probability, by the prompt only, below which the first stage is skipped, 0 for never, None for the plan's or else
     the discriminator's verdict.
 
-    `adapter_load_s`: seconds of each LoRA that a worker would have to load first, where it has not measured them.
-
     `pair_tight_share`: two workers run a request while the time to its deadline is less than this multiple of its
     service time; None for any deadline.
 
@@ -40,6 +38,5 @@ class DataplaneSettings:
     accept_unscored: bool = True
     fall_back: bool = True
     skip_light_below: float | None = None
-    adapter_load_s: float = 0.5
     pair_tight_share: float | None = None
     thinning: ThinningMode = ThinningMode.OFF

@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import random
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -10,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pentimento.clients import registration as registrations
 from pentimento.clients.registration import (
     NO_NEWS,
     Registration,
     RegistrationNews,
-    RegistrationTiming,
     generation_at,
     report_interval_s,
 )
@@ -24,11 +23,15 @@ from pentimento.domain.errors import FailedPrecondition, NotFound, Unavailable
 from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaLease, ReplicaReport
 from tests.support.logged import said_by
 
-FAST = RegistrationTiming(
-    retries=Backoff(0.001, 0.004), call_timeout_s=120.0, close_timeout_s=120.0, min_interval_s=0.001
-)
+FAST = {"RETRIES": Backoff(0.001, 0.004), "CALL_TIMEOUT_S": 120.0, "CLOSE_TIMEOUT_S": 120.0, "MIN_INTERVAL_S": 0.001}
 REPLICA = Replica("w1", ReplicaKind.UNET_WORKER, "unix:/w1", 7)
 LEASE = ReplicaLease(lease_ms=10, report_interval_ms=2, leader_epoch=1)
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in FAST.items():
+        monkeypatch.setattr(registrations, name, value)
 
 
 class ScriptedController:
@@ -70,23 +73,21 @@ class ScriptedController:
 
 def registration(
     controller: ScriptedController,
-    timing: RegistrationTiming = FAST,
     news: RegistrationNews = NO_NEWS,
     **parts: Callable[[], object],
 ) -> Registration:
     callbacks = {"replica": lambda: REPLICA, "report": lambda: ReplicaReport("w1", 7), **parts}
-    return Registration(controller, news=news, timing=timing, random_source=random.Random(0), **callbacks)
+    return Registration(controller, news=news, **callbacks)
 
 
 async def running(
     controller: ScriptedController,
     until: Callable[[list[str]], bool],
-    timing: RegistrationTiming = FAST,
     news: RegistrationNews = NO_NEWS,
     **parts: Callable[[], object],
 ) -> None:
     """Run a registration until the calls satisfy `until`, then close it."""
-    kept = registration(controller, timing, news, **parts)
+    kept = registration(controller, news, **parts)
     kept.start()
     try:
         await controller.until(until)
@@ -112,11 +113,14 @@ GONE = NotFound("REPLICA_NOT_REGISTERED", "who?")
         ([LEASE], [asyncio.sleep, 1], "register report report report"),
     ],
 )
-async def test_replica_stays_registered(register: list[object], report: list[object], calls: str) -> None:
+async def test_replica_stays_registered(
+    monkeypatch: pytest.MonkeyPatch, register: list[object], report: list[object], calls: str
+) -> None:
     controller = ScriptedController(list(register), list(report))
-    call_timeout_s = 0.05 if asyncio.sleep in report else FAST.call_timeout_s
+    if asyncio.sleep in report:
+        monkeypatch.setattr(registrations, "CALL_TIMEOUT_S", 0.05)
 
-    await running(controller, says(*calls.split()), replace(FAST, call_timeout_s=call_timeout_s))
+    await running(controller, says(*calls.split()))
 
     assert controller.calls[-1] == "deregister"
 
@@ -138,7 +142,8 @@ async def test_what_no_report_tells_is_registered_anew_where_it_changes() -> Non
     assert controller.calls[: len(told)] == list(told)
 
 
-async def test_a_registration_and_each_report_that_is_answered_are_told():
+async def test_a_registration_and_each_report_that_is_answered_are_told(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(registrations, "CALL_TIMEOUT_S", 0.2)
     controller = ScriptedController([LEASE], [1, asyncio.sleep, AWAY, 1, GONE, 1])
     told: list[str] = []
     news = RegistrationNews(lambda: told.append("registered"), lambda: told.append("answered"))
@@ -146,7 +151,6 @@ async def test_a_registration_and_each_report_that_is_answered_are_told():
     await running(
         controller,
         lambda calls: calls.count("report") >= 7,
-        replace(FAST, call_timeout_s=0.2),
         news=news,
     )
 
@@ -179,11 +183,12 @@ async def test_a_report_that_cannot_be_made_does_not_end_the_registration():
     await running(controller, says("register", "report"), report=report)
 
 
-async def test_closing_waits_no_longer_than_its_limit_for_a_controller_that_hangs():
+async def test_closing_waits_no_longer_than_its_limit_for_a_controller_that_hangs(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(registrations, "CLOSE_TIMEOUT_S", 0.5)
     controller = ScriptedController([LEASE], [1], deregister=asyncio.sleep)
 
     async with asyncio.timeout(120):
-        await running(controller, says("register"), replace(FAST, close_timeout_s=0.5))
+        await running(controller, says("register"))
 
     assert controller.calls[-1] == "deregister"
 
@@ -231,16 +236,14 @@ numbers = st.one_of(st.integers(), st.floats(allow_nan=True, allow_infinity=True
 
 @given(numbers, numbers)
 def test_whatever_a_lease_says_reports_come_within_our_own_limits(lease_ms, interval_ms):
-    timing = RegistrationTiming()
+    interval_s = report_interval_s(ReplicaLease(lease_ms, interval_ms, 1))
 
-    interval_s = report_interval_s(ReplicaLease(lease_ms, interval_ms, 1), timing)
-
-    assert timing.min_interval_s <= interval_s <= timing.max_interval_s
+    assert registrations.MIN_INTERVAL_S <= interval_s <= 10.0
 
 
 @given(st.integers(200, 10_000), st.integers(100, 20_000))
 def test_a_lease_gets_two_reports_at_least(lease_ms, interval_ms):
-    assert report_interval_s(ReplicaLease(lease_ms, interval_ms, 1), RegistrationTiming()) <= lease_ms / 2000
+    assert report_interval_s(ReplicaLease(lease_ms, interval_ms, 1)) <= lease_ms / 2000
 
 
 def test_a_generation_grows_with_the_clock():

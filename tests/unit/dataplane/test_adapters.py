@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pentimento.dataplane import DataplaneSettings, events
+from pentimento.dataplane import events
 from pentimento.domain.fleet import Capability
 from pentimento.policies.adapter_needs import AdapterHoldings, AdapterNeeds
 from tests.unit.dataplane.driver import TAKES_LORAS, Driver, play
@@ -116,10 +116,11 @@ def test_uploaded_lora_prefers_worker_that_fetched_it(driver: Driver) -> None:
     [(5.0, {}, "warm"), (0.5, {}, "cold"), (9.0, {"neon": 1.0}, "cold"), (9.0, {"neon": 5.0}, "warm")],
 )
 def test_load_seconds_are_weighed_against_fuller_batch(
-    assumed_s: float, measured_s: dict[str, float], chosen: str
+    monkeypatch: pytest.MonkeyPatch, assumed_s: float, measured_s: dict[str, float], chosen: str
 ) -> None:
     """Alone an image takes 10 s, with another one 14 s each. `assumed_s` counts unless the worker measured the load."""
-    driver = Driver(DataplaneSettings(adapter_load_s=assumed_s))
+    monkeypatch.setattr("pentimento.dataplane.dispatch.ADAPTER_LOAD_S", assumed_s)
+    driver = Driver()
     driver.profile("m", (1, 1.0), (2, 1.4))
     driver.worker("warm", holdings=holding("neon", resident=("neon",)), credit_count=2)
     driver.queue("first", work=10.0, needs=NEON)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pentimento.clients.registration import Registration, RegistrationTiming
+from pentimento.clients.registration import Registration
 from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaLease, ReplicaReport
 from pentimento.rpc import RpcServer, RpcServerSettings
 from pentimento.service.process import ServiceProcess
@@ -65,7 +65,7 @@ def server(folder: Path) -> RpcServer:
 async def test_it_prepares_before_it_joins_and_finishes_before_it_leaves(tmp_path: Path) -> None:
     notes: list[str] = []
     fleet = NotedFleet(notes)
-    registration = Registration(fleet, lambda: REPLICA, lambda: ReplicaReport("e1", 7), timing=RegistrationTiming())
+    registration = Registration(fleet, lambda: REPLICA, lambda: ReplicaReport("e1", 7))
     process = NotedProcess(server=server(tmp_path), registration=registration, notes=notes)
 
     await process.warm()
