@@ -9,10 +9,12 @@ from pentimento.domain.fleet import Capability, Plan, PoolPlan
 from pentimento.domain.generation import PlanVersion
 from pentimento.policies.adapter_needs import AdapterHoldings, AdapterNeeds
 from pentimento.policies.plan.entry import EVERY_START
-from pentimento.policies.thinning import WHOLE, ThinningOffer
+from pentimento.policies.thinning import WHOLE, ThinningOffer, ThinningOption
 
 E = TypeVar("E", bound=effects.Effect)
 TAKES_LORAS = frozenset({Capability.LORA})
+# Ten seconds of ten steps: 8 or 5 of them will do.
+OFFER = ThinningOffer(10, 0, (ThinningOption(4, 4, 0.99), ThinningOption(2, 3, 0.96)))
 
 
 class Driver:
@@ -123,6 +125,8 @@ def said_of(effect: effects.Effect) -> str:
         return f"{request_id} at {effect.cascade_stage}{' anew' if effect.anew else ''}"
     if isinstance(effect, effects.Reject) and effect.quota:
         return f"Reject {request_id} {effect.quota} {effect.retry_after_ms}"
+    if isinstance(effect, effects.ThinAttempt):
+        return f"{request_id} thins {'+'.join(map(str, effect.thinned_steps))}"
     note = effect.reason if isinstance(effect, effects.Reject) else getattr(effect, "degraded", "")
     return f"{type(effect).__name__} {request_id} {note}".strip()
 
@@ -144,6 +148,9 @@ def queue(driver: Driver, name: str, *options: str) -> list[effects.Effect]:
     values: dict[str, Any] = dict(option.split("=") for option in options)
     if values.pop("with", ""):
         values["has_inputs"] = True
+    if values.pop("thins", ""):
+        values["thinning"] = OFFER
+    values["work"] = float(values.get("work", 1.0))
     if "cascade" in values:
         values["cascade"] = tuple(values["cascade"].split("+"))
     if "within" in values:
@@ -195,6 +202,11 @@ def score(driver: Driver, name: str, confidence: str) -> list[effects.Effect]:
     return driver.send(events.Scored(name, token, float(confidence)))
 
 
+def progress(driver: Driver, name: str, step: str) -> list[effects.Effect]:
+    token = driver.dataplane.state.requests[name].fencing_token
+    return driver.send(events.AttemptProgressed(name, token, int(step)))
+
+
 def wait(driver: Driver, seconds: str) -> list[effects.Effect]:
     driver.now += float(seconds)
     return driver.send(events.TimePassed())
@@ -213,6 +225,7 @@ VERBS: dict[str, Callable[..., list[effects.Effect]]] = {
     "finish": of_attempt(events.AttemptFinished),
     "fail": of_attempt(events.AttemptFailed),
     "plan": plan,
+    "progress": progress,
     "route": route,
     "score": score,
     "commit": lambda driver, name: driver.send(

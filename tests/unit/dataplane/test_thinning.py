@@ -11,8 +11,8 @@ from pentimento.dataplane.thinning import device_s, foreseen_pressure, is_shorte
 from pentimento.domain.fleet import Plan, PoolPlan
 from pentimento.domain.generation import PlanVersion
 from pentimento.policies.thinning import Pressure, ThinningMode, ThinningOffer
-from tests.unit.dataplane.driver import Driver, kinds, only
-from tests.unit.dataplane.thinned import OFFER, driver_in, started
+from tests.unit.dataplane.driver import OFFER, Driver, kinds, only
+from tests.unit.dataplane.thinned import driver_in, started
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import pytest
 
 from pentimento.dataplane import DataplaneSettings, effects, events
 from pentimento.policies.thinning import ThinningMode, ThinningOffer, ThinningOption
-from tests.unit.dataplane.driver import Driver, only
-from tests.unit.dataplane.thinned import OFFER, driver_in, started
+from tests.unit.dataplane.driver import Driver, only, play
+from tests.unit.dataplane.thinned import driver_in, started
 
 
 def running(mode: ThinningMode, deadline_s: float = 1000.0) -> tuple[Driver, int]:
@@ -25,72 +25,52 @@ def crowd(driver: Driver) -> None:
     driver.queue("r2", deadline=driver.now + 1000.0, work=10.0)
 
 
-@pytest.mark.parametrize(("step", "steps"), [(0, (2, 4, 7)), (1, (2, 4, 7)), (2, (4, 5, 7, 8)), (3, (4, 5, 7, 8))])
-def test_a_picture_that_runs_is_thinned_behind_its_next_step_once_others_wait(
-    step: int, steps: tuple[int, ...]
-) -> None:
-    driver, token = running(ThinningMode.LOAD)
-    assert progressed(driver, token, 0) == []
-    crowd(driver)
-
-    assert progressed(driver, token, step) == [effects.ThinAttempt("r1", token, "w1", steps)]
-    assert driver.dataplane.state.counters.thinned == 1
-    # It takes them, and is not asked again.
-    for seen in (*range(step, steps[0] + 1), *steps, 10):
-        assert progressed(driver, token, seen) == []
-    request = driver.dataplane.state.requests["r1"]
-    assert (request.thinned_steps, driver.dataplane.state.counters.thinned) == (steps, 1)
+RUN = "run r1 work=10 thins=yes"
+CROWDED = f"{RUN}, queue r2 work=10"
 
 
-def test_where_every_option_lies_behind_it_all_steps_are_taken() -> None:
-    driver, token = running(ThinningMode.LOAD)
-    crowd(driver)
+@pytest.mark.parametrize(
+    ("mode", "script", "said"),
+    [
+        (ThinningMode.LOAD, f"{RUN}, progress r1 0", ""),
+        # Once others wait, it is thinned after its next step; it is not asked again while it follows.
+        (ThinningMode.LOAD, f"{CROWDED}, progress r1 0", "r1 thins 2+4+7"),
+        (ThinningMode.LOAD, f"{CROWDED}, progress r1 1", "r1 thins 2+4+7"),
+        *[(ThinningMode.LOAD, f"{CROWDED}, progress r1 1, progress r1 {step}", "") for step in (1, 2, 4, 7, 10)],
+        (ThinningMode.LOAD, f"{CROWDED}, progress r1 2", "r1 thins 4+5+7+8"),
+        (ThinningMode.LOAD, f"{CROWDED}, progress r1 3", "r1 thins 4+5+7+8"),
+        # It takes all steps if no option is left.
+        (ThinningMode.LOAD, f"{CROWDED}, progress r1 4", ""),
+        # Asked too late, it is asked again for what is left.
+        (ThinningMode.LOAD, f"{CROWDED}, progress r1 1, progress r1 3", "r1 thins 4+5+7+8"),
+        (ThinningMode.LOAD, f"{CROWDED}, progress r1 1, progress r1 3, progress r1 6", ""),
+        # Another attempt decides again, once the journal has it.
+        (
+            ThinningMode.LOAD,
+            f"{CROWDED}, progress r1 1, cancel r2, lose w1, worker w1 generation=2, journal r1, progress r1 5",
+            "",
+        ),
+        (ThinningMode.LOAD, "queue r1 work=10 thins=yes, queue r2 work=10, progress r1 1", ""),
+        # Ten steps in eleven seconds; the second took two.
+        (ThinningMode.DEADLINE, f"{RUN} within=11, wait 1, progress r1 1", ""),
+        (ThinningMode.DEADLINE, f"{RUN} within=11, wait 1, progress r1 1, wait 2, progress r1 2", "r1 thins 4+5+7+8"),
+        (ThinningMode.OFF, f"{RUN} within=11, wait 1, progress r1 1, wait 2, progress r1 2", ""),
+    ],
+)
+def test_running_image_is_thinned_after_its_next_step(mode: ThinningMode, script: str, said: str) -> None:
+    assert play(driver_in(mode, prediction_margin=0.0), script) == said
 
-    assert progressed(driver, token, 4) == []
-    assert driver.dataplane.state.requests["r1"].attempt_work == 10.0
 
-
-def test_a_device_that_is_slower_than_foretold_thins_for_the_deadline() -> None:
-    """Ten steps in eleven seconds; the second took two."""
-    driver, token = running(ThinningMode.DEADLINE, deadline_s=11.0)
-    assert progressed(driver, token, 1, after_s=1.0) == []
-
-    assert only(effects.ThinAttempt, progressed(driver, token, 2, after_s=2.0)).thinned_steps == (4, 5, 7, 8)
-    assert running(ThinningMode.OFF, 11.0)[0].send(events.AttemptProgressed("r1", token, 2)) == []
-
-
-def test_asked_too_late_it_is_asked_again_of_what_lies_ahead_or_takes_all() -> None:
-    driver, token = running(ThinningMode.LOAD)
-    crowd(driver)
-    assert only(effects.ThinAttempt, progressed(driver, token, 1)).thinned_steps == (2, 4, 7)
-
-    assert only(effects.ThinAttempt, progressed(driver, token, 3)).thinned_steps == (4, 5, 7, 8)
-    assert progressed(driver, token, 6) == []
-    request = driver.dataplane.state.requests["r1"]
-    assert (request.thinned_steps, request.attempt_work) == ((), 10.0)
+def test_late_thinning_counts_the_steps_that_run() -> None:
+    driver = driver_in(ThinningMode.LOAD, prediction_margin=0.0)
+    play(driver, f"{CROWDED}, progress r1 1")
+    request, counters = driver.dataplane.state.requests["r1"], driver.dataplane.state.counters
+    assert (request.thinned_steps, counters.thinned) == ((2, 4, 7), 1)
     assert driver.dataplane.state.pool("m").ends == [driver.now + 3.0]
-    assert driver.dataplane.state.counters.thinned == 0
 
-
-def test_a_retry_of_a_thinned_picture_decides_anew() -> None:
-    driver, token = running(ThinningMode.LOAD)
-    crowd(driver)
-    progressed(driver, token, 1)
-    driver.send(events.CancelRequested("r2"))
-    driver.send(events.WorkerLost("w1", 1))
-    second = driver.start(driver.worker(generation=2))
-
-    assert (second.request_id, second.thinned_steps) == ("r1", ())
-    assert progressed(driver, token, 5) == []
-
-
-def test_its_credit_is_expected_earlier() -> None:
-    driver, token = running(ThinningMode.LOAD)
-    before = list(driver.dataplane.state.pool("m").ends)
-    crowd(driver)
-    progressed(driver, token, 1)
-
-    assert (before, driver.dataplane.state.pool("m").ends) == ([driver.now + 10.0], [driver.now + 3.0])
+    play(driver, "progress r1 3, progress r1 6")
+    assert (request.thinned_steps, request.attempt_work, counters.thinned) == ((), 10.0, 0)
+    assert driver.dataplane.state.pool("m").ends == [driver.now + 3.0]
 
 
 def test_where_no_speed_is_known_the_steps_that_were_seen_tell() -> None:
@@ -158,14 +138,6 @@ def test_load_thins_a_picture_whose_speed_nobody_knows_and_says_nothing_of_its_e
 
     assert only(effects.ThinAttempt, progressed(driver, token, 0)).thinned_steps == (2, 4, 7)
     assert driver.dataplane.state.pool("m").ends == before
-
-
-def test_before_the_journal_has_an_attempt_nothing_of_it_is_left_out() -> None:
-    driver = driver_in(ThinningMode.LOAD)
-    token = only(effects.PersistAttempt, driver.queue("r1", work=10.0, thinning=OFFER)).fencing_token
-    crowd(driver)
-
-    assert progressed(driver, token, 1) == []
 
 
 def test_of_a_picture_that_nobody_waits_for_any_more_nothing_is_left_out() -> None:

@@ -1,12 +1,8 @@
 """A dataplane that leaves steps out, and one that is asked for a picture of ten of them."""
 
 from pentimento.dataplane import DataplaneSettings, effects
-from pentimento.policies.thinning import ThinningMode, ThinningOffer, ThinningOption
-from tests.unit.dataplane.driver import Driver
-
-# Ten seconds of ten steps: 8 or 5 of them will do.
-MILD, HARD = ThinningOption(4, 4, 0.99), ThinningOption(2, 3, 0.96)
-OFFER = ThinningOffer(10, 0, (MILD, HARD))
+from pentimento.policies.thinning import ThinningMode, ThinningOffer
+from tests.unit.dataplane.driver import OFFER, Driver
 
 
 def driver_in(mode: ThinningMode, **settings: object) -> Driver:
