@@ -1,40 +1,20 @@
+"""Workers come and go by their reports; a plan's registered digests decide which count."""
+
+import pytest
+
 from pentimento.dataplane import effects, events
 from pentimento.domain.fleet import Plan, RegisteredDigest
 from pentimento.domain.generation import PlanVersion
-from tests.unit.dataplane.driver import Driver, kinds
+from tests.unit.dataplane.driver import Driver, kinds, play
 
 
-def test_a_lost_worker_is_forgotten_when_it_stays_away(driver: Driver) -> None:
-    driver.worker()
-    driver.send(events.WorkerLost("w1", 1))
-    driver.now += 30.0
-
-    driver.send(events.TimePassed())
-
-    assert not driver.dataplane.state.workers
-
-
-def test_a_worker_that_came_back_is_kept(driver: Driver) -> None:
-    driver.worker()
-    driver.send(events.WorkerLost("w1", 1))
-    driver.worker()
-    driver.now += 30.0
-
-    driver.send(events.TimePassed())
+@pytest.mark.parametrize(
+    "script", ["lose w1, worker w1 generation=2, wait 30", "worker w1 generation=2, lose w1 1", "lose unknown"]
+)
+def test_worker_stays_after_its_return_and_others_losses(driver: Driver, script: str) -> None:
+    play(driver, f"worker w1, {script}")
 
     assert driver.dataplane.state.workers["w1"].connected
-
-
-def test_the_loss_of_an_older_generation_is_no_news(driver: Driver) -> None:
-    driver.worker(generation=2)
-
-    driver.send(events.WorkerLost("w1", 1))
-
-    assert driver.dataplane.state.workers["w1"].connected
-
-
-def test_the_loss_of_an_unknown_worker_is_no_news(driver: Driver) -> None:
-    assert driver.send(events.WorkerLost("nobody", 1)) == []
 
 
 def registered(sequence: int, digest: str) -> events.PlanReceived:
