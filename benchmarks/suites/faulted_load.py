@@ -110,6 +110,10 @@ class FaultedLoad:
         for image in range(IMAGE_COUNT):
             sample = Sample(f"reference-{image}", image)
             await self._receive(sample)
+            while sample.error == Reason.CLIENT_LEFT:
+                # A busy machine broke the connection.
+                sample = Sample(f"{sample.key}-again", image)
+                await self._receive(sample)
             if not sample.images:
                 raise RuntimeError(f"the run without faults did not return every image: {sample.error}")
             self._reference += sample.images

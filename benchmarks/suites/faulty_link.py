@@ -21,19 +21,25 @@ class LinkFault(Enum):
 
 
 class FaultyLink:
-    """Listen on a free port, and forward each connection to the port that `target` returns; None refuses it."""
+    """Listen on `host`, and forward each connection to the address that `target` returns; None refuses it."""
 
-    def __init__(self, target: Callable[[], int | None]) -> None:
+    def __init__(self, target: Callable[[], str | None], host: str = "127.0.0.1", port: int = 0) -> None:
         self._target = target
+        self._host = host
         self._fault = LinkFault.NONE
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.StreamWriter] = set()
         self._forwarding: set[asyncio.Task[None]] = set()
-        self.port = 0
+        self.port = port
+
+    @property
+    def address(self) -> str:
+        """Return the address that it listens on, once started."""
+        return f"{self._host}:{self.port}"
 
     async def start(self) -> None:
-        """Listen."""
-        self._server = await asyncio.start_server(self._begin, "127.0.0.1", self.port)
+        """Listen, on a free port if none was given."""
+        self._server = await asyncio.start_server(self._begin, self._host, self.port)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
@@ -60,11 +66,12 @@ class FaultyLink:
         task.add_done_callback(self._forwarding.discard)
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        port = None if self._fault is LinkFault.OUTAGE else self._target()
-        if port is None:
+        target = None if self._fault is LinkFault.OUTAGE else self._target()
+        if target is None:
             return await reset(writer)
+        host, _, port = target.rpartition(":")
         try:
-            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
+            far_reader, far_writer = await asyncio.open_connection(host, int(port))
         except OSError:
             return await reset(writer)
         ends = {writer, far_writer}

@@ -35,22 +35,23 @@ def limited_link(gbit_per_s: float) -> Iterator[LimitedLink]:
     near, far = f"{name}-n", f"{name}-f"
     enter = ("ip", "netns", "exec", name)
     limit = f"tbf rate {gbit_per_s * 1e6:.0f}kbit burst {BURST_BYTES} latency {LATENCY_MS}ms"
-    _run(f"ip netns add {name}")
+    run_command(f"ip netns add {name}")
     try:
-        _run(f"ip link add {near} type veth peer name {far} netns {name}")
+        run_command(f"ip link add {near} type veth peer name {far} netns {name}")
         for device, address, inside in ((near, NEAR, ()), (far, FAR, enter)):
-            _run(f"ip address add {address}/{PREFIX_BITS} dev {device}", inside)
-            _run(f"ip link set {device} mtu {MTU_BYTES} up", inside)
-            _run(f"tc qdisc add dev {device} root {limit}", inside)
-        _run("ip link set lo up", enter)
+            run_command(f"ip address add {address}/{PREFIX_BITS} dev {device}", inside)
+            run_command(f"ip link set {device} mtu {MTU_BYTES} up", inside)
+            run_command(f"tc qdisc add dev {device} root {limit}", inside)
+        run_command("ip link set lo up", enter)
         yield LimitedLink(NEAR, FAR, enter)
     finally:
         # The namespace ends later than its command; the next link has the same names.
         subprocess.run(["ip", "link", "del", near], check=False, capture_output=True)
-        _run(f"ip netns del {name}")
+        run_command(f"ip netns del {name}")
 
 
-def _run(command: str, inside: tuple[str, ...] = ()) -> None:
+def run_command(command: str, inside: tuple[str, ...] = ()) -> None:
+    """Run a command, at the far end after `enter`. Raises NotFound with its error."""
     try:
         subprocess.run([*inside, *command.split()], check=True, capture_output=True, text=True)
     except subprocess.CalledProcessError as error:

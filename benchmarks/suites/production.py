@@ -1,12 +1,13 @@
-"""Run a suite as in production: PostgreSQL, S3 over HTTP, a standby of frontdoor and controller, each process started
-again when it ends, and an address that leads to the active frontdoor, as Kubernetes' services do."""
+"""Run a suite as in production: PostgreSQL with a synchronous standby, S3 over HTTP, a standby of frontdoor and
+controller, each process on a virtual host and started again when it ends, and an address that leads to the active
+frontdoor, as Kubernetes' services do."""
 
 import asyncio
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -17,10 +18,12 @@ from grpc_health.v1 import health_pb2_grpc
 from sqlalchemy import text
 
 from benchmarks.suites.faulty_link import FaultyLink
+from benchmarks.suites.host_faults import SteppedClock, small_disk
 from benchmarks.suites.journal_events import transaction
-from lab.fixtures.postgresql import PostgresqlServer, running_server
+from benchmarks.suites.virtual_hosts import VirtualNetwork, virtual_network
+from lab.fixtures.postgresql import server_directory
+from lab.fixtures.postgresql_pair import PostgresqlPair, running_pair
 from lab.fixtures.s3_server import running_s3_server
-from pentimento.cli.suite_running import with_free_port
 from pentimento.stores.objects import open_objects
 from pentimento.supervisor.child import Child, start_child
 from pentimento.supervisor.models import find_encoder, find_model, with_shipped
@@ -31,8 +34,13 @@ from pentimento.supervisor.suite import plan_suite
 from pentimento.supervisor.suite_settings import ProcessSpec, SuiteSettings
 
 WORKERS = 2
+STANDBYS = 2
+RPC_PORT, HTTP_PORT = 7000, 8080
+# Far more than a run's index and journal need, and quickly filled.
+INDEX_BYTES, POSTGRESQL_BYTES = 192 << 20, 512 << 20
 AGAIN_AFTER_S = 0.2
 LOOK_S = 0.1
+ON_HOST = "benchmarks.suites.on_host"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
 # Names the store's owner (ADR 0003).
 _MARK = "owner/journal"
@@ -42,11 +50,13 @@ _OPEN_GRANTS = "select request_id from cache_grants where entry_id is null"
 
 
 class KeptProcess:
-    """Run a process, and start it again when it ends."""
+    """Run a process on its host and by its clock, and start it again when it ends."""
 
-    def __init__(self, spec: ProcessSpec, mark: str, logs: LogView) -> None:
+    def __init__(self, spec: ProcessSpec, namespace: str, clock: SteppedClock, mark: str, logs: LogView) -> None:
         self.spec = spec
+        self.clock = clock
         self.starts = 0
+        self._namespace = namespace
         self._mark = mark
         self._logs = logs
         self._child: Child | None = None
@@ -54,10 +64,11 @@ class KeptProcess:
     async def run(self) -> None:
         """Keep the process running until cancelled."""
         on_line = partial(self._logs.line, self.spec.name)
+        arguments = (self._namespace, self.spec.module, *self.spec.arguments)
         try:
             while True:
                 self.starts += 1
-                self._child = await start_child(self.spec.module, self.spec.arguments, self._mark, on_line)
+                self._child = await start_child(ON_HOST, arguments, self._mark, on_line, self.clock.environment)
                 await self._child.wait()
                 await asyncio.sleep(AGAIN_AFTER_S)
         finally:
@@ -74,16 +85,24 @@ class KeptProcess:
 
 @dataclass
 class ProductionSuite:
-    """Hold the running suite. `address`: of the active frontdoor; `http`: of the edge; `objects`: the link to S3."""
+    """Hold the running suite. `address`: of the active frontdoor; `http`: of the edge; `objects`: the link to S3;
+    `index`: the disk of the gateway's index; `active`: by service, the process that leads."""
 
-    server: PostgresqlServer
+    server: PostgresqlPair
+    network: VirtualNetwork
     journal: str
     cache: str
     objects_url: str
     objects: FaultyLink
+    index: Path
     address: str
     http: str
     processes: dict[str, KeptProcess] = field(default_factory=dict)
+    active: dict[str, "ActiveProcess"] = field(default_factory=dict)
+
+    def leader(self, service: str) -> str:
+        """Return the name of the service's active process, or of its only one."""
+        return self.active[service].name if service in self.active else service
 
     def orphan_objects(self) -> list[str]:
         """Return the keys, except the mark, that neither the journal nor the cache names."""
@@ -117,32 +136,44 @@ def in_environment(values: dict[str, str]) -> Iterator[None]:
 @asynccontextmanager
 async def production_suite(environment: dict[str, str]) -> AsyncIterator[ProductionSuite]:
     """Run the suite inside the block, once the active frontdoor and all single processes serve."""
-    with (
-        tempfile.TemporaryDirectory(prefix="pmt-", ignore_cleanup_errors=True) as folder,
-        running_server() as server,
-        running_s3_server() as store,
-        in_environment(CREDENTIALS | environment),
-    ):
-        objects = FaultyLink(lambda: int(store.rpartition(":")[2]))
-        await objects.start()
-        state = StateDirectory(Path(folder))
+    with ExitStack() as stack:
+        state = StateDirectory(Path(stack.enter_context(temporary_folder())))
         state.make()
-        url = f"s3://pentimento?create_bucket=true&endpoint=http://127.0.0.1:{objects.port}"
-        ledgers = {name: server.new_database() for name in ("frontdoor", "gateway", "controller")}
-        logs = LogView(state.logs, show=False, width=0)
-        suite = ProductionSuite(server, ledgers["frontdoor"], ledgers["gateway"], url, objects, "", "")
-        specs = planned(suite, state, ledgers)
-        suite.processes = {spec.name: KeptProcess(spec, str(state.path), logs) for spec in specs}
-        active = ActiveFrontdoor([spec.address for spec in specs if spec.module == "services.frontdoor"])
-        route = FaultyLink(active.port)
-        # The edge was planned with this port.
-        route.port = int(suite.address.rpartition(":")[2])
+        stack.callback(shutil.rmtree, state.sockets, ignore_errors=True)
+        specs = planned(state)
+        network = stack.enter_context(virtual_network([spec.name for spec in specs]))
+        _, store, entrance, first, second = network.near
+        server = stack.enter_context(running_pair(first, second, postgresql_disk))
+        endpoint = stack.enter_context(running_s3_server()).removeprefix("http://")
+        stack.enter_context(in_environment(CREDENTIALS | environment))
+        objects = FaultyLink(lambda: endpoint, store)
+        await objects.start()
+        active = {
+            service: ActiveProcess({spec.name: on_network(network, spec) for spec in specs if is_of(spec, service)})
+            for service in ("controller", "frontdoor")
+        }
+        route = FaultyLink(active["frontdoor"].address, entrance)
         await route.start()
+        ledgers = {name: server.new_database() for name in ("frontdoor", "gateway", "controller")}
+        url = f"s3://pentimento?create_bucket=true&endpoint=http://{objects.address}"
+        index = stack.enter_context(small_disk(state.path / "index", INDEX_BYTES))
+        suite = ProductionSuite(
+            *(server, network, ledgers["frontdoor"], ledgers["gateway"], url, objects, index),
+            *(route.address, f"{network.address('edge')}:{HTTP_PORT}"),
+        )
+        suite.active = active
+        logs = LogView(state.logs, show=False, width=0)
+        placed = [placed_on(network, spec, specs, suite, ledgers) for spec in specs]
+        for spec in placed:
+            clock = SteppedClock(state.path / f"{spec.name}.clock")
+            namespace = network.hosts[spec.name].namespace
+            suite.processes[spec.name] = KeptProcess(spec, namespace, clock, str(state.path), logs)
         tasks = [asyncio.create_task(process.run()) for process in suite.processes.values()]
-        tasks.append(asyncio.create_task(active.watch()))
+        tasks += [asyncio.create_task(one.watch()) for one in active.values()]
         try:
-            single = [spec for spec in specs if "--standby" not in spec.arguments]
-            await asyncio.gather(active.found.wait(), *(wait_until_serving(spec.address) for spec in single))
+            single = [spec for spec in placed if "--standby" not in spec.arguments]
+            found = (one.found.wait() for one in active.values())
+            await asyncio.gather(*found, *(wait_until_serving(spec.address) for spec in single))
             yield suite
         finally:
             for task in tasks:
@@ -150,39 +181,69 @@ async def production_suite(environment: dict[str, str]) -> AsyncIterator[Product
             await asyncio.wait(tasks)
             await route.close()
             await objects.close()
-            shutil.rmtree(state.sockets, ignore_errors=True)
 
 
-def planned(suite: ProductionSuite, state: StateDirectory, ledgers: dict[str, str]) -> list[ProcessSpec]:
-    """Return the processes of `pentimento up` with the stores of production, and a standby of each controller and
-    frontdoor. Fills in the suite's addresses."""
-    suite.address, suite.http = (with_free_port("--listen", "127.0.0.1:0") for _ in range(2))
+@contextmanager
+def postgresql_disk() -> Iterator[Path]:
+    """Make a server's directory on its own disk."""
+    with server_directory() as folder, small_disk(folder, POSTGRESQL_BYTES):
+        yield folder
+
+
+def temporary_folder() -> "tempfile.TemporaryDirectory[str]":
+    """Return a folder that ends with its block."""
+    return tempfile.TemporaryDirectory(prefix="pmt-", ignore_cleanup_errors=True)
+
+
+def planned(state: StateDirectory) -> list[ProcessSpec]:
+    """Return the processes of `pentimento up`, and a standby of each controller and frontdoor."""
     encoder = find_encoder("tiny-clip").path
     settings = SuiteSettings(
         models=(find_model("tiny-heavy"),),
         encoder=encoder,
         copies=WORKERS,
         device="cpu",
-        http=suite.http,
+        http=f"127.0.0.1:{HTTP_PORT}",
         profiles=with_shipped((), encoder),
     )
-    controllers = [f"unix:{state.sockets / f'controller-{number}.sock'}" for number in range(2)]
-    frontdoors = [with_free_port("--listen", "127.0.0.1:0") for _ in range(2)]
-    standbys = {"controller": controllers, "frontdoor": frontdoors}
     found = []
     for spec in plan_suite(settings, state).processes:
-        name = spec.module.rpartition(".")[2]
-        own = {"vectordb_gateway": "gateway"}.get(name, name)
-        given = {"--frontdoor-address": suite.address, "--controller-address": ",".join(controllers)}
-        given |= {"--ledger-url": ledgers.get(own, ""), "--objects-url": suite.objects_url}
-        changed = with_flags(spec.arguments, given)
-        if name not in standbys:
-            found.append(replace(spec, arguments=changed))
-        for number, listen in enumerate(standbys.get(name, ())):
-            flags = {"--listen": listen, "--instance-id": f"{name}-{number}"}
-            arguments = (*with_flags(changed, flags), "--standby")
-            found.append(replace(spec, name=f"{name}-{number}", address=listen, arguments=arguments))
+        if not (is_of(spec, "controller") or is_of(spec, "frontdoor")):
+            found.append(spec)
+            continue
+        for number in range(STANDBYS):
+            name = f"{spec.name}-{number}"
+            flags = (*with_flags(spec.arguments, {"--instance-id": name}), "--standby")
+            found.append(replace(spec, name=name, arguments=flags))
     return found
+
+
+def is_of(spec: ProcessSpec, service: str) -> bool:
+    """Return whether the process belongs to the service."""
+    return spec.module == f"services.{service}"
+
+
+def on_network(network: VirtualNetwork, spec: ProcessSpec) -> str:
+    """Return the address of a process on its host."""
+    return f"{network.address(spec.name)}:{RPC_PORT}"
+
+
+def placed_on(
+    network: VirtualNetwork,
+    spec: ProcessSpec,
+    specs: Sequence[ProcessSpec],
+    suite: ProductionSuite,
+    ledgers: Mapping[str, str],
+) -> ProcessSpec:
+    """Return the process on its host, with the others' addresses and the stores of production."""
+    addresses = {other.address: on_network(network, other) for other in specs}
+    arguments = [addresses.get(argument, argument) for argument in spec.arguments]
+    controllers = [on_network(network, other) for other in specs if is_of(other, "controller")]
+    listen, service = on_network(network, spec), spec.module.rpartition(".")[2].removeprefix("vectordb_")
+    given = {"--listen": listen, "--http-listen": suite.http, "--controller-address": ",".join(controllers)}
+    given |= {"--frontdoor-address": suite.address, "--objects-url": suite.objects_url}
+    given |= {"--ledger-url": ledgers.get(service, "")}
+    return replace(spec, address=listen, arguments=with_flags(arguments, given))
 
 
 def with_flags(arguments: Sequence[str], values: dict[str, str]) -> tuple[str, ...]:
@@ -191,27 +252,30 @@ def with_flags(arguments: Sequence[str], values: dict[str, str]) -> tuple[str, .
     return tuple(values.get(flag, argument) for flag, argument in zip(flags, arguments, strict=False))
 
 
-class ActiveFrontdoor:
-    """Watch which frontdoor serves, by its health, as a readiness probe does."""
+class ActiveProcess:
+    """Watch which process of a service serves, by its health, as a readiness probe does."""
 
-    def __init__(self, addresses: list[str]) -> None:
+    def __init__(self, addresses: Mapping[str, str]) -> None:
         self._addresses = addresses
         self._active: str | None = None
+        # The last one that served.
+        self.name = next(iter(addresses))
         self.found = asyncio.Event()
 
-    def port(self) -> int | None:
-        """Return the port of the active frontdoor, None without one."""
-        return None if self._active is None else int(self._active.rpartition(":")[2])
+    def address(self) -> str | None:
+        """Return the address of the active process, None without one."""
+        return None if self._active is None else self._addresses[self._active]
 
     async def watch(self) -> None:
         """Look until cancelled."""
-        channels = {address: grpc.aio.insecure_channel(address) for address in self._addresses}
-        healths = {address: health_pb2_grpc.HealthStub(channel) for address, channel in channels.items()}
+        channels = {name: grpc.aio.insecure_channel(address) for name, address in self._addresses.items()}
+        healths = {name: health_pb2_grpc.HealthStub(channel) for name, channel in channels.items()}
         while True:
             serving = await asyncio.gather(*(is_serving(health) for health in healths.values()))
-            there = [address for address, serves in zip(healths, serving, strict=True) if serves]
+            there = [name for name, serves in zip(healths, serving, strict=True) if serves]
             if self._active not in there:
                 self._active = there[0] if there else None
-            if there:
+            if self._active is not None:
+                self.name = self._active
                 self.found.set()
             await asyncio.sleep(LOOK_S)

@@ -1,36 +1,83 @@
-"""Disturb a suite in its production form: its processes, PostgreSQL, and the link to the object store."""
+"""Disturb a suite in its production form: processes, PostgreSQL, object store, network, clocks, descriptors, disks."""
 
 import asyncio
 import random
 import signal
 import time
+import traceback
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import httpx
 import psutil
 
 from benchmarks.suites.faulty_link import LinkFault
+from benchmarks.suites.host_faults import can_step_clocks, exhausted_descriptors, full_disk
 from benchmarks.suites.production import ProductionSuite
 from benchmarks.suites.production_load import ProductionLoad
+from benchmarks.suites.virtual_switch import Disturbance
 from pentimento.sdk import AsyncClient, RetryPolicy
 
 PATIENT = RetryPolicy(tries=10_000, first_pause_s=0.1, max_pause_s=1.0)
 PAUSE_S = (0.2, 4.0)
 LASTS_S = (0.2, 6.0)
-POSTGRESQL, OBJECTS = "postgresql", "object store"
+# Longer than every lease, and at times than the wait for a silent database.
+NETWORK_LASTS = 2.0
+POSTGRESQL, OBJECTS, NETWORK = "postgresql", "object store", "network"
+RESTART, FAILOVER, STANDBY, DISK = "restart", "failover", "standby stopped", "full disk"
 STORE_FAULTS = (LinkFault.OUTAGE, LinkFault.SLOW, LinkFault.WRONG)
+FRONTDOOR, CONTROLLER, GATEWAY, EDGE, WORKER = "frontdoor", "controller", "gateway", "edge", "tiny-heavy-0"
+# A service with a standby means its active process.
+PARTITIONS = {
+    "frontdoor from database": (FRONTDOOR, "database"),
+    "frontdoor from workers": (FRONTDOOR, "workers"),
+    "gateway from frontdoors": (GATEWAY, "frontdoors"),
+    "edge from frontdoor": (EDGE, "entrance"),
+}
+LOSS, DELAY = "loss", "delay"
+CLOCKS = {"clock forward": 300, "clock back": -300}
+DESCRIPTORS = "no descriptors"
 POLL_S = 0.1
 
 
+def kinds_of(processes: Iterator[str] | list[str], clocks: bool) -> list[tuple[str, str]]:
+    """Return each target with each kind of its faults; clocks are stepped only if `clocks`."""
+    found = [(name, kind) for name in processes for kind in ("SIGKILL", "SIGSTOP")]
+    found += [(POSTGRESQL, kind) for kind in (RESTART, FAILOVER, STANDBY, DISK)]
+    found += [(OBJECTS, fault.value) for fault in STORE_FAULTS]
+    found += [(NETWORK, kind) for kind in PARTITIONS]
+    found += [(name, kind) for name in (FRONTDOOR, EDGE) for kind in (LOSS, DELAY)]
+    found += [(name, kind) for name in (FRONTDOOR, CONTROLLER, GATEWAY, WORKER) for kind in CLOCKS if clocks]
+    found += [(name, DESCRIPTORS) for name in (FRONTDOOR, CONTROLLER, GATEWAY, EDGE, WORKER)]
+    return [*found, (GATEWAY, DISK)]
+
+
+def disturbance_of(target: str, kind: str, addresses: dict[str, tuple[str, ...]]) -> Disturbance:
+    """Return the network's disturbance for a fault; `addresses`: by process and by group."""
+    if kind in PARTITIONS:
+        near, far = PARTITIONS[kind]
+        return Disturbance(apart=tuple((one, other) for one in addresses[near] for other in addresses[far]))
+    (address,) = addresses[target]
+    return Disturbance(lossy=address) if kind == LOSS else Disturbance(late=address)
+
+
 class ProductionTrial:
-    """Apply faults in a drawn order, each kind to each target before any repeats."""
+    """Apply faults in a drawn order, each kind to each target before any repeats. `ends`: set to end early; `failed`:
+    errors that ended clients or the faults."""
 
     def __init__(self, suite: ProductionSuite, rng: random.Random) -> None:
         self._suite = suite
         self._rng = rng
-        self.kinds: set[tuple[str, str]] = set()
+        self.ends = asyncio.Event()
+        self.kinds: Counter[tuple[str, str]] = Counter()
+        self.failed: list[str] = []
         self.kills = 0
+
+    @property
+    def faults(self) -> int:
+        """Return the number of faults so far."""
+        return self.kinds.total()
 
     async def run(self, faults: int, clients: int) -> ProductionLoad:
         """Run the load with its faults, and wait for its end."""
@@ -44,47 +91,103 @@ class ProductionTrial:
             busy = load.start(clients, stop)
             drawn = self._drawn()
             began = time.monotonic()
-            for number in range(1, faults + 1):
+            while self.faults < faults and not self.ends.is_set() and not any(task.done() for task in busy):
                 await asyncio.sleep(self._rng.uniform(*PAUSE_S))
-                for failed in (task for task in busy if task.done()):
-                    failed.result()
                 target, kind = next(drawn)
-                await self._disturb(target, kind)
-                self.kinds.add((target, kind))
+                at_s = time.monotonic() - began
+                try:
+                    await self._disturb(target, kind)
+                except Exception:
+                    # What was measured so far stays valid.
+                    self.failed.append(f"{target}: {kind}: {traceback.format_exc()}")
+                    break
+                self.kinds[target, kind] += 1
                 done = sum(bool(sample.images) for sample in load.samples)
+                lasted_s = time.monotonic() - began - at_s
                 print(
-                    f"fault {number} of {faults} at {time.monotonic() - began:.0f} s: {target}: {kind}; {done} images"
-                    f" of {len(load.samples)}",
+                    f"fault {self.faults} of {faults} at {at_s:.0f} s for {lasted_s:.1f} s: {target}: {kind};"
+                    f" {done} images of {len(load.samples)}",
                     flush=True,
                 )
             stop.set()
-            await asyncio.gather(*busy)
+            for error in await asyncio.gather(*busy, return_exceptions=True):
+                if isinstance(error, BaseException):
+                    self.failed.append("".join(traceback.format_exception(error)))
             await load.ask_again()
         return load
 
     def _drawn(self) -> Iterator[tuple[str, str]]:
         """Yield targets and kinds of faults: each once in a drawn order, then each again in another."""
-        kinds = [(name, kind) for name in self._suite.processes for kind in ("SIGKILL", "SIGSTOP")]
-        kinds += [(POSTGRESQL, "restart"), *((OBJECTS, fault.value) for fault in STORE_FAULTS)]
+        kinds = kinds_of(list(self._suite.processes), can_step_clocks())
         while True:
             yield from self._rng.sample(kinds, len(kinds))
 
     async def _disturb(self, target: str, kind: str) -> None:
         lasts_s = self._rng.uniform(*LASTS_S)
         if target == POSTGRESQL:
-            await asyncio.to_thread(self._suite.server.stop)
-            await asyncio.sleep(lasts_s / 3)
-            await asyncio.to_thread(self._suite.server.start)
+            await self._disturb_postgresql(kind, lasts_s)
         elif target == OBJECTS:
             self._suite.objects.disturb(LinkFault(kind))
             await asyncio.sleep(lasts_s)
             self._suite.objects.disturb(LinkFault.NONE)
+        elif target == NETWORK or kind in (LOSS, DELAY):
+            self._suite.network.disturb(disturbance_of(target, kind, self._addresses()))
+            await asyncio.sleep(lasts_s * NETWORK_LASTS)
+            self._suite.network.disturb(Disturbance())
+        elif kind in CLOCKS:
+            clock = self._suite.processes[self._suite.leader(target)].clock
+            clock.step(CLOCKS[kind])
+            await asyncio.sleep(lasts_s)
+            clock.step(0)
+        elif kind in (DESCRIPTORS, DISK):
+            process = await self._running(self._suite.leader(target))
+            with full_disk(self._suite.index) if kind == DISK else exhausted_descriptors(process):
+                await asyncio.sleep(lasts_s)
         else:
             await self._signal(target, kind, lasts_s)
 
-    async def _signal(self, name: str, kind: str, lasts_s: float) -> None:
+    async def _disturb_postgresql(self, kind: str, lasts_s: float) -> None:
+        server = self._suite.server
+        if kind == FAILOVER:
+            await asyncio.to_thread(server.fail_over)
+            # Commits wait until there is a standby again.
+            await asyncio.sleep(lasts_s / 3)
+            await asyncio.to_thread(server.rebuild_standby)
+        elif kind == RESTART:
+            await asyncio.to_thread(server.primary.stop)
+            await asyncio.sleep(lasts_s / 3)
+            await asyncio.to_thread(server.primary.start)
+        elif kind == STANDBY:
+            with ExitStack() as stack:
+                for process in server.standby.processes():
+                    process.suspend()
+                    stack.callback(process.resume)
+                await asyncio.sleep(lasts_s)
+        else:
+            with full_disk(server.primary.socket_directory):
+                await asyncio.sleep(lasts_s)
+            await asyncio.to_thread(server.recover)
+
+    def _addresses(self) -> dict[str, tuple[str, ...]]:
+        """Return the addresses of the processes that faults name, and of groups."""
+        network, names = self._suite.network, self._suite.processes
+        _, _, entrance, *databases = network.near
+        found: dict[str, tuple[str, ...]] = {
+            name: (network.address(self._suite.leader(name)),) for name in (FRONTDOOR, GATEWAY, EDGE)
+        }
+        groups = {"workers": "tiny-heavy-", "frontdoors": "frontdoor-"}
+        for group, prefix in groups.items():
+            found[group] = tuple(network.address(name) for name in names if name.startswith(prefix))
+        return found | {"database": tuple(databases), "entrance": (entrance,)}
+
+    async def _running(self, name: str) -> psutil.Process:
+        """Return the process, which starts again by itself."""
         while (process := self._suite.processes[name].process) is None:  # noqa: ASYNC110 - it starts again by itself
             await asyncio.sleep(POLL_S)
+        return process
+
+    async def _signal(self, name: str, kind: str, lasts_s: float) -> None:
+        process = await self._running(name)
         self.kills += kind == "SIGKILL"
         with suppress(psutil.Error):
             # A service's own children stop and end with it, as on a host that does.

@@ -17,6 +17,7 @@ from pentimento.sdk import AsyncClient
 # Every n-th request: uses the cache, is also called over HTTP, is cancelled, is queried while it runs.
 CACHED, BOTH, CANCELLED, QUERIED = 3, 2, 7, 4
 PAUSE_S = 0.3
+STORE_FULL = "STORE_FULL"
 # Longer than any stop, and than a restart of every process behind it.
 HTTP_TIMEOUT_S = 600.0
 
@@ -78,8 +79,12 @@ class ProductionLoad(FaultedLoad):
                 self.note(sample.key, "accepted", answer.headers["x-request-id"], called_s)
                 return self.note(sample.key, "result", digest_of(image), called_s)
             if answer is not None and answer.status_code < httpx.codes.INTERNAL_SERVER_ERROR:
-                if not sample.is_cancelled:
+                # A full disk refuses new requests.
+                if not sample.is_cancelled and STORE_FULL not in answer.text:
                     self.refused.append(answer.text)
+                return None
+            if sample.error and not sample.is_cancelled:
+                # The request is over; its answer stays the same.
                 return None
             await asyncio.sleep(PAUSE_S)
 

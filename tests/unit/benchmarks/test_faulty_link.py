@@ -33,7 +33,7 @@ class Echo:
 async def link() -> AsyncIterator[FaultyLink]:
     server = await asyncio.start_server(Echo({b"s": b"small", b"l": LARGE}).serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    made = FaultyLink(lambda: port)
+    made = FaultyLink(lambda: f"127.0.0.1:{port}")
     await made.start()
     yield made
     await made.close()

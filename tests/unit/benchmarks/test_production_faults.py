@@ -1,0 +1,58 @@
+"""The faults of kill_any's production form: which kinds there are, and what the network does for each."""
+
+import random
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from benchmarks.suites.production import ProductionSuite
+from benchmarks.suites.production_faults import ProductionTrial, disturbance_of, kinds_of
+from benchmarks.suites.virtual_switch import Disturbance
+
+ADDRESSES = {
+    "frontdoor": ("f",),
+    "gateway": ("g",),
+    "edge": ("e",),
+    "workers": ("w0", "w1"),
+    "frontdoors": ("f", "f1"),
+    "database": ("d0", "d1"),
+    "entrance": ("a",),
+}
+PROCESSES = ["gateway", "frontdoor-0", "frontdoor-1"]
+
+
+@pytest.mark.parametrize(
+    ("target", "kind", "disturbance"),
+    [
+        ("network", "frontdoor from database", Disturbance(apart=(("f", "d0"), ("f", "d1")))),
+        ("network", "frontdoor from workers", Disturbance(apart=(("f", "w0"), ("f", "w1")))),
+        ("network", "gateway from frontdoors", Disturbance(apart=(("g", "f"), ("g", "f1")))),
+        ("network", "edge from frontdoor", Disturbance(apart=(("e", "a"),))),
+        ("frontdoor", "loss", Disturbance(lossy="f")),
+        ("edge", "delay", Disturbance(late="e")),
+    ],
+)
+def test_network_fault_parts_or_disturbs_named_hosts(target: str, kind: str, disturbance: Disturbance) -> None:
+    assert disturbance_of(target, kind, ADDRESSES) == disturbance
+
+
+def test_kinds_cover_each_process_and_store_and_clocks_only_where_they_can_be_stepped() -> None:
+    stepped, plain = set(kinds_of(PROCESSES, clocks=True)), set(kinds_of(PROCESSES, clocks=False))
+
+    assert {(name, kind) for name in PROCESSES for kind in ("SIGKILL", "SIGSTOP")} < plain
+    assert {("postgresql", kind) for kind in ("restart", "failover", "standby stopped", "full disk")} < plain
+    assert {kind for _, kind in stepped - plain} == {"clock forward", "clock back"}
+    assert plain < stepped
+
+
+def test_each_kind_is_drawn_once_before_any_repeats() -> None:
+    suite = cast("ProductionSuite", SimpleNamespace(processes=dict.fromkeys(PROCESSES)))
+    drawn = ProductionTrial(suite, random.Random(1))._drawn()
+    count = len(kinds_of(PROCESSES, clocks=True))
+
+    turns = [[next(drawn) for _ in range(count)] for _ in range(2)]
+
+    assert set(turns[0]) == set(turns[1])
+    assert len(set(turns[0])) in {count, len(kinds_of(PROCESSES, clocks=False))}
+    assert turns[0] != turns[1]
