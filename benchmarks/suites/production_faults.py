@@ -98,7 +98,7 @@ class ProductionTrial:
                 try:
                     await self._disturb(target, kind)
                 except Exception:
-                    # What was measured so far stays valid.
+                    # The measurements so far stay valid.
                     self.failed.append(f"{target}: {kind}: {traceback.format_exc()}")
                     break
                 self.kinds[target, kind] += 1
