@@ -2,13 +2,17 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 
 from pentimento.clients.registration import Registration
 from pentimento.rpc import RpcServer
 
 logger = logging.getLogger(__name__)
+
+# Begins the work; called again after an OSError.
+Work = Callable[[], Coroutine[object, object, None]]
+_AGAIN_S = 1.0
 
 
 @dataclass(kw_only=True)
@@ -52,12 +56,12 @@ class ServiceProcess:
         if self.registration is not None:
             await self.registration.close()
 
-    def run_beside(self, work: Coroutine[object, object, None], name: str) -> None:
+    def run_beside(self, work: Work, name: str) -> None:
         """Run the work as a task of that name until the drain, which cancels it."""
         self._background = [task for task in self._background if not task.done()]
         self._background.append(_begun(work, name))
 
-    def run_until_closed(self, work: Coroutine[object, object, None], name: str) -> None:
+    def run_until_closed(self, work: Work, name: str) -> None:
         """Run the work as a task of that name through the drain, until the last call was answered."""
         self._until_closed.append(_begun(work, name))
 
@@ -68,10 +72,21 @@ class ServiceProcess:
         await _end(self._until_closed)
 
 
-def _begun(work: Coroutine[object, object, None], name: str) -> "asyncio.Task[None]":
-    task = asyncio.create_task(work, name=name)
+def _begun(work: Work, name: str) -> "asyncio.Task[None]":
+    task = asyncio.create_task(_kept_up(work, name), name=name)
     task.add_done_callback(_tell)
     return task
+
+
+async def _kept_up(work: Work, name: str) -> None:
+    """Run the work, and begin it again after an OSError: a lack of descriptors or a full disk passes, and the process
+    still needs the work."""
+    while True:
+        try:
+            return await work()
+        except OSError as error:
+            logger.warning("background work failed and begins again", exc_info=error, extra={"task": name})
+        await asyncio.sleep(_AGAIN_S)
 
 
 def _tell(task: "asyncio.Task[None]") -> None:

@@ -3,6 +3,7 @@
 import math
 import signal
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pentimento.api.adapters.v1.adapter_registry_service_pb2_grpc import add_AdapterRegistryServiceServicer_to_server
@@ -61,10 +62,12 @@ class ControllerProcess(ServiceProcess):
                 # A leader accepts uploads, so it loads the store's id and the registered LoRAs first.
                 await self.uploads.load()
             self.controller.lead(*begun)
-            self.run_beside(self.leadership.lease.hold(lambda: self.epoch.value, self._on_superseded), "leading")
+            self.run_beside(
+                partial(self.leadership.lease.hold, lambda: self.epoch.value, self._on_superseded), "leading"
+            )
         if self.uploads is not None:
-            self.run_beside(self.uploads.run(), "uploads")
-        self.run_beside(self.controller.run(), "planning")
+            self.run_beside(self.uploads.run, "uploads")
+        self.run_beside(self.controller.run, "planning")
         if self.scaler_server is not None:
             await self.scaler_server.start()
             self.scaler_server.set_serving()

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -84,14 +85,14 @@ class ControlNetProcess(ServiceProcess):
         logger.info("loading ControlNets", extra={"visible_gpus": visible_gpus()})
         await self.controlnets.shelf.prefetch(self.settings.prefetch)
         if self.controller is not None:
-            self.run_beside(PlanFollower(self.controller, self.server.instance_id).run(self.follow), "plan")
+            self.run_beside(partial(PlanFollower(self.controller, self.server.instance_id).run, self.follow), "plan")
 
     def follow(self, plan: Plan) -> None:
         """Load the ControlNets that the plan places here, if they changed."""
         placed = plan.placed_on(ReplicaKind.CONTROLNET, self.server.instance_id)
         if placed != self._placed:
             self._placed = placed
-            self.run_beside(self.controlnets.shelf.place(placed), "placed")
+            self.run_beside(partial(self.controlnets.shelf.place, placed), "placed")
 
     async def finish(self) -> None:
         await self.controlnets.drain()

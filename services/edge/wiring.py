@@ -34,7 +34,7 @@ class EdgeProcess(ServiceProcess):
     async def prepare(self) -> None:
         """Listen for HTTP. The frontdoor may start later: `/ready` reports whether it serves."""
         await self.listener.start()
-        self.run_beside(self.history.run(), "history")
+        self.run_beside(self.history.run, "history")
 
     async def finish(self) -> None:
         """Serve for the drain delay, until load balancers have seen that `/ready` answers 503; then drain. A second

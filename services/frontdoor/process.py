@@ -6,6 +6,7 @@ import signal
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from pentimento.dataplane.events import DrainRequested, PlanReceived, ProfilesReceived, SpeedProfile, TookOver
@@ -70,8 +71,8 @@ class Frontdoor(ServiceProcess):
         await asyncio.wrap_future(parts.journal.time.resume(self.lease.silence_s))
         # Recovery may take longer than a lease: unless it is held, a standby takes over in the middle of it, then the
         # next standby from that one.
-        holding = self.lease.hold(lambda: parts.identity.epoch, self._on_superseded, parts.acceptance.hear_beat)
-        self.run_until_closed(holding, "lease")
+        hold = partial(self.lease.hold, lambda: parts.identity.epoch, self._on_superseded, parts.acceptance.hear_beat)
+        self.run_until_closed(hold, "lease")
         parts.identity.journal_id = await asyncio.wrap_future(parts.journal.identity())
         await self.keeper.claim(parts.identity.journal_id, adopts=self.settings.adopt_objects)
         if profiles := read_speeds(self.settings.profiles):
@@ -127,17 +128,17 @@ class Frontdoor(ServiceProcess):
 
     def _start_background(self) -> None:
         parts = self.parts
-        self.run_until_closed(publish_levels_forever(parts.dataplane, parts.links), "levels")
-        self.run_until_closed(self.keeper.move_forever(), "objects")
-        self.run_until_closed(parts.retention.run_forever(), "retention")
-        self.run_until_closed(self.quotas.watch_disks_forever(parts.acceptance.see_disk), "disks")
-        self.run_until_closed(self._tell_whether_accepting(), "acceptance")
-        self.run_until_closed(self.webhooks.run_forever(), "webhooks")
-        self.run_until_closed(parts.shadows.run_forever(), "shadows")
-        self.run_until_closed(parts.tenants.follow_forever(), "tenants")
-        self.run_until_closed(parts.usage.run_forever(), "usage")
-        self.run_until_closed(self.erasures.run_forever(), "erasures")
-        self.run_until_closed(self.plans.run(self._on_plan), "plan")
+        self.run_until_closed(partial(publish_levels_forever, parts.dataplane, parts.links), "levels")
+        self.run_until_closed(self.keeper.move_forever, "objects")
+        self.run_until_closed(parts.retention.run_forever, "retention")
+        self.run_until_closed(partial(self.quotas.watch_disks_forever, parts.acceptance.see_disk), "disks")
+        self.run_until_closed(self._tell_whether_accepting, "acceptance")
+        self.run_until_closed(self.webhooks.run_forever, "webhooks")
+        self.run_until_closed(parts.shadows.run_forever, "shadows")
+        self.run_until_closed(parts.tenants.follow_forever, "tenants")
+        self.run_until_closed(parts.usage.run_forever, "usage")
+        self.run_until_closed(self.erasures.run_forever, "erasures")
+        self.run_until_closed(partial(self.plans.run, self._on_plan), "plan")
 
     async def _tell_whether_accepting(self) -> None:
         """Report NOT_SERVING, with the reason, while every new request would be rejected. Running requests continue,

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -131,9 +132,9 @@ class WorkerProcess(ServiceProcess):
         most with it come to the disk."""
         costs = self._models.costs()
         if self._member.controller is not None:
-            self.run_beside(self._reported.run(), "components")
+            self.run_beside(self._reported.run, "components")
         if self._components is not None and self._member.controller is not None:
-            self.run_beside(self._fetch_most_used(self._member.controller, self._components), "most used")
+            self.run_beside(partial(self._fetch_most_used, self._member.controller, self._components), "most used")
         backend = await self._models.serve(self._identity)
         self.worker.serve(backend)
         if self._member.controller is not None:
@@ -155,7 +156,7 @@ class WorkerProcess(ServiceProcess):
             lambda report: self._reported.added_to(self._report(report, backend, follower)),
             self._reported.news,
         )
-        self.run_beside(follower.run(lambda plan: self.follow(backend, plan)), "plan")
+        self.run_beside(partial(follower.run, lambda plan: self.follow(backend, plan)), "plan")
 
     def _look(self) -> Sequence[HeldComponent]:
         """Return the components on the disk, and note where the models are; on another thread."""
@@ -184,7 +185,7 @@ class WorkerProcess(ServiceProcess):
         new, self._prefetched = sorted(name for _, name, _ in ahead - self._prefetched), ahead
         if new:
             uploaded = [named[name] for name in new if name in named]
-            self.run_beside(self._prefetch(backend, wanted.model, new, uploaded), "prefetch")
+            self.run_beside(partial(self._prefetch, backend, wanted.model, new, uploaded), "prefetch")
 
     async def _prefetch(
         self, backend: PlannedBackend, model: str, names: Collection[str], uploaded: Collection[Adapter]

@@ -83,9 +83,9 @@ class GatewayProcess(ServiceProcess):
         await asyncio.to_thread(self.gateway.capacity.follow_rule)
         await asyncio.to_thread(self.maintenance.run_round)
         if self.follower is not None:
-            self.run_beside(self.follower.run(self.planned.take), "plan")
-        self.run_beside(self.maintenance.run(), "maintenance")
-        self.run_beside(self.stalls.run(), "stalls")
+            self.run_beside(partial(self.follower.run, self.planned.take), "plan")
+        self.run_beside(self.maintenance.run, "maintenance")
+        self.run_beside(self.stalls.run, "stalls")
 
     def _refuse_profiles(self) -> None:
         """Log the profile that was made for another encoder than the cache's: it is not used."""

@@ -62,8 +62,8 @@ async def main() -> None:
             registration.report_soon()
             await asyncio.sleep(0.1)
 
-    process.run_beside(reported.run(), "components")
-    process.run_beside(report_often(), "reports")
+    process.run_beside(reported.run, "components")
+    process.run_beside(report_often, "reports")
     await process.run()
 
 

@@ -1,6 +1,7 @@
 """The life of a service's process, from start to stop."""
 
 import asyncio
+import errno
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -43,7 +44,7 @@ class NotedProcess(ServiceProcess):
 
     async def prepare(self) -> None:
         self.notes.append("prepared")
-        self.run_beside(self._wait(), "waiting")
+        self.run_beside(self._wait, "waiting")
 
     async def finish(self) -> None:
         self.notes.append("finished")
@@ -79,7 +80,7 @@ async def test_what_runs_until_it_closes_goes_on_through_the_drain(tmp_path: Pat
     process = NotedProcess(server=server(tmp_path), notes=[])
     process.server.run_until_stopped = lambda warm, drain: drain()  # type: ignore[method-assign]
 
-    process.run_until_closed(process._wait(), "waiting")
+    process.run_until_closed(process._wait, "waiting")
     await asyncio.sleep(0)
     await process.run()
 
@@ -105,7 +106,7 @@ async def test_background_work_that_breaks_down_is_told_of_at_once(
 
     process = NotedProcess(server=server(tmp_path), notes=[])
 
-    getattr(process, how)(fail(), "levels")
+    getattr(process, how)(fail, "levels")
     for _ in range(2):  # it fails, and is told of
         await asyncio.sleep(0)
 
@@ -116,8 +117,32 @@ async def test_background_work_that_breaks_down_is_told_of_at_once(
     await process.drain()
 
 
+@pytest.mark.parametrize("how", ["run_beside", "run_until_closed"])
+async def test_background_work_begins_again_after_os_error(
+    how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pentimento.service.process._AGAIN_S", 0.0)
+    begun = 0
+
+    async def fail_twice() -> None:
+        nonlocal begun
+        begun += 1
+        if begun < 3:
+            raise OSError(errno.EMFILE, "too many open files")
+
+    process = NotedProcess(server=server(tmp_path), notes=[])
+
+    getattr(process, how)(fail_twice, "levels")
+    await asyncio.wait([*process._background, *process._until_closed])
+
+    assert begun == 3
+    assert [record.levelname for record in said_by("pentimento.service.process", caplog)] == ["WARNING", "WARNING"]
+    await process.drain()
+
+
 FAILING = """
 import asyncio
+import errno
 from pentimento.rpc import RpcServer, RpcServerSettings
 from pentimento.service.process import ServiceProcess
 
