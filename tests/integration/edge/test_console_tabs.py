@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,19 +11,9 @@ import pytest
 import pytest_asyncio
 from PIL import Image
 
-from lab.fixtures.browser import running_browser, why_no_browser
-from lab.fixtures.edge_suite import running_edge
-from lab.fixtures.frontdoor_suite import running_suite
-from lab.fixtures.paced_worker import PacedWorker, serve
-from tests.support.patient_connections import be_patient
+from tests.integration.edge.browsers import IN_A_BROWSER, console_browser, window
 
-WHY_NOT = why_no_browser()
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT),
-    pytest.mark.asyncio(loop_scope="module"),
-]
-GUARD_MS = 60_000
+pytestmark = IN_A_BROWSER
 # Addresses of bytes that the tab holds.
 KEEP_ADDRESSES = """
     window.held = new Set();
@@ -35,30 +24,16 @@ KEEP_ADDRESSES = """
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser() -> AsyncIterator[Any]:
-    """A browser and where the console is; of all tests here."""
-    with tempfile.TemporaryDirectory(prefix="pmt-") as path, pytest.MonkeyPatch.context() as patch:
-        be_patient(patch)
-        folder = Path(path)
-        worker = await serve(PacedWorker("w1"), f"unix:{folder / 'w1'}")
-        async with (
-            running_suite(folder),
-            # It has a controller, which is away.
-            running_edge(folder, f"unix:{folder / 'f'}", controller_address=f"unix:{folder / 'c'}") as edge,
-            running_browser() as running,
-        ):
-            yield running, f"http://{edge.listener.address}"
-        await worker.stop()
+async def browser() -> AsyncIterator[tuple[Any, str]]:
+    async with console_browser() as opened:
+        yield opened
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def page(browser: Any) -> AsyncIterator[Any]:
+async def page(browser: tuple[Any, str]) -> AsyncIterator[Any]:
     """A tab that has opened nothing yet."""
-    running, url = browser
-    window = await running.new_context(base_url=url, reduced_motion="reduce")
-    window.set_default_timeout(GUARD_MS)
-    yield await window.new_page()
-    await window.close()
+    async with window(browser) as context:
+        yield await context.new_page()
 
 
 async def test_a_page_that_was_left_before_it_had_loaded_keeps_no_other_one_looking(page: Any) -> None:

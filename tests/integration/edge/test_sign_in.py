@@ -1,28 +1,15 @@
 """Signing in to the console in a real Chromium, over a frontdoor that asks for tokens."""
 
-import tempfile
 from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from lab.fixtures.browser import running_browser, why_no_browser
-from lab.fixtures.edge_suite import running_edge
-from lab.fixtures.frontdoor_suite import running_suite
-from lab.fixtures.paced_worker import PacedWorker, serve
 from pentimento.domain.identity import Role
-from pentimento.rpc import token_entry
-from tests.support.patient_connections import be_patient
+from tests.integration.edge.browsers import IN_A_BROWSER, console_browser, window
 
-WHY_NOT = why_no_browser()
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT),
-    pytest.mark.asyncio(loop_scope="module"),
-]
-GUARD_MS = 60_000
+pytestmark = IN_A_BROWSER
 USER, OPERATOR, SERVICE = "the-users-token", "the-operators-token", "a-services-token"
 KEPT = "({ tab: Object.values(sessionStorage), disk: Object.values(localStorage), cookie: document.cookie })"
 COUNT_DIALOGS = """() => {
@@ -32,40 +19,17 @@ COUNT_DIALOGS = """() => {
 }"""
 
 
-class Opened(NamedTuple):
-    """A browser, and where the console is."""
-
-    browser: Any
-    url: str
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def opened() -> AsyncIterator[Opened]:
-    """Share one edge among the module's tests. Each test has a separate window."""
-    with tempfile.TemporaryDirectory(prefix="pmt-") as path, pytest.MonkeyPatch.context() as patch:
-        be_patient(patch)
-        folder = Path(path)
-        tokens = folder / "tokens.toml"
-        roles = {USER: Role.USER, OPERATOR: Role.ADMIN, SERVICE: Role.SERVICE}
-        tokens.write_text("\n".join(token_entry(secret, "acme", frozenset({role})) for secret, role in roles.items()))
-        worker = await serve(PacedWorker("w1"), f"unix:{folder / 'w1'}")
-        async with (
-            running_suite(folder, token_file=tokens),
-            # It has a controller, which is away.
-            running_edge(folder, f"unix:{folder / 'f'}", controller_address=f"unix:{folder / 'c'}") as edge,
-            running_browser() as browser,
-        ):
-            yield Opened(browser, f"http://{edge.listener.address}")
-        await worker.stop()
+async def opened() -> AsyncIterator[tuple[Any, str]]:
+    async with console_browser({USER: Role.USER, OPERATOR: Role.ADMIN, SERVICE: Role.SERVICE}) as found:
+        yield found
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def context(opened: Opened) -> AsyncIterator[Any]:
+async def context(opened: tuple[Any, str]) -> AsyncIterator[Any]:
     """A window of a browser; its pages open the console by `open_page`."""
-    window = await opened.browser.new_context(base_url=opened.url, reduced_motion="reduce")
-    window.set_default_timeout(GUARD_MS)
-    yield window
-    await window.close()
+    async with window(opened) as found:
+        yield found
 
 
 async def open_page(context: Any) -> Any:

@@ -85,56 +85,44 @@ def test_a_latent_that_leaves_more_steps_than_thinning_is_longer_where_the_fewes
     assert not is_shorter_from_noise(driver.dataplane.state, "m", ThinningOffer(10), steps_left)
 
 
-def test_of_those_that_thinning_makes_room_for_a_plan_admits_as_many_more() -> None:
-    driver = driver_in(ThinningMode.LOAD)
-    driver.send(events.PlanReceived(Plan(PlanVersion(1, 1), admission_rate=0.25)))
-    admitted = []
-    for number in range(8):
-        answer = driver.arrive(f"r{number}", deadline=driver.now + 1000.0, work=10.0, thinning=OFFER)
-        admitted.append(kinds(answer)[0] is effects.PersistAccepted)
-
-    assert sum(admitted) == 4
-    plain = [kinds(driver.arrive(f"p{number}", work=10.0))[0] is effects.PersistAccepted for number in range(8)]
-    assert sum(plain) == 2
-
-
-def test_a_plan_that_admits_a_share_says_that_there_is_load() -> None:
-    driver = driver_in(ThinningMode.LOAD)
-    driver.send(events.PlanReceived(Plan(PlanVersion(1, 1), admission_rate=0.999)))
-    driver.send(events.PlanReceived(Plan(PlanVersion(1, 2), admission_rate=0.6)))
-
-    assert started(driver, 1000.0).thinned_steps == (2, 4, 7)
-
-
 def planned(sequence: int, thins: bool, admission_rate: float = 1.0) -> events.PlanReceived:
     pools = (PoolPlan("m", "m", (), thins=thins), PoolPlan("other", "other", ()))
     return events.PlanReceived(Plan(PlanVersion(1, sequence), pools=pools, admission_rate=admission_rate))
 
 
-@pytest.mark.parametrize(("mode", "steps"), [(ThinningMode.LOAD, (2, 4, 7)), (ThinningMode.DEADLINE, ())])
-def test_a_plan_that_counts_on_fewer_steps_gets_them_where_load_may_thin(
-    mode: ThinningMode, steps: tuple[int, ...]
+@pytest.mark.parametrize(("thins", "thinnable", "plain"), [(False, 4, 2), (True, 2, 0)])
+def test_plan_admits_more_requests_that_can_be_thinned_unless_it_counts_on_that(
+    thins: bool, thinnable: int, plain: int
+) -> None:
+    """A quarter of the demand; half of the steps will do."""
+    driver = driver_in(ThinningMode.LOAD)
+    driver.send(planned(1, thins, admission_rate=0.25))
+
+    admitted = [driver.arrive(f"r{number}", deadline=1e6, work=10.0, thinning=OFFER) for number in range(8)]
+    assert sum(kinds(answer)[0] is effects.PersistAccepted for answer in admitted) == thinnable
+    if plain:
+        admitted = [driver.arrive(f"p{number}", deadline=1e6, work=10.0) for number in range(8)]
+        assert sum(kinds(answer)[0] is effects.PersistAccepted for answer in admitted) == plain
+
+
+@pytest.mark.parametrize(
+    ("mode", "plans", "steps"),
+    [
+        # A plan that admits a share says that there is load.
+        (ThinningMode.LOAD, [(False, 0.999), (False, 0.6)], (2, 4, 7)),
+        (ThinningMode.LOAD, [(True, 1.0)], (2, 4, 7)),
+        (ThinningMode.DEADLINE, [(True, 1.0)], ()),
+        (ThinningMode.LOAD, [(True, 1.0), (False, 1.0)], ()),
+    ],
+)
+def test_plan_that_counts_on_fewer_steps_gets_them_where_load_may_thin(
+    mode: ThinningMode, plans: list[tuple[bool, float]], steps: tuple[int, ...]
 ) -> None:
     driver = driver_in(mode)
-    driver.send(planned(1, thins=True))
+    for sequence, (thins, rate) in enumerate(plans, start=1):
+        driver.send(planned(sequence, thins, rate))
 
     assert started(driver, 1000.0).thinned_steps == steps
-
-
-def test_the_next_plan_may_count_on_whole_pictures_again() -> None:
-    driver = driver_in(ThinningMode.LOAD)
-    driver.send(planned(1, thins=True))
-    driver.send(planned(2, thins=False))
-
-    assert started(driver, 1000.0).thinned_steps == ()
-
-
-def test_a_plan_that_counts_on_fewer_steps_has_admitted_all_that_it_makes_room_for() -> None:
-    driver = driver_in(ThinningMode.LOAD)
-    driver.send(planned(1, thins=True, admission_rate=0.25))
-    answers = [driver.arrive(f"r{number}", deadline=1e6, work=10.0, thinning=OFFER) for number in range(8)]
-
-    assert sum(kinds(answer)[0] is effects.PersistAccepted for answer in answers) == 2
 
 
 @pytest.mark.parametrize(("mode", "spare"), [(ThinningMode.LOAD, 1.0), (ThinningMode.OFF, 0.0)])
@@ -275,10 +263,6 @@ def test_a_place_in_a_full_batch_takes_its_share_of_the_device(
     driver.worker(credit_count=4)
 
     assert device_s(driver.dataplane.state, "m", 10.0, offer) == pytest.approx(seconds)
-    assert device_s(driver.dataplane.state, "unknown", 10.0, offer) is None
-
-
-def test_of_a_pool_whose_speed_nobody_knows_no_place_is_told(driver: Driver) -> None:
-    driver.worker()
-
-    assert device_s(driver.dataplane.state, "m", 10.0, OFFER) is None
+    driver.worker("other", model="other")
+    for pool in ("other", "unknown"):
+        assert device_s(driver.dataplane.state, pool, 10.0, offer) is None
