@@ -160,7 +160,7 @@ async def one_change(process: WorkerProcess, clients: Clients, side: str, model:
     settled_s = time.monotonic()
     await clients.until(STEPS_BEFORE, switch.held.model, settled_s)
     if side == UNLOAD_FIRST:
-        switch._loader._known.clear()  # type: ignore[attr-defined]
+        switch._loader._known.clear()
     began_s = time.monotonic()
     switch.assign(model, 0)
     await clients.until(STEPS_AFTER, model, began_s)

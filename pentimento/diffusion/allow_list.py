@@ -10,13 +10,13 @@ from pentimento.diffusion.single_file import open_file, with_held
 
 @dataclass(frozen=True)
 class Family:
-    """Hold a family's allow-list, the module with its `load`, imported when a checkpoint needs it, and its usual half
+    """Hold a family's allow-list, its `DiffusersFamily`, imported when a checkpoint needs it, and its usual half
     precision."""
 
     name: str
     pipeline_classes: frozenset[str]
     rules: ComponentRules
-    module: str
+    adapter: str
     half: str = "float16"
 
 
@@ -65,12 +65,9 @@ STABLE_DIFFUSION = Family(
             "tokenizer": _CLIP_TOKENIZER,
             "scheduler": _DIFFUSION_SCHEDULER,
         },
-        unused={
-            "safety_checker": _classes("stable_diffusion", "StableDiffusionSafetyChecker"),
-            **_IMAGE_CONDITIONING,
-        },
+        unused={"safety_checker": _classes("stable_diffusion", "StableDiffusionSafetyChecker"), **_IMAGE_CONDITIONING},
     ),
-    module="pentimento.diffusion.families.stable_diffusion",
+    adapter="pentimento.diffusion.families.stable_diffusion.StableDiffusion",
 )
 
 STABLE_DIFFUSION_XL = Family(
@@ -91,7 +88,7 @@ STABLE_DIFFUSION_XL = Family(
         unused=_IMAGE_CONDITIONING,
         settings=frozenset({"force_zeros_for_empty_prompt", "requires_aesthetics_score"}),
     ),
-    module="pentimento.diffusion.families.stable_diffusion_xl",
+    adapter="pentimento.diffusion.families.stable_diffusion_xl.StableDiffusionXl",
 )
 
 STABLE_DIFFUSION_3 = Family(
@@ -111,7 +108,7 @@ STABLE_DIFFUSION_3 = Family(
         unused=_IMAGE_CONDITIONING,
         settings=frozenset({"max_sequence_length"}),
     ),
-    module="pentimento.diffusion.families.stable_diffusion_3",
+    adapter="pentimento.diffusion.families.stable_diffusion_3.StableDiffusion3",
 )
 
 FLUX = Family(
@@ -130,7 +127,7 @@ FLUX = Family(
         unused=_IMAGE_CONDITIONING,
         settings=frozenset({"max_sequence_length"}),
     ),
-    module="pentimento.diffusion.families.flux",
+    adapter="pentimento.diffusion.families.flux.Flux",
     half="bfloat16",
 )
 
@@ -147,7 +144,7 @@ Z_IMAGE = Family(
         },
         settings=frozenset({"max_sequence_length"}),
     ),
-    module="pentimento.diffusion.families.z_image",
+    adapter="pentimento.diffusion.families.z_image.ZImage",
     half="bfloat16",
 )
 
@@ -164,7 +161,7 @@ SANA = Family(
         },
         settings=frozenset({"max_sequence_length"}),
     ),
-    module="pentimento.diffusion.families.sana",
+    adapter="pentimento.diffusion.families.sana.Sana",
     half="bfloat16",
 )
 
@@ -181,7 +178,7 @@ QWEN_IMAGE = Family(
         },
         settings=frozenset({"max_sequence_length"}),
     ),
-    module="pentimento.diffusion.families.qwen_image",
+    adapter="pentimento.diffusion.families.qwen_image.QwenImage",
     half="bfloat16",
 )
 

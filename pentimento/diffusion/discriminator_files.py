@@ -5,13 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pentimento.diffusion.checkpoint import (
-    BadCheckpoint,
-    check_inside,
-    digest_files,
-    read_json_object,
-    weight_files,
-)
+from pentimento.diffusion.checkpoint import BadCheckpoint, check_inside, digest_files, read_json_object, weight_files
 from pentimento.diffusion.model_registry import check_digest
 
 HEAD_FILE, HEAD_WEIGHTS = "prompt_head.json", "prompt_head.safetensors"

@@ -13,8 +13,11 @@ import torch
 from torch import Tensor
 
 from pentimento.diffusion.families.model import Conditioning
-from pentimento.diffusion.schedulers import SamplerState, Schedule, StepSequence
+from pentimento.diffusion.schedulers import DiffusionConfig, SamplerState, Schedule, StepSequence
 from pentimento.domain.generation import Scheduler
+
+# A scheduler of diffusion models: the other worker has its own.
+_OF_ANOTHER = DiffusionConfig(Scheduler.DDIM)
 
 
 @dataclass(frozen=True)
@@ -38,12 +41,8 @@ class AskedSteps(Schedule):
     def of(step_count: int, answer: Callable[[int, Tensor], None]) -> "AskedSteps":
         """Return the steps of a schedule. Their levels are unknown here, and stated as infinite: the row then gets the
         same bits in any batch as alone."""
-        return AskedSteps(torch.zeros(step_count), (math.inf,) * step_count, StepSequence(step_count), answer)
-
-    @property
-    def scheduler(self) -> Scheduler:
-        """Return a scheduler of diffusion models: the other worker has its own."""
-        return Scheduler.DDIM
+        levels = (math.inf,) * step_count
+        return AskedSteps(torch.zeros(step_count), levels, StepSequence(step_count), _OF_ANOTHER, answer)
 
     @property
     def asked(self) -> AskedStep | None:

@@ -10,11 +10,7 @@ from torch import Tensor
 
 from pentimento.diffusion.denoising import DenoisingRequest, NoiseStart
 from pentimento.diffusion.device import peak_bytes_of
-from pentimento.diffusion.engine import (
-    BatchReport,
-    Denoiser,
-    EngineObserver,
-)
+from pentimento.diffusion.engine import BatchReport, Denoiser, EngineObserver
 from pentimento.diffusion.families import BatchKey, DiffusionModel
 from pentimento.diffusion.image_generation import generate_batch, study_loop
 from pentimento.diffusion.images import encode_pixels

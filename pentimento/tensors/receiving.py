@@ -228,10 +228,7 @@ def _cut(memory: memoryview | DeviceBytes, expected: Sequence[ExpectedTensor]) -
     layout = _layout(expected)
     return tuple(
         WireTensor(
-            wanted.dtype,
-            wanted.dims,
-            memory[offset : offset + size_of(wanted.dtype, wanted.dims)],
-            wanted.binding,
+            wanted.dtype, wanted.dims, memory[offset : offset + size_of(wanted.dtype, wanted.dims)], wanted.binding
         )
         for wanted, offset in zip(expected, layout.offsets, strict=True)
     )

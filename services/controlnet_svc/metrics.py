@@ -8,9 +8,7 @@ STEP_SECONDS = histogram("pentimento_controlnet_step_seconds", "Time of a forwar
 QUEUE_SECONDS = histogram("pentimento_controlnet_queue_seconds", "Time a step waits for its forward pass.")
 BATCH = histogram("pentimento_controlnet_batch_count", "Steps per forward pass.", buckets=(1, 2, 4, 8, 16, 32, 64))
 CONDITIONS = counter(
-    "pentimento_controlnet_conditions_total",
-    "Conditioning images of streams: embedded, or reused.",
-    ["from"],
+    "pentimento_controlnet_conditions_total", "Conditioning images of streams: embedded, or reused.", ["from"]
 )
 LOADS = counter("pentimento_controlnet_loads_total", "ControlNets loaded to the device.")
 LOAD_SECONDS = histogram("pentimento_controlnet_load_seconds", "Time of a load.")

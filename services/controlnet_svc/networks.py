@@ -221,11 +221,7 @@ def shelved_networks(
 
 
 def _shelved(
-    registered: RegisteredAdapter,
-    device: torch.device,
-    dtype: torch.dtype,
-    form: ControlNetForm,
-    sums: FileSums | None,
+    registered: RegisteredAdapter, device: torch.device, dtype: torch.dtype, form: ControlNetForm, sums: FileSums | None
 ) -> ShelvedNetwork:
     """Return a ControlNet. Errors of its directory are reported when it is loaded, to the stream that needs it."""
     adapter, directory = registered.adapter, registered.directory

@@ -38,11 +38,7 @@ FLOATS = (Dtype.FLOAT32, Dtype.FLOAT16, Dtype.BFLOAT16)
 # Limit for all tensors of an opening message: SD3's text states and a condition's latents take a few MiB.
 MAX_OPENING_BYTES = 64 << 20
 MAX_LATENT_BYTES = 64 << 20
-_ROWS = {
-    pb.GUIDANCE_MODE_BOTH_HALVES: 2,
-    pb.GUIDANCE_MODE_CONDITIONAL_ONLY: 1,
-    pb.GUIDANCE_MODE_UNCONDITIONAL_ONLY: 1,
-}
+_ROWS = {pb.GUIDANCE_MODE_BOTH_HALVES: 2, pb.GUIDANCE_MODE_CONDITIONAL_ONLY: 1, pb.GUIDANCE_MODE_UNCONDITIONAL_ONLY: 1}
 
 
 class ControlNetServicer(ControlNetServiceServicer):

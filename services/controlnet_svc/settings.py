@@ -26,10 +26,7 @@ class ControlNetSettings:
         "signature of such a key (`pentimento models sign`); empty: any",
         must_exist=True,
     )
-    skip_missing: bool = setting(
-        False,
-        help="skip missing files with a log line, and start without any; off: exit",
-    )
+    skip_missing: bool = setting(False, help="skip missing files with a log line, and start without any; off: exit")
     component_cache_dir: Path | None = setting(
         None,
         help="directory for components and hashes, which a host's processes may share; empty: only local files, hashed "
@@ -38,14 +35,11 @@ class ControlNetSettings:
     component_disk_mib: int = setting(DEFAULT_DISK_MIB, help="disk for components", minimum=1)
     prefetch: tuple[str, ...] = setting((), help="ControlNets to load at start, while they fit")
     depth_model: Path | None = setting(
-        None,
-        help="directory of a depth model (Depth Anything, DPT) for the preprocessor `depth`; empty: none",
+        None, help="directory of a depth model (Depth Anything, DPT) for the preprocessor `depth`; empty: none"
     )
     device: DeviceChoice = setting(DeviceChoice.AUTO, help="device of the networks")
     device_claims_dir: Path | None = setting(
-        None,
-        help="directory of GPU locks of this host; empty: the first GPU",
-        must_exist=True,
+        None, help="directory of GPU locks of this host; empty: the first GPU", must_exist=True
     )
     claims_per_device: int = setting(
         1, help="replicas per GPU, sharing its memory; without a free one the process exits", minimum=1, maximum=64

@@ -122,18 +122,12 @@ def wire(settings: ControlNetSettings, source: NetworkSource = REGISTERED) -> Co
     controlnets = ControlNets(shelf, compute, settings.max_streams, news.changed, depth)
     regions = region_directory(settings.shared_memory_dir, device if settings.share_device_memory else None)
     servicer = ControlNetServicer(
-        controlnets,
-        news,
-        regions,
-        server.instance_id,
-        source.outgoing,
-        residual_parts=settings.residual_parts,
+        controlnets, news, regions, server.instance_id, source.outgoing, residual_parts=settings.residual_parts
     )
     server.add(add_ControlNetServiceServicer_to_server, servicer, FULL_NAME)
     member = FleetMember(server, ReplicaKind.CONTROLNET, settings)
     registration = member.registration(
-        lambda replica: _described(replica, controlnets, device),
-        lambda report: _reported(report, controlnets, busy),
+        lambda replica: _described(replica, controlnets, device), lambda report: _reported(report, controlnets, busy)
     )
     return ControlNetProcess(
         server=server,

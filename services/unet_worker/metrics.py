@@ -9,17 +9,14 @@ CONTROL_REPLAYS = counter(
 PEER_HALVES = counter("pentimento_worker_peer_halves_total", "Halves of steps computed for another worker.")
 PAIRED_STEPS = counter("pentimento_worker_paired_steps_total", "Steps with one half from another worker.")
 BATCH = histogram(
-    "pentimento_worker_batch_count",
-    "Requests per denoising step.",
-    buckets=(1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64),
+    "pentimento_worker_batch_count", "Requests per denoising step.", buckets=(1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 )
 QUEUE_WAIT_SECONDS = histogram("pentimento_worker_queue_wait_seconds", "Time an attempt waits for its first step.")
 GRANTS_REFUSED = counter(
     "pentimento_worker_grants_refused_total", "Cache grants that stored nothing, by reason.", ["reason"]
 )
 PREEMPTIONS = counter(
-    "pentimento_worker_preemptions_total",
-    "Attempts preempted by a more urgent one, or by another size's turn.",
+    "pentimento_worker_preemptions_total", "Attempts preempted by a more urgent one, or by another size's turn."
 )
 OUT_OF_MEMORY = counter("pentimento_worker_out_of_memory_total", "Batches that exceeded the device's memory.")
 BUSY_SHARE = gauge("pentimento_worker_busy_share", "Share of the time since the last scrape spent denoising.")

@@ -208,20 +208,21 @@ class WorkerProcess(ServiceProcess):
             self.registration.report_soon()
 
     def _describe(self, replica: Replica, backend: PlannedBackend, costs: tuple[ModelCost, ...]) -> Replica:
+        changes = backend.changes
         return replace(
             replica,
             device=backend.device,
             device_memory_bytes=backend.memory().total_bytes,
             # A model that cannot be loaded here would be planned, and waited for, forever.
-            available_models=tuple(name for name in self._models.names if name not in backend.unloadable),
+            available_models=tuple(name for name in self._models.names if name not in changes.unloadable),
             resident_models=self._resident(backend),
             held_model_digest=_held_digest(backend),
             capabilities=backend.capabilities,
             costs=self._with_measured(costs, backend),
             adapters=backend.adapters.first(MAX_TOLD_COUNT).known,
-            weights=backend.weights,
-            short_models=backend.short_models,
-            change=backend.change,
+            weights=changes.weights,
+            short_models=changes.short_models,
+            change=changes.change,
             stored=(*self._stored, *backend.adapters.stored)[:MAX_TOLD_COUNT],
             adapter_memory_bytes=backend.adapters.memory_bytes,
         )
@@ -229,7 +230,7 @@ class WorkerProcess(ServiceProcess):
     def _with_measured(self, costs: tuple[ModelCost, ...], backend: PlannedBackend) -> tuple[ModelCost, ...]:
         """Return the costs, with those of held models without a profile: a policy can plan by a step of one image until
         a profile exists. The load seconds are those of this worker's last load."""
-        held, load_s = backend.held, backend.load_s
+        held, load_s = backend.held, backend.changes.load_s
         if held.step_s:
             run_s = ((1, held.step_s * held.default_steps),)
             self._measured[held.model] = ModelCost(held.model, run_s, step_count=held.default_steps, estimated=True)
@@ -250,7 +251,7 @@ class WorkerProcess(ServiceProcess):
             failed_count=self.worker.attempts.failed_count,
             plan_version=follower.plan.version if follower.plan is not None else None,
             draining=credits.draining,
-            load_speeds=backend.load_speeds,
+            load_speeds=backend.changes.load_speeds,
             lora_speeds=backend.adapters.speeds,
         )
 

@@ -39,11 +39,7 @@ class UnetWorkerServicer(UnetWorkerServiceServicer):
 
     async def Attach(self, request: pb.AttachRequest, context: Context) -> AsyncIterator[pb.AttachResponse]:
         events = self._worker.attempts.attach(
-            request.request_id,
-            request.fencing_token,
-            request.frontdoor_id,
-            request.frontdoor_epoch,
-            request.journal_id,
+            request.request_id, request.fencing_token, request.frontdoor_id, request.frontdoor_epoch, request.journal_id
         )
         async with aclosing(events):
             async for event in events:
@@ -69,17 +65,17 @@ class UnetWorkerServicer(UnetWorkerServiceServicer):
                 yield answer
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
-        status = self._worker.status()
-        credits = status.credits
+        credits, attempts = self._worker.credits(), self._worker.attempts
+        device, memory = self._worker.loaded.device, self._worker.loaded.memory()
         return pb.GetStatusResponse(
             worker_id=credits.worker_id,
             held=nested(credits.held, pb.HeldModel),
-            device=status.device,
-            device_memory_used_bytes=status.memory.used_bytes,
-            device_memory_total_bytes=status.memory.total_bytes,
+            device=device,
+            device_memory_used_bytes=memory.used_bytes,
+            device_memory_total_bytes=memory.total_bytes,
             attempts=[nested(attempt, pb.RunningAttempt) for attempt in credits.attempts],
-            completed_count=status.completed_count,
-            failed_count=status.failed_count,
+            completed_count=attempts.completed_count,
+            failed_count=attempts.failed_count,
             draining=credits.draining,
             capabilities=sorted(number_of(value, pb.Capability) for value in credits.capabilities),
         )

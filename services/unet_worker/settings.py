@@ -40,15 +40,13 @@ class UnetWorkerSettings:
         (), help="models that are fetched from S3, by name: NAME=s3://bucket/path@sha256:…"
     )
     skip_missing: SkipMissing = setting(
-        SkipMissing.OFF,
-        help="models that may be missing: none (off), other_models (others), also its own (all)",
+        SkipMissing.OFF, help="models that may be missing: none (off), other_models (others), also its own (all)"
     )
     model_name: str = setting("", help="name for requests; empty: that of the directory or file")
     expected_model_digest: str = setting("", help="required sha256:…; empty: from registry.json, else any")
     accept_other_digest: bool = setting(False, help="serve files with another digest than registry.json")
     other_models: tuple[Path, ...] = setting(
-        (),
-        help="models that a plan may switch to, as for model; optionally with @sha256:…",
+        (), help="models that a plan may switch to, as for model; optionally with @sha256:…"
     )
     registry_public_keys: Path | None = setting(
         None,
@@ -63,8 +61,7 @@ class UnetWorkerSettings:
         None, help="directory of textual inversions, safetensors files by name", must_exist=True
     )
     ip_adapters_dir: Path | None = setting(
-        None,
-        help="directory of IP-Adapters: safetensors files, also in folders, each next to its `image_encoder`",
+        None, help="directory of IP-Adapters: safetensors files, also in folders, each next to its `image_encoder`"
     )
     lora_memory_mib: int = setting(1024, help="host memory for recently used LoRAs", minimum=0)
     component_cache_dir: Path | None = setting(
@@ -84,15 +81,10 @@ class UnetWorkerSettings:
     )
     device: DeviceChoice = setting(DeviceChoice.AUTO, help="device of the networks")
     device_claims_dir: Path | None = setting(
-        None,
-        help="directory of GPU locks of this host; empty: the first GPU",
-        must_exist=True,
+        None, help="directory of GPU locks of this host; empty: the first GPU", must_exist=True
     )
     claims_per_device: int = setting(
-        1,
-        help="replicas per GPU, sharing its memory; without a free one the process exits",
-        minimum=1,
-        maximum=64,
+        1, help="replicas per GPU, sharing its memory; without a free one the process exits", minimum=1, maximum=64
     )
     dtype: DtypeChoice = setting(DtypeChoice.AUTO, help="precision of the networks")
     weights: WeightStorage = setting(
@@ -113,9 +105,7 @@ class UnetWorkerSettings:
     )
     max_batch: int = setting(8, help="requests that share a denoising step", minimum=1, maximum=64)
     memory_budget_mib: int = setting(
-        0,
-        help="memory for weights and batches; 0: 90 % of the device, shared with its other workers",
-        minimum=0,
+        0, help="memory for weights and batches; 0: 90 % of the device, shared with its other workers", minimum=0
     )
     preempt: bool = setting(True, help="let a request with an earlier deadline replace a running one")
     aging_limit_s: float = setting(
@@ -130,14 +120,10 @@ class UnetWorkerSettings:
         str(DEFAULT_DIRECTORY),
         help="private in-memory directory for tensors of this host; empty: tensors travel in chunks",
     )
-    share_device_memory: bool = setting(
-        False,
-        help="keep tensors in CUDA memory for the other side on the same device",
-    )
+    share_device_memory: bool = setting(False, help="keep tensors in CUDA memory for the other side on the same device")
     controller_address: str = setting("", help="controller to register with, and its standbys; empty: none")
     profiles: tuple[Path, ...] = setting(
-        (),
-        help="files or directories of profiles: costs, late LoRAs (else lora-bounds.json next to the LoRAs)",
+        (), help="files or directories of profiles: costs, late LoRAs (else lora-bounds.json next to the LoRAs)"
     )
     advertise_address: str = setting(
         "", help="address for other processes; empty: the first of listen, with the host's name"

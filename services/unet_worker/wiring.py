@@ -22,11 +22,7 @@ from services.unet_worker import metrics
 from services.unet_worker.adapters.local_components import LocalComponents
 from services.unet_worker.control.replicas import summed_answers
 from services.unet_worker.loop_lag import LoopLagProbe
-from services.unet_worker.models.checkpoint_loading import (
-    load_checkpoint,
-    short_models,
-    weight_budget,
-)
+from services.unet_worker.models.checkpoint_loading import load_checkpoint, short_models, weight_budget
 from services.unet_worker.models.loader import CheckpointLoader, ModelSource
 from services.unet_worker.models.model_card import checkpoints, model_costs
 from services.unet_worker.models.model_switch import ModelSwitch

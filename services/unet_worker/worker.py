@@ -3,10 +3,9 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
-from pentimento.devices.choices import DeviceMemory
 from pentimento.domain.components import changed_components
 from pentimento.domain.errors import FailedPrecondition, Unavailable
 from pentimento.domain.execution import WorkerCredits
@@ -21,15 +20,6 @@ from services.unet_worker.attempts.validation import check_order
 from services.unet_worker.device.device_backend import DeviceBackend, HalfStreams
 
 
-@dataclass(frozen=True)
-class WorkerStatus:
-    credits: WorkerCredits
-    device: str
-    memory: DeviceMemory
-    completed_count: int
-    failed_count: int
-
-
 class UnetWorker:
     """Admit and run attempts, on the event loop only. `credit_count` 0 means the backend's batch limit."""
 
@@ -40,10 +30,7 @@ class UnetWorker:
         self._loaded: DeviceBackend | None = None
         self.news = CreditNews()
         self.attempts = AttemptBook(
-            lambda order, emit: self.loaded.run(order, emit),
-            self._capacity,
-            orphan_s,
-            self.news.changed,
+            lambda order, emit: self.loaded.run(order, emit), self._capacity, orphan_s, self.news.changed
         )
 
     def serve(self, loaded: DeviceBackend) -> None:
@@ -147,16 +134,6 @@ class UnetWorker:
             return 0
         taken = sum(not held.yielded for held in self.attempts.running()) + halves.open_count
         return self._credit_count() - taken
-
-    def status(self) -> WorkerStatus:
-        loaded = self.loaded
-        return WorkerStatus(
-            self.credits(),
-            loaded.device,
-            loaded.memory(),
-            self.attempts.completed_count,
-            self.attempts.failed_count,
-        )
 
     async def drain(self) -> None:
         """Finish running attempts and admit no others. Halves end immediately: their requests continue without them."""

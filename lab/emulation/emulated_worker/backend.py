@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import random
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from lab.emulation.emulated_worker.device_news import Device, DeviceNews, Job, JobBridge, LoopTimers
@@ -36,7 +36,7 @@ from services.unet_worker import metrics
 from services.unet_worker.attempts.cache_objects import DonorReader, UnusableDonor, Uploads
 from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder
 from services.unet_worker.attempts.runner import AttemptImage, AttemptRunner, stage_timings
-from services.unet_worker.device.device_backend import HeldAdapters
+from services.unet_worker.device.device_backend import HeldAdapters, ModelChanges
 from services.unet_worker.process import DONOR_TIMEOUT_S, UPLOAD_TIMEOUT_S, WorkerIdentity
 
 CAPABILITIES = frozenset({Capability.LATENT_START, Capability.IMAGE_START, Capability.EMULATED})
@@ -104,30 +104,11 @@ class EmulatedBackend:
         return self.emulated.model
 
     @property
-    def load_s(self) -> Mapping[str, float]:
-        return {}
-
-    @property
-    def load_speeds(self) -> tuple[()]:
-        return ()
-
-    @property
-    def unloadable(self) -> frozenset[str]:
-        return frozenset()
-
-    @property
-    def change(self) -> ModelChange | None:
+    def changes(self) -> ModelChanges:
         """Return how it changes to other models, which does not depend on the model."""
         costs = self.emulated.costs
-        return None if costs.swap is None else ModelChange(costs.model, SwitchWay.STAGED, 0, 0, 0)
-
-    @property
-    def short_models(self) -> tuple[()]:
-        return ()
-
-    @property
-    def weights(self) -> tuple[()]:
-        return ()
+        way = None if costs.swap is None else ModelChange(costs.model, SwitchWay.STAGED, 0, 0, 0)
+        return ModelChanges(change=way)
 
     @property
     def noise_form(self) -> NoiseForm:

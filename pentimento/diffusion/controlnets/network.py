@@ -195,14 +195,9 @@ class ControlRows:
 def rows_of(steps: Sequence[ControlStep]) -> ControlRows:
     """Return the rows of the ControlNet's pass, one image after the other."""
     parts = [_rows_of(step, place) for place, step in enumerate(steps)]
-    return ControlRows(
-        torch.cat([part.latents for part in parts]),
-        torch.cat([part.timesteps for part in parts]),
-        Conditioning.concatenate([part.conditioning for part in parts]),
-        torch.cat([part.embedded for part in parts]),
-        torch.cat([part.kinds for part in parts]),
-        torch.cat([part.images for part in parts]),
-    )
+    names = ("latents", "timesteps", "embedded", "kinds", "images")
+    joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
+    return ControlRows(conditioning=Conditioning.concatenate([part.conditioning for part in parts]), **joined)
 
 
 def _rows_of(step: ControlStep, place: int) -> ControlRows:

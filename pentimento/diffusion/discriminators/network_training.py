@@ -34,11 +34,7 @@ STAGES: tuple[dict[str, Any], ...] = tuple(
     )
 )
 # The zoo's narrow network, as its keys of the configuration.
-NARROW_ARCHITECTURE: dict[str, object] = {
-    "architecture": NARROW,
-    "stages": list(STAGES),
-    "last_channel": LAST_CHANNEL,
-}
+NARROW_ARCHITECTURE: dict[str, object] = {"architecture": NARROW, "stages": list(STAGES), "last_channel": LAST_CHANNEL}
 
 
 class MatchingNetwork(nn.Module):

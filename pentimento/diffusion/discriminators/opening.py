@@ -23,7 +23,7 @@ from pentimento.diffusion.checkpoint import BadCheckpoint
 from pentimento.diffusion.discriminator_files import discriminator_files
 from pentimento.diffusion.discriminators import torchvision_networks, transformers_networks
 from pentimento.diffusion.discriminators.prompt_heads import PromptHead, open_prompt_head
-from pentimento.diffusion.discriminators.scoring_network import LoadedNetwork, Preprocessing, ScoringNetwork
+from pentimento.diffusion.discriminators.scoring_network import ScoringNetwork
 from pentimento.domain.errors import FailedPrecondition
 
 
@@ -34,8 +34,6 @@ class PictureDiscriminator:
     looks real."""
 
     digest: str
-    image_size_px: int
-    preprocessing: Preprocessing
     network: ScoringNetwork
     real_label: int
     slope: float
@@ -45,7 +43,12 @@ class PictureDiscriminator:
 
     def pixels(self, image: Image.Image) -> NDArray[np.float32]:
         """Return the pixels (3, size, size) of an RGB image."""
-        return self.preprocessing(image)
+        return self.network.preprocessing(image)
+
+    @property
+    def image_size_px(self) -> int:
+        """Return height and width of the network's images."""
+        return self.network.image_size_px
 
     @torch.inference_mode()
     def confidences(self, pixels: Sequence[NDArray[np.float32]]) -> list[float]:
@@ -72,7 +75,7 @@ class PictureDiscriminator:
 
 
 CPU = torch.device("cpu")
-_LOADERS: dict[object, Callable[..., LoadedNetwork]] = {
+_LOADERS: dict[object, Callable[..., ScoringNetwork]] = {
     transformers_networks.MODEL_TYPE: transformers_networks.load_transformers,
     torchvision_networks.MODEL_TYPE: torchvision_networks.load_torchvision,
 }
@@ -90,22 +93,14 @@ def open_discriminator(
     files = discriminator_files(directory, accept_other_digest=accept_other_digest)
     path, document = files.config, files.document
     labels = _labels(path, document)
-    loaded = _loader(path, document)(path, document, list(files.weights), files.preprocessing, len(labels))
+    network = _loader(path, document)(path, document, list(files.weights), files.preprocessing, len(labels))
+    network.module.to(device)
     slope, intercept = _calibration(path, document)
-    found = PictureDiscriminator(
-        files.digest,
-        loaded.image_size_px,
-        loaded.preprocessing,
-        loaded.network.to(device),
-        _real_label(path, labels),
-        slope,
-        intercept,
-        device,
-    )
+    found = PictureDiscriminator(files.digest, network, _real_label(path, labels), slope, intercept, device)
     return _tried(directory, found, has_head=files.has_head)
 
 
-def _loader(path: Path, document: Mapping[str, Any]) -> Callable[..., LoadedNetwork]:
+def _loader(path: Path, document: Mapping[str, Any]) -> Callable[..., ScoringNetwork]:
     given = document.get("model_type")
     if not isinstance(given, str) or given not in _LOADERS:
         there = " or ".join(map(repr, _LOADERS))

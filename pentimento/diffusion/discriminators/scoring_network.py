@@ -1,9 +1,9 @@
 """Define a discriminator's network, independently of the library that built it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,30 +18,16 @@ MAX_IMAGE_SIZE_PX = 1024
 MAX_PARAMETERS = 200_000_000
 
 
-class ScoringNetwork(Protocol):
-    """Run an EfficientNet in two halves."""
-
-    def features(self, pixels: Tensor) -> Tensor:
-        """Return the pooled features (n, width) of pixels (n, 3, size, size)."""
-
-    def logits(self, features: Tensor) -> Tensor:
-        """Return the classifier's logits (n, labels) for those features."""
-
-    def to(self, device: torch.device) -> "ScoringNetwork":
-        """Move the weights to a device, and return the network."""
-
-
-class Preprocessing(Protocol):
-    def __call__(self, image: Image.Image) -> NDArray[np.float32]:
-        """Return the pixels (3, size, size) of an RGB image."""
-
-
 @dataclass(frozen=True)
-class LoadedNetwork:
-    """Hold a network with its preprocessing; images are `image_size_px` high and wide."""
+class ScoringNetwork:
+    """Hold an EfficientNet in two halves: `features` returns the pooled features (n, width) of pixels
+    (n, 3, size, size), `logits` the classifier's logits (n, labels) for those features. `preprocessing` returns the
+    pixels (3, size, size) of an RGB image; images are `image_size_px` high and wide."""
 
-    network: ScoringNetwork
-    preprocessing: Preprocessing
+    module: torch.nn.Module
+    features: Callable[[Tensor], Tensor]
+    logits: Callable[[Tensor], Tensor]
+    preprocessing: Callable[[Image.Image], NDArray[np.float32]]
     image_size_px: int
 
 

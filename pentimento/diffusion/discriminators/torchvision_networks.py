@@ -16,13 +16,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
 
 from pentimento.diffusion.checkpoint import BadCheckpoint
 from pentimento.diffusion.discriminators.scoring_network import (
     MAX_IMAGE_SIZE_PX,
-    LoadedNetwork,
-    Preprocessing,
+    ScoringNetwork,
     bad_weights,
     check_size,
     read_weights,
@@ -56,7 +54,7 @@ _SCALE = 1 / 255
 
 def load_torchvision(
     path: Path, document: Mapping[str, Any], files: Sequence[Path], steps_path: Path, label_count: int
-) -> LoadedNetwork:
+) -> ScoringNetwork:
     """Return the network that `document`, the content of `path`, describes, with the weights of `files`.
 
     Raises BadCheckpoint with the file and the key, and FailedPrecondition TORCHVISION_MISSING if torchvision is not
@@ -72,29 +70,14 @@ def load_torchvision(
     if not is_installed():
         raise FailedPrecondition("TORCHVISION_MISSING", f"{path}: needs torchvision, which is not installed")
     build = partial(_narrow, path, document) if architecture == NARROW else partial(named_efficientnet, architecture)
-    return LoadedNetwork(_network(path.parent, build, files, label_count), _preprocessing(steps), size)
-
-
-class TorchvisionNetwork:
-    """Run one of torchvision's EfficientNets."""
-
-    def __init__(self, network: Any) -> None:
-        self._network = network
-
-    def to(self, device: torch.device) -> "TorchvisionNetwork":
-        """Move the weights to a device, and return the network."""
-        self._network.to(device)
-        return self
-
-    def features(self, pixels: Tensor) -> Tensor:
-        """Return the pooled features (n, width) of pixels (n, 3, size, size)."""
-        pooled: Tensor = self._network.avgpool(self._network.features(pixels))
-        return pooled.flatten(1)
-
-    def logits(self, features: Tensor) -> Tensor:
-        """Return the classifier's logits (n, labels) for those features."""
-        found: Tensor = self._network.classifier(features)
-        return found
+    network = _network(path.parent, build, files, label_count)
+    return ScoringNetwork(
+        network,
+        lambda pixels: network.avgpool(network.features(pixels)).flatten(1),
+        network.classifier,
+        _preprocessing(steps),
+        size,
+    )
 
 
 def narrow_efficientnet(stages: Sequence[Mapping[str, Any]], last_channel: int, label_count: int) -> Any:
@@ -134,9 +117,7 @@ def named_efficientnet(architecture: str, label_count: int) -> Any:
     return getattr(models, architecture)(weights=None, num_classes=label_count)
 
 
-def _network(
-    directory: Path, build: Callable[[int], Any], files: Sequence[Path], label_count: int
-) -> TorchvisionNetwork:
+def _network(directory: Path, build: Callable[[int], Any], files: Sequence[Path], label_count: int) -> Any:
     try:
         with torch.device("meta"):
             network = build(label_count)
@@ -144,7 +125,7 @@ def _network(
         network.load_state_dict(read_weights(list(files)), assign=True)
     except (RuntimeError, ValueError) as error:
         raise bad_weights(directory, error) from None
-    return TorchvisionNetwork(network.eval().to(memory_format=torch.channels_last))
+    return network.eval().to(memory_format=torch.channels_last)
 
 
 def _check_steps(path: Path, steps: ImagePreprocessing) -> None:
@@ -154,7 +135,7 @@ def _check_steps(path: Path, steps: ImagePreprocessing) -> None:
         raise BadCheckpoint(f"{path}: rescale_factor must be 1/255, got {steps.scale}")
 
 
-def _preprocessing(steps: ImagePreprocessing) -> Preprocessing:
+def _preprocessing(steps: ImagePreprocessing) -> Callable[[Image.Image], NDArray[np.float32]]:
     from torchvision.transforms import InterpolationMode, v2
 
     chain: list[Any] = []
@@ -167,9 +148,4 @@ def _preprocessing(steps: ImagePreprocessing) -> Preprocessing:
     if steps.mean is not None and steps.std is not None:
         chain.append(v2.Normalize(list(steps.mean), list(steps.std)))
     transform = v2.Compose(chain)
-
-    def pixels(image: Image.Image) -> NDArray[np.float32]:
-        found: NDArray[np.float32] = transform(image).numpy()
-        return found
-
-    return pixels
+    return lambda image: transform(image).numpy()

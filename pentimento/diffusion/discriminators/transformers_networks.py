@@ -1,20 +1,17 @@
 """Load transformers' EfficientNets as discriminators, after validating each key of the configuration."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from PIL import Image
-from torch import Tensor
 from transformers import EfficientNetConfig, EfficientNetForImageClassification
 
 from pentimento.diffusion.checkpoint import BadCheckpoint, read_json_object
 from pentimento.diffusion.discriminators.scoring_network import (
     MAX_IMAGE_SIZE_PX,
-    LoadedNetwork,
+    ScoringNetwork,
     bad_weights,
     check_size,
     read_weights,
@@ -24,12 +21,7 @@ from pentimento.diffusion.preprocessing import ImagePreprocessing, read_preproce
 MODEL_TYPE = "efficientnet"
 # The keys of config.json that define the network. All others are ignored, as are names of code to import.
 _WHOLE = {"image_size": MAX_IMAGE_SIZE_PX, "num_channels": 3, "depth_divisor": 64, "hidden_dim": 8192}
-_REAL = {
-    "width_coefficient": 4.0,
-    "depth_coefficient": 4.0,
-    "batch_norm_eps": 1.0,
-    "squeeze_expansion_ratio": 1.0,
-}
+_REAL = {"width_coefficient": 4.0, "depth_coefficient": 4.0, "batch_norm_eps": 1.0, "squeeze_expansion_ratio": 1.0}
 _LISTS = {
     "kernel_sizes": 15,
     "in_channels": 4096,
@@ -45,39 +37,18 @@ _MAX_STAGES = 16
 
 def load_transformers(
     path: Path, document: Mapping[str, Any], files: Sequence[Path], steps_path: Path, label_count: int
-) -> LoadedNetwork:
+) -> ScoringNetwork:
     """Return the network that `document`, the content of `path`, describes, with the weights of `files`. Raises
     BadCheckpoint with the file and the key."""
     network = _network(path.parent, _config(path, document, label_count), files)
     size = network.config.image_size
-    steps = _preprocessing(steps_path, size)
-
-    def pixels(image: Image.Image) -> NDArray[np.float32]:
-        return to_pixels(image, steps)
-
-    return LoadedNetwork(TransformersNetwork(network), pixels, size)
-
-
-class TransformersNetwork:
-    """Run an `EfficientNetForImageClassification`."""
-
-    def __init__(self, network: Any) -> None:
-        self._network = network
-
-    def to(self, device: torch.device) -> "TransformersNetwork":
-        """Move the weights to a device, and return the network."""
-        self._network.to(device)
-        return self
-
-    def features(self, pixels: Tensor) -> Tensor:
-        """Return the pooled features (n, width) of pixels (n, 3, size, size)."""
-        pooled: Tensor = self._network.efficientnet(pixel_values=pixels).pooler_output
-        return pooled
-
-    def logits(self, features: Tensor) -> Tensor:
-        """Return the classifier's logits (n, labels) for those features."""
-        found: Tensor = self._network.classifier(self._network.dropout(features))
-        return found
+    return ScoringNetwork(
+        network,
+        lambda pixels: network.efficientnet(pixel_values=pixels).pooler_output,
+        lambda features: network.classifier(network.dropout(features)),
+        partial(to_pixels, steps=_preprocessing(steps_path, size)),
+        size,
+    )
 
 
 def _config(path: Path, document: Mapping[str, Any], label_count: int) -> EfficientNetConfig:

@@ -16,19 +16,10 @@ at any step. `pentimento.policies.step_batching` chooses the requests of the nex
 """
 
 from pentimento.diffusion.engine.captured import cuda_recorder, replaying
-from pentimento.diffusion.engine.denoiser import (
-    CompiledDenoiser,
-    Denoiser,
-    batch_sizes_up_to,
-)
+from pentimento.diffusion.engine.denoiser import CompiledDenoiser, Denoiser, batch_sizes_up_to
 from pentimento.diffusion.engine.feature_reuse import has_features, reused_step_share
 from pentimento.diffusion.engine.job import EngineJob
-from pentimento.diffusion.engine.listening import (
-    BatchReport,
-    DenoisingListener,
-    EngineObserver,
-    FinishedDenoising,
-)
+from pentimento.diffusion.engine.listening import BatchReport, DenoisingListener, EngineObserver, FinishedDenoising
 from pentimento.diffusion.engine.loop import EngineSettings, StepLoop
 from pentimento.diffusion.engine.probe import (
     BatchLimits,

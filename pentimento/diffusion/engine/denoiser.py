@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -92,12 +93,13 @@ class CompiledDenoiser(Denoiser):
             torch._dynamo.config.recompile_limit = MAX_GRAPHS
         super().__init__(model)
         # Captures run any shape; the next run overwrites the result.
-        self._is_captured = mode is CompileMode.CAPTURE
-        self._forward = compiler(_forward_of(model), dynamic=False)
-        self._encoder = compiler(_encoder_of(model), dynamic=False) if halves else None
-        self._decoder = compiler(_decoder_of(model), dynamic=False) if halves else None
-        self._keeper = compiler(_keeper_of(model), dynamic=False) if self._is_captured else None
-        self._reuser = compiler(_reuser_of(model), dynamic=False) if self._is_captured else None
+        self._is_captured = captured = mode is CompileMode.CAPTURE
+        compiled = partial(compiler, dynamic=False)
+        self._forward = compiled(lambda *parts: model.predict(_input_of(*parts)))
+        self._encoder = compiled(lambda *parts: model.encode(_input_of(*parts)).tensors) if halves else None
+        self._decoder = compiled(lambda *parts: _decode(model, *parts)) if halves else None
+        self._keeper = compiled(lambda *parts: model.predict_and_keep(_input_of(*parts))) if captured else None
+        self._reuser = compiled(lambda kept, *parts: model.predict_from(_input_of(*parts), kept)) if captured else None
         self._sizes: dict[BatchKey, tuple[int, ...]] = {}
         self._shapes: set[_Shapes] = set()
         self._half_shapes: set[_Shapes] = set()
@@ -189,42 +191,12 @@ class CompiledDenoiser(Denoiser):
         return prediction.clone() if self._is_captured else prediction
 
 
-def _forward_of(model: DiffusionModel) -> Callable[..., Tensor]:
-    def forward(*parts: Tensor | None) -> Tensor:
-        return model.predict(_input_of(*parts))
-
-    return forward
-
-
-def _encoder_of(model: DiffusionModel) -> Callable[..., tuple[Tensor, ...]]:
-    def encode(*parts: Tensor | None) -> tuple[Tensor, ...]:
-        return model.encode(_input_of(*parts)).tensors
-
-    return encode
-
-
-def _decoder_of(model: DiffusionModel) -> Callable[..., Tensor]:
-    """Return a decoder that takes a UNet's residuals; the mid block's are the last."""
-
-    def decode(encoded: tuple[Tensor, ...], residuals: tuple[Tensor, ...], *parts: Tensor | None) -> Tensor:
-        inputs = replace(_input_of(*parts), residuals=ControlResiduals(residuals[:-1], residuals[-1]))
-        return model.decode(inputs, DenoiserEncoding(encoded))
-
-    return decode
-
-
-def _keeper_of(model: DiffusionModel) -> Callable[..., tuple[Tensor, Tensor | None]]:
-    def keep(*parts: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        return model.predict_and_keep(_input_of(*parts))
-
-    return keep
-
-
-def _reuser_of(model: DiffusionModel) -> Callable[..., Tensor]:
-    def reuse(features: Tensor, *parts: Tensor | None) -> Tensor:
-        return model.predict_from(_input_of(*parts), features)
-
-    return reuse
+def _decode(
+    model: DiffusionModel, encoded: tuple[Tensor, ...], residuals: tuple[Tensor, ...], *parts: Tensor | None
+) -> Tensor:
+    """Return the prediction with a UNet's residuals; the mid block's are the last."""
+    inputs = replace(_input_of(*parts), residuals=ControlResiduals(residuals[:-1], residuals[-1]))
+    return model.decode(inputs, DenoiserEncoding(encoded))
 
 
 def _arguments_of(inputs: DenoiserInput) -> tuple[Tensor | None, ...]:

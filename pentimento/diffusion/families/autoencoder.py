@@ -3,6 +3,7 @@
 With fused kernels the decoder of diffusers' AutoencoderKL runs here: one kernel covers the operations between two
 convolutions, and tensors are channels last from the first convolution to the last."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -10,10 +11,11 @@ import torch
 from torch import Tensor
 
 from pentimento.diffusion.checkpoint import BadCheckpoint
-from pentimento.diffusion.families.tiles import LEAST_TILE, decoded_in_tiles
 from pentimento.diffusion.kernels.layers import FusedNorm, residual_block
 
 _BLOCK = "UpDecoderBlock2D"
+# Cells of a side of the smallest tile; a quarter overlaps the next tile.
+LEAST_TILE = 4
 
 
 class DecoderPass:
@@ -207,3 +209,34 @@ def channel_statistics(config: Any) -> tuple[Tensor, Tensor] | None:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def decoded_in_tiles(decode: Callable[[Tensor], Tensor], latent: Tensor, tile: int, factor: int) -> Tensor:
+    """Return the pixels (rows, 3, height, width) of a latent, decoded in overlapping tiles of `tile` cells, a multiple
+    of 4, blended as in diffusers' AutoencoderKL; a cell has `factor` pixels a side. The decoder's memory then depends
+    on the tile and not on the image."""
+    stride = tile - tile // 4
+    kept, blended = stride * factor, tile // 4 * factor
+    height, width = latent.shape[-2:]
+    above: list[Tensor] = []
+    rows = []
+    for top in range(0, height, stride):
+        columns: list[Tensor] = []
+        for number, left in enumerate(range(0, width, stride)):
+            pixels = decode(latent[..., top : top + tile, left : left + tile]).clone()
+            if above:
+                _blend(above[number].movedim(-2, -1), pixels.movedim(-2, -1), blended)
+            if columns:
+                _blend(columns[-1], pixels, blended)
+            columns.append(pixels)
+        rows.append(torch.cat([pixels[..., :kept, :kept] for pixels in columns], dim=-1))
+        above = columns
+    return torch.cat(rows, dim=-2)
+
+
+def _blend(before: Tensor, pixels: Tensor, extent: int) -> None:
+    """Blend the last columns of `before` into the first ones of `pixels`, in place."""
+    extent = min(before.shape[-1], pixels.shape[-1], extent)
+    share = torch.arange(extent, device=pixels.device) / extent
+    own = pixels[..., :extent]
+    own.copy_(before[..., before.shape[-1] - extent :] * (1 - share) + own * share)

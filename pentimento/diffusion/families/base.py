@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from pentimento.diffusion.checkpoint import BadCheckpoint, Checkpoint, CheckpointDigests
 from pentimento.diffusion.families.autoencoder import Autoencoder
-from pentimento.diffusion.families.model import DiffusionModel, LoadedModelInfo
+from pentimento.diffusion.families.model import Conditioning, DiffusionModel, LoadedModelInfo, PromptStates
 from pentimento.diffusion.families.texts import ClipText
 from pentimento.diffusion.schedulers import (
     FlowConfig,
@@ -20,6 +21,8 @@ from pentimento.diffusion.schedulers import (
     scheduler_configs,
 )
 from pentimento.diffusion.schedulers.keys import WITHOUT_EFFECT, acted_on
+from pentimento.diffusion.weight_memory import component_weights, networks_of
+from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import NoiseForm, Scheduler
 from pentimento.domain.prompt_syntax import WeightedPrompt
 
@@ -33,11 +36,26 @@ DigestsLater = Callable[[], CheckpointDigests]
 
 
 class DiffusersFamily(DiffusionModel):
-    """Serve a family with diffusers' modules. A subclass sets the attributes in its constructor."""
+    """Serve a family with diffusers' modules. A subclass loads them in its constructor, and sets the attributes. It
+    raises BadCheckpoint if the family does not support a configuration or weight file."""
 
     _schedulers: dict[Scheduler, SchedulerConfig]
     _texts: Sequence[ClipText]
     _autoencoder: Autoencoder
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.device, self.dtype = device, dtype
+        self._texts = ()
+
+    def _hold_parts(self, parts: Mapping[str, Any], *adaptable: str) -> None:
+        """Set the networks; LoRAs may change the `adaptable` ones, of which the first is the denoiser."""
+        self.denoiser: Any = parts[adaptable[0]]
+        self.networks = networks_of(parts)
+        self.weights = component_weights(self.networks)
+        self.adaptable = {name: parts[name] for name in adaptable if name in parts}
+
+    def _decode_with(self, autoencoder: Autoencoder) -> None:
+        self._autoencoder, self.picture_decoder = autoencoder, autoencoder.decoder
 
     def scheduler_config(self, scheduler: Scheduler) -> SchedulerConfig:
         return self._schedulers[scheduler]
@@ -75,6 +93,12 @@ class FlowFamily(DiffusersFamily):
         multiple = self.info.size_multiple_px
         return (height_px // multiple) * (width_px // multiple)
 
+    def _padded(self, states: Tensor, token_count: int, *, truncated: bool) -> PromptStates:
+        """Return a prompt's states (1, tokens, width), padded with zeros to `token_count` tokens."""
+        count = torch.tensor([states.shape[1]], device=self.device)
+        padded = pad(states, (0, 0, 0, token_count - states.shape[1]))
+        return PromptStates(Conditioning(padded, token_counts=count), truncated)
+
     def _described(
         self, family: str, size_px: tuple[int, int], size_multiple_px: int, later: DigestsLater, **others: Any
     ) -> LoadedModelInfo:
@@ -96,6 +120,12 @@ class FlowFamily(DiffusersFamily):
             train_step_count=own.num_train_timesteps,
             **others,
         )
+
+
+def refuse_skip(clip_skip: int) -> None:
+    """Raise InvalidArgument for a request that skips layers of CLIP, in a family whose text states are another's."""
+    if clip_skip:
+        raise InvalidArgument.of("clip_skip", f"must be 0 with this model, got {clip_skip}")
 
 
 def refuse_keys(

@@ -19,6 +19,7 @@ from pentimento.diffusion.families.base import (
     check_token_limits,
     check_width,
     load_schedulers,
+    refuse_skip,
     stated_size_px,
     with_even_levels,
 )
@@ -27,9 +28,7 @@ from pentimento.diffusion.families.packing import CELLS_OF_TOKEN, PACKED_SIDE, p
 from pentimento.diffusion.families.row_kernels import RowKernels
 from pentimento.diffusion.families.texts import ClipText, T5Text
 from pentimento.diffusion.schedulers import FLOW_SCHEDULERS
-from pentimento.diffusion.weight_memory import component_weights, networks_of
 from pentimento.diffusion.weights import load_components
-from pentimento.domain.errors import InvalidArgument
 
 # T5's tokens of a prompt, from the model cards of dev and schnell. A checkpoint that was trained with another number
 # states it as "max_sequence_length" in its model_index.json.
@@ -40,35 +39,24 @@ _TIME_UNIT = 1000
 _AXIS_COUNT = 3
 
 
-def load(checkpoint: Checkpoint, digests: DigestsLater, device: torch.device, dtype: torch.dtype) -> "Flux":
-    """Return the loaded family adapter. Raises BadCheckpoint if this family does not support a configuration or weight
-    file."""
-    return Flux(checkpoint, digests, device, dtype)
-
-
 class Flux(FlowFamily):
     """Adapt diffusers' modules of this family to the engine. Prompts have `t5_token_count` tokens."""
 
     def __init__(self, checkpoint: Checkpoint, digests: DigestsLater, device: torch.device, dtype: torch.dtype) -> None:
-        self.device = device
-        self.dtype = dtype
+        super().__init__(device, dtype)
         self._schedulers = with_even_levels(load_schedulers(checkpoint, FLOW_SCHEDULERS))
         parts = load_components(checkpoint, device, dtype)
         check_token_limits(checkpoint, parts, ["tokenizer"])
-        self.denoiser: Any = parts["transformer"]
+        self._hold_parts(parts, "transformer", "text_encoder", "text_encoder_2")
         self._takes_scale = bool(self.denoiser.config.guidance_embeds)
         usual_tokens = _DEV_T5_TOKENS if self._takes_scale else _SCHNELL_T5_TOKENS
         self.t5_token_count = int(checkpoint.settings.get("max_sequence_length", usual_tokens))
         self._texts = (ClipText(parts["tokenizer"], parts["text_encoder"], device),)
         self._t5 = T5Text(parts["tokenizer_2"], parts["text_encoder_2"], device)
-        self.networks = networks_of(parts)
-        self.weights = component_weights(self.networks)
-        self.adaptable = {name: parts[name] for name in ("transformer", "text_encoder", "text_encoder_2")}
         _check_shapes(checkpoint, parts)
         self._kernels = RowKernels(self.denoiser)
         scale = LatentScale.of(parts["vae"].config, shifted=True)
-        self._autoencoder = Autoencoder(parts["vae"], scale, device, dtype)
-        self.picture_decoder = self._autoencoder.decoder
+        self._decode_with(Autoencoder(parts["vae"], scale, device, dtype))
         self._autoencoder.check_channels(checkpoint.directory, self.denoiser.config, packed=CELLS_OF_TOKEN)
         self.info = self._describe(checkpoint, digests)
 
@@ -78,8 +66,7 @@ class Flux(FlowFamily):
         return self._described("flux", size_px, multiple, later, guidance_distilled=True, computes_alone=True)
 
     def encode_prompt(self, prompt: str, *, negative: bool = False, clip_skip: int = 0) -> PromptStates:
-        if clip_skip:
-            raise InvalidArgument.of("clip_skip", f"must be 0 with this model, got {clip_skip}")
+        refuse_skip(clip_skip)
         clip, t5 = self._texts[0].pooled_states(prompt), self._t5.states(prompt, self.t5_token_count)
         assert clip.pooled is not None
         conditioning = Conditioning(t5.states.to(self.device, self.dtype), clip.pooled.to(self.dtype))

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from pentimento.diffusion.checkpoint import BadCheckpoint, Checkpoint
 from pentimento.diffusion.families.adapters import adapted
@@ -21,17 +20,16 @@ from pentimento.diffusion.families.base import (
     check_width,
     load_schedulers,
     refuse_keys,
+    refuse_skip,
     stated_size_px,
     with_even_levels,
 )
 from pentimento.diffusion.families.lean_attention import skip_signature_checks
-from pentimento.diffusion.families.model import Conditioning, DenoiserInput, LoadedModelInfo, PromptStates
+from pentimento.diffusion.families.model import DenoiserInput, LoadedModelInfo, PromptStates
 from pentimento.diffusion.families.packing import CELLS_OF_TOKEN, PACKED_SIDE, packed, unpacked
 from pentimento.diffusion.families.texts import PromptTokenizer
 from pentimento.diffusion.schedulers import FLOW_SCHEDULERS
-from pentimento.diffusion.weight_memory import component_weights, networks_of
 from pentimento.diffusion.weights import load_components
-from pentimento.domain.errors import InvalidArgument
 
 # Tokens of a caption in diffusers' pipeline.
 _TEXT_TOKENS = 512
@@ -48,35 +46,23 @@ _TIME_UNIT = 1000
 _OF_OTHERS = ("guidance_embeds", "zero_cond_t", "use_additional_t_cond", "use_layer3d_rope")
 
 
-def load(checkpoint: Checkpoint, digests: DigestsLater, device: torch.device, dtype: torch.dtype) -> "QwenImage":
-    """Return the loaded family adapter. Raises BadCheckpoint if this family does not support a configuration or weight
-    file."""
-    return QwenImage(checkpoint, digests, device, dtype)
-
-
 class QwenImage(FlowFamily):
     """Adapt diffusers' modules of this family to the engine. Prompts have at most `token_limit` tokens."""
 
     def __init__(self, checkpoint: Checkpoint, digests: DigestsLater, device: torch.device, dtype: torch.dtype) -> None:
-        self.device = device
-        self.dtype = dtype
+        super().__init__(device, dtype)
         self._schedulers = with_even_levels(load_schedulers(checkpoint, FLOW_SCHEDULERS))
         refuse_keys(checkpoint, "transformer", (), _OF_OTHERS)
         parts = load_components(checkpoint, device, dtype)
-        self._texts = ()
         self._tokenizer = PromptTokenizer(parts["tokenizer"])
         # Without the tower for images, and the layer that predicts words.
         self._encoder: Any = parts["text_encoder"].model.language_model
         self.token_limit = int(checkpoint.settings.get("max_sequence_length", _TEXT_TOKENS))
-        self.denoiser: Any = parts["transformer"]
-        self.networks = networks_of(parts)
-        self.weights = component_weights(self.networks)
-        self.adaptable = {"transformer": parts["transformer"]}
+        self._hold_parts(parts, "transformer")
         _check_shapes(checkpoint, parts)
         skip_signature_checks(self.denoiser)
         scale = LatentScale(1.0).by_channel(parts["vae"].config, device, dtype)
-        self._autoencoder = Autoencoder(parts["vae"], scale, device, dtype)
-        self.picture_decoder = self._autoencoder.decoder
+        self._decode_with(Autoencoder(parts["vae"], scale, device, dtype))
         self.info = self._describe(checkpoint, digests)
 
     def _describe(self, checkpoint: Checkpoint, later: DigestsLater) -> LoadedModelInfo:
@@ -85,15 +71,12 @@ class QwenImage(FlowFamily):
         return self._described("qwen_image", size_px, multiple, later, computes_alone=True)
 
     def encode_prompt(self, prompt: str, *, negative: bool = False, clip_skip: int = 0) -> PromptStates:
-        if clip_skip:
-            raise InvalidArgument.of("clip_skip", f"must be 0 with this model, got {clip_skip}")
+        refuse_skip(clip_skip)
         whole = _TEMPLATE.format(prompt=prompt)
         ids, truncated = self._tokenizer.unpadded(whole, _DROPPED_TOKENS + self.token_limit)
         output = self._encoder(input_ids=ids.to(self.device))
         states = output.last_hidden_state[:, _DROPPED_TOKENS:].to(self.dtype)
-        count = torch.tensor([states.shape[1]], device=self.device)
-        states = pad(states, (0, 0, 0, self.token_limit - states.shape[1]))
-        return PromptStates(Conditioning(states, token_counts=count), truncated)
+        return self._padded(states, self.token_limit, truncated=truncated)
 
     def guided(self, unconditional: Tensor, conditional: Tensor, scale: float) -> Tensor:
         rows = (super().guided(unconditional, conditional, scale), conditional)

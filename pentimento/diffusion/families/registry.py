@@ -16,8 +16,6 @@ from pentimento.diffusion.families.model import DiffusionModel
 from pentimento.diffusion.host_memory import HostBuffers
 from pentimento.files.file_sums import FileSums
 
-FamilyLoader = Callable[[Checkpoint, Callable[[], CheckpointDigests], torch.device, torch.dtype], DiffusionModel]
-
 
 def load_model(
     model: Path,
@@ -89,5 +87,6 @@ def usual_dtype(checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
 def _built(
     checkpoint: Checkpoint, digests: Callable[[], CheckpointDigests], device: torch.device, dtype: torch.dtype
 ) -> DiffusionModel:
-    load: FamilyLoader = import_module(family_of(checkpoint).module).load
-    return load(checkpoint, digests, device, dtype)
+    module, _, adapter = family_of(checkpoint).adapter.rpartition(".")
+    model: DiffusionModel = getattr(import_module(module), adapter)(checkpoint, digests, device, dtype)
+    return model

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from pentimento.diffusion.checkpoint import BadCheckpoint, Checkpoint
 from pentimento.diffusion.families.adapters import adapted
@@ -21,15 +20,14 @@ from pentimento.diffusion.families.base import (
     check_width,
     default_size_px,
     load_schedulers,
+    refuse_skip,
 )
 from pentimento.diffusion.families.lean_attention import skip_signature_checks
 from pentimento.diffusion.families.model import Conditioning, DenoiserInput, LoadedModelInfo, PromptStates
 from pentimento.diffusion.families.row_kernels import RowKernels
 from pentimento.diffusion.families.texts import PromptTokenizer
 from pentimento.diffusion.schedulers import FLOW_SAMPLERS
-from pentimento.diffusion.weight_memory import component_weights, networks_of
 from pentimento.diffusion.weights import load_components
-from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Scheduler
 
 # Tokens of a prompt in diffusers' pipelines.
@@ -56,36 +54,24 @@ _INSTRUCTION = "\n".join(
 )
 
 
-def load(checkpoint: Checkpoint, digests: DigestsLater, device: torch.device, dtype: torch.dtype) -> "Sana":
-    """Return the loaded family adapter. Raises BadCheckpoint if this family does not support a configuration or weight
-    file."""
-    return Sana(checkpoint, digests, device, dtype)
-
-
 class Sana(FlowFamily):
     """Adapt diffusers' modules of this family to the engine. Prompts have `token_limit` tokens, padding included."""
 
     def __init__(self, checkpoint: Checkpoint, digests: DigestsLater, device: torch.device, dtype: torch.dtype) -> None:
-        self.device = device
-        self.dtype = dtype
+        super().__init__(device, dtype)
         # Only its own: the others would not read its shift.
         own, *_ = load_schedulers(checkpoint, FLOW_SAMPLERS).items()
         self._schedulers = dict([own])
         parts = load_components(checkpoint, device, dtype)
-        self._texts = ()
         self._tokenizer = PromptTokenizer(parts["tokenizer"])
         self._encoder: Any = parts["text_encoder"]
         self.token_limit = int(checkpoint.settings.get("max_sequence_length", _TEXT_TOKENS))
         self._instruction_tokens = self._tokenizer.count(_INSTRUCTION)
-        self.denoiser: Any = parts["transformer"]
-        self.networks = networks_of(parts)
-        self.weights = component_weights(self.networks)
-        self.adaptable = {"transformer": parts["transformer"]}
+        self._hold_parts(parts, "transformer")
         _check_shapes(checkpoint, parts, self.token_limit, is_sprint=Scheduler.SCM in self._schedulers)
         skip_signature_checks(self.denoiser)
         self._kernels = RowKernels(self.denoiser)
-        self._autoencoder = Autoencoder(parts["vae"], LatentScale.of(parts["vae"].config), device, dtype)
-        self.picture_decoder = self._autoencoder.decoder
+        self._decode_with(Autoencoder(parts["vae"], LatentScale.of(parts["vae"].config), device, dtype))
         self._autoencoder.check_channels(checkpoint.directory, self.denoiser.config)
         self.info = self._describe(digests)
 
@@ -97,8 +83,7 @@ class Sana(FlowFamily):
         return self._described("sana", size_px, multiple, later, guidance_distilled=distilled, computes_alone=True)
 
     def encode_prompt(self, prompt: str, *, negative: bool = False, clip_skip: int = 0) -> PromptStates:
-        if clip_skip:
-            raise InvalidArgument.of("clip_skip", f"must be 0 with this model, got {clip_skip}")
+        refuse_skip(clip_skip)
         # The first token, the instruction's last one and the prompt's remain of the states.
         skipped = 0 if negative else self._instruction_tokens - 2
         text = prompt.lower().strip()
@@ -106,9 +91,7 @@ class Sana(FlowFamily):
         # Without the padding that diffusers encodes too: no other token sees it.
         states = self._encoder(input_ids=ids.to(self.device))[0].to(self.dtype)
         states = torch.cat([states[:, :1], states[:, 1 + skipped :]], dim=1)
-        count = torch.tensor([states.shape[1]], device=self.device)
-        padded = pad(states, (0, 0, 0, self.token_limit - states.shape[1]))
-        return PromptStates(Conditioning(padded, token_counts=count), truncated)
+        return self._padded(states, self.token_limit, truncated=truncated)
 
     def conditioning(
         self, prompt: PromptStates, width_px: int, height_px: int, guidance_scale: float = 1.0

@@ -5,30 +5,12 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import torch
-
-from pentimento.diffusion.checkpoint import Checkpoint
-from pentimento.diffusion.families.base import DigestsLater, refuse_keys
 from pentimento.diffusion.families.model import Conditioning, PromptStates
-from pentimento.diffusion.families.unet import FOREIGN_KEYS, FOREIGN_SWITCHES, UNetFamily
+from pentimento.diffusion.families.unet import UNetFamily
 from pentimento.diffusion.families.weighted_texts import emphasised
 from pentimento.domain.prompt_syntax import WeightedPrompt
 
 _OLD_SAMPLE_SIZE = 64
-
-
-def load(checkpoint: Checkpoint, digests: DigestsLater, device: torch.device, dtype: torch.dtype) -> "StableDiffusion":
-    """Return the loaded family adapter. Raises BadCheckpoint if this family does not support a configuration or weight
-    file."""
-    config = refuse_keys(checkpoint, "unet", (*FOREIGN_KEYS, "addition_embed_type"), FOREIGN_SWITCHES)
-    return StableDiffusion(checkpoint, digests, device, dtype, _least_sample_size(config))
-
-
-def _least_sample_size(config: Mapping[str, Any]) -> int:
-    """Return the least sample size: diffusers' pipelines of this family read a smaller one, written by a release before
-    0.9, as 64. Files of Stable Diffusion 1 state 32 and generate 64."""
-    version = re.match(r"(\d+)\.(\d+)\.", str(config.get("_diffusers_version", "")))
-    return _OLD_SAMPLE_SIZE if version and tuple(map(int, version.groups())) < (0, 9) else 0
 
 
 class StableDiffusion(UNetFamily):
@@ -36,7 +18,14 @@ class StableDiffusion(UNetFamily):
 
     name = "stable_diffusion"
     encoders = ("text_encoder",)
+    foreign_keys = ("addition_embed_type",)
     overrides: ClassVar[Mapping[str, Any]] = {"steps_offset": 1, "clip_sample": False}
+
+    def _least_sample_size(self, config: Mapping[str, Any]) -> int:
+        """Return the least sample size: diffusers' pipelines of this family read a smaller one, written by a release
+        before 0.9, as 64. Files of Stable Diffusion 1 state 32 and generate 64."""
+        version = re.match(r"(\d+)\.(\d+)\.", str(config.get("_diffusers_version", "")))
+        return _OLD_SAMPLE_SIZE if version and tuple(map(int, version.groups())) < (0, 9) else 0
 
     def encode_prompt(self, prompt: str, *, negative: bool = False, clip_skip: int = 0) -> PromptStates:
         encoded = self._texts[0].last_states(prompt, clip_skip)

@@ -32,7 +32,6 @@ from pentimento.diffusion.families.texts import ClipText, EncodedText, T5Text, a
 from pentimento.diffusion.families.transformer_passes import TransformerPasses, covers_transformer
 from pentimento.diffusion.families.weighted_texts import WeightedText, emphasised
 from pentimento.diffusion.schedulers import FLOW_SCHEDULERS
-from pentimento.diffusion.weight_memory import component_weights, networks_of
 from pentimento.diffusion.weights import load_components
 from pentimento.domain.prompt_syntax import WeightedPrompt
 
@@ -41,20 +40,14 @@ from pentimento.domain.prompt_syntax import WeightedPrompt
 _DEFAULT_T5_TOKENS = 256
 
 
-def load(checkpoint: Checkpoint, digests: DigestsLater, device: torch.device, dtype: torch.dtype) -> "StableDiffusion3":
-    """Return the loaded family adapter. Raises BadCheckpoint if this family does not support a configuration or weight
-    file."""
-    if ("text_encoder_3" in checkpoint.components) != ("tokenizer_3" in checkpoint.components):
-        raise BadCheckpoint(f"{checkpoint.directory}: text_encoder_3 and tokenizer_3 must both be there, or neither")
-    return StableDiffusion3(checkpoint, digests, device, dtype)
-
-
 class StableDiffusion3(FlowFamily):
     """Adapt diffusers' modules of this family to the engine. `t5_token_count` rows of T5 follow CLIP's text states."""
 
     def __init__(self, checkpoint: Checkpoint, digests: DigestsLater, device: torch.device, dtype: torch.dtype) -> None:
-        self.device = device
-        self.dtype = dtype
+        super().__init__(device, dtype)
+        if ("text_encoder_3" in checkpoint.components) != ("tokenizer_3" in checkpoint.components):
+            message = "text_encoder_3 and tokenizer_3 must both be there, or neither"
+            raise BadCheckpoint(f"{checkpoint.directory}: {message}")
         self.t5_token_count = int(checkpoint.settings.get("max_sequence_length", _DEFAULT_T5_TOKENS))
         self._schedulers = load_schedulers(checkpoint, FLOW_SCHEDULERS)
         parts = load_components(checkpoint, device, dtype)
@@ -66,18 +59,13 @@ class StableDiffusion3(FlowFamily):
         self.chunk_tokens = self._texts[0].token_limit
         self.usual_tokens = self.chunk_tokens + self.t5_token_count
         self._t5 = T5Text(parts["tokenizer_3"], parts["text_encoder_3"], device) if "tokenizer_3" in parts else None
-        self.denoiser: Any = parts["transformer"]
-        adaptable = ("transformer", "text_encoder", "text_encoder_2", "text_encoder_3")
-        self.networks = networks_of(parts)
-        self.weights = component_weights(self.networks)
-        self.adaptable = {name: parts[name] for name in adaptable if name in parts}
+        self._hold_parts(parts, "transformer", "text_encoder", "text_encoder_2", "text_encoder_3")
         _check_widths(checkpoint, parts)
         skip_signature_checks(self.denoiser)
         self._kernels = RowKernels(self.denoiser)
         self._passes = TransformerPasses(self.denoiser) if covers_transformer(self.denoiser) else None
         scale = LatentScale.of(parts["vae"].config, shifted=True)
-        self._autoencoder = Autoencoder(parts["vae"], scale, device, dtype)
-        self.picture_decoder = self._autoencoder.decoder
+        self._decode_with(Autoencoder(parts["vae"], scale, device, dtype))
         self._autoencoder.check_channels(checkpoint.directory, self.denoiser.config)
         self.info = self._describe(digests)
 

@@ -9,30 +9,13 @@ from torch import Tensor
 
 from pentimento.diffusion.checkpoint import BadCheckpoint, Checkpoint
 from pentimento.diffusion.families.autoencoder import Autoencoder, LatentScale
-from pentimento.diffusion.families.base import DigestsLater, refuse_keys
 from pentimento.diffusion.families.model import Conditioning, PromptStates
-from pentimento.diffusion.families.unet import FOREIGN_KEYS, FOREIGN_SWITCHES, UNetFamily
+from pentimento.diffusion.families.unet import UNetFamily
 from pentimento.diffusion.families.weighted_texts import emphasised
 from pentimento.domain.prompt_syntax import WeightedPrompt
 
 # Original height and width, top and left of the crop, target height and width.
 _SIZE_COUNT = 6
-
-
-def load(
-    checkpoint: Checkpoint, digests: DigestsLater, device: torch.device, dtype: torch.dtype
-) -> "StableDiffusionXl":
-    """Return the loaded family adapter. Raises BadCheckpoint if this family does not support a configuration or weight
-    file."""
-    config = refuse_keys(checkpoint, "unet", FOREIGN_KEYS, FOREIGN_SWITCHES)
-    if config.get("addition_embed_type") != "text_time":
-        path = checkpoint.component_directory("unet") / "config.json"
-        raise BadCheckpoint(
-            f"{path}: addition_embed_type must be 'text_time', got {config.get('addition_embed_type')!r}"
-        )
-    if checkpoint.settings.get("requires_aesthetics_score", False):
-        raise BadCheckpoint(f"{checkpoint.directory}: requires_aesthetics_score (a refiner) is not supported")
-    return StableDiffusionXl(checkpoint, digests, device, dtype)
 
 
 class StableDiffusionXl(UNetFamily):
@@ -42,8 +25,12 @@ class StableDiffusionXl(UNetFamily):
     encoders = ("text_encoder", "text_encoder_2")
     inversion_keys = ("clip_l", "clip_g")
 
-    def __init__(self, checkpoint: Checkpoint, digests: DigestsLater, device: torch.device, dtype: torch.dtype) -> None:
-        super().__init__(checkpoint, digests, device, dtype)
+    def _take_settings(self, checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
+        if (kind := config.get("addition_embed_type")) != "text_time":
+            path = checkpoint.component_directory("unet") / "config.json"
+            raise BadCheckpoint(f"{path}: addition_embed_type must be 'text_time', got {kind!r}")
+        if checkpoint.settings.get("requires_aesthetics_score", False):
+            raise BadCheckpoint(f"{checkpoint.directory}: requires_aesthetics_score (a refiner) is not supported")
         self._zeros_for_empty = bool(checkpoint.settings.get("force_zeros_for_empty_prompt", True))
 
     def encode_prompt(self, prompt: str, *, negative: bool = False, clip_skip: int = 0) -> PromptStates:

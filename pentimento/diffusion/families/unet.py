@@ -19,6 +19,7 @@ from pentimento.diffusion.families.base import (
     check_width,
     default_size_px,
     load_schedulers,
+    refuse_keys,
 )
 from pentimento.diffusion.families.lean_attention import skip_signature_checks
 from pentimento.diffusion.families.model import (
@@ -34,14 +35,13 @@ from pentimento.diffusion.families.texts import ClipText
 from pentimento.diffusion.families.unet_passes import AttendedTexts, UNetEncoding, UNetPasses, added_conditions, covers
 from pentimento.diffusion.inversions import BadInversion, Inversion
 from pentimento.diffusion.schedulers import DIFFUSION_SCHEDULERS, DiffusionConfig
-from pentimento.diffusion.weight_memory import component_weights, networks_of
 from pentimento.diffusion.weights import load_components
 from pentimento.domain.generation import NoiseForm
 
 # Settings of other families and conditionings; a checkpoint that sets one would be served wrongly.
-FOREIGN_KEYS = ("class_embed_type", "num_class_embeds", "encoder_hid_dim_type", "time_cond_proj_dim")
+_FOREIGN_KEYS = ("class_embed_type", "num_class_embeds", "encoder_hid_dim_type", "time_cond_proj_dim")
 # The same for switches, which diffusers writes as False if off.
-FOREIGN_SWITCHES = ("dual_cross_attention",)
+_FOREIGN_SWITCHES = ("dual_cross_attention",)
 
 # diffusers' pipelines of both families need sides that are multiples of 8, for any factor of the autoencoder.
 _PIPELINE_SIZE_MULTIPLE = 8
@@ -56,22 +56,17 @@ class UNetFamily(DiffusersFamily):
     encoders and the scheduler's settings that diffusers' pipelines override."""
 
     name: ClassVar[str]
+    # Further keys of other families in the UNet's configuration.
+    foreign_keys: ClassVar[tuple[str, ...]] = ()
     encoders: ClassVar[tuple[str, ...]]
     # Keys of a textual inversion's vectors, in the order of the encoders.
     inversion_keys: ClassVar[tuple[str, ...]] = ("",)
     overrides: ClassVar[Mapping[str, Any]] = {}
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        digests: DigestsLater,
-        device: torch.device,
-        dtype: torch.dtype,
-        least_sample_size: int = 0,
-    ) -> None:
-        """Load the components. A sample size below `least_sample_size` is raised to it."""
-        self.device = device
-        self.dtype = dtype
+    def __init__(self, checkpoint: Checkpoint, digests: DigestsLater, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__(device, dtype)
+        config = refuse_keys(checkpoint, "unet", (*_FOREIGN_KEYS, *self.foreign_keys), _FOREIGN_SWITCHES)
+        self._take_settings(checkpoint, config)
         self._schedulers = load_schedulers(checkpoint, DIFFUSION_SCHEDULERS, self.overrides)
         parts = load_components(checkpoint, device, dtype)
         tokenizers = [name.replace("text_encoder", "tokenizer") for name in self.encoders]
@@ -82,15 +77,12 @@ class UNetFamily(DiffusersFamily):
             for tokenizer, encoder in zip(tokenizers, self.encoders, strict=True)
         ]
         self.usual_tokens = self.chunk_tokens = self._texts[0].token_limit
-        self.networks = networks_of(parts)
-        self.weights = component_weights(self.networks)
-        self.adaptable = {name: parts[name] for name in ("unet", *self.encoders)}
+        self._hold_parts(parts, "unet", *self.encoders)
         self._hold(parts["unet"])
-        self._autoencoder = self._with_scale(parts["vae"])
-        self.picture_decoder = self._autoencoder.decoder
+        self._decode_with(self._with_scale(parts["vae"]))
         sees_mask = self._autoencoder.check_channels(checkpoint.directory, self.denoiser.config, may_see_mask=True)
         self._check_widths(checkpoint, parts)
-        self.info = self._describe(digests, sees_mask=sees_mask, least_sample_size=least_sample_size)
+        self.info = self._describe(digests, sees_mask=sees_mask, least_sample_size=self._least_sample_size(config))
 
     def add_inversion(self, inversion: Inversion) -> None:
         if inversion.vectors.keys() != set(self.inversion_keys):
@@ -101,6 +93,13 @@ class UNetFamily(DiffusersFamily):
             text.check_word(inversion.word, vectors, f"{inversion.file}{f': {key}' if key else ''}")
         for text, vectors in zip(self._texts, parts, strict=True):
             text.add_word(inversion.word, vectors)
+
+    def _take_settings(self, checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
+        """Take settings, `config` of the UNet. Raises BadCheckpoint for those of another kind of model."""
+
+    def _least_sample_size(self, config: Mapping[str, Any]) -> int:
+        """Return the size to which a smaller sample size in the UNet's configuration is raised."""
+        return 0
 
     def _with_scale(self, vae: Any) -> Autoencoder:
         return Autoencoder(vae, LatentScale.of(vae.config), self.device, self.dtype)
@@ -130,9 +129,8 @@ class UNetFamily(DiffusersFamily):
         )
 
     def _hold(self, unet: Any) -> None:
-        """Set the network, and make its attention modules skip their signature checks (changes the network)."""
+        """Set the passes, and make attention modules skip their signature checks (changes the network)."""
         skip_signature_checks(unet)
-        self.denoiser: Any = unet
         self._kernels = RowKernels(unet)
         self._passes = UNetPasses(unet) if covers(unet) else None
         self._terms: OrderedDict[tuple[float, int], Tensor] = OrderedDict()

@@ -114,11 +114,7 @@ class EncoderPasses:
         return torch.cat([part(states) for layer in self._text_layers for part in (layer.to_k, layer.to_v)], dim=-1)
 
     def time_terms(
-        self,
-        timesteps: Tensor,
-        dtype: torch.dtype,
-        added: dict[str, Tensor] | None = None,
-        kinds: Tensor | None = None,
+        self, timesteps: Tensor, dtype: torch.dtype, added: dict[str, Tensor] | None = None, kinds: Tensor | None = None
     ) -> Tensor:
         """Return the terms that the residual blocks add at these timesteps (rows,), concatenated: (rows, widths).
         `kinds` (rows, width) is the embedding of a ControlNet-Union's kinds."""
@@ -291,11 +287,7 @@ def _stages(block: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _joined(
-    stage: tuple[Any, Any],
-    hidden: Tensor,
-    skips: list[Tensor],
-    layers: Iterator[LayerTexts],
-    added: Iterator[Tensor],
+    stage: tuple[Any, Any], hidden: Tensor, skips: list[Tensor], layers: Iterator[LayerTexts], added: Iterator[Tensor]
 ) -> Tensor:
     """Run one stage of the decoder on its input and the last of the skip connections, which it takes."""
     resnet, attention = stage
@@ -363,11 +355,7 @@ def _added(norm: Any, change: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _attention(
-    attention: Any,
-    inputs: Tensor,
-    key: Tensor,
-    value: Tensor,
-    images: Sequence[tuple[Tensor, Tensor, Tensor]] = (),
+    attention: Any, inputs: Tensor, key: Tensor, value: Tensor, images: Sequence[tuple[Tensor, Tensor, Tensor]] = ()
 ) -> Tensor:
     """Return the layer's attention to key and value, and to those of `images` in addition, times their scales."""
     rows, heads = inputs.shape[0], attention.heads

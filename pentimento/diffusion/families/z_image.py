@@ -19,6 +19,7 @@ from pentimento.diffusion.families.base import (
     FlowFamily,
     check_width,
     load_schedulers,
+    refuse_skip,
     stated_size_px,
     with_even_levels,
 )
@@ -26,9 +27,7 @@ from pentimento.diffusion.families.lean_attention import skip_signature_checks
 from pentimento.diffusion.families.model import Conditioning, DenoiserInput, LoadedModelInfo, PromptStates
 from pentimento.diffusion.families.texts import PromptTokenizer
 from pentimento.diffusion.schedulers import FLOW_SCHEDULERS
-from pentimento.diffusion.weight_memory import component_weights, networks_of
 from pentimento.diffusion.weights import load_components
-from pentimento.domain.errors import InvalidArgument
 
 # Tokens of a caption in diffusers' pipeline.
 _TEXT_TOKENS = 512
@@ -42,32 +41,21 @@ _LENGTH_MULTIPLE = 32
 _TIME_UNIT = 1000
 
 
-def load(checkpoint: Checkpoint, digests: DigestsLater, device: torch.device, dtype: torch.dtype) -> "ZImage":
-    """Return the loaded family adapter. Raises BadCheckpoint if this family does not support a configuration or weight
-    file."""
-    return ZImage(checkpoint, digests, device, dtype)
-
-
 class ZImage(FlowFamily):
     """Adapt diffusers' modules of this family to the engine."""
 
     def __init__(self, checkpoint: Checkpoint, digests: DigestsLater, device: torch.device, dtype: torch.dtype) -> None:
-        self.device = device
-        self.dtype = dtype
+        super().__init__(device, dtype)
         self._schedulers = with_even_levels(load_schedulers(checkpoint, FLOW_SCHEDULERS))
         parts = load_components(checkpoint, device, dtype)
-        self._texts = ()
         self._tokenizer = PromptTokenizer(parts["tokenizer"])
         self._encoder: Any = parts["text_encoder"]
         self._token_limit = int(checkpoint.settings.get("max_sequence_length", _TEXT_TOKENS))
-        self.denoiser: Any = parts["transformer"]
-        self.networks = networks_of(parts)
-        self.weights = component_weights(self.networks)
-        self.adaptable = {"transformer": parts["transformer"]}
+        self._hold_parts(parts, "transformer")
         _check_shapes(checkpoint, parts, self._token_limit)
         skip_signature_checks(self.denoiser)
-        self._autoencoder = Autoencoder(parts["vae"], LatentScale.of(parts["vae"].config, shifted=True), device, dtype)
-        self.picture_decoder = self._autoencoder.decoder
+        scale = LatentScale.of(parts["vae"].config, shifted=True)
+        self._decode_with(Autoencoder(parts["vae"], scale, device, dtype))
         self.info = self._describe(checkpoint, digests)
 
     def _describe(self, checkpoint: Checkpoint, later: DigestsLater) -> LoadedModelInfo:
@@ -79,14 +67,11 @@ class ZImage(FlowFamily):
         )
 
     def encode_prompt(self, prompt: str, *, negative: bool = False, clip_skip: int = 0) -> PromptStates:
-        if clip_skip:
-            raise InvalidArgument.of("clip_skip", f"must be 0 with this model, got {clip_skip}")
+        refuse_skip(clip_skip)
         ids, truncated = self._tokenizer.unpadded(_TEMPLATE.format(prompt=prompt), self._token_limit)
         output = self._encoder(input_ids=ids.to(self.device), output_hidden_states=True)
         states = output.hidden_states[-2].to(self.dtype)
-        count = torch.tensor([states.shape[1]], device=self.device)
-        states = pad(states, (0, 0, 0, _rounded_up(self._token_limit) - states.shape[1]))
-        return PromptStates(Conditioning(states, token_counts=count), truncated)
+        return self._padded(states, _rounded_up(self._token_limit), truncated=truncated)
 
     def predict(self, inputs: DenoiserInput) -> Tensor:
         """Return the prediction of every row, shaped as the latents."""

@@ -14,12 +14,7 @@ from torch import Tensor
 from pentimento.diffusion.schedulers.config import BetaSchedule, DiffusionConfig, SolverType
 from pentimento.diffusion.schedulers.noise import positive_alphas
 from pentimento.diffusion.schedulers.schedule import SamplerState, StepSequence
-from pentimento.diffusion.schedulers.unit_variance import (
-    SignalLevel,
-    UnitVarianceSchedule,
-    signal_level,
-    solver_levels,
-)
+from pentimento.diffusion.schedulers.unit_variance import SignalLevel, UnitVarianceSchedule, signal_level, solver_levels
 from pentimento.domain.generation import Scheduler, SigmaSpacing
 
 # diffusers' threshold below which `lower_order_final` takes effect.

@@ -35,11 +35,6 @@ class EulerSchedule(Schedule):
     steps: tuple[EulerStep, ...]
     initial_scale: float
 
-    @property
-    def scheduler(self) -> Scheduler:
-        """Return the scheduler of the steps."""
-        return self.config.scheduler
-
     def initial_latent(self, noise: Tensor) -> Tensor:
         """Return unit noise as the latent before step 0."""
         return noise * self.initial_scale

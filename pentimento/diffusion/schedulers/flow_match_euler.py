@@ -12,7 +12,6 @@ from torch import Tensor
 
 from pentimento.diffusion.schedulers.config import FlowConfig, TimeShift
 from pentimento.diffusion.schedulers.schedule import SamplerState, Schedule, StepSequence
-from pentimento.domain.generation import Scheduler
 
 Levels = npt.NDArray[np.floating[Any]]
 
@@ -34,16 +33,6 @@ class FlowSchedule(Schedule, Generic[Step]):
 
     config: FlowConfig
     steps: tuple[Step, ...]
-
-    @property
-    def scheduler(self) -> Scheduler:
-        """Return the scheduler of the steps."""
-        return self.config.scheduler
-
-    @property
-    def is_flow(self) -> bool:
-        """Return True."""
-        return True
 
     def noised_latent(self, clean: Tensor, noise: Tensor, step_index: int) -> Tensor:
         """Return a clean latent re-noised to the level before `step_index`."""
@@ -67,10 +56,8 @@ class FlowMatchEulerSchedule(FlowSchedule[FlowStep]):
         """Return the next state and the predicted clean latent."""
         step = self.steps[state.step_index]
         latent = state.latent.float()
-        following = latent + step.difference * prediction
-        return SamplerState(
-            following.to(prediction.dtype), self.order.after(state.step_index)
-        ), latent - step.sigma * prediction
+        following = (latent + step.difference * prediction).to(prediction.dtype)
+        return SamplerState(following, self.order.after(state.step_index)), latent - step.sigma * prediction
 
 
 def make_flow_match_euler_schedule(config: FlowConfig, order: StepSequence) -> FlowMatchEulerSchedule:

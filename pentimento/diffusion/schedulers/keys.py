@@ -51,10 +51,7 @@ _READ: Mapping[Scheduler, frozenset[str]] = {
 }
 
 _OFF = (False, None)
-_OTHER_SPACINGS: Mapping[str, tuple[Any, ...]] = {
-    "use_exponential_sigmas": _OFF,
-    "use_beta_sigmas": _OFF,
-}
+_OTHER_SPACINGS: Mapping[str, tuple[Any, ...]] = {"use_exponential_sigmas": _OFF, "use_beta_sigmas": _OFF}
 _SOLVER: Mapping[str, tuple[Any, ...]] = {
     "solver_order": (2,),
     "thresholding": _OFF,
@@ -127,7 +124,7 @@ _IGNORED: Mapping[Scheduler, frozenset[str]] = {
 }
 # Networks of checkpoints with other values predict a variance too, with any sampler.
 _FIXED_FOR_ALL: Mapping[str, tuple[Any, ...]] = {
-    "variance_type": (None, "fixed_small", "fixed_small_log", "fixed_large", "fixed_large_log"),
+    "variance_type": (None, "fixed_small", "fixed_small_log", "fixed_large", "fixed_large_log")
 }
 # Keys that diffusers' classes for our samplers take, with an effect only together with a rejected key.
 WITHOUT_EFFECT = frozenset(

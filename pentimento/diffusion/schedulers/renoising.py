@@ -11,6 +11,7 @@ import math
 
 from torch import Tensor
 
+from pentimento.diffusion.schedulers.config import FlowConfig
 from pentimento.diffusion.schedulers.schedule import Schedule
 
 
@@ -34,5 +35,5 @@ def _shares(schedule: Schedule, step: int) -> tuple[float, float]:
     ratio = schedule.sigmas[step]
     if math.isinf(ratio):
         return 0.0, 1.0
-    whole = 1.0 + ratio if schedule.is_flow else math.hypot(1.0, ratio)
+    whole = 1.0 + ratio if isinstance(schedule.config, FlowConfig) else math.hypot(1.0, ratio)
     return 1.0 / whole, ratio / whole

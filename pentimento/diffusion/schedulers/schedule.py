@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from pentimento.diffusion.schedulers.config import SchedulerConfig
 from pentimento.domain.generation import Scheduler
 from pentimento.domain.thinned_steps import check_thinned_steps, taken_count
 
@@ -85,17 +86,13 @@ class Schedule(ABC):
     timesteps: Tensor
     sigmas: tuple[float, ...]
     order: StepSequence
+    config: SchedulerConfig
     needs_noise: bool = field(default=False, kw_only=True)
 
     @property
-    @abstractmethod
     def scheduler(self) -> Scheduler:
         """Return the scheduler of the steps."""
-
-    @property
-    def is_flow(self) -> bool:
-        """Return whether the shares of image and noise in a latent sum to 1, and not their squares."""
-        return False
+        return self.config.scheduler
 
     @property
     def step_count(self) -> int:

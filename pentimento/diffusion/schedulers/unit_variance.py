@@ -13,7 +13,7 @@ from pentimento.diffusion.schedulers.noise import spaced_timesteps_between
 from pentimento.diffusion.schedulers.schedule import Schedule
 from pentimento.diffusion.schedulers.spacings import spaced_levels, timesteps_at
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.generation import Scheduler, SigmaSpacing
+from pentimento.domain.generation import SigmaSpacing
 
 
 class StepLevel(Protocol):
@@ -35,11 +35,6 @@ class UnitVarianceSchedule(Schedule, Generic[Step]):
 
     config: DiffusionConfig
     steps: tuple[Step, ...]
-
-    @property
-    def scheduler(self) -> Scheduler:
-        """Return the scheduler of the steps."""
-        return self.config.scheduler
 
     def noised_latent(self, clean: Tensor, noise: Tensor, step_index: int) -> Tensor:
         """Return a clean latent re-noised to the level before `step_index`."""

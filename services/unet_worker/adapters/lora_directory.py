@@ -10,14 +10,7 @@ from typing import Any
 import torch
 
 from pentimento.diffusion.checkpoint import check_inside, read_json_object
-from pentimento.diffusion.loras import (
-    BadLora,
-    BaseLayers,
-    Lora,
-    check_lora,
-    digest_lora,
-    read_lora,
-)
+from pentimento.diffusion.loras import BadLora, BaseLayers, Lora, check_lora, digest_lora, read_lora
 from pentimento.diffusion.loras.files import is_lora_file, lora_files_in
 from pentimento.domain.adapters import (
     MAX_ADAPTER_NAME_LENGTH,

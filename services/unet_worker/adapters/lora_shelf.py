@@ -60,7 +60,7 @@ class LoraShelf:
             StoredBytes(name, Tier.DISK, size_bytes)
             for name, size_bytes in (directory.sizes if directory else {}).items()
         )
-        self._loader = LoraLoader(self._read, memory_bytes, arrived, rule or Utility()) if is_served else None
+        self._loader = LoraLoader(self._read, memory_bytes, arrived, rule or Utility())
 
     @property
     def adapters(self) -> tuple[Adapter, ...]:
@@ -75,8 +75,6 @@ class LoraShelf:
     @property
     def resident_names(self) -> tuple[str, ...]:
         """Return the names of the LoRAs that need no load."""
-        if self._loader is None:
-            return ()
         digests = self._loader.resident
         own = self._directory.names_of(digests) if self._directory is not None else ()
         named = (self._uploaded.name_of(digest) for digest in digests) if self._uploaded is not None else ()
@@ -85,7 +83,7 @@ class LoraShelf:
     @property
     def components(self) -> tuple[HeldComponent, ...]:
         """Return the LoRAs loaded before with their tiers: host memory, or the disk that keeps them."""
-        return self._measured.components(self._loader.resident) if self._loader is not None else ()
+        return self._measured.components(self._loader.resident)
 
     @property
     def speeds(self) -> tuple[TierSpeed, ...]:
@@ -100,7 +98,7 @@ class LoraShelf:
     def source(self, spec: GenerationSpec, route: Route) -> LoadingLoras | None:
         """Begin to load a request's LoRAs, and return their source; None if it has none. The source waits at the
         route's step. A replay uses them from exactly that step: the first attempt may have waited for them."""
-        if not spec.loras or self._loader is None:
+        if not spec.loras:
             return None
         if self._uploaded is not None:
             for lora in spec.loras:
@@ -117,8 +115,6 @@ class LoraShelf:
             for adapter in uploaded:
                 self._uploaded.ask(LoraSelection(adapter.name, 1.0, adapter.digest, adapter.object))
                 wanted.append(adapter.digest)
-        if self._loader is None:
-            return
         for digest in wanted:
             if not self._loader.has_room:
                 return
@@ -129,8 +125,7 @@ class LoraShelf:
 
     def close(self) -> None:
         """Begin no further loads."""
-        if self._loader is not None:
-            self._loader.close()
+        self._loader.close()
 
     def _read(self, digest: str) -> Lora:
         """Read a LoRA, on the loader's threads, and measure it."""

@@ -11,14 +11,7 @@ from dataclasses import replace
 from pentimento.domain.cache import GrantBinding, GrantRefusal, check_grant
 from pentimento.domain.clock import Clock
 from pentimento.domain.errors import Internal, NotFound, PentimentoError, Unavailable
-from pentimento.domain.generation import (
-    CacheGrant,
-    CapturedEntries,
-    CapturedLatent,
-    FromImage,
-    ObjectReference,
-    Route,
-)
+from pentimento.domain.generation import CacheGrant, CapturedEntries, CapturedLatent, FromImage, ObjectReference, Route
 from pentimento.domain.reasons import Reason
 from pentimento.rpc.shared_keys import GrantKeys
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing

@@ -2,15 +2,28 @@
 
 import logging
 from collections import OrderedDict
+from typing import TypeVar
 
 from pentimento.domain.clock import Clock
 from pentimento.domain.epochs import latest_believable
 from pentimento.domain.errors import Aborted, InvalidArgument
 from pentimento.domain.reasons import Reason
 from services.unet_worker import metrics
-from services.unet_worker.attempts.bounded_memory import remember
 
 logger = logging.getLogger(__name__)
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+REMEMBERED = 4096
+
+
+def remember(memory: OrderedDict[K, V], key: K, value: V) -> None:
+    """Store the key as the newest one, and remove the oldest ones beyond the bound."""
+    memory[key] = value
+    memory.move_to_end(key)
+    while len(memory) > REMEMBERED:
+        memory.popitem(last=False)
 
 
 class KnownFrontdoors:

@@ -13,13 +13,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from pentimento.diffusion.denoising import (
-    DenoisingStart,
-    ImageStart,
-    LatentStart,
-    NoiseStart,
-    schedule_for,
-)
+from pentimento.diffusion.denoising import DenoisingStart, ImageStart, LatentStart, NoiseStart, schedule_for
 from pentimento.diffusion.families import DiffusionModel
 from pentimento.diffusion.images import decode_mask, decode_pixels, decode_pixels_and_mask
 from pentimento.diffusion.latents import UnknownLatentFormat, latent_from_bytes

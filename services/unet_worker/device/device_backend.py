@@ -2,7 +2,7 @@
 emulated worker starts without it."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from pentimento.devices.choices import DeviceMemory
@@ -108,6 +108,21 @@ class DeviceBackend(Protocol):
         """Stop the remaining work; takes at most a step."""
 
 
+@dataclass(frozen=True)
+class ModelChanges:
+    """Hold what a device reports of its models: the `weights` of the held one, none between two; those that failed to
+    load or cannot, which this start of the worker does not try again, and of these the ones with more weights than its
+    memory can hold; the seconds of the last switch to each, and per gigabyte by the tier of a model's files; and the
+    last change, or the one in progress."""
+
+    weights: tuple[ComponentWeights, ...] = ()
+    unloadable: frozenset[str] = frozenset()
+    short_models: tuple[ShortModel, ...] = ()
+    load_s: Mapping[str, float] = field(default_factory=dict)
+    load_speeds: tuple[TierSpeed, ...] = ()
+    change: ModelChange | None = None
+
+
 class PlannedBackend(DeviceBackend, Protocol):
     """Describe a device that can hold one model or another, as the plan requires."""
 
@@ -116,28 +131,7 @@ class PlannedBackend(DeviceBackend, Protocol):
         """Return the model that it holds, or is about to hold."""
 
     @property
-    def unloadable(self) -> frozenset[str]:
-        """Return the models that failed to load or cannot; this start of the worker does not try them again."""
-
-    @property
-    def short_models(self) -> tuple[ShortModel, ...]:
-        """Return the models with more weights than its memory can hold."""
-
-    @property
-    def weights(self) -> tuple[ComponentWeights, ...]:
-        """Return the weights of the held model; none between two models."""
-
-    @property
-    def load_s(self) -> Mapping[str, float]:
-        """Return the seconds of the last switch to each model that it has switched to."""
-
-    @property
-    def load_speeds(self) -> tuple[TierSpeed, ...]:
-        """Return the measured seconds per gigabyte of switches, by the tier of the model's files."""
-
-    @property
-    def change(self) -> ModelChange | None:
-        """Return the last change to another model, or the one in progress; None before the first."""
+    def changes(self) -> ModelChanges: ...
 
     def assign(self, name: str, max_batch: int) -> None:
         """Hold this model, in batches of at most `max_batch`, 0 for the most that fit. Requests that are here finish;

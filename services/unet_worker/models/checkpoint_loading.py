@@ -8,21 +8,10 @@ from pathlib import Path
 
 import torch
 
-from pentimento.devices.choices import (
-    CompileMode,
-    DeviceChoice,
-    DtypeChoice,
-    TextEncoderPlace,
-    WeightStorage,
-)
+from pentimento.devices.choices import CompileMode, DeviceChoice, DtypeChoice, TextEncoderPlace, WeightStorage
 from pentimento.diffusion.allow_list import check_checkpoint
 from pentimento.diffusion.device import choose_device, choose_dtype, memory_budget_bytes
-from pentimento.diffusion.engine import (
-    CompiledDenoiser,
-    Denoiser,
-    cuda_recorder,
-    replaying,
-)
+from pentimento.diffusion.engine import CompiledDenoiser, Denoiser, cuda_recorder, replaying
 from pentimento.diffusion.families import DiffusionModel, load_model, usual_dtype
 from pentimento.diffusion.inversions import BadInversion, read_inversion
 from pentimento.diffusion.kernels import fuse, usual_kernels

@@ -12,12 +12,7 @@ from typing import TypeVar
 import torch
 
 from pentimento.devices.claims import visible_gpus
-from pentimento.diffusion.engine import (
-    Denoiser,
-    EngineSettings,
-    StepEngine,
-    reused_step_share,
-)
+from pentimento.diffusion.engine import Denoiser, EngineSettings, StepEngine, reused_step_share
 from pentimento.diffusion.families import BatchKey, DiffusionModel
 from pentimento.diffusion.host_memory import HostBuffers
 from pentimento.diffusion.loras import layers_of
@@ -111,7 +106,7 @@ class ModelSource:
 
 
 class CheckpointLoader:
-    """Load models for one start of a worker; see `model_switch.ModelLoader`."""
+    """Load models for one start of a worker, by name. All methods raise the errors of a model that cannot be loaded."""
 
     def __init__(self, models: Mapping[str, UnetWorkerSettings], identity: WorkerIdentity, source: ModelSource) -> None:
         self._models = models
@@ -133,9 +128,11 @@ class CheckpointLoader:
             self._energy.close()
 
     async def tiers(self, name: str) -> Mapping[Tier, int]:
+        """Return the bytes of a model's files by the tier that has them; none if that is unknown."""
         return await asyncio.to_thread(self._source.tiers, self._models[name])
 
     async def change_to(self, name: str, current: LoadedModel) -> ModelChange:
+        """Return the way to change from the current model, by the memory that is free now."""
         held = current.held
         self._known[held.model, held.model_digest] = replace(
             current.measurement.known, reused_step_share=held.reused_step_share
@@ -144,6 +141,7 @@ class CheckpointLoader:
         return await asyncio.to_thread(self._source.change, name, self._models[name], reusable)
 
     async def stage(self, name: str) -> Placement:
+        """Read a model into host memory, while another one generates."""
         settings = self._models[name]
         if self._buffers is None:
             self._buffers = await asyncio.to_thread(staging_buffers, self._models.values())
@@ -153,6 +151,8 @@ class CheckpointLoader:
         return await at_low_priority(partial(_in_threads, settings.threads, stage))
 
     async def load(self, name: str, staged: Placement | None = None, beside: LoadedModel | None = None) -> LoadedModel:
+        """Return a model, ready to serve: staged before, or read now. The model `beside` generates on the same device
+        meanwhile. A failure leaves nothing running."""
         settings = self._models[name]
         logger.info("loading the model", extra={"visible_gpus": visible_gpus()})
         place = partial(_in_threads, settings.threads, staged or partial(self._source.load, settings))
@@ -184,72 +184,61 @@ class CheckpointLoader:
         other_bytes: int,
         warm_up_s: float,
     ) -> LoadedModel:
+        """Construct the parts of a loaded model; a failure ends the started ones."""
         with ExitStack() as begun:
-            loaded = self._assemble(model, settings, begun, known, other_bytes, warm_up_s)
+            objects = open_objects(settings.objects_url)
+            # Before memory is measured: image encoders are as large as a text encoder.
+            ip_adapters = self._source.ip_adapters(model, settings)
+            denoiser = denoiser_for(model, settings.compile)
+            engine = self._start_engine(model, denoiser, settings)
+            begun.callback(engine.close)
+            held, measurement = self._measured(model, denoiser, engine, settings, known, other_bytes, warm_up_s)
+            store_threads = started_pool(STORE_THREADS, "objects")
+            begun.callback(store_threads.shutdown, wait=False)
+            loras = self._lora_shelf(model, held, engine, settings)
+            finisher = Finisher(model, threads=settings.threads)
+            if self._energy is None:
+                self._energy = _energy_meter(model.device)
+            shared_device = model.device if settings.share_device_memory else None
+            directory = region_directory(settings.shared_memory_dir, shared_device)
+            replicas = ControlNetReplicas(self._open_channel, directory, self._source.summing, listener=engine.waiting)
+            model_runner = EngineModelRunner(
+                self._identity.instance_id,
+                held,
+                engine,
+                finisher,
+                StartResolver(model, objects, store_threads, DONOR_TIMEOUT_S),
+                PROGRESS_INTERVAL_S,
+                self._energy.watts if self._energy is not None else lambda since, until: None,
+                settings.latent_format,
+                replicas,
+                loras,
+                ConditionEncoder(model, engine, replicas),
+                PeerWorkers(self._open_channel, directory, listener=engine.waiting),
+                ImagePrompts(model, ip_adapters, engine.call),
+            )
+            # The engine may resume its idle work once no attempt is running.
+            runner = AttemptRunner(model_runner, objects, store_threads, UPLOAD_TIMEOUT_S, engine.wake)
+            engine.work_when_idle(lambda wanted: measurement.when_idle(lambda: wanted() or runner.running_count > 0))
+            loaded = LoadedModel(
+                held,
+                model.info,
+                model.device,
+                engine,
+                finisher,
+                runner,
+                store_threads,
+                max_batch=settings.max_batch,
+                loras=loras,
+                halves=HalfServicer(GuidanceHalves(model, held, engine, loras, directory, replicas)),
+                measurement=measurement,
+                device_capabilities=self._source.capabilities,
+                ip_adapters=ip_adapters,
+                networks=model.networks,
+                weights=model.weights,
+            )
             begun.pop_all()
         return loaded
-
-    def _assemble(
-        self,
-        model: DiffusionModel,
-        settings: UnetWorkerSettings,
-        begun: ExitStack,
-        known: KnownSteps | None,
-        other_bytes: int,
-        warm_up_s: float,
-    ) -> LoadedModel:
-        """Construct the parts of a loaded model. `begun` ends the started ones on failure."""
-        objects = open_objects(settings.objects_url)
-        # Before memory is measured: image encoders are as large as a text encoder.
-        ip_adapters = self._source.ip_adapters(model, settings)
-        denoiser = denoiser_for(model, settings.compile)
-        engine = self._start_engine(model, denoiser, settings)
-        begun.callback(engine.close)
-        held, measurement = self._measured(model, denoiser, engine, settings, known, other_bytes, warm_up_s)
-        store_threads = started_pool(STORE_THREADS, "objects")
-        begun.callback(store_threads.shutdown, wait=False)
-        loras = self._lora_shelf(model, held, engine, settings)
-        finisher = Finisher(model, threads=settings.threads)
-        if self._energy is None:
-            self._energy = _energy_meter(model.device)
-        shared_device = model.device if settings.share_device_memory else None
-        directory = region_directory(settings.shared_memory_dir, shared_device)
-        replicas = ControlNetReplicas(self._open_channel, directory, self._source.summing, listener=engine.waiting)
-        model_runner = EngineModelRunner(
-            self._identity.instance_id,
-            held,
-            engine,
-            finisher,
-            StartResolver(model, objects, store_threads, DONOR_TIMEOUT_S),
-            PROGRESS_INTERVAL_S,
-            self._energy.watts if self._energy is not None else lambda since, until: None,
-            settings.latent_format,
-            replicas,
-            loras,
-            ConditionEncoder(model, engine, replicas),
-            PeerWorkers(self._open_channel, directory, listener=engine.waiting),
-            ImagePrompts(model, ip_adapters, engine.call),
-        )
-        # The engine may resume its idle work once no attempt is running.
-        runner = AttemptRunner(model_runner, objects, store_threads, UPLOAD_TIMEOUT_S, engine.wake)
-        engine.work_when_idle(lambda wanted: measurement.when_idle(lambda: wanted() or runner.running_count > 0))
-        return LoadedModel(
-            held,
-            model.info,
-            model.device,
-            engine,
-            finisher,
-            runner,
-            store_threads,
-            max_batch=settings.max_batch,
-            loras=loras,
-            halves=HalfServicer(GuidanceHalves(model, held, engine, loras, directory, replicas)),
-            measurement=measurement,
-            device_capabilities=self._source.capabilities,
-            ip_adapters=ip_adapters,
-            networks=model.networks,
-            weights=model.weights,
-        )
 
     def _measured(
         self,

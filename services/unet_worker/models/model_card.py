@@ -33,12 +33,7 @@ def checkpoints(settings: UnetWorkerSettings) -> dict[str, UnetWorkerSettings]:
             raise InvalidArgument.of("other_models", f"must have names of their own, got {name!r} twice")
         if not other.path.exists():
             raise InvalidArgument.of("other_models", f"must exist, there is no directory or file {other.path}")
-        named[name] = replace(
-            settings,
-            model=other.path,
-            model_name=name,
-            expected_model_digest=other.digest,
-        )
+        named[name] = replace(settings, model=other.path, model_name=name, expected_model_digest=other.digest)
     return named
 
 

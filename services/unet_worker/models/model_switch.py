@@ -10,10 +10,9 @@ import logging
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 
@@ -21,13 +20,12 @@ from pentimento.devices.choices import DeviceMemory
 from pentimento.diffusion.device import device_memory, device_name
 from pentimento.diffusion.engine.faults import is_out_of_memory
 from pentimento.domain.adapters import Adapter
-from pentimento.domain.components import Tier, TierSpeed
 from pentimento.domain.errors import PentimentoError, ResourceExhausted, Unavailable
 from pentimento.domain.execution import ExecuteEvent
 from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.generation import GenerationSpec, NoiseForm
 from pentimento.domain.reasons import Reason
-from pentimento.domain.weights import ComponentWeights, ModelChange, ShortModel, SwitchWay
+from pentimento.domain.weights import ModelChange, ShortModel, SwitchWay
 from pentimento.rpc.memory import trim_heap
 from pentimento.service.load_speeds import LoadSpeeds
 from services.unet_worker import metrics
@@ -37,28 +35,13 @@ from services.unet_worker.device.device_backend import (
     DeviceBackend,
     HalfStreams,
     HeldAdapters,
+    ModelChanges,
 )
 from services.unet_worker.models.loaded import LoadedModel
+from services.unet_worker.models.loader import CheckpointLoader
 from services.unet_worker.models.staging import Placement
 
 logger = logging.getLogger(__name__)
-
-
-class ModelLoader(Protocol):
-    """Load models by name. All methods raise the errors of a model that cannot be loaded."""
-
-    async def tiers(self, name: str) -> Mapping[Tier, int]:
-        """Return the bytes of a model's files by the tier that has them; none if that is unknown."""
-
-    async def change_to(self, name: str, current: LoadedModel) -> ModelChange:
-        """Return the way to change from the current model, by the memory that is free now."""
-
-    async def stage(self, name: str) -> Placement:
-        """Read a model into host memory, while another one generates."""
-
-    async def load(self, name: str, staged: Placement | None = None, beside: LoadedModel | None = None) -> LoadedModel:
-        """Return a model, ready to serve: staged before, or read now. A model given last generates on the same device
-        meanwhile. A failure leaves nothing running."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +84,7 @@ class ModelSwitch:
     def __init__(
         self,
         first: LoadedModel,
-        loader: ModelLoader,
+        loader: CheckpointLoader,
         changed: Callable[[], None],
         short_models: tuple[ShortModel, ...] = (),
     ) -> None:
@@ -111,7 +94,7 @@ class ModelSwitch:
         self._loader = loader
         self._changed = changed
         self._target = first.held.model
-        self.short_models = short_models
+        self._short_models = short_models
         self.unloadable = frozenset(short.model for short in short_models)
         self.load_s: dict[str, float] = {}
         self._speeds = LoadSpeeds()
@@ -153,10 +136,6 @@ class ModelSwitch:
         return self._backend.device
 
     @property
-    def load_speeds(self) -> tuple[TierSpeed, ...]:
-        return self._speeds.speeds
-
-    @property
     def batch_limit(self) -> int:
         return 0 if self._empties and self._target != self.held.model else self._backend.batch_limit
 
@@ -173,8 +152,10 @@ class ModelSwitch:
         return self._backend.halves
 
     @property
-    def weights(self) -> tuple[ComponentWeights, ...]:
-        return self._backend.weights if isinstance(self._backend, LoadedModel) else ()
+    def changes(self) -> ModelChanges:
+        weights = self._backend.weights if isinstance(self._backend, LoadedModel) else ()
+        speeds = self._speeds.speeds
+        return ModelChanges(weights, self.unloadable, self._short_models, self.load_s, speeds, self.change)
 
     def memory(self) -> DeviceMemory:
         return self._backend.memory()

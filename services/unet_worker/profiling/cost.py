@@ -25,6 +25,7 @@ from services.unet_worker.profiling.settings import ProfileSettings
 logger = logging.getLogger(__name__)
 
 STEPS = 10  # steps of an image if no number is given
+REPEATS = 5  # measured images of each kind, after one that is not
 SIZE = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})")
 
 
@@ -40,7 +41,7 @@ def measure(settings: ProfileSettings) -> ModelProfile:
     idle_memory_bytes = used_bytes(device)
     denoiser = _warmed(model, settings)
     specs = list(_specs(model, settings))
-    loads = [ProfiledBatch(spec, size, settings.repeats) for spec in specs for size in settings.batch_sizes]
+    loads = [ProfiledBatch(spec, size, REPEATS) for spec in specs for size in settings.batch_sizes]
     return ModelProfile(
         model=model_name(settings.model),
         model_digest=model.info.model_digest,
@@ -49,7 +50,7 @@ def measure(settings: ProfileSettings) -> ModelProfile:
         threads=study.threads,
         execution=_execution(settings, device),
         step_count=settings.steps or STEPS,
-        sizes=tuple(profile_size(model, denoiser, spec, settings.repeats) for spec in _one_a_size(specs)),
+        sizes=tuple(profile_size(model, denoiser, spec, REPEATS) for spec in _one_a_size(specs)),
         batches=tuple(_logged(profile_batches(model, denoiser, loads))),
         device_memory_bytes=device_memory(device).total_bytes,
         idle_memory_bytes=idle_memory_bytes,

@@ -7,14 +7,7 @@ import torch
 
 from pentimento.diffusion.denoising import ImageStart
 from pentimento.diffusion.images import decode_pixels
-from pentimento.profiles.document import (
-    DIGITS,
-    Profile,
-    ProfileConditions,
-    ProfiledModel,
-    ProfileKind,
-    ProfilePromise,
-)
+from pentimento.profiles.document import DIGITS, Profile, ProfileConditions, ProfiledModel, ProfileKind, ProfilePromise
 from pentimento.profiles.kinds import handover_row, taken_steps
 from pentimento.profiles.rules import ImageSample, ThresholdRule, is_settled, mean_share, strictest, tally
 from services.unet_worker.profiling.inputs import QualityScorer, StudyInputs

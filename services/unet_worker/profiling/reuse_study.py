@@ -174,12 +174,7 @@ class ReuseStudy:
         return model.request(self.prompts[row], self.first_seed + row, start)
 
     def _outcomes(
-        self,
-        model: StudyModel,
-        pairs: Sequence[ReusePair],
-        requests: Sequence[DenoisingRequest],
-        step: int,
-        what: str,
+        self, model: StudyModel, pairs: Sequence[ReusePair], requests: Sequence[DenoisingRequest], step: int, what: str
     ) -> Iterator[ReuseOutcome]:
         chunk = model.generator.max_batch
         for start in range(0, len(pairs), chunk):

@@ -84,31 +84,12 @@ class ProfileSettings:
     steps: int = setting(
         0, help="steps: of the full run; cost: of an image; 0: the model's own, 10 for cost", minimum=0, maximum=1000
     )
-    begin: tuple[float, ...] = setting(
-        (0.0, 0.1, 0.2, 0.4, 0.6),
-        help="steps: shares of the schedule after which steps are skipped",
-        minimum=0,
-        maximum=1,
-    )
-    keep: tuple[float, ...] = setting(
-        (0.8, 0.65, 0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1),
-        help="steps: shares of the remaining steps to keep, largest first",
-        minimum=0,
-        maximum=1,
-    )
-    spacing: tuple[float, ...] = setting(
-        (1.0, 1.5),
-        help="steps: growth of the gaps between kept steps: 1 for even gaps, more for more early steps",
-        minimum=1,
-        maximum=3,
-    )
     compile: CompileMode = setting(CompileMode.AUTO, help="cost: how the forward pass runs, as of the worker")
     batch_sizes: tuple[int, ...] = setting(
         (1, 2, 4, 8, 16), help="cost: requests that share a step", minimum=1, maximum=1024
     )
     sizes: tuple[str, ...] = setting((), help="cost: WIDTHxHEIGHT in pixels; empty: the model's own")
     guidance_scales: tuple[float, ...] = setting((3.0,), help="cost: above 1: guided, 1: not", minimum=0)
-    repeats: int = setting(5, help="cost: measured images of each kind, after one that is not", minimum=1)
 
     def first_of(self, kind: ProfileKind) -> int:
         """Return the number of prompts to use."""

@@ -100,6 +100,11 @@ def open_studied_loras(directory: Path | None, names: Sequence[str], model: Stud
 
 
 ALPHA = 0.95
+# Shares of the schedule after which steps are skipped; shares of the remaining steps to keep, largest first; growth of
+# the gaps between kept steps: 1 for even gaps, more for more early steps.
+BEGINS = (0.0, 0.1, 0.2, 0.4, 0.6)
+KEEPS = (0.8, 0.65, 0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1)
+SPACINGS = (1.0, 1.5)
 HIT_RULES = SelectionRules(renoised_share=RENOISED_SHARE, retaken_share=RETAKEN_SHARE)
 
 
@@ -145,7 +150,7 @@ def measure(settings: ProfileSettings, inputs: StudyInputs, kind: ProfileKind = 
         raise InvalidArgument.of("model", f"{model.spec.model} has no deep features that its outer layers could reuse")
     profile = _empty(kind, settings, model, scorers, inputs, loras)
     kept = {steps_key(row): row for row in inputs.earlier_rows(profile)}
-    begins = [first for first, _ in grid(model.step_count, settings.begin, settings.keep) if first]
+    begins = [first for first, _ in grid(model.step_count, BEGINS, KEEPS) if first]
     captured = {*(hit.step for hit in hits), *(() if loras.loras else begins)}
     full = [loras.on_time(request) for request in full_requests(model, prompts, capture_steps=tuple(captured))]
     study = ThinningStudy(model, scorers, full, loras.late, reuses)
@@ -163,12 +168,12 @@ def measure(settings: ProfileSettings, inputs: StudyInputs, kind: ProfileKind = 
 
 def _most_steps(settings: ProfileSettings, step_count: int, prompt_count: int, start_count: int) -> int:
     """Return the denoising steps of the profile at most, for prompts from noise and from each other start."""
-    begins = grid(step_count, settings.begin, settings.keep)
+    begins = grid(step_count, BEGINS, KEEPS)
     # LoRAs that come late share no steps with the full run.
     shared = 0 if settings.with_loras else 1
     rows = [[count + (1 - shared) * first for count in counts] for first, counts in begins]
     tried = sum(most_tried(counts, exhaustive=settings.exhaustive) for counts in rows)
-    return prompt_count * (step_count + start_count * len(set(settings.spacing)) * tried)
+    return prompt_count * (step_count + start_count * len(SPACINGS) * tried)
 
 
 @dataclass(frozen=True)
@@ -208,9 +213,9 @@ def _rows(
     alpha = settings.alpha or ALPHA
     rule = None if settings.exhaustive else settings.rule_of(ProfileKind.STEPS)
     settled_alpha = alpha if rule is ThresholdRule.LOWER_BOUND else None
-    begins = list(grid(study.model.step_count, settings.begin, settings.keep))
-    guess = len(settings.keep) // 2
-    for spacing, (first, counts) in product(dict.fromkeys(settings.spacing), begins):
+    begins = list(grid(study.model.step_count, BEGINS, KEEPS))
+    guess = len(KEEPS) // 2
+    for spacing, (first, counts) in product(SPACINGS, begins):
         holds: dict[int, bool] = {}
         tried = counts if first >= start.step or study.reuses_features else []
         while (place := next_place(holds, len(tried), guess if rule else None)) is not None:
@@ -274,9 +279,7 @@ def _empty(
             patch_step=loras.patch_step,
         ),
         ProfilePromise(
-            settings.alpha or ALPHA,
-            settings.rule_of(kind),
-            " and ".join(scorer.name for scorer in scorers),
+            settings.alpha or ALPHA, settings.rule_of(kind), " and ".join(scorer.name for scorer in scorers)
         ),
         source_of(settings),
     )

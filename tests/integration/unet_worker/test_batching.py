@@ -158,7 +158,7 @@ async def test_lag_of_the_event_loop_is_measured(worker: Served) -> None:
 
 async def test_written_profile_can_be_read(checkpoint: Path, tmp_path: Path) -> None:
     out = tmp_path / "profile.json"
-    flags = ["--steps", "2", "--repeats", "2", "--batch-sizes", "1,2", "--device", "cpu"]
+    flags = ["--steps", "2", "--batch-sizes", "1,2", "--device", "cpu"]
 
     await profile_main(["cost", "--model", str(checkpoint), "--out", str(out), *flags])
 

@@ -381,13 +381,13 @@ async def test_plan_bounds_its_batches_and_never_widens_them(worker: Served) -> 
 
 @pytest.mark.parametrize("way", list(SwitchWay), indirect=True)
 async def test_switch_measures_the_tier_of_the_models_files(switching: Served, way: SwitchWay, other: Path) -> None:
-    assert switching.switch.load_speeds == ()
+    assert switching.switch.changes.load_speeds == ()
 
     switching.switch.assign("other", 0)
     await credits_where(switching, served=True, model="other")
     await until_settled(switching)
 
-    (speed,) = switching.switch.load_speeds
+    (speed,) = switching.switch.changes.load_speeds
     size_bytes = sum(path.stat().st_size for path in other.rglob("*.safetensors"))
     assert speed.tier is Tier.DISK
     assert speed.seconds_per_gb == pytest.approx(switching.switch.load_s["other"] * GB / size_bytes, rel=0.1)

@@ -19,6 +19,7 @@ from pentimento.profiles.document import ProfileKind, ProfileRow, profiles_to_js
 from pentimento.profiles.kinds import options
 from pentimento.profiles.rules import ThresholdRule
 from pentimento.settings import load_settings
+from services.unet_worker.profiling import steps
 from services.unet_worker.profiling.command import measure_and_write
 from services.unet_worker.profiling.inputs import QualityScorer, StudyInputs
 from services.unet_worker.profiling.settings import ProfileSettings
@@ -47,12 +48,19 @@ def write_model(tmp_path: Path) -> Path:
     return model
 
 
+@pytest.fixture(autouse=True)
+def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begin at the first step and at the third of five, with even gaps."""
+    monkeypatch.setattr(steps, "BEGINS", (0.0, 0.4))
+    monkeypatch.setattr(steps, "KEEPS", (0.8, 0.4))
+    monkeypatch.setattr(steps, "SPACINGS", (1.0,))
+
+
 def settings_of(tmp_path: Path, model: Path, *flags: str) -> ProfileSettings:
     (tmp_path / "prompts.txt").write_text("")
     given = {"model": model, "prompts": tmp_path / "prompts.txt", "out": tmp_path / "model.json", "alpha": 0.1}
     named = [part for name, value in given.items() for part in (f"--{name}", str(value))]
-    named += ["--embedder-address", "unix:/nowhere", "--begin", "0,0.4", "--spacing", "1"]
-    named += ["--exhaustive", *flags]
+    named += ["--embedder-address", "unix:/nowhere", "--exhaustive", *flags]
     return load_settings(ProfileSettings, "profile", named)
 
 
@@ -68,7 +76,7 @@ def measured(
 
 
 def test_a_profile_is_written_and_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    settings = settings_of(tmp_path, write_model(tmp_path), "--samples", "--keep", "0.8,0.4")
+    settings = settings_of(tmp_path, write_model(tmp_path), "--samples")
     caplog.set_level(logging.INFO)
 
     measured(settings, ("a circle", "a square", "a circle"))
@@ -90,8 +98,10 @@ def test_a_profile_is_written_and_read(tmp_path: Path, caplog: pytest.LogCapture
     assert len(samples) == 8
 
 
-def test_every_spacing_is_measured_and_told(tmp_path: Path) -> None:
-    settings = settings_of(tmp_path, write_model(tmp_path), "--spacing", "1.5", "--keep", "0.6")
+def test_every_spacing_is_measured_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = settings_of(tmp_path, write_model(tmp_path))
+    monkeypatch.setattr(steps, "KEEPS", (0.6,))
+    monkeypatch.setattr(steps, "SPACINGS", (1.0, 1.5))
 
     measured(settings, ("a circle",))
 
@@ -104,12 +114,11 @@ def test_every_spacing_is_measured_and_told(tmp_path: Path) -> None:
     assert profile.rows[0].figures != profile.rows[2].figures
 
 
-def test_reused_features_are_measured_beside_skipped_steps(tmp_path: Path) -> None:
+def test_reused_features_are_measured_beside_skipped_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, prompts = write_model(tmp_path), ("a circle", "a square")
     selector = latents_of_model(tmp_path)
-    settings = settings_of(
-        tmp_path, model, "--profiles", str(selector), "--keep", "0.4", "--begin", "0", "--exhaustive"
-    )
+    settings = settings_of(tmp_path, model, "--profiles", str(selector))
+    monkeypatch.setattr(steps, "KEEPS", (0.4,))
 
     measured(settings, prompts)
     measured(settings, prompts, kind=ProfileKind.FEATURES)
@@ -158,9 +167,12 @@ class Thrifty:
         return [float(row == 0 or self._seen.setdefault(row, picture) == picture) for row, picture in pairs]
 
 
-def test_hits_have_rows_of_their_own_and_the_stricter_judge_decides(tmp_path: Path) -> None:
+def test_hits_have_rows_of_their_own_and_the_stricter_judge_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = write_model(tmp_path)
-    settings = settings_of(tmp_path, model, "--profiles", str(latents_of_model(tmp_path)), "--keep", "0.7")
+    settings = settings_of(tmp_path, model, "--profiles", str(latents_of_model(tmp_path)))
+    monkeypatch.setattr(steps, "KEEPS", (0.7,))
 
     measured(settings, ("a circle", "a square"), Thrifty())
 
@@ -172,10 +184,14 @@ def test_hits_have_rows_of_their_own_and_the_stricter_judge_decides(tmp_path: Pa
     assert profile.rows[-1].at["least_similarity"] == -0.5
 
 
-def test_rows_are_added_to_a_profile_and_what_it_has_is_not_generated_again(tmp_path: Path) -> None:
+def test_rows_are_added_to_a_profile_and_what_it_has_is_not_generated_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, prompts = write_model(tmp_path), ("a circle", "a square")
-    measured(settings_of(tmp_path, model, "--keep", "0.8"), prompts)
-    settings = settings_of(tmp_path, model, "--keep", "0.8,0.4", "--resume", "--samples", "--rule", "minimum")
+    with monkeypatch.context() as before:
+        before.setattr(steps, "KEEPS", (0.8,))
+        measured(settings_of(tmp_path, model), prompts)
+    settings = settings_of(tmp_path, model, "--resume", "--samples", "--rule", "minimum")
 
     measured(settings, prompts)
 
@@ -187,7 +203,7 @@ def test_rows_are_added_to_a_profile_and_what_it_has_is_not_generated_again(tmp_
 
 
 def test_rows_of_another_encoder_are_not_added(tmp_path: Path) -> None:
-    settings = settings_of(tmp_path, write_model(tmp_path), "--keep", "0.8", "--resume")
+    settings = settings_of(tmp_path, write_model(tmp_path), "--resume")
     measured(replace(settings, resume=False), ("a circle",))
     written = (tmp_path / "model.json").read_bytes()
 
