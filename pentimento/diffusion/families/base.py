@@ -48,7 +48,7 @@ class DiffusersFamily(DiffusionModel):
         self._texts = ()
 
     def _hold_parts(self, parts: Mapping[str, Any], *adaptable: str) -> None:
-        """Set the networks; LoRAs may change the `adaptable` ones, of which the first is the denoiser."""
+        """Set the networks; LoRAs may change the `adaptable` ones, the denoiser first."""
         self.denoiser: Any = parts[adaptable[0]]
         self.networks = networks_of(parts)
         self.weights = component_weights(self.networks)
@@ -123,7 +123,7 @@ class FlowFamily(DiffusersFamily):
 
 
 def refuse_skip(clip_skip: int) -> None:
-    """Raise InvalidArgument for a request that skips layers of CLIP, in a family whose text states are another's."""
+    """Raise InvalidArgument for a request that skips layers of CLIP, in a family with other text states."""
     if clip_skip:
         raise InvalidArgument.of("clip_skip", f"must be 0 with this model, got {clip_skip}")
 

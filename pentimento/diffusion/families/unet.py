@@ -98,7 +98,7 @@ class UNetFamily(DiffusersFamily):
         """Take settings, `config` of the UNet. Raises BadCheckpoint for those of another kind of model."""
 
     def _least_sample_size(self, config: Mapping[str, Any]) -> int:
-        """Return the size to which a smaller sample size in the UNet's configuration is raised."""
+        """Return the least sample size: a smaller one in the UNet's configuration is raised to it."""
         return 0
 
     def _with_scale(self, vae: Any) -> Autoencoder:

@@ -110,10 +110,10 @@ class DeviceBackend(Protocol):
 
 @dataclass(frozen=True)
 class ModelChanges:
-    """Hold what a device reports of its models: the `weights` of the held one, none between two; those that failed to
-    load or cannot, which this start of the worker does not try again, and of these the ones with more weights than its
-    memory can hold; the seconds of the last switch to each, and per gigabyte by the tier of a model's files; and the
-    last change, or the one in progress."""
+    """Hold what a device reports of its models: the `weights` of the held one, none between two; the `unloadable` ones,
+    which this start of the worker does not try again, among them the `short_models` with more weights than its memory
+    can hold; the seconds of the last switch to each, and per gigabyte by the tier of a model's files; and the last
+    change, or the one in progress."""
 
     weights: tuple[ComponentWeights, ...] = ()
     unloadable: frozenset[str] = frozenset()

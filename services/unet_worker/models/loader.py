@@ -151,8 +151,8 @@ class CheckpointLoader:
         return await at_low_priority(partial(_in_threads, settings.threads, stage))
 
     async def load(self, name: str, staged: Placement | None = None, beside: LoadedModel | None = None) -> LoadedModel:
-        """Return a model, ready to serve: staged before, or read now. The model `beside` generates on the same device
-        meanwhile. A failure leaves nothing running."""
+        """Return a model, ready to serve: staged before, or read now. A current model given last generates on the
+        same device meanwhile. A failure leaves nothing running."""
         settings = self._models[name]
         logger.info("loading the model", extra={"visible_gpus": visible_gpus()})
         place = partial(_in_threads, settings.threads, staged or partial(self._source.load, settings))
