@@ -1,4 +1,4 @@
-"""Server-sent events: those of images in OpenAI's format, those of jobs, and the stream that sends them."""
+"""Server-sent events: those of images in OpenAI's format, those of jobs, and the answers that send them."""
 
 import asyncio
 from collections import Counter
@@ -19,7 +19,7 @@ from services.edge.api.answers import (
     usage_of,
 )
 from services.edge.api.bodies import API_NAMES
-from services.edge.http.answers import Base64, Send, document_bytes, error_document
+from services.edge.http.answers import Base64, Receive, Send, document_bytes, error_document, while_connected
 
 HEARTBEAT = b": still generating\n\n"
 HEARTBEAT_S = 15.0
@@ -122,32 +122,30 @@ def job_failed_event(error: PentimentoError) -> bytes:
     return typed_sse("job.failed", error_document(error, API_NAMES))
 
 
-async def send_events(
-    events: AsyncGenerator[GenerateEvent, None],
+async def answer_events(
+    receive: Receive,
     send: Send,
+    events: AsyncGenerator[GenerateEvent, None],
     encoded: Encoder,
     last_event: Callable[[PentimentoError], Awaitable[bytes]] | None = None,
     *,
     only_head: bool = False,
 ) -> None:
-    """Answer with a stream of events; `end_stream` ends it, once nothing watches the client any more. An error before
-    the first event becomes the answer's status; a later one the last event, by default an `error`. `only_head`:
-    without events, for HEAD."""
-    first = await anext(events)
-    await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
-    if only_head:
-        return
-    await send_part(send, encoded(first))
-    try:
-        async with aclosing(with_heartbeats(events)) as beating:
-            async for event in beating:
-                await send_part(send, HEARTBEAT if event is None else encoded(event))
-    except PentimentoError as error:
-        await send_part(send, await last_event(error) if last_event is not None else error_event(error))
-
-
-async def end_stream(send: Send) -> None:
-    """End an answer of events."""
+    """Answer with a stream of events, which are closed if the client disconnects. An error before the first event
+    becomes the answer's status; a later one the last event, by default an `error`. `only_head`: without events, for
+    HEAD."""
+    async with while_connected(receive), aclosing(events):
+        first = await anext(events)
+        await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+        try:
+            if not only_head:
+                await send_part(send, encoded(first))
+                async with aclosing(with_heartbeats(events)) as beating:
+                    async for event in beating:
+                        await send_part(send, HEARTBEAT if event is None else encoded(event))
+        except PentimentoError as error:
+            await send_part(send, await last_event(error) if last_event is not None else error_event(error))
+    # Only once nothing watches the client any more.
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -1,8 +1,8 @@
 """`/v1/images/generations` and `/v1/images/edits`: read the call, run it at the frontdoor, answer."""
 
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, 
 from pentimento.domain.jobs import ResultUrl, ResultUrlServer
 from services.edge.api.answers import images_document
 from services.edge.api.bodies import EditRequest, GenerationRequest, JsonEditRequest
-from services.edge.api.events import ImageEvents, end_stream, ended_early, send_events
+from services.edge.api.events import ImageEvents, answer_events, ended_early
 from services.edge.http.answers import DocumentResponse, Receive, Scope, Send, while_connected
 from services.edge.http.bodies import HeldBody, read_body, read_form, read_json
 from services.edge.http.callers import caller_of, idempotency_key_of, token_of
@@ -61,9 +61,7 @@ class ImageEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         token, key = token_of(request), idempotency_key_of(request)
-        if may_be_large(request):
-            await introduce(self.parts, token)
-        with self.parts.bodies.held(caller_of(request)) as held:
+        async with held_body(self.parts, request) as held:
             body = await self.read(request, held)
             asked = body.to_request(self.parts.model_aliases)
             if body.as_urls:
@@ -72,9 +70,7 @@ class ImageEndpoint:
             call = FrontdoorCall(self.parts, self.usual_steps, token, key, asked, partial_images, scope)
             if body.stream:
                 encoder = ImageEvents(self.kind, partial_images, body.provenance, int(time.time()))
-                async with while_connected(receive), aclosing(call.events()) as events:
-                    await send_events(events, send, encoder.of)
-                await end_stream(send)
+                await answer_events(receive, send, call.events(), encoder.of)
                 return
             ended = await call.finished(receive)
         urls = await call.urls(ended, origin_of(request, self.parts)) if body.as_urls else ()
@@ -88,10 +84,15 @@ def may_be_large(request: Request) -> bool:
     return not declared.isdecimal() or len(declared) > LARGE_DIGITS or int(declared) > LARGE_BODY_BYTES
 
 
-async def introduce(parts: EdgeParts, token: str | None) -> None:
-    """Test a token at the frontdoor before a large body is read. Raises the frontdoor's error for an unknown one."""
-    async with parts.frontdoor.images(token) as client:
-        await client.list_models(CALL_TIMEOUT_S)
+@asynccontextmanager
+async def held_body(parts: EdgeParts, request: Request) -> AsyncIterator[HeldBody]:
+    """Yield the body of a call, counted until the block is left. Before a large one is read the frontdoor tests the
+    token, and its error for an unknown one is raised."""
+    if may_be_large(request):
+        async with parts.frontdoor.images(token_of(request)) as client:
+            await client.list_models(CALL_TIMEOUT_S)
+    with parts.bodies.held(caller_of(request)) as held:
+        yield held
 
 
 def content_type(request: Request) -> str:

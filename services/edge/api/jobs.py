@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -31,23 +31,22 @@ from services.edge.api.answers import (
     result_path,
 )
 from services.edge.api.bodies import EditJobRequest, JobRequest
-from services.edge.api.events import end_stream, error_event, job_event, job_failed_event, send_events
+from services.edge.api.events import answer_events, error_event, job_event, job_failed_event
 from services.edge.api.fields import Body, json_value
 from services.edge.api.images import (
     JSON_TYPE,
     EndedImages,
     UrlOffers,
     content_type,
-    introduce,
-    may_be_large,
+    held_body,
     origin_of,
     read_document,
     urls_of,
     whole_url,
 )
-from services.edge.http.answers import DocumentResponse, Receive, Scope, Send, while_connected
+from services.edge.http.answers import DocumentResponse, Receive, Scope, Send
 from services.edge.http.bodies import FORM_TYPE, HeldBody, read_form, shown
-from services.edge.http.callers import caller_of, idempotency_key_of, token_of
+from services.edge.http.callers import idempotency_key_of, token_of
 from services.edge.parts import EdgeParts
 
 CALL_TIMEOUT_S = 30.0
@@ -127,9 +126,7 @@ class JobRoutes:
     async def submit(self, request: Request) -> Response:
         """Submit a generation or an edit, and answer once it is accepted."""
         key = idempotency_key_of(request)
-        if may_be_large(request):
-            await introduce(self._parts, token_of(request))
-        with self._parts.bodies.held(caller_of(request)) as held:
+        async with held_body(self._parts, request) as held:
             body = await read_job(request, held)
             asked = body.to_request(self._parts.model_aliases)
             if body.as_urls:
@@ -192,18 +189,15 @@ class JobEvents:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        async with AsyncExitStack() as stack:
-            client = await stack.enter_async_context(self._parts.frontdoor.images(token_of(request)))
-            await stack.enter_async_context(while_connected(receive))
-            job_id = request.path_params["id"]
-            events = await stack.enter_async_context(aclosing(client.attach(job_id)))
+        job_id = request.path_params["id"]
+        async with self._parts.frontdoor.images(token_of(request)) as client:
 
             async def ended(error: PentimentoError) -> bytes:
                 return await last_event(client, job_id, error)
 
             # The answer to HEAD ends now, so that the connection is free for the next request while the job runs.
-            await send_events(events, send, job_event, ended, only_head=request.method == "HEAD")
-        await end_stream(send)
+            only_head = request.method == "HEAD"
+            await answer_events(receive, send, client.attach(job_id), job_event, ended, only_head=only_head)
 
 
 async def read_job(request: Request, held: HeldBody) -> JobRequest | EditJobRequest:

@@ -32,7 +32,7 @@ from pentimento.domain.image_request import Completed, RequestStatus
 from pentimento.domain.jobs import RequestQuery
 from pentimento.domain.provenance_document import as_json
 from pentimento.domain.requests import RequestState
-from services.edge.api.images import JSON_TYPE
+from services.edge.api.images import JSON_TYPE, held_body, read_document
 from services.edge.caller_channels import CallerChannels
 from services.edge.console.history import INTERVAL_S, sample_of
 from services.edge.console.pages import takes_gzip
@@ -42,9 +42,8 @@ from services.edge.console.streams import (
     ReplayBody,
     StreamEndpoint,
     completed_document,
-    console_document,
 )
-from services.edge.http.callers import caller_of, token_of
+from services.edge.http.callers import token_of
 from services.edge.parts import EdgeParts
 
 T = TypeVar("T")
@@ -132,8 +131,8 @@ class ConsoleCalls:
 
     async def explain(self, request: Request) -> Response:
         """Return the route that a request would get now, and the cache's entries near it."""
-        with self._parts.bodies.held(caller_of(request)) as held:
-            body = ExplainBody.read(await console_document(self._parts, request, held))
+        async with held_body(self._parts, request) as held:
+            body = ExplainBody.read(await read_document(request, held))
         async with self._parts.frontdoor.images(token_of(request)) as client:
             explained = await client.explain(body.to_request(), CALL_TIMEOUT_S, neighbour_count=body.neighbour_count)
         return document(as_json(explained))

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -25,12 +24,11 @@ from pentimento.domain.image_request import (
 from pentimento.domain.provenance_document import as_json, provenance_as_json
 from services.edge.api.answers import failure_document
 from services.edge.api.bodies import EditBody
-from services.edge.api.events import end_stream, send_events, sse
+from services.edge.api.events import answer_events, sse
 from services.edge.api.fields import UINT64, Body, Data, ImageText, Name, RequiredName, Whole
-from services.edge.api.images import events_of, introduce, may_be_large, read_document
-from services.edge.http.answers import Base64, Receive, Scope, Send, while_connected
-from services.edge.http.bodies import HeldBody
-from services.edge.http.callers import caller_of, token_of
+from services.edge.api.images import events_of, held_body, read_document
+from services.edge.http.answers import Base64, Receive, Scope, Send
+from services.edge.http.callers import token_of
 from services.edge.parts import EdgeParts
 
 MAX_PREVIEW_INTERVAL = 1000
@@ -141,19 +139,7 @@ class StreamEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        with self._parts.bodies.held(caller_of(request)) as held:
-            open_events = self._body.read(await console_document(self._parts, request, held)).opened()
-            async with (
-                while_connected(receive),
-                self._parts.frontdoor.images(token_of(request)) as client,
-                aclosing(open_events(client)) as events,
-            ):
-                await send_events(events, send, lambda event: sse(*event_document(event)))
-        await end_stream(send)
-
-
-async def console_document(parts: EdgeParts, request: Request, held: HeldBody) -> dict[str, Any]:
-    """Return the JSON body of a call."""
-    if may_be_large(request):
-        await introduce(parts, token_of(request))
-    return await read_document(request, held)
+        async with held_body(self._parts, request) as held:
+            open_events = self._body.read(await read_document(request, held)).opened()
+            async with self._parts.frontdoor.images(token_of(request)) as client:
+                await answer_events(receive, send, open_events(client), lambda event: sse(*event_document(event)))
