@@ -18,8 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from pentimento.clients.controller import ControllerClient
-from pentimento.domain.backoff import Backoff
-from pentimento.domain.clock import Clock
+from pentimento.domain.clock import Backoff, Clock
 from pentimento.domain.errors import FailedPrecondition, NotFound, PentimentoError
 from pentimento.domain.fleet import Replica, ReplicaLease, ReplicaReport
 

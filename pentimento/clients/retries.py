@@ -10,7 +10,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from pentimento.domain.backoff import Backoff
+from pentimento.domain.clock import Backoff
 from pentimento.domain.errors import Cancelled, PentimentoError, Unavailable
 from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, ImageFailed, Progress
 from pentimento.domain.reasons import Reason

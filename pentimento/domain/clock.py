@@ -1,7 +1,9 @@
 """Time as an argument, so that pure code never asks for it."""
 
+import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Protocol
@@ -83,3 +85,53 @@ class SteadyClock:
             self._jumped_s, self._jumped_at = told_s, now
         if now - self._jumped_at >= JUMP_LASTS_S:
             self._believed_s, self._jumped_at = told_s, None
+
+
+# How far ahead of the clock an epoch may be and still be believed: a year, in milliseconds.
+BELIEVABLE_LEAD_MS = 366 * 24 * 3600 * 1000
+
+
+def epoch_at(wall_s: float) -> int:
+    """The epoch of a start at that wall-clock time, where none is stored."""
+    return int(wall_s * 1000)
+
+
+def latest_believable(wall_s: float) -> int:
+    """The largest epoch to accept. A peer that lies must not push epochs to their end."""
+    return epoch_at(wall_s) + BELIEVABLE_LEAD_MS
+
+
+@dataclass(frozen=True)
+class LeaseState:
+    """Active holder of a ledger: the newest epoch, and how often its holder has beaten. Epoch 0: no holder yet."""
+
+    epoch: int
+    beat: int
+
+
+# A delay that was doubled so often is beyond any limit; a float cannot be doubled for ever.
+MAX_DOUBLINGS = 32
+
+
+@dataclass(frozen=True)
+class Backoff:
+    """Delays in seconds: the first, then each twice as long as the one before, none above the longest."""
+
+    first_s: float
+    max_s: float
+
+    def delay_s(self, failures: int) -> float:
+        """Return the delay after `failures` failures in a row, at least one."""
+        return min(self.first_s * 2.0 ** min(failures - 1, MAX_DOUBLINGS), self.max_s)
+
+    def random_delay_s(self, failures: int, random_source: random.Random) -> float:
+        """Return `delay_s` less up to half of it, so that many who failed at once do not return at once."""
+        longest = self.delay_s(failures)
+        return random_source.uniform(longest / 2, longest)
+
+    def delays_s(self) -> Iterator[float]:
+        """Yield the delays after the first, second, … failure, without end."""
+        failures = 0
+        while True:
+            failures += 1
+            yield self.delay_s(failures)

@@ -17,9 +17,8 @@ from typing import Any, Self
 import grpc
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.rpc.context import remaining_s
+from pentimento.rpc.context import AUTHORIZATION, BEARER, REQUEST_ID, remaining_s
 from pentimento.rpc.credentials import ClientCredentials
-from pentimento.rpc.metadata import AUTHORIZATION, BEARER, REQUEST_ID
 from pentimento.rpc.settings import RpcChannelSettings, is_unix
 from pentimento.rpc.transport import channel_options
 from pentimento.rpc.watched_file import KeptReading

@@ -49,3 +49,10 @@ def detached_context() -> contextvars.Context:
     context.run(deadline.set, None)
     context.run(caller.set, None)
     return context
+
+
+AUTHORIZATION = "authorization"
+BEARER = "Bearer "
+REQUEST_ID = "x-request-id"
+# Binary, as its suffix says; where every gRPC library looks for a google.rpc.Status.
+STATUS_DETAILS = "grpc-status-details-bin"

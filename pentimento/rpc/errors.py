@@ -29,7 +29,7 @@ from google.rpc import error_details_pb2, status_pb2
 from pentimento.domain import errors
 from pentimento.domain.errors import FieldViolation, PentimentoError
 from pentimento.domain.reasons import Reason
-from pentimento.rpc.metadata import STATUS_DETAILS
+from pentimento.rpc.context import STATUS_DETAILS
 
 logger = logging.getLogger(__name__)
 

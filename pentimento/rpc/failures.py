@@ -14,8 +14,8 @@ from pentimento.domain.errors import (
     Unauthenticated,
     Unavailable,
 )
+from pentimento.rpc.context import REQUEST_ID, STATUS_DETAILS
 from pentimento.rpc.errors import code_of, to_status, unexpected
-from pentimento.rpc.metadata import REQUEST_ID, STATUS_DETAILS
 from pentimento.telemetry.request_id import request_id
 
 logger = logging.getLogger(__name__)

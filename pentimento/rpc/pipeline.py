@@ -27,10 +27,10 @@ from pentimento.rpc import context as call_context
 from pentimento.rpc.access import DEFAULT_REQUEST_BYTES, Access, authorise
 from pentimento.rpc.call_limits import CallShaper, Seats
 from pentimento.rpc.callers import CallerCheck, any_names
+from pentimento.rpc.context import AUTHORIZATION, REQUEST_ID
 from pentimento.rpc.errors import code_of
 from pentimento.rpc.failures import answer_with, explain, shutting_down
 from pentimento.rpc.intake import Intake
-from pentimento.rpc.metadata import AUTHORIZATION, REQUEST_ID
 from pentimento.rpc.meter import CALLS, MethodMeter
 from pentimento.rpc.relay import CallTurns, is_relayed, relayed_peer
 from pentimento.rpc.settings import BOUNDS, RpcServerSettings, ServerBounds

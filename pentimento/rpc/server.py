@@ -23,7 +23,6 @@ from pentimento.rpc.access import ANY_TOKEN, Access, declared_access
 from pentimento.rpc.callers import caller_check
 from pentimento.rpc.credentials import server_credentials, server_tls
 from pentimento.rpc.memory import collect_in_quiet_moments, give_back_freed_memory
-from pentimento.rpc.open_files import allow_files, files_of
 from pentimento.rpc.pipeline import Handler, Pipeline
 from pentimento.rpc.process import StopSignals, completes
 from pentimento.rpc.relay import Relay
@@ -38,7 +37,7 @@ from pentimento.rpc.settings import (
     is_unix,
 )
 from pentimento.rpc.tokens import OtherKeys, open_identities
-from pentimento.rpc.transport import server_options
+from pentimento.rpc.transport import allow_files, files_of, server_options
 from pentimento.rpc.unix_sockets import SocketFile, claimed_socket, private_directory, remove_own, socket_file
 from pentimento.settings import SettingsError
 from pentimento.telemetry import MetricsServer, configure_logging, start_metrics_server

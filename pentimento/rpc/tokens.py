@@ -27,7 +27,7 @@ from typing import Any, Protocol
 from pentimento.domain.errors import Unauthenticated
 from pentimento.domain.identity import OPEN_CALLER, Caller, Role
 from pentimento.domain.tenants import RESERVED_PREFIX, HashedKey, TenantKey
-from pentimento.rpc.metadata import BEARER
+from pentimento.rpc.context import BEARER
 from pentimento.rpc.watched_file import WatchedFile
 from pentimento.settings import SettingsError
 

@@ -5,7 +5,10 @@ a stopped or unplugged peer is noticed within 2.5 s. Servers accept pings every 
 client never receives `too_many_pings`; faster pinging is answered with a GOAWAY as in any gRPC server.
 """
 
-from pentimento.rpc.settings import ServerBounds
+import resource
+from collections.abc import Sequence
+
+from pentimento.rpc.settings import ServerBounds, is_unix
 
 Options = tuple[tuple[str, int | str], ...]
 
@@ -85,3 +88,24 @@ def channel_options() -> Options:
         ("grpc.enable_http_proxy", 0),
         ("grpc.service_config_disable_resolution", 1),
     )
+
+
+# Files and sockets to other services, in addition to connections.
+OTHER_FILES = 256
+# A relayed connection needs its own, and both ends of the socket to gRPC.
+RELAYED_FILES = 3
+
+
+def allow_files(count: int) -> None:
+    """Let this process open `count` files, up to its hard limit. The usual soft limit is 1024, the bound of
+    connections: at the limit a new connection could not be accepted, and so could not replace another."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def files_of(listen: Sequence[str], max_connections: int, *, takes_turns: bool) -> int:
+    """Return how many files a process has open when its server has all its connections."""
+    of_each = sum(RELAYED_FILES if takes_turns and not is_unix(address) else 1 for address in listen)
+    return of_each * max_connections + OTHER_FILES

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol
 
-from pentimento.domain.epochs import LeaseState
+from pentimento.domain.clock import LeaseState
 from pentimento.domain.errors import PentimentoError
 
 logger = logging.getLogger(__name__)

@@ -8,9 +8,7 @@ from typing import Protocol
 
 from pentimento.api.controller.v1 import controller_service_pb2 as controller_pb
 from pentimento.clients.controller import ControllerClient
-from pentimento.domain.backoff import Backoff
-from pentimento.domain.clock import Clock, SystemClock
-from pentimento.domain.epochs import latest_believable
+from pentimento.domain.clock import Backoff, Clock, SystemClock, latest_believable
 from pentimento.domain.errors import InvalidArgument, PentimentoError
 from pentimento.domain.fleet import Plan
 from pentimento.settings import SettingsError

@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from pentimento.domain.backoff import Backoff
+from pentimento.domain.clock import Backoff
 from pentimento.supervisor.child import Child, start_child
 from pentimento.supervisor.devices import environment_of
 from pentimento.supervisor.output import LogView

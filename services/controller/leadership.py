@@ -13,8 +13,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from pentimento.api.controller.v1 import controller_service_pb2 as controller_pb
-from pentimento.domain.clock import Clock
-from pentimento.domain.epochs import BELIEVABLE_LEAD_MS
+from pentimento.domain.clock import BELIEVABLE_LEAD_MS, Clock
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.fleet import Plan
 from pentimento.service.lease import LedgerLease

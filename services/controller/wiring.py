@@ -10,8 +10,7 @@ from pentimento.api.adapters.v1.adapter_registry_service_pb2_grpc import add_Ada
 from pentimento.api.controller.v1.controller_service_pb2_grpc import add_ControllerServiceServicer_to_server
 from pentimento.api.keda.externalscaler_pb2_grpc import add_ExternalScalerServicer_to_server
 from pentimento.api.models.v1.model_repository_service_pb2_grpc import add_ModelRepositoryServiceServicer_to_server
-from pentimento.domain.clock import SystemClock
-from pentimento.domain.epochs import epoch_at
+from pentimento.domain.clock import SystemClock, epoch_at
 from pentimento.policies.plan.registry import ServingPolicy, registered_cascade
 from pentimento.rpc import RpcServer
 from pentimento.rpc.access import ANY_TOKEN

@@ -1,6 +1,5 @@
 """Run a discriminator's process, independent of its scorer."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -8,27 +7,11 @@ from typing import Protocol
 from pentimento.api.discriminator.v1.discriminator_service_pb2_grpc import add_DiscriminatorServiceServicer_to_server
 from pentimento.domain.fleet import Replica, ReplicaKind
 from pentimento.rpc import RpcServer
+from pentimento.service.credits import BusyMeter
 from pentimento.service.fleet_member import FleetMember, FleetSettings
 from pentimento.service.process import ServiceProcess
 from services.discriminator.scoring import Discriminator
 from services.discriminator.servicer import FULL_NAME, DiscriminatorServicer
-
-
-class BusyShare:
-    """The scorer's busy share of the time since the last report."""
-
-    def __init__(self) -> None:
-        self._busy_s = 0.0
-        self._asked_at = time.monotonic()
-
-    def add(self, seconds: float) -> None:
-        self._busy_s += seconds
-
-    def take(self) -> float:
-        now = time.monotonic()
-        share = min(self._busy_s / max(now - self._asked_at, 1e-9), 1.0)
-        self._busy_s, self._asked_at = 0.0, now
-        return share
 
 
 class Loaded(Protocol):
@@ -62,7 +45,7 @@ def serve(
     settings: FleetSettings,
     server: RpcServer,
     discriminator: Discriminator,
-    busy: BusyShare,
+    busy: BusyMeter,
     described: Callable[[Replica], Replica],
 ) -> DiscriminatorProcess:
     """Put the process together; `described` adds the device to the registration."""
@@ -77,7 +60,7 @@ def serve(
         ),
         lambda report: replace(
             report,
-            busy_share=busy.take(),
+            busy_share=busy.share(),
             completed_count=discriminator.scored_count,
             draining=discriminator.draining,
         ),

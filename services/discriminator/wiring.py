@@ -1,6 +1,7 @@
 """Put a discriminator process together."""
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -14,11 +15,12 @@ from pentimento.diffusion.discriminators import PictureDiscriminator, open_discr
 from pentimento.diffusion.safety import open_image_classifier, open_prompt_classifier
 from pentimento.domain.safety import IMAGE, PROMPT
 from pentimento.rpc import RpcServer
+from pentimento.service.credits import BusyMeter
 from services.discriminator.network_scorer import NetworkScorer
 from services.discriminator.safety import FULL_NAME as SAFETY_SERVICE
 from services.discriminator.safety import Classifier, SafetyChecks, SafetyServicer
 from services.discriminator.scoring import Discriminator
-from services.discriminator.serving import BusyShare, DiscriminatorProcess, serve
+from services.discriminator.serving import DiscriminatorProcess, serve
 from services.discriminator.settings import DiscriminatorSettings
 
 logger = logging.getLogger(__name__)
@@ -29,7 +31,11 @@ MAX_BATCH_SIZE = 16
 
 def wire(settings: DiscriminatorSettings) -> DiscriminatorProcess:
     """Call it inside the event loop that the process runs on."""
-    server, busy, directories = RpcServer(settings.rpc, "discriminator"), BusyShare(), settings.directories()
+    server, busy, directories = (
+        RpcServer(settings.rpc, "discriminator"),
+        BusyMeter(time.monotonic),
+        settings.directories(),
+    )
     if settings.missing and not settings.classifiers():
         logger.warning("%s: light images of it are not scored", settings.missing)
     device = exact_device(settings.device)

@@ -6,7 +6,7 @@ The active frontdoor stops within its lease and, started again, claims the next 
 import asyncio
 import time
 
-from pentimento.domain.epochs import latest_believable
+from pentimento.domain.clock import latest_believable
 from pentimento.domain.errors import InvalidArgument
 from pentimento.rpc import run_service
 from pentimento.settings import load_settings

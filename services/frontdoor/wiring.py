@@ -19,8 +19,7 @@ from pentimento.clients.registration import Registration, RegistrationNews
 from pentimento.clients.safety import SafetyClient
 from pentimento.dataplane import Dataplane, DataplaneSettings, effects
 from pentimento.dataplane.demand_report import DemandReport, StartCounts
-from pentimento.domain.backoff import Backoff
-from pentimento.domain.clock import SystemClock
+from pentimento.domain.clock import Backoff, SystemClock
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import ReplicaKind
 from pentimento.files.ed25519_keys import read_private_key

@@ -3,7 +3,7 @@
 import asyncio
 from concurrent.futures import Future
 
-from pentimento.domain.epochs import LeaseState
+from pentimento.domain.clock import LeaseState
 from pentimento.stores.ledger.epochs import EpochLedger
 
 

@@ -21,9 +21,9 @@ from threading import Thread
 from typing import Any
 
 from pentimento.rpc.callers import NO_NAMES, CertificateNames, names_of_certificate
+from pentimento.rpc.credentials import bound_tls_buffers
 from pentimento.rpc.relay.call_turns import CallTurns
 from pentimento.rpc.relay.connection import READ_BYTES, ClientEnd, Connection, ServerEnd
-from pentimento.rpc.tls_buffers import bound_tls_buffers
 from pentimento.rpc.transport import HANDSHAKE_TIMEOUT_MS
 from pentimento.telemetry.logs import log_unhandled
 

@@ -5,8 +5,7 @@ from typing import Any
 
 from sqlalchemy import BigInteger, Table, bindparam, case, or_, select, update
 
-from pentimento.domain.clock import Clock
-from pentimento.domain.epochs import LeaseState, epoch_at
+from pentimento.domain.clock import Clock, LeaseState, epoch_at
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.reasons import Reason
 from pentimento.stores.ledger.statements import Statement

@@ -6,8 +6,7 @@ leader and a standby, or one that was stopped and woke up) write to the same led
 
 from sqlalchemy import BindParameter, Connection, Engine, and_, bindparam, delete, or_, select, update
 
-from pentimento.domain.clock import Clock, SystemClock
-from pentimento.domain.epochs import latest_believable
+from pentimento.domain.clock import Clock, SystemClock, latest_believable
 from pentimento.domain.generation import PlanVersion
 from pentimento.domain.models import RegisteredRow
 from pentimento.stores.ledger import fleet_tables as tables

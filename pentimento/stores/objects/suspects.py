@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Lock
 
-from pentimento.domain.backoff import Backoff
+from pentimento.domain.clock import Backoff
 from pentimento.domain.generation import ObjectReference
 
 # Bad readings in a row, `apart_s` from one to the next, that confirm an object as bad.

@@ -11,8 +11,8 @@ from PIL import Image
 from torch import Tensor
 
 from pentimento.api.discriminator.v1 import discriminator_service_pb2 as pb
-from pentimento.domain.compared_pairs import ComparedPair
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, PentimentoError
+from pentimento.domain.online_quality import ComparedPair
 from pentimento.images.decoding import decode, resized
 from pentimento.stores.objects import ObjectStore
 from pentimento.stores.objects.pair_keys import cascade_prefix, reference_of

@@ -11,10 +11,9 @@ from typing import Any
 
 import uvicorn
 
-from pentimento.rpc.credentials import server_tls
-from pentimento.rpc.open_files import allow_files, files_of
+from pentimento.rpc.credentials import bound_tls_buffers, server_tls
 from pentimento.rpc.settings import BOUNDS, RpcServerSettings
-from pentimento.rpc.tls_buffers import bound_tls_buffers
+from pentimento.rpc.transport import allow_files, files_of
 from pentimento.settings import SettingsError
 from services.edge.http.bounded import BoundedHttp, HttpLimits, end_longest_readers
 from services.edge.settings import HttpSettings, drain_delay_of

@@ -20,7 +20,7 @@ from pentimento.dataplane.events import (
     EndPersisted,
     ResultCommitted,
 )
-from pentimento.domain.backoff import Backoff
+from pentimento.domain.clock import Backoff
 from pentimento.domain.errors import PentimentoError, Unavailable
 from pentimento.domain.generation import Attempt, Route
 from pentimento.domain.image_request import Completed

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
-from pentimento.domain.backoff import Backoff
+from pentimento.domain.clock import Backoff
 from pentimento.domain.errors import Cancelled, Internal, Unavailable
 from pentimento.domain.generation import GenerationSpec, ObjectReference, SpecInput
 from pentimento.domain.image_request import ResolvedRequest

@@ -10,7 +10,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import TypeVar
 
-from pentimento.domain.backoff import Backoff
+from pentimento.domain.clock import Backoff
 from pentimento.domain.errors import FailedPrecondition, PentimentoError, ResourceExhausted
 from pentimento.domain.generation import ObjectReference
 from pentimento.domain.jobs import ResultUrlServer

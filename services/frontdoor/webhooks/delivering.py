@@ -15,8 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from pentimento.domain.backoff import Backoff
-from pentimento.domain.clock import Clock, SteadyClock
+from pentimento.domain.clock import Backoff, Clock, SteadyClock
 from pentimento.domain.errors import FailedPrecondition, PentimentoError
 from pentimento.domain.jobs import WebhookDelivery, WebhookState
 from pentimento.rpc.shared_keys import SigningKeys

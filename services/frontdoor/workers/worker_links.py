@@ -11,7 +11,7 @@ import grpc.aio
 from pentimento.clients.worker import WorkerClient
 from pentimento.dataplane.events import Event, WorkerLost, WorkerReported
 from pentimento.domain.adapters import Adapter
-from pentimento.domain.backoff import Backoff
+from pentimento.domain.clock import Backoff
 from pentimento.domain.components import GB, HeldComponent, Tier
 from pentimento.domain.errors import Aborted, InvalidArgument, PentimentoError
 from pentimento.domain.execution import WorkerCredits

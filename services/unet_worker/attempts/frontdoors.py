@@ -4,8 +4,7 @@ import logging
 from collections import OrderedDict
 from typing import TypeVar
 
-from pentimento.domain.clock import Clock
-from pentimento.domain.epochs import latest_believable
+from pentimento.domain.clock import Clock, latest_believable
 from pentimento.domain.errors import Aborted, InvalidArgument
 from pentimento.domain.reasons import Reason
 from services.unet_worker import metrics

@@ -14,7 +14,7 @@ from pentimento.clients.controlnet import ControlNetClient
 from pentimento.clients.guidance_half import GuidanceHalfClient
 from pentimento.diffusion.controlnets import summed
 from pentimento.diffusion.families.model import ControlResiduals
-from pentimento.domain.backoff import Backoff
+from pentimento.domain.clock import Backoff
 from pentimento.domain.errors import PentimentoError, ResourceExhausted, Unavailable
 from pentimento.domain.execution import ControlNetEndpoint
 from pentimento.domain.generation import ControlNetSelection

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from pentimento.domain.backoff import Backoff
+from pentimento.domain.clock import Backoff
 
 logger = logging.getLogger(__name__)
 

@@ -24,8 +24,7 @@ from pentimento.stores.vectors import VectorIndex
 from services.vectordb_gateway import metrics
 from services.vectordb_gateway.entries.checks import check_candidates, check_noise_s, check_quality, pools_of
 from services.vectordb_gateway.lookup.encoder import EncoderGuard
-from services.vectordb_gateway.lookup.repeats import RepeatedStarts
-from services.vectordb_gateway.lookup.rows import EntryRows
+from services.vectordb_gateway.lookup.repeats import EntryRows, RepeatedStarts
 from services.vectordb_gateway.lookup.search import (
     MAX_NEIGHBOUR_COUNT,
     LookupBounds,

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from pentimento.domain.clock import Clock
-from pentimento.domain.epochs import LeaseState, epoch_at
+from pentimento.domain.clock import Clock, LeaseState, epoch_at
 from pentimento.domain.errors import InvalidArgument, NotFound, PentimentoError, ResourceExhausted, Unavailable
 from pentimento.domain.generation import Attempt, ObjectReference
 from pentimento.domain.requests import RequestState

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from lab.fixtures.clocks import SetClock
-from pentimento.domain.epochs import LeaseState, epoch_at, latest_believable
+from pentimento.domain.clock import LeaseState, epoch_at, latest_believable
 from pentimento.domain.generation import PlanVersion
 from pentimento.domain.models import RegisteredRow
 from pentimento.stores.ledger.fleet_ledger import FleetLedger, open_fleet_ledger

@@ -6,7 +6,7 @@ from pathlib import Path
 from sqlalchemy import text
 
 from lab.fixtures.clocks import SetClock
-from pentimento.domain.epochs import LeaseState
+from pentimento.domain.clock import LeaseState
 from pentimento.stores.ledger import Journal, open_journal
 from pentimento.stores.ledger.database import open_engine
 from tests.contract.stores.records import NOW_MS, NOW_S

@@ -9,7 +9,7 @@ import pytest
 
 from lab.fixtures.frontdoor_suite import FrontdoorSuite, running_suite, until
 from lab.fixtures.paced_worker import PacedWorker
-from pentimento.domain.backoff import Backoff
+from pentimento.domain.clock import Backoff
 from pentimento.domain.errors import FailedPrecondition, Internal, Unavailable
 from pentimento.domain.generation import InitImage, ObjectReference, SpecInput
 from pentimento.domain.image_request import GenerateEvent, ImageRequest

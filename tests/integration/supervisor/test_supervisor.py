@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from pentimento.domain.backoff import Backoff
+from pentimento.domain.clock import Backoff
 from pentimento.supervisor.child import Child, start_child
 from pentimento.supervisor.output import LogView
 from pentimento.supervisor.process import ProcessState, RestartPolicy, SupervisedProcess, Surroundings

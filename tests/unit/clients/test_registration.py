@@ -18,7 +18,7 @@ from pentimento.clients.registration import (
     report_interval_s,
 )
 from pentimento.domain.adapters import Adapter, AdapterKind
-from pentimento.domain.backoff import Backoff
+from pentimento.domain.clock import Backoff
 from pentimento.domain.errors import FailedPrecondition, NotFound, Unavailable
 from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaLease, ReplicaReport
 from tests.support.logged import said_by

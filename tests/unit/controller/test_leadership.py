@@ -7,7 +7,7 @@ import pytest
 
 from lab.fixtures.clocks import SetClock
 from pentimento.api.controller.v1 import controller_service_pb2 as controller_pb
-from pentimento.domain.epochs import latest_believable
+from pentimento.domain.clock import latest_believable
 from pentimento.domain.fleet import Plan
 from pentimento.domain.generation import PlanVersion
 from pentimento.service.lease import LedgerLease

@@ -13,9 +13,9 @@ from PIL import Image
 from pentimento.api.discriminator.v1 import discriminator_service_pb2 as pb
 from pentimento.devices.choices import DeviceChoice
 from pentimento.diffusion.discriminators import open_discriminator
-from pentimento.domain.compared_pairs import ComparedPair
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
+from pentimento.domain.online_quality import ComparedPair
 from pentimento.stores.objects import ObjectStore, open_objects
 from pentimento.stores.objects.pair_keys import pair_key
 from pentimento.wire.codec import to_bytes

@@ -6,7 +6,7 @@ from itertools import islice
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pentimento.domain.backoff import Backoff
+from pentimento.domain.clock import Backoff
 
 BACKOFF = Backoff(first_s=0.1, max_s=1.0)
 

@@ -7,8 +7,8 @@ from grpc.aio import AioRpcError, Metadata
 
 from pentimento.domain import errors
 from pentimento.domain.errors import PentimentoError
+from pentimento.rpc.context import STATUS_DETAILS
 from pentimento.rpc.errors import code_of, error_from_rpc, to_status
-from pentimento.rpc.metadata import STATUS_DETAILS
 from services.edge.http.answers import STATUS_OF, as_known, error_response
 
 RETRY_AFTER_1, NO_RETRY = {"retry-after": "1"}, {"x-should-retry": "false"}

@@ -7,8 +7,8 @@ import pytest
 
 from lab.fixtures.clocks import SetClock
 from pentimento.api.discriminator.v1 import discriminator_service_pb2 as pb
-from pentimento.domain.compared_pairs import ComparedPair
 from pentimento.domain.embedding import Embedding
+from pentimento.domain.online_quality import ComparedPair
 from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.objects.pair_keys import reference_of
 from pentimento.stores.objects.store import is_key, refer_to

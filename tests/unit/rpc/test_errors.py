@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from pentimento.domain import errors
 from pentimento.domain.errors import FieldViolation, PentimentoError
+from pentimento.rpc.context import STATUS_DETAILS
 from pentimento.rpc.errors import CODE_OF, cut, error_from_rpc, from_status, to_status
-from pentimento.rpc.metadata import STATUS_DETAILS
 from tests.support.logged import said_by
 
 UNAVAILABLE, INTERNAL = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL

@@ -4,7 +4,7 @@ import resource
 
 import pytest
 
-from pentimento.rpc.open_files import allow_files, files_of
+from pentimento.rpc.transport import allow_files, files_of
 
 
 @pytest.mark.parametrize(("soft", "wanted", "left"), [(256, 300, 300), (512, 300, 512)])

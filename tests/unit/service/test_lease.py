@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from pentimento.domain.epochs import LeaseState
+from pentimento.domain.clock import LeaseState
 from pentimento.domain.errors import Unavailable
 from pentimento.service.lease import LedgerLease
 from pentimento.stores.ledger import Journal

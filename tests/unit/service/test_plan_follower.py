@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from pentimento.api.controller.v1 import controller_service_pb2 as pb
-from pentimento.domain.backoff import Backoff
+from pentimento.domain.clock import Backoff
 from pentimento.domain.fleet import Plan
 from pentimento.domain.generation import PlanVersion
 from pentimento.service.plan_follower import PlanFollower

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pentimento.domain.backoff import Backoff
+from pentimento.domain.clock import Backoff
 from pentimento.supervisor.process import Ending, GiveUp, Restart, RestartPolicy, decide
 
 POLICY = RestartPolicy(delays=Backoff(0.1, 5.0), stable_s=30.0, give_up_after=6)

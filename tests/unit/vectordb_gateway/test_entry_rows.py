@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from pentimento.stores.ledger.cache.records import CachedEntry
-from services.vectordb_gateway.lookup.rows import EntryRows
+from services.vectordb_gateway.lookup.repeats import EntryRows
 
 
 class CountingLedger:

@@ -14,8 +14,7 @@ from sqlalchemy import and_, bindparam, or_
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger.journal import tables
-from pentimento.stores.ledger.journal.records import JournalledRequest
-from pentimento.stores.ledger.journal.rows import REQUESTS, request_of_row
+from pentimento.stores.ledger.journal.records import REQUESTS, JournalledRequest, request_of_row
 from pentimento.stores.ledger.statements import Statement, among
 from pentimento.stores.ledger.writer import LedgerReader
 

@@ -26,14 +26,12 @@ from pentimento.stores.ledger.journal.listing import JournalListing
 from pentimento.stores.ledger.journal.objects import JournalObjects
 from pentimento.stores.ledger.journal.pins import IS_PINNED, JournalPins
 from pentimento.stores.ledger.journal.records import (
+    REQUESTS,
     AcceptedRequest,
     AcceptKind,
     AcceptOutcome,
     JournalledRequest,
     ResultRecord,
-)
-from pentimento.stores.ledger.journal.rows import (
-    REQUESTS,
     request_of_row,
     row_of_attempt,
     row_of_request,
