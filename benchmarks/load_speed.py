@@ -6,9 +6,12 @@ Random weights of 0.8 GB (UNet), 0.3 GB (ControlNet) and 0.2 GB (LoRA), half pre
 20 ms and sends 60 MB/s on each connection (`suites/slow_objects.py`). From it, diffusers' side downloads a file by one
 stream and calls `from_pretrained` (`load_lora_adapter`); ours fetches verified blocks through the component store and
 builds the network, or puts the LoRA into the weights. From the local disk, without the kernel's cache, both load the
-base in the stored precision and in float32. A load ends when every page of the weights is in memory. The sides
-alternate; in the first round their weights are compared. MLoRA: base 22.6 → 7.2 s, ControlNet 5.1 → 1.9 s, LoRA 4.6 →
-1.2 s.
+base in the stored precision and in float32; converted weights take fresh memory, or that of the load before, as at a
+worker's change of model. A load ends when every page of the weights is in memory. The sides alternate; in the first
+round their weights are compared. MLoRA: base 22.6 → 7.2 s, ControlNet 5.1 → 1.9 s, LoRA 4.6 → 1.2 s.
+
+Two more rows: the seconds to read the base's file, which no loader can save; and the bytes of host buffers that loads
+leave unused, for 200 changes between published architectures, without loading.
 """
 
 import gc
@@ -19,6 +22,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from statistics import median
 from typing import Any
 from urllib.request import urlopen
@@ -30,13 +34,14 @@ from safetensors.torch import load_file
 from benchmarks.suites.slow_objects import slow_objects
 from lab.fixtures.lora_files import random_factors, write_diffusers_lora
 from lab.runs.measure import Figure, Options, at_most, informative, measured, parse_options, publish
+from pentimento.diffusion.host_memory import HostBuffers, host_buffers
 from pentimento.diffusion.loras import WeightedLora, layers_of
 from pentimento.diffusion.loras.files import LoraFile
 from pentimento.diffusion.loras.patching import WeightPatch
 from pentimento.diffusion.loras.reading import lora_of
 from pentimento.diffusion.weights import load_network, quiet_loaders
 from pentimento.domain.generation import ObjectReference
-from pentimento.files.file_sums import FileSum, FileSums
+from pentimento.files.file_sums import FileSum, FileSums, read_blocks
 from pentimento.policies.components import Utility
 from pentimento.stores.components import ComponentStore, ObjectRemote
 from pentimento.stores.components.disk import HeldBlob
@@ -61,6 +66,17 @@ FAMILY = "stable_diffusion"
 # Seconds of our load ÷ diffusers', at most: 70 % saved where remote or converted, and never slower.
 SAVED, NEVER_SLOWER = 0.3, 1.0
 _PAGE_BYTES = 4096
+# Millions of parameters of denoiser, text encoders and autoencoder: Stable Diffusion 1.5 and 2.1, SDXL, SDXL's refiner,
+# Stable Diffusion 3 and 3.5 Medium without T5.
+ARCHITECTURES = (
+    (860, 123, 84),
+    (866, 340, 84),
+    (2567, 123, 695, 84),
+    (2342, 695, 84),
+    (2085, 124, 695, 84),
+    (2469, 124, 695, 84),
+)
+CHANGES = 200
 Pair = tuple[float, float]
 
 
@@ -201,14 +217,20 @@ def rounds_of(made: Made, sides: ColdLoads, count: int) -> dict[str, list[Pair]]
     sums = FileSums()
     sums.of(made.folder / "unet" / WEIGHTS)
     for number in range(count):
-        for row, dtype in (("local, stored precision", HALF), ("local, converted", torch.float32)):
+        for row, dtype in (("stored precision", HALF), ("converted", torch.float32), ("again", torch.float32)):
+
+            def prepare(row: str = row) -> None:
+                drop_cache(made.folder)
+                if row != "again":
+                    host_buffers(is_read_by_device=False).drop_idle()
+
             seconds = pair(
                 lambda dtype=dtype: sides.ours_local(dtype, sums),  # type: ignore[misc]
                 lambda dtype=dtype: sides.theirs_local(dtype),  # type: ignore[misc]
                 number == 0,
-                lambda: drop_cache(made.folder),
+                prepare,
             )
-            found.setdefault(row, []).append(seconds)
+            found.setdefault(f"local, {row}", []).append(seconds)
         for name in ("unet", "controlnet", "lora"):
             found.setdefault(f"remote, {name}", []).append(remote_pair(sides, name, number == 0))
     return found
@@ -229,6 +251,7 @@ TITLES = {
     "remote, controlnet": ("ControlNet from a remote store", SAVED),
     "remote, lora": ("LoRA from a remote store", SAVED),
     "local, converted": ("base from disk, converted to float32", SAVED),
+    "local, again": ("base from disk, converted into the memory of the last load", SAVED),
     "local, stored precision": ("base from disk, stored precision", NEVER_SLOWER),
 }
 
@@ -245,6 +268,33 @@ def figures_of(found: dict[str, list[Pair]]) -> list[Figure]:
     return figures
 
 
+def read_s(made: Made) -> float:
+    """Return the seconds to read the base's file from disk into one buffer."""
+    drop_cache(made.folder)
+    began_s = time.perf_counter()
+    for _ in read_blocks(made.folder / "unet" / WEIGHTS, None):
+        pass
+    return time.perf_counter() - began_s
+
+
+def buffer_figures() -> list[Figure]:
+    """Play changes of model on buffers that are never written: pages without content take no memory."""
+    buffers, chosen, mebi = HostBuffers(is_read_by_device=False), Random(3), 2**20
+    asked = wasted = reused = 0
+    for _ in range(CHANGES):
+        held = []
+        for millions in chosen.choice(ARCHITECTURES):
+            before = buffers.idle_bytes
+            held.append(buffers.take(millions * mebi))
+            asked += millions * mebi
+            reused += millions * mebi if buffers.idle_bytes < before else 0
+        wasted += buffers.lent_bytes - sum(memory.nbytes for memory in held)
+    return [
+        Figure("bytes of buffers beyond those of the weights", wasted / asked, informative()),
+        Figure("bytes of weights in buffers of earlier loads", reused / asked, informative()),
+    ]
+
+
 def run(options: Options) -> int:
     torch.set_num_threads(2)
     quiet_loaders()
@@ -254,8 +304,10 @@ def run(options: Options) -> int:
         made = make(Path(folder), options.quick)
         with slow_objects(made.served) as address:
             found = rounds_of(made, ColdLoads(made, address), 1 if options.quick else 4)
+        reading = measured("reading the base's file", [read_s(made) for _ in range(4)], median, informative("s"))
         sizes = {f"{name}_mb": one.size_bytes / 1e6 for name, one in made.references.items()}
-    return publish(options, figures_of(found), notes={**sizes, "connections_mb_s": 60.0, "delay_ms": 20.0})
+    figures = [*figures_of(found), reading, *buffer_figures()]
+    return publish(options, figures, notes={**sizes, "connections_mb_s": 60.0, "delay_ms": 20.0})
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from pentimento.diffusion.host_memory import host_buffers, packed_bytes
+from pentimento.diffusion.host_memory import places as memory_places
 from pentimento.files.file_sums import BLOCK_BYTES, CorruptComponent, FileSums
 from pentimento.files.mapped_file import MappedFile
 from pentimento.files.safetensors_header import (
@@ -43,10 +45,14 @@ def read_tensors(
     file = MappedFile(path, known)
     places = [place for place in _places(_verified_header(file)) if wanted(place.name)]
     file.verify(sorted({index for place in places for index in place.blocks}))
+    converted = {place.name: like for place in places if (like := place.converted(dtype)) is not None}
+    memory = host_buffers(is_read_by_device=False).take(packed_bytes(converted.values()))
+    target_of = dict(zip(converted, memory_places(memory, converted.values()), strict=True))
     found = {}
     for place in places:
         file.wait(place.blocks)
-        found[place.name] = place.tensor(file.data, dtype)
+        stored = place.tensor(file.data)
+        found[place.name] = target_of[place.name].copy_(stored) if place.name in target_of else stored
     if key != sums.key(path):
         raise CorruptComponent(path.name, "the file", "it changed while it was read")
     return found
@@ -85,15 +91,19 @@ class _Place:
         """Return the indices of the blocks with its bytes."""
         return range(self.start // BLOCK_BYTES, -(-self.end // BLOCK_BYTES))
 
-    def tensor(self, data: mmap, dtype: torch.dtype | None) -> Tensor:
-        """Return the tensor over the file's bytes, or a copy in `dtype` of a floating one."""
+    def converted(self, dtype: torch.dtype | None) -> Tensor | None:
+        """Return the shape of the tensor in `dtype`, as one without memory; None if it keeps its type."""
+        changes = dtype not in (None, DTYPES[self.entry.dtype]) and self.entry.dtype in FLOATS
+        return torch.empty(self.entry.shape, dtype=dtype, device="meta") if changes else None
+
+    def tensor(self, data: mmap) -> Tensor:
+        """Return the tensor over the file's bytes."""
         stored = DTYPES[self.entry.dtype]
-        target = dtype if dtype is not None and self.entry.dtype in FLOATS else stored
         count = (self.end - self.start) // stored.itemsize
         if not count:
-            return torch.empty(self.entry.shape, dtype=target)
+            return torch.empty(self.entry.shape, dtype=stored)
         if self.start % stored.itemsize == 0:
             found = torch.frombuffer(data, dtype=stored, count=count, offset=self.start)
         else:  # other writers than safetensors' own align nothing
             found = torch.frombuffer(bytearray(data[self.start : self.end]), dtype=stored)
-        return found.view(self.entry.shape).to(target)
+        return found.view(self.entry.shape)

@@ -8,7 +8,6 @@ from functools import partial
 from pentimento.api.auth.v1 import auth_pb2 as auth_pb
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
 from pentimento.diffusion.device import choose_device
-from pentimento.diffusion.host_memory import HostBuffers
 from pentimento.domain.components import StoredBytes
 from pentimento.domain.fleet import ModelCost
 from pentimento.domain.weights import ModelChange
@@ -104,11 +103,11 @@ class TorchModels:
 def fetching(source: ModelSource, stored: StoredModels) -> ModelSource:
     """Return a source that fetches stored models before it reads them."""
 
-    def change(name: str, settings: UnetWorkerSettings, reusable_bytes: int) -> ModelChange:
-        return stored.load(lambda given: source.change(name, given, reusable_bytes), settings)
+    def change(name: str, settings: UnetWorkerSettings) -> ModelChange:
+        return stored.load(lambda given: source.change(name, given), settings)
 
-    def stage(settings: UnetWorkerSettings, buffers: HostBuffers | None) -> Placement:
-        place = stored.load(lambda given: source.stage(given, buffers), settings)
+    def stage(settings: UnetWorkerSettings) -> Placement:
+        place = stored.load(source.stage, settings)
         return lambda: stored.load(lambda given: place(), settings)
 
     return replace(source, load=partial(stored.load, source.load), change=change, stage=stage, tiers=stored.tiers)

@@ -13,7 +13,7 @@ from pentimento.diffusion.allow_list import check_checkpoint, family_of
 from pentimento.diffusion.checkpoint import Checkpoint, CheckpointDigests, digest_checkpoint
 from pentimento.diffusion.device import choose_dtype
 from pentimento.diffusion.families.model import DiffusionModel
-from pentimento.diffusion.host_memory import HostBuffers
+from pentimento.diffusion.host_memory import host_buffers
 from pentimento.files.file_sums import FileSums
 
 
@@ -61,15 +61,15 @@ def stage_model(
     storage: WeightStorage = WeightStorage.AUTO,
     sums: FileSums | None = None,
     encoders_in_host: bool = False,
-    buffers: HostBuffers | None = None,
 ) -> StagedModel:
-    """Return the model of `load_model` in host memory. `buffers` hold the components that a device takes later. Raises
-    the same errors."""
+    """Return the model of `load_model` in host memory; what a GPU takes later is in pinned memory. Raises the same
+    errors."""
     from pentimento.diffusion.weights import read_components  # loads the libraries, as a family's module
 
     checkpoint = _checked(model, storage, sums, encoders_in_host)
     dtype = dtype or usual_dtype(checkpoint, device)
-    parts = read_components(checkpoint, dtype, buffers.hold if buffers is not None else None)
+    hold = host_buffers(is_read_by_device=True).hold if device.type == "cuda" else None
+    parts = read_components(checkpoint, dtype, hold)
     return StagedModel(replace(checkpoint, in_memory=parts), digest_checkpoint(checkpoint), dtype)
 
 

@@ -1,11 +1,14 @@
-"""Add LoRAs to a network's weights in place and restore the same bits (Katz, section 6).
+"""Add LoRAs to a network's weights and restore the same bits (Katz, section 6).
+
+Each layer that a LoRA changes has a second weight in host memory, from its first patch on. On a CPU it takes the sum,
+and the layer uses it while patched: the base weight is never written, and may be the mapped page of a file. On a GPU,
+where recorded graphs have the weight's address, the sum takes the weight's place, and the second weight is its copy.
+Restoring subtracts nothing: in floating point W + change - change is not W.
 
 Text encoders, which run once per prompt, use patched copies of the weights, one layer at a time.
 
-A layer's weight before its first patch stays in host memory: the next patch of the layer needs no copy, which takes
-longer than the product. Restoring copies these bits back and subtracts nothing: in floating point W + change - change
-is not W. Factors and weights go between device and host in few large pieces: copying hundreds of layers one by one from
-pageable memory takes ten times as long.
+Factors and weights go between device and host in few large pieces: copying hundreds of layers one by one from pageable
+memory takes ten times as long.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pentimento.diffusion.families.layer_forwards import Forward, replaced
-from pentimento.diffusion.host_memory import HostMemory, packed_bytes
-from pentimento.diffusion.loras.changes import DecomposedFactors, LayerChange, LowRankFactors, difference
+from pentimento.diffusion.host_memory import copies, host_buffers, packed_bytes, places
+from pentimento.diffusion.loras.changes import LayerChange, LowRankFactors, difference
 from pentimento.diffusion.loras.lora import AdapterSet, changes_by_module, set_key
 
 
@@ -44,25 +47,24 @@ class FactorsThere:
         return copy.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
-class KeptWeights:
-    """Hold copies of weights in host memory with unchanged strides, in pinned memory for a CUDA device. Copies are
-    valid for users of the device's current stream."""
+class SecondWeights:
+    """Hold a second weight in host memory for each weight, with unchanged strides: of a CPU's with any content, of a
+    CUDA device's with the same one, which is valid for users of the device's current stream."""
 
     def __init__(self) -> None:
         self.by_name: dict[str, Tensor] = {}
-        self._memories: list[HostMemory] = []
 
-    def keep(self, weights: Mapping[str, Tensor]) -> None:
-        """Copy the weights that have no copy yet."""
+    @torch.inference_mode(mode=False)  # no other mode could change them
+    def add(self, weights: Mapping[str, Tensor]) -> None:
+        """Add those of the weights that have none yet."""
         new = {name: weight for name, weight in weights.items() if name not in self.by_name}
         if not new:
             return
-        is_read_by_device = next(iter(new.values())).device.type == "cuda"
-        memory = HostMemory(packed_bytes(new.values()), is_read_by_device=is_read_by_device)
-        copies = dict(zip(new, memory.copies(new.values()), strict=True))
+        on_cpu = next(iter(new.values())).device.type == "cpu"
+        memory = host_buffers(is_read_by_device=not on_cpu).take(packed_bytes(new.values()))
+        made = (places if on_cpu else copies)(memory, new.values())
         # All or none: an incomplete copy must never be restored.
-        self._memories.append(memory)
-        self.by_name |= copies
+        self.by_name |= dict(zip(new, made, strict=True))
 
 
 _CACHED_BYTES, _ROWS = 1024 * 1024, 64
@@ -78,8 +80,9 @@ class WeightPatch:
         self._component = component
         self._changed = changed
         self._held: AdapterSet = ()
-        self._originals = KeptWeights()
-        self._patched: set[str] = set()
+        self._second = SecondWeights()
+        # The original weights of patched layers.
+        self._patched: dict[str, Tensor] = {}
 
     @property
     def held(self) -> AdapterSet:
@@ -88,8 +91,8 @@ class WeightPatch:
 
     @property
     def saved_bytes(self) -> int:
-        """Return the host memory in bytes of the stored weights: those of all layers that were ever patched."""
-        return sum(original.nbytes for original in self._originals.by_name.values())
+        """Return the host memory in bytes of the second weights: of all layers that were ever patched."""
+        return sum(second.nbytes for second in self._second.by_name.values())
 
     def holds(self, adapters: AdapterSet) -> bool:
         """Return whether the weights are those of the set."""
@@ -111,21 +114,33 @@ class WeightPatch:
 
     @torch.no_grad()
     def _replace(self, parts: dict[str, list[tuple[LayerChange, float]]]) -> None:
-        for name in sorted(self._patched):
-            self._weight(name).copy_(self._originals.by_name[name], non_blocking=True)
-            self._patched.remove(name)
-        weights = {name: self._weight(name) for name in parts}
-        self._originals.keep(weights)
+        for name in tuple(self._patched):
+            self._restore(name)
+        weights = {name: self._weight(name).detach() for name in parts}
+        self._second.add(weights)
         there = FactorsThere(next(self._network.parameters()).device)
         for name, changes in parts.items():
-            self._patched.add(name)
-            _add_all(weights[name], changes, there)
+            weight, second = weights[name], self._second.by_name[name]
+            if weight.device.type == "cpu":
+                _add_all(weight, changes, there, out=second)
+                self._patched[name], self._weight(name).data = weight, second
+            else:
+                self._patched[name] = second
+                _add_all(weight, changes, there, out=weight)
         self._changed()
+
+    def _restore(self, name: str) -> None:
+        original, weight = self._patched[name], self._weight(name)
+        if weight.device.type == "cpu":
+            weight.data = original
+        else:
+            weight.detach().copy_(original, non_blocking=True)
+        del self._patched[name]
 
     def _weight(self, name: str) -> Tensor:
         weight = self._network.get_submodule(name).weight
         assert isinstance(weight, Tensor)
-        return weight.detach()
+        return weight
 
 
 def patched_copies(network: nn.Module, component: str, adapters: AdapterSet) -> AbstractContextManager[None]:
@@ -135,37 +150,42 @@ def patched_copies(network: nn.Module, component: str, adapters: AdapterSet) -> 
 
     def forward(layer: nn.Module, plain: Forward, inputs: Tensor) -> Tensor:
         assert isinstance(layer, nn.Linear), "text encoders have no other layers that LoRAs change"
-        weight = layer.weight.detach().clone()
-        _add_all(weight, changes[layer], FactorsThere(weight.device))
-        return functional.linear(inputs, weight, layer.bias)
+        patched = torch.empty_like(layer.weight)
+        _add_all(layer.weight.detach(), changes[layer], FactorsThere(patched.device), out=patched)
+        return functional.linear(inputs, patched, layer.bias)
 
     return replaced(changes, forward)
 
 
-def _add_all(weight: Tensor, changes: Sequence[tuple[LayerChange, float]], there: FactorsThere) -> None:
-    """Add the changes of a layer to its weight, in order. DoRA's depend on the weight before the first one."""
-    decomposed = any(isinstance(change, DecomposedFactors) for change, _ in changes)
-    base = weight.clone() if decomposed and len(changes) > 1 else weight
+def _add_all(weight: Tensor, changes: Sequence[tuple[LayerChange, float]], there: FactorsThere, out: Tensor) -> None:
+    """Set `out`, which may be the weight itself, to the weight with the changes of its layer, added in order."""
+    low_rank = [(change, strength) for change, strength in changes if isinstance(change, LowRankFactors)]
+    if len(low_rank) == len(changes):
+        return _add(low_rank, weight, there, out)
+    # DoRA's depend on the weight before the first one.
+    base = weight.clone() if out is weight and len(changes) > 1 else weight
     for change, strength in changes:
-        if isinstance(change, LowRankFactors):
-            _add(weight, change, strength, there)
-        else:
-            weight.add_(difference(change, strength, base, there.tensor))
+        torch.add(weight, difference(change, strength, base, there.tensor), out=out)
+        weight = out
 
 
-def _add(weight: Tensor, factors: LowRankFactors, strength: float, there: FactorsThere) -> None:
-    """Add a change to a weight, rounding as PEFT's merge does: the product, then its scale, then the sum. A
+def _add(factors: Sequence[tuple[LowRankFactors, float]], weight: Tensor, there: FactorsThere, out: Tensor) -> None:
+    """Add low-rank changes to a weight, rounding as PEFT's merge does: a product, then its scale, then the sum. A
     convolution's weight is also a matrix: (outputs, inputs * height * width)."""
-    (up, down), scale = there.matrices(factors), factors.scale * strength
-    row_count = min(_rows_at_once(down), len(weight)) if down.device.type == "cpu" else len(weight)
-    change = down.new_empty((row_count, down.shape[1]))
-    for part, rows in zip(weight.split(row_count), up.split(row_count), strict=True):
-        torch.mm(rows, down, out=change[: len(part)])
-        # torch adds mixed types in single precision: a half-precision weight is rounded only after the sum.
-        part.add_(change[: len(part)].mul_(scale).view(part.shape))
+    matrices = [(*there.matrices(one), one.scale * strength) for one, strength in factors]
+    width = weight[0].numel()
+    row_count = min(_rows_at_once(width), len(weight)) if weight.device.type == "cpu" else len(weight)
+    room = matrices[0][1].new_empty((row_count, width))
+    for start in range(0, len(weight), row_count):
+        rows = slice(start, start + row_count)
+        part, target = weight[rows], out[rows]
+        for up, down, scale in matrices:
+            change = torch.mm(up[rows], down, out=room[: len(part)]).mul_(scale).view(part.shape)
+            # torch adds mixed types in single precision: a half-precision weight is rounded only after each sum.
+            part = torch.add(part, change, out=target)
 
 
-def _rows_at_once(down: Tensor) -> int:
+def _rows_at_once(width: int) -> int:
     """Return a number of rows with a change that fits a processor's cache, in 0.7 of the time that main memory takes.
     Multiples of 64 keep the product's bits, which depend on the split."""
-    return max(_CACHED_BYTES // (down.shape[1] * down.itemsize) // _ROWS * _ROWS, _ROWS)
+    return max(_CACHED_BYTES // (width * torch.float32.itemsize) // _ROWS * _ROWS, _ROWS)

@@ -14,7 +14,7 @@ import torch
 from pentimento.devices.claims import visible_gpus
 from pentimento.diffusion.engine import Denoiser, EngineSettings, StepEngine, reused_step_share
 from pentimento.diffusion.families import BatchKey, DiffusionModel
-from pentimento.diffusion.host_memory import HostBuffers
+from pentimento.diffusion.host_memory import host_buffers
 from pentimento.diffusion.loras import layers_of
 from pentimento.domain.components import ComponentRule, Tier
 from pentimento.domain.fleet import Capability, HeldModel
@@ -45,7 +45,7 @@ from services.unet_worker.models.background import at_low_priority
 from services.unet_worker.models.checkpoint_loading import denoiser_for, weight_budget
 from services.unet_worker.models.loaded import LoadedModel
 from services.unet_worker.models.model_card import default_batch_key, held_model
-from services.unet_worker.models.staging import Placement, model_change, stage_checkpoint, staging_buffers
+from services.unet_worker.models.staging import Placement, model_change, stage_checkpoint
 from services.unet_worker.models.stored_models import local_tiers
 from services.unet_worker.models.warm_up import BatchMeasurement, KnownSteps, warm_up
 from services.unet_worker.pairing.halves import GuidanceHalves
@@ -99,8 +99,8 @@ class ModelSource:
     lora_rule: Callable[[], ComponentRule] = Utility
     ip_adapters: Callable[[DiffusionModel, UnetWorkerSettings], IpAdapters] = ip_adapters_of_directory
     short_models: Callable[[Mapping[str, UnetWorkerSettings]], tuple[ShortModel, ...]] = lambda models: ()
-    change: Callable[[str, UnetWorkerSettings, int], ModelChange] = model_change
-    stage: Callable[[UnetWorkerSettings, HostBuffers | None], Placement] = stage_checkpoint
+    change: Callable[[str, UnetWorkerSettings], ModelChange] = model_change
+    stage: Callable[[UnetWorkerSettings], Placement] = stage_checkpoint
     tiers: Callable[[UnetWorkerSettings], Mapping[Tier, int]] = local_tiers
     usual: tuple[int, float] | None = None
 
@@ -116,7 +116,6 @@ class CheckpointLoader:
         # One per process: all models have the same channel settings.
         self._open_channel = channel_opener(next(iter(models.values())).channels)
         self._energy: EnergyMeter | None = None
-        self._buffers: HostBuffers | None = None
         self._scraped = BusyMeter(time.monotonic)
         metrics.BUSY_SHARE.set_function(self._scraped.share)
         # Measurements by name and digest: a model that is loaded again is not measured again.
@@ -137,18 +136,12 @@ class CheckpointLoader:
         self._known[held.model, held.model_digest] = replace(
             current.measurement.known, reused_step_share=held.reused_step_share
         )
-        reusable = self._buffers.byte_count if self._buffers is not None else 0
-        return await asyncio.to_thread(self._source.change, name, self._models[name], reusable)
+        return await asyncio.to_thread(self._source.change, name, self._models[name])
 
     async def stage(self, name: str) -> Placement:
         """Read a model into host memory, while another one generates."""
         settings = self._models[name]
-        if self._buffers is None:
-            self._buffers = await asyncio.to_thread(staging_buffers, self._models.values())
-        else:
-            self._buffers.take_back()  # the model that was staged last was placed, or dropped
-        stage = partial(self._source.stage, settings, self._buffers)
-        return await at_low_priority(partial(_in_threads, settings.threads, stage))
+        return await at_low_priority(partial(_in_threads, settings.threads, partial(self._source.stage, settings)))
 
     async def load(self, name: str, staged: Placement | None = None, beside: LoadedModel | None = None) -> LoadedModel:
         """Return a model, ready to serve: staged before, or read now. A current model given last generates on the
@@ -157,6 +150,8 @@ class CheckpointLoader:
         logger.info("loading the model", extra={"visible_gpus": visible_gpus()})
         place = partial(_in_threads, settings.threads, staged or partial(self._source.load, settings))
         model = await (at_low_priority(place) if beside is not None else asyncio.to_thread(place))
+        # Before memory is measured: what the former model had, and this one did not need.
+        host_buffers(is_read_by_device=False).drop_idle()
         known = self._known.get((name, model.info.model_digest))
         other_bytes = beside.weight_bytes if beside is not None else 0
         # Larger batches of a staged model are measured while idle: nothing is generated meanwhile.

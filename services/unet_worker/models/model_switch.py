@@ -19,6 +19,7 @@ import torch
 from pentimento.devices.choices import DeviceMemory
 from pentimento.diffusion.device import device_memory, device_name
 from pentimento.diffusion.engine.faults import is_out_of_memory
+from pentimento.diffusion.host_memory import host_buffers
 from pentimento.domain.adapters import Adapter
 from pentimento.domain.errors import PentimentoError, ResourceExhausted, Unavailable
 from pentimento.domain.execution import ExecuteEvent
@@ -333,6 +334,8 @@ async def _give_memory_back(device: torch.device, *, collects: bool) -> None:
     """Give a model's freed memory back, of its device and of this process; with a collection, also that of cycles."""
     if collects:
         gc.collect()
+    else:
+        host_buffers(is_read_by_device=False).drop_idle()  # no load follows that would use them
     await asyncio.to_thread(trim_heap)
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -1,10 +1,23 @@
-"""Buffers in host memory that serve one staged network after the other."""
+"""Buffers in host memory that serve one load after the other."""
 
+from collections.abc import Iterable
+
+import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from pentimento.diffusion.host_memory import HostBuffers, HostMemory
-from pentimento.policies.buffer_pools import best_fit
+from pentimento.diffusion.host_memory import HostBuffers
+
+PAGE = 4096
+
+
+@pytest.fixture
+def buffers() -> HostBuffers:
+    return HostBuffers(is_read_by_device=False)
+
+
+def addresses(tensors: Iterable[Tensor]) -> list[int]:
+    return [tensor.data_ptr() for tensor in tensors]
 
 
 def network(width: int) -> nn.Module:
@@ -17,43 +30,70 @@ def network(width: int) -> nn.Module:
     return made.requires_grad_(False)
 
 
-def lend_from(sizes: tuple[int, ...]) -> tuple[HostBuffers, list[int]]:
-    allocated: list[int] = []
-
-    def allocate(byte_count: int) -> HostMemory:
-        allocated.append(byte_count)
-        return HostMemory(byte_count, is_read_by_device=False)
-
-    return HostBuffers(sizes, best_fit, allocate), allocated
-
-
-def test_held_network_keeps_its_values_in_one_buffer() -> None:
-    buffers, _ = lend_from(())
+def test_held_network_keeps_its_values_in_one_buffer(buffers: HostBuffers) -> None:
     held, before = network(40), network(40).state_dict()
     buffers.hold(held)
 
-    memory = buffers._lent[0].bytes
-    begin, end = memory.data_ptr(), memory.data_ptr() + len(memory)
+    begin = min(addresses(held.state_dict().values()))
+    # Weights of 6,400 bytes, four vectors of 160 and a number, each aligned to 64 bytes.
+    end = begin + 40 * 40 * 4 + 4 * 192 + 64
+    assert begin % PAGE == 0
     for name, tensor in held.state_dict().items():
         assert torch.equal(tensor, before[name])
-        assert begin <= tensor.data_ptr() and tensor.data_ptr() + tensor.nbytes <= end
-        assert tensor.data_ptr() % tensor.element_size() == 0
+        assert tensor.data_ptr() + tensor.nbytes <= end
+        assert tensor.data_ptr() % 64 == 0
     assert held[1].weight is held[0].weight
 
 
-def test_buffers_have_the_sizes_of_the_pools_and_serve_again() -> None:
-    # Weights of 6,400 bytes, four vectors and a number, each aligned to 64 bytes.
-    needed = 40 * 40 * 4 + 4 * 192 + 64
-    buffers, allocated = lend_from((needed + 1, needed + 1000, 10**6))
-    buffers.hold(network(40))
-    buffers.hold(network(40))
-    assert (allocated, buffers.byte_count) == ([needed + 1, needed + 1], 2 * needed + 2)
+def test_memory_is_reused_once_no_tensor_over_it_is_left(buffers: HostBuffers) -> None:
+    first = buffers.take(10 * PAGE)
+    begin, part = first.data_ptr(), first[:PAGE].view(torch.float32)
+    del first
+    second = buffers.take(10 * PAGE)
+    assert (second.data_ptr() == begin, buffers.idle_bytes) == (False, 0)
 
-    buffers.take_back()
-    buffers.hold(network(20))
-    assert len(allocated) == 2
-    buffers.take_back()
-    # What the last network did not need is freed.
-    assert buffers.byte_count == needed + 1
-    buffers.hold(network(600))
-    assert allocated[2:] == [600 * 600 * 4 + 4 * 2432 + 64]
+    del part
+    assert buffers.idle_bytes == 10 * PAGE
+    third = buffers.take(5 * PAGE)
+    assert (third.data_ptr(), third.nbytes, buffers.idle_bytes) == (begin, 5 * PAGE, 0)
+
+
+def test_new_buffer_has_the_size_of_its_cluster(buffers: HostBuffers) -> None:
+    for pages in (100, 99, 80, 60, 40, 20):
+        buffers.take(pages * PAGE)
+    buffers.drop_idle()
+
+    held = buffers.take(99 * PAGE)
+    assert held.nbytes == 99 * PAGE
+    del held
+    # The six sizes are five clusters; the two that are nearest share one.
+    assert buffers.idle_bytes == 100 * PAGE
+
+
+def test_request_takes_no_buffer_of_more_than_twice_its_size(buffers: HostBuffers) -> None:
+    large = buffers.take(100 * PAGE)
+    begin = large.data_ptr()
+    del large
+
+    small = buffers.take(49 * PAGE)
+    assert small.data_ptr() != begin
+    assert buffers.take(100 * PAGE).data_ptr() == begin
+
+
+def test_buffers_take_no_more_memory_than_those_in_use_together(buffers: HostBuffers) -> None:
+    most = [buffers.take(30 * PAGE), buffers.take(20 * PAGE)]
+    del most
+    assert buffers.idle_bytes == 50 * PAGE
+
+    # No idle buffer fits: the one that is unused the longest leaves.
+    held = buffers.take(40 * PAGE)
+    assert buffers.idle_bytes in (0, 10 * PAGE)
+    assert held.nbytes + buffers.idle_bytes <= 50 * PAGE
+    buffers.drop_idle()
+    assert buffers.idle_bytes == 0
+
+
+@torch.inference_mode()
+def test_memory_taken_in_inference_mode_can_be_changed_in_other_modes(buffers: HostBuffers) -> None:
+    assert not buffers.take(PAGE).is_inference()
+    assert buffers.take(0).nbytes == 0

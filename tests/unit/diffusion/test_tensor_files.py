@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from pentimento.diffusion import tensor_files
 from pentimento.diffusion.controlnets import load_controlnet
 from pentimento.diffusion.families import load_model
+from pentimento.diffusion.host_memory import host_buffers
 from pentimento.diffusion.tensor_files import read_tensors
 from pentimento.diffusion.weights import load_network
 from pentimento.files import file_sums, mapped_file
@@ -83,6 +84,24 @@ def test_tensor_of_the_stored_type_is_mapped_and_writes_stay_in_the_process(tmp_
     assert mapped
     assert file.read_bytes() == before
     assert torch.count_nonzero(again["rows"]).item() == 450
+
+
+def test_converted_tensors_take_the_memory_of_the_last_read(tmp_path: Path) -> None:
+    file, sums, buffers = written(tmp_path), FileSums(), host_buffers(is_read_by_device=False)
+    first = read_tensors(file, sums, torch.float16)
+    begin = first["rows"].data_ptr()
+
+    second = read_tensors(file, sums, torch.float16)
+    assert second["rows"].data_ptr() != begin
+    assert torch.equal(second["rows"], first["rows"])
+
+    first["rows"].zero_()
+    del first
+    assert read_tensors(file, sums, torch.float16)["rows"].data_ptr() == begin
+    assert torch.equal(read_tensors(file, sums, torch.float16)["rows"], second["rows"])
+    del second
+    buffers.drop_idle()
+    assert buffers.idle_bytes == 0
 
 
 def test_file_that_changes_while_it_is_read_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

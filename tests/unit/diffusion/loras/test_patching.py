@@ -1,4 +1,4 @@
-"""In-place patches of weights: the weights they make, the bits that come back, and what is copied to a device."""
+"""Patches of weights: the weights they make, the bits that come back, and what is copied to a device."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pentimento.diffusion.families import DiffusionModel
 from pentimento.diffusion.loras import AdapterSet, BaseLayers, Lora, LowRankFactors, WeightedLora
-from pentimento.diffusion.loras.patching import FactorsThere, KeptWeights, WeightPatch
+from pentimento.diffusion.loras.patching import FactorsThere, SecondWeights, WeightPatch
 from tests.unit.diffusion.loras.made_loras import made_lora
 
 
@@ -130,28 +130,28 @@ def test_a_thousand_patches_come_back_to_the_same_bits_and_keep_no_more_than_the
     assert patch.saved_bytes == touched_bytes
 
 
-def test_a_layer_is_copied_before_its_first_patch_and_never_again(
+def test_layer_has_a_second_weight_from_its_first_patch_on(
     model: DiffusionModel, base: BaseLayers, patch: WeightPatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = (made_lora(base, seed, ends=ends) for seed, ends in ((1, ("to_q",)), (2, ("to_q", "conv1"))))
     before = digest(model.denoiser)
     patch.hold((WeightedLora(first),))
     patch.hold(())
-    kept: list[set[str]] = []
-    keep = KeptWeights.keep
+    added: list[set[str]] = []
+    add = SecondWeights.add
 
-    def keep_and_tell(self: KeptWeights, given: Mapping[str, Tensor]) -> None:
+    def noted(self: SecondWeights, given: Mapping[str, Tensor]) -> None:
         before = set(self.by_name)
-        keep(self, given)
-        kept.append(self.by_name.keys() - before)
+        add(self, given)
+        added.append(self.by_name.keys() - before)
 
-    monkeypatch.setattr(KeptWeights, "keep", keep_and_tell)
+    monkeypatch.setattr(SecondWeights, "add", noted)
     for lora in (first, second, second):
         patch.hold(())
         patch.hold((WeightedLora(lora),))
     patch.hold(())
 
-    assert [{name.rpartition(".")[2] for name in names} for names in kept if names] == [{"conv1"}]
+    assert [{name.rpartition(".")[2] for name in names} for names in added if names] == [{"conv1"}]
 
     assert digest(model.denoiser) == before
 
@@ -237,30 +237,40 @@ def test_half_precision_is_rounded_once(dtype: torch.dtype) -> None:
     assert torch.equal(weights(layer)["0.weight"], before["0.weight"])
 
 
-def test_weights_are_kept_as_they_lie_and_only_once() -> None:
-    linear = torch.randn(3, 5)
-    convolution = torch.randn(4, 2, 3, 3).to(memory_format=torch.channels_last)
-    half = torch.randn(7).half()
-    kept = KeptWeights()
+def test_second_weights_have_the_types_and_strides_of_the_first_and_are_added_once() -> None:
+    weights = {
+        "linear": torch.randn(3, 5),
+        "convolution": torch.randn(4, 2, 3, 3).to(memory_format=torch.channels_last),
+        "half": torch.randn(7).half(),
+    }
+    second = SecondWeights()
 
-    kept.keep({"linear": linear, "convolution": convolution})
-    linear_before = linear.clone()
-    linear.zero_()
-    kept.keep({"linear": linear, "half": half})
+    second.add({"linear": weights["linear"]})
+    linear = second.by_name["linear"]
+    second.add(weights)
 
-    assert torch.equal(kept.by_name["linear"], linear_before)
-    assert torch.equal(kept.by_name["convolution"], convolution)
-    assert kept.by_name["convolution"].stride() == convolution.stride()
-    assert torch.equal(kept.by_name["half"], half) and kept.by_name["half"].dtype is torch.float16
+    assert second.by_name["linear"] is linear
+    assert [(one.dtype, one.shape, one.stride()) for one in second.by_name.values()] == [
+        (one.dtype, one.shape, one.stride()) for one in weights.values()
+    ]
+    assert not {one.data_ptr() for one in second.by_name.values()} & {one.data_ptr() for one in weights.values()}
 
 
-def test_where_one_weight_cannot_be_copied_none_is_kept() -> None:
-    kept = KeptWeights()
+@torch.inference_mode()
+def test_patch_on_a_cpu_never_writes_the_base_weight(
+    base: BaseLayers, model: DiffusionModel, patch: WeightPatch
+) -> None:
+    lora = made_lora(base, 1, ends=("to_q", "conv1"), components=["unet"])
+    layers = [model.denoiser.get_submodule(name) for name in lora.components["unet"]]
+    own = [layer.weight.detach() for layer in layers]
+    before = [weight.clone() for weight in own]
 
-    with pytest.raises(NotImplementedError):  # it has no numbers
-        kept.keep({"weight": torch.ones(3), "without numbers": torch.empty(3, device="meta")})
+    patch.hold((WeightedLora(lora),))
+    assert not {layer.weight.data_ptr() for layer in layers} & {weight.data_ptr() for weight in own}
+    patch.hold(())
 
-    assert kept.by_name == {}
+    assert [layer.weight.data_ptr() for layer in layers] == [weight.data_ptr() for weight in own]
+    assert all(torch.equal(weight, copy) for weight, copy in zip(own, before, strict=True))
 
 
 def test_factors_become_matrices_of_single_precision() -> None:
