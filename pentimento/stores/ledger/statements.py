@@ -156,7 +156,7 @@ def _use_driver(source: Source, text: str, use: Callable[[Any], T]) -> T:
     """Return the result of `use` for a cursor of the driver. Raises its errors as SQLAlchemy's, without the parameters:
     values of a statement reach no message."""
     if isinstance(source, Engine):
-        with typed_errors(), closing(source.raw_connection()) as separate:
+        with typed_errors(), closing(_separate(source, text)) as separate:
             return _use_cursor(separate, source.dialect, text, use)
     try:
         return _use_cursor(source.connection, source.dialect, text, use)
@@ -168,9 +168,22 @@ def _use_driver(source: Source, text: str, use: Callable[[Any], T]) -> T:
         raise
 
 
+def _separate(engine: Engine, text: str) -> Any:
+    """Return a connection of the pool. SQLAlchemy alone would raise the driver's errors here."""
+    try:
+        return engine.raw_connection()
+    except engine.dialect.loaded_dbapi.Error as error:
+        raise _named(error, engine.dialect, text) from error
+
+
 def _use_cursor(driver: Any, dialect: Dialect, text: str, use: Callable[[Any], T]) -> T:
     try:
         with closing(driver.cursor()) as cursor:
             return use(cursor)
     except dialect.loaded_dbapi.Error as error:
-        raise DBAPIError.instance(text, None, error, dialect.loaded_dbapi.Error, dialect=dialect) from error
+        raise _named(error, dialect, text) from error
+
+
+def _named(error: Exception, dialect: Dialect, text: str) -> Exception:
+    """Return SQLAlchemy's error for the driver's."""
+    return DBAPIError.instance(text, None, error, dialect.loaded_dbapi.Error, dialect=dialect)

@@ -101,6 +101,18 @@ def test_read_error_hides_values(engine: Engine) -> None:
     assert "secret" not in caught.value.message
 
 
+@pytest.mark.parametrize("url", ["sqlite:///{folder}/folder", "postgresql+psycopg://secret@/ledger?host={folder}"])
+def test_read_without_connection_is_unavailable(url: str, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+
+    with pytest.raises(StoreUnavailable) as caught:
+        READ.rows(open_engine(url.format(folder=tmp_path)), id="a")
+
+    assert caught.value.message == "ledger cannot be reached: OperationalError" + " (SQLITE_CANTOPEN)" * (
+        "sqlite" in url
+    )
+
+
 def test_list_of_any_length_uses_index(engine: Engine) -> None:
     some = Statement(_PARTS.select().where(among(_PARTS.c.name, "names")).order_by(_PARTS.c.name))
     with engine.begin() as connection:
