@@ -41,6 +41,11 @@ QUIET_LIBRARIES = (
     "opentelemetry",
 )
 
+# asyncio reports a lack of descriptors once for each place in a listener's backlog, thousands of times a second.
+_NO_DESCRIPTOR = "socket.accept() out of system resource"
+_REPEATED_S = 1.0
+_reported_s: dict[str, float] = {}
+
 ExceptionInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
 
@@ -164,6 +169,11 @@ def log_unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> N
     """Report an event loop's unhandled exception, as its exception handler."""
     # A callback's message quotes the arguments.
     message = "an exception in a callback" if "handle" in context else context["message"]
+    if message == _NO_DESCRIPTOR:
+        now_s = loop.time()
+        if now_s - _reported_s.get(message, -_REPEATED_S) < _REPEATED_S:
+            return
+        _reported_s[message] = now_s
     task = context.get("task") or context.get("future")
     fields = {"task": task.get_name()} if isinstance(task, asyncio.Task) else {}
     logger.error(message, exc_info=context.get("exception"), extra=fields)

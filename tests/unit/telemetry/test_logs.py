@@ -1,5 +1,6 @@
 """The form of log lines, and what they never hold."""
 
+import asyncio
 import json
 import logging
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pentimento.domain.errors import NotFound
-from pentimento.telemetry.logs import JsonFormatter, StructuredFormatter, TextFormatter
+from pentimento.telemetry.logs import JsonFormatter, StructuredFormatter, TextFormatter, log_unhandled
 from pentimento.telemetry.request_id import accept_request_id, request_id
 
 text_formatter = TextFormatter("embedder", "embedder-1")
@@ -102,3 +103,19 @@ def test_an_accepted_request_id_is_harmless(offered: str) -> None:
     assert 1 <= len(accepted) <= 64
     assert accepted.isascii()
     assert not set(accepted) & set(" \n\r\t=[]{}\"'")
+
+
+def test_lack_of_descriptors_is_logged_once_a_second(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("pentimento.telemetry.logs._reported_s", {})
+    loop = asyncio.new_event_loop()
+    context = {"message": "socket.accept() out of system resource", "exception": OSError(24, "")}
+    monkeypatch.setattr(loop, "time", iter([7.0, 7.9, 8.0]).__next__)
+
+    for _ in range(3):
+        log_unhandled(loop, context)
+    log_unhandled(loop, {"message": "another"})
+    loop.close()
+
+    assert caplog.messages == [context["message"], context["message"], "another"]
