@@ -11,7 +11,7 @@ from types import TracebackType
 from grpc.aio import Channel
 
 from pentimento.clients.image import ImageClient
-from pentimento.clients.retries import RetryPolicy, StreamCall, retried_events
+from pentimento.clients.retries import RetryPolicy, retried_events
 from pentimento.domain.adapters import Adapter
 from pentimento.domain.errors import FailedPrecondition, Internal, InvalidArgument, PentimentoError
 from pentimento.domain.image_request import (
@@ -61,6 +61,7 @@ class AsyncClient:
         self._channels = {address: self._open(address)}
         self._images = ImageClient(self._channels[address], self._cell)
         self._retries = retries or RetryPolicy()
+        self._retried = partial(retried_events, retries=self._retries)
 
     async def __aenter__(self) -> "AsyncClient":
         return self
@@ -225,13 +226,6 @@ class AsyncClient:
     async def unpin(self, request_id: str) -> None:
         """End the pin of a request; without one do nothing."""
         await self._retries.answered(lambda: self._images.unpin(request_id))
-
-    def _retried(
-        self, call: StreamCall, *, idempotency_key: str, deadline_ms: int | None = None, accepted: bool = False
-    ) -> AsyncGenerator[GenerateEvent, None]:
-        return retried_events(
-            call, self._retries, idempotency_key=idempotency_key, deadline_ms=deadline_ms, accepted=accepted
-        )
 
     async def cancel(self, request_id: str) -> RequestState:
         """Cancel a request within one denoising step, and return its state afterwards."""
