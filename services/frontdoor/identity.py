@@ -26,7 +26,6 @@ class Identity:
             raise Unavailable(Reason.STANDBY, "this frontdoor is a standby", retry_after_ms=STANDBY_RETRY_MS)
 
     def attempt(self, request_id: str, tenant: str, number: int, token: int) -> Attempt:
-        """Return an attempt with this frontdoor's id and epoch."""
         return Attempt(request_id, number, token, self.frontdoor_id, self.epoch, tenant)
 
 

@@ -112,7 +112,6 @@ class EffectsRecorder:
         self._file.write(header_line(dataplane.state.epoch, dataplane.state.settings))
 
     def record(self, now: float, event: Event, effects: Sequence[Effect]) -> None:
-        """Write a line with the event and its effects."""
         self._file.write(step_line(now, event, effects))
 
     def close(self) -> None:

@@ -32,7 +32,6 @@ class PaintedCounts:
     steps_saved: int = 0
 
     def count(self, kind: str, steps_run: int, steps_saved: int) -> None:
-        """Add one image."""
         self.starts[kind, steps_saved] += 1
         self.steps_run += steps_run
         self.steps_saved += steps_saved
@@ -51,7 +50,6 @@ def completed_latencies() -> tuple[tuple[float, int], ...]:
 
 
 def publish_levels(dataplane: Dataplane) -> None:
-    """Set the gauges of queues, reruns and refused plans for /metrics."""
     for pool in dataplane.state.pools.values():
         QUEUE.labels(pool.name).set(pool.waiting_count)
         RUNNING.labels(pool.name).set(pool.running_count)

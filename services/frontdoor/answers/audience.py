@@ -61,7 +61,6 @@ class Listener:
         self._add(event)
 
     def _tell_held_back(self) -> None:
-        """Send the last progress before the next event."""
         if self._held_back is not None:
             self._add(self._held_back)
             self._held_back = None
@@ -139,7 +138,6 @@ class Audience:
         return listener
 
     def move_here(self, listener: Listener) -> None:
-        """Move a listener here: its idempotency key belongs to this request."""
         listener.leave()
         listener.audience = self
         self.listeners.add(listener)
@@ -151,7 +149,6 @@ class Audience:
         self.tell(Accepted(self.request_id))
 
     def routed(self, route: Route) -> None:
-        """Send the route to present and late listeners."""
         self._route = route
         self.tell(Routed(route))
 
@@ -196,7 +193,6 @@ def group_of(request_id: str) -> str:
 
 
 def images_of_call(request_id: str) -> int:
-    """Return how many images the request's call has."""
     return max(len(ids_of_images(group_of(request_id))), 1)
 
 

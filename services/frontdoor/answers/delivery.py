@@ -162,7 +162,6 @@ def note_drained(parts: FrontdoorParts, effect: Drained) -> None:
 
 
 def drop_job(parts: FrontdoorParts, job: Job, error: PentimentoError | None) -> None:
-    """End the job and its streams."""
     job.audience.end(error)
     parts.jobs.end(job)
 

@@ -32,7 +32,6 @@ JOURNALLED_REQUEST = 1
 
 
 def resolved_to_bytes(resolved: ResolvedRequest) -> bytes:
-    """Return the body of a request."""
     return to_bytes(resolved, pb.JournalledRequest)
 
 

@@ -79,7 +79,6 @@ class Retention:
             self._over.set()
 
     async def run_forever(self) -> None:
-        """Delete at intervals, and whenever a tenant exceeds its share."""
         while True:
             if self._clock.monotonic() >= self._old_at:
                 self._old_at = self._clock.monotonic() + self._interval_s
@@ -121,7 +120,6 @@ class Retention:
         return orphans
 
     def _excess(self, tenant: str) -> tuple[int, int]:
-        """Return the excess of the tenant over its share, in bytes and requests."""
         more_bytes = self._bytes[tenant] - self._limits.tenant_result_bytes
         more_requests = self._requests[tenant] - self._tenant_finished_requests
         return max(more_bytes, 0), max(more_requests, 0)
@@ -190,7 +188,6 @@ class Retention:
                 await self._keeper.delete(record.result.image.key)
 
     def note_gone(self, forgotten: Sequence[JournalledRequest]) -> None:
-        """Adjust the counts for deleted rows."""
         for record in forgotten:
             self._requests[record.request.tenant] -= 1
             if record.result is not None and record.result.image.key:

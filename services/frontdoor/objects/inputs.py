@@ -107,11 +107,9 @@ class Inputs:
                 self._spawn(self._delete(held), "delete an input")
 
     def size_bytes(self, tenant: str) -> int:
-        """Return the bytes of all inputs of the tenant's unfinished requests."""
         return sum(held.reference.size_bytes for (owner, _), held in self._held.items() if owner == tenant)
 
     def keys(self) -> set[str]:
-        """Return the keys of all inputs of unfinished requests."""
         return {held.reference.key for held in self._held.values()}
 
     def _claim(self, tenant: str, request_id: str, data: bytes, digest: str) -> ObjectReference:
@@ -146,7 +144,6 @@ class Inputs:
 
 
 def prefix_of(tenant: str) -> str:
-    """Return the prefix of the keys of a tenant's inputs."""
     return f"{PREFIX}/{hashlib.sha256(tenant.encode()).hexdigest()[:32]}/"
 
 

@@ -134,7 +134,6 @@ class ObjectKeeper:
         return await self._on_store(lambda store: store.presign(reference, media_type, expires_at), _READ_TIMEOUT_S)
 
     async def set_aside(self, reference: ObjectReference) -> bool:
-        """Move the object to quarantine, as the store does."""
         return await self._on_store(lambda store: store.set_aside(reference), _READ_TIMEOUT_S)
 
     async def delete(self, key: str) -> None:
@@ -155,7 +154,6 @@ class ObjectKeeper:
         return await self._on_store(lambda store: store.usage(prefix), _MOVE_TIMEOUT_S)
 
     def has_waiting(self, tenant: str) -> bool:
-        """Return whether objects of the tenant wait in the journal for the store."""
         return self._tenant_waiting_bytes[tenant] > 0
 
     async def is_named(self, key: str) -> bool:

@@ -95,7 +95,6 @@ class KeptPairs:
     _erased: set[str] = field(default_factory=set)
 
     def note(self, cascade: str, *, deferred: bool) -> None:
-        """Count a light image that could be sampled."""
         self._seen[cascade, deferred] += 1
 
     async def keep(
@@ -151,7 +150,6 @@ class Deferrals:
     spawn: Callable[[Coroutine[Any, Any, None]], object]
 
     def note(self, job: Job, delivered: Execution) -> None:
-        """Compare the deferred light image with the delivered one, if it exists and is sampled."""
         if self.embedder is None or not self.embedder.embeds_images or delivered.result is None:
             return
         light = deferred_execution(job, delivered)

@@ -262,7 +262,6 @@ class Shadows:
         SHADOW_SECONDS.inc(took_s)
 
     async def _watch(self, run: ShadowRun, model_digest: str) -> None:
-        """Stop the shadow once its worker is lost or no longer eligible."""
         while True:
             await asyncio.sleep(_TICK_S)
             workers = {worker.worker_id: worker for worker in self._load(model_digest).workers}

@@ -121,7 +121,6 @@ class Arrivals:
         return None if call.stays else await self._parts.cells.check_new(call.tenant, call.idempotency_key)
 
     def find_job(self, tenant: str, request_id: str) -> Job | None:
-        """Return a request of the tenant that runs here."""
         job = self._parts.jobs.find(request_id)
         return job if job is not None and job.request.tenant == tenant else None
 

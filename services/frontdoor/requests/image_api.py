@@ -306,7 +306,6 @@ class ImageApi:
         return replace(explained, neighbours=near)
 
     def find_cell(self, tenant: str) -> TenantCells:
-        """Return the tenant's cells."""
         cells = self._parts.cells.cells
         places = [
             CellAddress(name, cells.addresses.get(name, "")) for name in (cells.home(tenant), *cells.formers(tenant))
@@ -320,7 +319,6 @@ class ImageApi:
         return self._parts.adapters.offered()
 
     def rejected_adapters(self) -> tuple[RejectedAdapter, ...]:
-        """Return the LoRAs that workers found and that none can use."""
         return self._parts.adapters.rejected
 
     def _leave(self, listeners: Sequence[Listener]) -> None:

@@ -140,7 +140,6 @@ class Job:
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """Return the stages of the request that are known so far."""
         return self.restaged or self.request.stages
 
     def execution(
@@ -198,7 +197,6 @@ class Jobs:
         return len(self._jobs)
 
     def count_of(self, tenant: str) -> int:
-        """Return how many requests of the tenant have not ended."""
         return self._counts[tenant]
 
     def add(self, job: Job) -> None:

@@ -65,7 +65,6 @@ class Quotas:
             await asyncio.sleep(_LOOK_INTERVAL_S)
 
     async def look_at_disks(self) -> None:
-        """Measure the free space once."""
         found = [await self._keeper.free_bytes(), await asyncio.to_thread(self._journal.free_bytes)]
         known = [free for free in found if free is not None]
         self._free_bytes = min(known) if known else None
@@ -95,11 +94,9 @@ class Acceptance:
 
     @property
     def rejected_count(self) -> int:
-        """Return how many requests were rejected since the start."""
         return self.rejections.total()
 
     def reject(self, reason: str, count: int = 1) -> None:
-        """Count rejected requests under their reason."""
         REQUESTS.labels("rejected").inc(count)
         self.rejections[reason] += count
 
@@ -110,15 +107,12 @@ class Acceptance:
             self._journal = error, self._clock.monotonic() + RETRY_S
 
     def accept(self) -> None:
-        """Note that the journal accepted a request."""
         self._journal = None
 
     def hear_beat(self, error: PentimentoError | None) -> None:
-        """Note the outcome of the last renewal of the journal's lease."""
         self._beat = error
 
     def see_disk(self, error: PentimentoError | None) -> None:
-        """Note whether the disks have their minimum of free space."""
         self._disk = error
 
     @property

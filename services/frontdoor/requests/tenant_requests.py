@@ -84,7 +84,6 @@ class TenantRequests:
         return RequestPage(shown, PagePlace(last.accepted_at, last.request_id).to_token())
 
     def summary(self, record: JournalledRequest) -> RequestSummary:
-        """Return the request as lists show it."""
         request, result, ended_at = record.request, record.result, record.finished_at
         return RequestSummary(
             request_id=request.request_id,
@@ -118,7 +117,6 @@ class TenantRequests:
 
 
 def unknown_request() -> NotFound:
-    """Return the error of an id without a request of the tenant."""
     return NotFound.of("UNKNOWN_REQUEST", "request_id", "there is no such request")
 
 
@@ -133,7 +131,6 @@ def statuses_by_index(ids: Sequence[str], found: Mapping[str, RequestStatus]) ->
 
 
 def status_of_none(request_id: str) -> RequestStatus:
-    """Return the status of one of several images that has no request."""
     error = unknown_request()
     return RequestStatus(request_id, RequestState.FAILED, None, error.reason, error.message)
 

@@ -84,7 +84,6 @@ def _asks_cascade(parts: FrontdoorParts, job: Job) -> bool:
 
 
 def resolve_route(parts: FrontdoorParts, effect: ResolveRoute) -> None:
-    """Answer ResolveRoute with RouteResolved."""
     job = parts.jobs.get(effect.request_id)
     if effect.cascade_stage == 1 and _left_out(parts, job):
         job.note(left_out_note(job.stages[0].model, job.foreseen, job.light_price, job.cascade_left_out))
@@ -322,7 +321,6 @@ SCORE_S = 1.0
 
 
 def score(parts: FrontdoorParts, effect: Score) -> None:
-    """Answer Score with Scored."""
     job = parts.jobs.get(effect.request_id)
     parts.jobs.spawn(job, _score(parts, job, effect.fencing_token), effect)
 

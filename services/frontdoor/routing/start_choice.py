@@ -69,7 +69,6 @@ class Asked:
     pipelined_from_step: int
 
     def scope(self, tenant: str) -> CacheScope:
-        """Return the cache scope of its lookup."""
         return scope_of(tenant, self.resolved, self.held, self.lora_patch_step, self.pipelined_from_step)
 
 
@@ -106,7 +105,6 @@ async def decide_route(
 
 
 def new_route_id() -> str:
-    """Return a new, random route id."""
     return secrets.token_hex(8)
 
 

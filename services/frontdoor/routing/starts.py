@@ -107,7 +107,6 @@ def _conditions(resolved: ResolvedRequest) -> list[str]:
 
 
 def _image_digest(resolved: ResolvedRequest, place: int) -> str:
-    """Return the digest of an image prompt's image."""
     own = resolved.spec.image_prompts[place].image
     return _apart(resolved, f"image_prompts[{place}].image") or _sha256(own)
 
@@ -137,7 +136,6 @@ def _sha256(data: bytes) -> str:
 
 
 def kind_of(start: Start) -> str:
-    """Return the kind of start as plans name it."""
     match start:
         case FromLatent():
             return LATENT
@@ -148,7 +146,6 @@ def kind_of(start: Start) -> str:
 
 
 def steps_saved(start: Start) -> int:
-    """Return the denoising steps that the start skips."""
     match start:
         case FromLatent() | FromImage():
             return start.saved_steps

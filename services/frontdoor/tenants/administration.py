@@ -62,7 +62,6 @@ class TenantAdministration:
         self._grace_s = grace_s
 
     async def tenants(self) -> Sequence[Tenant]:
-        """Return all tenants by name."""
         return await asyncio.wrap_future(self._ledger.tenants())
 
     async def create(self, name: str, quota: TenantQuota) -> Tenant:

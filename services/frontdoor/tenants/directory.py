@@ -31,11 +31,9 @@ class TenantDirectory:
         self._reading = asyncio.Lock()
 
     def quota_of(self, tenant: str) -> TenantQuota:
-        """Return a tenant's quota, without bounds if it has none."""
         return self._quotas.get(tenant, _NO_QUOTA)
 
     def retentions_s(self) -> dict[str, float]:
-        """Return the retention in seconds of each tenant with its own."""
         own = {tenant: quota.retention_h for tenant, quota in self._quotas.items()}
         return {tenant: hours * 3600 for tenant, hours in own.items() if hours is not None}
 

@@ -41,15 +41,12 @@ class UsageMeter:
         self._flushing = asyncio.Lock()
 
     def accepted(self, tenant: str) -> None:
-        """Count an accepted request; changes state."""
         self._add(tenant, UsageCounter.REQUESTS.value, 1)
 
     def refused(self, tenant: str, reason: str, count: int = 1) -> None:
-        """Count rejected requests; changes state."""
         self._add(tenant, refused_counter(reason), count)
 
     def delivered(self, tenant: str, picture: Completed) -> None:
-        """Count an image and its cost; changes state."""
         provenance = picture.provenance
         pixels = provenance.spec.width_px * provenance.spec.height_px
         self._add(tenant, UsageCounter.PICTURES.value, 1)
@@ -62,7 +59,6 @@ class UsageMeter:
             self._add(tenant, UsageCounter.CACHE_HITS.value, 1)
 
     def cached(self, tenant: str, size_bytes: int) -> None:
-        """Count bytes added to the cache; changes state."""
         self._add(tenant, UsageCounter.CACHED_BYTES.value, size_bytes)
 
     async def periods(self, tenant: str, from_at: float, to_at: float, length_s: int) -> tuple[UsagePeriod, ...]:

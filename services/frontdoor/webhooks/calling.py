@@ -72,7 +72,6 @@ class HostRule:
         return cls(found["host"], bool(found["any"]), int(found["port"]) if found["port"] else None)
 
     def allows(self, target: WebhookTarget) -> bool:
-        """Return whether the target's host and port are this rule's."""
         usual = _HTTPS_PORT if target.scheme == "https" else _HTTP_PORT
         named = target.host.endswith(f".{self.host}") if self.below else target.host == self.host
         return named and target.port == (self.port or usual)

@@ -225,12 +225,10 @@ _PURPOSE = b"pentimento webhook 1\n"
 
 
 def tenant_key(key: bytes, tenant: str) -> bytes:
-    """Return the 32-byte key that signs a tenant's webhooks."""
     return hmac.digest(key, _PURPOSE + tenant.encode(), hashlib.sha256)
 
 
 def key_as_text(key: bytes) -> str:
-    """Return a key as Standard Webhooks write it."""
     return "whsec_" + base64.b64encode(key).decode()
 
 

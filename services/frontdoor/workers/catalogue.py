@@ -74,7 +74,6 @@ class Catalogue:
         self._awaited[address] = self._monotonic() + self._worker_wait_s
 
     def await_no_longer(self, address: str) -> None:
-        """Stop expecting the worker: it has reported or is not wanted."""
         self._awaited.pop(address, None)
 
     def _may_be(self, held: HeldModel) -> bool:
@@ -144,7 +143,6 @@ class Catalogue:
         return self.known(self._default_model)
 
     async def wait_for(self, name: str) -> HeldModel:
-        """Return the model as soon as a worker has reported it."""
         while name not in self._models:
             await self._learnt.wait()
         return self._models[name]
@@ -230,7 +228,6 @@ class AdapterCatalogue:
         self._turn = count()
 
     def learn(self, credits: WorkerCredits) -> None:
-        """Store a worker's capabilities and adapters."""
         self._capabilities[credits.worker_id] = credits.capabilities
         if credits.known_adapters is not None:
             self._rejected[credits.worker_id] = (credits.held.model_digest, credits.rejected_adapters)
@@ -260,7 +257,6 @@ class AdapterCatalogue:
         return self._uploaded
 
     def takes(self, kind: AdapterKind) -> bool:
-        """Return whether any worker ever reported that it supports adapters of that kind."""
         return any(_CAPABILITIES[kind] & capabilities for capabilities in self._capabilities.values())
 
     def find(self, kind: AdapterKind, name: str) -> tuple[Adapter, ...]:

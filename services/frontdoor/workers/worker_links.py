@@ -313,11 +313,9 @@ class SilenceWatch:
         self._timer = self._look_later()
 
     def heard(self) -> None:
-        """Restart the wait, as the peer sent a message."""
         self._looks_left = LOOKS
 
     def close(self) -> None:
-        """Stop watching."""
         self._timer.cancel()
 
     def _look_later(self) -> asyncio.TimerHandle:

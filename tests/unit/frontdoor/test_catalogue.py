@@ -151,30 +151,19 @@ def test_under_a_registered_name_its_digest_alone_counts_whoever_came_first() ->
     assert catalogue.find(HELD.model) == wrong
 
 
-async def test_call_waits_for_planned_model_and_asks_for_it() -> None:
-    catalogue = Catalogue("")
+@pytest.mark.parametrize(("default", "name"), [("", "tiny"), ("tiny", "")])
+async def test_call_waits_for_planned_or_default_model_and_asks_for_it(default: str, name: str) -> None:
+    catalogue = Catalogue(default)
     catalogue.follow((), ("tiny", "other"))
     report = ReplicaReport("f", 1)
 
-    waiting = asyncio.ensure_future(catalogue.wait_until_loaded("tiny", 30.0))
+    waiting = asyncio.ensure_future(catalogue.wait_until_loaded(name, 30.0))
     await asyncio.sleep(0)
     assert catalogue.added_to(report).demand == (PoolDemand("tiny", queue_length=1),)
     catalogue.learn(HELD)
     await waiting
 
     assert catalogue.added_to(report) == report
-
-
-async def test_call_without_a_model_waits_for_the_default_one() -> None:
-    catalogue = Catalogue("tiny")
-    catalogue.follow((), ("tiny", "other"))
-
-    waiting = asyncio.ensure_future(catalogue.wait_until_loaded("", 30.0))
-    await asyncio.sleep(0)
-
-    assert catalogue.added_to(ReplicaReport("f", 1)).demand == (PoolDemand("tiny", queue_length=1),)
-    catalogue.learn(HELD)
-    await waiting
 
 
 @pytest.mark.parametrize(("name", "timeout_s"), [("tiny", 30.0), ("strange", 30.0), ("other", 0.0)])

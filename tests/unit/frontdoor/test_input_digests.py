@@ -13,7 +13,7 @@ from services.frontdoor.objects import inputs
 from services.frontdoor.objects.inputs import checked_digests
 
 SMALL, LARGE = flat_png(32, 32, (200, 30, 30)), flat_png(640, 640, (30, 200, 30))
-SPEC = GenerationSpec(
+IMAGES_SPEC = GenerationSpec(
     "a red circle",
     "",
     "tiny",
@@ -29,7 +29,7 @@ SPEC = GenerationSpec(
 
 
 async def test_each_image_has_its_digest_by_its_place() -> None:
-    found = await checked_digests(SPEC)
+    found = await checked_digests(IMAGES_SPEC)
 
     assert found == {
         "init_image.image": digest_of(LARGE),
@@ -50,7 +50,7 @@ async def test_each_image_has_its_digest_by_its_place() -> None:
 )
 async def test_image_that_is_not_whole_is_named_by_place(damaged: dict[str, object], place: str) -> None:
     with pytest.raises(InvalidArgument) as refused:
-        await checked_digests(replace(SPEC, **damaged))  # type: ignore[arg-type]
+        await checked_digests(replace(IMAGES_SPEC, **damaged))  # type: ignore[arg-type]
 
     assert [one.field for one in refused.value.violations] == [place]
 
@@ -63,6 +63,6 @@ async def test_images_are_checked_in_another_thread(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(inputs, "check_whole", noted)
 
-    await checked_digests(SPEC)
+    await checked_digests(IMAGES_SPEC)
 
     assert threading.get_ident() not in threads and threads

@@ -1,13 +1,18 @@
 """What a newer frontdoor makes of the journal's unfinished requests, whatever happened to the clock in between."""
 
+import json
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
+from google.protobuf.message import Message
 
 from lab.fixtures.clocks import SetClock
+from pentimento.api.frontdoor.v1 import journal_pb2 as pb
 from pentimento.api.generation.v1 import generation_pb2
+from pentimento.domain.errors import Internal
 from pentimento.domain.generation import (
     CascadeStage,
     ControlNetSelection,
@@ -24,11 +29,19 @@ from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import Journal, open_journal
 from pentimento.stores.ledger.journal.records import AcceptedRequest
 from pentimento.stores.objects import open_objects
-from pentimento.wire.codec import to_bytes
-from services.frontdoor.journal.recovery import JOURNALLED_REQUEST, recover, resolved_to_bytes
+from pentimento.wire.codec import encode, to_bytes
+from services.frontdoor.journal.recovery import (
+    JOURNALLED_REQUEST,
+    recover,
+    resolved_from_bytes,
+    resolved_to_bytes,
+    start_image_from_bytes,
+)
 from services.frontdoor.objects.inputs import Inputs
 from services.frontdoor.objects.object_keeper import ObjectKeeper
 from services.frontdoor.requests.jobs import Jobs
+from tests.unit.wire import samples
+from tests.unit.wire.random_values import random_value
 
 ACCEPTED_AT, DEADLINE_S, NOW = 1_000.0, 60.0, 5.0
 SPEC = GenerationSpec("a red circle", "", "tiny", 32, 32, 10, 3.0, Scheduler.DDIM, 7)
@@ -202,3 +215,58 @@ async def test_no_request_is_under_way_here_before_the_dataplane_hears_of_all(
     await recover(journal, jobs, inputs, SetClock(ACCEPTED_AT, NOW), default_deadline_s=600.0)
 
     assert (under_way, len(jobs)) == ([0], 1)
+
+
+RECORDED = json.loads((Path(samples.__file__).parent / "golden_bytes.json").read_text())
+BODY_SPEC = GenerationSpec("a red circle", "", "tiny", 32, 32, 10, 3.0, Scheduler.EULER, 7)
+BODY = ResolvedRequest(BODY_SPEC, CacheMode.OFF, ImageFormat.WEBP, None, 5_000)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_resolved_from_bytes_returns_request_written(seed: int) -> None:
+    resolved = random_value(ResolvedRequest, Random(seed))
+
+    assert resolved_from_bytes(resolved_to_bytes(resolved), JOURNALLED_REQUEST) == resolved
+
+
+MESSAGE = encode(BODY, pb.JournalledRequest)
+
+
+def with_unknown_field(message: Message) -> bytes:
+    """As a newer version would write it: field 99, a number."""
+    return message.SerializeToString() + b"\x98\x06\x01"
+
+
+def with_unknown_lora_field() -> bytes:
+    lora = with_unknown_field(encode(BODY, pb.JournalledRequest).spec.loras.add(name="neon"))
+    spec = encode(BODY, pb.JournalledRequest).spec.SerializeToString() + b"\x5a" + bytes([len(lora)]) + lora
+    return b"\x0a" + bytes([len(spec)]) + spec
+
+
+@pytest.mark.parametrize(
+    ("body", "body_format"),
+    [
+        pytest.param(with_unknown_field(encode(BODY, pb.JournalledRequest)), JOURNALLED_REQUEST, id="a newer field"),
+        pytest.param(with_unknown_lora_field(), JOURNALLED_REQUEST, id="a newer field deep inside"),
+        pytest.param(b"\xff\xff", JOURNALLED_REQUEST, id="no message"),
+        pytest.param(b"", JOURNALLED_REQUEST, id="nothing"),
+        pytest.param(resolved_to_bytes(BODY), 2, id="a newer format"),
+        pytest.param(resolved_to_bytes(BODY), 0, id="the format before bodies had one"),
+    ],
+)
+def test_resolved_from_bytes_refuses_body_not_understood(body: bytes, body_format: int) -> None:
+    with pytest.raises(Internal) as caught:
+        resolved_from_bytes(body, body_format)
+
+    assert caught.value.reason == "UNREADABLE_REQUEST"
+
+
+@pytest.mark.parametrize("name", ["journalled request", "journalled request without options"])
+def test_resolved_from_bytes_reads_recorded_body(name: str) -> None:
+    assert resolved_from_bytes(bytes.fromhex(RECORDED[name]), JOURNALLED_REQUEST) == samples.SAMPLES[name]
+
+
+def test_start_image_from_bytes_refuses_other_bytes() -> None:
+    assert start_image_from_bytes(bytes.fromhex(RECORDED["start image"])) == samples.SAMPLES["start image"]
+    with pytest.raises(Internal, match="cannot read the journalled request"):
+        start_image_from_bytes(b"\xff\xff")

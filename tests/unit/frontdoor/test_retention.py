@@ -96,11 +96,6 @@ def retention_of(objects: ListedObjects, results: Sequence[str] = (), inputs: Se
     return Retention(objects, objects, *held, SetClock(), *LIMITS)  # type: ignore[arg-type]
 
 
-async def swept_twice(kept: Retention) -> None:
-    await kept.sweep()
-    await kept.sweep()
-
-
 async def one_round(kept: Retention) -> None:
     """Until it waits for the next one."""
     running = asyncio.create_task(kept.run_forever())
@@ -110,15 +105,28 @@ async def one_round(kept: Retention) -> None:
     await asyncio.wait([running])
 
 
-async def test_unnamed_object_is_deleted_at_second_sweep() -> None:
-    objects = ListedObjects("results/a", "inputs/t/b")
-    kept = retention_of(objects)
+@pytest.mark.parametrize(
+    ("held", "named", "left"),
+    [
+        ({}, (), [True, False, False]),
+        ({}, ("results/a",), [True, True, True]),
+        ({"results": ["results/a"]}, (), [True, True, True]),
+        ({"inputs": ["results/a"]}, (), [True, True, True]),
+    ],
+    ids=["unnamed", "named at the second sweep", "uncommitted result", "input in use"],
+)
+async def test_object_unnamed_in_two_sweeps_is_deleted(
+    held: dict[str, list[str]], named: tuple[str, ...], left: list[bool]
+) -> None:
+    objects = ListedObjects("results/a")
+    kept = retention_of(objects, **held)
+    found = []
+    for names in ((), named, ()):
+        objects.named_keys = set(names)
+        await kept.sweep()
+        found.append("results/a" in objects.stored)
 
-    await kept.sweep()
-    assert objects.stored == {"results/a", "inputs/t/b"}
-    await kept.sweep()
-
-    assert objects.stored == set()
+    assert found == left
 
 
 async def test_store_shared_with_another_journal_is_not_swept() -> None:
@@ -131,29 +139,6 @@ async def test_store_shared_with_another_journal_is_not_swept() -> None:
             await kept.sweep()
 
     assert objects.stored == {"results/a", "inputs/t/b"}
-
-
-async def test_object_named_between_sweeps_stays() -> None:
-    objects = ListedObjects("results/a")
-    kept = retention_of(objects)
-
-    await kept.sweep()
-    objects.named_keys = {"results/a"}
-    await kept.sweep()
-    objects.named_keys = set()
-    await kept.sweep()
-
-    assert objects.stored == {"results/a"}
-
-
-@pytest.mark.parametrize("held", [{"results": ["results/a"]}, {"inputs": ["inputs/t/b"]}])
-async def test_object_of_unfinished_request_is_no_orphan(held: dict[str, list[str]]) -> None:
-    (key,) = next(iter(held.values()))
-    objects = ListedObjects(key)
-
-    await swept_twice(retention_of(objects, **held))
-
-    assert objects.stored == {key}
 
 
 async def test_tenant_over_its_bytes_loses_oldest_images_until_room() -> None:
