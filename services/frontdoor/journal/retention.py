@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 from pentimento.domain.clock import Clock, SteadyClock
 from pentimento.domain.errors import PentimentoError
@@ -84,7 +85,7 @@ class Retention:
                 self._old_at = self._clock.monotonic() + self._interval_s
                 await self._attempted(self._forget_old())
             await self._attempted(self._forget_beyond_quotas())
-            await self._attempted(self._give_back_pages())
+            await self._attempted(asyncio.wrap_future(self._journal.objects.give_back_pages()))
             if self._clock.monotonic() - self._swept_at >= self._limits.sweep_interval_s:
                 self._swept_at = self._clock.monotonic()
                 await self._attempted(self.sweep())
@@ -103,7 +104,7 @@ class Retention:
             SWEPT.inc()
         self._suspects = orphans - self._suspects
 
-    async def _attempted(self, work: Awaitable[object]) -> None:
+    async def _attempted(self, work: Awaitable[Any]) -> None:
         try:
             await work
         except PentimentoError as error:
@@ -193,6 +194,3 @@ class Retention:
             if record.result is not None and record.result.image.key:
                 self._bytes[record.request.tenant] -= record.result.image.size_bytes
         self._bytes, self._requests = +self._bytes, +self._requests
-
-    async def _give_back_pages(self) -> None:
-        await asyncio.wrap_future(self._journal.objects.give_back_pages())

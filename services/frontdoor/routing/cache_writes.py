@@ -177,17 +177,14 @@ async def _committed(
 def _keepable(captured: CapturedEntries, scope: CacheScope) -> CapturedEntries:
     """Return the entries that may be committed. Requests without LoRAs find the latents up to the step at which LoRAs
     take effect: such a latent is kept only if none had taken effect before."""
-    latents = (latent for latent in captured.latents if latent.adapter_free or latent.resume_step > _free_until(scope))
+    free_until = scope.adapters_from_step if scope.adapters_digest else 0
+    latents = (latent for latent in captured.latents if latent.adapter_free or latent.resume_step > free_until)
     return replace(captured, latents=tuple(latents))
 
 
 def _size_bytes(captured: CapturedEntries) -> int:
     image_bytes = captured.image.size_bytes if captured.image is not None else 0
     return image_bytes + sum(latent.object.size_bytes for latent in captured.latents)
-
-
-def _free_until(scope: CacheScope) -> int:
-    return scope.adapters_from_step if scope.adapters_digest else 0
 
 
 async def _embed_picture(parts: FrontdoorParts, pending: PendingEntries) -> Embedding | None:

@@ -220,7 +220,7 @@ def _resolved(parts: FrontdoorParts, job: Job, number: int, options: tuple[PoolO
         first.work,
         number,
         tuple(others),
-        _may_be_paired(parts, options[0]),
+        parts.pairing is not PairingMode.OFF and can_pair(options[0].resolved.spec, options[0].route),
         kind_of(options[0].route.start),
         tuple(stage.pool for stage in job.restaged),
         job.stages[number].cascade,
@@ -277,10 +277,6 @@ def _stages_from(parts: FrontdoorParts, job: Job, entered: PoolOption) -> tuple[
     start, quota = kind_of(entered.route.start), parts.tenants.quota_of(request.tenant)
     stages = stages_from(plan, request.stages, entered.pool, entered.held.model, start, request.draw, quota)
     return allowed_stages(known_stages(stages, parts.catalogue, request.resolved.admitted), quota)
-
-
-def _may_be_paired(parts: FrontdoorParts, option: PoolOption) -> bool:
-    return parts.pairing is not PairingMode.OFF and can_pair(option.resolved.spec, option.route)
 
 
 def _pinned(

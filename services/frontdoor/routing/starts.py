@@ -72,7 +72,9 @@ def scope_of(
         num_inference_steps=spec.num_inference_steps,
         adapters_digest=_digest_of((lora.digest, lora.scale) for lora in spec.loras),
         adapters_from_step=lora_patch_step,
-        conditioning_digest=_digest_of((*zip(_controlnets(resolved), _conditions(resolved), strict=True), *images)),
+        conditioning_digest=_digest_of(
+            (*zip((one.digest for one in spec.controlnets), _conditions(resolved), strict=True), *images)
+        ),
         # Synchronous requests keep the key from before pipelining existed.
         control_digest=_digest_of([*settings, pipelined_from_step] if pipelined_from_step else settings),
         shared_pool=resolved.cache is CacheMode.SHARED,
@@ -91,10 +93,6 @@ def _weights_of(prompt: str, syntax: PromptSyntax) -> list[tuple[str, float]]:
 @lru_cache(maxsize=256)
 def _sampler_digest(sampler: str) -> str:
     return _sha256(sampler.encode())
-
-
-def _controlnets(resolved: ResolvedRequest) -> list[str]:
-    return [controlnet.digest for controlnet in resolved.spec.controlnets]
 
 
 def _conditions(resolved: ResolvedRequest) -> list[str]:

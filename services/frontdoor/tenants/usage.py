@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable
 
 from pentimento.domain.clock import JUMP_S, Clock, SteadyClock
 from pentimento.domain.errors import PentimentoError
@@ -79,7 +78,9 @@ class UsageMeter:
             if not counts:
                 return
             try:
-                await asyncio.wrap_future(self._ledger.add_usage(list(_rows(counts))))
+                await asyncio.wrap_future(
+                    self._ledger.add_usage([UsageRow(*key, amount) for key, amount in counts.items()])
+                )
             except BaseException:
                 for key, amount in counts.items():
                     self._counts[key] = self._counts.get(key, 0.0) + amount
@@ -111,7 +112,3 @@ class UsageMeter:
         key = (tenant, hour_at, counter)
         if amount and (len(self._counts) < MAX_WAITING or key in self._counts):
             self._counts[key] = self._counts.get(key, 0.0) + amount
-
-
-def _rows(counts: dict[UsageKey, float]) -> Iterable[UsageRow]:
-    return (UsageRow(*key, amount) for key, amount in counts.items())

@@ -32,7 +32,6 @@ from pentimento.domain.image_request import Progress
 from pentimento.domain.reasons import Reason
 from pentimento.domain.replay import taken_of
 from pentimento.domain.thinned_steps import taken_count
-from pentimento.policies.thinning import ThinningOffer
 from pentimento.stores.objects.store import digest_of
 from services.frontdoor.answers.audience import PROGRESS_INTERVAL_S, images_of_call
 from services.frontdoor.answers.delivery import as_asked
@@ -42,7 +41,6 @@ from services.frontdoor.requests.jobs import Execution, Job
 from services.frontdoor.routing.cache_writes import report_bad_donor, report_start
 from services.frontdoor.routing.light_starts import as_handed
 from services.frontdoor.routing.starts import kind_of, steps_saved, work_left
-from services.frontdoor.workers.worker_links import WorkerLink
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +85,8 @@ def reserve_pair(parts: FrontdoorParts, effect: ReservePair) -> None:
 def stop_attempt(parts: FrontdoorParts, effect: StopAttempt) -> None:
     link = parts.links.of_worker(effect.worker_id)
     if link is not None:
-        parts.jobs.spawn_background(_stop(link, effect), effect)
+        call = link.client.cancel(effect.request_id, effect.fencing_token, STOP_TIMEOUT_S)
+        parts.jobs.spawn_background(_told(effect.worker_id, call), effect)
 
 
 def thin_attempt(parts: FrontdoorParts, effect: ThinAttempt) -> None:
@@ -95,7 +94,8 @@ def thin_attempt(parts: FrontdoorParts, effect: ThinAttempt) -> None:
     execution.asked_midway = True
     link = parts.links.of_worker(effect.worker_id)
     if link is not None:
-        parts.jobs.spawn_background(_thin(link, effect), effect)
+        call = link.client.thin(effect.request_id, effect.fencing_token, effect.thinned_steps, STOP_TIMEOUT_S)
+        parts.jobs.spawn_background(_told(effect.worker_id, call), effect)
 
 
 def _run(
@@ -127,6 +127,9 @@ async def _execute(
         execution.route = replace(execution.route, thinned_steps=effect.thinned_steps, full_steps=())
         THINNED_STEPS.inc(_left_out(execution))
     offer = parts.thinning.offer(execution.resolved, execution.route)
+    # A client hears progress, or may attach later; or the dataplane may skip steps by it.
+    is_followed = job.audience.hears_progress() or job.request.is_job
+    may_thin_midway = parts.dataplane.state.thins and bool(offer.options) and not effect.thinned_steps
     remaining_ms = max(int((effect.deadline - parts.clock.monotonic()) * 1000), 1)
     return client.execute(
         execution.attempt,
@@ -142,19 +145,9 @@ async def _execute(
         controlnet_endpoints=parts.adapters.endpoints(spec.controlnets),
         journal_id=parts.identity.journal_id,
         cache_thinned_picture=parts.thinning.thinned_is_cached(offer),
-        omit_progress=not (_is_followed(job) or _may_thin_midway(parts, offer, effect)),
+        omit_progress=not (is_followed or may_thin_midway),
         progress_interval_ms=round(1000 * PROGRESS_INTERVAL_S * images_of_call(job.request.request_id)),
     )
-
-
-def _is_followed(job: Job) -> bool:
-    """Return whether a client receives progress, or may attach to the request later."""
-    return job.audience.hears_progress() or job.request.is_job
-
-
-def _may_thin_midway(parts: FrontdoorParts, offer: ThinningOffer, effect: Execute) -> bool:
-    """Return whether the dataplane may skip steps by the attempt's progress."""
-    return parts.dataplane.state.thins and bool(offer.options) and not effect.thinned_steps
 
 
 def _left_out(execution: Execution) -> int:
@@ -261,18 +254,12 @@ def _work_midway(execution: Execution, result: AttemptResult) -> float:
     return float(spec.width_px * spec.height_px * max(result.steps_run, 1))
 
 
-async def _thin(link: WorkerLink, effect: ThinAttempt) -> None:
+async def _told(worker_id: str, call: Awaitable[object]) -> None:
+    """Await a call about an attempt; a worker that does not answer is lost soon, and its attempts with it."""
     try:
-        await link.client.thin(effect.request_id, effect.fencing_token, effect.thinned_steps, STOP_TIMEOUT_S)
+        await call
     except PentimentoError as error:
-        logger.debug("could not thin an attempt", extra={"worker": effect.worker_id, "reason": error.reason})
-
-
-async def _stop(link: WorkerLink, effect: StopAttempt) -> None:
-    try:
-        await link.client.cancel(effect.request_id, effect.fencing_token, STOP_TIMEOUT_S)
-    except PentimentoError as error:
-        logger.debug("could not stop an attempt", extra={"worker": effect.worker_id, "reason": error.reason})
+        logger.debug("an attempt was not changed", extra={"worker": worker_id, "reason": error.reason})
 
 
 def time_attempt(job: Job, execution: Execution, result: AttemptResult, now: float) -> None:
