@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lab.emulation.costs import from_latencies
@@ -50,6 +50,7 @@ def test_every_policy_answers_a_light_load_in_time(policy: str) -> None:
     assert [record.outcome for record in records] == [Outcome.COMPLETED] * 100
 
 
+@example("clipper-light", 1.0, 1, 0.0, True, [(0, 0.0, 5.0)])
 @settings(max_examples=25, deadline=None)
 @given(
     policy=st.sampled_from(sorted(POLICIES)),
@@ -64,7 +65,9 @@ def test_every_arrival_ends_exactly_once(
 ) -> None:
     workload = poisson(rate, 120)
     broken = tuple(Outage(f"w0-{index % devices}", at_s, for_s) for index, at_s, for_s in outages)
-    scenario = cascade(policy, devices, rate, load_s, outages=broken, answers_late=late)
+    # Requests that arrive while no worker is planned wait for the default model: one that the policy's plans have.
+    default = "turbo" if policy == "clipper-light" else "sd15"
+    scenario = cascade(policy, devices, rate, load_s, outages=broken, answers_late=late, default_model=default)
 
     records = run(scenario, workload)
 
