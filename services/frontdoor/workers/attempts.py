@@ -127,7 +127,7 @@ async def _execute(
         execution.route = replace(execution.route, thinned_steps=effect.thinned_steps, full_steps=())
         THINNED_STEPS.inc(_left_out(execution))
     offer = parts.thinning.offer(execution.resolved, execution.route)
-    # A client hears progress, or may attach later; or the dataplane may skip steps by it.
+    # A client waits for progress, or may attach later; or the dataplane may skip steps by it.
     is_followed = job.audience.hears_progress() or job.request.is_job
     may_thin_midway = parts.dataplane.state.thins and bool(offer.options) and not effect.thinned_steps
     remaining_ms = max(int((effect.deadline - parts.clock.monotonic()) * 1000), 1)
