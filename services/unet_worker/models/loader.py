@@ -150,8 +150,6 @@ class CheckpointLoader:
         logger.info("loading the model", extra={"visible_gpus": visible_gpus()})
         place = partial(_in_threads, settings.threads, staged or partial(self._source.load, settings))
         model = await (at_low_priority(place) if beside is not None else asyncio.to_thread(place))
-        # Before memory is measured: what the former model had, and this one did not need.
-        host_buffers(is_read_by_device=False).drop_idle()
         known = self._known.get((name, model.info.model_digest))
         other_bytes = beside.weight_bytes if beside is not None else 0
         # Larger batches of a staged model are measured while idle: nothing is generated meanwhile.
@@ -180,6 +178,8 @@ class CheckpointLoader:
         warm_up_s: float,
     ) -> LoadedModel:
         """Construct the parts of a loaded model; a failure ends the started ones."""
+        # Before memory is measured: what the former model had, and this one did not need.
+        host_buffers(is_read_by_device=False).drop_idle()
         with ExitStack() as begun:
             objects = open_objects(settings.objects_url)
             # Before memory is measured: image encoders are as large as a text encoder.

@@ -335,7 +335,7 @@ async def _give_memory_back(device: torch.device, *, collects: bool) -> None:
     if collects:
         gc.collect()
     else:
-        host_buffers(is_read_by_device=False).drop_idle()  # no load follows that would use them
+        await asyncio.to_thread(host_buffers(is_read_by_device=False).drop_idle)  # no load follows that would use them
     await asyncio.to_thread(trim_heap)
     if device.type == "cuda":
         torch.cuda.empty_cache()
