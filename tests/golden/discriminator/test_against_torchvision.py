@@ -78,33 +78,31 @@ def test_a_picture_has_the_score_that_torchvision_gives_it(
 
 
 @pytest.mark.parametrize(
-    ("architecture", "said"),
+    ("kind", "changed", "said"),
     [
-        ("resnet18", r"architecture must be one of efficientnet_b0, .*got 'resnet18'"),
-        ("efficientnet_b1", r"its weights do not fit its config\.json"),
+        ("efficientnet_b0", {"architecture": "resnet18"}, r"architecture must be one of .*got 'resnet18'"),
+        ("efficientnet_b0", {"architecture": "efficientnet_b1"}, r"its weights do not fit its config\.json"),
+        ("efficientnet", {"stages": []}, "stages must be a list of 1 to 16 stages"),
+        ("efficientnet", {"stages": [{"block": "dense"}]}, "block of a stage must be one of fused, inverted"),
+        (
+            "efficientnet",
+            {"stages": [STAGES[0] | {"kernel": 99}]},
+            "kernel must be a whole number from 1 to 15",
+        ),
+        ("efficientnet", {"stages": [STAGES[0] | {"out_channels": 12}]}, "channels of a stage must be multiples of 8"),
+        (
+            "efficientnet",
+            {"stages": [STAGES[0], STAGES[1] | {"input_channels": 8}]},
+            "must be the out_channels",
+        ),
+        ("efficientnet", {"last_channel": 0}, "last_channel must be a whole number from 1 to 8192"),
+        ("efficientnet", {"last_channel": 25}, "its weights do not fit"),
     ],
 )
-def test_open_discriminator_refuses_architecture(tmp_path: Path, architecture: str, said: str) -> None:
-    directory, _ = directory_of(tmp_path, "efficientnet_b0", architecture=architecture)
-
-    with pytest.raises(BadCheckpoint, match=said):
-        open_discriminator(directory)
-
-
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"stages": []}, "stages must be a list of 1 to 16 stages"),
-        ({"stages": [{"block": "dense"}]}, "block of a stage must be one of fused, inverted"),
-        ({"stages": [STAGES[0] | {"kernel": 99}]}, "kernel must be a whole number from 1 to 15, got 99"),
-        ({"stages": [STAGES[0] | {"out_channels": 12}]}, "channels of a stage must be multiples of 8"),
-        ({"stages": [STAGES[0], STAGES[1] | {"input_channels": 8}]}, "must be the out_channels of the one before"),
-        ({"last_channel": 0}, "last_channel must be a whole number from 1 to 8192"),
-        ({"last_channel": 25}, "its weights do not fit"),
-    ],
-)
-def test_open_discriminator_refuses_stages(tmp_path: Path, changed: dict[str, Any], said: str) -> None:
-    directory, _ = directory_of(tmp_path, "efficientnet", **changed)
+def test_open_discriminator_refuses_configuration(
+    tmp_path: Path, kind: str, changed: dict[str, Any], said: str
+) -> None:
+    directory, _ = directory_of(tmp_path, kind, **changed)
 
     with pytest.raises(BadCheckpoint, match=said):
         open_discriminator(directory)

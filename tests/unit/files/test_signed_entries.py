@@ -6,6 +6,7 @@ import json
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -232,23 +233,43 @@ def not_ed25519(keys: Keys, curve: str = "P-256") -> bytes:
     return openssl("pkey", "-in", keys.folder / "ec.key", "-pubout")
 
 
+def locked(keys: Keys) -> bytes:
+    return openssl("pkey", "-in", keys.private("first"), "-aes256", "-passout", "pass:word")
+
+
+NO_PRIVATE_KEY = "must be a private key as PEM without a password"
+INVALID_PUBLIC: list[tuple[Callable[[Keys], bytes], str]] = [
+    (lambda keys: b"", "must hold at least one PEM block PUBLIC KEY"),
+    (lambda keys: keys.private("first").read_bytes(), "must hold at least one PEM block PUBLIC KEY"),
+    (lambda keys: b"-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n", "must hold PEM public keys"),
+    (not_ed25519, "must hold ed25519 keys only"),
+    (lambda keys: not_ed25519(keys, "SM2"), "must hold PEM public keys: Curve .* not supported"),
+    (lambda keys: keys.public("first").read_bytes() + not_ed25519(keys), "must hold ed25519 keys only"),
+]
+INVALID_PRIVATE: list[tuple[Callable[[Keys], bytes], str]] = [
+    (lambda keys: b"", NO_PRIVATE_KEY),
+    (lambda keys: keys.public("first").read_bytes(), NO_PRIVATE_KEY),
+    (locked, NO_PRIVATE_KEY),
+    (lambda keys: openssl("genpkey", "-algorithm", "X25519"), "must be an ed25519 key, is X25519PrivateKey"),
+    (lambda keys: openssl("genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:SM2"), NO_PRIVATE_KEY),
+]
+
+
 @pytest.mark.parametrize(
-    ("data", "limit"),
+    ("read", "field", "data", "limit"),
     [
-        (lambda keys: b"", "must hold at least one PEM block PUBLIC KEY"),
-        (lambda keys: keys.private("first").read_bytes(), "must hold at least one PEM block PUBLIC KEY"),
-        (lambda keys: b"-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n", "must hold PEM public keys"),
-        (not_ed25519, "must hold ed25519 keys only"),
-        (lambda keys: not_ed25519(keys, "SM2"), "must hold PEM public keys: Curve .* not supported"),
-        (lambda keys: keys.public("first").read_bytes() + not_ed25519(keys), "must hold ed25519 keys only"),
+        *((TrustedEntries, "registry_public_keys", *one) for one in INVALID_PUBLIC),
+        *((partial(read_private_key, setting="signing_key"), "signing_key", *one) for one in INVALID_PRIVATE),
     ],
 )
-def test_invalid_public_keys_are_rejected(data: Callable[[Keys], bytes], limit: str, keys: Keys) -> None:
+def test_invalid_keys_are_rejected(
+    read: Callable[[Path], object], field: str, data: Callable[[Keys], bytes], limit: str, keys: Keys
+) -> None:
     file = keys.folder / "wrong.pem"
     file.write_bytes(data(keys))
 
-    with pytest.raises(InvalidArgument, match=rf"registry_public_keys: .*wrong\.pem: {limit}"):
-        TrustedEntries(file)
+    with pytest.raises(InvalidArgument, match=rf"{field}: .*wrong\.pem: {limit}"):
+        read(file)
 
 
 def test_entry_is_rejected_while_the_keys_cannot_be_read(keys: Keys) -> None:
@@ -259,31 +280,6 @@ def test_entry_is_rejected_while_the_keys_cannot_be_read(keys: Keys) -> None:
 
     assert found.reason == "UNKNOWN_SIGNING_KEY"
     assert "must hold at least one PEM block PUBLIC KEY" in found.message
-
-
-def locked(keys: Keys) -> bytes:
-    return openssl("pkey", "-in", keys.private("first"), "-aes256", "-passout", "pass:word")
-
-
-@pytest.mark.parametrize(
-    ("data", "limit"),
-    [
-        (lambda keys: b"", "must be a private key as PEM without a password"),
-        (lambda keys: keys.public("first").read_bytes(), "must be a private key as PEM without a password"),
-        (locked, "must be a private key as PEM without a password"),
-        (lambda keys: openssl("genpkey", "-algorithm", "X25519"), "must be an ed25519 key, is X25519PrivateKey"),
-        (
-            lambda keys: openssl("genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:SM2"),
-            "must be a private key as PEM without a password",
-        ),
-    ],
-)
-def test_invalid_private_key_is_rejected(data: Callable[[Keys], bytes], limit: str, keys: Keys) -> None:
-    file = keys.folder / "wrong.key"
-    file.write_bytes(data(keys))
-
-    with pytest.raises(InvalidArgument, match=rf"signing_key: .*wrong\.key: {limit}"):
-        read_private_key(file, "signing_key")
 
 
 def test_missing_keys_are_rejected(tmp_path: Path) -> None:
