@@ -22,13 +22,12 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import mean, median
 
 import numpy as np
 
 from benchmarks.suites.paced import PacedSuite, await_live, paced_suite
-from lab.emulation.pace import DevicePace, read_pace
+from lab.emulation.pace import DevicePace, read_pace, slowed, write_pace
 from lab.emulation.png_text import flat_png
 from lab.fixtures.controlnet_serving import shared_folder
 from lab.runs import Outcome, RequestRecord
@@ -81,35 +80,19 @@ class LoadedRound:
         return sum(one.worth_s for one in self.requests if one.outcome == Outcome.COMPLETED) / seconds / DEVICES
 
 
-def write_pace(path: Path, base: DevicePace, choices: Sequence[Choice]) -> DevicePace:
-    """Write the base's profile, slowed down, with the adapters of the choices."""
-    control = base.controlnets[0].step.of(1) * 1e3 * SLOWNESS
-    config = {
-        "name": '"sdxl"',
-        "family": f'"{base.family}"',
-        "steps": STEPS,
-        "width_px": base.width_px,
-        "height_px": base.height_px,
-        "text_width": base.text_width,
-        "pooled_width": base.pooled_width,
-        "block_channels": list(base.block_channels),
-        "encode_ms": f"{{ 1 = {base.encode.of(1) * 1e3 * SLOWNESS} }}",
-        "decode_ms": f"{{ 1 = {base.decode.of(1) * 1e3 * SLOWNESS} }}",
-        "picture_ms": base.picture_s * 1e3 * SLOWNESS,
-        "patch_ms": base.patch_s * 1e3 * SLOWNESS,
-        "beside_share": BESIDE_SHARE,
-    }
-    lines = [f"{key} = {value}" for key, value in config.items()]
-    for name in sorted({name for choice in choices for name in choice.controlnets} | set(resident_controlnets())):
-        one = base.controlnets[0]
-        lines += ["[[controlnets]]", f'name = "{name}"', f"step_ms = {{ 1 = {control} }}"]
-        lines += [f"load_s = {one.load_s}", f"memory_bytes = {one.memory_bytes}"]
-    for name in sorted({name for choice in choices for name in choice.loras}):
-        share = base.loras[0].latest_start_fraction
-        lines += ["[[loras]]", f'name = "{name}"', f"load_s = {base.loras[0].load_s}"]
-        lines += [f"latest_start_fraction = {share}"]
-    path.write_text("\n".join(lines) + "\n")
-    return read_pace(path)
+def pace_of(base: DevicePace, choices: Sequence[Choice]) -> DevicePace:
+    """Return the base's profile, slowed down, with the adapters of the choices, which load as fast as the base's."""
+    controlnets = sorted({name for choice in choices for name in choice.controlnets} | set(resident_controlnets()))
+    loras = sorted({name for choice in choices for name in choice.loras})
+    slow = slowed(base, SLOWNESS)
+    controlnet = replace(slow.controlnets[0], load_s=base.controlnets[0].load_s)
+    return replace(
+        slow,
+        steps=STEPS,
+        beside_share=BESIDE_SHARE,
+        controlnets=tuple(replace(controlnet, name=name) for name in controlnets),
+        loras=tuple(replace(base.loras[0], name=name) for name in loras),
+    )
 
 
 def resident_controlnets() -> tuple[str, ...]:
@@ -210,7 +193,8 @@ def main() -> int:
     rounds = 1 if options.quick else ROUNDS
     choices = choose(KATZ_A, rounds * count, np.random.default_rng(SEED))
     with shared_folder() as folder:
-        pace = write_pace(folder / "pace.toml", read_pace(SDXL), choices)
+        pace = pace_of(read_pace(SDXL), choices)
+        write_pace(folder / "pace.toml", pace)
         with (
             paced_suite(folder / "pace.toml", WORKERS, REPLICAS, resident_controlnets(), MAX_BATCH) as adapted,
             paced_suite(folder / "pace.toml", DEVICES, 0, max_batch=MAX_BATCH) as plain,

@@ -33,7 +33,7 @@ A paced device is a real process with real streams over compute that sleeps for 
 weights. The paced worker, the paced ControlNet service and the benchmarks read the file.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lab.files.toml_document import TomlTable, read_toml
@@ -157,6 +157,65 @@ def read_pace(path: Path) -> DevicePace:
             raise table.error(field, f"must have names of their own, got {', '.join(names)}")
     table.close()
     return pace
+
+
+def write_pace(path: Path, pace: DevicePace) -> None:
+    """Write a file that `read_pace` reads as the pace."""
+    lines = [f"{key} = {value}" for key, value in _fields(pace).items()]
+    for controlnet in pace.controlnets:
+        lines += ["[[controlnets]]", f'name = "{controlnet.name}"', f"step_ms = {_milliseconds(controlnet.step)}"]
+        lines += [f"load_s = {controlnet.load_s}", f"memory_bytes = {controlnet.memory_bytes}"]
+    for lora in pace.loras:
+        lines += ["[[loras]]", f'name = "{lora.name}"', f"load_s = {lora.load_s}"]
+        lines += [f"latest_start_fraction = {lora.latest_start_fraction}", f"memory_bytes = {lora.memory_bytes}"]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def slowed(pace: DevicePace, factor: float) -> DevicePace:
+    """Return a device that takes `factor` times as long for everything."""
+    return replace(
+        pace,
+        encode=_slowed(pace.encode, factor),
+        decode=_slowed(pace.decode, factor),
+        picture_s=pace.picture_s * factor,
+        patch_s=pace.patch_s * factor,
+        controlnets=tuple(
+            replace(one, step=_slowed(one.step, factor), load_s=one.load_s * factor) for one in pace.controlnets
+        ),
+        loras=tuple(replace(one, load_s=one.load_s * factor) for one in pace.loras),
+    )
+
+
+def _slowed(times: PassTimes, factor: float) -> PassTimes:
+    return PassTimes(tuple(seconds * factor for seconds in times.seconds))
+
+
+def _fields(pace: DevicePace) -> dict[str, object]:
+    return {
+        "name": f'"{pace.name}"',
+        "family": f'"{pace.family}"',
+        "steps": pace.steps,
+        "guidance_scale": pace.guidance_scale,
+        "width_px": pace.width_px,
+        "height_px": pace.height_px,
+        "latent_channels": pace.latent_channels,
+        "px_per_latent": pace.px_per_latent,
+        "text_tokens": pace.text_tokens,
+        "text_width": pace.text_width,
+        "pooled_width": pace.pooled_width,
+        "block_channels": list(pace.block_channels),
+        "layers_per_block": pace.layers_per_block,
+        "encode_ms": _milliseconds(pace.encode),
+        "decode_ms": _milliseconds(pace.decode),
+        "picture_ms": f"{pace.picture_s * 1e3:.9g}",
+        "patch_ms": f"{pace.patch_s * 1e3:.9g}",
+        "beside_share": pace.beside_share,
+    }
+
+
+def _milliseconds(times: PassTimes) -> str:
+    rows = (f"{rows} = {seconds * 1e3:.9g}" for rows, seconds in enumerate(times.seconds, 1))
+    return "{ " + ", ".join(rows) + " }"
 
 
 def _family(table: TomlTable) -> str:

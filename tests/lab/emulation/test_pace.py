@@ -7,7 +7,7 @@ import pytest
 import torch
 from diffusers import ControlNetModel
 
-from lab.emulation.pace import PassTimes, read_pace
+from lab.emulation.pace import PassTimes, read_pace, slowed, write_pace
 from lab.fixtures.checkpoints import write_controlnet
 from pentimento.domain.errors import InvalidArgument
 
@@ -98,3 +98,19 @@ def test_loras_are_read_with_their_costs() -> None:
 def test_two_loras_of_one_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="loras"):
         read_pace(changed(tmp_path, 'name = "pixel"', 'name = "oil"'))
+
+
+def test_written_pace_is_read_again(tmp_path: Path) -> None:
+    pace = replace(read_pace(SDXL), beside_share=0.2, layers_per_block=1, text_tokens=12)
+
+    write_pace(tmp_path / "pace.toml", pace)
+
+    assert read_pace(tmp_path / "pace.toml") == pace
+
+
+def test_slowed_device_takes_longer_for_everything() -> None:
+    pace = slowed(read_pace(SDXL), 2.0)
+
+    passes = (pace.encode, pace.decode, pace.controlnets[2].step)
+    assert [times.seconds for times in passes] == [(0.0272, 0.0544), (0.0332, 0.0664), (0.0272, 0.0544)]
+    assert (pace.picture_s, pace.patch_s, pace.loras[3].load_s, pace.controlnets[0].load_s) == (0.2, 0.24, 0.6, 3.0)
