@@ -8,9 +8,13 @@ trained on these labels.
 - the prompt-aware discriminator (`tiny-router`) and DiffServe's (`tiny-discriminator`: real is ground truth)
 - a ResNet, a vision transformer and an EfficientNet, each trained here with ground truth and with heavy's images as
   real, as long as `tiny-router`'s network (`routing_networks`)
+- a preference scorer as PickScore: its training prefers the image that shows more of the requested attributes, by the
+  scorer that labelled `tiny-router`'s training (`--scorer`)
 - CLIPScore of the light image; a random router, 20 seeds
 
-The shipped discriminators have figures at each rate, the others the mean over the rates.
+The shipped discriminators have figures at each rate, the others the mean over the rates. `--prepare` only trains the
+routers of `--routers`, after printing the minutes that each needs; it may be stopped, and continues from the last
+checkpoint. A run with trained routers takes minutes.
 
 Latency is an idle suite's: light, score, and heavy for deferred requests, as served, measured here alternately.
 """
@@ -21,6 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,22 +49,32 @@ from benchmarks.routing_data import (
     shipped_confidences,
 )
 from benchmarks.routing_estimates import deferred_weights, figure_of, served_values
-from benchmarks.routing_networks import GROUND_TRUTH, HEAVY_REAL, ROUTERS, SceneImages, router_name, trained_margins
+from benchmarks.routing_networks import (
+    GROUND_TRUTH,
+    HEAVY_REAL,
+    PREFERENCE,
+    ROUTERS,
+    Preferences,
+    SceneImages,
+    ShownImages,
+    router_name,
+    trained_margins,
+)
 from lab.runs.measure import Figure, Target, informative, interleave, parse_options, publish, seconds_of, surely_above
 from pentimento.diffusion.discriminators import open_discriminator
 from pentimento.diffusion.discriminators.calibration import resampling_weights
 from zoo.drawing.dataset import as_pixels
 from zoo.drawing.prompts import examination_prompts
 from zoo.evaluate.estimates import Array
-from zoo.evaluate.examination import BATCH
-from zoo.export.prompt_head import COUNT, shipped_pair, training_prompts
+from zoo.evaluate.examination import BATCH, Examiner
+from zoo.export.prompt_head import COUNT, share_right, shipped_pair, training_prompts
 from zoo.painting.pipeline import generate, load_pipeline
 from zoo.painting.store import as_bytes
 from zoo.registry import WEIGHTS, entry_of
 from zoo.train.discriminator import render
 from zoo.train.judge import AttributeReader
 from zoo.train.loop import TrainingPlan, load_trained
-from zoo.train.parts import WORK
+from zoo.train.parts import WORK, check_trained
 from zoo.train.prompt_network import PLAN
 
 SEEDS = 20
@@ -82,10 +97,15 @@ def main() -> int:
     rest = options.rest
     torch.set_num_threads(rest["threads"])
     check_reader(rest["reader"])
+    if PREFERENCE in rest["routers"]:
+        check_trained(rest["scorer"], "judge", f"--work {rest['scorer']}")
     count = QUICK_COUNT if options.quick else rest["prompts"]
     pairs = held_out_pairs(rest["work"], count)
     plan = replace(PLAN, steps=2 if options.quick else rest["steps"])
-    confidences = routers(pairs, rest["routers"], rest["training"], plan)
+    trained = dict(trained_routers(pairs, rest, plan))
+    if rest["prepare"]:
+        return 0
+    confidences = shipped_routers(pairs) | trained
     read = scored(pairs, rest["reader"])
     features = feature_pairs(pairs, rest["reader"], count if options.quick else rest["drawings"])
     scores = scorer_values(confidences, read)
@@ -113,16 +133,34 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--routers", nargs="*", choices=ROUTERS, default=ROUTERS, help="to train, or trained before [all]"
     )
+    parser.add_argument(
+        "--scorer", type=Path, default=WORK, help="work folder of the scorer whose values are the preferences"
+    )
+    parser.add_argument("--prepare", action="store_true", help="train the routers only, and publish nothing")
     parser.add_argument("--steps", type=int, default=PLAN.steps, help="of each network's training")
     parser.add_argument("--threads", type=int, default=1)
 
 
-def routers(pairs: GeneratedPairs, trained: Sequence[str], training: Path, plan: TrainingPlan) -> dict[str, Array]:
-    """Return the confidence in each light image by router; the random router's by seed."""
+def shipped_routers(pairs: GeneratedPairs) -> dict[str, Array]:
+    """Return the confidence in each light image by shipped router; the random router's by seed."""
     shipped = shipped_confidences(pairs)
     found = {name: shipped[name] for name in (PROMPT_AWARE, DIFFSERVE, CLIP_SCORE)}
-    found |= dict(trained_margins(trained, training_scenes(training), pairs.light, training / "networks", plan))
     return found | dict(random_confidences(len(pairs.prompts), SEEDS))
+
+
+def trained_routers(pairs: GeneratedPairs, rest: Mapping[str, Any], plan: TrainingPlan) -> Iterator[tuple[str, Array]]:
+    """Yield the confidence in each light image by trained router."""
+    scenes, examiner = training_scenes(rest["training"]), Examiner(WEIGHTS, rest["scorer"])
+    preferences = training_preferences(scenes, examiner) if PREFERENCE in rest["routers"] else None
+    shown = ShownImages(pairs.light, examiner.embed_texts(list(pairs.prompts.captions)))
+    yield from trained_margins(rest["routers"], scenes, preferences, shown, rest["training"] / "networks", plan)
+
+
+def training_preferences(scenes: SceneImages, examiner: Examiner) -> Preferences:
+    """Prefer the image of a training prompt that shows more of its requested attributes to the examiner's scorer."""
+    prompts, _ = training_prompts(COUNT)
+    light, heavy = (share_right(examiner.reader, images, prompts.asked) for images in (scenes.light, scenes.heavy))
+    return Preferences(0.5 + 0.5 * torch.sign(light - heavy), examiner.embed_texts(list(prompts.captions)))
 
 
 def training_scenes(work: Path) -> SceneImages:
@@ -199,11 +237,12 @@ def seeds_of(router: str, confidences: Mapping[str, Array]) -> list[str]:
 
 
 def gains(what: str, routers: Sequence[str], value: Value, sign: float) -> Iterator[Figure]:
-    """Compare discriminators with CLIPScore's router and the random one at each deferral rate; only the prompt-aware
-    one has a target."""
+    """Compare discriminators with the random router at each deferral rate, and the prompt-aware one, which has targets,
+    with CLIPScore's router too."""
     for router in routers:
-        target = surely_above(0.0) if router == PROMPT_AWARE else informative()
-        for other in (RANDOM, CLIP_SCORE):
+        is_default = router == PROMPT_AWARE
+        target = surely_above(0.0) if is_default else informative()
+        for other in (RANDOM, CLIP_SCORE) if is_default else (RANDOM,):
             for rate in RATES:
                 name = f"{what}, {router} better than {other}, {rate:.0%} deferred"
                 yield gain(name, sign * (value(router, rate) - value(other, rate)), target)

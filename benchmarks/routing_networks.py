@@ -1,28 +1,39 @@
-"""Train classifiers to compare with the shipped discriminators: a ResNet, a vision transformer and an EfficientNet.
+"""Train routers to compare with the shipped discriminators: a ResNet, a vision transformer, an EfficientNet and a
+preference scorer.
 
-Each is trained with ground truth as real, and with the heavy model's images as real (DiffServe, section 4.4: *w GT*, *w
-Fake*). They have the size of `tiny-router`'s network, its training scenes and the length of its training, and are
-cached in a folder by their training inputs.
+Each of the first three is trained with ground truth as real, and with the heavy model's images as real (DiffServe,
+section 4.4: *w GT*, *w Fake*). They have the size of `tiny-router`'s network, its training scenes and the length of its
+training. The preference scorer is as PickScore (Kirstain et al., 2023): `tiny-clip`'s image tower, trained on which of
+two images of a prompt is preferred.
+
+A folder stores checkpoints and scores by their inputs, so that a stopped run continues.
 """
 
 import hashlib
 import json
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import ResNetConfig, ResNetForImageClassification, ViTConfig, ViTForImageClassification
+from torch.nn import functional
+from transformers import CLIPModel, ResNetConfig, ResNetForImageClassification, ViTConfig, ViTForImageClassification
 
 from pentimento.diffusion.discriminators.network_training import LAST_CHANNEL, STAGES
 from pentimento.diffusion.discriminators.torchvision_networks import narrow_efficientnet
 from pentimento.diffusion.discriminators.writing import LABELS
+from zoo.drawing.dataset import as_pixels
 from zoo.drawing.scenes import IMAGE_SIZE
 from zoo.evaluate.estimates import Array
 from zoo.export.discriminator import real_margins
-from zoo.train.loop import TrainingPlan, TrainingRun, load_trained
+from zoo.files import cached_tensors
+from zoo.registry import WEIGHTS
+from zoo.train.discriminator import blurred
+from zoo.train.loop import Part, TrainingPlan, TrainingRun, load_trained
 from zoo.train.picture_folders import FolderDiscriminatorPart, FolderImages
 from zoo.train.prompt_network import BATCH
 
@@ -36,6 +47,23 @@ class SceneImages:
     rendered: Tensor
     light: Tensor
     heavy: Tensor
+
+
+@dataclass(frozen=True)
+class ShownImages:
+    """Hold uint8 images (n, 3, height, width) and their captions' unit embeddings (n, width)."""
+
+    images: Tensor
+    captions: Tensor
+
+
+@dataclass(frozen=True)
+class Preferences:
+    """Hold the probability (n,) that the light image of a scene is preferred to the heavy one, 0.5 for a tie, and the
+    captions' unit embeddings (n, width)."""
+
+    light: Tensor
+    captions: Tensor
 
 
 def make_resnet() -> nn.Module:
@@ -79,40 +107,149 @@ def router_name(network: str, real: str) -> str:
     return f"{network}, {real}"
 
 
-ROUTERS = [router_name(network, real) for real in (GROUND_TRUTH, HEAVY_REAL) for network in NETWORKS]
+PREFERENCE = "preference scorer"
+ROUTERS = [router_name(network, real) for real in (GROUND_TRUTH, HEAVY_REAL) for network in NETWORKS] + [PREFERENCE]
+# PickScore continues a trained encoder, at a lower rate than a network's first training.
+TUNING_RATE_SHARE = 0.1
+TIMED_STEPS = 2
+
+
+class PreferenceNetwork(nn.Module):
+    """Score images by the scaled cosine of `tiny-clip`'s image tower and the captions' embeddings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        clip = CLIPModel.from_pretrained(WEIGHTS / "tiny-clip")
+        self.vision_model = clip.vision_model
+        self.visual_projection = clip.visual_projection
+        self.logit_scale = nn.Parameter(clip.logit_scale.detach().clone())
+
+    def forward(self, pixels: Tensor, captions: Tensor) -> Tensor:
+        """Return the scores (n,) of pixels (n, 3, height, width) in -1..1 for their captions (n, width)."""
+        projected = self.visual_projection(self.vision_model(pixel_values=pixels).pooler_output)
+        return self.logit_scale.exp() * (functional.normalize(projected, dim=1) * captions).sum(dim=1)
+
+
+class PreferencePart:
+    """Train a network so that the softmax of a pair's scores is its preference."""
+
+    name = "preference-scorer"
+
+    def __init__(self, network: nn.Module, scenes: SceneImages, preferences: Preferences, batch: int) -> None:
+        self.module = network
+        self._scenes, self._preferences, self._pair_count = scenes, preferences, batch // 2
+
+    def loss(self, generator: torch.Generator) -> tuple[Tensor, dict[str, float]]:
+        """Return the loss of a batch of pairs."""
+        rows = torch.randint(len(self._scenes.light), (self._pair_count,), generator=generator)
+        pixels = blurred(as_pixels(torch.cat([self._scenes.light[rows], self._scenes.heavy[rows]])), generator)
+        scores = self.module(pixels, self._preferences.captions[rows].repeat(2, 1)).view(2, -1).T
+        light = self._preferences.light[rows]
+        wanted = torch.stack([light, 1.0 - light], dim=1)
+        right = (scores.detach().argmax(dim=1) == wanted.argmax(dim=1))[light != 0.5]
+        figures = {"right": float(right.float().mean())} if len(right) else {}
+        return functional.cross_entropy(scores, wanted), figures
+
+
+@torch.no_grad()
+def preference_scores(network: nn.Module, shown: ShownImages) -> Tensor:
+    """Return the scores (n,) of captioned images."""
+    parts = zip(shown.images.split(BATCH), shown.captions.split(BATCH), strict=True)
+    return torch.cat([network(as_pixels(images), captions) for images, captions in parts]).double()
+
+
+class RouterTraining:
+    """Train one router in its folder, and store its scores of the images shown."""
+
+    def __init__(
+        self, name: str, make_part: Callable[[], Part], inputs: tuple[Tensor, ...], plan: TrainingPlan, folder: Path
+    ) -> None:
+        self.name = name
+        self._plan, self._make_part = plan, make_part
+        self._folder = folder / _digest([name, asdict(plan), BATCH], *inputs)
+
+    def announce(self, shown: ShownImages) -> None:
+        """Print the minutes that the training still takes, by its next steps, which it keeps."""
+        if self._stored(shown).exists():
+            print(f"{self.name}: trained and scored", flush=True)
+            return
+        run, seconds = self._train(TIMED_STEPS)
+        left = self._plan.steps - run.step
+        print(f"{self.name}: {left} of {self._plan.steps} steps left, {left * seconds / 60.0:.1f} minutes", flush=True)
+
+    def scores(self, shown: ShownImages, score: Callable[[nn.Module, ShownImages], Tensor]) -> Array:
+        """Return the scores (n,) of the images by the trained network: stored ones, or those of a training to its
+        end."""
+
+        def trained() -> dict[str, Tensor]:
+            run, _ = self._train(self._plan.steps)
+            return {"scores": score(load_trained(run.part.module, self._folder), shown)}
+
+        found = cached_tensors(self._stored(shown), "a router's scores", ("scores",), trained)
+        return np.asarray(found["scores"].numpy())
+
+    def _train(self, step_count: int) -> tuple[TrainingRun, float]:
+        """Train for at most that many steps; return the run and the seconds of a step."""
+        with torch.random.fork_rng():
+            torch.manual_seed(self._plan.seed)
+            run = TrainingRun(self._make_part(), self._plan, self._folder)
+            first, began_s = run.step, time.monotonic()
+            run.train(until=first + step_count)
+        return run, (time.monotonic() - began_s) / max(run.step - first, 1)
+
+    def _stored(self, shown: ShownImages) -> Path:
+        return self._folder / f"scores-{_digest([], shown.images, shown.captions)}.safetensors"
 
 
 def trained_margins(
-    names: Collection[str], scenes: SceneImages, images: Tensor, folder: Path, plan: TrainingPlan
+    names: Collection[str],
+    scenes: SceneImages,
+    preferences: Preferences | None,
+    shown: ShownImages,
+    folder: Path,
+    plan: TrainingPlan,
 ) -> Iterator[tuple[str, Array]]:
-    """Yield the name of each router in `names`, and by image the logit of 'real' less that of 'generated'."""
+    """Print the minutes that each router in `names` needs, then yield each name and its scores of the images shown: the
+    logit of 'real' less that of 'generated', or the preference scorer's. `preferences` may be missing without it."""
+    routers = [router_of(name, scenes, preferences, folder, plan) for name in ROUTERS if name in names]
+    for router in routers:
+        router.announce(shown)
+    for router in routers:
+        yield router.name, router.scores(shown, preference_scores if router.name == PREFERENCE else shown_margins)
+
+
+def shown_margins(network: nn.Module, shown: ShownImages) -> Tensor:
+    """Return a classifier's margins (n,), which ignore the captions."""
+    return real_margins(network, shown.images)
+
+
+def router_of(
+    name: str, scenes: SceneImages, preferences: Preferences | None, folder: Path, plan: TrainingPlan
+) -> RouterTraining:
+    """Return the training of a router by its name."""
+    if name == PREFERENCE:
+        assert preferences is not None, "the preference scorer needs preferences"
+        slower = replace(plan, peak_rate=plan.peak_rate * TUNING_RATE_SHARE)
+        inputs = (scenes.light, scenes.heavy, preferences.light, preferences.captions)
+        return RouterTraining(
+            name, lambda: PreferencePart(PreferenceNetwork(), scenes, preferences, BATCH), inputs, slower, folder
+        )
+    network, _, real = name.partition(", ")
     sides = {
         GROUND_TRUTH: (torch.cat([scenes.drawn, scenes.rendered]), torch.cat([scenes.light, scenes.heavy])),
         HEAVY_REAL: (scenes.heavy, scenes.light),
-    }
-    for real, (wanted, generated) in sides.items():
-        for network in NETWORKS:
-            name = router_name(network, real)
-            if name in names:
-                trained = trained_network(network, wanted, generated, folder, plan)
-                yield name, np.asarray(real_margins(trained, images).numpy())
+    }[real]
+    return RouterTraining(name, partial(classifier_part, network, *sides), sides, plan, folder)
 
 
-def trained_network(name: str, real: Tensor, generated: Tensor, folder: Path, plan: TrainingPlan) -> nn.Module:
-    """Return a network that separates two kinds of uint8 images (n, 3, height, width), training it if the folder has
-    none with these inputs."""
-    with torch.random.fork_rng():
-        torch.manual_seed(plan.seed)
-        network = NETWORKS[name]()
-        folds = [torch.zeros(len(kind), dtype=torch.int64) for kind in (real, generated)]
-        images = FolderImages(real, generated, folds[0], folds[1])
-        own = folder / _digest(name, real, generated, plan)
-        TrainingRun(FolderDiscriminatorPart(network, images, BATCH), plan, own).train()
-        return load_trained(network, own)
+def classifier_part(name: str, real: Tensor, generated: Tensor) -> FolderDiscriminatorPart:
+    """Return an untrained network that separates two kinds of uint8 images (n, 3, height, width)."""
+    folds = [torch.zeros(len(kind), dtype=torch.int64) for kind in (real, generated)]
+    return FolderDiscriminatorPart(NETWORKS[name](), FolderImages(real, generated, folds[0], folds[1]), BATCH)
 
 
-def _digest(name: str, real: Tensor, generated: Tensor, plan: TrainingPlan) -> str:
-    found = hashlib.sha256(json.dumps([name, asdict(plan), BATCH], sort_keys=True).encode())
-    for images in (real, generated):
-        found.update(images.contiguous().numpy().tobytes())
+def _digest(settings: list[object], *tensors: Tensor) -> str:
+    found = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    for tensor in tensors:
+        found.update(tensor.contiguous().numpy().tobytes())
     return found.hexdigest()[:24]

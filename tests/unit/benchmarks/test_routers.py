@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks import routing_networks
 from benchmarks.cascade_quality import FeaturePairs, distance_values, mean_gains, scorer_values, served_moments
 from benchmarks.image_distances import FrechetReference, moments
 from benchmarks.reuse_quality import (
@@ -14,7 +15,15 @@ from benchmarks.reuse_quality import (
 from benchmarks.router import RoutedPrompts, gain_figures, margin_figures
 from benchmarks.routing_data import BY_PROMPT, CLIP_SCORE, DIFFSERVE, PROMPT_AWARE, RANDOM, THING_COUNT, Reading
 from benchmarks.routing_estimates import deferred_weights, figure_of, served_values
-from benchmarks.routing_networks import ROUTERS, SceneImages, trained_margins
+from benchmarks.routing_networks import (
+    PREFERENCE,
+    ROUTERS,
+    PreferencePart,
+    Preferences,
+    SceneImages,
+    ShownImages,
+    trained_margins,
+)
 from pentimento.diffusion.discriminators.calibration import aurocs, resampling_weights
 from zoo.train.loop import TrainingPlan
 
@@ -114,18 +123,58 @@ def test_mean_gain_averages_rates_by_resample() -> None:
     assert {f"value, mean over rates: {router} better than {RANDOM}" for router in ROUTERS} < found.keys()
 
 
+BLACK = torch.zeros(16, 3, 64, 64, dtype=torch.uint8)
+UNIT_ROWS = torch.eye(128)[:16]
+
+
 @pytest.mark.training
 def test_trained_routers_separate_light_from_real(tmp_path: Path) -> None:
-    """Train on black and white images: light's are white, all others black."""
-    black = torch.zeros(16, 3, 64, 64, dtype=torch.uint8)
-    scenes = SceneImages(drawn=black, rendered=black, light=black + 255, heavy=black)
-    shown = torch.cat([black[:1], black[:1] + 255])
+    """Train on black and white images: light's are white, all others black and preferred."""
+    scenes = SceneImages(drawn=BLACK, rendered=BLACK, light=BLACK + 255, heavy=BLACK)
+    preferences = Preferences(torch.zeros(16), UNIT_ROWS)
+    shown = ShownImages(torch.cat([BLACK[:1], BLACK[:1] + 255]), UNIT_ROWS[:1].repeat(2, 1))
+    plan = TrainingPlan(steps=6, peak_rate=2e-3, warmup=1)
 
-    found = dict(trained_margins(ROUTERS, scenes, shown, tmp_path, TrainingPlan(steps=6, peak_rate=2e-3, warmup=1)))
+    found = dict(trained_margins(ROUTERS, scenes, preferences, shown, tmp_path, plan))
 
     assert list(found) == ROUTERS
     assert all(np.isfinite(margins).all() for margins in found.values())
-    assert all(found[name][0] > found[name][1] for name in ROUTERS if "heavy" in name)
+    assert all(found[name][0] > found[name][1] for name in ROUTERS if "heavy" in name or name == PREFERENCE)
+
+
+@pytest.mark.training
+def test_router_trained_before_is_scored_without_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scenes = SceneImages(BLACK, BLACK, BLACK + 255, BLACK)
+    shown = ShownImages(BLACK[:2], UNIT_ROWS[:2])
+    plan = TrainingPlan(steps=6, peak_rate=2e-3, warmup=1)
+    inputs = (["ViT, heavy as real"], scenes, None, shown, tmp_path, plan)
+    first = dict(trained_margins(*inputs))
+    announced = [line for line in capsys.readouterr().out.splitlines() if line.startswith("ViT")]
+
+    monkeypatch.setattr(routing_networks.TrainingRun, "train", None)
+    again = dict(trained_margins(*inputs))
+
+    assert announced[0].startswith("ViT, heavy as real: 4 of 6 steps left, ")
+    assert capsys.readouterr().out == "ViT, heavy as real: trained and scored\n"
+    assert again["ViT, heavy as real"].tolist() == first["ViT, heavy as real"].tolist()
+
+
+@pytest.mark.parametrize(("preferred", "loss"), [([1.0], 0.126928), ([0.0], 2.126928), ([0.5], 1.126928)])
+def test_preference_loss_is_cross_entropy_of_a_pairs_scores(preferred: list[float], loss: float) -> None:
+    """Score by the mean pixel: the light image has 1, the heavy one -1. The softmax is 0.880797 and 0.119203."""
+
+    class MeanPixel(torch.nn.Module):
+        def forward(self, pixels: torch.Tensor, captions: torch.Tensor) -> torch.Tensor:
+            return pixels.mean(dim=(1, 2, 3)).sign() * captions[:, 0]
+
+    scenes = SceneImages(BLACK[:1], BLACK[:1], BLACK[:1] + 255, BLACK[:1])
+    part = PreferencePart(MeanPixel(), scenes, Preferences(torch.tensor(preferred), torch.ones(1, 1)), 4)
+
+    found, _ = part.loss(torch.Generator().manual_seed(0))
+
+    assert float(found) == pytest.approx(loss, abs=1e-5)
 
 
 def test_gain_is_difference_of_served_values() -> None:
