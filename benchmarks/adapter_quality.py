@@ -1,10 +1,12 @@
-"""Measure the quality of images with one LoRA as Katz's Table 3: loaded during the first steps (BAL), and none at all.
+"""Measure the quality of images with one and two LoRAs as Katz's Table 3: loaded during the first steps (BAL), and none
+at all.
 
     python -m benchmarks.adapter_quality
 
-The reference is diffusers' pipeline of `tiny-heavy`, which loads the LoRA first and fuses it: one adapter after the
-other. The step engine generates the same held-out prompts with the same seeds: with the LoRA from the start, from the
-step that the zoo's bounds allow (BAL), from Katz's step 10 of 50, and without the LoRA. SSIM is with the reference's
+The reference is diffusers' pipeline of `tiny-heavy`, which loads the LoRAs first and fuses them: one adapter after the
+other. The step engine generates the same held-out prompts with the same seeds: with the LoRAs from the start, from the
+step that the zoo's bounds allow (BAL, the default; of two LoRAs the earlier step), from Katz's step 10 of 50, and
+without LoRAs. SSIM is with the reference's
 image, the Fréchet distance with all of its images, over the image embeddings of `tiny-clip` in their eight directions
 of largest variance; CLIPScore is by `tiny-clip`. With 32 prompts the distance says which arm is nearer, not how
 good the images are. Not shown: ControlNets (`controlnet_golden`), latency (`adapter_latency`).
@@ -41,7 +43,7 @@ KATZ_SSIM = 0.83
 ON_TIME, ALLOWED, KATZ, NONE = "from the start", "BAL", f"from step {KATZ_STEPS}", "no LoRA"
 
 
-def diffusers_images(file: Path, prompts: Sequence[str], steps: int, guidance_scale: float) -> Tensor:
+def diffusers_images(files: Sequence[Path], prompts: Sequence[str], steps: int, guidance_scale: float) -> Tensor:
     """Return the reference's images, uint8 (n, 3, height, width)."""
     from diffusers import DDIMScheduler, StableDiffusionPipeline
 
@@ -49,7 +51,9 @@ def diffusers_images(file: Path, prompts: Sequence[str], steps: int, guidance_sc
     pipeline = StableDiffusionPipeline.from_pretrained(WEIGHTS / MODEL, **parts)
     pipeline.scheduler = DDIMScheduler.from_config(pipeline.scheduler.config)
     pipeline.set_progress_bar_config(disable=True)
-    pipeline.load_lora_weights(file.parent, weight_name=file.name)
+    for number, file in enumerate(files):
+        pipeline.load_lora_weights(file.parent, weight_name=file.name, adapter_name=f"lora{number}")
+    pipeline.set_adapters([f"lora{number}" for number in range(len(files))])
     pipeline.fuse_lora()
     options = {"num_inference_steps": steps, "guidance_scale": guidance_scale, "output_type": "pt"}
     found = []
@@ -62,12 +66,15 @@ def diffusers_images(file: Path, prompts: Sequence[str], steps: int, guidance_sc
     return (torch.cat(found) * 255.0).round().to(torch.uint8)
 
 
-def arms_of(study: LatenessStudy, file: Path, name: str, allowed: int) -> dict[str, Tensor]:
+def arms_of(study: LatenessStudy, files: Sequence[Path], name: str, allowed: int) -> dict[str, Tensor]:
     """Return the engine's images by arm."""
     model = study.model.generator.model
-    lora = read_lora(file, layers_of(model.info.family, model.adaptable), model.dtype)
+    base = layers_of(model.info.family, model.adaptable)
+    loras = [read_lora(file, base, model.dtype) for file in files]
     steps = {ON_TIME: 0, ALLOWED: allowed, KATZ: KATZ_STEPS}
-    found = {arm: pixels_of_all(study.generated(f"{name} from step {step}", lora, step)) for arm, step in steps.items()}
+    found = {
+        arm: pixels_of_all(study.generated(f"{name} from step {step}", loras, step)) for arm, step in steps.items()
+    }
     return {**found, NONE: pixels_of_all(study.without)}
 
 
@@ -109,11 +116,13 @@ def main() -> int:
     study = LatenessStudy.begin(model, prompts, (), FIRST_PROMPT)
     examiner = Examiner(WEIGHTS, WEIGHTS)
     figures: list[Figure] = []
-    for bound in read_profiles([WEIGHTS / LORA_BOUNDS_FILE]).of(ProfileKind.LORA):
-        name, file = lora_name(bound), lora_file_in(WEIGHTS / lora_name(bound))
-        assert file is not None
-        reference = diffusers_images(file, prompts, model.step_count, model.spec.guidance_scale)
-        figures += figures_of(name, reference, arms_of(study, file, name, allowed_steps(bound)), prompts, examiner)
+    bounds = list(read_profiles([WEIGHTS / LORA_BOUNDS_FILE]).of(ProfileKind.LORA))
+    for chosen in (*([bound] for bound in bounds), bounds[:2]):
+        name = " and ".join(lora_name(bound) for bound in chosen)
+        files = [file for bound in chosen if (file := lora_file_in(WEIGHTS / lora_name(bound))) is not None]
+        allowed = min(allowed_steps(bound) for bound in chosen)
+        reference = diffusers_images(files, prompts, model.step_count, model.spec.guidance_scale)
+        figures += figures_of(name, reference, arms_of(study, files, name, allowed), prompts, examiner)
     figures.sort(key=lambda figure: figure.target.limit is None)
     return publish(options, figures, notes={"prompts": count, "steps": model.step_count})
 

@@ -194,7 +194,7 @@ class LateGallery:
         self._scorer = load_trained(StyleClassifier(), work / "style-judge") if trained else None
 
     def kept(self, bound: Profile, lora: Lora, steps: int, on_time: Sequence[StudiedImage]) -> KeptStyle:
-        late = self.study.generated(f"{lora_name(bound)} after {steps} steps", lora, steps)
+        late = self.study.generated(f"{lora_name(bound)} after {steps} steps", [lora], steps)
         one, other = pixels_of_all(on_time), pixels_of_all(late)
         ssim: list[float] = structural_similarity(one.float() / 255, other.float() / 255).tolist()
         style = lora_name(bound).removeprefix("tiny-lora-")
@@ -232,7 +232,7 @@ def alike_steps(bound: Profile) -> int:
 
 def quality_figures(gallery: LateGallery, bound: Profile, lora: Lora) -> Iterator[Figure]:
     allowed = allowed_steps(bound)
-    on_time = gallery.study.generated(f"{lora_name(bound)} from the start", lora, 0)
+    on_time = gallery.study.on_time(lora_name(bound), lora)
     for name, steps, target in (("K", allowed, at_least(0.95)), ("Katz's K", alike_steps(bound), informative())):
         if steps == 0:
             continue

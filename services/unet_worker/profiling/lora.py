@@ -52,11 +52,11 @@ class LatenessStudy:
     ) -> "LatenessStudy":
         """Generate all prompts without a LoRA."""
         study = cls(model, prompts, steps, first_seed, ())
-        return replace(study, without=study.generated("without LoRAs", None, 0))
+        return replace(study, without=study.generated("without LoRAs", (), 0))
 
     def on_time(self, name: str, lora: Lora) -> Sequence[StudiedImage]:
         """Return the images of all prompts with a LoRA from the start."""
-        return self.generated(f"{name} from the start", lora, 0)
+        return self.generated(f"{name} from the start", [lora], 0)
 
     def alike(self, on_time: Sequence[StudiedImage]) -> Mapping[int, Sequence[float]]:
         """Return for each K the cosines of the latents with a LoRA and without it after those steps."""
@@ -64,25 +64,23 @@ class LatenessStudy:
 
     def lateness(self, name: str, lora: Lora, steps: int, on_time: Sequence[StudiedImage]) -> Sequence[LateSample]:
         """Return a sample of every prompt with the LoRA after `steps` steps."""
-        late = self.generated(f"{name} after {steps} steps", lora, steps)
+        late = self.generated(f"{name} after {steps} steps", [lora], steps)
         alike = _cosines(self.without, on_time, steps)
         rows = zip(_cosines(on_time, late), strengths(self.without, on_time, late), alike, strict=True)
         return [LateSample(*row) for row in rows]
 
-    def generated(self, what: str, lora: Lora | None, from_step: int) -> Sequence[StudiedImage]:
-        """Return the images of all prompts with a LoRA from a step on; `what` is their name in the log."""
-        requests = [self._request(row, lora, from_step) for row in range(len(self.prompts))]
+    def generated(self, what: str, loras: Sequence[Lora], from_step: int) -> Sequence[StudiedImage]:
+        """Return the images of all prompts with LoRAs from a step on; `what` is their name in the log."""
+        requests = [self._request(row, loras, from_step) for row in range(len(self.prompts))]
         return self.model.generated(what, requests)
 
-    def _request(self, row: int, lora: Lora | None, from_step: int) -> DenoisingRequest:
-        # Until that step the image is the one without a LoRA.
+    def _request(self, row: int, loras: Sequence[Lora], from_step: int) -> DenoisingRequest:
+        # Until that step the image is the one without LoRAs.
         latent = self.without[row].latents.get(from_step) if self.without else None
         start = NoiseStart() if latent is None else LatentStart(latent, from_step)
         request = self.model.request(self.prompts[row], self.first_seed + row, start)
         kept = frozenset(self.steps) if from_step == 0 else frozenset[int]()
-        return replace(
-            request, capture_steps=kept, loras=LoadingLoras.ready([lora], from_step) if lora is not None else None
-        )
+        return replace(request, capture_steps=kept, loras=LoadingLoras.ready(loras, from_step) if loras else None)
 
 
 def _stacked(pictures: Sequence[StudiedImage], step: int | None = None) -> Tensor:
