@@ -2,6 +2,7 @@
 3C0L, 3C2L.
 
     python -m benchmarks.adapter_latency
+    python -m benchmarks.adapter_latency --devices --out benchmarks/results/adapter_latency_devices.json
 
 Our side is live: a worker, three replicas of controlnet_svc, their streams, asynchronous loads of LoRAs and patches.
 Devices are paced: their compute sleeps for the times of a profile. There are two profiles: the published one
@@ -14,27 +15,36 @@ row has Katz's K, 0.2 of the steps. In the zoo's profile, C is the time that a C
 pipeline. The encoder has a ControlNet's architecture and takes as long; the decoder takes the rest of the step. Every
 image loads its LoRAs again and starts from the base model's weights. Its control images are already embedded, except in
 the row "new images". Seconds are the worker's, from the order to the encoded image. Device-seconds are the profile's:
-the worker's, and each ControlNet's steps.
+the worker's, and each ControlNet's steps. `--devices` measures every kind by number of devices instead, with latent
+parallelism (`adapter_devices`).
 """
 
+import argparse
 import asyncio
 import itertools
 import os
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-from PIL import Image
 
-from benchmarks.papers.constants import KATZ_LATENCIES
-from lab.emulation.pace import DevicePace, read_pace
+from benchmarks.adapter_devices import SLOWNESS, device_figures
+from benchmarks.adapter_sides import (
+    ASKED,
+    ZOO_STEPS,
+    StepTimes,
+    TimedRequest,
+    diffusers_images,
+    generated_from_base,
+    next_of,
+    zoo_model,
+    zoo_pace,
+)
+from lab.emulation.pace import DevicePace, read_pace, write_pace
 from lab.emulation.paced_worker.loras import paced_digest
-from lab.fixtures.controlled_generation import ControlledCase
 from lab.fixtures.controlnet_serving import (
     PACED,
     ControlledByService,
@@ -50,29 +60,16 @@ from lab.runs.machine import ROOT
 from lab.runs.measure import Figure, Target, at_most, informative, measured, parse_options, publish
 from pentimento.diffusion.allow_list import check_checkpoint
 from pentimento.diffusion.checkpoint import digest_checkpoint
-from pentimento.diffusion.controlnets import ControlSetting
 from pentimento.domain.generation import ControlNetSelection, LoraSelection, Scheduler
 from pentimento.files.adapter_registry import LORA_BOUNDS_FILE
 from pentimento.profiles.catalogue import read_profiles
 from zoo.registry import WEIGHTS
 
 SDXL = ROOT / "scenarios" / "paces" / "sdxl-h800.toml"
-ASKED = {name: (int(name[0]), int(name[2])) for name in KATZ_LATENCIES}
 NEW_IMAGES = "3C2L, new images"
 MOST_RATIO = 1.15
-ZOO_STEPS, ZOO_GUIDANCE = 50, 3.0
 # The share of the steps that Katz runs without a LoRA (section 6).
 KATZ_START = 0.2
-ZOO_CONTROLNETS = ("tiny-controlnet-edges", "tiny-controlnet-layout", "tiny-controlnet-edges")
-
-
-@dataclass(frozen=True)
-class TimedRequest:
-    """Store one image's adapters as "mCnL", its seconds, and its device-seconds by the profile."""
-
-    asked: str
-    seconds: float
-    device_s: float
 
 
 async def ours(path: Path, rounds: int) -> list[TimedRequest]:
@@ -107,22 +104,16 @@ async def timed_image(
     255), its control images are new, in the next shade."""
     is_new = asked == NEW_IMAGES and shades is not None
     controlnets, lora_count = ASKED["3C2L" if is_new else asked]
-    loras = [next(turns) for _ in range(lora_count)]
+    loras = next_of(turns, lora_count)
     selections = [LoraSelection(lora.name, 1.0, paced_digest(lora)) for lora in loras]
     plain = torch.zeros(1, 3, pace.height_px, pace.width_px)
     conditions = [plain] * max(controlnets, 1)
     if is_new and shades is not None:
         conditions = [plain + next(shades) / 255 for _ in conditions]
-    await together.generated(ControlledCase(_case(pace, 1), ()), conditions)
-    controlled = ControlledCase(_case(pace, pace.steps), (ControlSetting(),) * controlnets)
+    case = Case("a red circle", "", Scheduler.EULER, 1, pace.steps, pace.guidance_scale)
     patch_step = int(min((lora.latest_start_fraction for lora in loras), default=0.0) * pace.steps)
-    result = await together.generated(controlled, conditions, selections, patch_step)
-    seconds = sum(timing.duration_ms for timing in result.timings) / 1e3
+    seconds, _ = await generated_from_base(together, case, conditions, controlnets, selections, patch_step)
     return TimedRequest(asked, seconds, _device_s(pace, controlnets, lora_count))
-
-
-def _case(pace: DevicePace, steps: int) -> Case:
-    return Case("a red circle", "", Scheduler.EULER, 1, steps, pace.guidance_scale)
 
 
 def _device_s(pace: DevicePace, controlnets: int, lora_count: int) -> float:
@@ -132,59 +123,6 @@ def _device_s(pace: DevicePace, controlnets: int, lora_count: int) -> float:
     return own + pace.steps * controlled + (pace.patch_s if lora_count else 0.0)
 
 
-def diffusers_images(rounds: int) -> tuple[list[TimedRequest], float, float]:
-    """Time diffusers' pipelines on the zoo, with the kinds alternating. Also return the median seconds of reading a
-    LoRA and of fusing it."""
-    pipelines = [_pipeline(count) for count in range(4)]
-    turns = itertools.cycle(sorted(path for path in WEIGHTS.glob("tiny-lora*") if path.is_dir()))
-    loads: list[float] = []
-    fuses: list[float] = []
-    found = []
-    for number in range(rounds + 1):
-        for asked, (controlnets, lora_count) in ASKED.items():
-            began_s = time.monotonic()
-            pipeline = pipelines[controlnets]
-            names = [f"lora{place}" for place in range(lora_count)]
-            for name in names:
-                pipeline.load_lora_weights(next(turns), adapter_name=name)
-            read_s = time.monotonic()
-            if names:
-                pipeline.set_adapters(names)
-                pipeline.fuse_lora()
-                loads.append((read_s - began_s) / len(names))
-                fuses.append(time.monotonic() - read_s)
-            _generate(pipeline, controlnets)
-            seconds = time.monotonic() - began_s
-            if names:
-                pipeline.unfuse_lora()
-                pipeline.unload_lora_weights()
-            if number:  # skip the first round
-                found.append(TimedRequest(asked, seconds, seconds))
-    return found, median(loads), median(fuses)
-
-
-def _pipeline(controlnets: int) -> Any:
-    from diffusers import ControlNetModel, DDIMScheduler, StableDiffusionControlNetPipeline, StableDiffusionPipeline
-
-    parts: dict[str, Any] = {"safety_checker": None, "feature_extractor": None}
-    if controlnets:
-        networks = [ControlNetModel.from_pretrained(WEIGHTS / name) for name in ZOO_CONTROLNETS[:controlnets]]
-        kind, parts["controlnet"] = StableDiffusionControlNetPipeline, networks
-    else:
-        kind = StableDiffusionPipeline
-    pipeline = kind.from_pretrained(WEIGHTS / "tiny-heavy", **parts)
-    pipeline.scheduler = DDIMScheduler.from_config(pipeline.scheduler.config)
-    pipeline.set_progress_bar_config(disable=True)
-    return pipeline
-
-
-def _generate(pipeline: Any, controlnets: int) -> None:
-    told = {"image": [Image.new("RGB", (64, 64))] * controlnets} if controlnets else {}
-    options = {"num_inference_steps": ZOO_STEPS, "guidance_scale": ZOO_GUIDANCE, "width": 64, "height": 64}
-    with torch.inference_mode():
-        pipeline("a red circle", generator=torch.Generator().manual_seed(1), **told, **options)
-
-
 def zoo_starts() -> list[float]:
     """Return the shares of the schedule that may run without each of the zoo's LoRAs, by its profiles."""
     base = digest_checkpoint(check_checkpoint(WEIGHTS / "tiny-heavy")).model
@@ -192,44 +130,6 @@ def zoo_starts() -> list[float]:
     if not starts:
         raise SystemExit(f"{LORA_BOUNDS_FILE} has no LoRA of tiny-heavy")
     return [starts[digest] for digest in sorted(starts)]
-
-
-def write_zoo_pace(
-    path: Path, images: Sequence[TimedRequest], load_s: float, fuse_s: float, starts: Sequence[float]
-) -> None:
-    """Write the zoo's profile from these timed images of diffusers. Its LoRAs may be late by `starts`, in turns."""
-    seconds = {name: _median_of(images, name) for name in ("0C0L", "1C0L", "3C0L")}
-    step_ms = seconds["0C0L"] / ZOO_STEPS * 1e3
-    control_ms = (seconds["3C0L"] - seconds["0C0L"]) / 3 / ZOO_STEPS * 1e3
-    decode_ms = max(step_ms - control_ms, 0.1 * step_ms)
-    config = {
-        "name": '"zoo"',
-        "family": '"stable_diffusion"',
-        "steps": ZOO_STEPS,
-        "guidance_scale": ZOO_GUIDANCE,
-        "width_px": 64,
-        "height_px": 64,
-        "latent_channels": 8,
-        "px_per_latent": 4,
-        "text_width": 128,
-        "block_channels": [32, 64, 96],
-        "layers_per_block": 1,
-        # measured with both halves of guidance
-        "encode_ms": f"{{ 1 = {control_ms}, 2 = {control_ms} }}",
-        "decode_ms": f"{{ 1 = {decode_ms}, 2 = {decode_ms} }}",
-        "patch_ms": fuse_s * 1e3,
-    }
-    lines = [f"{key} = {value}" for key, value in config.items()]
-    for name in ("edges", "layout", "edges-again"):
-        lines += ["[[controlnets]]", f'name = "{name}"', f"step_ms = {{ 1 = {control_ms}, 2 = {control_ms} }}"]
-    for number in range(4):
-        start = starts[number % len(starts)]
-        lines += ["[[loras]]", f'name = "lora-{number}"', f"load_s = {load_s}", f"latest_start_fraction = {start}"]
-    path.write_text("\n".join(lines) + "\n")
-
-
-def _median_of(images: Sequence[TimedRequest], asked: str) -> float:
-    return median(image.seconds for image in images if image.asked == asked)
 
 
 def figures_of(name: str, images: Sequence[TimedRequest], target: Target) -> list[Figure]:
@@ -248,15 +148,24 @@ def figures_of(name: str, images: Sequence[TimedRequest], target: Target) -> lis
     return figures
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--devices", action="store_true", help="0 to 3 ControlNets, 0 to 2 LoRAs, on 1 to 8 devices")
+
+
 def main() -> int:
-    options = parse_options("adapter_latency", __doc__)
+    options = parse_options("adapter_latency", __doc__, add_options)
     torch.set_num_threads(1)
     rounds = 1 if options.quick else 3
-    theirs, load_s, fuse_s = diffusers_images(rounds)
+    if options.rest["devices"]:
+        notes = {"slowness": SLOWNESS, "cores": os.cpu_count()}
+        return publish(options, device_figures(zoo_starts(), read_pace(SDXL), quick=options.quick), notes=notes)
+    images = diffusers_images(zoo_model(), ASKED.values(), rounds)
+    times = StepTimes.of(images, ZOO_STEPS)
+    theirs = [TimedRequest(one.asked, one.image.seconds, one.image.seconds) for one in images]
     with shared_folder() as folder:
-        write_zoo_pace(folder / "zoo.toml", theirs, load_s, fuse_s, zoo_starts())
+        write_pace(folder / "zoo.toml", zoo_pace(times, zoo_starts()))
         zoo = asyncio.run(ours(folder / "zoo.toml", rounds))
-        write_zoo_pace(folder / "katz.toml", theirs, load_s, fuse_s, [KATZ_START])
+        write_pace(folder / "katz.toml", zoo_pace(times, [KATZ_START]))
         katz = asyncio.run(ours(folder / "katz.toml", rounds))
     sdxl = asyncio.run(ours(SDXL, rounds))
     figures = [
