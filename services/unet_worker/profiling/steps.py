@@ -156,10 +156,10 @@ def measure(settings: ProfileSettings, inputs: StudyInputs, kind: ProfileKind = 
     study = ThinningStudy(model, scorers, full, loras.late, reuses)
     model.announce(_most_steps(settings, model.step_count, len(prompts), 1 + len(hits)))
     rows = dict(kept)
-    for found in _all_rows(settings, study, inputs, prompts, hits, kept):
-        rows[steps_key(found.row)] = found.row
-        for sample in found.samples:
-            place = {"resume_step": 0, "spacing": 1.0, **found.row.at}
+    for row, samples in _all_rows(settings, study, inputs, prompts, hits, kept):
+        rows[steps_key(row)] = row
+        for sample in samples:
+            place = {"resume_step": 0, "spacing": 1.0, **row.at}
             inputs.note({**place, "qualities": [sample.quality, sample.full_quality]})
         yield replace(profile, rows=tuple(rows[key] for key in sorted(rows)))
     if len(rows) == len(kept):
@@ -176,12 +176,8 @@ def _most_steps(settings: ProfileSettings, step_count: int, prompt_count: int, s
     return prompt_count * (step_count + start_count * len(SPACINGS) * tried)
 
 
-@dataclass(frozen=True)
-class MeasuredRow:
-    """Hold a row and its samples."""
-
-    row: ProfileRow
-    samples: Sequence[ImageSample]
+# A row and its samples.
+MeasuredRow = tuple[ProfileRow, Sequence[ImageSample]]
 
 
 def _all_rows(
@@ -225,7 +221,7 @@ def _rows(
             if row is None:
                 samples = study.samples(batch, first, taken, spacing, settled_alpha)
                 row = steps_row(at, samples, alpha)
-                yield MeasuredRow(row, samples)
+                yield row, samples
             holds[place] = bool(row.allowed) if rule is None else row.by(rule) is not None
         guess = max((place for place, held in holds.items() if held), default=0)
 

@@ -15,13 +15,7 @@ from pentimento.api.generation.v1 import generation_pb2
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
 from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
 from pentimento.diffusion.denoising import DenoisingRequest
-from pentimento.diffusion.engine import (
-    DenoisingListener,
-    EngineJob,
-    MemoryBudget,
-    MemoryModel,
-    StepEngine,
-)
+from pentimento.diffusion.engine import DenoisingListener, EngineJob, MemoryBudget, MemoryModel, StepEngine
 from pentimento.domain.errors import Cancelled, InvalidArgument
 from pentimento.domain.execution import AttemptResult, PlaceYielded, Started
 from pentimento.domain.generation import GenerationSpec

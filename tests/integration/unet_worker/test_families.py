@@ -11,12 +11,7 @@ import pytest_asyncio
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
-from lab.fixtures.checkpoints import (
-    SIDE_PX,
-    write_flow_checkpoint,
-    write_flow_controlnet,
-    write_xl_checkpoint,
-)
+from lab.fixtures.checkpoints import SIDE_PX, write_flow_checkpoint, write_flow_controlnet, write_xl_checkpoint
 from lab.fixtures.controlled_generation import ControlledByDiffusers, ControlledCase, conditions_for
 from lab.fixtures.controlnet_serving import ControlledByService, controlled_by_service
 from lab.fixtures.diffusers_reference import Case

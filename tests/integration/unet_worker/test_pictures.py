@@ -214,8 +214,7 @@ async def test_bad_donor_costs_the_saving_alone(worker: Served, harm: str, reaso
 
 
 @pytest.mark.parametrize(
-    ("louder", "scheduler", "reason"),
-    [(1.2, Scheduler.DDIM, "NO_SUCH_LEVEL"), (1.0, Scheduler.HEUN, "NOT_RESUMABLE")],
+    ("louder", "scheduler", "reason"), [(1.2, Scheduler.DDIM, "NO_SUCH_LEVEL"), (1.0, Scheduler.HEUN, "NOT_RESUMABLE")]
 )
 async def test_start_that_the_sampler_cannot_take_is_passed_over(
     worker: Served, louder: float, scheduler: Scheduler, reason: str

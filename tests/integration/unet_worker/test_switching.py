@@ -337,12 +337,7 @@ def engines() -> set[threading.Thread]:
 
 @pytest.mark.parametrize("fails_at", ["its LoRAs", "its first picture"])
 async def test_model_failing_after_engine_start_leaves_no_engine(
-    checkpoint: Path,
-    directory: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    way: SwitchWay,
-    fails_at: str,
+    checkpoint: Path, directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: SwitchWay, fails_at: str
 ) -> None:
     other, bounds = write_checkpoint(tmp_path / "other", prediction_type="epsilon"), tmp_path / LORA_BOUNDS_FILE
     engines_beside = engines()

@@ -3,11 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.fixtures.checkpoints import (
-    write_checkpoint,
-    write_flow_checkpoint,
-    write_xl_checkpoint,
-)
+from lab.fixtures.checkpoints import write_checkpoint, write_flow_checkpoint, write_xl_checkpoint
 from lab.fixtures.flow_checkpoints import write_flux_checkpoint, write_qwen_image_checkpoint, write_z_image_checkpoint
 from lab.fixtures.sana_checkpoints import write_sana_checkpoint
 from pentimento.diffusion.families import DiffusionModel

@@ -7,14 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pentimento.diffusion.denoising import (
-    DenoisingRequest,
-    ImageStart,
-    LatentStart,
-    NoiseStart,
-    prepare,
-    schedule_for,
-)
+from pentimento.diffusion.denoising import DenoisingRequest, ImageStart, LatentStart, NoiseStart, prepare, schedule_for
 from pentimento.diffusion.families import DiffusionModel
 from pentimento.diffusion.latents import latent_from_bytes, latent_to_bytes
 from pentimento.diffusion.prompts import PromptMemo

@@ -188,8 +188,7 @@ def test_each_family_says_what_it_is(
 
 
 @pytest.mark.parametrize(
-    "family",
-    ["checkpoint", "xl_checkpoint", "flow_checkpoint", "flux_checkpoint", *WITH_LANGUAGE_MODELS],
+    "family", ["checkpoint", "xl_checkpoint", "flow_checkpoint", "flux_checkpoint", *WITH_LANGUAGE_MODELS]
 )
 def test_every_family_generates_in_half_precision(family: str, request: pytest.FixtureRequest) -> None:
     model = load(request.getfixturevalue(family), torch.bfloat16)

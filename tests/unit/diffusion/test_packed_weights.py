@@ -100,10 +100,7 @@ def test_packed_denoiser_takes_a_quarter_of_single_precision(xl_checkpoint: Path
 
 
 def test_lora_on_packed_weights_equals_a_patch_of_rounded_ones(checkpoint: Path) -> None:
-    packed, reference = (
-        loaded(checkpoint, WeightStorage.INT8),
-        with_rounded_weights(checkpoint, WeightStorage.INT8),
-    )
+    packed, reference = (loaded(checkpoint, WeightStorage.INT8), with_rounded_weights(checkpoint, WeightStorage.INT8))
     adapters = (WeightedLora(made_lora(layers_of(packed.info.family, packed.adaptable), 1), 0.7),)
     before = {name: tensor.clone() for name, tensor in packed.denoiser.state_dict().items()}
     latents = []

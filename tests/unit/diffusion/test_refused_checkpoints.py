@@ -185,10 +185,7 @@ REFUSED: dict[str, dict[str, tuple[Damage, str]]] = {
             lambda model: (model / TRANSFORMER_WEIGHTS).write_bytes((model / TRANSFORMER_WEIGHTS).read_bytes()[:-1]),
             r"transformer/diffusion_pytorch_model\.safetensors",
         ),
-        "a diffusion sampler": (
-            edited(SCHEDULER, use_flow_sigmas=False),
-            "with use_flow_sigmas",
-        ),
+        "a diffusion sampler": (edited(SCHEDULER, use_flow_sigmas=False), "with use_flow_sigmas"),
         "predicted noise": (edited(SCHEDULER, prediction_type="epsilon"), r"prediction_type='epsilon'"),
         "a third order": (edited(SCHEDULER, solver_order=3), "solver_order=3"),
         "the sampler of Sprint": (

@@ -147,12 +147,7 @@ DPM_CLASS, FLOW_CLASS = "DPMSolverMultistepScheduler", "FlowMatchEulerDiscreteSc
         ),
         ("DDIMScheduler", {"prediction_type": "sample"}, DIFFUSION_SCHEDULERS, [Scheduler.DDIM, EULER, DPM, *NEWER]),
         (FLOW_CLASS, {"shift": 3.0}, FLOW_SCHEDULERS, [FLOW]),
-        (
-            DPM_CLASS,
-            {"use_flow_sigmas": True, "prediction_type": "flow_prediction"},
-            FLOW_SAMPLERS,
-            [FLOW_DPM, FLOW],
-        ),
+        (DPM_CLASS, {"use_flow_sigmas": True, "prediction_type": "flow_prediction"}, FLOW_SAMPLERS, [FLOW_DPM, FLOW]),
     ],
 )
 def test_scheduler_configs_offer_samplers_that_suit(

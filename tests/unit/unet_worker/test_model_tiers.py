@@ -38,11 +38,7 @@ def settings(model: Path) -> UnetWorkerSettings:
 
 @pytest.mark.parametrize(
     ("there", "tiers"),
-    [
-        ((), {Tier.STORE: 1000}),
-        ((0, 2), {Tier.DISK: 950, Tier.STORE: 50}),
-        ((0, 1, 2), {Tier.DISK: 1000}),
-    ],
+    [((), {Tier.STORE: 1000}), ((0, 2), {Tier.DISK: 950, Tier.STORE: 50}), ((0, 1, 2), {Tier.DISK: 1000})],
 )
 def test_tiers_of_stored_model_are_by_file(there: tuple[int, ...], tiers: dict[Tier, int], tmp_path: Path) -> None:
     """A file that another model has brought counts as on the disk."""

@@ -210,9 +210,7 @@ def test_image_is_that_of_one_alone_in_any_history(model: DiffusionModel, histor
             assert torch.equal(one.heard.latent, denoise(model, one.job.request))
 
 
-def test_an_unguided_image_leaves_pure_noise_by_the_prediction_that_it_gets_alone(
-    noisy_model: DiffusionModel,
-) -> None:
+def test_an_unguided_image_leaves_pure_noise_by_the_prediction_that_it_gets_alone(noisy_model: DiffusionModel) -> None:
     predictions: list[Tensor] = []
 
     def keep(number: int, inputs: object, prediction: Tensor) -> Tensor:
