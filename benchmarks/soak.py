@@ -34,12 +34,13 @@ LOOK_S = 1.0
 STORE_LOOKS = 10  # walking the store is slow: at every tenth sample
 # the share of a run after which memory is sampled: retention and cache have reached their plateau
 WARM_UP = 0.25
-# objects of evicted entries stay for 120 s
-SETTLE_LIMIT_S = 240.0
+SETTLE_LIMIT_S = 90.0
 ENVIRONMENT = {
     "PENTIMENTO_FRONTDOOR_RESULT_RETENTION_H": "0.0167",
     "PENTIMENTO_FRONTDOOR_SWEEP_INTERVAL_S": "60",
     "PENTIMENTO_VECTORDB_GATEWAY_MAX_ENTRIES": "200",
+    "PENTIMENTO_VECTORDB_GATEWAY_OBJECT_GRACE_S": "5",
+    "PENTIMENTO_VECTORDB_GATEWAY_GRANT_TTL_S": "30",
 }
 FLEET = """
 seed = 1

@@ -40,7 +40,6 @@ logger = logging.getLogger(__name__)
 # For this time a removal by another gateway over the same ledger may stay unnoticed; the objects stay longer.
 _ROW_AGE_S = 10.0
 _MAINTENANCE_HANGS_S = 120.0
-BOUNDS = GatewayBounds()
 
 
 @dataclass(frozen=True)
@@ -108,9 +107,10 @@ class GatewayProcess(ServiceProcess):
 
 
 def wire(
-    settings: GatewaySettings, machine_clock: Clock | None = None, bounds: GatewayBounds = BOUNDS
+    settings: GatewaySettings, machine_clock: Clock | None = None, bounds: GatewayBounds | None = None
 ) -> GatewayProcess:
     """Call it inside the event loop that the process runs on."""
+    bounds = bounds or settings.bounds()
     clock = SteadyClock(machine_clock) if machine_clock is not None else SteadyClock(SystemClock(), boot_s)
     server = RpcServer(settings.rpc, "vectordb_gateway")
     stores = Stores.open(settings, bounds.building, clock)
