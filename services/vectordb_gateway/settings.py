@@ -228,7 +228,7 @@ class GatewaySettings:
             raise ValueError("--follow-plan needs a --controller-address")
 
     def bounds(self) -> GatewayBounds:
-        """Return the times and sizes of the gateway, those that are settings among them."""
+        """Return the times and sizes of the gateway, three of them from the settings."""
         return GatewayBounds(self.grant_ttl_s, self.object_grace_s, reconcile_interval_s=self.reconcile_interval_s)
 
     def choice(self) -> CacheChoice:
