@@ -44,6 +44,14 @@ class ProductionLoad(FaultedLoad):
         if sample.error and not sample.is_cancelled:
             print(f"{sample.key}, {sample.request_id}: {sample.error}", flush=True)
 
+    async def _receive(self, sample: Sample) -> None:
+        """Receive the request, and call again while a full disk keeps an accepted one from its repeated call."""
+        await super()._receive(sample)
+        while sample.accepted and sample.error == STORE_FULL:
+            await asyncio.sleep(PAUSE_S)
+            sample.error = ""
+            await super()._receive(sample)
+
     def _beside(self, turn: int, sample: Sample) -> Iterator[Awaitable[None]]:
         if turn % BOTH == 0:
             yield self._call_over_http(sample)
