@@ -82,7 +82,7 @@ class JournalModel:
         newest = held.newest_attempt.attempt.fencing_token if held and held.newest_attempt else 0
         if held is None or newest != attempt.fencing_token:
             return False
-        is_repeated = held.result is not None and held.result.image.digest == result.image.digest
+        is_repeated = held.result is not None and held.result.image.key == result.image.key
         if held.finished_at is not None and not is_repeated:
             return False
         self.requests[attempt.request_id] = replace(

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
@@ -103,6 +104,22 @@ def test_accept_of_held_key_adds_no_webhook(journal: Journal) -> None:
         journal.finish("first", RequestState.CANCELLED, "", "").result()
 
     assert [due.request_id for due in journal.webhooks.due(9e9, 5).result()] == ["first"]
+
+
+def test_late_commit_of_same_attempt_keeps_the_first_object(journal: Journal) -> None:
+    """Two frontdoors have received the image of one attempt, and each has stored it."""
+    accept(journal, "r1", 1.0)
+    attempt, first = an_attempt("r1", tenant="acme"), a_result()
+    journal.start_attempt(attempt, "w1").result()
+    other = replace(first, image=replace(first.image, key="results/other"))
+
+    outcomes = [journal.commit_result(attempt, result).result() for result in (first, other, first)]
+
+    record = journal.get("r1", "acme").result()
+    assert record is not None
+    assert outcomes == [True, False, True]
+    assert record.result is not None
+    assert record.result.image == first.image
 
 
 OF_SEVERAL = AskedWebhook(HOOK, "p3-a", "p3-a-2", 3)

@@ -64,7 +64,8 @@ _START_ATTEMPT = Statement(
     update(_requests).where(_IS_IT, _IS_OPEN, _IS_NEWER).values(attempt_count=_requests.c.attempt_count + 1)
 )
 _ADD_ATTEMPT = Statement(insert(tables.attempts))
-_IS_REPEATED = and_(_requests.c.state == RequestState.COMPLETED.value, _requests.c.image_digest == bindparam("digest"))
+# By its object: an earlier frontdoor that commits the same attempt late has stored the image under another key.
+_IS_REPEATED = and_(_requests.c.state == RequestState.COMPLETED.value, _requests.c.image_key == bindparam("key"))
 _MAY_COMMIT = and_(_IS_IT, _requests.c.newest_token == bindparam("token"), or_(_IS_OPEN, _IS_REPEATED))
 _COMMIT_RESULT = Statement(update(_requests).where(_MAY_COMMIT))
 _OF_HOLDER = select(*_requests.c["request_id", "tenant", "body_hash", "state"])
@@ -226,7 +227,7 @@ class Journal(EpochLedger):
     @submitted
     def commit_result(self, connection: Connection, attempt: Attempt, result: ResultRecord) -> bool:
         """Complete the request if `attempt` holds its newest token and it is not terminal; True when repeated."""
-        bound = {"id": attempt.request_id, "token": attempt.fencing_token, "digest": result.image.digest}
+        bound = {"id": attempt.request_id, "token": attempt.fencing_token, "key": result.image.key}
         return _COMMIT_RESULT.change(connection, **values_of_result(result), **bound) == 1
 
     def finish(
