@@ -64,7 +64,7 @@ _START_ATTEMPT = Statement(
     update(_requests).where(_IS_IT, _IS_OPEN, _IS_NEWER).values(attempt_count=_requests.c.attempt_count + 1)
 )
 _ADD_ATTEMPT = Statement(insert(tables.attempts))
-# By its object: an earlier frontdoor that commits the same attempt late has stored the image under another key.
+# The key decides: an earlier frontdoor that commits the same attempt late has stored the image under another one.
 _IS_REPEATED = and_(_requests.c.state == RequestState.COMPLETED.value, _requests.c.image_key == bindparam("key"))
 _MAY_COMMIT = and_(_IS_IT, _requests.c.newest_token == bindparam("token"), or_(_IS_OPEN, _IS_REPEATED))
 _COMMIT_RESULT = Statement(update(_requests).where(_MAY_COMMIT))
