@@ -70,7 +70,7 @@ SLOWNESS = 3.0
 GUIDANCE_SCALE = 5.0
 XL_STEPS = 4
 KATZ_SPEED_UP, KATZ_DEVICE_MINUTE, MOST_RATIO = 7.8, 1.7, 1.15
-FLAGS = ("--max-batch", "1", "--warm-up-s", "0")
+FLAGS = ("--max-batch", "1")
 
 
 @dataclass(frozen=True)
