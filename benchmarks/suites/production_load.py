@@ -12,6 +12,7 @@ import httpx
 from benchmarks.suites.faulted_load import FaultedLoad, Sample, digest_of, request_of
 from pentimento.domain.errors import NotFound, PentimentoError
 from pentimento.domain.image_request import CacheMode, ImageFormat, ImageRequest
+from pentimento.domain.reasons import Reason
 from pentimento.sdk import AsyncClient
 
 # Every n-th request: uses the cache, is also called over HTTP, is cancelled, is queried while it runs.
@@ -87,8 +88,8 @@ class ProductionLoad(FaultedLoad):
                 self.note(sample.key, "accepted", answer.headers["x-request-id"], called_s)
                 return self.note(sample.key, "result", digest_of(image), called_s)
             if answer is not None and answer.status_code < httpx.codes.INTERNAL_SERVER_ERROR:
-                # A full disk refuses new requests.
-                if not sample.is_cancelled and STORE_FULL not in answer.text:
+                # A full disk refuses new requests; a broken stream cancels the request for both calls.
+                if not (sample.is_cancelled or STORE_FULL in answer.text or Reason.CLIENT_LEFT in answer.text):
                     self.refused.append(answer.text)
                 return None
             if sample.error and not sample.is_cancelled:
