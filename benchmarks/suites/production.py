@@ -21,7 +21,6 @@ from benchmarks.suites.faulty_link import FaultyLink
 from benchmarks.suites.host_faults import SteppedClock, small_disk
 from benchmarks.suites.journal_events import transaction
 from benchmarks.suites.virtual_hosts import VirtualNetwork, virtual_network
-from lab.fixtures.bounded_gateway import MODULE as BOUNDED
 from lab.fixtures.postgresql import server_directory
 from lab.fixtures.postgresql_pair import PostgresqlPair, running_pair
 from lab.fixtures.s3_server import running_s3_server
@@ -41,8 +40,6 @@ RPC_PORT, HTTP_PORT = 7000, 8080
 INDEX_BYTES, POSTGRESQL_BYTES = 192 << 20, 512 << 20
 AGAIN_AFTER_S = 0.2
 LOOK_S = 0.1
-# Its sweeps run within the benchmark's waits.
-GATEWAY_BOUNDS = "grant_ttl_s=20,object_grace_s=5,reconcile_interval_s=10"
 ON_HOST = "benchmarks.suites.on_host"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
 # Names the store's owner (ADR 0003).
@@ -246,10 +243,7 @@ def placed_on(
     given = {"--listen": listen, "--http-listen": suite.http, "--controller-address": ",".join(controllers)}
     given |= {"--frontdoor-address": suite.address, "--objects-url": suite.objects_url}
     given |= {"--ledger-url": ledgers.get(service, "")}
-    flags = with_flags(arguments, given)
-    if is_of(spec, "vectordb_gateway"):
-        return replace(spec, module=BOUNDED, address=listen, arguments=("--bounds", GATEWAY_BOUNDS, *flags))
-    return replace(spec, address=listen, arguments=flags)
+    return replace(spec, address=listen, arguments=with_flags(arguments, given))
 
 
 def with_flags(arguments: Sequence[str], values: dict[str, str]) -> tuple[str, ...]:
