@@ -26,7 +26,7 @@ SECOND = {
     "integration/controlnet_svc",
     "integration/discriminator",
     "integration/embedder",
-    "integration/frontdoor/test_real_stores.py",
+    "integration/frontdoor/test_stores.py",
     "integration/frontdoor/test_replay_real.py",
     "integration/frontdoor/test_thinning.py",
     "integration/installing",

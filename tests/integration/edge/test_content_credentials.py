@@ -17,6 +17,7 @@ from lab.fixtures.frontdoor_suite import REQUEST, running_suite
 from lab.fixtures.paced_worker import PacedWorker
 from pentimento.domain.generation import GenerationSpec
 from pentimento.domain.image_request import ReplayRequest
+from pentimento.settings import SettingsError
 from pentimento.stores.objects.store import digest_of
 from tests.support.calls import last_completed
 from tests.support.signing_certificates import ContentAuthority
@@ -72,7 +73,7 @@ async def test_image_is_signed_at_frontdoor_edge_and_store_and_replays_equal(fol
 
 async def test_certificate_without_key_is_rejected(folder: Path, worker: PacedWorker) -> None:
     certificate, _ = ContentAuthority().issue(folder)
-    with pytest.raises(ValueError, match="--c2pa-certificate-file needs --c2pa-key-file"):
+    with pytest.raises(SettingsError, match="--c2pa-certificate-file needs --c2pa-key-file"):
         async with running_suite(folder, c2pa_certificate_file=certificate):
             pass
     async with running_suite(folder) as suite:
