@@ -43,6 +43,7 @@ SECOND = {
     "integration/supervisor",
     "unit/rpc/test_kept_memory.py",
     # PostgreSQL, S3 and Qdrant alone.
+    "contract/stores/test_postgresql_failover.py",
     "contract/stores/test_postgresql_ledger.py",
     "contract/stores/test_postgresql_pins.py",
     "contract/stores/test_presigned.py",
