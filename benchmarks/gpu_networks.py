@@ -100,7 +100,8 @@ class RandomUNet(UNetFamily):
             unet.to(dtype)
         else:
             unet.load_state_dict(weights, assign=True)
-        self._hold(unet.eval().requires_grad_(False))
+        self.denoiser = unet.eval().requires_grad_(False)
+        self._hold(unet)
         self.info: Any = SimpleNamespace(train_step_count=1000, sees_mask=False)
 
     def twin(self) -> "RandomUNet":
