@@ -26,11 +26,10 @@ class Machine:
 
     def __init__(self, folder: Path) -> None:
         self.controller_address = f"unix:{folder / 'c'}"
-        self.state_dir = folder / "state"
         self._processes = StartedProcesses()
 
     def controller(self) -> Process:
-        flags = ["--listen", self.controller_address, "--state-dir", str(self.state_dir), "--log-level", "warning"]
+        flags = ["--listen", self.controller_address, "--log-level", "warning"]
         return self._processes.start("services.controller", *flags)
 
     def worker(self, name: str) -> Process:
