@@ -227,8 +227,8 @@ class GatewaySettings:
         if self.follow_plan and not self.controller_address:
             raise ValueError("--follow-plan needs a --controller-address")
 
+    def bounds(self) -> GatewayBounds:
         """Return the times and sizes of the gateway; the settings give three."""
-        """Return the times and sizes of the gateway, three of them from the settings."""
         return GatewayBounds(self.grant_ttl_s, self.object_grace_s, reconcile_interval_s=self.reconcile_interval_s)
 
     def choice(self) -> CacheChoice:
