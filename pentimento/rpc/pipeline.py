@@ -1,13 +1,12 @@
 """Pass every call to its handler and back through the kit's stages.
 
 From the outside in: metrics → error mapping → deadline → authentication → shaping → limits → receiving → decoding →
-handler. Handlers are wrapped when their service is added, instead of through gRPC's interceptors: calls need no lookup,
-and every method is wrapped. For gRPC each method takes a stream of requests, which looks the same on the wire: so the
-kit handles the call as soon as its headers arrive, and reads no message of a rejected caller.
+handler. Handlers are wrapped when their service is added, not by gRPC's interceptors: calls need no lookup. For gRPC
+each method takes a stream of requests: so a call is handled once its headers arrive, and no message of a rejected
+caller is read.
 
-A handler is `async def` (unary answer) or an async generator (stream of answers; some may be serialised messages
-already). It raises domain errors, and is cancelled (asyncio.CancelledError) when the caller cancels, disconnects or its
-deadline passes.
+A handler is `async def` (unary answer) or an async generator (stream of answers, serialised or not). It raises domain
+errors, and is cancelled (asyncio.CancelledError) when the caller cancels or disconnects, or its deadline passes.
 """
 
 import asyncio

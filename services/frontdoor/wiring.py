@@ -5,7 +5,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from grpc.aio import Channel
 
 from pentimento.api.frontdoor.v1.frontdoor_service_pb2_grpc import add_FrontdoorServiceServicer_to_server
 from pentimento.api.image.v1.image_service_pb2_grpc import add_ImageServiceServicer_to_server
@@ -79,6 +81,7 @@ from services.frontdoor.workers import attempts
 from services.frontdoor.workers.catalogue import AdapterCatalogue, Catalogue
 from services.frontdoor.workers.worker_links import WorkerLinks
 
+T = TypeVar("T")
 # Seconds between the three bad readings before an object is moved to the quarantine.
 QUARANTINE_S = 3600.0
 PERFORMERS: Mapping[type, Callable[[FrontdoorParts, Any], None]] = {
@@ -225,6 +228,11 @@ def wire_parts(
 ) -> FrontdoorParts:
     """Return the parts. Raises FailedPrecondition, SettingsError, InvalidArgument naming a file that is no profile."""
     opening, clock = channel_opener(settings.channels), SystemClock()
+
+    def called(client: Callable[[Channel], T]) -> Callable[[str], T]:
+        return lambda address: client(opening(address))
+
+    own_cell = settings.frontdoor_id if settings.cells else ""
     embedder, image_embedder = _embedders(settings, opening)
     gateway = GatewayClient(opening(settings.gateway_address)) if settings.gateway_address else None
     catalogue, adapters = Catalogue(settings.default_model, worker_wait_s=settings.worker_wait_s), AdapterCatalogue()
@@ -235,6 +243,7 @@ def wire_parts(
     compare = partial(jobs.spawn_background, cause="compare")
     profiles, rule = read_profiles(settings.profiles), settings.profile_rule.rule
     steps = StepProfiles(profiles, settings.thinning_alpha, rule)
+    handovers = HandoverProfiles(profiles, ReusePromise(settings.handover_alpha, rule))
     return FrontdoorParts(
         journal=journal,
         dataplane=interpreter.dataplane,
@@ -248,33 +257,21 @@ def wire_parts(
         pairing=settings.latent_parallel,
         thinning=ThinningOffers(settings.thinning, steps),
         features=FeatureReuse(settings.feature_reuse, replace(steps, kind=ProfileKind.FEATURES)),
-        light_starts=LightStarts(
-            settings.handover, HandoverProfiles(profiles, ReusePromise(settings.handover_alpha, rule))
-        ),
+        light_starts=LightStarts(settings.handover, handovers),
         links=links,
         embedder=embedder,
         image_embedder=image_embedder,
         gateway=gateway,
         cache_worth=Worth(settings.cache_cost_ms / 1000),
         cascade_worth=Worth(settings.cache_cost_ms / 1000, CASCADE),
-        discriminators=Discriminators(
-            lambda address: DiscriminatorClient(opening(address)), settings.discriminator_addresses
-        ),
-        safety=SafetyGate(
-            lambda address: SafetyClient(opening(address)), settings.safety_addresses, frozenset(settings.safety_checks)
-        ),
+        discriminators=Discriminators(called(DiscriminatorClient), settings.discriminator_addresses),
+        safety=SafetyGate(called(SafetyClient), settings.safety_addresses, frozenset(settings.safety_checks)),
         inputs=inputs,
         results=results,
         pins=Pins(journal, gateway, keeper, journal.pins.clock, settings.tenant_pinned_bytes),
         retention=Retention(
-            journal,
-            keeper,
-            results,
-            inputs,
-            clock,
-            settings.retention,
-            fixed.tenant_finished_requests,
-            tenants.retentions_s,
+            *(journal, keeper, results, inputs, clock),
+            *(settings.retention, fixed.tenant_finished_requests, tenants.retentions_s),
         ),
         shadows=Shadows(
             settings=settings.quality,
@@ -295,13 +292,7 @@ def wire_parts(
         starts=starts,
         tenants=tenants,
         usage=UsageMeter(journal.tenants, clock),
-        cells=CellGate(
-            settings.read_cells(),
-            settings.frontdoor_id if settings.cells else "",
-            lambda address: FrontdoorClient(opening(address)),
-            jobs,
-            journal,
-        ),
+        cells=CellGate(settings.read_cells(), own_cell, called(FrontdoorClient), jobs, journal),
         wait_factor=settings.part_wait_factor,
     )
 

@@ -1,5 +1,5 @@
-"""Real suites: every service a process of its own, the zoo's weights, real stores. A start costs more than most tests:
-whatever can be asked of this one does without another. The folders have one each, which ends with their tests."""
+"""Start real suites: a process per service, the zoo's weights, real stores. A start costs more than most tests, so the
+tests of a folder share one."""
 
 import subprocess
 import tempfile

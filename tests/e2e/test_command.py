@@ -53,7 +53,7 @@ def test_other_users_may_read_nothing_that_the_suite_keeps_but_the_picture_that_
 
 
 def is_open_to_others(path: Path) -> bool:
-    """Whether they may do anything with it; with what is gone by now, as files under way are, they may not."""
+    """Return whether other users may read, write or execute `path`; False if it is gone, as a temporary file may be."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:

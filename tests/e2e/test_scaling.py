@@ -55,7 +55,7 @@ def asked() -> ImageRequest:
 
 @asynccontextmanager
 async def load(client: AsyncClient, pictures: list[bytes]) -> AsyncIterator[None]:
-    """Four requests under way inside the block; their pictures are there after it."""
+    """Send four requests at a time during the block; `pictures` has the images after it."""
     stopped = asyncio.Event()
 
     async def keep_asking() -> None:

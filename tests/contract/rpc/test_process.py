@@ -24,7 +24,7 @@ from tests.contract.rpc.scripted import worker_stub
 ROOT = Path(__file__).resolve().parents[3]
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-# As it is, for whoever has to be given up: other tests are patient.
+# The product's own: other tests use a longer one, so that a loaded machine loses no connection.
 KEEPALIVE = transport.KEEPALIVE
 
 

@@ -1,4 +1,4 @@
-"""Who is active over a journal: epochs, leases, and what becomes of who was superseded."""
+"""Test a journal's leases and epochs, and the calls of a frontdoor that lost its lease."""
 
 from contextlib import closing
 from pathlib import Path
