@@ -17,6 +17,7 @@ leave unused, for 200 changes between published architectures, without loading.
 import gc
 import os
 import shutil
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable
@@ -180,16 +181,23 @@ def network_of(directory: Path, name: str, dtype: torch.dtype, sums: FileSums) -
 
 
 def drop_cache(folder: Path) -> None:
-    """Remove the files of a folder from the kernel's cache."""
+    """Remove the files of a folder from the kernel's cache. It keeps pages that a network maps, so none may be left."""
+    gc.collect()
     os.sync()
     for path in folder.rglob("*.safetensors"):
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        if kept := cached_bytes(path):
+            raise SystemExit(f"{path.name}: the kernel still holds {kept} bytes of it")
+
+
+def cached_bytes(path: Path) -> int:
+    """Return how many bytes of a file are in the kernel's cache, by util-linux's `fincore`."""
+    return int(subprocess.check_output(["fincore", "--bytes", "--noheadings", "--output", "RES", path], text=True))
 
 
 def timed(load: Callable[[], Any]) -> tuple[float, Any]:
     """Return the seconds until every page of the weights is in memory: diffusers' side maps files."""
-    gc.collect()
     began_s = time.perf_counter()
     loaded = load()
     for tensor in loaded.state_dict().values():
@@ -197,14 +205,17 @@ def timed(load: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - began_s, loaded
 
 
-def pair(ours: Callable[[], Any], theirs: Callable[[], Any], is_first: bool, prepare: Callable[[], None]) -> Pair:
-    """Return the seconds of both sides; they begin in turns."""
+def pair(
+    ours: Callable[[], Any], theirs: Callable[[], Any], number: int, prepare: Callable[[], None], is_equal: bool = True
+) -> Pair:
+    """Return the seconds of both sides, which begin in turns. In the first round the weights are compared."""
     sides = {"ours": ours, "theirs": theirs}
     seconds, digests = {}, set()
-    for side in sorted(sides, reverse=not is_first):
+    for side in sorted(sides, reverse=number % 2 == 1):
         prepare()
+        gc.collect()
         seconds[side], loaded = timed(sides[side])
-        if is_first:
+        if is_equal and number == 0:
             digests.add(sum(float(tensor.double().abs().sum()) for tensor in loaded.state_dict().values()))
         del loaded
     if len(digests) > 1:
@@ -227,22 +238,24 @@ def rounds_of(made: Made, sides: ColdLoads, count: int) -> dict[str, list[Pair]]
             seconds = pair(
                 lambda dtype=dtype: sides.ours_local(dtype, sums),  # type: ignore[misc]
                 lambda dtype=dtype: sides.theirs_local(dtype),  # type: ignore[misc]
-                number == 0,
+                number,
                 prepare,
             )
             found.setdefault(f"local, {row}", []).append(seconds)
         for name in ("unet", "controlnet", "lora"):
-            found.setdefault(f"remote, {name}", []).append(remote_pair(sides, name, number == 0))
+            found.setdefault(f"remote, {name}", []).append(remote_pair(sides, name, number))
+        sides.without_base()
     return found
 
 
-def remote_pair(sides: ColdLoads, name: str, is_first: bool) -> Pair:
+def remote_pair(sides: ColdLoads, name: str, number: int) -> Pair:
     with tempfile.TemporaryDirectory() as ours, tempfile.TemporaryDirectory() as theirs:
         return pair(
             lambda: sides.ours_remote(name, Path(ours)),
             lambda: sides.theirs_remote(name, Path(theirs)),
-            is_first and name != "lora",  # fused in other orders: equal up to rounding
+            number,
             sides.with_base if name == "lora" else sides.without_base,
+            is_equal=name != "lora",  # fused in other orders: equal up to rounding
         )
 
 
@@ -303,7 +316,7 @@ def run(options: Options) -> int:
     with tempfile.TemporaryDirectory() as folder:
         made = make(Path(folder), options.quick)
         with slow_objects(made.served) as address:
-            found = rounds_of(made, ColdLoads(made, address), 1 if options.quick else 4)
+            found = rounds_of(made, ColdLoads(made, address), 1 if options.quick else 6)
         reading = measured("reading the base's file", [read_s(made) for _ in range(4)], median, informative("s"))
         sizes = {f"{name}_mb": one.size_bytes / 1e6 for name, one in made.references.items()}
     figures = [*figures_of(found), reading, *buffer_figures()]
