@@ -173,7 +173,7 @@ def _held(generations: Generations) -> Iterator[Generations]:
 
 def _unfinished(generations: Generations, cache: FilledCache) -> Path:
     """Return the directory of an interrupted filling, or a new path."""
-    left = [path for path in cache.index.glob("*.g*") if path.is_dir() and re.fullmatch(r".*\.g\d+", path.name)]
+    left = [path for path in cache.index.glob(f"{cache.pointer.stem}.g*") if re.fullmatch(r".*\.g\d+", path.name)]
     return max(left, default=generations.following())
 
 
