@@ -9,6 +9,7 @@ import click
 
 from pentimento.cli.calls import ask_controller, chunks_of
 from pentimento.cli.connection import controller_options
+from pentimento.cli.models import signing_key_option, wall_ms
 from pentimento.cli.options import FiniteRange, json_option, say
 from pentimento.cli.programs import described
 from pentimento.clients.controller import AdapterRegistryClient
@@ -22,6 +23,8 @@ from pentimento.domain.adapters import (
 )
 from pentimento.domain.errors import InvalidArgument
 from pentimento.files.adapter_registry import read_adapters
+from pentimento.files.ed25519_keys import read_private_key
+from pentimento.files.signed_entries import signed_upload
 
 REGISTRY = "registry.json"
 NONE_UPLOADED = (
@@ -48,6 +51,7 @@ def adapters() -> None:
     default=0.0,
     help="share of the steps that may run without it, on every model that it changes (`profile lora`)",
 )
+@signing_key_option(required=False)
 @controller_options
 def add(
     file: Path,
@@ -56,12 +60,15 @@ def add(
     licence: str,
     base_digest: str,
     latest_start_fraction: float,
+    signing_key: Path | None,
     as_json: bool,
     **options: Any,
 ) -> None:
     """Upload FILE, a LoRA in a safetensors file, and serve it under a name."""
     size_bytes, digest = _measured(file)
     upload = LoraUpload(name, family, licence, size_bytes, digest, base_digest, latest_start_fraction)
+    if signing_key is not None:
+        upload = signed_upload(upload, read_private_key(signing_key, "signing_key"), wall_ms())
     added = ask_controller(options, AdapterRegistryClient, lambda client: client.add_lora(upload, chunks_of(file)))
     say(_document(added), _line(added), as_json=as_json)
 

@@ -49,7 +49,7 @@ class Adapter:
     LoRA, `latest_start_fraction` is the share of the schedule, 0..1, that may run before it takes effect (Katz, section
     6, bounded asynchronous loading). For a ControlNet, `depth_digest` is the digest of the depth model that its
     replicas preprocess images with, "" for none; `control_kind_count` is the number of kinds of a ControlNet-Union, the
-    first of `ControlKind`, 0 for others.
+    first of `ControlKind`, 0 for others. `signed_entry` as in `LoraUpload`.
     """
 
     name: str
@@ -62,6 +62,7 @@ class Adapter:
     latest_start_fraction: float = 0.0
     depth_digest: str = ""
     control_kind_count: int = 0
+    signed_entry: str = ""
 
     def changes(self, model_digest: str, family: str) -> bool:
         """Return whether it is made for that model."""
@@ -82,7 +83,8 @@ class RejectedAdapter:
 @dataclass(frozen=True)
 class LoraUpload:
     """A LoRA as an operator uploads it: size and digest of the file as it was sent, the other fields as in
-    `Adapter`."""
+    `Adapter`. `signed_entry`: these fields with a signature, as JSON (`pentimento.files.signed_entries`); "" for
+    none."""
 
     name: str
     family: str
@@ -91,6 +93,7 @@ class LoraUpload:
     digest: str
     base_digest: str = ""
     latest_start_fraction: float = 0.0
+    signed_entry: str = ""
 
 
 def is_adapter_name(name: str) -> bool:

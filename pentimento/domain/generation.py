@@ -101,12 +101,13 @@ class ObjectReference:
 @dataclass(frozen=True)
 class LoraSelection:
     """A LoRA of a request. Resolved, `digest` says which weights, and `object` where they are in the object store; None
-    where workers have them in a directory of their own."""
+    where workers have them in a directory of their own. `signed_entry`: of an uploaded LoRA, for workers with keys."""
 
     name: str
     scale: float = 1.0
     digest: str = ""
     object: ObjectReference | None = None
+    signed_entry: str = ""
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,11 @@ class Reason(StrEnum):
         "a LoRA's file is damaged or was replaced",
         "use another LoRA; upload it again, or repair the file and restart the worker",
     )
+    BAD_SIGNATURE = (
+        "BAD_SIGNATURE",
+        "an entry was changed after it was signed, or is that of another component",
+        "see what changed, then sign it again",
+    )
     CELL_UNAVAILABLE = (
         "CELL_UNAVAILABLE",
         "the tenant's cell, or a former one that may have a request with the same idempotency key, does not answer",
@@ -131,6 +136,11 @@ class Reason(StrEnum):
         "no classifier of prompts or images gives a verdict; nothing is returned without one",
         "check the discriminator's log and `safety_checks`, then retry",
     )
+    STALE_ENTRY = (
+        "STALE_ENTRY",
+        "the host has seen a later signed entry of that name, with another digest",
+        "sign the earlier one again to return to it",
+    )
     STALE_EPOCH = (
         "STALE_EPOCH",
         "the worker knows a newer frontdoor, or the same one with a newer journal",
@@ -156,6 +166,11 @@ class Reason(StrEnum):
         "the call needs a token",
         'send metadata "authorization: Bearer TOKEN"; commands take `--token`',
     )
+    UNKNOWN_SIGNING_KEY = (
+        "UNKNOWN_SIGNING_KEY",
+        "the process does not have the public key of an entry's signature, or cannot read its file of keys",
+        "sign it with a known key, or add the public key to the file",
+    )
     UNREADABLE_REQUEST = (
         "UNREADABLE_REQUEST",
         "the journal holds a request that this version cannot read",
@@ -170,6 +185,11 @@ class Reason(StrEnum):
         "UNSAFE_PROMPT",
         "the deployment's classifier calls the prompt unsafe; the metadata has label, probability and limit",
         "another prompt",
+    )
+    UNSIGNED_ENTRY = (
+        "UNSIGNED_ENTRY",
+        "the process has public keys, and a model, LoRA or ControlNet has no signature",
+        "sign its entry: `pentimento models sign`, or `adapters add --signing-key` once more",
     )
     UNSUPPORTED_LORA = (
         "UNSUPPORTED_LORA",

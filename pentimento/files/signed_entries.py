@@ -4,6 +4,7 @@
     signed = with_signature(entry, key, now_ms)                          # an object of JSON
     trusted = TrustedEntries(Path("registry.pub"), Path("components"))   # one or several public keys, PEM
     trusted.check("tiny-heavy", signed)                                  # raises FailedPrecondition
+    trusted.check_lora(selection, model_digest, family)                  # an uploaded LoRA, by the entry that it brings
 
 The signed bytes are a line with the form and the milliseconds of the signature, then the entry without its signature as
 JSON with sorted keys, without spaces, in ASCII.
@@ -18,9 +19,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pentimento.domain.adapters import is_digest
+from pentimento.domain.adapters import AdapterKind, LoraUpload, is_digest
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, PentimentoError
+from pentimento.domain.generation import LoraSelection
 from pentimento.domain.models import OBJECTS_SOURCE, EntrySignature, ModelVariant
+from pentimento.domain.reasons import Reason
 from pentimento.files.atomic import replace_file
 from pentimento.files.ed25519_keys import key_id_of, read_public_keys
 from pentimento.files.json_values import from_json, to_json
@@ -53,6 +56,35 @@ def entry_of_variant(model: ModelVariant) -> Entry:
     return entry
 
 
+def signed_upload(upload: LoraUpload, key: "Ed25519PrivateKey", now_ms: int) -> LoraUpload:
+    """Return an upload with its signed entry."""
+    return replace(upload, signed_entry=json.dumps(with_signature(entry_of_upload(upload), key, now_ms)))
+
+
+def entry_of_upload(upload: LoraUpload) -> Entry:
+    """Return the signed form of an uploaded LoRA."""
+    fields = {name: value for name, value in to_json(upload).items() if name != "signed_entry"}
+    return {"kind": AdapterKind.LORA.value, **fields}
+
+
+def read_entry(text: str) -> Entry:
+    """Return the entry of a text; an empty one, which is not signed, for a text that is no object of JSON."""
+    try:
+        entry = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return entry if isinstance(entry, dict) else {}
+
+
+def check_signed_upload(upload: LoraUpload, field: str) -> None:
+    """Check that the signed entry has the upload's other fields; the signature is for workers to verify. Raises
+    InvalidArgument that names the field."""
+    entry = read_entry(upload.signed_entry)
+    if {name: value for name, value in entry.items() if name != SIGNATURE} != entry_of_upload(upload):
+        raise InvalidArgument.of(field, "must be JSON with the upload's other fields, and their signature")
+    from_json(EntrySignature, entry.get(SIGNATURE), f"{field}.{SIGNATURE}")
+
+
 class TrustedEntries:
     """Verify entries by the public keys of a file, which is read at every check: rotated keys need no restart.
     `seen_below`: directory that remembers the last entry of each name, so that an earlier one with another digest is
@@ -71,21 +103,32 @@ class TrustedEntries:
         try:
             keys = read_public_keys(self._path)
         except InvalidArgument as error:
-            raise _rejected("UNKNOWN_SIGNING_KEY", component, "", f"its signature cannot be checked: {error}") from None
+            problem = f"its signature cannot be checked: {error}"
+            raise _rejected(Reason.UNKNOWN_SIGNING_KEY, component, "", problem) from None
         known = f"{self._path} has the keys {', '.join(keys)}"
         try:
             signature = from_json(EntrySignature, entry.get(SIGNATURE), SIGNATURE)
         except PentimentoError:
-            raise _rejected("UNSIGNED_ENTRY", component, "", f"its entry is not signed; {known}") from None
+            raise _rejected(Reason.UNSIGNED_ENTRY, component, "", f"its entry is not signed; {known}") from None
         key_id = signature.key_id
         if key_id not in keys:
             problem = f"its entry is signed by the key {key_id[:64]}; {known}"
-            raise _rejected("UNKNOWN_SIGNING_KEY", component, key_id, problem)
+            raise _rejected(Reason.UNKNOWN_SIGNING_KEY, component, key_id, problem)
         is_whole = entry.get("name") == component and is_digest(str(entry.get("digest")))
         if not is_whole or not _verifies(keys[key_id], entry, signature):
             problem = f"its entry is not one that the key {key_id} signed for this name, with a digest"
-            raise _rejected("BAD_SIGNATURE", component, key_id, problem)
+            raise _rejected(Reason.BAD_SIGNATURE, component, key_id, problem)
         self._check_newest(component, entry, signature)
+
+    def check_lora(self, lora: LoraSelection, model_digest: str, family: str) -> None:
+        """Check the entry of an uploaded LoRA, for a model. Raises as `check`, and BAD_SIGNATURE for an entry of
+        another file, kind or model."""
+        entry = read_entry(lora.signed_entry)
+        self.check(lora.name, entry)
+        is_its = (entry.get("kind"), entry["digest"]) == (AdapterKind.LORA.value, lora.digest)
+        if not is_its or entry.get("family") != family or entry.get("base_digest") not in ("", model_digest):
+            problem = f"its entry is signed for another LoRA or model than {lora.digest[:80]} on {model_digest}"
+            raise _rejected(Reason.BAD_SIGNATURE, lora.name, str(entry[SIGNATURE]["key_id"]), problem)
 
     def _check_newest(self, component: str, entry: Entry, signature: EntrySignature) -> None:
         if self._seen is None:
@@ -95,7 +138,7 @@ class TrustedEntries:
         seen = _read_seen(place)
         if seen is not None and seen["digest"] != digest and seen["signed_at_ms"] > signature.signed_at_ms:
             problem = f"its entry with {digest[:80]} was signed before the one seen here, with {seen['digest']}"
-            raise _rejected("STALE_ENTRY", component, signature.key_id, problem)
+            raise _rejected(Reason.STALE_ENTRY, component, signature.key_id, problem)
         if seen is None or seen["signed_at_ms"] < signature.signed_at_ms:
             # A full disk costs the memory of this entry only.
             with suppress(OSError):

@@ -30,11 +30,14 @@ from pentimento.domain.kept_quality import MOST_KEPT, KeptQuality
 from pentimento.domain.models import CascadeVariant, Handover
 from pentimento.domain.thinned_steps import ThinnableSteps
 from pentimento.domain.weights import ComponentWeights, ModelChange, ShortModel
+from pentimento.files.signed_entries import check_signed_upload
 from pentimento.policies.plan.entry import STARTS
 
 T = TypeVar("T")
 
 MAX_NAME_LENGTH = 256
+# JSON with the longest name and licence, escaped. Every plan carries one for each uploaded LoRA.
+MAX_SIGNED_ENTRY = 8192
 MAX_COUNT = 2**63 - 1
 # Limit of one pool between two reports, above any frontdoor's rate. A larger count would distort the averages of demand
 # for minutes.
@@ -136,6 +139,11 @@ def check_upload(upload: LoraUpload, max_bytes: int) -> None:
         check_digest("upload.base_digest", upload.base_digest)
     check_within("upload.size_bytes", upload.size_bytes, max_bytes, 1)
     check_within("upload.latest_start_fraction", upload.latest_start_fraction, 1)
+    if len(upload.signed_entry) > MAX_SIGNED_ENTRY:
+        limit = f"must have at most {MAX_SIGNED_ENTRY} characters"
+        raise InvalidArgument.of("upload.signed_entry", f"{limit}, got {len(upload.signed_entry)}")
+    if upload.signed_entry:
+        check_signed_upload(upload, "upload.signed_entry")
 
 
 def check_name(field: str, name: str) -> None:

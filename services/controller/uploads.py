@@ -250,8 +250,10 @@ class UploadedAdapters:
         blocks = RegisteredRow(BLOCKS_KIND, upload.digest, blocks_digest, "{}")
         await asyncio.wrap_future(self._ledger.register(blocks))
         self._blocks[upload.digest] = blocks_digest
-        row = _row_of(upload)
-        if not await asyncio.wrap_future(self._ledger.register(row)):
+        row, known = _row_of(upload), self._known.get(upload.name)
+        is_signed_again = known is not None and known.signed_entry != upload.signed_entry
+        written = self._ledger.replace(row) if is_signed_again else self._ledger.register(row)
+        if not await asyncio.wrap_future(written):
             raise _name_taken(upload.name)
         adapter = self._known[upload.name] = self._adapter_of(row)
         self._changed(self.adapters)
@@ -260,9 +262,12 @@ class UploadedAdapters:
 
     def _check_room_for(self, adapter: Adapter) -> None:
         known = self._known.get(adapter.name)
-        # They may differ in their places: sums of blocks are registered with the file.
-        if known is not None and replace(known, object=None) != replace(adapter, object=None):
-            raise _name_taken(adapter.name)
+        # They may differ in their places: sums of blocks are registered with the file. A signature is replaced by
+        # another one, and removed only with the name.
+        if known is not None:
+            plain = [replace(one, object=None, signed_entry="") for one in (known, adapter)]
+            if plain[0] != plain[1] or (known.signed_entry and not adapter.signed_entry):
+                raise _name_taken(adapter.name)
         if known is None and len(self._known) >= MAX_UPLOADED:
             raise ResourceExhausted("TOO_MANY_LORAS", f"there are {MAX_UPLOADED} LoRAs, which is the limit")
 
@@ -367,9 +372,12 @@ def _check_header(head: bytes, size_bytes: int) -> None:
 
 def _row_of(upload: LoraUpload) -> RegisteredRow:
     said = {name: value for name, value in vars(upload).items() if name not in ("name", "digest")}
+    if not upload.signed_entry:
+        # Rows of earlier versions lack it, and the same LoRA must give the same row.
+        del said["signed_entry"]
     return RegisteredRow(KIND, upload.name, upload.digest, json.dumps(said, sort_keys=True))
 
 
 def _name_taken(name: str) -> FailedPrecondition:
-    message = f"upload.name: {name} names another LoRA; remove it first, or use another name"
+    message = f"upload.name: {name} names another LoRA, or a signed one; remove it first, or use another name"
     return FailedPrecondition("NAME_TAKEN", message)

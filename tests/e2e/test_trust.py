@@ -1,4 +1,4 @@
-"""A suite over mutual TLS with a certificate for each process, rules of callers, and a signed model: real processes."""
+"""Real processes over mutual TLS with a certificate each, rules of callers, a signed model and signed LoRAs."""
 
 import json
 import shutil
@@ -20,7 +20,8 @@ from pentimento.api.controller.v1 import controller_service_pb2 as controller_pb
 from pentimento.api.controller.v1.controller_service_pb2_grpc import ControllerServiceStub
 from pentimento.api.embedder.v1 import embedder_service_pb2 as embedder_pb
 from pentimento.api.embedder.v1.embedder_service_pb2_grpc import EmbedderServiceStub
-from pentimento.domain.image_request import AskedControlNet, ImageRequest
+from pentimento.domain.errors import FailedPrecondition
+from pentimento.domain.image_request import AskedControlNet, AskedLora, CacheMode, ImageRequest
 from pentimento.sdk import Client
 from tests.support.images import a_png
 from tests.support.processes import ROOT, StartedProcesses
@@ -156,6 +157,40 @@ def start(suite: TrustedSuite, folder: Path) -> None:
     flags = [part for name, called in places.items() for part in (f"--{name}-address", suite.address(called))]
     suite.start("edge", "--http-listen", suite.address("edge"), *flags)
     suite.serves(*SERVICES)
+
+
+def test_uploaded_lora_is_used_with_a_signature_of_a_known_key_only(suite: TrustedSuite) -> None:
+    names = {"plain": (), "known": signed_by(suite, "release"), "stranger": signed_by(suite, "stranger")}
+    for name, words in names.items():
+        add_lora(suite, name, *words)
+    request = ImageRequest("a large red circle on a white background", seed=3, num_inference_steps=4)
+    asked = {name: replace(request, cache=CacheMode.OFF, loras=(AskedLora(name),)) for name in names}
+    reasons = {}
+    with Client(suite.address("frontdoor"), **suite.shown("client")) as client:
+        wait_until(lambda: names.keys() <= {one.name for one in client.list_adapters()})
+        image = client.generate(replace(request, cache=CacheMode.OFF))
+        known = client.generate(asked["known"])
+        for name in ("plain", "stranger"):
+            with pytest.raises(FailedPrecondition) as refused:
+                client.generate(asked[name])
+            reasons[name] = refused.value.reason
+        # The same file once more, with a signature.
+        add_lora(suite, "plain", *signed_by(suite, "release"))
+        wait_until(lambda: any(one.name == "plain" and one.signed_entry for one in client.list_adapters()))
+        signed = client.generate(asked["plain"])
+
+    assert reasons == {"plain": "UNSIGNED_ENTRY", "stranger": "UNKNOWN_SIGNING_KEY"}
+    assert signed.data == known.data != image.data
+
+
+def signed_by(suite: TrustedSuite, key: str) -> tuple[str, str]:
+    return ("--signing-key", str(suite.keys.private(key)))
+
+
+def add_lora(suite: TrustedSuite, name: str, *words: str) -> None:
+    file = WEIGHTS / "tiny-lora-neon" / "pytorch_lora_weights.safetensors"
+    described = ("--name", name, "--family", "stable_diffusion", "--licence", "MIT")
+    suite.command("adapters", "add", str(file), *described, *words)
 
 
 def rejections(suite: TrustedSuite) -> dict[str, int]:

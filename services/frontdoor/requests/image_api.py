@@ -37,7 +37,7 @@ from services.frontdoor.requests.arrivals import SEED_BITS, Arrivals, ArrivingCa
 from services.frontdoor.requests.limits import Callers, HeldKeys, Quotas
 from services.frontdoor.requests.pins import recorded_image, resolve_replay
 from services.frontdoor.requests.resolution import check_idempotency_key, check_image_count, resolve
-from services.frontdoor.requests.selections import check_replayed_adapters
+from services.frontdoor.requests.selections import with_served_adapters
 from services.frontdoor.requests.tenant_requests import TenantRequests, statuses_by_index, summary_of_several
 from services.frontdoor.routing.explaining import check_neighbour_count, explanation, neighbours_of
 from services.frontdoor.routing.starts import choose_stages, fits
@@ -222,7 +222,8 @@ class ImageApi:
         model, draw, plan = recorded.provenance.spec.model, random.random(), self._parts.dataplane.state.index
         await self._parts.catalogue.wait_until_loaded(model, MODEL_WAIT_S)
         held = self._parts.catalogue.find(model)
-        check_replayed_adapters(recorded.provenance.spec, self._parts.adapters)
+        spec = with_served_adapters(recorded.provenance.spec, self._parts.adapters)
+        recorded = replace(recorded, provenance=replace(recorded.provenance, spec=spec))
         preview_interval_steps *= not self._parts.safety.checks_images
         resolved = resolve_replay(request, recorded, held, self._limits, preview_interval_steps)
         stages = request_stages(plan, model, draw, quota=self._parts.tenants.quota_of(tenant))

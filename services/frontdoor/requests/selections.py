@@ -5,6 +5,7 @@ Pure except for lookups in the catalogue. Errors name the field and its limit, a
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pentimento.domain.adapters import ADAPTER_NAME_RULE, Adapter, AdapterKind, is_adapter_name
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
@@ -51,7 +52,7 @@ def resolve_loras(asked: Sequence[AskedLora], held: HeldModel, known: AdapterCat
         if lora.name in selected:
             raise InvalidArgument.of(f"{where}.name", f"must be unique, {lora.name} occurs twice")
         scale = 1.0 if lora.scale is None else in_range(f"{where}.scale", lora.scale, -MAX_LORA_SCALE, MAX_LORA_SCALE)
-        selected[lora.name] = LoraSelection(lora.name, scale, adapter.digest, adapter.object)
+        selected[lora.name] = LoraSelection(lora.name, scale, adapter.digest, adapter.object, adapter.signed_entry)
     return tuple(selected.values())
 
 
@@ -86,9 +87,9 @@ def resolve_image_prompts(
     return tuple(found)
 
 
-def check_replayed_adapters(spec: GenerationSpec, known: AdapterCatalogue) -> None:
-    """Check that every adapter of a recorded spec is served with the weights that it had then. Raises
-    FailedPrecondition ADAPTER_CHANGED."""
+def with_served_adapters(spec: GenerationSpec, known: AdapterCatalogue) -> GenerationSpec:
+    """Return a recorded spec with the signed entries that its LoRAs have now: keys may have changed since. Raises
+    FailedPrecondition ADAPTER_CHANGED unless every adapter is served with the weights that it had then."""
     selected = [(AdapterKind.LORA, one.name, one.digest, "") for one in spec.loras]
     selected += [(AdapterKind.CONTROLNET, one.name, one.digest, one.preprocessor_digest) for one in spec.controlnets]
     selected += [(AdapterKind.IP_ADAPTER, one.name, one.digest, "") for one in spec.image_prompts]
@@ -99,6 +100,10 @@ def check_replayed_adapters(spec: GenerationSpec, known: AdapterCatalogue) -> No
             was = f"{name} is not served as {digest[:_SHOWN_LENGTH]}{other}"
             message = f"{_KINDS[kind][1]}: {was}, which the image was generated with"
             raise FailedPrecondition("ADAPTER_CHANGED", message)
+    named = [(one, adapter) for one in spec.loras for adapter in known.find(AdapterKind.LORA, one.name)]
+    entries = {(one.name, adapter.digest): adapter.signed_entry for one, adapter in named if adapter.signed_entry}
+    loras = [replace(one, signed_entry=entries.get((one.name, one.digest), "")) for one in spec.loras]
+    return replace(spec, loras=tuple(loras))
 
 
 def _resolve_controlnet(

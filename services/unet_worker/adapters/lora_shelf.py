@@ -10,7 +10,7 @@ from pentimento.diffusion.loras import Lora
 from pentimento.diffusion.loras.loading import LoadingLoras, LoraLoader
 from pentimento.domain.adapters import Adapter, RejectedAdapter
 from pentimento.domain.components import ComponentRule, HeldComponent, StoredBytes, Tier, TierSpeed
-from pentimento.domain.errors import PentimentoError
+from pentimento.domain.errors import FailedPrecondition, PentimentoError
 from pentimento.domain.generation import GenerationSpec, LoraSelection, Route
 from pentimento.policies.components import Utility
 from services.unet_worker.adapters.measured_loads import MeasuredLoads
@@ -97,7 +97,8 @@ class LoraShelf:
 
     def source(self, spec: GenerationSpec, route: Route) -> LoadingLoras | None:
         """Begin to load a request's LoRAs, and return their source; None if it has none. The source waits at the
-        route's step. A replay uses them from exactly that step: the first attempt may have waited for them."""
+        route's step. A replay uses them from exactly that step: the first attempt may have waited for them. Raises
+        FailedPrecondition for an uploaded LoRA without a valid entry."""
         if not spec.loras:
             return None
         if self._uploaded is not None:
@@ -113,7 +114,13 @@ class LoraShelf:
         wanted = [adapter.digest for adapter in self.adapters if adapter.name in names]
         if self._uploaded is not None:
             for adapter in uploaded:
-                self._uploaded.ask(LoraSelection(adapter.name, 1.0, adapter.digest, adapter.object))
+                try:
+                    self._uploaded.ask(
+                        LoraSelection(adapter.name, 1.0, adapter.digest, adapter.object, adapter.signed_entry)
+                    )
+                except FailedPrecondition as error:
+                    logger.warning("a LoRA was not prefetched: %s", error.message)
+                    continue
                 wanted.append(adapter.digest)
         for digest in wanted:
             if not self._loader.has_room:

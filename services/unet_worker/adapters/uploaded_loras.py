@@ -9,6 +9,7 @@ from pentimento.diffusion.loras import BaseLayers, Lora
 from pentimento.diffusion.loras.files import LoraFile
 from pentimento.diffusion.loras.reading import lora_of
 from pentimento.domain.generation import LoraSelection, ObjectReference
+from pentimento.files.signed_entries import TrustedEntries
 from pentimento.stores.errors import StoreFull, StoreUnavailable
 from services.unet_worker.adapters.local_components import LocalComponents
 
@@ -17,20 +18,33 @@ MAX_KNOWN = 4096
 
 
 class UploadedLoras:
-    """Read uploaded LoRAs from the component store, on any thread."""
+    """Read uploaded LoRAs from the component store, on any thread. `trusted` rejects LoRAs by their entries; None for
+    a worker without public keys."""
 
-    def __init__(self, components: LocalComponents, base: BaseLayers, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        components: LocalComponents,
+        base: BaseLayers,
+        dtype: torch.dtype,
+        model_digest: str = "",
+        trusted: TrustedEntries | None = None,
+    ) -> None:
         self._components = components
         self._base = base
         self._dtype = dtype
+        self._model_digest = model_digest
+        self._trusted = trusted
         self._lock = threading.Lock()
         # Name and reference by digest, the last requested ones at the end.
         self._asked: OrderedDict[str, tuple[str, ObjectReference]] = OrderedDict()
 
     def ask(self, lora: LoraSelection) -> None:
-        """Remember a request's LoRA; ignore one that is not in the object store."""
+        """Remember a request's LoRA; ignore one that is not in the object store. Raises FailedPrecondition, as
+        `TrustedEntries.check_lora`, also for a LoRA in memory: its entry names it for this request."""
         if lora.object is None:
             return
+        if self._trusted is not None:
+            self._trusted.check_lora(lora, self._model_digest, self._base.family)
         with self._lock:
             self._asked.pop(lora.digest, None)
             self._asked[lora.digest] = (lora.name, lora.object)

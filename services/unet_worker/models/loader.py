@@ -264,12 +264,11 @@ class CheckpointLoader:
     def _lora_shelf(
         self, model: DiffusionModel, held: HeldModel, engine: StepEngine, settings: UnetWorkerSettings
     ) -> LoraShelf:
-        """Return the LoRAs of the directory and uploaded ones, in memory of `lora_memory_mib`. Uploaded ones have no
-        signed entry: a worker that requires such entries takes none."""
+        """Return the LoRAs of the directory and uploaded ones, in memory of `lora_memory_mib`."""
         components, layers = self._identity.components, layers_of(model.info.family, model.adaptable)
         uploaded = None
-        if components is not None and settings.registry_public_keys is None:
-            uploaded = UploadedLoras(components, layers, model.dtype)
+        if components is not None:
+            uploaded = UploadedLoras(components, layers, model.dtype, held.model_digest, settings.trusted)
         return LoraShelf(
             self._source.loras(model, held, settings),
             settings.lora_memory_mib * 2**20,

@@ -17,22 +17,30 @@ from safetensors.torch import load_file
 
 from lab.fixtures.checkpoints import write_checkpoint
 from lab.fixtures.lora_files import random_factors, write_diffusers_lora, write_kohya_lora, write_tensors
+from pentimento.clients.guidance_half import GuidanceHalfClient, HalfStreamRequest
 from pentimento.diffusion.families import load_model
 from pentimento.diffusion.loras import BaseLayers, Lora, layers_of
-from pentimento.domain.adapters import Adapter, AdapterKind
+from pentimento.domain.adapters import Adapter, AdapterKind, LoraUpload
 from pentimento.domain.components import Tier
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound, PentimentoError, Unavailable
 from pentimento.domain.execution import AttemptResult
 from pentimento.domain.fleet import AdapterPlacement, Capability, Plan, WorkerAssignment
 from pentimento.domain.generation import LoraSelection, ObjectReference, PlanVersion
 from pentimento.domain.weights import SwitchWay
+from pentimento.files.ed25519_keys import read_private_key
+from pentimento.files.signed_entries import signed_upload
 from pentimento.stores.objects import open_objects
+from pentimento.tensors.device import outgoing_tensor
+from pentimento.wire.tensors import UNBOUND
 from services.unet_worker.adapters.lora_directory import LoraDirectory
 from services.unet_worker.models.loaded import LoadedModel
 from tests.integration.unet_worker.conftest import Served, serve
 from tests.integration.unet_worker.requests import attempt, route, spec_with
 from tests.integration.unet_worker.test_switching import credits_where, take
 from tests.support.calls import result_of
+from tests.unit.files.test_signed_entries import Keys
+
+OPEN_S = 120.0
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +152,42 @@ def read_lora_bytes(adapters_dir: Path) -> bytes:
 def gone(lora: LoraSelection) -> LoraSelection:
     digest = "sha256:" + "0" * 64
     return replace(lora, digest=digest, object=ObjectReference("adapters/gone", digest, 100))
+
+
+async def test_worker_with_keys_rejects_an_unsigned_lora_of_its_own_and_of_a_pairs_request(
+    checkpoint: Path, adapters_dir: Path, tmp_path: Path
+) -> None:
+    keys, place = Keys(tmp_path), tmp_path / "served"
+    place.mkdir()
+    trusted = {"component_cache_dir": place / "loras", "registry_public_keys": keys.public("release")}
+    async with serve(checkpoint, place, **trusted) as served:
+        reference = served.objects.put("adapters/mosaic", read_lora_bytes(adapters_dir))
+        lora = LoraSelection("mosaic", 1.0, reference.digest, reference)
+        upload = LoraUpload("mosaic", served.held.family, "MIT", reference.size_bytes, reference.digest)
+        entries = {
+            key: signed_upload(upload, read_private_key(keys.private(key), "signing_key"), 1000).signed_entry
+            for key in ("release", "stranger")
+        }
+        found, halves = {}, GuidanceHalfClient(served.channel)
+        wrong = {"unsigned": lora, "stranger": replace(lora, signed_entry=entries["stranger"])}
+        for number, (name, one) in enumerate(wrong.items()):
+            with pytest.raises(FailedPrecondition) as refused:
+                await generated(served, number + 1, one)
+            with pytest.raises(FailedPrecondition) as refused_half:
+                await halves.open_stream(half_for(served, one), 1, OPEN_S)
+            found[name] = (refused.value.reason, refused_half.value.reason)
+        plain = await generated(served, 3)
+        signed = await generated(served, 4, replace(lora, signed_entry=entries["release"]))
+
+    unknown = "UNKNOWN_SIGNING_KEY"
+    assert found == {"unsigned": ("UNSIGNED_ENTRY", "UNSIGNED_ENTRY"), "stranger": (unknown, unknown)}
+    assert signed.image_digest != plain.image_digest
+
+
+def half_for(worker: Served, lora: LoraSelection) -> HalfStreamRequest:
+    shape = worker.model.halves._halves.opening_shapes["text_states"][1]
+    states = outgoing_tensor(torch.zeros(shape), UNBOUND)
+    return HalfStreamRequest(attempt(9), worker.held.model_digest, 32, 32, 8, states, loras=(lora,))
 
 
 async def test_prefetched_lora_is_resident_before_its_first_request(worker: Served) -> None:

@@ -12,12 +12,15 @@ import torch
 from lab.fixtures.lora_files import write_tensors
 from pentimento.domain.adapters import Adapter, AdapterKind, LoraUpload
 from pentimento.domain.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, NotFound
+from pentimento.files.ed25519_keys import read_private_key
+from pentimento.files.signed_entries import signed_upload
 from pentimento.stores.components.remote import ObjectRemote, sums_key
 from pentimento.stores.ledger.fleet_ledger import FleetLedger, open_fleet_ledger
 from pentimento.stores.objects import ObjectStore, open_objects
 from pentimento.stores.objects.store import digest_of
 from services.controller.uploads import UploadedAdapters
 from tests.unit.controller.left_callers import cancelled_once_committed
+from tests.unit.files.test_signed_entries import Keys
 
 MAX_BYTES = 10_000
 
@@ -100,6 +103,8 @@ async def test_an_uploaded_lora_is_stored_by_digest_named_and_outlives_the_contr
         ({"size_bytes": 50}, "upload.size_bytes"),
         ({"size_bytes": 9_000}, "upload.size_bytes"),
         ({"latest_start_fraction": float("nan")}, "upload.latest_start_fraction"),
+        ({"signed_entry": "{}"}, "upload.signed_entry"),
+        ({"signed_entry": " " * 8193}, "upload.signed_entry"),
     ],
 )
 async def test_an_upload_that_is_not_what_it_says_is_refused_and_leaves_nothing(
@@ -141,6 +146,27 @@ async def test_a_name_stands_for_one_lora_until_it_is_removed(
     assert (await uploads.add(upload_of(second), sent(second))).digest == digest_of(second)
     with pytest.raises(NotFound, match="no LoRA 'ash' was uploaded"):
         await uploads.remove("ash")
+
+
+async def test_signature_of_an_upload_is_stored_replaced_and_never_removed_alone(
+    ledger: FleetLedger, objects: ObjectStore, tmp_path: Path
+) -> None:
+    data, keys = lora_bytes(tmp_path), Keys(tmp_path)
+    first, second = (
+        signed_upload(upload_of(data), read_private_key(keys.private(name), "signing_key"), 1000)
+        for name in ("first", "second")
+    )
+    uploads, _ = await opened(ledger, objects)
+    await uploads.add(upload_of(data), sent(data))
+
+    before = await uploads.add(first, sent(data))
+    after = await uploads.add(second, sent(data))
+    with pytest.raises(FailedPrecondition, match="ink names another LoRA, or a signed one") as taken:
+        await uploads.add(upload_of(data), sent(data))
+
+    assert (before.signed_entry, after.signed_entry) == (first.signed_entry, second.signed_entry)
+    assert taken.value.reason == "NAME_TAKEN"
+    assert (await opened(ledger, objects))[0].adapters == (after,)
 
 
 async def test_another_controller_took_the_name_meanwhile(

@@ -9,22 +9,23 @@ from hypothesis import strategies as st
 from lab.fixtures.held_models import HELD
 from pentimento.domain.adapters import AdapterKind, RejectedAdapter
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound, PentimentoError, Unavailable
-from pentimento.domain.fleet import Capability
+from pentimento.domain.fleet import AdapterPlacement, Capability
 from pentimento.domain.generation import (
     ControlKind,
     ControlNetSelection,
     ImagePromptSelection,
     LoraSelection,
+    ObjectReference,
     Preprocessor,
 )
 from pentimento.domain.image_request import AskedControlNet, AskedImagePrompt, AskedLora, ImageRequest, ResolvedRequest
 from services.frontdoor.journal.recovery import JOURNALLED_REQUEST, resolved_from_bytes, resolved_to_bytes
 from services.frontdoor.requests.resolution import resolve
-from services.frontdoor.requests.selections import check_replayed_adapters
+from services.frontdoor.requests.selections import with_served_adapters
 from services.frontdoor.settings import RequestLimits
 from services.frontdoor.workers.catalogue import AdapterCatalogue
 from tests.support.images import a_png
-from tests.unit.frontdoor.adapters import EDGES, NEON, STYLE, credits, known_adapters
+from tests.unit.frontdoor.adapters import EDGES, NEON, STYLE, credits, known_adapters, plan
 
 LIMITS = RequestLimits()
 
@@ -194,12 +195,27 @@ def test_selections_controlnet_without_replica_may_come_back() -> None:
 def test_a_replay_needs_the_weights_of_the_first_time() -> None:
     catalogue = known_adapters()
     spec = resolved(catalogue, loras=(AskedLora("neon"),), **edges()).spec
-    check_replayed_adapters(spec, catalogue)
+    with_served_adapters(spec, catalogue)
 
     for missing in (AdapterCatalogue(), _with_newer_neon()):
         with pytest.raises(FailedPrecondition) as caught:
-            check_replayed_adapters(spec, missing)
+            with_served_adapters(spec, missing)
         assert caught.value.reason == "ADAPTER_CHANGED"
+
+
+def test_replayed_lora_has_the_entry_that_is_signed_now() -> None:
+    catalogue = AdapterCatalogue()
+    stored = replace(NEON, object=ObjectReference("adapters/neon", NEON.digest, 9))
+    then = LoraSelection("neon", 0.5, NEON.digest, stored.object, "signed then")
+    recorded = replace(resolved().spec, loras=(then,))
+    catalogue.learn(credits(capabilities=frozenset({Capability.UPLOADED_LORA})))
+    for entry in ("signed before", "signed now"):
+        catalogue.follow(plan(AdapterPlacement(replace(stored, signed_entry=entry), ("w1",))))
+
+    spec = with_served_adapters(recorded, catalogue)
+
+    assert spec == replace(recorded, loras=(replace(then, signed_entry="signed now"),))
+    assert resolved(catalogue, loras=(AskedLora("neon"),)).spec.loras[0].signed_entry == "signed now"
 
 
 def _with_newer_neon() -> AdapterCatalogue:

@@ -11,8 +11,11 @@ import torch
 
 from lab.fixtures.lora_files import write_tensors
 from pentimento.diffusion.loras import BadLora, BaseLayers, Lora
-from pentimento.domain.adapters import Adapter, AdapterKind
+from pentimento.domain.adapters import Adapter, AdapterKind, LoraUpload
+from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.generation import LoraSelection, ObjectReference
+from pentimento.files.ed25519_keys import read_private_key
+from pentimento.files.signed_entries import TrustedEntries, signed_upload
 from pentimento.policies.components import Utility
 from pentimento.stores.components import ComponentStore
 from pentimento.stores.errors import ObjectMissing
@@ -20,6 +23,7 @@ from pentimento.stores.objects import ObjectStore, open_objects
 from services.unet_worker.adapters.local_components import LocalComponents
 from services.unet_worker.adapters.lora_shelf import LoraShelf
 from services.unet_worker.adapters.uploaded_loras import UploadedLoras
+from tests.unit.files.test_signed_entries import Keys
 from tests.unit.unet_worker.orders import ROUTE, SPEC
 
 BASE = BaseLayers("sd", "unet", {"unet": {"proj": (6, 8)}})
@@ -138,6 +142,54 @@ def test_directory_lora_has_no_uploaded_name(objects: ObjectStore, tmp_path: Pat
     loras.ask(LoraSelection("neon", 1.0, "sha256:n"))
 
     assert loras.name_of("sha256:n") is None
+
+
+def signed(lora: LoraSelection, keys: Keys) -> LoraSelection:
+    upload = LoraUpload(lora.name, BASE.family, "MIT", reference_of(lora).size_bytes, lora.digest)
+    entry = signed_upload(upload, read_private_key(keys.private("first"), "signing_key"), 1000).signed_entry
+    return replace(lora, signed_entry=entry)
+
+
+def trusting(objects: ObjectStore, folder: Path) -> tuple[UploadedLoras, LoraSelection]:
+    """Uploaded LoRAs of a worker with public keys, and a signed one."""
+    keys = Keys(folder)
+    components, trusted = local(objects, folder, 1 << 20), TrustedEntries(keys.public("first"))
+    loras = UploadedLoras(components, BASE, torch.float32, "sha256:model", trusted)
+    return loras, signed(stored(objects, folder, 3.0), keys)
+
+
+def test_worker_with_keys_reads_signed_loras_only(objects: ObjectStore, tmp_path: Path) -> None:
+    loras, lora = trusting(objects, tmp_path)
+
+    with pytest.raises(FailedPrecondition) as unsigned:
+        loras.ask(replace(lora, signed_entry=""))
+    assert (unsigned.value.reason, loras.name_of(lora.digest)) == ("UNSIGNED_ENTRY", None)
+    loras.ask(lora)
+    assert loras.read(lora.digest).digest == lora.digest
+    # In memory by now, and under a name that was not signed.
+    with pytest.raises(FailedPrecondition) as renamed:
+        loras.ask(replace(lora, name="other"))
+    assert (renamed.value.reason, loras.name_of(lora.digest)) == ("BAD_SIGNATURE", lora.name)
+
+
+async def test_unsigned_lora_of_a_plan_is_skipped(
+    objects: ObjectStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loras, lora = trusting(objects, tmp_path)
+    other = stored(objects, tmp_path, 4.0)
+    planned = [
+        Adapter(one.name, AdapterKind.LORA, one.digest, BASE.family, object=one.object, signed_entry=one.signed_entry)
+        for one in (other, lora)
+    ]
+    shelf = LoraShelf(None, 1 << 20, lambda: None, loras)
+    try:
+        await shelf.prefetch((), planned)
+
+        assert shelf.resident_names == (lora.name,)
+        assert on_disk(tmp_path) == {lora.digest}
+        assert "a LoRA was not prefetched: lora-4: its entry is not signed" in caplog.text
+    finally:
+        shelf.close()
 
 
 NAMES = ("first", "second", "third")

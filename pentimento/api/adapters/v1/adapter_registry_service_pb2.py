@@ -26,7 +26,7 @@ from pentimento.api.auth.v1 import auth_pb2 as pentimento_dot_api_dot_auth_dot_v
 from pentimento.api.generation.v1 import generation_pb2 as pentimento_dot_api_dot_generation_dot_v1_dot_generation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n9pentimento/api/adapters/v1/adapter_registry_service.proto\x12\x1apentimento.api.adapters.v1\x1a!pentimento/api/auth/v1/auth.proto\x1a-pentimento/api/generation/v1/generation.proto\"\x93\x01\n\nLoraUpload\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\x02 \x01(\t\x12\x13\n\x0b\x62\x61se_digest\x18\x03 \x01(\t\x12\x0f\n\x07licence\x18\x04 \x01(\t\x12\x12\n\nsize_bytes\x18\x05 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x06 \x01(\t\x12\x1d\n\x15latest_start_fraction\x18\x07 \x01(\x01\"c\n\x0e\x41\x64\x64LoraRequest\x12\x38\n\x06upload\x18\x01 \x01(\x0b\x32&.pentimento.api.adapters.v1.LoraUploadH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"I\n\x0f\x41\x64\x64LoraResponse\x12\x36\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32%.pentimento.api.generation.v1.Adapter\"\x12\n\x10ListLorasRequest\"L\n\x11ListLorasResponse\x12\x37\n\x08\x61\x64\x61pters\x18\x01 \x03(\x0b\x32%.pentimento.api.generation.v1.Adapter\"!\n\x11RemoveLoraRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x14\n\x12RemoveLoraResponse2\xf2\x02\n\x16\x41\x64\x61pterRegistryService\x12r\n\x07\x41\x64\x64Lora\x12*.pentimento.api.adapters.v1.AddLoraRequest\x1a+.pentimento.api.adapters.v1.AddLoraResponse\"\x0c\xaa\xd4\x18\x01\x04\xb0\xd4\x18\x80\x80\x80\x01(\x01\x12p\n\tListLoras\x12,.pentimento.api.adapters.v1.ListLorasRequest\x1a-.pentimento.api.adapters.v1.ListLorasResponse\"\x06\xaa\xd4\x18\x02\x03\x04\x12r\n\nRemoveLora\x12-.pentimento.api.adapters.v1.RemoveLoraRequest\x1a..pentimento.api.adapters.v1.RemoveLoraResponse\"\x05\xaa\xd4\x18\x01\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n9pentimento/api/adapters/v1/adapter_registry_service.proto\x12\x1apentimento.api.adapters.v1\x1a!pentimento/api/auth/v1/auth.proto\x1a-pentimento/api/generation/v1/generation.proto\"\xa9\x01\n\nLoraUpload\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\x02 \x01(\t\x12\x13\n\x0b\x62\x61se_digest\x18\x03 \x01(\t\x12\x0f\n\x07licence\x18\x04 \x01(\t\x12\x12\n\nsize_bytes\x18\x05 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x06 \x01(\t\x12\x1d\n\x15latest_start_fraction\x18\x07 \x01(\x01\x12\x14\n\x0csigned_entry\x18\x08 \x01(\t\"c\n\x0e\x41\x64\x64LoraRequest\x12\x38\n\x06upload\x18\x01 \x01(\x0b\x32&.pentimento.api.adapters.v1.LoraUploadH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"I\n\x0f\x41\x64\x64LoraResponse\x12\x36\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32%.pentimento.api.generation.v1.Adapter\"\x12\n\x10ListLorasRequest\"L\n\x11ListLorasResponse\x12\x37\n\x08\x61\x64\x61pters\x18\x01 \x03(\x0b\x32%.pentimento.api.generation.v1.Adapter\"!\n\x11RemoveLoraRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x14\n\x12RemoveLoraResponse2\xf2\x02\n\x16\x41\x64\x61pterRegistryService\x12r\n\x07\x41\x64\x64Lora\x12*.pentimento.api.adapters.v1.AddLoraRequest\x1a+.pentimento.api.adapters.v1.AddLoraResponse\"\x0c\xaa\xd4\x18\x01\x04\xb0\xd4\x18\x80\x80\x80\x01(\x01\x12p\n\tListLoras\x12,.pentimento.api.adapters.v1.ListLorasRequest\x1a-.pentimento.api.adapters.v1.ListLorasResponse\"\x06\xaa\xd4\x18\x02\x03\x04\x12r\n\nRemoveLora\x12-.pentimento.api.adapters.v1.RemoveLoraRequest\x1a..pentimento.api.adapters.v1.RemoveLoraResponse\"\x05\xaa\xd4\x18\x01\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,19 +40,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ADAPTERREGISTRYSERVICE'].methods_by_name['RemoveLora']._loaded_options = None
   _globals['_ADAPTERREGISTRYSERVICE'].methods_by_name['RemoveLora']._serialized_options = b'\252\324\030\001\004'
   _globals['_LORAUPLOAD']._serialized_start=172
-  _globals['_LORAUPLOAD']._serialized_end=319
-  _globals['_ADDLORAREQUEST']._serialized_start=321
-  _globals['_ADDLORAREQUEST']._serialized_end=420
-  _globals['_ADDLORARESPONSE']._serialized_start=422
-  _globals['_ADDLORARESPONSE']._serialized_end=495
-  _globals['_LISTLORASREQUEST']._serialized_start=497
-  _globals['_LISTLORASREQUEST']._serialized_end=515
-  _globals['_LISTLORASRESPONSE']._serialized_start=517
-  _globals['_LISTLORASRESPONSE']._serialized_end=593
-  _globals['_REMOVELORAREQUEST']._serialized_start=595
-  _globals['_REMOVELORAREQUEST']._serialized_end=628
-  _globals['_REMOVELORARESPONSE']._serialized_start=630
-  _globals['_REMOVELORARESPONSE']._serialized_end=650
-  _globals['_ADAPTERREGISTRYSERVICE']._serialized_start=653
-  _globals['_ADAPTERREGISTRYSERVICE']._serialized_end=1023
+  _globals['_LORAUPLOAD']._serialized_end=341
+  _globals['_ADDLORAREQUEST']._serialized_start=343
+  _globals['_ADDLORAREQUEST']._serialized_end=442
+  _globals['_ADDLORARESPONSE']._serialized_start=444
+  _globals['_ADDLORARESPONSE']._serialized_end=517
+  _globals['_LISTLORASREQUEST']._serialized_start=519
+  _globals['_LISTLORASREQUEST']._serialized_end=537
+  _globals['_LISTLORASRESPONSE']._serialized_start=539
+  _globals['_LISTLORASRESPONSE']._serialized_end=615
+  _globals['_REMOVELORAREQUEST']._serialized_start=617
+  _globals['_REMOVELORAREQUEST']._serialized_end=650
+  _globals['_REMOVELORARESPONSE']._serialized_start=652
+  _globals['_REMOVELORARESPONSE']._serialized_end=672
+  _globals['_ADAPTERREGISTRYSERVICE']._serialized_start=675
+  _globals['_ADAPTERREGISTRYSERVICE']._serialized_end=1045
 # @@protoc_insertion_point(module_scope)

@@ -30,6 +30,7 @@ class LoraUpload(_message.Message):
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     LATEST_START_FRACTION_FIELD_NUMBER: _builtins.int
+    SIGNED_ENTRY_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Lower-case letters, digits and single . _ - between them."""
     family: _builtins.str
@@ -41,6 +42,8 @@ class LoraUpload(_message.Message):
     digest: _builtins.str
     latest_start_fraction: _builtins.float
     """As in Adapter."""
+    signed_entry: _builtins.str
+    """JSON with these fields, `kind` and an ed25519 `signature`, as an entry of a registry.json; empty for none."""
     def __init__(
         self,
         *,
@@ -51,10 +54,11 @@ class LoraUpload(_message.Message):
         size_bytes: _builtins.int = ...,
         digest: _builtins.str = ...,
         latest_start_fraction: _builtins.float = ...,
+        signed_entry: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_digest", b"base_digest", "digest", b"digest", "family", b"family", "latest_start_fraction", b"latest_start_fraction", "licence", b"licence", "name", b"name", "size_bytes", b"size_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_digest", b"base_digest", "digest", b"digest", "family", b"family", "latest_start_fraction", b"latest_start_fraction", "licence", b"licence", "name", b"name", "signed_entry", b"signed_entry", "size_bytes", b"size_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

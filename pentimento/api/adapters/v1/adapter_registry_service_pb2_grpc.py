@@ -59,8 +59,8 @@ class AdapterRegistryServiceServicer:
     """
 
     def AddLora(self, request_iterator, context):
-        """First what it is, then its file in order. The same said again is harmless; FAILED_PRECONDITION `NAME_TAKEN` where the name stands for
-        something else.
+        """First what it is, then its file in order. The same said again is harmless, and its signature replaces the former one;
+        FAILED_PRECONDITION `NAME_TAKEN` where the name stands for something else.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -36,8 +36,8 @@ class AdapterRegistryServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AdapterRegistryServiceAsyncStub: ...
     AddLora: _grpc.StreamUnaryMultiCallable[_adapter_registry_service_pb2.AddLoraRequest, _adapter_registry_service_pb2.AddLoraResponse]
-    """First what it is, then its file in order. The same said again is harmless; FAILED_PRECONDITION `NAME_TAKEN` where the name stands for
-    something else.
+    """First what it is, then its file in order. The same said again is harmless, and its signature replaces the former one;
+    FAILED_PRECONDITION `NAME_TAKEN` where the name stands for something else.
     """
     ListLoras: _grpc.UnaryUnaryMultiCallable[_adapter_registry_service_pb2.ListLorasRequest, _adapter_registry_service_pb2.ListLorasResponse]
     RemoveLora: _grpc.UnaryUnaryMultiCallable[_adapter_registry_service_pb2.RemoveLoraRequest, _adapter_registry_service_pb2.RemoveLoraResponse]
@@ -51,8 +51,8 @@ class AdapterRegistryServiceAsyncStub(AdapterRegistryServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     AddLora: _aio.StreamUnaryMultiCallable[_adapter_registry_service_pb2.AddLoraRequest, _adapter_registry_service_pb2.AddLoraResponse]  # type: ignore[assignment]
-    """First what it is, then its file in order. The same said again is harmless; FAILED_PRECONDITION `NAME_TAKEN` where the name stands for
-    something else.
+    """First what it is, then its file in order. The same said again is harmless, and its signature replaces the former one;
+    FAILED_PRECONDITION `NAME_TAKEN` where the name stands for something else.
     """
     ListLoras: _aio.UnaryUnaryMultiCallable[_adapter_registry_service_pb2.ListLorasRequest, _adapter_registry_service_pb2.ListLorasResponse]  # type: ignore[assignment]
     RemoveLora: _aio.UnaryUnaryMultiCallable[_adapter_registry_service_pb2.RemoveLoraRequest, _adapter_registry_service_pb2.RemoveLoraResponse]  # type: ignore[assignment]
@@ -69,8 +69,8 @@ class AdapterRegistryServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_adapter_registry_service_pb2.AddLoraRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_adapter_registry_service_pb2.AddLoraResponse, _abc.Awaitable[_adapter_registry_service_pb2.AddLoraResponse]]:
-        """First what it is, then its file in order. The same said again is harmless; FAILED_PRECONDITION `NAME_TAKEN` where the name stands for
-        something else.
+        """First what it is, then its file in order. The same said again is harmless, and its signature replaces the former one;
+        FAILED_PRECONDITION `NAME_TAKEN` where the name stands for something else.
         """
 
     @_abc_1.abstractmethod

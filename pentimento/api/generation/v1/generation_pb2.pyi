@@ -255,6 +255,7 @@ class Adapter(_message.Message):
     LATEST_START_FRACTION_FIELD_NUMBER: _builtins.int
     DEPTH_DIGEST_FIELD_NUMBER: _builtins.int
     CONTROL_KIND_COUNT_FIELD_NUMBER: _builtins.int
+    SIGNED_ENTRY_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     kind: Global___AdapterKind.ValueType
     digest: _builtins.str
@@ -269,6 +270,8 @@ class Adapter(_message.Message):
     """Of a ControlNet: digest of the depth model that its replicas preprocess images with; empty for none."""
     control_kind_count: _builtins.int
     """Of a ControlNet-Union: how many kinds of conditions it takes, the first of ControlKind; 0 for others."""
+    signed_entry: _builtins.str
+    """As in LoraUpload."""
     @_builtins.property
     def object(self) -> _tensor_pb2.ObjectReference:
         """Where its weights are in the object store; absent where replicas have them in a directory of their own."""
@@ -286,10 +289,11 @@ class Adapter(_message.Message):
         latest_start_fraction: _builtins.float = ...,
         depth_digest: _builtins.str = ...,
         control_kind_count: _builtins.int = ...,
+        signed_entry: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_object", b"_object", "object", b"object"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_object", b"_object", "base_digest", b"base_digest", "control_kind_count", b"control_kind_count", "depth_digest", b"depth_digest", "digest", b"digest", "family", b"family", "kind", b"kind", "latest_start_fraction", b"latest_start_fraction", "licence", b"licence", "name", b"name", "object", b"object"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_object", b"_object", "base_digest", b"base_digest", "control_kind_count", b"control_kind_count", "depth_digest", b"depth_digest", "digest", b"digest", "family", b"family", "kind", b"kind", "latest_start_fraction", b"latest_start_fraction", "licence", b"licence", "name", b"name", "object", b"object", "signed_entry", b"signed_entry"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__object: _TypeAlias = _typing.Literal["object"]  # noqa: Y015
     _WhichOneofArgType__object: _TypeAlias = _typing.Literal["_object", b"_object"]  # noqa: Y015
@@ -338,9 +342,12 @@ class LoraSelection(_message.Message):
     SCALE_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     OBJECT_FIELD_NUMBER: _builtins.int
+    SIGNED_ENTRY_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     scale: _builtins.float
     digest: _builtins.str
+    signed_entry: _builtins.str
+    """Of an uploaded LoRA, as in LoraUpload: workers with public keys verify it before they load the file."""
     @_builtins.property
     def object(self) -> _tensor_pb2.ObjectReference:
         """As in Adapter."""
@@ -352,10 +359,11 @@ class LoraSelection(_message.Message):
         scale: _builtins.float = ...,
         digest: _builtins.str = ...,
         object: _tensor_pb2.ObjectReference | None = ...,
+        signed_entry: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_object", b"_object", "object", b"object"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_object", b"_object", "digest", b"digest", "name", b"name", "object", b"object", "scale", b"scale"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_object", b"_object", "digest", b"digest", "name", b"name", "object", b"object", "scale", b"scale", "signed_entry", b"signed_entry"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__object: _TypeAlias = _typing.Literal["object"]  # noqa: Y015
     _WhichOneofArgType__object: _TypeAlias = _typing.Literal["_object", b"_object"]  # noqa: Y015
