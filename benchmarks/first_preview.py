@@ -8,6 +8,7 @@ previews. Times are the client's, from the request to the event.
 """
 
 import json
+import math
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -56,7 +57,7 @@ def watch(client: httpx.Client, seed: int, interval: int) -> WatchedImage:
     with client.stream("POST", "/console/data/generate", json=asked) as answer:
         for name, values in events(answer.iter_lines()):
             now_s = time.perf_counter() - began_s
-            if name == "progress" and values["preview"] and preview_s != preview_s:
+            if name == "progress" and values["preview"] and math.isnan(preview_s):
                 preview_s = now_s
             elif name == "completed":
                 return WatchedImage(preview_s, now_s)

@@ -40,7 +40,7 @@ def allocation_panels(samples: Sequence[AllocationSample]) -> tuple[Panel, ...]:
         _by_name("Admission", "share admitted", samples, lambda sample: {"admission": sample.admission_rate}),
         _violations(samples),
     )
-    return tuple(panel for panel in drawn if any(y == y for series in panel.series for y in series.y))
+    return tuple(panel for panel in drawn if not all(math.isnan(y) for series in panel.series for y in series.y))
 
 
 def _by_name(

@@ -1,5 +1,6 @@
 """The panels of reports, which `svg` and `png` draw."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -42,7 +43,9 @@ def panels(reports: Sequence[Report]) -> tuple[Panel, ...]:
         _over_time(reports, "Violations", "share of arrivals", lambda window: window.violation_share),
         _over_time(reports, "Quality", "mean", lambda window: window.quality),
     ]
-    return tuple(panel for panel in drawn if any(value == value for series in panel.series for value in series.y))
+    return tuple(
+        panel for panel in drawn if not all(math.isnan(value) for series in panel.series for value in series.y)
+    )
 
 
 def bars(reports: Sequence[Report]) -> tuple[Bar, ...]:

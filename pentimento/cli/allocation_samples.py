@@ -108,7 +108,7 @@ def violation_shares(samples: Sequence[AllocationSample]) -> tuple[float, ...]:
 def sparkline(values: Iterable[float], top: float) -> str:
     """Return one character per value, higher for values nearer to `top`; a blank for NaN."""
     return "".join(
-        " " if value != value else _BARS[min(max(int(value / max(top, 1e-9) * len(_BARS)), 0), len(_BARS) - 1)]
+        " " if math.isnan(value) else _BARS[min(max(int(value / max(top, 1e-9) * len(_BARS)), 0), len(_BARS) - 1)]
         for value in values
     )
 

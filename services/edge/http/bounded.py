@@ -356,13 +356,13 @@ class BoundedHttp(HttpToolsProtocol):
         self.transport.abort()
 
 
-def end_longest_readers(connections: Iterable[BoundedHttp], unread_bytes: int) -> None:
+def end_longest_readers(connections: Iterable[BoundedHttp], limit_bytes: int) -> None:
     """End the connections with the oldest unread answers until the others are within the limit. The newest one always
     stays."""
     reading = sorted((one for one in connections if one.read_since), key=attrgetter("read_since"))
     unread_bytes = sum(one.unread_bytes for one in reading)
     for one in reading[:-1]:
-        if unread_bytes <= unread_bytes:
+        if unread_bytes <= limit_bytes:
             return
         unread_bytes -= one.unread_bytes
         one.cut_off("unread_bytes")

@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from starlette.routing import Route
 
 from pentimento.rpc import RpcServerSettings
 from services.edge.app import EdgeApp
-from services.edge.http.bounded import DEFAULT_LIMITS
+from services.edge.http.bounded import DEFAULT_LIMITS, end_longest_readers
 from services.edge.http.callers import origin_rule
 from services.edge.http.listener import HttpListener
 from services.edge.settings import HttpSettings, drain_delay_of
@@ -166,3 +167,30 @@ def test_the_drain_delay_leaves_half_of_the_drain(delay_s: float, drain_s: float
     http, rpc = HttpSettings(drain_delay_s=delay_s), RpcServerSettings(drain_timeout_s=drain_s)
 
     assert drain_delay_of(http, rpc) == expected_s
+
+
+@dataclass
+class Reader:
+    """A connection whose client has not read its answer since `read_since`."""
+
+    read_since: float | None
+    unread_bytes: int
+    reasons: list[str] = field(default_factory=list)
+
+    def cut_off(self, bound: str) -> None:
+        self.reasons.append(bound)
+
+
+@pytest.mark.parametrize(
+    ("limit_bytes", "ended"), [(190, []), (189, [60]), (130, [60]), (129, [60, 30]), (1, [60, 30])]
+)
+def test_answers_unread_for_longest_end_until_the_others_are_within_the_limit(
+    limit_bytes: int, ended: list[int]
+) -> None:
+    readers = [Reader(3.0, 100), Reader(None, 1000), Reader(1.0, 60), Reader(2.0, 30)]
+
+    end_longest_readers(readers, limit_bytes)  # type: ignore[arg-type]
+
+    told = sorted((one for one in readers if one.reasons), key=lambda one: one.read_since or 0.0)
+    assert [one.unread_bytes for one in told] == ended
+    assert all(one.reasons == ["unread_bytes"] for one in told)
