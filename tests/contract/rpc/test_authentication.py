@@ -76,18 +76,6 @@ async def test_missing_wrong_or_second_token_is_unauthenticated(guarded: Scripte
     assert health.status == health_pb2.HealthCheckResponse.SERVING
 
 
-async def test_a_replaced_file_takes_effect_at_the_next_reload(guarded: Scripted, token_file: Path) -> None:
-    replacement = new_token()
-    fresh = token_file.with_suffix(".new")
-    fresh.write_text(token_entry(replacement, "beta", frozenset({Role.SERVICE})))
-    fresh.replace(token_file)
-    guarded.server.reload_tokens()
-
-    async with channel_to(guarded, token=replacement) as channel:
-        assert await embed(channel) == "beta:service"
-    assert (await refusal(guarded, TOKEN)).reason == "UNKNOWN_TOKEN"
-
-
 async def test_a_malformed_replacement_changes_nothing(
     guarded: Scripted, token_file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,11 +1,8 @@
 """grpc.health.v1 as load balancers read it."""
 
 import grpc
-import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from pentimento.domain import errors
-from pentimento.rpc import error_from_rpc
 from tests.contract.rpc.scripted import EMBEDDER, WORKER, Scripted
 
 Status = health_pb2.HealthCheckResponse
@@ -23,13 +20,6 @@ async def test_health_of_process_and_services_is_the_same(target: Scripted, chan
 
     assert before == [Status.SERVING] * 3
     assert [await check(channel, service) for service in services] == [Status.NOT_SERVING] * 3
-
-
-async def test_health_of_unknown_service_is_not_found(channel: grpc.aio.Channel) -> None:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await check(channel, "pentimento.api.nowhere.v1.NoService")
-
-    assert type(error_from_rpc(caught.value)) is errors.NotFound
 
 
 async def test_a_watch_tells_the_state_now_and_every_change(target: Scripted, channel: grpc.aio.Channel) -> None:

@@ -288,30 +288,3 @@ async def test_calls_without_a_token_are_few_for_each_peer(token_file: Path) -> 
         refused = dict(peer.ended)
 
     assert [one["grpc-status"] for one in refused.values()] == [RESOURCE_EXHAUSTED]
-
-
-async def test_hundreds_of_one_tenants_calls_are_under_way_on_one_connection(
-    socket_path: Path, token_file: Path
-) -> None:
-    """Calls above a connection's stream limit would wait at the client, where the server cannot refuse them."""
-    many, begun = 400, 0
-    all_here, let_go = asyncio.Event(), asyncio.Event()
-
-    async def hold(request: object) -> str:
-        nonlocal begun
-        begun += 1
-        if begun == many:
-            all_here.set()
-        await let_go.wait()
-        return "served"
-
-    async with serving(on(socket_path, token_file, tenant_calls_per_s=100_000)) as target:
-        target.embedder.embed = hold
-        async with channel_to(target, token=TOKENS["acme"]) as channel:
-            calls = [asyncio.ensure_future(embed(channel, "a")) for _ in range(many)]
-            async with asyncio.timeout(60.0):
-                await all_here.wait()
-            let_go.set()
-            answers = await asyncio.gather(*calls)
-
-    assert answers == ["served"] * many

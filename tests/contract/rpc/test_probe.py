@@ -47,8 +47,3 @@ async def test_liveness_serves_while_the_process_does_not(server: RpcServer) -> 
 
     assert await asyncio.to_thread(main, [address]) == 1
     assert await asyncio.to_thread(main, [address, "liveness"]) == 0
-
-
-def test_probe_without_address_is_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 2
-    assert capsys.readouterr().err.startswith("usage: ")

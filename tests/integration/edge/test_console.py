@@ -1,6 +1,5 @@
 """The console's pages and data over HTTP, without a browser: a real edge before a real frontdoor."""
 
-import asyncio
 import base64
 import json
 import re
@@ -12,7 +11,6 @@ import httpx
 
 from lab.fixtures.paced_worker import image_of
 from pentimento.domain.generation import InitImage
-from pentimento.domain.requests import RequestState
 from tests.integration.edge.conftest import EdgeUnderTest
 from tests.support.images import a_png
 
@@ -97,17 +95,6 @@ async def test_deployment_list_and_status_of_images(edge: EdgeUnderTest) -> None
     assert status["frontdoor"]["completed_count"] == "3"
     assert status["frontdoor"]["starts"] == [{"kind": "noise", "image_count": "3"}]
     assert status["frontdoor"]["latencies"][-1]["upper_bound_s"] == "Infinity"
-
-
-async def test_who_leaves_frees_the_worker(edge: EdgeUnderTest) -> None:
-    edge.worker.hold.clear()
-    async with painting(edge) as events:
-        _, accepted = await anext(events)
-        await edge.worker.wait_until(lambda: edge.worker.running)
-
-    async with asyncio.timeout(60):
-        await edge.worker.wait_until(lambda: not edge.worker.running)
-    assert (await edge.suite.client.get_request(accepted["request_id"])).state is RequestState.CANCELLED
 
 
 async def test_several_pictures_are_told_of_each_by_itself(edge: EdgeUnderTest) -> None:

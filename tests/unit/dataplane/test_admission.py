@@ -53,12 +53,6 @@ def test_the_time_to_come_back_is_predicted_from_the_load() -> None:
     assert predicted_wait_s(driver.dataplane.state, "m") == pytest.approx(24.0)
 
 
-def test_a_pool_with_a_free_credit_predicts_no_wait(driver: Driver) -> None:
-    driver.worker()
-
-    assert predicted_wait_s(driver.dataplane.state, "m") == 0.0
-
-
 def test_the_route_may_move_a_request_to_another_pool(driver: Driver) -> None:
     driver.arrive(pool="m")
     driver.send(events.AcceptPersisted("r1"))
@@ -130,8 +124,12 @@ def test_of_a_queue_of_one_every_tenant_has_one_place_until_twice_the_limit_wait
     ]
 
 
-@pytest.mark.parametrize(("deadline_s", "left"), [(20.0, ""), (19.9, "19.9"), (-5.0, "0")])
-def test_request_that_would_be_late_is_rejected(driver: Driver, deadline_s: float, left: str) -> None:
+@pytest.mark.parametrize(
+    ("deadline_s", "left", "retry_after_ms"), [(20.0, "", 0), (19.9, "19.9", 10_000), (-5.0, "0", 20_000)]
+)
+def test_request_that_would_be_late_is_rejected(
+    driver: Driver, deadline_s: float, left: str, retry_after_ms: int
+) -> None:
     """Ten seconds for the one that runs, ten for itself."""
     driver.profile("m", (1, 10.0))
     driver.worker()
@@ -142,4 +140,6 @@ def test_request_that_would_be_late_is_rejected(driver: Driver, deadline_s: floa
     if not left:
         assert kinds(told)[0] is effects.PersistAccepted
     else:
-        assert only(effects.Reject, told).message == f"predicted to take 20 s, the deadline is in {left} s"
+        reject = only(effects.Reject, told)
+        assert (reject.reason, reject.retry_after_ms) == ("PREDICTED_LATE", retry_after_ms)
+        assert reject.message == f"predicted to take 20 s, the deadline is in {left} s"

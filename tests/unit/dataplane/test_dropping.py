@@ -19,14 +19,6 @@ def busy() -> Driver:
     return driver
 
 
-def test_a_request_that_cannot_make_it_is_rejected_at_once(busy: Driver) -> None:
-    """Ten seconds each for the one that runs, two that wait, and itself."""
-    reject = only(effects.Reject, busy.arrive("r1", deadline=busy.now + 35.0))
-
-    assert (reject.reason, reject.retry_after_ms) == ("PREDICTED_LATE", 10_000)
-    assert "40 s" in reject.message and "35 s" in reject.message
-
-
 def test_rejected_request_that_comes_back_when_told_is_admitted(driver: Driver) -> None:
     """One runs for five minutes and nobody waits: another one would be done after ten, and has less than seven."""
     driver.profile("m", (1, 300.0))
@@ -114,14 +106,6 @@ def test_a_tenant_fills_its_share_of_the_queue_only() -> None:
 
     assert (reject.reason, "3 of 2 requests of this tenant" in reject.message) == ("QUEUE_FULL", True)
     assert kinds(driver.arrive("modest-1", tenant="modest"))[0] is effects.PersistAccepted
-
-
-def test_many_tenants_together_hold_no_more_than_twice_the_limit() -> None:
-    driver = Driver(DataplaneSettings(queue_limit=4))
-
-    verdicts = [kinds(driver.arrive(f"r{number}", tenant=f"t{number}"))[0] for number in range(12)]
-
-    assert verdicts == [effects.PersistAccepted] * 8 + [effects.Reject] * 4
 
 
 def test_tenants_take_turns_at_the_workers() -> None:

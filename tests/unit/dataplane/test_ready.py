@@ -5,14 +5,6 @@ from hypothesis import strategies as st
 from pentimento.dataplane.ready import ReadyWorkers
 
 
-def test_the_cheapest_is_first_and_the_longest_there_among_equals() -> None:
-    ready = ReadyWorkers()
-    for worker_id, cost in (("a", 2.0), ("b", 1.0), ("c", 1.0), ("b", 2.0), ("b", 1.0)):
-        ready.set(worker_id, cost)
-
-    assert (ready.first(), list(ready)) == ("c", ["c", "b", "a"])
-
-
 def test_nobody_is_first_of_none() -> None:
     ready = ReadyWorkers()
     ready.set("a", 1.0)

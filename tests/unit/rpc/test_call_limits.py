@@ -261,54 +261,38 @@ async def test_by_default_the_event_loop_lets_calls_in() -> None:
         await asyncio.gather(*(shaper.begin("a") for _ in range(BURST_CALLS + 5)))
 
 
-def refused(seats: Seats, key: str) -> str:
-    with pytest.raises(ResourceExhausted) as caught:
-        seats.take(key)
-    return caught.value.message
+def taken(seats: Seats, keys: str) -> str:
+    """Take a seat for each key, and leave one for `-` and a key; return the last refusal, which takes nothing."""
+    told = ""
+    for key in keys.split():
+        try:
+            seats.leave(key[1:]) if key.startswith("-") else seats.take(key)
+        except ResourceExhausted as error:
+            told = error.message
+    return told
 
 
-def test_there_are_as_many_as_the_limit_and_as_one_may_have() -> None:
-    seats = Seats(limit=3, share=2)
-    for key in ("a", "a", "b"):
-        seats.take(key)
-
-    assert "max_concurrent_calls = 3" in refused(seats, "b")
-    assert "max_concurrent_calls = 3" in refused(seats, "a")
+SHARE, LIMIT = "already serves 2 calls of this tenant or peer", "max_concurrent_calls = {}"
 
 
-def test_one_key_has_no_more_than_its_share_and_the_refused_take_nothing() -> None:
-    seats = Seats(limit=4, share=2)
-    for key in ("a", "a"):
-        seats.take(key)
+@pytest.mark.parametrize(
+    ("limit", "keys", "told", "left"),
+    [
+        (3, "a a b", "", {"a": 2, "b": 1}),
+        (3, "a a b b", LIMIT.format(3), {"a": 2, "b": 1}),
+        (3, "a a b a", LIMIT.format(3), {"a": 2, "b": 1}),
+        (4, "a a a", SHARE, {"a": 2}),
+        (4, "a a a a b b c", LIMIT.format(4), {"a": 2, "b": 2}),
+        # A seat that is left can be taken by anybody again, and who has none is forgotten.
+        (2, 3 * "a a -a b -b -a " + "a b", "", {"a": 1, "b": 1}),
+        (9, "a a p q r -a -p -q -r", "", {"a": 1}),
+    ],
+)
+def test_seats_are_as_many_as_the_limit_and_a_keys_share(
+    limit: int, keys: str, told: str, left: dict[str, int]
+) -> None:
+    seats = Seats(limit=limit, share=2)
 
-    assert "already serves 2 calls of this tenant or peer" in refused(seats, "a")
-    for key in ("b", "b"):
-        seats.take(key)
-    assert "max_concurrent_calls = 4" in refused(seats, "c")
+    message = taken(seats, keys)
 
-
-def test_a_seat_that_is_left_can_be_taken_by_anybody_again() -> None:
-    seats = Seats(limit=2, share=2)
-    for _ in range(3):
-        seats.take("a")
-        seats.take("a")
-        seats.leave("a")
-        seats.take("b")
-        seats.leave("b")
-        seats.leave("a")
-
-    seats.take("a")
-    seats.take("b")
-
-    assert "max_concurrent_calls = 2" in refused(seats, "a")
-
-
-def test_who_has_no_seat_any_more_is_forgotten_and_who_has_one_is_not() -> None:
-    seats = Seats(limit=9, share=2)
-    for key in ("stays", "stays", *(f"peer {number}" for number in range(5))):
-        seats.take(key)
-
-    for key in ("stays", *(f"peer {number}" for number in range(5))):
-        seats.leave(key)
-
-    assert dict(seats._by_key) == {"stays": 1}
+    assert (told in message, bool(message), dict(seats._by_key)) == (True, bool(told), left)

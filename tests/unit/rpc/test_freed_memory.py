@@ -101,7 +101,8 @@ print(before, spare_bytes(library))
 async def test_it_is_looked_for_every_second_and_given_back_by_a_thread_that_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    spare = iter([40 * MEBIBYTE, 40 * MEBIBYTE, 60 * MEBIBYTE, 60 * MEBIBYTE])
+    """A look without a free descriptor is not the last."""
+    spare = iter([40, 40, None, 60, 60])
     slept: list[float] = []
     given: list[tuple[int, str, bool]] = []
 
@@ -111,12 +112,17 @@ async def test_it_is_looked_for_every_second_and_given_back_by_a_thread_that_end
 
     async def sleep(seconds: float) -> None:
         slept.append(seconds)
-        if len(slept) == 4:
+        if len(slept) == 5:
             raise asyncio.CancelledError
+
+    def spare_bytes(library: object) -> int:
+        if (mebibytes := next(spare)) is None:
+            raise OSError(errno.EMFILE, "too many open files")
+        return mebibytes * MEBIBYTE
 
     library = SimpleNamespace(malloc_trim=trim, mallinfo2=SimpleNamespace())
     monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: library)
-    monkeypatch.setattr(memory, "spare_bytes", lambda found: next(spare))
+    monkeypatch.setattr(memory, "spare_bytes", spare_bytes)
     monkeypatch.setattr(memory.asyncio, "sleep", sleep)
 
     with pytest.raises(asyncio.CancelledError):
@@ -125,33 +131,7 @@ async def test_it_is_looked_for_every_second_and_given_back_by_a_thread_that_end
         if thread.name == "malloc-trim":
             thread.join()
 
-    assert (slept, given) == ([1.0] * 4, [(0, "malloc-trim", True)])
-
-
-async def test_a_look_without_a_free_descriptor_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = iter([40 * MEBIBYTE, OSError(errno.EMFILE, "too many open files"), 60 * MEBIBYTE, 60 * MEBIBYTE])
-    looks = iter(range(3))
-    given = threading.Event()
-
-    def spare(library: object) -> int:
-        one = next(found)
-        if isinstance(one, OSError):
-            raise one
-        return one
-
-    async def sleep(seconds: float) -> None:
-        if next(looks, None) is None:
-            raise asyncio.CancelledError
-
-    library = SimpleNamespace(malloc_trim=lambda padding: given.set(), mallinfo2=SimpleNamespace())
-    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: library)
-    monkeypatch.setattr(memory, "spare_bytes", spare)
-    monkeypatch.setattr(memory.asyncio, "sleep", sleep)
-
-    with pytest.raises(asyncio.CancelledError):
-        await give_back_freed_memory()
-
-    assert given.wait(60)
+    assert (slept, given) == ([1.0] * 5, [(0, "malloc-trim", True)])
 
 
 @pytest.mark.parametrize(

@@ -82,17 +82,6 @@ def test_its_files_are_its_user_s_alone_unless_it_says_otherwise(
     assert file.stat().st_mode & 0o777 == mode
 
 
-def test_a_service_has_all_its_threads_before_it_begins() -> None:
-    names: list[str] = []
-
-    async def main(argv: list[str]) -> None:
-        names.extend(thread.name for thread in threading.enumerate() if thread.name.startswith("asyncio_"))
-
-    run_service(main)
-
-    assert "asyncio_0" in names and "asyncio_1" in names
-
-
 def test_all_threads_of_a_service_share_one_heap(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr("pentimento.rpc.process.share_one_heap", lambda: said.append("one heap"))

@@ -3,7 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pentimento.rpc.relay.call_turns import QUIET_S, CallTurns
+import pytest
+
+from pentimento.rpc.relay.call_turns import QUIET_ROUNDS, QUIET_S, CallTurns
 
 
 @dataclass
@@ -16,10 +18,8 @@ class Clock:
         self.later.append((delay_s, act))
         return None
 
-    def run_next(self) -> float:
-        delay_s, act = self.later.pop(0)
-        act()
-        return delay_s
+    def run_next(self) -> None:
+        self.later.pop(0)[1]()
 
 
 @dataclass(eq=False)
@@ -33,15 +33,12 @@ class Line:
 
     def offer(self, count: int) -> None:
         self.waiting_count += count
-        self._go_on()
+        while self.waiting_count and self.turns.begin(self):
+            self._pass_one()
 
     def let_in(self) -> None:
         self._pass_one()
-        self._go_on()
-
-    def _go_on(self) -> None:
-        while self.waiting_count and self.turns.begin(self):
-            self._pass_one()
+        self.offer(0)
 
     def _pass_one(self) -> None:
         self.waiting_count -= 1
@@ -54,105 +51,46 @@ def turns_of(most_untaken: int, clock: Clock | None = None) -> CallTurns:
     return turns
 
 
-def test_calls_beyond_the_bound_wait_until_others_are_taken() -> None:
-    log: list[str] = []
-    turns = turns_of(2)
-
-    Line("a", turns, log).offer(4)
-    at_once = len(log)
-    turns.taken()
-
-    assert (at_once, len(log)) == (2, 3)
-
-
-def test_connections_take_turns_whatever_they_have_waiting() -> None:
-    log: list[str] = []
-    turns = turns_of(1)
-    busy, modest = Line("busy", turns, log), Line("modest", turns, log)
-
-    busy.offer(100)
-    modest.offer(2)
-    for _ in range(4):
-        turns.taken()
-
-    assert log == ["busy", "busy", "modest", "busy", "modest"]
+def play(most_untaken: int, script: str) -> tuple[str, list[float], str]:
+    """Return the connections of the calls that were let in, the delays of the next looks, and after which steps calls
+    pass. Steps: `a4` offers four calls of connection a, `-a` ends it, `taken`, `look`, `close`."""
+    clock, log, passing = Clock(), list[str](), ""
+    turns = turns_of(most_untaken, clock)
+    lines = {name: Line(name, turns, log) for name in "ab"}
+    for step in script.split():
+        if step == "look":
+            clock.run_next()
+        elif step in ("taken", "close"):
+            getattr(turns, step)()
+        elif step.startswith("-"):
+            turns.leave(lines[step[1:]])
+        else:
+            lines[step[0]].offer(int(step[1:]))
+        passing += "ny"[turns.pass_calls]
+    return "".join(log), [delay_s for delay_s, _ in clock.later], passing
 
 
-def test_a_connection_that_has_ended_gives_its_turn_on() -> None:
-    log: list[str] = []
-    turns = turns_of(1)
-    gone, next_one = Line("gone", turns, log), Line("next", turns, log)
-    gone.offer(2)
-    next_one.offer(1)
-
-    turns.leave(gone)
-    turns.leave(gone)
-    turns.taken()
-
-    assert log == ["gone", "next"]
-
-
-def test_calls_that_nobody_takes_are_given_up_once_it_is_quiet() -> None:
-    log: list[str] = []
-    clock = Clock()
-    turns = turns_of(2, clock)
-    Line("a", turns, log).offer(5)
-
-    first_delay_s = clock.run_next()
-    while clock.later and clock.later[0][0] == 0.0:
-        clock.run_next()
-
-    assert first_delay_s == QUIET_S
-    assert len(log) == 4
-
-
-def test_while_calls_are_taken_none_is_given_up() -> None:
-    log: list[str] = []
-    clock = Clock()
-    turns = turns_of(2, clock)
-    Line("a", turns, log).offer(9)
-
-    for _ in range(3):
-        turns.taken()
-        clock.run_next()
-
-    assert len(log) == 5
-    assert [delay_s for delay_s, _ in clock.later] == [QUIET_S]
-
-
-def test_a_call_that_is_taken_between_two_looks_is_seen_before_any_is_given_up() -> None:
-    log: list[str] = []
-    clock = Clock()
-    turns = turns_of(1, clock)
-    Line("a", turns, log).offer(9)
-
-    clock.run_next()
-    clock.run_next()
-    turns.taken()
-    clock.run_next()
-
-    assert len(log) == 2
-    assert [delay_s for delay_s, _ in clock.later] == [QUIET_S]
-
-
-def test_nobody_is_watched_while_nobody_waits() -> None:
-    clock = Clock()
-    turns = turns_of(2, clock)
-
-    Line("a", turns, []).offer(2)
-
-    assert clock.later == []
-
-
-def test_more_taken_than_let_in_does_not_raise_the_bound() -> None:
-    log: list[str] = []
-    turns = turns_of(2)
-
-    for _ in range(10):
-        turns.taken()
-    Line("a", turns, log).offer(5)
-
-    assert len(log) == 2
+@pytest.mark.parametrize(
+    ("most_untaken", "script", "let_in", "looks_s", "passing"),
+    [
+        pytest.param(2, "a2", "aa", [], "y", id="nobody waits, nobody looks"),
+        pytest.param(2, "a4 taken", "aaa", [QUIET_S], "yy", id="beyond the bound"),
+        pytest.param(1, "a9 b2" + 4 * " taken", "aabab", [QUIET_S], "yyyyyy", id="in turn, whatever each has waiting"),
+        pytest.param(1, "a2 b1 -a -a taken", "ab", [QUIET_S], "yyyyy", id="one that has ended gives its turn on"),
+        pytest.param(2, "a5 look", "aa", [0.0], "yy", id="a look takes rounds of the event loop"),
+        pytest.param(2, "a5" + QUIET_ROUNDS * " look", "aa", [0.0], "y" * 7, id="not given up before the last one"),
+        pytest.param(2, "a5 look" + QUIET_ROUNDS * " look", "aaaa", [QUIET_S], "y" * 8, id="given up once it is quiet"),
+        pytest.param(2, "a9" + 3 * " taken look", "aaaaa", [QUIET_S], "y" * 7, id="not while calls are taken"),
+        pytest.param(1, "a9 look look taken look", "aa", [QUIET_S], "yyyyy", id="taken between two looks"),
+        pytest.param(2, "taken taken taken a5", "aa", [QUIET_S], "nnny", id="more taken than let in"),
+        pytest.param(1, "a2 taken taken", "aa", [QUIET_S], "yyn", id="calls pass while one waits or is not taken"),
+        pytest.param(1, "a2 close taken b1", "a", [QUIET_S], "yynn", id="once closed nobody is let in"),
+    ],
+)
+def test_calls_are_let_in_by_turns(
+    most_untaken: int, script: str, let_in: str, looks_s: list[float], passing: str
+) -> None:
+    assert play(most_untaken, script) == (let_in, looks_s, passing)
 
 
 def test_many_that_are_taken_wake_the_connections_once() -> None:
@@ -168,28 +106,3 @@ def test_many_that_are_taken_wake_the_connections_once() -> None:
     turns.taken()
 
     assert (before, len(log), len(woken)) == (2, 4, 2)
-
-
-def test_calls_pass_while_one_waits_or_is_not_taken_yet() -> None:
-    turns = turns_of(1)
-    passing = [turns.pass_calls]
-    Line("a", turns, []).offer(2)
-    passing.append(turns.pass_calls)
-    turns.taken()
-    passing.append(turns.pass_calls)
-    turns.taken()
-
-    assert [*passing, turns.pass_calls] == [False, True, True, False]
-
-
-def test_once_they_are_closed_nobody_is_let_in_and_only_those_before_pass() -> None:
-    log: list[str] = []
-    turns = turns_of(1)
-    Line("a", turns, log).offer(2)
-
-    turns.close()
-    passing = [turns.pass_calls]
-    turns.taken()
-    Line("b", turns, log).offer(1)
-
-    assert (log, [*passing, turns.pass_calls]) == (["a"], [True, False])

@@ -201,17 +201,6 @@ async def test_each_call_goes_on_when_one_is_taken(made: Made) -> None:
     assert not made.client.paused
 
 
-async def test_bytes_come_in_their_order_whatever_the_pieces(made: Made) -> None:
-    data, _ = calls(4)
-
-    for start, end in pairwise(range(0, len(data) + 7, 7)):
-        made.connection.from_client(data[start:end])
-    for _ in range(4):
-        made.turns.taken()
-
-    assert made.server.sent == data
-
-
 @pytest.mark.parametrize(("full", "read"), [("server", "client"), ("client", "server")])
 async def test_end_is_not_read_while_the_other_takes_nothing(made: Made, full: str, read: str) -> None:
     paused = []
@@ -220,12 +209,6 @@ async def test_end_is_not_read_while_the_other_takes_nothing(made: Made, full: s
         paused.append(getattr(made, read).paused)
 
     assert paused == [True, False]
-
-
-async def test_answers_go_to_the_client(made: Made) -> None:
-    made.connection.from_server(b"answer")
-
-    assert made.client.sent == b"answer"
 
 
 async def test_a_client_that_leaves_ends_grpcs_connection_and_its_turn(made: Made) -> None:
