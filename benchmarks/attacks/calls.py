@@ -18,7 +18,7 @@ from pentimento.api.worker.v1 import unet_worker_service_pb2 as worker_pb
 from pentimento.clients.image import ImageClient
 from pentimento.domain.errors import PentimentoError, ResourceExhausted
 from pentimento.domain.image_request import CacheMode, Completed, ImageRequest
-from pentimento.rpc.access import roles_of
+from pentimento.rpc.access import access_of
 
 CALL_S = 1.5
 BURST_S = 20.0
@@ -37,7 +37,7 @@ async def every_rpc_by_every_role(target: AttackTarget) -> Answers:
     async def one(process: str, method: MethodDescriptor, role: str) -> str:
         async with strangers.channel(target.addresses[process], role) as channel:
             status = await call_with_bytes(channel, method, b"", CALL_S)
-        allowed = {allowed.value for allowed in roles_of(method.GetOptions())}
+        allowed = {allowed.value for allowed in access_of(method.GetOptions()).roles}
         forbidden = bool(target.tokens) and role not in allowed and "anyone" not in allowed
         crossed = forbidden and status not in REFUSED
         return f"{CROSSED} {path_of(method)} as {role}: {status}" if crossed else status

@@ -18,7 +18,7 @@ from pentimento.api.image.v1 import image_service_pb2
 from pentimento.api.vectordb.v1 import vectordb_gateway_service_pb2
 from pentimento.api.worker.v1 import unet_worker_service_pb2
 from pentimento.rpc import RpcChannelSettings
-from pentimento.rpc.channel import KitChannel, given_token, no_token
+from pentimento.rpc.channel import KitChannel, authorization_of
 from pentimento.rpc.credentials import channel_credentials
 
 # counts by answer
@@ -96,7 +96,7 @@ class AttackTarget:
         else:
             plain = grpc.aio.secure_channel(address, credentials, options=_OPTIONS)
         token = self.tokens.get(role)
-        return KitChannel(lambda _: plain, given_token(token) if token else no_token, UNARY_S)
+        return KitChannel(lambda _: plain, authorization_of(token or None), UNARY_S)
 
 
 def path_of(method: MethodDescriptor) -> str:

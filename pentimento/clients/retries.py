@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import math
 import random
 import time
 import uuid
@@ -62,27 +63,6 @@ class RetryPolicy:
             await asyncio.sleep(pause_s)
 
 
-class CallersDeadline:
-    """Hold a caller's deadline for a request and all its retries; None is no deadline."""
-
-    def __init__(self, deadline_ms: int | None) -> None:
-        self._deadline_ms = deadline_ms
-        self._began_at = time.monotonic()
-
-    @property
-    def has_passed(self) -> bool:
-        """Return whether the deadline has passed."""
-        return self._deadline_ms is not None and self._left_ms(self._deadline_ms) <= 0
-
-    @property
-    def left_ms(self) -> int | None:
-        """Return the milliseconds left, at least one: the server then reports the passed deadline."""
-        return None if self._deadline_ms is None else max(self._left_ms(self._deadline_ms), 1)
-
-    def _left_ms(self, deadline_ms: int) -> int:
-        return deadline_ms - round((time.monotonic() - self._began_at) * 1000)
-
-
 # Makes a call with an idempotency key and a deadline in milliseconds from now.
 StreamCall = Callable[[str, int | None], AsyncGenerator[GenerateEvent, None]]
 
@@ -98,7 +78,8 @@ async def retried_events(
     """Yield the events of `call`, which gets a key and a deadline and is retried if the server does not answer.
     `accepted`: the request was accepted before."""
     key, left_ms = idempotency_key or uuid.uuid4().hex, deadline_ms
-    deadline, reported, begun_anew = CallersDeadline(deadline_ms), ReportedEvents(), 0
+    ends_at = time.monotonic() + (deadline_ms or math.inf) / 1000
+    reported, begun_anew = ReportedEvents(), 0
     for attempt in itertools.count(1):
         # With a generated key a retry is a new request; with the caller's key the caller decides.
         may_begin_anew = begun_anew < retries.tries - 1 and not idempotency_key
@@ -117,13 +98,14 @@ async def retried_events(
                 return
             begin_anew, wished_ms = may_begin_anew and taken_for_gone(error), error.retry_after_ms
             is_accepted = accepted or reported.accepted
-            most = retries.most_tries(error, accepted=is_accepted, late=deadline.has_passed)
+            most = retries.most_tries(error, accepted=is_accepted, late=time.monotonic() >= ends_at)
             if not begin_anew and (isinstance(error, Cancelled) or attempt >= most):
                 raise
         await asyncio.sleep(retries.pause_s(attempt, wished_ms))
         if begin_anew:
-            key, left_ms = uuid.uuid4().hex, deadline.left_ms
-            begun_anew += 1
+            key, begun_anew = uuid.uuid4().hex, begun_anew + 1
+            # At least one: the server then reports the passed deadline.
+            left_ms = deadline_ms and max(round((ends_at - time.monotonic()) * 1000), 1)
 
 
 def taken_for_gone(error: PentimentoError) -> bool:

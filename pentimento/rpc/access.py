@@ -44,12 +44,8 @@ def declared_access(service: str) -> dict[str, Access]:
 
 
 def access_of(options: descriptor_pb2.MethodOptions) -> Access:
-    size_bytes = options.Extensions[auth_pb2.max_request_bytes] or DEFAULT_REQUEST_BYTES
-    return Access(roles_of(options), size_bytes)
-
-
-def roles_of(options: descriptor_pb2.MethodOptions) -> frozenset[Role]:
-    return frozenset(ROLE_OF[role] for role in options.Extensions[auth_pb2.allowed_roles] if role in ROLE_OF)
+    roles = frozenset(ROLE_OF[role] for role in options.Extensions[auth_pb2.allowed_roles] if role in ROLE_OF)
+    return Access(roles, options.Extensions[auth_pb2.max_request_bytes] or DEFAULT_REQUEST_BYTES)
 
 
 def authorise(caller: Caller | None, allowed: frozenset[Role], method: str) -> Caller:

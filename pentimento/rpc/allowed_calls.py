@@ -10,6 +10,11 @@ from pentimento.domain.identity import Role
 
 Methods = Mapping[str, tuple[str, ...]]
 
+
+def _named(names: str) -> tuple[str, ...]:
+    return tuple(names.split())
+
+
 _API = "pentimento.api"
 _CONTROLLER = f"{_API}.controller.v1.ControllerService"
 _REPLICA = ("Register", "Report", "Deregister", "WatchPlan")
@@ -19,21 +24,9 @@ _FLEET: Methods = {_CONTROLLER: _REPLICA}
 ALLOWED_CALLS: Mapping[str, Mapping[str, Methods]] = {
     "edge": {
         "frontdoor": {
-            f"{_API}.image.v1.ImageService": (
-                "Generate",
-                "Replay",
-                "Submit",
-                "Attach",
-                "ListRequests",
-                "GetResultUrl",
-                "GetWebhookKey",
-                "Pin",
-                "Unpin",
-                "Cancel",
-                "GetRequest",
-                "Explain",
-                "ListModels",
-                "FindCell",
+            f"{_API}.image.v1.ImageService": _named(
+                "Generate Replay Submit Attach ListRequests GetResultUrl GetWebhookKey "
+                "Pin Unpin Cancel GetRequest Explain ListModels FindCell"
             ),
             f"{_API}.frontdoor.v1.FrontdoorService": ("GetStatus",),
         },
@@ -46,29 +39,13 @@ ALLOWED_CALLS: Mapping[str, Mapping[str, Methods]] = {
         "controller": _FLEET,
         "embedder": {f"{_API}.embedder.v1.EmbedderService": ("EmbedText", "EmbedImage")},
         "vectordb-gateway": {
-            f"{_API}.vectordb.v1.VectordbGatewayService": (
-                "Lookup",
-                "ListNeighbours",
-                "Reserve",
-                "Commit",
-                "Release",
-                "ReportBadObject",
-                "ReportStart",
-                "PinObject",
-                "UnpinObjects",
-                "ForgetTenant",
-                "ReportQuality",
-                "GetReuseQuality",
+            f"{_API}.vectordb.v1.VectordbGatewayService": _named(
+                "Lookup ListNeighbours Reserve Commit Release ReportBadObject "
+                "ReportStart PinObject UnpinObjects ForgetTenant ReportQuality GetReuseQuality"
             )
         },
         "unet-worker": {
-            f"{_API}.worker.v1.UnetWorkerService": (
-                "WatchCredits",
-                "Execute",
-                "Attach",
-                "CancelAttempt",
-                "ThinAttempt",
-            )
+            f"{_API}.worker.v1.UnetWorkerService": _named("WatchCredits Execute Attach CancelAttempt ThinAttempt")
         },
         "discriminator": {
             f"{_API}.discriminator.v1.DiscriminatorService": ("Score", "Foresee"),

@@ -25,7 +25,7 @@ from prometheus_client import Counter
 
 from pentimento.domain.errors import PermissionDenied
 from pentimento.rpc.allowed_calls import CALLERS
-from pentimento.rpc.watched_file import KeptReading
+from pentimento.rpc.watched_file import KeptReading, text_of
 from pentimento.settings import SettingsError
 
 REJECTED = Counter(
@@ -158,9 +158,7 @@ def _plain_uri(uri: str) -> str:
 def read_rules(path: Path) -> NamedServices:
     """Return the names of a file. SettingsError names the file, the service and the name."""
     try:
-        document = tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path}: cannot be read: {error}") from error
+        document = tomllib.loads(text_of(path))
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{path}: not valid TOML: {error}") from error
     named = document.get("names")

@@ -21,7 +21,7 @@ from pentimento.rpc.context import AUTHORIZATION, BEARER, REQUEST_ID, remaining_
 from pentimento.rpc.credentials import ClientCredentials
 from pentimento.rpc.settings import RpcChannelSettings, is_unix
 from pentimento.rpc.transport import channel_options
-from pentimento.rpc.watched_file import KeptReading
+from pentimento.rpc.watched_file import KeptReading, text_of
 from pentimento.settings import SettingsError
 from pentimento.telemetry.request_id import request_id
 from pentimento.telemetry.tracing import outgoing
@@ -57,9 +57,8 @@ def open_channel(
     SettingsError if the token or the certificates cannot be read, InvalidArgument for an invalid `token`, RuntimeError
     in a process forked from one with channels: it lacks gRPC's threads, and its first call would wait for ever.
     """
-    return _opened(
-        address, settings, bearer_of(settings, token), credentials, (OWN_CONNECTION,) if own_connection else ()
-    )
+    authorization = authorization_of(token, settings.service_token_file)
+    return _opened(address, settings, authorization, credentials, (OWN_CONNECTION,) if own_connection else ())
 
 
 def channel_opener(settings: RpcChannelSettings, token: str | None = None) -> ChannelOpener:
@@ -69,12 +68,8 @@ def channel_opener(settings: RpcChannelSettings, token: str | None = None) -> Ch
 
     SettingsError if a file is invalid now.
     """
-    bearer, credentials = bearer_of(settings, token), ClientCredentials(settings)
-    return lambda address: _opened(address, settings, bearer, credentials)
-
-
-def bearer_of(settings: RpcChannelSettings, token: str | None) -> Authorization:
-    return given_token(token) if token is not None else open_token(settings.service_token_file)
+    authorization, credentials = authorization_of(token, settings.service_token_file), ClientCredentials(settings)
+    return lambda address: _opened(address, settings, authorization, credentials)
 
 
 def _opened(
@@ -99,32 +94,23 @@ def _opened(
     return KitChannel(connect, authorization, DEFAULT_DEADLINE_S, shown)
 
 
-def given_token(token: str) -> Authorization:
-    """Return a constant token. InvalidArgument for characters that a header cannot carry."""
-    if not (token.isascii() and token.isprintable()):
-        raise InvalidArgument.of("token", "must be of printable ASCII characters")
-    return lambda: BEARER + token
-
-
-def no_token() -> None:
-    return None
+def authorization_of(token: str | None, path: Path | None = None) -> Authorization:
+    """Return the authorization of the token, else of the token in a file, which is read again when it changes.
+    InvalidArgument for characters that a header cannot carry, SettingsError if the file is invalid now."""
+    if token is not None:
+        if not (token.isascii() and token.isprintable()):
+            raise InvalidArgument.of("token", "must be of printable ASCII characters")
+        return lambda: BEARER + token
+    if path is None:
+        return lambda: None
+    return KeptReading([path], lambda: read_token(path), "token not reloaded, the one before is shown on").current
 
 
 def read_token(path: Path) -> str:
-    try:
-        token = path.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path}: cannot be read: {error}") from error
+    token = text_of(path).strip()
     if not token or not token.isascii() or not token.isprintable():
         raise SettingsError(f"{path}: must hold one token of printable ASCII characters")
     return BEARER + token
-
-
-def open_token(path: Path | None) -> Authorization:
-    """Return the token in a file, read again when the file changes. SettingsError if it is invalid now."""
-    if path is None:
-        return no_token
-    return KeptReading([path], lambda: read_token(path), "token not reloaded, the one before is shown on").current
 
 
 class KitCall:

@@ -20,7 +20,6 @@ come back as the error of their code, with a sentence of this catalogue instead 
 
 import logging
 import secrets
-from collections.abc import Iterable
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -73,19 +72,15 @@ def to_status(error: PentimentoError) -> status_pb2.Status:
         error_details_pb2.ErrorInfo(reason=cut(error.reason, MAX_NAME_BYTES), domain=ERROR_DOMAIN, metadata=metadata)
     )
     if error.violations:
-        status.details.add().Pack(bad_request(error.violations[:MAX_ITEMS]))
+        request = error_details_pb2.BadRequest()
+        for one in error.violations[:MAX_ITEMS]:
+            request.field_violations.add(field=cut(one.field, MAX_NAME_BYTES), description=cut(one.description))
+        status.details.add().Pack(request)
     if error.retry_after_ms is not None:
         retry = error_details_pb2.RetryInfo()
         retry.retry_delay.FromMilliseconds(error.retry_after_ms)
         status.details.add().Pack(retry)
     return status
-
-
-def bad_request(violations: Iterable[FieldViolation]) -> error_details_pb2.BadRequest:
-    request = error_details_pb2.BadRequest()
-    for one in violations:
-        request.field_violations.add(field=cut(one.field, MAX_NAME_BYTES), description=cut(one.description))
-    return request
 
 
 def cut(text: str, size_bytes: int = MAX_TEXT_BYTES) -> str:
@@ -107,17 +102,14 @@ def from_status(status: status_pb2.Status) -> PentimentoError | None:
         has_retry = detail.Unpack(retry) or has_retry
     if info.domain != ERROR_DOMAIN:
         return None
-    return CLASS_OF.get(code_from_number(status.code), errors.Internal)(
+    code = next((code for code in CLASS_OF if code.value[0] == status.code), grpc.StatusCode.INTERNAL)
+    return CLASS_OF[code](
         info.reason,
         status.message,
         violations=tuple(FieldViolation(one.field, one.description) for one in bad.field_violations),
         retry_after_ms=retry.retry_delay.ToMilliseconds() if has_retry else None,
         metadata=dict(info.metadata),
     )
-
-
-def code_from_number(number: int) -> grpc.StatusCode:
-    return next((code for code in grpc.StatusCode if code.value[0] == number), grpc.StatusCode.UNKNOWN)
 
 
 def error_from_rpc(error: grpc.aio.AioRpcError) -> PentimentoError:

@@ -36,7 +36,7 @@ from pentimento.rpc.settings import (
     is_local,
     is_unix,
 )
-from pentimento.rpc.tokens import OtherKeys, open_identities
+from pentimento.rpc.tokens import KeyRing, open_identities
 from pentimento.rpc.transport import allow_files, files_of, server_options
 from pentimento.rpc.unix_sockets import SocketFile, claimed_socket, private_directory, remove_own, socket_file
 from pentimento.settings import SettingsError
@@ -77,7 +77,7 @@ class RpcServer:
         self,
         settings: RpcServerSettings,
         service: str,
-        keys: OtherKeys | None = None,
+        keys: KeyRing | None = None,
         *,
         takes_turns: bool = False,
         bounds: ServerBounds = BOUNDS,

@@ -22,13 +22,13 @@ import time
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pentimento.domain.errors import Unauthenticated
 from pentimento.domain.identity import OPEN_CALLER, Caller, Role
 from pentimento.domain.tenants import RESERVED_PREFIX, HashedKey, TenantKey
 from pentimento.rpc.context import BEARER
-from pentimento.rpc.watched_file import WatchedFile
+from pentimento.rpc.watched_file import WatchedFile, text_of
 from pentimento.settings import SettingsError
 
 logger = logging.getLogger(__name__)
@@ -104,36 +104,21 @@ def parse_roles(names: Any, where: str) -> frozenset[Role]:
     return frozenset(known[name] for name in names)
 
 
-def read_text(path: Path) -> str:
-    """Return the text of a token file. SettingsError if it cannot be read."""
-    try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path}: cannot be read: {error}") from error
-
-
 def read_tokens(text: str, origin: str) -> dict[bytes, Caller]:
     """Return the callers by blinded digest. SettingsError if the text is malformed."""
     return {blinded(digest): caller for digest, caller in parse_tokens(text, origin).items()}
-
-
-class OtherKeys(Protocol):
-    """Find keys that are accepted in addition to a token file."""
-
-    def find(self, digest: bytes) -> Caller | None:
-        """Return the caller with this blinded digest of a key; None for an unknown one."""
 
 
 class TokenFile:
     """Hold callers by token, updated from their file. `keys` are accepted in addition."""
 
     def __init__(
-        self, path: Path, monotonic: Callable[[], float] = time.monotonic, keys: OtherKeys | None = None
+        self, path: Path, monotonic: Callable[[], float] = time.monotonic, keys: "KeyRing | None" = None
     ) -> None:
         self._keys = keys
         self._monotonic = monotonic
         self._file = WatchedFile(path, monotonic)
-        self._callers = read_tokens(read_text(path), str(path))
+        self._callers = read_tokens(text_of(path), str(path))
         # When the file, which had tokens before, became empty.
         self._empty_at: float | None = None
 
@@ -159,7 +144,7 @@ class TokenFile:
     def reload(self) -> None:
         """Read the file again; a malformed one changes nothing, and an empty one only once it has stayed empty."""
         try:
-            text = read_text(self._file.path)
+            text = text_of(self._file.path)
             if text.strip() or not self._callers:
                 self._take(text)
             elif self._empty_at is None:
@@ -188,7 +173,7 @@ class OpenDoor:
 Identities = TokenFile | OpenDoor
 
 
-def open_identities(path: Path | None, keys: OtherKeys | None = None) -> Identities:
+def open_identities(path: Path | None, keys: "KeyRing | None" = None) -> Identities:
     """Return the callers of the token file and `keys`; without a file, an open door for every caller."""
     return OpenDoor() if path is None else TokenFile(path, keys=keys)
 

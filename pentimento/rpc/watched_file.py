@@ -53,6 +53,14 @@ def version_of(path: Path) -> Version | None:
     return status.st_mtime_ns, status.st_ino, status.st_size, status.st_ctime_ns
 
 
+def text_of(path: Path) -> str:
+    """Return the text of a file. SettingsError if it cannot be read."""
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: cannot be read: {error}") from error
+
+
 Held = TypeVar("Held")
 
 

@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,10 +13,9 @@ from grpc.aio import Channel
 from pentimento.clients.image import ImageClient
 from pentimento.clients.retries import RetryPolicy, retried_events
 from pentimento.domain.adapters import Adapter
-from pentimento.domain.errors import FailedPrecondition, Internal, InvalidArgument, PentimentoError
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument, PentimentoError
 from pentimento.domain.image_request import (
     Accepted,
-    Completed,
     Explanation,
     GenerateEvent,
     ImageRequest,
@@ -93,14 +92,13 @@ class AsyncClient:
         `generate_all`."""
         if request.image_count not in (None, 1):
             raise InvalidArgument.of("image_count", f"must be 1, got {request.image_count}: generate_all has several")
-        return await _image_of(
-            self.stream(
-                request,
-                idempotency_key=idempotency_key,
-                preview_interval_steps=preview_interval_steps,
-                omit_progress=True,
-            )
+        asked = self.stream(
+            request,
+            idempotency_key=idempotency_key,
+            preview_interval_steps=preview_interval_steps,
+            omit_progress=True,
         )
+        return (await images_of(asked, one=True)).images[0]
 
     async def generate_all(self, request: ImageRequest, *, idempotency_key: str = "") -> ImageSet:
         """Return the finished images of a request, and the errors of the others. If all failed, raise the first error.
@@ -144,7 +142,7 @@ class AsyncClient:
         the request is not."""
         given = tuple(ReplayInput(place, data) for place, data in (inputs or {}).items())
         asked = ReplayRequest(request_id, given, deadline_ms)
-        return await _image_of(self.replay_stream(asked, idempotency_key=idempotency_key))
+        return (await images_of(self.replay_stream(asked, idempotency_key=idempotency_key), one=True)).images[0]
 
     def replay_stream(
         self, request: ReplayRequest, *, idempotency_key: str = "", preview_interval_steps: int = 0
@@ -175,7 +173,7 @@ class AsyncClient:
     async def wait(self, request_id: str) -> GeneratedImage:
         """Wait for an earlier request and return its image, or raise its error. Cancelling the task cancels no job.
         InvalidArgument for several images: use `wait_all`."""
-        return await _image_of(self.attach(request_id))
+        return (await images_of(self.attach(request_id), one=True)).images[0]
 
     async def wait_all(self, request_id: str) -> ImageSet:
         """Wait for an earlier request and return its images, and the errors of the failed ones. If all failed, raise
@@ -247,21 +245,3 @@ class AsyncClient:
     async def list_adapters(self) -> tuple[Adapter, ...]:
         """Return the LoRAs and ControlNets that a request may name, with the models that they fit."""
         return await self._retries.answered(self._images.list_adapters)
-
-
-async def _image_of(stream: AsyncGenerator[GenerateEvent, None]) -> GeneratedImage:
-    """Return the image at the end of a stream."""
-    image: GeneratedImage | None = None
-    async with aclosing(stream) as events:
-        # Read to its end: a call that the client ends early leaks memory in a server (grpc/grpc#43360).
-        async for event in events:
-            if isinstance(event, Accepted) and event.image_request_ids:
-                count = len(event.image_request_ids)
-                raise InvalidArgument.of(
-                    "request_id", f"must be the id of one image, got one of {count}: wait_all has several"
-                )
-            if isinstance(event, Completed):
-                image = GeneratedImage.of(event)
-    if image is None:
-        raise Internal("STREAM_ENDED_EARLY", "the stream ended without an image and without an error")
-    return image

@@ -81,14 +81,18 @@ class ImageSet:
         return self
 
 
-async def images_of(stream: AsyncGenerator[GenerateEvent, None]) -> ImageSet:
-    """Return the images of a stream, or raise the error at its end."""
+async def images_of(stream: AsyncGenerator[GenerateEvent, None], *, one: bool = False) -> ImageSet:
+    """Return the images of a stream, or raise the error at its end. InvalidArgument for several images where only `one`
+    is expected."""
     request_id, images, failures = "", dict[int, GeneratedImage](), dict[int, ImageFailed]()
     async with aclosing(stream) as events:
         # Read to its end: a call that the client ends early leaks memory in a server (grpc/grpc#43360).
         async for event in events:
             match event:
                 case Accepted():
+                    if one and (count := len(event.image_request_ids)):
+                        several = f"must be the id of one image, got one of {count}: wait_all has several"
+                        raise InvalidArgument.of("request_id", several)
                     request_id = event.request_id
                 case Completed():
                     images[event.image_index] = GeneratedImage.of(event)

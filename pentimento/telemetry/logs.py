@@ -17,7 +17,6 @@ import threading
 import time
 import traceback
 from enum import Enum
-from types import TracebackType
 from typing import Any
 
 from pentimento.domain.errors import PentimentoError
@@ -29,24 +28,13 @@ logger = logging.getLogger(__name__)
 OWN_ATTRIBUTES = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "request_id", "taskName"}
 # Libraries that would quote their input, or repeat the kit's logs.
 QUIET_LIBRARIES = (
-    "asyncio",
-    "grpc",
-    "botocore",
-    "boto3",
-    "urllib3",
-    "sqlalchemy",
-    "PIL",
-    "filelock",
-    "httpx",
-    "opentelemetry",
+    *("asyncio", "grpc", "botocore", "boto3", "urllib3", "sqlalchemy", "PIL", "filelock", "httpx", "opentelemetry"),
 )
 
 # asyncio reports a lack of descriptors once for each place in a listener's backlog, thousands of times a second.
 _NO_DESCRIPTOR = "socket.accept() out of system resource"
 _REPEATED_S = 1.0
 _reported_s: dict[str, float] = {}
-
-ExceptionInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
 
 class LogFormat(Enum):
@@ -61,20 +49,18 @@ class LogLevel(Enum):
     ERROR = "error"
 
 
-def describe_exception(error: BaseException) -> str:
-    """Return the exception's type, with its message only if it is a PentimentoError."""
-    name = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
-    return f"{name}: {error.reason}: {error.message}" if isinstance(error, PentimentoError) else name
-
-
 def describe_traceback(error: BaseException) -> str:
-    """Return the exception and its causes, innermost last, each with file, line and function of its frames."""
+    """Return the exception and its causes, innermost last, each with file, line and function of its frames, and with
+    its message only if it is a PentimentoError."""
     parts: list[str] = []
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:
         seen.add(id(current))
-        parts.append(describe_exception(current) + "\n" + "".join(traceback.format_tb(current.__traceback__)))
+        name = f"{type(current).__module__}.{type(current).__qualname__}".removeprefix("builtins.")
+        if isinstance(current, PentimentoError):
+            name += f": {current.reason}: {current.message}"
+        parts.append(f"{name}\n{''.join(traceback.format_tb(current.__traceback__))}")
         current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
     return "from ".join(parts).rstrip()
 
@@ -87,9 +73,6 @@ class StructuredFormatter(logging.Formatter):
         self.service = service
         self.instance_id = instance_id
 
-    def formatException(self, ei: ExceptionInfo) -> str:
-        return describe_traceback(ei[1]) if ei[1] is not None else ""
-
     def fields_of(self, record: logging.LogRecord) -> dict[str, Any]:
         """Return the fields that the caller passed as `extra`."""
         return {name: value for name, value in record.__dict__.items() if name not in OWN_ATTRIBUTES}
@@ -100,7 +83,8 @@ class StructuredFormatter(logging.Formatter):
         return f"{seconds}.{int(record.msecs):03d}Z"
 
     def traceback_of(self, record: logging.LogRecord) -> str:
-        return self.formatException(record.exc_info) if record.exc_info else ""
+        error = record.exc_info[1] if record.exc_info else None
+        return describe_traceback(error) if error is not None else ""
 
 
 class TextFormatter(StructuredFormatter):
@@ -131,8 +115,8 @@ class JsonFormatter(StructuredFormatter):
         trace_id, span_id = current_ids()
         if trace_id:
             entry |= {"trace_id": trace_id, "span_id": span_id}
-        if record.exc_info:
-            entry["traceback"] = self.traceback_of(record)
+        if traced := self.traceback_of(record):
+            entry["traceback"] = traced
         return json.dumps(self.fields_of(record) | entry, default=str, ensure_ascii=False)
 
 

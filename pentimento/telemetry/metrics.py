@@ -17,23 +17,8 @@ from prometheus_client import Counter, Gauge, Histogram, make_wsgi_app
 
 # From one IPC round trip to a slow image.
 LATENCY_BUCKETS_S = (
-    0.0005,
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    30.0,
-    60.0,
-    120.0,
+    *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0),
 )
 NAME = re.compile(r"pentimento_[a-z0-9_]+_(seconds|total|bytes|count|share|similarity)")
 # Concurrent connections, a thread each; further ones are closed.

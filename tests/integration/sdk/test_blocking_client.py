@@ -167,17 +167,6 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 17
         assert await status_of(program.format(address)) == 0
 
 
-async def test_blocking_client_returns_the_picture(tmp_path: Path) -> None:
-    service = ScriptedImageService([plays(ACCEPTED, COMPLETED)])
-
-    def paint(address: str) -> bytes:
-        with Client(address) as client:
-            return client.generate(ImageRequest("a circle")).data
-
-    async with serving(service, tmp_path) as address:
-        assert await asyncio.to_thread(paint, address) == b"image"
-
-
 def test_closing_leaves_no_other_thread_waiting() -> None:
     def ask_until_closed(client: Client) -> None:
         with suppress(RuntimeError, grpc.aio.UsageError):

@@ -23,7 +23,7 @@ from pentimento.api.vectordb.v1 import vectordb_gateway_service_pb2  # noqa: F40
 from pentimento.api.worker.v1 import unet_worker_service_pb2  # noqa: F401
 from pentimento.domain.errors import PermissionDenied
 from pentimento.domain.identity import Role
-from pentimento.rpc.access import declared_access, roles_of
+from pentimento.rpc.access import access_of, declared_access
 from pentimento.rpc.allowed_calls import ALLOWED_CALLS, callers_of
 from pentimento.rpc.callers import REJECTED, CallerRules, CertificateNames, NamedServices, read_rules
 from pentimento.settings import SettingsError
@@ -192,7 +192,7 @@ def test_services_make_only_calls_that_their_tokens_allow() -> None:
     for caller, _, service, method in table():
         own = {Role.USER, Role.ADMIN} if caller == "edge" else {Role.SERVICE}
         options = descriptor_pool.Default().FindServiceByName(service).methods_by_name[method].GetOptions()
-        assert own & roles_of(options), (caller, service, method)
+        assert own & access_of(options).roles, (caller, service, method)
 
 
 CONTRACTS = sorted({service for _, _, service, _ in table()})

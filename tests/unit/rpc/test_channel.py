@@ -10,7 +10,7 @@ import pytest
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.rpc import context, watched_file
-from pentimento.rpc.channel import Authorization, KitCall, KitChannel, given_token, no_token, open_channel, open_token
+from pentimento.rpc.channel import Authorization, KitCall, KitChannel, authorization_of, open_channel
 from pentimento.rpc.settings import RpcChannelSettings
 from pentimento.settings import SettingsError
 from pentimento.telemetry.request_id import request_id
@@ -53,7 +53,7 @@ def test_call_deadline_is_the_shortest_known() -> None:
         (None, 2.0, 5.0, 2.0),
         (10.0, None, 20.0, 10.0),
     ):
-        call = sent(no_token, default_s, remaining_s, timeout=given_s)
+        call = sent(authorization_of(None), default_s, remaining_s, timeout=given_s)
         assert (call["timeout"], call["metadata"]) == (timeout_s, []), (default_s, given_s, remaining_s)
 
 
@@ -64,14 +64,14 @@ def test_token_that_no_header_carries_is_refused(tmp_path: Path) -> None:
     for content in (b"", b" \n", "schlüssel".encode(), b"two\nlines", b"\x00", b"\xff"):
         (tmp_path / "token").write_bytes(content)
         with pytest.raises(SettingsError, match="token: "):
-            open_token(tmp_path / "token")
-    assert open_token(None)() is None
+            authorization_of(None, tmp_path / "token")
+    assert authorization_of(None, None)() is None
 
 
 def test_a_call_carries_what_it_was_given_the_token_and_the_request_id() -> None:
     request_id.set("req-1")
 
-    found = sent(given_token("secret"), None, metadata=(("own", "value"),), wait_for_ready=True)
+    found = sent(authorization_of("secret"), None, metadata=(("own", "value"),), wait_for_ready=True)
 
     assert found["metadata"] == [("own", "value"), ("authorization", "Bearer secret"), ("x-request-id", "req-1")]
     assert (found["request"], found["wait_for_ready"]) == ("request", True)
@@ -85,7 +85,7 @@ def test_the_token_before_is_shown_while_the_file_is_replaced(
     monkeypatch.setattr(watched_file, "CHECK_INTERVAL_S", 0.0)
     file = tmp_path / "token"
     file.write_text(" first\n")
-    token = open_token(file)
+    token = authorization_of(None, file)
     if content is None:
         file.unlink()
     else:
@@ -120,7 +120,7 @@ class NotedChannel:
 async def test_what_concerns_the_connection_is_the_channel_s_below() -> None:
     below = NotedChannel()
     idle = grpc.ChannelConnectivity.IDLE
-    async with KitChannel(lambda _: below, no_token, 10.0) as channel:  # type: ignore[arg-type,return-value]
+    async with KitChannel(lambda _: below, authorization_of(None), 10.0) as channel:  # type: ignore[arg-type,return-value]
         states = channel.get_state(), channel.get_state(try_to_connect=True)
         await channel.wait_for_state_change(idle)
         await channel.channel_ready()
@@ -148,7 +148,7 @@ def test_a_call_of_each_form_is_made_as_asked_and_ends_in_time_where_it_has_one_
     below = SimpleNamespace(
         **{form: lambda *method, **named: made.append((method, named)) or (lambda _, **given: given)}
     )
-    channel = KitChannel(lambda _: below, no_token, 10.0)  # type: ignore[arg-type,return-value]
+    channel = KitChannel(lambda _: below, authorization_of(None), 10.0)  # type: ignore[arg-type,return-value]
 
     call = getattr(channel, form)("/a.B/C", bytes, _registered_method=True)
 

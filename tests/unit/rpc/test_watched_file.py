@@ -12,7 +12,7 @@ from lab.fixtures.clocks import SetClock
 from pentimento.domain.errors import Unauthenticated
 from pentimento.domain.identity import Role
 from pentimento.rpc import token_entry, watched_file
-from pentimento.rpc.channel import open_token
+from pentimento.rpc.channel import authorization_of
 from pentimento.rpc.shared_keys import GrantKeys
 from pentimento.rpc.tokens import TokenFile
 from pentimento.rpc.watched_file import WatchedFile
@@ -74,7 +74,7 @@ def test_to_go_and_to_come_back_are_changes(tmp_path: Path) -> None:
 
 
 def of_service_token(path: Path) -> Callable[[], bool]:
-    token = open_token(path)
+    token = authorization_of(None, path)
     return lambda: token() == "Bearer second"
 
 

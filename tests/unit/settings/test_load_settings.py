@@ -197,22 +197,6 @@ def test_load_settings_refuses_removed_setting_with_its_reason(
     assert "it was removed: `python -m lab.fixtures.traced_process` writes such files" in told
 
 
-@pytest.mark.parametrize(
-    ("former", "now"),
-    [
-        *(
-            (name, "`profiles`")
-            for name in ("selector_profiles", "thinning_profiles", "lora_bounds", "pipelining_bounds")
-        ),
-        *((name, "`profile_rule`") for name in ("selector_rule", "thinning_rule", "handover_rule")),
-    ],
-)
-def test_load_settings_names_successor_of_profile_setting(former: str, now: str) -> None:
-    told = refusal(f"--{former.replace('_', '-')}", "x")
-
-    assert f"it was removed: {now}" in told
-
-
 WRONG_FILES: list[tuple[bytes, list[str]]] = [
     (b"[embedder]\ntreads = 1\n", ["treads", "[embedder]", "did you mean threads?"]),
     (b"[common]\ntreads = 1\n", ["treads", "[common]", "did you mean threads?"]),
