@@ -31,16 +31,11 @@ def on_arrived(state: State, now: float, event: RequestArrived) -> list[Effect]:
         return [replace(refusal, request_id=request_id) for request_id in ids]
     charge(state, now, event)
     for request_id in ids:
-        state.add(_request_of(event, request_id))
+        request = Request(request_id, event.tenant, event.pool, event.work, event.deadline, event.cascade)
+        request.needs, request.thinning, request.cascade_name = event.needs, event.thinning, event.cascade_name
+        request.has_inputs, request.planned = event.has_inputs, event.planned
+        state.add(request)
     return [effect for request_id in ids for effect in (PersistAccepted(request_id), PrepareRoute(request_id))]
-
-
-def _request_of(event: RequestArrived, request_id: str) -> Request:
-    identity = (request_id, event.tenant, event.pool, event.work, event.deadline)
-    request = Request(*identity, cascade=event.cascade, needs=event.needs)
-    request.thinning, request.cascade_name = event.thinning, event.cascade_name
-    request.has_inputs, request.planned = event.has_inputs, event.planned
-    return request
 
 
 def on_accept_persisted(state: State, now: float, event: AcceptPersisted) -> list[Effect]:

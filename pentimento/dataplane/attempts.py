@@ -126,7 +126,7 @@ def on_attempt_yielded(state: State, now: float, event: AttemptYielded) -> list[
     yield_credit(state, state.workers[worker_id], key)
     request = state.requests.get(event.request_id)
     if request is not None and request.attempt_key == key and request.phase is Phase.RUNNING:
-        state.pool(request.pool).expect_no_credit(request)
+        state.pool(request.pool).expect_credit(request, None)
     return []
 
 

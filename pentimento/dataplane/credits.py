@@ -123,8 +123,8 @@ def latest_deadline(state: State, worker: Worker) -> float:
 
 def count(state: State, worker: Worker) -> None:
     """Update the worker's contribution to the credits and the throughput of its pools."""
-    counts = worker.connected and not worker.draining
-    counted = tuple(_contribution(state, worker, pool) for pool in worker.pools) if counts else ()
+    credits, pools = worker.credit_count, worker.pools if worker.connected and not worker.draining else ()
+    counted = tuple((pool, credits, state.pool(pool).speed.throughput(credits) if credits else 0.0) for pool in pools)
     if counted == worker.counted:
         return
     for name, credits, throughput in worker.counted:
@@ -132,11 +132,6 @@ def count(state: State, worker: Worker) -> None:
     for name, credits, throughput in counted:
         _add(state.pool(name), credits, throughput)
     worker.counted = counted
-
-
-def _contribution(state: State, worker: Worker, pool: str) -> tuple[str, int, float]:
-    credits = worker.credit_count
-    return (pool, credits, state.pool(pool).speed.throughput(credits) if credits else 0.0)
 
 
 def _add(pool: Pool, credits: int, throughput: float) -> None:

@@ -94,23 +94,11 @@ def on_end_persisted(state: State, now: float, event: EndPersisted) -> list[Effe
 def deliver_end(state: State, request: Request, ending: PersistEnd) -> list[Effect]:
     """Forget a request that has ended and answer its client."""
     state.remove(request)
-    _count_end(state, request.pool, ending.end)
+    # The counters are named by the ends.
+    name = ending.end.value
+    setattr(state.counters, name, getattr(state.counters, name) + 1)
+    state.pool(request.pool).dropped_count += ending.end is not End.CANCELLED
     return [DeliverEnd(request.request_id, ending.end, ending.reason, ending.message, request.retry_after_ms)]
-
-
-def _count_end(state: State, pool_name: str, end: End) -> None:
-    counters = state.counters
-    if end is End.CANCELLED:
-        counters.cancelled += 1
-        return
-    state.pool(pool_name).dropped_count += 1
-    match end:
-        case End.EXPIRED:
-            counters.expired += 1
-        case End.DROPPED:
-            counters.dropped += 1
-        case _:
-            counters.failed += 1
 
 
 _MESSAGE = "a defect of the frontdoor ended this request"

@@ -180,15 +180,11 @@ class Pool:
         else:
             del self.ends[bisect_left(self.ends, request.ends_at)]
 
-    def expect_credit(self, request: Request, at: float) -> None:
-        """Expect a running request to free its credit at another time; no effect if it has none."""
+    def expect_credit(self, request: Request, at: float | None) -> None:
+        """Expect a running request to free its credit at another time, None if it has freed it; no effect if it has
+        none."""
         if request.ends_at is not None:
             del self.ends[bisect_left(self.ends, request.ends_at)]
             request.ends_at = at
-            insort(self.ends, at)
-
-    def expect_no_credit(self, request: Request) -> None:
-        """Forget when a running request frees its credit, since it has none any longer."""
-        if request.ends_at is not None:
-            del self.ends[bisect_left(self.ends, request.ends_at)]
-            request.ends_at = None
+            if at is not None:
+                insort(self.ends, at)

@@ -70,10 +70,9 @@ def _is_followed(request: Request, step: int) -> bool:
 
 def _pressure_midway(state: State, now: float, request: Request, worker: Worker, step: int) -> Pressure:
     """Return the pressure with predicted seconds per step, or with the measured ones if they are longer."""
-    pool, margin = state.pool(request.pool), state.settings.prediction_margin
-    batch, left_s = max(worker.used_credits, 1), request.deadline - now
-    overloaded, count = is_overloaded(state, pool, pool.waiting_count), request.thinning.remaining_cost
-    told = _pressure_in(pool, request.work, count, batch, worker.slowdown, margin, left_s, overloaded)
+    pool, left_s, count = state.pool(request.pool), request.deadline - now, request.thinning.remaining_cost
+    batch, overloaded = max(worker.used_credits, 1), is_overloaded(state, pool, pool.waiting_count)
+    told = _pressure_in(state, pool, request.work, count, batch, worker.slowdown, left_s, overloaded)
     since, at = request.seen or (step, now)
     seen_s = (now - at) / (step - since) if step > since else 0.0
     if told.step_s is None:
@@ -119,29 +118,28 @@ def foreseen_pressure(state: State, pool: Pool, work: float, step_count: float, 
     wait, in a full batch."""
     left_s = deadline_s - predicted_wait_s(state, pool.name)
     overloaded = is_overloaded(state, pool, pool.waiting_count)
-    margin = state.settings.prediction_margin
-    return _pressure_in(pool, work, step_count, full_batch(pool), None, margin, left_s, overloaded)
+    return _pressure_in(state, pool, work, step_count, full_batch(pool), None, left_s, overloaded)
 
 
 def _pressure(state: State, now: float, request: Request, worker: Worker) -> Pressure:
     """Return the pressure in the worker's full batch, since arriving requests join it next."""
-    pool, margin = state.pool(request.pool), state.settings.prediction_margin
+    pool, left_s, count = state.pool(request.pool), request.deadline - now, request.thinning.remaining_cost
     batch = max(worker.credit_count, worker.used_credits + 1)
-    overloaded, left_s = is_overloaded(state, pool, pool.waiting_count - 1), request.deadline - now
-    step_count = request.thinning.remaining_cost
-    return _pressure_in(pool, request.work, step_count, batch, worker.slowdown, margin, left_s, overloaded)
+    overloaded = is_overloaded(state, pool, pool.waiting_count - 1)
+    return _pressure_in(state, pool, request.work, count, batch, worker.slowdown, left_s, overloaded)
 
 
 def _pressure_in(
+    state: State,
     pool: Pool,
     work: float,
     step_count: float,
     batch: int,
     slowdown: float | None,
-    margin: float,
     left_s: float,
     overloaded: bool,
 ) -> Pressure:
+    margin = state.settings.prediction_margin
     whole_s = pool.speed.seconds(work, batch, slowdown, margin)
     fixed_s = pool.speed.seconds(0.0, batch, slowdown, margin)
     if whole_s is None or fixed_s is None:
