@@ -163,7 +163,7 @@ def quality_word(saved_steps: int) -> str:
 def usage_of(completed: list[Completed]) -> UsageDocument:
     """Return the usage of all images of a call."""
     spec = completed[0].provenance.spec
-    text = text_tokens(spec)
+    text = -(-len((spec.prompt + spec.negative_prompt).encode()) // BYTES_A_TEXT_TOKEN)
     images = len(completed) * pixel_tokens(spec)
     given = pixel_tokens(spec) if spec.init_image is not None else 0
     return {
@@ -173,11 +173,6 @@ def usage_of(completed: list[Completed]) -> UsageDocument:
         "output_tokens_details": {"text_tokens": 0, "image_tokens": images},
         "total_tokens": text + given + images,
     }
-
-
-def text_tokens(spec: GenerationSpec) -> int:
-    size = len(spec.prompt.encode()) + len(spec.negative_prompt.encode())
-    return -(-size // BYTES_A_TEXT_TOKEN)
 
 
 def pixel_tokens(spec: GenerationSpec) -> int:

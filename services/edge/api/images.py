@@ -21,7 +21,6 @@ from services.edge.http.answers import DocumentResponse, Receive, Scope, Send, w
 from services.edge.http.bodies import HeldBody, read_body, read_form, read_json
 from services.edge.http.callers import caller_of, idempotency_key_of, token_of
 from services.edge.parts import EdgeParts
-from services.edge.settings import EdgeSettings
 
 JSON_TYPE = "application/json"
 # The largest body that is read before the token is known.
@@ -175,7 +174,10 @@ class FrontdoorCall:
         except Unavailable as error:
             if self.idempotency_key:
                 raise
-            raise address_pending(self.scope[REQUEST_ID], error) from error
+            # A retry without a key would generate the finished image again.
+            where = f"GET /v1/jobs/{self.scope[REQUEST_ID]}/result?{URL_FIELD}=url returns it once it is available"
+            message = f"{URL_FIELD}: the image is finished, its URL is not available ({error.message}); {where}"
+            raise FailedPrecondition("ADDRESS_PENDING", message) from error
 
     async def finished(self, receive: Receive) -> EndedImages:
         """Return the images of the call. If the client disconnects first, cancel the request and raise Cancelled
@@ -262,29 +264,11 @@ class UrlOffers:
             server = await client.result_url_server(CALL_TIMEOUT_S)
         if server is None:
             return
-        check_server(server, self._parts.settings)
+        if server is ResultUrlServer.NONE or (server is ResultUrlServer.EDGE and not self._parts.settings.files_url):
+            whose = "deployment has no URLs" if server is ResultUrlServer.NONE else "edge has no store"
+            violation = FieldViolation(URL_FIELD, f"must be b64_json: this {whose} of images")
+            raise FailedPrecondition("URLS_OFF", f"{URL_FIELD}: {violation.description}", violations=(violation,))
         self._good_until = now + FRESH_S
-
-
-def check_server(server: ResultUrlServer, settings: EdgeSettings) -> None:
-    """Raise FailedPrecondition URLS_OFF if no service serves URLs, or if this process should and has no store."""
-    if server is ResultUrlServer.NONE:
-        raise urls_off("this deployment has no URLs of images")
-    if server is ResultUrlServer.EDGE and not settings.files_url:
-        raise urls_off("this edge has no store of images")
-
-
-def urls_off(why: str) -> FailedPrecondition:
-    violation = FieldViolation(URL_FIELD, f"must be b64_json: {why}")
-    return FailedPrecondition("URLS_OFF", f"{URL_FIELD}: {violation.description}", violations=(violation,))
-
-
-def address_pending(request_id: str, why: Unavailable) -> FailedPrecondition:
-    """Return the error for a caller without a key: a retry would generate the finished image again."""
-    where = f"GET /v1/jobs/{request_id}/result?{URL_FIELD}=url returns it once it is available"
-    return FailedPrecondition(
-        "ADDRESS_PENDING", f"{URL_FIELD}: the image is finished, its URL is not available ({why.message}); {where}"
-    )
 
 
 def origin_of(request: Request, parts: EdgeParts) -> str:

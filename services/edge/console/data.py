@@ -6,6 +6,7 @@ Each call uses its caller's token; the called service decides about it.
 import gzip
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -28,7 +29,7 @@ from pentimento.domain.errors import (
     Unauthenticated,
     Unavailable,
 )
-from pentimento.domain.image_request import Completed, RequestStatus
+from pentimento.domain.image_request import Completed
 from pentimento.domain.jobs import RequestQuery
 from pentimento.domain.provenance_document import as_json
 from pentimento.domain.requests import RequestState
@@ -107,7 +108,10 @@ class ConsoleCalls:
         """Return the models, LoRAs, ControlNets and parts of the deployment."""
         async with self._parts.frontdoor.images(token_of(request)) as client:
             models, adapters = await client.list_models(CALL_TIMEOUT_S), await client.list_adapters(CALL_TIMEOUT_S)
-            listing = await lists_requests(client)
+            listing = False
+            with suppress(FailedPrecondition):
+                await client.list_requests(replace(FINISHED, page_size=1), CALL_TIMEOUT_S)
+                listing = True
         features = {
             "cache": self._parts.gateway is not None,
             "controller": self._parts.controller is not None,
@@ -122,12 +126,20 @@ class ConsoleCalls:
 
     async def history(self, request: Request) -> Response:
         """Return the samples after the time `after`, if the caller may read the suite's status."""
-        after_ms = number_of(request, "after", TIME_DIGITS)
-        told = await history_document(self._parts, token_of(request), after_ms)
-        if not takes_gzip(request):
-            return Response(told, media_type=JSON_TYPE, headers=PRIVATE)
-        headers = {**PRIVATE, "Content-Encoding": "gzip"}
-        return Response(gzip.compress(told, COMPRESSION, mtime=0), media_type=JSON_TYPE, headers=headers)
+        after_ms, token = number_of(request, "after", TIME_DIGITS), token_of(request)
+        history = self._parts.history
+        if history.reads:
+            async with self._parts.frontdoor.channel(token) as channel:
+                await FrontdoorClient(channel).status(STATUS_TIMEOUT_S)
+            interval_ms, samples = round(INTERVAL_S * 1000), history.ring.after(after_ms)
+        else:
+            # This process cannot sample by itself.
+            sample = sample_of(await suite_status(self._parts, token))
+            interval_ms, samples = UNKEPT_MS, json.dumps([sample] if sample else []).encode()
+        told, headers = b'{"interval_ms":%d,"samples":%s}' % (interval_ms, samples), PRIVATE
+        if takes_gzip(request):
+            told, headers = gzip.compress(told, COMPRESSION, mtime=0), {**PRIVATE, "Content-Encoding": "gzip"}
+        return Response(told, media_type=JSON_TYPE, headers=headers)
 
     async def explain(self, request: Request) -> Response:
         """Return the route that a request would get now, and the cache's entries near it."""
@@ -154,9 +166,14 @@ class ConsoleCalls:
         return Response(completed.image, media_type=MEDIA_TYPES[completed.format.value], headers=PRIVATE)
 
     async def _completed(self, request: Request, *, omit_image: bool) -> Completed:
+        """Return a finished image. FailedPrecondition NOT_COMPLETED before that, NotFound if the request failed."""
         async with self._parts.frontdoor.images(token_of(request)) as client:
-            asked = (request.path_params["request_id"], omit_image, CALL_TIMEOUT_S)
-            return completed_of(await client.get_request(*asked))
+            status = await client.get_request(request.path_params["request_id"], omit_image, CALL_TIMEOUT_S)
+        if status.completed is not None:
+            return status.completed
+        if status.state.terminal:
+            raise NotFound(status.error_reason or "UNKNOWN_REQUEST", "this request ended without an image")
+        raise FailedPrecondition("NOT_COMPLETED", "the image is not finished yet")
 
 
 def number_of(request: Request, name: str, max_digits: int = MAX_DIGITS) -> int:
@@ -175,39 +192,9 @@ async def suite_totals(channel: Channel) -> None:
     await FrontdoorClient(channel).status(CALL_TIMEOUT_S)
 
 
-async def lists_requests(client: ImageClient) -> bool:
-    """Return whether the frontdoor lists requests."""
-    try:
-        await client.list_requests(replace(FINISHED, page_size=1), CALL_TIMEOUT_S)
-    except FailedPrecondition:
-        return False
-    return True
-
-
 def document(values: Any) -> Response:
     """Return a JSON response that is never cached."""
     return JSONResponse(values, headers=PRIVATE)
-
-
-def completed_of(status: RequestStatus) -> Completed:
-    """Return a finished image. FailedPrecondition NOT_COMPLETED before that, NotFound if the request failed."""
-    if status.completed is not None:
-        return status.completed
-    if status.state.terminal:
-        raise NotFound(status.error_reason or "UNKNOWN_REQUEST", "this request ended without an image")
-    raise FailedPrecondition("NOT_COMPLETED", "the image is not finished yet")
-
-
-async def history_document(parts: EdgeParts, token: str | None, after_ms: int) -> bytes:
-    """Return the samples after a time as JSON; only a present one if this process cannot sample by itself. Raises like
-    `suite_status`, as the frontdoor decides."""
-    history = parts.history
-    if history.reads:
-        async with parts.frontdoor.channel(token) as channel:
-            await FrontdoorClient(channel).status(STATUS_TIMEOUT_S)
-        return b'{"interval_ms":%d,"samples":%s}' % (round(INTERVAL_S * 1000), history.ring.after(after_ms))
-    sample = sample_of(await suite_status(parts, token))
-    return b'{"interval_ms":%d,"samples":%s}' % (UNKEPT_MS, json.dumps([sample] if sample else []).encode())
 
 
 async def suite_status(parts: EdgeParts, token: str | None) -> SuiteStatus:

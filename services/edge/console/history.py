@@ -134,15 +134,13 @@ def sample_of(status: SuiteStatus) -> dict[str, Any] | None:
         "run": frontdoor.steps_run,
         "saved": frontdoor.steps_saved,
         "starts": [[one.kind, one.saved_steps, one.image_count] for one in frontdoor.starts],
-        "latencies": [[bound_of(one.upper_bound_s), one.request_count] for one in frontdoor.latencies],
+        "latencies": [
+            [one.upper_bound_s if math.isfinite(one.upper_bound_s) else "Infinity", one.request_count]
+            for one in frontdoor.latencies
+        ],
         **plan_sample(status.fleet.plan if status.fleet is not None else None),
         "slo_s": status.fleet.slo_s if status.fleet is not None else 0.0,
     }
-
-
-def bound_of(seconds: float) -> float | str:
-    """Return a bucket's bound as a JSON value."""
-    return seconds if math.isfinite(seconds) else "Infinity"
 
 
 def plan_sample(plan: Plan | None) -> dict[str, Any]:

@@ -96,18 +96,15 @@ def error_headers(error: PentimentoError) -> dict[str, str]:
     headers = {}
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
+    # It exceeds its tenant's quota by itself; other requests have a time to wait.
+    never_fits = error.reason == Reason.TENANT_QUOTA and error.retry_after_ms is None
     # A retry after a missed deadline would run again and be late again.
-    if isinstance(error, errors.FailedPrecondition | errors.DeadlineExceeded) or never_fits(error):
+    if isinstance(error, errors.FailedPrecondition | errors.DeadlineExceeded) or never_fits:
         headers["x-should-retry"] = "false"
     elif status in (429, 503):
         wait_s = DEFAULT_RETRY_AFTER_S if error.retry_after_ms is None else math.ceil(error.retry_after_ms / 1000)
         headers["Retry-After"] = str(max(wait_s, 1))
     return headers
-
-
-def never_fits(error: PentimentoError) -> bool:
-    """Return whether a request exceeds its tenant's quota by itself; other requests have a time to wait."""
-    return error.reason == Reason.TENANT_QUOTA and error.retry_after_ms is None
 
 
 def error_response(error: PentimentoError, names: dict[str, str] | None = None) -> Response:

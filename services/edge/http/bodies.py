@@ -3,7 +3,7 @@
 import json
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -212,7 +212,7 @@ def malformed() -> InvalidArgument:
 
 
 class PartCollector:
-    """Collect the parts from the parser's callbacks."""
+    """Collect the parts; the parser calls the methods named `on_…`."""
 
     def __init__(self) -> None:
         self.parts: list[FormPart] = []
@@ -224,15 +224,7 @@ class PartCollector:
 
     def parser(self, boundary: bytes) -> MultipartParser:
         """Return a parser that calls this collector."""
-        callbacks: dict[str, Callable[..., Any]] = {
-            "on_part_begin": self._begin,
-            "on_part_data": self._add,
-            "on_part_end": self._end,
-            "on_header_field": self._name_header,
-            "on_header_value": self._value_header,
-            "on_header_end": self._end_header,
-            "on_end": self._end_all,
-        }
+        callbacks: dict[str, Any] = {name: getattr(self, name) for name in dir(self) if name.startswith("on_")}
         return MultipartParser(
             boundary,
             callbacks,  # type: ignore[arg-type]
@@ -240,26 +232,26 @@ class PartCollector:
             max_header_size=MAX_PART_HEADER_BYTES,
         )
 
-    def _begin(self) -> None:
+    def on_part_begin(self) -> None:
         if len(self.parts) >= MAX_PARTS:
             raise InvalidArgument.of("body", f"must have at most {MAX_PARTS} parts")
         self._disposition, self._data = b"", []
 
-    def _name_header(self, data: bytes, start: int, end: int) -> None:
+    def on_header_field(self, data: bytes, start: int, end: int) -> None:
         self._header_name += data[start:end]
 
-    def _value_header(self, data: bytes, start: int, end: int) -> None:
+    def on_header_value(self, data: bytes, start: int, end: int) -> None:
         self._header_value += data[start:end]
 
-    def _end_header(self) -> None:
+    def on_header_end(self) -> None:
         if self._header_name.lower() == b"content-disposition":
             self._disposition = self._header_value
         self._header_name = self._header_value = b""
 
-    def _add(self, data: bytes, start: int, end: int) -> None:
+    def on_part_data(self, data: bytes, start: int, end: int) -> None:
         self._data.append(data[start:end])
 
-    def _end(self) -> None:
+    def on_part_end(self) -> None:
         _, options = parse_options_header(self._disposition)
         name = options.get(b"name", b"")
         if not 0 < len(name) <= MAX_NAME_BYTES:
@@ -267,5 +259,5 @@ class PartCollector:
         part = FormPart(name.decode(errors="replace"), b"".join(self._data), b"filename" in options)
         self.parts.append(part)
 
-    def _end_all(self) -> None:
+    def on_end(self) -> None:
         self.ended = True
