@@ -1,4 +1,4 @@
-"""Call a discriminator."""
+"""Call a discriminator, and the classifiers of prompts and images that its process may have."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,10 +8,13 @@ import grpc.aio
 from pentimento.api.discriminator.v1 import discriminator_service_pb2 as pb
 from pentimento.api.discriminator.v1.discriminator_service_pb2_grpc import DiscriminatorServiceStub
 from pentimento.api.embedder.v1 import embedder_service_pb2 as embedder_pb
+from pentimento.api.safety.v1 import safety_service_pb2 as safety_pb
+from pentimento.api.safety.v1.safety_service_pb2_grpc import SafetyServiceStub
 from pentimento.clients.calls import answer_of
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import FailedPrecondition, Internal, InvalidArgument
 from pentimento.domain.foresight import PromptForesight
+from pentimento.domain.safety import SafetyVerdict
 from pentimento.wire.codec import decode, encode, nested
 
 AttemptKey = tuple[str, int]
@@ -88,3 +91,21 @@ def _check_digest(meant: str, answered: str) -> None:
     if meant and answered != meant:
         message = f"the discriminator that answers is {answered[:80]}, the plan's is {meant}"
         raise FailedPrecondition(OTHER_DISCRIMINATOR, message)
+
+
+class SafetyClient:
+    """Call a process that has the operator's classifiers."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub = SafetyServiceStub(channel)
+
+    async def check_prompt(self, prompt: str, timeout_s: float) -> SafetyVerdict:
+        """Return the verdict on a prompt. Raises FailedPrecondition NO_CLASSIFIER if the process has none."""
+        return await self._check(safety_pb.CheckRequest(prompt=prompt), timeout_s)
+
+    async def check_image(self, image: bytes, timeout_s: float) -> SafetyVerdict:
+        """Return the verdict on a PNG, JPEG or WebP. Raises as `check_prompt`."""
+        return await self._check(safety_pb.CheckRequest(image=image), timeout_s)
+
+    async def _check(self, request: safety_pb.CheckRequest, timeout_s: float) -> SafetyVerdict:
+        return decode(await answer_of(self._stub.Check, request, timeout_s), SafetyVerdict)

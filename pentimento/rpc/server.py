@@ -15,10 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.descriptor_pool import Default
+from google.protobuf.json_format import MessageToJson, Parse
 from grpc_health.v1 import health_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
 from pentimento.domain.identity import Role
-from pentimento.rpc import health, reflection
+from pentimento.rpc import health
 from pentimento.rpc.access import ANY_TOKEN, Access, declared_access
 from pentimento.rpc.callers import caller_check
 from pentimento.rpc.credentials import server_credentials, server_tls
@@ -53,6 +57,7 @@ REFUSE_S = 1.0
 # For last answers in transit; gRPC waits no longer than they take.
 FLUSH_S = 3.0
 SWITCH_INTERVAL_S = 0.0005
+V1ALPHA = reflection.SERVICE_NAME
 # Servers of one user that may relay connections of the same port, each on another host.
 SAME_PORTS = 16
 
@@ -159,9 +164,16 @@ class RpcServer:
         add_health = health_pb2_grpc.add_HealthServicer_to_server
         anyone = dict.fromkeys(("Check", "Watch", "List"), Access(frozenset({Role.ANYONE})))
         self._add(add_health, self._health, health.SERVICE_NAME, anyone, limited=False)
-        servicer = reflection.make_servicer(self._names)
-        for name in (reflection.V1, reflection.V1ALPHA):
-            self._add(reflection.add_to_server, servicer, name, {"ServerReflectionInfo": Access(ANY_TOKEN)})
+        described = FileDescriptorProto()
+        reflection_pb2.DESCRIPTOR.CopyToProto(described)
+        # Tools try version 1 first, which has the messages of v1alpha. They need its description in the answers, and no
+        # package includes it.
+        Default().Add(Parse(MessageToJson(described).replace("v1alpha", "v1"), FileDescriptorProto()))
+        names = (V1ALPHA.replace("v1alpha", "v1"), V1ALPHA)
+        servicer = reflection.aio.ReflectionServicer((*self._names, *names))
+        for name in names:
+            access = {"ServerReflectionInfo": Access(ANY_TOKEN)}
+            self._add(reflection_pb2_grpc.add_ServerReflectionServicer_to_server, servicer, name, access)
 
     async def start(self) -> None:
         """Listen, with health NOT_SERVING, and fill in `bound_addresses`. SettingsError if an address cannot be

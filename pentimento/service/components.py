@@ -10,19 +10,26 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import grpc.aio
 
 from pentimento.api.components.v1 import component_service_pb2 as pb
-from pentimento.api.components.v1.component_service_pb2_grpc import ComponentServiceServicer
-from pentimento.clients.components import ComponentClient
+from pentimento.api.components.v1.component_service_pb2_grpc import ComponentServiceServicer, ComponentServiceStub
+from pentimento.clients.calls import stream
 from pentimento.clients.controller import ControllerClient
 from pentimento.clients.registration import RegistrationNews
 from pentimento.domain.components import HeldComponent, changed_components
-from pentimento.domain.errors import DeadlineExceeded, InvalidArgument, NotFound, PentimentoError, ResourceExhausted
+from pentimento.domain.errors import (
+    Aborted,
+    DeadlineExceeded,
+    InvalidArgument,
+    NotFound,
+    PentimentoError,
+    ResourceExhausted,
+)
 from pentimento.domain.fleet import MAX_TOLD_COUNT, ReplicaReport
 from pentimento.domain.generation import ObjectReference
 from pentimento.rpc.channel import ChannelOpener, channel_opener
@@ -91,6 +98,30 @@ class ComponentServicer(ComponentServiceServicer):
             self._sending -= 1
             async with self._ended:
                 self._ended.notify_all()
+
+
+class ComponentClient:
+    """Fetch ranges of components from one replica."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub = ComponentServiceStub(channel)
+
+    async def fetch(self, digest: str, offset: int, size: int, timeout_s: float) -> list[bytes]:
+        """Return `size` bytes of a component from `offset` on, in pieces; the caller verifies them. Raises Aborted for
+        another number of bytes, NotFound for a component that the replica does not hold, and the errors of calls."""
+        request = pb.FetchComponentRequest(digest=digest, offset_bytes=offset, size_bytes=size)
+        pieces: list[bytes] = []
+        left = size
+        messages = stream(lambda: self._stub.FetchComponent(request, timeout=timeout_s), lambda message: message)
+        async with aclosing(messages) as arriving:
+            async for message in arriving:
+                pieces.append(message.data)
+                left -= len(message.data)
+                if left < 0:
+                    break
+        if left:
+            raise Aborted("STALE_FRAME", f"the replica sent another number of bytes of a component than {size}")
+        return pieces
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,7 @@
 from pentimento.diffusion.lean_imports import import_networks_alone
 from pentimento.rpc import run_service
 from pentimento.rpc.memory import keep_freed_memory
-from pentimento.service.idle import serve_nothing
-from pentimento.service.imports import importing_much
+from pentimento.service.starting import importing_much, serve_nothing
 from pentimento.settings import load_settings
 from services.controlnet_svc.settings import ControlNetSettings
 

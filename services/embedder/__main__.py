@@ -2,8 +2,7 @@
 
 from pentimento.devices.claims import place_next_to_models
 from pentimento.rpc import run_service
-from pentimento.service.idle import serve_nothing
-from pentimento.service.imports import importing_much
+from pentimento.service.starting import importing_much, serve_nothing
 from pentimento.settings import load_settings
 from services.embedder.settings import EmbedderSettings
 

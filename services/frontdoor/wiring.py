@@ -12,13 +12,12 @@ from grpc.aio import Channel
 from pentimento.api.frontdoor.v1.frontdoor_service_pb2_grpc import add_FrontdoorServiceServicer_to_server
 from pentimento.api.image.v1.image_service_pb2_grpc import add_ImageServiceServicer_to_server
 from pentimento.api.tenants.v1.tenant_service_pb2_grpc import add_TenantServiceServicer_to_server
-from pentimento.clients.discriminator import DiscriminatorClient
+from pentimento.clients.discriminator import DiscriminatorClient, SafetyClient
 from pentimento.clients.embedder import EmbedderClient
 from pentimento.clients.embedders import Embedders
 from pentimento.clients.frontdoor import FrontdoorClient
 from pentimento.clients.gateway import GatewayClient
 from pentimento.clients.registration import Registration, RegistrationNews
-from pentimento.clients.safety import SafetyClient
 from pentimento.dataplane import Dataplane, DataplaneSettings, effects
 from pentimento.dataplane.demand_report import DemandReport, StartCounts
 from pentimento.domain.clock import Backoff, SystemClock

@@ -4,8 +4,7 @@ from pentimento.diffusion.allow_list import check_checkpoint
 from pentimento.diffusion.lean_imports import import_networks_alone
 from pentimento.rpc import run_service
 from pentimento.rpc.memory import keep_freed_memory
-from pentimento.service.idle import serve_nothing
-from pentimento.service.imports import importing_much
+from pentimento.service.starting import importing_much, serve_nothing
 from pentimento.settings import load_settings
 from services.unet_worker.models.other_models import needs_networks_alone
 from services.unet_worker.models.stored_models import with_stored

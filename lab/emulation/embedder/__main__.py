@@ -1,7 +1,7 @@
 """Run an embedder of emulated images: `python -m lab.emulation.embedder --encoder DIR`."""
 
 from pentimento.rpc import run_service
-from pentimento.service.imports import importing_much
+from pentimento.service.starting import importing_much
 from pentimento.settings import load_settings
 from services.embedder.settings import EmbedderSettings
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Awaitable, Callable
 
+from pentimento.clients.discriminator import SafetyClient
 from pentimento.clients.replicas import ServiceReplicas
-from pentimento.clients.safety import SafetyClient
 from pentimento.domain.errors import InvalidArgument, PentimentoError, Unavailable
 from pentimento.domain.reasons import Reason
 from pentimento.domain.safety import IMAGE, PROMPT, SafetyVerdict

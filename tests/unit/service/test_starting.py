@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from pentimento.service.imports import importing_much
+from pentimento.service.starting import importing_much
 
 
 def test_nothing_is_collected_inside_and_everything_after_it() -> None:
