@@ -113,16 +113,6 @@ async def test_call_without_deadline_takes_the_servers(socket_path: Path) -> Non
     assert handler.cancelled.is_set()
 
 
-async def test_cancelled_call_cancels_its_handler(target: Scripted, channel: grpc.aio.Channel) -> None:
-    handler = target.embedder.embed = Handler()
-    call = asyncio.create_task(embed(channel))
-    await handler.entered.wait()
-
-    call.cancel()
-
-    await handler.cancelled.wait()
-
-
 async def test_passed_deadline_cancels_the_handler(target: Scripted, channel: grpc.aio.Channel) -> None:
     handler = target.embedder.embed = Handler()
 

@@ -84,17 +84,6 @@ async def test_tls_server_and_client_need_each_others_authority(
     assert type(await answer_or_error(tls_server(stranger), tls_client(authority))) is errors.Unavailable
 
 
-async def test_a_unix_socket_beside_it_stays_plain(
-    answer_or_error: Asked, authority: Authority, socket_path: Path
-) -> None:
-    pair = authority.issue("server")
-    settings = RpcServerSettings(
-        listen=(f"unix:{socket_path}", "127.0.0.1:0"), tls_cert_file=pair.certificate, tls_key_file=pair.key
-    )
-
-    assert await answer_or_error(settings, tls_client(authority)) == "hello"
-
-
 async def test_a_relayed_connection_that_agrees_on_another_protocol_is_closed(authority: Authority) -> None:
     context = ssl.create_default_context(cafile=authority.certificate)
     context.set_alpn_protocols(["http/1.1"])

@@ -72,3 +72,18 @@ async def assert_paints(edge: EdgeUnderTest) -> None:
 
 def with_body(body: bytes, head: bytes = JSON_HEAD) -> bytes:
     return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+
+async def ended_while_sending(edge: EdgeUnderTest, begin: bytes, more: bytes, status: int) -> None:
+    """Send `more` again and again behind `begin`, until the edge ends the connection; it answers with that status, or
+    the client is no longer able to read. Nothing was generated, and the next request is."""
+    async with connection(edge) as (reader, writer):
+        writer.write(begin)
+        reading = asyncio.ensure_future(reader.read())
+        while not reading.done() and not writer.is_closing():
+            writer.write(more)
+            await asyncio.wait([reading], timeout=0.001 if len(more) > 100 else 0.05)
+
+    assert reading.exception() is not None or reading.result().startswith(b"HTTP/1.1 %d " % status)
+    assert edge.worker.executed == []
+    await assert_paints(edge)

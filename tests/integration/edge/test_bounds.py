@@ -1,6 +1,5 @@
 """What a stranger may take of the edge: each bound over a real socket, and a picture on the same process afterwards."""
 
-import asyncio
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
@@ -17,10 +16,13 @@ from tests.integration.edge.sockets import (
     answer_to,
     assert_paints,
     connection,
+    ended_while_sending,
     eventually,
     limited,
     with_body,
 )
+
+UPLOAD = JSON_HEAD + b"Content-Length: 1000000\r\n\r\n"
 
 
 @limited(header_timeout_s=0.3)
@@ -69,29 +71,13 @@ async def test_body_below_the_least_rate_ends_the_connection(
 ) -> None:
     """After a beginning that was quick enough, long before its time is over, and although it is never silent."""
     monkeypatch.setattr(bounded, "SLOW_SENDING_S", 0.3)
-    async with connection(edge) as (reader, writer):
-        writer.write(JSON_HEAD + b"Content-Length: 1000000\r\n\r\n" + b" " * 100)
-        reading = asyncio.ensure_future(reader.read())
-        while not reading.done():
-            writer.write(b" ")
-            await asyncio.wait([reading], timeout=0.05)
-
-    assert reading.exception() is not None or reading.result().startswith(b"HTTP/1.1 408 ")
-    await assert_paints(edge)
+    await ended_while_sending(edge, UPLOAD + b" " * 100, b" ", 408)
 
 
 @pytest.mark.slow
 @limited(body_timeout_s=0.3)
 async def test_a_body_that_trickles_ends_the_connection(edge: EdgeUnderTest) -> None:
-    async with connection(edge) as (reader, writer):
-        writer.write(JSON_HEAD + b"Content-Length: 1000000\r\n\r\n")
-        reading = asyncio.ensure_future(reader.read())
-        while not reading.done():
-            writer.write(b" ")
-            await asyncio.wait([reading], timeout=0.05)
-
-    assert reading.exception() is not None or reading.result().startswith(b"HTTP/1.1 408 ")
-    await assert_paints(edge)
+    await ended_while_sending(edge, UPLOAD, b" ", 408)
 
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
@@ -132,9 +118,6 @@ async def test_connections_beyond_the_bound_are_closed_where_all_others_are_at_w
         edge.worker.hold.set()
         for reader, _ in (one, other, third):
             assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
-
-
-UPLOAD = JSON_HEAD + b"Content-Length: 1000000\r\n\r\n"
 
 
 async def until_three(edge: EdgeUnderTest, are: Callable[[Any], object]) -> None:

@@ -20,6 +20,7 @@ from tests.integration.edge.sockets import (
     answer_to,
     assert_paints,
     connection,
+    ended_while_sending,
     limited,
     with_body,
 )
@@ -28,15 +29,7 @@ from tests.integration.frontdoor.inputs import png
 
 @limited(header_timeout_s=0.3)
 async def test_a_head_that_trickles_ends_the_connection(edge: EdgeUnderTest) -> None:
-    async with connection(edge) as (reader, writer):
-        writer.write(b"GET /health HTTP/1.1\r\n")
-        reading = asyncio.ensure_future(reader.read())
-        while not reading.done():
-            writer.write(b"X-A: a\r\n")
-            await asyncio.wait([reading], timeout=0.05)
-
-    assert reading.exception() is not None or reading.result().startswith(b"HTTP/1.1 408 ")
-    await assert_paints(edge)
+    await ended_while_sending(edge, b"GET /health HTTP/1.1\r\n", b"X-A: a\r\n", 408)
 
 
 async def test_two_names_of_a_host_are_refused(edge: EdgeUnderTest) -> None:
@@ -69,8 +62,6 @@ BAD_FORMS: tuple[tuple[bytes, bytes, str], ...] = (
     (form("image", base64.b64encode(png()), b"Content-Transfer-Encoding: base64"), FORM_HEAD, "image"),
     (form("image", gzip.compress(png()), b"Content-Encoding: gzip"), FORM_HEAD, "image"),
     (form("image", bomb(60_000, 60_000)), FORM_HEAD, "image"),
-    (form("image", bomb(2**31 - 1, 1)), FORM_HEAD, "image"),
-    (form("image", b"http://127.0.0.1:1/picture.png"), FORM_HEAD, "image"),
     (form("image[][]", png()), FORM_HEAD, "image"),
     (form("image", png()), FORM_HEAD.replace(b"=b", b"=" + b"b" * 71), "Content-Type"),
     (form("image", png()), FORM_HEAD.replace(b"form-data", b"mixed"), "Content-Type"),
@@ -155,16 +146,7 @@ async def test_what_follows_a_body_is_no_part_of_its_head(edge: EdgeUnderTest) -
 
 @pytest.mark.parametrize("line", [b"X-A: a\r\n", b"a"], ids=["many", "long"])
 async def test_trailers_that_do_not_end_are_refused_as_a_head_is(edge: EdgeUnderTest, line: bytes) -> None:
-    async with connection(edge) as (reader, writer):
-        writer.write(CHUNKED + CHUNKS)
-        reading = asyncio.ensure_future(reader.read())
-        while not reading.done() and not writer.is_closing():
-            writer.write(line * 1000)
-            await asyncio.wait([reading], timeout=0.001)
-
-    assert reading.exception() is not None or reading.result().startswith(b"HTTP/1.1 431 ")
-    assert edge.worker.executed == []
-    await assert_paints(edge)
+    await ended_while_sending(edge, CHUNKED + CHUNKS, line * 1000, 431)
 
 
 async def test_a_body_in_many_small_chunks_is_taken(edge: EdgeUnderTest) -> None:

@@ -113,16 +113,6 @@ def test_running_attempt_of_silent_worker_takes_its_credit(driver: Driver) -> No
     assert only(effects.PersistAttempt, driver.worker("w1")).attempt_number == 2
 
 
-def test_tokens_of_a_newer_epoch_are_newer() -> None:
-    tokens = []
-    for epoch in (1, 2):
-        driver = Driver(epoch=epoch)
-        driver.worker(credit_count=1)
-        tokens.append(driver.run().fencing_token)
-
-    assert tokens[1] > tokens[0] + 1000
-
-
 @pytest.mark.parametrize("won", [True, False])
 def test_journals_answer_for_older_attempt_leaves_newer_one(driver: Driver, won: bool) -> None:
     driver.worker("w1")

@@ -1,7 +1,5 @@
 """Effects that break down: what the dataplane is told instead of an answer."""
 
-import pytest
-
 from pentimento.dataplane import DataplaneSettings, effects, events
 from pentimento.dataplane.endings import failure_of
 from tests.unit.dataplane.driver import Driver, kinds, only
@@ -64,11 +62,6 @@ def test_an_end_that_is_not_journalled_is_tried_again_and_then_told_without(driv
 
     assert told == effects.DeliverEnd("r1", effects.End.CANCELLED, "CANCELLED", end.message)
     assert not driver.dataplane.state.requests
-
-
-@pytest.mark.parametrize("kind", ["Deliver", "DeliverEnd", "Reject"])
-def test_an_answer_that_breaks_is_given_from_the_journal(driver: Driver, kind: str) -> None:
-    assert driver.send(events.EffectFailed("r1", kind)) == [effects.DeliverRecorded("r1")]
 
 
 def test_an_older_attempt_that_breaks_leaves_the_newer_one_alone(driver: Driver) -> None:

@@ -108,19 +108,6 @@ def test_a_tenant_fills_its_share_of_the_queue_only() -> None:
     assert kinds(driver.arrive("modest-1", tenant="modest"))[0] is effects.PersistAccepted
 
 
-def test_tenants_take_turns_at_the_workers() -> None:
-    driver = Driver()
-    for tenant in ("greedy", "modest"):
-        for number in range(10):
-            driver.queue(f"{tenant}-{number}", tenant=tenant)
-
-    served = [
-        effect.request_id for effect in driver.worker(credit_count=10) if isinstance(effect, effects.PersistAttempt)
-    ]
-
-    assert sum(name.startswith("modest") for name in served) == pytest.approx(5, abs=1)
-
-
 def test_attempts_that_began_together_end_together(driver: Driver) -> None:
     """Four pictures of ten seconds began at once, six seconds ago: who comes now has a place in four seconds, whether
     nobody or three others wait for one, and the fifth has to wait for another ten."""

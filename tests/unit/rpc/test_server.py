@@ -6,10 +6,8 @@ import socket
 from pathlib import Path
 
 import pytest
-from grpc_health.v1 import health_pb2_grpc
 
 from pentimento.rpc import RpcServer, RpcServerSettings
-from pentimento.rpc.server import Registrar
 from pentimento.settings import SettingsError
 from tests.support.logged import said_by
 
@@ -97,14 +95,6 @@ async def test_a_start_that_fails_gives_back_what_it_had(tmp_path: Path, taken: 
             await server.start()
 
     assert (server.bound_addresses, (tmp_path / "s").exists()) == ((), False)
-
-
-def test_generated_code_leaves_its_handlers_by_method() -> None:
-    registrar = Registrar()
-
-    health_pb2_grpc.add_HealthServicer_to_server(health_pb2_grpc.HealthServicer(), registrar)
-
-    assert {"Check", "Watch"} <= registrar.handlers.keys()
 
 
 @pytest.fixture

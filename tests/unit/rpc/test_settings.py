@@ -8,7 +8,6 @@ import pytest
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.rpc.settings import is_local, reachable_address
 from pentimento.settings import SettingsError, load_settings
-from pentimento.settings.declaration import declared
 
 
 @dataclass(frozen=True)
@@ -72,39 +71,3 @@ def test_settings_addresses_are_accepted_and_classified() -> None:
         ("unix:/run/worker.sock", "unix:/run/worker.sock"),
     ):
         assert reachable_address(listen, "3f2a") == reached
-
-
-def test_both_sides_fit_into_one_service() -> None:
-    loaded = load_settings(Settings, "embedder", ["--listen", "unix:/run/e.sock,[::1]:0"], {})
-
-    assert loaded.rpc.listen == ("unix:/run/e.sock", "[::1]:0")
-
-
-# Default, least and largest of every number.
-NUMBERS = {
-    "max_concurrent_calls": (4096, 1, None),
-    "tenant_calls_per_s": (200.0, 1, None),
-    "drain_timeout_s": (30.0, 0, 3600),
-    "trace_share": (1.0, 0.0, 1.0),
-}
-FILES = {
-    "token_file",
-    "tls_cert_file",
-    "tls_key_file",
-    "tls_client_ca_file",
-    "tls_callers_file",
-    "service_token_file",
-    "tls_ca_file",
-    "tls_client_cert_file",
-    "tls_client_key_file",
-}
-
-
-def test_settings_have_expected_defaults_and_limits() -> None:
-    settings = list(declared(Settings))
-
-    numbers = {each.name: (each.default, each.minimum, each.maximum) for each in settings if each.minimum is not None}
-    files = {each.name for each in settings if each.must_exist and each.default is None}
-    rest = {each.name: each.default for each in settings if each.name not in {*NUMBERS, *FILES}}
-    assert (numbers, files) == (NUMBERS, FILES)
-    assert (rest["listen"], rest["instance_id"], rest["metrics_listen"]) == (("127.0.0.1:0",), "", "")

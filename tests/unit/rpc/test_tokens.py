@@ -110,92 +110,72 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
         TokenFile(tmp_path / "missing.toml")
 
 
-def test_a_changed_file_is_read_again_within_a_second(tmp_path: Path) -> None:
-    first, second, clock = new_token(), new_token(), Monotonic()
-    file = tmp_path / "tokens.toml"
-    file.write_text(token_entry(first, "acme", frozenset({Role.USER})))
-    tokens = TokenFile(file, clock)
-    file.write_text(token_entry(second, "beta", frozenset({Role.ADMIN})) + "# another size\n")
+class Kept:
+    """A token file that a test writes, and who is known by it at a time in seconds after its first reading."""
 
-    clock.now_s = 0.9
-    assert tokens.identify(f"Bearer {first}") == Caller("acme", frozenset({Role.USER}))
-    clock.now_s = 1.0
-    assert tokens.identify(f"Bearer {second}") == Caller("beta", frozenset({Role.ADMIN}))
-    with pytest.raises(Unauthenticated):
-        tokens.identify(f"Bearer {first}")
+    def __init__(self, folder: Path, text: str) -> None:
+        self.file, self._clock = folder / "tokens.toml", Monotonic()
+        self.file.write_text(text)
+        self.tokens = TokenFile(self.file, self._clock)
 
-
-def test_a_removed_file_keeps_the_tokens(tmp_path: Path) -> None:
-    token, clock = new_token(), Monotonic()
-    file = tmp_path / "tokens.toml"
-    file.write_text(token_entry(token, "acme", frozenset({Role.USER})))
-    tokens = TokenFile(file, clock)
-    file.unlink()
-    clock.now_s = 5.0
-
-    assert tokens.identify(f"Bearer {token}") == Caller("acme", frozenset({Role.USER}))
+    def seen(self, token: str, *times_s: float) -> list[str]:
+        """Return the tenant of a token at each of these times; "" for an unknown one."""
+        found = []
+        for self._clock.now_s in times_s:
+            try:
+                caller = self.tokens.identify(f"Bearer {token}")
+            except Unauthenticated:
+                caller = None
+            found.append(caller.tenant if caller else "")
+        return found
 
 
-def known(tokens: TokenFile, token: str) -> bool:
-    try:
-        return tokens.identify(f"Bearer {token}") is not None
-    except Unauthenticated:
-        return False
+FIRST, SECOND = new_token(), new_token()
+OF_FIRST, OF_SECOND = (
+    token_entry(token, tenant, frozenset({Role.USER})) for token, tenant in ((FIRST, "acme"), (SECOND, "beta"))
+)
 
 
-def seen_at(tokens: TokenFile, clock: Monotonic, token: str, *times_s: float) -> list[bool]:
-    """Whether the token is known at each of these times."""
-    found = []
-    for clock.now_s in times_s:
-        found.append(known(tokens, token))
-    return found
+@pytest.mark.parametrize(
+    ("text", "first", "second"),
+    [
+        # It is looked at once a second.
+        pytest.param(OF_SECOND + "# another size\n", ["acme", "", ""], ["", "beta", "beta"], id="changed"),
+        pytest.param(None, ["acme", "acme", "acme"], ["", "", ""], id="removed"),
+        pytest.param("# none\n", ["acme", "", ""], ["", "", ""], id="says that it has none"),
+        pytest.param("[[token", ["acme", "acme", "acme"], ["", "", ""], id="malformed"),
+    ],
+)
+def test_a_changed_file_is_read_again_within_a_second(
+    tmp_path: Path, text: str | None, first: list[str], second: list[str]
+) -> None:
+    kept, other = (Kept(tmp_path, OF_FIRST) for _ in range(2))
+    if text is None:
+        kept.file.unlink()
+    else:
+        kept.file.write_text(text)
+
+    assert (kept.seen(FIRST, 0.9, 1.0, 20.0), other.seen(SECOND, 0.9, 1.0, 20.0)) == (first, second)
 
 
 def test_a_file_that_is_written_in_place_refuses_nobody_while_it_is_empty(tmp_path: Path) -> None:
-    first, second, clock = new_token(), new_token(), Monotonic()
-    file = tmp_path / "tokens.toml"
-    file.write_text(token_entry(first, "acme", frozenset({Role.USER})))
-    tokens = TokenFile(file, clock)
-    file.write_text("\n")
-    empty = seen_at(tokens, clock, first, 1.0, 5.9)
-    file.write_text(token_entry(second, "acme", frozenset({Role.USER})))
+    kept = Kept(tmp_path, OF_FIRST)
+    kept.file.write_text("\n")
+    empty = kept.seen(FIRST, 1.0, 5.9)
+    kept.file.write_text(OF_SECOND)
 
-    assert empty == [True, True]
-    assert seen_at(tokens, clock, second, 6.9, 20.0) == [True, True]
-    assert not known(tokens, first)
+    assert empty == ["acme", "acme"]
+    assert (kept.seen(SECOND, 6.9, 20.0), kept.seen(FIRST, 20.0)) == (["beta", "beta"], [""])
 
 
 def test_a_file_that_stays_empty_lets_nobody_in_after_five_seconds(tmp_path: Path) -> None:
-    token, clock = new_token(), Monotonic()
-    file = tmp_path / "tokens.toml"
-    file.write_text(token_entry(token, "acme", frozenset({Role.USER})))
-    tokens = TokenFile(file, clock)
-    file.write_text("")
-    before = seen_at(tokens, clock, token, 1.0)
+    kept = Kept(tmp_path, OF_FIRST)
+    kept.file.write_text("")
+    before = kept.seen(FIRST, 1.0)
     # Whoever goes on touching it, or asks for it to be read, does not put that off.
-    for clock.now_s in (2.0, 4.0, 5.0):
-        os.utime(file)
-        tokens.reload()
+    for now_s in (2.0, 4.0, 5.0):
+        os.utime(kept.file)
+        kept.seen("none", now_s)
+        kept.tokens.reload()
 
-    assert (before, seen_at(tokens, clock, token, 5.9, 6.0, 7.0)) == ([True], [True, False, False])
-
-
-def test_a_file_that_says_that_it_has_no_tokens_lets_nobody_in_at_once(tmp_path: Path) -> None:
-    token, clock = new_token(), Monotonic()
-    file = tmp_path / "tokens.toml"
-    file.write_text(token_entry(token, "acme", frozenset({Role.USER})))
-    tokens = TokenFile(file, clock)
-    file.write_text("# none\n")
-
-    assert seen_at(tokens, clock, token, 1.0) == [False]
-
-
-def test_an_entry_is_written_as_the_file_wants_it() -> None:
-    entry_lines = token_entry("hello", "acme", frozenset({Role.USER, Role.ADMIN})).splitlines()
-
-    assert entry_lines == [
-        "[[token]]",
-        f'sha256 = "{hash_token("hello")}"',
-        'tenant = "acme"',
-        'roles = ["admin", "user"]',
-    ]
+    assert (before, kept.seen(FIRST, 5.9, 6.0, 7.0)) == (["acme"], ["acme", "", ""])
