@@ -42,12 +42,8 @@ class SuiteStatus:
         for error in failed.values():
             if not isinstance(error, PentimentoError):
                 raise error
-        return cls(
-            None if isinstance(fleet, BaseException) else fleet,
-            None if isinstance(frontdoor, BaseException) else frontdoor,
-            None if isinstance(cache, BaseException) else cache,
-            {name: str(error) for name, error in failed.items()},
-        )
+        parts: Any = (None if name in failed else answer for name, answer in answers.items())
+        return cls(*parts, {name: str(error) for name, error in failed.items()})
 
 
 def as_document(status: SuiteStatus) -> dict[str, Any]:

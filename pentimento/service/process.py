@@ -39,8 +39,8 @@ class ServiceProcess:
         try:
             await self.server.run_until_stopped(self.warm, self.drain)
         finally:
-            await self._end_background()
-            await self._end_until_closed()
+            await end(self._background)
+            await end(self._until_closed)
             await self.close()
 
     async def warm(self) -> None:
@@ -51,7 +51,7 @@ class ServiceProcess:
 
     async def drain(self) -> None:
         """End background work, finish the calls' work while the fleet still receives reports, then leave the fleet."""
-        await self._end_background()
+        await end(self._background)
         await self.finish()
         if self.registration is not None:
             await self.registration.close()
@@ -64,12 +64,6 @@ class ServiceProcess:
     def run_until_closed(self, work: Work, name: str) -> None:
         """Run the work as a task of that name through the drain, until the last call was answered."""
         self._until_closed.append(_begun(work, name))
-
-    async def _end_background(self) -> None:
-        await _end(self._background)
-
-    async def _end_until_closed(self) -> None:
-        await _end(self._until_closed)
 
 
 def _begun(work: Work, name: str) -> "asyncio.Task[None]":
@@ -95,7 +89,8 @@ def _tell(task: "asyncio.Task[None]") -> None:
         logger.error("background work failed and has stopped", exc_info=error, extra={"task": task.get_name()})
 
 
-async def _end(tasks: "list[asyncio.Task[None]]") -> None:
+async def end(tasks: "list[asyncio.Task[None]]") -> None:
+    """Cancel the tasks, and wait until they have ended."""
     for task in tasks:
         task.cancel()
     if tasks:

@@ -54,16 +54,12 @@ def declared(cls: type, path: tuple[str, ...] = (), defaults: Any = MISSING) -> 
     """Yield every leaf of `cls`, nested ones flattened. `defaults` is an instance with values that replace the class's
     own."""
     for field in fields_of(cls):
-        default = default_of(field) if defaults is MISSING else getattr(defaults, field.name)
+        own = field.default() if field.default is not None else MISSING
+        default = own if defaults is MISSING else getattr(defaults, field.name)
         if fields_of(field.hint):
             yield from declared(field.hint, (*path, field.name), default)
         else:
             yield leaf(field, default, path)
-
-
-def default_of(field: FieldShape) -> Any:
-    """Return the field's default; MISSING if it is required."""
-    return field.default() if field.default is not None else MISSING
 
 
 def leaf(field: FieldShape, default: Any, path: tuple[str, ...]) -> Setting:

@@ -2,6 +2,7 @@
 
 import math
 import types
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin
@@ -50,12 +51,8 @@ def to_enum(kind: type[Enum], value: Any) -> Enum:
 
 
 def to_scalar(kind: Any, value: Any) -> Any:
-    if kind is bool:
-        return to_bool(value)
-    if kind is int:
-        return to_int(value)
-    if kind is float:
-        return to_float(value)
+    if kind in NUMBERS:
+        return NUMBERS[kind](value)
     if not isinstance(value, str):
         raise ValueError(f"must be text, got {value!r}")
     if "\0" in value:
@@ -94,6 +91,9 @@ def to_float(value: Any) -> float:
     if not math.isfinite(number):
         raise ValueError(f"must be a finite number, got {value!r}")
     return number
+
+
+NUMBERS: dict[type, Callable[[Any], Any]] = {bool: to_bool, int: to_int, float: to_float}
 
 
 def to_path(value: str) -> Path:

@@ -6,7 +6,6 @@ Labels are few and closed (method, code, model, stage): a prompt, user or tenant
 import re
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
 from socketserver import ThreadingMixIn
 from threading import BoundedSemaphore, Thread
 from time import sleep
@@ -54,20 +53,6 @@ def histogram(
     return Histogram(checked(name, labels), help_text, labels, buckets=buckets)
 
 
-@dataclass(frozen=True)
-class MetricsServer:
-    """Hold the HTTP listener of `/metrics`; `address` is its actual host and port."""
-
-    address: str
-    server: WSGIServer
-    thread: Thread
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-        self.thread.join()
-
-
 class ScrapeHandler(WSGIRequestHandler):
     """Answer one scrape; `timeout` is how long its client may send or take nothing [s]."""
 
@@ -77,17 +62,26 @@ class ScrapeHandler(WSGIRequestHandler):
         """Log no scrape."""
 
 
-class ScrapeServer(ThreadingMixIn, WSGIServer):
-    """Serve a thread for each connection, and at most MAX_SCRAPES connections."""
+class MetricsServer(ThreadingMixIn, WSGIServer):
+    """Serve `/metrics` at `address`: a thread for each connection, and at most MAX_SCRAPES connections."""
 
     daemon_threads = True
 
     def __init__(self, host: str, port: int) -> None:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = socket.getaddrinfo(
+            host.strip("[]") or "0.0.0.0", port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
         self.address_family, address = found[0][0], found[0][4][0]
         self._places = BoundedSemaphore(MAX_SCRAPES)
         super().__init__((str(address), port), ScrapeHandler)
         self.set_app(make_wsgi_app())
+        self.address = f"{host}:{self.server_port}"
+        self.thread = Thread(target=self.serve_forever, name="metrics", daemon=True)
+
+    def close(self) -> None:
+        self.shutdown()
+        self.server_close()
+        self.thread.join()
 
     def get_request(self) -> tuple[Any, Any]:
         """Accept a connection; pause after a failure: the connection stays queued, and retries would use a whole
@@ -123,7 +117,6 @@ def start_metrics_server(listen: str) -> MetricsServer | None:
     if not listen:
         return None
     host, _, port = listen.rpartition(":")
-    server = ScrapeServer(host.strip("[]") or "0.0.0.0", int(port))
-    thread = Thread(target=server.serve_forever, name="metrics", daemon=True)
-    thread.start()
-    return MetricsServer(f"{host}:{server.server_port}", server, thread)
+    server = MetricsServer(host, int(port))
+    server.thread.start()
+    return server

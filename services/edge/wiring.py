@@ -9,7 +9,7 @@ from pentimento.clients.image import ImageClient
 from pentimento.rpc import RpcServer, open_channel
 from pentimento.rpc.credentials import ClientCredentials
 from pentimento.rpc.settings import RpcChannelSettings
-from pentimento.service.process import ServiceProcess
+from pentimento.service.process import ServiceProcess, end
 from services.edge.app import edge_app
 from services.edge.caller_channels import CallerChannels, Introduction
 from services.edge.cells import Frontdoors
@@ -48,7 +48,7 @@ class EdgeProcess(ServiceProcess):
         await self.listener.drain()
 
     async def close(self) -> None:
-        await self._end_background()
+        await end(self._background)
         await self.listener.drain()
         await self.history.close()
         await self.readiness.close()

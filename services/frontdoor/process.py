@@ -16,7 +16,7 @@ from pentimento.profiles.costs import BatchProfile, ModelProfile, read_costs
 from pentimento.rpc import RpcServer
 from pentimento.service.lease import LedgerLease
 from pentimento.service.plan_follower import PlanFollower
-from pentimento.service.process import ServiceProcess
+from pentimento.service.process import ServiceProcess, end
 from services.frontdoor.interpreter import EffectsRecorder, Interpreter
 from services.frontdoor.journal.recovery import recover
 from services.frontdoor.objects.object_keeper import ObjectKeeper
@@ -115,7 +115,7 @@ class Frontdoor(ServiceProcess):
             await self.registration.close()
         if self.admin is not None:
             await self.admin.stop()
-        await self._end_until_closed()
+        await end(self._until_closed)
         with suppress(PentimentoError):
             await self.parts.usage.flush()
         self.interpreter.close()

@@ -10,12 +10,12 @@ from starlette.requests import HTTPConnection
 
 from pentimento.domain.errors import InvalidArgument, PermissionDenied, Unauthenticated
 from pentimento.rpc.settings import LOOPBACK_HOSTS, is_local
+from services.edge.http.bodies import shown
 
 SCHEME = "bearer"
 MAX_TOKEN_CHARS = 1024
 KEY_HEADER = "Idempotency-Key"
 MAX_KEY_CHARS = 128
-MAX_SHOWN_CHARS = 80
 
 
 def token_of(request: HTTPConnection) -> str | None:
@@ -72,7 +72,11 @@ class OriginRule:
             raise InvalidArgument.of("Host", "must occur once")
         host = headers.get("host", "")
         if self.hosts and host_name(host) not in self.hosts and not is_ip_address(host_name(host)):
-            raise wrong_host(host)
+            message = (
+                f"the header Host names {shown(host_name(host))!r}, which is not served here: an operator adds it to"
+                " the edge's setting allowed-hosts (PENTIMENTO_EDGE_ALLOWED_HOSTS, in compose PENTIMENTO_HTTP_HOSTS)"
+            )
+            raise PermissionDenied("WRONG_HOST", message)
         origin = headers.get("origin")
         if origin is None:
             # Browsers send no Origin in navigation and GET; Sec-Fetch-Site tells whether another site's page called.
@@ -84,15 +88,6 @@ class OriginRule:
     def allows(self, origin: str | None) -> bool:
         """Return whether pages of another origin may read answers."""
         return origin in self.origins
-
-
-def wrong_host(host: str) -> PermissionDenied:
-    shown = "".join(char if char.isprintable() else "?" for char in host_name(host)[:MAX_SHOWN_CHARS])
-    return PermissionDenied(
-        "WRONG_HOST",
-        f"the header Host names {shown!r}, which is not served here: an operator adds it to the edge's setting"
-        " allowed-hosts (PENTIMENTO_EDGE_ALLOWED_HOSTS, in compose PENTIMENTO_HTTP_HOSTS)",
-    )
 
 
 def is_ip_address(name: str) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pentimento.telemetry import counter, histogram, start_metrics_server
-from pentimento.telemetry.metrics import MAX_SCRAPES, ScrapeHandler, ScrapeServer
+from pentimento.telemetry.metrics import MAX_SCRAPES, MetricsServer, ScrapeHandler
 
 ROOT = Path(__file__).parents[3]
 
@@ -93,7 +93,7 @@ def test_connections_beyond_the_bound_are_closed_and_those_before_are_answered(m
 def test_where_no_connection_can_be_taken_the_next_try_is_later(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
     monkeypatch.setattr("pentimento.telemetry.metrics.sleep", waits.append)
-    with ScrapeServer("127.0.0.1", 0) as server:
+    with MetricsServer("127.0.0.1", 0) as server:
         # Nothing is there to be taken, as nothing can be taken where descriptors have run out.
         server.socket.setblocking(False)
 
