@@ -58,7 +58,7 @@ def _expected_end(state: State, now: float, request: Request, worker: Worker) ->
 
 def on_attempt_persisted(state: State, now: float, event: AttemptPersisted) -> list[Effect]:
     """Execute the attempt, unless its worker was lost or its request ended during the journal's write."""
-    key = (event.request_id, event.fencing_token)
+    key = event.key
     if key not in state.unpersisted:
         return []
     del state.unpersisted[key]
@@ -99,7 +99,7 @@ def _leave_to_others(state: State, request: Request) -> list[Effect]:
 def on_attempt_started(state: State, now: float, event: AttemptStarted) -> list[Effect]:
     """Note that the worker has begun the attempt: from here on its loss counts, and it holds a credit. Its time starts
     here if it prepared inputs or waited for a batch slot, since neither is part of the worker's speed."""
-    key = (event.request_id, event.fencing_token)
+    key = event.key
     worker_id = state.attempt_workers.get(key)
     if worker_id is None:
         return []
@@ -119,7 +119,7 @@ def on_attempt_started(state: State, now: float, event: AttemptStarted) -> list[
 
 def on_attempt_yielded(state: State, now: float, event: AttemptYielded) -> list[Effect]:
     """Free the attempt's credit shortly before its end, and dispatch."""
-    key = (event.request_id, event.fencing_token)
+    key = event.key
     worker_id = state.attempt_workers.get(key)
     if worker_id is None:
         return []
@@ -132,7 +132,7 @@ def on_attempt_yielded(state: State, now: float, event: AttemptYielded) -> list[
 
 def on_attempt_finished(state: State, now: float, event: AttemptFinished) -> list[Effect]:
     """Score or commit the attempt's image; only a live attempt of a running request has one."""
-    key = (event.request_id, event.fencing_token)
+    key = event.key
     if key in state.unpersisted:
         return []
     paired = key in state.peers
@@ -150,7 +150,7 @@ def on_attempt_finished(state: State, now: float, event: AttemptFinished) -> lis
 
 def on_attempt_failed(state: State, now: float, event: AttemptFailed) -> list[Effect]:
     """Free the attempt's credit; run the request again or end it, by the kind of failure."""
-    key = (event.request_id, event.fencing_token)
+    key = event.key
     if key in state.unpersisted:
         return []
     to_blame = _is_to_blame(state, key)

@@ -22,58 +22,60 @@ class Effect:
 
 
 @dataclass(frozen=True, slots=True)
-class Reject(Effect):
+class EffectOnRequest(Effect):
+    """Act on a request."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class EffectOnAttempt(EffectOnRequest):
+    """Act on an attempt of a request."""
+
+    fencing_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reject(EffectOnRequest):
     """Answer with an error; nothing is accepted or stored. `retry_after_ms` 0: the same request would never be
     accepted. `quota`: the tenant's quota that rejects it, "" for any other cause."""
 
-    request_id: str
     reason: str
     message: str
     retry_after_ms: int
     quota: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class PersistAccepted(Effect):
+class PersistAccepted(EffectOnRequest):
     """Journal the request; answered by AcceptPersisted or AcceptDropped."""
 
-    request_id: str
 
-
-@dataclass(frozen=True, slots=True)
-class PrepareRoute(Effect):
+class PrepareRoute(EffectOnRequest):
     """Begin the part of the routing that leaves no trace (the embedding), during the journal's commit."""
 
-    request_id: str
 
-
-@dataclass(frozen=True, slots=True)
-class Announce(Effect):
+class Announce(EffectOnRequest):
     """Send the client the acceptance of its request."""
 
-    request_id: str
-
 
 @dataclass(frozen=True, slots=True)
-class ResolveRoute(Effect):
+class ResolveRoute(EffectOnRequest):
     """Decide where this stage of the cascade starts; always answered by RouteResolved, even if services are down.
     With `anew` the earlier stages have no workers: the current plan chooses the stages from this one on, and the
     answer names them."""
 
-    request_id: str
     cascade_stage: int = 0
     anew: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class PersistAttempt(Effect):
+class PersistAttempt(EffectOnRequest):
     """Journal the stage's route (once) and the attempt; answered by AttemptPersisted.
 
     `option`: the route's lane that took the request, 0 for its own, i for `RouteResolved.spare[i - 1]`; the same for
     every attempt of the stage.
     """
 
-    request_id: str
     attempt_number: int
     fencing_token: int
     worker_id: str
@@ -82,22 +84,19 @@ class PersistAttempt(Effect):
 
 
 @dataclass(frozen=True, slots=True)
-class ReservePair(Effect):
+class ReservePair(EffectOnAttempt):
     """Run the following Execute on two workers: `peer_id` has a credit reserved for the other half of the guidance
     (Katz, section 7). If the peer is lost, the worker continues without it."""
 
-    request_id: str
-    fencing_token: int
     worker_id: str
     peer_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class Execute(Effect):
+class Execute(EffectOnRequest):
     """Run the attempt; answered by AttemptFinished or AttemptFailed. `thinned_steps`: the only steps that run, from the
     first one on; empty for all."""
 
-    request_id: str
     attempt_number: int
     fencing_token: int
     worker_id: str
@@ -107,10 +106,9 @@ class Execute(Effect):
 
 
 @dataclass(frozen=True, slots=True)
-class Attach(Effect):
+class Attach(EffectOnRequest):
     """Resume the stream of an attempt that an earlier frontdoor started; answered like Execute."""
 
-    request_id: str
     attempt_number: int
     fencing_token: int
     worker_id: str
@@ -118,36 +116,30 @@ class Attach(Effect):
 
 
 @dataclass(frozen=True, slots=True)
-class StopAttempt(Effect):
+class StopAttempt(EffectOnAttempt):
     """Ask the worker to stop within one step; harmless if the attempt or its worker is gone."""
 
-    request_id: str
-    fencing_token: int
     worker_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class ThinAttempt(Effect):
+class ThinAttempt(EffectOnAttempt):
     """Ask the worker to run only these steps of a running attempt from the first of `thinned_steps` on; no effect if
     the attempt has passed that one."""
 
-    request_id: str
-    fencing_token: int
     worker_id: str
     thinned_steps: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Score(Effect):
+class Score(EffectOnAttempt):
     """Request the discriminator's confidence in the attempt's image; always answered by Scored, even without one."""
 
-    request_id: str
-    fencing_token: int
     cascade_stage: int
 
 
 @dataclass(frozen=True, slots=True)
-class CommitResult(Effect):
+class CommitResult(EffectOnRequest):
     """Store the image of the attempt `picture_token`, then compare-and-set it into the journal under the newest token,
     `fencing_token`; answered by ResultCommitted or CommitFailed.
 
@@ -156,64 +148,48 @@ class CommitResult(Effect):
     answer), PREDICTED_LATE, DEADLINE_EXCEEDED or the heavy attempt's own failure; "" for full quality.
     """
 
-    request_id: str
     attempt_number: int
     fencing_token: int
     picture_token: int
     degraded: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class CommitCacheEntries(Effect):
+class CommitCacheEntries(EffectOnAttempt):
     """Publish the cache entries that the accepted attempt captured."""
 
-    request_id: str
-    fencing_token: int
 
-
-@dataclass(frozen=True, slots=True)
-class ReleaseGrant(Effect):
+class ReleaseGrant(EffectOnAttempt):
     """Release the attempt's grant: it adds nothing to the cache."""
 
-    request_id: str
-    fencing_token: int
-
 
 @dataclass(frozen=True, slots=True)
-class PersistEnd(Effect):
+class PersistEnd(EffectOnRequest):
     """Journal the end, unless the request has ended; answered by EndPersisted."""
 
-    request_id: str
     end: End
     reason: str
     message: str
 
 
 @dataclass(frozen=True, slots=True)
-class Deliver(Effect):
+class Deliver(EffectOnAttempt):
     """Answer with the committed image of the attempt `picture_token`."""
 
-    request_id: str
-    fencing_token: int
     picture_token: int
 
 
 @dataclass(frozen=True, slots=True)
-class DeliverEnd(Effect):
+class DeliverEnd(EffectOnRequest):
     """Answer with the journalled end. `retry_after_ms`: when a retry is worthwhile, 0 if unknown."""
 
-    request_id: str
     end: End
     reason: str
     message: str
     retry_after_ms: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class DeliverRecorded(Effect):
+class DeliverRecorded(EffectOnRequest):
     """Answer with the journal's result: another frontdoor ended this request."""
-
-    request_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,4 +197,4 @@ class Drained(Effect):
     """Report that no accepted request is left."""
 
 
-EFFECTS = tuple(one for one in tuple(globals().values()) if isinstance(one, type) and issubclass(one, Effect))[1:]
+EFFECTS = tuple(one for one in tuple(globals().values()) if isinstance(one, type) and issubclass(one, Effect))[3:]

@@ -42,7 +42,26 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestArrived(Event):
+class OfRequest(Event):
+    """Report on a request."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class OfAttempt(OfRequest):
+    """Report on an attempt of a request."""
+
+    fencing_token: int
+
+    @property
+    def key(self) -> AttemptKey:
+        """Return the attempt."""
+        return (self.request_id, self.fencing_token)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestArrived(OfRequest):
     """Request admission of a valid request to `pool`.
 
     `cascade`: pools in order, beginning with `pool` (DiffServe, section 3.1); none or one is no cascade; `cascade_name`
@@ -53,7 +72,6 @@ class RequestArrived(Event):
     another plan may send it elsewhere.
     """
 
-    request_id: str
     tenant: str
     pool: str
     work: float
@@ -72,18 +90,12 @@ class RequestArrived(Event):
         return (self.request_id, *self.others)
 
 
-@dataclass(frozen=True, slots=True)
-class AcceptPersisted(Event):
+class AcceptPersisted(OfRequest):
     """Report that the journal holds the request durably."""
 
-    request_id: str
 
-
-@dataclass(frozen=True, slots=True)
-class AcceptDropped(Event):
+class AcceptDropped(OfRequest):
     """Report that the request must not run: its idempotency key is in use, or the journal could not store it."""
-
-    request_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +109,7 @@ class RouteOption:
 
 
 @dataclass(frozen=True, slots=True)
-class RouteResolved(Event):
+class RouteResolved(OfRequest):
     """Answer ResolveRoute for that stage of the cascade: the start and the model of the request; `work` is the work
     left from that start.
 
@@ -109,7 +121,6 @@ class RouteResolved(Event):
     one. `light_price`: seconds of this stage ÷ those of the next; 0 if unknown.
     """
 
-    request_id: str
     pool: str
     model_digest: str
     work: float
@@ -125,113 +136,88 @@ class RouteResolved(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class AttemptPersisted(Event):
+class AttemptPersisted(OfAttempt):
     """Answer PersistAttempt: `won` is False if another frontdoor has ended the request or holds a newer token."""
 
-    request_id: str
-    fencing_token: int
     won: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptStarted(Event):
+class AttemptStarted(OfAttempt):
     """Report that the worker has begun the attempt; before, it may have waited there after another."""
 
-    request_id: str
-    fencing_token: int
 
-
-@dataclass(frozen=True, slots=True)
-class AttemptYielded(Event):
+class AttemptYielded(OfAttempt):
     """Report that the attempt's batch slot is about to be free: it holds a credit no longer."""
 
-    request_id: str
-    fencing_token: int
-
 
 @dataclass(frozen=True, slots=True)
-class AttemptProgressed(Event):
+class AttemptProgressed(OfAttempt):
     """Report that the worker has completed `step` steps of the attempt's schedule."""
 
-    request_id: str
-    fencing_token: int
     step: int
 
 
 @dataclass(frozen=True, slots=True)
-class AttemptFinished(Event):
+class AttemptFinished(OfAttempt):
     """Report that an attempt has an image, not yet committed. `painted_work`: the pixel steps that really ran, if they
     differ from the routed work; 0 otherwise."""
 
-    request_id: str
-    fencing_token: int
     painted_work: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class AttemptFailed(Event):
+class AttemptFailed(OfAttempt):
     """Report that an attempt ended without an image; `kind` decides whether the request runs again."""
 
-    request_id: str
-    fencing_token: int
     kind: FailureKind
     reason: str = ""
     message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Scored(Event):
+class Scored(OfAttempt):
     """Answer Score: softmax of 'real', 0..1; None if the discriminator did not answer."""
 
-    request_id: str
-    fencing_token: int
     confidence: float | None
 
 
 @dataclass(frozen=True, slots=True)
-class ResultCommitted(Event):
+class ResultCommitted(OfAttempt):
     """Answer the compare-and-set: `won` is False if a newer attempt or another ending came first."""
 
-    request_id: str
-    fencing_token: int
     won: bool
 
 
 @dataclass(frozen=True, slots=True)
-class CommitFailed(Event):
+class CommitFailed(OfAttempt):
     """Report that the image could not be stored."""
 
-    request_id: str
-    fencing_token: int
     reason: str
     message: str
 
 
 @dataclass(frozen=True, slots=True)
-class EndPersisted(Event):
+class EndPersisted(OfRequest):
     """Answer PersistEnd: `won` is False if the request had ended already."""
 
-    request_id: str
     won: bool
 
 
 @dataclass(frozen=True, slots=True)
-class EffectFailed(Event):
+class EffectFailed(OfRequest):
     """Report that an effect raised: it gets no other answer, and it may or may not have been carried out.
 
     `effect` is the name of its kind; `fencing_token` is 0 for a kind that has none.
     """
 
-    request_id: str
     effect: str
     fencing_token: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class CancelRequested(Event):
+class CancelRequested(OfRequest):
     """Cancel a request. `client_left`: the stream broke without a cancel; the recorded reason differs."""
 
-    request_id: str
     client_left: bool = False
 
 

@@ -37,7 +37,7 @@ def on_attempt_progressed(state: State, now: float, event: AttemptProgressed) ->
     """Thin a running image if its deadline or the load of its pool now requires it. An attempt that already runs fewer
     steps continues; if the request for it came too late, send another."""
     request = state.requests.get(event.request_id)
-    key = (event.request_id, event.fencing_token)
+    key = event.key
     worker = state.workers.get(state.attempt_workers.get(key, ""))
     if worker is None or request is None or request.attempt_key != key:
         return []

@@ -40,7 +40,6 @@ def read_keys(path: Path) -> tuple[bytes, ...]:
 
 
 def open_grant_keys(path: Path | None) -> GrantKeys | None:
-    """Return the keys of the file; None without a path."""
     return GrantKeys(path) if path is not None else None
 
 

@@ -56,7 +56,6 @@ def from_flags(
 
 
 def joined(value: Any) -> Any:
-    """Join repeated flags of a list setting into one list."""
     return ",".join(value) if isinstance(value, list) else value
 
 

@@ -74,7 +74,6 @@ class StructuredFormatter(logging.Formatter):
         self.instance_id = instance_id
 
     def fields_of(self, record: logging.LogRecord) -> dict[str, Any]:
-        """Return the fields that the caller passed as `extra`."""
         return {name: value for name, value in record.__dict__.items() if name not in OWN_ATTRIBUTES}
 
     def time_of(self, record: logging.LogRecord) -> str:

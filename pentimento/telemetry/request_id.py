@@ -21,7 +21,6 @@ def new_request_id() -> str:
 
 
 def accept_request_id(offered: str | bytes | None) -> str:
-    """Return the caller's id if it is well-formed, else a new one."""
     if isinstance(offered, str) and ACCEPTED.fullmatch(offered):
         return offered
     return new_request_id()

@@ -54,7 +54,6 @@ def edge_app(parts: EdgeParts) -> "EdgeApp":
 
 
 def api_routes(parts: EdgeParts) -> list[BaseRoute]:
-    """Return the routes of the API."""
     files = file_routes(parts)
     api = [*health_routes(parts), *document_routes(bool(files)), *model_routes(parts), *image_routes(parts)]
     return [*api, *job_routes(parts), *files]
@@ -84,19 +83,15 @@ def health_routes(parts: EdgeParts) -> list[BaseRoute]:
 
 
 def model_routes(parts: EdgeParts) -> list[BaseRoute]:
-    """Return the routes of models."""
-
     async def models_of(request: Request) -> dict[str, ModelDocument]:
         async with parts.frontdoor.images(token_of(request)) as client:
             served = await client.list_models(CALL_TIMEOUT_S)
         return model_documents(served, parts.model_aliases)
 
     async def models(request: Request) -> Response:
-        """List the models."""
         return JSONResponse({"object": "list", "data": list((await models_of(request)).values())})
 
     async def model(request: Request) -> Response:
-        """Return one model."""
         found = (await models_of(request)).get(request.path_params["model"])
         if found is None:
             raise NotFound.of("UNKNOWN_MODEL", "model", "there is no such model")
@@ -194,7 +189,6 @@ class EdgeAnswer:
 
 
 def failure(error: Exception) -> Response:
-    """Return the answer for an error."""
     if isinstance(error, HTTPException):
         document = {"message": error.detail, "type": "invalid_request_error", "param": None, "code": "WRONG_METHOD"}
         return JSONResponse({"error": document}, error.status_code, error.headers)
@@ -217,7 +211,6 @@ def carried(scope: Scope) -> dict[str, str]:
 
 
 async def unknown_route(scope: Scope, receive: Receive, send: Send) -> None:
-    """Raise NotFound for an unknown path."""
     raise NotFound("UNKNOWN_PATH", "there is nothing at this path")
 
 

@@ -31,16 +31,12 @@ Introduction = Callable[[str | None, grpc.aio.Channel], Awaitable[object]]
 
 @dataclass
 class CallerConnection:
-    """A connection and the number of its open calls."""
-
     channel: grpc.aio.Channel
     call_count: int = 0
 
 
 @dataclass
 class CallerLane:
-    """The connections of one caller."""
-
     connections: list[CallerConnection] = field(default_factory=list)
 
     @property
@@ -155,7 +151,6 @@ class CallerChannels:
         closing.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
-        """Close every connection."""
         strangers = list(self._strangers.values())
         for stranger in strangers:
             stranger.cancel()

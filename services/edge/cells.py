@@ -35,7 +35,6 @@ class Frontdoors:
 
     @property
     def cells(self) -> Mapping[str, CallerChannels]:
-        """Return the channels of each cell."""
         return self._channels
 
     @asynccontextmanager
@@ -83,7 +82,6 @@ class Frontdoors:
         return page
 
     async def close(self) -> None:
-        """Close every connection."""
         for channels in self._channels.values():
             await channels.close()
 

@@ -73,7 +73,6 @@ class CallTurns:
         return self._begun_count > self._taken_count or (bool(self._waiting) and self._most_untaken > 0)
 
     def let_in(self) -> None:
-        """Admit the calls that have their turn."""
         self._is_woken = False
         while self._waiting and self._has_room():
             connection, _ = self._waiting.popitem(last=False)

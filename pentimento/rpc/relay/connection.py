@@ -114,7 +114,6 @@ class Connection:
         self._read_or_wait()
 
     def from_server(self, data: bytes) -> None:
-        """Pass an answer on."""
         if ended := self._answers.ended_streams(data):
             self._frames.open_streams.difference_update(ended)
             self._quiet_since = asyncio.get_running_loop().time()
@@ -163,7 +162,6 @@ class Connection:
         self._end()
 
     def abort(self) -> None:
-        """End both immediately."""
         for transport in (self._client, self._server):
             if transport is not None:
                 transport.abort()

@@ -150,7 +150,6 @@ def size_of(completed: Completed) -> str:
 
 
 def quality_of(completed: Completed) -> str:
-    """Return the quality of a finished image."""
     provenance = completed.provenance
     return quality_word(provenance.steps_saved + len(provenance.route.thinned_steps))
 
@@ -161,7 +160,6 @@ def quality_word(saved_steps: int) -> str:
 
 
 def usage_of(completed: list[Completed]) -> UsageDocument:
-    """Return the usage of all images of a call."""
     spec = completed[0].provenance.spec
     text = -(-len((spec.prompt + spec.negative_prompt).encode()) // BYTES_A_TEXT_TOKEN)
     images = len(completed) * pixel_tokens(spec)
@@ -295,7 +293,6 @@ def jobs_document(page: RequestPage) -> JobListDocument:
 
 
 def accepted_document(accepted: Accepted) -> dict[str, Any]:
-    """Return an accepted job."""
     ids = {"image_request_ids": list(accepted.image_request_ids)} if accepted.image_request_ids else {}
     return {"id": accepted.request_id, "object": "job", "status": "accepted", "replayed": accepted.replayed, **ids}
 

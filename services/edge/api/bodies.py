@@ -238,7 +238,6 @@ class GenerationRequest(ImageBody):
 
     @property
     def as_urls(self) -> bool:
-        """Return whether the answer has URLs."""
         return self.response_format == "url"
 
     def to_request(self, aliases: Mapping[str, str] | None = None) -> ImageRequest:
@@ -318,7 +317,6 @@ class EditRequest(EditBody, GenerationRequest):
         return cls.read(values)
 
     def init_image(self) -> InitImage | None:
-        """Return the image to start from."""
         return InitImage(self.image, self.strength, self.mask)
 
 

@@ -68,14 +68,12 @@ def document_routes(serves_files: bool) -> list[BaseRoute]:
     document = api_document(serves_files)
 
     async def openapi(request: Request) -> Response:
-        """Return the document."""
         return JSONResponse(document)
 
     return [Route("/openapi.json", openapi)]
 
 
 def api_document(serves_files: bool = True) -> Schema:
-    """Return the whole document."""
     return {
         "openapi": "3.1.0",
         "info": {
@@ -93,7 +91,6 @@ def api_document(serves_files: bool = True) -> Schema:
 
 
 def component_schemas() -> dict[str, Schema]:
-    """Return the schemas of bodies and answers by name."""
     keyed: list[tuple[str, JsonSchemaMode, TypeAdapter[Any]]]
     keyed = [(one.__name__, "validation", TypeAdapter(one)) for one in COMPONENTS]
     _, found = TypeAdapter.json_schemas(keyed, ref_template="#/components/schemas/{model}")
@@ -111,7 +108,6 @@ def untitled(schema: Schema) -> Schema:
 
 
 def reference(model: type) -> Schema:
-    """Return a reference to a component."""
     return {"$ref": f"#/components/schemas/{model.__name__.removesuffix('Document')}"}
 
 
@@ -154,7 +150,6 @@ def parameter(place: str, name: str, description: str = "", /, **schema: Any) ->
 
 
 def query_parameters(model: type[Body]) -> list[Schema]:
-    """Return the parameters of a query."""
     found = []
     for name, field in model.model_json_schema()["properties"].items():
         value = field["anyOf"][0]
@@ -180,7 +175,6 @@ STATUS = {"type": "object", "properties": {"status": {"type": "string"}}, "requi
 
 
 def image_paths() -> dict[str, Schema]:
-    """Return the paths of images and models."""
     generation = {JSON_TYPE: reference(GenerationRequest)}
     edit = {FORM_TYPE: reference(EditRequest), JSON_TYPE: reference(JsonEditRequest)}
     model = call("Return a model.", ModelDocument, parameter("path", "model", minLength=1))
@@ -193,7 +187,6 @@ def image_paths() -> dict[str, Schema]:
 
 
 def image_call(summary: str, body: Kinds) -> Schema:
-    """Return an operation that generates images."""
     words = "the images; with `stream`, events while they are generated"
     document = call(summary, ImagesDocument, KEY_PARAMETER, words=words, body=body, errors=ALL_ERRORS)
     document["responses"]["200"]["content"][EVENTS] = {"schema": EVENT}
@@ -201,7 +194,6 @@ def image_call(summary: str, body: Kinds) -> Schema:
 
 
 def job_paths() -> dict[str, Schema]:
-    """Return the paths of jobs."""
     submit = call(
         "Generate images in a job, which continues without its client.",
         SubmittedJobDocument,
@@ -256,7 +248,6 @@ def file_paths() -> dict[str, Schema]:
 
 
 def health_paths() -> dict[str, Schema]:
-    """Return the paths of load balancers."""
     health = call("Liveness: this process answers.", STATUS, errors={403})
     ready = call("Readiness: requests are accepted.", STATUS, errors={403})
     ready["responses"]["503"] = response("not ready", {JSON_TYPE: STATUS})

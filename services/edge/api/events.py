@@ -32,7 +32,6 @@ Encoder = Callable[[GenerateEvent], bytes | None]
 
 
 def sse(name: str, document: Mapping[str, Any]) -> bytes:
-    """Return a server-sent event."""
     return b"event: %s\ndata: %s\n\n" % (name.encode(), document_bytes(document, ensure_ascii=True))
 
 

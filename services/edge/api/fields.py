@@ -201,7 +201,6 @@ FormFile = Annotated[
 
 
 def file_absent(value: Any) -> Any:
-    """Raise ValueError for a file's id."""
     raise ValueError("must be absent: no files are stored here, use image_url")
 
 

@@ -37,7 +37,6 @@ URL_FIELD = "response_format"
 
 
 def image_routes(parts: EdgeParts) -> list[BaseRoute]:
-    """Return the routes of images."""
     steps, offers = UsualSteps(), UrlOffers(parts)
     generations = ImageEndpoint(parts, steps, offers, "image_generation", read_generation)
     edits = ImageEndpoint(parts, steps, offers, "image_edit", read_edit)
@@ -95,7 +94,6 @@ async def held_body(parts: EdgeParts, request: Request) -> AsyncIterator[HeldBod
 
 
 def content_type(request: Request) -> str:
-    """Return the media type of a body."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
@@ -107,7 +105,6 @@ async def read_document(request: Request, held: HeldBody) -> dict[str, Any]:
 
 
 async def read_generation(request: Request, held: HeldBody) -> GenerationRequest:
-    """Read a generation."""
     return GenerationRequest.read(await read_document(request, held))
 
 
@@ -198,7 +195,6 @@ class AcceptedRetries(RetryPolicy):
     """Retry like the SDK's clients, but only accepted requests: the caller repeats the others."""
 
     def most_tries(self, error: PentimentoError, *, accepted: bool, late: bool) -> int:
-        """Return the most tries of a call after an error."""
         return super().most_tries(error, accepted=accepted, late=late) if accepted else 1
 
 

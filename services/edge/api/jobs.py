@@ -55,7 +55,6 @@ FromText = BeforeValidator(json_value)
 
 
 def states_of(text: str) -> frozenset[RequestState]:
-    """Return the states of a list of words."""
     words = text.split(",")
     if not set(words) <= set(STATES):
         raise ValueError(f"must be some of {', '.join(STATES)}, separated by commas")
@@ -99,7 +98,6 @@ def single_values(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def job_routes(parts: EdgeParts) -> list[BaseRoute]:
-    """Return the routes of jobs."""
     calls = JobRoutes(parts)
     return [
         # One route, so that the answer to another method names both.
@@ -120,7 +118,6 @@ class JobRoutes:
         self._url_offers = UrlOffers(parts)
 
     async def submit_or_page(self, request: Request) -> Response:
-        """Submit a job or list jobs, by the method."""
         return await (self.submit(request) if request.method == "POST" else self.page(request))
 
     async def submit(self, request: Request) -> Response:
@@ -138,27 +135,23 @@ class JobRoutes:
         return JSONResponse({**accepted_document(accepted), "result": result}, 202, headers)
 
     async def page(self, request: Request) -> Response:
-        """List jobs, newest first."""
         asked = JobsQuery.read(single_values(request.query_params.multi_items()))
         query = RequestQuery(asked.status, asked.jobs_only, asked.limit, asked.after)
         page = await self._parts.frontdoor.page(token_of(request), query, CALL_TIMEOUT_S)
         return JSONResponse(jobs_document(page))
 
     async def show(self, request: Request) -> Response:
-        """Return a job with its progress."""
         async with self._client(request) as client:
             status = await client.get_request(request.path_params["id"], True, CALL_TIMEOUT_S)
         assert status.summary is not None
         return JSONResponse(job_document(status.summary, status))
 
     async def cancel(self, request: Request) -> Response:
-        """Cancel a job, and return it."""
         async with self._client(request) as client:
             await client.cancel(request.path_params["id"], CALL_TIMEOUT_S)
         return await self.show(request)
 
     async def result(self, request: Request) -> Response:
-        """Return the images of a completed job."""
         asked = ResultQuery.read(single_values(request.query_params.multi_items()))
         as_urls = asked.response_format == "url"
         if as_urls:
@@ -170,7 +163,6 @@ class JobRoutes:
         return DocumentResponse(document)
 
     async def url(self, request: Request) -> Response:
-        """Create a URL of its image that expires."""
         await self._url_offers.check(token_of(request))
         async with self._client(request) as client:
             result = await client.result_url(request.path_params["id"], None, CALL_TIMEOUT_S)

@@ -63,7 +63,6 @@ MEDIA_TYPES = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
 
 
 def data_routes(parts: EdgeParts) -> list[BaseRoute]:
-    """Return the routes of the console's data."""
     calls = ConsoleCalls(parts)
     return [
         Route(f"{DATA}/access", calls.access),
@@ -157,11 +156,9 @@ class ConsoleCalls:
         return document(as_json(page))
 
     async def provenance(self, request: Request) -> Response:
-        """Return the provenance of a finished image."""
         return document(completed_document(await self._completed(request, omit_image=True)))
 
     async def image(self, request: Request) -> Response:
-        """Return a finished image's bytes."""
         completed = await self._completed(request, omit_image=False)
         return Response(completed.image, media_type=MEDIA_TYPES[completed.format.value], headers=PRIVATE)
 

@@ -86,7 +86,6 @@ class HistoryReader:
     reads: bool = False
 
     async def run(self) -> None:
-        """Sample until the task is cancelled."""
         while True:
             await self.look()
             await asyncio.sleep(INTERVAL_S)
@@ -111,7 +110,6 @@ class HistoryReader:
         return await ControllerClient(self.controller).fleet(LOOK_TIMEOUT_S)
 
     async def close(self) -> None:
-        """Close the channels."""
         for channel in (*self.frontdoors.values(), self.controller):
             if channel is not None:
                 await channel.close()

@@ -86,15 +86,12 @@ def read_files() -> dict[str, StaticFile]:
 
 
 def page_routes() -> list[BaseRoute]:
-    """Return the routes of the page and its files."""
     files = read_files()
 
     async def page(request: Request) -> Response:
-        """Return the console's page."""
         return files["index.html"].response(request)
 
     async def static(request: Request) -> Response:
-        """Return a file of the console."""
         file = files.get(request.path_params["name"])
         if file is None:
             raise NotFound("UNKNOWN_PATH", "the console has no such file")

@@ -59,7 +59,6 @@ class PlaygroundBody(EditBody):
         return None if self.image is None else InitImage(self.image, self.strength, self.mask)
 
     def opened(self) -> OpenEvents:
-        """Return the frontdoor's call."""
         request = self.to_request()
 
         def events(client: ImageClient) -> AsyncGenerator[GenerateEvent, None]:
@@ -91,7 +90,6 @@ class ReplayBody(Body):
     preview_every_steps: PreviewInterval = 0
 
     def opened(self) -> OpenEvents:
-        """Return the frontdoor's call."""
         inputs = tuple(ReplayInput(one.field, one.data) for one in self.inputs)
         request = ReplayRequest(self.request_id, inputs)
         return lambda client: events_of(client, lambda key, _: client.replay(request, key, self.preview_every_steps))
