@@ -42,8 +42,9 @@ class SuiteStatus:
         for error in failed.values():
             if not isinstance(error, PentimentoError):
                 raise error
-        parts: Any = (None if name in failed else answer for name, answer in answers.items())
-        return cls(*parts, {name: str(error) for name, error in failed.items()})
+        parts: dict[str, Any] = {name: None if name in failed else answer for name, answer in answers.items()}
+        unanswered = {name: str(error) for name, error in failed.items()}
+        return cls(parts["controller"], parts["frontdoor"], parts["gateway"], unanswered)
 
 
 def as_document(status: SuiteStatus) -> dict[str, Any]:
