@@ -41,7 +41,8 @@ from pentimento.devices.choices import WeightStorage
 from pentimento.diffusion.denoising import NoiseStart
 from pentimento.diffusion.engine.probe import example_input
 from pentimento.diffusion.families import BatchKey, DiffusionModel
-from pentimento.diffusion.packed_weights import pack, weight_bytes
+from pentimento.diffusion.packed_weights import pack
+from pentimento.diffusion.weight_memory import weight_bytes
 from pentimento.diffusion.weights import quiet_loaders
 from services.unet_worker.profiling.reuse import study_model
 from services.unet_worker.profiling.reuse_study import StudyModel

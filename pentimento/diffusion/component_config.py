@@ -90,6 +90,16 @@ _NESTED = frozenset({"text_config", "vision_config"})
 _UNBOUNDED = frozenset({"model_max_length"})
 
 
+def network_config(path: Path, stored: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    """Return the `keys` of a network's configuration; of a whole CLIP those of its text tower. Raises as
+    `allowed_config`."""
+    if stored.get("model_type") == "clip" and isinstance(stored.get("text_config"), dict):
+        stored = {**stored["text_config"], "model_type": "clip_text_model"}
+    if isinstance(backbone := stored.get("backbone_config"), dict):  # of a depth model
+        stored = {**stored, "backbone_config": allowed_config(path, backbone, DINOV2_KEYS)}
+    return allowed_config(path, stored, keys)
+
+
 def allowed_config(path: Path, stored: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
     """Return the `keys` of `stored`. Raises BadCheckpoint naming `path` and the key of a value out of bounds."""
     taken = {key: value for key, value in stored.items() if key in keys}

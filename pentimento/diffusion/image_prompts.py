@@ -7,14 +7,16 @@ and `to_v_ip.weight` for the network's cross-attention layers, N = 1, 3, 5 …. 
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
+from diffusers.loaders.unet import UNet2DConditionLoadersMixin
 from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
@@ -22,7 +24,6 @@ from torch.nn.functional import linear
 
 from pentimento.diffusion.checkpoint import BadCheckpoint, component_files, digest_files, read_json_object
 from pentimento.diffusion.families.image_prompts import CrossAttention, ImagePrompt
-from pentimento.diffusion.image_tokens import OtherForm, checked_width, image_tokens, is_resampler
 from pentimento.diffusion.preprocessing import ImagePreprocessing, to_pixels
 from pentimento.diffusion.weights import load_network
 from pentimento.domain.errors import FailedPrecondition
@@ -32,6 +33,9 @@ ENCODER_FOLDER = "image_encoder"
 ENCODER_CLASS = "CLIPVisionModelWithProjection"
 _LAYER = re.compile(r"ip_adapter\.(\d{1,4})\.to_([kv])_ip\.weight")
 _IMAGE = "image_proj."
+_PLUS_NAME = re.compile(r"latents|(proj_in|proj_out|norm_out)\.(weight|bias)|layers\.[0-3]\.[01]\..*")
+_LINEAR_NAME = re.compile(r"(proj|norm)\.(weight|bias)")
+_MAX_TOKENS = 64
 # transformers' defaults.
 _USUAL_WIDTHS = {"hidden_size": 768, "projection_dim": 512}
 _FLOATS = ("F32", "F16", "BF16")
@@ -69,22 +73,36 @@ def check_ip_adapter(path: Path, layers: Sequence[CrossAttention]) -> IpAdapterF
     shapes = _shapes(path)
     image = {name.removeprefix(_IMAGE): shape for name, shape in shapes.items() if name.startswith(_IMAGE)}
     _check_layers(path, shapes, layers)
-    try:
-        width = checked_width(image, layers[0].text_width)
-    except OtherForm as error:
-        raise BadIpAdapter(f"{path.name}: image_proj: {error}", "UNSUPPORTED_IP_ADAPTER") from None
-    except ValueError as error:
-        raise BadIpAdapter(f"{path.name}: image_proj: {error}", "IP_ADAPTER_MISMATCH") from None
+    width = _checked_width(path, image, layers[0].text_width)
     try:
         files = component_files(encoder, encoder)
         config = read_json_object(encoder / "config.json")
     except BadCheckpoint as error:
         raise BadIpAdapter(f"{path.name}: its image encoder: {error.message}") from None
-    key = "hidden_size" if is_resampler(image) else "projection_dim"
+    key = "hidden_size" if _is_plus(image) else "projection_dim"
     if config.get(key, _USUAL_WIDTHS[key]) != width:
         made = f"has a {key} of {str(config.get(key))[:20]}, image_proj takes {width}"
         raise BadIpAdapter(f"{path.name}: {ENCODER_FOLDER} {made}", "IP_ADAPTER_MISMATCH")
     return IpAdapterFile(path, encoder, tuple(files))
+
+
+def _is_plus(image: Mapping[str, object]) -> bool:
+    """Return whether `image_proj` has the plus form, a resampler (Alayrac et al. 2022)."""
+    return "latents" in image
+
+
+def _checked_width(path: Path, image: Mapping[str, tuple[int, ...]], text_width: int) -> int:
+    """Return the width of the encoding that the tensors of `image_proj` take."""
+    plus, linear = (_PLUS_NAME, "proj_in.weight", "norm_out.weight"), (_LINEAR_NAME, "proj.weight", "norm.weight")
+    known, taking, norm = plus if _is_plus(image) else linear
+    if others := [name for name in image if not known.fullmatch(name)]:
+        message = f"{path.name}: {_IMAGE}{others[0][:80]} is of another form than the linear and the plus one"
+        raise BadIpAdapter(message, "UNSUPPORTED_IP_ADAPTER")
+    width, queries = image.get(taking, ()), image.get("latents", (1, 1, 1))[1:2]
+    if image.get(norm) != (text_width,) or len(width) != 2 or not (1,) <= queries <= (_MAX_TOKENS,):
+        message = f"{path.name}: image_proj must make 1 to {_MAX_TOKENS} tokens of {text_width} values"
+        raise BadIpAdapter(message, "IP_ADAPTER_MISMATCH")
+    return width[1]
 
 
 def _check_layers(path: Path, shapes: dict[str, tuple[int, ...]], layers: Sequence[CrossAttention]) -> None:
@@ -176,7 +194,8 @@ class IpAdapter:
             if not tensor.isfinite().all():
                 raise BadIpAdapter(f"{path.name}: {name[:80]!r} has numbers that are not finite")
         self.encoder = encoder
-        self._parts = {name.removeprefix(_IMAGE): one for name, one in tensors.items() if name.startswith(_IMAGE)}
+        image = {name.removeprefix(_IMAGE): one for name, one in tensors.items() if name.startswith(_IMAGE)}
+        self._is_plus, self._tokens = _is_plus(image), _projection(path, image, device, dtype)
         named = [
             (2 * layer.place + later, tensors[f"ip_adapter.{2 * number + 1}.to_{part}_ip.weight"])
             for number, layer in enumerate(layers)
@@ -188,12 +207,27 @@ class IpAdapter:
     def prompt(self, pixels: Tensor, scale: float, *, guided: bool) -> ImagePrompt:
         """Return the prompt of an encoder's input. The unconditional row, first if `guided`, is of an embedding of
         zeros, or in the plus form of an image of zeros, as in diffusers."""
-        tokens = image_tokens(self._parts, self._encoded(pixels, guided=guided))
+        tokens = self._tokens(self._encoded(pixels, guided=guided))
         return ImagePrompt(torch.cat([linear(tokens, layer) for layer in self._layers], dim=-1), scale)
 
     def _encoded(self, pixels: Tensor, *, guided: bool) -> Tensor:
-        if is_resampler(self._parts):
+        if self._is_plus:
             images = [torch.zeros_like(pixels), pixels] if guided else [pixels]
             return torch.cat([self.encoder.states(image) for image in images])
         embedding = self.encoder.embedding(pixels)
         return torch.cat([torch.zeros_like(embedding), embedding]) if guided else embedding
+
+
+def _projection(path: Path, image: dict[str, Tensor], device: torch.device, dtype: torch.dtype) -> Any:
+    """Return diffusers' network of the tensors of `image_proj`. Raises BadIpAdapter if one is missing or does not
+    fit the others."""
+    place: Any = SimpleNamespace(device=device, dtype=dtype)  # what the method reads of a UNet
+    convert: Any = UNet2DConditionLoadersMixin._convert_ip_adapter_image_proj_to_diffusers
+    try:
+        network = convert(place, image, low_cpu_mem_usage=True)
+    except (KeyError, IndexError, ValueError, RuntimeError) as error:
+        words = " ".join(str(error).split())[:200]
+        raise BadIpAdapter(f"{path.name}: image_proj does not load: {words}", "IP_ADAPTER_MISMATCH") from None
+    if missing := [name for name, one in network.named_parameters() if one.is_meta]:
+        raise BadIpAdapter(f"{path.name}: image_proj has no tensor for {missing[0]}", "IP_ADAPTER_MISMATCH")
+    return network.eval().requires_grad_(False)

@@ -1,7 +1,9 @@
 """Load networks from tensors under the names of the original code (CompVis, Stability AI), with diffusers' mappings."""
 
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -46,15 +48,13 @@ def _scaled(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def load_original(
-    network_class: Any, tensors: dict[str, Tensor], root: Path, component: str, dtype: torch.dtype
+    network_class: Any, tensors: dict[str, Tensor], config: Mapping[str, Any], dtype: torch.dtype
 ) -> torch.nn.Module:
-    """Return the network with the configuration in the folder `component` of `root`. Raises ValueError for a missing
-    tensor."""
+    """Return the network of a configuration. Raises ValueError for a missing tensor."""
     if network_class.__name__ in _TEXT_MAPPINGS:
-        return _load_text(network_class, tensors, root, component, dtype)
+        return _load_text(network_class, tensors, config, dtype)
     from diffusers.loaders.single_file_model import SINGLE_FILE_LOADABLE_CLASSES
 
-    config = network_class.load_config(str(root), subfolder=component, local_files_only=True)
     with init_empty_weights():
         network: torch.nn.Module = network_class.from_config(config)
     convert = SINGLE_FILE_LOADABLE_CLASSES[network_class.__name__]["checkpoint_mapping_fn"]
@@ -67,7 +67,7 @@ def load_original(
 
 
 def _load_text(
-    network_class: Any, tensors: dict[str, Tensor], root: Path, component: str, dtype: torch.dtype
+    network_class: Any, tensors: dict[str, Tensor], config: Mapping[str, Any], dtype: torch.dtype
 ) -> torch.nn.Module:
     from diffusers.loaders import single_file_utils
 
@@ -75,7 +75,9 @@ def _load_text(
     load = getattr(single_file_utils, _TEXT_MAPPINGS[name])
     # diffusers' conversion of an incomplete CLIP does not name the missing tensor.
     first = dtype if name == "T5EncoderModel" else None
-    network: Any = load(network_class, tensors, component, str(root), first, local_files_only=True)
+    with TemporaryDirectory(prefix="pentimento-model-") as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        network: Any = load(network_class, tensors, "", folder, first, local_files_only=True)
     network.tie_weights()
     _check_complete(key for key, parameter in network.named_parameters() if parameter.is_meta)
     loaded: torch.nn.Module = network.to(dtype)

@@ -7,7 +7,6 @@ torchao's tensors pack no convolutions, which hold more than half of a UNet's we
 Scales belong to output channels. FP8 (e4m3) scales are powers of two, so that the weights of a file in e4m3 stay exact.
 """
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -113,9 +112,3 @@ def _layers(network: nn.Module) -> Iterator[Layer]:
 def is_packed(network: nn.Module) -> bool:
     """Return whether any layer's weight is packed: it cannot be changed in place."""
     return any(parametrize.is_parametrized(module, "weight") for module in network.modules())
-
-
-def weight_bytes(network: nn.Module) -> int:
-    """Return the memory of a network's weights."""
-    tensors = (*network.parameters(), *network.buffers())
-    return sum(math.prod(tensor.shape) * tensor.itemsize for tensor in tensors)

@@ -1,25 +1,34 @@
-"""Compute the memory of weights: of loaded networks, and of a checkpoint before anything is loaded."""
+"""Choose the files of weights and their storage, and compute the memory of weights: of loaded networks, and of a
+checkpoint before anything is loaded."""
 
+import logging
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from pentimento.devices.choices import WeightStorage
-from pentimento.diffusion.checkpoint import Checkpoint
+from pentimento.diffusion.checkpoint import BadCheckpoint, Checkpoint, read_json_object
+from pentimento.diffusion.file_layouts import is_scale
 from pentimento.diffusion.host_weights import is_in_host_memory
 from pentimento.domain.weights import ComponentWeights
-from pentimento.files.safetensors_header import TensorEntry, read_header
+from pentimento.files.safetensors_header import FLOATS, TensorEntry, read_header
+
+logger = logging.getLogger(__name__)
 
 _AUTOENCODER = "vae"
+# The format's name of e4m3.
 _FP8 = "F8_E4M3"
 # The name of a tensor up to the number of its layer.
 _LAYER = re.compile(r"^(.*?\.\d+)\..*")
-_FLOATS = ("F64", "F32", "F16", "BF16", _FP8, "F8_E5M2")
+_HALVES = (torch.float16, torch.bfloat16)
+_WEIGHTS, _SHARD = ".safetensors", re.compile(r"-\d{5}-of-\d{5}$")
+# The names of a network's files by diffusers and transformers, without variant and shards.
+_STEMS = ("diffusion_pytorch_model", "model")
 
 
 def networks_of(parts: Mapping[str, Any]) -> dict[str, torch.nn.Module]:
@@ -39,10 +48,15 @@ def component_weights(networks: Mapping[str, torch.nn.Module]) -> tuple[Componen
     return tuple(_weights_of(name, network) for name, network in networks.items())
 
 
+def weight_bytes(network: torch.nn.Module) -> int:
+    """Return the memory of a network's weights."""
+    return sum(tensor.nbytes for tensor in (*network.parameters(), *network.buffers()))
+
+
 def _weights_of(component: str, network: torch.nn.Module) -> ComponentWeights:
     sizes: Counter[torch.dtype] = Counter()
     for tensor in (*network.parameters(), *network.buffers()):
-        sizes[tensor.dtype] += math.prod(tensor.shape) * tensor.itemsize
+        sizes[tensor.dtype] += tensor.nbytes
     most = sizes.most_common(1)[0][0] if sizes else torch.float32
     # Only GGUF's blocks are stored as bytes.
     precision = "gguf" if most is torch.uint8 else str(most).removeprefix("torch.")
@@ -64,36 +78,71 @@ def component_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> dict[str, int
 
 def _needed_by(checkpoint: Checkpoint, component: str, dtype: torch.dtype) -> int:
     file = checkpoint.single_file
-    if component in checkpoint.held and file is not None:
-        if file.suffix != ".safetensors":
-            return file.stat().st_size
-        prefix = checkpoint.held[component]
-        found = read_header(file).tensors.items()
-        entries = {name.removeprefix(prefix): entry for name, entry in found if name.startswith(prefix)}
-        return _bytes_in(checkpoint, component, entries, dtype)
-    variants: dict[str, dict[str, TensorEntry]] = {}
-    for path in checkpoint.component_files(component):
-        if path.suffix == ".safetensors":
-            variants.setdefault(_variant(path), {}).update(read_header(path).tensors)
-    return max((_bytes_in(checkpoint, component, entries, dtype) for entries in variants.values()), default=0)
-
-
-def _variant(path: Path) -> str:
-    """Return the variant of a file: of `model.fp16-00001-of-00002.safetensors` fp16."""
-    _, _, rest = path.name.removesuffix(".safetensors").partition(".")
-    return rest.partition("-")[0]
-
-
-def _bytes_in(checkpoint: Checkpoint, component: str, entries: Mapping[str, TensorEntry], dtype: torch.dtype) -> int:
-    entries = {name: entry for name, entry in entries.items() if entry.dtype in _FLOATS}
-    values: Counter[str] = Counter()
-    for entry in entries.values():
-        values[entry.dtype] += math.prod(entry.shape)
-    is_fp8 = bool(values) and values.most_common(1)[0][0] == _FP8
-    packs = is_fp8 if checkpoint.storage is WeightStorage.AUTO else checkpoint.storage is not WeightStorage.FULL
-    packs = packs and component != _AUTOENCODER
+    if component in checkpoint.held and file is not None and file.suffix != _WEIGHTS:
+        return file.stat().st_size
+    packs = storage_of(checkpoint, component, dtype) is not WeightStorage.FULL
     sizes: Counter[str] = Counter()
-    for name, entry in entries.items():
+    for name, entry in _loaded_entries(checkpoint, component, dtype).items():
         size = math.prod(entry.shape) * (1 if packs and len(entry.shape) > 1 else dtype.itemsize)
-        sizes[_LAYER.sub(r"\1", name) if checkpoint.stays_in_host(component) else ""] += size
+        sizes[_LAYER.sub(r"\1", name) if checkpoint.stays_in_host(component) else ""] += size * (entry.dtype in FLOATS)
     return max(sizes.values(), default=0)
+
+
+def storage_of(checkpoint: Checkpoint, component: str, dtype: torch.dtype) -> WeightStorage:
+    """Return how a component's weights are stored; AUTO follows the type of most of its values in the files."""
+    if component == _AUTOENCODER:
+        return WeightStorage.FULL
+    if checkpoint.storage is not WeightStorage.AUTO:
+        return checkpoint.storage
+    entries = _loaded_entries(checkpoint, component, dtype)
+    if any(map(is_scale, entries)):
+        return WeightStorage.FULL  # other scales than these would round again
+    counts: Counter[str] = Counter()
+    for entry in entries.values():
+        counts[entry.dtype] += math.prod(entry.shape)
+    return WeightStorage.FP8 if counts and counts.most_common(1)[0][0] == _FP8 else WeightStorage.FULL
+
+
+def _loaded_entries(checkpoint: Checkpoint, component: str, dtype: torch.dtype) -> dict[str, TensorEntry]:
+    """Return the tensors that are loaded for a component, by the headers of their files; none of GGUF's."""
+    file, files = checkpoint.single_file, checkpoint.component_files(component)
+    if component in checkpoint.held and file is not None:
+        prefix = checkpoint.held[component]
+        found = read_header(file).tensors.items() if file.suffix == _WEIGHTS else ()
+        return {name.removeprefix(prefix): entry for name, entry in found if name.startswith(prefix)}
+    if all(path.suffix != _WEIGHTS for path in files):
+        return {}
+    return entries_of(loaded_files(checkpoint.component_directory(component), files, dtype))
+
+
+def entries_of(files: Iterable[Path]) -> dict[str, TensorEntry]:
+    """Return the tensors of a network's files by their headers. Raises ValueError for an unsound header, OSError."""
+    return {name: entry for path in files for name, entry in read_header(path).tensors.items()}
+
+
+def loaded_files(folder: Path, files: Iterable[Path], dtype: torch.dtype) -> list[Path]:
+    """Return those of a folder's `files` that are loaded: a network's weights, or the shards that its index names.
+    Half-precision copies, named `<stem>.fp16.safetensors`, are preferred for models in half precision, full precision
+    for others. Raises BadCheckpoint if there is none."""
+    named = {path.name: path for path in files}
+    stems = [_SHARD.sub("", name.removesuffix(_WEIGHTS)) for name in named if name.endswith(_WEIGHTS)]
+    if not stems:
+        raise BadCheckpoint(f"{folder}: no safetensors file in it (pickled weights are never opened)")
+    variant = _variant(folder, stems, dtype)
+    for stem in _STEMS:
+        if (whole := f"{stem}{variant}{_WEIGHTS}") in named:
+            return [named[whole]]
+        if (index := named.get(f"{stem}{_WEIGHTS}.index{variant}.json")) is not None:
+            return [named[name] for name in sorted(set(read_json_object(index)["weight_map"].values()))]
+    raise BadCheckpoint(f"{folder}: no file {' or '.join(f'{stem}{variant}{_WEIGHTS}' for stem in _STEMS)} in it")
+
+
+def _variant(folder: Path, stems: Collection[str], dtype: torch.dtype) -> str:
+    """Return the variant of the weights to load with its dot; empty for files without one."""
+    variants = sorted({stem.split(".")[1] for stem in stems if "." in stem})
+    is_plain_there = any("." not in stem for stem in stems)
+    if not variants or (is_plain_there and not (dtype in _HALVES and "fp16" in variants)):
+        return ""
+    if is_plain_there:
+        logger.info("%s: the fp16 weights are loaded, for a model in half precision", folder.name)
+    return ".fp16" if "fp16" in variants else f".{variants[0]}"

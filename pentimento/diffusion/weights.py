@@ -3,21 +3,16 @@ only, no code from the directory. Networks are built without memory and take the
 
 import inspect
 import logging
-import math
-import re
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from accelerate import init_empty_weights  # type: ignore[import-untyped]
 
-from pentimento.devices.choices import WeightStorage
-from pentimento.diffusion.checkpoint import BadCheckpoint, Checkpoint, read_json_object, weight_files
+from pentimento.diffusion.checkpoint import BadCheckpoint, Checkpoint, read_json_object
 from pentimento.diffusion.clip_encoder import ACTIVATIONS, ClipTextConfig, ClipTextEncoder
 from pentimento.diffusion.component_config import (
     CLIP_TEXT_KEYS,
@@ -27,16 +22,16 @@ from pentimento.diffusion.component_config import (
     QWEN3_KEYS,
     QWEN_VL_KEYS,
     T5_KEYS,
+    network_config,
 )
-from pentimento.diffusion.file_layouts import is_scale
 from pentimento.diffusion.host_weights import keep_in_host_memory
 from pentimento.diffusion.original_weights import load_original, original_tensors
-from pentimento.diffusion.packed_weights import pack, weight_bytes
-from pentimento.diffusion.staging import stage_network, staged
+from pentimento.diffusion.packed_weights import pack
+from pentimento.diffusion.staging import staged_tokenizer
 from pentimento.diffusion.tensor_files import read_tensors
 from pentimento.diffusion.thread_dtype import ThreadDtype, keep_default_in_transformers
+from pentimento.diffusion.weight_memory import loaded_files, storage_of, weight_bytes
 from pentimento.files.file_sums import CorruptComponent, FileSums
-from pentimento.files.safetensors_header import FLOATS, ITEM_SIZES, read_header
 
 logger = logging.getLogger(__name__)
 
@@ -99,15 +94,8 @@ _TOKENIZERS = {
     "T5Tokenizer": ("transformers.models.t5.tokenization_t5", "T5Tokenizer"),
     "T5TokenizerFast": ("transformers.models.t5.tokenization_t5", "T5Tokenizer"),
 }
-_AUTOENCODER = "vae"
-_HALVES = (torch.float16, torch.bfloat16)
-# The format's name of e4m3.
-_FP8 = "F8_E4M3"
-# The names of a network's files, without its variant and shards.
-_DIFFUSERS_STEM, _TRANSFORMERS_STEM = "diffusion_pytorch_model", "model"
 _MAX_TOKENS = 4096
 _MOST_SHOWN = 400
-_SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 
 
 def quiet_loaders() -> None:
@@ -125,11 +113,8 @@ def load_components(checkpoint: Checkpoint, device: torch.device, dtype: torch.d
     """Return all components except the scheduler, in evaluation mode on `device`, text encoders in host memory with the
     checkpoint's `encoders_in_host`; stored half precision becomes `dtype`. Components that were read before are placed,
     others are read. Raises BadCheckpoint."""
-    if checkpoint.in_memory:
-        return {name: _settled(checkpoint, name, part, device) for name, part in checkpoint.in_memory.items()}
-    names = [name for name in checkpoint.components if name != "scheduler"]
-    with staged(checkpoint, _keys_of) as root:
-        return {name: _settled(checkpoint, name, _packed(checkpoint, root, name, dtype), device) for name in names}
+    found = checkpoint.in_memory.items() or _packed(checkpoint, dtype)
+    return {name: _settled(checkpoint, name, part, device) for name, part in found}
 
 
 def read_components(
@@ -137,13 +122,11 @@ def read_components(
 ) -> dict[str, Any]:
     """Return the same components in host memory; `hold` is called with each network that a device takes later. Raises
     BadCheckpoint."""
-    names = [name for name in checkpoint.components if name != "scheduler"]
     found = {}
-    with staged(checkpoint, _keys_of) as root:
-        for name in names:
-            found[name] = part = _packed(checkpoint, root, name, dtype)
-            if hold is not None and isinstance(part, torch.nn.Module) and not checkpoint.stays_in_host(name):
-                hold(part)
+    for name, part in _packed(checkpoint, dtype):
+        found[name] = part
+        if hold is not None and isinstance(part, torch.nn.Module) and not checkpoint.stays_in_host(name):
+            hold(part)
     return found
 
 
@@ -155,28 +138,13 @@ def load_network(
     dtype: torch.dtype,
     sums: FileSums | None = None,
 ) -> Any:
-    """Return the network of one of diffusers' classes from a directory that holds only the network, with `files`
-    validated before, and verified by `sums`. In evaluation mode on `device`. Raises BadCheckpoint,
-    CorruptComponent."""
-    with TemporaryDirectory(prefix="pentimento-model-") as name:
-        stage_network(directory, files, Path(name), _keys_of(class_name))
-        with _refusing(directory, class_name, Path(name)):
-            network_class, variant = _class(_CLASSES[class_name]), _variant(directory, dtype)
-            return _placed(_load_network(network_class, Path(name), variant, dtype, sums or FileSums()), device)
-
-
-def loaded_bytes(folder: Path, dtype: torch.dtype) -> int:
-    """Return the bytes that the weights of a network of diffusers take once they are loaded in `dtype`, by their
-    headers. Raises BadCheckpoint, ValueError for an unsound header, OSError."""
-    entries = [
-        entry
-        for path in _weights_of(folder, _DIFFUSERS_STEM, _variant(folder, dtype))
-        for entry in read_header(path).tensors.values()
-    ]
-    return sum(
-        math.prod(entry.shape) * (dtype.itemsize if entry.dtype in FLOATS else ITEM_SIZES[entry.dtype])
-        for entry in entries
-    )
+    """Return the network of a class from a directory that holds only the network, with `files` validated before, and
+    verified by `sums`. In evaluation mode on `device`. Raises BadCheckpoint, CorruptComponent."""
+    path = directory / "config.json"
+    config = network_config(path, read_json_object(path), _keys_of(class_name))
+    with _refusing(directory, class_name):
+        chosen = loaded_files(directory, files, dtype)
+        return _placed(_load_network(_class(_CLASSES[class_name]), config, chosen, dtype, sums or FileSums()), device)
 
 
 def _keys_of(class_name: str) -> Collection[str]:
@@ -192,16 +160,15 @@ def _keys_of(class_name: str) -> Collection[str]:
 
 
 @contextmanager
-def _refusing(folder: Path, what: str, staged_as: Path) -> Iterator[None]:
-    """Raise the libraries' errors, of any type, as BadCheckpoint in one line, with the checkpoint's folder in place of
-    the staged one."""
+def _refusing(folder: Path, what: str) -> Iterator[None]:
+    """Raise the libraries' errors, of any type, as BadCheckpoint in one line."""
     try:
         yield
     except (BadCheckpoint, CorruptComponent):
         raise
     except Exception as error:
         # Some libraries state the reason after their first line.
-        words = " ".join(str(error).replace(str(staged_as), str(folder)).split())
+        words = " ".join(str(error).split())
         shown = words if len(words) <= _MOST_SHOWN else f"{words[:_MOST_SHOWN]}…"
         raise BadCheckpoint(f"{folder}: {what} does not load: {shown}") from None
 
@@ -211,89 +178,56 @@ def _placed(component: Any, device: torch.device) -> Any:
     return component.to(device).eval().requires_grad_(False) if is_network else component
 
 
-def _packed(checkpoint: Checkpoint, root: Path, component: str, dtype: torch.dtype) -> Any:
-    """Return a component in host memory, with packed weights."""
-    network = _read_component(checkpoint, root, component, dtype)
-    if isinstance(network, torch.nn.Module) and component != _AUTOENCODER:
-        pack(network, _storage(checkpoint, component))
-        logger.info("%s: %.1f MB of weights", component, weight_bytes(network) / 1e6)
-    return network
+def _packed(checkpoint: Checkpoint, dtype: torch.dtype) -> Iterator[tuple[str, Any]]:
+    for name in checkpoint.components:
+        if name != "scheduler":
+            part = _read_component(checkpoint, name, dtype)
+            if isinstance(part, torch.nn.Module):
+                pack(part, storage_of(checkpoint, name, dtype))
+                logger.info("%s: %.1f MB of weights", name, weight_bytes(part) / 1e6)
+            yield name, part
 
 
 def _settled(checkpoint: Checkpoint, component: str, network: Any, device: torch.device) -> Any:
-    """Return a component on the device, or in host memory for it."""
     if isinstance(network, torch.nn.Module) and checkpoint.stays_in_host(component):
         keep_in_host_memory(_placed(network, torch.device("cpu")), device)
         return network
     return _placed(network, device)
 
 
-def _storage(checkpoint: Checkpoint, component: str) -> WeightStorage:
-    """Return how a network's weights are stored; AUTO follows the type of most of its values in the files."""
-    if checkpoint.storage is not WeightStorage.AUTO:
-        return checkpoint.storage
-    if component in checkpoint.held and checkpoint.single_file is not None:
-        files, prefix = [checkpoint.single_file], checkpoint.held[component]  # GGUF has no such types
-    else:
-        files, prefix = checkpoint.component_files(component), ""
-    counts: Counter[str] = Counter()
-    for path in files:
-        if path.suffix == ".safetensors":
-            tensors = {name: one for name, one in read_header(path).tensors.items() if name.startswith(prefix)}
-            if any(map(is_scale, tensors)):
-                return WeightStorage.FULL  # other scales than these would round again
-            for entry in tensors.values():
-                counts[entry.dtype] += math.prod(entry.shape)
-    return WeightStorage.FP8 if counts and counts.most_common(1)[0][0] == _FP8 else WeightStorage.FULL
-
-
-def _read_component(checkpoint: Checkpoint, root: Path, component: str, dtype: torch.dtype) -> Any:
-    """Return a component in host memory."""
+def _read_component(checkpoint: Checkpoint, component: str, dtype: torch.dtype) -> Any:
     name = checkpoint.components[component].name
     folder = checkpoint.component_directory(component)
+    if name in _TOKENIZERS:
+        with staged_tokenizer(checkpoint, component) as place, _refusing(folder, name):
+            return _load_tokenizer(name, folder, place)
+    config = network_config(folder / "config.json", checkpoint.config(component), _keys_of(name))
     if component in checkpoint.held and checkpoint.single_file is not None:
-        with _refusing(checkpoint.single_file, f"{component} ({name})", root):
+        with _refusing(checkpoint.single_file, f"{component} ({name})"):
             tensors = original_tensors(checkpoint.single_file, checkpoint.held, component, checkpoint.sums)
-            return load_original(_class(_CLASSES[name]), tensors, root, component, dtype)
-    with _refusing(folder, name, root / component):
-        if name in _TOKENIZERS:
-            return _load_tokenizer(name, folder, root / component)
-        variant = _variant(folder, dtype)
-        if name in _CLIP_TEXT and _is_written_out(root / component):
-            return _load_clip_text(root / component, variant, dtype, checkpoint.sums, projects=_CLIP_TEXT[name])
-        return _load_network(_class(_CLASSES[name]), root / component, variant, dtype, checkpoint.sums)
-
-
-def _is_written_out(folder: Path) -> bool:
-    """Return whether `clip_encoder` supports the encoder's activation; transformers loads the others."""
-    return read_json_object(folder / "config.json").get("hidden_act", "quick_gelu") in ACTIVATIONS
+            return load_original(_class(_CLASSES[name]), tensors, config, dtype)
+    with _refusing(folder, name):
+        files = loaded_files(folder, checkpoint.component_files(component), dtype)
+        # transformers loads the other activations.
+        if name in _CLIP_TEXT and config.get("hidden_act", "quick_gelu") in ACTIVATIONS:
+            return _load_clip_text(config, files, dtype, checkpoint.sums, projects=_CLIP_TEXT[name])
+        return _load_network(_class(_CLASSES[name]), config, files, dtype, checkpoint.sums)
 
 
 def _load_clip_text(
-    folder: Path, variant: str | None, dtype: torch.dtype, sums: FileSums, *, projects: bool
+    config: Mapping[str, Any], files: Iterable[Path], dtype: torch.dtype, sums: FileSums, *, projects: bool
 ) -> ClipTextEncoder:
     """Return the encoder with its stored tensors, found under their older names too; other tensors are ignored."""
-    config = ClipTextConfig.of(read_json_object(folder / "config.json"))
     with torch.device("meta"):
-        encoder = ClipTextEncoder(config, projects=projects)
+        encoder = ClipTextEncoder(ClipTextConfig.of(config), projects=projects)
     stored = {
         name.removeprefix(_TEXT_PREFIX): tensor
-        for path in _weights_of(folder, _TRANSFORMERS_STEM, variant)
+        for path in files
         for name, tensor in read_tensors(path, sums, dtype).items()
     }
     state = {name: _fitting(stored, name, like.shape).to(dtype) for name, like in encoder.state_dict().items()}
     encoder.load_state_dict(state, assign=True)
     return encoder
-
-
-def _weights_of(folder: Path, stem: str, variant: str | None) -> list[Path]:
-    """Return the file of a variant, or the shards that its index names."""
-    dotted = f".{variant}" if variant else ""
-    whole = folder / f"{stem}{dotted}.safetensors"
-    if whole.is_file():
-        return [whole]
-    shards = read_json_object(folder / f"{stem}.safetensors.index{dotted}.json")["weight_map"]
-    return [folder / name for name in sorted(set(shards.values()))]
 
 
 def _fitting(stored: Mapping[str, torch.Tensor], name: str, shape: torch.Size) -> torch.Tensor:
@@ -321,18 +255,16 @@ def _class(place: tuple[str, str]) -> Any:
 
 
 def _load_network(
-    model_class: Any, folder: Path, variant: str | None, dtype: torch.dtype, sums: FileSums
+    model_class: Any, config: Mapping[str, Any], files: Iterable[Path], dtype: torch.dtype, sums: FileSums
 ) -> torch.nn.Module:
-    """Return a network. Raises ValueError for missing weights."""
     is_diffusers = model_class.__module__.startswith("diffusers")
     load = _diffusers_network if is_diffusers else _transformers_network
-    files = _weights_of(folder, _DIFFUSERS_STEM if is_diffusers else _TRANSFORMERS_STEM, variant)
     # Values that a class keeps in full precision must not have been rounded.
     converts = is_diffusers and not model_class._keep_in_fp32_modules
     state: dict[str, torch.Tensor] = {}
     for path in files:
         state |= read_tensors(path, sums, dtype if converts else None)
-    network, missing = load(model_class, folder, state, dtype)
+    network, missing = load(model_class, config, state, dtype)
     if missing:
         rest = f" nor {len(missing) - 1} others" if len(missing) > 1 else ""
         raise ValueError(f"there is no tensor {min(missing)!r}{rest}")
@@ -340,12 +272,11 @@ def _load_network(
 
 
 def _diffusers_network(
-    model_class: Any, folder: Path, state: dict[str, torch.Tensor], dtype: torch.dtype
+    model_class: Any, config: Mapping[str, Any], state: dict[str, torch.Tensor], dtype: torch.dtype
 ) -> tuple[torch.nn.Module, Collection[str]]:
-    """Return a network that holds the tensors of `state`, and the names of missing ones."""
     # Values that a constructor computes have the network's precision, as by diffusers' own loader.
     with init_empty_weights(), ThreadDtype(dtype):
-        network: Any = model_class.from_config(model_class.load_config(folder, local_files_only=True))
+        network: Any = model_class.from_config(config)
     network._fix_state_dict_keys_on_load(state)
     kept = tuple(model_class._keep_in_fp32_modules or ())
     for name, tensor in state.items():
@@ -356,27 +287,11 @@ def _diffusers_network(
 
 
 def _transformers_network(
-    model_class: Any, folder: Path, state: dict[str, torch.Tensor], dtype: torch.dtype
+    model_class: Any, config: Mapping[str, Any], state: dict[str, torch.Tensor], dtype: torch.dtype
 ) -> tuple[torch.nn.Module, Collection[str]]:
     keep_default_in_transformers()
-    config = model_class.config_class.from_pretrained(folder, local_files_only=True)
+    stated = model_class.config_class.from_dict(dict(config))
     network, found = model_class.from_pretrained(
-        None, config=config, state_dict=state, dtype=dtype, output_loading_info=True
+        None, config=stated, state_dict=state, dtype=dtype, output_loading_info=True
     )
     return network, found["missing_keys"]
-
-
-def _variant(folder: Path, dtype: torch.dtype) -> str | None:
-    """Return the variant of the weights to load, None for files without one. Half-precision copies, named
-    `<stem>.fp16.safetensors`, are preferred for models in half precision, full precision for others."""
-    stems = [_SHARD.sub("", path.name.removesuffix(".safetensors")) for path in weight_files(folder)]
-    if not stems:
-        raise BadCheckpoint(f"{folder}: no safetensors file in it (pickled weights are never opened)")
-    variants = sorted({stem.split(".")[1] for stem in stems if "." in stem})
-    is_plain_there = any("." not in stem for stem in stems)
-    if variants and (not is_plain_there or (dtype in _HALVES and "fp16" in variants)):
-        chosen = "fp16" if "fp16" in variants else variants[0]
-        if is_plain_there:
-            logger.info("%s: the fp16 weights are loaded, for a model in half precision", folder.name)
-        return chosen
-    return None

@@ -3,6 +3,7 @@ are loaded on demand."""
 
 import asyncio
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -13,10 +14,10 @@ from pathlib import Path
 
 import torch
 
-from pentimento.diffusion.checkpoint import BadCheckpoint
+from pentimento.diffusion.checkpoint import BadCheckpoint, component_files
 from pentimento.diffusion.controlnets import PLAIN, ControlNet, ControlNetForm, load_controlnet, open_controlnet
 from pentimento.diffusion.engine.faults import is_out_of_memory
-from pentimento.diffusion.weights import loaded_bytes
+from pentimento.diffusion.weight_memory import entries_of, loaded_files
 from pentimento.domain.adapters import Adapter
 from pentimento.domain.components import Loadable, StoredBytes, Tier, TierSpeed
 from pentimento.domain.errors import Internal, NotFound, PentimentoError, ResourceExhausted
@@ -71,22 +72,18 @@ class NetworkShelf:
 
     @property
     def networks(self) -> tuple[ShelvedNetwork, ...]:
-        """Return the servable ControlNets, by name."""
         return tuple(self._networks[name] for name in sorted(self._networks.keys() - self._too_large))
 
     @property
     def adapters(self) -> tuple[Adapter, ...]:
-        """Return the adapters of all servable ControlNets, by name."""
         return tuple(shelved.adapter for shelved in self.networks)
 
     @property
     def stored(self) -> tuple[StoredBytes, ...]:
-        """Return the bytes of all servable ControlNets. Their files are on the local disk."""
         return tuple(StoredBytes(one.adapter.name, Tier.DISK, one.memory_bytes) for one in self.networks)
 
     @property
     def load_speeds(self) -> tuple[TierSpeed, ...]:
-        """Return the measured seconds per gigabyte of loads."""
         return self._speeds.speeds
 
     @property
@@ -95,7 +92,6 @@ class NetworkShelf:
         return self._resident.names
 
     def find(self, name: str) -> ShelvedNetwork:
-        """Return a ControlNet by its registry name. Raises NotFound (UNKNOWN_CONTROLNET)."""
         if name not in self._networks:
             raise NotFound("UNKNOWN_CONTROLNET", f"no ControlNet {name[:100]!r} is served here")
         return self._networks[name]
@@ -247,6 +243,7 @@ def with_depth(networks: Mapping[str, ShelvedNetwork], depth_digest: str) -> Map
 def weight_bytes(directory: Path, dtype: torch.dtype) -> int:
     """Return the size of a ControlNet's weights on the device, in `dtype`; that of its files if it cannot be loaded."""
     try:
-        return loaded_bytes(directory, dtype)
+        files = loaded_files(directory, component_files(directory, directory), dtype)
+        return sum(math.prod(entry.shape) * dtype.itemsize for entry in entries_of(files).values())
     except (PentimentoError, ValueError, OSError):
         return sum(path.stat().st_size for path in directory.glob("*.safetensors"))

@@ -12,6 +12,7 @@ from torch.nn.functional import interpolate
 from pentimento.diffusion.checkpoint import BadCheckpoint, component_files, digest_files, read_json_object
 from pentimento.diffusion.component_config import allowed_config
 from pentimento.diffusion.images import pixel_image
+from pentimento.diffusion.weight_memory import weight_bytes
 from pentimento.diffusion.weights import load_network
 from pentimento.domain.errors import InvalidArgument
 
@@ -61,8 +62,8 @@ def load_depth_model(directory: Path, device: torch.device, dtype: torch.dtype) 
     files = component_files(directory, directory)
     class_name = _checked_class(directory / "config.json")
     network = load_network(directory, files, class_name, device, dtype)
-    memory_bytes = sum(one.numel() * one.element_size() for one in network.parameters())
-    return DepthModel(digest_files(directory, files), memory_bytes, network, _processor(directory / _PROCESSOR))
+    digest, processor = digest_files(directory, files), _processor(directory / _PROCESSOR)
+    return DepthModel(digest, weight_bytes(network), network, processor)
 
 
 def _checked_class(path: Path) -> str:
@@ -78,7 +79,6 @@ def _checked_class(path: Path) -> str:
 
 
 def _processor(path: Path) -> Any:
-    """Return the resizing and normalising of images, without torchvision."""
     settings = allowed_config(path, read_json_object(path), _PROCESSOR_KEYS)
     size = settings.get("size")
     sides = [size.get("height"), size.get("width")] if isinstance(size, dict) else []

@@ -14,7 +14,8 @@ from lab.fixtures.checkpoints import write_flow_checkpoint
 from pentimento.diffusion.checkpoint import BadCheckpoint
 from pentimento.diffusion.denoising import DenoisingRequest, NoiseStart
 from pentimento.diffusion.gguf_files import TYPES
-from pentimento.diffusion.packed_weights import is_packed, weight_bytes
+from pentimento.diffusion.packed_weights import is_packed
+from pentimento.diffusion.weight_memory import weight_bytes
 from tests.support.single_files import sd3_transformer
 from tests.unit.diffusion.specs import denoise, load, spec_with
 

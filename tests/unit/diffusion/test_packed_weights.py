@@ -14,7 +14,8 @@ from pentimento.devices.choices import WeightStorage
 from pentimento.diffusion.denoising import DenoisingRequest, NoiseStart
 from pentimento.diffusion.families import DiffusionModel, load_model
 from pentimento.diffusion.loras import BadLora, WeightedLora, layers_of, read_lora
-from pentimento.diffusion.packed_weights import PackedWeight, is_packed, pack, weight_bytes
+from pentimento.diffusion.packed_weights import PackedWeight, is_packed, pack
+from pentimento.diffusion.weight_memory import weight_bytes
 from tests.unit.diffusion.engine.loops import Loop
 from tests.unit.diffusion.engine.test_batches import request
 from tests.unit.diffusion.engine.test_loras import Late
