@@ -37,7 +37,7 @@ from pentimento.service.process import ServiceProcess
 from pentimento.stores.components.remote import Peers
 from services.unet_worker.adapters.local_components import LocalComponents
 from services.unet_worker.attempts.cache_objects import GrantGuard
-from services.unet_worker.device.device_backend import PlannedBackend
+from services.unet_worker.device.device_backend import DeviceBackend
 from services.unet_worker.servicer import FULL_NAME, UnetWorkerServicer
 from services.unet_worker.worker import UnetWorker
 
@@ -74,7 +74,7 @@ class WorkerModels(Protocol):
     def stored(self) -> tuple[StoredBytes, ...]:
         """Return the bytes of the models' files by tier, without unknown ones. On any thread."""
 
-    async def serve(self, identity: WorkerIdentity) -> PlannedBackend:
+    async def serve(self, identity: WorkerIdentity) -> DeviceBackend:
         """Return the device with its first model, ready to serve. Called once."""
 
     def close(self) -> None:
@@ -82,8 +82,6 @@ class WorkerModels(Protocol):
 
 
 class WorkerSettings(FleetSettings, Protocol):
-    """Describe the settings of a worker on any device."""
-
     @property
     def rpc(self) -> RpcServerSettings: ...
 
@@ -144,11 +142,10 @@ class WorkerProcess(ServiceProcess):
         await self.worker.drain()
 
     async def close(self) -> None:
-        """Stop the remaining work; takes at most a step."""
         self._models.close()
         await self.worker.close()
 
-    def _join(self, controller: ControllerClient, backend: PlannedBackend, costs: tuple[ModelCost, ...]) -> None:
+    def _join(self, controller: ControllerClient, backend: DeviceBackend, costs: tuple[ModelCost, ...]) -> None:
         """Join the fleet, and follow its plan."""
         follower = PlanFollower(controller, self.server.instance_id)
         self.registration = self._member.registration(
@@ -171,7 +168,7 @@ class WorkerProcess(ServiceProcess):
             return
         await asyncio.to_thread(components.fetch_ahead, [one.object for one in found if one.object is not None])
 
-    def follow(self, backend: PlannedBackend, plan: Plan) -> None:
+    def follow(self, backend: DeviceBackend, plan: Plan) -> None:
         """Hold the model that the plan assigns to this worker, if the policy moves models, and prefetch the LoRAs that
         the plan names."""
         wanted = plan.assignment_of(self.server.instance_id)
@@ -188,7 +185,7 @@ class WorkerProcess(ServiceProcess):
             self.run_beside(partial(self._prefetch, backend, wanted.model, new, uploaded), "prefetch")
 
     async def _prefetch(
-        self, backend: PlannedBackend, model: str, names: Collection[str], uploaded: Collection[Adapter]
+        self, backend: DeviceBackend, model: str, names: Collection[str], uploaded: Collection[Adapter]
     ) -> None:
         """Prefetch once the device holds the model that the LoRAs change; skip it if it is to hold another one by
         now."""
@@ -198,7 +195,7 @@ class WorkerProcess(ServiceProcess):
             fitting = [one for one in uploaded if one.changes(held.model_digest, held.family)]
             await backend.prefetch(names, fitting)
 
-    def assign(self, backend: PlannedBackend, wanted: WorkerAssignment) -> None:
+    def assign(self, backend: DeviceBackend, wanted: WorkerAssignment) -> None:
         """Hold the model that the plan assigns. An unknown model is ignored: plans are intent."""
         before = backend.target_model
         if wanted.model in self._models.names:
@@ -207,7 +204,7 @@ class WorkerProcess(ServiceProcess):
             # The next plan must know that this worker is already changing.
             self.registration.report_soon()
 
-    def _describe(self, replica: Replica, backend: PlannedBackend, costs: tuple[ModelCost, ...]) -> Replica:
+    def _describe(self, replica: Replica, backend: DeviceBackend, costs: tuple[ModelCost, ...]) -> Replica:
         changes = backend.changes
         return replace(
             replica,
@@ -227,7 +224,7 @@ class WorkerProcess(ServiceProcess):
             adapter_memory_bytes=backend.adapters.memory_bytes,
         )
 
-    def _with_measured(self, costs: tuple[ModelCost, ...], backend: PlannedBackend) -> tuple[ModelCost, ...]:
+    def _with_measured(self, costs: tuple[ModelCost, ...], backend: DeviceBackend) -> tuple[ModelCost, ...]:
         """Return the costs, with those of held models without a profile: a policy can plan by a step of one image until
         a profile exists. The load seconds are those of this worker's last load."""
         held, load_s = backend.held, backend.changes.load_s
@@ -238,7 +235,7 @@ class WorkerProcess(ServiceProcess):
         known = (*costs, *(cost for name, cost in sorted(self._measured.items()) if name not in profiled))
         return tuple(replace(cost, load_s=load_s.get(cost.model, cost.load_s)) for cost in known)
 
-    def _report(self, report: ReplicaReport, backend: PlannedBackend, follower: PlanFollower) -> ReplicaReport:
+    def _report(self, report: ReplicaReport, backend: DeviceBackend, follower: PlanFollower) -> ReplicaReport:
         credits = self.worker.credits()
         return replace(
             report,
@@ -255,13 +252,12 @@ class WorkerProcess(ServiceProcess):
             lora_speeds=backend.adapters.speeds,
         )
 
-    def _resident(self, backend: PlannedBackend) -> tuple[str, ...]:
+    def _resident(self, backend: DeviceBackend) -> tuple[str, ...]:
         """Return the model, then the LoRAs that need no load, up to the controller's limit. A LoRA with a model's name
         is skipped: it would be taken for that model."""
         loras = backend.adapters.first(MAX_TOLD_COUNT - 1).resident
         return (backend.target_model, *(name for name in loras if name not in self._models.names))
 
 
-def _held_digest(backend: PlannedBackend) -> str:
-    """Return the digest of the reported model; empty while that one is being loaded."""
+def _held_digest(backend: DeviceBackend) -> str:
     return backend.held.model_digest if backend.held.model == backend.target_model else ""

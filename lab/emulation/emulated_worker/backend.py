@@ -54,7 +54,7 @@ class EmulatedStart:
 
 
 class EmulatedBackend:
-    """Hold one of the device's models at a time; see `device_backend.PlannedBackend`."""
+    """Hold one of the device's models at a time; see `device_backend.DeviceBackend`."""
 
     def __init__(
         self,

@@ -29,7 +29,6 @@ class HeldAdapters:
     memory_bytes: int = 0
 
     def has(self, name: str, digest: str) -> bool:
-        """Return whether a LoRA with that name and digest is known."""
         return any(adapter.name == name and adapter.digest == digest for adapter in self.known)
 
     def first(self, count: int) -> "HeldAdapters":
@@ -59,8 +58,23 @@ class HalfStreams(Protocol):
         """End all streams: other workers continue their requests without a peer."""
 
 
+@dataclass(frozen=True)
+class ModelChanges:
+    """Hold what a device reports of its models: the `weights` of the held one, none between two; the `unloadable` ones,
+    which this start of the worker does not try again, among them the `short_models` with more weights than its memory
+    can hold; the seconds of the last switch to each, and per gigabyte by the tier of a model's files; and the last
+    change, or the one in progress."""
+
+    weights: tuple[ComponentWeights, ...] = ()
+    unloadable: frozenset[str] = frozenset()
+    short_models: tuple[ShortModel, ...] = ()
+    load_s: Mapping[str, float] = field(default_factory=dict)
+    load_speeds: tuple[TierSpeed, ...] = ()
+    change: ModelChange | None = None
+
+
 class DeviceBackend(Protocol):
-    """Describe a device with its model. Used on the event loop only; `close` on any thread."""
+    """Describe a device that holds one model or another, as the plan requires. On the event loop; `close` anywhere."""
 
     @property
     def held(self) -> HeldModel: ...
@@ -104,28 +118,6 @@ class DeviceBackend(Protocol):
         """Emit Started and StepProgress, and return the outcome. Raises domain errors; cancelling stops the work at the
         next step."""
 
-    def close(self) -> None:
-        """Stop the remaining work; takes at most a step."""
-
-
-@dataclass(frozen=True)
-class ModelChanges:
-    """Hold what a device reports of its models: the `weights` of the held one, none between two; the `unloadable` ones,
-    which this start of the worker does not try again, among them the `short_models` with more weights than its memory
-    can hold; the seconds of the last switch to each, and per gigabyte by the tier of a model's files; and the last
-    change, or the one in progress."""
-
-    weights: tuple[ComponentWeights, ...] = ()
-    unloadable: frozenset[str] = frozenset()
-    short_models: tuple[ShortModel, ...] = ()
-    load_s: Mapping[str, float] = field(default_factory=dict)
-    load_speeds: tuple[TierSpeed, ...] = ()
-    change: ModelChange | None = None
-
-
-class PlannedBackend(DeviceBackend, Protocol):
-    """Describe a device that can hold one model or another, as the plan requires."""
-
     @property
     def target_model(self) -> str:
         """Return the model that it holds, or is about to hold."""
@@ -136,3 +128,6 @@ class PlannedBackend(DeviceBackend, Protocol):
     def assign(self, name: str, max_batch: int) -> None:
         """Hold this model, in batches of at most `max_batch`, 0 for the most that fit. Requests that are here finish;
         assigning the current model again calls off a switch before the current one has left the device."""
+
+    def close(self) -> None:
+        """Stop the remaining work; takes at most a step."""

@@ -68,7 +68,6 @@ def completed(model: DiffusionModel, mode: CompileMode, embeddings: Path | None,
 
 
 def device_and_dtype(device: DeviceChoice, dtype: DtypeChoice) -> tuple[torch.device, torch.dtype | None]:
-    """Return the chosen device, and the precision unless the model decides. Raises FailedPrecondition."""
     found = choose_device(device)
     return found, None if dtype is DtypeChoice.AUTO else choose_dtype(dtype, found)
 
@@ -143,7 +142,6 @@ def add_inversions(model: DiffusionModel, directory: Path) -> tuple[str, ...]:
 
 
 def compile_mode(choice: CompileMode, device: torch.device) -> CompileMode:
-    """Return the compile mode of the forward pass; the device decides for AUTO."""
     if choice is not CompileMode.AUTO:
         return choice
     return CompileMode.CAPTURE if device.type == "cuda" else CompileMode.OFF

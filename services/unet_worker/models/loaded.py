@@ -1,26 +1,19 @@
-"""Run a real model on a real device, as the worker's backend."""
+"""Hold a real model on a real device."""
 
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
-from pentimento.devices.choices import DeviceMemory
-from pentimento.diffusion.device import device_memory, device_name
 from pentimento.diffusion.engine import StepEngine
 from pentimento.diffusion.families import LoadedModelInfo
 from pentimento.diffusion.weight_memory import free_weights
-from pentimento.domain.adapters import Adapter
-from pentimento.domain.execution import ExecuteEvent
 from pentimento.domain.fleet import Capability, HeldModel
-from pentimento.domain.generation import GenerationSpec, NoiseForm
 from pentimento.domain.weights import ComponentWeights
 from services.unet_worker.adapters.ip_adapters import NO_IP_ADAPTERS, IpAdapters
 from services.unet_worker.adapters.lora_shelf import LoraShelf
 from services.unet_worker.attempts.finishing import Finisher
-from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder
 from services.unet_worker.attempts.runner import AttemptRunner
 from services.unet_worker.device.device_backend import HeldAdapters
 from services.unet_worker.models.model_card import default_batch_key
@@ -40,8 +33,6 @@ CAPABILITIES = frozenset(
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """Hold all parts of a loaded model; see `device_backend.DeviceBackend`."""
-
     held: HeldModel
     info: LoadedModelInfo
     torch_device: torch.device
@@ -58,10 +49,6 @@ class LoadedModel:
     networks: Mapping[str, torch.nn.Module] = field(default_factory=dict)
     weights: tuple[ComponentWeights, ...] = ()
     ip_adapters: IpAdapters = NO_IP_ADAPTERS
-
-    @property
-    def noise_form(self) -> NoiseForm:
-        return self.info.noise_form
 
     @property
     def capabilities(self) -> frozenset[Capability]:
@@ -85,16 +72,8 @@ class LoadedModel:
         return HeldAdapters(known, resident, rejected, loras.components, loras.speeds, loras.stored, loras.memory_bytes)
 
     @property
-    def device(self) -> str:
-        return device_name(self.torch_device)
-
-    @property
     def batch_limit(self) -> int:
         return self.engine.limits.limit(default_batch_key(self.info, self.held))
-
-    @property
-    def running_count(self) -> int:
-        return self.engine.running_count
 
     def limit_batches(self, most: int) -> None:
         """Let at most `most` requests share a step from now on, never more than the limit set at the start; 0 restores
@@ -104,21 +83,7 @@ class LoadedModel:
 
     @property
     def weight_bytes(self) -> int:
-        """Return the device's memory of its weights."""
         return sum(one.device_bytes for one in self.weights)
-
-    def memory(self) -> DeviceMemory:
-        return device_memory(self.torch_device)
-
-    def check(self, spec: GenerationSpec) -> None:
-        self.engine.limits.check(self.info.batch_key(spec))
-
-    def prefetch(self, names: Collection[str], uploaded: Collection[Adapter] = ()) -> Coroutine[Any, Any, None]:
-        # Not a coroutine itself: it would hold the model while a file is read.
-        return self.loras.prefetch(names, uploaded)
-
-    async def run(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> AttemptOutcome:
-        return await self.runner.run(order, emit)
 
     def release(self) -> None:
         """Close it, and free the memory of its weights: no attempt runs. Other memory is freed with its last

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,7 +12,14 @@ from typing import TypeVar
 import torch
 
 from pentimento.devices.claims import visible_gpus
-from pentimento.diffusion.engine import Denoiser, EngineSettings, StepEngine, reused_step_share
+from pentimento.diffusion.engine import (
+    BatchReport,
+    Denoiser,
+    EngineObserver,
+    EngineSettings,
+    StepEngine,
+    reused_step_share,
+)
 from pentimento.diffusion.families import BatchKey, DiffusionModel
 from pentimento.diffusion.host_memory import host_buffers
 from pentimento.diffusion.loras import layers_of
@@ -40,12 +47,10 @@ from services.unet_worker.attempts.starts import StartResolver
 from services.unet_worker.control.conditions import ConditionEncoder
 from services.unet_worker.control.replicas import ControlNetReplicas, PeerWorkers, Summing
 from services.unet_worker.device.energy import EnergyMeter, open_counter
-from services.unet_worker.device.engine_metrics import EngineMetrics
-from services.unet_worker.models.background import at_low_priority
 from services.unet_worker.models.checkpoint_loading import denoiser_for, weight_budget
 from services.unet_worker.models.loaded import LoadedModel
 from services.unet_worker.models.model_card import default_batch_key, held_model
-from services.unet_worker.models.staging import Placement, model_change, stage_checkpoint
+from services.unet_worker.models.staging import Placement, at_low_priority, model_change, stage_checkpoint
 from services.unet_worker.models.stored_models import local_tiers
 from services.unet_worker.models.warm_up import BatchMeasurement, KnownSteps, warm_up
 from services.unet_worker.pairing.halves import GuidanceHalves
@@ -64,8 +69,29 @@ WARM_UP_S = 10.0
 PROGRESS_INTERVAL_S = 0.1
 
 
+class EngineMetrics(EngineObserver):
+    """Record engine metrics. `meters` add up the device's busy seconds: one for each reader of a share."""
+
+    def __init__(self, meters: Sequence[BusyMeter]) -> None:
+        self._meters = meters
+
+    def admitted(self, waited_s: float) -> None:
+        metrics.QUEUE_WAIT_SECONDS.observe(waited_s)
+
+    def ran(self, report: BatchReport) -> None:
+        metrics.STEP_SECONDS.observe(report.seconds)
+        metrics.BATCH.observe(report.request_count)
+        for meter in self._meters:
+            meter.add(report.seconds)
+
+    def preempted(self, request_count: int) -> None:
+        metrics.PREEMPTIONS.inc(request_count)
+
+    def ran_out_of_memory(self, request_count: int) -> None:
+        metrics.OUT_OF_MEMORY.inc()
+
+
 def loras_of_directory(model: DiffusionModel, held: HeldModel, settings: UnetWorkerSettings) -> KnownLoras | None:
-    """Return the validated LoRAs that change this model; None without a directory of LoRAs."""
     if settings.adapters_dir is None:
         return None
     base = layers_of(model.info.family, model.adaptable)
@@ -79,7 +105,6 @@ def loras_of_directory(model: DiffusionModel, held: HeldModel, settings: UnetWor
 
 
 def ip_adapters_of_directory(model: DiffusionModel, settings: UnetWorkerSettings) -> IpAdapters:
-    """Return the IP-Adapters that fit this model; none without a directory."""
     directory = settings.ip_adapters_dir
     return open_ip_adapters(directory, model) if directory is not None and directory.is_dir() else NO_IP_ADAPTERS
 
@@ -122,7 +147,6 @@ class CheckpointLoader:
         self._known: dict[tuple[str, str], KnownSteps] = {}
 
     def close(self) -> None:
-        """Stop the work that is not a model's."""
         if self._energy is not None:
             self._energy.close()
 
@@ -177,7 +201,6 @@ class CheckpointLoader:
         other_bytes: int,
         warm_up_s: float,
     ) -> LoadedModel:
-        """Construct the parts of a loaded model; a failure ends the started ones."""
         # Before memory is measured: what the former model had, and this one did not need.
         host_buffers(is_read_by_device=False).drop_idle()
         with ExitStack() as begun:
@@ -327,7 +350,6 @@ def _close_unwanted(beginning: "asyncio.Future[LoadedModel]") -> None:
 
 
 def _energy_meter(device: torch.device) -> EnergyMeter | None:
-    """Start the energy meter; None if the device reports no energy."""
     counter = open_counter(device)
     if counter is None:
         return None

@@ -72,7 +72,6 @@ def _max_size_px(info: LoadedModelInfo, settings: UnetWorkerSettings) -> int:
 
 
 def default_batch_key(info: LoadedModelInfo, held: HeldModel) -> BatchKey:
-    """Return the batch key of requests without a size or guidance scale."""
     return BatchKey(held.default_width_px, held.default_height_px, info.is_guided(held.default_guidance_scale))
 
 

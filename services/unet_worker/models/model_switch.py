@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -31,51 +31,12 @@ from pentimento.rpc.memory import trim_heap
 from pentimento.service.load_speeds import LoadSpeeds
 from services.unet_worker import metrics
 from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder
-from services.unet_worker.device.device_backend import (
-    NO_ADAPTERS,
-    DeviceBackend,
-    HalfStreams,
-    HeldAdapters,
-    ModelChanges,
-)
+from services.unet_worker.device.device_backend import NO_ADAPTERS, HalfStreams, HeldAdapters, ModelChanges
 from services.unet_worker.models.loaded import LoadedModel
 from services.unet_worker.models.loader import CheckpointLoader
 from services.unet_worker.models.staging import Placement
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class SwitchingBackend:
-    """Serve as the backend between two models: report the previous model, and admit nothing."""
-
-    held: HeldModel
-    noise_form: NoiseForm
-    capabilities: frozenset[Capability]
-    torch_device: torch.device
-    batch_limit: int = 0
-    running_count: int = 0
-    adapters: HeldAdapters = NO_ADAPTERS
-    halves: None = None
-
-    @property
-    def device(self) -> str:
-        return device_name(self.torch_device)
-
-    def memory(self) -> DeviceMemory:
-        return device_memory(self.torch_device)
-
-    def check(self, spec: GenerationSpec) -> None:
-        """Accept any request: none is admitted, since there are no credits."""
-
-    async def prefetch(self, names: Collection[str], uploaded: Collection[Adapter] = ()) -> None:
-        """Load nothing: the next model has other LoRAs."""
-
-    async def run(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> AttemptOutcome:
-        raise ResourceExhausted("NO_CREDIT", "another model is being loaded", retry_after_ms=500)
-
-    def close(self) -> None:
-        pass
 
 
 class ModelSwitch:
@@ -89,7 +50,10 @@ class ModelSwitch:
         changed: Callable[[], None],
         short_models: tuple[ShortModel, ...] = (),
     ) -> None:
-        self._backend: DeviceBackend = first
+        # None between two models. The description of the former one is still reported then.
+        self._current: LoadedModel | None = None
+        self._hold(first)
+        self._device = first.torch_device
         # The former model, while its requests end and the next one serves.
         self._leaving: LoadedModel | None = None
         self._loader = loader
@@ -110,10 +74,9 @@ class ModelSwitch:
 
     @property
     def loaded(self) -> LoadedModel:
-        """Return the loaded model. Raises Unavailable between two models."""
-        if not isinstance(self._backend, LoadedModel):
+        if self._current is None:
             raise Unavailable("LOADING", "another model is being loaded", retry_after_ms=500)
-        return self._backend
+        return self._current
 
     @property
     def target_model(self) -> str:
@@ -122,58 +85,66 @@ class ModelSwitch:
 
     @property
     def held(self) -> HeldModel:
-        return self._backend.held
+        return self._held
 
     @property
     def noise_form(self) -> NoiseForm:
-        return self._backend.noise_form
+        return self._noise_form
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        return self._backend.capabilities
+        return self._capabilities if self._current is None else self._current.capabilities
 
     @property
     def device(self) -> str:
-        return self._backend.device
+        return device_name(self._device)
 
     @property
     def batch_limit(self) -> int:
-        return 0 if self._empties and self._target != self.held.model else self._backend.batch_limit
+        if self._current is None or (self._empties and self._target != self.held.model):
+            return 0
+        return self._current.batch_limit
 
     @property
     def running_count(self) -> int:
-        return sum(one.running_count for one in self._models())
+        return sum(one.engine.running_count for one in self._models())
 
     @property
     def adapters(self) -> HeldAdapters:
-        return self._backend.adapters
+        return NO_ADAPTERS if self._current is None else self._current.adapters
 
     @property
     def halves(self) -> HalfStreams | None:
-        return self._backend.halves
+        return None if self._current is None else self._current.halves
 
     @property
     def changes(self) -> ModelChanges:
-        weights = self._backend.weights if isinstance(self._backend, LoadedModel) else ()
+        weights = () if self._current is None else self._current.weights
         speeds = self._speeds.speeds
         return ModelChanges(weights, self.unloadable, self._short_models, self.load_s, speeds, self.change)
 
     def memory(self) -> DeviceMemory:
-        return self._backend.memory()
+        return device_memory(self._device)
 
     def check(self, spec: GenerationSpec) -> None:
-        self._backend.check(spec)
+        """Check a request; between two models none is admitted, since there are no credits."""
+        if self._current is not None:
+            self._current.engine.limits.check(self._current.info.batch_key(spec))
 
     async def prefetch(self, names: Collection[str], uploaded: Collection[Adapter] = ()) -> None:
-        await self._backend.prefetch(names, uploaded)
+        if self._current is not None:
+            # No variable here: it would hold the model while a file is read.
+            await self._current.loras.prefetch(names, uploaded)
 
     async def run(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> AttemptOutcome:
         model, leaving = order.route.model, self._leaving
         # An attempt that was admitted just before its model began to leave.
-        backend = leaving if leaving is not None and leaving.held.model == model else self._backend
+        backend = leaving if leaving is not None and leaving.held.model == model else self._current
+        if backend is None:
+            raise ResourceExhausted("NO_CREDIT", "another model is being loaded", retry_after_ms=500)
         self._attempt_counts[model] += 1
         try:
-            return await backend.run(order, emit)
+            return await backend.runner.run(order, emit)
         finally:
             self._attempt_counts[model] -= 1
             self._news.set()
@@ -186,21 +157,24 @@ class ModelSwitch:
             return
         self._target, self._max_batch = name, max_batch
         self._news.set()
-        if isinstance(self._backend, LoadedModel) and self._backend.held.model == name:
-            self._backend.limit_batches(max_batch)
+        if self._current is not None and self.held.model == name:
+            self._current.limit_batches(max_batch)
         elif self._switch is None:
             self._switch = asyncio.get_running_loop().create_task(self._run_switch(), name="switch")
         self._changed()
 
     def close(self) -> None:
-        """Stop the switch and the backend, from any thread."""
         if self._switch is not None:
             self._switch.get_loop().call_soon_threadsafe(self._switch.cancel)
         for model in self._models():
             model.close()
 
+    def _hold(self, loaded: LoadedModel) -> None:
+        self._current, self._held, self._noise_form = loaded, loaded.held, loaded.info.noise_form
+        self._capabilities = loaded.capabilities
+
     def _models(self) -> list[LoadedModel]:
-        return [one for one in (self._backend, self._leaving) if isinstance(one, LoadedModel)]
+        return [one for one in (self._current, self._leaving) if one is not None]
 
     async def _run_switch(self) -> None:
         try:
@@ -270,13 +244,13 @@ class ModelSwitch:
             await self._until(lambda: self._target != name or not self._attempt_counts[self.held.model])
             if self._target == name:
                 began_s = time.monotonic() - read_s
-                between = await self._let_go()
-                await self._serve(await self._load_or_return(name, between, staged), began_s)
+                await self._let_go()
+                await self._serve(await self._load_or_return(name, staged), began_s)
         finally:
             self._empties = False
 
     async def _serve(self, loaded: LoadedModel, began_s: float) -> None:
-        self._backend = loaded
+        self._hold(loaded)
         self.load_s[loaded.held.model] = time.monotonic() - began_s
         loaded.limit_batches(self._max_batch if loaded.held.model == self._target else 0)
         self._changed()
@@ -286,22 +260,16 @@ class ModelSwitch:
             self._news.clear()
             await self._news.wait()
 
-    async def _let_go(self) -> SwitchingBackend:
+    async def _let_go(self) -> None:
         """Release every reference to the model: the next one needs its memory."""
-        self._leaving = backend = self.loaded
-        self._backend = between = SwitchingBackend(
-            backend.held, backend.noise_form, backend.capabilities, backend.torch_device
-        )
-        del backend
+        self._capabilities = self.capabilities
+        self._leaving, self._current = self.loaded, None
         await self._release_leaving()
-        return between
 
     async def _release_leaving(self) -> None:
-        """Close the leaving model, if there is one, and free its memory."""
         leaving, self._leaving = self._leaving, None
         if leaving is None:
             return
-        device = leaving.torch_device
         # Streams of other workers, which may wait for their next step without a limit.
         try:
             await leaving.halves.let_go()
@@ -311,16 +279,16 @@ class ModelSwitch:
                 await asyncio.wrap_future(thread.submit(leaving.release))
         del leaving
         # A collection holds up the next model's steps, where it serves.
-        await _give_memory_back(device, collects=not isinstance(self._backend, LoadedModel))
+        await _give_memory_back(self._device, collects=self._current is None)
 
-    async def _load_or_return(self, name: str, between: SwitchingBackend, staged: Placement | None) -> LoadedModel:
+    async def _load_or_return(self, name: str, staged: Placement | None) -> LoadedModel:
         """Return the model, or the former one if it cannot be loaded."""
         try:
             return await self._loader.load(name, staged)
         except Exception:
             self._refuse(name)
-        await _give_memory_back(between.torch_device, collects=True)
-        return await self._loader.load(between.held.model)
+        await _give_memory_back(self._device, collects=True)
+        return await self._loader.load(self.held.model)
 
     def _refuse(self, name: str) -> None:
         """Note a model that cannot be loaded; the former one serves. In an exception's handler."""

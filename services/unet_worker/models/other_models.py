@@ -21,7 +21,6 @@ class OtherModel:
 
     @property
     def name(self) -> str:
-        """Return the name that requests use."""
         return model_name(self.path)
 
 
@@ -37,7 +36,6 @@ def other_models(settings: UnetWorkerSettings) -> tuple[OtherModel, ...]:
 
 
 def missing_models(settings: UnetWorkerSettings) -> tuple[OtherModel, ...]:
-    """Return the missing models that the settings tolerate."""
     return tuple(one for one in named_models(settings) if not one.path.exists() and one not in other_models(settings))
 
 

@@ -1,7 +1,13 @@
 """Read a worker's next model into host memory, if its memory allows, and place it on the device later."""
 
+import asyncio
+import os
+import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
+from typing import TypeVar
 
 from pentimento.devices.choices import TextEncoderPlace
 from pentimento.diffusion.allow_list import check_checkpoint
@@ -24,6 +30,10 @@ from services.unet_worker.models.checkpoint_loading import (
 )
 from services.unet_worker.settings import UnetWorkerSettings
 
+T = TypeVar("T")
+
+# Ordinary threads get about nine times its share of a contended processor.
+_NICE = 10
 # Places a model that was read into host memory on its device; called once.
 Placement = Callable[[], DiffusionModel]
 
@@ -59,3 +69,24 @@ def model_change(name: str, settings: UnetWorkerSettings) -> ModelChange:
 
 def _checkpoint(settings: UnetWorkerSettings) -> Checkpoint:
     return replace(check_checkpoint(settings.model), storage=settings.weights)
+
+
+async def at_low_priority(work: Callable[[], T]) -> T:
+    """Return the result of `work`, on a new thread that does not keep the process from ending. Threads that it
+    starts have its priority."""
+    done: Future[T] = Future()
+    threading.Thread(target=_run, args=(work, done), name="staging", daemon=True).start()
+    return await asyncio.wrap_future(done)
+
+
+def _run(work: Callable[[], T], done: "Future[T]") -> None:
+    if not done.set_running_or_notify_cancel():
+        return
+    if sys.platform == "linux":  # elsewhere a priority is a process's
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+    try:
+        result = work()
+    except BaseException as error:
+        done.set_exception(error)
+    else:
+        done.set_result(result)

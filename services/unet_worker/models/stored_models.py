@@ -37,8 +37,6 @@ _CALL_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class StoredModels:
-    """Hold the models of a worker that a store has, by directory."""
-
     folders: ModelFolders | None = None
     models: Mapping[Path, ModelVariant] = field(default_factory=dict)
 
@@ -62,7 +60,6 @@ class StoredModels:
 
 
 def local_tiers(settings: UnetWorkerSettings) -> Mapping[Tier, int]:
-    """Return the bytes of the weights in a model's file or directory, which are on the local disk."""
     path = settings.model
     files = path.rglob("*") if path.is_dir() else (path,)
     # A file may be gone, or a link without its file: a load of the model fails, and names it.
@@ -128,7 +125,6 @@ def _given(path: Path, digest: str) -> Path:
 
 
 async def _find(settings: UnetWorkerSettings, name: str, folders: ModelFolders, *, is_own: bool) -> ModelVariant | None:
-    """Return a model by name; None for one that may be missing. Raises NotFound."""
     sources = dict(source_of(given) for given in settings.model_sources)
     try:
         if name in sources:

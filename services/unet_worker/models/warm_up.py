@@ -95,7 +95,6 @@ class BatchMeasurement:
 
     @property
     def known(self) -> KnownSteps:
-        """Return the measurements so far."""
         return KnownSteps(self._probe.probed, self.step_s)
 
     def share_device(self, other_bytes: int) -> None:
