@@ -162,7 +162,6 @@ class _Attention(nn.Module):
         return result
 
     def _heads(self, part: Tensor) -> Tensor:
-        """Reshape (rows, tokens, width) to (rows, heads, tokens, width of a head)."""
         parts: Tensor = part.unflatten(-1, (self._head_count, -1)).transpose(1, 2)
         return parts
 

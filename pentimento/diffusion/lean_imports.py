@@ -14,22 +14,6 @@ logger = logging.getLogger(__name__)
 # diffusers works if none is installed; accelerate looks for boto3, for trainings in a cloud.
 # torchvision imports the compiler; a video network, which is not served here, imports torchvision.
 UNUSED_LIBRARIES = ("transformers", "peft", "torch._dynamo", "torchvision", "scipy", "boto3")
-_NETWORKS = (
-    "diffusers.models.attention_processor",
-    "diffusers.models.autoencoders.autoencoder_dc",
-    "diffusers.models.autoencoders.autoencoder_kl",
-    "diffusers.models.autoencoders.autoencoder_kl_qwenimage",
-    "diffusers.models.autoencoders.autoencoder_tiny",
-    "diffusers.models.controlnets.controlnet",
-    "diffusers.models.controlnets.controlnet_sd3",
-    "diffusers.models.controlnets.controlnet_union",
-    "diffusers.models.transformers.sana_transformer",
-    "diffusers.models.transformers.transformer_flux",
-    "diffusers.models.transformers.transformer_qwenimage",
-    "diffusers.models.transformers.transformer_sd3",
-    "diffusers.models.transformers.transformer_z_image",
-    "diffusers.models.unets.unet_2d_condition",
-)
 
 
 def import_networks_alone() -> None:
@@ -53,8 +37,12 @@ def import_networks_alone() -> None:
 
 
 def _import_networks() -> None:
-    for name in _NETWORKS:
-        importlib.import_module(name)
+    # Late: it imports accelerate.
+    from pentimento.diffusion.weights import NETWORKS
+
+    for module, _ in NETWORKS.values():
+        if module.startswith("diffusers."):
+            importlib.import_module(module)
 
 
 @contextmanager

@@ -36,7 +36,7 @@ from pentimento.files.file_sums import CorruptComponent, FileSums
 logger = logging.getLogger(__name__)
 
 # The module of each class of model_index.json: submodules load in a fraction of the time of the packages' namespaces.
-_CLASSES = {
+NETWORKS = {
     "UNet2DConditionModel": ("diffusers.models.unets.unet_2d_condition", "UNet2DConditionModel"),
     "SD3Transformer2DModel": ("diffusers.models.transformers.transformer_sd3", "SD3Transformer2DModel"),
     "FluxTransformer2DModel": ("diffusers.models.transformers.transformer_flux", "FluxTransformer2DModel"),
@@ -144,7 +144,7 @@ def load_network(
     config = network_config(path, read_json_object(path), _keys_of(class_name))
     with _refusing(directory, class_name):
         chosen = loaded_files(directory, files, dtype)
-        return _placed(_load_network(_class(_CLASSES[class_name]), config, chosen, dtype, sums or FileSums()), device)
+        return _placed(_load_network(_class(NETWORKS[class_name]), config, chosen, dtype, sums or FileSums()), device)
 
 
 def _keys_of(class_name: str) -> Collection[str]:
@@ -154,9 +154,9 @@ def _keys_of(class_name: str) -> Collection[str]:
         return CLIP_TEXT_KEYS
     if class_name in _TRANSFORMERS_KEYS:
         return _TRANSFORMERS_KEYS[class_name]
-    if class_name not in _CLASSES:
+    if class_name not in NETWORKS:
         return ()
-    return inspect.signature(_class(_CLASSES[class_name]).__init__).parameters.keys() - {"self"}
+    return inspect.signature(_class(NETWORKS[class_name]).__init__).parameters.keys() - {"self"}
 
 
 @contextmanager
@@ -205,13 +205,13 @@ def _read_component(checkpoint: Checkpoint, component: str, dtype: torch.dtype) 
     if component in checkpoint.held and checkpoint.single_file is not None:
         with _refusing(checkpoint.single_file, f"{component} ({name})"):
             tensors = original_tensors(checkpoint.single_file, checkpoint.held, component, checkpoint.sums)
-            return load_original(_class(_CLASSES[name]), tensors, config, dtype)
+            return load_original(_class(NETWORKS[name]), tensors, config, dtype)
     with _refusing(folder, name):
         files = loaded_files(folder, checkpoint.component_files(component), dtype)
         # transformers loads the other activations.
         if name in _CLIP_TEXT and config.get("hidden_act", "quick_gelu") in ACTIVATIONS:
             return _load_clip_text(config, files, dtype, checkpoint.sums, projects=_CLIP_TEXT[name])
-        return _load_network(_class(_CLASSES[name]), config, files, dtype, checkpoint.sums)
+        return _load_network(_class(NETWORKS[name]), config, files, dtype, checkpoint.sums)
 
 
 def _load_clip_text(

@@ -9,7 +9,7 @@ await server.run_until_stopped(warm, drain)
 from pentimento.rpc.channel import open_channel
 from pentimento.rpc.context import current_caller, current_request_id, detached_context, remaining_s, spawn_detached
 from pentimento.rpc.errors import error_from_rpc, to_status
-from pentimento.rpc.process import run_service
+from pentimento.rpc.process import print_found, run_service
 from pentimento.rpc.server import RpcServer
 from pentimento.rpc.settings import RpcChannelSettings, RpcServerSettings
 from pentimento.rpc.tokens import hash_token, new_token, token_entry
@@ -25,6 +25,7 @@ __all__ = [
     "hash_token",
     "new_token",
     "open_channel",
+    "print_found",
     "remaining_s",
     "run_service",
     "spawn_detached",

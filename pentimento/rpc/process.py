@@ -8,6 +8,7 @@ each with a separate heap, after every new peak of load: memory grows with each 
 """
 
 import asyncio
+import json
 import logging
 import os
 import signal
@@ -16,13 +17,16 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import NoReturn, Self, TypeVar
 
 from pentimento.domain.errors import PentimentoError
+from pentimento.files.json_values import to_json
 from pentimento.files.private_files import keep_files_private
 from pentimento.rpc.memory import share_one_heap
-from pentimento.settings import SettingsError
-from pentimento.telemetry.logs import log_unhandled, log_what_nobody_catches
+from pentimento.settings import SettingsError, load_settings
+from pentimento.telemetry.logs import configure_logging, log_unhandled, log_what_nobody_catches
+
+S = TypeVar("S")
 
 # As asyncio's own default pool has.
 _MOST_DEFAULT_THREADS = 32
@@ -126,6 +130,17 @@ def run_service(main: Callable[[list[str]], Awaitable[None]], *, private: bool =
     except Exception:
         logging.getLogger(__name__).exception("failed")
         sys.exit(EXIT_BROKEN)
+
+
+def print_found(name: str, settings: type[S], find: Callable[[S], object]) -> None:
+    """Run the command `name`: print as JSON what `find` returns for its settings, on another thread."""
+
+    async def main(argv: list[str]) -> None:
+        found = await asyncio.to_thread(find, load_settings(settings, name, argv))
+        sys.stdout.write(json.dumps(to_json(found)) + "\n")
+
+    configure_logging(name, "")
+    run_service(main)
 
 
 def leave(message: str, code: int) -> NoReturn:

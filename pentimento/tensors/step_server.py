@@ -37,8 +37,8 @@ class StepService:
     `submit` queues a step (index, timestep, latents, deliver, in parts), on one thread at a time; `deliver` takes the
     answer on the computing thread, and its result settles the future. `outgoing` makes a tensor to send.
 
-    Steps of a line are read by `listener`; at most `most_under_way` run at the same time, and they are delivered in
-    parts if `in_parts`. `shares_little`: share memory for small answers too. `keeps_regions`: keep the memory for
+    Steps of a line are read by `listener`; at most `most_under_way` run at the same time, and `submit` may
+    deliver them in parts. `shares_little`: share memory for small answers too. `keeps_regions`: keep the memory for
     later streams.
 
     `opened` makes the answer to the opening from the region and the line for the other end, `answered` a step's answer
@@ -55,7 +55,6 @@ class StepService:
     opened: Callable[[pb.SharedMemoryRegion | None, pb.StepLine | None], Any]
     answered: Callable[[int, Sequence[pb.Tensor]], Any]
     chunk_field: int
-    in_parts: bool = False
     shares_little: bool = False
     keeps_regions: bool = False
 
@@ -207,7 +206,7 @@ class _OpenSteps:
             tensors = [self._service.outgoing(tensor, binding) for _, tensor in named]
             line.answer(step.step_index, tensors, awaited_bytes)
 
-        future = self._submit(step.step_index, step.timestep, step.latents, answer, self._service.in_parts)
+        future = self._submit(step.step_index, step.timestep, step.latents, answer, in_parts=True)
         future.add_done_callback(self._settled)
 
     def _settled(self, future: "Future[Any]") -> None:

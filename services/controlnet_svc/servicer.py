@@ -42,8 +42,7 @@ _ROWS = {pb.GUIDANCE_MODE_BOTH_HALVES: 2, pb.GUIDANCE_MODE_CONDITIONAL_ONLY: 1, 
 
 
 class ControlNetServicer(ControlNetServiceServicer):
-    """Serve streams of residuals. `directory` holds the memory shared with workers of this host, None for no sharing.
-    `residual_parts`: send a transformer's residuals by lines in parts."""
+    """Serve streams of residuals. `directory` holds the memory shared with workers of this host; None: no sharing."""
 
     def __init__(
         self,
@@ -52,11 +51,8 @@ class ControlNetServicer(ControlNetServiceServicer):
         directory: RegionDirectory | None,
         instance_id: str,
         outgoing: Outgoing = outgoing_tensor,
-        *,
-        residual_parts: bool = True,
     ) -> None:
         self._outgoing = outgoing
-        self._residual_parts = residual_parts
         self._controlnets = controlnets
         self._news = news
         self._directory = directory
@@ -100,7 +96,6 @@ class ControlNetServicer(ControlNetServiceServicer):
             opened=partial(_opened, opening, stream),
             answered=partial(_residuals, opening.stream_epoch),
             chunk_field=pb.StreamResidualsResponse.CHUNK_FIELD_NUMBER,
-            in_parts=self._residual_parts,
             keeps_regions=True,
         )
 

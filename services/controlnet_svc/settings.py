@@ -54,9 +54,6 @@ class ControlNetSettings:
         str(DEFAULT_DIRECTORY),
         help="private in-memory directory for tensors of this host; empty: tensors travel in chunks",
     )
-    residual_parts: bool = setting(
-        True, help="send a transformer's residuals over shared memory in parts, first blocks first"
-    )
     share_device_memory: bool = setting(False, help="keep tensors in CUDA memory for the other side on the same device")
     controller_address: str = setting("", help="controller to register with, and its standbys; empty: none")
     advertise_address: str = setting(

@@ -54,7 +54,6 @@ def are_of(residuals: ControlResiduals, layers: Sequence[ResidualLayer]) -> bool
 
 
 def layers_of(residuals: ControlResiduals) -> tuple[ResidualLayer, ...]:
-    """Return names and dims of residuals."""
     return tuple(ResidualLayer(name, tuple(tensor.shape)) for name, tensor in named_tensors(residuals))
 
 
@@ -85,7 +84,6 @@ class StreamOrder:
 
     @property
     def row_count(self) -> int:
-        """Return 2 with both halves of guidance, else 1."""
         return self.conditioning.states.shape[0]
 
 
@@ -129,8 +127,6 @@ class OpenedStream:
 
 
 class ControlNets:
-    """Run the service. On the event loop only."""
-
     def __init__(
         self,
         shelf: NetworkShelf,
@@ -152,7 +148,6 @@ class ControlNets:
 
     @property
     def credit_count(self) -> int:
-        """Return the number of streams that it can hold at the same time."""
         return 0 if self.draining else self.max_streams
 
     @asynccontextmanager
@@ -248,7 +243,6 @@ class ControlNets:
 
 
 def _check_depth_model(asked: ControlNetSelection, adapter: Adapter) -> None:
-    """Raise FailedPrecondition if the depth model is missing or another one; another replica may have it."""
     if asked.preprocessor is not Preprocessor.DEPTH:
         return
     if not adapter.depth_digest or asked.preprocessor_digest not in ("", adapter.depth_digest):

@@ -88,7 +88,6 @@ class ControlNetProcess(ServiceProcess):
             self.run_beside(partial(PlanFollower(self.controller, self.server.instance_id).run, self.follow), "plan")
 
     def follow(self, plan: Plan) -> None:
-        """Load the ControlNets that the plan places here, if they changed."""
         placed = plan.placed_on(ReplicaKind.CONTROLNET, self.server.instance_id)
         if placed != self._placed:
             self._placed = placed
@@ -121,9 +120,7 @@ def wire(settings: ControlNetSettings, source: NetworkSource = REGISTERED) -> Co
     shelf = NetworkShelf(networks, budget_bytes, news.changed)
     controlnets = ControlNets(shelf, compute, settings.max_streams, news.changed, depth)
     regions = region_directory(settings.shared_memory_dir, device if settings.share_device_memory else None)
-    servicer = ControlNetServicer(
-        controlnets, news, regions, server.instance_id, source.outgoing, residual_parts=settings.residual_parts
-    )
+    servicer = ControlNetServicer(controlnets, news, regions, server.instance_id, source.outgoing)
     server.add(add_ControlNetServiceServicer_to_server, servicer, FULL_NAME)
     member = FleetMember(server, ReplicaKind.CONTROLNET, settings)
     registration = member.registration(

@@ -2,18 +2,11 @@
 `python -m services.unet_worker.components --component-cache-dir DIR`. Processes that serve from it are not interrupted.
 """
 
-import asyncio
-import json
-import sys
-
 from pentimento.domain.errors import FailedPrecondition
-from pentimento.files.json_values import to_json
 from pentimento.policies.components import Utility
-from pentimento.rpc import run_service
-from pentimento.settings import load_settings
+from pentimento.rpc import print_found
 from pentimento.stores.components import ComponentStore
 from pentimento.stores.components.store import StoredComponent
-from pentimento.telemetry import configure_logging
 from services.unet_worker.settings import ComponentAction, ComponentsSettings
 
 
@@ -29,13 +22,5 @@ def listed(settings: ComponentsSettings) -> tuple[StoredComponent, ...]:
     return store.components()
 
 
-async def main(argv: list[str]) -> None:
-    """Print the components."""
-    settings = load_settings(ComponentsSettings, "components", argv)
-    found = await asyncio.to_thread(listed, settings)
-    sys.stdout.write(json.dumps([to_json(one) for one in found]) + "\n")
-
-
 if __name__ == "__main__":
-    configure_logging("components", "")
-    run_service(main)
+    print_found("components", ComponentsSettings, listed)

@@ -4,10 +4,7 @@ The checkpoint is validated as before a worker's load; torch is not loaded. One 
 component store, where workers of this host find it.
 """
 
-import asyncio
 import hashlib
-import json
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -19,14 +16,11 @@ from pentimento.diffusion.model_registry import registry_entry
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.models import DeviceCost, ModelFile, ModelVariant, derived_name
 from pentimento.files.file_sums import file_sums_in
-from pentimento.files.json_values import to_json
 from pentimento.files.model_files import model_name
 from pentimento.policies.components import Utility
 from pentimento.profiles.costs import read_costs
-from pentimento.rpc import run_service
-from pentimento.settings import load_settings
+from pentimento.rpc import print_found
 from pentimento.stores.components.models import open_folders
-from pentimento.telemetry import configure_logging
 from services.unet_worker.models.usual_costs import usual_cost, usual_of
 from services.unet_worker.settings import DescribeSettings
 
@@ -82,13 +76,5 @@ def _files(checkpoint: Checkpoint) -> Iterator[ModelFile]:
         yield ModelFile(name, hashlib.sha256(text).hexdigest(), len(text))
 
 
-async def main(argv: list[str]) -> None:
-    """Print the description."""
-    settings = load_settings(DescribeSettings, "describe", argv)
-    variant = await asyncio.to_thread(described, settings)
-    sys.stdout.write(json.dumps(to_json(variant)) + "\n")
-
-
 if __name__ == "__main__":
-    configure_logging("describe", "")
-    run_service(main)
+    print_found("describe", DescribeSettings, described)

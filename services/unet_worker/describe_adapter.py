@@ -1,25 +1,19 @@
 """Describe a LoRA's or ControlNet's directory for a registry, as JSON:
 `python -m services.unet_worker.describe_adapter --adapter DIR`."""
 
-import asyncio
-import json
-import sys
-from pathlib import Path
-
 from pentimento.diffusion.checkpoint import digest_files
 from pentimento.diffusion.controlnets import open_controlnet
 from pentimento.diffusion.loras import digest_lora, lora_file_in
 from pentimento.domain.errors import InvalidArgument
 from pentimento.files.lora_headers import judge_lora
-from pentimento.rpc import run_service
-from pentimento.settings import load_settings
-from pentimento.telemetry import configure_logging
+from pentimento.rpc import print_found
 from services.unet_worker.settings import DescribeAdapterSettings
 
 
-def described(directory: Path) -> dict[str, str]:
+def described(settings: DescribeAdapterSettings) -> dict[str, str]:
     """Return the kind and the digest, and the family of a ControlNet. Raises BadCheckpoint, BadLora and InvalidArgument
     for a directory that holds neither."""
+    directory = settings.adapter
     if (directory / "config.json").is_file():
         found = open_controlnet(directory)
         return {"kind": "controlnet", "digest": digest_files(directory, found.files), "family": found.family}
@@ -30,13 +24,5 @@ def described(directory: Path) -> dict[str, str]:
     return {"kind": "lora", "digest": digest_lora(file), "family": ""}
 
 
-async def main(argv: list[str]) -> None:
-    """Print the description."""
-    settings = load_settings(DescribeAdapterSettings, "describe_adapter", argv)
-    found = await asyncio.to_thread(described, settings.adapter)
-    sys.stdout.write(json.dumps(found) + "\n")
-
-
 if __name__ == "__main__":
-    configure_logging("describe_adapter", "")
-    run_service(main)
+    print_found("describe_adapter", DescribeAdapterSettings, described)

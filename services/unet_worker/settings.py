@@ -146,17 +146,14 @@ class UnetWorkerSettings:
 
     @property
     def may_be_stored(self) -> bool:
-        """Return whether a missing model may be fetched."""
         return self.component_cache_dir is not None and bool(self.controller_address or self.model_sources)
 
     @property
     def trusted(self) -> TrustedEntries | None:
-        """Return the check of entries; None without keys. Raises InvalidArgument for an invalid file of keys."""
         keys = self.registry_public_keys
         return TrustedEntries(keys, self.component_cache_dir) if keys is not None else None
 
     def claim_gpu(self) -> DeviceClaim | None:
-        """Claim a GPU for this process, unless it must run on the CPU. Raises FailedPrecondition NO_FREE_DEVICE."""
         folder = self.device_claims_dir if self.device is not DeviceChoice.CPU else None
         return claim_gpu(folder, "unet_worker", self.claims_per_device)
 
@@ -170,8 +167,6 @@ class DescribeAdapterSettings:
 
 
 class ComponentAction(Enum):
-    """Choose what happens to a component."""
-
     LIST = "list"
     PIN = "pin"
     UNPIN = "unpin"

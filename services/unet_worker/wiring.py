@@ -101,8 +101,6 @@ class TorchModels:
 
 
 def fetching(source: ModelSource, stored: StoredModels) -> ModelSource:
-    """Return a source that fetches stored models before it reads them."""
-
     def change(name: str, settings: UnetWorkerSettings) -> ModelChange:
         return stored.load(lambda given: source.change(name, given), settings)
 

@@ -34,13 +34,11 @@ class UnetWorker:
         )
 
     def serve(self, loaded: DeviceBackend) -> None:
-        """Admit attempts from now on."""
         self._loaded = loaded
         self.news.changed()
 
     @property
     def loaded(self) -> DeviceBackend:
-        """Return the backend. Raises Unavailable while the model is still being loaded."""
         if self._loaded is None:
             raise Unavailable("WARMING_UP", "the model is still being loaded", retry_after_ms=500)
         return self._loaded
@@ -74,7 +72,6 @@ class UnetWorker:
         return replace(credits, credit_count=offered, reserve_count=reserve, attempts=tuple(own))
 
     def credits(self) -> WorkerCredits:
-        """Return the credits of all frontdoors together."""
         loaded, running = self.loaded, self.attempts.running()
         denoising = loaded.running_count
         return WorkerCredits(
@@ -142,7 +139,6 @@ class UnetWorker:
         await self.attempts.drain()
 
     async def close(self) -> None:
-        """Stop the remaining work; takes at most a step."""
         self.attempts.close()
         if self._loaded is not None:
             await asyncio.to_thread(self._loaded.close)

@@ -86,7 +86,6 @@ class _ForwardPass:
         self._network = network
         self._passes = EncoderPasses(network) if covers(network) else None
         self._takes_added = network.config.addition_embed_type is not None
-        self._pools = network.config.global_pool_conditions
 
     def __call__(
         self, latents: Tensor, timesteps: Tensor, embedded: Tensor, states: Tensor, *texts: Tensor | None
@@ -99,8 +98,7 @@ class _ForwardPass:
             return (*down, mid)
         terms = self._passes.time_terms(timesteps, latents.dtype, added)
         attended = AttendedTexts(self._passes.project_text(states))
-        found = _residuals(network, self._passes.encode(latents, attended, terms, embedded))
-        return tuple(one.mean(dim=(2, 3), keepdim=True) for one in found) if self._pools else found
+        return _residuals(network, self._passes.encode(latents, attended, terms, embedded))
 
 
 class _UnionPass:

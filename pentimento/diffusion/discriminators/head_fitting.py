@@ -159,7 +159,6 @@ def kept_quality(accepted: Tensor, data: HeadData) -> float:
 
 
 def _share(rows: Tensor, weights: Tensor) -> float:
-    """Return the weighted share of rows (n,), 0..1."""
     return min(float((rows.double() * weights.double()).sum() / weights.double().sum()), 1.0)
 
 

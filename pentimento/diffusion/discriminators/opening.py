@@ -109,7 +109,6 @@ def _loader(path: Path, document: Mapping[str, Any]) -> Callable[..., ScoringNet
 
 
 def _tried(directory: Path, found: PictureDiscriminator, *, has_head: bool) -> PictureDiscriminator:
-    """Return the discriminator with its head. Raises BadCheckpoint if a black image gets no finite score."""
     size = found.image_size_px
     black = np.zeros((3, size, size), np.float32)
     if not math.isfinite(found.confidences([black])[0]):

@@ -2,20 +2,18 @@
 
 torchvision has no directory format, so the format follows that of transformers: `config.json` with `model_type`
 torchvision, `architecture` (the function's name), `image_size` and `label2id`; `model.safetensors` with torchvision's
-names; `preprocessor_config.json`, with steps that `torchvision.transforms.v2` runs. The architecture `efficientnet` has
+names; `preprocessor_config.json`, with the steps of `torchvision.transforms.v2`. The architecture `efficientnet` has
 other widths and depths than the named ones: `stages` lists its blocks, `last_channel` is the width of its features.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from PIL import Image
 
 from pentimento.diffusion.checkpoint import BadCheckpoint
 from pentimento.diffusion.discriminators.scoring_network import (
@@ -26,7 +24,7 @@ from pentimento.diffusion.discriminators.scoring_network import (
     read_weights,
     whole_number,
 )
-from pentimento.diffusion.preprocessing import ImagePreprocessing, read_preprocessing
+from pentimento.diffusion.preprocessing import read_preprocessing, to_pixels
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.torchvision_operators import is_installed
 
@@ -47,9 +45,6 @@ _STAGE_LIMITS = {
     "num_layers": 64,
 }
 _MAX_STAGES, _MAX_FEATURES = 16, 8192
-# PIL's numbers of the interpolations that both libraries have.
-_INTERPOLATIONS = {0: "nearest", 2: "bilinear", 3: "bicubic"}
-_SCALE = 1 / 255
 
 
 def load_torchvision(
@@ -65,8 +60,7 @@ def load_torchvision(
         there = ", ".join(ARCHITECTURES)
         raise BadCheckpoint(f"{path}: architecture must be one of {there}, got {architecture!r:.80}")
     size = whole_number(path, document, "image_size", 32, MAX_IMAGE_SIZE_PX)
-    steps = read_preprocessing(steps_path, size)
-    _check_steps(steps_path, steps)
+    steps = replace(read_preprocessing(steps_path, size), rounds_crop=True)
     if not is_installed():
         raise FailedPrecondition("TORCHVISION_MISSING", f"{path}: needs torchvision, which is not installed")
     build = partial(_narrow, path, document) if architecture == NARROW else partial(named_efficientnet, architecture)
@@ -75,7 +69,7 @@ def load_torchvision(
         network,
         lambda pixels: network.avgpool(network.features(pixels)).flatten(1),
         network.classifier,
-        _preprocessing(steps),
+        partial(to_pixels, steps=steps),
         size,
     )
 
@@ -126,26 +120,3 @@ def _network(directory: Path, build: Callable[[int], Any], files: Sequence[Path]
     except (RuntimeError, ValueError) as error:
         raise bad_weights(directory, error) from None
     return network.eval().to(memory_format=torch.channels_last)
-
-
-def _check_steps(path: Path, steps: ImagePreprocessing) -> None:
-    if steps.resample not in _INTERPOLATIONS:
-        raise BadCheckpoint(f"{path}: resample must be one of 0, 2 and 3, got {steps.resample}")
-    if steps.scale is None or abs(steps.scale - _SCALE) > 1e-12:
-        raise BadCheckpoint(f"{path}: rescale_factor must be 1/255, got {steps.scale}")
-
-
-def _preprocessing(steps: ImagePreprocessing) -> Callable[[Image.Image], NDArray[np.float32]]:
-    from torchvision.transforms import InterpolationMode, v2
-
-    chain: list[Any] = []
-    if steps.resize is not None:
-        size = [steps.resize] if isinstance(steps.resize, int) else list(steps.resize)
-        chain.append(v2.Resize(size, InterpolationMode(_INTERPOLATIONS[steps.resample])))
-    if steps.crop is not None:
-        chain.append(v2.CenterCrop(list(steps.crop)))
-    chain += [v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True)]
-    if steps.mean is not None and steps.std is not None:
-        chain.append(v2.Normalize(list(steps.mean), list(steps.std)))
-    transform = v2.Compose(chain)
-    return lambda image: transform(image).numpy()

@@ -49,7 +49,6 @@ class ReplayedFunction:
         self._known: OrderedDict[tuple[Any, ...], int | _Recorded | None] = OrderedDict()
 
     def __call__(self, *arguments: Any) -> Any:
-        """Return the function's result."""
         signature = _signature(arguments)
         known = self._known.pop(signature, 0)
         if isinstance(known, int):
@@ -105,8 +104,6 @@ def cuda_recorder(device: torch.device) -> Recorder:
 
 
 class _CudaPassRecording:
-    """Hold one CUDA graph."""
-
     def __init__(self, function: Callable[[], Any], pool: Any) -> None:
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())

@@ -194,7 +194,6 @@ class CompiledDenoiser(Denoiser):
 def _decode(
     model: DiffusionModel, encoded: tuple[Tensor, ...], residuals: tuple[Tensor, ...], *parts: Tensor | None
 ) -> Tensor:
-    """Return the prediction with a UNet's residuals; the mid block's are the last."""
     inputs = replace(_input_of(*parts), residuals=ControlResiduals(residuals[:-1], residuals[-1]))
     return model.decode(inputs, DenoiserEncoding(encoded))
 

@@ -302,7 +302,6 @@ class StepLoop:
         return self._adapters.forget_but(jobs) or bool(others)
 
     def _take_steps(self, forward: _Forward) -> float:
-        """Take one step of each request and return the seconds since the forward pass began."""
         jobs, prediction = forward.jobs, forward.prediction
         rows_each = jobs[0].begun.row_count if jobs else 1
         parts = prediction.split(rows_each) if jobs else ()

@@ -2,14 +2,13 @@
 
 | module | what it does |
 | --- | --- |
-| `lora`, `changes` | describe LoRAs and the layers that they change, as values; compute a layer's change |
+| `lora`, `changes` | describe LoRAs and the layers that they change, as values; make and compute a layer's change |
 | `files`, `reading` | read and digest files and their alphas; validate them before use, their headers first |
 | `patching` | adds LoRAs to the weights, and restores the weights |
 | `bypass` | adds LoRAs next to the weights, per row |
 | `loading` | loads LoRAs while the first steps run |
 | `key_names`, `transformer_names` | map the layer names of each file format |
 | `words` | reads embeddings inside files, and replaces their words in prompts |
-| `building` | makes a layer's change of its tensors |
 """
 
 from pentimento.diffusion.loras.changes import LowRankFactors

@@ -4,11 +4,13 @@ LoRA (Hu et al. 2021, section 4.1) is the only one with small factors, so the on
 next to the weights. The others change the weights.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from pentimento.files.lora_headers import ChangeShape, FactorPart, Shape
 
 # Parts of a layer's outputs, from and to, in the order of the module's own rows; empty for all.
 Rows = tuple[tuple[int, int], ...]
@@ -62,10 +64,11 @@ class FactoredMatrix:
 
 
 @dataclass(frozen=True)
-class HadamardFactors:
-    """Describe LoHa's change (Hyeon-Woo et al. 2022): `scale` times the elementwise product of two matrices. `rows` are
-    the module's outputs in them."""
+class CombinedFactors:
+    """Describe a change by two matrices: `scale` times their elementwise product, LoHa's (Hyeon-Woo et al. 2022), or
+    their Kronecker product, LoKr's. `rows` are the module's outputs in it."""
 
+    combine: Callable[[Tensor, Tensor], Tensor]
     first: FactoredMatrix
     second: FactoredMatrix
     scale: float
@@ -73,26 +76,11 @@ class HadamardFactors:
 
     def matrix(self, moved: Moved) -> Tensor:
         """Return the product, without the scale, as (outputs, inputs * height * width)."""
-        return rows_of((self.first.product(moved) * self.second.product(moved)).flatten(1), self.rows)
+        first, second = self.first.product(moved), self.second.product(moved)
+        return rows_of(self.combine(first.flatten(1), second.flatten(1)), self.rows)
 
 
-@dataclass(frozen=True)
-class KroneckerFactors:
-    """Describe LoKr's change: `scale` times the Kronecker product of two matrices; the second one has a convolution's
-    height and width. `rows` are the module's outputs in it."""
-
-    first: FactoredMatrix
-    second: FactoredMatrix
-    scale: float
-    rows: Rows = ()
-
-    def matrix(self, moved: Moved) -> Tensor:
-        """Return the product, without the scale, as (outputs, inputs * height * width)."""
-        second = self.second.product(moved)
-        return rows_of(torch.kron(self.first.product(moved), second.flatten(1)), self.rows)
-
-
-PlainChange = LowRankFactors | HadamardFactors | KroneckerFactors
+PlainChange = LowRankFactors | CombinedFactors
 
 
 @dataclass(frozen=True)
@@ -126,3 +114,57 @@ def difference(change: LayerChange, strength: float, base: Tensor, moved: Moved)
     norm = torch.linalg.vector_norm(whole, dim=axes, keepdim=True)
     # A row of zeros stays zero.
     return whole.mul_(magnitude / norm.clamp(min=torch.finfo(norm.dtype).tiny)).sub_(plain)
+
+
+_Tensors = Mapping[FactorPart, Tensor]
+# How the two matrices of a form are combined, and the parts of each: whole, left, right, core.
+_COMBINED = {
+    "LoHa": (
+        torch.mul,
+        (None, FactorPart.HADA_W1_A, FactorPart.HADA_W1_B, FactorPart.HADA_T1),
+        (None, FactorPart.HADA_W2_A, FactorPart.HADA_W2_B, FactorPart.HADA_T2),
+    ),
+    "LoKr": (
+        torch.kron,
+        (FactorPart.LOKR_W1, FactorPart.LOKR_W1_A, FactorPart.LOKR_W1_B, None),
+        (FactorPart.LOKR_W2, FactorPart.LOKR_W2_A, FactorPart.LOKR_W2_B, FactorPart.LOKR_T2),
+    ),
+}
+
+
+def built_change(found: ChangeShape, tensors: _Tensors, shape: Shape, alpha: float, rows: Rows) -> LayerChange:
+    """Return the change of a module: the `rows` of the change that the validated tensors make of a layer of `shape`,
+    times alpha / rank, or alpha if there is no rank."""
+    plain: PlainChange
+    if found.form == "LoRA":
+        plain = _low_rank(tensors, shape, alpha, rows)
+    else:
+        combine, first, second = _COMBINED[found.form]
+        scale = alpha / (found.rank or 1)
+        plain = CombinedFactors(combine, _matrix(tensors, *first), _matrix(tensors, *second), scale, rows)
+    if found.magnitudes is None:
+        return plain
+    magnitude = tensors.get(FactorPart.MAGNITUDE, tensors.get(FactorPart.DORA_SCALE))
+    assert magnitude is not None
+    ones = (1,) * (len(shape) - 2)
+    if found.magnitudes == 1:
+        return DecomposedFactors(plain, magnitude.reshape(1, -1, *ones))
+    return DecomposedFactors(plain, rows_of(magnitude.reshape(-1, 1, *ones), rows))
+
+
+def _low_rank(tensors: _Tensors, shape: Shape, alpha: float, rows: Rows) -> LowRankFactors:
+    down, up = tensors[FactorPart.DOWN], tensors[FactorPart.UP]
+    rank = down.shape[0]
+    if (core := tensors.get(FactorPart.MID)) is not None:
+        down = torch.einsum("mnkl,nj->mjkl", core.float(), down.flatten(1).float()).to(down.dtype)
+    ups = rows_of(up.flatten(1), rows)
+    ones = (1,) * (len(shape) - 2)
+    return LowRankFactors(down.reshape(rank, *shape[1:]), ups.view(*ups.shape, *ones), alpha)
+
+
+def _matrix(
+    tensors: _Tensors, whole: FactorPart | None, left: FactorPart, right: FactorPart, core: FactorPart | None
+) -> FactoredMatrix:
+    if whole is not None and whole in tensors:
+        return FactoredMatrix(tensors[whole])
+    return FactoredMatrix(tensors[left], tensors[right], None if core is None else tensors.get(core))

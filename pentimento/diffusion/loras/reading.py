@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pentimento.diffusion.loras.building import built_change
-from pentimento.diffusion.loras.changes import LayerChange
+from pentimento.diffusion.loras.changes import LayerChange, built_change
 from pentimento.diffusion.loras.files import (
     LoraFile,
     StatedAlphas,

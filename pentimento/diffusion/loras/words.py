@@ -57,7 +57,6 @@ def check_words(file_name: str, shapes: Mapping[str, Shape], base: BaseLayers) -
 
 
 def _check_vectors(where: str, shape: Shape, width: int) -> int:
-    """Return the number of vectors."""
     count = shape[0] if len(shape) == 2 else 1
     if shape[-1:] != (width,) or len(shape) not in (1, 2) or not 1 <= count <= MAX_VECTORS:
         limit = f"must be 1 to {MAX_VECTORS} vectors of {width} values"
@@ -66,7 +65,6 @@ def _check_vectors(where: str, shape: Shape, width: int) -> int:
 
 
 def _width(base: BaseLayers, encoder: str) -> int:
-    """Return the width of a text encoder's states: what its attention layers take."""
     shapes = base.shapes[encoder]
     return next(shape[1] for name, shape in shapes.items() if name.endswith("q_proj"))
 

@@ -72,5 +72,4 @@ class EmbeddedConditions:
 
 
 def _bytes(tensor: Tensor) -> int:
-    """Return the size of a tensor's memory; an expanded tensor shows the same part several times."""
     return tensor.untyped_storage().nbytes()

@@ -39,7 +39,6 @@ class StreamStep:
 
     @property
     def row_count(self) -> int:
-        """Return the step's rows in a forward pass."""
         return self.step.inputs.latents.shape[0]
 
     @property

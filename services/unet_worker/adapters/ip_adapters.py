@@ -35,8 +35,6 @@ Call = Callable[[Callable[[], ImagePrompt]], "Future[ImagePrompt]"]
 
 @dataclass(frozen=True)
 class IpAdapters:
-    """Hold the IP-Adapters that fit a model by digest, their descriptions, and the rejected ones."""
-
     held: Mapping[str, IpAdapter]
     adapters: tuple[Adapter, ...] = ()
     rejected: tuple[RejectedAdapter, ...] = ()
@@ -96,7 +94,6 @@ class ImagePrompts:
         self._kept: OrderedDict[tuple[str, bytes, bool], ImagePrompt] = OrderedDict()
 
     async def of(self, spec: GenerationSpec) -> tuple[ImagePrompt, ...]:
-        """Return the image prompts of a request. Raises InvalidArgument for an invalid image."""
         guided = self._model.info.is_guided(spec.guidance_scale)
         found = []
         for place, selection in enumerate(spec.image_prompts):

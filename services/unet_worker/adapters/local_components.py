@@ -22,7 +22,6 @@ class LocalComponents:
 
     @property
     def remote(self) -> ObjectRemote:
-        """Return the object store as the source of components."""
         return ObjectRemote(self.objects)
 
     def fetch_ahead(self, references: Iterable[ObjectReference]) -> None:

@@ -48,35 +48,26 @@ class LoraPlace:
     entry: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class KnownLora:
-    """Hold a LoRA that fits the model: its description for the fleet, and its file."""
-
-    adapter: Adapter
-    path: Path
-
-
 class LoraDirectory:
     """Hold the LoRAs that a worker's model can use. Names are looked up, never joined to a path."""
 
     def __init__(
         self,
-        known: Sequence[KnownLora],
+        known: Sequence[tuple[Adapter, Path]],
         base: BaseLayers,
         dtype: torch.dtype,
         rejected: Sequence[RejectedAdapter] = (),
         sums: FileSums | None = None,
     ) -> None:
-        self.adapters = tuple(one.adapter for one in known)
+        self.adapters = tuple(adapter for adapter, _ in known)
         self.rejected = tuple(rejected)
-        self._paths = {one.adapter.digest: one.path for one in known}
-        self.sizes = {one.adapter.name: one.path.stat().st_size for one in known if one.path.is_file()}
+        self._paths = {adapter.digest: path for adapter, path in known}
+        self.sizes = {adapter.name: path.stat().st_size for adapter, path in known if path.is_file()}
         self._base = base
         self._dtype = dtype
         self._sums = sums
 
     def names_of(self, digests: Collection[str]) -> tuple[str, ...]:
-        """Return the names of the LoRAs with these digests."""
         return tuple(adapter.name for adapter in self.adapters if adapter.digest in digests)
 
     def read(self, digest: str) -> Lora:
@@ -119,7 +110,7 @@ def open_lora_directory(
             place.licence,
             latest_start_fraction=bounds.get(digest, 0.0),
         )
-        known.append(KnownLora(adapter, place.path))
+        known.append((adapter, place.path))
     return LoraDirectory(known, base, dtype, rejected[:MAX_REJECTED], sums)
 
 

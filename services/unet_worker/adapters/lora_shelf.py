@@ -64,17 +64,14 @@ class LoraShelf:
 
     @property
     def adapters(self) -> tuple[Adapter, ...]:
-        """Return the LoRAs that requests may name."""
         return self._directory.adapters if self._directory is not None else ()
 
     @property
     def rejected(self) -> tuple[RejectedAdapter, ...]:
-        """Return the LoRAs that were found and cannot be used."""
         return self._directory.rejected if self._directory is not None else ()
 
     @property
     def resident_names(self) -> tuple[str, ...]:
-        """Return the names of the LoRAs that need no load."""
         digests = self._loader.resident
         own = self._directory.names_of(digests) if self._directory is not None else ()
         named = (self._uploaded.name_of(digest) for digest in digests) if self._uploaded is not None else ()
@@ -87,12 +84,10 @@ class LoraShelf:
 
     @property
     def speeds(self) -> tuple[TierSpeed, ...]:
-        """Return the measured speeds of the tiers."""
         return self._measured.speeds
 
     @property
     def takes_uploaded(self) -> bool:
-        """Return whether requests may bring references of LoRAs in the object store."""
         return self._uploaded is not None
 
     def source(self, spec: GenerationSpec, route: Route) -> LoadingLoras | None:
@@ -131,11 +126,9 @@ class LoraShelf:
             await asyncio.wait([load])
 
     def close(self) -> None:
-        """Begin no further loads."""
         self._loader.close()
 
     def _read(self, digest: str) -> Lora:
-        """Read a LoRA, on the loader's threads, and measure it."""
         began_s = time.monotonic()
         if self._uploaded is not None and self._uploaded.name_of(digest) is not None:
             tier = Tier.DISK if self._uploaded.is_kept(digest) else Tier.STORE

@@ -32,7 +32,6 @@ class MeasuredLoads:
 
     @property
     def speeds(self) -> tuple[TierSpeed, ...]:
-        """Return the averages by tier."""
         return self._speeds.speeds
 
     def components(self, resident: Collection[str]) -> tuple[HeldComponent, ...]:

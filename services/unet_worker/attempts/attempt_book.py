@@ -209,7 +209,6 @@ class AttemptBook:
             await self._turn.wait()
 
     def close(self) -> None:
-        """Stop all attempts."""
         for held in list(self._held.values()):
             self._stop(held, Unavailable(Reason.WORKER_STOPPED, "the worker stopped before the image was done"))
             self._forget(held)

@@ -50,8 +50,6 @@ class UnusableDonor(Exception):
 
 
 class DonorReader:
-    """Read donors on the threads of `executor`."""
-
     def __init__(self, objects: ObjectStore, executor: Executor, timeout_s: float) -> None:
         self._objects = objects
         self._executor = executor
@@ -131,7 +129,6 @@ class Uploads:
 
     @property
     def steps(self) -> frozenset[int]:
-        """Return the steps before which a latent is captured."""
         return frozenset(self._keys)
 
     def add_latent(self, step: int, sigma: float, make: Callable[[], bytes | None]) -> None:

@@ -138,7 +138,6 @@ class ProgressBridge(DenoisingListener):
         )
 
     def record_steps(self, prepared_at: float) -> None:
-        """Record a span for each step, where steps are traced."""
         began_at = prepared_at
         for step, ended_at in self._step_ends:
             record_stage("step", began_at, ended_at, {"pentimento.step": step})
@@ -255,7 +254,6 @@ class EngineModelRunner:
         return AttemptImage(result, picture.png, picture.encoded_at, final_latents)
 
     async def _controlnets_of(self, order: ExecuteOrder) -> tuple[RemoteControlNet, ...]:
-        """Return the order's ControlNets. Raises Unavailable if no replica serves one."""
         if not order.spec.controlnets:
             return ()
         if self._conditions is None:

@@ -38,7 +38,6 @@ class FairCredits:
                 self._lapse(frontdoor)
 
     def has_rivals(self, frontdoor: str) -> bool:
-        """Return whether another frontdoor is awaited."""
         return any(name != frontdoor for name in self._awaited)
 
     def allowed(self, frontdoor: str, credit_count: int, held: Mapping[str, int]) -> int:

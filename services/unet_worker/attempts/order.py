@@ -19,13 +19,11 @@ class MidwayThinning:
         self._listener: Callable[[tuple[int, ...]], None] | None = None
 
     def ask(self, steps: tuple[int, ...]) -> None:
-        """Pass the steps to the listener, now or once one is set."""
         self._steps = steps
         if self._listener is not None:
             self._listener(steps)
 
     def listen(self, listener: Callable[[tuple[int, ...]], None]) -> None:
-        """Call the listener from now on, and with the steps that were requested before."""
         self._listener = listener
         if self._steps:
             listener(self._steps)

@@ -78,7 +78,6 @@ class StartResolver:
         return ResolvedStart(NoiseStart())
 
     def own_first_step(self, spec: GenerationSpec) -> int:
-        """Return the first step that the request's own image allows; 0 without one."""
         if spec.init_image is None:
             return 0
         form, strength = self._model.info.noise_form, spec.init_image.strength

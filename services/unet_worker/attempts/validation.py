@@ -88,7 +88,6 @@ def _check_prompts(spec: GenerationSpec, held: HeldModel) -> None:
 
 
 def check_size_and_steps(spec: GenerationSpec, held: HeldModel) -> None:
-    """Check size and steps. Raises InvalidArgument for a size or step count that the model does not support."""
     multiple, longest = held.size_multiple_px, held.max_size_px
     for name, size in (("width_px", spec.width_px), ("height_px", spec.height_px)):
         if not multiple <= size <= longest or size % multiple:
@@ -231,7 +230,6 @@ def _check_start(spec: GenerationSpec, start: Start, noise_form: NoiseForm) -> N
 
 
 def _check_bridge(field: str, start: FromLatent | FromImage, step: int) -> None:
-    """Check that a re-noised start still saves at least one step."""
     if start.renoised_steps:
         _check_range(f"{field}.renoised_steps", start.renoised_steps, 0, step if start.retaken_steps else step - 1)
     if start.retaken_steps:

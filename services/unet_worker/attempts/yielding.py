@@ -5,8 +5,6 @@ from pentimento.policies.step_batching import yields_in_s
 
 
 class StepPace:
-    """Hold the seconds per step of the model's last finished request, start-up included; 0 until one has finished."""
-
     def __init__(self) -> None:
         self.step_s = 0.0
 

@@ -21,7 +21,6 @@ ASK_TIMEOUT_S = 5.0
 
 
 def controlnets_see_latents(family: str) -> bool:
-    """Return whether ControlNets of a family receive latents, not images."""
     return family in _SEE_LATENTS
 
 

@@ -152,7 +152,6 @@ class RemoteControl:
         return {step for step, steps in acting if steps.used_in(step) == step}
 
     def close(self) -> None:
-        """Close the streams. Harmless twice."""
         for stream in self._streams:
             stream.close()
 
@@ -187,7 +186,6 @@ def _patience(name: str) -> Patience:
 
 
 def optional_tensor(tensor: Tensor | None) -> OutgoingTensor | None:
-    """Return a torch tensor to send, if there is one."""
     return None if tensor is None else outgoing_tensor(tensor, UNBOUND)
 
 
@@ -221,7 +219,6 @@ class PairedControl:
         self._asked.ask(step_index, inputs)
 
     def take(self, step_index: int) -> ControlResiduals | None:
-        """Return the requested residuals, as `RemoteControl.take` does."""
         return self._asked.take(step_index)
 
     def synchronous_steps(self) -> set[int]:
@@ -229,6 +226,5 @@ class PairedControl:
         return self._whole.synchronous_steps()
 
     def close(self) -> None:
-        """End the streams. Harmless twice."""
         self._conditional.close()
         self._whole.close()

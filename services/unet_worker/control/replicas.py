@@ -77,16 +77,13 @@ class StreamReplica(Generic[Client]):
         self.mention()
 
     def mention(self) -> None:
-        """Note that a request may use the replica, so that it is kept for longer."""
         self._mentioned_s = asyncio.get_running_loop().time()
 
     @property
     def is_idle(self) -> bool:
-        """Return whether no request uses the replica or has mentioned it for a while."""
         return not self.open_count and asyncio.get_running_loop().time() - self._mentioned_s > IDLE_S
 
     async def follow(self) -> None:
-        """Follow the replica's reports until it is idle, then close the channel."""
         delays_s = _RECONNECTS.delays_s()
         try:
             while not self.is_idle:
@@ -117,7 +114,6 @@ class StreamReplica(Generic[Client]):
 
 
 async def reports_of(client: ControlNetClient) -> AsyncGenerator[ReplicaLoad, None]:
-    """Yield the reports of a replica of the ControlNet service."""
     async with aclosing(client.watch_credits()) as news:
         async for message in news:
             resident = frozenset(info.name for info in message.controlnets if info.resident)
@@ -146,7 +142,6 @@ class StreamReplicas(Generic[Client]):
             self.at(address).mention()
 
     def at(self, address: str) -> StreamReplica[Client]:
-        """Return a replica; connect to it if it is not known."""
         if address not in self._known:
             channel = self._open_channel(address)
             self._known[address] = StreamReplica(channel, self._client(channel), self._reports)
@@ -236,19 +231,16 @@ class StreamPlace(Generic[Client]):
             self._opening = False
 
     def refused(self) -> None:
-        """Note that the replica had no credit, and leave it."""
         if self._taken is not None:
             self._refused.add(self._taken[0])
         self.leave()
 
     def failed(self) -> None:
-        """Note that the replica lost a step, and leave it."""
         if self._taken is not None:
             self._failed.add(self._taken[0])
         self.leave()
 
     def leave(self) -> None:
-        """Release the replica. Harmless twice."""
         if self._taken is None:
             return
         address, replica = self._taken

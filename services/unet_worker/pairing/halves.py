@@ -48,12 +48,10 @@ _SHOWN_LENGTH = 80
 
 
 def controlnet_field(place: int) -> str:
-    """Return the field of the ControlNet at that place in an opening."""
     return f"open.controlnets[{place}]"
 
 
 def check_controlnet_count(count: int) -> None:
-    """Raise InvalidArgument for more ControlNets than a half may have."""
     if count > MAX_CONTROLNETS:
         raise InvalidArgument.of("open.controlnets", f"must be at most {MAX_CONTROLNETS}, got {count}")
 
@@ -136,17 +134,14 @@ class GuidanceHalves:
 
     @property
     def listener(self) -> LineListener:
-        """Return the listener of the steps of a line: the thread that computes them."""
         return self._engine.waiting
 
     @property
     def open_count(self) -> int:
-        """Return the number of open halves."""
         return len(self._open)
 
     @property
     def controlnets_see_latents(self) -> bool:
-        """Return whether ControlNets of this model receive latents, not images."""
         return controlnets_see_latents(self._held.family)
 
     def condition_shape(self, width_px: int, height_px: int, step_count: int) -> tuple[Dtype, tuple[int, ...]]:
@@ -157,7 +152,6 @@ class GuidanceHalves:
         return self.latent_shape(width_px, height_px)
 
     def latent_shape(self, width_px: int, height_px: int) -> tuple[Dtype, tuple[int, ...]]:
-        """Return element type and dims of a step's latents and of its prediction."""
         return WIRE_DTYPES[self._model.dtype], self._model.latent_shape(width_px, height_px)
 
     @contextmanager
@@ -237,7 +231,6 @@ class GuidanceHalves:
 
 
 def stopping() -> Unavailable:
-    """Return the error that ends halves which their worker no longer computes."""
     return Unavailable(Reason.DRAINING, "this worker stops, or takes another model")
 
 
@@ -300,7 +293,6 @@ class OpenHalf(DenoisingListener):
             self._job.stop(error)
 
     def close(self) -> None:
-        """Stop the half, on the event loop. Harmless twice."""
         if self._control is not None:
             self._control.close()
         self._answered.cancel()
@@ -308,7 +300,6 @@ class OpenHalf(DenoisingListener):
             self._job.stop(Cancelled("CANCELLED", "the half was closed"))
 
     def failed(self, error: PentimentoError) -> None:
-        """Fail the requested step with `error`."""
         self.end(error)
 
     def _answer(self, step_index: int, prediction: Tensor) -> None:

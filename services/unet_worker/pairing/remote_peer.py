@@ -84,12 +84,10 @@ class RemotePeer:
         return None if found is None else tensor_over(found.tensors[0])
 
     def leave(self) -> None:
-        """End the stream, on any thread. Harmless twice."""
         self._over = True
         self._loop.call_soon_threadsafe(self.close)
 
     def close(self) -> None:
-        """End the stream. Harmless twice."""
         self._over = True
         self._stream.close(in_order=False)
 

@@ -52,7 +52,6 @@ class HalfServicer:
         return self._halves.open_count
 
     def stop(self) -> None:
-        """End all streams: other workers continue their requests without a peer."""
         self._halves.stop()
         for end in self._ends.values():
             if not end.done():
@@ -65,7 +64,6 @@ class HalfServicer:
             await asyncio.wait(tuple(self._ends), timeout=LET_GO_S)
 
     async def answers(self, messages: Requests, free_count: Callable[[], int]) -> Responses:
-        """Yield the agreed opening, then one prediction per step."""
         stream, end = cast("asyncio.Task[Any]", asyncio.current_task()), asyncio.get_running_loop().create_future()
         self._ends[stream] = end
         try:
@@ -133,7 +131,6 @@ async def _order(message: pb.OpenHalf, shapes: OpeningShapes, messages: Requests
 
 
 def _opening_shapes(message: pb.OpenHalf, halves: GuidanceHalves) -> OpeningShapes:
-    """Return the shapes of the required tensors."""
     shapes = halves.opening_shapes
     for name in ("pooled_states", "time_ids"):
         _check_presence(message.HasField(name), name in shapes, f"open.{name}")

@@ -1,7 +1,6 @@
 """Run one measurement from flags to file: checks, the running embedder, the file after each row, a table as text."""
 
 import asyncio
-import json
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -46,12 +45,10 @@ class RemoteEncoder:
         self._loop = loop
 
     def embed_texts(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Return unit vectors (texts, dimensions)."""
         parts = (texts[start : start + TEXTS_A_CALL] for start in range(0, len(texts), TEXTS_A_CALL))
         return _stacked([each for part in parts for each in self._call(self._client.embed_text(part))])
 
     def embed_images(self, pictures: Sequence[bytes]) -> NDArray[np.float32]:
-        """Return unit vectors (images, dimensions)."""
         parts = (pictures[start : start + IMAGES_A_CALL] for start in range(0, len(pictures), IMAGES_A_CALL))
         return _stacked([each for part in parts for each in self._call(self._client.embed_image(part))])
 
@@ -116,7 +113,6 @@ def _check(kind: ProfileKind, settings: ProfileSettings) -> None:
 
 
 def file_of(kind: ProfileKind, settings: ProfileSettings) -> Path:
-    """Return the file to write."""
     if settings.out is not None:
         return settings.out
     if kind is ProfileKind.LORA and settings.loras is not None:
@@ -136,13 +132,9 @@ def measure_and_write(kind: ProfileKind, settings: ProfileSettings, inputs: Stud
         write_profiles(path, costs=[measure(settings)])
         print(path, flush=True)
         return
-    samples: list[str] = []
     found = {}
     earlier = read_profiles([path], "resume").of(kind) if settings.resume else ()
-    given = replace(inputs, earlier=earlier, note=lambda sample: samples.append(f"{json.dumps(sample)}\n"))
-    for profile in measure(settings, given):
+    for profile in measure(settings, replace(inputs, earlier=earlier)):
         write_profiles(path, [profile])
         found[profile.key] = profile
-    if settings.samples:
-        path.with_suffix(".samples.jsonl").write_text("".join(samples), encoding="utf-8")
     print("\n".join([str(path), *map(described, found.values())]), flush=True)

@@ -99,7 +99,6 @@ def _sizes(model: DiffusionModel, settings: ProfileSettings) -> list[tuple[int, 
 
 
 def parse_size(text: str) -> tuple[int, int]:
-    """Return width and height. Raises InvalidArgument for anything but WIDTHxHEIGHT."""
     found = SIZE.fullmatch(text)
     if found is None:
         raise InvalidArgument.of("sizes", f"must be WIDTHxHEIGHT in pixels, got {text[:50]!r}")

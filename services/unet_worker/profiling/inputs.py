@@ -1,8 +1,8 @@
 """Define the inputs of measurements, and the protocols of encoders and scorers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +38,7 @@ class QualityScorer(Protocol):
 class StudyInputs:
     """Hold a measurement's inputs: prompts, the encoder with its name and digest, and the file's earlier profiles.
 
-    `scorers_of` returns scorers in addition to CLIPScore for the given prompts. `note` takes the sample of an image.
+    `scorers_of` returns scorers in addition to CLIPScore for the given prompts.
     """
 
     prompts: Sequence[str] = ()
@@ -47,11 +47,9 @@ class StudyInputs:
     encoder_digest: str = ""
     scorers_of: Callable[[Sequence[str]], Sequence["QualityScorer"]] = lambda prompts: ()
     earlier: tuple[Profile, ...] = ()
-    note: Callable[[Mapping[str, Any]], None] = lambda sample: None
 
     @property
     def images(self) -> ImageEncoder:
-        """Return the encoder."""
         assert self.encoder is not None
         return self.encoder
 

@@ -50,12 +50,10 @@ class LatenessStudy:
     def begin(
         cls, model: StudyModel, prompts: Sequence[str], steps: tuple[int, ...], first_seed: int = 0
     ) -> "LatenessStudy":
-        """Generate all prompts without a LoRA."""
         study = cls(model, prompts, steps, first_seed, ())
         return replace(study, without=study.generated("without LoRAs", (), 0))
 
     def on_time(self, name: str, lora: Lora) -> Sequence[StudiedImage]:
-        """Return the images of all prompts with a LoRA from the start."""
         return self.generated(f"{name} from the start", [lora], 0)
 
     def alike(self, on_time: Sequence[StudiedImage]) -> Mapping[int, Sequence[float]]:

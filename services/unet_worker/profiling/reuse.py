@@ -13,9 +13,9 @@ from pentimento.diffusion.image_generation import BatchGenerator
 from pentimento.diffusion.model_registry import check_digest
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import GenerationSpec
-from pentimento.files.json_values import to_json
 from pentimento.files.model_files import model_name
 from pentimento.profiles.document import (
+    MeasuredAdapter,
     Profile,
     ProfileConditions,
     ProfiledModel,
@@ -127,13 +127,13 @@ class _Table:
     ) -> Iterator[Profile]:
         """Yield the profile after each K that has outcomes; rows of an earlier one are kept. `outcomes` yields one for
         each of `pair_count` pairs, the most similar first."""
-        profile = self._empty(start, model)
+        conditions = ProfileConditions(TABLE_STEPS, model.step_count, start=start)
+        given = (self.settings, self.inputs, model, conditions, ALPHAS[start], CLIP_SCORE, self.large)
+        profile = empty_profile(ProfileKind.REUSE, *given)
         profile = replace(profile, rows=self.inputs.earlier_rows(profile))
         there = {row.place("skipped_steps") for row in profile.rows}
         for step in steps:
             found = list(self._telling(outcomes(step), profile, pair_count)) if step not in there else []
-            for outcome in found:
-                self.inputs.note(to_json(outcome))
             if found:
                 row = reuse_row(step, [outcome.sample() for outcome in found], profile.asked.alpha)
                 rows = sorted((*profile.rows, row), key=lambda one: one.place("skipped_steps"))
@@ -150,23 +150,28 @@ class _Table:
             if early and not share_is_surely(pair_count - failures, pair_count, REQUIRED_SHARE):
                 return
 
-    def _empty(self, start: ReuseKind, model: StudyModel) -> Profile:
-        settings, inputs = self.settings, self.inputs
-        alpha = settings.alpha or ALPHAS[start]
-        return Profile(
-            ProfileKind.REUSE,
-            ProfiledModel(
-                model=model.spec.model,
-                model_digest=model.generator.model.info.model_digest,
-                reference=self.large.spec.model,
-                reference_digest=self.large.generator.model.info.model_digest,
-                encoder=inputs.encoder_name,
-                encoder_digest=inputs.encoder_digest,
-            ),
-            ProfileConditions(TABLE_STEPS, model.step_count, start=start),
-            ProfilePromise(alpha, settings.rule_of(ProfileKind.REUSE), CLIP_SCORE),
-            source_of(settings),
-        )
+
+def empty_profile(
+    kind: ProfileKind,
+    settings: ProfileSettings,
+    inputs: StudyInputs,
+    model: StudyModel,
+    conditions: ProfileConditions,
+    alpha: float,
+    measured_by: str,
+    reference: StudyModel | None = None,
+    adapters: tuple[MeasuredAdapter, ...] = (),
+) -> Profile:
+    """Return the profile before any row; `alpha` unless the settings have another."""
+    encoder = (inputs.encoder_name, inputs.encoder_digest)
+    against = (reference.spec.model, reference.digest) if reference is not None else ("", "")
+    return Profile(
+        kind,
+        ProfiledModel(model.spec.model, model.digest, *against, *encoder, adapters=adapters),
+        conditions,
+        ProfilePromise(settings.alpha or alpha, settings.rule_of(kind), measured_by),
+        source_of(settings),
+    )
 
 
 def source_of(settings: ProfileSettings) -> ProfileSource:

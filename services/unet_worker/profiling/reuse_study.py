@@ -36,11 +36,13 @@ class StudyModel:
 
     @property
     def step_count(self) -> int:
-        """Return the steps of an image from scratch."""
         return self.spec.num_inference_steps
 
+    @property
+    def digest(self) -> str:
+        return self.generator.model.info.model_digest
+
     def request(self, prompt: str, seed: int, start: "NoiseStart | LatentStart | ImageStart") -> DenoisingRequest:
-        """Return the request of a prompt."""
         return DenoisingRequest(replace(self.spec, prompt=prompt, seed=seed), start)
 
     def announce(self, image_steps: int) -> None:
@@ -86,7 +88,6 @@ class ReuseOutcome:
     scratch_quality: float
 
     def sample(self) -> ImageSample:
-        """Return the outcome as a sample for the rules."""
         return ImageSample(self.quality, self.scratch_quality, self.pair.similarity)
 
 

@@ -15,8 +15,6 @@ MANY = 200  # prompts of the other kinds
 
 @dataclass(frozen=True)
 class StudyRunSettings:
-    """Configure the generation of compared images."""
-
     device: DeviceChoice = setting(DeviceChoice.AUTO, help="device of the models")
     dtype: DtypeChoice = setting(DtypeChoice.AUTO, help="precision of the models")
     threads: int = setting(1, help="torch threads", minimum=1, maximum=256)
@@ -66,7 +64,6 @@ class ProfileSettings:
         help="all but cost: measure each row until none holds, with all prompts; off: search the last row that holds "
         "by the rule, and end a row once its verdict by lower_bound is settled",
     )
-    samples: bool = setting(False, help="reuse, steps: also write each image's measurements (.samples.jsonl)")
     least_similarity: float = setting(
         0.4, help="reuse: text-to-text similarity below which pairs are skipped", minimum=-1, maximum=1
     )
@@ -92,10 +89,8 @@ class ProfileSettings:
     guidance_scales: tuple[float, ...] = setting((3.0,), help="cost: above 1: guided, 1: not", minimum=0)
 
     def first_of(self, kind: ProfileKind) -> int:
-        """Return the number of prompts to use."""
         return self.first or FIRST.get(kind, MANY)
 
     def rule_of(self, kind: ProfileKind) -> ThresholdRule:
-        """Return the rule that the profile is read by."""
         usual = ThresholdRule.MEAN if kind is ProfileKind.LORA else ThresholdRule.LOWER_BOUND
         return self.rule.rule or usual

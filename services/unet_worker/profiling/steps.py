@@ -24,17 +24,15 @@ from pentimento.profiles.document import (
     MeasuredAdapter,
     Profile,
     ProfileConditions,
-    ProfiledModel,
     ProfileKind,
-    ProfilePromise,
     ProfileRow,
     ordered,
 )
 from pentimento.profiles.kinds import StepsKey, reuses_images, steps_key, steps_row, thresholds
-from pentimento.profiles.rules import ImageSample, ThresholdRule
+from pentimento.profiles.rules import ThresholdRule
 from services.unet_worker.adapters.lora_directory import open_lora_directory, read_bounds
-from services.unet_worker.profiling.inputs import QualityScorer, StudyInputs
-from services.unet_worker.profiling.reuse import source_of, study_model
+from services.unet_worker.profiling.inputs import StudyInputs
+from services.unet_worker.profiling.reuse import empty_profile, study_model
 from services.unet_worker.profiling.reuse_study import StudyModel, nearest_before
 from services.unet_worker.profiling.settings import ProfileSettings
 from services.unet_worker.profiling.steps_study import (
@@ -44,6 +42,7 @@ from services.unet_worker.profiling.steps_study import (
     full_requests,
     grid,
     most_tried,
+    names,
     next_place,
 )
 
@@ -148,7 +147,11 @@ def measure(settings: ProfileSettings, inputs: StudyInputs, kind: ProfileKind = 
     reuses = kind is ProfileKind.FEATURES
     if reuses and not has_features(model.generator.model):
         raise InvalidArgument.of("model", f"{model.spec.model} has no deep features that its outer layers could reuse")
-    profile = _empty(kind, settings, model, scorers, inputs, loras)
+    spec = model.spec
+    conditions = ProfileConditions(
+        model.step_count, scheduler=spec.scheduler, guidance_scale=spec.guidance_scale, patch_step=loras.patch_step
+    )
+    profile = empty_profile(kind, settings, inputs, model, conditions, ALPHA, names(scorers), adapters=loras.adapters)
     kept = {steps_key(row): row for row in inputs.earlier_rows(profile)}
     begins = [first for first, _ in grid(model.step_count, BEGINS, KEEPS) if first]
     captured = {*(hit.step for hit in hits), *(() if loras.loras else begins)}
@@ -156,11 +159,8 @@ def measure(settings: ProfileSettings, inputs: StudyInputs, kind: ProfileKind = 
     study = ThinningStudy(model, scorers, full, loras.late, reuses)
     model.announce(_most_steps(settings, model.step_count, len(prompts), 1 + len(hits)))
     rows = dict(kept)
-    for row, samples in _all_rows(settings, study, inputs, prompts, hits, kept):
+    for row in _all_rows(settings, study, inputs, prompts, hits, kept):
         rows[steps_key(row)] = row
-        for sample in samples:
-            place = {"resume_step": 0, "spacing": 1.0, **row.at}
-            inputs.note({**place, "qualities": [sample.quality, sample.full_quality]})
         yield replace(profile, rows=tuple(rows[key] for key in sorted(rows)))
     if len(rows) == len(kept):
         yield replace(profile, rows=tuple(rows[key] for key in sorted(rows)))
@@ -176,10 +176,6 @@ def _most_steps(settings: ProfileSettings, step_count: int, prompt_count: int, s
     return prompt_count * (step_count + start_count * len(SPACINGS) * tried)
 
 
-# A row and its samples.
-MeasuredRow = tuple[ProfileRow, Sequence[ImageSample]]
-
-
 def _all_rows(
     settings: ProfileSettings,
     study: ThinningStudy,
@@ -187,7 +183,7 @@ def _all_rows(
     prompts: Sequence[str],
     hits: Sequence[StudiedStart],
     kept: Mapping[StepsKey, ProfileRow],
-) -> Iterator[MeasuredRow]:
+) -> Iterator[ProfileRow]:
     yield from _rows(settings, study, study.batch, FROM_NOISE, kept)
     texts = inputs.images.embed_texts(prompts) if hits else None
     for hit in hits:
@@ -202,8 +198,7 @@ def _rows(
     batch: ThinnedBatch,
     start: StudiedStart,
     kept: Mapping[StepsKey, ProfileRow],
-) -> Iterator[MeasuredRow]:
-    """Yield the rows that are not kept."""
+) -> Iterator[ProfileRow]:
     if not batch.requests:
         return
     alpha = settings.alpha or ALPHA
@@ -219,9 +214,8 @@ def _rows(
             at = start.place(first, taken, spacing)
             row = kept.get(steps_key(ProfileRow(at, 0, 0)))
             if row is None:
-                samples = study.samples(batch, first, taken, spacing, settled_alpha)
-                row = steps_row(at, samples, alpha)
-                yield row, samples
+                row = steps_row(at, study.samples(batch, first, taken, spacing, settled_alpha), alpha)
+                yield row
             holds[place] = bool(row.allowed) if rule is None else row.by(rule) is not None
         guess = max((place for place, held in holds.items() if held), default=0)
 
@@ -248,34 +242,3 @@ def resumed_steps(profile: Profile, step_count: int) -> Mapping[int, float]:
         if step > 0:
             found.setdefault(step, row.min_similarity)
     return found
-
-
-def _empty(
-    kind: ProfileKind,
-    settings: ProfileSettings,
-    model: StudyModel,
-    scorers: Sequence[QualityScorer],
-    inputs: StudyInputs,
-    loras: StudiedLoras,
-) -> Profile:
-    """Return the profile before any row."""
-    return Profile(
-        kind,
-        ProfiledModel(
-            model=model.spec.model,
-            model_digest=model.generator.model.info.model_digest,
-            encoder=inputs.encoder_name,
-            encoder_digest=inputs.encoder_digest,
-            adapters=loras.adapters,
-        ),
-        ProfileConditions(
-            step_count=model.step_count,
-            scheduler=model.spec.scheduler,
-            guidance_scale=model.spec.guidance_scale,
-            patch_step=loras.patch_step,
-        ),
-        ProfilePromise(
-            settings.alpha or ALPHA, settings.rule_of(kind), " and ".join(scorer.name for scorer in scorers)
-        ),
-        source_of(settings),
-    )

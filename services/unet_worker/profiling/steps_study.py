@@ -31,9 +31,12 @@ class ClipScore:
         self._texts = encoder.embed_texts(prompts)
 
     def qualities(self, pictures: Sequence[bytes], rows: Sequence[int]) -> list[float]:
-        """Return the cosines."""
         images = self._encoder.embed_images(pictures)
         return [float(image @ self._texts[row]) for image, row in zip(images, rows, strict=True)]
+
+
+def names(scorers: Sequence[QualityScorer]) -> str:
+    return " and ".join(scorer.name for scorer in scorers)
 
 
 @dataclass(frozen=True)
@@ -43,10 +46,6 @@ class ThinnedBatch:
     what: str
     rows: Sequence[int]
     requests: Sequence[DenoisingRequest]
-
-    def part(self, start: int, stop: int) -> "ThinnedBatch":
-        """Return some of the requests."""
-        return replace(self, rows=self.rows[start:stop], requests=self.requests[start:stop])
 
 
 def grid(step_count: int, begins: Sequence[float], keeps: Sequence[float]) -> Iterator[tuple[int, list[int]]]:
@@ -94,18 +93,18 @@ class ThinningStudy:
     late: Callable[[DenoisingRequest], DenoisingRequest] = lambda request: request
     # The other steps reuse deep features, and hits take the list of an image from noise; else they are skipped.
     reuses_features: bool = False
-    _pictures: list[StudiedImage] = field(default_factory=list, init=False, repr=False)
-    _worth: dict[str, list[float]] = field(default_factory=dict, init=False, repr=False)
+    pictures: list[StudiedImage] = field(default_factory=list, init=False, repr=False)
+    worth: dict[str, list[float]] = field(default_factory=dict, init=False, repr=False)
 
     def prepare(self, count: int) -> None:
         """Generate the first `count` prompts in full, if they are not yet."""
-        rows = range(len(self._pictures), min(count, len(self.full)))
+        rows = range(len(self.pictures), min(count, len(self.full)))
         if rows:
             requests = self.full[rows.start : rows.stop]
             pictures = self.model.generated("all steps", requests, rows.start, len(self.full))
-            self._pictures += pictures
+            self.pictures += pictures
             for name, worth in self._scored(pictures, rows).items():
-                self._worth.setdefault(name, []).extend(worth)
+                self.worth.setdefault(name, []).extend(worth)
 
     @property
     def batch(self) -> ThinnedBatch:
@@ -117,7 +116,7 @@ class ThinningStudy:
         self.prepare(len(self.full))
         bridge = bridge_steps(step, again.renoised_steps, again.retaken_steps)
         first = step - again.retaken_steps
-        starts = [LatentStart(self._pictures[pair.donor].latents[step], first, bridge) for pair in pairs]
+        starts = [LatentStart(self.pictures[pair.donor].latents[step], first, bridge) for pair in pairs]
         rows = [pair.receiver for pair in pairs]
         requests = [replace(self.full[row], start=start) for row, start in zip(rows, starts, strict=True)]
         return ThinnedBatch(f"hits at {step}, ", rows, requests)
@@ -128,40 +127,47 @@ class ThinningStudy:
         """Return a sample for each request, in order, with `taken_count` steps from `first_step` on. With an `alpha`
         the first ones until LOWER_BOUND's verdict on it is settled."""
         option = ThinningOption(first_step, taken_count, 0.0, spacing)
-        chunk = len(batch.requests) if alpha is None else self.model.generator.max_batch
+        steps = thinned_steps(option, self.model.step_count)
+        thinned, full = ((), steps) if self.reuses_features else (steps, ())
+
+        def begun(part: slice) -> list[DenoisingRequest]:
+            return [
+                replace(self._begun(row, self.late(request), first_step), thinned_steps=thinned, full_steps=full)
+                for row, request in zip(batch.rows[part], batch.requests[part], strict=True)
+            ]
+
+        what = f"{batch.what}{taken_count} steps from {first_step} on, spacing {spacing:g}"
+        return self.compared(what, batch.rows, begun, alpha)
+
+    def compared(
+        self,
+        what: str,
+        rows: Sequence[int],
+        requests_of: Callable[[slice], Sequence[DenoisingRequest]],
+        alpha: float | None,
+    ) -> list[ImageSample]:
+        """Return a sample for each row: `requests_of` makes the requests of a part of them. `alpha` as in `samples`."""
+        chunk = len(rows) if alpha is None else self.model.generator.max_batch
         found: list[ImageSample] = []
-        for start in range(0, len(batch.requests), chunk):
-            found += self._samples(batch.part(start, start + chunk), option, start, len(batch.requests))
-            if alpha is not None and is_settled(tally(found, alpha).kept, len(found), len(batch.requests)):
+        for start in range(0, len(rows), chunk):
+            part = slice(start, start + chunk)
+            self.prepare(max(rows[part]) + 1)
+            pictures = self.model.generated(what, requests_of(part), start, len(rows))
+            found += self.samples_of(self._scored(pictures, rows[part]), rows[part])
+            if alpha is not None and is_settled(tally(found, alpha).kept, len(found), len(rows)):
                 break
         return found
 
-    def _samples(self, batch: ThinnedBatch, option: ThinningOption, first: int, total: int) -> list[ImageSample]:
-        self.prepare(max(batch.rows) + 1)
-        steps = thinned_steps(option, self.model.step_count)
-        begun = (
-            self._begun(row, self.late(request), option.first_step)
-            for row, request in zip(batch.rows, batch.requests, strict=True)
-        )
-        thinned, full = ((), steps) if self.reuses_features else (steps, ())
-        requests = [replace(request, thinned_steps=thinned, full_steps=full) for request in begun]
-        what = f"{batch.what}{option.taken_count} steps from {option.first_step} on, spacing {option.spacing:g}"
-        found = self._scored(self.model.generated(what, requests, first, total), batch.rows)
-        return strictest(
-            [
-                [
-                    ImageSample(worth, self._worth[scorer.name][row])
-                    for worth, row in zip(found[scorer.name], batch.rows, strict=True)
-                ]
-                for scorer in self.scorers
-            ]
-        )
+    def samples_of(self, worth: Mapping[str, Sequence[float]], rows: Sequence[int]) -> list[ImageSample]:
+        """Return a sample for each row's scores compared with the full run's, by the strictest scorer."""
+        full = {name: [scores[row] for row in rows] for name, scores in self.worth.items()}
+        return strictest([[ImageSample(*pair) for pair in zip(worth[name], full[name], strict=True)] for name in worth])
 
     def _begun(self, row: int, request: DenoisingRequest, first_step: int) -> DenoisingRequest:
         """Return the request from its full run's latent at `first_step`, if that was captured: until there both are
         the same."""
         request = replace(request, capture_steps=frozenset())
-        latent = self._pictures[row].latents.get(first_step)
+        latent = self.pictures[row].latents.get(first_step)
         if latent is None or request.loras is not None or not isinstance(request.start, NoiseStart):
             return request
         return replace(request, start=LatentStart(latent, first_step))
@@ -174,6 +180,5 @@ class ThinningStudy:
 def full_requests(
     model: StudyModel, prompts: Sequence[str], first_seed: int = 0, capture_steps: Sequence[int] = ()
 ) -> list[DenoisingRequest]:
-    """Return the prompts from noise with all steps, each with its own seed."""
     requests = (model.request(prompt, first_seed + row, NoiseStart()) for row, prompt in enumerate(prompts))
     return [replace(request, capture_steps=frozenset(capture_steps)) for request in requests]

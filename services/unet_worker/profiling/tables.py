@@ -8,7 +8,6 @@ from pentimento.profiles.rules import ThresholdRule
 
 
 def described(profile: Profile) -> str:
-    """Return the table of a profile."""
     return "\n".join(_TABLES[profile.kind](profile))
 
 

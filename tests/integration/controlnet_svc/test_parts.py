@@ -21,15 +21,10 @@ BLOCKS = 12
 OPEN_S = 120.0
 
 
-@pytest.fixture(params=[True, False], ids=["parts", "whole"])
-def in_parts(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
-
-
 @pytest.fixture
-def overrides(tmp_path: Path, in_parts: bool) -> dict[str, Any]:
+def overrides(tmp_path: Path) -> dict[str, Any]:
     register(tmp_path, [write_flow_controlnet(tmp_path / "own", num_layers=BLOCKS)])
-    return {"controlnets": tmp_path / "registry.json", "residual_parts": in_parts}
+    return {"controlnets": tmp_path / "registry.json"}
 
 
 def random(*shape: int, seed: int) -> torch.Tensor:
@@ -87,9 +82,7 @@ def of_diffusers(directory: Path, timestep: float) -> dict[str, torch.Tensor]:
     return {f"block_{index}": tensor for index, tensor in enumerate(residuals)}
 
 
-async def test_a_steps_residuals_come_in_parts_and_are_those_of_diffusers(
-    service: Service, in_parts: bool, tmp_path: Path
-) -> None:
+async def test_a_steps_residuals_come_in_parts_and_are_those_of_diffusers(service: Service, tmp_path: Path) -> None:
     stream = await service.client.open_stream(request(), 1, OPEN_S)
     heard = recorded(stream)
 
@@ -100,6 +93,6 @@ async def test_a_steps_residuals_come_in_parts_and_are_those_of_diffusers(
         for layer, tensor in wanted.items():
             torch.testing.assert_close(found[layer], tensor, atol=1e-5, rtol=1e-5)
 
-    parts = [(1, 11), (3, 9), (7, 5), (12, 0)] if in_parts else [(12, 0)]
+    parts = [(1, 11), (3, 9), (7, 5), (12, 0)]
     assert heard == [(step, *part) for step in range(3) for part in parts]
     stream.close()

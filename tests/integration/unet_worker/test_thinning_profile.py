@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -76,7 +77,7 @@ def measured(
 
 
 def test_a_profile_is_written_and_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    settings = settings_of(tmp_path, write_model(tmp_path), "--samples")
+    settings = settings_of(tmp_path, write_model(tmp_path))
     caplog.set_level(logging.INFO)
 
     measured(settings, ("a circle", "a square", "a circle"))
@@ -94,8 +95,6 @@ def test_a_profile_is_written_and_read(tmp_path: Path, caplog: pytest.LogCapture
     # Two samples are surely nothing; every one of them is every one.
     assert options(profile, 5) == ()
     assert len(options(profile, 5, ThresholdRule.MINIMUM)) == 4
-    samples = [json.loads(line) for line in (tmp_path / "model.samples.jsonl").read_text().splitlines()]
-    assert len(samples) == 8
 
 
 def test_every_spacing_is_measured_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,21 +184,21 @@ def test_hits_have_rows_of_their_own_and_the_stricter_judge_decides(
 
 
 def test_rows_are_added_to_a_profile_and_what_it_has_is_not_generated_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     model, prompts = write_model(tmp_path), ("a circle", "a square")
     with monkeypatch.context() as before:
         before.setattr(steps, "KEEPS", (0.8,))
         measured(settings_of(tmp_path, model), prompts)
-    settings = settings_of(tmp_path, model, "--resume", "--samples", "--rule", "minimum")
+    settings = settings_of(tmp_path, model, "--resume", "--rule", "minimum")
+    caplog.set_level(logging.INFO)
 
     measured(settings, prompts)
 
     (profile,) = read_profiles([tmp_path / "model.json"]).profiles
     assert [place(row) for row in profile.rows] == [(0, 4), (0, 2), (2, 2), (2, 1)]
     assert profile.asked.rule is ThresholdRule.MINIMUM
-    samples = [json.loads(line) for line in (tmp_path / "model.samples.jsonl").read_text().splitlines()]
-    assert {(sample["first_step"], sample["taken_count"]) for sample in samples} == {(0, 2), (2, 1)}
+    assert re.findall(r"(\d) steps from (\d) on", caplog.text) == [("2", "0"), ("1", "2")]
 
 
 def test_rows_of_another_encoder_are_not_added(tmp_path: Path) -> None:
