@@ -95,7 +95,7 @@ def network_config(path: Path, stored: Mapping[str, Any], keys: Collection[str])
     `allowed_config`."""
     if stored.get("model_type") == "clip" and isinstance(stored.get("text_config"), dict):
         stored = {**stored["text_config"], "model_type": "clip_text_model"}
-    if isinstance(backbone := stored.get("backbone_config"), dict):  # of a depth model
+    if isinstance(backbone := stored.get("backbone_config"), dict):  # a depth model
         stored = {**stored, "backbone_config": allowed_config(path, backbone, DINOV2_KEYS)}
     return allowed_config(path, stored, keys)
 

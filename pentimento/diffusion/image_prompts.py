@@ -221,7 +221,7 @@ class IpAdapter:
 def _projection(path: Path, image: dict[str, Tensor], device: torch.device, dtype: torch.dtype) -> Any:
     """Return diffusers' network of the tensors of `image_proj`. Raises BadIpAdapter if one is missing or does not
     fit the others."""
-    place: Any = SimpleNamespace(device=device, dtype=dtype)  # what the method reads of a UNet
+    place: Any = SimpleNamespace(device=device, dtype=dtype)  # the parts of a UNet that the method reads
     convert: Any = UNet2DConditionLoadersMixin._convert_ip_adapter_image_proj_to_diffusers
     try:
         network = convert(place, image, low_cpu_mem_usage=True)

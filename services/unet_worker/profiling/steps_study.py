@@ -146,7 +146,7 @@ class ThinningStudy:
         requests_of: Callable[[slice], Sequence[DenoisingRequest]],
         alpha: float | None,
     ) -> list[ImageSample]:
-        """Return a sample for each row: `requests_of` makes the requests of a part of them. `alpha` as in `samples`."""
+        """Return a sample for each row: `requests_of` makes the requests of a part. `alpha` as in `samples`."""
         chunk = len(rows) if alpha is None else self.model.generator.max_batch
         found: list[ImageSample] = []
         for start in range(0, len(rows), chunk):
