@@ -4,12 +4,16 @@ MoDM's large model on A40s: 60 s an image, an SLO of twice that, one image at a 
 dataplane; a new device serves after START_S, a removed one finishes its image first, and both count as device time. All
 scalers run behind the same HorizontalPodAutoscaler: a look every 15 s, a tolerance of 10 %, at most ten times as many
 pods a look, the same start and limits. Peers: the HPA on the devices' utilisation, and KEDA on the requests that wait
-or run. Their targets are searched, with the HPA's window of scaling down (300 s), then the best one and the next lower
-one with a window of 60 s. The scaler has its defaults everywhere. Saved device time is that at equal violations over
-all traces: a peer's device time is interpolated between its cheapest settings around the scaler's violations.
+or run, each with several targets, and with the HPA's window of scaling down and shorter ones, as short as the scaler's
+dwell. The scaler has its defaults everywhere, whose constants were chosen on the first halves of the traces.
 
-A violation is a request that is rejected, dropped or answered after its SLO. Sensitivity: other start times, which the
-peers' targets are not searched for again.
+The second halves are scored. Saved device time is that at equal violations over all traces: a peer's device time is
+interpolated between its settings of least device time around the scaler's violations, on the scored halves, so that the
+peers see the scored requests and the scaler does not. The bound is what no scaler can undercut at the scaler's
+violations, even with knowledge of the future (`scaling_bound`).
+
+A violation is a request that is rejected, dropped or answered after its SLO. Of each trace --seeds draws are played:
+other requests of a log, other arrivals of a shape. Sensitivity: another start time, for which nothing is chosen again.
 
     python -m benchmarks.autoscale_sim --data DIR
 
@@ -19,7 +23,7 @@ DIR has arrivals/ and gentd26/ of public logs (docs/benchmarks.md); `--processes
 import argparse
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
@@ -30,8 +34,10 @@ import numpy as np
 
 from benchmarks.papers.constants import A40_SECONDS
 from benchmarks.papers.systems import one_at_a_time
+from benchmarks.scaling_bound import BoundedFleet, least_device_h
 from lab.planners.registry import POLICIES
-from lab.runs.measure import Figure, Notes, at_least, informative, parse_options, publish
+from lab.runs.intervals import paired_ratio, paired_ratio_interval
+from lab.runs.measure import Figure, Interval, Notes, at_least, informative, parse_options, publish, share
 from lab.simulator.scaling import (
     ByController,
     ByQueueLength,
@@ -55,9 +61,11 @@ START_S, OTHER_STARTS_S = 90.0, (180.0,)
 TRACE_S = 3_600.0
 # Mean requests a second, so that the busiest minute needs most of the devices.
 RATES = {"azure": 2.0, "mooncake": 1.6, "gentd26": 0.9, "day": 1.5, "bursts": 1.0}
-TARGETS = {"utilisation": (0.5, 0.6, 0.7), "queue": (0.7, 0.8, 0.9)}
-# The HPA's own window, and a shorter one.
-WINDOW_S, SHORT_WINDOW_S = 300.0, 60.0
+# Targets and windows in seconds of the peers: the HPA's own window is 300 s.
+SETTINGS = {
+    "utilisation": ((0.5, 300.0), (0.6, 300.0), (0.7, 300.0), (0.5, 120.0), (0.6, 120.0)),
+    "queue": ((0.6, 300.0), (0.7, 300.0), (0.8, 300.0), (1.0, 300.0), (0.6, 120.0), (0.7, 120.0), (0.8, 120.0)),
+}
 # The share of device time that is to be saved.
 SAVED = 0.25
 
@@ -97,81 +105,76 @@ class ScaledRun:
         return self.violation_count / self.request_count
 
 
+Halves = tuple[ScaledRun, ScaledRun]
+Job = tuple[ScalerSetting, str, int, float]
+"""A scaler, a trace, the seed of its draw, and the seconds of a start."""
+
 OURS = ScalerSetting("ours")
-PEERS = {kind: [ScalerSetting(kind, one, WINDOW_S) for one in targets] for kind, targets in TARGETS.items()}
-
-
-def closer(chosen: ScalerSetting) -> list[ScalerSetting]:
-    """Return the settings with a short window around the best one with the HPA's own."""
-    lower = max((one for one in TARGETS[chosen.kind] if one < chosen.target), default=chosen.target - 0.1)
-    return [ScalerSetting(chosen.kind, one, SHORT_WINDOW_S) for one in (chosen.target, lower)]
+PEERS = {kind: [ScalerSetting(kind, *one) for one in settings] for kind, settings in SETTINGS.items()}
 
 
 def content() -> Content:
     return Content(slo_classes=(SloClass("standard", SLO_S),), steps=50)
 
 
-def recorded(name: str, times_s: Times, trace_s: float) -> Workload:
-    """Return a recorded trace in `trace_s` seconds, at its mean rate."""
+def recorded(name: str, times_s: Times, trace_s: float, seed: int) -> Workload:
+    """Return a draw of a recorded trace in `trace_s` seconds, at its mean rate."""
     length_s = float(times_s[-1] - times_s[0])
     rate = RATES[name]
     scale = rate * trace_s / len(times_s)
     return from_trace(
-        times_s, np.random.default_rng(1), content(), scale=scale, compress=length_s / trace_s, source=name
+        times_s, np.random.default_rng(seed), content(), scale=scale, compress=length_s / trace_s, source=name
     )
 
 
-def day(trace_s: float) -> Workload:
+def day(trace_s: float, seed: int) -> Workload:
     """Return a day's course in `trace_s` seconds: a sine from a tenth of the peak to the peak."""
     shape = [0.55 - 0.45 * math.cos(2 * math.pi * number / 240) for number in range(240)]
-    return drawn("day", shape, trace_s)
+    return drawn("day", shape, trace_s, seed)
 
 
-def bursts(trace_s: float) -> Workload:
+def bursts(trace_s: float, seed: int) -> Workload:
     """Return a low rate with bursts of seven times as much, on average five minutes long and every twenty."""
-    draws, shape, left, high = Random(7), [], 0.0, True
+    draws, shape, left, high = Random(6 + seed), [], 0.0, True
     for _ in range(240):
         if left <= 0.0:
             high = not high
             left = draws.expovariate(1 / (300.0 if high else 900.0)) * 240 / TRACE_S
         shape.append(7.0 if high else 1.0)
         left -= 1.0
-    return drawn("bursts", shape, trace_s)
+    return drawn("bursts", shape, trace_s, seed)
 
 
-def drawn(name: str, shape: Sequence[float], trace_s: float) -> Workload:
+def drawn(name: str, shape: Sequence[float], trace_s: float, seed: int) -> Workload:
     """Return Poisson arrivals of that shape at the trace's mean rate."""
     unit = RATES[name] / float(np.mean(shape))
     segments = [Segment(trace_s / len(shape), unit * value) for value in shape]
-    return fluctuating(np.random.default_rng(1), content(), segments)
+    return fluctuating(np.random.default_rng(seed), content(), segments)
 
 
 @cache
-def trace(name: str, data: Path, trace_s: float) -> Workload:
-    read: dict[str, Callable[[], Workload]] = {
-        "azure": lambda: recorded(name, read_azure_times(data / "arrivals" / "azure_llm_2023_conv.csv.gz"), trace_s),
-        "mooncake": lambda: recorded(
-            name,
-            np.array([one.at_s for one in read_mooncake(data / "arrivals" / "mooncake_conversation.jsonl.gz")]),
-            trace_s,
-        ),
-        "gentd26": lambda: recorded(
-            name,
-            np.array(
-                [one.at_s for one in read_production_requests(data / "gentd26" / "requests_timed_first16days.csv.gz")]
-            ),
-            trace_s,
-        ),
-        "day": lambda: day(trace_s),
-        "bursts": lambda: bursts(trace_s),
-    }
-    return read[name]()
+def trace(name: str, seed: int, data: Path, trace_s: float) -> Workload:
+    if name in DRAWN:
+        return DRAWN[name](trace_s, seed)
+    return recorded(name, RECORDED[name](data), trace_s, seed)
 
 
-def play(job: tuple[ScalerSetting, str, float], data: Path, trace_s: float) -> ScaledRun:
-    """Simulate one trace with one scaler and one start time."""
-    setting, name, start_s = job
-    workload = trace(name, data, trace_s)
+DRAWN = {"day": day, "bursts": bursts}
+RECORDED: dict[str, Callable[[Path], Times]] = {
+    "azure": lambda data: read_azure_times(data / "arrivals" / "azure_llm_2023_conv.csv.gz"),
+    "mooncake": lambda data: np.array(
+        [one.at_s for one in read_mooncake(data / "arrivals" / "mooncake_conversation.jsonl.gz")]
+    ),
+    "gentd26": lambda data: np.array(
+        [one.at_s for one in read_production_requests(data / "gentd26" / "requests_timed_first16days.csv.gz")]
+    ),
+}
+
+
+def play(job: Job, data: Path, trace_s: float) -> Halves:
+    """Simulate a draw of a trace with one scaler and one start time."""
+    setting, name, seed, start_s = job
+    workload = trace(name, seed, data, trace_s)
     first_s = min(600.0, trace_s)
     begun = sum(arrival.at_s < first_s for arrival in workload.arrivals)
     first = min(max(math.ceil(begun / first_s * RUN_S / 0.8), 1), DEVICES)
@@ -186,8 +189,15 @@ def play(job: tuple[ScalerSetting, str, float], data: Path, trace_s: float) -> S
     limits = ScalingLimits(first, DEVICES, start_s)
     simulation = ScaledSimulation(scenario, workload, Random(1), setting.scaler(start_s), limits, setting.window_s)
     records = simulation.run()
-    late = sum(record.outcome.violation for record in records)
-    return ScaledRun(len(records), late, simulation.finish() / 3600.0)
+    half_s = trace_s / 2
+    parts = [[one for one in records if (one.arrived_s >= half_s) == later] for later in (False, True)]
+    first_pod_s, pod_s = simulation.pod_s_until(half_s), simulation.finish()
+    spent_s = (first_pod_s, pod_s - first_pod_s)
+    early, late = (
+        ScaledRun(len(part), sum(one.outcome.violation for one in part), seconds / 3600.0)
+        for part, seconds in zip(parts, spent_s, strict=True)
+    )
+    return early, late
 
 
 def best(found: dict[ScalerSetting, ScaledRun], most: ScaledRun) -> ScalerSetting:
@@ -212,87 +222,130 @@ def hours_at(found: Iterable[ScaledRun], violation_count: int) -> float | None:
     return None
 
 
+class Played:
+    """Hold the runs of a benchmark, and add them up over traces and draws."""
+
+    def __init__(self, seeds: Sequence[int]) -> None:
+        self.seeds = seeds
+        self.runs: dict[Job, Halves] = {}
+
+    def total(
+        self,
+        setting: ScalerSetting,
+        *,
+        names: Iterable[str] = tuple(RATES),
+        seeds: Iterable[int] = (),
+        start_s: float = START_S,
+        is_scored: bool = True,
+    ) -> ScaledRun:
+        """Return the sum of the scored halves, or of the first ones, of all draws by default."""
+        jobs = itertools.product((setting,), names, seeds or self.seeds, (start_s,))
+        return sum((self.runs[job][is_scored] for job in jobs), ScaledRun(0, 0, 0.0))
+
+    def chosen(self, kind: str) -> ScalerSetting:
+        """Return a peer's best setting on the first halves."""
+        found = {one: self.total(one, is_scored=False) for one in PEERS[kind]}
+        return best(found, self.total(OURS, is_scored=False))
+
+    def saved(self, kind: str, is_scored: bool) -> tuple[float | None, Interval | None]:
+        """Return the share of a peer's device time saved at equal violations, the mean of the draws, with its
+        interval."""
+        pairs = []
+        for seed in self.seeds:
+            ours = self.total(OURS, seeds=[seed], is_scored=is_scored)
+            peers = [self.total(one, seeds=[seed], is_scored=is_scored) for one in PEERS[kind]]
+            if (hours := hours_at(peers, ours.violation_count)) is None:
+                return None, None
+            pairs.append((ours.device_h, hours))
+        if len(pairs) < 2:
+            return 1.0 - paired_ratio(pairs), None
+        low, high = paired_ratio_interval(pairs)
+        return 1.0 - paired_ratio(pairs), Interval(1.0 - high, 1.0 - low, "Student's t over draws")
+
+
+def bound_h(seeds: Iterable[int], violation_counts: Iterable[int], data: Path, trace_s: float) -> float:
+    """Return the least device hours of the scored halves of all draws."""
+    fleet = BoundedFleet(RUN_S, SLO_S, START_S, DEVICES)
+    half_s = trace_s / 2
+    return sum(
+        least_device_h(
+            [
+                [one.at_s - half_s for one in trace(name, seed, data, trace_s).arrivals if one.at_s >= half_s]
+                for name in RATES
+            ],
+            half_s,
+            count,
+            fleet,
+        )
+        for seed, count in zip(seeds, violation_counts, strict=True)
+    )
+
+
 def main() -> int:
     options = parse_options("autoscale_sim", __doc__, add_options)
     trace_s = TRACE_S / 8 if options.quick else TRACE_S
-    names = list(RATES)
+    played = Played(range(1, 2 if options.quick else options.rest["seeds"] + 1))
     simulate = partial(play, data=options.rest["data"], trace_s=trace_s)
-    played: dict[tuple[ScalerSetting, str, float], ScaledRun] = {}
-    total: dict[ScalerSetting, ScaledRun] = {}
     with ProcessPoolExecutor(options.rest["processes"]) as pool:
 
-        def run(settings: Sequence[ScalerSetting], start_s: float = START_S) -> None:
-            jobs = [(one, name, start_s) for one in settings for name in names]
+        def run(settings: Iterable[ScalerSetting], start_s: float = START_S) -> None:
+            jobs = list(itertools.product(settings, RATES, played.seeds, [start_s]))
             for job, found in zip(jobs, pool.map(simulate, jobs), strict=True):
-                played[job] = found
-                print(*job, found, flush=True)
+                played.runs[job] = found
+                print(*job, *found, flush=True)
 
-        def chosen_of(settings: Sequence[ScalerSetting]) -> ScalerSetting:
-            total.update({one: add(played[one, name, START_S] for name in names) for one in settings})
-            return best({one: total[one] for one in settings}, total[OURS])
-
-        run([OURS])
-        chosen_of([OURS])
-        chosen = {}
-        for kind, peers in PEERS.items():
-            run(peers)
-            more = closer(chosen_of(peers))
-            run(more)
-            chosen[kind] = chosen_of([*peers, *more])
+        run([OURS, *itertools.chain(*PEERS.values())])
+        chosen = {kind: played.chosen(kind) for kind in PEERS}
         for start_s in OTHER_STARTS_S:
             run([OURS, *chosen.values()], start_s)
-    for one, found in total.items():
-        print(f"{one}: {found.device_h:.1f} device hours, {found.violations:.4f} violations")
-    figures = figures_of(played, total, chosen, names)
+    counts = [played.total(OURS, seeds=[seed]).violation_count for seed in played.seeds]
+    figures = [
+        *figures_of(played, chosen),
+        *bounds_of(played, bound_h(played.seeds, counts, options.rest["data"], trace_s)),
+    ]
     notes: Notes = {
         "start_s": START_S,
         "trace_s": trace_s,
-        "requests": total[OURS].request_count,
+        "draws": len(played.seeds),
         "settings": ", ".join(f"{kind} {one.target:g}, {one.window_s:g} s" for kind, one in chosen.items()),
         "scaler": f"defaults, dwell {DWELL_S:g} s",
     }
     return publish(options, figures, notes=notes)
 
 
-def add(found: Iterable[ScaledRun]) -> ScaledRun:
-    return sum(found, ScaledRun(0, 0, 0.0))
-
-
-def figures_of(
-    played: dict[tuple[ScalerSetting, str, float], ScaledRun],
-    total: dict[ScalerSetting, ScaledRun],
-    chosen: dict[str, ScalerSetting],
-    names: Sequence[str],
-) -> list[Figure]:
-    def over(one: ScalerSetting, start_s: float = START_S) -> ScaledRun:
-        return add(played[one, name, start_s] for name in names)
-
-    ours, figures = total[OURS], []
-    for kind in chosen:
-        peers = [found for one, found in total.items() if one.kind == kind]
-        hours = hours_at(peers, ours.violation_count)
-        saved = 1.0 - ours.device_h / hours if hours is not None else None
-        name = f"device hours saved against {kind} at equal violations, five traces"
-        figures.append(Figure(name, saved, at_least(SAVED), len(peers)))
+def figures_of(played: Played, chosen: Mapping[str, ScalerSetting]) -> Iterator[Figure]:
+    for is_scored, half in ((True, "second halves"), (False, "first halves")):
+        for kind in chosen:
+            value, interval = played.saved(kind, is_scored)
+            target = at_least(SAVED) if is_scored else informative()
+            name = f"device hours saved against {kind} at equal violations, five traces, {half}"
+            yield Figure(name, value, target, len(played.seeds), interval)
     for one in (*chosen.values(), OURS):
-        figures.append(Figure(f"{one.kind}: violations, share", total[one].violations, informative()))
-        figures.append(Figure(f"{one.kind}: device hours", total[one].device_h, informative("h")))
-    for name, (kind, one) in itertools.product(names, chosen.items()):
-        mine, theirs = played[OURS, name, START_S], played[one, name, START_S]
-        figures.append(Figure(f"{name}: saved against {kind}", 1.0 - mine.device_h / theirs.device_h, informative()))
+        total = played.total(one)
+        yield share(f"{one.kind}: violations, share", total.violation_count, total.request_count, informative())
+        yield Figure(f"{one.kind}: device hours", total.device_h, informative("h"))
+    parts = [(name, [name], START_S) for name in RATES]
+    parts += [(f"start of {start_s:g} s", list(RATES), start_s) for start_s in OTHER_STARTS_S]
+    for (title, names, start_s), (kind, one) in itertools.product(parts, chosen.items()):
+        mine, theirs = (played.total(each, names=names, start_s=start_s) for each in (OURS, one))
+        yield Figure(f"{title}: saved against {kind}", 1.0 - mine.device_h / theirs.device_h, informative())
         more = mine.violations - theirs.violations
-        figures.append(Figure(f"{name}: violations more than {kind}", more, informative(), mine.request_count))
-    for start_s, (kind, one) in itertools.product(OTHER_STARTS_S, chosen.items()):
-        mine, theirs = over(OURS, start_s), over(one, start_s)
-        name = f"start of {start_s:g} s: saved against {kind}"
-        figures.append(Figure(name, 1.0 - mine.device_h / theirs.device_h, informative()))
-        name = f"start of {start_s:g} s: violations more than {kind}"
-        figures.append(Figure(name, mine.violations - theirs.violations, informative()))
-    return figures
+        yield Figure(f"{title}: violations more than {kind}", more, informative(), mine.request_count)
+
+
+def bounds_of(played: Played, least_h: float) -> Iterator[Figure]:
+    """Report the device time of a scaler that knows the future, and what it would save against queue length."""
+    ours = played.total(OURS)
+    yield Figure("bound: device hours of any scaler at ours' violations", least_h, informative("h"))
+    yield Figure("device hours ÷ the bound", ours.device_h / least_h, informative())
+    value, _ = played.saved("queue", True)
+    most = None if value is None else 1.0 - (1.0 - value) * least_h / ours.device_h
+    yield Figure("saved against queue by the bound", most, informative())
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, required=True, help="directory with arrivals/ and gentd26/")
+    parser.add_argument("--seeds", type=int, default=3, help="draws of each trace")
     parser.add_argument("--processes", type=int, default=2, help="simulations at the same time")
 
 

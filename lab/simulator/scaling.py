@@ -145,7 +145,9 @@ class ScaledSimulation(Simulation):
         self._scaler, self._limits, self._window_s = scaler, limits, window_s
         self._ends_s = workload.arrivals[-1].at_s
         self.pod_s = 0.0
+        # The pods after each decision, and `pod_s` at it.
         self.counts: list[tuple[float, int]] = []
+        self._spent: list[tuple[float, float]] = []
         self._pods = dict(self._fleet.devices.items())
         # Pods, whether they serve or start; the others do not exist, or end.
         self._present = set(list(self._pods)[: limits.first])
@@ -214,6 +216,7 @@ class ScaledSimulation(Simulation):
                 self._pods[name].retire()
                 self._end_if_empty(self._pods[name])
         self.counts.append((self._agenda.now, len(self._present)))
+        self._spent.append((self._agenda.now, self.pod_s))
 
     def _serve(self, name: str) -> None:
         if name in self._present and self._pods[name].lost:
@@ -237,3 +240,7 @@ class ScaledSimulation(Simulation):
         """Return `pod_s` after the run."""
         self._count_pods()
         return self.pod_s
+
+    def pod_s_until(self, at_s: float) -> float:
+        """Return `pod_s` at the last decision until then; 0 before the first one."""
+        return max((pod_s for now_s, pod_s in self._spent if now_s <= at_s), default=0.0)

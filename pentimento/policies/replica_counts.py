@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from pentimento.domain.fleet import ReplicaKind
 from pentimento.policies.plan.inputs import AllocationProfile, ModelDemand, PlanInput, ReplicaView
-from pentimento.policies.scaling import DwellWindow, Forecasts, needed_for_calls, needed_workers
+from pentimento.policies.scaling import Averages, DwellWindow, RecentArrivals, needed_for_calls, needed_workers
 
 EDGE = "edge"
 # The kind of replica with the calls that count. Edges do not register: the frontdoors' calls come from them.
@@ -46,10 +46,10 @@ class ReplicaCounts:
         self.models: frozenset[str] = frozenset()
         # Costs by model, device and batch size, kept after the last worker of a model.
         self._costs: dict[tuple[str, str, int], AllocationProfile] = {}
-        # The newest demand of each model; its arrivals are smoothed.
+        # The newest demand of each model.
         self._demand: dict[str, ModelDemand] = {}
-        self._arrivals = Forecasts(settles=True)
-        self._calls = Forecasts(settles=False)
+        self._arrivals = RecentArrivals()
+        self._calls = Averages()
         # Requests that wait, by model, and the plan's model of each worker.
         self._waiting: Counter[str] = Counter()
         self._assigned: Mapping[str, str] = {}
@@ -103,13 +103,10 @@ class ReplicaCounts:
     def _needed(self, target: ScaledTarget) -> int:
         assert self._fleet is not None
         if target.service != WORKERS:
-            return needed_for_calls(self._calls.ahead(KINDS[target.service].value), target.calls)
+            return needed_for_calls(self._calls.value(KINDS[target.service].value), target.calls)
         models = target.models or tuple(sorted(self.models))
-        demand = tuple(
-            replace(one, arrivals_per_s=self._arrivals.ahead(name, target.start_s))
-            for name, one in self._demand.items()
-        )
-        return needed_workers(replace(self._fleet, demand=demand), models, self._slo_s, self._waiting)
+        fleet = replace(self._fleet, demand=tuple(self._demand.values()))
+        return needed_workers(fleet, models, self._slo_s, self._arrivals, self._waiting, target.start_s)
 
     def _live_count(self, target: ScaledTarget) -> int:
         assert self._fleet is not None

@@ -1,35 +1,38 @@
 """Compute how many replicas a pool of workers or a service needs.
 
-    count = needed_workers(context, ("heavy",), slo_s=5.0, waiting={"heavy": 3})
+    count = needed_workers(context, ("heavy",), slo_s=5.0, arrivals=arrivals, waiting={"heavy": 3}, start_s=60.0)
     dwell = DwellWindow(dwell_s=120.0)
     wanted = dwell.update(now_s, count)        # rises at once, falls after the dwell
 
-Workers: the least number with which at most LATE_SHARE of the requests wait longer than their SLO allows, by Erlang's
-delay formula (M/M/c): a batch of size b on one device counts as b servers. Small fleets so get more spare capacity than
-large ones, which a target of utilisation cannot do. Other services: their running calls over the calls of one replica.
+Workers: the rate at which the recent requests would all have begun within their SLO, and by Erlang's delay formula
+(M/M/c) the least number with which at most LATE_SHARE of such requests wait longer; a batch of size b on one device
+counts as b servers. The queue absorbs a burst that is shorter than the allowed wait, so no average has to follow it.
+Small fleets get more spare capacity than large ones, which a target of utilisation cannot do. Other services: their
+running calls over the calls of one replica.
 """
 
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.policies.plan.costs import BatchCost, batch_costs
-from pentimento.policies.plan.demand import RateTrend, demand_of, settled_weight
+from pentimento.policies.plan.demand import averaged_demand, demand_of
 from pentimento.policies.plan.inputs import ModelDemand, PlanInput
 
 # Share of the requests that may wait longer than the SLO allows.
 LATE_SHARE = 0.01
 # A batch may take this share of the SLO, the rest is for the wait.
 RUN_SHARE = 0.5
-# Waiting requests are to be served within the allowed wait, and at the earliest within this time.
+# Waiting requests are to be served within the allowed wait after a worker's start, and at the earliest within this
+# time.
 LEAST_DRAIN_S = 5.0
-# Weight of the newest second in averages, which so cover about ten seconds. A smaller average than LEAST_AVERAGE, one
-# arrival in the two minutes that the slowest averages cover, is 0.
+# Seconds of arrivals that count, and the least seconds that are counted apart. Chosen on the first halves of the traces
+# of `benchmarks.autoscale_sim`.
+RECENT_S, SPAN_S = 300.0, 5.0
+# Weight of the newest second in the averages of calls, which so cover about ten seconds. A smaller average than
+# LEAST_AVERAGE is 0.
 NEWEST_WEIGHT, LEAST_AVERAGE = 0.1, 1.0 / 120.0
-# Updates among which a burst is looked for, and the standard deviations of a Poisson count that make it sure.
-RECENT_COUNT, SURE_DEVIATIONS = 12, 2.0
 # Above this no more servers are counted; the controller's limit of replicas is far below.
 MOST_SERVERS = 100_000
 
@@ -50,27 +53,74 @@ def least_servers(erlangs: float, slack_runs: float) -> int:
     return MOST_SERVERS
 
 
-def needed_workers(context: PlanInput, models: Iterable[str], slo_s: float, waiting: Mapping[str, int]) -> int:
-    """Return the workers that the models need together. `waiting`: requests that wait now, by model.
+class RecentArrivals:
+    """Remember how many requests came in the last RECENT_S seconds, by model."""
 
-    A model without demand needs none. One without a profile needs a worker, which measures it.
+    def __init__(self) -> None:
+        self._at_s: float | None = None
+        # Seconds that are known, at most RECENT_S.
+        self._known_s = 0.0
+        # Seconds and requests, the newest first.
+        self._spans: dict[str, deque[tuple[float, float]]] = {}
+
+    def update(self, now_s: float, per_s: Mapping[str, float]) -> None:
+        """Add the arrivals a second since the last call; a missing model had none. Changes state. The first call only
+        begins: the seconds that its rates are of are unknown."""
+        elapsed_s = 0.0 if self._at_s is None else now_s - self._at_s
+        self._at_s, self._known_s = now_s, min(self._known_s + elapsed_s, RECENT_S)
+        for model in {*self._spans, *per_s}:
+            spans = self._spans.setdefault(model, deque())
+            open_s, open_count = spans.popleft() if spans and spans[0][0] < SPAN_S else (0.0, 0.0)
+            spans.appendleft((open_s + elapsed_s, open_count + per_s.get(model, 0.0) * elapsed_s))
+            while len(spans) > 1 and sum(seconds for seconds, _ in spans) > RECENT_S:
+                spans.pop()
+            if not any(count for _, count in spans):
+                del self._spans[model]
+
+    def rate(self, model: str, slack_s: float) -> float:
+        """Return the least requests a second that must be served, so that none of the newest would have waited longer
+        than `slack_s`, and no less than came on average; 0 without requests.
+
+        In order of arrival the newest request waits at most `slack_s` if each span up to now had at most rate x (span +
+        slack) arrivals (Cruz's bound of 1991).
+        """
+        span_s = count = most = 0.0
+        for seconds, arrivals in self._spans.get(model, ()):
+            span_s, count = span_s + seconds, count + arrivals
+            most = max(most, count / (span_s + slack_s))
+        return max(most, count / self._known_s) if count else 0.0
+
+
+def needed_workers(
+    context: PlanInput,
+    models: Iterable[str],
+    slo_s: float,
+    arrivals: RecentArrivals,
+    waiting: Mapping[str, int],
+    start_s: float = 0.0,
+) -> int:
+    """Return the workers that the models need together. `waiting`: requests that wait now, by model; `start_s`: seconds
+    until a new worker serves.
+
+    A model without requests needs none. One without a profile needs a worker, which measures it.
     """
-    return sum(_workers_of(context, model, slo_s, waiting.get(model, 0)) for model in models)
+    return sum(_workers_of(context, model, slo_s, arrivals, waiting.get(model, 0), start_s) for model in models)
 
 
-def _workers_of(context: PlanInput, model: str, slo_s: float, waiting_count: int) -> int:
-    demand = demand_of(context, model)
-    if demand.arrivals_per_s <= 0.0 and not waiting_count:
+def _workers_of(
+    context: PlanInput, model: str, slo_s: float, arrivals: RecentArrivals, waiting_count: int, start_s: float
+) -> int:
+    if not waiting_count and not arrivals.rate(model, SPAN_S):
         return 0
     try:
-        costs = batch_costs(context, model, saved_share=saved_share(demand))
+        costs = batch_costs(context, model, saved_share=saved_share(demand_of(context, model)))
     except FailedPrecondition:
         return 1
     cost = _full_batch(costs, slo_s)
     slack_s = max(slo_s - cost.latency_s, cost.latency_s) if math.isfinite(slo_s) else cost.latency_s
-    servers = waiting_count * cost.latency_s / max(slack_s, LEAST_DRAIN_S)
-    if demand.arrivals_per_s > 0.0:
-        servers += least_servers(demand.arrivals_per_s * cost.latency_s, slack_s / cost.latency_s)
+    servers = waiting_count * cost.latency_s / (max(slack_s, LEAST_DRAIN_S) + start_s)
+    if rate := arrivals.rate(model, slack_s):
+        servers += least_servers(rate * cost.latency_s, slack_s / cost.latency_s)
     return math.ceil(servers / cost.batch_size)
 
 
@@ -99,43 +149,24 @@ def needed_for_calls(calls: float, calls_of_a_replica: float) -> int:
     return math.ceil(calls / calls_of_a_replica - 0.01) if calls > 0.0 else 0
 
 
-class Forecasts:
-    """Smooth values by name, and foresee rising ones. `settles`: the values are arrivals a second, and an average
-    covers at least forty arrivals."""
+class Averages:
+    """Smooth values by name."""
 
-    def __init__(self, *, settles: bool) -> None:
-        self._settles = settles
-        self._trends: dict[str, RateTrend] = {}
-        # Seconds and arrivals of the newest updates.
-        self._counts: dict[str, deque[tuple[float, float]]] = {}
+    def __init__(self) -> None:
+        self._at_s = 0.0
+        self._values: dict[str, float] = {}
 
     def update(self, now_s: float, newest: Mapping[str, float]) -> None:
         """Add the values since the last call; a missing one is 0. Changes state."""
-        for name in {*self._trends, *newest}:
-            value, before = newest.get(name, 0.0), self._trends.get(name)
-            if before is None or before.rate == 0.0:
-                self._trends[name] = RateTrend(value, 0.0, now_s)
-                continue
-            weight = settled_weight(NEWEST_WEIGHT, before.rate) if self._settles else NEWEST_WEIGHT
-            after = before.after(now_s, value, weight)
-            if self._settles and (surely := self._surely(name, now_s - before.at_s, value)) > after.rate:
-                after = replace(after, rate=surely)
-            self._trends[name] = after if after.rate >= LEAST_AVERAGE else RateTrend(at_s=now_s)
+        elapsed_s, self._at_s = now_s - self._at_s, now_s
+        for name in {*self._values, *newest}:
+            before = self._values.get(name, 0.0)
+            after = averaged_demand(newest.get(name, 0.0), before, NEWEST_WEIGHT, elapsed_s)
+            self._values[name] = after if after >= LEAST_AVERAGE else 0.0
 
-    def _surely(self, name: str, elapsed_s: float, rate: float) -> float:
-        """Return the rate that the newest arrivals surely exceed, over the best of the last RECENT_COUNT spans: a burst
-        counts before an average follows it. Changes state."""
-        counts = self._counts.setdefault(name, deque(maxlen=RECENT_COUNT))
-        counts.appendleft((elapsed_s, rate * elapsed_s))
-        best = span_s = count = 0.0
-        for seconds, arrivals in counts:
-            span_s, count = span_s + seconds, count + arrivals
-            best = max(best, (count - SURE_DEVIATIONS * math.sqrt(count)) / span_s if span_s > 0.0 else 0.0)
-        return best
-
-    def ahead(self, name: str, seconds: float = 0.0) -> float:
-        """Return the value to expect then."""
-        return self._trends.get(name, RateTrend()).ahead(seconds)
+    def value(self, name: str) -> float:
+        """Return the average, 0 without any."""
+        return self._values.get(name, 0.0)
 
 
 class DwellWindow:

@@ -23,7 +23,8 @@ from tests.support.values import a_worker
 
 WORKER = a_worker("w1", "heavy", costs=(ModelCost("heavy", ((1, 2.0),)),))
 DOOR = Replica("f1", ReplicaKind.FRONTDOOR, "unix:/f1", 1)
-HEAVY = {"scalerAddress": "controller:9090", "service": "unet_worker", "models": "heavy", "dwellSeconds": "0"}
+HEAVY = {"scalerAddress": "controller:9090", "service": "unet_worker", "models": "heavy"}
+HEAVY |= {"dwellSeconds": "0", "startSeconds": "0"}
 
 
 @asynccontextmanager

@@ -96,6 +96,7 @@ def test_pods_serve_after_their_start_and_count_from_their_order() -> None:
     assert {count for at_s, count in serving if at_s > 2 * SYNC_S + 40.0} == {4}
     ends_s = records and max(record.arrived_s for record in records)
     assert run.finish() == pytest.approx(2 * 30.0 + 4 * (ends_s - 30.0))
+    assert run.pod_s_until(60.0) == pytest.approx(2 * 30.0 + 4 * 30.0)
 
 
 def test_removed_pods_finish_their_images_and_count_until_then() -> None:

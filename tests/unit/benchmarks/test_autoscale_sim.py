@@ -1,8 +1,8 @@
-"""The search of the peers' settings, and device time at equal violations."""
+"""The choice of the peers' settings, and device time at equal violations."""
 
 import pytest
 
-from benchmarks.autoscale_sim import ScaledRun, ScalerSetting, best, closer, hours_at
+from benchmarks.autoscale_sim import OURS, PEERS, RATES, START_S, Played, ScaledRun, ScalerSetting, best, hours_at
 
 
 def run(violation_count: int, device_h: float) -> ScaledRun:
@@ -30,9 +30,24 @@ def test_best_setting_is_the_cheapest_with_no_more_violations() -> None:
     assert best(found, run(1, 0.0)) == settings[0]
 
 
-def test_closer_settings_have_a_short_window_and_a_lower_target() -> None:
-    assert closer(ScalerSetting("queue", 0.8, 300.0)) == [
-        ScalerSetting("queue", 0.8, 60.0),
-        ScalerSetting("queue", 0.7, 60.0),
-    ]
-    assert closer(ScalerSetting("queue", 0.7, 300.0))[1].target == pytest.approx(0.6)
+def played_runs(ours: tuple[ScaledRun, ScaledRun], queue: list[tuple[ScaledRun, ScaledRun]]) -> Played:
+    """Runs of one draw, equal on every trace."""
+    played = Played([1])
+    for name in RATES:
+        played.runs[OURS, name, 1, START_S] = ours
+        for setting, halves in zip(PEERS["queue"], queue, strict=False):
+            played.runs[setting, name, 1, START_S] = halves
+        for setting in PEERS["queue"][len(queue) :]:
+            played.runs[setting, name, 1, START_S] = run(900, 900.0), run(900, 900.0)
+    return played
+
+
+def test_saved_device_time_is_of_the_scored_halves_and_the_peer_is_chosen_on_the_first_ones() -> None:
+    played = played_runs(
+        (run(20, 50.0), run(20, 60.0)), [(run(10, 70.0), run(30, 80.0)), (run(40, 30.0), run(10, 100.0))]
+    )
+
+    assert played.chosen("queue") == PEERS["queue"][0]
+    # Between 100 hours at 10 violations and 80 at 30.
+    assert played.saved("queue", True) == (pytest.approx(1 - 60 / 90), None)
+    assert played.total(OURS) == ScaledRun(5000, 100, 300.0)

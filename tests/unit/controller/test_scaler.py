@@ -28,6 +28,11 @@ class Fleet:
         self.now_s = 0.0
         self.scaler = Scaler(slo_s, lambda: self.now_s, most_streams=2)
 
+    def begin(self) -> None:
+        """Look for the first time, five seconds ago: arrivals count from then on."""
+        self.scaler.look(PlanInput(self.now_s - 5.0, ()), MODELS, {})
+        self.now_s += 5.0
+
     def look(self, *replicas: ReplicaView, per_s: float = 0.0, assigned: Mapping[str, str] | None = None) -> None:
         demand = (ModelDemand("sd15", per_s),)
         held = profiles(sd15=SD15) if any(view.replica.kind is ReplicaKind.UNET_WORKER for view in replicas) else ()
@@ -121,6 +126,7 @@ def test_a_new_target_begins_with_the_running_count(fleet: Fleet) -> None:
 
 
 def test_workers_follow_demand_up_at_once_and_down_after_the_dwell(fleet: Fleet) -> None:
+    fleet.begin()
     fleet.look(*workers(2), per_s=4.5)
     assert fleet.scaler.wanted(HEAVY) == 12
 
@@ -131,15 +137,16 @@ def test_workers_follow_demand_up_at_once_and_down_after_the_dwell(fleet: Fleet)
 
 
 def test_requests_that_wait_at_workers_and_frontdoors_add_up(fleet: Fleet) -> None:
-    full = ReplicaView(a_worker("w1", "sd15"), ReplicaReport("w1", 1, ("sd15",), queue_length=26))
-    fleet.look(full, waiting(10))
+    full = ReplicaView(a_worker("w1", "sd15"), ReplicaReport("w1", 1, ("sd15",), queue_length=260))
+    fleet.look(full, waiting(100))
 
-    # 36 images of 1.78 s within five seconds.
-    assert fleet.scaler.wanted(HEAVY) == 13
+    # 360 images of 1.78 s within five seconds after a start of a minute.
+    assert fleet.scaler.wanted(HEAVY) == 10
     assert fleet.scaler.wanted(ScaledTarget("unet_worker", ("turbo",))) == 0
 
 
 def test_workers_of_several_models_are_added_up(fleet: Fleet) -> None:
+    fleet.begin()
     fleet.look(*workers(1), per_s=4.5)
 
     assert fleet.scaler.wanted(ScaledTarget("unet_worker")) == 12
