@@ -11,7 +11,9 @@ a reader's score of both images. One attribute scorer labelled the training data
   prompt and heavy on the same share, so that their device-seconds differ by a score's cost, which is measured
 - prompts that surely skip the light model, or the score, at the head's own threshold and at 50 % deferred; how often
   the score would have decided otherwise
-- the head's f(t) against the shares deferred here, and of new prompts of the kind that calibrated it
+- with --deferral only: the largest gap between the head's f(t) and the deferred share, sure prompts included, of new
+  prompts of the kind that f(t) is of, with Kolmogorov's band, and of prompts with unseen combinations. Needs light
+  images only, and no reader
 
 Figures of images have a bootstrap over prompts. The three readers are trained on drawings only (`routing_data`).
 """
@@ -19,11 +21,12 @@ Figures of images have a bootstrap over prompts. The three readers are trained o
 import argparse
 import statistics
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
+from scipy.stats import kstwobign
 from torchvision.models import efficientnet_v2_s
 
 from benchmarks.routing_data import (
@@ -37,6 +40,7 @@ from benchmarks.routing_data import (
     GeneratedPairs,
     Reading,
     WorkFolders,
+    foreseen,
     held_out_pairs,
     random_confidences,
     readings,
@@ -47,6 +51,8 @@ from benchmarks.routing_estimates import figure_of, served_values
 from lab.runs.intervals import ratio_of_medians
 from lab.runs.measure import (
     Figure,
+    Interval,
+    Options,
     Target,
     at_least,
     at_most,
@@ -61,9 +67,10 @@ from lab.runs.measure import (
 )
 from pentimento.diffusion.discriminators import open_discriminator
 from pentimento.diffusion.discriminators.calibration import aurocs, resampling_weights
+from pentimento.diffusion.discriminators.head_fitting import with_deferral
 from pentimento.domain.foresight import Verdict
 from zoo.drawing.dataset import as_pixels
-from zoo.drawing.prompts import examination_prompts
+from zoo.drawing.prompts import Prompts, examination_prompts
 from zoo.evaluate.estimates import Array
 from zoo.evaluate.examination import Examiner
 from zoo.export.prompt_head import SCENES_SEED, shipped_pair
@@ -89,18 +96,17 @@ def main() -> int:
     options = parse_options("router", __doc__, add_options)
     rest = options.rest
     torch.set_num_threads(rest["threads"])
+    if rest["deferral"]:
+        return deferral(options)
     folders = WorkFolders(rest["scorer"], rest["reader"], rest["encoder"])
     folders.check()
     pairs = held_out_pairs(rest["work"], QUICK_COUNT if options.quick else rest["prompts"])
     routed = routed_prompts(pairs, folders)
-    new_count = QUICK_COUNT if options.quick else rest["new_prompts"]
     figures = [
         *auroc_figures(routed),
         *margin_figures(routed),
         *gain_figures(routed),
         *sure_figures(pairs, routed),
-        deferral_gap("prompts with an unseen combination", routed.confidences[PROMPT_AWARE], informative()),
-        deferral_gap("new prompts like those that calibrated", new_confidences(rest["work"], new_count), at_most(0.05)),
     ]
     figures += [score_cost(pairs), *pass_times(pairs)]
     return publish(options, figures, notes={"prompts": len(pairs.prompts), "threads": rest["threads"]})
@@ -108,7 +114,8 @@ def main() -> int:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts", type=int, default=2_560)
-    parser.add_argument("--new-prompts", type=int, default=800, help="without an unseen combination, for f(t)")
+    parser.add_argument("--deferral", action="store_true", help="only the figures of f(t)")
+    parser.add_argument("--new-prompts", type=int, default=4_800, help="without an unseen combination, for f(t)")
     parser.add_argument("--work", type=Path, default=WORK, help="folder that caches generated images")
     parser.add_argument(
         "--scorer", type=Path, default=WORK, help="work folder of the scorer that labelled the training"
@@ -183,22 +190,37 @@ def sure_figures(pairs: GeneratedPairs, routed: RoutedPrompts) -> Iterator[Figur
             yield counted(told, int(wrong.sum()), max(int(sure.sum()), 1), informative("prompts"))
 
 
-def new_confidences(work: Path, count: int) -> Array:
-    """Return confidences in light images of prompts without an unseen combination, which nothing was trained on."""
-    prompts = examination_prompts(count, first=FIRST_NEW, held_out=False, seed=SCENES_SEED)
+def deferral(options: Options) -> int:
+    """Publish the figures of f(t), by default as router_deferral."""
+    out = options.out.with_name("router_deferral.json") if options.out.name == "router.json" else options.out
+    work, quick = options.rest["work"], options.quick
+    count = QUICK_COUNT if quick else options.rest["new_prompts"]
+    new = examination_prompts(count, first=FIRST_NEW, held_out=False, seed=SCENES_SEED)
+    other = examination_prompts(QUICK_COUNT if quick else options.rest["prompts"])
+    figures = [
+        deferral_gap("new prompts", work, new, at_most(0.05)),
+        deferral_gap("prompts with an unseen combination", work, other, informative()),
+    ]
+    return publish(replace(options, out=out), figures, notes={"threads": options.rest["threads"]})
+
+
+def deferral_gap(name: str, work: Path, prompts: Prompts, target: Target) -> Figure:
+    """Report the largest distance between the head's f(t) and the deferred share of light images of these prompts.
+
+    The band is Kolmogorov's, which holds for any distribution: at 95 % the shares of so many prompts are nowhere
+    farther from those of all prompts."""
+    discriminator = open_discriminator(WEIGHTS / "tiny-router")
+    assert discriminator.head is not None
     captions, seeds = list(prompts.captions), [drawn[0] for drawn in prompts.seeds(1)]
-    light = shipped_pair(LIGHT, HEAVY).light.generate(work, captions, seeds)
     embedded = Examiner(WEIGHTS, WEIGHTS).embed_texts(captions)
-    return with_prompts(open_discriminator(WEIGHTS / "tiny-router"), light, embedded)
-
-
-def deferral_gap(prompts: str, confidence: Array, target: Target) -> Figure:
-    """Report the distance of the head's f(t) from the shares deferred here."""
-    head = open_discriminator(WEIGHTS / "tiny-router").head
-    assert head is not None
-    samples = [(share, round(float((confidence <= at).mean()), 4)) for at, share in head.record.deferral]
-    largest = max(abs(told - found) for told, found in samples)
-    return Figure(f"f(t) of the head, largest gap, {prompts}", round(largest, 4), target, len(samples))
+    light = shipped_pair(LIGHT, HEAVY).light.generate(work, captions, seeds)
+    confidences = torch.from_numpy(with_prompts(discriminator, light, embedded))
+    found = with_deferral(discriminator.head.record, confidences, torch.from_numpy(foreseen(discriminator, embedded)))
+    pairs = zip(discriminator.head.record.deferral, found.deferral, strict=True)
+    largest = max(abs(told - deferred) for (_, told), (_, deferred) in pairs)
+    band = float(kstwobign.isf(0.05)) / len(captions) ** 0.5
+    interval = Interval(max(largest - band, 0.0), largest + band, "Kolmogorov's band")
+    return Figure(f"f(t) of the head, largest gap, {name}", round(largest, 4), target, len(captions), interval)
 
 
 def score_cost(pairs: GeneratedPairs, rounds: int = 30) -> Figure:

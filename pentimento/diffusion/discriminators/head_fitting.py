@@ -134,22 +134,39 @@ def fit_reading(network: HeadNetwork, shown: CaptionedImages) -> None:
 
 @torch.no_grad()
 def calibrated(network: HeadNetwork, data: HeadData, record: HeadRecord) -> HeadRecord:
-    """Return the record with Platt's lines of both answers, the recommended threshold, f(t), and the bounds of sure
-    prompts. Raises ValueError if no image is as good, or all are."""
+    """Return the record with Platt's lines of both answers, the recommended threshold, the bounds of sure prompts, and
+    f(t) of these images. Raises ValueError if no image is as good, or all are."""
     found = network(data.features, data.prompts), network.foresee(data.prompts)
     lines = [fit_calibration(logits, data.as_good, data.weights) for logits in found]
     confidences, foreseen = (line.confidence(logits) for line, logits in zip(lines, found, strict=True))
     thresholds = [index / (POINTS - 1) for index in range(POINTS)]
-    return replace(
+    bounded = replace(
         record,
         slope=lines[0].slope,
         intercept=lines[0].intercept,
         prompt_slope=lines[1].slope,
         prompt_intercept=lines[1].intercept,
         threshold=next(at for at in thresholds if at == 1.0 or kept_quality(confidences > at, data) >= KEPT),
-        deferral=tuple((at, _share((confidences <= at), data.weights)) for at in thresholds),
         bounds=sure_bounds(confidences, foreseen, thresholds, data.weights),
     )
+    return with_deferral(bounded, confidences, foreseen, data.weights)
+
+
+def with_deferral(
+    record: HeadRecord, confidences: Tensor, foreseen: Tensor, weights: Tensor | None = None
+) -> HeadRecord:
+    """Return the record with f(t) of light images: the share that a service defers at each threshold of the bounds, by
+    the prompt where that is sure, else by the image.
+
+    `confidences` and `foreseen`, (n,) each, are the head's probabilities by image and prompt, and by the prompt. No
+    labels are needed, so that more images than those that calibrate can tell f(t).
+    """
+    rows = torch.ones(len(confidences)) if weights is None else weights
+    deferred = (
+        (at, (foreseen < hard_below) | ((foreseen <= easy_above) & (confidences <= at)))
+        for at, hard_below, easy_above in record.bounds
+    )
+    return replace(record, deferral=tuple((at, _share(each, rows)) for at, each in deferred))
 
 
 def kept_quality(accepted: Tensor, data: HeadData) -> float:

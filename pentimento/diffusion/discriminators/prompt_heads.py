@@ -82,10 +82,10 @@ class HeadRecord:
     `prompt_slope` and `prompt_intercept` do so for the logit of the prompt only.
 
     `threshold` is the recommended confidence threshold. The other fields come from prompts outside the training set:
-    `deferral` is f(t) as points (threshold, share); `bounds` are points (threshold, hard_below, easy_above): a prompt
-    with a probability below `hard_below` is surely deferred at that threshold, one above `easy_above` surely
-    accepted. `auroc` is the AUROC for 'as good' on prompts that neither trained nor calibrated it, with the bounds of
-    its interval at 95 %; empty if unknown."""
+    `deferral` is f(t), the deferred share, sure prompts included, as points (threshold, share); `bounds` are points
+    (threshold, hard_below, easy_above): a prompt with a probability below `hard_below` is surely deferred at that
+    threshold, one above `easy_above` surely accepted. `auroc` is the AUROC for 'as good' on prompts that neither
+    trained nor calibrated it, with the bounds of its interval at 95 %; empty if unknown."""
 
     feature_width: int
     embedding_width: int

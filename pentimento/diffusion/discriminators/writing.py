@@ -51,6 +51,11 @@ def write_head(network: HeadNetwork, record: HeadRecord, discriminator: Path, fo
         for name in NETWORK_FILES:
             shutil.copyfile(discriminator / name, folder / name)
     _save_half(network.state_dict(), folder / HEAD_WEIGHTS)
+    write_record(record, folder)
+
+
+def write_record(record: HeadRecord, folder: Path) -> None:
+    """Write the record of the head in a discriminator's directory."""
     _write_json(folder / HEAD_FILE, record.as_json())
 
 

@@ -1,5 +1,6 @@
 """What a prompt head learns, and from what."""
 
+import pytest
 import torch
 from torch.nn import functional
 
@@ -8,9 +9,13 @@ from pentimento.diffusion.discriminators.head_fitting import (
     CaptionedImages,
     HeadData,
     HeadPlan,
+    calibrated,
     fit_agreement,
     train_head,
+    with_deferral,
 )
+from pentimento.diffusion.discriminators.prompt_heads import HeadRecord
+from pentimento.domain.foresight import Verdict
 
 PLAN = HeadPlan(epochs=30, batch=32, weight_decay=0.01)
 
@@ -61,3 +66,39 @@ def test_a_training_is_repeated_by_its_seed_and_leaves_others_draws_alone() -> N
 
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+# Five prompts: hard, hard with a good image, easy, easy with a bad image, unsure.
+FORESEEN, CONFIDENCES = torch.tensor([0.1, 0.1, 0.9, 0.9, 0.5]), torch.tensor([0.2, 0.8, 0.8, 0.2, 0.4])
+BOUNDED = HeadRecord(1, 1, 1, "encoder", bounds=((0.0, 0.0, 0.0), (0.3, 0.2, 0.7), (0.5, 0.2, 0.7), (1.0, 0.95, 1.0)))
+
+
+def test_deferral_counts_sure_prompts_by_the_prompt_and_others_by_the_image() -> None:
+    assert with_deferral(BOUNDED, CONFIDENCES, FORESEEN).deferral == ((0.0, 0.0), (0.3, 0.4), (0.5, 0.6), (1.0, 1.0))
+
+
+def test_deferral_counts_weighted_images_by_their_weights() -> None:
+    weights = torch.tensor([1.0, 1.0, 1.0, 1.0, 6.0])
+
+    assert with_deferral(BOUNDED, CONFIDENCES, FORESEEN, weights).deferral[1:3] == ((0.3, 0.2), (0.5, 0.8))
+
+
+def test_calibrated_deferral_is_the_share_that_verdicts_and_confidences_defer() -> None:
+    data = pictures(400, 3)
+    network = train_head(pictures(400, 4), shown(64, 5), PLAN)
+    record = calibrated(network, data, HeadRecord(12, 8, 8, "encoder"))
+    with torch.no_grad():
+        logits = network(data.features, data.prompts).double(), network.foresee(data.prompts).double()
+    confidences = torch.sigmoid(record.slope * logits[0] + record.intercept).tolist()
+    foreseen = torch.sigmoid(record.prompt_slope * logits[1] + record.prompt_intercept).tolist()
+
+    verdicts = set()
+    for at, share in record.deferral:
+        by_prompt = [record.verdict(probability, at) for probability in foreseen]
+        verdicts |= {*by_prompt}
+        deferred = [
+            told is Verdict.HARD or (told is Verdict.UNSURE and confidence <= at)
+            for told, confidence in zip(by_prompt, confidences, strict=True)
+        ]
+        assert share == pytest.approx(sum(deferred) / 400, abs=1e-9)
+    assert verdicts == {*Verdict}
