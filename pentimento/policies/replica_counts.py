@@ -19,8 +19,8 @@ EDGE = "edge"
 # The kind of replica with the calls that count. Edges do not register: the frontdoors' calls come from them.
 KINDS = {kind.value: kind for kind in ReplicaKind} | {EDGE: ReplicaKind.FRONTDOOR}
 WORKERS = ReplicaKind.UNET_WORKER.value
-# Seconds before a count that is no longer needed falls, and until a new worker serves.
-DWELL_S, START_S = 120.0, 60.0
+# Seconds before a count that is no longer needed falls, as of Kubernetes' autoscaler, and until a new worker serves.
+DWELL_S, START_S = 300.0, 60.0
 # Targets that are remembered; the one not asked about for longest is forgotten.
 MOST_TARGETS = 256
 

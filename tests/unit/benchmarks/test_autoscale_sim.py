@@ -49,5 +49,5 @@ def test_saved_device_time_is_of_the_scored_halves_and_the_peer_is_chosen_on_the
 
     assert played.chosen("queue") == PEERS["queue"][0]
     # Between 100 hours at 10 violations and 80 at 30.
-    assert played.saved("queue", True) == (pytest.approx(1 - 60 / 90), None)
+    assert played.saved("queue") == (pytest.approx(1 - 60 / 90), None)
     assert played.total(OURS) == ScaledRun(5000, 100, 300.0)

@@ -171,7 +171,7 @@ def test_keda_asks_the_controller_for_each_pool_and_service(rendered: Rendering)
         one["spec"]["scaleTargetRef"]["name"]: (one["spec"]["minReplicaCount"], one["spec"]["triggers"][0]["metadata"])
         for one in RenderedRelease(manifests).of("ScaledObject")
     }
-    address = {"scalerAddress": "pentimento-controller.images.svc:50053", "dwellSeconds": "120"}
+    address = {"scalerAddress": "pentimento-controller.images.svc:50053", "dwellSeconds": "300"}
     worker = {**address, "service": "unet_worker", "startSeconds": "60"}
 
     assert found == {

@@ -17,7 +17,7 @@ from services.controller.scaler import Scaler, target_of
 from tests.support.values import a_worker
 from tests.unit.policies.plan.fleets import SD15, profiles
 
-HEAVY = ScaledTarget("unet_worker", ("sd15",))
+HEAVY = ScaledTarget("unet_worker", ("sd15",), dwell_s=120.0)
 MODELS = frozenset({"sd15", "turbo"})
 
 
@@ -66,7 +66,7 @@ def busy(kind: ReplicaKind, name: str, running: int, queued: int = 0) -> Replica
 def test_metadata_of_keda_itself_is_left_out() -> None:
     metadata = {"scalerAddress": "c:9090", "enableTLS": "true", "service": "unet_worker", "models": "sd15, turbo"}
 
-    assert target_of(metadata) == ScaledTarget("unet_worker", ("sd15", "turbo"), 0.0, 120.0)
+    assert target_of(metadata) == ScaledTarget("unet_worker", ("sd15", "turbo"), 0.0, 300.0)
     assert target_of({"service": "embedder", "callsPerReplica": "2.5", "dwellSeconds": "30"}) == ScaledTarget(
         "embedder", (), 2.5, 30.0, 0.0
     )
