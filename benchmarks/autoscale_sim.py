@@ -109,7 +109,7 @@ Halves = tuple[ScaledRun, ScaledRun]
 Job = tuple[ScalerSetting, str, int, float]
 """A scaler, a trace, the seed of its draw, and the seconds of a start."""
 
-# The halves of a run that are scored, and those that settings were chosen on.
+# The first halves of runs, on which settings were chosen, and the second ones.
 FITTED, SCORED = (0,), (1,)
 OURS = ScalerSetting("ours")
 PEERS = {kind: [ScalerSetting(kind, *one) for one in settings] for kind, settings in SETTINGS.items()}
@@ -203,8 +203,8 @@ def play(job: Job, data: Path, trace_s: float) -> Halves:
 
 
 def best(found: dict[ScalerSetting, ScaledRun], most: ScaledRun) -> ScalerSetting:
-    """Return the peer's setting with the least device time among those with no more violations than `most`; if there is
-    none, the one with the fewest violations."""
+    """Return the peer's setting with the least device time of the settings with no more violations than `most`; if none
+    has, the one with the fewest violations."""
     allowed = {one: played for one, played in found.items() if played.violation_count <= most.violation_count}
     if not allowed:
         return min(found, key=lambda one: found[one].violation_count)
@@ -224,7 +224,7 @@ def hours_at(found: Iterable[ScaledRun], violation_count: int) -> float | None:
     return None
 
 
-class Played:
+class ScalerRuns:
     """Hold the runs of a benchmark, and add them up over traces and draws."""
 
     def __init__(self, seeds: Sequence[int]) -> None:
@@ -286,7 +286,7 @@ def bound_h(seeds: Iterable[int], violation_counts: Iterable[int], data: Path, t
 def main() -> int:
     options = parse_options("autoscale_sim", __doc__, add_options)
     trace_s = TRACE_S / 8 if options.quick else TRACE_S
-    played = Played(range(1, 2 if options.quick else options.rest["seeds"] + 1))
+    played = ScalerRuns(range(1, 2 if options.quick else options.rest["seeds"] + 1))
     simulate = partial(play, data=options.rest["data"], trace_s=trace_s)
     with ProcessPoolExecutor(options.rest["processes"]) as pool:
 
@@ -315,7 +315,7 @@ def main() -> int:
     return publish(options, figures, notes=notes)
 
 
-def figures_of(played: Played, chosen: Mapping[str, ScalerSetting]) -> Iterator[Figure]:
+def figures_of(played: ScalerRuns, chosen: Mapping[str, ScalerSetting]) -> Iterator[Figure]:
     for halves, title in ((SCORED, "second halves"), (FITTED + SCORED, "whole")):
         for kind in chosen:
             value, interval = played.saved(kind, halves)
@@ -334,7 +334,7 @@ def figures_of(played: Played, chosen: Mapping[str, ScalerSetting]) -> Iterator[
         yield Figure(f"{title}: violations more than {kind}", more, informative(), mine.request_count)
 
 
-def bounds_of(played: Played, least_h: float) -> Iterator[Figure]:
+def bounds_of(played: ScalerRuns, least_h: float) -> Iterator[Figure]:
     """Report the device time of a scaler that knows the future, and what it would save against queue length."""
     ours = played.total(OURS)
     yield Figure("bound: device hours of any scaler at ours' violations", least_h, informative("h"))

@@ -205,10 +205,10 @@ def deferral(options: Options) -> int:
 
 
 def deferral_gap(name: str, work: Path, prompts: Prompts, target: Target) -> Figure:
-    """Report the largest distance between the head's f(t) and the deferred share of light images of these prompts.
+    """Report the largest distance between the head's f(t) and the deferred share of the prompts' light images.
 
-    The band is Kolmogorov's, which holds for any distribution: at 95 % the shares of so many prompts are nowhere
-    farther from those of all prompts."""
+    The band is Kolmogorov's, which holds for any distribution: at 95 % a share of this number of prompts is nowhere
+    farther from the share of all prompts."""
     discriminator = open_discriminator(WEIGHTS / "tiny-router")
     assert discriminator.head is not None
     captions, seeds = list(prompts.captions), [drawn[0] for drawn in prompts.seeds(1)]

@@ -6,7 +6,7 @@ request may run on several devices, as long as it has run no longer than it has 
 of their slot for deadlines, and at its beginning otherwise; 3. any number of devices serves at the beginning; 4. a
 device is removed at any time, without finishing an image; 5. requests from before the scored time need none.
 
-Variables of each slot: the devices that serve, those that are ordered and serve `start_s` later, the work done, and the
+Variables of each slot: the devices that serve, ordered devices, which serve `start_s` later, the work done, and the
 arrivals that become violations, which need no work.
 """
 
@@ -32,7 +32,7 @@ class BoundedFleet:
 
 
 @dataclass(frozen=True)
-class _Program:
+class _DeviceProgram:
     """Minimise `costs` x variables, each between 0 and its top, with `rows` x variables at most `limits`. The last
     variables are the violations of each slot."""
 
@@ -65,7 +65,7 @@ def least_device_h(traces: Sequence[Sequence[float]], length_s: float, violation
     return float(found.fun) / 3600.0
 
 
-def _program(times_s: Iterable[float], length_s: float, fleet: BoundedFleet) -> _Program:
+def _program(times_s: Iterable[float], length_s: float, fleet: BoundedFleet) -> _DeviceProgram:
     count = math.ceil(length_s / SLOT_S)
     arrived = np.bincount([min(int(at_s // SLOT_S), count - 1) for at_s in times_s], minlength=count).astype(float)
     ends_s = (np.arange(count) + 1.0) * SLOT_S
@@ -86,7 +86,7 @@ def _program(times_s: Iterable[float], length_s: float, fleet: BoundedFleet) -> 
     ]
     ordered_s = np.minimum(fleet.start_s, length_s - (ends_s - SLOT_S))
     lengths_s = np.minimum(ends_s, length_s) - (ends_s - SLOT_S)
-    return _Program(
+    return _DeviceProgram(
         csr_array(np.vstack([np.hstack(parts) for parts, _ in rows])),
         np.concatenate([limits for _, limits in rows]),
         np.concatenate([lengths_s, ordered_s, np.zeros(2 * count)]),

@@ -135,7 +135,7 @@ def fit_reading(network: HeadNetwork, shown: CaptionedImages) -> None:
 @torch.no_grad()
 def calibrated(network: HeadNetwork, data: HeadData, record: HeadRecord) -> HeadRecord:
     """Return the record with Platt's lines of both answers, the recommended threshold, the bounds of sure prompts, and
-    f(t) of these images. Raises ValueError if no image is as good, or all are."""
+    f(t) of the images. Raises ValueError if no image is as good, or all are."""
     found = network(data.features, data.prompts), network.foresee(data.prompts)
     lines = [fit_calibration(logits, data.as_good, data.weights) for logits in found]
     confidences, foreseen = (line.confidence(logits) for line, logits in zip(lines, found, strict=True))
@@ -159,7 +159,7 @@ def with_deferral(
     the prompt where that is sure, else by the image.
 
     `confidences` and `foreseen`, (n,) each, are the head's probabilities by image and prompt, and by the prompt. No
-    labels are needed, so that more images than those that calibrate can tell f(t).
+    labels are needed: f(t) may be of more images than the calibration has.
     """
     rows = torch.ones(len(confidences)) if weights is None else weights
     deferred = (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.autoscale_sim import OURS, PEERS, RATES, START_S, Played, ScaledRun, ScalerSetting, best, hours_at
+from benchmarks.autoscale_sim import OURS, PEERS, RATES, START_S, ScaledRun, ScalerRuns, ScalerSetting, best, hours_at
 
 
 def run(violation_count: int, device_h: float) -> ScaledRun:
@@ -30,9 +30,9 @@ def test_best_setting_is_the_cheapest_with_no_more_violations() -> None:
     assert best(found, run(1, 0.0)) == settings[0]
 
 
-def played_runs(ours: tuple[ScaledRun, ScaledRun], queue: list[tuple[ScaledRun, ScaledRun]]) -> Played:
+def played_runs(ours: tuple[ScaledRun, ScaledRun], queue: list[tuple[ScaledRun, ScaledRun]]) -> ScalerRuns:
     """Runs of one draw, equal on every trace."""
-    played = Played([1])
+    played = ScalerRuns([1])
     for name in RATES:
         played.runs[OURS, name, 1, START_S] = ours
         for setting, halves in zip(PEERS["queue"], queue, strict=False):
