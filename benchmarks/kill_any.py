@@ -16,9 +16,9 @@ must be reported as cancelled, with nothing committed.
 `--production` runs the form for several hosts on one: PostgreSQL with a synchronous standby, S3 over HTTP, a standby of
 frontdoor and controller, an edge, no supervisor, and each process on a virtual host. Faults are kills and stops of each
 process, restarts and failovers of PostgreSQL, outages, wrong bytes and slow answers of the object store, partitions,
-loss and delay, steps of clocks, exhausted descriptors and full disks. Clients call over gRPC and HTTP under the same
-keys, cancel and query. SIGTERM ends the faults early, and the result says how many there were. It is
-`kill_any_production.json`; this form needs root.
+loss and delay, steps of clocks, exhausted descriptors and memory, full and slow disks (strace delays writes and syncs).
+Clients call over gRPC and HTTP under the same keys, cancel and query. SIGTERM ends the faults early, and the result
+says how many there were. It is `kill_any_production.json`; this form needs root.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from benchmarks.suites.processes import half_written, left_after_the_end, open_g
 from benchmarks.suites.production import production_suite
 from benchmarks.suites.production_faults import FAILOVER, PATIENT, POSTGRESQL, ProductionTrial
 from benchmarks.suites.restarted import RestartedSuite, restarted_suite
-from lab.runs.measure import Figure, Options, at_most, counted, default_out, informative, parse_options, publish
+from lab.runs.measure import Figure, Options, at_most, counted, informative, parse_options, publish, renamed
 from pentimento.sdk import AsyncClient
 
 # Sweepers run within this benchmark's waits; no request is abandoned for many faults.
@@ -200,7 +200,7 @@ def main() -> int:
     options = parse_options("kill_any", __doc__, add_options)
     faults = 10 if options.quick else options.rest["faults"]
     if options.rest.pop("production"):
-        return asyncio.run(in_production(of_production(options), faults))
+        return asyncio.run(in_production(renamed(options, "kill_any_production"), faults))
     flags = ["--workers", str(options.rest["workers"]), "--device", "cpu", "--threads", "1"]
     with restarted_suite(flags, ENVIRONMENT) as suite:
         journal = f"sqlite:///{suite.journal}"
@@ -209,13 +209,6 @@ def main() -> int:
         load = asyncio.run(trial.run(faults, options.rest["clients"]))
         read_journal(journal, load)
     return publish(options, figures_of(trial, load), notes={**options.rest, "steps": STEPS})
-
-
-def of_production(options: Options) -> Options:
-    """Return the options with a separate file of the result, unless another was given."""
-    named = replace(options, benchmark="kill_any_production")
-    is_default = options.out == default_out(options.benchmark, options.quick)
-    return replace(named, out=default_out(named.benchmark, options.quick)) if is_default else named
 
 
 async def in_production(options: Options, faults: int) -> int:

@@ -1,9 +1,10 @@
-"""Disturb one process's host: step its clock, exhaust its descriptors, fill its disk."""
+"""Disturb one process's host: step its clock, exhaust its descriptors or memory, fill its disk or slow it down."""
 
 import errno
+import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -14,6 +15,9 @@ from benchmarks.suites.limited_link import run_command
 _LIBRARIES = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
 _FILLER = "filler"
 _PIECE_BYTES = 1 << 20
+# System calls that wait for a disk, and the delay of each. `write` is left out: it also serves pipes and sockets.
+_DISK_CALLS = "fsync,fdatasync,msync,sync_file_range,pwrite64,pwritev,pwritev2,rename,renameat,renameat2"
+_DISK_DELAY_MS = 200
 
 
 def can_step_clocks() -> bool:
@@ -48,19 +52,49 @@ class SteppedClock:
         }
 
 
-@contextmanager
-def exhausted_descriptors(process: psutil.Process) -> Iterator[None]:
+def exhausted_descriptors(process: psutil.Process) -> AbstractContextManager[None]:
     """Allow the process no further descriptor within the block."""
+    return _exhausted(process, psutil.RLIMIT_NOFILE, process.num_fds)
+
+
+def exhausted_memory(process: psutil.Process) -> AbstractContextManager[None]:
+    """Allow the process no further address space within the block: allocations and new threads fail."""
+    return _exhausted(process, psutil.RLIMIT_AS, lambda: process.memory_info().vms)
+
+
+@contextmanager
+def _exhausted(process: psutil.Process, limit: int, used: Callable[[], int]) -> Iterator[None]:
     before = (0, 0)
     with suppress(psutil.Error):
-        before = process.rlimit(psutil.RLIMIT_NOFILE)
-        process.rlimit(psutil.RLIMIT_NOFILE, (process.num_fds(), before[1]))
+        before = process.rlimit(limit)
+        process.rlimit(limit, (used(), before[1]))
     try:
         yield
     finally:
         # It may have ended, or been started again.
         with suppress(psutil.Error):
-            process.rlimit(psutil.RLIMIT_NOFILE, before)
+            process.rlimit(limit, before)
+
+
+def can_slow_disks() -> bool:
+    """Return whether strace is installed and may trace processes."""
+    path = shutil.which("strace")
+    return path is not None and not subprocess.run([path, "-o", "/dev/null", "true"], capture_output=True).returncode
+
+
+@contextmanager
+def slow_disk(processes: Iterable[psutil.Process]) -> Iterator[None]:
+    """Delay each write, sync and rename of files by the processes within the block, as a disk with a long queue."""
+    traced = [part for process in processes for part in ("-p", str(process.pid))]
+    rules = (f"trace={_DISK_CALLS}", f"inject={_DISK_CALLS}:delay_enter={_DISK_DELAY_MS}ms")
+    given = [part for rule in rules for part in ("-e", rule)]
+    command = ["strace", "-f", "-qq", "-o", "/dev/null", *given, *traced]
+    tracer = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        tracer.terminate()
+        tracer.wait()
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from lab.fixtures.postgresql_pair import PostgresqlPair, running_pair
 from lab.fixtures.s3_server import running_s3_server
 from pentimento.stores.objects import open_objects
 from pentimento.supervisor.child import Child, start_child
-from pentimento.supervisor.models import find_encoder, find_model, with_shipped
+from pentimento.supervisor.models import find_controlnets, find_encoder, find_model, with_shipped
 from pentimento.supervisor.output import LogView
 from pentimento.supervisor.process import is_serving, wait_until_serving
 from pentimento.supervisor.state import StateDirectory
@@ -34,12 +34,17 @@ from pentimento.supervisor.suite import plan_suite
 from pentimento.supervisor.suite_settings import ProcessSpec, SuiteSettings
 
 WORKERS = 2
+# One is never disturbed: a request without any would rightly fail.
+CONTROLNETS = 2
 STANDBYS = 2
 RPC_PORT, HTTP_PORT = 7000, 8080
 # Far more than a run's index and journal need, and quickly filled.
 INDEX_BYTES, POSTGRESQL_BYTES = 192 << 20, 512 << 20
+# For the tensors between workers and ControlNets, in place of /dev/shm.
+SHARED_BYTES = 64 << 20
 AGAIN_AFTER_S = 0.2
 LOOK_S = 0.1
+SHARED = "shared"
 ON_HOST = "benchmarks.suites.on_host"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
 # Names the store's owner (ADR 0003).
@@ -86,7 +91,8 @@ class KeptProcess:
 @dataclass
 class ProductionSuite:
     """Hold the running suite. `address`: of the active frontdoor; `http`: of the edge; `objects`: the link to S3;
-    `index`: the disk of the gateway's index; `active`: by service, the process that leads."""
+    `index`: the disk of the gateway's index; `shared`: the memory for tensors between processes; `active`: by service,
+    the process that leads."""
 
     server: PostgresqlPair
     network: VirtualNetwork
@@ -95,6 +101,7 @@ class ProductionSuite:
     objects_url: str
     objects: FaultyLink
     index: Path
+    shared: Path
     address: str
     http: str
     processes: dict[str, KeptProcess] = field(default_factory=dict)
@@ -157,8 +164,9 @@ async def production_suite(environment: dict[str, str]) -> AsyncIterator[Product
         ledgers = {name: server.new_database() for name in ("frontdoor", "gateway", "controller")}
         url = f"s3://pentimento?create_bucket=true&endpoint=http://{objects.address}"
         index = stack.enter_context(small_disk(state.path / "index", INDEX_BYTES))
+        shared = stack.enter_context(small_disk(state.path / SHARED, SHARED_BYTES))
         suite = ProductionSuite(
-            *(server, network, ledgers["frontdoor"], ledgers["gateway"], url, objects, index),
+            *(server, network, ledgers["frontdoor"], ledgers["gateway"], url, objects, index, shared),
             *(route.address, f"{network.address('edge')}:{HTTP_PORT}"),
         )
         suite.active = active
@@ -198,6 +206,7 @@ def temporary_folder() -> "tempfile.TemporaryDirectory[str]":
 def planned(state: StateDirectory) -> list[ProcessSpec]:
     """Return the processes of `pentimento up`, and a standby of each controller and frontdoor."""
     encoder = find_encoder("tiny-clip").path
+    shared = {"shared-memory-dir": state.path / SHARED}
     settings = SuiteSettings(
         models=(find_model("tiny-heavy"),),
         encoder=encoder,
@@ -205,6 +214,10 @@ def planned(state: StateDirectory) -> list[ProcessSpec]:
         device="cpu",
         http=f"127.0.0.1:{HTTP_PORT}",
         profiles=with_shipped((), encoder),
+        controlnets=find_controlnets("tiny"),
+        controlnet_copies=CONTROLNETS,
+        # Images must not depend on the requests that run at the same time.
+        flags={"unet_worker": shared, "controlnet_svc": {**shared, "max-batch": 1}},
     )
     found = []
     for spec in plan_suite(settings, state).processes:

@@ -1,4 +1,5 @@
-"""Disturb a suite in its production form: processes, PostgreSQL, object store, network, clocks, descriptors, disks."""
+"""Disturb a suite in its production form: processes, PostgreSQL, object store, network, clocks, descriptors,
+memory, disks."""
 
 import asyncio
 import random
@@ -7,14 +8,21 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 
 import httpx
 import psutil
 
 from benchmarks.suites.faulty_link import LinkFault
-from benchmarks.suites.host_faults import can_step_clocks, exhausted_descriptors, full_disk
-from benchmarks.suites.production import ProductionSuite
+from benchmarks.suites.host_faults import (
+    can_slow_disks,
+    can_step_clocks,
+    exhausted_descriptors,
+    exhausted_memory,
+    full_disk,
+    slow_disk,
+)
+from benchmarks.suites.production import CONTROLNETS, ProductionSuite
 from benchmarks.suites.production_load import ProductionLoad
 from benchmarks.suites.virtual_switch import Disturbance
 from pentimento.sdk import AsyncClient, RetryPolicy
@@ -28,6 +36,7 @@ POSTGRESQL, OBJECTS, NETWORK = "postgresql", "object store", "network"
 RESTART, FAILOVER, STANDBY, DISK = "restart", "failover", "standby stopped", "full disk"
 STORE_FAULTS = (LinkFault.OUTAGE, LinkFault.SLOW, LinkFault.WRONG)
 FRONTDOOR, CONTROLLER, GATEWAY, EDGE, WORKER = "frontdoor", "controller", "gateway", "edge", "tiny-heavy-0"
+SHARED_MEMORY, UNDISTURBED = "shared memory", f"controlnet-{CONTROLNETS - 1}"
 # A service with a standby means its active process.
 PARTITIONS = {
     "frontdoor from database": (FRONTDOOR, "database"),
@@ -37,20 +46,21 @@ PARTITIONS = {
 }
 LOSS, DELAY = "loss", "delay"
 CLOCKS = {"clock forward": 300, "clock back": -300}
-DESCRIPTORS = "no descriptors"
+DESCRIPTORS, MEMORY, SLOW_DISK = "no descriptors", "no memory", "slow disk"
 POLL_S = 0.1
 
 
-def kinds_of(processes: Iterator[str] | list[str], clocks: bool) -> list[tuple[str, str]]:
-    """Return each target with each kind of its faults; clocks are stepped only if `clocks`."""
-    found = [(name, kind) for name in processes for kind in ("SIGKILL", "SIGSTOP")]
+def kinds_of(processes: Iterator[str] | list[str], clocks: bool, disks: bool) -> list[tuple[str, str]]:
+    """Return each target with each kind of its faults; clocks are stepped only if `clocks`, disks slowed if `disks`."""
+    found = [(name, kind) for name in processes if name != UNDISTURBED for kind in ("SIGKILL", "SIGSTOP")]
     found += [(POSTGRESQL, kind) for kind in (RESTART, FAILOVER, STANDBY, DISK)]
     found += [(OBJECTS, fault.value) for fault in STORE_FAULTS]
     found += [(NETWORK, kind) for kind in PARTITIONS]
     found += [(name, kind) for name in (FRONTDOOR, EDGE) for kind in (LOSS, DELAY)]
     found += [(name, kind) for name in (FRONTDOOR, CONTROLLER, GATEWAY, WORKER) for kind in CLOCKS if clocks]
-    found += [(name, DESCRIPTORS) for name in (FRONTDOOR, CONTROLLER, GATEWAY, EDGE, WORKER)]
-    return [*found, (GATEWAY, DISK)]
+    found += [(name, kind) for name in (FRONTDOOR, CONTROLLER, GATEWAY, EDGE, WORKER) for kind in (DESCRIPTORS, MEMORY)]
+    found += [(name, SLOW_DISK) for name in (POSTGRESQL, GATEWAY) if disks]
+    return [*found, (GATEWAY, DISK), (SHARED_MEMORY, DISK)]
 
 
 def disturbance_of(target: str, kind: str, addresses: dict[str, tuple[str, ...]]) -> Disturbance:
@@ -118,7 +128,7 @@ class ProductionTrial:
 
     def _drawn(self) -> Iterator[tuple[str, str]]:
         """Yield targets and kinds of faults: each once in a drawn order, then each again in another."""
-        kinds = kinds_of(list(self._suite.processes), can_step_clocks())
+        kinds = kinds_of(list(self._suite.processes), can_step_clocks(), can_slow_disks())
         while True:
             yield from self._rng.sample(kinds, len(kinds))
 
@@ -139,9 +149,12 @@ class ProductionTrial:
             clock.step(CLOCKS[kind])
             await asyncio.sleep(lasts_s)
             clock.step(0)
-        elif kind in (DESCRIPTORS, DISK):
+        elif kind == DISK:
+            with full_disk(self._suite.shared if target == SHARED_MEMORY else self._suite.index):
+                await asyncio.sleep(lasts_s)
+        elif kind in (DESCRIPTORS, MEMORY, SLOW_DISK):
             process = await self._running(self._suite.leader(target))
-            with full_disk(self._suite.index) if kind == DISK else exhausted_descriptors(process):
+            with _pressed(process, kind):
                 await asyncio.sleep(lasts_s)
         else:
             await self._signal(target, kind, lasts_s)
@@ -162,6 +175,9 @@ class ProductionTrial:
                 for process in server.standby.processes():
                     process.suspend()
                     stack.callback(process.resume)
+                await asyncio.sleep(lasts_s)
+        elif kind == SLOW_DISK:
+            with slow_disk(server.primary.processes()):
                 await asyncio.sleep(lasts_s)
         else:
             with full_disk(server.primary.socket_directory):
@@ -199,3 +215,12 @@ class ProductionTrial:
                 for member in family:
                     with suppress(psutil.Error):
                         member.resume()
+
+
+def _pressed(process: psutil.Process, kind: str) -> AbstractContextManager[None]:
+    """Return a context: the process lacks descriptors or memory, or has a slow disk with its children."""
+    if kind == SLOW_DISK:
+        with suppress(psutil.Error):
+            return slow_disk([process, *process.children(recursive=True)])
+        return nullcontext()
+    return exhausted_memory(process) if kind == MEMORY else exhausted_descriptors(process)

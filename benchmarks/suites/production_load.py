@@ -2,21 +2,26 @@
 
 import asyncio
 import base64
+import io
 import itertools
 import time
 from collections.abc import Awaitable, Iterator
 from dataclasses import replace
+from functools import cache
 
 import httpx
+from PIL import Image, ImageDraw
 
 from benchmarks.suites.faulted_load import FaultedLoad, Sample, digest_of, request_of
 from pentimento.domain.errors import NotFound, PentimentoError
-from pentimento.domain.image_request import CacheMode, ImageFormat, ImageRequest
+from pentimento.domain.image_request import AskedControlNet, CacheMode, ImageFormat, ImageRequest
 from pentimento.domain.reasons import Reason
 from pentimento.sdk import AsyncClient
 
 # Every n-th request: uses the cache, is also called over HTTP, is cancelled, is queried while it runs.
 CACHED, BOTH, CANCELLED, QUERIED = 3, 2, 7, 4
+# Every n-th image has a ControlNet.
+CONTROLLED, EDGES, SIDE_PX = 4, "tiny-controlnet-edges", 64
 PAUSE_S = 0.3
 STORE_FULL = "STORE_FULL"
 # Longer than any stop, and than a restart of every process behind it.
@@ -25,7 +30,17 @@ HTTP_TIMEOUT_S = 600.0
 
 def request_over_either(image: int, cached: bool) -> ImageRequest:
     """Return a request with the format that HTTP always states: the same body over gRPC and HTTP."""
-    return replace(request_of(image, cached), format=ImageFormat.PNG)
+    controlnets = (AskedControlNet(EDGES, condition(), 1.0),) if image % CONTROLLED == 0 else ()
+    return replace(request_of(image, cached), format=ImageFormat.PNG, controlnets=controlnets)
+
+
+@cache
+def condition() -> bytes:
+    """Return the edges of a square, as a PNG of the images' size."""
+    drawing, found = Image.new("L", (SIDE_PX, SIDE_PX)), io.BytesIO()
+    ImageDraw.Draw(drawing).rectangle((16, 16, 48, 48), outline=255)
+    drawing.save(found, "PNG")
+    return found.getvalue()
 
 
 class ProductionLoad(FaultedLoad):
@@ -70,6 +85,10 @@ class ProductionLoad(FaultedLoad):
             "seed": request.seed,
             "deadline_ms": request.deadline_ms,
             "cache": "read-write" if request.cache is CacheMode.READ_WRITE else "off",
+            "controlnets": [
+                {"name": one.name, "conditioning_image": base64.b64encode(one.conditioning_image).decode()}
+                for one in request.controlnets
+            ],
         }
         called_s = time.time()
         while True:

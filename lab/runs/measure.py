@@ -24,7 +24,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -243,6 +243,13 @@ def _file(text: str) -> Path:
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"must be a file, {text} is a directory")
     return path
+
+
+def renamed(options: Options, benchmark: str) -> Options:
+    """Return the options of a run with another form, with a separate file of the result unless another was given."""
+    is_default = options.out == default_out(options.benchmark, options.quick)
+    named = replace(options, benchmark=benchmark)
+    return replace(named, out=default_out(benchmark, options.quick)) if is_default else named
 
 
 def default_out(benchmark: str, quick: bool) -> Path:

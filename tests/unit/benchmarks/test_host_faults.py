@@ -1,4 +1,4 @@
-"""Faults of one process's host: clock, descriptors, disk."""
+"""Faults of one process's host: clock, descriptors, memory, disk."""
 
 import os
 import subprocess
@@ -8,7 +8,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.suites.host_faults import SteppedClock, can_step_clocks, exhausted_descriptors, full_disk
+from benchmarks.suites.host_faults import (
+    SteppedClock,
+    can_slow_disks,
+    can_step_clocks,
+    exhausted_descriptors,
+    exhausted_memory,
+    full_disk,
+    slow_disk,
+)
 from tests.support.small_disks import mounted_tmpfs
 
 SAY_TIME = "import sys, time\nfor _ in sys.stdin: print(time.time(), time.monotonic(), flush=True)"
@@ -17,6 +25,20 @@ import sys
 for _ in sys.stdin:
     try: open("/dev/null").close(); print("opened", flush=True)
     except OSError as error: print(error.errno, flush=True)
+"""
+
+TAKE_MEMORY = """
+import sys
+for _ in sys.stdin:
+    try: bytearray(1 << 30); print("taken", flush=True)
+    except MemoryError: print("none", flush=True)
+"""
+SYNC_FILE = """
+import os, sys, time
+for _ in sys.stdin:
+    began = time.monotonic()
+    os.fsync(os.open(PLACE, os.O_CREAT | os.O_WRONLY))
+    print(time.monotonic() - began, flush=True)
 """
 
 
@@ -63,6 +85,44 @@ def test_exhausted_descriptors_fail_until_the_block_ends() -> None:
 
     assert program.answer() == "opened"
     program.end()
+
+
+def test_exhausted_memory_fails_allocations_until_the_block_ends() -> None:
+    program = Asked(TAKE_MEMORY, {})
+    assert program.answer() == "taken"
+
+    with exhausted_memory(psutil.Process(program.child.pid)):
+        assert program.answer() == "none"
+
+    assert program.answer() == "taken"
+    program.end()
+
+
+@pytest.mark.skipif(not can_slow_disks(), reason="strace is not installed, or may not trace")
+def test_slow_disk_delays_syncs_until_the_block_ends(tmp_path: Path) -> None:
+    program = Asked(SYNC_FILE.replace("PLACE", repr(str(tmp_path / "file"))), {})
+
+    def tracer() -> str:
+        lines = Path(f"/proc/{program.child.pid}/status").read_text().splitlines()
+        return next(line.split()[1] for line in lines if line.startswith("TracerPid"))
+
+    with slow_disk([psutil.Process(program.child.pid)]):
+        # It attaches a moment later, and delays every sync from then on.
+        while tracer() == "0" or float(program.answer()) < 0.2:
+            pass
+        assert float(program.answer()) >= 0.2
+
+    assert tracer() == "0"
+    program.end()
+
+
+def test_slow_disk_of_ended_process_changes_nothing() -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    process = psutil.Process(child.pid)
+    child.wait()
+
+    with slow_disk([process]):
+        pass
 
 
 def test_exhausted_descriptors_of_ended_process_change_nothing() -> None:
