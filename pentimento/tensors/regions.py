@@ -256,7 +256,7 @@ class RegionDirectory:
 
     def open(self, region_id: str, size: RegionSize) -> SharedRegion:
         """Map a region that another process made, and remove its name. Raises FailedPrecondition (NO_SUCH_REGION) if no
-        region of that name and size exists, InvalidArgument for a malformed name."""
+        region of that name and size exists or can be mapped, InvalidArgument for a malformed name."""
         if not is_region_id(region_id):
             raise InvalidArgument.of("region.region_id", "must be 32 hexadecimal digits")
         path = self.path / region_id
@@ -270,6 +270,9 @@ class RegionDirectory:
                 raise _missing()
             memory = _map(descriptor, size)
             path.unlink(missing_ok=True)
+        except OSError:
+            # This process has no memory left to map it.
+            raise _missing() from None
         finally:
             os.close(descriptor)
         return SharedRegion(region_id, size, memory, path)

@@ -1,5 +1,6 @@
 """Turn failures of a denoising step into errors that a caller can act on."""
 
+import errno
 import logging
 import math
 
@@ -17,6 +18,8 @@ _CPU_ALLOCATOR = "DefaultCPUAllocator"
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether the error reports that the device, or a host that runs the model, is out of memory."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or _CPU_ALLOCATOR in str(error)
 
 

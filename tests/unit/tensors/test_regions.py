@@ -1,6 +1,8 @@
 """Shared memory: made, mapped by another process, kept for the next stream, and gone with its holders."""
 
+import errno
 import gc
+import mmap
 import os
 import subprocess
 import sys
@@ -99,6 +101,22 @@ def test_without_space_there_is_no_region(directory: RegionDirectory, monkeypatc
 
     assert (caught.value.reason, directory.region_count()) == ("NO_SHARED_MEMORY", 0)
     assert files_open_under(directory.path) == []
+
+
+def test_region_that_cannot_be_mapped_is_reported_as_missing(
+    directory: RegionDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = directory.create(SIZE)
+    before = files_open_under(directory.path)
+
+    def refuse(*given: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    with pytest.raises(FailedPrecondition) as caught:
+        directory.open(ours.region_id, SIZE)
+
+    assert (caught.value.reason, files_open_under(directory.path)) == ("NO_SUCH_REGION", before)
 
 
 def test_domain_is_of_a_private_directory(tmp_path: Path, directory: RegionDirectory) -> None:

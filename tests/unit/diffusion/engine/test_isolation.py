@@ -1,5 +1,6 @@
 """What goes wrong with one request stays with it: NaN, errors of the network, little memory, thousands of cancels."""
 
+import errno
 import gc
 import weakref
 from typing import Any
@@ -90,11 +91,12 @@ def at_most(rows: int, error: Exception) -> Any:
 NO_MEMORY = [
     torch.OutOfMemoryError("CUDA out of memory"),
     RuntimeError("[enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory"),
+    OSError(errno.ENOMEM, "Cannot allocate memory"),
     MemoryError(),
 ]
 
 
-@pytest.mark.parametrize("error", NO_MEMORY, ids=["cuda", "cpu", "python"])
+@pytest.mark.parametrize("error", NO_MEMORY, ids=["cuda", "cpu", "mapping", "python"])
 def test_a_batch_that_does_not_fit_the_device_is_halved_and_reported(model: DiffusionModel, error: Exception) -> None:
     denoiser = Scripted(model, at_most(4, error))
     loop = Loop(model, denoiser=denoiser)
