@@ -12,6 +12,9 @@ both always have requests waiting. Jain's index is of their completed images. Th
 Moves: 60 tenants send requests over gRPC and HTTP with idempotency keys, and repeat each call until it is answered,
 while a cell is added to two, and removed again: every process restarts with the new lists. The journals of all cells
 are read at the end. Then the active frontdoor of a cell is killed, and its standby takes over.
+
+`--simulated 100` runs that number of cells over 10,000 devices in virtual time (`benchmarks.suites.simulated_cells`);
+the result is `cells_simulated.json`.
 """
 
 import argparse
@@ -29,6 +32,8 @@ from tempfile import TemporaryDirectory
 import httpx
 
 from benchmarks.suites.cell_processes import CellProcesses, cell_processes, tenants_of, write_tokens
+from benchmarks.suites.simulated_cells import CORE_S, SEED, simulated_figures
+from lab.runs.figures import jain_index
 from lab.runs.measure import (
     Figure,
     Options,
@@ -40,6 +45,7 @@ from lab.runs.measure import (
     measured,
     parse_options,
     publish,
+    renamed,
 )
 from pentimento.clients.image import ImageClient
 from pentimento.clients.retries import RetryPolicy
@@ -172,11 +178,6 @@ def busiest_s(rounds: Sequence[Round]) -> float:
 
 def ratio(rounds: Sequence[Round]) -> float:
     return single_s(rounds) / busiest_s(rounds)
-
-
-def jain_index(amounts: Sequence[float]) -> float:
-    """Return Jain's index: 1 for equal amounts, 1/n if one has all."""
-    return float(sum(amounts) ** 2 / (len(amounts) * sum(one**2 for one in amounts)))
 
 
 async def fairness(options: Options) -> list[Figure]:
@@ -356,6 +357,10 @@ async def measure(options: Options) -> list[Figure]:
 
 def main() -> int:
     options = parse_options("cells", __doc__, add_options)
+    if (cells := options.rest["simulated"]) is not None:
+        devices = options.rest["devices"]
+        notes = {"cells": cells, "devices": devices, "core_ms": 1e3 * CORE_S, "seed": SEED}
+        return publish(renamed(options, "cells_simulated"), simulated_figures(cells, devices, options), notes=notes)
     notes = {"tenants": TENANTS, "at_once": AT_ONCE, **{name: options.rest[name] for name in ("turns", "turn_s")}}
     return publish(options, asyncio.run(measure(options)), notes=notes)
 
@@ -363,6 +368,8 @@ def main() -> int:
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--turns", type=int, default=8, help="turns of each frontdoor")
     parser.add_argument("--turn-s", type=float, default=3.0, help="seconds of a turn")
+    parser.add_argument("--simulated", type=int, metavar="CELLS", help="simulate this number of cells in virtual time")
+    parser.add_argument("--devices", type=int, default=10_000, help="devices of the simulated fleet")
     parser.add_argument("--windows", type=int, default=6, help="windows of 5 s of the two cells' images")
 
 

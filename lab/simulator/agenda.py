@@ -8,6 +8,21 @@ from typing import Any
 Action = Callable[[Any], None]
 
 
+class Timer:
+    """A call that is due later, unless it is cancelled."""
+
+    def __init__(self, call: Callable[[Any], None]) -> None:
+        self._call: Callable[[Any], None] | None = call
+
+    def cancel(self) -> None:
+        """Changes state."""
+        self._call = None
+
+    def fire(self, argument: Any) -> None:
+        if self._call is not None:
+            self._call(argument)
+
+
 class Agenda:
     """Actions by time; those of one instant in the order they were added."""
 
@@ -19,6 +34,12 @@ class Agenda:
     def at(self, time_s: float, action: Action, argument: Any = None) -> None:
         """Changes state. An instant that is over is now."""
         heapq.heappush(self._heap, (max(time_s, self.now), next(self._numbers), action, argument))
+
+    def later(self, delay_s: float, call: Callable[[Any], None], argument: Any) -> "Timer":
+        """Changes state. Return a handle that cancels the call."""
+        timer = Timer(call)
+        self.at(self.now + delay_s, timer.fire, argument)
+        return timer
 
     def next_time(self) -> float | None:
         return self._heap[0][0] if self._heap else None

@@ -64,10 +64,10 @@ class UnetWorker:
 
     def _offered(self, frontdoor: str) -> WorkerCredits:
         """Return the credits for a message to the frontdoor, with its own attempts only: it would stop others as those
-        of an earlier frontdoor. Among several frontdoors without the reserve, which would exceed the share of one."""
+        of an earlier frontdoor."""
         credits, fair = self.credits(), self.attempts.credits
         offered = fair.offered(frontdoor, credits.credit_count, self.attempts.held_counts())
-        reserve = 0 if fair.has_rivals(frontdoor) else credits.reserve_count
+        reserve = fair.reserve(frontdoor, credits.reserve_count)
         own = [held.describe() for held in self.attempts.running() if held.attempt.frontdoor_id == frontdoor]
         return replace(credits, credit_count=offered, reserve_count=reserve, attempts=tuple(own))
 

@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Protocol
 
 from pentimento.policies.credit_shares import ServedWork, credits_of
 from pentimento.policies.step_batching import ON_ITS_WAY_S
@@ -13,16 +14,34 @@ from pentimento.policies.step_batching import ON_ITS_WAY_S
 UNUSED_S = 5 * ON_ITS_WAY_S
 
 
+class Cancellable(Protocol):
+    """A call that is due later."""
+
+    def cancel(self) -> None: ...
+
+
+class Later(Protocol):
+    """Schedule calls, as an event loop or virtual time does."""
+
+    def __call__(self, delay_s: float, call: Callable[[str], None], frontdoor: str, /) -> Cancellable: ...
+
+
+def on_loop(delay_s: float, call: Callable[[str], None], frontdoor: str) -> Cancellable:
+    """Schedule a call on the running event loop."""
+    return asyncio.get_running_loop().call_later(delay_s, call, frontdoor)
+
+
 class FairCredits:
     """Track which frontdoors are awaited (see `credit_shares`). On the event loop only. `changed` is called when the
     credits of other frontdoors grow because one has no requests."""
 
-    def __init__(self, changed: Callable[[], None]) -> None:
+    def __init__(self, changed: Callable[[], None], later: Later = on_loop) -> None:
         self._changed = changed
+        self._later = later
         self._watching: Counter[str] = Counter()
         self._served = ServedWork()
         # Frontdoors that are awaited; with a timer while an offered credit is unused.
-        self._awaited: dict[str, asyncio.TimerHandle | None] = {}
+        self._awaited: dict[str, Cancellable | None] = {}
 
     @contextmanager
     def watching(self, frontdoor: str) -> Iterator[None]:
@@ -39,6 +58,10 @@ class FairCredits:
 
     def has_rivals(self, frontdoor: str) -> bool:
         return any(name != frontdoor for name in self._awaited)
+
+    def reserve(self, frontdoor: str, reserve_count: int) -> int:
+        """Return the reserve that the frontdoor is offered: none among several, which would exceed its share."""
+        return 0 if self.has_rivals(frontdoor) else reserve_count
 
     def allowed(self, frontdoor: str, credit_count: int, held: Mapping[str, int]) -> int:
         """Return the attempts that the frontdoor may hold, of `credit_count`."""
@@ -65,7 +88,7 @@ class FairCredits:
             timer.cancel()
             timer = None
         elif timer is None and is_unused:
-            timer = asyncio.get_running_loop().call_later(UNUSED_S, self._lapse, frontdoor)
+            timer = self._later(UNUSED_S, self._lapse, frontdoor)
         self._awaited[frontdoor] = timer
 
     def _lapse(self, frontdoor: str) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 
+from lab.simulator.agenda import Agenda
 from services.unet_worker.attempts.fair_credits import UNUSED_S, FairCredits
 
 
@@ -59,3 +60,16 @@ async def test_fair_credits_of_a_frontdoor_that_left_go_to_others() -> None:
         assert fair.offered("a", 4, {}) == 4
     fair.admit("b", 1.0)
     assert not fair.has_rivals("a")
+
+
+def test_fair_credits_lapse_in_virtual_time() -> None:
+    agenda = Agenda()
+    fair = FairCredits(lambda: None, agenda.later)
+    with fair.watching("a"), fair.watching("b"):
+        fair.admit("a", 1.0)
+        fair.admit("b", 1.0)
+        assert (fair.reserve("a", 2), fair.offered("a", 4, {"a": 1, "b": 2})) == (0, 2)
+        assert agenda.next_time() == UNUSED_S
+        lapse, frontdoor = agenda.pop()
+        lapse(frontdoor)
+        assert (fair.reserve("b", 2), fair.offered("b", 4, {"a": 1, "b": 2})) == (2, 3)
