@@ -1,7 +1,7 @@
 """Run one measurement from flags to file: checks, the running embedder, the file after each row, a table as text."""
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -19,11 +19,10 @@ from pentimento.files.documents import check_folder
 from pentimento.files.lines import read_prompts
 from pentimento.files.model_files import model_name
 from pentimento.profiles.catalogue import read_profiles, write_profiles
-from pentimento.profiles.document import ProfileKind
+from pentimento.profiles.document import Profile, ProfileKind
 from pentimento.rpc import open_channel
 from services.unet_worker.profiling.inputs import StudyInputs
 from services.unet_worker.profiling.settings import ProfileSettings
-from services.unet_worker.profiling.tables import described
 
 Found = TypeVar("Found")
 
@@ -121,7 +120,7 @@ def file_of(kind: ProfileKind, settings: ProfileSettings) -> Path:
 
 
 def measure_and_write(kind: ProfileKind, settings: ProfileSettings, inputs: StudyInputs) -> None:
-    """Measure, write the file after each row, and print its tables.
+    """Measure, write the file after each row, and print its rows.
 
     Raises InvalidArgument for a run to resume without its file, or with a file of another measurement.
     """
@@ -138,3 +137,20 @@ def measure_and_write(kind: ProfileKind, settings: ProfileSettings, inputs: Stud
         write_profiles(path, [profile])
         found[profile.key] = profile
     print("\n".join([str(path), *map(described, found.values())]), flush=True)
+
+
+def described(profile: Profile) -> str:
+    """Return a line for the profile, and one for each row: its place, and the value that each rule allows."""
+    of, asked = profile.of, profile.asked
+    names = (of.model, of.reference, *(adapter.name for adapter in of.adapters))
+    subject = ", ".join(dict.fromkeys(name for name in names if name))
+    steps = f"{profile.conditions.step_count} steps{_values(profile.measured.figures)}"
+    lines = [f"{profile.kind.value} of {subject}: {steps}, alpha {asked.alpha:g} by {asked.rule.value}"]
+    for row in profile.rows:
+        found = f"{row.kept} of {row.count} keep alpha{_values(row.figures)}"
+        lines.append(f"  {_values(row.at)[2:]}: {found}; allowed: {_values(row.allowed)[2:] or 'nothing'}")
+    return "\n".join(lines)
+
+
+def _values(named: Mapping[str, float]) -> str:
+    return "".join(f", {name} {value:g}" for name, value in named.items())
