@@ -180,6 +180,13 @@ class GenerationSpec:
         return plain_prompt(self.prompt, self.prompt_syntax)
 
 
+def promptless(
+    model: str, size_px: tuple[int, int], step_count: int, guidance_scale: float, scheduler: Scheduler | str
+) -> GenerationSpec:
+    """Return a request without prompts, of (width, height), for measurements."""
+    return GenerationSpec("", "", model, *size_px, step_count, guidance_scale, Scheduler(scheduler), seed=0)
+
+
 @dataclass(frozen=True)
 class SpecInput:
     """Bytes of a spec that are kept apart from it, by their place in it: "init_image.image"."""

@@ -21,7 +21,7 @@ from pentimento.diffusion.engine import (
 )
 from pentimento.diffusion.families import BatchKey, DiffusionModel
 from pentimento.domain.fleet import HeldModel
-from pentimento.domain.generation import Attempt, FromNoise, GenerationSpec, Route, Scheduler
+from pentimento.domain.generation import Attempt, FromNoise, Route, promptless
 from services.unet_worker.attempts.order import ExecuteOrder
 from services.unet_worker.attempts.runner import AttemptRunner
 
@@ -193,17 +193,8 @@ def _listed(sizes: tuple[int, ...]) -> str:
 
 async def warm_up(runner: AttemptRunner, held: HeldModel) -> None:
     """Run two guided steps at the model's default size, decode and encode. Raises the errors of a request."""
-    spec = GenerationSpec(
-        prompt="",
-        negative_prompt="",
-        model=held.model,
-        width_px=held.default_width_px,
-        height_px=held.default_height_px,
-        num_inference_steps=min(2, held.max_steps),
-        guidance_scale=2.0,
-        scheduler=Scheduler(held.schedulers[0]),
-        seed=0,
-    )
+    size_px = held.default_width_px, held.default_height_px
+    spec = promptless(held.model, size_px, min(2, held.max_steps), 2.0, held.schedulers[0])
     logger.info("generating a first image")
     route = Route("warm-up", FromNoise(), held.model, held.model_digest)
     attempt = Attempt("warm-up", 0, 0, "", 0, "")

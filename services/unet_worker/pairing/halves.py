@@ -22,7 +22,7 @@ from pentimento.domain.errors import (
     Unavailable,
 )
 from pentimento.domain.fleet import HeldModel
-from pentimento.domain.generation import Attempt, FromNoise, GenerationSpec, LoraSelection, Route, Scheduler
+from pentimento.domain.generation import Attempt, FromNoise, GenerationSpec, LoraSelection, Route, promptless
 from pentimento.domain.prompt_syntax import MAX_PROMPT_CHUNKS
 from pentimento.domain.reasons import Reason
 from pentimento.images import read_header
@@ -236,17 +236,7 @@ def stopping() -> Unavailable:
 
 def _spec_of(held: HeldModel, width_px: int, height_px: int, step_count: int) -> GenerationSpec:
     """Return a request of one row: without guidance, and without a prompt, which arrives as text states."""
-    return GenerationSpec(
-        prompt="",
-        negative_prompt="",
-        model=held.model,
-        width_px=width_px,
-        height_px=height_px,
-        num_inference_steps=step_count,
-        guidance_scale=1.0,
-        scheduler=Scheduler(held.schedulers[0]),
-        seed=0,
-    )
+    return promptless(held.model, (width_px, height_px), step_count, 1.0, held.schedulers[0])
 
 
 class OpenHalf(DenoisingListener):

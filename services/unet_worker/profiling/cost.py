@@ -16,7 +16,7 @@ from pentimento.diffusion.families import DiffusionModel
 from pentimento.diffusion.kernels import runs_kernels
 from pentimento.diffusion.profiling import ProfiledBatch, profile_batches, profile_size
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.generation import GenerationSpec
+from pentimento.domain.generation import GenerationSpec, promptless
 from pentimento.files.model_files import model_name
 from pentimento.profiles.costs import BatchProfile, ModelProfile
 from services.unet_worker.models.checkpoint_loading import compile_mode, denoiser_for, load_checkpoint
@@ -74,19 +74,8 @@ def _warmed(model: DiffusionModel, settings: ProfileSettings) -> Denoiser:
 
 
 def _specs(model: DiffusionModel, settings: ProfileSettings) -> Iterator[GenerationSpec]:
-    info = model.info
-    for (width_px, height_px), guidance in itertools.product(_sizes(model, settings), settings.guidance_scales):
-        yield GenerationSpec(
-            prompt="",
-            negative_prompt="",
-            model=settings.model.name,
-            width_px=width_px,
-            height_px=height_px,
-            num_inference_steps=settings.steps or STEPS,
-            guidance_scale=guidance,
-            scheduler=info.schedulers[0],
-            seed=0,
-        )
+    for size_px, guidance in itertools.product(_sizes(model, settings), settings.guidance_scales):
+        yield promptless(settings.model.name, size_px, settings.steps or STEPS, guidance, model.info.schedulers[0])
 
 
 def _sizes(model: DiffusionModel, settings: ProfileSettings) -> list[tuple[int, int]]:

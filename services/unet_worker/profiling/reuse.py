@@ -12,7 +12,7 @@ from pentimento.diffusion.engine import Denoiser
 from pentimento.diffusion.image_generation import BatchGenerator
 from pentimento.diffusion.model_registry import check_digest
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.generation import GenerationSpec
+from pentimento.domain.generation import promptless
 from pentimento.files.model_files import model_name
 from pentimento.profiles.document import (
     MeasuredAdapter,
@@ -49,17 +49,8 @@ def study_model(directory: Path, study: StudyRunSettings) -> StudyModel:
     model = load_checkpoint(directory, study.device, study.dtype, storage=study.weights)
     check_digest(directory, model.info.model_digest, "")
     info, (steps, guidance) = model.info, usual_of(directory, 0, -1.0)
-    spec = GenerationSpec(
-        prompt="",
-        negative_prompt="",
-        model=model_name(directory),
-        width_px=info.default_width_px,
-        height_px=info.default_height_px,
-        num_inference_steps=steps,
-        guidance_scale=guidance,
-        scheduler=info.schedulers[0],
-        seed=0,
-    )
+    size_px = info.default_width_px, info.default_height_px
+    spec = promptless(model_name(directory), size_px, steps, guidance, info.schedulers[0])
     return StudyModel(BatchGenerator(model, Denoiser(model), study.max_batch), spec)
 
 
