@@ -63,7 +63,7 @@ TRACE_S = 3_600.0
 RATES = {"azure": 2.0, "mooncake": 1.6, "gentd26": 0.9, "day": 1.5, "bursts": 1.0}
 # Targets and windows in seconds of the peers: the HPA's own window is 300 s.
 SETTINGS = {
-    "utilisation": ((0.3, 300.0), (0.4, 300.0), (0.5, 300.0)),
+    "utilisation": ((0.3, 300.0), (0.4, 300.0), (0.5, 300.0), (0.6, 300.0)),
     "queue": ((0.5, 300.0), (0.6, 300.0), (0.7, 300.0), (0.8, 300.0), (1.0, 300.0)),
 }
 # The share of device time that is to be saved.
