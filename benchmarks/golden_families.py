@@ -24,7 +24,12 @@ from lab.fixtures.checkpoints import (
     write_xl_checkpoint,
 )
 from lab.fixtures.diffusers_reference import Case, DiffusersReference
-from lab.fixtures.flow_checkpoints import write_flux_checkpoint, write_qwen_image_checkpoint, write_z_image_checkpoint
+from lab.fixtures.flow_checkpoints import (
+    write_flux_checkpoint,
+    write_klein_checkpoint,
+    write_qwen_image_checkpoint,
+    write_z_image_checkpoint,
+)
 from lab.fixtures.sana_checkpoints import write_sana_checkpoint
 from lab.fixtures.worker_process import worker_process
 from lab.fixtures.worker_under_test import WorkerUnderTest, await_serving, difference
@@ -47,6 +52,8 @@ RANDOM_CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
     "random-sd3": lambda path: write_flow_checkpoint(path, max_sequence_length=0),
     "random-flux-dev": lambda path: write_flux_checkpoint(path, size=(24, 40)),
     "random-flux-schnell": lambda path: write_flux_checkpoint(path, takes_scale=False),
+    "random-flux-2-klein": lambda path: write_klein_checkpoint(path, size=(24, 40)),
+    "random-flux-2-klein-base": lambda path: write_klein_checkpoint(path, is_distilled=False),
     "random-z-image": write_z_image_checkpoint,
     "random-qwen-image": write_qwen_image_checkpoint,
     "random-sana": write_sana_checkpoint,

@@ -30,6 +30,8 @@ _T5_ENCODER = _classes("transformers", "T5EncoderModel")
 _T5_TOKENIZER = _classes("transformers", "T5Tokenizer", "T5TokenizerFast")
 _QWEN_TOKENIZER = _classes("transformers", "Qwen2Tokenizer", "Qwen2TokenizerFast")
 _AUTOENCODER = _classes("diffusers", "AutoencoderKL", "AutoencoderTiny")
+_FLUX_2_TRANSFORMER = _classes("diffusers", "Flux2Transformer2DModel")
+_FLUX_2_AUTOENCODER = _classes("diffusers", "AutoencoderKLFlux2")
 _UNET = _classes("diffusers", "UNet2DConditionModel")
 _FLOW_SCHEDULER = _classes("diffusers", "FlowMatchEulerDiscreteScheduler")
 _DIFFUSION_SCHEDULER = _classes(
@@ -131,6 +133,23 @@ FLUX = Family(
     half="bfloat16",
 )
 
+FLUX_2_KLEIN = Family(
+    name="flux_2",
+    pipeline_classes=frozenset({"Flux2KleinPipeline", "Flux2KleinInpaintPipeline"}),
+    rules=ComponentRules(
+        required={
+            "transformer": _FLUX_2_TRANSFORMER,
+            "vae": _FLUX_2_AUTOENCODER,
+            "text_encoder": _classes("transformers", "Qwen3ForCausalLM"),
+            "tokenizer": _QWEN_TOKENIZER,
+            "scheduler": _FLOW_SCHEDULER,
+        },
+        settings=frozenset({"max_sequence_length", "is_distilled"}),
+    ),
+    adapter="pentimento.diffusion.families.flux_2.Flux2Klein",
+    half="bfloat16",
+)
+
 Z_IMAGE = Family(
     name="z_image",
     pipeline_classes=frozenset({"ZImagePipeline", "ZImageImg2ImgPipeline", "ZImageInpaintPipeline"}),
@@ -182,7 +201,7 @@ QWEN_IMAGE = Family(
     half="bfloat16",
 )
 
-FAMILIES = (STABLE_DIFFUSION, STABLE_DIFFUSION_XL, STABLE_DIFFUSION_3, FLUX, Z_IMAGE, SANA, QWEN_IMAGE)
+FAMILIES = (STABLE_DIFFUSION, STABLE_DIFFUSION_XL, STABLE_DIFFUSION_3, FLUX, FLUX_2_KLEIN, Z_IMAGE, SANA, QWEN_IMAGE)
 
 
 def check_checkpoint(model: Path) -> Checkpoint:

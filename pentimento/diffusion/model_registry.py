@@ -72,6 +72,8 @@ _CONSISTENCY, _MERGED = UsualSettings(4, 1.0), UsualSettings(8, 1.0)
 # FLUX.1 dev (its network takes the scale as an input) and schnell, from their model cards.
 _FLUX_DEV = UsualSettings(28, 3.5, guidance_distilled=True)
 _FLUX_SCHNELL = UsualSettings(4, 0.0, guidance_distilled=True)
+# FLUX.2 [klein] and its base, from their model cards.
+_KLEIN, _KLEIN_BASE = UsualSettings(4, 1.0, guidance_distilled=True), UsualSettings(50, 4.0)
 _Z_IMAGE, _Z_IMAGE_TURBO = UsualSettings(50, 5.0), UsualSettings(8, 0.0)
 _CONSISTENCY_SCHEDULERS = ("LCMScheduler", "TCDScheduler")
 _CONSISTENCY_NAME = re.compile(r"(?<![a-z])lcm(?![a-z])")
@@ -90,6 +92,8 @@ def usual_settings(model: Path) -> UsualSettings:
         return _stored(directory / name) or (published.configs.get(name, {}) if published else {})
 
     pipeline = str(index.get("_class_name", ""))
+    if pipeline.startswith("Flux2Klein"):
+        return _KLEIN if index.get("is_distilled") else _KLEIN_BASE
     if pipeline.startswith("Flux"):
         return _FLUX_DEV if config("transformer/config.json").get("guidance_embeds") else _FLUX_SCHNELL
     names = " ".join(_names(directory, index)).lower()

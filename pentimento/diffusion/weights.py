@@ -40,6 +40,7 @@ NETWORKS = {
     "UNet2DConditionModel": ("diffusers.models.unets.unet_2d_condition", "UNet2DConditionModel"),
     "SD3Transformer2DModel": ("diffusers.models.transformers.transformer_sd3", "SD3Transformer2DModel"),
     "FluxTransformer2DModel": ("diffusers.models.transformers.transformer_flux", "FluxTransformer2DModel"),
+    "Flux2Transformer2DModel": ("diffusers.models.transformers.transformer_flux2", "Flux2Transformer2DModel"),
     "ZImageTransformer2DModel": ("diffusers.models.transformers.transformer_z_image", "ZImageTransformer2DModel"),
     "SanaTransformer2DModel": ("diffusers.models.transformers.sana_transformer", "SanaTransformer2DModel"),
     "QwenImageTransformer2DModel": (
@@ -50,6 +51,7 @@ NETWORKS = {
     "ControlNetUnionModel": ("diffusers.models.controlnets.controlnet_union", "ControlNetUnionModel"),
     "SD3ControlNetModel": ("diffusers.models.controlnets.controlnet_sd3", "SD3ControlNetModel"),
     "AutoencoderKL": ("diffusers.models.autoencoders.autoencoder_kl", "AutoencoderKL"),
+    "AutoencoderKLFlux2": ("diffusers.models.autoencoders.autoencoder_kl_flux2", "AutoencoderKLFlux2"),
     "AutoencoderDC": ("diffusers.models.autoencoders.autoencoder_dc", "AutoencoderDC"),
     "AutoencoderKLQwenImage": (
         "diffusers.models.autoencoders.autoencoder_kl_qwenimage",
@@ -65,6 +67,8 @@ NETWORKS = {
         "Qwen2_5_VLForConditionalGeneration",
     ),
     "Qwen3Model": ("transformers.models.qwen3.modeling_qwen3", "Qwen3Model"),
+    # Without the layer that predicts words.
+    "Qwen3ForCausalLM": ("transformers.models.qwen3.modeling_qwen3", "Qwen3Model"),
     "T5EncoderModel": ("transformers.models.t5.modeling_t5", "T5EncoderModel"),
     "DPTForDepthEstimation": ("transformers.models.dpt.modeling_dpt", "DPTForDepthEstimation"),
     "DepthAnythingForDepthEstimation": (
@@ -77,6 +81,7 @@ _CLIP_TEXT = {"CLIPTextModel": False, "CLIPTextModelWithProjection": True}
 _TRANSFORMERS_KEYS = {
     "T5EncoderModel": T5_KEYS,
     "Qwen3Model": QWEN3_KEYS,
+    "Qwen3ForCausalLM": QWEN3_KEYS,
     "CLIPVisionModelWithProjection": CLIP_VISION_KEYS,
     "DPTForDepthEstimation": DEPTH_KEYS,
     "DepthAnythingForDepthEstimation": DEPTH_KEYS,

@@ -28,6 +28,7 @@ ADAPTED_FAMILIES = (
     "stable_diffusion_xl",
     "stable_diffusion_3",
     "flux",
+    "flux_2",
     "z_image",
     "sana",
     "qwen_image",

@@ -129,12 +129,16 @@ class Autoencoder:
         `generator`."""
         taken = pixels.to(self._device, self._module.dtype)
         encoded = self._module.encode(taken.unsqueeze(2) if self._makes_films else taken)
-        latent = encoded.latent_dist.sample(generator) if hasattr(encoded, "latent_dist") else encoded[0]
-        latent = latent.squeeze(2) if self._makes_films else latent
+        latent = self._drawn(encoded, generator)
         scale = self._scale
         shift = 0.0 if unshifted else scale.shift
         normalised: Tensor = (latent.to(self._dtype) - shift) * scale.scale / scale.deviation
         return normalised
+
+    def _drawn(self, encoded: Any, generator: torch.Generator) -> Tensor:
+        """Return the latent of the module's output, before its normalisation."""
+        latent: Tensor = encoded.latent_dist.sample(generator) if hasattr(encoded, "latent_dist") else encoded[0]
+        return latent.squeeze(2) if self._makes_films else latent
 
     def tile(self, side_px: int) -> None:
         """Decode images with a longer side in tiles of about that side; 0: whole. Raises ValueError for a side without
@@ -152,12 +156,16 @@ class Autoencoder:
 
     def _decoded(self, latent: Tensor) -> Tensor:
         scale = self._scale
-        own = latent.to(self._module.dtype) * scale.deviation / scale.scale + scale.shift
+        own = self._taken(latent.to(self._module.dtype) * scale.deviation / scale.scale + scale.shift)
         if self._pass is not None and self._pass.is_fused:
             behind = self._module.post_quant_conv
             return self._pass(own if behind is None else behind(own))
         pixels: Tensor = self._module.decode(own.unsqueeze(2) if self._makes_films else own, return_dict=False)[0]
         return pixels.squeeze(2) if self._makes_films else pixels
+
+    def _taken(self, latent: Tensor) -> Tensor:
+        """Return a latent without its normalisation as the module takes it."""
+        return latent
 
     @property
     def decoder(self) -> torch.nn.Module:

@@ -180,10 +180,13 @@ def stated_size_px(checkpoint: Checkpoint, factor: int, multiple: int) -> tuple[
     return max(width - width % multiple, multiple), max(height - height % multiple, multiple)
 
 
-def with_even_levels(configs: Mapping[Scheduler, SchedulerConfig]) -> dict[Scheduler, SchedulerConfig]:
+def with_even_levels(
+    configs: Mapping[Scheduler, SchedulerConfig], *, shifts_by_steps: bool = False
+) -> dict[Scheduler, SchedulerConfig]:
     """Return the schedulers with levels that a pipeline passes: evenly from 1 to 1/steps, before any shift."""
     flows = {name: config for name, config in configs.items() if isinstance(config, FlowConfig)}
-    return {name: replace(config, even_levels=True) for name, config in flows.items()}
+    changes = {"even_levels": True, "shifts_by_steps": shifts_by_steps}
+    return {name: replace(config, **changes) for name, config in flows.items()}
 
 
 def check_width(checkpoint: Checkpoint, denoiser: str, what: str, taken: int, made: int) -> None:

@@ -82,6 +82,30 @@ _FLUX_SINGLE = {
     "linear2": ("proj_out",),
     "modulation.lin": ("norm.linear",),
 }
+_TIMES_2 = "time_guidance_embed.timestep_embedder.linear_"
+_GUIDANCE_2 = "time_guidance_embed.guidance_embedder.linear_"
+_MODULATIONS = ("double_stream_modulation_img", "double_stream_modulation_txt", "single_stream_modulation")
+_FLUX_2 = {
+    **_OUTPUT,
+    "img_in": ("x_embedder",),
+    "txt_in": ("context_embedder",),
+    "time_in.in_layer": (f"{_TIMES_2}1",),
+    "time_in.out_layer": (f"{_TIMES_2}2",),
+    "guidance_in.in_layer": (f"{_GUIDANCE_2}1",),
+    "guidance_in.out_layer": (f"{_GUIDANCE_2}2",),
+    **{f"{name}.lin": (f"{name}.linear",) for name in _MODULATIONS},
+}
+_FLUX_2_BLOCK = {
+    "img_attn.qkv": _QKV,
+    "txt_attn.qkv": _ADDED_QKV,
+    "img_attn.proj": ("attn.to_out.0",),
+    "txt_attn.proj": ("attn.to_add_out",),
+    "img_mlp.0": ("ff.linear_in",),
+    "img_mlp.2": ("ff.linear_out",),
+    "txt_mlp.0": ("ff_context.linear_in",),
+    "txt_mlp.2": ("ff_context.linear_out",),
+}
+_FLUX_2_SINGLE = {"linear1": ("attn.to_qkv_mlp_proj",), "linear2": ("attn.to_out",)}
 # Keys are modules that only one network has. Values are the names of blocks, the release's and diffusers', with the
 # layers inside.
 _RELEASES = {
@@ -90,6 +114,11 @@ _RELEASES = {
         ("", "", _FLUX),
         ("double_blocks.{}.", "transformer_blocks.{}.", _FLUX_BLOCK),
         ("single_blocks.{}.", "single_transformer_blocks.{}.", _FLUX_SINGLE),
+    ),
+    "single_transformer_blocks.0.attn.to_qkv_mlp_proj": (
+        ("", "", _FLUX_2),
+        ("double_blocks.{}.", "transformer_blocks.{}.", _FLUX_2_BLOCK),
+        ("single_blocks.{}.", "single_transformer_blocks.{}.", _FLUX_2_SINGLE),
     ),
 }
 _BLOCK = re.compile(r"(?:single_)?transformer_blocks\.(\d+)\.")

@@ -82,7 +82,8 @@ class FlowConfig:
     `image_tokens` tokens. With `shift_terminal` the levels are then stretched to end there.
 
     `even_levels` are spaced from 1 to 1/steps before the shift, as the pipelines of some families pass them; otherwise
-    they end at the last trained timestep."""
+    they end at the last trained timestep. With `shifts_by_steps` the shift by size follows FLUX.2's fit, which also
+    depends on the number of steps, and not the configured bounds."""
 
     scheduler: Scheduler = Scheduler.FLOW_MATCH_EULER
     num_train_timesteps: int = 1000
@@ -96,12 +97,27 @@ class FlowConfig:
     shift_terminal: float | None = None
     even_levels: bool = False
     image_tokens: int = 0
+    shifts_by_steps: bool = False
 
-    @property
-    def size_shift(self) -> float:
+    def size_shift(self, step_count: int) -> float:
         """Return the shift of the image's size: linear in its tokens, as diffusers' pipelines compute it."""
+        if self.shifts_by_steps:
+            return _fitted_shift(self.image_tokens, step_count)
         slope = (self.max_shift - self.base_shift) / (self.max_image_seq_len - self.base_image_seq_len)
         return self.image_tokens * slope + (self.base_shift - slope * self.base_image_seq_len)
+
+
+# Slope and offset of FLUX.2's shift by tokens for 10 and for 200 steps; beyond the third number the latter holds for
+# all (`compute_empirical_mu` in diffusers).
+_SHIFT_AT_10, _SHIFT_AT_200, _MOST_FITTED_TOKENS = (8.73809524e-05, 1.89833333), (0.00016927, 0.45666666), 4300
+
+
+def _fitted_shift(image_tokens: int, step_count: int) -> float:
+    at_10, at_200 = (slope * image_tokens + offset for slope, offset in (_SHIFT_AT_10, _SHIFT_AT_200))
+    if image_tokens > _MOST_FITTED_TOKENS:
+        return at_200
+    slope = (at_200 - at_10) / 190.0
+    return slope * step_count + (at_200 - 200.0 * slope)
 
 
 SchedulerConfig = DiffusionConfig | FlowConfig

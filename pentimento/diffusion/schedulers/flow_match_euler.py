@@ -102,7 +102,7 @@ def _shifted(levels: Levels, config: FlowConfig) -> Levels:
 
 def _shifted_by_size(levels: Levels, config: FlowConfig) -> Levels:
     """Return the levels shifted the further towards noise, the larger the image is."""
-    strength = config.size_shift
+    strength = config.size_shift(len(levels))
     if config.time_shift_type is TimeShift.EXPONENTIAL:
         strength = math.exp(strength)
     shifted: Levels = strength / (strength + (1 / levels - 1))

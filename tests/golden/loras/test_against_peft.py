@@ -10,7 +10,12 @@ import torch
 
 from lab.fixtures.checkpoints import write_checkpoint, write_flow_checkpoint, write_xl_checkpoint
 from lab.fixtures.diffusers_reference import Case
-from lab.fixtures.flow_checkpoints import write_flux_checkpoint, write_qwen_image_checkpoint, write_z_image_checkpoint
+from lab.fixtures.flow_checkpoints import (
+    write_flux_checkpoint,
+    write_klein_checkpoint,
+    write_qwen_image_checkpoint,
+    write_z_image_checkpoint,
+)
 from lab.fixtures.lora_files import EVERYWHERE, random_factors, write_diffusers_lora, write_original_lora
 from lab.fixtures.lora_reference import (
     WeightedFile,
@@ -36,6 +41,7 @@ FAMILIES: dict[str, tuple[Callable[[Path], Path], Scheduler]] = {
     "XL": (write_xl_checkpoint, Scheduler.EULER),
     "flow": (write_flow_checkpoint, Scheduler.FLOW_MATCH_EULER),
     "FLUX": (write_flux_checkpoint, Scheduler.FLOW_MATCH_EULER),
+    "FLUX.2": (partial(write_klein_checkpoint, is_distilled=False), Scheduler.FLOW_MATCH_EULER),
     "Z-Image": (write_z_image_checkpoint, Scheduler.FLOW_MATCH_EULER),
     "Qwen-Image": (write_qwen_image_checkpoint, Scheduler.FLOW_MATCH_EULER),
     "SANA": (write_sana_checkpoint, Scheduler.FLOW_DPM_SOLVER_PP_2M),

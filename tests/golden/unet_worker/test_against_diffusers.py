@@ -18,7 +18,12 @@ from lab.fixtures.checkpoints import (
     write_xl_checkpoint,
 )
 from lab.fixtures.diffusers_reference import Case
-from lab.fixtures.flow_checkpoints import write_flux_checkpoint, write_qwen_image_checkpoint, write_z_image_checkpoint
+from lab.fixtures.flow_checkpoints import (
+    write_flux_checkpoint,
+    write_klein_checkpoint,
+    write_qwen_image_checkpoint,
+    write_z_image_checkpoint,
+)
 from lab.fixtures.sana_checkpoints import write_sana_checkpoint
 from pentimento.domain.generation import Scheduler
 from tests.golden.unet_worker.comparison import compare
@@ -115,6 +120,9 @@ async def test_final_latents_of_flux_equal_those_of_diffusers(kind: str, tmp_pat
 
 
 WITH_LANGUAGE_MODELS: dict[str, Callable[[Path], Path]] = {
+    "FLUX.2 [klein], an odd size": partial(write_klein_checkpoint, size=(24, 40)),
+    "FLUX.2 [klein]'s base": partial(write_klein_checkpoint, is_distilled=False),
+    "FLUX.2 [klein]'s base, half precision": partial(write_klein_checkpoint, is_distilled=False, half=True),
     "Z-Image, an odd size": partial(write_z_image_checkpoint, size=(24, 40)),
     "Z-Image, half precision": partial(write_z_image_checkpoint, half=True),
     "Qwen-Image, an odd size": partial(write_qwen_image_checkpoint, size=(24, 40)),

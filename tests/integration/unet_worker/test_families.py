@@ -15,7 +15,12 @@ from lab.fixtures.checkpoints import SIDE_PX, write_flow_checkpoint, write_flow_
 from lab.fixtures.controlled_generation import ControlledByDiffusers, ControlledCase, conditions_for
 from lab.fixtures.controlnet_serving import ControlledByService, controlled_by_service
 from lab.fixtures.diffusers_reference import Case
-from lab.fixtures.flow_checkpoints import write_flux_checkpoint, write_qwen_image_checkpoint, write_z_image_checkpoint
+from lab.fixtures.flow_checkpoints import (
+    write_flux_checkpoint,
+    write_klein_checkpoint,
+    write_qwen_image_checkpoint,
+    write_z_image_checkpoint,
+)
 from lab.fixtures.sana_checkpoints import write_sana_checkpoint
 from pentimento.diffusion.controlnets import ControlSetting
 from pentimento.domain.errors import InvalidArgument, NotFound
@@ -29,6 +34,7 @@ FAMILIES: dict[str, tuple[Callable[[Path], Path], NoiseForm]] = {
     "stable_diffusion_xl": (write_xl_checkpoint, NoiseForm.VARIANCE_PRESERVING),
     "stable_diffusion_3": (write_flow_checkpoint, NoiseForm.FLOW_MATCHING),
     "flux": (write_flux_checkpoint, NoiseForm.FLOW_MATCHING),
+    "flux_2": (partial(write_klein_checkpoint, is_distilled=False), NoiseForm.FLOW_MATCHING),
     "z_image": (write_z_image_checkpoint, NoiseForm.FLOW_MATCHING),
     "qwen_image": (write_qwen_image_checkpoint, NoiseForm.FLOW_MATCHING),
     # Its own solver restarts at the first order, so a resumed image differs.

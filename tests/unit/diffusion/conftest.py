@@ -4,7 +4,12 @@ from pathlib import Path
 import pytest
 
 from lab.fixtures.checkpoints import write_checkpoint, write_flow_checkpoint, write_xl_checkpoint
-from lab.fixtures.flow_checkpoints import write_flux_checkpoint, write_qwen_image_checkpoint, write_z_image_checkpoint
+from lab.fixtures.flow_checkpoints import (
+    write_flux_checkpoint,
+    write_klein_checkpoint,
+    write_qwen_image_checkpoint,
+    write_z_image_checkpoint,
+)
 from lab.fixtures.sana_checkpoints import write_sana_checkpoint
 from pentimento.diffusion.families import DiffusionModel
 from tests.unit.diffusion.specs import load
@@ -28,6 +33,11 @@ def flow_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def flux_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_flux_checkpoint(tmp_path_factory.mktemp("checkpoints") / "flux")
+
+
+@pytest.fixture(scope="session")
+def klein_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_klein_checkpoint(tmp_path_factory.mktemp("checkpoints") / "klein")
 
 
 @pytest.fixture(scope="session")

@@ -101,6 +101,21 @@ def lack_a_tensor(model: Path) -> None:
     save_file(tensors, model / UNET)
 
 
+def statistics_of(variance: float | None) -> Damage:
+    """Set the first variance of an autoencoder's latents; None: the file has no statistics."""
+
+    def damage(model: Path) -> None:
+        path = model / "vae/diffusion_pytorch_model.safetensors"
+        tensors = load_file(path)
+        if variance is None:
+            del tensors["bn.running_mean"], tensors["bn.running_var"]
+        else:
+            tensors["bn.running_var"][0] = variance
+        save_file(tensors, path)
+
+    return damage
+
+
 def put_part_of(model: Path, other: Path, part: str) -> None:
     shutil.rmtree(model / part)
     shutil.copytree(other / part, model / part)

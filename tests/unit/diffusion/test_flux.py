@@ -103,6 +103,7 @@ def test_families_trained_in_bfloat16_have_it_on_a_gpu() -> None:
 
     assert {name for name, half in halves.items() if half is torch.bfloat16} == {
         "flux",
+        "flux_2",
         "qwen_image",
         "sana",
         "z_image",

@@ -217,6 +217,20 @@ def test_flux_defaults_are_those_of_its_model_cards(
     assert not found.is_guided(found.guidance_scale)
 
 
+@pytest.mark.parametrize(("is_distilled", "usual"), [(True, (4, 1.0)), (False, (50, 4.0)), (None, (50, 4.0))])
+def test_klein_defaults_are_those_of_its_model_cards(
+    is_distilled: bool | None, usual: tuple[int, float], tmp_path: Path
+) -> None:
+    directory = written(tmp_path / "FLUX.2-klein-4B", "Flux2KleinPipeline")
+    stated = {} if is_distilled is None else {"is_distilled": is_distilled}
+    (directory / "model_index.json").write_text(json.dumps({"_class_name": "Flux2KleinPipeline", **stated}))
+
+    found = usual_settings(directory)
+
+    assert (found.steps, found.guidance_scale) == usual
+    assert found.is_guided(found.guidance_scale) is not bool(is_distilled)
+
+
 @pytest.mark.parametrize(("name", "usual"), [("z-image", (50, 5.0)), ("Z-Image-Turbo", (8, 0.0))])
 def test_z_image_turbo_is_known_by_its_name(name: str, usual: tuple[int, float], tmp_path: Path) -> None:
     assert usual_settings(written(tmp_path / name, "ZImagePipeline")) == UsualSettings(*usual)

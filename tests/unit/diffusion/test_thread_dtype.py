@@ -11,7 +11,12 @@ import pytest
 import torch
 
 from lab.fixtures.checkpoints import write_checkpoint, write_flow_checkpoint, write_xl_checkpoint
-from lab.fixtures.flow_checkpoints import write_flux_checkpoint, write_qwen_image_checkpoint, write_z_image_checkpoint
+from lab.fixtures.flow_checkpoints import (
+    write_flux_checkpoint,
+    write_klein_checkpoint,
+    write_qwen_image_checkpoint,
+    write_z_image_checkpoint,
+)
 from lab.fixtures.sana_checkpoints import write_sana_checkpoint
 from pentimento.diffusion import thread_dtype, weights
 from pentimento.diffusion.allow_list import check_checkpoint
@@ -67,6 +72,7 @@ def default_dtype(dtype: torch.dtype, *_: Any) -> Iterator[None]:
         pytest.param(write_xl_checkpoint, id="xl"),
         pytest.param(lambda path: write_flow_checkpoint(path, t5=True), id="sd3"),
         pytest.param(write_flux_checkpoint, id="flux"),
+        pytest.param(write_klein_checkpoint, id="flux-2"),
         pytest.param(write_z_image_checkpoint, id="z-image"),
         pytest.param(write_qwen_image_checkpoint, id="qwen-image"),
         pytest.param(write_sana_checkpoint, id="sana"),

@@ -19,7 +19,9 @@ LARGEST_LAYER = 514 * 24 * 4
 
 
 @pytest.mark.parametrize("storage", [WeightStorage.FULL, WeightStorage.INT8])
-@pytest.mark.parametrize("fixture", ["checkpoint", "flow_checkpoint", "flux_checkpoint", "z_image_checkpoint"])
+@pytest.mark.parametrize(
+    "fixture", ["checkpoint", "flow_checkpoint", "flux_checkpoint", "klein_checkpoint", "z_image_checkpoint"]
+)
 def test_needed_bytes_are_those_of_loaded_weights(
     fixture: str, storage: WeightStorage, request: pytest.FixtureRequest
 ) -> None:

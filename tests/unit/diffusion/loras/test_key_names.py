@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from diffusers.loaders.single_file_utils import (
+    convert_flux2_transformer_checkpoint_to_diffusers,
     convert_flux_transformer_checkpoint_to_diffusers,
     convert_sd3_transformer_checkpoint_to_diffusers,
 )
@@ -20,6 +21,7 @@ from pentimento.diffusion.loras.patching import WeightPatch
 from pentimento.diffusion.prompts import PromptMemo
 from tests.unit.diffusion.loras.made_loras import LAYER, pair
 from tests.unit.diffusion.loras.test_reading import assert_same_deltas, deltas, product
+from tests.unit.diffusion.specs import load
 
 F32 = torch.float32
 QKV = "joint_blocks.0.x_block.attn.qkv"
@@ -66,6 +68,20 @@ def test_names_of_fluxs_release_are_the_layers_of_diffusers_converter(tmp_path: 
     converted = convert_flux_transformer_checkpoint_to_diffusers(weights)
 
     wanted = {f"transformer.{name}": converted[f"{name}.weight"] for name in modules}
+    assert_same_deltas(deltas(read_lora(file, base, F32)), wanted)
+
+
+@pytest.mark.parametrize("prefix", ["lora_unet_", "diffusion_model."])
+def test_names_of_flux_2s_release_are_the_layers_of_diffusers_converter(
+    prefix: str, klein_checkpoint: Path, tmp_path: Path
+) -> None:
+    model = load(klein_checkpoint)
+    base = layers_of(model.info.family, model.adaptable)
+    file, weights = write_original_lora(tmp_path / "it.safetensors", base, prefix)
+
+    converted = convert_flux2_transformer_checkpoint_to_diffusers(weights)
+
+    wanted = {f"transformer.{name}": converted[f"{name}.weight"] for name in base.shapes["transformer"]}
     assert_same_deltas(deltas(read_lora(file, base, F32)), wanted)
 
 

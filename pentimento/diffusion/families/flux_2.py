@@ -1,0 +1,164 @@
+"""Serve FLUX.2 (Black Forest Labs 2025): a transformer over patches of latents and the states of a language model's
+middle layers, trained by flow matching.
+
+FLUX.2 [klein] has Qwen3 as its language model. It is distilled to four steps: one row gives an image, and the guidance
+scale has no effect. Its base is not distilled: guidance takes two rows.
+
+A latent has the form of the network's tokens: patches of 2x2 cells of the autoencoder's latent, normalised by the
+statistics of its BatchNorm layer."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pixel_shuffle, pixel_unshuffle
+
+from pentimento.diffusion.checkpoint import BadCheckpoint, Checkpoint
+from pentimento.diffusion.families.adapters import adapted
+from pentimento.diffusion.families.autoencoder import Autoencoder, LatentScale
+from pentimento.diffusion.families.base import (
+    DigestsLater,
+    FlowFamily,
+    check_width,
+    load_schedulers,
+    refuse_skip,
+    stated_size_px,
+    with_even_levels,
+)
+from pentimento.diffusion.families.model import Conditioning, DenoiserInput, LoadedModelInfo, PromptStates
+from pentimento.diffusion.families.packing import CELLS_OF_TOKEN, PACKED_SIDE
+from pentimento.diffusion.families.row_kernels import RowKernels
+from pentimento.diffusion.families.texts import PromptTokenizer
+from pentimento.diffusion.schedulers import FLOW_SCHEDULERS
+from pentimento.diffusion.weights import load_components
+
+# Tokens of a prompt in diffusers' pipelines; padding counts, the network sees it.
+_TEXT_TOKENS = 512
+# The layers of Qwen3 whose states are the text, and the chat template of its tokenizer without thinking, written out:
+# templates of a checkpoint are programs, which are not run.
+_QWEN3_LAYERS = (9, 18, 27)
+_QWEN3_TEMPLATE = "<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+# The network takes times between 0 and 1, for any number of training timesteps.
+_TIME_UNIT = 1000
+# A position is a number of the image, its row, its column, and the number of a text token.
+_AXIS_COUNT = 4
+
+
+class Flux2Klein(FlowFamily):
+    """Adapt diffusers' modules of this family to the engine. Prompts have `token_limit` tokens."""
+
+    def __init__(self, checkpoint: Checkpoint, digests: DigestsLater, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__(device, dtype)
+        self._schedulers = with_even_levels(load_schedulers(checkpoint, FLOW_SCHEDULERS), shifts_by_steps=True)
+        _check_patches(checkpoint)
+        parts = load_components(checkpoint, device, dtype)
+        self._tokenizer = PromptTokenizer(parts["tokenizer"])
+        self._encoder: Any = parts["text_encoder"]
+        self.token_limit = int(checkpoint.settings.get("max_sequence_length", _TEXT_TOKENS))
+        self._hold_parts(parts, "transformer")
+        _check_shapes(checkpoint, parts, self._encoder.config)
+        self._kernels = RowKernels(self.denoiser)
+        self._decode_with(PatchAutoencoder(parts["vae"], device, dtype))
+        self._autoencoder.check_channels(checkpoint.directory, self.denoiser.config)
+        self.info = self._describe(checkpoint, digests)
+
+    def _describe(self, checkpoint: Checkpoint, later: DigestsLater) -> LoadedModelInfo:
+        multiple = self._autoencoder.factor
+        size_px = stated_size_px(checkpoint, multiple // PACKED_SIDE, multiple)
+        distilled = bool(checkpoint.settings.get("is_distilled", False))
+        return self._described("flux_2", size_px, multiple, later, guidance_distilled=distilled, computes_alone=True)
+
+    def encode_prompt(self, prompt: str, *, negative: bool = False, clip_skip: int = 0) -> PromptStates:
+        refuse_skip(clip_skip)
+        tokens, truncated = self._tokenizer.padded(_QWEN3_TEMPLATE.format(prompt=prompt), self.token_limit)
+        output = self._encoder(
+            input_ids=tokens.input_ids.to(self.device),
+            attention_mask=tokens.attention_mask.to(self.device),
+            output_hidden_states=True,
+            use_cache=False,
+        )
+        states = torch.cat([output.hidden_states[layer] for layer in _QWEN3_LAYERS], dim=-1)
+        return PromptStates(Conditioning(states.to(self.dtype)), truncated)
+
+    def predict(self, inputs: DenoiserInput) -> Tensor:
+        """Return the prediction of every row, shaped as the latents."""
+        texts = inputs.conditioning
+        row_count, _, height, width = inputs.latents.shape
+        with self._kernels.held(inputs), adapted(self.denoiser, inputs.adapters):
+            tokens: Tensor = self.denoiser(
+                hidden_states=inputs.latents.flatten(2).transpose(1, 2),
+                timestep=inputs.timesteps.expand(row_count).to(self.dtype) / _TIME_UNIT,
+                guidance=texts.guidance,
+                encoder_hidden_states=texts.states,
+                txt_ids=_text_positions(texts.states.shape[1], self.device),
+                img_ids=_image_positions(height, width, self.device),
+                return_dict=False,
+            )[0]
+        return tokens.transpose(1, 2).reshape(inputs.latents.shape)
+
+
+class PatchAutoencoder(Autoencoder):
+    """Wrap an AutoencoderKLFlux2: a cell of its latents here is a patch of 2x2 cells there. Raises BadCheckpoint for
+    statistics that are no numbers."""
+
+    def __init__(self, module: Any, device: torch.device, dtype: torch.dtype) -> None:
+        shape = (1, -1, 1, 1)
+        deviation = torch.sqrt(module.bn.running_var.view(shape) + module.config.batch_norm_eps)
+        scale = LatentScale(1.0, module.bn.running_mean.view(shape).to(dtype), deviation.to(dtype))
+        for name, values in (("running_mean", scale.shift), ("running_var", scale.deviation)):
+            assert isinstance(values, Tensor)
+            if not values.isfinite().all():
+                raise BadCheckpoint(f"vae: bn.{name} has a value that is no number")
+        super().__init__(module, scale, device, dtype)
+        self.factor *= PACKED_SIDE
+        self._latent_channels *= CELLS_OF_TOKEN
+
+    def _drawn(self, encoded: Any, generator: torch.Generator) -> Tensor:
+        # diffusers' pipelines of this family take the mode and draw nothing.
+        return pixel_unshuffle(encoded.latent_dist.mode(), PACKED_SIDE)
+
+    def _taken(self, latent: Tensor) -> Tensor:
+        return pixel_shuffle(latent, PACKED_SIDE)
+
+
+def _text_positions(count: int, device: torch.device) -> Tensor:
+    """Return the positions of text tokens, (count, 4). Computed on the device: a recorded pass must not copy from the
+    host."""
+    places = torch.zeros(count, _AXIS_COUNT, device=device)
+    places[:, 3] += torch.arange(count, device=device)
+    return places
+
+
+def _image_positions(height: int, width: int, device: torch.device) -> Tensor:
+    """Return the positions of an image's tokens, (height * width, 4)."""
+    places = torch.zeros(height, width, _AXIS_COUNT, device=device)
+    places[..., 1] += torch.arange(height, device=device)[:, None]
+    places[..., 2] += torch.arange(width, device=device)
+    return places.flatten(0, 1)
+
+
+def _check_patches(checkpoint: Checkpoint) -> None:
+    """Raise BadCheckpoint for other patches. Before loading: the statistics have memory for every cell of one."""
+    for component, wanted in (("transformer", 1), ("vae", [PACKED_SIDE, PACKED_SIDE])):
+        found = checkpoint.config(component).get("patch_size", wanted)
+        if found != wanted:
+            path = checkpoint.component_directory(component) / "config.json"
+            raise BadCheckpoint(f"{path}: patch_size must be {wanted}, got {str(found)[:60]}")
+
+
+def _check_shapes(checkpoint: Checkpoint, parts: Mapping[str, Any], encoder_config: Any) -> None:
+    """Raise BadCheckpoint for a transformer of other positions or text widths, or a language model with too few
+    layers."""
+    config = parts["transformer"].config
+    path = checkpoint.component_directory("transformer") / "config.json"
+    axes, head = config.axes_dims_rope, config.attention_head_dim
+    if len(axes) != _AXIS_COUNT or any(axis % 2 for axis in axes) or sum(axes) != head:
+        stated = f"axes_dims_rope={list(axes)[:8]}"
+        raise BadCheckpoint(f"{path}: {stated} must be four even numbers that sum to attention_head_dim={head}")
+    if encoder_config.num_hidden_layers < _QWEN3_LAYERS[-1]:
+        path = checkpoint.component_directory("text_encoder") / "config.json"
+        stated = f"num_hidden_layers={encoder_config.num_hidden_layers}"
+        raise BadCheckpoint(f"{path}: {stated} must be at least {_QWEN3_LAYERS[-1]}")
+    made = len(_QWEN3_LAYERS) * encoder_config.hidden_size
+    check_width(checkpoint, "transformer", "text states", config.joint_attention_dim, made)

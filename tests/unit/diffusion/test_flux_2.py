@@ -1,0 +1,150 @@
+"""FLUX.2 in the step engine: batches of mixed steps and starts, patched latents, a schedule by size and steps."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import AutoencoderKLFlux2, FlowMatchEulerDiscreteScheduler, Flux2KleinPipeline
+from diffusers.pipelines.flux2.pipeline_flux2 import compute_empirical_mu
+
+from lab.fixtures.checkpoints import SIDE_PX
+from lab.fixtures.flow_checkpoints import FLUX_2_TOKENS, write_klein_checkpoint
+from pentimento.diffusion.denoising import DenoisingRequest, ImageStart, LatentStart, NoiseStart, schedule_for
+from pentimento.diffusion.families import DiffusionModel
+from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.generation import Scheduler
+from pentimento.domain.prompt_syntax import PromptSyntax, parse_prompt
+from tests.unit.diffusion.engine.loops import Loop
+from tests.unit.diffusion.specs import denoise, load, spec_with
+
+FLOW = spec_with(scheduler=Scheduler.FLOW_MATCH_EULER)
+# A latent's cells have 8 pixels a side here: 4 of the autoencoder, in patches of 2.
+CELLS = SIDE_PX // 8
+
+
+@pytest.fixture(scope="module")
+def klein(klein_checkpoint: Path) -> DiffusionModel:
+    return load(klein_checkpoint)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> DiffusionModel:
+    return load(write_klein_checkpoint(tmp_path_factory.mktemp("base") / "model", is_distilled=False))
+
+
+def latent_of(seed: int) -> torch.Tensor:
+    return torch.randn(1, 16, CELLS, CELLS, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("name", ["klein", "base"])
+def test_batch_of_mixed_requests_gives_images_alone(name: str, request: pytest.FixtureRequest) -> None:
+    model: DiffusionModel = request.getfixturevalue(name)
+    pixels = torch.rand(1, 3, SIDE_PX, SIDE_PX, generator=torch.Generator().manual_seed(3)) * 2 - 1
+    mask = torch.zeros(1, 1, SIDE_PX, SIDE_PX)
+    mask[..., : SIDE_PX // 2] = 1.0
+    requests = [
+        DenoisingRequest(replace(FLOW, prompt="a", negative_prompt=""), NoiseStart(), preview_interval_steps=2),
+        DenoisingRequest(replace(FLOW, seed=8, num_inference_steps=5, guidance_scale=7.0), NoiseStart()),
+        DenoisingRequest(replace(FLOW, prompt="other"), LatentStart(latent_of(1), 3)),
+        DenoisingRequest(FLOW, ImageStart(pixels, 2, mask)),
+        DenoisingRequest(FLOW, NoiseStart(), thinned_steps=(2, 4, 7)),
+    ]
+    loop = Loop(model, max_batch=8)
+
+    added = [loop.add(one) for one in requests]
+    loop.run()
+
+    assert max(batch.request_count for batch in loop.observer.batches) == len(requests)
+    for one, asked in zip(added, requests, strict=True):
+        torch.testing.assert_close(one.heard.latent, denoise(model, asked), rtol=0, atol=1e-5)
+    assert added[0].heard.previews == [2, 4, 6]
+    known = model.encode_image(pixels, torch.Generator().manual_seed(FLOW.seed))[..., CELLS // 2 :]
+    torch.testing.assert_close(added[3].heard.latent[..., CELLS // 2 :], known, rtol=0, atol=1e-5)
+
+
+def test_resumed_latent_gives_the_bits_of_the_whole_run(base: DiffusionModel) -> None:
+    loop = Loop(base)
+    whole = loop.add(DenoisingRequest(FLOW, NoiseStart(), capture_steps=frozenset({3})))
+    loop.run()
+
+    resumed = denoise(base, DenoisingRequest(FLOW, LatentStart(whole.heard.latents[3], 3)))
+
+    assert torch.equal(resumed, whole.heard.latent)
+
+
+@torch.inference_mode()
+def test_latents_of_images_are_those_of_diffusers(klein: DiffusionModel, klein_checkpoint: Path) -> None:
+    pipeline = Flux2KleinPipeline.from_pretrained(klein_checkpoint, dtype=torch.float32)
+    pixels = torch.rand(1, 3, SIDE_PX, 2 * SIDE_PX) * 2 - 1
+    vae: AutoencoderKLFlux2 = pipeline.vae
+    mean, variance = vae.bn.running_mean.view(1, -1, 1, 1), vae.bn.running_var.view(1, -1, 1, 1)
+
+    latent = klein.encode_image(pixels, torch.Generator())
+
+    torch.testing.assert_close(latent, pipeline._encode_vae_image(pixels, torch.Generator()), rtol=0, atol=1e-5)
+    cells = pipeline._unpatchify_latents(latent * torch.sqrt(variance + vae.config.batch_norm_eps) + mean)
+    torch.testing.assert_close(klein.decode_latent(latent), vae.decode(cells).sample, rtol=0, atol=1e-5)
+    assert latent.shape == klein.latent_shape(2 * SIDE_PX, SIDE_PX) == (1, 16, CELLS, 2 * CELLS)
+
+
+@torch.inference_mode()
+def test_large_image_is_decoded_in_tiles(tmp_path: Path) -> None:
+    model = load(write_klein_checkpoint(tmp_path / "model"))
+    latent = torch.zeros(model.latent_shape(4 * SIDE_PX, SIDE_PX))
+    whole = model.decode_latent(latent)
+
+    model.tile_decoder(SIDE_PX)
+
+    assert model.decode_latent(latent).shape == whole.shape == (1, 3, SIDE_PX, 4 * SIDE_PX)
+    with pytest.raises(ValueError, match=r"at least 32 pixels"):
+        model.tile_decoder(SIDE_PX - 1)
+
+
+@pytest.mark.parametrize(("side_px", "steps"), [(256, 4), (256, 50), (528, 4), (1024, 28)])
+def test_schedule_is_shifted_by_size_and_steps_as_diffusers_does(
+    side_px: int, steps: int, klein: DiffusionModel
+) -> None:
+    tokens = (side_px // 8) ** 2
+    theirs = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)
+    even = torch.linspace(1.0, 1 / steps, steps, dtype=torch.float64).tolist()
+    theirs.set_timesteps(sigmas=even, mu=compute_empirical_mu(tokens, steps))
+
+    found = schedule_for(klein, replace(FLOW, width_px=side_px, height_px=side_px, num_inference_steps=steps))
+
+    assert klein.image_tokens(side_px, side_px) == tokens
+    torch.testing.assert_close(found.timesteps, theirs.timesteps, rtol=1e-6, atol=0)
+
+
+def test_prompt_has_the_tokens_of_index_or_of_diffusers(klein: DiffusionModel, tmp_path: Path) -> None:
+    usual = load(write_klein_checkpoint(tmp_path / "model", max_sequence_length=None))
+    with torch.inference_mode():
+        short, long, padded = klein.encode_prompt("a"), klein.encode_prompt("a" * 60), usual.encode_prompt("a")
+
+    counts = [found.conditioning.states.shape for found in (short, long, padded)]
+    assert counts == [(1, FLUX_2_TOKENS, 48), (1, FLUX_2_TOKENS, 48), (1, 512, 48)]
+    assert [found.truncated for found in (short, long, padded)] == [False, True, False]
+
+
+def test_only_base_takes_two_rows(klein: DiffusionModel, base: DiffusionModel) -> None:
+    assert [model.info.is_guided(4.0) for model in (klein, base)] == [False, True]
+    low, high = (denoise(klein, DenoisingRequest(replace(FLOW, guidance_scale=one), NoiseStart())) for one in (1, 7))
+    assert torch.equal(low, high)
+
+
+def test_files_of_a_published_repository_are_ignored(klein_checkpoint: Path, tmp_path: Path) -> None:
+    directory = write_klein_checkpoint(tmp_path / "FLUX.2-klein-4B")
+    (directory / "flux-2-klein-4b.safetensors").write_bytes(b"the release's own file")
+    (directory / "README.md").write_text("a model card")
+
+    found = load(directory).info
+
+    assert found.model_digest == load(klein_checkpoint).info.model_digest
+    assert (found.family, found.size_multiple_px) == ("flux_2", 8)
+
+
+def test_clip_skip_and_syntax_are_refused_by_name(klein: DiffusionModel) -> None:
+    with pytest.raises(InvalidArgument, match="prompt_syntax: must be unset with the family flux_2"):
+        klein.chunk_count(parse_prompt("(a:1.2)", PromptSyntax.A1111))
+    with pytest.raises(InvalidArgument, match="clip_skip: must be 0"):
+        klein.encode_prompt("a", clip_skip=1)
