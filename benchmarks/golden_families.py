@@ -25,6 +25,7 @@ from lab.fixtures.checkpoints import (
 )
 from lab.fixtures.diffusers_reference import Case, DiffusersReference
 from lab.fixtures.flow_checkpoints import (
+    write_flux_2_checkpoint,
     write_flux_checkpoint,
     write_klein_checkpoint,
     write_qwen_image_checkpoint,
@@ -54,6 +55,7 @@ RANDOM_CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
     "random-flux-schnell": lambda path: write_flux_checkpoint(path, takes_scale=False),
     "random-flux-2-klein": lambda path: write_klein_checkpoint(path, size=(24, 40)),
     "random-flux-2-klein-base": lambda path: write_klein_checkpoint(path, is_distilled=False),
+    "random-flux-2-dev": write_flux_2_checkpoint,
     "random-z-image": write_z_image_checkpoint,
     "random-qwen-image": write_qwen_image_checkpoint,
     "random-sana": write_sana_checkpoint,

@@ -150,6 +150,23 @@ FLUX_2_KLEIN = Family(
     half="bfloat16",
 )
 
+FLUX_2_DEV = Family(
+    name="flux_2",
+    pipeline_classes=frozenset({"Flux2Pipeline"}),
+    rules=ComponentRules(
+        required={
+            "transformer": _FLUX_2_TRANSFORMER,
+            "vae": _FLUX_2_AUTOENCODER,
+            "text_encoder": _classes("transformers", "Mistral3ForConditionalGeneration"),
+            "tokenizer": _classes("transformers", "PixtralProcessor"),
+            "scheduler": _FLOW_SCHEDULER,
+        },
+        settings=frozenset({"max_sequence_length"}),
+    ),
+    adapter="pentimento.diffusion.families.flux_2.Flux2Dev",
+    half="bfloat16",
+)
+
 Z_IMAGE = Family(
     name="z_image",
     pipeline_classes=frozenset({"ZImagePipeline", "ZImageImg2ImgPipeline", "ZImageInpaintPipeline"}),
@@ -201,7 +218,17 @@ QWEN_IMAGE = Family(
     half="bfloat16",
 )
 
-FAMILIES = (STABLE_DIFFUSION, STABLE_DIFFUSION_XL, STABLE_DIFFUSION_3, FLUX, FLUX_2_KLEIN, Z_IMAGE, SANA, QWEN_IMAGE)
+FAMILIES = (
+    STABLE_DIFFUSION,
+    STABLE_DIFFUSION_XL,
+    STABLE_DIFFUSION_3,
+    FLUX,
+    FLUX_2_KLEIN,
+    FLUX_2_DEV,
+    Z_IMAGE,
+    SANA,
+    QWEN_IMAGE,
+)
 
 
 def check_checkpoint(model: Path) -> Checkpoint:

@@ -54,6 +54,10 @@ QWEN_VL_KEYS = QWEN3_KEYS | {
     "depth", "num_heads", "in_channels", "in_chans", "out_hidden_size", "patch_size", "spatial_patch_size",
     "spatial_merge_size", "temporal_patch_size", "tokens_per_second", "window_size", "fullatt_block_indexes",
 }  # fmt: skip
+MISTRAL3_KEYS = QWEN3_KEYS | {
+    "text_config", "vision_config", "image_token_index", "image_token_id", "spatial_merge_size", "vision_feature_layer",
+    "projector_hidden_act", "multimodal_projector_bias", "image_size", "patch_size", "num_channels",
+}  # fmt: skip
 TOKENIZER_KEYS = frozenset(
     {"model_max_length", "add_prefix_space", "add_bos_token", "add_eos_token", "bos_token", "eos_token", "unk_token",
      "pad_token", "additional_special_tokens", "extra_special_tokens", "added_tokens_decoder", "do_lower_case",
@@ -80,6 +84,9 @@ _MAX_COUNTS = {
     "num_encoder_blocks": 64,
     "num_decoder_blocks": 64,
     "pos_embed_max_size": 512,
+    # A number that nothing is allocated for, 10^9 in some language models.
+    "rope_theta": 1 << 40,
+    "rope_parameters": 1 << 40,
 }
 _MAX_TEXT = 256
 _MAX_ENTRIES = 1024
@@ -103,11 +110,10 @@ def network_config(path: Path, stored: Mapping[str, Any], keys: Collection[str])
 def allowed_config(path: Path, stored: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
     """Return the `keys` of `stored`. Raises BadCheckpoint naming `path` and the key of a value out of bounds."""
     taken = {key: value for key, value in stored.items() if key in keys}
-    for key in _NESTED.intersection(taken):
-        if isinstance(taken[key], dict):
-            taken[key] = allowed_config(path, taken[key], frozenset(keys) - _NESTED)
     for key, value in taken.items():
-        if key not in _UNBOUNDED and not _is_bounded(value, _MAX_COUNTS.get(key, _MAX_NUMBER), _MAX_DEPTH):
+        if key in _NESTED and isinstance(value, dict):
+            taken[key] = allowed_config(path, value, frozenset(keys) - _NESTED)
+        elif key not in _UNBOUNDED and not _is_bounded(value, _MAX_COUNTS.get(key, _MAX_NUMBER), _MAX_DEPTH):
             raise BadCheckpoint(f"{path}: {key}={repr(value)[:60]} is out of bounds")
     return taken
 

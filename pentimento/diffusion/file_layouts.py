@@ -34,7 +34,7 @@ _FOREIGN = {
     "control_model.": "a ControlNet",
     "edm_mean": "Playground 2.5, which is not supported",
     "conditioner.embedders.0.model.": "SDXL's refiner, which is not supported",
-    "single_stream_modulation.": "FLUX.2, which is not supported",
+    "single_stream_modulation.": "FLUX.2, which is supported as a directory of diffusers alone",
     "down_blocks.": "one component as diffusers writes it, which belongs into a directory with the others",
     "transformer_blocks.": "one component as diffusers writes it, which belongs into a directory with the others",
 }

@@ -72,8 +72,9 @@ _CONSISTENCY, _MERGED = UsualSettings(4, 1.0), UsualSettings(8, 1.0)
 # FLUX.1 dev (its network takes the scale as an input) and schnell, from their model cards.
 _FLUX_DEV = UsualSettings(28, 3.5, guidance_distilled=True)
 _FLUX_SCHNELL = UsualSettings(4, 0.0, guidance_distilled=True)
-# FLUX.2 [klein] and its base, from their model cards.
+# FLUX.2 [klein], its base and [dev], from their model cards.
 _KLEIN, _KLEIN_BASE = UsualSettings(4, 1.0, guidance_distilled=True), UsualSettings(50, 4.0)
+_FLUX_2_DEV = UsualSettings(50, 4.0, guidance_distilled=True)
 _Z_IMAGE, _Z_IMAGE_TURBO = UsualSettings(50, 5.0), UsualSettings(8, 0.0)
 _CONSISTENCY_SCHEDULERS = ("LCMScheduler", "TCDScheduler")
 _CONSISTENCY_NAME = re.compile(r"(?<![a-z])lcm(?![a-z])")
@@ -94,6 +95,8 @@ def usual_settings(model: Path) -> UsualSettings:
     pipeline = str(index.get("_class_name", ""))
     if pipeline.startswith("Flux2Klein"):
         return _KLEIN if index.get("is_distilled") else _KLEIN_BASE
+    if pipeline == "Flux2Pipeline":
+        return _FLUX_2_DEV
     if pipeline.startswith("Flux"):
         return _FLUX_DEV if config("transformer/config.json").get("guidance_embeds") else _FLUX_SCHNELL
     names = " ".join(_names(directory, index)).lower()

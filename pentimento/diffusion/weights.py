@@ -19,6 +19,7 @@ from pentimento.diffusion.component_config import (
     CLIP_VISION_KEYS,
     DEPTH_KEYS,
     GEMMA2_KEYS,
+    MISTRAL3_KEYS,
     QWEN3_KEYS,
     QWEN_VL_KEYS,
     T5_KEYS,
@@ -67,6 +68,10 @@ NETWORKS = {
         "Qwen2_5_VLForConditionalGeneration",
     ),
     "Qwen3Model": ("transformers.models.qwen3.modeling_qwen3", "Qwen3Model"),
+    "Mistral3ForConditionalGeneration": (
+        "transformers.models.mistral3.modeling_mistral3",
+        "Mistral3ForConditionalGeneration",
+    ),
     # Without the layer that predicts words.
     "Qwen3ForCausalLM": ("transformers.models.qwen3.modeling_qwen3", "Qwen3Model"),
     "T5EncoderModel": ("transformers.models.t5.modeling_t5", "T5EncoderModel"),
@@ -86,6 +91,7 @@ _TRANSFORMERS_KEYS = {
     "DPTForDepthEstimation": DEPTH_KEYS,
     "DepthAnythingForDepthEstimation": DEPTH_KEYS,
     "Gemma2Model": GEMMA2_KEYS,
+    "Mistral3ForConditionalGeneration": MISTRAL3_KEYS,
     "Qwen2_5_VLForConditionalGeneration": QWEN_VL_KEYS,
 }
 _TEXT_PREFIX = "text_model."
@@ -94,6 +100,8 @@ _TOKENIZERS = {
     "CLIPTokenizerFast": ("transformers.models.clip.tokenization_clip", "CLIPTokenizer"),
     "GemmaTokenizer": ("transformers.models.gemma.tokenization_gemma", "GemmaTokenizer"),
     "GemmaTokenizerFast": ("transformers.models.gemma.tokenization_gemma", "GemmaTokenizer"),
+    # Its tokenizer: no image is a prompt.
+    "PixtralProcessor": ("transformers.tokenization_utils_tokenizers", "TokenizersBackend"),
     "Qwen2Tokenizer": ("transformers.models.qwen2.tokenization_qwen2", "Qwen2Tokenizer"),
     "Qwen2TokenizerFast": ("transformers.models.qwen2.tokenization_qwen2", "Qwen2Tokenizer"),
     "T5Tokenizer": ("transformers.models.t5.tokenization_t5", "T5Tokenizer"),

@@ -2,15 +2,17 @@
 middle layers, trained by flow matching.
 
 FLUX.2 [klein] has Qwen3 as its language model. It is distilled to four steps: one row gives an image, and the guidance
-scale has no effect. Its base is not distilled: guidance takes two rows.
+scale has no effect. Its base is not distilled: guidance takes two rows. FLUX.2 [dev] has Mistral Small 3, and takes the
+guidance scale as an input.
 
 A latent has the form of the network's tokens: patches of 2x2 cells of the autoencoder's latent, normalised by the
 statistics of its BatchNorm layer."""
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import torch
+from diffusers.pipelines.flux2.system_messages import SYSTEM_MESSAGE
 from torch import Tensor
 from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 
@@ -35,29 +37,31 @@ from pentimento.diffusion.weights import load_components
 
 # Tokens of a prompt in diffusers' pipelines; padding counts, the network sees it.
 _TEXT_TOKENS = 512
-# The layers of Qwen3 whose states are the text, and the chat template of its tokenizer without thinking, written out:
-# templates of a checkpoint are programs, which are not run.
-_QWEN3_LAYERS = (9, 18, 27)
-_QWEN3_TEMPLATE = "<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 # The network takes times between 0 and 1, for any number of training timesteps.
 _TIME_UNIT = 1000
 # A position is a number of the image, its row, its column, and the number of a text token.
 _AXIS_COUNT = 4
 
 
-class Flux2Klein(FlowFamily):
-    """Adapt diffusers' modules of this family to the engine. Prompts have `token_limit` tokens."""
+class Flux2(FlowFamily):
+    """Adapt diffusers' modules of this family to the engine. Prompts have `token_limit` tokens. A subclass states the
+    `layers` that return the text states, and the chat `template` of its tokenizer, written out: templates of a
+    checkpoint are programs, which are not run."""
+
+    layers: ClassVar[tuple[int, ...]]
+    template: ClassVar[str]
+    takes_scale: ClassVar[bool] = False
 
     def __init__(self, checkpoint: Checkpoint, digests: DigestsLater, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(device, dtype)
         self._schedulers = with_even_levels(load_schedulers(checkpoint, FLOW_SCHEDULERS), shifts_by_steps=True)
-        _check_patches(checkpoint)
+        _check_sizes(checkpoint)
         parts = load_components(checkpoint, device, dtype)
         self._tokenizer = PromptTokenizer(parts["tokenizer"])
-        self._encoder: Any = parts["text_encoder"]
+        self._encoder: Any = self._language_model(parts["text_encoder"])
         self.token_limit = int(checkpoint.settings.get("max_sequence_length", _TEXT_TOKENS))
         self._hold_parts(parts, "transformer")
-        _check_shapes(checkpoint, parts, self._encoder.config)
+        self._check_shapes(checkpoint)
         self._kernels = RowKernels(self.denoiser)
         self._decode_with(PatchAutoencoder(parts["vae"], device, dtype))
         self._autoencoder.check_channels(checkpoint.directory, self.denoiser.config)
@@ -66,20 +70,54 @@ class Flux2Klein(FlowFamily):
     def _describe(self, checkpoint: Checkpoint, later: DigestsLater) -> LoadedModelInfo:
         multiple = self._autoencoder.factor
         size_px = stated_size_px(checkpoint, multiple // PACKED_SIDE, multiple)
-        distilled = bool(checkpoint.settings.get("is_distilled", False))
+        distilled = self.takes_scale or bool(checkpoint.settings.get("is_distilled"))
         return self._described("flux_2", size_px, multiple, later, guidance_distilled=distilled, computes_alone=True)
+
+    def _check_shapes(self, checkpoint: Checkpoint) -> None:
+        """Raise BadCheckpoint for a transformer of other positions, text widths or guidance, or a language model with
+        too few layers."""
+        config, encoder = self.denoiser.config, self._encoder.config
+        path = checkpoint.component_directory("transformer") / "config.json"
+        axes, head = config.axes_dims_rope, config.attention_head_dim
+        if len(axes) != _AXIS_COUNT or any(axis % 2 for axis in axes) or sum(axes) != head:
+            stated = f"axes_dims_rope={list(axes)[:8]}"
+            raise BadCheckpoint(f"{path}: {stated} must be four even numbers that sum to attention_head_dim={head}")
+        if bool(config.guidance_embeds) is not self.takes_scale:
+            raise BadCheckpoint(
+                f"{path}: guidance_embeds={config.guidance_embeds} does not suit {checkpoint.pipeline_class}"
+            )
+        if encoder.num_hidden_layers < self.layers[-1]:
+            path = checkpoint.component_directory("text_encoder") / "config.json"
+            stated = f"num_hidden_layers={encoder.num_hidden_layers}"
+            raise BadCheckpoint(f"{path}: {stated} must be at least {self.layers[-1]}")
+        made = len(self.layers) * encoder.hidden_size
+        check_width(checkpoint, "transformer", "text states", config.joint_attention_dim, made)
+
+    def _language_model(self, encoder: Any) -> Any:
+        return encoder
+
+    def _text(self, prompt: str) -> str:
+        return self.template.format(prompt=prompt)
 
     def encode_prompt(self, prompt: str, *, negative: bool = False, clip_skip: int = 0) -> PromptStates:
         refuse_skip(clip_skip)
-        tokens, truncated = self._tokenizer.padded(_QWEN3_TEMPLATE.format(prompt=prompt), self.token_limit)
+        tokens, truncated = self._tokenizer.padded(self._text(prompt), self.token_limit, adds_ends=False)
         output = self._encoder(
             input_ids=tokens.input_ids.to(self.device),
             attention_mask=tokens.attention_mask.to(self.device),
             output_hidden_states=True,
             use_cache=False,
         )
-        states = torch.cat([output.hidden_states[layer] for layer in _QWEN3_LAYERS], dim=-1)
+        states = torch.cat([output.hidden_states[layer] for layer in self.layers], dim=-1)
         return PromptStates(Conditioning(states.to(self.dtype)), truncated)
+
+    def conditioning(
+        self, prompt: PromptStates, width_px: int, height_px: int, guidance_scale: float = 1.0
+    ) -> Conditioning:
+        if not self.takes_scale:
+            return prompt.conditioning
+        scale = torch.full((1,), guidance_scale, dtype=torch.float32, device=self.device)
+        return replace(prompt.conditioning, guidance=scale)
 
     def predict(self, inputs: DenoiserInput) -> Tensor:
         """Return the prediction of every row, shaped as the latents."""
@@ -96,6 +134,30 @@ class Flux2Klein(FlowFamily):
                 return_dict=False,
             )[0]
         return tokens.transpose(1, 2).reshape(inputs.latents.shape)
+
+
+class Flux2Klein(Flux2):
+    """Serve FLUX.2 [klein] and its base."""
+
+    layers = (9, 18, 27)
+    # Without a thought.
+    template = "<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+
+
+class Flux2Dev(Flux2):
+    """Serve FLUX.2 [dev]."""
+
+    layers = (10, 20, 30)
+    template = f"<s>[SYSTEM_PROMPT]{SYSTEM_MESSAGE}[/SYSTEM_PROMPT][INST]{{prompt}}[/INST]"
+    takes_scale = True
+
+    def _language_model(self, encoder: Any) -> Any:
+        # Without the tower for images, and the layer that predicts words.
+        return encoder.model.language_model
+
+    def _text(self, prompt: str) -> str:
+        # The tokenizer's mark of an image, which diffusers removes too.
+        return super()._text(prompt.replace("[IMG]", ""))
 
 
 class PatchAutoencoder(Autoencoder):
@@ -138,27 +200,15 @@ def _image_positions(height: int, width: int, device: torch.device) -> Tensor:
     return places.flatten(0, 1)
 
 
-def _check_patches(checkpoint: Checkpoint) -> None:
-    """Raise BadCheckpoint for other patches. Before loading: the statistics have memory for every cell of one."""
+def _check_sizes(checkpoint: Checkpoint) -> None:
+    """Raise BadCheckpoint for prompts without a token, or other patches. Before loading: an autoencoder has memory for
+    the statistics of every cell of a patch."""
+    if checkpoint.settings.get("max_sequence_length") == 0:
+        raise BadCheckpoint(
+            f"{checkpoint.directory / 'model_index.json'}: max_sequence_length must be at least 1, got 0"
+        )
     for component, wanted in (("transformer", 1), ("vae", [PACKED_SIDE, PACKED_SIDE])):
         found = checkpoint.config(component).get("patch_size", wanted)
         if found != wanted:
             path = checkpoint.component_directory(component) / "config.json"
             raise BadCheckpoint(f"{path}: patch_size must be {wanted}, got {str(found)[:60]}")
-
-
-def _check_shapes(checkpoint: Checkpoint, parts: Mapping[str, Any], encoder_config: Any) -> None:
-    """Raise BadCheckpoint for a transformer of other positions or text widths, or a language model with too few
-    layers."""
-    config = parts["transformer"].config
-    path = checkpoint.component_directory("transformer") / "config.json"
-    axes, head = config.axes_dims_rope, config.attention_head_dim
-    if len(axes) != _AXIS_COUNT or any(axis % 2 for axis in axes) or sum(axes) != head:
-        stated = f"axes_dims_rope={list(axes)[:8]}"
-        raise BadCheckpoint(f"{path}: {stated} must be four even numbers that sum to attention_head_dim={head}")
-    if encoder_config.num_hidden_layers < _QWEN3_LAYERS[-1]:
-        path = checkpoint.component_directory("text_encoder") / "config.json"
-        stated = f"num_hidden_layers={encoder_config.num_hidden_layers}"
-        raise BadCheckpoint(f"{path}: {stated} must be at least {_QWEN3_LAYERS[-1]}")
-    made = len(_QWEN3_LAYERS) * encoder_config.hidden_size
-    check_width(checkpoint, "transformer", "text states", config.joint_attention_dim, made)

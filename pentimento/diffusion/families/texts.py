@@ -67,14 +67,14 @@ class PromptTokenizer:
             ids: list[int] = self._tokenizer.convert_tokens_to_ids(tokens)
         return ids
 
-    def padded(self, prompt: str, token_count: int) -> tuple[Any, bool]:
-        """Return `token_count` tokens, (1, token_count) with their attention mask, and whether the prompt has more."""
+    def padded(self, prompt: str, token_count: int, *, adds_ends: bool = True) -> tuple[Any, bool]:
+        """Return `token_count` tokens, (1, token_count) with their attention mask, and whether the prompt has more.
+        Without `adds_ends` the prompt has its start and end tokens."""
+        filled = {"padding": "max_length", "max_length": token_count, "truncation": True, "return_tensors": "pt"}
         with self._asking:
             prompt = self._expanded(prompt) if self._inversions else prompt
-            whole = len(self._tokenizer(prompt, verbose=False).input_ids)
-            tokens = self._tokenizer(
-                prompt, padding="max_length", max_length=token_count, truncation=True, return_tensors="pt"
-            )
+            whole = len(self._tokenizer(prompt, add_special_tokens=adds_ends, verbose=False).input_ids)
+            tokens = self._tokenizer(prompt, add_special_tokens=adds_ends, **filled)
         return tokens, whole > token_count
 
     def words(self, text: str) -> list[tuple[int, ...]]:

@@ -19,6 +19,7 @@ from lab.fixtures.checkpoints import (
 )
 from lab.fixtures.diffusers_reference import Case
 from lab.fixtures.flow_checkpoints import (
+    write_flux_2_checkpoint,
     write_flux_checkpoint,
     write_klein_checkpoint,
     write_qwen_image_checkpoint,
@@ -123,6 +124,8 @@ WITH_LANGUAGE_MODELS: dict[str, Callable[[Path], Path]] = {
     "FLUX.2 [klein], an odd size": partial(write_klein_checkpoint, size=(24, 40)),
     "FLUX.2 [klein]'s base": partial(write_klein_checkpoint, is_distilled=False),
     "FLUX.2 [klein]'s base, half precision": partial(write_klein_checkpoint, is_distilled=False, half=True),
+    "FLUX.2 [dev], an odd size": partial(write_flux_2_checkpoint, size=(24, 40)),
+    "FLUX.2 [dev], half precision": partial(write_flux_2_checkpoint, half=True),
     "Z-Image, an odd size": partial(write_z_image_checkpoint, size=(24, 40)),
     "Z-Image, half precision": partial(write_z_image_checkpoint, half=True),
     "Qwen-Image, an odd size": partial(write_qwen_image_checkpoint, size=(24, 40)),

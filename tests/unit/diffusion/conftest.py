@@ -5,6 +5,7 @@ import pytest
 
 from lab.fixtures.checkpoints import write_checkpoint, write_flow_checkpoint, write_xl_checkpoint
 from lab.fixtures.flow_checkpoints import (
+    write_flux_2_checkpoint,
     write_flux_checkpoint,
     write_klein_checkpoint,
     write_qwen_image_checkpoint,
@@ -38,6 +39,11 @@ def flux_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def klein_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_klein_checkpoint(tmp_path_factory.mktemp("checkpoints") / "klein")
+
+
+@pytest.fixture(scope="session")
+def flux_2_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_flux_2_checkpoint(tmp_path_factory.mktemp("checkpoints") / "flux_2")
 
 
 @pytest.fixture(scope="session")

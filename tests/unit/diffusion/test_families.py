@@ -33,7 +33,13 @@ from tests.support.text_files import edit_json
 from tests.unit.diffusion.specs import SPEC, denoise, load, part_of, rows_of, spec_with
 
 PROMPT = "a red circle"
-WITH_LANGUAGE_MODELS = ("klein_checkpoint", "z_image_checkpoint", "sana_checkpoint", "qwen_image_checkpoint")
+WITH_LANGUAGE_MODELS = (
+    "klein_checkpoint",
+    "flux_2_checkpoint",
+    "z_image_checkpoint",
+    "sana_checkpoint",
+    "qwen_image_checkpoint",
+)
 
 
 def conditioning_of(model: DiffusionModel, prompt: str, *, negative: bool = False) -> Conditioning:

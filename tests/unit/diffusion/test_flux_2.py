@@ -9,7 +9,7 @@ from diffusers import AutoencoderKLFlux2, FlowMatchEulerDiscreteScheduler, Flux2
 from diffusers.pipelines.flux2.pipeline_flux2 import compute_empirical_mu
 
 from lab.fixtures.checkpoints import SIDE_PX
-from lab.fixtures.flow_checkpoints import FLUX_2_TOKENS, write_klein_checkpoint
+from lab.fixtures.flow_checkpoints import FLUX_2_DEV_TOKENS, FLUX_2_TOKENS, write_klein_checkpoint
 from pentimento.diffusion.denoising import DenoisingRequest, ImageStart, LatentStart, NoiseStart, schedule_for
 from pentimento.diffusion.families import DiffusionModel
 from pentimento.domain.errors import InvalidArgument
@@ -33,11 +33,16 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> DiffusionModel:
     return load(write_klein_checkpoint(tmp_path_factory.mktemp("base") / "model", is_distilled=False))
 
 
+@pytest.fixture(scope="module")
+def dev(flux_2_checkpoint: Path) -> DiffusionModel:
+    return load(flux_2_checkpoint)
+
+
 def latent_of(seed: int) -> torch.Tensor:
     return torch.randn(1, 16, CELLS, CELLS, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("name", ["klein", "base"])
+@pytest.mark.parametrize("name", ["klein", "base", "dev"])
 def test_batch_of_mixed_requests_gives_images_alone(name: str, request: pytest.FixtureRequest) -> None:
     model: DiffusionModel = request.getfixturevalue(name)
     pixels = torch.rand(1, 3, SIDE_PX, SIDE_PX, generator=torch.Generator().manual_seed(3)) * 2 - 1
@@ -116,20 +121,44 @@ def test_schedule_is_shifted_by_size_and_steps_as_diffusers_does(
     torch.testing.assert_close(found.timesteps, theirs.timesteps, rtol=1e-6, atol=0)
 
 
-def test_prompt_has_the_tokens_of_index_or_of_diffusers(klein: DiffusionModel, tmp_path: Path) -> None:
+def test_prompt_has_the_tokens_of_index_or_of_diffusers(
+    klein: DiffusionModel, dev: DiffusionModel, tmp_path: Path
+) -> None:
     usual = load(write_klein_checkpoint(tmp_path / "model", max_sequence_length=None))
     with torch.inference_mode():
-        short, long, padded = klein.encode_prompt("a"), klein.encode_prompt("a" * 60), usual.encode_prompt("a")
+        found = [model.encode_prompt(prompt) for model in (klein, dev, usual) for prompt in ("a", "a" * 60)]
 
-    counts = [found.conditioning.states.shape for found in (short, long, padded)]
-    assert counts == [(1, FLUX_2_TOKENS, 48), (1, FLUX_2_TOKENS, 48), (1, 512, 48)]
-    assert [found.truncated for found in (short, long, padded)] == [False, True, False]
+    counts = [states.conditioning.states.shape for states in found]
+    assert counts == [
+        (1, FLUX_2_TOKENS, 48),
+        (1, FLUX_2_TOKENS, 48),
+        (1, FLUX_2_DEV_TOKENS, 48),
+        (1, FLUX_2_DEV_TOKENS, 48),
+        (1, 512, 48),
+        (1, 512, 48),
+    ]
+    assert [states.truncated for states in found] == [False, True, False, True, False, False]
 
 
-def test_only_base_takes_two_rows(klein: DiffusionModel, base: DiffusionModel) -> None:
-    assert [model.info.is_guided(4.0) for model in (klein, base)] == [False, True]
-    low, high = (denoise(klein, DenoisingRequest(replace(FLOW, guidance_scale=one), NoiseStart())) for one in (1, 7))
-    assert torch.equal(low, high)
+@torch.inference_mode()
+def test_mark_of_an_image_is_removed_from_prompts_of_dev_alone(klein: DiffusionModel, dev: DiffusionModel) -> None:
+    marked, plain = (
+        [model.encode_prompt(prompt).conditioning.states for model in (klein, dev)] for prompt in ("a[IMG]b", "ab")
+    )
+
+    assert [torch.equal(*pair) for pair in zip(marked, plain, strict=True)] == [False, True]
+
+
+def test_guidance_takes_two_rows_of_base_and_is_an_input_of_dev(
+    klein: DiffusionModel, base: DiffusionModel, dev: DiffusionModel
+) -> None:
+    requests = [DenoisingRequest(replace(FLOW, guidance_scale=scale), NoiseStart()) for scale in (1.5, 7.0)]
+    models = (klein, base, dev)
+
+    changed = [not torch.equal(*(denoise(model, request) for request in requests)) for model in models]
+
+    assert changed == [False, True, True]
+    assert [model.info.is_guided(4.0) for model in models] == [False, True, False]
 
 
 def test_files_of_a_published_repository_are_ignored(klein_checkpoint: Path, tmp_path: Path) -> None:

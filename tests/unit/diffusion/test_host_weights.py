@@ -21,7 +21,7 @@ from tests.unit.diffusion.specs import load
 
 CPU = torch.device("cpu")
 FAMILIES = ["checkpoint", "xl_checkpoint", "flux_checkpoint", "z_image_checkpoint", "sana_checkpoint"]
-FAMILIES += ["qwen_image_checkpoint", "klein_checkpoint"]
+FAMILIES += ["qwen_image_checkpoint", "klein_checkpoint", "flux_2_checkpoint"]
 
 
 def addresses(network: nn.Module) -> dict[str, int]:

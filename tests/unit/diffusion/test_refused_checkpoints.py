@@ -15,12 +15,7 @@ import pytest
 import torch
 
 from lab.fixtures.checkpoints import write_flow_checkpoint
-from lab.fixtures.flow_checkpoints import (
-    write_flux_checkpoint,
-    write_klein_checkpoint,
-    write_qwen_image_checkpoint,
-    write_z_image_checkpoint,
-)
+from lab.fixtures.flow_checkpoints import write_flux_checkpoint, write_qwen_image_checkpoint, write_z_image_checkpoint
 from lab.fixtures.sana_checkpoints import write_sana_checkpoint
 from pentimento.diffusion.checkpoint import BadCheckpoint, check_inside, digest_directory
 from tests.support.text_files import edit_json
@@ -46,13 +41,13 @@ from tests.unit.diffusion.damages import (
     put_part_of,
     shard_is_a_pickle,
     shard_lies_outside,
-    statistics_of,
     t5_of_another_width,
     transformer_with,
     unet_of_sdxl,
     variant_index_lies_outside,
     written,
 )
+from tests.unit.diffusion.flux_2_damages import FLUX_2
 from tests.unit.diffusion.specs import load
 
 ROOT = Path(__file__).parents[3]
@@ -185,36 +180,6 @@ REFUSED: dict[str, dict[str, tuple[Damage, str]]] = {
             r"siglip_feat_dim=8 is not supported",
         ),
     },
-    "klein_checkpoint": {
-        "a language model of another family": (
-            edited(INDEX, text_encoder=["transformers", "Qwen3Model"]),
-            "Qwen3Model",
-        ),
-        "a transformer of FLUX.1": (edited(INDEX, transformer=["diffusers", "FluxTransformer2DModel"]), "FluxTransf"),
-        "an autoencoder of FLUX.1": (
-            edited(INDEX, vae=["diffusers", "AutoencoderKL"]),
-            r"AutoencoderKL is not allowed",
-        ),
-        "no tokenizer": (lambda model: shutil.rmtree(model / "tokenizer"), "component 'tokenizer' is missing"),
-        "truncated weights": (
-            lambda model: (model / TRANSFORMER_WEIGHTS).write_bytes((model / TRANSFORMER_WEIGHTS).read_bytes()[:-1]),
-            r"transformer/diffusion_pytorch_model\.safetensors",
-        ),
-        "no statistics": (statistics_of(None), r"vae: .*there is no tensor 'bn\.running_mean'"),
-        "statistics that are no numbers": (statistics_of(-1.0), r"vae: bn\.running_var has a value that is no number"),
-        "patches of 10^12 cells": (edited("vae/config.json", patch_size=[10**6] * 2), r"patch_size must be \[2, 2\]"),
-        "patches of patches": (another(write_klein_checkpoint, patch_size=2), "patch_size must be 1, got 2"),
-        "three axes": (
-            another(write_klein_checkpoint, axes_dims_rope=(4, 4, 8)),
-            r"axes_dims_rope=\[4, 4, 8\] must be four even",
-        ),
-        "few layers": (edited(CLIP, num_hidden_layers=26), "num_hidden_layers=26 must be at least 27"),
-        "other text states": (
-            another(write_klein_checkpoint, joint_attention_dim=24),
-            r"text states of 24 values.* make 48",
-        ),
-        "other channels": (another(write_klein_checkpoint, in_channels=32), r"takes 32 channels.* makes 16"),
-    },
     "sana_checkpoint": {
         "another family's autoencoder": (edited(INDEX, vae=["diffusers", "AutoencoderKL"]), "AutoencoderKL"),
         "truncated weights": (
@@ -288,6 +253,7 @@ REFUSED: dict[str, dict[str, tuple[Damage, str]]] = {
         ),
         "no size": (edited(TRANSFORMER, sample_size=0), "sample_size=0"),
     },
+    **FLUX_2,
 }
 
 

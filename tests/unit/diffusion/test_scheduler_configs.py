@@ -189,6 +189,7 @@ PIPELINES = (
     "StableDiffusion3Img2ImgPipeline",
     "SanaPipeline",
     "SanaSprintPipeline",
+    "Flux2Pipeline",
 )
 XL, SD3 = "StableDiffusionXLPipeline", "StableDiffusion3Pipeline"
 EULER_CLASS, ANCESTRAL_CLASS = "EulerDiscreteScheduler", "EulerAncestralDiscreteScheduler"

@@ -12,6 +12,7 @@ import torch
 
 from lab.fixtures.checkpoints import write_checkpoint, write_flow_checkpoint, write_xl_checkpoint
 from lab.fixtures.flow_checkpoints import (
+    write_flux_2_checkpoint,
     write_flux_checkpoint,
     write_klein_checkpoint,
     write_qwen_image_checkpoint,
@@ -72,7 +73,8 @@ def default_dtype(dtype: torch.dtype, *_: Any) -> Iterator[None]:
         pytest.param(write_xl_checkpoint, id="xl"),
         pytest.param(lambda path: write_flow_checkpoint(path, t5=True), id="sd3"),
         pytest.param(write_flux_checkpoint, id="flux"),
-        pytest.param(write_klein_checkpoint, id="flux-2"),
+        pytest.param(write_klein_checkpoint, id="flux-2-klein"),
+        pytest.param(write_flux_2_checkpoint, id="flux-2-dev"),
         pytest.param(write_z_image_checkpoint, id="z-image"),
         pytest.param(write_qwen_image_checkpoint, id="qwen-image"),
         pytest.param(write_sana_checkpoint, id="sana"),
