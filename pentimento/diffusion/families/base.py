@@ -185,8 +185,7 @@ def with_even_levels(
 ) -> dict[Scheduler, SchedulerConfig]:
     """Return the schedulers with levels that a pipeline passes: evenly from 1 to 1/steps, before any shift."""
     flows = {name: config for name, config in configs.items() if isinstance(config, FlowConfig)}
-    changes = {"even_levels": True, "shifts_by_steps": shifts_by_steps}
-    return {name: replace(config, **changes) for name, config in flows.items()}
+    return {name: replace(config, even_levels=True, shifts_by_steps=shifts_by_steps) for name, config in flows.items()}
 
 
 def check_width(checkpoint: Checkpoint, denoiser: str, what: str, taken: int, made: int) -> None:
