@@ -43,7 +43,10 @@ FLUX_2: dict[str, dict[str, tuple[Damage, str]]] = {
             another(write_klein_checkpoint, axes_dims_rope=(4, 4, 8)),
             r"axes_dims_rope=\[4, 4, 8\] must be four even",
         ),
-        "few layers": (edited(CLIP, num_hidden_layers=26), "num_hidden_layers=26 must be at least 27"),
+        "few layers": (
+            edited(CLIP, num_hidden_layers=26, layer_types=["full_attention"] * 26),
+            "num_hidden_layers=26 must be at least 27",
+        ),
         "other text states": (
             another(write_klein_checkpoint, joint_attention_dim=24),
             r"text states of 24 values.* make 48",
