@@ -4,7 +4,7 @@ Dataplanes, tenants' gates and the division of credits are the live code, in vir
 takes `CORE_S` of its cell's core, an image `IMAGE_S` of a device by the number in a batch.
 
 Throughput: every tenant has a request running, and the cores limit all cells. In theory N cells carry N times the
-requests of one. Fairness: a tenth of the devices with longer images are the limit; every other cell is greedy. In
+requests of one. Fairness: a hundredth of the devices with longer images are the limit; every other cell is greedy. In
 theory each cell has an equal share, Jain's index 1. Moves: a cell is added, another one leaves, and the processes learn
 of each list one after the other. In theory 1/(N+1) of the tenants move, to the added cell or from the leaving one only.
 """
@@ -30,12 +30,12 @@ IMAGE_S = {1: 0.30, 2: 0.36}
 STEPS, VARIATION = 20, 0.05
 # Long images, at which the devices are the limit.
 SLOWER = 10.0
-TENANTS_OF_A_CELL, MOVED_TENANTS_OF_A_CELL = 200, 50
+TENANTS_OF_A_CELL, MOVED_TENANTS_OF_A_CELL = 200, 10
 # Requests that each tenant has running.
 GREEDY, MODEST = 8, 2
 ROLL_S = 5.0
-# Full devices tell every cell of each change, so fewer are simulated.
-FULL_SHARE = 10
+# Full devices hold an attempt of every cell, and tell every cell of each change, so fewer are simulated.
+FULL_SHARE, MOVES_SHARE = 100, 10
 # The first images come meanwhile.
 WARM_S = 0.7
 _RESIDENT = ServingPolicy("resident", hold_resident, plans_batches=False, moves_models=False)
@@ -43,11 +43,11 @@ _RESIDENT = ServingPolicy("resident", hold_resident, plans_batches=False, moves_
 
 def simulated_figures(cells: int, devices: int, options: Options) -> list[Figure]:
     """Return the figures of that number of cells and devices."""
-    window_s, windows = (0.2, 2) if options.quick else (0.3, 4)
+    window_s, windows = (0.2, 4) if options.quick else (0.3, 8)
     return [
         *throughput(cells, devices, window_s),
         *fairness(cells, devices // FULL_SHARE, windows),
-        *moves(cells, devices),
+        *moves(cells, devices // MOVES_SHARE),
     ]
 
 

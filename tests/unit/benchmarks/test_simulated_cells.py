@@ -28,7 +28,7 @@ def test_few_cells_meet_their_theory() -> None:
 
     assert found["requests/s of 2 cells, 400 devices ÷ of 1 cell"] == pytest.approx(2.0, rel=0.05)
     assert found["requests/s of 1 cell"] == pytest.approx(1 / 0.003, rel=0.05)
-    # 200 tenants, of 4 and then 5 cells.
+    # 40 tenants, of 4 and then 5 cells.
     assert found["tenants that move to a cell added to 4"] == pytest.approx(0.2, abs=0.1)
     assert found["tenants that move when 1 of 5 leaves"] == pytest.approx(0.2, abs=0.1)
     assert found["tenants that move from or to another cell"] == 0
