@@ -281,3 +281,13 @@ def test_thinning_study_ends_row_once_settled(taken_count: int, sample_count: in
     # Steps 0 and 1 are those of the full run.
     assert {(request.start.first_step, float(request.start.latent)) for request in thinned} == {(2, 2.0)}
     assert len(study.samples(study.batch, 2, taken_count)) == 200
+
+
+def test_thinning_study_compares_each_row_with_its_own_full_run() -> None:
+    spec = GenerationSpec("", "", "tiny", 32, 32, 8, 2.0, Scheduler.DDIM, 0)
+    study = ThinningStudy(StudyModel(NotedGenerator(), spec), [WorthBySteps()], [])
+    study.worth["steps"] = [1.0, 0.5, 0.25]
+
+    samples = study.samples_of({"steps": [0.9, 0.2]}, [2, 1])
+
+    assert [(sample.quality, sample.full_quality) for sample in samples] == [(0.9, 0.25), (0.2, 0.5)]
