@@ -27,8 +27,8 @@ RUN_SHARE = 0.5
 # Waiting requests are to be served within the allowed wait after a worker's start, and at the earliest within this
 # time.
 LEAST_DRAIN_S = 5.0
-# Seconds of arrivals that count, and the least seconds that are counted apart. Chosen on the first halves of the traces
-# of `benchmarks.autoscale_sim`.
+# Seconds of arrivals that count, and the least seconds that are counted apart. Chosen on the traces of
+# `benchmarks.autoscale_sim`.
 RECENT_S, SPAN_S = 300.0, 5.0
 # Weight of the newest second in the averages of calls, which so cover about ten seconds. A smaller average than
 # LEAST_AVERAGE is 0.
