@@ -275,12 +275,12 @@ def _check_weights(field: str, weights: ComponentWeights) -> None:
 
 
 def _check_short(field: str, short: ShortModel) -> None:
-    check_name(f"{field}.model", short.model)
+    _check_model(f"{field}.model", short.model)
     _check_numbers(f"{field}.", short, MAX_COUNT, "needed_bytes", "budget_bytes")
 
 
 def _check_change(field: str, change: ModelChange) -> None:
-    check_name(f"{field}.model", change.model)
+    _check_model(f"{field}.model", change.model)
     _check_numbers(f"{field}.", change, MAX_COUNT, "weight_bytes", "host_bytes", "device_bytes")
 
 
@@ -291,8 +291,15 @@ def check_text(field: str, text: str) -> None:
         raise InvalidArgument.of(field, f"{limit}, got {len(text)} characters")
 
 
+def _check_model(field: str, name: str) -> None:
+    # Names of models are those of their directories, in any letters.
+    if not name:
+        raise InvalidArgument.of(field, "must not be empty")
+    check_text(field, name)
+
+
 def _check_stored(field: str, stored: StoredBytes) -> None:
-    check_name(f"{field}.component", stored.component)
+    _check_model(f"{field}.component", stored.component)
     check_within(f"{field}.size_bytes", stored.size_bytes, MAX_COUNT)
 
 

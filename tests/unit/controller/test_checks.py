@@ -78,6 +78,11 @@ def test_invalid_registration_is_refused_by_field(field, value):
 NEON = Adapter("neon", AdapterKind.LORA, "sha256:" + "a" * 64, "sd", "sha256:" + "b" * 64)
 
 
+def test_models_may_have_the_names_of_any_directories():
+    named = {"stored": (StoredBytes("FLUX.2-klein-4B", Tier.DISK, 1),), "short_models": (ShortModel("Z-Image", 2, 1),)}
+    check_replica(replace(REPLICA, **named, change=ModelChange("Z-Image-Turbo", SwitchWay.STAGED, 1, 0, 0)))
+
+
 def test_adapters_may_be_of_one_model_or_of_a_family():
     check_replica(replace(REPLICA, adapters=(NEON, replace(NEON, name="mosaic", base_digest=""))))
     check_replica(replace(REPLICA, adapters=(NEON, replace(NEON, kind=AdapterKind.CONTROLNET))))
