@@ -5,11 +5,11 @@ dataplane; a new device serves after START_S, a removed one finishes its image f
 scalers run behind the same HorizontalPodAutoscaler: a look every 15 s, a tolerance of 10 %, at most ten times as many
 pods a look, the same start and limits. Peers: the HPA on the devices' utilisation, and KEDA on the requests that wait
 or run, each with several targets, and with the HPA's window of scaling down, which the scaler's dwell equals. The
-scaler has its defaults everywhere; its constants were chosen in a simpler model of these traces, both halves in sight.
+scaler has its defaults everywhere; its constants were chosen in a simpler model of the traces, both halves in sight.
 
 The second halves are scored. Saved device time is that at equal violations over all traces: a peer's device time is
-interpolated between its settings of least device time around the scaler's violations, on the scored halves. The bound is what no scaler can undercut at the scaler's
-violations, even with knowledge of the future (`scaling_bound`).
+interpolated between its settings of least device time around the scaler's violations, on the scored halves. The bound
+is what no scaler can undercut at the scaler's violations, even with knowledge of the future (`scaling_bound`).
 
 A violation is a request that is rejected, dropped or answered after its SLO. Of each trace --seeds draws are played:
 other requests of a log, other arrivals of a shape. Sensitivity: another start time, one draw, nothing chosen again.
