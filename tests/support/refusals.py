@@ -1,6 +1,7 @@
 """Whether calls are refused, for tests that list every row of a table which is not."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from typing import Any
 
 
@@ -11,3 +12,22 @@ def raises(error: type[Exception], call: Callable[..., object], *arguments: Any,
     except error:
         return True
     return False
+
+
+def wrong_refusals(
+    error: type[Exception], call: Callable[..., object], rows: Iterable[tuple[Any, ...]]
+) -> list[tuple[str, str]]:
+    """Return each row that is not refused as it says, with what the call said. The last value of a row is a pattern of
+    the error's text, the others are the arguments. Other errors pass through."""
+    wrong = []
+    for *arguments, pattern in rows:
+        try:
+            call(*arguments)
+        except error as refusal:
+            said = str(refusal)
+            if re.search(pattern, said):
+                continue
+        else:
+            said = "accepted"
+        wrong.append((f"{arguments!r:.200}, {pattern}", said))
+    return wrong

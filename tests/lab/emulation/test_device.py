@@ -3,7 +3,7 @@ forms batches. `tests/lab/simulator/test_device.py` tests it as the simulator pl
 """
 
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, product
 from typing import Any
 
 import pytest
@@ -53,21 +53,20 @@ SCHEDULES: dict[str, tuple[ModelCosts, dict[str, Any], list[Arrival], list[float
 }
 
 
-@pytest.mark.parametrize("each_step", [True, False])
 @pytest.mark.parametrize("case", SCHEDULES.values(), ids=SCHEDULES)
-def test_images_end_as_scheduled(case: tuple[Any, ...], each_step: bool) -> None:
+def test_images_end_as_scheduled(case: tuple[Any, ...]) -> None:
     device, options, arrivals, finished, batches = case
-    world = World(device, each_step=each_step, **options)
+    for each_step in (True, False):
+        world = World(device, each_step=each_step, **options)
 
-    for arrival in arrivals:
-        if arrival.at_s:
-            world.timers.run_until(arrival.at_s)
-        world.submit(arrival.steps, arrival.deadline, arrival.key)
-    world.timers.run_until(100)
+        for arrival in arrivals:
+            if arrival.at_s:
+                world.timers.run_until(arrival.at_s)
+            world.submit(arrival.steps, arrival.deadline, arrival.key)
+        world.timers.run_until(100)
 
-    assert [image.finished_at for image in world.pictures] == pytest.approx(finished)
-    if each_step:
-        assert world.batches == batches
+        assert [image.finished_at for image in world.pictures] == pytest.approx(finished), each_step
+        assert not each_step or world.batches == batches
 
 
 def test_finished_image_reports_its_times_and_remaining_steps() -> None:
@@ -94,18 +93,15 @@ def test_images_are_prepared_one_by_one() -> None:
 YIELDS = [([1], 1.0, [0.95]), ([3], 1.0, [2.95]), ([1], 0.02, [0.0]), ([5], 0.02, [0.05]), ([3, 1], 1.0, [2.95, 0.95])]
 
 
-@pytest.mark.parametrize("each_step", [True, False])
-@pytest.mark.parametrize(("steps", "step_s", "at_s"), YIELDS)
-def test_place_is_yielded_once_before_the_end(
-    each_step: bool, steps: list[int], step_s: float, at_s: list[float]
-) -> None:
+def test_place_is_yielded_once_before_the_end() -> None:
     """The lead is the time that the next image is on its way."""
-    world = World(costs(step_s, step_s), each_step=each_step)
+    for (steps, step_s, at_s), each_step in product(YIELDS, (True, False)):
+        world = World(costs(step_s, step_s), each_step=each_step)
 
-    images = [world.submit(count) for count in steps]
-    world.timers.run_until(10)
+        images = [world.submit(count) for count in steps]
+        world.timers.run_until(10)
 
-    assert [image.yielded_at for image in images] == [[pytest.approx(at)] for at in at_s]
+        assert [image.yielded_at for image in images] == [[pytest.approx(at)] for at in at_s], (steps, each_step)
 
 
 def test_place_not_yielded_in_time_is_with_last_step() -> None:

@@ -1,6 +1,5 @@
 from dataclasses import replace
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,21 +23,21 @@ PROBLEM = CascadeProblem(
 ALL_LIGHT = CascadeSolution((4, 0), (1, 1), (1.0, 0.0), (0.0,), feasible=False)
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, CascadeSolution((2, 2), (1, 1), (1.0, 1.0), (1.0,))),
-        ({"demand": 2.0}, CascadeSolution((2, 2), (1, 1), (1.0, 0.5), (0.5,))),
-        ({"thresholds": (0.0,)}, replace(ALL_LIGHT, feasible=True)),
-        ({"slo_s": 2.5}, ALL_LIGHT),
-        ({"demand": 8.0}, replace(ALL_LIGHT, admission_rate=0.5)),
-        # Three in ten have a confidence of 0: two heavy devices carry those of up to three and a third a second.
-        ({"demand": 2.0, "curves": (SURE,)}, CascadeSolution((2, 2), (1, 1), (1.0, 0.3), (0.0,))),
-        ({"demand": 3.0, "curves": (SURE,)}, ALL_LIGHT),
-    ],
-)
-def test_milp_small_problem_has_solution_by_hand(changes: dict[str, object], expected: CascadeSolution) -> None:
-    assert solve_by_milp(replace(PROBLEM, **changes)) == expected  # type: ignore[arg-type]
+BY_HAND: list[tuple[dict[str, object], CascadeSolution]] = [
+    ({}, CascadeSolution((2, 2), (1, 1), (1.0, 1.0), (1.0,))),
+    ({"demand": 2.0}, CascadeSolution((2, 2), (1, 1), (1.0, 0.5), (0.5,))),
+    ({"thresholds": (0.0,)}, replace(ALL_LIGHT, feasible=True)),
+    ({"slo_s": 2.5}, ALL_LIGHT),
+    ({"demand": 8.0}, replace(ALL_LIGHT, admission_rate=0.5)),
+    # Three in ten have a confidence of 0: two heavy devices carry those of up to three and a third a second.
+    ({"demand": 2.0, "curves": (SURE,)}, CascadeSolution((2, 2), (1, 1), (1.0, 0.3), (0.0,))),
+    ({"demand": 3.0, "curves": (SURE,)}, ALL_LIGHT),
+]
+
+
+def test_milp_small_problem_has_solution_by_hand() -> None:
+    for changes, expected in BY_HAND:
+        assert solve_by_milp(replace(PROBLEM, **changes)) == expected, changes  # type: ignore[arg-type]
 
 
 def test_milp_every_device_runs_batches_of_chosen_size() -> None:

@@ -13,14 +13,12 @@ from lab.planners.registry import LAB_POLICIES, POLICIES
 from pentimento import plugins
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.policies.plan.entry import LATENT, NOISE, entry_of
-from pentimento.policies.plan.inputs import ModelDemand, PlanInput, Policy, ReplicaView
+from pentimento.policies.plan.inputs import ModelDemand, PlanInput, Policy
 from pentimento.policies.plan.placement import OneModel
 from pentimento.policies.plan.registry import SERVING_POLICIES, CacheUse
 from pentimento.policies.plan.settings import ServingSettings
 from pentimento.settings import SettingsError, load_settings
-from services.controller.planner import Planner
 from services.controller.settings import ControllerSettings
-from tests.support.values import a_worker
 from tests.unit.policies.plan.fleets import SD15, TURBO, context, counts, decide, profiles, repeat, worker
 
 SETTINGS = ServingSettings(heavy="sd15", light="turbo", slo_s=5.0, peak_per_s=20.0)
@@ -67,50 +65,45 @@ def test_lab_policies_are_named_by_product() -> None:
     assert not LAB_POLICIES.keys() & SERVING_POLICIES.keys()
 
 
-@pytest.mark.parametrize("name", LAB_POLICIES)
-def test_policy_is_system_of_its_name(name: str) -> None:
-    policy = LAB_POLICIES[name](SETTINGS)
+def test_policies_are_systems_of_their_names() -> None:
+    policies = {name: builder(SETTINGS) for name, builder in LAB_POLICIES.items()}
 
-    assert (policy.name, policy.allocator) == (name, ALLOCATORS[name])
-    assert (policy.cache, policy.eviction, policy.cache_hits, policy.drops_late) == KINDS[name]
-    assert policy.plans_batches
+    assert {name: policy.allocator for name, policy in policies.items()} == ALLOCATORS
+    assert {
+        policy.name: (policy.cache, policy.eviction, policy.cache_hits, policy.drops_late)
+        for policy in policies.values()
+    } == KINDS
+    assert all(policy.plans_batches for policy in policies.values())
 
 
-@pytest.mark.parametrize("name", LAB_POLICIES)
-def test_policy_without_a_needed_field_names_it(name: str) -> None:
+def test_policies_without_a_needed_field_name_it() -> None:
     """Each field is taken away alone."""
-    builder = LAB_POLICIES[name]
-    builder.check(SETTINGS)
+    named: dict[str, set[str]] = {}
+    for name, builder in LAB_POLICIES.items():
+        builder.check(SETTINGS)
+        named[name] = set()
+        for field, absent in (("heavy", ""), ("light", ""), ("slo_s", math.inf), ("peak_per_s", 0.0)):
+            try:
+                builder.check(replace(SETTINGS, **{field: absent}))  # type: ignore[arg-type]
+            except InvalidArgument as error:
+                named[name].add(error.message.partition(":")[0])
 
-    named = set()
-    for field, absent in (("heavy", ""), ("light", ""), ("slo_s", math.inf), ("peak_per_s", 0.0)):
-        try:
-            builder.check(replace(SETTINGS, **{field: absent}))  # type: ignore[arg-type]
-        except InvalidArgument as error:
-            named.add(error.message.partition(":")[0])
-
-    assert named == NEEDS[name]
-
-
-@pytest.mark.parametrize("name", LAB_POLICIES)
-@pytest.mark.parametrize("rate", [0.0, 3.0, 3000.0])
-def test_policy_of_any_demand_plans_every_device(name: str, rate: float) -> None:
-    asked = context(16, ModelDemand("turbo", rate), ModelDemand("sd15", rate))
-
-    decision, _ = repeat(LAB_POLICIES[name](SETTINGS).allocator, asked, 5, 5.0)
-
-    assert sum(counts(decision).values()) == 16
-    assert entry_of(decision.plan.pools, NOISE, 0.5)
+    assert named == NEEDS
 
 
 @pytest.mark.parametrize("name", LAB_POLICIES)
-def test_policy_of_an_empty_fleet_assigns_nothing(name: str) -> None:
-    last, _ = repeat(LAB_POLICIES[name](SETTINGS).allocator, context(0, ModelDemand("turbo", 3.0)), 3, 5.0)
+def test_policy_of_any_demand_plans_every_device(name: str) -> None:
+    for devices, rate in ((16, 0.0), (16, 3.0), (16, 3000.0), (0, 3.0)):
+        asked = context(devices, ModelDemand("turbo", rate), ModelDemand("sd15", rate))
 
-    assert last.plan.assignments == ()
+        decision, _ = repeat(LAB_POLICIES[name](SETTINGS).allocator, asked, 5, 5.0)
+
+        assert sum(counts(decision).values()) == devices, rate
+        assert not devices or entry_of(decision.plan.pools, NOISE, 0.5), rate
 
 
-@pytest.mark.parametrize("name", [*CASCADES, "proteus"])
+# The ablations share the code of one of them.
+@pytest.mark.parametrize("name", ["static-cascade", "diffserve-milp", "proteus"])
 @pytest.mark.parametrize("model", ["turbo", "sd15"])
 def test_policy_with_one_model_uses_all_workers(name: str, model: str) -> None:
     known = profiles(turbo=TURBO) if model == "turbo" else profiles(sd15=SD15)
@@ -153,13 +146,13 @@ def test_policy_without_profile_names_model(name: str) -> None:
         LAB_POLICIES[name](SETTINGS).allocator(asked)
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
-def test_controller_plans_by_any_policy_of_the_lab(name: str) -> None:
+def test_controller_plans_by_any_policy_of_the_lab() -> None:
     flags = ["--heavy", "h", "--light", "l", "--slo-s", "5", "--policy-options", "peak_per_s=9"]
 
-    policy = load_settings(ControllerSettings, "controller", ["--allocator", name, *flags], {}).policy()
+    for name in POLICIES:
+        settings = load_settings(ControllerSettings, "controller", ["--allocator", name, *flags], {})
 
-    assert policy.name == name
+        assert settings.policy().name == name
 
 
 def test_controller_static_cascade_without_peak_names_flag() -> None:
@@ -167,18 +160,3 @@ def test_controller_static_cascade_without_peak_names_flag() -> None:
 
     with pytest.raises(SettingsError, match="--policy-options peak_per_s must be above 0"):
         load_settings(ControllerSettings, "controller", flags, {})
-
-
-@pytest.mark.parametrize("name", sorted(LAB_POLICIES))
-async def test_planner_without_profiles_serves_the_resident_plan(name: str) -> None:
-    planner = Planner(LAB_POLICIES[name](SETTINGS), 5, allocator_limit_s=60.0)
-    pair = tuple(ReplicaView(a_worker(f"{model}-0", model)) for model in ("sd15", "turbo"))
-    await planner.look(PlanInput(0.0, ()))
-    planner.begin()
-
-    await planner.look(PlanInput(0.0, pair))
-
-    assert [(one.worker_id, one.model) for one in planner.plan.assignments] == [
-        ("sd15-0", "sd15"),
-        ("turbo-0", "turbo"),
-    ]

@@ -3,7 +3,6 @@
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -65,7 +64,7 @@ def test_latencies_are_those_of_answers_late_ones_too() -> None:
 
 
 def test_percentiles_lie_between_order_statistics() -> None:
-    assert Spread.of([float(value) for value in range(101)]) == Spread(101, 50.0, 50.0, 95.0, 99.0)
+    assert Spread.of([float(value) for value in reversed(range(101))]) == Spread(101, 50.0, 50.0, 95.0, 99.0)
 
 
 def test_waterfall_divides_time_by_stage() -> None:
@@ -160,9 +159,3 @@ def test_fairness_lies_between_one_tenant_alone_and_all_alike(records: list[Requ
 def test_a_window_of_no_length_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="window_s: must be above 0"):
         windows([], 0.0)
-
-
-def test_percentiles_agree_with_numpys_on_unsorted_values() -> None:
-    values = list(np.random.default_rng(1).exponential(size=500))
-
-    assert Spread.of(values).p99 == pytest.approx(float(np.percentile(values, 99)))

@@ -91,21 +91,22 @@ def test_the_deadline_counts_from_when_the_request_was_due(ended_s: float, outco
     assert record.stages == (StageSpan("generator", 5.0, 9.0),)
 
 
-@pytest.mark.parametrize(
-    ("error", "outcome"),
-    [
-        (ResourceExhausted("QUEUE_FULL", "full"), Outcome.REJECTED),
-        (DeadlineExceeded("PREDICTED_LATE", "late"), Outcome.DROPPED),
-        (Cancelled("CANCELLED", "stopped"), Outcome.CANCELLED),
-        (Unavailable("DOWN", "down"), Outcome.FAILED),
-        (Internal("BUG", "bug"), Outcome.FAILED),
-        (None, Outcome.FAILED),
-    ],
-)
-def test_errors_are_outcomes(error: PentimentoError | None, outcome: Outcome) -> None:
-    assert outcome_of(error, accepted=False) is outcome
-    record = record_of(3, ARRIVAL, ReceivedAnswer(5.0, 5.5, error=error))
-    assert (record.outcome, record.request_id, record.device_s) == (outcome, "unnamed-3", 0.0)
+OUTCOMES: list[tuple[PentimentoError | None, Outcome]] = [
+    (ResourceExhausted("QUEUE_FULL", "full"), Outcome.REJECTED),
+    (DeadlineExceeded("PREDICTED_LATE", "late"), Outcome.DROPPED),
+    (Cancelled("CANCELLED", "stopped"), Outcome.CANCELLED),
+    (Unavailable("DOWN", "down"), Outcome.FAILED),
+    (Internal("BUG", "bug"), Outcome.FAILED),
+    (None, Outcome.FAILED),
+]
+
+
+def test_errors_are_outcomes() -> None:
+    for error, outcome in OUTCOMES:
+        record = record_of(3, ARRIVAL, ReceivedAnswer(5.0, 5.5, error=error))
+
+        assert outcome_of(error, accepted=False) is outcome
+        assert (record.outcome, record.request_id, record.device_s) == (outcome, "unnamed-3", 0.0)
 
 
 def test_accepted_request_given_up_is_dropped() -> None:
@@ -116,17 +117,17 @@ def test_accepted_request_given_up_is_dropped() -> None:
     assert (record.outcome, record.request_id) == (Outcome.DROPPED, "r1")
 
 
-@pytest.mark.parametrize(
-    ("start", "kind", "step"),
-    [
-        (FromNoise(), StartKind.NOISE, 0),
-        (FromLatent(OBJECT, 20, 50, 0.5, DONOR), StartKind.LATENT, 20),
-        (FromImage(OBJECT, 30, NoiseForm.FLOW_MATCHING, DONOR), StartKind.IMAGE, 30),
-        (FromImage(OBJECT, 50, NoiseForm.FLOW_MATCHING, DONOR), StartKind.RETRIEVAL, 50),
-    ],
-)
-def test_starts_have_kinds_and_steps(start: Start, kind: StartKind, step: int) -> None:
-    assert start_of(provenance(start)) == (kind, step)
+STARTS: list[tuple[Start, StartKind, int]] = [
+    (FromNoise(), StartKind.NOISE, 0),
+    (FromLatent(OBJECT, 20, 50, 0.5, DONOR), StartKind.LATENT, 20),
+    (FromImage(OBJECT, 30, NoiseForm.FLOW_MATCHING, DONOR), StartKind.IMAGE, 30),
+    (FromImage(OBJECT, 50, NoiseForm.FLOW_MATCHING, DONOR), StartKind.RETRIEVAL, 50),
+]
+
+
+def test_starts_have_kinds_and_steps() -> None:
+    for start, kind, step in STARTS:
+        assert start_of(provenance(start)) == (kind, step)
 
 
 def test_image_of_a_later_stage_was_deferred() -> None:

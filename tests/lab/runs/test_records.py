@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from lab.runs import Outcome, RequestRecord, Run, StageSpan, StartKind, load_run, save_run
 from pentimento.domain.errors import InvalidArgument
+from tests.support.refusals import wrong_refusals
 
 SECONDS = st.floats(0, 1e6)
 OPTIONAL = st.none() | st.floats(0, 1)
@@ -55,30 +56,33 @@ def test_read_record_has_enum_members(tmp_path: Path) -> None:
     assert record.outcome is Outcome.COMPLETED and record.start is StartKind.NOISE
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "limit"),
-    [
-        ("outcome", "lost", "must be one of completed, late"),
-        ("start", "nothing", "must be one of noise"),
-        ("ended_s", 0.5, r"must not be before arrived_s \(1\)"),
-        ("arrived_s", -1, "must be a number of at least 0"),
-        ("deferred", 1, "must be true or false"),
-        ("steps", 1.5, "must be a whole number"),
-        ("stages", [["queue", 2.0, 1.0]], "must be a list of"),
-        ("stages", [["queue", 2.0]], "must be a list of"),
-        ("stages", "queue", "must be a list of"),
-        ("confidence", "high", "must be a number"),
-        ("quality", float("nan"), "must be a number"),
-    ],
-)
-def test_wrong_field_is_named(tmp_path: Path, field: str, value: object, limit: str) -> None:
+WRONG: list[tuple[str, object, str]] = [
+    ("outcome", "lost", "must be one of completed, late"),
+    ("start", "nothing", "must be one of noise"),
+    ("ended_s", 0.5, r"must not be before arrived_s \(1\)"),
+    ("arrived_s", -1, "must be a number of at least 0"),
+    ("deferred", 1, "must be true or false"),
+    ("steps", 1.5, "must be a whole number"),
+    ("stages", [["queue", 2.0, 1.0]], "must be a list of"),
+    ("stages", [["queue", 2.0]], "must be a list of"),
+    ("stages", "queue", "must be a list of"),
+    ("confidence", "high", "must be a number"),
+    ("quality", float("nan"), "must be a number"),
+]
+
+
+def test_wrong_field_is_named(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     save_run(Run("run", {}, (PLAIN,)), path)
     header, line = path.read_text().splitlines()
-    path.write_text(f"{header}\n{json.dumps(json.loads(line) | {field: value})}\n")
 
-    with pytest.raises(InvalidArgument, match=rf"r\.jsonl:2: {field}: {limit}"):
+    def load(field: str, value: object) -> None:
+        path.write_text(f"{header}\n{json.dumps(json.loads(line) | {field: value})}\n")
         load_run(path)
+
+    rows = [(field, value, rf"r\.jsonl:2: {field}: {limit}") for field, value, limit in WRONG]
+
+    assert wrong_refusals(InvalidArgument, load, rows) == []
 
 
 @pytest.mark.parametrize("content", ["", "7", '{"format": 9}'])

@@ -22,22 +22,9 @@ def latencies(scenario: object, times: list[float], **changes: object) -> list[f
     return [round(record.latency_s, 6) for record in run(scenario, arrivals(times, **changes))]  # type: ignore[arg-type]
 
 
-def test_alone_a_request_takes_its_steps() -> None:
-    assert latencies(one_model(SECONDS), [0.0]) == [1.0]
-
-
-def test_together_two_requests_share_their_steps() -> None:
-    assert latencies(one_model(SECONDS), [0.0, 0.0]) == [1.5, 1.5]
-
-
 def test_a_newcomer_joins_at_the_next_step_and_stays_when_the_other_is_done() -> None:
     # 0.5 s: five steps alone. Then five of both at 0.15 s; the newcomer's last five alone at 0.1 s.
     assert latencies(one_model(SECONDS), [0.0, 0.5]) == [1.25, 1.25]
-
-
-def test_who_comes_in_the_middle_of_a_step_waits_for_its_end() -> None:
-    # Joins at 0.6 after six steps: four of both at 0.15 s, then six alone.
-    assert latencies(one_model(SECONDS), [0.0, 0.51]) == [1.2, pytest.approx(0.09 + 0.6 + 0.6)]
 
 
 def test_whole_requests_are_batched_where_the_server_does_so() -> None:
@@ -75,24 +62,15 @@ def test_what_would_be_late_in_the_next_batch_is_dropped_and_its_place_taken() -
     ]
 
 
-def test_a_tighter_deadline_takes_a_running_request_s_place() -> None:
-    scenario = one_model({1: 1.0}, answers_late=False)
+@pytest.mark.parametrize(("preempt", "latencies_s"), [(True, [2.0, 1.0]), (False, [1.0, 1.5])])
+def test_a_tighter_deadline_takes_a_running_request_s_place_or_waits(preempt: bool, latencies_s: list[float]) -> None:
+    scenario = one_model({1: 1.0}, answers_late=False, device_settings=DeviceSettings(preempt=preempt))
     workload = arrivals([0.0, 0.5], deadline_s=100.0)
     urgent = replace(workload.arrivals[1], deadline_s=2.0)
 
     records = run(scenario, replace(workload, arrivals=(workload.arrivals[0], urgent)))
 
-    assert [round(record.latency_s, 6) for record in records] == [2.0, 1.0]
-
-
-def test_without_preemption_it_waits() -> None:
-    scenario = one_model({1: 1.0}, answers_late=False, device_settings=DeviceSettings(preempt=False))
-    workload = arrivals([0.0, 0.5], deadline_s=100.0)
-    urgent = replace(workload.arrivals[1], deadline_s=2.0)
-
-    records = run(scenario, replace(workload, arrivals=(workload.arrivals[0], urgent)))
-
-    assert [round(record.latency_s, 6) for record in records] == [1.0, 1.5]
+    assert [round(record.latency_s, 6) for record in records] == latencies_s
 
 
 def test_preparing_holds_the_device_and_finishing_does_not() -> None:
@@ -107,13 +85,6 @@ def test_device_seconds_are_shared_among_a_batch() -> None:
     records = run(one_model(SECONDS), arrivals([0.0, 0.0]))
 
     assert [record.device_s for record in records] == [pytest.approx(0.75)] * 2
-
-
-def test_a_faster_device_takes_less_time() -> None:
-    scenario = one_model(SECONDS)
-    fast = replace(scenario, devices=(replace(scenario.devices[0], speed=4.0),))
-
-    assert latencies(fast, [0.0]) == [0.25]
 
 
 @pytest.mark.parametrize("load", [0.5, 0.8, 1.2])

@@ -43,11 +43,11 @@ def test_every_effect_is_performed() -> None:
     assert simulation._performers.keys() == set(effects.EFFECTS)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_every_policy_answers_a_light_load_in_time(policy: str) -> None:
-    records = run(cascade(policy, rate=1.0), poisson(1.0, 100))
+def test_every_policy_answers_a_light_load_in_time() -> None:
+    for policy in POLICIES:
+        records = run(cascade(policy, rate=1.0), poisson(1.0, 100))
 
-    assert [record.outcome for record in records] == [Outcome.COMPLETED] * 100
+        assert [record.outcome for record in records] == [Outcome.COMPLETED] * 100, policy
 
 
 @example("clipper-light", 1.0, 1, 0.0, True, [(0, 0.0, 5.0)])

@@ -1,6 +1,7 @@
 """Test the nearest earlier prompts against all pairs."""
 
 import tracemalloc
+from itertools import product
 
 import numpy as np
 import pytest
@@ -16,14 +17,15 @@ def brute_youngest(vectors, row, threshold):
 
 
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("count", [1, 2, 5, 37])
-def test_neighbours_equal_those_of_all_pairs(make_vectors, count, seed):
-    vectors = make_vectors(count, seed)
+def test_neighbours_equal_those_of_all_pairs(make_vectors):
+    for count, seed in product((1, 2, 5, 37), range(6)):
+        check_neighbours(make_vectors(count, seed))
 
+
+def check_neighbours(vectors):
     found = earlier_neighbours(vectors, THRESHOLDS)
 
-    for row in range(count):
+    for row in range(len(vectors)):
         cosines = [float(vectors[one] @ vectors[row]) for one in range(row)]
         best = max(cosines, default=NO_SIMILARITY)
         assert found.similarity[row] == pytest.approx(best, abs=1e-5)
@@ -42,18 +44,18 @@ def test_distances_count_prompts_back_and_are_infinite_without_one():
 
 
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("seed", range(6))
-def test_where_misses_alone_enter_the_nearest_is_among_them(make_vectors, seed):
-    vectors = make_vectors(37, seed)
+def test_where_misses_alone_enter_the_nearest_is_among_them(make_vectors):
+    for seed in range(6):
+        vectors = make_vectors(37, seed)
 
-    found = nearest_of_misses(vectors, 0.8)
+        found = nearest_of_misses(vectors, 0.8)
 
-    kept: list[int] = []
-    for row in range(len(vectors)):
-        best = max((float(vectors[one] @ vectors[row]) for one in kept), default=NO_SIMILARITY)
-        assert found[row] == pytest.approx(best, abs=1e-5)
-        if best < 0.8 - TIE:
-            kept.append(row)
+        kept: list[int] = []
+        for row in range(len(vectors)):
+            best = max((float(vectors[one] @ vectors[row]) for one in kept), default=NO_SIMILARITY)
+            assert found[row] == pytest.approx(best, abs=1e-5), seed
+            if best < 0.8 - TIE:
+                kept.append(row)
 
 
 def test_memory_is_below_that_of_all_pairs(make_vectors):

@@ -8,6 +8,7 @@ import pytest
 from lab.workloads import Content, Segment, SloClass, Workload, fluctuating, from_trace, poisson
 from lab.workloads.builders import MODM_FLUCTUATION
 from pentimento.domain.errors import InvalidArgument
+from tests.support.refusals import wrong_refusals
 
 PROMPTS = tuple(f"prompt {number}" for number in range(7))
 
@@ -92,19 +93,19 @@ def test_the_first_arrivals_and_the_rate() -> None:
     assert made.first(2).arrivals == made.arrivals[:2] and made.first(2).provenance["first"] == 2
 
 
-@pytest.mark.parametrize(
-    ("field", "values"),
-    [
-        ("prompts", {"prompts": ()}),
-        ("steps", {"steps": 0}),
-        ("first_prompt", {"first_prompt": -1}),
-        ("slo_classes", {"slo_classes": ()}),
-        ("slo_classes.deadline_s", {"slo_classes": (SloClass("now", 0.0),)}),
-        ("tenants", {"tenants": {"a": -1.0}}),
-        ("tenants", {"tenants": {"a": float("nan")}}),
-        ("embeddings", {"embeddings": np.zeros((6, 2), np.float32)}),
-    ],
-)
-def test_wrong_content_names_the_field(field: str, values: dict[str, object]) -> None:
-    with pytest.raises(InvalidArgument, match=f"^{field}: must"):
-        Content(**({"prompts": PROMPTS} | values))  # type: ignore[arg-type]
+WRONG: list[tuple[str, dict[str, object]]] = [
+    ("prompts", {"prompts": ()}),
+    ("steps", {"steps": 0}),
+    ("first_prompt", {"first_prompt": -1}),
+    ("slo_classes", {"slo_classes": ()}),
+    ("slo_classes.deadline_s", {"slo_classes": (SloClass("now", 0.0),)}),
+    ("tenants", {"tenants": {"a": -1.0}}),
+    ("tenants", {"tenants": {"a": float("nan")}}),
+    ("embeddings", {"embeddings": np.zeros((6, 2), np.float32)}),
+]
+
+
+def test_wrong_content_names_the_field() -> None:
+    rows = [(values, f"^{field}: must") for field, values in WRONG]
+
+    assert wrong_refusals(InvalidArgument, lambda values: Content(**({"prompts": PROMPTS} | values)), rows) == []

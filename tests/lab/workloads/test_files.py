@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from lab.workloads import Arrival, Content, Workload, load_workload, poisson, save_workload
 from pentimento.domain.errors import InvalidArgument, NotFound
+from tests.support.refusals import wrong_refusals
 
 NAMES = st.text(min_size=1, max_size=8)
 ARRIVALS = st.builds(
@@ -63,32 +64,34 @@ def test_same_workload_is_same_file(workload: Workload, tmp_path: Path) -> None:
     assert (tmp_path / "one" / "w.jsonl.gz").read_bytes() == (tmp_path / "two" / "w.jsonl.gz").read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "limit"),
-    [
-        ("at_s", "soon", "must be a number"),
-        ("at_s", float("nan"), "must be a number"),
-        ("at_s", -1, "must be a number of at least 0"),
-        ("at_s", 0.0, "must not be before the line ahead"),
-        ("deadline_s", 0, "must be above 0"),
-        ("tenant", 7, "must be text"),
-        ("prompt", None, "must be text"),
-        ("steps", 0, "must be a number of at least 1"),
-        ("steps", 1.5, "must be a whole number"),
-        ("steps", True, "must be a number"),
-        ("loras", "neon", "must be a list of texts"),
-        ("embedding_row", 3, "must be below the number of embeddings, 3"),
-    ],
-)
-def test_wrong_field_is_named(workload: Workload, tmp_path: Path, field: str, value: object, limit: str) -> None:
+WRONG: list[tuple[str, object, str]] = [
+    ("at_s", "soon", "must be a number"),
+    ("at_s", float("nan"), "must be a number"),
+    ("at_s", -1, "must be a number of at least 0"),
+    ("at_s", 0.0, "must not be before the line ahead"),
+    ("deadline_s", 0, "must be above 0"),
+    ("tenant", 7, "must be text"),
+    ("prompt", None, "must be text"),
+    ("steps", 0, "must be a number of at least 1"),
+    ("steps", 1.5, "must be a whole number"),
+    ("steps", True, "must be a number"),
+    ("loras", "neon", "must be a list of texts"),
+    ("embedding_row", 3, "must be below the number of embeddings, 3"),
+]
+
+
+def test_wrong_field_is_named(workload: Workload, tmp_path: Path) -> None:
     path = tmp_path / "w.jsonl"
     save_workload(replace(workload, arrivals=workload.arrivals[:3]), path)
     lines = path.read_text().splitlines()
-    lines[2] = json.dumps(json.loads(lines[2]) | {field: value})
-    path.write_text("\n".join(lines) + "\n")
 
-    with pytest.raises(InvalidArgument, match=rf"w\.jsonl:3: {field}: {limit}"):
+    def load(field: str, value: object) -> None:
+        path.write_text("\n".join([*lines[:2], json.dumps(json.loads(lines[2]) | {field: value}), *lines[3:]]) + "\n")
         load_workload(path)
+
+    rows = [(field, value, rf"w\.jsonl:3: {field}: {limit}") for field, value, limit in WRONG]
+
+    assert wrong_refusals(InvalidArgument, load, rows) == []
 
 
 BROKEN: dict[str, tuple[Callable[[bytes], bytes], str]] = {
@@ -102,16 +105,18 @@ BROKEN: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 }
 
 
-@pytest.mark.parametrize(("spoil", "message"), BROKEN.values(), ids=BROKEN)
-def test_broken_file_is_rejected(
-    workload: Workload, tmp_path: Path, spoil: Callable[[bytes], bytes], message: str
-) -> None:
+def test_broken_file_is_rejected(workload: Workload, tmp_path: Path) -> None:
     path = tmp_path / "w.jsonl"
     save_workload(workload, path)
-    path.write_bytes(spoil(path.read_bytes()))
+    sound = path.read_bytes()
 
-    with pytest.raises(InvalidArgument, match=r"w\.jsonl" + message):
+    def load(spoil: Callable[[bytes], bytes]) -> None:
+        path.write_bytes(spoil(sound))
         load_workload(path)
+
+    rows = [(spoil, r"w\.jsonl" + message) for spoil, message in BROKEN.values()]
+
+    assert wrong_refusals(InvalidArgument, load, rows) == []
 
 
 def test_missing_file_and_broken_gzip_are_named(tmp_path: Path) -> None:

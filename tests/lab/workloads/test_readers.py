@@ -1,5 +1,6 @@
 """Test readers of public logs, on a few lines of each."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 from lab.workloads.readers import read_azure_times, read_embeddings, read_mooncake, read_production_requests
 from pentimento.domain.errors import InvalidArgument
+from tests.support.refusals import wrong_refusals
 from tests.support.text_files import write_lines
 
 GENTD26 = (
@@ -50,24 +52,25 @@ def test_production_requests_have_adapters_and_gaps(tmp_path: Path) -> None:
     assert not second.succeeded
 
 
-@pytest.mark.parametrize(
-    ("reader", "lines", "message"),
-    [
-        (read_azure_times, ["TIMESTAMP", "yesterday"], r":2: TIMESTAMP: must be a time like"),
-        (read_azure_times, ["TIME", "2023-11-16 18:15:46"], r":2: TIMESTAMP: is missing"),
-        (read_azure_times, ["TIMESTAMP,a", "2023-11-16 18:15:46"], r":2: must have 2 fields, got 1"),
-        (read_mooncake, ['{"timestamp": 1, "hash_ids": "x"}'], r":1: hash_ids: must be a list of whole numbers"),
-        (read_mooncake, ["timestamp"], r":1: must be a JSON object"),
-        (
-            read_production_requests,
-            [GENTD26, "2024-11-15 16:57:50,T,SUCCEED,32,G,1,1,1,30,M,S,L0000"],
-            r":2: loras: must be like",
-        ),
-    ],
-)
-def test_a_wrong_line_is_named(tmp_path: Path, reader, lines: list[str], message: str) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(InvalidArgument, match=message):
+WRONG: list[tuple[Callable[[Path], object], list[str], str]] = [
+    (read_azure_times, ["TIMESTAMP", "yesterday"], r":2: TIMESTAMP: must be a time like"),
+    (read_azure_times, ["TIME", "2023-11-16 18:15:46"], r":2: TIMESTAMP: is missing"),
+    (read_azure_times, ["TIMESTAMP,a", "2023-11-16 18:15:46"], r":2: must have 2 fields, got 1"),
+    (read_mooncake, ['{"timestamp": 1, "hash_ids": "x"}'], r":1: hash_ids: must be a list of whole numbers"),
+    (read_mooncake, ["timestamp"], r":1: must be a JSON object"),
+    (
+        read_production_requests,
+        [GENTD26, "2024-11-15 16:57:50,T,SUCCEED,32,G,1,1,1,30,M,S,L0000"],
+        r":2: loras: must be like",
+    ),
+]
+
+
+def test_a_wrong_line_is_named(tmp_path: Path) -> None:
+    def read(reader: Callable[[Path], object], lines: list[str]) -> None:
         reader(write_lines(tmp_path / "log.csv", *lines))
+
+    assert wrong_refusals(InvalidArgument, read, WRONG) == []
 
 
 def test_embeddings_become_unit_vectors(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Test arrival processes, and the scaling and compressing of traces."""
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -18,6 +19,7 @@ from lab.workloads.times import (
     segment_times,
 )
 from pentimento.domain.errors import InvalidArgument
+from tests.support.refusals import wrong_refusals
 
 SEEDS = st.integers(0, 2**32 - 1)
 TRACES = st.lists(st.floats(0, 1e4, allow_nan=False), max_size=60).map(sorted)
@@ -58,7 +60,7 @@ def test_scale_of_one_keeps_the_trace(trace: list[float], seed: int) -> None:
     assert list(scaled(trace, 1.0, np.random.default_rng(seed))) == trace
 
 
-@pytest.mark.parametrize("scale", [0.25, 0.5, 2.0, 3.5])
+@pytest.mark.parametrize("scale", [0.25, 3.5])
 def test_scaling_keeps_the_shape_of_the_curve(scale: float) -> None:
     rng = np.random.default_rng(5)
     trace = segment_times([Segment(400, 2), Segment(400, 10), Segment(400, 5)], rng)
@@ -110,29 +112,26 @@ def test_fitted_segments_span_the_rates() -> None:
     assert [segment.rate for segment in segments] == pytest.approx([32.0, 4.0, 4.0 + 28.0 / 3.0])
 
 
-@pytest.mark.parametrize("times", [[1.0, 0.5], [-1.0], [float("nan")], [0.0, float("inf")]])
-def test_times_that_do_not_ascend_are_named(times: list[float]) -> None:
-    with pytest.raises(
-        InvalidArgument, match=rf"times_s\[{len(times) - 1}\]: must be finite, at least 0 and ascending"
-    ):
-        ascending(times)
+def test_times_that_do_not_ascend_are_named() -> None:
+    for times in ([1.0, 0.5], [-1.0], [math.nan], [0.0, math.inf]):
+        place = rf"times_s\[{len(times) - 1}\]"
+        with pytest.raises(InvalidArgument, match=f"{place}: must be finite, at least 0 and ascending"):
+            ascending(times)
 
 
 RNG = np.random.default_rng(0)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: poisson_times(1e9, 1.0, RNG), "rate: must be that of at most 100,000,000 requests in all"),
-        (lambda: poisson_times(1e300, 1.0, RNG), "rate: must be that of at most 100,000,000 requests in all"),
-        (lambda: poisson_times(-1.0, 1.0, RNG), "rate: must be at least 0"),
-        (lambda: poisson_times(1.0, 0.0, RNG), "duration_s: must be above 0"),
-        (lambda: scaled([0.0], 0.0, RNG), "scale: must be above 0"),
-        (lambda: compressed([0.0], 0.0), "factor"),
-        (lambda: fitted_segments([0.0], 1.0, 5.0, 4.0), "lowest"),
-    ],
-)
-def test_wrong_argument_is_named(make: Callable[[], object], message: str) -> None:
-    with pytest.raises(InvalidArgument, match=message):
-        make()
+WRONG: list[tuple[Callable[[], object], str]] = [
+    (lambda: poisson_times(1e9, 1.0, RNG), "rate: must be that of at most 100,000,000 requests in all"),
+    (lambda: poisson_times(1e300, 1.0, RNG), "rate: must be that of at most 100,000,000 requests in all"),
+    (lambda: poisson_times(-1.0, 1.0, RNG), "rate: must be at least 0"),
+    (lambda: poisson_times(1.0, 0.0, RNG), "duration_s: must be above 0"),
+    (lambda: scaled([0.0], 0.0, RNG), "scale: must be above 0"),
+    (lambda: compressed([0.0], 0.0), "factor"),
+    (lambda: fitted_segments([0.0], 1.0, 5.0, 4.0), "lowest"),
+]
+
+
+def test_wrong_argument_is_named() -> None:
+    assert wrong_refusals(InvalidArgument, lambda make: make(), WRONG) == []

@@ -84,22 +84,20 @@ GPU 1: NVIDIA H200 (UUID: GPU-bb-2)
 """
 
 
-@pytest.mark.parametrize(
-    ("listed", "visible", "found"),
-    [
-        (LISTED, None, ("GPU-aa-1", "MIG-c1", "MIG-c2")),
-        (LISTED, "0", ("GPU-aa-1",)),
-        (LISTED, "MIG-c2, GPU-aa-1", ("MIG-c2", "GPU-aa-1")),
-        (LISTED, "", ()),
-        ("", None, ()),
-    ],
-)
-def test_gpus_of_listed_and_visible_are_found(
-    monkeypatch: pytest.MonkeyPatch, listed: str, visible: str | None, found: tuple[str, ...]
-) -> None:
+VISIBLE: list[tuple[str, str | None, tuple[str, ...]]] = [
+    (LISTED, None, ("GPU-aa-1", "MIG-c1", "MIG-c2")),
+    (LISTED, "0", ("GPU-aa-1",)),
+    (LISTED, "MIG-c2, GPU-aa-1", ("MIG-c2", "GPU-aa-1")),
+    (LISTED, "", ()),
+    ("", None, ()),
+]
+
+
+def test_gpus_of_listed_and_visible_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
-    assert gpus_of(listed, visible) == found
+    for listed, visible, found in VISIBLE:
+        assert gpus_of(listed, visible) == found, visible
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.prompt_syntax import PromptSyntax, parse_prompt, plain_prompt
+from tests.support.refusals import wrong_refusals
 
 Weighted = list[tuple[str, float]]
 A1111: dict[str, list[Weighted]] = {
@@ -43,14 +44,14 @@ REFUSED: dict[str, str] = {
 }
 
 
-@pytest.mark.parametrize(("syntax", "text", "sections"), PROMPTS)
-def test_parse_prompt_gives_weights_by_section(syntax: PromptSyntax, text: str, sections: list[Weighted]) -> None:
-    prompt = parse_prompt(text, syntax)
+def test_parse_prompt_gives_weights_by_section() -> None:
+    for syntax, text, sections in PROMPTS:
+        parsed = parse_prompt(text, syntax).sections
 
-    found = [[(fragment.text, fragment.weight) for fragment in section] for section in prompt.sections]
-    assert [[text for text, _ in one] for one in found] == [[text for text, _ in one] for one in sections]
-    weights = [[weight for one in parsed for _, weight in one] for parsed in (found, sections)]
-    assert weights[0] == pytest.approx(weights[1])
+        found = [[(fragment.text, fragment.weight) for fragment in section] for section in parsed]
+        assert [[part for part, _ in one] for one in found] == [[part for part, _ in one] for one in sections], text
+        weights = [[weight for one in each for _, weight in one] for each in (found, sections)]
+        assert weights[0] == pytest.approx(weights[1]), text
 
 
 REFUSED_COMPEL = {
@@ -67,10 +68,10 @@ FAULTS = [*((PromptSyntax.A1111, *one) for one in REFUSED.items())]
 FAULTS += [(PromptSyntax.COMPEL, *one) for one in REFUSED_COMPEL.items()]
 
 
-@pytest.mark.parametrize(("syntax", "text", "said"), FAULTS)
-def test_parse_prompt_names_field_and_fault(syntax: PromptSyntax, text: str, said: str) -> None:
-    with pytest.raises(InvalidArgument, match=re.escape(f"negative_prompt: {said}")):
-        parse_prompt(text, syntax, "negative_prompt")
+def test_parse_prompt_names_field_and_fault() -> None:
+    rows = [(text, syntax, "negative_prompt", re.escape(f"negative_prompt: {said}")) for syntax, text, said in FAULTS]
+
+    assert wrong_refusals(InvalidArgument, parse_prompt, rows) == []
 
 
 def test_plain_prompt_has_no_syntax() -> None:

@@ -143,25 +143,23 @@ def test_resolve_encoding_quality_depends_on_format() -> None:
         assert resolved(format=asked, encoding_quality=100) == resolved(format=asked)
 
 
-# Width and height as diffusers' VaeImageProcessor rounds them (`get_default_height_width`, scale factor 8).
-@pytest.mark.parametrize(
-    ("image_size", "asked", "size"),
-    [
-        ((64, 64), {}, (64, 64)),
-        ((48, 40), {}, (48, 40)),
-        ((63, 33), {}, (56, 32)),
-        ((8, 15), {}, (8, 8)),
-        ((71, 64), {}, (64, 64)),
-        ((300, 48), {"width_px": 16, "height_px": 24}, (16, 24)),
-        ((48, 40), {"width_px": 16}, (16, 40)),
-    ],
-)
-def test_resolve_image_gives_sides_that_are_not_asked_for(
-    image_size: tuple[int, int], asked: dict[str, int], size: tuple[int, int]
-) -> None:
-    spec = resolved(init_image=InitImage(a_png(*image_size), 0.5), **asked).spec
+SIDES_OF_IMAGES: list[tuple[tuple[int, int], dict[str, int], tuple[int, int]]] = [
+    ((64, 64), {}, (64, 64)),
+    ((48, 40), {}, (48, 40)),
+    ((63, 33), {}, (56, 32)),
+    ((8, 15), {}, (8, 8)),
+    ((71, 64), {}, (64, 64)),
+    ((300, 48), {"width_px": 16, "height_px": 24}, (16, 24)),
+    ((48, 40), {"width_px": 16}, (16, 40)),
+]
 
-    assert (spec.width_px, spec.height_px) == size
+
+def test_resolve_image_gives_sides_that_are_not_asked_for() -> None:
+    """Width and height as diffusers' VaeImageProcessor rounds them (`get_default_height_width`, scale factor 8)."""
+    for image_size, asked, size in SIDES_OF_IMAGES:
+        spec = resolved(init_image=InitImage(a_png(*image_size), 0.5), **asked).spec
+
+        assert (spec.width_px, spec.height_px) == size, image_size
 
 
 def test_resolve_own_image_and_mask_stay_out_of_cache() -> None:

@@ -131,14 +131,18 @@ def test_a_thinned_picture_is_cached_where_every_thinning_that_it_may_get_keeps_
     assert OFFERS.thinned_is_cached(ThinningOffer(50, next_step, options)) is cached
 
 
-@pytest.mark.parametrize(
-    ("steps", "binding", "may_thin"),
-    [(None, None, True), (20, None, False), (20, False, True), (None, True, False), (20, True, False)],
-)
-def test_a_number_of_steps_that_is_named_is_meant(steps: int | None, binding: bool | None, may_thin: bool) -> None:
-    request = ImageRequest("a circle", num_inference_steps=steps, binding_steps=binding)
+def test_a_number_of_steps_that_is_named_is_meant() -> None:
+    meant = {(None, None): True, (20, None): False, (20, False): True, (None, True): False, (20, True): False}
+    requests = {
+        (steps, binding): ImageRequest("a circle", num_inference_steps=steps, binding_steps=binding)
+        for steps, binding in meant
+    }
+    resolved = {
+        key: resolve(request, HELD, AdapterCatalogue(), RequestLimits(), drawn_seed=1)
+        for key, request in requests.items()
+    }
 
-    assert resolve(request, HELD, AdapterCatalogue(), RequestLimits(), drawn_seed=1).may_thin is may_thin
+    assert {key: one.may_thin for key, one in resolved.items()} == meant
 
 
 LAYOUT = replace(EDGES, digest="sha256:layout", name="layout")

@@ -110,7 +110,7 @@ async def test_a_picture_counts_the_steps_of_its_pixels_that_were_painted(tmp_pa
     assert none == ()
 
 
-@pytest.mark.parametrize("told", [math.nan, math.inf, -1.0, 1e308])
+@pytest.mark.parametrize("told", [math.nan, -1.0, 1e308])
 async def test_a_worker_that_tells_of_no_time_keeps_nobodys_counts_back(tmp_path: Path, told: float) -> None:
     journal = open_journal(f"sqlite:///{tmp_path}/journal.sqlite", SetClock(wall_s=NOW_S))
     meter = UsageMeter(journal.tenants, SetClock(wall_s=NOW_S))

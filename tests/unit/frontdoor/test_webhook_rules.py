@@ -96,7 +96,7 @@ def test_wrong_rules_of_operator_are_named() -> None:
 PUBLIC, INSIDE = "93.184.216.34", "10.0.0.1"
 
 
-@pytest.mark.parametrize("addresses", [(PUBLIC, INSIDE), (INSIDE, PUBLIC), (INSIDE,), ()])
+@pytest.mark.parametrize("addresses", [(PUBLIC, INSIDE), (INSIDE,), ()])
 async def test_one_address_inside_spoils_all_that_a_name_stands_for(
     addresses: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,9 +40,7 @@ EXIF = b"Exif\0\0MM\0*\0\0\0\x08" + bytes(6)
 SAMPLES = {
     "png": noise("png"),
     "interlaced palette": encoded("png", mode="P"),
-    "one bit": encoded("png", mode="1"),
     "jpeg": noise("jpeg"),
-    "progressive jpeg": noise("jpeg", progressive=True),
     "jpeg with restarts": noise("jpeg", restart_marker_blocks=2),
     "grey jpeg": encoded("jpeg", mode="L"),
     "CMYK jpeg": encoded("jpeg", mode="CMYK"),
@@ -54,33 +52,32 @@ SAMPLES = {
 }
 
 
-@pytest.mark.parametrize("data", SAMPLES.values(), ids=SAMPLES.keys())
-def test_decode_gives_pixels_of_whole_files_alone(data: bytes) -> None:
-    with Image.open(io.BytesIO(data)) as image:
-        expected = np.asarray(image.convert("RGB"))
+def test_decode_gives_pixels_of_whole_files_alone() -> None:
+    for kind, data in SAMPLES.items():
+        with Image.open(io.BytesIO(data)) as image:
+            expected = np.asarray(image.convert("RGB"))
 
-    np.testing.assert_array_equal(pixels(data), expected)
-    with pytest.raises(InvalidArgument, match=r"images\[0\]: must be a whole"):
-        decode(data[: len(data) * 2 // 3], "images[0]", lambda picture: picture)
+        np.testing.assert_array_equal(pixels(data), expected, kind)
+        with pytest.raises(InvalidArgument, match=r"images\[0\]: must be a whole"):
+            decode(data[: len(data) * 2 // 3], "images[0]", lambda picture: picture)
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        encoded("png", (20, 300), "RGBA"),
-        encoded("png", (20, 300), "LA"),
-        encoded("png", (20, 300), "P", transparency=1),
-        encoded("webp", (20, 300), "RGBA", lossless=True, exact=True),
-        encoded("webp", (20, 300), "RGBA"),
-    ],
-    ids=["RGBA", "LA", "P", "lossless WebP", "WebP"],
-)
-def test_transparency_is_laid_on_white(data: bytes) -> None:
-    with Image.open(io.BytesIO(data)) as image:
-        opaque = image.convert("RGBA")
-        expected = Image.alpha_composite(Image.new("RGBA", opaque.size, "white"), opaque).convert("RGB")
+TRANSPARENT = [
+    encoded("png", (20, 300), "RGBA"),
+    encoded("png", (20, 300), "LA"),
+    encoded("png", (20, 300), "P", transparency=1),
+    encoded("webp", (20, 300), "RGBA", lossless=True, exact=True),
+    encoded("webp", (20, 300), "RGBA"),
+]
 
-    np.testing.assert_array_equal(pixels(data), np.asarray(expected))
+
+def test_transparency_is_laid_on_white() -> None:
+    for data in TRANSPARENT:
+        with Image.open(io.BytesIO(data)) as image:
+            opaque = image.convert("RGBA")
+            expected = Image.alpha_composite(Image.new("RGBA", opaque.size, "white"), opaque).convert("RGB")
+
+        np.testing.assert_array_equal(pixels(data), np.asarray(expected))
 
 
 def test_grey_of_16_bits_has_upper_eight_and_white_where_transparent() -> None:
@@ -255,20 +252,19 @@ def test_decode_turns_image_and_mask_upright(orientation: int) -> None:
             np.testing.assert_array_equal(mask, np.asarray(expected.convert("L")))
 
 
-@pytest.mark.parametrize(
-    "block",
-    [
-        pytest.param(b"", id="nothing"),
-        pytest.param(b"Exif\0\0", id="no block"),
-        pytest.param(b"XX*\0" + bytes(20), id="no byte order"),
-        pytest.param(b"II*\0\xff\xff\xff\xff" + bytes(20), id="beyond its end"),
-        pytest.param(b"MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x09\0\0", id="nine"),
-        pytest.param(b"MM\0*\0\0\0\x08\0\x01\x01\x12\0\x02\0\0\0\x01\0\x06\0\0", id="a text"),
-        pytest.param(b"MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01", id="cut short"),
-    ],
-)
-def test_what_says_nothing_leaves_a_picture_as_it_is(block: bytes) -> None:
-    assert orientation_of(block) == 1
+def test_what_says_nothing_leaves_an_image_as_it_is() -> None:
+    directory = b"MM\0*\0\0\0\x08\0\x01\x01\x12\0"
+    blocks = {
+        "nothing": b"",
+        "no block": b"Exif\0\0",
+        "no byte order": b"XX*\0" + bytes(20),
+        "beyond its end": b"II*\0\xff\xff\xff\xff" + bytes(20),
+        "nine": directory + b"\x03\0\0\0\x01\0\x09\0\0",
+        "a text": directory + b"\x02\0\0\0\x01\0\x06\0\0",
+        "cut short": directory + b"\x03\0\0\0\x01",
+    }
+
+    assert {what: orientation_of(block) for what, block in blocks.items()} == dict.fromkeys(blocks, 1)
 
 
 @pytest.mark.parametrize(("mark", "order"), [(b"II*\0", "<"), (b"MM\0*", ">")])

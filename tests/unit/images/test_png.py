@@ -9,6 +9,7 @@ from PIL import Image
 
 from lab.emulation.png_text import flat_png, text_of, with_text
 from pentimento.images.png_chunks import SIGNATURE, leading_chunks, png_chunk, png_file
+from tests.support.refusals import wrong_refusals
 
 
 def test_a_chunk_is_its_length_kind_content_and_checksum() -> None:
@@ -61,16 +62,15 @@ def test_what_is_written_is_what_is_read(text: str) -> None:
     assert text_of(with_text(PNG, "label", text), "label") == text
 
 
-@pytest.mark.parametrize("content", [b"", b"GIF89a", PNG[:20], b"\x89PNG\r\n\x1a\n" + bytes(40)])
-def test_what_is_no_png_takes_no_text(content: bytes) -> None:
-    with pytest.raises(ValueError, match="not a PNG"):
-        with_text(content, "label", "x")
+def test_with_text_refuses_other_files_keywords_and_texts() -> None:
+    files = (b"", b"GIF89a", PNG[:20], b"\x89PNG\r\n\x1a\n" + bytes(40))
+    wrong = (("", "x"), ("k" * 80, "x"), ("k\0", "x"), ("k", "\0"))
+    rows = [
+        *((file, "label", "x", "not a PNG") for file in files),
+        *((PNG, keyword, text, "keywords") for keyword, text in wrong),
+    ]
 
-
-@pytest.mark.parametrize(("keyword", "text"), [("", "x"), ("k" * 80, "x"), ("k\0", "x"), ("k", "\0")])
-def test_a_keyword_or_text_that_a_png_does_not_take_is_refused(keyword: str, text: str) -> None:
-    with pytest.raises(ValueError, match="keywords"):
-        with_text(PNG, keyword, text)
+    assert wrong_refusals(ValueError, with_text, rows) == []
 
 
 @settings(deadline=None)

@@ -13,28 +13,24 @@ import pytest
 from pentimento.rpc import memory
 from pentimento.rpc.memory import MEBIBYTE, FreedWatch, give_back_freed_memory
 
+COURSES = [
+    ([40, 40, 40], [False, False, False]),
+    ([47, 47, 47], [False, False, False]),
+    ([48, 48, 48], [False, True, False]),
+    ([48, 48, 40, 48, 48], [False, True, False, False, True]),
+    ([60, 80, 100, 100, 100], [False, False, False, True, False]),
+    ([60, 40, 60, 40], [False, False, False, False]),
+    ([36, 44, 44], [False, False, True]),
+    ([60, 61, 62], [False, True, False]),
+    ([60, 62, 64], [False, False, False]),
+]
 
-@pytest.mark.parametrize(
-    ("mebibytes", "gives_back"),
-    [
-        ([40, 40, 40], [False, False, False]),
-        ([47, 47, 47], [False, False, False]),
-        ([48, 48, 48], [False, True, False]),
-        ([48, 48, 40, 48, 48], [False, True, False, False, True]),
-        ([60, 80, 100, 100, 100], [False, False, False, True, False]),
-        ([60, 40, 60, 40], [False, False, False, False]),
-        ([36, 44, 44], [False, False, True]),
-        ([60, 61, 62], [False, True, False]),
-        ([60, 62, 64], [False, False, False]),
-    ],
-    ids=["steady", "little", "freed", "twice", "growing", "swinging", "less than ever", "nearly still", "moving"],
-)
-def test_freed_memory_is_given_back_when_there_is_enough_and_the_process_rests(
-    mebibytes: list[int], gives_back: list[bool]
-) -> None:
-    watch = FreedWatch(40 * MEBIBYTE)
 
-    assert [watch.pays(spare * MEBIBYTE) for spare in mebibytes] == gives_back
+def test_freed_memory_is_given_back_when_there_is_enough_and_the_process_rests() -> None:
+    for mebibytes, gives_back in COURSES:
+        watch = FreedWatch(40 * MEBIBYTE)
+
+        assert [watch.pays(spare * MEBIBYTE) for spare in mebibytes] == gives_back, mebibytes
 
 
 # In a process of its own, which prints bytes: in this one garbage of other tests goes meanwhile, and their threads take

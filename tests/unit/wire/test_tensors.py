@@ -40,17 +40,16 @@ def test_tensor_from_proto_of_written_tensor_returns_tensor(tensor: WireTensor) 
     assert tensor_from_proto(pb.Tensor.FromString(data)) == tensor
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool]
-)
 @given(dims=shapes)
-def test_tensor_from_wire_returns_same_bits(dtype: torch.dtype, dims: tuple[int, ...]) -> None:
-    tensor = (torch.randn(dims) * 100).to(dtype)
+def test_tensor_from_wire_returns_same_bits(dims: tuple[int, ...]) -> None:
+    types = (torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool)
+    for dtype in types:
+        tensor = (torch.randn(dims) * 100).to(dtype)
 
-    again = tensor_over(tensor_to_wire(tensor))
+        again = tensor_over(tensor_to_wire(tensor))
 
-    assert again.dtype == tensor.dtype
-    assert torch.equal(again, tensor)
+        assert again.dtype == tensor.dtype
+        assert torch.equal(again, tensor)
 
 
 def test_tensor_to_wire_of_strided_view_is_row_major() -> None:
