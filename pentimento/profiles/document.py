@@ -12,7 +12,7 @@
      ]}
     ]}
 
-`pentimento profile` writes such files. Files of format 1, one form for each kind, are still read (`format_one`).
+`pentimento profile` writes such files.
 """
 
 import json
@@ -27,7 +27,6 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import GenerationSpec, Scheduler
 from pentimento.files.documents import parsed_json
 from pentimento.files.json_values import ValueRange, from_json, to_json
-from pentimento.profiles.format_one import upgraded
 from pentimento.profiles.rules import Tally, ThresholdRule
 
 FORMAT = 2
@@ -253,11 +252,12 @@ def entries_of(text: str, kind: ProfileKind | None, where: str = "") -> dict[str
     """
     document = parsed_json(text, where or "profiles")
     number = document.pop("format", None)
-    if number not in (1, FORMAT):
-        raise InvalidArgument.of(below(where, "format"), f"must be {FORMAT} or 1")
+    if number != FORMAT:
+        limit = f"must be {FORMAT}, got {number!r:.20}: `pentimento profile` measures older profiles again"
+        raise InvalidArgument.of(below(where, "format"), limit)
     place = below(where, "profiles")
-    entries = upgraded(document, place) if number == 1 else document.pop("profiles", None)
-    if number == FORMAT and document:
+    entries = document.pop("profiles", None)
+    if document:
         raise InvalidArgument.of(below(where, min(document)), "is not known")
     found = {}
     for index, entry in enumerate(from_json(tuple[Any, ...], entries, place)):

@@ -29,6 +29,15 @@ from pentimento.domain.generation import LoraSelection, ObjectReference, PlanVer
 from pentimento.domain.weights import SwitchWay
 from pentimento.files.ed25519_keys import read_private_key
 from pentimento.files.signed_entries import signed_upload
+from pentimento.profiles.document import (
+    MeasuredAdapter,
+    Profile,
+    ProfileConditions,
+    ProfiledModel,
+    ProfileKind,
+    ProfileRow,
+    profiles_to_json,
+)
 from pentimento.stores.objects import open_objects
 from pentimento.tensors.device import outgoing_tensor
 from pentimento.wire.tensors import UNBOUND
@@ -339,9 +348,10 @@ async def test_registry_names_loras_and_bounds_limit_lateness(
     (adapters_dir / "registry.json").write_text(json.dumps({"models": entries}))
     # A given file of bounds has precedence over the one in the LoRAs' directory.
     (adapters_dir / "lora-bounds.json").write_text("no bounds")
-    bound = {"lora_digest": neon.digest, "model_digest": worker.held.model_digest, "latest_start_fraction": 0.25}
     bounds = tmp_path / "bounds.json"
-    bounds.write_text(json.dumps({"format": 1, "bounds": [bound]}))
+    measured = ProfiledModel("", worker.held.model_digest, adapters=(MeasuredAdapter(neon.digest),))
+    row = ProfileRow({"steps": 5}, allowed={"lower_bound": 5})
+    bounds.write_text(profiles_to_json(Profile(ProfileKind.LORA, measured, ProfileConditions(20), rows=(row,))))
 
     second = tmp_path / "second"
     second.mkdir()
@@ -362,7 +372,7 @@ async def test_registry_names_loras_and_bounds_limit_lateness(
 
 async def test_malformed_bounds_file_stops_the_start(checkpoint: Path, adapters_dir: Path, tmp_path: Path) -> None:
     bounds = tmp_path / "bounds.json"
-    bounds.write_text('{"format": 1, "bounds": [1]}')
+    bounds.write_text('{"format": 2, "profiles": [1]}')
 
     with pytest.raises(InvalidArgument, match="profiles: "):
         async with serve(checkpoint, tmp_path, adapters_dir=adapters_dir, profiles=(bounds,)):

@@ -1,4 +1,4 @@
-"""Files of profiles: written and read back, refused by field, merged, and read in the older format."""
+"""Files of profiles: written and read back, refused by field, and merged."""
 
 import json
 from dataclasses import replace
@@ -14,7 +14,7 @@ from pentimento.domain.generation import Scheduler
 from pentimento.policies.residual_pipelining import PipeliningBound
 from pentimento.profiles.catalogue import ProfileSet, check_continues, read_profiles, write_profiles
 from pentimento.profiles.checks import parse_profiles
-from pentimento.profiles.costs import parse_costs, read_costs
+from pentimento.profiles.costs import read_costs
 from pentimento.profiles.document import (
     MeasuredAdapter,
     Profile,
@@ -45,7 +45,7 @@ from tests.support.profiles import (
     reuse_step,
     thinned_row,
 )
-from tests.unit.profiles.test_format_one import OLD_COST
+from tests.unit.profiles.test_costs import PROFILE as COSTS
 
 IMAGES = changed(
     LATENT_PROFILE, start=ReuseKind.IMAGES, model="light", model_digest="sha256:light", reference_digest="sha256:heavy"
@@ -173,17 +173,15 @@ def document(**changes: Any) -> str:
         ("[" * 100_000, "must be JSON"),
         ("[]", "must be a JSON object"),
         ("3", "must be a JSON object"),
-        ('{"format": 3, "profiles": []}', "format: must be 2 or 1"),
-        ('{"profiles": []}', "format: must be 2 or 1"),
+        ('{"format": 3, "profiles": []}', "format: must be 2, got 3"),
+        ('{"format": 1, "bounds": []}', "got 1: `pentimento profile` measures older profiles again"),
+        ('{"profiles": []}', "format: must be 2, got None"),
         ('{"format": 2}', "profiles: must be a list"),
         ('{"format": 2, "profiles": [1]}', "profiles[0]: must be an object"),
         ('{"format": 2, "profiles": [], "more": 1}', "more: is not known"),
         (document(surprise=1), "profiles[0].surprise: is not known"),
         (document(kind="luck"), "profiles[0].kind: must be one of cost, reuse"),
         (document(asked={"rule": "luck"}), "profiles[0].asked.rule: must be one of minimum, lower_bound, mean"),
-        ('{"format": 1}', "must be a whole profile of format 1"),
-        ('{"format": 1, "bounds": [1]}', "must be a whole profile of format 1"),
-        ('{"format": 1, "bounds": [{"lora_digest": "sha256:a"}]}', "must be a whole profile of format 1"),
     ],
 )
 def test_read_profiles_names_file_and_fault(text: str, wrong: str, tmp_path: Path) -> None:
@@ -229,7 +227,7 @@ def test_read_profiles_keeps_profiles_that_differ_by_adapters(tmp_path: Path) ->
 
 def test_write_profiles_replaces_same_subject_and_keeps_others(tmp_path: Path) -> None:
     path, other = tmp_path / "all.json", changed(LORA, model_digest="sha256:light", model="light")
-    again, costs = replace(LORA, rows=()), parse_costs(json.dumps({"format": 1, **OLD_COST}))
+    again, costs = replace(LORA, rows=()), (COSTS,)
     write_profiles(path, [other, LORA])
     write_profiles(path, costs=costs)
 
@@ -238,7 +236,7 @@ def test_write_profiles_replaces_same_subject_and_keeps_others(tmp_path: Path) -
     assert read_profiles([path]).profiles == (again, other)
     assert read_costs([path]) == costs
     write_profiles(path, costs=[replace(costs[0], step_count=9), replace(costs[0], device="cuda")])
-    assert [(one.device, one.step_count) for one in read_costs([path])] == [("cpu", 9), ("cuda", 1)]
+    assert [(one.device, one.step_count) for one in read_costs([path])] == [("cpu", 9), ("cuda", 2)]
 
 
 @pytest.mark.parametrize(
