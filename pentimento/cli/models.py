@@ -14,7 +14,7 @@ from pentimento.cli.allocation_samples import plain_cascade
 from pentimento.cli.calls import ask_controller, chunks_of
 from pentimento.cli.connection import PRESENT, controller_options
 from pentimento.cli.options import plain_table, say
-from pentimento.cli.programs import RenamedOptions, described
+from pentimento.cli.programs import described
 from pentimento.clients.controller import ModelRepositoryClient
 from pentimento.domain.adapters import split_digest
 from pentimento.domain.clock import SystemClock
@@ -54,7 +54,7 @@ def models() -> None:
     """Register models and cascades with the controller, list, sign and remove them. Needs an administrator's token."""
 
 
-@models.command(cls=RenamedOptions)
+@models.command
 @click.argument("name")
 @click.argument("model")
 @click.option("--licence", default="", help="SPDX identifier or name [from the model's registry]")
@@ -147,7 +147,7 @@ async def upload(client: ModelRepositoryClient, variant: ModelVariant, directory
     return sum(file.size_bytes for file in files.values())
 
 
-@models.command("add-cascade", cls=RenamedOptions)
+@models.command("add-cascade")
 @click.argument("file", type=PRESENT)
 @click.option("--profiles", multiple=True, type=PRESENT, help="file of `profile handover`, one for each hand-over")
 @controller_options

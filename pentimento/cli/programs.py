@@ -1,4 +1,4 @@
-"""Commands that become other programs, or load commands of the lab; options that have new names."""
+"""Commands that become other programs, or load commands of the lab."""
 
 import asyncio
 import importlib.util
@@ -50,23 +50,6 @@ def described(module: str, arguments: Sequence[str | Path], reason: str) -> str:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         raise FailedPrecondition(reason, lines[-1])
     return done.stdout
-
-
-FORMER_OPTIONS = dict.fromkeys(
-    ("--profile", "--selector-profiles", "--thinning-profiles", "--pipelining-bounds", "--handover-profile"),
-    "--profiles",
-)
-
-
-class RenamedOptions(click.Command):
-    """Refuse options of earlier versions and name their successors."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Return the arguments that click did not parse. Raises UsageError for an option of an earlier version."""
-        for word in args:
-            if (former := word.partition("=")[0]) in FORMER_OPTIONS:
-                raise click.UsageError(f"{former} is now {FORMER_OPTIONS[former]} FILE|DIR, for all kinds", ctx)
-        return super().parse_args(ctx, args)
 
 
 SERVICES = {
@@ -224,14 +207,6 @@ BENCHES = {
     "allocation": "draw how the allocation moved",
     "trace-study": "study what a cache could reuse of a log of prompts",
 }
-# Names of earlier versions.
-FORMER_BENCHES = {
-    "profile": "profile cost MODEL",
-    "selector-profile": "profile reuse MODEL",
-    "thinning-profile": "profile steps MODEL",
-    "handover-profile": "profile handover HEAVY --light LIGHT",
-    "lora-bound": "profile lora MODEL",
-}
 
 
 class BenchGroup(click.Group):
@@ -241,8 +216,6 @@ class BenchGroup(click.Group):
         return list(BENCHES)
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        if name in FORMER_BENCHES:
-            raise click.UsageError(f"`bench {name}` is now `pentimento {FORMER_BENCHES[name]}`")
         if name not in BENCHES:
             return None
         command = load_plugin(COMMANDS, f"bench.{name}", f"pentimento bench {name}")

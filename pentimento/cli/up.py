@@ -8,7 +8,6 @@ import click
 from pentimento.cli.connection import PRESENT, state_dir_option
 from pentimento.cli.control import start_detached
 from pentimento.cli.options import FiniteRange, json_option
-from pentimento.cli.programs import RenamedOptions
 from pentimento.cli.suite_options import suite_settings
 from pentimento.cli.suite_running import run_suite
 from pentimento.devices.choices import TextEncoderPlace, WeightStorage
@@ -30,7 +29,7 @@ def checked_endpoint(context: click.Context, parameter: click.Parameter, value: 
     return value
 
 
-@click.command(cls=RenamedOptions)
+@click.command
 @click.option(
     "--model",
     "models",

@@ -68,33 +68,6 @@ def test_command_that_forwards_flags_has_own_help(command: list[str], told: str,
     assert told in " ".join(done.output.split())
 
 
-@pytest.mark.parametrize(
-    ("name", "now"),
-    [
-        ("profile", "profile cost MODEL"),
-        ("selector-profile", "profile reuse MODEL"),
-        ("thinning-profile", "profile steps MODEL"),
-        ("handover-profile", "profile handover HEAVY --light LIGHT"),
-        ("lora-bound", "profile lora MODEL"),
-    ],
-)
-def test_former_bench_command_names_its_successor(name: str, now: str) -> None:
-    done = CliRunner().invoke(cli, ["bench", name, "tiny-light"])
-
-    assert done.exit_code == 2
-    assert f"`bench {name}` is now `pentimento {now}`" in done.output
-
-
-@pytest.mark.parametrize(
-    "words", [("add", "mine", "tiny-light", "--profile=f"), ("add-cascade", "c.json", "--handover-profile", "f")]
-)
-def test_former_option_of_models_names_its_successor(words: tuple[str, ...]) -> None:
-    done = CliRunner().invoke(cli, ["models", *words])
-
-    assert done.exit_code == 2
-    assert "is now --profiles FILE|DIR" in done.output
-
-
 @pytest.mark.parametrize("name", sorted(programs.ZOO))
 def test_zoo_subcommand_becomes_its_module_with_its_arguments(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[list[str]] = []

@@ -77,14 +77,6 @@ def test_up_names_allowed_values_of_cache_options(option: str, value: str, allow
     assert option in done.output and allowed in " ".join(done.output.split())
 
 
-@pytest.mark.parametrize("option", ["--profile", "--selector-profiles", "--thinning-profiles", "--pipelining-bounds"])
-def test_former_option_of_up_names_its_successor(option: str) -> None:
-    done = CliRunner().invoke(cli, ["up", option, "file.json"])
-
-    assert done.exit_code == 2
-    assert f"{option} is now --profiles FILE|DIR" in done.output
-
-
 def test_up_with_certificate_without_key_is_refused(tmp_path: Path) -> None:
     (tmp_path / "chain.pem").touch()
 
