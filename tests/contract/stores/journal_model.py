@@ -43,15 +43,6 @@ class JournalModel:
         held = self._of_key(tenant, key)
         return None if held is None else self._outcome(held, tenant, body_hash)
 
-    def record_route(self, request_id: str, route: bytes, stage: int) -> bytes | PentimentoError:
-        held = self.requests.get(request_id)
-        if held is None:
-            return InvalidArgument.of("request_id", "")
-        if held.route is not None and held.cascade_stage >= stage:
-            return held.route
-        self.requests[request_id] = replace(held, route=route, cascade_stage=stage)
-        return route
-
     def start_attempt(self, attempt: Attempt, worker_id: str, stage: int, handed: bytes) -> bool:
         held = self.requests.get(attempt.request_id)
         if held is None or held.finished_at is not None or self._is_superseded(attempt.frontdoor_epoch):
@@ -72,9 +63,13 @@ class JournalModel:
     ) -> tuple[bytes, bool] | PentimentoError:
         if self._is_superseded(attempt.frontdoor_epoch):
             return route, False
-        pinned = self.record_route(attempt.request_id, route, stage)
-        if isinstance(pinned, PentimentoError):
-            return pinned
+        held = self.requests.get(attempt.request_id)
+        if held is None:
+            return InvalidArgument.of("request_id", "")
+        pinned = held.route if held.cascade_stage >= stage else None
+        if pinned is None:
+            pinned = route
+            self.requests[attempt.request_id] = replace(held, route=route, cascade_stage=stage)
         return pinned, self.start_attempt(attempt, worker_id, stage, handed)
 
     def commit_result(self, attempt: Attempt, result: ResultRecord) -> bool:

@@ -76,12 +76,11 @@ def test_journalled_request_repr_hides_bytes() -> None:
 @pytest.mark.parametrize(
     ("misuse", "field"),
     [
-        (lambda journal: journal.record_route("unknown", b"route").result(), "request_id"),
         (lambda journal: journal.route_and_start(an_attempt("unknown"), "w1", b"route").result(), "request_id"),
         (lambda journal: journal.finish("r1", RequestState.RUNNING, "", ""), "state"),
         (lambda journal: journal.finish("r1", RequestState.COMPLETED, "", ""), "state"),
     ],
-    ids=["route of unknown request", "attempt of unknown request", "finish as running", "finish as completed"],
+    ids=["attempt of unknown request", "finish as running", "finish as completed"],
 )
 def test_journal_wrong_argument_names_its_field(
     journal: Journal, misuse: Callable[[Journal], object], field: str

@@ -117,15 +117,11 @@ class JournalHistory(RuleBasedStateMachine):
     def get(self, number: int, tenant: str, is_other: bool) -> None:
         self.both("get", self.ids[number] + "-other" * is_other, self.tenant(tenant))
 
-    @rule(number=IDS, route=st.binary(max_size=2), stage=st.integers(0, 2))
-    def record_route(self, number: int, route: bytes, stage: int) -> None:
-        self.both("record_route", self.ids[number], route, stage)
-
     @rule(number=IDS, token=TOKENS, back=EPOCHS, worker=WORKERS, stage=st.integers(0, 1), handed=HANDED)
     def start_attempt(self, number: int, token: int, back: int, worker: str, stage: int, handed: bytes) -> None:
         self.both("start_attempt", self.attempt(number, token, back), worker, stage, handed)
 
-    @rule(number=IDS, token=TOKENS, back=EPOCHS, worker=WORKERS, route=st.binary(max_size=2), stage=st.integers(0, 1))
+    @rule(number=IDS, token=TOKENS, back=EPOCHS, worker=WORKERS, route=st.binary(max_size=2), stage=st.integers(0, 2))
     def route_and_start(self, number: int, token: int, back: int, worker: str, route: bytes, stage: int) -> None:
         self.both("route_and_start", self.attempt(number, token, back), worker, route, stage, b"light")
 

@@ -33,7 +33,7 @@ def failing_first(method: Callable[..., "Future[Any]"], times: int) -> Callable[
     return call
 
 
-@pytest.mark.parametrize("method", ["record_route", "start_attempt", "commit_result"])
+@pytest.mark.parametrize("method", ["route_and_start", "commit_result"])
 async def test_an_accepted_request_waits_for_its_journal(
     suite: FrontdoorSuite, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:

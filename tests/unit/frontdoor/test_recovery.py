@@ -40,6 +40,7 @@ from services.frontdoor.journal.recovery import (
 from services.frontdoor.objects.inputs import Inputs
 from services.frontdoor.objects.object_keeper import ObjectKeeper
 from services.frontdoor.requests.jobs import Jobs
+from tests.support.values import an_attempt
 from tests.unit.wire import samples
 from tests.unit.wire.random_values import random_value
 
@@ -161,7 +162,8 @@ async def test_a_recovered_request_with_a_route_waits_for_the_route_s_model_alon
     journal: Journal, inputs: Inputs, admitted: AdmittedStages, model: str, pool: str
 ) -> None:
     accept(journal, body=resolved_to_bytes(replace(RESOLVED, admitted=admitted)))
-    journal.record_route("r1", to_bytes(Route("route", FromNoise(), model, "sha256:m"), generation_pb2.Route)).result()
+    route = to_bytes(Route("route", FromNoise(), model, "sha256:m"), generation_pb2.Route)
+    journal.route_and_start(an_attempt("r1"), "w1", route).result()
 
     (request,) = (
         await recover(journal, Jobs(lambda event: None), inputs, SetClock(ACCEPTED_AT, NOW), default_deadline_s=600.0)
@@ -191,7 +193,7 @@ async def test_a_request_that_is_not_understood_ends_and_takes_no_other_with_it(
     accept(journal, "sound")
     accept(journal, "strange", resolved_to_bytes(RESOLVED) + (b"\x98\x06\x01" if route is None else b""))
     if route is not None:
-        journal.record_route("strange", route).result()
+        journal.route_and_start(an_attempt("strange"), "w1", route).result()
 
     recovered = await recover(
         journal, Jobs(lambda event: None), inputs, SetClock(ACCEPTED_AT, NOW), default_deadline_s=600.0

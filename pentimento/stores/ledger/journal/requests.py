@@ -183,12 +183,6 @@ class Journal(EpochLedger):
         return _outcome(holder, tenant, body_hash)
 
     @submitted
-    def record_route(self, connection: Connection, request_id: str, route: bytes, cascade_stage: int = 0) -> bytes:
-        """Pin the route of a request for a stage of its cascade, and return the route in force. The first route of the
-        newest stage stays."""
-        return _pin_route(connection, request_id, route, cascade_stage)
-
-    @submitted
     def start_attempt(
         self,
         connection: Connection,
@@ -216,8 +210,9 @@ class Journal(EpochLedger):
         cascade_stage: int = 0,
         handed_picture: bytes = b"",
     ) -> tuple[bytes, bool]:
-        """Do as `record_route` and then `start_attempt`, in one commit; return both results. If a newer epoch was
-        claimed, return `route` and False, and pin nothing."""
+        """Pin the route of a request for a stage of its cascade, then do as `start_attempt`, in one commit; return the
+        route in force and the result. The first route of the newest stage stays. If a newer epoch was claimed, return
+        `route` and False, and pin nothing."""
         if _is_superseded(connection, attempt.frontdoor_epoch):
             return route, False
         pinned = _pin_route(connection, attempt.request_id, route, cascade_stage)
