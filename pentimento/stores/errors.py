@@ -10,10 +10,15 @@ FailedPrecondition   SchemaMismatch      the data on disk was written by another
 Their messages may reach clients: they name neither keys nor digests, paths or addresses.
 """
 
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from pentimento.domain.errors import FailedPrecondition, Internal, NotFound, ResourceExhausted, Unavailable
 
 # After this time space may have been freed, or the suite has deleted old data.
 FULL_RETRY_MS = 5000
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class ObjectMissing(NotFound):
@@ -55,3 +60,16 @@ class SchemaMismatch(FailedPrecondition):
 
     def __init__(self, store: str, detail: str) -> None:
         super().__init__("SCHEMA_MISMATCH", f"{store}: {detail}")
+
+
+@contextmanager
+def disk_errors(store: str) -> Iterator[None]:
+    """Raise the disk's errors as those of the store."""
+    try:
+        yield
+    except OSError as error:
+        # Only the cause names the path.
+        words = error.strerror or type(error).__name__
+        if error.errno in _FULL:
+            raise StoreFull(store, words) from error
+        raise StoreUnavailable(store, words) from error

@@ -11,7 +11,6 @@ that uses a component holds a shared lock of it, so that it is not evicted. The 
 Nothing is flushed to disk: a reader verifies every block, and finds one that a power cut tore.
 """
 
-import errno
 import fcntl
 import os
 import threading
@@ -25,12 +24,13 @@ from pentimento.domain.components import ComponentRule, Loadable, victims
 from pentimento.files.file_sums import FileSum, remove_abandoned, write_whole
 from pentimento.files.private_files import make_private_directory
 from pentimento.stores.components.blocks import MAP_SUFFIX, PartialFile, map_path
-from pentimento.stores.errors import StoreFull, StoreUnavailable
+from pentimento.stores.errors import StoreFull, disk_errors
 from pentimento.stores.objects.store import beyond_bounds
 
+# The name of the store in errors.
+STORE = "component store"
 # Seconds of a component's load are estimated from its size until one was measured.
 FETCH_BYTES_PER_S = 100e6
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 @dataclass(frozen=True)
@@ -55,14 +55,14 @@ class DiskTier:
         # Times of the last uses that the rule knows, by name.
         self._used_at_ns: dict[str, int] = {}
         self._lock = threading.Lock()
-        with disk_errors():
+        with disk_errors(STORE):
             for name in ("blobs", "sums", "partial", "pinned", "quarantine"):
                 make_private_directory(directory / name)
             remove_abandoned(path for path in (directory / "sums").iterdir() if not self._blob(path.name).exists())
 
     def hold(self, name: str) -> HeldBlob | None:
         """Return a component and count a use; None for a missing one. The caller closes its descriptor."""
-        with disk_errors():
+        with disk_errors(STORE):
             descriptor = _locked(self._blob(name), os.O_RDONLY, fcntl.LOCK_SH)
             if descriptor is None:
                 return None
@@ -79,7 +79,7 @@ class DiskTier:
 
     def read_range(self, name: str, offset: int, size: int) -> bytes | None:
         """Return a part of a component, shorter at its end and not verified; None for a missing one. Counts no use."""
-        with disk_errors():
+        with disk_errors(STORE):
             try:
                 descriptor = os.open(self._blob(name), os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError:
@@ -94,18 +94,18 @@ class DiskTier:
         """Hold the partial file of a component, alone on this host; None if it was completed meanwhile. Raises
         StoreFull if the quota or the disk has no room."""
         path = self._root / "partial" / name
-        with disk_errors():
+        with disk_errors(STORE):
             descriptor = _locked(path, os.O_RDWR | os.O_CREAT, fcntl.LOCK_EX)
         assert descriptor is not None
         try:
-            with disk_errors():
+            with disk_errors(STORE):
                 if self._blob(name).exists():
                     self._drop_partial(path)
                     yield None
                     return
                 partial = self._with_room(path, descriptor, size_bytes)
             try:
-                with disk_errors():
+                with disk_errors(STORE):
                     yield partial
             finally:
                 if partial.is_empty:
@@ -129,7 +129,7 @@ class DiskTier:
     def check_room(self, size_bytes: int) -> None:
         """Raise StoreFull for what the tier cannot hold even without all else."""
         if size_bytes > self._max_bytes:
-            raise StoreFull("component store", f"{size_bytes} bytes exceed the {self._max_bytes} of {self.name}")
+            raise StoreFull(STORE, f"{size_bytes} bytes exceed the {self._max_bytes} of {self.name}")
 
     def set_aside(self, name: str, descriptor: int) -> None:
         """Move the component that is open, and has wrong bytes, to the quarantine."""
@@ -153,7 +153,7 @@ class DiskTier:
     def found(self) -> list[tuple[str, os.stat_result]]:
         """Return the files of the whole components by name, the last used one at the end."""
         found = []
-        with disk_errors():
+        with disk_errors(STORE):
             for file in os.scandir(self._root / "blobs"):
                 with suppress(FileNotFoundError):
                     found.append((file.name, file.stat()))
@@ -162,7 +162,7 @@ class DiskTier:
     def pin(self, name: str, *, pinned: bool) -> None:
         """Keep a component until it is unpinned; it may be fetched later."""
         mark = self._root / "pinned" / name
-        with disk_errors():
+        with disk_errors(STORE):
             if pinned:
                 mark.touch(mode=0o600)
             else:
@@ -176,7 +176,7 @@ class DiskTier:
     def drop(self, name: str) -> bool:
         """Delete a component unless it is in use, and return whether it is gone."""
         path = self._blob(name)
-        with disk_errors():
+        with disk_errors(STORE):
             descriptor = _locked(path, os.O_RDONLY, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if descriptor is None:
                 return not path.exists()
@@ -216,7 +216,7 @@ class DiskTier:
             there, now_s = self.components(), time.time()
             leaving = victims(self._rule, there, needed_bytes, now_s, kept)
             if leaving is None:
-                raise StoreFull("component store", "the components in use leave no room")
+                raise StoreFull(STORE, "the components in use leave no room")
             for one in there:
                 if one.name in leaving:
                     self._rule.note_eviction(one, now_s)
@@ -304,16 +304,3 @@ def _locked(path: Path, flags: int, lock: int) -> int | None:
             os.close(descriptor)
             raise
         os.close(descriptor)
-
-
-@contextmanager
-def disk_errors() -> Iterator[None]:
-    """Raise the disk's errors as ours."""
-    try:
-        yield
-    except OSError as error:
-        # Only the cause names the path.
-        words = error.strerror or type(error).__name__
-        if error.errno in _FULL:
-            raise StoreFull("component store", words) from error
-        raise StoreUnavailable("component store", words) from error

@@ -23,10 +23,10 @@ from pentimento.domain.models import OBJECTS_SOURCE, ModelFile, ModelVariant
 from pentimento.files.file_sums import CorruptComponent, FileSum, file_sums_in, remove_abandoned, write_whole
 from pentimento.files.json_values import from_json, to_json
 from pentimento.files.private_files import make_private_directory
-from pentimento.stores.components.disk import HeldBlob, disk_errors
+from pentimento.stores.components.disk import STORE, HeldBlob
 from pentimento.stores.components.remote import Peers, Remote, no_peers
 from pentimento.stores.components.store import ComponentStore
-from pentimento.stores.errors import ObjectMissing
+from pentimento.stores.errors import ObjectMissing, disk_errors
 from pentimento.stores.objects import open_objects
 
 logger = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class ModelFolders:
         self.sums = file_sums_in(root)
         self._root = root
         self._source_of = source_of
-        with disk_errors():
+        with disk_errors(STORE):
             make_private_directory(root / "models")
             remove_abandoned((root / "models").glob("*/*.json.*"))
 
@@ -128,7 +128,7 @@ class ModelFolders:
         """Exclude other processes of this host from what the label names, during the block."""
         path = self._root / "models" / f"{sha256(label.encode()).hexdigest()[:32]}.lock"
         with ExitStack() as held:
-            with disk_errors():
+            with disk_errors(STORE):
                 held.enter_context(_locked(path, os.O_CREAT))
             yield
 
@@ -138,7 +138,7 @@ class ModelFolders:
     @contextmanager
     def _held(self, model: ModelVariant, files: tuple[ModelFile, ...]) -> Iterator[list[HeldBlob]]:
         """Fetch the files that are missing, link them, and keep them during the block."""
-        with disk_errors():
+        with disk_errors(STORE):
             self._link(model)
         remote = self._source_of(model)
 

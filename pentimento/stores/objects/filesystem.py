@@ -14,7 +14,6 @@ table of interned strings. The interpreter then allocates a new table (up to 2 M
 the old one leaves a gap in another heap.
 """
 
-import errno
 import fcntl
 import hashlib
 import os
@@ -22,7 +21,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
 
@@ -30,7 +29,7 @@ from pentimento.domain.generation import ObjectReference
 from pentimento.domain.jobs import ResultUrlServer
 from pentimento.files.atomic import flush
 from pentimento.files.private_files import close_to_others, make_private_directory
-from pentimento.stores.errors import ObjectCorrupt, ObjectMissing, StoreFull, StoreUnavailable
+from pentimento.stores.errors import ObjectCorrupt, ObjectMissing, disk_errors
 from pentimento.stores.objects.signed_paths import CurrentSigner, presigned_path
 from pentimento.stores.objects.store import (
     CheckReference,
@@ -51,7 +50,7 @@ from pentimento.stores.objects.store import (
 
 _SHARD = re.compile("[0-9a-f]{2}", re.ASCII)
 _PIECE_BYTES = 2 * 2**20
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_STORE = "object store"
 
 
 class FilesystemObjectStore:
@@ -70,7 +69,7 @@ class FilesystemObjectStore:
         self._shards: set[str] = set()
         if read_only:
             return
-        with _typed_errors():
+        with disk_errors(_STORE):
             make_private_directory(self._objects)
             make_private_directory(self._staging)
         self.sweep_uploads()
@@ -89,14 +88,14 @@ class FilesystemObjectStore:
     def get(self, reference: ObjectReference) -> bytes:
         """Return the bytes, checked. Raises ObjectMissing, ObjectCorrupt."""
         path = self._path(check_key(reference.key))
-        with _typed_errors(), self._open(path, reference.key) as file:
+        with disk_errors(_STORE), self._open(path, reference.key) as file:
             check_size(reference, size := os.fstat(file.fileno()).st_size)
             return verify(reference, file.read(size))
 
     def read_into(self, reference: ObjectReference, offset: int, buffer: bytearray | memoryview) -> None:
         """Read a range of the object into the buffer. Raises ObjectMissing, ObjectCorrupt."""
         check_range(reference, offset, len(buffer))
-        with _typed_errors(), self._open(self._path(check_key(reference.key)), reference.key) as file:
+        with disk_errors(_STORE), self._open(self._path(check_key(reference.key)), reference.key) as file:
             check_size(reference, os.fstat(file.fileno()).st_size)
             file.seek(offset)
             if file.readinto(buffer) != len(buffer):
@@ -116,7 +115,7 @@ class FilesystemObjectStore:
         """Move a corrupt object to the quarantine, and return whether it was corrupt."""
         if not is_corrupt(self, reference):
             return False
-        with _typed_errors():
+        with disk_errors(_STORE):
             make_private_directory(self._quarantine)
             kept = self._quarantine / aside_name(reference.key, time.time_ns())
             # Another reader may have been first, here and below.
@@ -129,14 +128,14 @@ class FilesystemObjectStore:
 
     def delete(self, key: str) -> None:
         """Delete the object, if there is one."""
-        with _typed_errors():
+        with disk_errors(_STORE):
             _unlink(self._path(check_key(key)))
 
     def keys(self, prefix: str = "") -> Iterator[str]:
         """Yield every key that starts with `prefix`, in no order."""
         # A listing of one kind among millions of objects would otherwise parse the name of every other object.
         first = prefix.replace("/", ".")
-        with _typed_errors():
+        with disk_errors(_STORE):
             for shard in filter(_SHARD.fullmatch, os.listdir(self._objects)):
                 for name in _listed(f"{self._objects}/{shard}"):
                     if name.startswith(first) and is_key(key := name.replace(".", "/")):
@@ -144,13 +143,13 @@ class FilesystemObjectStore:
 
     def free_bytes(self) -> int | None:
         """Return the room left on the disk."""
-        with _typed_errors():
+        with disk_errors(_STORE):
             found = os.statvfs(self._objects)
         return found.f_bavail * found.f_frsize
 
     def check_integrity(self, references: Iterable[ObjectReference] = ()) -> list[str]:
         """Return a sentence for each foreign, partial, missing or corrupt file."""
-        with _typed_errors():
+        with disk_errors(_STORE):
             problems = [f"foreign file {path}" for path in self._objects.glob("*/*") if not self._is_object(path)]
             problems += [f"abandoned upload {path}" for path in self._staging.iterdir() if _is_abandoned(path)]
         return problems + list(broken_references(self, references))
@@ -161,20 +160,20 @@ class FilesystemObjectStore:
         sizes = []
         for key in self.keys(prefix):
             # Deleted since it was listed.
-            with _typed_errors(), suppress(FileNotFoundError):
+            with disk_errors(_STORE), suppress(FileNotFoundError):
                 sizes.append(os.stat(self._path(key)).st_size)
         return StoreUsage(len(sizes), sum(sizes))
 
     def sweep_uploads(self, unfinished_for_s: float = 0.0) -> int:
         """Delete the uploads of dead writers, and return their number. Running uploads hold a lock and stay, at any
         age."""
-        with _typed_errors():
+        with disk_errors(_STORE):
             return sum(_is_abandoned(path, remove=True) for path in self._staging.iterdir())
 
     def _write(self, key: str, pieces: Iterable[bytes], *, durable: bool) -> None:
         """Write an object, whole or not at all."""
         target = self._path(check_key(key))
-        with _typed_errors():
+        with disk_errors(_STORE):
             shard = os.path.dirname(target)
             if shard not in self._shards:
                 self._make_shard(shard)
@@ -279,16 +278,3 @@ def _is_abandoned(path: Path, remove: bool = False) -> bool:
         return False
     finally:
         os.close(descriptor)
-
-
-@contextmanager
-def _typed_errors() -> Iterator[None]:
-    """Raise the system's errors as ours."""
-    try:
-        yield
-    except OSError as error:
-        # Only the cause names the path.
-        words = error.strerror or type(error).__name__
-        if error.errno in _FULL:
-            raise StoreFull("object store", words) from error
-        raise StoreUnavailable("object store", words) from error
