@@ -33,7 +33,7 @@ from benchmarks.filled_cache import (
     filled_in,
     vectors,
 )
-from lab.fixtures.bounded_gateway import MODULE
+from lab.fixtures.bounded_gateway import MODULE, NIRVANA_FLAGS
 from lab.runs.intervals import percentile
 from lab.runs.measure import Figure, Options, at_least, at_most, counted, informative, measured, parse_options, publish
 from pentimento.clients.gateway import GatewayClient
@@ -133,7 +133,7 @@ async def gateway(cache: FilledCache, bounds: str = "min_free_bytes=0") -> Async
         command = [sys.executable, "-m", MODULE, "--bounds", bounds, "--listen", address, "--log-level", "warning"]
         command += ["--index-url", f"edge://{cache.index}", "--ledger-url", cache.ledger_url]
         command += ["--objects-url", f"file://{folder}/objects", "--max-entries", "10000000"]
-        command += ["--max-size-bytes", str(2**50), "--unprofiled-reuse"]
+        command += ["--max-size-bytes", str(2**50), *NIRVANA_FLAGS]
         process = await asyncio.create_subprocess_exec(*command)
         channel = open_channel(address, RpcChannelSettings())
         try:

@@ -99,7 +99,7 @@ def main() -> int:
     options = parse_options("console", __doc__)
     if why := why_no_browser():
         raise FailedPrecondition("NO_BROWSER", why)
-    with local_suite(["--unprofiled-reuse", "--http", "127.0.0.1:0"]) as suite:
+    with local_suite(["--http", "127.0.0.1:0"]) as suite:
         generate_one(suite)
         audited, *timed = asyncio.run(look_at_all(f"http://{suite.endpoint.http}/", 2 if options.quick else 10))
     all_looks = [*audited, *(one for each in timed for one in each)]

@@ -280,7 +280,7 @@ def settings(directory: Path) -> GatewaySettings:
         "--match-predictor": "off",
         "--log-level": "warning",
     }
-    words = ["--unprofiled-reuse", *(word for pair in flags.items() for word in pair)]
+    words = [word for pair in flags.items() for word in pair]
     return load_settings(GatewaySettings, "vectordb_gateway", words, {})
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from benchmarks.filled_cache import LATENT_BYTES, SCOPE
 from benchmarks.prompt_logs import Vectors
-from lab.fixtures.bounded_gateway import MODULE
+from lab.fixtures.bounded_gateway import MODULE, NIRVANA_FLAGS
 from pentimento.clients.gateway import GatewayClient
 from pentimento.domain.cache import LookupCandidate
 from pentimento.domain.embedding import Embedding
@@ -50,7 +50,7 @@ async def log_gateway(
         address = f"unix:{folder}/gateway"
         command = [sys.executable, "-m", MODULE, "--bounds", bounds, "--listen", address, "--log-level", "error"]
         command += ["--index-url", index_url or f"edge://{folder}/index", "--ledger-url", f"sqlite:///{folder}/ledger"]
-        command += ["--objects-url", f"file://{folder}/objects", "--unprofiled-reuse"]
+        command += ["--objects-url", f"file://{folder}/objects", *NIRVANA_FLAGS]
         process = await asyncio.create_subprocess_exec(*command, "--search-timeout-ms", "5000", *flags)
         channel = open_channel(address, RpcChannelSettings())
         try:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from lab.emulation.emulated_worker.model import emulated_held_model
-from lab.emulation.fleet_file import EmulatedFleet, EmulatedModel, read_fleet, served_profile
+from lab.emulation.fleet_file import EmulatedFleet, EmulatedModel, EmulatedReuse, read_fleet, served_profile
 from lab.emulation.fleet_settings import fleet_settings
 from pentimento.domain.errors import InvalidArgument
-from pentimento.policies.cache_selection import Thresholds
+from pentimento.policies.cache_selection import NIRVANA_LATENT_THRESHOLDS, Thresholds
 from pentimento.policies.plan.settings import ModelQuality, ServingSettings
 from pentimento.profiles.catalogue import read_profiles
 from pentimento.profiles.costs import costs_to_json
@@ -67,9 +67,7 @@ class EmulatedSuite:
 
     def gateway_arguments(self) -> tuple[str, ...]:
         """Return the tables of the file; without them latents are reused by NIRVANA's."""
-        if self.fleet.reuse is None:
-            return ("--unprofiled-reuse",)
-        reuse = self.fleet.reuse
+        reuse = self.fleet.reuse or EmulatedReuse(NIRVANA_LATENT_THRESHOLDS)
         return arguments({"latent-thresholds": _pairs(reuse.latents), "image-thresholds": _pairs(reuse.images)})
 
     def workers(

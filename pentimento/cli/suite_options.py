@@ -51,10 +51,10 @@ UNCHANGED = (
 )
 # Options that are flags of services under the same name. Defaults are left to their settings of environment and file.
 PASSED = {
-    "controller": ("modm_mode",),
+    "controller": ("modm_mode", "profile_rule"),
     "discriminator": ("unsafe_labels",),
     "frontdoor": (
-        *("thinning", "feature_reuse", "handover", "controlnet_pipelining"),
+        *("profile_rule", "thinning", "feature_reuse", "handover", "controlnet_pipelining"),
         *("c2pa_certificate_file", "c2pa_key_file"),
     ),
     "unet_worker": (
@@ -63,7 +63,7 @@ PASSED = {
     ),
     "controlnet_svc": ("depth_model", "registry_public_keys"),
     "vectordb_gateway": (
-        *("reuse_rule", "eviction", "cache_bias", "scratch_share", "renoised_share", "match_predictor"),
+        *("profile_rule", "eviction", "cache_bias", "scratch_share", "renoised_share", "match_predictor"),
     ),
 }
 
@@ -248,7 +248,7 @@ def service_flags(options: dict[str, Any]) -> dict[str, dict[str, object]]:
     found["unet_worker"]["adapters-dir"] = find_loras(options["loras"])
     gateway = found["vectordb_gateway"]
     if options["policy"] == "modm":
-        gateway.setdefault("reuse-rule", "mean")
+        gateway.setdefault("profile-rule", "mean")
     if options["emulate"] is None:
-        gateway |= {"unprofiled-reuse": options["unprofiled_reuse"], "no-earned-reuse": not options["earned_reuse"]}
+        gateway["no-earned-reuse"] = not options["earned_reuse"]
     return found

@@ -161,7 +161,6 @@ def checked_endpoint(context: click.Context, parameter: click.Parameter, value: 
     help="start a cascade's later model from the earlier one's image where a hand-over profile of both allows it"
     " [auto]",
 )
-@click.option("--unprofiled-reuse", is_flag=True, help="also reuse latents of models without a reuse profile")
 @click.option(
     "--earned-reuse/--no-earned-reuse",
     default=True,
@@ -170,10 +169,10 @@ def checked_endpoint(context: click.Context, parameter: click.Parameter, value: 
     "profile",
 )
 @click.option(
-    "--reuse-rule",
+    "--profile-rule",
     type=click.Choice(["profile", "minimum", "lower_bound", "mean"]),
-    help="which reuse profile serves where a model has several [mean with --policy modm, else profile: the most"
-    " cautious]",
+    help="quality that profiles must keep: of every image, of 95 %, on average, or by their own rule; of several reuse"
+    " profiles of a model one for this rule serves [profile; the cache's mean with --policy modm]",
 )
 @click.option(
     "--eviction",

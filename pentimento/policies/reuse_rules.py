@@ -1,8 +1,8 @@
 """Find the tables that decide on a model's reuse: its reuse profiles, or the operator's.
 
 A model without a profile reuses nothing: similarities and thresholds of one encoder and model do not hold for others.
-An operator who gives tables for such models accepts that. Where reuse is earned (`earned_reuse`), such a model begins
-with a published prior of its encoder, or with closed rows, and a profile's rows may widen.
+An operator who gives tables accepts that. Where reuse is earned (`earned_reuse`), such a model begins with a published
+prior of its encoder, or with closed rows, and a profile's rows may widen.
 """
 
 from collections.abc import Mapping, Sequence
@@ -100,19 +100,16 @@ class ReuseSource(Protocol):
 
 @dataclass(frozen=True)
 class ReuseRules:
-    """Hold the reuse rules of a gateway. `base` has the tables of models without a profile; empty ones allow no reuse.
-    `rule`: None for each profile's own. `bias` moves every K of every table by that many tenths of the steps (NIRVANA,
-    section 5.3.1): a table with larger K promises no quality, and from RETRIEVAL_BIAS on hits are stored images,
-    unchanged. For the kinds in `given` the tables of `base` override every profile. `preferred`: the rule of the
-    profile to use if a model has several. `earns`: reuse is earned by models without a table of the operator, and
-    beyond profiles of the lower bound; that of images against a known model."""
+    """Hold the reuse rules of a gateway. `base` has the operator's tables, which override every profile of their kind.
+    `rule`: None for each profile's own; of several profiles of a model one for this rule is used. `bias` moves every K
+    of every table by that many tenths of the steps (NIRVANA, section 5.3.1): a table with larger K promises no quality,
+    and from RETRIEVAL_BIAS on hits are stored images, unchanged. `earns`: reuse is earned by models without a table of
+    the operator, and beyond profiles of the lower bound; that of images against a known model."""
 
     base: SelectionRules
     profiles: ProfileSet = field(default_factory=ProfileSet)
     rule: ThresholdRule | None = None
     bias: int = 0
-    given: frozenset[ReuseKind] = frozenset()
-    preferred: ThresholdRule | None = None
     earns: bool = False
 
     def of(
@@ -130,13 +127,8 @@ class ReuseRules:
         """
         of_images = image_encoder_digest or encoder_digest
         pair = "" if reference_digest == model_digest else reference_digest
-        latents, images = (
-            None if kind in self.given else self.profiles.reuse(kind, model_digest, *by, self.preferred)
-            for kind, by in (
-                (ReuseKind.LATENTS, (encoder_digest, None)),
-                (ReuseKind.IMAGES, (of_images, pair or None)),
-            )
-        )
+        latents = self.profiles.reuse(ReuseKind.LATENTS, model_digest, encoder_digest, None, self.rule)
+        images = self.profiles.reuse(ReuseKind.IMAGES, model_digest, of_images, pair or None, self.rule)
         own = self._table(images, self.base.images)
         if own.source == NO_PROFILE and self.references(model_digest, of_images):
             own = replace(own, source=NO_PAIR)
@@ -199,18 +191,19 @@ class ReuseRules:
         tables = (thresholds(profile, self.rule) for profile in self.profiles.of(ProfileKind.REUSE))
         return self.earns or bool(self.base.latents or self.base.images) or any(tables)
 
-    def _table(self, profile: Profile | None, unprofiled: Thresholds) -> ReuseTable:
-        if profile is None and not unprofiled:
+    def _table(self, profile: Profile | None, given: Thresholds) -> ReuseTable:
+        if given:
+            table = ReuseTable(given, self.base.quality, UNPROFILED)
+        elif profile is None:
             return ReuseTable((), self.base.quality, NO_PROFILE)
-        table = unprofiled if profile is None else thresholds(profile, self.rule)
-        alpha = self.base.quality if profile is None else profile.asked.alpha
-        source = UNPROFILED if profile is None else profile_name(profile, self.rule)
-        if self.bias:
-            source += f", cache bias {self.bias:+}"
-        moved = (table if self._retrieves else biased(table, self.bias), alpha if self.bias <= 0 else 0.0, source)
-        if profile is None:
-            return ReuseTable(*moved)
-        return ReuseTable(*moved, self.rule or profile.asked.rule, profile.of.reference_digest)
+        else:
+            promise = (profile.asked.alpha, profile_name(profile, self.rule), self.rule or profile.asked.rule)
+            table = ReuseTable(thresholds(profile, self.rule), *promise, profile.of.reference_digest)
+        if not self.bias:
+            return table
+        moved = table.thresholds if self._retrieves else biased(table.thresholds, self.bias)
+        alpha = table.alpha if self.bias < 0 else 0.0
+        return replace(table, thresholds=moved, alpha=alpha, source=f"{table.source}, cache bias {self.bias:+}")
 
 
 _MILLION = 1_000_000

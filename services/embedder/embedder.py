@@ -66,12 +66,13 @@ Prepare = Callable[[Sequence[int]], Awaitable[Sequence[Any]]]
 # Limits of one call, checked before anything is computed: texts with their UTF-8 bytes, and encoded images.
 MAX_TEXTS, MAX_TEXT_BYTES = 64, 16 * 1024
 MAX_IMAGES, MAX_IMAGE_BYTES = 16, 8 * 1024 * 1024
+_BATCHES = BatchingLimits()
 
 
 class Embedder:
     """Serves one event loop, which it never blocks. `start` gives it its model; until then it is Unavailable."""
 
-    def __init__(self, batch_limits: BatchingLimits, memo_entries: int) -> None:
+    def __init__(self, batch_limits: BatchingLimits = _BATCHES, memo_entries: int = 8192) -> None:
         self._batch_limits = batch_limits
         self._memo_entries = memo_entries
         self._ready: ReadyEncoder | None = None

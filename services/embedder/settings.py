@@ -28,8 +28,6 @@ class EmbedderSettings:
         None, help="directory of GPU locks of this host; empty: the first GPU", must_exist=True
     )
     threads: int = setting(1, help="torch threads", minimum=1, maximum=256)
-    max_batch_size: int = setting(16, help="texts or images per batch", minimum=1, maximum=1024)
-    memo_entries: int = setting(8192, help="cached embeddings; 0: none", minimum=0)
     controller_address: str = setting("", help="controller to register with, and its standbys; empty: none")
     advertise_address: str = setting(
         "", help="address for other processes; empty: the first of listen, with the host's name"

@@ -14,7 +14,6 @@ from pentimento.domain.embedding import Space
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import ReplicaKind
 from pentimento.rpc import RpcServer
-from pentimento.service.batching import BatchingLimits
 from pentimento.service.fleet_member import FleetMember
 from pentimento.service.process import ServiceProcess
 from services.embedder.embedder import Embedder
@@ -51,7 +50,7 @@ def wire(settings: EmbedderSettings, open_model: OpenModel = open_model) -> Embe
     """Build the process, inside its event loop. `open_model` loads the encoder's directory on a device."""
     device = exact_device(settings.device)
     server = RpcServer(settings.rpc, "embedder")
-    embedder = Embedder(BatchingLimits(settings.max_batch_size), settings.memo_entries)
+    embedder = Embedder()
     server.add(add_EmbedderServiceServicer_to_server, EmbedderServicer(embedder), FULL_NAME)
     kind = ReplicaKind.IMAGE_EMBEDDER if settings.space is Space.IMAGE else ReplicaKind.EMBEDDER
     member = FleetMember(server, kind, settings)

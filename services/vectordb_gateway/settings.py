@@ -6,7 +6,6 @@ from pathlib import Path
 
 from pentimento.policies.cache_quota import CacheLimits
 from pentimento.policies.cache_selection import (
-    NIRVANA_LATENT_THRESHOLDS,
     RENOISED_SHARE,
     RETAKEN_SHARE,
     SelectionRules,
@@ -16,7 +15,6 @@ from pentimento.policies.cache_selection import (
 from pentimento.policies.followed_cache import CacheChoice
 from pentimento.policies.reuse_rules import ReuseRules
 from pentimento.profiles.catalogue import read_profiles
-from pentimento.profiles.document import ReuseKind
 from pentimento.profiles.rules import RuleChoice
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.settings import setting
@@ -56,12 +54,8 @@ class SelectionSettings:
     profile_rule: RuleChoice = setting(
         RuleChoice.PROFILE,
         help="quality that profiles must keep: of every image (minimum), of 95 % (lower_bound), on average "
-        "(mean), by their own rule (profile)",
-    )
-    reuse_rule: RuleChoice = setting(
-        RuleChoice.PROFILE,
-        help="which reuse profile serves: 95 % of images keep their quality (lower_bound), all (minimum), the "
-        "mean (mean), the most cautious one (profile)",
+        "(mean), by their own rule (profile); of several profiles of a model one for this rule serves, else the most "
+        "cautious",
     )
     cache_bias: int | None = setting(
         None,
@@ -75,10 +69,6 @@ class SelectionSettings:
         help="share of the from-scratch quality that hits keep; empty: the plan's if followed, else the profiles'",
         minimum=0,
         maximum=1,
-    )
-    unprofiled_reuse: bool = setting(
-        False,
-        help="without a profile reuse latents by latent_thresholds, else NIRVANA's constants (another encoder's)",
     )
     earned_reuse: bool = setting(
         True,
@@ -111,21 +101,14 @@ class SelectionSettings:
     def reuse(self) -> ReuseRules:
         """Return what decides on reuse. Raises ValueError for a malformed pair, InvalidArgument naming the file for a
         profile that cannot be read."""
-        profiles = read_profiles(self.profiles)
-        given = {ReuseKind.LATENTS: self.latent_thresholds, ReuseKind.IMAGES: self.image_thresholds}
-        stand = frozenset(kind for kind, thresholds in given.items() if thresholds)
-        rules = (self.profile_rule.rule, self.cache_bias or 0, stand, self.reuse_rule.rule)
-        return ReuseRules(self.rules(), profiles, *rules, earns=self.earned_reuse)
+        rule, bias = self.profile_rule.rule, self.cache_bias or 0
+        return ReuseRules(self.rules(), read_profiles(self.profiles), rule, bias, earns=self.earned_reuse)
 
     def rules(self) -> SelectionRules:
         """Return the rules where no profile decides. Raises ValueError for a malformed pair."""
-        latents = _thresholds("--latent-thresholds", self.latent_thresholds)
-        if self.unprofiled_reuse and not latents:
-            latents = NIRVANA_LATENT_THRESHOLDS
-        images = _thresholds("--image-thresholds", self.image_thresholds)
         return SelectionRules(
-            latents,
-            images,
+            _thresholds("--latent-thresholds", self.latent_thresholds),
+            _thresholds("--image-thresholds", self.image_thresholds),
             GIVEN_QUALITY,
             keeps_images_of_hits=self.admission is AdmissionChoice.ALL,
             renoised_share=self.renoised_share,
@@ -200,15 +183,6 @@ class GatewaySettings:
     grant_key_file: Path | None = setting(
         None, help="keys shared with workers, one per line; the first signs", must_exist=True
     )
-    grant_ttl_s: float = setting(
-        900.0, help="lifetime of a reservation; above the longest attempt with its queue", minimum=0.1, maximum=86_400
-    )
-    object_grace_s: float = setting(
-        120.0, help="time the objects of an evicted entry stay for running requests", minimum=0, maximum=86_400
-    )
-    reconcile_interval_s: float = setting(
-        600.0, help="time between comparisons of index, objects and ledger", minimum=0.01, maximum=86_400
-    )
     search_timeout_ms: int = setting(50, help="time after which a lookup is a miss", minimum=1, maximum=10_000)
     match_predictor: MatchPredictorChoice = setting(
         MatchPredictorChoice.AUTO,
@@ -226,10 +200,6 @@ class GatewaySettings:
     def __post_init__(self) -> None:
         if self.follow_plan and not self.controller_address:
             raise ValueError("--follow-plan needs a --controller-address")
-
-    def bounds(self) -> GatewayBounds:
-        """Return the times and sizes of the gateway; the settings give three."""
-        return GatewayBounds(self.grant_ttl_s, self.object_grace_s, reconcile_interval_s=self.reconcile_interval_s)
 
     def choice(self) -> CacheChoice:
         """Return what the operator chose of all that a plan may say of the cache."""

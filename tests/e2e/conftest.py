@@ -54,7 +54,7 @@ def crash(patient_frontdoors: None) -> Iterator[Crash]:
 @pytest.fixture(scope="session")
 def suite(crash: Crash) -> Iterator[LocalSuite]:
     """One heavy model with everything that it can be asked for. It starts where another was killed."""
-    flags = ["--unprofiled-reuse", "--controlnets", "tiny", "--loras", "tiny"]
+    flags = ["--controlnets", "tiny", "--loras", "tiny"]
     flags += [] if missing() else ["--http", "127.0.0.1:0"]
     with STARTED:
         yield STARTED.enter_context(local_suite(flags, state_dir=crash.state_directory))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.fixtures.bounded_gateway import NIRVANA_FLAGS
 from lab.fixtures.laid_ledgers import lay_tables
 from pentimento.clients.gateway import GatewayClient
 from pentimento.domain.cache import CacheHolding, CacheScope, CandidateStart, LookupAnswer, LookupCandidate
@@ -156,12 +157,12 @@ def gateway_settings(directory: Path, *flags: str) -> GatewaySettings:
         "--objects-url": f"file://{directory}/objects",
         "--ledger-url": f"sqlite:///{directory}/ledger.sqlite",
         "--search-timeout-ms": "10000",
-        # No profile is of the models that tests make up.
-        "--unprofiled-reuse": "yes",
         "--earned-reuse": "no",
         "--log-level": "warning",
     }
     given |= dict(zip(flags[::2], flags[1::2], strict=True))
+    if "--profiles" not in given:
+        given = {NIRVANA_FLAGS[0]: NIRVANA_FLAGS[1]} | given
     switches = {"yes": "--", "no": "--no-"}
     argv = [
         word

@@ -46,7 +46,7 @@ def guarded(patient_frontdoors: None, tmp_path_factory: pytest.TempPathFactory) 
     file.write_text("\n".join(entries))
     together = {"PENTIMENTO_FRONTDOOR_LATENT_PARALLEL": "always"}
     with STARTED:
-        flags = ["--workers", "2", "--token-file", str(file), "--admin-listen", "127.0.0.1:0", "--unprofiled-reuse"]
+        flags = ["--workers", "2", "--token-file", str(file), "--admin-listen", "127.0.0.1:0"]
         flags += [] if missing() else ["--http", "127.0.0.1:0"]
         suite = STARTED.enter_context(local_suite(flags, environment=together))
         yield Guarded(suite, user, other, admin, service, tenant_admin)

@@ -52,7 +52,7 @@ async def gateway_process(directory: Path) -> AsyncIterator[asyncio.subprocess.P
         "--bounds": "maintenance_interval_s=0.02,reconcile_interval_s=0.05,object_grace_s=0,min_free_bytes=0",
         "--log-level": "error",
     }
-    words = ["--unprofiled-reuse", *(word for pair in flags.items() for word in pair)]
+    words = [*bounded_gateway.NIRVANA_FLAGS, *(word for pair in flags.items() for word in pair)]
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", bounded_gateway.MODULE, *words)
     try:
         yield process

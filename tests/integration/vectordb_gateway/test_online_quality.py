@@ -36,7 +36,7 @@ HIT = ComparedHit(
 
 
 def flags(folder: Path) -> tuple[str, ...]:
-    return ("--unprofiled-reuse", "no", "--profiles", written(folder, rows=STEPS))
+    return ("--profiles", written(folder, rows=STEPS))
 
 
 async def report(gateway: RunningGateway, count: int, prefix: str = "r", **changes: object) -> list[bool]:

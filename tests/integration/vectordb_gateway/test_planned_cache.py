@@ -32,7 +32,7 @@ TWO_ROWS = replace(PROFILE, rows=(*PROFILE.rows, reuse_step(10, 80, 0.95, 0.9, 0
 
 def profiled(directory: Path) -> tuple[str, ...]:
     (directory / "latents.json").write_text(profiles_to_json(TWO_ROWS))
-    return "--unprofiled-reuse", "no", "--profiles", str(directory / "latents.json")
+    return "--profiles", str(directory / "latents.json")
 
 
 def follow(gateway: RunningGateway, sequence: int = 1, **cache: object) -> None:

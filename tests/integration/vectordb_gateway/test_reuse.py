@@ -232,7 +232,7 @@ async def test_plain_latents_serve_up_to_the_adapter_s_step(shared: RunningGatew
 
 
 async def test_reuse_can_be_switched_off(tmp_path: Path) -> None:
-    async with running_gateway(tmp_path, "--unprofiled-reuse", "no") as gateway:
+    async with running_gateway(tmp_path, "--latent-thresholds", "") as gateway:
         answer = await gateway.lookup(embedding(1))
 
         assert answer.reason == "miss: reuse is switched off"

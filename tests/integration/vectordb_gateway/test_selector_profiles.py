@@ -25,7 +25,7 @@ def written(folder: Path, **changes: object) -> str:
 
 
 async def test_profiled_model_resumes_at_its_table_s_steps(tmp_path: Path) -> None:
-    flags = ("--unprofiled-reuse", "no", "--profiles", written(tmp_path))
+    flags = ("--profiles", written(tmp_path))
     async with running_gateway(tmp_path, *flags) as gateway:
         other = await gateway.client.reserve(scope(model_digest="sha256:other"), attempt())
         grant = await gateway.client.reserve(scope(), attempt())
@@ -52,7 +52,7 @@ async def test_image_is_refined_by_table_of_its_pair(tmp_path: Path) -> None:
     ]
     path = tmp_path / "images.json"
     path.write_text(profiles_to_json(*profiles))
-    async with running_gateway(tmp_path, "--unprofiled-reuse", "no", "--profiles", str(path)) as gateway:
+    async with running_gateway(tmp_path, "--profiles", str(path)) as gateway:
         await gateway.store(embedding(0, 1), image=embedding(1))
         references = (*pairs, scope().model_digest, "", "sha256:another")
         asked = [LookupCandidate(scope(), reference_model_digest=one) for one in references]
@@ -72,11 +72,11 @@ async def test_image_is_refined_by_table_of_its_pair(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("rule", "least"), [("profile", 0.8), ("lower_bound", 0.8), ("mean", 0.5)])
-async def test_reuse_rule_chooses_among_profiles_of_one_model(tmp_path: Path, rule: str, least: float) -> None:
+async def test_profile_rule_chooses_among_profiles_of_one_model(tmp_path: Path, rule: str, least: float) -> None:
     averaging = changed(PROFILE, alpha=0.95, rule=ThresholdRule.MEAN, rows=(reuse_step(5, 80, mean=0.5),))
     path = tmp_path / "latents.json"
     path.write_text(profiles_to_json(averaging, PROFILE))
-    async with running_gateway(tmp_path, "--profiles", str(path), "--reuse-rule", rule) as gateway:
+    async with running_gateway(tmp_path, "--profiles", str(path), "--profile-rule", rule) as gateway:
         await gateway.store(embedding(1), steps=(5,))
         far, near = [(await gateway.lookup(at_similarity(least + above))).start for above in (-0.02, 0.02)]
 
@@ -97,7 +97,7 @@ async def test_the_rule_of_the_tables_can_be_chosen(tmp_path: Path) -> None:
 async def test_profile_of_another_encoder_is_refused_by_digest(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    flags = ("--unprofiled-reuse", "no", "--profiles", written(tmp_path, encoder_digest="sha256:another"))
+    flags = ("--profiles", written(tmp_path, encoder_digest="sha256:another"))
     async with running_gateway(tmp_path) as gateway:
         await gateway.store(embedding(1), steps=(5,))
     with caplog.at_level(logging.WARNING):
@@ -113,5 +113,5 @@ def test_a_profile_that_cannot_be_read_stops_the_start(tmp_path: Path) -> None:
     path.write_text("{}")
     settings = gateway_settings(tmp_path, "--profiles", str(path))
 
-    with pytest.raises(InvalidArgument, match=r"wrong\.json: format: must be 2 or 1"):
+    with pytest.raises(InvalidArgument, match=r"wrong\.json: format: must be 2, got None"):
         settings.selection.reuse()

@@ -176,7 +176,7 @@ async def test_each_kind_is_reused_by_profile_of_its_own_encoder(tmp_path: Path)
     )
     path = tmp_path / "profiles.json"
     path.write_text(profiles_to_json(PROFILE, images, *swapped))
-    async with running_gateway(tmp_path, "--unprofiled-reuse", "no", "--profiles", str(path)) as gateway:
+    async with running_gateway(tmp_path, "--profiles", str(path)) as gateway:
         await gateway.store(embedding(1), steps=(5,), image=seen(1))
         latents = [await ask(gateway, embedding(1, far), seen(0, 1), images=False) for far in (0.5, 1.0)]
         found = [await ask(gateway, embedding(0, 1), seen(1, far), latents=False) for far in (1.0, 2.0)]

@@ -237,7 +237,7 @@ def test_models_and_a_fleet_exclude_each_other(settings: SuiteSettings, tmp_path
         (["--small", "light"], "--small needs --policy modm, joint or resident-mixture"),
         (["--policy", "modm", "--small", "light,sdxl"], "--small must be some of the fleet's light, heavy, got 'sdxl'"),
         (["--policy", "modm", "--small", "light,light"], "--small must be models separated by commas, each once"),
-        (["--policy", "modm", "--reuse-rule", "least"], "is not one of 'profile', 'minimum', 'lower_bound', 'mean'"),
+        (["--policy", "modm", "--profile-rule", "least"], "is not one of 'profile', 'minimum', 'lower_bound', 'mean'"),
         (["--handover", "on"], "'on' is not one of 'auto', 'off'"),
     ],
 )
@@ -276,7 +276,9 @@ def test_emulated_models_reuse_without_profiles(settings: SuiteSettings, tmp_pat
     (tmp_path / "fleet.toml").write_text("cache = true\n" + FLEET)
     cached = replace(settings, emulated=EmulatedSuite.read(tmp_path / "fleet.toml"))
 
-    assert "--unprofiled-reuse" in gateway_arguments(cached, tmp_path)
+    arguments = gateway_arguments(cached, tmp_path)
+
+    assert arguments[arguments.index("--latent-thresholds") + 1].startswith("0.65:0.1,0.75:0.2,")
 
 
 def test_emulated_cache_goes_by_tables_of_fleet(settings: SuiteSettings, tmp_path: Path) -> None:
@@ -287,7 +289,7 @@ def test_emulated_cache_goes_by_tables_of_fleet(settings: SuiteSettings, tmp_pat
     arguments = gateway_arguments(cached, tmp_path)
 
     assert arguments[arguments.index("--image-thresholds") + 1] == "0.5:0.1,0.9:0.6"
-    assert not {"--unprofiled-reuse", "--latent-thresholds"} & set(arguments)
+    assert "--latent-thresholds" not in arguments
     assert plan_suite(cached, StateDirectory(tmp_path / "state")).processes[0].module == "lab.emulation.embedder"
 
 

@@ -106,14 +106,14 @@ def test_up_options_are_flags_of_their_services(monkeypatch: pytest.MonkeyPatch,
     key.touch()
     options = ["--thinning", "load", "--controlnet-pipelining", "on", "--cache-bias", "-2", "--weights", "fp8"]
     options += ["--registry-public-keys", str(key), "--ip-adapters", str(tmp_path), "--loras", str(tmp_path)]
-    options += ["--depth-model", str(tmp_path), "--unprofiled-reuse", "--no-earned-reuse"]
+    options += ["--depth-model", str(tmp_path), "--profile-rule", "minimum", "--no-earned-reuse"]
     options += ["--c2pa-certificate-file", str(key), "--c2pa-key-file", str(key)]
 
     assert planned_flags(monkeypatch, *options) == {
-        "controller": {},
+        "controller": {"profile-rule": "minimum"},
         "discriminator": {},
         "frontdoor": {
-            **{"thinning": "load", "controlnet-pipelining": "on"},
+            **{"profile-rule": "minimum", "thinning": "load", "controlnet-pipelining": "on"},
             **{"c2pa-certificate-file": key, "c2pa-key-file": key},
         },
         "unet_worker": {
@@ -121,13 +121,13 @@ def test_up_options_are_flags_of_their_services(monkeypatch: pytest.MonkeyPatch,
             "registry-public-keys": key,
         },
         "controlnet_svc": {"depth-model": tmp_path, "registry-public-keys": key},
-        "vectordb_gateway": {"cache-bias": -2, "unprofiled-reuse": True, "no-earned-reuse": True},
+        "vectordb_gateway": {"profile-rule": "minimum", "cache-bias": -2, "no-earned-reuse": True},
     }
 
 
-@pytest.mark.parametrize(("options", "rule"), [((), "mean"), (("--reuse-rule", "minimum"), "minimum")])
+@pytest.mark.parametrize(("options", "rule"), [((), "mean"), (("--profile-rule", "minimum"), "minimum")])
 def test_up_with_modm_reuses_by_the_mean(options: tuple[str, ...], rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = planned_flags(monkeypatch, "--policy", "modm", "--modm-mode", "throughput", *options)
 
-    assert found["vectordb_gateway"] == {"reuse-rule": rule}
-    assert found["controller"] == {"modm-mode": "throughput"}
+    assert found["vectordb_gateway"] == {"profile-rule": rule}
+    assert found["controller"]["modm-mode"] == "throughput"

@@ -65,7 +65,7 @@ def test_prior_serves_exact_files_only() -> None:
     [
         replace(RULES, earns=False),
         replace(RULES, bias=1),
-        replace(RULES, base=SelectionRules(), given=frozenset({ReuseKind.LATENTS})),
+        replace(RULES, base=SelectionRules()),
     ],
     ids=["switched off", "a biased cache", "the operator's table"],
 )

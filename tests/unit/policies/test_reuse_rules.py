@@ -31,16 +31,10 @@ def test_profile_of_other_encoder_is_ignored() -> None:
     assert (reuse.latents.thresholds, reuse.images.thresholds) == ((), ())
 
 
-def test_given_tables_serve_only_models_without_profile() -> None:
-    rules = ReuseRules(TOLD, PROFILES)
-    assert rules.of("another-digest", "sha256:clip").latents.thresholds == TOLD.latents
-    assert rules.of("another-digest", "sha256:clip").latents.source == UNPROFILED
-    assert rules.of("sha256:heavy", "sha256:clip").latents.thresholds == thresholds(LATENTS)
-
-
 def test_given_kind_overrides_every_profile() -> None:
-    reuse = ReuseRules(TOLD, PROFILES, given=frozenset({ReuseKind.LATENTS})).of("sha256:heavy", "sha256:clip")
+    reuse = ReuseRules(replace(TOLD, images=()), PROFILES).of("sha256:heavy", "sha256:clip")
     assert (reuse.latents.thresholds, reuse.images.thresholds) == (TOLD.latents, thresholds(BOTH))
+    assert (reuse.latents.alpha, reuse.latents.source) == (0.8, UNPROFILED)
 
 
 def test_each_kind_has_the_table_of_its_own_encoder() -> None:
@@ -141,7 +135,7 @@ def test_nothing_is_reused_where_no_table_allows_anything() -> None:
     ("bias", "alpha", "named"), [(-1, 0.9, ", cache bias -1"), (0, 0.9, ""), (1, 0.0, ", cache bias +1")]
 )
 def test_table_states_its_bias_and_expected_quality(bias: int, alpha: float, named: str) -> None:
-    rules = ReuseRules(SelectionRules(), ProfileSet((LATENTS,)), bias=bias)
+    rules = ReuseRules(NOTHING, ProfileSet((LATENTS,)), bias=bias)
 
     table = rules.of(LATENTS.of.model_digest, LATENTS.of.encoder_digest).latents
 

@@ -2,9 +2,8 @@
 
 import pytest
 
-from pentimento.policies.cache_selection import NIRVANA_LATENT_THRESHOLDS, SelectionRules, Threshold
+from pentimento.policies.cache_selection import SelectionRules, Threshold
 from pentimento.policies.followed_cache import CacheChoice
-from pentimento.profiles.document import ReuseKind
 from pentimento.settings import SettingsError, load_settings
 from services.vectordb_gateway.settings import GatewaySettings
 
@@ -24,18 +23,6 @@ def test_without_a_word_reuse_is_earned() -> None:
     assert settings.selection.rules() == SelectionRules((), (), 0.9, renoised_share=1.0, retaken_share=0.2)
     assert not settings.selection.reuse().reuses_anything
     assert settings.choice() == CacheChoice()
-
-
-def test_unprofiled_reuse_takes_nirvana_s_constants() -> None:
-    assert load("--unprofiled-reuse").selection.rules().latents == NIRVANA_LATENT_THRESHOLDS
-    told = load("--unprofiled-reuse", "--latent-thresholds", "0.8:0.2")
-    assert told.selection.rules().latents == (Threshold(0.8, 0.2),)
-
-
-def test_given_thresholds_override_profiles_of_their_kind() -> None:
-    assert load("--latent-thresholds", "0.8:0.2").selection.reuse().given == {ReuseKind.LATENTS}
-    assert load("--image-thresholds", "0.8:0.2").selection.reuse().given == {ReuseKind.IMAGES}
-    assert load("--unprofiled-reuse").selection.reuse().given == frozenset()
 
 
 def test_thresholds_are_pairs() -> None:

@@ -57,6 +57,7 @@ AWS_SHARED_CREDENTIALS_FILE: {{ include "pentimento.secretFile" .file }}
 {{- $serving := .root.Values.serving -}}
 PENTIMENTO_CONTROLLER_ALLOCATOR: {{ $serving.allocator }}
 PENTIMENTO_CONTROLLER_MODM_MODE: {{ $serving.modmMode }}
+PENTIMENTO_CONTROLLER_PROFILE_RULE: {{ $serving.profileRule }}
 PENTIMENTO_CONTROLLER_HEAVY: {{ $serving.heavy }}
 PENTIMENTO_CONTROLLER_LIGHT: {{ $serving.light | quote }}
 PENTIMENTO_CONTROLLER_SMALL: {{ include "pentimento.text" $serving.small | quote }}
@@ -91,8 +92,7 @@ PENTIMENTO_EMBEDDER_ENCODER: /models/{{ .root.Values.serving.encoder }}
 {{- $cache := .root.Values.cache -}}
 {{ include "pentimento.env.advertised" . }}
 PENTIMENTO_VECTORDB_GATEWAY_PROFILES: /usr/share/pentimento/profiles,/profiles
-PENTIMENTO_VECTORDB_GATEWAY_REUSE_RULE: {{ $cache.reuseRule }}
-PENTIMENTO_VECTORDB_GATEWAY_UNPROFILED_REUSE: {{ $cache.unprofiledReuse | quote }}
+PENTIMENTO_VECTORDB_GATEWAY_PROFILE_RULE: {{ .root.Values.serving.profileRule }}
 PENTIMENTO_VECTORDB_GATEWAY_EARNED_REUSE: {{ $cache.earnedReuse | quote }}
 PENTIMENTO_VECTORDB_GATEWAY_FOLLOW_PLAN: "true"
 PENTIMENTO_VECTORDB_GATEWAY_EVICTION: {{ $cache.eviction | quote }}
@@ -175,6 +175,7 @@ PENTIMENTO_FRONTDOOR_GATEWAY_ADDRESS: {{ include "pentimento.address" (dict "roo
 PENTIMENTO_FRONTDOOR_DEFAULT_MODEL: {{ $serving.heavy }}
 PENTIMENTO_FRONTDOOR_CASCADE: {{ include "pentimento.text" $serving.cascade | quote }}
 PENTIMENTO_FRONTDOOR_CONFIDENCE_THRESHOLD: {{ include "pentimento.text" $serving.confidenceThreshold | quote }}
+PENTIMENTO_FRONTDOOR_PROFILE_RULE: {{ $serving.profileRule }}
 PENTIMENTO_FRONTDOOR_THINNING: {{ $serving.thinning | quote }}
 PENTIMENTO_FRONTDOOR_FEATURE_REUSE: {{ $serving.featureReuse }}
 PENTIMENTO_FRONTDOOR_HANDOVER: {{ $serving.handover | quote }}
