@@ -125,7 +125,7 @@ PLACE = r"handover_profiles\[0\]\.profiles\[0\]"
         ("", r"handover_profiles\[0\]: must be JSON"),
         ("[" * 60_000, r"handover_profiles\[0\]: must be JSON"),
         ("null", r"handover_profiles\[0\]: must be a JSON object"),
-        ('{"format": 3}', r"handover_profiles\[0\].format: must be 2 or 1"),
+        ('{"format": 3}', r"handover_profiles\[0\].format: must be 2, got 3"),
         (edited("asked", alpha=float("nan")), rf"{PLACE}.asked.alpha: must be a number"),
         (edited("asked", alpha="nan"), rf"{PLACE}.asked.alpha: must be at least 0 and at most 1"),
         (edited("conditions", guidance_scale="inf"), rf"{PLACE}.conditions.guidance_scale: must be at least 0 and"),
