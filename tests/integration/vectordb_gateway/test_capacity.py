@@ -1,6 +1,5 @@
 """Limits: the oldest goes, or nothing new comes in."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,6 @@ from pentimento.domain.generation import FromImage, FromLatent, FromNoise
 from pentimento.stores.ledger.cache.uses import UseBatch
 from pentimento.stores.vectors import Space, VectorQuery
 from services.vectordb_gateway import metrics
-from services.vectordb_gateway.entries import capacity
-from services.vectordb_gateway.entries.capacity import TenantLimits
 from services.vectordb_gateway.settings import CapacitySettings
 from tests.support.gateways import RunningGateway, at_similarity, attempt, embedding, running_gateway, scope
 
@@ -95,15 +92,6 @@ async def test_without_eviction_a_full_cache_is_read_only(tmp_path: Path) -> Non
         assert isinstance((await gateway.lookup(FAR_APART[0])).start, FromLatent)
 
 
-async def test_cache_is_read_only_while_its_store_is_full(tmp_path: Path) -> None:
-    async with running_gateway(tmp_path, min_free_bytes=2**62) as gateway:
-        assert await gateway.client.reserve(scope(), attempt()) is None
-        assert (await gateway.client.statistics()).read_only
-
-    async with running_gateway(tmp_path) as gateway:
-        assert await gateway.client.reserve(scope(), attempt()) is not None
-
-
 async def test_eviction_keeps_latents_that_serve(tmp_path: Path) -> None:
     """Eleven of twenty latents of 100 bytes may stay: the first entry keeps the one that served."""
     flags = ("--max-size-bytes", "1100", "--eviction", "lru")
@@ -122,22 +110,6 @@ async def test_eviction_keeps_latents_that_serve(tmp_path: Path) -> None:
         assert [isinstance(start, FromLatent) for start in starts] == [True, False, True, True]
         assert (await gateway.client.statistics()).size_bytes == 1100
         assert gateway.problems() == []
-
-
-async def test_too_many_entries_evict_the_least_used(tmp_path: Path) -> None:
-    async with running_gateway(tmp_path, "--max-entries", "4", "--eviction", "lcbfu") as gateway:
-        for text in FAR_APART:
-            await gateway.store(text)
-        for text in FAR_APART[:2]:
-            start = (await gateway.lookup(text)).start
-            assert isinstance(start, FromLatent)
-            await gateway.client.report_start(start.latent.key, from_image=False, taken=True)
-
-    async with running_gateway(tmp_path, "--max-entries", "2", "--eviction", "lcbfu") as gateway:
-        gateway.maintain()
-
-        found = [isinstance((await gateway.lookup(text)).start, FromLatent) for text in FAR_APART]
-        assert found == [True, True, False, False]
 
 
 @pytest.mark.parametrize(("limit", "items"), [(("--max-entries", "2"), 10), (("--max-size-bytes", "1000"), 10)])
@@ -197,20 +169,6 @@ def test_store_limit_below_the_entries_limit_is_refused() -> None:
         CapacitySettings(max_size_bytes=600, max_store_bytes=599)
 
 
-async def test_open_grants_are_limited_per_tenant_and_in_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capacity, "MAX_TENANT_GRANTS", 2)
-    monkeypatch.setattr(capacity, "MAX_OPEN_GRANTS", 3)
-    async with running_gateway(tmp_path) as gateway:
-        grants = [await gateway.client.reserve(scope("a"), attempt("a")) for _ in range(3)]
-        of_another = [await gateway.client.reserve(scope("b"), attempt("b")) for _ in range(2)]
-
-        assert [grant is not None for grant in grants] == [True, True, False]
-        assert [grant is not None for grant in of_another] == [True, False], "there are no more in all"
-        assert grants[0] is not None
-        await gateway.client.release(grants[0].grant_id)
-        assert await gateway.client.reserve(scope("a"), attempt("a")) is not None
-
-
 async def test_tenant_limit_evicts_only_that_tenant_s_entries(tmp_path: Path) -> None:
     """Four entries of 500 bytes each; a frontdoor says 1,200 for one of the tenants, and later no bound."""
     async with running_gateway(tmp_path, "--eviction", "fifo") as gateway:
@@ -248,38 +206,6 @@ async def test_gateway_reads_tenant_limits_at_its_start(tmp_path: Path) -> None:
         freed = [isinstance((await gateway.lookup(text, scope("freed"))).start, FromLatent) for text in FAR_APART]
         assert (small, freed) == ([False, False, True, True], [True] * 4)
         assert gateway.problems() == []
-
-
-async def test_gateways_of_one_ledger_share_tenant_limits(tmp_path: Path) -> None:
-    async with running_gateway(tmp_path, "--eviction", "fifo") as gateway:
-        other = TenantLimits(gateway.process.stores.ledger)
-        for text in FAR_APART:
-            await gateway.store(text)
-        other.set("tenant", 1200)
-        # One writer writes in order.
-        await asyncio.wrap_future(gateway.process.stores.ledger.mark_indexed([]))
-        gateway.maintain()
-        assert (await gateway.client.statistics()).entry_count == 2
-
-        other.set("tenant", None)
-        await asyncio.wrap_future(gateway.process.stores.ledger.mark_indexed([]))
-        for text in FAR_APART[:2]:
-            await gateway.store(text)
-        gateway.maintain()
-        assert (await gateway.client.statistics()).entry_count == 4
-
-
-@pytest.mark.parametrize(("most_bytes", "is_granted"), [(0, False), (500, False), (501, True), (None, True)])
-async def test_tenant_at_its_bytes_gets_nothing_without_eviction(
-    tmp_path: Path, most_bytes: int | None, is_granted: bool
-) -> None:
-    async with running_gateway(tmp_path, "--eviction", "none") as gateway:
-        await gateway.store(FAR_APART[0])
-
-        granted = await gateway.client.reserve(scope(), attempt(), tenant_cache_bytes=most_bytes)
-
-        assert (granted is not None) == is_granted
-        assert await gateway.client.reserve(scope("another"), attempt("another")) is not None
 
 
 async def test_entry_without_its_latents_hides_no_other(tmp_path: Path) -> None:

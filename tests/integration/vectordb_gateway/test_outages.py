@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -11,7 +10,6 @@ import pytest
 from pentimento.domain.cache import CandidateStart
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.generation import FromLatent, FromNoise
-from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger.cache.ledger import CacheLedger
 from pentimento.stores.vectors.edge import EdgeVectorIndex
 from pentimento.stores.vectors.shard_process import ShardProcess
@@ -43,19 +41,6 @@ async def until_back(gateway: RunningGateway) -> None:
     await asyncio.to_thread(shard_of(gateway).wait_ready, TIMEOUT_S)
 
 
-async def test_a_slow_index_is_given_up_on(tmp_path: Path) -> None:
-    async with running_gateway(tmp_path, "--search-timeout-ms", "50") as gateway:
-        await gateway.store(embedding(1))
-        child = index_process(gateway)
-        child.suspend()
-
-        answer = await gateway.ask(embedding(1), scope())
-
-        child.resume()
-        assert answer.search_skipped
-        assert answer.starts == (CandidateStart(FromNoise(), "miss: search abandoned after 50 ms"),)
-
-
 async def test_many_lookups_beside_a_stopped_index_all_give_up(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, "--search-timeout-ms", "50") as gateway:
         await gateway.store(embedding(1))
@@ -65,7 +50,9 @@ async def test_many_lookups_beside_a_stopped_index_all_give_up(tmp_path: Path) -
         answers = await asyncio.gather(*(gateway.ask(embedding(1), scope()) for _ in range(100)))
 
         child.resume()
-        assert all(answer.starts[0].start == FromNoise() and answer.search_skipped for answer in answers)
+        assert all(answer.search_skipped for answer in answers)
+        abandoned = CandidateStart(FromNoise(), "miss: search abandoned after 50 ms")
+        assert {answer.starts for answer in answers} == {(abandoned,)}
 
 
 async def test_a_killed_index_misses_until_it_is_back(gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,16 +88,6 @@ async def test_commit_without_an_index_is_found_later(gateway: RunningGateway) -
     assert gateway.problems() == []
 
 
-async def test_a_lost_index_is_filled_again_from_the_ledger(tmp_path: Path) -> None:
-    async with running_gateway(tmp_path) as gateway:
-        await gateway.store(embedding(1))
-    (tmp_path / "index").rename(tmp_path / "lost")
-
-    async with running_gateway(tmp_path) as gateway:
-        assert isinstance((await gateway.lookup(embedding(1))).start, FromLatent)
-        assert gateway.problems() == []
-
-
 async def test_unreadable_index_is_filled_by_the_next_round(gateway: RunningGateway, tmp_path: Path) -> None:
     await gateway.store(embedding(1))
     gateway.process.maintenance.run_round()
@@ -141,33 +118,6 @@ async def test_lost_collection_is_made_and_filled_again(tmp_path: Path) -> None:
             assert gateway.problems() == []
 
 
-async def test_absent_index_does_not_list_the_store_again(
-    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await gateway.store(embedding(1))
-    objects, listed, refused = gateway.process.stores.objects, list[str](), list[str]()
-    keys = objects.keys
-
-    def list_keys(prefix: str) -> Iterator[str]:
-        listed.append(prefix)
-        return keys(prefix)
-
-    def away(after: str, until: str | None) -> Iterator[str]:
-        refused.append(after)
-        raise StoreUnavailable("vector index", "away")
-
-    monkeypatch.setattr(objects, "keys", list_keys)
-    monkeypatch.setattr(gateway.process.stores.index, "entry_ids", away)
-    gateway.maintain()
-    seen_count = len(listed)
-
-    gateway.process.maintenance.run_round()
-
-    assert seen_count > 0
-    assert len(listed) == seen_count
-    assert len(refused) == 2
-
-
 async def test_points_that_no_entry_knows_leave_the_index(tmp_path: Path) -> None:
     async with running_gateway(tmp_path) as gateway:
         await gateway.store(embedding(1))
@@ -180,16 +130,6 @@ async def test_points_that_no_entry_knows_leave_the_index(tmp_path: Path) -> Non
 
         assert (await gateway.lookup(embedding(1))).start == FromNoise()
         assert gateway.problems() == []
-
-
-async def test_an_object_store_that_is_away_stops_no_lookup(gateway: RunningGateway, tmp_path: Path) -> None:
-    await gateway.store(embedding(1))
-    (tmp_path / "objects").rename(tmp_path / "elsewhere")
-
-    gateway.maintain()
-
-    assert isinstance((await gateway.lookup(embedding(1))).start, FromLatent)
-    assert (await gateway.client.statistics()).entry_count == 1
 
 
 async def test_gateway_misses_while_its_qdrant_server_is_away(tmp_path: Path) -> None:

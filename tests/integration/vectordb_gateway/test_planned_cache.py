@@ -90,14 +90,6 @@ async def test_what_the_plan_does_not_admit_is_granted_nothing(tmp_path: Path) -
     assert [grant is not None for grant in (noise, light, hit, later)] == [True, False, False, True]
 
 
-async def test_admission_of_large_keeps_nothing_of_light_stages(tmp_path: Path) -> None:
-    async with running_gateway(tmp_path, "--admission", "large") as gateway:
-        light = await gateway.client.reserve(scope(), attempt(), light=True)
-        last = await gateway.client.reserve(scope(), attempt())
-
-    assert [grant is not None for grant in (light, last)] == [False, True]
-
-
 async def test_eviction_follows_the_plan_from_the_next_round(tmp_path: Path) -> None:
     """Two of four entries may stay: the newest by fifo, those that served by lcbfu."""
     async with running_gateway(tmp_path, "--max-entries", "2") as gateway:
@@ -114,14 +106,6 @@ async def test_eviction_follows_the_plan_from_the_next_round(tmp_path: Path) -> 
         found = [isinstance((await gateway.lookup(text)).start, FromLatent) for text in FAR_APART]
 
     assert found == [True, True, False, False]
-
-
-async def test_the_operators_eviction_stands(tmp_path: Path) -> None:
-    async with running_gateway(tmp_path, "--max-entries", "1", "--eviction", "none") as gateway:
-        follow(gateway, eviction="lru")
-        await gateway.store(FAR_APART[0])
-
-        assert await gateway.client.reserve(scope(), attempt()) is None
 
 
 async def test_a_plan_that_makes_no_sense_changes_nothing(tmp_path: Path) -> None:

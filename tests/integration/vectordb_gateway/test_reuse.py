@@ -45,15 +45,6 @@ async def test_a_stored_latent_is_found_and_readable(shared: RunningGateway) -> 
     assert data == shared.uploaded[answer.start.latent.key]
 
 
-async def test_the_nearer_the_entry_the_more_steps_are_saved(shared: RunningGateway) -> None:
-    await shared.store(embedding(1))
-
-    answers = [await shared.lookup(at_similarity(similarity)) for similarity in (0.66, 0.76, 0.86, 0.91, 0.96)]
-
-    steps = [answer.start.resume_step for answer in answers if isinstance(answer.start, FromLatent)]
-    assert steps == [5, 10, 15, 20, 25]
-
-
 async def test_miss_gives_the_nearest_similarity(shared: RunningGateway) -> None:
     await shared.store(embedding(1))
 
@@ -108,13 +99,6 @@ async def test_an_empty_cache_is_not_searched(gateway: RunningGateway) -> None:
     assert answer == LookupAnswer((CandidateStart(FromNoise(), "miss: the cache is empty"),), search_skipped=True)
 
 
-async def test_quality_above_the_profile_starts_from_noise(shared: RunningGateway) -> None:
-    await shared.store(embedding(1))
-
-    assert isinstance((await shared.lookup(embedding(1), quality=0.95)).start, FromNoise)
-    assert isinstance((await shared.lookup(embedding(1), quality=0.9)).start, FromLatent)
-
-
 def test_every_field_of_a_scope_is_tried() -> None:
     assert set(OTHERS) == {each.name for each in fields(CacheScope)} - {"tenant", "shared_pool", "adapters_from_step"}
 
@@ -146,15 +130,6 @@ async def test_lookup_finds_entries_of_its_own_pools_only(
     found = [type((await shared.lookup(embedding(1), each)).start) for each in asked]
 
     assert found == [owner, other, other_sharing]
-
-
-async def test_images_are_unused_without_thresholds(shared: RunningGateway) -> None:
-    await shared.store(embedding(0, 1), image=embedding(1))
-
-    answer = await shared.lookup(embedding(1))
-
-    assert answer.start == FromNoise()
-    assert shared.held().size_bytes == 500
 
 
 async def test_images_are_reused_by_text_to_image_similarity(tmp_path: Path) -> None:

@@ -1,16 +1,14 @@
 """Reserve, upload, commit: only what an accepted attempt brought becomes findable."""
 
 import asyncio
-import struct
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
-from pentimento.domain.generation import CapturedEntries, FromLatent, FromNoise
-from tests.support.gateways import ENCODER, RunningGateway, attempt, embedding, running_gateway, scope
+from pentimento.domain.generation import CapturedEntries, FromNoise
+from tests.support.gateways import RunningGateway, attempt, embedding, running_gateway, scope
 
 
 async def test_grant_has_an_opaque_key_per_kept_step(shared: RunningGateway) -> None:
@@ -123,55 +121,6 @@ async def test_objects_of_other_grants_cannot_be_committed(shared: RunningGatewa
         await shared.client.commit(scope(), by, stolen, embedding(1))
 
 
-async def test_a_grant_that_ran_out_takes_its_objects_along(tmp_path: Path) -> None:
-    async with running_gateway(tmp_path, grant_ttl_s=0.1) as gateway:
-        by = attempt()
-        grant = await gateway.client.reserve(scope(), by)
-        assert grant is not None
-        captured = gateway.upload(grant)
-        await asyncio.sleep(0.11)
-        gateway.maintain()
-
-        with pytest.raises(NotFound):
-            await gateway.client.commit(scope(), by, captured, embedding(1))
-        assert list(gateway.process.stores.objects.keys()) == []
-
-
-async def test_an_upload_that_came_too_late_is_swept(gateway: RunningGateway) -> None:
-    grant = await gateway.client.reserve(scope(), attempt())
-    assert grant is not None
-    await gateway.client.release(grant.grant_id)
-    gateway.maintain()
-    gateway.upload(grant)
-    assert len(gateway.problems()) == 5
-
-    gateway.maintain()
-
-    assert gateway.problems() == []
-    assert list(gateway.process.stores.objects.keys()) == []
-
-
-async def test_maintenance_leaves_objects_of_others_alone(gateway: RunningGateway) -> None:
-    for key in ("results/1", "cache/another-cache/1"):
-        gateway.process.stores.objects.put(key, b"picture")
-
-    gateway.maintain()
-
-    assert sorted(gateway.process.stores.objects.keys()) == ["cache/another-cache/1", "results/1"]
-
-
-async def test_entries_that_missed_the_index_are_indexed_later(gateway: RunningGateway) -> None:
-    entry_id = await gateway.store(embedding(1))
-    stores = gateway.process.stores
-    stores.index.delete([entry_id])
-    assert gateway.problems() == [f"entry {entry_id} is not in the index"]
-
-    gateway.maintain()
-
-    assert gateway.problems() == []
-    assert isinstance((await gateway.lookup(embedding(1))).start, FromLatent)
-
-
 async def test_late_commit_does_not_bind_the_cache(gateway: RunningGateway) -> None:
     by = attempt()
     grant = await gateway.client.reserve(scope(), by)
@@ -183,18 +132,6 @@ async def test_late_commit_does_not_bind_the_cache(gateway: RunningGateway) -> N
         await gateway.client.commit(scope(), by, captured, embedding(1, encoder="sha256:another"))
 
     assert await gateway.store(embedding(1))
-
-
-async def test_commit_refuses_an_image_vector_of_another_encoder(gateway: RunningGateway) -> None:
-    by = attempt()
-    grant = await gateway.client.reserve(scope(), by)
-    assert grant is not None
-    captured, shorter = gateway.upload(grant), Embedding(struct.pack("<2f", 1, 0), 2, ENCODER)
-
-    with pytest.raises(InvalidArgument, match="image_embedding"):
-        await gateway.client.commit(scope(), by, captured, embedding(1), shorter)
-
-    assert (await gateway.client.statistics()).entry_count == 0
 
 
 async def test_gateway_finds_the_first_entry_of_another_gateway(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from pentimento.domain.embedding import Embedding, PromptEmbedding
 from pentimento.domain.errors import InvalidArgument, PentimentoError, Unavailable
 from pentimento.domain.generation import Donor, FromImage, FromLatent, FromNoise, NoiseForm, Start
 from pentimento.policies.cache_selection import NEAREST_COUNT, SelectionRules
-from pentimento.stores.ledger.cache.ledger import open_cache_ledger
 from pentimento.stores.ledger.cache.records import EncoderBinding
 from pentimento.stores.vectors import Space, VectorQuery
 from services.vectordb_gateway.entries.checks import SHARED_POOL
@@ -182,17 +180,6 @@ async def test_image_serves_if_it_saves_more_steps(gateway: Gateway) -> None:
     assert (answer.text_similarity, answer.image_similarity) == (None, 0.4)
 
 
-async def test_candidates_with_same_entries_share_a_search(gateway: Gateway) -> None:
-    gateway.rules = SelectionRules(images=IMAGES)
-    own, light = scope(), scope(model_digest="sha256:light")
-
-    await gateway.ask(own, light, own)
-
-    asked = [(query.space, query.compatibility_keys) for query, _ in gateway.index.queries]
-    image = (Space.IMAGE, (image_key(own),))
-    assert asked == [(Space.TEXT, latent_keys(own)), (Space.TEXT, latent_keys(light)), image]
-
-
 async def test_candidates_with_different_adapter_steps_get_their_own_starts(gateway: Gateway) -> None:
     early, late = (scope(adapters_digest="sha256:lora", adapters_from_step=step) for step in (3, 7))
     gateway.say(gateway.store(of=late))
@@ -244,13 +231,6 @@ async def test_entry_without_an_image_gives_none(gateway: Gateway) -> None:
     assert (await gateway.lookup()).start == FromNoise()
 
 
-async def test_requested_quality_limits_reuse(gateway: Gateway) -> None:
-    gateway.say(gateway.store())
-
-    assert isinstance((await gateway.lookup(quality=0.9)).start, FromLatent)
-    assert (await gateway.lookup(quality=0.91)).start == FromNoise()
-
-
 async def test_lookup_without_near_entry_is_a_miss(gateway: Gateway) -> None:
     answer = await gateway.ask(scope())
 
@@ -263,19 +243,6 @@ async def test_nothing_is_searched_while_reuse_is_switched_off(gateway: Gateway)
     answer = await gateway.ask(scope())
 
     assert (answer.starts[0].reason, answer.search_skipped) == ("miss: reuse is switched off", True)
-    assert gateway.index.queries == []
-
-
-async def test_nothing_is_searched_before_the_first_commit(tmp_path: Path) -> None:
-    ledger = open_cache_ledger(f"sqlite:///{tmp_path}/empty.sqlite")
-    gateway = Gateway(ledger)
-    gateway.guard.open()
-
-    answer = await gateway.ask(scope())
-
-    gateway.close()
-    ledger.close()
-    assert (answer.starts[0].reason, answer.search_skipped) == ("miss: the cache is empty", True)
     assert gateway.index.queries == []
 
 
@@ -347,15 +314,6 @@ async def test_bad_input_is_refused_by_name_before_any_search(
         await gateway.open().lookup(candidates(of), PromptEmbedding(embedding), quality)
 
     assert gateway.index.queries == []
-
-
-async def test_lookups_and_hits_are_counted(gateway: Gateway) -> None:
-    lookup = gateway.open()
-    for said in ([], [gateway.store()], [gateway.store()]):
-        gateway.say(*said)
-        await lookup.lookup(candidates(scope()), PROMPT, None)
-
-    assert (lookup.lookup_count, lookup.hit_count) == (3, 2)
 
 
 async def test_every_outcome_has_its_metric(gateway: Gateway) -> None:

@@ -4,7 +4,6 @@ import pytest
 
 from pentimento.domain.generation import FromLatent, FromNoise
 from pentimento.policies.cache_selection import SelectionRules
-from pentimento.policies.followed_cache import CacheInForce
 from pentimento.profiles.catalogue import ProfileSet
 from services.vectordb_gateway.lookup import search
 from tests.support.gateways import scope
@@ -27,19 +26,6 @@ def gateway(gateway: Gateway) -> Gateway:
     return gateway
 
 
-@pytest.mark.parametrize(("similarity", "starts"), [(0.81, FromLatent), (0.79, FromNoise)])
-async def test_the_models_own_profile_decides(gateway: Gateway, similarity: float, starts: type) -> None:
-    gateway.say(gateway.store(), similarity=similarity)
-
-    assert isinstance((await gateway.lookup()).start, starts)
-
-
-async def test_provenance_is_told_the_profile(gateway: Gateway) -> None:
-    gateway.say(gateway.store(), similarity=0.81)
-
-    assert (await gateway.lookup()).reason.endswith("(latents of heavy, alpha 0.9 by lower_bound)")
-
-
 async def test_model_without_a_profile_reuses_nothing(gateway: Gateway) -> None:
     other = scope(model_digest="sha256:other")
     gateway.say(gateway.store(of=other), similarity=1.0)
@@ -56,13 +42,6 @@ async def test_candidates_are_each_decided_by_their_own(gateway: Gateway) -> Non
     answer = await gateway.ask(scope(), scope(model_digest="sha256:other"))
 
     assert [type(found.start) for found in answer.starts] == [FromLatent, FromNoise]
-
-
-async def test_a_profile_made_for_another_encoder_is_not_used(gateway: Gateway) -> None:
-    gateway.profiles = ProfileSet((changed(PROFILE, encoder_digest="sha256:another"),))
-    gateway.say(gateway.store(), similarity=1.0)
-
-    assert (await gateway.lookup()).start == FromNoise()
 
 
 async def test_quality_above_the_profile_is_generated_from_noise(gateway: Gateway) -> None:
@@ -83,29 +62,6 @@ async def test_last_image_of_a_chain_is_not_reused(
     gateway.say(gateway.store(), similarity=1.0)
 
     assert isinstance((await gateway.lookup()).start, starts)
-
-
-async def test_scratch_share_misses_near_entries(gateway: Gateway) -> None:
-    gateway.scratch_share = 1.0
-    gateway.say(gateway.store(), similarity=1.0)
-
-    answer = await gateway.ask(scope())
-
-    assert answer.search_skipped
-    assert answer.starts[0].reason == "miss: from scratch, as a share of all are"
-
-
-@pytest.mark.parametrize(("asked", "starts"), [(None, FromNoise), (0.9, FromLatent)])
-async def test_plan_gives_the_quality_if_the_request_does_not(
-    gateway: Gateway, asked: float | None, starts: type
-) -> None:
-    gateway.in_force = CacheInForce(alpha=0.95, told="plan 5.12: alpha 0.95")
-    gateway.say(gateway.store(), similarity=1.0)
-
-    answer = await gateway.lookup(quality=asked)
-
-    assert type(answer.start) is starts
-    assert answer.reason.endswith("; plan 5.12: alpha 0.95")
 
 
 async def test_reason_leaves_out_a_plan_without_effect(gateway: Gateway) -> None:
