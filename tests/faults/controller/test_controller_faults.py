@@ -74,21 +74,6 @@ def planned(plan: Plan) -> set[str]:
     return {assignment.worker_id for assignment in plan.assignments}
 
 
-async def test_a_killed_controller_finds_its_fleet_again_under_a_newer_epoch(machine, client):
-    killed = machine.controller()
-    for name in ("w1", "w2"):
-        machine.worker(name)
-    before = await fleet_where(client, lambda fleet: planned(fleet.plan) == {"w1", "w2"})
-
-    killed.kill()
-    killed.wait()
-    machine.controller()
-    after = await fleet_where(client, lambda fleet: planned(fleet.plan) == {"w1", "w2"})
-
-    assert after.leader_epoch > before.leader_epoch
-    assert after.plan.version > before.plan.version
-
-
 async def test_who_holds_a_plan_sees_no_part_of_a_fleet_after_a_restart(machine, client):
     killed = machine.controller()
     for name in ("w1", "w2"):
@@ -103,17 +88,7 @@ async def test_who_holds_a_plan_sees_no_part_of_a_fleet_after_a_restart(machine,
         first = await anext(plans)
 
     assert planned(first) == {"w1", "w2"}
-
-
-async def test_a_killed_replica_falls_out_of_the_plan(machine, client):
-    machine.controller()
-    machine.worker("w1")
-    killed = machine.worker("w2")
-    await fleet_where(client, lambda fleet: planned(fleet.plan) == {"w1", "w2"})
-
-    killed.kill()
-
-    await fleet_where(client, lambda fleet: planned(fleet.plan) == {"w1"})
+    assert first.version > before.plan.version
 
 
 async def test_a_stopped_replica_falls_out_of_the_plan_and_comes_back(machine, client):

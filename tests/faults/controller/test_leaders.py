@@ -11,16 +11,13 @@ from pathlib import Path
 import pytest
 
 from lab.fixtures.postgresql import running_server, why_not
-from pentimento.api.controller.v1 import controller_service_pb2 as controller_pb
 from pentimento.clients.controller import ControllerClient
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.fleet import Fleet, Plan
 from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.service.plan_follower import PlanFollower
 from pentimento.stores.ledger import open_journal
-from pentimento.stores.ledger.fleet_ledger import open_fleet_ledger
 from pentimento.supervisor.process import wait_until_serving
-from pentimento.wire.codec import to_bytes
 from tests.support.processes import Process, StartedProcesses
 
 pytestmark = pytest.mark.faults
@@ -138,18 +135,6 @@ async def test_standby_leads_after_leader_is_killed_and_plan_stays(controllers, 
     assert planned(after) == {"w1", "w2"}
 
 
-async def test_standby_refuses_calls_until_it_leads(controllers, followed):
-    leader = controllers.controller(0, "--standby")
-    await wait_until_serving(controllers.addresses[0])
-    await start_standby(controllers)
-    async with open_channel(controllers.addresses[1], RpcChannelSettings()) as channel:
-        standby = ControllerClient(channel)
-        leader.terminate()
-
-        await wait_until_serving(controllers.addresses[1])
-        assert (await standby.fleet()).leader_epoch > 0
-
-
 async def test_resumed_former_leader_is_fenced_and_ends(controllers, followed):
     stopped = controllers.controller(0, "--standby")
     await wait_until_serving(controllers.addresses[0])
@@ -189,26 +174,3 @@ def can_be_written(path: str) -> bool:
         except sqlite3.OperationalError:
             return False
         return True
-
-
-async def test_last_plan_is_served_after_restart_before_any_report(controllers, followed):
-    killed = controllers.controller(0)
-    worker = controllers.worker("w1")
-    before = await followed.until(lambda plan: planned(plan) == {"w1"})
-    await until_saved(before, controllers.ledger_url)
-    killed.kill()
-    killed.wait()
-    worker.kill()
-
-    controllers.controller(0)
-    fleet = await followed.fleet_where(lambda fleet: fleet.leader_epoch > before.version.leader_epoch)
-
-    assert (fleet.replicas, fleet.plan) == ((), before)
-
-
-async def until_saved(plan: Plan, ledger_url: str) -> None:
-    """Followers have a plan at once, the ledger a moment later."""
-    with closing(open_fleet_ledger(ledger_url)) as ledger:
-        async with asyncio.timeout(120):
-            while await asyncio.wrap_future(ledger.load_plan()) != to_bytes(plan, controller_pb.Plan):  # noqa: ASYNC110 - as above
-                await asyncio.sleep(0.01)

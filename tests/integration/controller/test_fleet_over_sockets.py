@@ -81,18 +81,6 @@ async def test_a_newer_start_of_a_worker_replaces_the_old_one_in_the_plan(client
         assert has("w1")(await plan_where(plans, has_generation(2)))
 
 
-async def test_the_fleet_shows_what_was_reported(client):
-    await client.register(worker())
-    await client.report(
-        ReplicaReport("w1", 1, ("heavy",), queue_length=3, running_count=2, busy_share=0.25, completed_count=9)
-    )
-
-    (status,) = (await client.fleet()).replicas
-
-    assert (status.queue_length, status.running_count, status.busy_share, status.completed_count) == (3, 2, 0.25, 9)
-    assert status.live
-
-
 async def test_bad_reports_are_typed_and_the_next_good_one_succeeds(client):
     await client.register(worker())
 

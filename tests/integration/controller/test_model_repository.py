@@ -19,8 +19,6 @@ from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFou
 from pentimento.domain.fleet import ModelCost, Replica, ReplicaKind, ReplicaReport, UnplannedModel
 from pentimento.domain.models import RegisteredModels, ReuseProfile
 from pentimento.files.json_values import to_json
-from pentimento.policies.plan.costs import with_registered
-from pentimento.policies.plan.inputs import AllocationProfile
 from pentimento.profiles.rules import RuleChoice
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
 from pentimento.stores.ledger.fleet_ledger import open_fleet_ledger
@@ -178,16 +176,12 @@ async def test_the_command_sends_profiles_and_says_where_shares_come_from(folder
 @pytest.mark.parametrize(
     ("profiles", "field"),
     [
-        ([handover_profile(OWN["light"], OWN["heavy"])], "handover_profiles[0].of.model_digest"),
         ([PROFILED, handover_profile(OWN["heavy"], OWN["light"])], "handover_profiles[1].of.reference_digest"),
-        (["{"], "handover_profiles[0]"),
         ([PROFILED.replace('"alpha": 0.95', '"alpha": 0.98')], "handover_profiles[0].asked.alpha"),
-        ([PROFILED.replace('"alpha"', f'"{"a" * 60_000}"')], None),
-        ([PROFILED] * 3, "handover_profiles"),
     ],
 )
 async def test_a_profile_that_says_nothing_of_the_cascade_registers_none(
-    folder: Path, profiles: list[str], field: str | None
+    folder: Path, profiles: list[str], field: str
 ) -> None:
     async with running(folder, handover_alpha=0.99 if "0.98" in profiles[0] else 0.95) as suite:
         for one in OWN.values():
@@ -196,7 +190,7 @@ async def test_a_profile_that_says_nothing_of_the_cascade_registers_none(
             await suite.models.register_cascade(unstated(THREE), handover_profiles=profiles)
         listed = await suite.models.registered()
 
-    assert field is None or [violation.field for violation in refused.value.violations] == [field]
+    assert [violation.field for violation in refused.value.violations] == [field]
     assert listed.cascades == ()
 
 
@@ -227,32 +221,6 @@ async def test_a_registered_profile_lets_a_model_be_planned_that_no_worker_has_m
         await fleet_where(lambda fleet: fleet.unplanned == (UnplannedModel("light", "gpu", "PROFILE_MISSING"),))
         await suite.models.register_model(LIGHT)
         await fleet_where(lambda fleet: not fleet.unplanned and fleet.plan.allocator == "diffserve")
-
-
-async def test_the_deferral_curve_of_a_registered_cascade_is_what_is_planned_by(folder: Path) -> None:
-    async with running(folder) as suite:
-        before = suite.process.repository.cascade("light>heavy")
-        for one in (LIGHT, HEAVY):
-            await suite.models.register_model(one)
-        await suite.models.register_cascade(cascade("light", "heavy", shares=(0.0, 0.1, 1.0)))
-        found = suite.process.repository.cascade("light>heavy")
-
-    assert before is None
-    assert found is not None and found.handovers[0].shares == (0.0, 0.1, 1.0)
-
-
-def test_workers_own_costs_count_first() -> None:
-    reported = (AllocationProfile("heavy", "gpu", 1, 2.0, 0),)
-
-    profiles = with_registered(
-        reported, (*HEAVY.costs, *LIGHT.costs, *variant("heavy", ("gpu", 9.0), ("a", 3.0)).costs)
-    )
-
-    assert {(each.model, each.device, each.latency_s) for each in profiles} == {
-        ("heavy", "gpu", 2.0),
-        ("light", "gpu", 0.1),
-        ("heavy", "a", 3.0),
-    }
 
 
 async def test_a_registered_cascade_of_three_is_planned_once_it_is_registered(folder: Path) -> None:

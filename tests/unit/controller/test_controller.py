@@ -15,7 +15,7 @@ from pentimento.domain.fleet import ModelCost, Plan, Replica, ReplicaKind, Repli
 from pentimento.domain.generation import ObjectReference, PlanVersion
 from pentimento.policies.plan.inputs import AllocationProfile, Decision, PlanInput, hold_resident
 from pentimento.policies.plan.registry import SERVING_POLICIES, ServingPolicy
-from pentimento.settings import SettingsError, load_settings
+from pentimento.settings import load_settings
 from services.controller.checks import MAX_REQUESTS
 from services.controller.controller import MIN_PLAN_GAP_S, Controller
 from services.controller.leadership import LeaderEpoch
@@ -321,8 +321,3 @@ def test_raised_epoch_is_written_to_the_ledger():
     assert epoch.overtake(NOW_MS + 50)
 
     assert (risen, epoch.value) == ([(NOW_MS, NOW_MS + 51)], NOW_MS + 51)
-
-
-def test_standby_without_a_ledger_refuses_to_start():
-    with pytest.raises(SettingsError, match="--standby needs a --ledger-url"):
-        load_settings(ControllerSettings, "controller", ["--standby"], {})

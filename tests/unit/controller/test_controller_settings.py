@@ -22,6 +22,7 @@ from services.controller.settings import ControllerSettings
         ),
         ("--allocator joint --heavy h --light l", "--slo-s must be above 0 and finite for joint"),
         ("--slo-s -1", "--slo-s must be at least 0, got -1"),
+        ("--standby", "--standby needs a --ledger-url"),
         ("--deferral 0:0.5,1:0.1", "--deferral must be THRESHOLD:SHARE, …: .*ascend"),
         ("--deferral 0:0,1", "--deferral must be THRESHOLD:SHARE, …: "),
         ("--deferral 0:0,1:x", "--deferral must be THRESHOLD:SHARE, …: "),
@@ -48,7 +49,7 @@ from services.controller.settings import ControllerSettings
         ),
     ],
 )
-def test_policy_with_missing_setting_names_its_flag(flags: str, message: str):
+def test_wrong_or_missing_setting_names_its_flag(flags: str, message: str):
     with pytest.raises(SettingsError, match=message):
         load_settings(ControllerSettings, "controller", flags.split(), {})
 

@@ -74,14 +74,6 @@ def test_a_clock_that_was_set_back_after_the_start_takes_nothing_back():
     assert epoch.believable(epoch.value)
 
 
-def test_epoch_rises_above_one_that_a_replica_follows():
-    epoch = LeaderEpoch(lambda: NOW_MS)
-
-    assert epoch.overtake(NOW_MS + 500)
-
-    assert epoch.value == NOW_MS + 501
-
-
 @pytest.mark.parametrize("seen", [0, NOW_MS - 1, NOW_MS, NOW_MS + BELIEVABLE_LEAD_MS + 1, 2**63])
 def test_it_does_not_rise_for_older_epochs_nor_for_ones_no_leader_can_have_had(seen):
     epoch = LeaderEpoch(lambda: NOW_MS)

@@ -26,12 +26,6 @@ async def is_waiting(task: "asyncio.Task[Plan]") -> bool:
     return not task.done()
 
 
-async def test_the_plan_in_force_comes_at_once(feed):
-    feed.publish(plan(3))
-
-    assert await anext(feed.watch(None)) == plan(3)
-
-
 async def test_a_watcher_before_the_first_plan_gets_it_when_it_is_there(feed):
     first = asyncio.ensure_future(anext(feed.watch(None)))
     assert await is_waiting(first)

@@ -68,19 +68,6 @@ async def test_the_first_plan_is_issued_even_for_an_empty_fleet(planner):
     assert plan.version == PlanVersion(5, 1)
 
 
-async def test_a_plan_that_says_the_same_is_not_issued_again(planner):
-    await planner.look(ONE)
-
-    assert await planner.look(ONE) is None
-    assert planner.plan.version == PlanVersion(5, 1)
-
-
-async def test_every_change_gets_the_next_number(planner):
-    versions = [(await planner.look(context)).version.sequence for context in (EMPTY, ONE, EMPTY)]
-
-    assert versions == [1, 2, 3]
-
-
 async def test_the_plan_lists_where_the_other_services_are(planner):
     plan = await planner.look(PlanInput(0.0, (WORKER, EMBEDDER)))
 
@@ -139,12 +126,6 @@ def counting(context: PlanInput) -> Decision:
     """Remembers how often it was asked."""
     count = context.last.memory or 0
     return Decision(Plan(UNNUMBERED, admission_rate=count / 10), count + 1)
-
-
-async def test_an_allocator_finds_again_what_it_decided_last():
-    planner = planner_of(counting)
-
-    assert [(await planner.look(ONE)).admission_rate for _ in range(3)] == [0.0, 0.1, 0.2]
 
 
 async def test_a_policy_that_takes_over_while_another_decides_finds_nothing_of_that_one():

@@ -27,26 +27,6 @@ def live(registry: Registry, now_s: float) -> list[tuple[str, int]]:
     return [(view.replica.instance_id, view.replica.generation) for view in registry.live(now_s)]
 
 
-@pytest.mark.parametrize(
-    ("reported_s", "now_s", "is_live"),
-    [
-        pytest.param(None, 2.999, True, id="within"),
-        pytest.param(None, 3.0, False, id="ended"),
-        pytest.param(2.0, 4.9, True, id="renewed"),
-        pytest.param(2.0, 5.0, False, id="renewed-and-ended"),
-        pytest.param(5.0, 5.0, True, id="back-after-silence"),
-    ],
-)
-def test_replica_is_live_within_its_lease(
-    registry: Registry, reported_s: float | None, now_s: float, is_live: bool
-) -> None:
-    registry.register(replica(), 0.0)
-    if reported_s is not None:
-        registry.report(ReplicaReport("w1", 1), reported_s)
-
-    assert live(registry, now_s) == ([("w1", 1)] if is_live else [])
-
-
 def test_report_after_silence_changes_the_plan(registry: Registry) -> None:
     registry.register(replica(), 0.0)
 
@@ -72,17 +52,6 @@ def test_registration_takes_the_place_of_another(
     registry.register(second, at_s)
 
     assert live(registry, at_s) == [left]
-
-
-def test_an_older_generation_is_refused_while_the_newer_one_is_live(registry):
-    registry.register(replica(generation=2), 0.0)
-
-    for call in (lambda: registry.register(replica(generation=1), 1.0), lambda: registry.deregister("w1", 1)):
-        with pytest.raises(FailedPrecondition, match="replaced by generation 2"):
-            call()
-    with pytest.raises(FailedPrecondition):
-        registry.report(ReplicaReport("w1", 1), 1.0)
-    assert live(registry, 1.0) == [("w1", 2)]
 
 
 @pytest.mark.parametrize(
@@ -115,14 +84,6 @@ def test_replica_that_lost_its_address_is_rejected(registry: Registry) -> None:
         registry.report(ReplicaReport("w1", 1), 1.5)
     with pytest.raises(FailedPrecondition, match="w1 is rejected: w2, which started later, advertises unix:/w1"):
         registry.register(replica(), 1.5)
-
-
-@pytest.mark.parametrize("report", [ReplicaReport("w9", 1), ReplicaReport("w1", 2)])
-def test_a_report_of_an_unregistered_start_asks_for_registration(registry, report):
-    registry.register(replica(), 0.0)
-
-    with pytest.raises(NotFound):
-        registry.report(report, 1.0)
 
 
 def test_a_draining_replica_is_shown_but_not_planned_with(registry):
@@ -195,14 +156,6 @@ def test_holders_follow_the_reported_changes(registry: Registry) -> None:
     assert registry.holders("c", 1.0, "new") == []
 
     assert registry.holders("b", 3.0, "new") == [], "silent"
-
-
-def test_a_replica_that_deregistered_is_gone(registry):
-    registry.register(replica(), 0.0)
-
-    registry.deregister("w1", 1)
-
-    assert registry.statuses(0.0) == ()
 
 
 def test_the_silent_are_shown_until_the_retention_is_over(registry):
