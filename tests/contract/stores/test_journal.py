@@ -91,12 +91,6 @@ def test_journal_wrong_argument_names_its_field(
     assert [violation.field for violation in refused.value.violations] == [field]
 
 
-def test_accepted_request_defaults_are_empty() -> None:
-    brought = AcceptedRequest("r1", "tenant", b"body", "hash", 1.0)
-
-    assert brought == AcceptedRequest("r1", "tenant", b"body", "hash", 1.0, "", None, "", 0, 0)
-
-
 def of_one_key(count: int) -> list[AcceptedRequest]:
     return [an_accepted_request(f"r{number}", idempotency_key="k") for number in range(count)]
 

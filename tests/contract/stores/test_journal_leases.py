@@ -1,7 +1,6 @@
 """Test a journal's leases and epochs, and the calls of a frontdoor that lost its lease."""
 
 from contextlib import closing
-from pathlib import Path
 
 from sqlalchemy import text
 
@@ -38,16 +37,6 @@ def test_identity_changes_only_with_renewal(ledger_url: str) -> None:
 
     assert names[0] != names[1] == names[2]
     assert [len(bytes.fromhex(name)) for name in names] == [16] * 3
-
-
-def test_identity_of_two_new_journals_differs(tmp_path: Path) -> None:
-    urls = (f"sqlite:///{tmp_path / 'a.sqlite'}", f"sqlite:///{tmp_path / 'b.sqlite'}")
-    names = set()
-    for url in urls:
-        with closing(open_journal(url)) as journal:
-            names.add(journal.identity().result())
-
-    assert len(names) == 2
 
 
 def test_renew_supersedes_holder_and_exceeds_named_epoch(ledger_url: str) -> None:
