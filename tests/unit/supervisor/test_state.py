@@ -15,45 +15,33 @@ from pentimento.supervisor.state import MAX_SOCKET_DIRECTORY, Endpoint, StateDir
 ENDPOINT = Endpoint("unix:/f", "127.0.0.1:1", "unix:/c", "unix:/g", "", os.getpid())
 
 
-def test_second_suite_on_the_same_directory_is_refused_by_name(tmp_path: Path) -> None:
+def test_second_suite_on_same_directory_is_refused_until_release(tmp_path: Path) -> None:
     first, second = StateDirectory(tmp_path), StateDirectory(tmp_path)
     first.acquire()
 
-    with pytest.raises(FailedPrecondition) as refused:
+    with pytest.raises(FailedPrecondition, match=f"pid {os.getpid()}") as refused:
         second.acquire()
-
-    assert refused.value.reason == "SUITE_RUNNING"
-    assert f"pid {os.getpid()}" in refused.value.message
     first.release()
-
-
-def test_directory_can_be_had_again_after_release(tmp_path: Path) -> None:
-    first, second = StateDirectory(tmp_path), StateDirectory(tmp_path)
-    first.acquire()
-    first.release()
-
     second.acquire()
 
+    assert refused.value.reason == "SUITE_RUNNING"
     assert second.owner() == os.getpid()
     second.release()
 
 
-def test_endpoint_of_a_running_suite_is_found(tmp_path: Path) -> None:
-    state = StateDirectory(tmp_path)
-    state.acquire()
-    state.publish(ENDPOINT)
-
-    assert StateDirectory(tmp_path).endpoint() == ENDPOINT
+def test_endpoint_is_of_the_suite_that_runs(tmp_path: Path) -> None:
+    crashed, state = StateDirectory(tmp_path), StateDirectory(tmp_path)
+    found = [state.endpoint()]
+    crashed.acquire()
+    crashed.publish(ENDPOINT)
+    found.append(state.endpoint())
+    crashed.release()
+    found.append(state.endpoint())
+    state.acquire()  # of the same pid
+    found.append(state.endpoint())
     state.release()
 
-
-def test_endpoint_left_by_a_crash_is_not_believed(tmp_path: Path) -> None:
-    state = StateDirectory(tmp_path)
-    state.acquire()
-    state.publish(ENDPOINT)
-    state.release()
-
-    assert StateDirectory(tmp_path).endpoint() is None
+    assert found == [None, ENDPOINT, None, None]
 
 
 def test_endpoint_of_crashed_supervisor_is_not_believed_while_next_one_starts(
@@ -79,22 +67,6 @@ def test_an_endpoint_that_is_cut_off_or_of_another_version_is_none(tmp_path: Pat
     assert StateDirectory(tmp_path).endpoint() is None
 
 
-def test_what_a_crashed_supervisor_of_the_same_pid_published_is_not_taken_for_the_next_ones(tmp_path: Path) -> None:
-    crashed, state = StateDirectory(tmp_path), StateDirectory(tmp_path)
-    crashed.acquire()
-    crashed.publish(ENDPOINT)
-    crashed.release()
-
-    state.acquire()
-
-    assert StateDirectory(tmp_path).endpoint() is None
-    state.release()
-
-
-def test_directory_without_a_suite_has_no_endpoint(tmp_path: Path) -> None:
-    assert StateDirectory(tmp_path / "never").endpoint() is None
-
-
 def test_sockets_fit_a_socket_address_however_long_the_state_path(tmp_path: Path) -> None:
     directory = socket_directory(tmp_path / ("x" * 200) / ("y" * 200))
 
@@ -105,17 +77,11 @@ def test_two_state_directories_do_not_share_sockets(tmp_path: Path) -> None:
     assert socket_directory(tmp_path / "a") != socket_directory(tmp_path / "b")
 
 
-def test_sockets_are_private(tmp_path: Path) -> None:
-    directory = tmp_path / "sockets"
-
-    make_private(directory)
-
-    assert directory.stat().st_mode & 0o077 == 0
-
-
 @pytest.mark.parametrize("trap", ["open to others", "a link elsewhere"])
-def test_directory_that_somebody_else_prepared_is_refused(tmp_path: Path, trap: str) -> None:
+def test_private_directory_is_closed_and_one_somebody_else_prepared_is_refused(tmp_path: Path, trap: str) -> None:
     directory = tmp_path / "sockets"
+    make_private(tmp_path / "own")
+    assert (tmp_path / "own").stat().st_mode & 0o077 == 0
     if trap == "open to others":
         directory.mkdir()
         directory.chmod(0o777)
@@ -127,7 +93,7 @@ def test_directory_that_somebody_else_prepared_is_refused(tmp_path: Path, trap: 
         make_private(directory)
 
 
-def test_what_a_suite_left_open_to_others_is_closed_and_nothing_else_is_touched(tmp_path: Path) -> None:
+def test_files_a_suite_left_open_to_others_are_closed_and_no_other(tmp_path: Path) -> None:
     state = tmp_path / "state"
     (state / "objects" / "objects").mkdir(parents=True)
     (state / "objects" / "objects" / "picture").touch()

@@ -1,7 +1,7 @@
 """Which processes a suite has, and their arguments."""
 
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,77 +12,51 @@ from pentimento.supervisor.suite import plan_suite
 from pentimento.supervisor.suite_settings import ServedCascade, Suite, SuiteSettings
 
 
+def planned(directory: Path, names: str = "a", **given: Any) -> Suite:
+    """Plan a suite of these models, each in the directory of its name."""
+    models = tuple(ModelDirectory(name, directory / name) for name in names.split())
+    return plan_suite(SuiteSettings(models, directory, **given), StateDirectory(directory / "state"))
+
+
 def flags_of(suite: Suite, name: str) -> dict[str, str]:
     arguments = next(process.arguments for process in suite.processes if process.name == name)
     return dict(zip(arguments[::2], arguments[1::2], strict=True))
 
 
 def test_profiles_reach_workers_frontdoor_and_gateway(tmp_path: Path) -> None:
-    models = (ModelDirectory("m", tmp_path / "m"),)
-    files = (tmp_path / "a.json", tmp_path / "b.json")
+    suite = planned(tmp_path, profiles=(tmp_path / "a.json", tmp_path / "b.json"))
 
-    suite = plan_suite(SuiteSettings(models, tmp_path, profiles=files), StateDirectory(tmp_path / "state"))
-
-    for name in ("m-0", "frontdoor", "gateway"):
+    for name in ("a-0", "frontdoor", "gateway"):
         assert flags_of(suite, name)["--profiles"] == f"{tmp_path}/a.json,{tmp_path}/b.json"
 
 
-def test_workers_get_the_digest_of_a_pinned_model(tmp_path: Path) -> None:
-    models = (ModelDirectory("a", tmp_path / "a", "sha256:1"), ModelDirectory("b", tmp_path / "b"))
-
-    suite = plan_suite(SuiteSettings(models, tmp_path), StateDirectory(tmp_path / "state"))
-
-    assert flags_of(suite, "a-0")["--expected-model-digest"] == "sha256:1"
-    assert "--expected-model-digest" not in flags_of(suite, "b-0")
-
-
 def test_flags_reach_every_process_of_their_service(tmp_path: Path) -> None:
-    settings = SuiteSettings((ModelDirectory("a", tmp_path),), tmp_path, copies=2, controlnets=Path("/registry.json"))
     of_worker = {"text-encoders": "host", "tile-px": 0, "weights": None}
-    given = replace(settings, flags={"unet_worker": of_worker, "controlnet_svc": {"depth-model": Path("/depth")}})
+    flags = {"unet_worker": of_worker, "controlnet_svc": {"depth-model": Path("/depth")}}
 
-    own, chosen = (plan_suite(one, StateDirectory(tmp_path / "state")) for one in (settings, given))
+    chosen = planned(tmp_path, copies=2, controlnets=Path("/registry.json"), flags=flags)
 
-    assert "--text-encoders" not in flags_of(own, "a-0")
+    assert "--text-encoders" not in flags_of(planned(tmp_path), "a-0")
     for name in ("a-0", "a-1"):
-        flags = flags_of(chosen, name)
-        assert (flags["--text-encoders"], flags["--tile-px"]) == ("host", "0")
-        assert not {"--weights", "--depth-model"} & flags.keys()
+        found = flags_of(chosen, name)
+        assert (found["--text-encoders"], found["--tile-px"]) == ("host", "0")
+        assert not {"--weights", "--depth-model"} & found.keys()
     assert flags_of(chosen, "controlnet-0")["--depth-model"] == "/depth"
 
 
 def test_frontdoor_gets_key_of_receipts_only_if_given(tmp_path: Path) -> None:
-    settings = SuiteSettings((ModelDirectory("a", tmp_path),), tmp_path)
-    given = replace(settings, receipt_key_file=tmp_path / "key")
+    key = tmp_path / "key"
 
-    own, chosen = (
-        flags_of(plan_suite(one, StateDirectory(tmp_path / "state")), "frontdoor") for one in (settings, given)
-    )
-
-    assert "--receipt-key-file" not in own
-    assert chosen["--receipt-key-file"] == str(tmp_path / "key")
+    assert "--receipt-key-file" not in flags_of(planned(tmp_path), "frontdoor")
+    assert flags_of(planned(tmp_path, receipt_key_file=key), "frontdoor")["--receipt-key-file"] == str(key)
 
 
-def test_under_a_policy_every_worker_may_hold_every_model(tmp_path: Path) -> None:
-    models = (ModelDirectory("a", tmp_path / "a"), ModelDirectory("b", tmp_path / "b"))
-    settings = SuiteSettings(models, tmp_path)
-
-    resident, planned = (
-        plan_suite(replace(settings, policy=policy), StateDirectory(tmp_path / "state")) for policy in ("", "modm")
-    )
+def test_under_a_policy_every_worker_may_hold_every_model_and_gateway_follows_plan(tmp_path: Path) -> None:
+    resident, chosen = (planned(tmp_path, "a b", policy=policy) for policy in ("", "modm"))
 
     assert "--other-models" not in flags_of(resident, "a-0")
-    assert flags_of(planned, "a-0")["--other-models"] == f"{tmp_path}/b"
-
-
-def test_gateway_follows_a_policy(tmp_path: Path) -> None:
-    settings = SuiteSettings((ModelDirectory("a", tmp_path),), tmp_path)
-
-    resident, planned = (
-        plan_suite(replace(settings, policy=policy), StateDirectory(tmp_path / "state")) for policy in ("", "modm")
-    )
-
-    own, followed = (next(one for one in suite.processes if one.name == "gateway") for suite in (resident, planned))
+    assert flags_of(chosen, "a-0")["--other-models"] == f"{tmp_path}/b"
+    own, followed = (next(one for one in suite.processes if one.name == "gateway") for suite in (resident, chosen))
     assert ("--follow-plan" in own.arguments, "--follow-plan" in followed.arguments) == (False, True)
 
 
@@ -93,18 +67,16 @@ def test_pinned_model_digest_applies_to_every_worker(tmp_path: Path) -> None:
     suite = plan_suite(SuiteSettings(models, tmp_path, policy="modm"), StateDirectory(tmp_path / "state"))
 
     assert flags_of(suite, "a-0")["--other-models"] == f"{tmp_path}/b@{digest}"
+    assert "--expected-model-digest" not in flags_of(suite, "a-0")
     assert flags_of(suite, "b-0")["--expected-model-digest"] == digest
 
 
 def test_policy_plans_the_cascade_that_is_served(tmp_path: Path) -> None:
-    models = (ModelDirectory("h", tmp_path / "h"), ModelDirectory("l", tmp_path / "l"))
-    settings = SuiteSettings(models, tmp_path, cascade=ServedCascade(("l", "h"), (tmp_path / "d",)))
+    cascade = ServedCascade(("l", "h"), (tmp_path / "d",))
 
-    resident, planned = (
-        plan_suite(replace(settings, policy=policy), StateDirectory(tmp_path / "state")) for policy in ("", "joint")
-    )
+    resident, chosen = (planned(tmp_path, "h l", policy=policy, cascade=cascade) for policy in ("", "joint"))
 
-    flags = flags_of(planned, "controller")
+    flags = flags_of(chosen, "controller")
     assert (flags["--light"], flags["--heavy"]) == ("l", "h")
     assert "--light" not in flags_of(resident, "controller")
 
@@ -131,22 +103,16 @@ def test_controller_plans_models_of_suite(
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(f"PENTIMENTO_CONTROLLER_{name}", value)
-    models = tuple(ModelDirectory(name, tmp_path / name) for name in names.split())
 
-    suite = plan_suite(SuiteSettings(models, tmp_path, policy=policy), StateDirectory(tmp_path / "state"))
+    found = flags_of(planned(tmp_path, names, policy=policy), "controller")
 
-    found = flags_of(suite, "controller")
     assert {name: found[name] for name in ("--heavy", "--small", "--light") if name in found} == flags
 
 
 def test_controller_plans_with_given_small_models(tmp_path: Path) -> None:
-    models = tuple(ModelDirectory(name, tmp_path / name) for name in "hab")
-    settings = SuiteSettings(models, tmp_path, policy="modm", small=("a", "b"))
-    cascade = ServedCascade(("a", "h"), (tmp_path / "d",))
-
     alone, cascaded = (
-        flags_of(plan_suite(replace(settings, cascade=one), StateDirectory(tmp_path / "state")), "controller")
-        for one in (None, cascade)
+        flags_of(planned(tmp_path, "h a b", policy="modm", small=("a", "b"), cascade=one), "controller")
+        for one in (None, ServedCascade(("a", "h"), (tmp_path / "d",)))
     )
 
     assert (alone["--heavy"], alone["--small"], "--light" in alone) == ("h", "a,b", False)
@@ -154,34 +120,27 @@ def test_controller_plans_with_given_small_models(tmp_path: Path) -> None:
 
 
 def test_longer_cascade_has_a_discriminator_for_each_hand_over_and_is_planned_by_its_slo(tmp_path: Path) -> None:
-    models = tuple(ModelDirectory(name, tmp_path / name) for name in "abc")
     cascade = ServedCascade(("a", "b", "c"), (tmp_path / "d1", tmp_path / "d2"))
-    settings = SuiteSettings(models, tmp_path, cascade=cascade)
 
-    plain, planned = (
-        plan_suite(replace(settings, slo_s=slo_s), StateDirectory(tmp_path / "state")) for slo_s in (None, 9.0)
-    )
+    plain, timed = (planned(tmp_path, "a b c", cascade=cascade, slo_s=slo_s) for slo_s in (None, 9.0))
 
     assert flags_of(plain, "discriminator")["--cascades"] == f"a>b={tmp_path / 'd1'},b>c={tmp_path / 'd2'}"
     assert flags_of(plain, "frontdoor")["--cascade"] == "a,b,c"
     assert "--cascade" not in flags_of(plain, "controller")
     assert "--other-models" not in flags_of(plain, "a-0")
-    assert (flags_of(planned, "controller")["--cascade"], flags_of(planned, "controller")["--slo-s"]) == (
-        "a>b>c",
-        "9.0",
-    )
-    assert flags_of(planned, "a-0")["--other-models"] == f"{tmp_path}/b,{tmp_path}/c"
+    flags = flags_of(timed, "controller")
+    assert (flags["--cascade"], flags["--slo-s"]) == ("a>b>c", "9.0")
+    assert flags_of(timed, "a-0")["--other-models"] == f"{tmp_path}/b,{tmp_path}/c"
 
 
 def test_suite_long_model_name_has_short_socket(tmp_path: Path) -> None:
     names = [f"{'x' * 60}-{number}" for number in range(2)]
-    state = StateDirectory(tmp_path / "state")
 
-    suite = plan_suite(SuiteSettings(tuple(ModelDirectory(name, tmp_path) for name in names), tmp_path), state)
+    suite = planned(tmp_path, " ".join(names))
 
     sockets = [flags_of(suite, f"{name}-0")["--listen"] for name in names]
     assert len(set(sockets)) == 2
-    assert {len(address) - len(f"unix:{state.sockets}/") for address in sockets} == {24}
+    assert {len(address.rpartition("/")[2]) for address in sockets} == {24}
 
 
 @pytest.mark.parametrize("part", ["a,b", "model "])
@@ -194,9 +153,7 @@ def test_suite_path_with_list_separator_is_rejected(part: str, tmp_path: Path) -
 
 
 def test_number_of_embedders_controlnet_services_and_workers_may_change(tmp_path: Path) -> None:
-    models = (ModelDirectory("tiny", Path("/tiny")),)
-    settings = SuiteSettings(models, Path("/encoder"), copies=2, controlnets=Path("/registry.json"))
-    suite = plan_suite(settings, StateDirectory(tmp_path))
+    suite = planned(tmp_path, "tiny", copies=2, controlnets=Path("/registry.json"))
 
     groups = {group.name: [group.spec(number).name for number in range(3)] for group in suite.groups}
     assert groups == {
@@ -210,13 +167,9 @@ def test_number_of_embedders_controlnet_services_and_workers_may_change(tmp_path
 
 
 def test_image_encoder_has_an_embedder_of_its_own(tmp_path: Path) -> None:
-    models = (ModelDirectory("tiny", Path("/tiny")),)
-    settings = SuiteSettings(models, Path("/sentences"), Path("/clip"))
-    state = StateDirectory(tmp_path)
+    suite, alone = planned(tmp_path, image_encoder=Path("/clip")), planned(tmp_path)
 
-    suite, alone = plan_suite(settings, state), plan_suite(replace(settings, image_encoder=None), state)
-
-    assert flags_of(suite, "embedder")["--encoder"] == "/sentences"
+    assert flags_of(suite, "embedder")["--encoder"] == str(tmp_path)
     assert "--space" not in flags_of(suite, "embedder")
     images = flags_of(suite, "image-embedder")
     assert (images["--encoder"], images["--space"]) == ("/clip", "image")
@@ -228,23 +181,16 @@ def test_image_encoder_has_an_embedder_of_its_own(tmp_path: Path) -> None:
 
 
 def test_many_models_share_workers_that_hold_any(tmp_path: Path) -> None:
-    models = tuple(ModelDirectory(name, Path(f"/{name}")) for name in "abc")
-    settings = SuiteSettings(models, Path("/encoder"), copies=2, policy="many-models")
-    suite = plan_suite(settings, StateDirectory(tmp_path))
+    suite = planned(tmp_path, "a b c", copies=2, policy="many-models")
 
-    assert [spec.name for group in suite.groups if group.name == "unet_worker" for spec in group.specs] == [
-        "a-0",
-        "b-1",
-    ]
-    assert flags_of(suite, "b-1")["--other-models"] == "/a,/c"
+    (workers,) = (group.specs for group in suite.groups if group.name == "unet_worker")
+    assert [spec.name for spec in workers] == ["a-0", "b-1"]
+    assert flags_of(suite, "b-1")["--other-models"] == f"{tmp_path}/a,{tmp_path}/c"
 
 
 @pytest.mark.parametrize("threshold", [0.25, None])
 def test_served_cascade_has_discriminator_known_to_frontdoor(tmp_path: Path, threshold: float | None) -> None:
-    models = (ModelDirectory("heavy", tmp_path / "h"), ModelDirectory("light", tmp_path / "l"))
-    cascade = ServedCascade(("light", "heavy"), (tmp_path / "d",), threshold)
-
-    suite = plan_suite(SuiteSettings(models, tmp_path, cascade=cascade), StateDirectory(tmp_path / "state"))
+    suite = planned(tmp_path, "heavy light", cascade=ServedCascade(("light", "heavy"), (tmp_path / "d",), threshold))
 
     assert flags_of(suite, "discriminator")["--cascades"] == f"light>heavy={tmp_path / 'd'}"
     flags = flags_of(suite, "frontdoor")
@@ -256,19 +202,14 @@ def test_served_cascade_has_discriminator_known_to_frontdoor(tmp_path: Path, thr
 @pytest.mark.parametrize(("http", "delay_s"), [("127.0.0.1:50480", "0"), ("0.0.0.0:50480", None)])
 def test_edge_of_this_machine_alone_stops_without_delay(http: str, delay_s: str | None, tmp_path: Path) -> None:
     """No load balancer is in front of it; of any other the setting says for how long it stays."""
-    suite = plan_suite(
-        SuiteSettings((ModelDirectory("m", tmp_path),), tmp_path, http=http), StateDirectory(tmp_path / "state")
-    )
-
-    assert flags_of(suite, "edge").get("--drain-delay-s") == delay_s
+    assert flags_of(planned(tmp_path, http=http), "edge").get("--drain-delay-s") == delay_s
 
 
 def test_cells_have_own_stores_and_know_each_other(tmp_path: Path) -> None:
-    settings = SuiteSettings((ModelDirectory("m", tmp_path),), tmp_path, cells=(2, 3), http="127.0.0.1:1")
+    given: dict[str, Any] = {"cells": (2, 3), "http": "127.0.0.1:1"}
     state = StateDirectory(tmp_path / "state")
 
-    addresses = {"public": "127.0.0.1:2", "admin": "127.0.0.1:3"}
-    suite = plan_suite(replace(settings, **addresses, signing_key_file=tmp_path / "key"), state)
+    suite = planned(tmp_path, public="127.0.0.1:2", admin="127.0.0.1:3", signing_key_file=tmp_path / "key", **given)
 
     names = ("frontdoor", "frontdoor-1", "frontdoor-2")
     cells = [flags_of(suite, name) for name in names]
@@ -287,11 +228,11 @@ def test_cells_have_own_stores_and_know_each_other(tmp_path: Path) -> None:
     assert [one["--admin-listen"] for one in cells] == [
         *("127.0.0.1:3", f"unix:{state.sockets}/frontdoor-1-admin.sock", f"unix:{state.sockets}/frontdoor-2-admin.sock")
     ]
-    without = [flags_of(plan_suite(settings, state), name) for name in names]
+    without = [flags_of(planned(tmp_path, **given), name) for name in names]
     assert {one.get("--admin-listen", "") for one in without} == {""}
 
 
 def test_suite_of_one_frontdoor_has_no_cells(tmp_path: Path) -> None:
-    suite = plan_suite(SuiteSettings((ModelDirectory("m", tmp_path),), tmp_path), StateDirectory(tmp_path / "state"))
+    flags = flags_of(planned(tmp_path), "frontdoor")
 
-    assert not {"--cells", "--cell-lists", "--tenants-url", "--frontdoor-id"} & flags_of(suite, "frontdoor").keys()
+    assert not {"--cells", "--cell-lists", "--tenants-url", "--frontdoor-id"} & flags.keys()
