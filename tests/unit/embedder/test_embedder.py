@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from pentimento.domain.embedding import Embedding
-from pentimento.domain.errors import InvalidArgument, PentimentoError, Unavailable
+from pentimento.domain.errors import InvalidArgument, Unavailable
 from pentimento.service.batching import BatchingLimits
 from services.embedder import embedder as embedder_module
 from services.embedder.embedder import Embedder
@@ -84,28 +84,16 @@ def test_texts_of_any_batches_get_their_own_vectors(model, calls):
             np.testing.assert_allclose(vector(embedding), alone, rtol=0, atol=1e-5)
 
 
-async def test_repeated_text_comes_from_the_memo(embedder):
-    first = await embedder.embed_texts(["a red circle"])
+async def test_repeated_text_or_image_comes_from_the_memo(embedder):
+    (first,), (image,) = await embedder.embed_texts(["a red circle"]), await embedder.embed_images([picture(1)])
 
-    second = await embedder.embed_texts(["a blue square", "a red circle"])
+    again = await embedder.embed_texts(["a blue square", "a red circle", "a blue square"])
 
-    assert second[1] == first[0]
+    assert again[1] == first
+    assert again[0] == again[2]
+    assert await embedder.embed_images([picture(1)]) == (image,)
     memo = embedder.ready().memo
-    assert (memo.hit_count, memo.miss_count) == (1, 2)
-
-
-async def test_a_text_twice_in_a_call_is_computed_once(embedder):
-    one, other = await embedder.embed_texts(["a red circle"] * 2)
-
-    assert one == other
-    assert embedder.ready().memo.miss_count == 1
-
-
-async def test_an_image_seen_before_comes_from_the_memo(embedder):
-    first = await embedder.embed_images([picture(1)])
-
-    assert await embedder.embed_images([picture(1)]) == first
-    assert embedder.ready().memo.hit_count == 1
+    assert (memo.hit_count, memo.miss_count) == (2, 3)
 
 
 async def test_a_text_beyond_the_context_is_cut(embedder):
@@ -167,34 +155,15 @@ def test_any_text_is_embedded_or_refused(model, text):
         assert refusal.violations[0].field == "texts[0]"
 
 
-async def test_it_is_unavailable_until_its_model_is_there():
-    embedder = new_embedder()
-
-    with pytest.raises(Unavailable, match="being loaded"):
-        await embedder.embed_texts(["a red circle"])
-    with pytest.raises(Unavailable):
-        embedder.ready()
-    await embedder.close()
-
-
-async def test_after_closing_calls_are_told_to_go_elsewhere(model):
+async def test_closed_embedder_refuses_texts_and_images(model):
     embedder = new_embedder()
     embedder.start(model)
     await embedder.close()
 
-    with pytest.raises(PentimentoError):
-        await embedder.embed_texts(["a red circle"])
-
-
-async def test_closed_embedder_refuses_images(model):
-    embedder = new_embedder()
-    embedder.start(model)
-    await embedder.close()
-
-    with pytest.raises(Unavailable) as refused:
-        await embedder.embed_images([picture()])
-
-    assert refused.value.reason == "DRAINING"
+    for call in (embedder.embed_texts(["a red circle"]), embedder.embed_images([picture()])):
+        with pytest.raises(Unavailable) as refused:
+            await call
+        assert refused.value.reason == "DRAINING"
 
 
 async def test_close_embeds_images_that_are_being_decoded(embedder):
