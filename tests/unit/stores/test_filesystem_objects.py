@@ -162,7 +162,10 @@ def test_store_of_missing_volume_is_unavailable(tmp_path: Path) -> None:
     root.rename(tmp_path / "elsewhere")
 
     calls = (lambda: store.get(reference), lambda: store.put("a", b"bytes"), lambda: list(store.keys()), store.usage)
-    assert all(raises(StoreUnavailable, call) for call in calls)
+    for call in calls:
+        with pytest.raises(StoreUnavailable) as caught:
+            call()
+        assert str(tmp_path) not in caught.value.message
     assert not root.exists()
 
 
@@ -265,16 +268,6 @@ def test_put_makes_files_and_directories_private(tmp_path: Path) -> None:
     os.umask(before)
     found = [path for path in tmp_path.rglob("*") if path.stat().st_mode & 0o077]
     assert found == []
-
-
-def test_put_into_missing_store_hides_its_path(tmp_path: Path) -> None:
-    store = FilesystemObjectStore(tmp_path / "objects")
-    shutil.rmtree(tmp_path / "objects")
-
-    with pytest.raises(StoreUnavailable) as caught:
-        store.put("a", b"bytes")
-
-    assert str(tmp_path) not in caught.value.message
 
 
 def test_set_aside_keeps_private_file(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import resource
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -146,24 +146,18 @@ def test_submit_failing_undoes_only_itself(writer: GroupCommitWriter) -> None:
         insert(connection, 2)
         raise InvalidArgument.of("x", "is wrong")
 
+    def inserts(x: int) -> Callable[[Connection], object]:
+        return lambda connection: insert(connection, x)
+
+    told: list[int] = []
     go_on = busy(writer)
-    jobs = [writer.submit(lambda c: insert(c, 1)), writer.submit(fails), writer.submit(lambda c: insert(c, 3))]
+    jobs = [writer.submit(job, lambda n=n: told.append(n)) for n, job in enumerate((inserts(1), fails, inserts(3)))]
     go_on.set()
 
     with pytest.raises(InvalidArgument):
         jobs[1].result()
     assert writer.submit(rows).result() == [1, 3]
-
-
-def test_submit_failing_alone_undoes_itself(writer: GroupCommitWriter) -> None:
-    def fails(connection: Connection) -> None:
-        insert(connection, 1)
-        raise RuntimeError("a defect")
-
-    with pytest.raises(RuntimeError):
-        writer.submit(fails).result()
-
-    assert writer.submit(rows).result() == []
+    assert told == [0, 2]
 
 
 def test_submit_on_full_disk_is_store_full(writer: GroupCommitWriter) -> None:
@@ -263,17 +257,19 @@ def test_close_releases_database(engine: Engine, tmp_path: Path) -> None:
         writer.submit(rows)
 
 
-def test_submit_failing_alone_runs_once(writer: GroupCommitWriter) -> None:
+def test_submit_failing_alone_undoes_itself_and_runs_once(writer: GroupCommitWriter) -> None:
     run_count = 0
 
     def fails(connection: Connection) -> None:
         nonlocal run_count
         run_count += 1
+        insert(connection, 2)
         raise RuntimeError("a defect")
 
     with pytest.raises(RuntimeError):
         writer.submit(fails).result()
     run_alone_count = run_count
+    assert writer.submit(rows).result() == []
     go_on = busy(writer)
     good, bad = writer.submit(lambda connection: insert(connection, 1)), writer.submit(fails)
     go_on.set()
@@ -293,15 +289,3 @@ def test_submit_calls_back_before_result(writer: GroupCommitWriter, engine: Engi
     writer.submit(lambda connection: insert(connection, 1), look).result()
 
     assert told == [[1]]
-
-
-def test_submit_failing_calls_nothing_back(writer: GroupCommitWriter) -> None:
-    told: list[str] = []
-
-    def fails(connection: Connection) -> None:
-        raise InvalidArgument.of("x", "is wrong")
-
-    with pytest.raises(InvalidArgument):
-        writer.submit(fails, lambda: told.append("committed")).result()
-
-    assert told == []

@@ -129,7 +129,6 @@ def test_new_connection_reads_beside_other_writer(tmp_path: Path) -> None:
 def test_open_engine_server_timeouts() -> None:
     engine = open_engine("postgresql+psycopg://user@host/name")
 
-    assert (engine.dialect.name, engine.pool.size()) == ("postgresql", 4)  # type: ignore[attr-defined]
     assert waits(engine) == (5, 10_000, "-c statement_timeout=10000 -c idle_in_transaction_session_timeout=10000")
 
 
@@ -239,17 +238,6 @@ def test_typed_errors_name_kind_and_code() -> None:
     found = [raised_for(error, "ledger") for error, _, _ in WORDS]
 
     assert [(error.reason, error.message) for error in found] == [(reason, message) for _, reason, message in WORDS]
-
-
-def test_typed_errors_name_sqlite_code(tmp_path: Path) -> None:
-    engine = open_engine(f"sqlite:///{tmp_path}/ledger.sqlite")
-    with pytest.raises(Internal) as caught, typed_errors(), engine.begin() as connection:
-        connection.execute(text("CREATE TABLE t (x INTEGER PRIMARY KEY)"))
-        for _ in range(2):
-            connection.execute(text("INSERT INTO t VALUES (1)"))
-    engine.dispose()
-
-    assert caught.value.message == "ledger: IntegrityError (SQLITE_CONSTRAINT_PRIMARYKEY)"
 
 
 def test_open_engine_keeps_four_connections(tmp_path: Path) -> None:
