@@ -1,6 +1,5 @@
 """Access records and single items' eviction in the cache's ledger, on SQLite and on PostgreSQL."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from random import Random
@@ -17,14 +16,6 @@ from pentimento.stores.ledger.cache import evictions as cache_evictions
 from pentimento.stores.ledger.cache.ledger import CacheLedger, open_cache_ledger
 from tests.contract.stores.cache_records import SIZE, STEPS, add, down_to, steps_of, uses
 from tests.support.watched_statements import watched_statements
-
-
-@pytest.fixture
-def ledger(ledger_url: str) -> Iterator[CacheLedger]:
-    ledger = open_cache_ledger(ledger_url)
-    yield ledger
-    assert ledger.check_integrity() == []
-    ledger.close()
 
 
 def test_evict_ranks_entry_by_its_last_item(ledger: CacheLedger) -> None:

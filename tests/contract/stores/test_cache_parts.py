@@ -1,6 +1,6 @@
 """Long jobs of the cache's ledger go in parts: others write in between, and one that ends midway is made good."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from itertools import count
 from typing import Any
@@ -17,13 +17,13 @@ from pentimento.stores.ledger.cache.ledger import CacheLedger, open_cache_ledger
 from tests.contract.stores.cache_records import SIZE, STEPS, add, down_to, live, steps_of, uses
 from tests.support.watched_statements import watched_statements
 
+Evict = Callable[..., Future[int]]
 
-@pytest.fixture
-def ledger(ledger_url: str) -> Iterator[CacheLedger]:
-    ledger = open_cache_ledger(ledger_url)
-    yield ledger
-    assert ledger.check_integrity() == []
-    ledger.close()
+
+@pytest.fixture(params=["evict", "evict_items"])
+def evict(ledger: CacheLedger, request: pytest.FixtureRequest) -> Evict:
+    method: Evict = getattr(ledger, request.param)
+    return method
 
 
 def test_follow_ranks_cache_in_parts(ledger: CacheLedger, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,9 +62,8 @@ def test_follow_interrupted_ranks_all_again(ledger_url: str, monkeypatch: pytest
     after.close()
 
 
-@pytest.mark.parametrize("of_items", [False, True])
 def test_evict_lets_others_write_between_parts(
-    ledger: CacheLedger, monkeypatch: pytest.MonkeyPatch, of_items: bool
+    ledger: CacheLedger, evict: Evict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache_evictions, "_PART_COUNT", 3)
     monkeypatch.setattr(cache_evictions, "_BATCH_COUNT", 3)
@@ -78,16 +77,14 @@ def test_evict_lets_others_write_between_parts(
         return gives_way(held, CacheLimits(2, 2 * SIZE))
 
     left: list[int] = []
-    evict = ledger.evict_items if of_items else ledger.evict
 
     assert evict(who, grace_s=0).result() == 9
     assert len(left) == 1 and 2 < left[0] < 11
     assert live(ledger, entry_ids) == set(entry_ids[9:])
 
 
-@pytest.mark.parametrize("of_items", [False, True])
 def test_evict_part_ends_when_choosing_takes_long(
-    ledger: CacheLedger, monkeypatch: pytest.MonkeyPatch, of_items: bool
+    ledger: CacheLedger, evict: Evict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every look at the clock takes half of what choosing may: two go at once."""
     looks = count()
@@ -100,16 +97,14 @@ def test_evict_part_ends_when_choosing_takes_long(
         parts.append(len(held))
         return gives_way(held, CacheLimits(3, 3 * SIZE))
 
-    evict = ledger.evict_items if of_items else ledger.evict
     assert evict(who, grace_s=0).result() == 6
 
     # A tenant that has nothing left is none of those that the next part begins with.
     assert sorted(set(parts), reverse=True) == [9, 7, 5, 3]
 
 
-@pytest.mark.parametrize("of_items", [False, True])
 def test_evict_reads_each_tenant_once_for_all_batches(
-    ledger: CacheLedger, monkeypatch: pytest.MonkeyPatch, of_items: bool
+    ledger: CacheLedger, evict: Evict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Five tenants let go of four entries each, batch by batch of two: each is read once."""
     monkeypatch.setattr(cache_evictions, "_BATCH_COUNT", 2)
@@ -124,31 +119,18 @@ def test_evict_reads_each_tenant_once_for_all_batches(
             ordered.append(text)
 
     with watched_statements(note):
-        evict = ledger.evict_items if of_items else ledger.evict
         evicted = evict(down_to(10, 10), grace_s=0).result()
 
     assert (evicted, len(ordered)) == (20, 5)
 
 
-@pytest.mark.parametrize("of_items", [False, True])
 def test_evict_more_than_first_read_leaves_newest(
-    ledger: CacheLedger, monkeypatch: pytest.MonkeyPatch, of_items: bool
+    ledger: CacheLedger, evict: Evict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache_evictions, "_FIRST_COUNT", 2)
     entry_ids = [add(ledger, str(number), (5,)) for number in range(20)]
     new_after = ledger.newest_number() - 10
 
-    evict = ledger.evict_items if of_items else ledger.evict
     assert evict(down_to(3, 3), 0, new_after).result() == 17
 
     assert live(ledger, entry_ids) == set(entry_ids[17:])
-
-
-@pytest.mark.parametrize(("of_items", "gone_count"), [(False, 69), (True, 208)])
-def test_evict_more_than_a_batch_leaves_newest(ledger: CacheLedger, of_items: bool, gone_count: int) -> None:
-    entry_ids = [add(ledger, f"g{number}") for number in range(70)]
-
-    evict = ledger.evict_items if of_items else ledger.evict
-    assert evict(down_to(2 if of_items else 3), grace_s=0).result() == gone_count
-
-    assert live(ledger, entry_ids) == {entry_ids[-1]}

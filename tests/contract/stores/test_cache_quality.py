@@ -1,6 +1,6 @@
 """What hits were seen to keep, in the cache's ledger, on SQLite and PostgreSQL: counted once, kept over a restart."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -14,13 +14,6 @@ WATCHED = WatchedThreshold("sha256:clip", "sha256:light", "sha256:light", from_i
 SEEN = ComparedHit(
     "r-1", "sha256:light", "sha256:light", "sha256:clip", False, 5, 50, similarity=0.9, quality=0.2, scratch_quality=0.3
 )
-
-
-@pytest.fixture
-def ledger(ledger_url: str) -> Iterator[CacheLedger]:
-    ledger = open_cache_ledger(ledger_url)
-    yield ledger
-    ledger.close()
 
 
 def stays(samples: Sequence[QualitySample], position: ThresholdPosition) -> ThresholdPosition:

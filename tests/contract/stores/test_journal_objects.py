@@ -43,16 +43,6 @@ def test_journal_files_are_private(tmp_path: Path) -> None:
     assert modes == {"state": 0o700, "ledger.sqlite": 0o600, "ledger.sqlite-wal": 0o600, "ledger.sqlite-shm": 0o600}
 
 
-def test_open_journal_makes_readable_file_private(tmp_path: Path) -> None:
-    file = tmp_path / "ledger.sqlite"
-    open_journal(f"sqlite:///{file}").close()
-    file.chmod(0o644)
-
-    open_journal(f"sqlite:///{file}").close()
-
-    assert file.stat().st_mode & 0o777 == 0o600
-
-
 def test_free_bytes_of_server_is_none(journal: Journal, ledger_url: str) -> None:
     free = journal.objects.free_bytes()
 
