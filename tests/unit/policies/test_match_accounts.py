@@ -34,11 +34,6 @@ def opened_gate() -> MatchGate:
     return gate
 
 
-def test_what_nobody_sets() -> None:
-    assert SearchOutcome(0.5, 0.1) == SearchOutcome(0.5, 0.1, 1.0)
-    assert NetLatency() == NetLatency(0.0, 0.0, 0.0, 0.0, 0.0)
-
-
 def test_accounts_are_added_and_scaled_in_all_that_they_count() -> None:
     one = NetLatency(2.0, 3.0, 5.0, 7.0, 11.0)
 

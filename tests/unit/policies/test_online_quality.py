@@ -41,51 +41,6 @@ samples_drawn = st.lists(
 positions = st.builds(ThresholdPosition, st.just(-1.0) | st.floats(0.5, HIGHEST), st.integers(0, 90))
 
 
-def test_a_promise_that_is_surely_broken_raises_the_threshold_to_where_it_is_not() -> None:
-    far, near = several(20, BAD, 0.82), several(40, GOOD, 0.95, first=21)
-
-    found = moved(far + near, ThresholdPosition(PROFILED))
-
-    assert found == ThresholdPosition(0.95, 60)
-
-
-def test_where_every_hit_fell_short_only_repeats_of_a_prompt_are_left() -> None:
-    assert moved(several(30, BAD), ThresholdPosition(PROFILED)) == ThresholdPosition(HIGHEST, 30)
-
-
-def test_a_threshold_that_cannot_rise_any_more_has_not_moved() -> None:
-    """Samples count from the last move on: a promise that goes on being broken up there would never be kept again."""
-    highest = ThresholdPosition(HIGHEST, 7)
-
-    assert moved(several(30, BAD, HIGHEST), highest) == highest
-
-
-def test_a_few_failures_raise_nothing() -> None:
-    start = ThresholdPosition(PROFILED)
-    assert moved(several(9, BAD), start) == start
-    assert moved(several(10, BAD), start).similarity > PROFILED
-    # 17 of 20: the upper bound of the share is 0.958.
-    assert moved(several(17, GOOD) + several(3, BAD, first=18), start) == start
-    # 16 of 20: 0.929.
-    assert moved(several(16, GOOD) + several(4, BAD, first=17), start).similarity > PROFILED
-
-
-def test_a_threshold_comes_down_by_half_of_its_way_once_the_promise_is_surely_kept() -> None:
-    raised = ThresholdPosition(0.9, 0)
-
-    assert moved(several(58, GOOD), raised) == raised
-    assert moved(several(59, GOOD), raised) == ThresholdPosition(pytest.approx(0.85), 59)  # type: ignore[arg-type]
-
-
-def test_a_table_with_a_higher_threshold_stands_over_a_position_below_it() -> None:
-    assert moved(several(30, BAD, PROFILED), ThresholdPosition(0.5)).similarity == HIGHEST
-    assert moved(several(59, GOOD), ThresholdPosition(0.5)) == ThresholdPosition(0.5)
-
-
-def test_a_threshold_that_is_nearly_back_is_back() -> None:
-    assert moved(several(59, GOOD), ThresholdPosition(0.809)) == ThresholdPosition(moved_at_number=59)
-
-
 def test_no_sample_carries_two_moves_down() -> None:
     samples = several(70, GOOD, 0.95)
     once = moved(samples, ThresholdPosition(0.94))
@@ -95,33 +50,80 @@ def test_no_sample_carries_two_moves_down() -> None:
     assert moved(samples + several(59, GOOD, 0.95, first=71), once).similarity < once.similarity
 
 
-def test_old_failures_below_hold_a_threshold_up_until_they_are_forgotten() -> None:
-    failures, since = several(30, BAD, 0.86), several(60, GOOD, 0.95, first=31)
-    raised = ThresholdPosition(0.9, 30)
-
-    assert moved(failures + since, raised) == raised
-    assert moved(since, raised).similarity == pytest.approx(0.85)
+def groups(*given: tuple[int, float, float]) -> list[QualitySample]:
+    """Return samples, oldest first: of each group the count, the quality and the similarity."""
+    drawn = [(similarity, quality) for count, quality, similarity in given for _ in range(count)]
+    return [QualitySample(number, *one, 1.0) for number, one in enumerate(drawn, 1)]
 
 
-def test_between_the_bounds_nothing_moves() -> None:
-    """95 of 100: neither surely kept nor surely broken, wherever the threshold stands."""
-    samples = several(95, GOOD, 0.95) + several(5, BAD, 0.95, first=96)
+# Of 195 newer hits the five oldest of 200 are five of the least similar, of 196 they are four.
+OLD_BELOW, OLD_AT = (5, BAD, 0.86), (5, BAD, 0.91)
+# The hits, the threshold in force, and the similarity that it moves to; None: it stays.
+Moves = dict[str, tuple[list[QualitySample], float, float | None]]
+BY_SHARE: Moves = {
+    "surely broken: to where it is not": (groups((20, BAD, 0.82), (40, GOOD, 0.95)), PROFILED, 0.95),
+    "every hit fell short: repeats of a prompt alone": (groups((30, BAD, 0.9)), PROFILED, HIGHEST),
+    # Samples count from the last move on: one that goes on being broken up there would never be kept again.
+    "broken at the highest": (groups((30, BAD, HIGHEST)), HIGHEST, None),
+    "nine failures": (groups((9, BAD, 0.9)), PROFILED, None),
+    "ten failures": (groups((10, BAD, 0.9)), PROFILED, HIGHEST),
+    "17 of 20: an upper bound of 0.958": (groups((17, GOOD, 0.9), (3, BAD, 0.9)), PROFILED, None),
+    "16 of 20: 0.929": (groups((16, GOOD, 0.9), (4, BAD, 0.9)), PROFILED, HIGHEST),
+    "58 kept it": (groups((58, GOOD, 0.9)), 0.9, None),
+    "59 kept it: half of the way down": (groups((59, GOOD, 0.9)), 0.9, 0.85),
+    "nearly back is back": (groups((59, GOOD, 0.9)), 0.809, -1.0),
+    "a table above the position: broken": (groups((30, BAD, PROFILED)), 0.5, HIGHEST),
+    "a table above the position: kept": (groups((59, GOOD, 0.9)), 0.5, None),
+    "old failures below": (groups((30, BAD, 0.86), (60, GOOD, 0.95)), 0.9, None),
+    "95 of 100 at the profile's": (groups((95, GOOD, 0.95), (5, BAD, 0.95)), PROFILED, None),
+    "95 of 100 between": (groups((95, GOOD, 0.95), (5, BAD, 0.95)), 0.9, None),
+    "95 of 100 at their own": (groups((95, GOOD, 0.95), (5, BAD, 0.95)), 0.95, None),
+    # From 0.85 on 36 of 40 kept it: not surely less than 0.95, and yet less.
+    "to where the hits keep it as they are": (groups((20, BAD, 0.82), (4, BAD, 0.85), (36, GOOD, 0.9)), PROFILED, 0.9),
+    "to where 19 of 20 keep it": (groups((40, BAD, 0.82), (19, GOOD, 0.9), (1, BAD, 0.9)), PROFILED, 0.9),
+    # From 0.85 on 115 of 120 keep it, which is 0.958: the five that do not are the least similar ones.
+    "past the least similar": (groups((20, BAD, 0.82), (5, BAD, 0.85), (115, GOOD, 0.9)), PROFILED, 0.9),
+    "raised again past the least similar": (groups((5, BAD, 0.91), (115, GOOD, 0.95)), 0.9, 0.95),
+    "four are too few to be the least similar": (groups((4, BAD, 0.91), (116, GOOD, 0.95)), 0.9, None),
+    # One failure in five is likely by a share of 0.95 (0.23), two are not (0.023): R's pbinom.
+    "one of the five least similar": (groups((1, BAD, 0.91), (4, GOOD, 0.92), (115, GOOD, 0.95)), 0.9, 0.85),
+    "two of the five least similar": (groups((2, BAD, 0.91), (3, GOOD, 0.92), (115, GOOD, 0.95)), 0.9, 0.92),
+    # Two of forty that are alike fall short, which is 0.05: they are not two of the least similar five.
+    "hits of one similarity": (groups((2, BAD, 0.91), (38, GOOD, 0.91), (80, GOOD, 0.95)), 0.9, None),
+    # All from 0.85 on together keep the promise: 190 of 195.
+    "not down to where the least similar fell short": (groups((5, BAD, 0.86), (190, GOOD, 0.95)), 0.9, None),
+    "five of the newest 200 below": (groups((25, BAD, 0.86), OLD_BELOW, (195, GOOD, 0.95)), 0.9, None),
+    "four of the newest 200 below": (groups((25, BAD, 0.86), OLD_BELOW, (196, GOOD, 0.95)), 0.9, 0.85),
+    "five of the newest 200": (groups(OLD_AT, (195, GOOD, 0.95)), 0.9, 0.95),
+    "four of the newest 200": (groups(OLD_AT, (196, GOOD, 0.95)), 0.9, None),
+    "a third far short": (groups((40, 1.1, 0.9), (20, 0.6, 0.9)), PROFILED, HIGHEST),
+    "a few most similar": (groups((30, BAD, 0.82), (1, BAD, 0.95), (1, GOOD, 0.97)), PROFILED, 0.97),
+}
+BY_MEAN: Moves = {
+    "a third far short, the mean above alpha": (groups((40, 1.1, 0.9), (20, 0.6, 0.9)), PROFILED, None),
+    "surely below alpha": (groups((60, 0.85, 0.9)), PROFILED, HIGHEST),
+    "surely above alpha": (groups((60, 0.95, 0.9)), 0.9, 0.85),
+    "alpha just so": (groups((60, ALPHA, 0.9)), PROFILED, None),
+    "to where the mean is alpha just so": (groups((60, BAD, 0.82), (20, ALPHA, 0.9)), PROFILED, 0.9),
+    "a hair below alpha": (groups((60, BAD, 0.82), (20, ALPHA - 1e-9, 0.9)), PROFILED, HIGHEST),
+    "near hits make up for far ones": (groups((10, 0.88, 0.91), (115, 1.0, 0.95)), 0.9, 0.85),
+}
 
-    for similarity in (PROFILED, 0.9, 0.95):
-        assert moved(samples, ThresholdPosition(similarity)) == ThresholdPosition(similarity)
+
+@pytest.mark.parametrize(("moves", "rule"), [(BY_SHARE, ThresholdRule.LOWER_BOUND), (BY_MEAN, ThresholdRule.MEAN)])
+def test_threshold_follows_hits(moves: Moves, rule: ThresholdRule) -> None:
+    for name, (samples, in_force, similarity) in moves.items():
+        start = ThresholdPosition(in_force)
+        expected = start if similarity is None else ThresholdPosition(pytest.approx(similarity), len(samples))  # type: ignore[arg-type]
+
+        assert moved(samples, start, rule=rule) == expected, name
 
 
-def test_a_table_of_means_is_judged_by_the_mean() -> None:
-    """A third falls far short, and the mean is above alpha all the same."""
-    samples = several(40, 1.1) + several(20, 0.6, first=41)
-    start = ThresholdPosition(PROFILED)
+def test_threshold_of_the_profile_is_judged_by_all_hits_together() -> None:
+    """A raised one rises past these five of the least similar."""
+    samples = groups(OLD_AT, (115, GOOD, 0.95))
 
-    assert moved(samples, start, rule=ThresholdRule.MEAN) == start
-    assert moved(samples, start).similarity == HIGHEST
-    assert moved(several(60, 0.85), start, rule=ThresholdRule.MEAN).similarity == HIGHEST
-    assert moved(several(60, 0.95), ThresholdPosition(0.9), rule=ThresholdRule.MEAN).similarity < 0.9
-    # At alpha just so, the mean is neither above nor below.
-    assert moved(several(60, ALPHA), start, rule=ThresholdRule.MEAN) == start
+    assert followed(samples, ThresholdPosition(), 0.9, ALPHA) == ThresholdPosition()
 
 
 @given(samples_drawn, positions, st.sampled_from(ThresholdRule))
@@ -218,103 +220,3 @@ def test_the_newest_hits_raise_a_threshold_that_old_ones_would_hold() -> None:
     assert achieved(old + new).kept_share == pytest.approx(0.97)
     assert moved(old + new, ThresholdPosition(PROFILED)).similarity == 0.95
     assert moved(new + several(340, GOOD, first=401), ThresholdPosition(PROFILED)) == ThresholdPosition(PROFILED)
-
-
-def test_a_threshold_of_means_rises_to_where_the_mean_is_alpha_just_so() -> None:
-    far, near = several(60, BAD, 0.82), several(20, ALPHA, 0.9, first=61)
-    start = ThresholdPosition(PROFILED)
-
-    assert moved(far + near, start, rule=ThresholdRule.MEAN) == ThresholdPosition(0.9, 80)
-    less = several(20, ALPHA - 1e-9, 0.9, first=61)
-    assert moved(far + less, start, rule=ThresholdRule.MEAN) == ThresholdPosition(HIGHEST, 80)
-
-
-def test_a_threshold_rises_to_where_the_hits_keep_the_promise_as_they_are() -> None:
-    """From 0.85 on 36 of 40 kept it: not surely less than 0.95, and yet less."""
-    far, middle, near = several(20, BAD, 0.82), several(4, BAD, 0.85, first=21), several(36, GOOD, 0.9, first=25)
-
-    assert moved(far + middle + near, ThresholdPosition(PROFILED)) == ThresholdPosition(0.9, 60)
-
-
-def test_a_threshold_rises_to_where_just_the_required_share_keeps_the_promise() -> None:
-    """19 of 20 from 0.9 on: 0.95."""
-    far, near = several(40, BAD, 0.82), [*several(19, GOOD, 0.9, first=41), sample(60, BAD, 0.9)]
-
-    assert moved(far + near, ThresholdPosition(PROFILED)) == ThresholdPosition(0.9, 60)
-
-
-def test_where_the_least_similar_hits_fall_short_a_threshold_rises_past_them() -> None:
-    """From 0.85 on 115 of 120 keep it, which is 0.958: the five that do not are the least similar ones."""
-    far, middle, near = several(20, BAD, 0.82), several(5, BAD, 0.85, first=21), several(115, GOOD, 0.9, first=26)
-
-    assert moved(far + middle + near, ThresholdPosition(PROFILED)) == ThresholdPosition(0.9, 140)
-
-
-def test_one_that_was_raised_rises_again_past_the_least_similar_that_fall_short() -> None:
-    samples = several(5, BAD, 0.91) + several(115, GOOD, 0.95, first=6)
-
-    assert moved(samples, ThresholdPosition(0.9)) == ThresholdPosition(0.95, 120)
-    # Where the profile has put it, all hits together keep the promise, and no more was promised.
-    assert followed(samples, ThresholdPosition(), 0.9, ALPHA) == ThresholdPosition()
-
-
-def test_four_hits_are_too_few_to_be_the_least_similar() -> None:
-    samples = several(4, BAD, 0.91) + several(116, GOOD, 0.95, first=5)
-
-    assert moved(samples, ThresholdPosition(0.9)) == ThresholdPosition(0.9)
-
-
-def test_of_five_least_similar_hits_two_have_to_fall_short() -> None:
-    """One failure in five is likely by a share of 0.95 (0.23), two are not (0.023): R's pbinom."""
-    rest = several(115, GOOD, 0.95, first=10)
-    one = [sample(1, BAD, 0.91), *several(4, GOOD, 0.92, first=2)]
-    two = [*several(2, BAD, 0.91), *several(3, GOOD, 0.92, first=3)]
-
-    assert moved(one + rest, ThresholdPosition(0.9)).similarity < 0.9
-    assert moved(two + rest, ThresholdPosition(0.9)).similarity == 0.92
-
-
-def test_hits_of_one_similarity_are_judged_together() -> None:
-    """Two of forty that are alike fall short, which is 0.05: they are not two of the least similar five."""
-    alike = several(2, BAD, 0.91) + several(38, GOOD, 0.91, first=3)
-
-    assert moved(alike + several(80, GOOD, 0.95, first=41), ThresholdPosition(0.9)).similarity < 0.91
-
-
-def test_a_threshold_does_not_come_down_to_where_the_least_similar_fell_short() -> None:
-    """All from 0.85 on together keep the promise: 190 of 195."""
-    failures, since = several(5, BAD, 0.86), several(190, GOOD, 0.95, first=6)
-
-    assert moved(failures + since, ThresholdPosition(0.9, 5)) == ThresholdPosition(0.9, 5)
-
-
-def test_what_is_older_than_the_newest_200_hits_holds_no_threshold_up() -> None:
-    failures = several(30, BAD, 0.86)
-
-    def after(count: int) -> float:
-        return moved(failures + several(count, GOOD, 0.95, first=31), ThresholdPosition(0.9, 30)).similarity
-
-    # Of five of the least similar it can be said, of four it cannot.
-    assert after(195) == 0.9
-    assert after(196) == pytest.approx(0.85)
-
-
-def test_what_is_older_than_the_newest_200_hits_raises_nothing() -> None:
-    def after(count: int) -> float:
-        samples = several(5, BAD, 0.91) + several(count, GOOD, 0.95, first=6)
-        return moved(samples, ThresholdPosition(0.9)).similarity
-
-    assert after(195) == 0.95
-    assert after(196) <= 0.9
-
-
-def test_a_few_most_similar_hits_have_to_keep_the_promise_as_all_others_do() -> None:
-    far, near = several(30, BAD, 0.82), [sample(31, BAD, 0.95), sample(32, GOOD, 0.97)]
-
-    assert moved(far + near, ThresholdPosition(PROFILED)).similarity == 0.97
-
-
-def test_of_a_table_of_means_near_hits_make_up_for_far_ones() -> None:
-    samples = several(10, 0.88, 0.91) + several(115, 1.0, 0.95, first=11)
-
-    assert moved(samples, ThresholdPosition(0.9), rule=ThresholdRule.MEAN).similarity < 0.9

@@ -90,11 +90,6 @@ def test_best_replica_order_is_by_likelihood_to_accept() -> None:
     assert asked == [candidate.address for candidate in order]
 
 
-def test_replica_candidate_defaults() -> None:
-    assert ReplicaCandidate("a") == ReplicaCandidate("a", Hearing.NEVER, ReplicaLoad(0, 0, False), 0, 0, False, False)
-    assert (LOAD_STREAMS, SAME_PICTURE_STREAMS) == (1, 2)
-
-
 def test_best_replica_without_candidates_is_an_error() -> None:
     with pytest.raises(ValueError, match="empty"):
         best_replica([], EDGES)

@@ -92,7 +92,3 @@ def test_shadow_budget_of_clock_set_back_gains_nothing() -> None:
     assert budget.left_s(20.0) == pytest.approx(5.0)
     assert budget.left_s(0.0) == pytest.approx(5.0)
     assert budget.left_s(20.0) == pytest.approx(5.0)
-
-
-def test_gives_way_names() -> None:
-    assert [one.value for one in GivesWay] == ["suite", "worker"]

@@ -13,7 +13,6 @@ from pentimento.policies.thinning import (
     ThinningMode,
     ThinningOffer,
     ThinningOption,
-    WholeReason,
     choose,
     scaled,
     thinnable,
@@ -150,32 +149,6 @@ def test_check_thinned_steps_refuses_other_steps() -> None:
         thinned_steps(ThinningOption(45, 6, 1.0), 50)
     with pytest.raises(ValueError):
         scaled(MILD, 50, 49)
-
-
-def test_whole_reason_names() -> None:
-    assert {reason.value for reason in WholeReason} == {
-        "THINNING_OFF",
-        "REPLAYED",
-        "BINDING_STEPS",
-        "QUALITY_ASKED",
-        "PROFILE_MISSING",
-        "PROFILE_PROMISES_LESS",
-        "HIT_UNMEASURED",
-        "LORAS_UNMEASURED",
-        "LORAS_LATE",
-        "CONTROLNETS_UNMEASURED",
-        "RESIDUALS_PIPELINED",
-        "IMAGE_UNMEASURED",
-        "SCHEDULER_UNMEASURED",
-        "GUIDANCE_UNMEASURED",
-        "STEPS_UNMEASURED",
-        "NOTHING_ALLOWED",
-        "NOT_ASKED",
-    }
-
-
-def test_thinning_mode_names() -> None:
-    assert [mode.value for mode in ThinningMode] == ["off", "deadline", "load", "always"]
 
 
 THINNABLE: list[tuple[ThinningMode, ThinningOffer, float, float]] = [

@@ -147,13 +147,6 @@ def test_a_stage_has_all_that_its_cascade_says_of_it() -> None:
     )
 
 
-def test_what_nobody_says_of_a_stage_is_nothing() -> None:
-    stage = Stage("large", "c")
-
-    assert (stage.cascade, stage.discriminator, stage.thresholds) == ("", "", ())
-    assert (stage.planned, stage.reuse_share) == (False, 0.0)
-
-
 def test_a_pool_that_only_resumes_a_latent_paints_it_for_good() -> None:
     came_with = request_stages(INDEX, "", 0.5)
 
