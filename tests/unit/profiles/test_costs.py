@@ -61,7 +61,7 @@ ONE = Cost(1.0, 0.0, 5)
 PROFILE = ModelProfile(
     "tiny", "sha256:0", "cpu", "float32", 1, "eager", 2,
     (SizeProfile(32, 32, ONE, ONE, ONE),),
-    tuple(BatchProfile(32, 32, True, size, (Cost(seconds, 0.0, 5),)) for size, seconds in ((1, 1.0), (4, 2.5))),
+    tuple(BatchProfile(32, 32, True, size, (Cost(seconds, seconds / 10, 5),)) for size, seconds in ((1, 1.0), (4, 2.5))),
 )  # fmt: skip
 
 
@@ -71,6 +71,7 @@ def test_step_seconds_between_measured_batches_are_linear() -> None:
     found = [PROFILE.step_seconds(32, 32, guided=True, batch_size=size) for size in sizes]
 
     assert found == [1.0, 1.5, 2.5, None, None]
+    assert PROFILE.step_cost(32, 32, guided=True, batch_size=2) == Cost(1.5, pytest.approx(0.15), 5)
 
 
 def test_profile_of_unmeasured_size_has_no_cost() -> None:
@@ -112,12 +113,3 @@ def test_costs_from_json_names_broken_field() -> None:
     for text in ("", "{", "[]", "3"):
         with pytest.raises(InvalidArgument, match="profile"):
             costs_from_json(text)
-
-
-def test_step_cost_between_measured_batches_is_linear() -> None:
-    batches = tuple(BatchProfile(64, 64, True, size, (Cost(0.1 * size, 0.02, 4),)) for size in (2, 4))
-    profile = ModelProfile("m", "d", "cpu", "float32", 1, "off", 1, (), batches)
-
-    assert profile.step_cost(64, 64, guided=True, batch_size=3) == Cost(pytest.approx(0.3), pytest.approx(0.02), 4)
-    assert profile.step_cost(64, 64, guided=True, batch_size=5) is None
-    assert profile.step_cost(64, 64, guided=False, batch_size=2) is None

@@ -42,30 +42,36 @@ samples = st.lists(
 )
 
 
-def test_the_minimum_rule_stops_above_the_most_alike_failure() -> None:
-    measured = [sample(0.6, GOOD), sample(0.7, BAD), sample(0.8, GOOD), sample(0.9, GOOD)]
-    assert lowest(measured, ALPHA, ThresholdRule.MINIMUM) == 0.8
-
-
-def test_a_failure_beside_a_success_of_the_same_similarity_counts() -> None:
-    measured = [sample(0.8, GOOD), sample(0.8, BAD), sample(0.9, GOOD)]
-    assert lowest(measured, ALPHA, ThresholdRule.MINIMUM) == 0.9
-
-
-def test_just_alpha_is_kept() -> None:
-    assert lowest([sample(0.8, ALPHA)], ALPHA, ThresholdRule.MINIMUM) == 0.8
-
-
-def test_the_lower_bound_asks_for_59_without_a_failure() -> None:
+MINIMUM, BOUND, MEAN = ThresholdRule.MINIMUM, ThresholdRule.LOWER_BOUND, ThresholdRule.MEAN
+FAILURE = [sample(0.85, BAD)]
+MADE_UP_FOR = [*(sample(0.9, 1.0) for _ in range(90)), *(sample(0.8, 0.85) for _ in range(10))]
+BARELY = [sample(0.9, ALPHA + (0.02 if number % 2 else -0.0199)) for number in range(40)]
+LOWEST: dict[str, tuple[list[ImageSample], float, ThresholdRule, float | None]] = {
+    "above the most alike failure": (
+        [sample(0.6, GOOD), sample(0.7, BAD), sample(0.8, GOOD), sample(0.9, GOOD)],
+        *(ALPHA, MINIMUM, 0.8),
+    ),
+    "a failure of the same similarity": ([sample(0.8, GOOD), sample(0.8, BAD), sample(0.9, GOOD)], ALPHA, MINIMUM, 0.9),
+    "just alpha": ([sample(0.8, ALPHA)], ALPHA, MINIMUM, 0.8),
+    "all of the quality": ([sample(0.8, 1.0)], 1.0, MINIMUM, 0.8),
+    "hardly any of the quality": ([sample(0.8, 1.0)], 0.001, MINIMUM, 0.8),
     # 0.95 ** 59 = 0.0485 and 0.95 ** 58 = 0.0510: below one in twenty from 59 on.
-    assert lowest(good(58), ALPHA, ThresholdRule.LOWER_BOUND) is None
-    assert lowest(good(59), ALPHA, ThresholdRule.LOWER_BOUND) == 0.9
+    "58 without a failure": (good(58), ALPHA, BOUND, None),
+    "59 without a failure": (good(59), ALPHA, BOUND, 0.9),
+    "one failure in 92": (good(91) + FAILURE, ALPHA, BOUND, 0.9),
+    "one failure in 93": (good(92) + FAILURE, ALPHA, BOUND, 0.85),
+    "failures that others make up for": (MADE_UP_FOR, ALPHA, MEAN, 0.8),
+    "failures that others make up for, by minimum": (MADE_UP_FOR, ALPHA, MINIMUM, 0.9),
+    "a mean that is barely above": (BARELY, ALPHA, MEAN, None),
+    "29 samples of a mean": (good(29), ALPHA, MEAN, None),
+    "30 samples of a mean": (good(30), ALPHA, MEAN, 0.9),
+}
 
 
-def test_the_lower_bound_bears_one_failure_in_93() -> None:
-    failure = [sample(0.85, BAD)]
-    assert lowest(good(91) + failure, ALPHA, ThresholdRule.LOWER_BOUND) != 0.85
-    assert lowest(good(92) + failure, ALPHA, ThresholdRule.LOWER_BOUND) == 0.85
+def test_lowest_similarity_by_rule() -> None:
+    found = {name: lowest(measured, alpha, rule) for name, (measured, alpha, rule, _) in LOWEST.items()}
+
+    assert found == {name: expected for name, (*_, expected) in LOWEST.items()}
 
 
 @pytest.mark.parametrize(
@@ -75,19 +81,6 @@ def test_the_lower_bound_bears_one_failure_in_93() -> None:
 def test_shares_by_the_binomial_distribution(kept: int, count: int, surely: bool) -> None:
     # Wilks' sample sizes for 95 % at 95 %: 59, 93, 124, 153 where 0, 1, 2, 3 may fail.
     assert share_is_surely(kept, count, 0.95) is surely
-
-
-def test_the_mean_rule_bears_failures_that_others_make_up_for() -> None:
-    measured = [*(sample(0.9, 1.0) for _ in range(90)), *(sample(0.8, 0.85) for _ in range(10))]
-    assert lowest(measured, ALPHA, ThresholdRule.MEAN) == 0.8
-    assert lowest(measured, ALPHA, ThresholdRule.MINIMUM) == 0.9
-
-
-def test_the_mean_rule_wants_the_bound_of_the_mean_and_thirty_samples() -> None:
-    barely = [sample(0.9, ALPHA + (0.02 if number % 2 else -0.0199)) for number in range(40)]
-    assert lowest(barely, ALPHA, ThresholdRule.MEAN) is None
-    assert lowest(good(29), ALPHA, ThresholdRule.MEAN) is None
-    assert lowest(good(30), ALPHA, ThresholdRule.MEAN) == 0.9
 
 
 @given(samples, st.sampled_from(ThresholdRule))
@@ -157,11 +150,6 @@ def test_a_share_that_is_all_or_nothing_is_never_sure(required: float) -> None:
 def test_a_deployment_reads_its_profiles_by_one_rule_or_by_their_own() -> None:
     assert [choice.rule for choice in RuleChoice] == [None, *ThresholdRule]
     assert [choice.value for choice in RuleChoice] == ["profile", "minimum", "lower_bound", "mean"]
-
-
-@pytest.mark.parametrize("alpha", [1.0, 0.001])
-def test_alpha_may_be_all_of_the_quality(alpha: float) -> None:
-    assert lowest([sample(0.8, 1.0)], alpha, ThresholdRule.MINIMUM) == 0.8
 
 
 KEPT = ImageSample(0.30, 0.30)
