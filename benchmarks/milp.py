@@ -31,7 +31,7 @@ from lab.runs.measure import at_most, counted, informative, measured, parse_opti
 from pentimento.policies.plan.cascade_problem import CascadeProblem, grid, solve_cascade
 from pentimento.policies.plan.costs import BatchCost
 from pentimento.policies.plan.joint.problem import AllocationProblem, AllocationSolution, Component, PlannedRoute, Use
-from pentimento.policies.plan.joint.program import AllocationProgram, solve_allocation
+from pentimento.policies.plan.joint.program import AllocationProgram
 from pentimento.policies.plan.settings import DeferralCurve
 
 # Floating-point solvers keep constraints within a millionth.
@@ -169,7 +169,9 @@ def random_fleet(rng: random.Random) -> AllocationProblem:
 def joint_shortfall(problem: AllocationProblem) -> float:
     """Return the plan's shortfall as a share of the best choice's worth, the worse of one search and of
     two."""
-    found = min(objective_of(solve_allocation(problem)), objective_in_two_steps(problem))
+    found = min(
+        objective_of(AllocationProgram(problem).search(0.0, MANY, may_load=True)), objective_in_two_steps(problem)
+    )
     best = max(worth(problem, units) for units in every_choice(problem))
     return max(0.0, (best - found) / max(best, 1e-9))
 
@@ -291,7 +293,7 @@ def timed_large(rng: random.Random) -> tuple[float, float]:
     that HiGHS finds within BEST_LIMIT_S."""
     problem = large_fleet(rng)
     began = time.thread_time()
-    found = solve_allocation(problem, gap=LARGE_GAP)
+    found = AllocationProgram(problem).search(LARGE_GAP, MANY, may_load=True)
     took = (time.thread_time() - began) * 1e3
     best = AllocationProgram(problem).solved_by_highs(BEST_LIMIT_S, gap=0.0)
     if found is None or best is None:

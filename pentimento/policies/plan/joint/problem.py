@@ -110,9 +110,9 @@ class AllocationProblem:
     """Hold the numbers of the problem.
 
     `demand`: requests a second by start. `devices`: their number by kind. `held`: units by (kind, component).
-    `may_load`: False if devices keep their components or stay idle. `rooms`: starts of requests outside the present
-    demand (a backlog, or requests that may arrive before the next plan), and the worth of carrying one a second, in
-    quality. `second_price`: the quality that a request must gain for each second of a device, 0..1.
+    `rooms`: starts of requests outside the present demand (a backlog, or requests that may arrive before the next
+    plan), and the worth of carrying one a second, in quality. `second_price`: the quality that a request must gain for
+    each second of a device, 0..1.
     """
 
     demand: Mapping[str, float]
@@ -123,7 +123,6 @@ class AllocationProblem:
     held: Mapping[tuple[str, str], int] = field(default_factory=dict)
     horizon_s: float = 60.0
     served_weight: float = 10.0
-    may_load: bool = True
     rooms: Mapping[str, float] = field(default_factory=dict)
     second_price: float = 0.0
 

@@ -16,20 +16,6 @@ from pentimento.policies.plan.joint.solver import BranchAndBound, Budget, Linear
 
 # Weight of a load, so that the plan with fewer loads wins among equal ones.
 _LOAD_WEIGHT = 1e-6
-# Relaxations after which HiGHS continues the search, if no other limit is given.
-_MANY = 2_000
-
-
-def solve_allocation(
-    problem: AllocationProblem, gap: float = 0.0, most_relaxations: int | None = None
-) -> AllocationSolution | None:
-    """Return a solution within the share `gap` of the best one, or the best found within `most_relaxations`; None if
-    none was found."""
-    program = AllocationProgram(problem)
-    solution = program.search(gap, most_relaxations or _MANY, may_load=problem.may_load)
-    if most_relaxations is not None or (solution is not None and solution.is_optimal):
-        return solution
-    return program.solved_by_highs(math.inf, gap)
 
 
 class AllocationProgram:
@@ -153,7 +139,7 @@ class AllocationProgram:
                 self._program.require([(one.variable, 1.0) for one in of_step], at_most=of_step[0].most)
 
     def _new_units(self, load_s: float, most: float) -> "_NewUnits":
-        variable = self._program.variable(-_LOAD_WEIGHT, most if self._problem.may_load else 0.0)
+        variable = self._program.variable(-_LOAD_WEIGHT, most)
         return _NewUnits(variable, most, min(load_s / self._problem.horizon_s, 1.0))
 
 

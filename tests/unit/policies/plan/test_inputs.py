@@ -11,9 +11,7 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import Plan, PoolPlan, Replica, ReplicaKind, RouteShare, WorkerAssignment
 from pentimento.policies.plan.inputs import (
     UNNUMBERED,
-    AllocationProfile,
     Decision,
-    ModelDemand,
     PlanInput,
     ReplicaView,
     hold_resident,
@@ -133,10 +131,3 @@ def test_pool_of_unassigned_workers_is_refused():
         check_decision(
             context(worker("w1", "heavy")), Decision(Plan(UNNUMBERED, pools=(PoolPlan("p", "heavy", ("w1",)),)))
         )
-
-
-def test_defaults_are_nothing():
-    """Nothing waits, nothing was sent on or broken, a model loads at once, everything is admitted."""
-    assert ModelDemand("m", 1.0) == ModelDemand("m", 1.0, 0, (), 0, None)
-    assert AllocationProfile("m", "gpu", 1, 2.0, 7) == AllocationProfile("m", "gpu", 1, 2.0, 7, 0.0)
-    assert Decision(Plan(UNNUMBERED, (), (), 1.0), None) == NOTHING

@@ -80,18 +80,6 @@ def test_one_model_decision_by_hand() -> None:
     )
 
 
-def test_one_model_always_late_runs_smallest_batch() -> None:
-    assert decide(OneModel("sd15", 0.5, (2, 4)), context(1)).plan.assignments[0].max_batch_size == 2
-
-
-def test_one_model_defaults() -> None:
-    assert OneModel("sd15", 5.0) == OneModel("sd15", 5.0, (1,))
-
-
-def test_one_model_batch_of_exactly_slo_is_in_time() -> None:
-    assert decide(OneModel("sd15", 3.68, (1, 2, 4, 8)), context(1)).plan.assignments[0].max_batch_size == 4
-
-
 POLICIES = ("diffserve", "modm")
 
 

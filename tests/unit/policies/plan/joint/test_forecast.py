@@ -1,6 +1,5 @@
 """Test the joint allocator's demand forecast by values worked out by hand."""
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -29,14 +28,6 @@ LOW = (50, *(0,) * 19)
 def look(now_s: float, *demand: ModelDemand, before: DemandForecast | None = None) -> DemandForecast:
     """Return the forecast after one observation."""
     return observed_demand(PlanInput(now_s, (), demand), SETTINGS, before)
-
-
-def test_forecast_defaults() -> None:
-    known = DemandForecast()
-
-    assert (known.rate, known.trend, known.at_s, known.latent_share, known.image_share) == (0.0, 0.0, 0.0, 0.0, 0.0)
-    assert (known.latent_saved, known.image_saved, known.moved_at_s) == (0.3, 0.3, -math.inf)
-    assert known.curve == FollowedCurve(SETTINGS.deferral)
 
 
 def test_forecast_first_rate_is_seen_or_expected() -> None:

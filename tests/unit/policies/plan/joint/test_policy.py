@@ -331,13 +331,6 @@ def test_kinds_of_device_have_their_own_costs() -> None:
     assert "turbo" in {model for name, model in held.items() if name.startswith("small")}
 
 
-def test_forecast_rising_demand_looks_ahead() -> None:
-    rising = DemandForecast(rate=10.0, trend=0.5)
-
-    assert (rising.forecast(0.0), rising.forecast(10.0), rising.forecast(100.0)) == (10.0, 15.0, 20.0)
-    assert DemandForecast(rate=10.0, trend=-0.5).forecast(10.0) == 10.0
-
-
 def test_deferred_requests_are_not_demand_again() -> None:
     """Ten requests a second arrive; five are deferred to the heavy model."""
     demand = (ModelDemand("turbo", 10.0, sent_on_per_s=5.0), ModelDemand("sd15", 5.0))

@@ -3,7 +3,6 @@ from dataclasses import replace
 import pytest
 
 from pentimento.policies.plan.costs import BatchCost
-from pentimento.policies.plan.joint import program as allocation_program
 from pentimento.policies.plan.joint.problem import (
     AllocationProblem,
     AllocationSolution,
@@ -13,7 +12,7 @@ from pentimento.policies.plan.joint.problem import (
     PlannedRoute,
     Use,
 )
-from pentimento.policies.plan.joint.program import AllocationProgram, solve_allocation
+from pentimento.policies.plan.joint.program import AllocationProgram
 
 # One image takes 1 s and four take 1.6 s: at most 2.5 a second.
 HEAVY = Component("heavy", {"gpu": (BatchCost(1, 1.0), BatchCost(4, 1.6))})
@@ -25,7 +24,7 @@ PROBLEM = AllocationProblem({"noise": 2.0}, {"gpu": 4}, (HEAVY, LIGHT), (BY_HEAV
 
 
 def solved(problem: AllocationProblem) -> AllocationSolution:
-    solution = solve_allocation(problem)
+    solution = AllocationProgram(problem).search(0.0, 10_000, may_load=True)
     assert solution is not None and solution.is_optimal
     return solution
 
@@ -256,16 +255,3 @@ def test_device_seconds_sum_all_uses() -> None:
     cascade = replace(CASCADE, uses=(Use("light", 1.0), Use("heavy", 0.2)))
 
     assert replace(PROBLEM, components=(HEAVY, LIGHT)).device_seconds(cascade) == pytest.approx(0.1 + 0.2 * 0.4)
-
-
-def test_solve_cut_search_continues_with_highs(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = replace(PROBLEM, demand={"noise": 6.5}, devices={"gpu": 5})
-    best = solved(asked)
-    monkeypatch.setattr(allocation_program, "_MANY", 1)
-
-    found = solve_allocation(asked)
-
-    assert found is not None and found.is_optimal
-    assert found.objective == pytest.approx(best.objective)
-    cut = solve_allocation(asked, most_relaxations=1)
-    assert cut is None or not cut.is_optimal

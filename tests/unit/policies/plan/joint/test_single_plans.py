@@ -10,12 +10,13 @@ from pentimento.policies.plan.joint.problem import (
     LIGHT_ONLY,
     MIXTURE,
     AllocationProblem,
+    AllocationSolution,
     Component,
     PlannedRoute,
     Use,
     single_plans,
 )
-from pentimento.policies.plan.joint.program import solve_allocation
+from pentimento.policies.plan.joint.program import AllocationProgram
 from pentimento.policies.plan.settings import ServingSettings
 
 COMPONENTS = [Component(name, {"gpu": (BatchCost(1, s, s),)}) for name, s in (("heavy", 1.0), ("light", 0.1))]
@@ -30,6 +31,10 @@ ROUTES = [
 
 def problem(noise: float, image: float) -> AllocationProblem:
     return AllocationProblem({"noise": noise, "image": image}, {"gpu": 4}, COMPONENTS, ROUTES, 10.0)
+
+
+def solved(asked: AllocationProblem) -> AllocationSolution | None:
+    return AllocationProgram(asked).search(0.0, 10_000, may_load=True)
 
 
 def test_single_plans_have_routes_of_their_paper() -> None:
@@ -53,8 +58,8 @@ def test_single_plans_omit_plans_missing_a_start() -> None:
 @pytest.mark.parametrize(("noise", "image"), [(1.0, 1.0), (3.0, 2.0), (6.0, 10.0), (30.0, 20.0)])
 def test_joint_plan_is_never_below_a_single_one(noise: float, image: float) -> None:
     asked = problem(noise, image)
-    joint = solve_allocation(asked)
-    singles = [solve_allocation(one) for one in single_plans(asked, "heavy", "light").values()]
+    joint = solved(asked)
+    singles = [solved(one) for one in single_plans(asked, "heavy", "light").values()]
 
     assert joint is not None
     assert all(single is None or joint.objective >= single.objective - 1e-6 for single in singles)
@@ -64,7 +69,7 @@ def test_best_single_replaces_unfinished_search() -> None:
     """Four devices of the heavy model carry three a second from noise, and two hits that take half of a run."""
     allocator = JointPolicy(ServingSettings(heavy="heavy", light="light", slo_s=10.0))
     asked = problem(3.0, 2.0)
-    poor = solve_allocation(single_plans(asked, "heavy", "light")[LIGHT_ONLY])
+    poor = solved(single_plans(asked, "heavy", "light")[LIGHT_ONLY])
 
     found = allocator._best_single(asked, poor)
 
