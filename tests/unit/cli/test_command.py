@@ -4,15 +4,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import click
 import pytest
 from click.testing import CliRunner
 
 from pentimento.cli import PLUGINS, SUBCOMMANDS, cli, describe, json_escape, programs
-from pentimento.cli.connection import TLS_FILES
 from pentimento.cli.generate import parse_size
 from pentimento.domain.errors import FailedPrecondition, FieldViolation, InvalidArgument, NotFound
 from pentimento.supervisor.child import SOURCE_ROOT
@@ -205,24 +202,3 @@ def test_wrong_size_names_the_field(text: str) -> None:
         parse_size(text)
 
     assert wrong.value.violations[0].field == "size"
-
-
-def commands_of(command: click.Command, name: str = "pentimento") -> Iterator[tuple[str, click.Command]]:
-    """Yield every command below a group, with its full name."""
-    if not isinstance(command, click.Group):
-        yield name, command
-        return
-    context = click.Context(command)
-    for below in command.list_commands(context):
-        found = command.get_command(context, below)
-        assert found is not None
-        yield from commands_of(found, f"{name} {below}")
-
-
-def test_every_command_with_token_takes_tls_files() -> None:
-    pytest.importorskip("lab.commands", reason="walks commands of the lab too")
-    callers = {name: {one.name for one in found.params} for name, found in commands_of(cli)}
-    lacking = [name for name, options in callers.items() if "token" in options and not set(TLS_FILES) <= options]
-
-    assert lacking == []
-    assert "pentimento jobs submit" in callers

@@ -41,24 +41,15 @@ def test_a_forged_start_goes_nowhere() -> None:
     assert request_of(forged, OPTIONS) == ReplayRequest("r-1")
 
 
-def test_the_picture_that_the_request_came_with_goes_along(tmp_path: Path) -> None:
-    (tmp_path / "init.png").write_bytes(b"a picture")
-
-    request = request_of(
-        picture({"request_id": "r-1"}), OPTIONS | {"init_image": tmp_path / "init.png", "deadline": 1.5}
-    )
-
-    assert request == ReplayRequest("r-1", (ReplayInput("init_image.image", b"a picture"),), 1500)
-
-
-def test_a_mask_goes_along_with_its_picture(tmp_path: Path) -> None:
+def test_init_image_and_mask_go_along(tmp_path: Path) -> None:
     for name in ("init", "mask"):
         (tmp_path / name).write_bytes(name.encode())
+    given = OPTIONS | {"init_image": tmp_path / "init", "mask": tmp_path / "mask", "deadline": 1.5}
 
-    given = OPTIONS | {"init_image": tmp_path / "init", "mask": tmp_path / "mask"}
     request = request_of(picture({"request_id": "r-1"}), given)
 
-    assert request.inputs == (ReplayInput("init_image.image", b"init"), ReplayInput("init_image.mask", b"mask"))
+    inputs = (ReplayInput("init_image.image", b"init"), ReplayInput("init_image.mask", b"mask"))
+    assert request == ReplayRequest("r-1", inputs, 1500)
 
 
 def test_the_images_that_controlnets_went_by_go_along_in_their_order(tmp_path: Path) -> None:
