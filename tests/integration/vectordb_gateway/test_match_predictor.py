@@ -115,16 +115,3 @@ async def test_measured_prices_switch_it_on_and_off(tmp_path: Path, monkeypatch:
     assert skipped >= 25
     assert measured.image_s == 0.5 and 0.04 < measured.search_s < 5.0 and measured.skipped_count == skipped
     assert not lost[0] and lost[1].startswith("skipping lost ")
-
-
-async def test_a_training_that_fails_costs_no_lookup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: object, live: object) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(match_watch.MatchPredictor, "retrain", fail)
-    async with running_gateway(tmp_path, "--match-predictor", "always") as gateway:
-        await teach(gateway)
-        hit = await gateway.lookup(embedding(1, 0.05))
-
-        assert isinstance(hit.start, FromLatent)
-        assert await skips(gateway) == 0

@@ -51,11 +51,12 @@ async def rows(gateway: RunningGateway) -> tuple[ReuseQuality, ...]:
 
 async def test_compared_hit_is_counted_once_and_shown(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, *flags(tmp_path)) as gateway:
+        empty = await rows(gateway)
         await gateway.store(embedding(1), steps=(5,))
         first, again = await gateway.client.report_quality(HIT), await gateway.client.report_quality(HIT)
         five, ten = await rows(gateway)
 
-    assert (first, again) == (True, False)
+    assert (empty, first, again) == ((), True, False)
     assert (five.saved_share, five.profiled_similarity, five.similarity) == (0.1, 0.8, 0.8)
     assert five.source == "latents of heavy, alpha 0.9 by lower_bound"
     assert five.achieved is not None
@@ -72,7 +73,7 @@ async def test_threshold_follows_broken_and_kept_promises(tmp_path: Path) -> Non
         raised = await gateway.lookup(at_similarity(0.86))
         same = await gateway.lookup(at_similarity(0.99999))
         # All of them were measured at 0.85, and what skips ten steps asks for no less.
-        at = [row.similarity for row in await rows(gateway)]
+        at = [*(row.similarity for row in await rows(gateway)), figure("threshold_similarity", "0.2", "in_force")]
         await report(gateway, 59, "good", similarity=1.0)
         lowered = await rows(gateway)
 
@@ -80,7 +81,7 @@ async def test_threshold_follows_broken_and_kept_promises(tmp_path: Path) -> Non
     assert isinstance(raised.start, FromNoise)
     assert isinstance(same.start, FromLatent)
     assert same.reason.endswith("by lower_bound, raised by what hits kept)")
-    assert at == [HIGHEST, HIGHEST]
+    assert at == [HIGHEST] * 3
     # Half of the way to 0.8, and what skips more stays above.
     assert [row.similarity for row in lowered] == pytest.approx([0.9, 0.9], abs=1e-3)
 
@@ -118,15 +119,6 @@ async def test_figures_leave_out_thresholds_that_a_plan_removed(tmp_path: Path) 
 
     assert before is not None and before < 0.95
     assert (kept_share(), figure("threshold_similarity", "0.1", "in_force")) == (None, None)
-
-
-async def test_threshold_raised_by_another_is_shown(tmp_path: Path) -> None:
-    async with running_gateway(tmp_path, *flags(tmp_path)) as gateway:
-        await gateway.store(embedding(1), steps=(5,))
-        await report(gateway, 20, quality=BAD)
-        _, ten = await rows(gateway)
-
-    assert (ten.similarity, figure("threshold_similarity", "0.2", "in_force")) == (HIGHEST, HIGHEST)
 
 
 async def test_a_restarted_gateway_goes_on_from_where_thresholds_stood(tmp_path: Path) -> None:
@@ -191,11 +183,6 @@ async def test_what_is_no_report_is_refused_by_its_field(
         await gateway.store(embedding(1), steps=(5,))
         with pytest.raises(InvalidArgument, match=rf"^{field}: must"):
             await gateway.client.report_quality(replace(HIT, **changes))  # type: ignore[arg-type]
-
-
-async def test_an_empty_cache_has_no_thresholds_to_show(tmp_path: Path) -> None:
-    async with running_gateway(tmp_path, *flags(tmp_path)) as gateway:
-        assert await rows(gateway) == ()
 
 
 async def test_hit_counts_though_a_plan_removes_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

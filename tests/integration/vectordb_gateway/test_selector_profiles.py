@@ -83,17 +83,6 @@ async def test_profile_rule_chooses_among_profiles_of_one_model(tmp_path: Path, 
     assert (type(far), type(near)) == (FromNoise, FromLatent)
 
 
-async def test_the_rule_of_the_tables_can_be_chosen(tmp_path: Path) -> None:
-    flags = ("--profiles", written(tmp_path), "--profile-rule", "mean")
-    async with running_gateway(tmp_path, *flags) as gateway:
-        await gateway.store(embedding(1), steps=(5,))
-
-        answer = await gateway.lookup(at_similarity(0.75))
-
-    assert isinstance(answer.start, FromLatent)
-    assert "by mean" in answer.reason
-
-
 async def test_profile_of_another_encoder_is_refused_by_digest(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -61,7 +61,7 @@ ONE = Cost(1.0, 0.0, 5)
 PROFILE = ModelProfile(
     "tiny", "sha256:0", "cpu", "float32", 1, "eager", 2,
     (SizeProfile(32, 32, ONE, ONE, ONE),),
-    tuple(BatchProfile(32, 32, True, size, (Cost(seconds, seconds / 10, 5),)) for size, seconds in ((1, 1.0), (4, 2.5))),
+    tuple(BatchProfile(32, 32, True, size, (Cost(mean, mean / 10, 5),)) for size, mean in ((1, 1.0), (4, 2.5))),
 )  # fmt: skip
 
 

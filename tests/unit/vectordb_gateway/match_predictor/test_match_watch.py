@@ -149,21 +149,15 @@ def test_where_searches_are_quick_nothing_is_trained(ledger: CacheLedger) -> Non
     assert not watch.wants_to_study(watch.forecast(("tenant",), STRANGE[0].tobytes()))
 
 
-def test_slow_first_searches_are_not_taken_for_slow_ones(ledger: CacheLedger, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("slow_count", "quick_count"), [(63, 0), (60, 4)], ids=["first ones", "busy processor"])
+def test_few_slow_searches_are_not_taken_for_slow_ones(
+    ledger: CacheLedger, monkeypatch: pytest.MonkeyPatch, slow_count: int, quick_count: int
+) -> None:
     monkeypatch.setattr(predictor_module, "fit_support", lambda codes: pytest.fail("it was trained"))
     watch = opened(ledger)
 
-    rulings(watch, STRANGE[:63], FAR_S)
-
-    watch.maintain()
-
-
-def test_searches_on_a_busy_processor_are_not_slow(ledger: CacheLedger, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predictor_module, "fit_support", lambda codes: pytest.fail("it was trained"))
-    watch = opened(ledger)
-
-    rulings(watch, STRANGE[:60], FAR_S)
-    rulings(watch, STRANGE[60:64], LOCAL_S)
+    rulings(watch, STRANGE[:slow_count], FAR_S)
+    rulings(watch, STRANGE[slow_count : slow_count + quick_count], LOCAL_S)
 
     watch.maintain()
 

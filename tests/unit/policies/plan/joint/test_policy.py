@@ -129,12 +129,9 @@ def test_thinning_raises_heavy_share() -> None:
     assert not any(pool.thins for pool in whole.plan.pools)
 
 
-def test_thinning_is_not_planned_where_it_costs_more() -> None:
-    assert not any(pool.thins for pool in settled(thinnable(24.0, 0.5, 0.4)).plan.pools)
-
-
-def test_thinning_is_not_planned_for_light_load() -> None:
-    assert not any(pool.thins for pool in settled(thinnable(3.0, 0.5, 0.01)).plan.pools)
+@pytest.mark.parametrize(("rate", "lost"), [(24.0, 0.4), (3.0, 0.01)], ids=["costs more", "light load"])
+def test_thinning_is_not_planned_without_gain(rate: float, lost: float) -> None:
+    assert not any(pool.thins for pool in settled(thinnable(rate, 0.5, lost)).plan.pools)
 
 
 def test_thinning_raises_admission_rate() -> None:
