@@ -67,6 +67,7 @@ REMOVED = {
     "max_header_bytes": "a request's head has at most 16 KiB",
     "max_images": "a call has at most 10 images",
     "max_init_image_bytes": "an input image has at most 8 MiB",
+    "max_lora_mib": "an uploaded LoRA has at most 512 MiB",
     "max_loras": "a request has at most 8 LoRAs",
     "max_message_bytes": "a message has at most 32 MiB",
     "max_open_grants": "at most 4096 grants are open",

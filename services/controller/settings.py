@@ -177,12 +177,6 @@ class ControllerSettings:
         help="the workers' disk for components: no larger model is registered",
         minimum=1,
     )
-    max_lora_mib: int = setting(
-        512,
-        help="largest uploaded LoRA, held in memory; twice as much for all uploads",
-        minimum=1,
-        maximum=4096,
-    )
     standby: bool = setting(False, help="wait until no other process over this ledger is active, then take over")
     scaler_listen: tuple[str, ...] = setting(
         (), help="addresses of the external scaler for KEDA, without tokens; empty: none"

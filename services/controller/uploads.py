@@ -36,6 +36,8 @@ from services.controller.repository import wholly
 
 logger = logging.getLogger(__name__)
 
+# The largest uploaded LoRA, held in memory; twice as much for all uploads.
+MAX_LORA_BYTES = 512 * 2**20
 KIND = "lora"
 # Kind of the rows with the digest of a LoRA's block hashes.
 BLOCKS_KIND = "lora_blocks"

@@ -160,13 +160,12 @@ def _uploads(
 ) -> "UploadedAdapters | None":
     if ledger is None or not settings.objects_url:
         return None
-    from services.controller.uploads import UploadedAdapters
+    from services.controller.uploads import MAX_LORA_BYTES, UploadedAdapters
 
-    objects, max_bytes = open_objects(settings.objects_url), settings.max_lora_mib * 2**20
     return UploadedAdapters(
         ledger,
-        objects,
-        max_bytes,
+        open_objects(settings.objects_url),
+        MAX_LORA_BYTES,
         controller.name_uploaded,
         model_digests=lambda: repository.stored_digests,
     )

@@ -13,6 +13,7 @@ from pentimento.profiles.catalogue import read_profiles
 from pentimento.profiles.costs import read_costs
 from pentimento.settings import load_settings
 from services.controller.settings import ControllerSettings
+from services.controller.uploads import MAX_LORA_BYTES
 from services.edge.settings import EdgeSettings
 from services.frontdoor.settings import FrontdoorSettings
 from tests.compose.declared import EMBEDDED, REAL, ROOT, SETTINGS, declared_settings, read, services, settings_given
@@ -124,9 +125,8 @@ def test_third_party_images_are_pinned_by_tag() -> None:
 @pytest.mark.parametrize("file", [EMBEDDED, REAL])
 def test_controller_memory_fits_largest_lora(file: str) -> None:
     limit = services(file)["controller"]["deploy"]["resources"]["limits"]["memory"]
-    largest_bytes = declared_settings("controller")["max_lora_mib"].default * 2**20
 
-    assert int(limit[:-1]) * UNITS[limit[-1]] >= largest_bytes + 256 * 2**20
+    assert int(limit[:-1]) * UNITS[limit[-1]] >= MAX_LORA_BYTES + 256 * 2**20
 
 
 def test_cells_of_the_composition_start_with_own_stores_and_know_each_other(secrets: Path) -> None:
