@@ -14,7 +14,6 @@ from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.fleet import (
     AdapterPlacement,
     CachePlan,
-    Capability,
     ComponentPlacement,
     Plan,
     RegisteredDigest,
@@ -235,17 +234,6 @@ async def test_planner_places_popular_adapters_whatever_moves(moves_models: bool
     assert plan.components == (ComponentPlacement(ReplicaKind.CONTROLNET, "canny", ("c1",)),)
     assert plan.moves_models is moves_models
     assert await planner.look(PlanInput(1.0, (WORKER, NETS))) is None, "without requests the placement stays"
-
-
-async def test_a_popular_lora_that_was_uploaded_is_fetched_ahead():
-    planner = planner_of(lambda context: hold_resident(context), "deciding")
-    planner.uploaded = (Adapter("ink", AdapterKind.LORA, "sha256:ink", "stable_diffusion"),)
-    fetching = ReplicaView(replace(WORKER.replica, capabilities=frozenset({Capability.UPLOADED_LORA})))
-    asked = (ModelDemand("heavy", 1.0, adapters=(AdapterDemand(AdapterKind.LORA, "ink", 10),)),)
-
-    plan = await planner.look(PlanInput(0.0, (fetching,), asked))
-
-    assert [one.prefetch for one in plan.assignments] == [("ink",)]
 
 
 async def test_what_an_allocator_places_itself_stands():

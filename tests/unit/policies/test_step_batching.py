@@ -258,21 +258,14 @@ def test_reserve_and_preparing_count_are_a_quarter_rounded_up() -> None:
     assert [preparing_count(limit) for limit in limits] == [1, 1, 1, 2, 2]
 
 
-def test_group_turn_prefers_urgent_to_begun_requests() -> None:
-    first = Request(0, "a", 0, 1.0, 9)
+def test_group_turn_prefers_urgent_to_begun_requests_unless_nothing_is_preempted() -> None:
+    first = Request(0, "a", 0, 1.0, 9, running=True)
     begun, urgent = Request(1, "b", 0, 9.0, 9, running=True), Request(2, "b", 0, 5.0, 9)
     turns = GroupTurns()
     turns.ran("a", 1.0, [first, begun, urgent])
 
     assert turns.choose([first, begun, urgent], lambda key: 1, preempt=True) == [urgent]
-
-
-def test_group_turns_without_preemption_keep_first() -> None:
-    first, other = Request(0, "a", 0, 1.0, 9, running=True), Request(1, "b", 0, None, 9)
-    turns = GroupTurns()
-    turns.ran("a", 1.0, [first, other])
-
-    assert turns.choose([first, other], lambda key: 1, preempt=False) == [first]
+    assert turns.choose([first, urgent], lambda key: 1, preempt=False) == [first]
 
 
 @pytest.mark.parametrize(("later_count", "chosen"), [(255, "saved"), (256, "first")])

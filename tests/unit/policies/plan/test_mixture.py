@@ -28,7 +28,8 @@ from tests.unit.policies.plan.fleets import counts, decide, hits, profiles, repe
 SECONDS = {"sd35": 91.5, "sdxl": 16.5, "sana": 6.5}
 
 
-SETTINGS = ServingSettings(heavy="sd35", small=("sdxl", "sana"), batch_sizes=(1,), demand_weight=1.0)
+DEFAULTS = ServingSettings(heavy="sd35", small=("sdxl", "sana"), batch_sizes=(1,))
+SETTINGS = replace(DEFAULTS, demand_weight=1.0)
 
 
 SHARES = st.lists(st.tuples(st.sampled_from((0.1, 0.2, 0.3, 0.5, 0.6)), st.floats(0, 0.2)), max_size=5)
@@ -213,7 +214,7 @@ def names(count: int, first: int = 0) -> tuple[str, ...]:
 def test_mixture_large_model_gets_rest_of_hits() -> None:
     """0.3 a second, 75 % hits of half the steps: misses 0.075, hits 0.1125 full runs. 15 large devices of 0.9 / 91.5
     and one small one of 0.9 / 16.5 carry them, 16 large ones do not."""
-    decision = decide(MixturePolicy(ServingSettings(heavy="sd35", small=("sdxl", "sana"), batch_sizes=(1,))), asked(18))
+    decision = decide(MixturePolicy(DEFAULTS), asked(18))
 
     assert counts(decision) == {"sd35": 15, "sdxl": 1}
     assert decision.plan.pools == (
@@ -238,10 +239,7 @@ def test_mixture_replaced_small_model_keeps_pool_for_queue() -> None:
     waiting = replace(asked(18), demand=(*asked(18).demand, ModelDemand("sana", 0.0, queue_length=2)))
     fleet = (*waiting.replicas[:-1], worker(15, "sana", ("sd35", "sdxl", "sana")))
 
-    decision = decide(
-        MixturePolicy(ServingSettings(heavy="sd35", small=("sdxl", "sana"), batch_sizes=(1,))),
-        replace(waiting, replicas=fleet),
-    )
+    decision = decide(MixturePolicy(DEFAULTS), replace(waiting, replicas=fleet))
 
     assert decision.plan.pools[2] == PoolPlan("sana", "sana", ("w015",))
 
@@ -288,7 +286,7 @@ def test_large_count_by_load(load: MixtureLoad, count: int) -> None:
 
 def test_mixture_plans_with_a_tenth_to_spare() -> None:
     """One small device runs 1 / 16.5 a second: of hits alone, at half the steps, it carries 0.9 of 2 / 16.5."""
-    allocator = MixturePolicy(ServingSettings(heavy="sd35", small=("sdxl", "sana"), batch_sizes=(1,)))
+    allocator = MixturePolicy(DEFAULTS)
     # Of 16 devices one is large and spares nothing here: 15 small ones.
     limit_per_s = 0.9 * (15 / 16.5 + 1 / 91.5) * 2
 
@@ -299,7 +297,7 @@ def test_mixture_plans_with_a_tenth_to_spare() -> None:
 
 
 def test_mixture_memory_has_controller_demand_and_small_model() -> None:
-    allocator = MixturePolicy(ServingSettings(heavy="sd35", small=("sdxl", "sana"), batch_sizes=(1,)))
+    allocator = MixturePolicy(DEFAULTS)
 
     first = decide(allocator, asked(18, now_s=100.0))
     busy = decide(allocator, replace(asked(40, now_s=100.0, hit_share=0.85)))
@@ -321,7 +319,7 @@ def test_mixture_memory_has_controller_demand_and_small_model() -> None:
 
 
 def test_mixture_small_model_stays_for_dwell_time() -> None:
-    allocator = MixturePolicy(ServingSettings(heavy="sd35", small=("sdxl", "sana"), batch_sizes=(1,)))
+    allocator = MixturePolicy(DEFAULTS)
     busy = decide(allocator, asked(40, hit_share=0.85))
 
     def later(now_s: float) -> set[str]:
