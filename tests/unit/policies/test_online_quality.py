@@ -73,6 +73,7 @@ BY_SHARE: Moves = {
     "59 kept it: half of the way down": (groups((59, GOOD, 0.9)), 0.9, 0.85),
     "nearly back is back": (groups((59, GOOD, 0.9)), 0.809, -1.0),
     "a table above the position: broken": (groups((30, BAD, PROFILED)), 0.5, HIGHEST),
+    "a table above the position: hits below it": (groups((30, BAD, 0.7)), 0.5, None),
     "a table above the position: kept": (groups((59, GOOD, 0.9)), 0.5, None),
     "old failures below": (groups((30, BAD, 0.86), (60, GOOD, 0.95)), 0.9, None),
     "95 of 100 at the profile's": (groups((95, GOOD, 0.95), (5, BAD, 0.95)), PROFILED, None),
