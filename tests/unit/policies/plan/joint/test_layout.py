@@ -1,5 +1,6 @@
 """From a solution of the joint problem to a plan, where a model needs batches of two sizes."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -23,8 +24,6 @@ from tests.unit.policies.plan.fleets import profiles, worker
 
 # In batches of four the heavy model is late behind the light one.
 KIND = "|sd15|turbo"
-HEAVY = Component("sd15", {KIND: (BatchCost(1, 1.0), BatchCost(4, 2.0))})
-LIGHT = Component("turbo", {KIND: (BatchCost(1, 1.0),)})
 BY_HEAVY = PlannedRoute("heavy", "noise", (Use("sd15", 1.0),), 1.0)
 CASCADE = PlannedRoute("cascade", "noise", (Use("turbo", 1.0), Use("sd15", 0.5)), 0.8, threshold=0.5)
 ONE, FOUR, TURBO = PlannedPool("sd15", KIND, 1), PlannedPool("sd15", KIND, 4), PlannedPool("turbo", KIND, 1)
@@ -32,14 +31,35 @@ ONE, FOUR, TURBO = PlannedPool("sd15", KIND, 1), PlannedPool("sd15", KIND, 4), P
 RATES = {Course("heavy", (FOUR,)): 3.9, Course("cascade", (TURBO, ONE)): 0.6}
 
 
+Tables = dict[str, dict[int, float]]
+ALONE: Tables = {"sd15": {1: 1.0}, "turbo": {1: 1.0}}
+
+
+def laid_out(
+    held: Sequence[str],
+    routes: tuple[PlannedRoute, ...],
+    units: Mapping[PlannedPool, int],
+    rates: Mapping[Course, float],
+    tables: Tables = ALONE,
+    slo_s: float = 2.5,
+    served_share: float = 1.0,
+) -> Plan:
+    """Return the plan of workers that hold these models, with seconds by model and batch size."""
+    views = tuple(worker(number, model) for number, model in enumerate(held))
+    context = PlanInput(0.0, views, profiles=profiles(**tables))
+    components = tuple(
+        Component(name, {KIND: tuple(BatchCost(*cost) for cost in table.items())}) for name, table in tables.items()
+    )
+    counts = {(KIND, name): held.count(name) for name in set(held)}
+    problem = AllocationProblem({"noise": sum(rates.values())}, {KIND: len(held)}, components, routes, slo_s, counts)
+    return lay_out(context, kinds_of(context), problem, AllocationSolution(units, rates, served_share, 1.0))
+
+
 def decided(heavy_count: int, served_share: float = 1.0, cascade: PlannedRoute = CASCADE) -> Plan:
     """So many workers hold the heavy model, of which three are needed, and one the light one."""
-    views = [worker(index) for index in range(heavy_count)] + [worker(heavy_count, "turbo")]
-    context = PlanInput(0.0, tuple(views), profiles=profiles(sd15={1: 1.0, 4: 2.0}, turbo={1: 1.0}))
-    held = {(KIND, "sd15"): heavy_count, (KIND, "turbo"): 1}
-    problem = AllocationProblem({"noise": 4.5}, {KIND: heavy_count + 1}, (HEAVY, LIGHT), (BY_HEAVY, cascade), 2.5, held)
-    solution = AllocationSolution({ONE: 1, FOUR: 2, TURBO: 1}, RATES, served_share, 1.0)
-    return lay_out(context, kinds_of(context), problem, solution)
+    held, tables = [*["sd15"] * heavy_count, "turbo"], {"sd15": {1: 1.0, 4: 2.0}, "turbo": {1: 1.0}}
+    units = {ONE: 1, FOUR: 2, TURBO: 1}
+    return laid_out(held, (BY_HEAVY, cascade), units, RATES, tables, served_share=served_share)
 
 
 def sizes(plan: Plan) -> dict[str, list[int]]:
@@ -130,15 +150,9 @@ THINNED = replace(BY_HEAVY, name="thinned", uses=(Use("sd15", 0.6),), left_out=0
     ],
 )
 def test_lay_out_thins_where_whole_runs_do_not_fit(whole: float, thinned: float, thins: bool) -> None:
-    views = (*(worker(index) for index in range(3)), worker(3, "turbo"))
-    context = PlanInput(0.0, views, profiles=profiles(sd15={1: 1.0}, turbo={1: 1.0}))
-    heavy = Component("sd15", {KIND: (BatchCost(1, 1.0),)})
-    held = {(KIND, "sd15"): 3, (KIND, "turbo"): 1}
-    problem = AllocationProblem({"noise": 6.0}, {KIND: 4}, (heavy, LIGHT), (BY_HEAVY, THINNED), 2.5, held)
     rates = {Course("heavy", (ONE,)): whole, Course("thinned", (ONE,)): thinned}
-    solution = AllocationSolution({ONE: 3, TURBO: 1}, rates, 1.0, 1.0)
 
-    plan = lay_out(context, kinds_of(context), problem, solution)
+    plan = laid_out(["sd15", "sd15", "sd15", "turbo"], (BY_HEAVY, THINNED), {ONE: 3, TURBO: 1}, rates)
 
     assert {pool.pool: pool.thins for pool in plan.pools}["sd15"] is thins
     assert not any(pool.thins for pool in plan.pools if pool.model == "turbo")
@@ -146,14 +160,9 @@ def test_lay_out_thins_where_whole_runs_do_not_fit(whole: float, thinned: float,
 
 def test_lay_out_equal_ways_add_up() -> None:
     """Four to one: from pools that the plan has as one."""
-    views = tuple(worker(index) for index in range(2))
-    context = PlanInput(0.0, (*views, worker(2, "turbo")), profiles=profiles(sd15={1: 1.0}, turbo={1: 1.0}))
-    problem = AllocationProblem({"noise": 4.0}, {KIND: 3}, (HEAVY, LIGHT), (BY_HEAVY, CASCADE), 2.5, {})
     rates = {Course("heavy", (ONE,)): 2.4, Course("heavy", (FOUR,)): 0.8, Course("cascade", (TURBO, ONE)): 0.8}
-    held = {(KIND, "sd15"): 2, (KIND, "turbo"): 1}
-    solution = AllocationSolution({ONE: 2, TURBO: 1}, rates, 1.0, 1.0)
 
-    plan = lay_out(context, kinds_of(context), replace(problem, held=held), solution)
+    plan = laid_out(["sd15", "sd15", "turbo"], (BY_HEAVY, CASCADE), {ONE: 2, TURBO: 1}, rates)
 
     shares = {pool.pool: pool.routes[0].share for pool in plan.pools if pool.routes}
     assert shares["sd15"] == pytest.approx(0.8)
@@ -178,19 +187,15 @@ def test_pool_name_first_is_model() -> None:
 
 def test_lay_out_more_sizes_than_pools_share_last() -> None:
     """Of four sizes the two with fewest devices."""
-    costs = tuple(BatchCost(size, 1.0 + size / 10) for size in (1, 2, 4, 8))
-    heavy = Component("sd15", {KIND: costs})
     of = {size: PlannedPool("sd15", KIND, size) for size in (1, 2, 4, 8)}
-    units = {of[1]: 1, of[2]: 4, of[4]: 2, of[8]: 3}
-    views = tuple(worker(index) for index in range(10))
-    table = profiles(sd15={cost.batch_size: cost.latency_s for cost in costs})
-    context = PlanInput(0.0, views, profiles=table)
     # In batches of eight nobody is in time behind another: one size alone would not do.
     tight = PlannedRoute("tight", "noise", (Use("sd15", 1.0, 1.5),), 1.0)
-    problem = AllocationProblem({"noise": 4.0}, {KIND: 10}, (heavy,), (tight, BY_HEAVY), 2.0, {(KIND, "sd15"): 10})
     rates = {Course("tight", (of[size],)): 0.9 for size in (1, 2)} | {Course("heavy", (of[8],)): 16.0}
+    tables = {"sd15": {size: 1.0 + size / 10 for size in of}}
 
-    plan = lay_out(context, kinds_of(context), problem, AllocationSolution(units, rates, 1.0, 1.0))
+    plan = laid_out(
+        ["sd15"] * 10, (tight, BY_HEAVY), {of[1]: 1, of[2]: 4, of[4]: 2, of[8]: 3}, rates, tables, slo_s=2.0
+    )
 
     members = {pool.pool: len(pool.worker_ids) for pool in plan.pools}
     assert sizes(plan) == {"sd15": [1, 2, 2, 2, 2, 4, 4, 8, 8, 8]}
@@ -200,14 +205,10 @@ def test_lay_out_more_sizes_than_pools_share_last() -> None:
 
 def test_lay_out_quickest_model_stands_in() -> None:
     by_light = PlannedRoute("light", "noise", (Use("turbo", 1.0),), 0.5)
-    views = (worker(0), worker(1), worker(2, "turbo"))
-    context = PlanInput(0.0, views, profiles=profiles(sd15={1: 1.0}, turbo={1: 0.5}))
-    components = (Component("sd15", {KIND: (BatchCost(1, 1.0),)}), Component("turbo", {KIND: (BatchCost(1, 0.5),)}))
-    held = {(KIND, "sd15"): 2, (KIND, "turbo"): 1}
-    problem = AllocationProblem({"noise": 2.0}, {KIND: 3}, components, (BY_HEAVY, by_light), 2.5, held)
     rates = {Course("heavy", (ONE,)): 1.5, Course("light", (TURBO,)): 0.5}
+    tables = {"sd15": {1: 1.0}, "turbo": {1: 0.5}}
 
-    plan = lay_out(context, kinds_of(context), problem, AllocationSolution({ONE: 2, TURBO: 1}, rates, 1.0, 1.0))
+    plan = laid_out(["sd15", "sd15", "turbo"], (BY_HEAVY, by_light), {ONE: 2, TURBO: 1}, rates, tables)
 
     assert plan.cascades == (CascadePlan("noise:sd15~turbo", (StagePlan("sd15"), StagePlan("turbo"))),)
     found = {pool.pool: pool.routes for pool in plan.pools if pool.routes}
@@ -227,14 +228,9 @@ def test_lay_out_scored_stage_has_registered_handover() -> None:
 
 def test_lay_out_cascades_of_same_pools_are_numbered() -> None:
     lower = replace(CASCADE, name="lower", threshold=0.25)
-    views = (worker(0), worker(1), worker(2, "turbo"))
-    context = PlanInput(0.0, views, profiles=profiles(sd15={1: 1.0}, turbo={1: 1.0}))
-    components = tuple(Component(name, {KIND: (BatchCost(1, 1.0),)}) for name in ("sd15", "turbo"))
-    problem = AllocationProblem({"noise": 2.0}, {KIND: 3}, components, (BY_HEAVY, CASCADE, lower), 2.5)
     rates = {Course("cascade", (TURBO, ONE)): 1.0, Course("lower", (TURBO, ONE)): 0.5}
-    solution = AllocationSolution({ONE: 2, TURBO: 1}, rates, 1.0, 1.0)
 
-    plan = lay_out(context, kinds_of(context), problem, solution)
+    plan = laid_out(["sd15", "sd15", "turbo"], (BY_HEAVY, CASCADE, lower), {ONE: 2, TURBO: 1}, rates)
 
     thresholds = {one.cascade: one.stages[0].thresholds[0].confidence for one in plan.cascades}
     assert thresholds == {"noise:turbo>sd15#0": 0.25, "noise:turbo>sd15#1": 0.5}
