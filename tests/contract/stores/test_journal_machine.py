@@ -77,7 +77,7 @@ class JournalHistory(RuleBasedStateMachine):
 
     def attempt(self, number: int, token: int, back: int) -> Attempt:
         held = self.model.requests.get(self.ids[number])
-        newest = held.newest_attempt.attempt.fencing_token if held and held.newest_attempt else 1
+        newest = held.newest_attempt.attempt.fencing_token if held and held.newest_attempt else 2
         tenant = held.request.tenant if held else self.tenant("a")
         return Attempt(self.ids[number], 1, newest + token, "frontdoor", self.epoch(back), tenant)
 
