@@ -183,6 +183,16 @@ class GatewaySettings:
     grant_key_file: Path | None = setting(
         None, help="keys shared with workers, one per line; the first signs", must_exist=True
     )
+    # `benchmarks.kill_any` and `benchmarks.soak` shorten these three for their processes.
+    grant_ttl_s: float = setting(
+        900.0, help="lifetime of a reservation; above the longest attempt with its queue", minimum=0.1, maximum=86_400
+    )
+    object_grace_s: float = setting(
+        120.0, help="time the objects of an evicted entry stay for running requests", minimum=0, maximum=86_400
+    )
+    reconcile_interval_s: float = setting(
+        600.0, help="time between comparisons of index, objects and ledger", minimum=0.01, maximum=86_400
+    )
     search_timeout_ms: int = setting(50, help="time after which a lookup is a miss", minimum=1, maximum=10_000)
     match_predictor: MatchPredictorChoice = setting(
         MatchPredictorChoice.AUTO,
@@ -200,6 +210,10 @@ class GatewaySettings:
     def __post_init__(self) -> None:
         if self.follow_plan and not self.controller_address:
             raise ValueError("--follow-plan needs a --controller-address")
+
+    def bounds(self) -> GatewayBounds:
+        """Return the times and sizes of the gateway; the settings give three."""
+        return GatewayBounds(self.grant_ttl_s, self.object_grace_s, reconcile_interval_s=self.reconcile_interval_s)
 
     def choice(self) -> CacheChoice:
         """Return what the operator chose of all that a plan may say of the cache."""

@@ -110,7 +110,7 @@ def wire(
     settings: GatewaySettings, machine_clock: Clock | None = None, bounds: GatewayBounds | None = None
 ) -> GatewayProcess:
     """Call it inside the event loop that the process runs on."""
-    bounds = bounds or GatewayBounds()
+    bounds = bounds or settings.bounds()
     clock = SteadyClock(machine_clock) if machine_clock is not None else SteadyClock(SystemClock(), boot_s)
     server = RpcServer(settings.rpc, "vectordb_gateway")
     stores = Stores.open(settings, bounds.building, clock)
