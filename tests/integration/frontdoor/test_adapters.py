@@ -103,7 +103,8 @@ async def test_adapters_reach_worker_and_provenance(
     ]
     saved = replace(GeneratedImage.of(completed), data=png()).save(tmp_path / "image.png")
     found = read_provenance(saved.read_bytes())["spec"]
-    assert found["loras"] == [{"name": "neon", "scale": 0.5, "digest": NEON.digest, "object": None}]
+    neon = {"name": "neon", "scale": 0.5, "digest": NEON.digest, "object": None, "signed_entry": ""}
+    assert found["loras"] == [neon]
     assert (found["controlnets"][0]["name"], found["controlnets"][0]["digest"]) == ("edges", EDGES.digest)
 
 
