@@ -337,6 +337,8 @@ CASES: dict[str, tuple[Callable[[], object], object]] = {
 }
 
 
-@pytest.mark.parametrize(("found", "expected"), CASES.values(), ids=CASES)
-def test_arithmetic_gives_known_value(found: Callable[[], object], expected: object) -> None:
-    assert found() == pytest.approx(expected)
+@pytest.mark.parametrize("benchmark", sorted({name.partition(":")[0] for name in CASES}))
+def test_arithmetic_gives_known_value(benchmark: str) -> None:
+    for name, (found, expected) in CASES.items():
+        if name.startswith(f"{benchmark}:"):
+            assert found() == pytest.approx(expected), name

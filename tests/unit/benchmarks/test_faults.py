@@ -141,26 +141,27 @@ GOOD = Sample(
 LEFT = replace(GOOD, images=[], state="cancelled", error="CLIENT_LEFT", commits=0)
 
 
-@pytest.mark.parametrize(
-    ("sample", "lost", "changed", "committed_twice"),
-    [
-        pytest.param(GOOD, False, False, False, id="good"),
-        pytest.param(LEFT, False, False, False, id="its client left"),
-        pytest.param(replace(GOOD, images=[]), True, False, False, id="no image"),
-        pytest.param(replace(GOOD, state="failed"), True, False, False, id="failed"),
-        pytest.param(replace(GOOD, state="missing"), True, False, False, id="missing"),
-        pytest.param(replace(LEFT, error="WORKER_LOST"), True, False, False, id="cancelled for a worker"),
-        pytest.param(replace(LEFT, commits=1), True, False, False, id="left and committed"),
-        pytest.param(replace(GOOD, commits=2), False, False, True, id="two commits"),
-        pytest.param(replace(GOOD, rows=2), False, False, True, id="two rows"),
-        pytest.param(replace(GOOD, images=[b"image"] * 2), False, False, True, id="two images"),
-        pytest.param(replace(GOOD, stays_the_same=False), False, False, True, id="another answer later"),
-        pytest.param(replace(GOOD, equals_reference=False), False, True, False, id="another image"),
-        pytest.param(replace(GOOD, equals_reference=False, cached=True), False, False, False, id="by the cache"),
-    ],
-)
-def test_sample_has_verdicts(sample: Sample, lost: bool, changed: bool, committed_twice: bool) -> None:
-    assert (sample.lost, sample.changed, sample.committed_twice) == (lost, changed, committed_twice)
+SAMPLES: dict[str, tuple[Sample, bool, bool, bool]] = {
+    "good": (GOOD, False, False, False),
+    "its client left": (LEFT, False, False, False),
+    "no image": (replace(GOOD, images=[]), True, False, False),
+    "failed": (replace(GOOD, state="failed"), True, False, False),
+    "missing": (replace(GOOD, state="missing"), True, False, False),
+    "cancelled for a worker": (replace(LEFT, error="WORKER_LOST"), True, False, False),
+    "left and committed": (replace(LEFT, commits=1), True, False, False),
+    "two commits": (replace(GOOD, commits=2), False, False, True),
+    "two rows": (replace(GOOD, rows=2), False, False, True),
+    "two images": (replace(GOOD, images=[b"image"] * 2), False, False, True),
+    "another answer later": (replace(GOOD, stays_the_same=False), False, False, True),
+    "another image": (replace(GOOD, equals_reference=False), False, True, False),
+    "by the cache": (replace(GOOD, equals_reference=False, cached=True), False, False, False),
+}
+
+
+def test_sample_has_verdicts() -> None:
+    found = {name: (one.lost, one.changed, one.committed_twice) for name, (one, *_) in SAMPLES.items()}
+
+    assert found == {name: tuple(verdicts) for name, (_, *verdicts) in SAMPLES.items()}
 
 
 # Remains

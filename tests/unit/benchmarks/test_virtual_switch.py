@@ -4,8 +4,6 @@ import os
 import socket
 from threading import Thread
 
-import pytest
-
 from benchmarks.suites.virtual_switch import Disturbance, Switch, ends_of
 
 ONE, OTHER, THIRD = "198.19.0.10", "198.19.0.11", "198.19.0.12"
@@ -16,25 +14,23 @@ def packet(source: str, destination: str, body: bytes = b"") -> bytes:
     return b"\x45" + bytes(11) + socket.inet_aton(source) + socket.inet_aton(destination) + body
 
 
-@pytest.mark.parametrize(
-    ("disturbance", "ends", "drawn", "delay_s"),
-    [
-        (Disturbance(), (ONE, OTHER), 0.0, 0.0),
-        (Disturbance(apart=((ONE, OTHER),)), (ONE, OTHER), 0.9, None),
-        (Disturbance(apart=((ONE, OTHER),)), (OTHER, ONE), 0.9, None),
-        (Disturbance(apart=((ONE, OTHER),)), (ONE, THIRD), 0.9, 0.0),
-        (Disturbance(lossy=ONE), (OTHER, ONE), 0.049, None),
-        (Disturbance(lossy=ONE), (OTHER, ONE), 0.05, 0.0),
-        (Disturbance(lossy=ONE), (OTHER, THIRD), 0.0, 0.0),
-        (Disturbance(late=ONE), (ONE, OTHER), 0.0, 0.2),
-        (Disturbance(late=ONE), (OTHER, ONE), 0.0, 0.2),
-        (Disturbance(late=ONE), (OTHER, THIRD), 0.0, 0.0),
-    ],
-)
-def test_disturbance_delays_or_drops_packets_of_named_hosts_only(
-    disturbance: Disturbance, ends: tuple[str, str], drawn: float, delay_s: float | None
-) -> None:
-    assert disturbance.delay_s(ends, drawn) == delay_s
+DISTURBED: list[tuple[Disturbance, tuple[str, str], float, float | None]] = [
+    (Disturbance(), (ONE, OTHER), 0.0, 0.0),
+    (Disturbance(apart=((ONE, OTHER),)), (ONE, OTHER), 0.9, None),
+    (Disturbance(apart=((ONE, OTHER),)), (OTHER, ONE), 0.9, None),
+    (Disturbance(apart=((ONE, OTHER),)), (ONE, THIRD), 0.9, 0.0),
+    (Disturbance(lossy=ONE), (OTHER, ONE), 0.049, None),
+    (Disturbance(lossy=ONE), (OTHER, ONE), 0.05, 0.0),
+    (Disturbance(lossy=ONE), (OTHER, THIRD), 0.0, 0.0),
+    (Disturbance(late=ONE), (ONE, OTHER), 0.0, 0.2),
+    (Disturbance(late=ONE), (OTHER, ONE), 0.0, 0.2),
+    (Disturbance(late=ONE), (OTHER, THIRD), 0.0, 0.0),
+]
+
+
+def test_disturbance_delays_or_drops_packets_of_named_hosts_only() -> None:
+    for disturbance, ends, drawn, delay_s in DISTURBED:
+        assert disturbance.delay_s(ends, drawn) == delay_s, (disturbance, ends, drawn)
 
 
 def test_disturbance_is_read_as_it_was_written() -> None:

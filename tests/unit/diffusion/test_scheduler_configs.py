@@ -19,6 +19,7 @@ from pentimento.diffusion.schedulers import (
 )
 from pentimento.diffusion.schedulers.keys import WITHOUT_EFFECT, acted_on
 from pentimento.domain.generation import Scheduler
+from tests.support.refusals import wrong_refusals
 
 EULER, ANCESTRAL, DPM = Scheduler.EULER, Scheduler.EULER_ANCESTRAL, Scheduler.DPM_SOLVER_PP_2M
 FLOW, SDE = Scheduler.FLOW_MATCH_EULER, Scheduler.DPM_SOLVER_PP_2M_SDE
@@ -49,75 +50,60 @@ WRITERS: dict[str, dict[str, Any]] = {
 EDM = {"sigma_min": 0.002, "sigma_max": 80.0, "sigma_data": 0.5, "sigma_schedule": "karras", "rho": 7.0}
 
 
-@pytest.mark.parametrize(
-    ("scheduler", "key", "value"),
-    [
-        (Scheduler.DDIM, "thresholding", True),
-        (EULER, "interpolation_type", "log_linear"),
-        (EULER, "timestep_type", "continuous"),
-        (EULER, "final_sigmas_type", "none"),
-        (ANCESTRAL, "prediction_type", "sample"),
-        (DPM, "algorithm_type", "deis"),
-        (Scheduler.UNI_PC, "solver_type", "bh1"),
-        (Scheduler.UNI_PC, "disable_corrector", [0]),
-        (Scheduler.DEIS, "solver_order", 3),
-        (Scheduler.LCM, "original_inference_steps", 1001),
-        (DPM, "solver_order", 3),
-        (DPM, "solver_type", "rk4"),
-        (DPM, "use_lu_lambdas", True),
-        (DPM, "use_flow_sigmas", True),
-        (DPM, "lambda_min_clipped", -5.1),
-        (DPM, "variance_type", "learned_range"),
-        (FLOW_DPM, "use_flow_sigmas", False),
-        (FLOW_DPM, "final_sigmas_type", "sigma_min"),
-        (FLOW_DPM, "flow_shift", 0.0),
-        (Scheduler.SCM, "prediction_type", "epsilon"),
-        (FLOW, "use_karras_sigmas", True),
-        (FLOW, "stochastic_sampling", True),
-        (FLOW, "shift_terminal", 1.0),
-        (FLOW, "time_shift_type", "cubic"),
-        (FLOW, "invert_sigmas", True),
-        (FLOW, "shift", 0.0),
-        (FLOW, "shift", float("nan")),
-    ],
-)
-def test_what_is_not_implemented_is_refused_by_its_key(scheduler: Scheduler, key: str, value: Any) -> None:
-    with pytest.raises(UnsupportedConfig, match=key):
-        scheduler_config(scheduler, {key: value})
+NOT_IMPLEMENTED: list[tuple[Scheduler, str, Any]] = [
+    (Scheduler.DDIM, "thresholding", True),
+    (EULER, "final_sigmas_type", "none"),
+    (ANCESTRAL, "prediction_type", "sample"),
+    (Scheduler.UNI_PC, "solver_type", "bh1"),
+    (Scheduler.UNI_PC, "disable_corrector", [0]),
+    (Scheduler.LCM, "original_inference_steps", 1001),
+    (DPM, "solver_order", 3),
+    (DPM, "solver_type", "rk4"),
+    (DPM, "lambda_min_clipped", -5.1),
+    (DPM, "variance_type", "learned_range"),
+    (FLOW_DPM, "use_flow_sigmas", False),
+    (FLOW_DPM, "flow_shift", 0.0),
+    (Scheduler.SCM, "prediction_type", "epsilon"),
+    (FLOW, "shift_terminal", 1.0),
+    (FLOW, "time_shift_type", "cubic"),
+    (FLOW, "shift", 0.0),
+    (FLOW, "shift", float("nan")),
+]
 
 
-@pytest.mark.parametrize(
-    ("key", "value"), [("base_shift", 0.0), ("max_shift", 21.0), ("max_shift", None), ("max_image_seq_len", 256)]
-)
-def test_shift_by_image_size_out_of_bounds_is_refused(key: str, value: Any) -> None:
-    with pytest.raises(UnsupportedConfig, match=r"of the wrong type" if value is None else key):
-        scheduler_config(FLOW, {"use_dynamic_shifting": True, key: value})
+def test_scheduler_config_refuses_what_is_not_implemented_by_its_key() -> None:
+    rows = [(scheduler, {key: value}, key) for scheduler, key, value in NOT_IMPLEMENTED]
+    by_size: dict[str, Any] = {"use_dynamic_shifting": True}
+    rows += [(FLOW, {**by_size, key: value}, key) for key, value in (("base_shift", 0.0), ("max_image_seq_len", 256))]
+    rows += [(FLOW, {**by_size, "max_shift": None}, "of the wrong type")]
+
+    assert wrong_refusals(UnsupportedConfig, scheduler_config, rows) == []
 
 
-@pytest.mark.parametrize(
-    ("scheduler", "key", "value"),
-    [
-        (Scheduler.DDIM, "use_karras_sigmas", True),
-        (ANCESTRAL, "final_sigmas_type", "sigma_min"),
-        (EULER, "solver_order", 3),
-        (DPM, "clip_sample", True),
-        (FLOW, "sigma_max", 0.5),
-        (EULER, "sigma_max", 80.0),
-        *((one, "solver_type", kind) for one in (DPM, SDE, Scheduler.DEIS) for kind in ("bh1", "bh2")),
-        (Scheduler.UNI_PC, "solver_type", "heun"),
-        (SDE, "some_new_key", 1),
-        (Scheduler.SCM, "some_new_key", 1),
-    ],
-)
-def test_keys_of_other_samplers_change_nothing(scheduler: Scheduler, key: str, value: Any) -> None:
-    assert scheduler_config(scheduler, {key: value}) == scheduler_config(scheduler, {})
+OF_OTHERS: list[tuple[Scheduler, str, Any]] = [
+    (Scheduler.DDIM, "use_karras_sigmas", True),
+    (ANCESTRAL, "final_sigmas_type", "sigma_min"),
+    (EULER, "solver_order", 3),
+    (DPM, "clip_sample", True),
+    (FLOW, "sigma_max", 0.5),
+    (EULER, "sigma_max", 80.0),
+    (SDE, "solver_type", "bh1"),
+    (Scheduler.DEIS, "solver_type", "bh2"),
+    (Scheduler.UNI_PC, "solver_type", "heun"),
+    (SDE, "some_new_key", 1),
+]
 
 
-@pytest.mark.parametrize("scheduler", CLASSES)
-def test_every_key_of_diffusers_class_is_considered(scheduler: Scheduler) -> None:
-    taken = set(inspect.signature(CLASSES[scheduler].__init__).parameters) - {"self"}
+def test_keys_of_other_samplers_change_nothing() -> None:
+    for scheduler, key, value in OF_OTHERS:
+        assert scheduler_config(scheduler, {key: value}) == scheduler_config(scheduler, {}), (scheduler, key)
 
-    assert taken - acted_on(scheduler) - WITHOUT_EFFECT == taken & {"variance_type"}
+
+def test_every_key_of_diffusers_classes_is_considered() -> None:
+    for scheduler, reference in CLASSES.items():
+        taken = set(inspect.signature(reference.__init__).parameters) - {"self"}
+
+        assert taken - acted_on(scheduler) - WITHOUT_EFFECT == taken & {"variance_type"}, scheduler
 
 
 @pytest.mark.parametrize("writer", WRITERS)
@@ -156,21 +142,21 @@ def test_scheduler_configs_offer_samplers_that_suit(
     assert list(scheduler_configs(name, config, family)) == offered
 
 
-@pytest.mark.parametrize(
-    ("name", "config", "named"),
-    [
-        (DPM_CLASS, {"algorithm_type": "dpmsolver"}, "algorithm_type"),
-        (FLOW_CLASS, {}, repr(FLOW_CLASS)),
-        (DPM_CLASS, {"use_flow_sigmas": True}, repr(DPM_CLASS)),
-        ("ScoreSdeVeScheduler", {}, "'ScoreSdeVeScheduler'"),
-        (DPM_CLASS, {"use_karras_sigmas": True, "use_beta_sigmas": True}, "use_karras_sigmas and use_beta_sigmas"),
-        ("", {}, "''"),
-        ("EulerDiscreteScheduler", {"sigma_max": 80.0, "use_karras_sigmas": True}, r"sigma_max=80\.0"),
-    ],
-)
-def test_scheduler_configs_refuse_own_scheduler(name: str, config: dict[str, Any], named: str) -> None:
-    with pytest.raises(UnsupportedConfig, match=named):
-        scheduler_configs(name, config, DIFFUSION_SCHEDULERS)
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    (DPM_CLASS, {"algorithm_type": "dpmsolver"}, "algorithm_type"),
+    (FLOW_CLASS, {}, repr(FLOW_CLASS)),
+    (DPM_CLASS, {"use_flow_sigmas": True}, repr(DPM_CLASS)),
+    ("ScoreSdeVeScheduler", {}, "'ScoreSdeVeScheduler'"),
+    (DPM_CLASS, {"use_karras_sigmas": True, "use_beta_sigmas": True}, "use_karras_sigmas and use_beta_sigmas"),
+    ("", {}, "''"),
+    ("EulerDiscreteScheduler", {"sigma_max": 80.0, "use_karras_sigmas": True}, r"sigma_max=80\.0"),
+]
+
+
+def test_scheduler_configs_refuse_own_scheduler() -> None:
+    rows = [(name, config, DIFFUSION_SCHEDULERS, named) for name, config, named in REFUSED]
+
+    assert wrong_refusals(UnsupportedConfig, scheduler_configs, rows) == []
 
 
 def test_scheduler_configs_of_edm_ignore_leftover_keys() -> None:
@@ -237,37 +223,34 @@ def test_z_image_turbo_is_known_by_its_name(name: str, usual: tuple[int, float],
     assert usual_settings(written(tmp_path / name, "ZImagePipeline")) == UsualSettings(*usual)
 
 
-@pytest.mark.parametrize("pipeline", PIPELINES)
-def test_family_defaults_are_those_of_diffusers_pipelines(pipeline: str, tmp_path: Path) -> None:
-    theirs = inspect.signature(getattr(diffusers, pipeline).__call__).parameters
+def test_family_defaults_are_those_of_diffusers_pipelines(tmp_path: Path) -> None:
+    for pipeline in PIPELINES:
+        theirs = inspect.signature(getattr(diffusers, pipeline).__call__).parameters
 
-    found = usual_settings(written(tmp_path / "model", pipeline, timestep_spacing="trailing"))
+        found = usual_settings(written(tmp_path / pipeline / "model", pipeline, timestep_spacing="trailing"))
 
-    own = (theirs["num_inference_steps"].default, theirs["guidance_scale"].default)
-    assert (found.steps, found.guidance_scale) == own
+        own = (theirs["num_inference_steps"].default, theirs["guidance_scale"].default)
+        assert (found.steps, found.guidance_scale) == own, pipeline
 
 
-@pytest.mark.parametrize(
-    ("name", "pipeline", "scheduler", "spacing", "expected"),
-    [
-        ("sd-turbo", "StableDiffusionPipeline", EULER_CLASS, "trailing", (1, 0.0)),
-        ("sdxl-turbo", XL, ANCESTRAL_CLASS, "trailing", (1, 0.0)),
-        ("stable-diffusion-3.5-large-turbo", SD3, FLOW_EULER, None, (4, 0.0)),
-        ("SDXL-Lightning", XL, EULER_CLASS, "trailing", (4, 0.0)),
-        ("sdxl_lightning_8step", XL, EULER_CLASS, "trailing", (8, 0.0)),
-        ("DreamShaperXL_v21TurboDPMSDE", XL, "DPMSolverMultistepScheduler", "leading", (8, 1.0)),
-        ("dreamshaper-8-lcm", "StableDiffusionPipeline", EULER_CLASS, "leading", (4, 1.0)),
-        ("anything", "StableDiffusionPipeline", "LCMScheduler", "leading", (4, 1.0)),
-        ("elcmore", "StableDiffusionPipeline", EULER_CLASS, "leading", (50, 7.5)),
-        ("sdxl-30-steps", XL, EULER_CLASS, "leading", (50, 5.0)),
-    ],
-)
-def test_distilled_model_takes_few_steps_and_little_guidance(
-    name: str, pipeline: str, scheduler: str, spacing: str | None, expected: tuple[int, float], tmp_path: Path
-) -> None:
-    directory = written(tmp_path / name, pipeline, _class_name=scheduler, timestep_spacing=spacing)
+DISTILLED: list[tuple[str, str, str, str | None, tuple[int, float]]] = [
+    ("sd-turbo", "StableDiffusionPipeline", EULER_CLASS, "trailing", (1, 0.0)),
+    ("stable-diffusion-3.5-large-turbo", SD3, FLOW_EULER, None, (4, 0.0)),
+    ("SDXL-Lightning", XL, EULER_CLASS, "trailing", (4, 0.0)),
+    ("sdxl_lightning_8step", XL, EULER_CLASS, "trailing", (8, 0.0)),
+    ("DreamShaperXL_v21TurboDPMSDE", XL, "DPMSolverMultistepScheduler", "leading", (8, 1.0)),
+    ("dreamshaper-8-lcm", "StableDiffusionPipeline", EULER_CLASS, "leading", (4, 1.0)),
+    ("anything", "StableDiffusionPipeline", "LCMScheduler", "leading", (4, 1.0)),
+    ("elcmore", "StableDiffusionPipeline", EULER_CLASS, "leading", (50, 7.5)),
+    ("sdxl-30-steps", XL, EULER_CLASS, "leading", (50, 5.0)),
+]
 
-    assert usual_settings(directory) == UsualSettings(*expected)
+
+def test_distilled_model_takes_few_steps_and_little_guidance(tmp_path: Path) -> None:
+    for name, pipeline, scheduler, spacing, expected in DISTILLED:
+        directory = written(tmp_path / name, pipeline, _class_name=scheduler, timestep_spacing=spacing)
+
+        assert usual_settings(directory) == UsualSettings(*expected), name
 
 
 def test_distilled_model_is_known_by_origin_and_hub_folder(tmp_path: Path) -> None:

@@ -104,38 +104,38 @@ async def test_a_text_beyond_the_context_is_cut(embedder):
     np.testing.assert_allclose(vector(whole), vector(longer), atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("texts", "message"),
-    [
-        ([], r"texts: must be 1 to 8, got 0"),
-        (["x"] * 9, r"texts: must be 1 to 8, got 9"),
-        (["fine", "x" * 101], r"texts\[1\]: must be at most 100 bytes, got 101"),
-        (["é" * 51], r"texts\[0\]: must be at most 100 bytes, got 102"),
-        (["a\0b"], r"texts\[0\]: must not hold a NUL"),
-    ],
-)
-async def test_text_outside_the_limits_is_refused_by_name(embedder, texts, message):
-    with pytest.raises(InvalidArgument, match=message):
-        await embedder.embed_texts(texts)
-
-    assert len(await embedder.embed_texts(["a red circle"])) == 1
+WRONG_TEXTS = [
+    ([], r"texts: must be 1 to 8, got 0"),
+    (["x"] * 9, r"texts: must be 1 to 8, got 9"),
+    (["fine", "x" * 101], r"texts\[1\]: must be at most 100 bytes, got 101"),
+    (["é" * 51], r"texts\[0\]: must be at most 100 bytes, got 102"),
+    (["a\0b"], r"texts\[0\]: must not hold a NUL"),
+]
 
 
-@pytest.mark.parametrize(
-    ("images", "message"),
-    [
-        ([], r"images: must be 1 to 3, got 0"),
-        ([picture()] * 4, r"images: must be 1 to 3, got 4"),
-        ([picture(), b""], r"images\[1\]: must not be empty"),
-        ([b"x" * 5001], r"images\[0\]: must be at most 5000 bytes, got 5001"),
-        ([picture(), b"no image"], r"images\[1\]: must be a PNG, JPEG or WebP image"),
-    ],
-)
-async def test_image_outside_the_limits_is_refused_by_name(embedder, images, message):
-    with pytest.raises(InvalidArgument, match=message):
-        await embedder.embed_images(images)
+async def test_text_outside_the_limits_is_refused_by_name(embedder):
+    for texts, message in WRONG_TEXTS:
+        with pytest.raises(InvalidArgument, match=message):
+            await embedder.embed_texts(texts)
 
-    assert len(await embedder.embed_images([picture()])) == 1
+        assert len(await embedder.embed_texts(["a red circle"])) == 1
+
+
+WRONG_IMAGES = [
+    ([], r"images: must be 1 to 3, got 0"),
+    ([picture()] * 4, r"images: must be 1 to 3, got 4"),
+    ([picture(), b""], r"images\[1\]: must not be empty"),
+    ([b"x" * 5001], r"images\[0\]: must be at most 5000 bytes, got 5001"),
+    ([picture(), b"no image"], r"images\[1\]: must be a PNG, JPEG or WebP image"),
+]
+
+
+async def test_image_outside_the_limits_is_refused_by_name(embedder):
+    for images, message in WRONG_IMAGES:
+        with pytest.raises(InvalidArgument, match=message):
+            await embedder.embed_images(images)
+
+        assert len(await embedder.embed_images([picture()])) == 1
 
 
 @given(st.text(max_size=120))

@@ -66,26 +66,23 @@ class Meter:
 RISING = ((0.0, 0.0), (1.0, 10.0), (2.0, 30.0), (3.0, 60.0))
 
 
-@pytest.mark.parametrize(
-    ("samples", "asked", "watts", "spent"),
-    [
-        (RISING, (1.0, 2.0), 20.0, [10.0, 20.0, 30.0]),
-        (RISING, (0.5, 2.5), 20.0, [10.0, 20.0, 30.0]),
-        (RISING[:3], (1.2, 1.3), 20.0, [10.0, 20.0]),
-        (RISING[:3], (5.0, 6.0), 20.0, [10.0, 20.0]),
-        ((), (0.0, 1.0), None, []),
-        (((0.0, 5.0),), (0.0, 1.0), None, []),
-        (((0.0, 100.0), (1.0, 110.0), (2.0, 4.0)), (1.0, 2.0), None, [10.0]),
-    ],
-    ids=["between", "around", "between samples", "afterwards", "none", "one", "counted from 0 again"],
-)
-def test_watts_are_of_samples_around_the_time(
-    samples: tuple[tuple[float, float], ...], asked: tuple[float, float], watts: float | None, spent: list[float]
-) -> None:
-    made = Meter(*samples)
+SAMPLES: list[tuple[tuple[tuple[float, float], ...], tuple[float, float], float | None, list[float]]] = [
+    (RISING, (1.0, 2.0), 20.0, [10.0, 20.0, 30.0]),
+    (RISING, (0.5, 2.5), 20.0, [10.0, 20.0, 30.0]),
+    (RISING[:3], (1.2, 1.3), 20.0, [10.0, 20.0]),
+    (RISING[:3], (5.0, 6.0), 20.0, [10.0, 20.0]),
+    ((), (0.0, 1.0), None, []),
+    (((0.0, 5.0),), (0.0, 1.0), None, []),
+    (((0.0, 100.0), (1.0, 110.0), (2.0, 4.0)), (1.0, 2.0), None, [10.0]),
+]
 
-    assert made.meter.watts(*asked) == watts
-    assert made.spent == spent
+
+def test_watts_are_of_samples_around_the_time() -> None:
+    for samples, asked, watts, spent in SAMPLES:
+        made = Meter(*samples)
+
+        assert made.meter.watts(*asked) == watts, asked
+        assert made.spent == spent, asked
 
 
 @pytest.mark.slow

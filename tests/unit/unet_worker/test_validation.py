@@ -1,6 +1,7 @@
 """Each wrong field is refused by its name, with its limit."""
 
 import math
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from pentimento.domain.generation import (
 from pentimento.domain.prompt_syntax import PromptSyntax
 from services.unet_worker.attempts.order import ExecuteOrder
 from services.unet_worker.attempts.validation import MAX_PROMPT_CHARS, check_order
+from tests.support.refusals import wrong_refusals
 from tests.unit.unet_worker.orders import FROM_IMAGE, FROM_LATENT, HELD, ORDER, ROUTE, SPEC, order_with
 
 
@@ -60,105 +62,96 @@ def test_check_order_takes_sound_orders() -> None:
         check(order)
 
 
-@pytest.mark.parametrize(
-    ("order", "field"),
-    [
-        (order_with(prompt="x" * (MAX_PROMPT_CHARS + 1)), "spec.prompt"),
-        (order_with(prompt="a\0b"), "spec.prompt"),
-        (order_with(negative_prompt="x" * (MAX_PROMPT_CHARS + 1)), "spec.negative_prompt"),
-        (order_with(width_px=0), "spec.width_px"),
-        (order_with(width_px=2**31), "spec.width_px"),
-        (order_with(height_px=33), "spec.height_px"),
-        (order_with(height_px=72), "spec.height_px"),
-        (order_with(num_inference_steps=0), "spec.num_inference_steps"),
-        (order_with(num_inference_steps=10**9), "spec.num_inference_steps"),
-        (order_with(guidance_scale=math.nan), "spec.guidance_scale"),
-        (order_with(guidance_scale=-1.0), "spec.guidance_scale"),
-        (order_with(clip_skip=12), "spec.clip_skip"),
-        (order_with(prompt_syntax=PromptSyntax.A1111, prompt="(x:1e9)"), "spec.prompt"),
-        (order_with(prompt_syntax=PromptSyntax.A1111, negative_prompt="x)"), "spec.negative_prompt"),
-        (order_with(eta=math.nan), "spec.eta"),
-        (order_with(eta=1.5), "spec.eta"),
-        (order_with(eta=0.5, scheduler=Scheduler.EULER), "spec.eta"),
-        (order_with(sigma_spacing=SigmaSpacing.KARRAS, scheduler=Scheduler.DDIM), "spec.sigma_spacing"),
-        (order_with(seed=-1), "spec.seed"),
-        (order_with(scheduler=Scheduler.DPM_SOLVER_PP_2M), "spec.scheduler"),
-        (order_with(init_image=InitImage(b"", 0.5)), "spec.init_image.image"),
-        (order_with(init_image=InitImage(b"png", 0.5, b"x" * (16 * 1024 * 1024 + 1))), "spec.init_image.mask"),
-        (order_with(init_image=InitImage(b"png", math.nan)), "spec.init_image.strength"),
-        (order_with(init_image=InitImage(b"png", 0.1)), "spec.init_image.strength"),
-        (order_with(init_image=InitImage(b"png", 1.1)), "spec.init_image.strength"),
-        (order_with(init_image=InitImage(b"png", 0.5), start=FROM_IMAGE), "route.start"),
-        (order_with(start=replace(FROM_LATENT, resume_step=0)), "route.start.latent.resume_step"),
-        (order_with(start=replace(FROM_LATENT, resume_step=9)), "route.start.latent.resume_step"),
-        (
-            order_with(start=replace(FROM_LATENT, renoised_steps=FROM_LATENT.resume_step)),
-            "route.start.latent.renoised_steps",
-        ),
-        (order_with(start=replace(FROM_LATENT, renoised_steps=2, retaken_steps=3)), "route.start.latent.retaken_steps"),
-        (order_with(start=replace(FROM_IMAGE, renoised_steps=9, retaken_steps=1)), "route.start.image.renoised_steps"),
-        (order_with(start=replace(FROM_LATENT, sigma=math.nan)), "route.start.latent.sigma"),
-        (order_with(start=replace(FROM_LATENT, sigma=0.0)), "route.start.latent.sigma"),
-        (
-            order_with(start=replace(FROM_LATENT, latent=replace(FROM_LATENT.latent, size_bytes=2**40))),
-            "route.start.latent.latent.size_bytes",
-        ),
-        (order_with(start=replace(FROM_IMAGE, start_step=9)), "route.start.image.start_step"),
-        (order_with(start=replace(FROM_IMAGE, noise_form=NoiseForm.FLOW_MATCHING)), "route.start.image.noise_form"),
-        *((with_route(full_steps=steps), "route.full_steps") for steps in ((0, 8), (2, 1), (3, 3))),
-        (with_route(full_steps=(1, 4), thinned_steps=(2, 5)), "route.full_steps"),
-        (replace(ORDER, image_format="gif"), "image_format"),
-        (replace(ORDER, image_format="jpeg", encoding_quality=101), "encoding_quality"),
-        (replace(ORDER, deadline_remaining_ms=-1), "deadline_remaining_ms"),
-        (replace(ORDER, peer=LatentParallelPeer("peer", "")), "latent_parallel_peer.address"),
-    ],
-)
-def test_a_field_outside_its_limits_is_named(order: ExecuteOrder, field: str) -> None:
-    with pytest.raises(InvalidArgument) as refused:
-        check(order)
-    assert refused.value.violations[0].field == field
+OUT_OF_LIMITS: list[tuple[ExecuteOrder, str]] = [
+    (order_with(prompt="x" * (MAX_PROMPT_CHARS + 1)), "spec.prompt"),
+    (order_with(prompt="a\0b"), "spec.prompt"),
+    (order_with(negative_prompt="x" * (MAX_PROMPT_CHARS + 1)), "spec.negative_prompt"),
+    (order_with(width_px=0), "spec.width_px"),
+    (order_with(width_px=2**31), "spec.width_px"),
+    (order_with(height_px=33), "spec.height_px"),
+    (order_with(height_px=72), "spec.height_px"),
+    (order_with(num_inference_steps=0), "spec.num_inference_steps"),
+    (order_with(num_inference_steps=10**9), "spec.num_inference_steps"),
+    (order_with(guidance_scale=math.nan), "spec.guidance_scale"),
+    (order_with(guidance_scale=-1.0), "spec.guidance_scale"),
+    (order_with(clip_skip=12), "spec.clip_skip"),
+    (order_with(prompt_syntax=PromptSyntax.A1111, prompt="(x:1e9)"), "spec.prompt"),
+    (order_with(prompt_syntax=PromptSyntax.A1111, negative_prompt="x)"), "spec.negative_prompt"),
+    (order_with(eta=math.nan), "spec.eta"),
+    (order_with(eta=1.5), "spec.eta"),
+    (order_with(eta=0.5, scheduler=Scheduler.EULER), "spec.eta"),
+    (order_with(sigma_spacing=SigmaSpacing.KARRAS, scheduler=Scheduler.DDIM), "spec.sigma_spacing"),
+    (order_with(seed=-1), "spec.seed"),
+    (order_with(scheduler=Scheduler.DPM_SOLVER_PP_2M), "spec.scheduler"),
+    (order_with(init_image=InitImage(b"", 0.5)), "spec.init_image.image"),
+    (order_with(init_image=InitImage(b"png", 0.5, b"x" * (16 * 1024 * 1024 + 1))), "spec.init_image.mask"),
+    (order_with(init_image=InitImage(b"png", math.nan)), "spec.init_image.strength"),
+    (order_with(init_image=InitImage(b"png", 0.1)), "spec.init_image.strength"),
+    (order_with(init_image=InitImage(b"png", 1.1)), "spec.init_image.strength"),
+    (order_with(init_image=InitImage(b"png", 0.5), start=FROM_IMAGE), "route.start"),
+    (order_with(start=replace(FROM_LATENT, resume_step=0)), "route.start.latent.resume_step"),
+    (order_with(start=replace(FROM_LATENT, resume_step=9)), "route.start.latent.resume_step"),
+    (
+        order_with(start=replace(FROM_LATENT, renoised_steps=FROM_LATENT.resume_step)),
+        "route.start.latent.renoised_steps",
+    ),
+    (order_with(start=replace(FROM_LATENT, renoised_steps=2, retaken_steps=3)), "route.start.latent.retaken_steps"),
+    (order_with(start=replace(FROM_IMAGE, renoised_steps=9, retaken_steps=1)), "route.start.image.renoised_steps"),
+    (order_with(start=replace(FROM_LATENT, sigma=math.nan)), "route.start.latent.sigma"),
+    (order_with(start=replace(FROM_LATENT, sigma=0.0)), "route.start.latent.sigma"),
+    (
+        order_with(start=replace(FROM_LATENT, latent=replace(FROM_LATENT.latent, size_bytes=2**40))),
+        "route.start.latent.latent.size_bytes",
+    ),
+    (order_with(start=replace(FROM_IMAGE, start_step=9)), "route.start.image.start_step"),
+    (order_with(start=replace(FROM_IMAGE, noise_form=NoiseForm.FLOW_MATCHING)), "route.start.image.noise_form"),
+    *((with_route(full_steps=steps), "route.full_steps") for steps in ((0, 8), (2, 1), (3, 3))),
+    (with_route(full_steps=(1, 4), thinned_steps=(2, 5)), "route.full_steps"),
+    (replace(ORDER, image_format="gif"), "image_format"),
+    (replace(ORDER, image_format="jpeg", encoding_quality=101), "encoding_quality"),
+    (replace(ORDER, deadline_remaining_ms=-1), "deadline_remaining_ms"),
+    (replace(ORDER, peer=LatentParallelPeer("peer", "")), "latent_parallel_peer.address"),
+]
 
 
-@pytest.mark.parametrize(
-    ("mode", "from_step"),
-    [
-        (None, 1),
-        (ControlNetMode.SYNCHRONOUS, 1),
-        (ControlNetMode.PIPELINED, 0),
-        (ControlNetMode.PIPELINED, SPEC.num_inference_steps),
-    ],
-)
-def test_a_mode_of_controlnets_and_the_step_from_which_it_holds_belong_together(
-    mode: ControlNetMode | None, from_step: int
-) -> None:
-    with pytest.raises(InvalidArgument, match=r"route\.pipelined_from_step"):
-        check(replace(ORDER, route=replace(ROUTE, controlnet_mode=mode, pipelined_from_step=from_step)))
+def test_check_order_names_the_field_outside_its_limits() -> None:
+    rows = [(order, f"^{re.escape(field)}: ") for order, field in OUT_OF_LIMITS]
 
-    check(replace(ORDER, route=replace(ROUTE, controlnet_mode=ControlNetMode.PIPELINED, pipelined_from_step=1)))
+    assert wrong_refusals(InvalidArgument, check, rows) == []
 
 
-@pytest.mark.parametrize(
-    ("order", "error", "reason"),
-    [
-        (replace(ORDER, worker_generation=4), FailedPrecondition, "WORKER_GENERATION_MISMATCH"),
-        (order_with(model="other"), FailedPrecondition, "MODEL_MISMATCH"),
-        (replace(ORDER, route=replace(ROUTE, model="other")), FailedPrecondition, "MODEL_MISMATCH"),
-        (
-            replace(ORDER, route=replace(ROUTE, model_digest="sha256:other")),
-            FailedPrecondition,
-            "MODEL_DIGEST_MISMATCH",
-        ),
-        (order_with(loras=(LoraSelection("../../etc/passwd"),)), NotFound, "UNKNOWN_LORA"),
-        (order_with(controlnets=(ControlNetSelection("canny", b"png"),)), NotFound, "UNKNOWN_CONTROLNET"),
-        (order_with(image_prompts=(ImagePromptSelection("style", b"png"),)), NotFound, "UNKNOWN_IP_ADAPTER"),
-    ],
-)
-def test_check_order_refuses_other_model_and_unknown_adapters(
-    order: ExecuteOrder, error: type[PentimentoError], reason: str
-) -> None:
-    with pytest.raises(error) as refused:
-        check(order)
-    assert refused.value.reason == reason
+def test_check_order_of_pipelined_controlnets_needs_mode_and_step() -> None:
+    pipelined = ControlNetMode.PIPELINED
+    modes = ((None, 1), (ControlNetMode.SYNCHRONOUS, 1), (pipelined, 0), (pipelined, SPEC.num_inference_steps))
+    rows = [
+        (with_route(controlnet_mode=mode, pipelined_from_step=step), r"route\.pipelined_from_step")
+        for mode, step in modes
+    ]
+
+    assert wrong_refusals(InvalidArgument, check, rows) == []
+    check(with_route(controlnet_mode=pipelined, pipelined_from_step=1))
+
+
+OF_OTHERS: list[tuple[ExecuteOrder, type[PentimentoError], str]] = [
+    (replace(ORDER, worker_generation=4), FailedPrecondition, "WORKER_GENERATION_MISMATCH"),
+    (order_with(model="other"), FailedPrecondition, "MODEL_MISMATCH"),
+    (replace(ORDER, route=replace(ROUTE, model="other")), FailedPrecondition, "MODEL_MISMATCH"),
+    (
+        replace(ORDER, route=replace(ROUTE, model_digest="sha256:other")),
+        FailedPrecondition,
+        "MODEL_DIGEST_MISMATCH",
+    ),
+    (order_with(loras=(LoraSelection("../../etc/passwd"),)), NotFound, "UNKNOWN_LORA"),
+    (order_with(controlnets=(ControlNetSelection("canny", b"png"),)), NotFound, "UNKNOWN_CONTROLNET"),
+    (order_with(image_prompts=(ImagePromptSelection("style", b"png"),)), NotFound, "UNKNOWN_IP_ADAPTER"),
+]
+
+
+def test_check_order_refuses_other_model_and_unknown_adapters() -> None:
+    for order, error, reason in OF_OTHERS:
+        with pytest.raises(error) as refused:
+            check(order)
+        assert refused.value.reason == reason, order
 
 
 DIGEST = "sha256:" + "a" * 64
