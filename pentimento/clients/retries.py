@@ -77,33 +77,36 @@ async def retried_events(
 ) -> AsyncGenerator[GenerateEvent, None]:
     """Yield the events of `call`, which gets a key and a deadline and is retried if the server does not answer.
     `accepted`: the request was accepted before."""
-    key, left_ms = idempotency_key or uuid.uuid4().hex, deadline_ms
+    key = idempotency_key or uuid.uuid4().hex
+    left_ms = deadline_ms
     ends_at = time.monotonic() + (deadline_ms or math.inf) / 1000
-    reported, begun_anew = ReportedEvents(), 0
+    reported = ReportedEvents()
+    restart_count = 0
     for attempt in itertools.count(1):
         # With a generated key a retry is a new request; with the caller's key the caller decides.
-        may_begin_anew = begun_anew < retries.tries - 1 and not idempotency_key
-        begin_anew, wished_ms = False, None
+        may_restart = restart_count < retries.tries - 1 and not idempotency_key
+        restarts, wished_ms = False, None
         try:
             async with aclosing(call(key, left_ms)) as events:
                 async for event in events:
-                    if may_begin_anew and isinstance(event, ImageFailed) and taken_for_gone(event.error):
-                        begin_anew = True
+                    if may_restart and isinstance(event, ImageFailed) and taken_for_gone(event.error):
+                        restarts = True
                     elif reported.is_new(event):
                         yield event
-            if not begin_anew:
+            if not restarts:
                 return
         except (Unavailable, Cancelled) as error:
             if reported.all_completed:
                 return
-            begin_anew, wished_ms = may_begin_anew and taken_for_gone(error), error.retry_after_ms
+            restarts, wished_ms = may_restart and taken_for_gone(error), error.retry_after_ms
             is_accepted = accepted or reported.accepted
             most = retries.most_tries(error, accepted=is_accepted, late=time.monotonic() >= ends_at)
-            if not begin_anew and (isinstance(error, Cancelled) or attempt >= most):
+            if not restarts and (isinstance(error, Cancelled) or attempt >= most):
                 raise
         await asyncio.sleep(retries.pause_s(attempt, wished_ms))
-        if begin_anew:
-            key, begun_anew = uuid.uuid4().hex, begun_anew + 1
+        if restarts:
+            key = uuid.uuid4().hex
+            restart_count += 1
             # At least one: the server then reports the passed deadline.
             left_ms = deadline_ms and max(round((ends_at - time.monotonic()) * 1000), 1)
 

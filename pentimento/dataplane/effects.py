@@ -197,4 +197,7 @@ class Drained(Effect):
     """Report that no accepted request is left."""
 
 
-EFFECTS = tuple(one for one in tuple(globals().values()) if isinstance(one, type) and issubclass(one, Effect))[3:]
+_BASES = (Effect, EffectOnRequest, EffectOnAttempt)
+EFFECTS = tuple(
+    one for one in tuple(globals().values()) if isinstance(one, type) and issubclass(one, Effect) and one not in _BASES
+)

@@ -70,7 +70,9 @@ def _is_followed(request: Request, step: int) -> bool:
 
 def _pressure_midway(state: State, now: float, request: Request, worker: Worker, step: int) -> Pressure:
     """Return the pressure with predicted seconds per step, or with the measured ones if they are longer."""
-    pool, left_s, count = state.pool(request.pool), request.deadline - now, request.thinning.remaining_cost
+    pool = state.pool(request.pool)
+    left_s = request.deadline - now
+    count = request.thinning.remaining_cost
     batch, overloaded = max(worker.used_credits, 1), is_overloaded(state, pool, pool.waiting_count)
     told = _pressure_in(state, pool, request.work, count, batch, worker.slowdown, left_s, overloaded)
     since, at = request.seen or (step, now)
@@ -123,7 +125,9 @@ def foreseen_pressure(state: State, pool: Pool, work: float, step_count: float, 
 
 def _pressure(state: State, now: float, request: Request, worker: Worker) -> Pressure:
     """Return the pressure in the worker's full batch, since arriving requests join it next."""
-    pool, left_s, count = state.pool(request.pool), request.deadline - now, request.thinning.remaining_cost
+    pool = state.pool(request.pool)
+    left_s = request.deadline - now
+    count = request.thinning.remaining_cost
     batch = max(worker.credit_count, worker.used_credits + 1)
     overloaded = is_overloaded(state, pool, pool.waiting_count - 1)
     return _pressure_in(state, pool, request.work, count, batch, worker.slowdown, left_s, overloaded)

@@ -269,8 +269,14 @@ def wire_parts(
         results=results,
         pins=Pins(journal, gateway, keeper, journal.pins.clock, settings.tenant_pinned_bytes),
         retention=Retention(
-            *(journal, keeper, results, inputs, clock),
-            *(settings.retention, fixed.tenant_finished_requests, tenants.retentions_s),
+            journal,
+            keeper,
+            results,
+            inputs,
+            clock,
+            settings.retention,
+            fixed.tenant_finished_requests,
+            tenants.retentions_s,
         ),
         shadows=Shadows(
             settings=settings.quality,

@@ -99,6 +99,11 @@ class FlowFamily(DiffusersFamily):
         padded = pad(states, (0, 0, 0, token_count - states.shape[1]))
         return PromptStates(Conditioning(padded, token_counts=count), truncated)
 
+    def _guided(self, conditioning: Conditioning, guidance_scale: float) -> Conditioning:
+        """Return the conditioning of a network that takes the guidance scale as an input."""
+        scale = torch.full((1,), guidance_scale, dtype=torch.float32, device=self.device)
+        return replace(conditioning, guidance=scale)
+
     def _described(
         self, family: str, size_px: tuple[int, int], size_multiple_px: int, later: DigestsLater, **others: Any
     ) -> LoadedModelInfo:

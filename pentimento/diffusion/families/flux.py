@@ -4,7 +4,6 @@ The models are distilled: one row gives a guided image. The network of FLUX.1 de
 that of schnell takes none, and the scale has no effect."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from pentimento.diffusion.families.base import (
     with_even_levels,
 )
 from pentimento.diffusion.families.model import Conditioning, DenoiserInput, LoadedModelInfo, PromptStates
-from pentimento.diffusion.families.packing import CELLS_OF_TOKEN, PACKED_SIDE, packed, unpacked
+from pentimento.diffusion.families.packing import CELLS_OF_TOKEN, PACKED_SIDE, image_positions, packed, unpacked
 from pentimento.diffusion.families.row_kernels import RowKernels
 from pentimento.diffusion.families.texts import ClipText, T5Text
 from pentimento.diffusion.schedulers import FLOW_SCHEDULERS
@@ -75,10 +74,7 @@ class Flux(FlowFamily):
     def conditioning(
         self, prompt: PromptStates, width_px: int, height_px: int, guidance_scale: float = 1.0
     ) -> Conditioning:
-        if not self._takes_scale:
-            return prompt.conditioning
-        scale = torch.full((1,), guidance_scale, dtype=torch.float32, device=self.device)
-        return replace(prompt.conditioning, guidance=scale)
+        return self._guided(prompt.conditioning, guidance_scale) if self._takes_scale else prompt.conditioning
 
     def predict(self, inputs: DenoiserInput) -> Tensor:
         """Return the prediction of every row, shaped as the latents."""
@@ -92,19 +88,10 @@ class Flux(FlowFamily):
                 pooled_projections=texts.pooled,
                 encoder_hidden_states=texts.states,
                 txt_ids=torch.zeros(texts.states.shape[1], _AXIS_COUNT, device=self.device),
-                img_ids=_positions(height // PACKED_SIDE, width // PACKED_SIDE, self.device),
+                img_ids=image_positions(height // PACKED_SIDE, width // PACKED_SIDE, _AXIS_COUNT, self.device),
                 return_dict=False,
             )[0]
         return unpacked(tokens, height, width)
-
-
-def _positions(height: int, width: int, device: torch.device) -> Tensor:
-    """Return the positions of an image's tokens, (height * width, 3). Computed on the device: a recorded pass must not
-    copy from the host."""
-    places = torch.zeros(height, width, _AXIS_COUNT, device=device)
-    places[..., 1] += torch.arange(height, device=device)[:, None]
-    places[..., 2] += torch.arange(width, device=device)
-    return places.flatten(0, 1)
 
 
 def _check_shapes(checkpoint: Checkpoint, parts: Mapping[str, Any]) -> None:

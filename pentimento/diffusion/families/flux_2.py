@@ -8,7 +8,6 @@ guidance scale as an input.
 A latent has the form of the network's tokens: patches of 2x2 cells of the autoencoder's latent, normalised by the
 statistics of its BatchNorm layer."""
 
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -29,7 +28,7 @@ from pentimento.diffusion.families.base import (
     with_even_levels,
 )
 from pentimento.diffusion.families.model import Conditioning, DenoiserInput, LoadedModelInfo, PromptStates
-from pentimento.diffusion.families.packing import CELLS_OF_TOKEN, PACKED_SIDE
+from pentimento.diffusion.families.packing import CELLS_OF_TOKEN, PACKED_SIDE, image_positions
 from pentimento.diffusion.families.row_kernels import RowKernels
 from pentimento.diffusion.families.texts import PromptTokenizer
 from pentimento.diffusion.schedulers import FLOW_SCHEDULERS
@@ -114,10 +113,7 @@ class Flux2(FlowFamily):
     def conditioning(
         self, prompt: PromptStates, width_px: int, height_px: int, guidance_scale: float = 1.0
     ) -> Conditioning:
-        if not self.takes_scale:
-            return prompt.conditioning
-        scale = torch.full((1,), guidance_scale, dtype=torch.float32, device=self.device)
-        return replace(prompt.conditioning, guidance=scale)
+        return self._guided(prompt.conditioning, guidance_scale) if self.takes_scale else prompt.conditioning
 
     def predict(self, inputs: DenoiserInput) -> Tensor:
         """Return the prediction of every row, shaped as the latents."""
@@ -130,7 +126,7 @@ class Flux2(FlowFamily):
                 guidance=texts.guidance,
                 encoder_hidden_states=texts.states,
                 txt_ids=_text_positions(texts.states.shape[1], self.device),
-                img_ids=_image_positions(height, width, self.device),
+                img_ids=image_positions(height, width, _AXIS_COUNT, self.device),
                 return_dict=False,
             )[0]
         return tokens.transpose(1, 2).reshape(inputs.latents.shape)
@@ -190,14 +186,6 @@ def _text_positions(count: int, device: torch.device) -> Tensor:
     places = torch.zeros(count, _AXIS_COUNT, device=device)
     places[:, 3] += torch.arange(count, device=device)
     return places
-
-
-def _image_positions(height: int, width: int, device: torch.device) -> Tensor:
-    """Return the positions of an image's tokens, (height * width, 4)."""
-    places = torch.zeros(height, width, _AXIS_COUNT, device=device)
-    places[..., 1] += torch.arange(height, device=device)[:, None]
-    places[..., 2] += torch.arange(width, device=device)
-    return places.flatten(0, 1)
 
 
 def _check_sizes(checkpoint: Checkpoint) -> None:

@@ -135,10 +135,12 @@ class ConsoleCalls:
             # This process cannot sample by itself.
             sample = sample_of(await suite_status(self._parts, token))
             interval_ms, samples = UNKEPT_MS, json.dumps([sample] if sample else []).encode()
-        told, headers = b'{"interval_ms":%d,"samples":%s}' % (interval_ms, samples), PRIVATE
+        body = b'{"interval_ms":%d,"samples":%s}' % (interval_ms, samples)
+        headers = PRIVATE
         if takes_gzip(request):
-            told, headers = gzip.compress(told, COMPRESSION, mtime=0), {**PRIVATE, "Content-Encoding": "gzip"}
-        return Response(told, media_type=JSON_TYPE, headers=headers)
+            body = gzip.compress(body, COMPRESSION, mtime=0)
+            headers = {**PRIVATE, "Content-Encoding": "gzip"}
+        return Response(body, media_type=JSON_TYPE, headers=headers)
 
     async def explain(self, request: Request) -> Response:
         """Return the route that a request would get now, and the cache's entries near it."""

@@ -52,8 +52,12 @@ NOT_THE_WORKERS = frozenset({Reason.INPUT_UNAVAILABLE, Reason.CONTROLNET_LOST})
 # The file and its entry stay the same, so that a retry on any worker fails too.
 OF_THE_LORA = frozenset(
     {
-        *(Reason.BAD_LORA, Reason.LORA_MISMATCH, Reason.UNSIGNED_ENTRY),
-        *(Reason.UNKNOWN_SIGNING_KEY, Reason.BAD_SIGNATURE, Reason.STALE_ENTRY),
+        Reason.BAD_LORA,
+        Reason.LORA_MISMATCH,
+        Reason.UNSIGNED_ENTRY,
+        Reason.UNKNOWN_SIGNING_KEY,
+        Reason.BAD_SIGNATURE,
+        Reason.STALE_ENTRY,
     }
 )
 ON_ITS_WAY_OUT = frozenset({Reason.DRAINING, Reason.WORKER_STOPPED})

@@ -1,4 +1,4 @@
-"""Tokens: who is let in, as whom, and when a changed file takes effect."""
+"""Tokens: accepted callers, their roles, and when a changed file takes effect."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

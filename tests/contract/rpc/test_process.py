@@ -152,7 +152,7 @@ async def test_an_open_watch_ends_with_the_server_and_says_so(address: str) -> N
 async def test_a_stopped_peer_is_noticed_by_those_who_wait_for_it(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Who waits looks ten times as often as by default; who is waited for hears of it.
+    # The waiting side pings ten times as often as by default, and the other side allows it.
     quick = {"grpc.keepalive_time_ms": 100}
     monkeypatch.setattr(transport, "KEEPALIVE", tuple((dict(KEEPALIVE) | quick).items()))
     async with program("--listen", address) as process, open_channel(address, RpcChannelSettings()) as channel:

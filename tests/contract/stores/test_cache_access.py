@@ -223,6 +223,6 @@ def _rules() -> list[EvictionRule]:
 
 
 def test_eviction_rules_repr_is_unique() -> None:
-    """By which a ledger knows whose ranks it has."""
+    """A ledger stores the rule that its ranks come from by this text."""
     assert len({repr(rule) for rule in [*_rules(), eviction_rule("aged", 101)]}) == len(_rules()) + 1
     assert not any(" at 0x" in repr(rule) for rule in _rules())

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.faults
 
 
 class Machine:
-    """Starts processes of one fleet and ends what is left of them."""
+    """Start processes of one fleet, and end the remaining ones."""
 
     def __init__(self, folder: Path) -> None:
         self.controller_address = f"unix:{folder / 'c'}"

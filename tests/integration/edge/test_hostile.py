@@ -50,7 +50,7 @@ def form(name: str, data: bytes, *headers: bytes) -> bytes:
 
 
 def bomb(width: int, height: int) -> bytes:
-    """A PNG whose header promises so many pixels, all of them nothing."""
+    """Return a PNG of that size in its header, with pixels that compress to almost nothing."""
     size = width.to_bytes(4, "big") + height.to_bytes(4, "big")
     header = png_chunk(b"IHDR", size + bytes([8, 6, 0, 0, 0]))
     return png_file(header, png_chunk(b"IDAT", zlib.compress(bytes(1 << 20))))

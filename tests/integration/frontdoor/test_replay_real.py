@@ -1,5 +1,5 @@
-"""The same picture again, bit by bit: a real frontdoor, a real worker with a tiny model's weights, a real gateway. Only
-the embedder is chosen: every prompt is alike to it, so that whatever may be reused is."""
+"""Replays give the same image bit by bit: a real frontdoor, a worker with a tiny model's weights, a real gateway. The
+embedder is a double that returns one vector for all prompts, so that all allowed starts are reused."""
 
 import asyncio
 import itertools
@@ -33,7 +33,7 @@ PLAIN = replace(FIRST, guidance_scale=1.0)
 HOUR_MS = 3_600_000
 LATENTS = ("--max-entries", "1")
 IMAGES = ("--max-entries", "1", "--latent-thresholds", "", "--image-thresholds", "0.3:0.4")
-# Generous on a busy machine; what is tested is what is painted, not how soon.
+# Long enough for a busy machine: the tests compare images, not times.
 
 
 class OneVector(ChosenEmbedder):

@@ -187,7 +187,7 @@ def test_closing_leaves_no_other_thread_waiting() -> None:
 
 
 def clients_threads() -> set[threading.Thread]:
-    """Those that run here for clients; others come and go beside."""
+    """Return the threads of clients in this process."""
     return {thread for thread in threading.enumerate() if thread.name == "pentimento-client"}
 
 
@@ -202,8 +202,8 @@ def test_a_client_that_could_not_be_made_leaves_no_thread(tmp_path: Path, named:
 
 
 class InterruptAtLine:
-    """Stands in for Ctrl-C at the n-th line that this thread executes, but for those of callbacks of weak references:
-    Python itself drops what is raised there."""
+    """Raise KeyboardInterrupt at the n-th line that this thread executes. Lines of weak references' callbacks do not
+    count: Python drops exceptions there."""
 
     def __init__(self, line: int) -> None:
         self.left = line

@@ -114,7 +114,7 @@ async def test_eviction_keeps_latents_that_serve(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("limit", "items"), [(("--max-entries", "2"), 10), (("--max-size-bytes", "1000"), 10)])
 async def test_full_cache_keeps_new_items_and_evicts_unused(tmp_path: Path, limit: tuple[str, str], items: int) -> None:
-    """Two entries whose every latent served once fill it, and f * K of a new one's latents is half of theirs."""
+    """Two entries fill the cache. Their latents served once each: f * K of a new entry's is half of theirs."""
     async with running_gateway(tmp_path, *limit, "--eviction", "lcbfu") as gateway:
         ledger = gateway.process.stores.ledger
         for number in range(2):
@@ -190,7 +190,7 @@ async def test_tenant_limit_evicts_only_that_tenant_s_entries(tmp_path: Path) ->
 
 
 async def test_gateway_reads_tenant_limits_at_its_start(tmp_path: Path) -> None:
-    """What it was told before a restart holds without a word of the tenant's; what was taken back does not."""
+    """A limit set before a restart holds without a new request of the tenant; a removed limit does not."""
     async with running_gateway(tmp_path, "--eviction", "fifo") as gateway:
         for text in FAR_APART:
             for tenant in ("small", "freed"):

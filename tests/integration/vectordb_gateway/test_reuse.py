@@ -233,7 +233,7 @@ async def test_statistics_count_what_happened(gateway: RunningGateway) -> None:
 
     assert (statistics.entry_count, statistics.object_count, statistics.size_bytes) == (1, 5, 500)
     assert (statistics.lookup_count, statistics.hit_count, statistics.pending_grant_count) == (2, 1, 0)
-    # Nobody has told yet what became of that start.
+    # The result of that start is not reported yet.
     assert (statistics.taken_count, statistics.passed_over_count) == (0, 0)
     assert (statistics.index_backend, statistics.object_backend) == ("qdrant-edge", "filesystem")
     assert not statistics.read_only

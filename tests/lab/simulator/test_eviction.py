@@ -110,7 +110,7 @@ def restarted(queue: EvictionQueue, rule: EvictionRule, items: list[int]) -> Evi
 
 
 def last_tick(known: dict[int, History], name: str) -> int:
-    """The latest that any record tells of; what lay beside a use is told by a fading rule alone."""
+    """Return the latest tick in any record. Only a fading rule records ticks without a use."""
     if name == "aged":
         return max((item.counted[-1][0] for item in known.values()), default=0)
     return max((max([item.added, *item.uses]) for item in known.values()), default=0)

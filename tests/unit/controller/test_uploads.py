@@ -210,7 +210,7 @@ async def test_uploads_take_turns(ledger: FleetLedger, objects: ObjectStore, tmp
 
 
 class Stalling:
-    """A client whose file stops halfway, until it is let; `asked` is set once somebody reads it."""
+    """Send half of a file, and the rest once it is allowed; `asked` is set at the first read."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data

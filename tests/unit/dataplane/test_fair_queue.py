@@ -149,7 +149,7 @@ def test_tenants_are_served_by_their_weights(sizes: list[float], weight: float) 
 
 
 def test_memory_does_not_grow_with_what_has_left() -> None:
-    """Those that left are at most as many as those that wait, and 64."""
+    """The queue keeps at most as many removed entries as waiting ones, plus 64."""
     queue, sizes = FairQueue(), set()
     queue.push("stays", "t", 0.0, 1.0)
     for number in range(1000):

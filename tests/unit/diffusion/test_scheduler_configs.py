@@ -39,7 +39,7 @@ CLASSES: dict[Scheduler, Any] = {
     FLOW_DPM: diffusers.DPMSolverMultistepScheduler,
     Scheduler.SCM: diffusers.SCMScheduler,
 }
-# Those that leave keys behind which the samplers here do not take.
+# Schedulers that write keys which the samplers here do not take.
 WRITERS: dict[str, dict[str, Any]] = {
     "UniPCMultistepScheduler": {"beta_schedule": "scaled_linear"},
     "LCMScheduler": {"original_inference_steps": 25},

@@ -1,4 +1,4 @@
-"""A LoRA's file judged by its header: what is refused, and by which words."""
+"""Headers of LoRA files: the refused ones, with the text of each error."""
 
 import re
 from pathlib import Path

@@ -1,9 +1,7 @@
 """Signatures of registry entries: by keys that openssl makes, against every kind of change."""
 
 import base64
-import hashlib
 import json
-import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -15,73 +13,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pentimento.api.models.v1 import model_repository_service_pb2 as pb
-from pentimento.domain.adapters import LoraUpload
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
-from pentimento.domain.generation import LoraSelection
 from pentimento.domain.models import ModelVariant
 from pentimento.files.ed25519_keys import key_id_of, read_private_key, read_public_keys
 from pentimento.files.json_values import from_json, to_json
 from pentimento.files.signed_entries import (
     TrustedEntries,
-    check_signed_upload,
-    entry_of_upload,
     entry_of_variant,
-    signed_upload,
     signed_variant,
-    with_signature,
 )
 from pentimento.wire.codec import decode, nested
 from tests.support.refusals import wrong_refusals
 from tests.unit.controller.registered import variant
+from tests.unit.files.signing import ENTRY, Keys, openssl
 
-ENTRY: dict[str, Any] = {
-    "name": "tiny-controlnet-edges",
-    "kind": "controlnet",
-    "family": "sd",
-    "path": "tiny-controlnet-edges",
-    "digest": "sha256:" + "a" * 64,
-    "base": {"name": "tiny-heavy", "digest": "sha256:" + "b" * 64},
-    "licence": "Apache-2.0",
-    "note": "für Kanten",
-}
 NAME = ENTRY["name"]
-
-
-def openssl(*words: str | Path) -> bytes:
-    return subprocess.run(["openssl", *words], capture_output=True, check=True).stdout
-
-
-class Keys:
-    """Pairs of keys in files, made by openssl."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def private(self, name: str) -> Path:
-        path = self.folder / f"{name}.key"
-        if not path.exists():
-            openssl("genpkey", "-algorithm", "ed25519", "-out", path)
-            openssl("pkey", "-in", path, "-pubout", "-out", self.folder / f"{name}.pub")
-        return path
-
-    def public(self, *names: str) -> Path:
-        path = self.folder / "public.pem"
-        for name in names:
-            self.private(name)
-        path.write_text("".join(f"# {name}\n{(self.folder / f'{name}.pub').read_text()}" for name in names))
-        return path
-
-    def id_of(self, name: str) -> str:
-        der = openssl("pkey", "-pubin", "-in", self.folder / f"{name}.pub", "-outform", "DER")
-        return hashlib.sha256(der).hexdigest()[:16]
-
-    def signed(self, name: str, entry: Mapping[str, Any] = ENTRY, now_ms: int = 1000) -> dict[str, Any]:
-        return with_signature(entry, read_private_key(self.private(name), "signing_key"), now_ms)
-
-
-@pytest.fixture
-def keys(tmp_path: Path) -> Keys:
-    return Keys(tmp_path)
 
 
 def rejection(trusted: TrustedEntries, entry: Mapping[str, Any], name: str = NAME) -> FailedPrecondition:
@@ -344,89 +290,3 @@ def test_signature_holds_over_the_wire_and_in_the_ledger(
     assert stored == signed
     TrustedEntries(pair.public("first")).check("mine", entry_of_variant(stored))
     assert key_id_of(key.public_key()) == pair.id_of("first")
-
-
-BASE_DIGEST = "sha256:" + "b" * 64
-UPLOAD = LoraUpload("ink", "stable_diffusion", "MIT", 9, "sha256:" + "a" * 64, BASE_DIGEST, 0.2)
-
-
-def selection(keys: Keys, upload: LoraUpload = UPLOAD, key: str = "first", **changes: Any) -> LoraSelection:
-    """What a request brings with a LoRA that was uploaded with a signature."""
-    signed = signed_upload(upload, read_private_key(keys.private(key), "signing_key"), 1000)
-    return replace(LoraSelection(upload.name, 1.0, upload.digest, None, signed.signed_entry), **changes)
-
-
-def checked_lora(keys: Keys, lora: LoraSelection, model: str = BASE_DIGEST, family: str = "stable_diffusion") -> str:
-    """The reason for which a LoRA is rejected; "" for none."""
-    try:
-        TrustedEntries(keys.public("first")).check_lora(lora, model, family)
-    except FailedPrecondition as error:
-        assert error.metadata["component"] == lora.name
-        return error.reason
-    return ""
-
-
-def test_signed_upload_has_an_entry_that_names_kind_and_all_fields(keys: Keys) -> None:
-    entry = json.loads(selection(keys).signed_entry)
-
-    assert entry.pop("signature")["key_id"] == keys.id_of("first")
-    assert entry == {
-        "kind": "lora",
-        "name": "ink",
-        "family": "stable_diffusion",
-        "licence": "MIT",
-        "size_bytes": 9,
-        "digest": "sha256:" + "a" * 64,
-        "base_digest": BASE_DIGEST,
-        "latest_start_fraction": 0.2,
-    }
-
-
-def test_lora_with_its_signed_entry_is_accepted_on_its_models_only(keys: Keys) -> None:
-    of_family = selection(keys, replace(UPLOAD, base_digest=""))
-
-    assert (checked_lora(keys, selection(keys)), checked_lora(keys, of_family, model="sha256:other")) == ("", "")
-    assert checked_lora(keys, selection(keys), model="sha256:other") == "BAD_SIGNATURE"
-    assert checked_lora(keys, of_family, family="flux") == "BAD_SIGNATURE"
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"signed_entry": ""}, "UNSIGNED_ENTRY"),
-        ({"signed_entry": "[" * 100_000}, "UNSIGNED_ENTRY"),
-        ({"signed_entry": "[]"}, "UNSIGNED_ENTRY"),
-        ({"signed_entry": json.dumps(entry_of_upload(UPLOAD))}, "UNSIGNED_ENTRY"),
-        ({"name": "ash"}, "BAD_SIGNATURE"),
-        ({"digest": "sha256:" + "c" * 64}, "BAD_SIGNATURE"),
-    ],
-)
-def test_lora_is_rejected_with_another_entry(changes: dict[str, Any], reason: str, keys: Keys) -> None:
-    assert checked_lora(keys, selection(keys, **changes)) == reason
-
-
-def test_lora_of_another_key_or_kind_is_rejected(keys: Keys) -> None:
-    model = {**entry_of_upload(UPLOAD), "kind": "controlnet"}
-    other_kind = selection(keys, signed_entry=json.dumps(keys.signed("first", model)))
-
-    assert checked_lora(keys, selection(keys, key="second")) == "UNKNOWN_SIGNING_KEY"
-    assert checked_lora(keys, other_kind) == "BAD_SIGNATURE"
-
-
-@pytest.mark.parametrize("field", sorted(set(vars(UPLOAD)) - {"signed_entry"}))
-def test_upload_with_the_entry_of_another_one_is_rejected(field: str, keys: Keys) -> None:
-    signed = signed_upload(UPLOAD, read_private_key(keys.private("first"), "signing_key"), 1000)
-    other = {"size_bytes": 8, "latest_start_fraction": 0.5}.get(field, "other")
-
-    check_signed_upload(signed, "upload.signed_entry")
-    with pytest.raises(InvalidArgument, match="must be JSON with the upload's other fields") as caught:
-        check_signed_upload(replace(signed, **{field: other}), "upload.signed_entry")
-    assert caught.value.violations[0].field == "upload.signed_entry"
-
-
-def test_upload_with_an_entry_that_has_no_signature_is_rejected(keys: Keys) -> None:
-    unsigned = replace(UPLOAD, signed_entry=json.dumps(entry_of_upload(UPLOAD)))
-
-    with pytest.raises(InvalidArgument) as caught:
-        check_signed_upload(unsigned, "upload.signed_entry")
-    assert caught.value.violations[0].field.startswith("upload.signed_entry.signature")

@@ -128,7 +128,7 @@ async def test_a_worker_that_tells_of_no_time_keeps_nobodys_counts_back(tmp_path
 
 
 class Forgetful(TenantLedger):
-    """Notes what it was told to forget."""
+    """Record the tenants that it was asked to forget."""
 
     def __init__(self, failures: int = 0) -> None:
         self.before: list[float] = []
@@ -238,7 +238,7 @@ class Slow(TenantLedger):
 
 
 async def write_of_a_cancelled_flush(meter: UsageMeter, ledger: Slow) -> "Future[None]":
-    """Whoever asked for it goes away while the ledger writes: a call that is given up, a process that stops."""
+    """Cancel a flush while the ledger writes, as an abandoned call or a stopping process does."""
     flushing = asyncio.create_task(meter.flush())
     write = await ledger.writes.get()
     flushing.cancel()

@@ -94,7 +94,7 @@ def test_grey_of_16_bits_has_upper_eight_and_white_where_transparent() -> None:
     ids=["1 bit", "2 bits", "4 bits"],
 )
 def test_a_grey_of_few_bits_that_is_transparent_is_white_and_painted(depth: int, row: int, greys: list[int]) -> None:
-    """Whichever of them it is; further bits of what says so are of no account (PNG, tRNS)."""
+    """Any grey may be the transparent one. Bits of tRNS beyond the depth are ignored (PNG specification, tRNS)."""
     for index, grey in enumerate(greys):
         clear = (1 << 15 | grey * ((1 << depth) - 1) // 255).to_bytes(2, "big")
         data = one_row_png(depth, 0, len(greys), bytes([row]), clear)

@@ -190,7 +190,7 @@ def test_group_waits_for_few_steps_of_others(requests: list[Request], step_s: di
     for turn in take_turns(requests, step_s):
         for key in "abc":
             waited[key] = waited[key] + turn.seconds if key in turn.present - {turn.key} else 0.0
-        # Three groups: what saves up for a step of its own, and for those whose turn comes first.
+        # Three groups: each saves up for its own step, and waits for the steps of the groups before it.
         assert max(waited.values()) <= 2 * 3 * sum(step_s.values())
 
 

@@ -117,7 +117,7 @@ def test_thinned_steps_count_and_spacing_of_any_schedule(option: ThinningOption,
     check_thinned_steps(steps, 50)
     check_thinned_steps(longer, 50 + more)
     gaps = [later - step for step, later in zip(steps, [*steps[1:], 50], strict=True)]
-    # Evenly spaced, or further and further apart; both but for what is lost in whole steps.
+    # Gaps are equal or grow, up to rounding to whole steps.
     assert all(gap <= most + 1 for gap, most in pairwise([*gaps, gaps[-1]]))
     assert option.spacing > 1.0 or max(gaps) - min(gaps) <= 1
     assert len(longer) * 50 >= len(steps) * (50 + more) or len(longer) == 50 + more - longer[0]

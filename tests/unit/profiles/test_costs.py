@@ -1,4 +1,4 @@
-"""Profiles: what is written is what is read, and what is broken is named."""
+"""Cost profiles: values survive writing and reading, and errors name the damaged field."""
 
 import json
 import statistics

@@ -283,7 +283,7 @@ SHARE, LIMIT = "already serves 2 calls of this tenant or peer", "max_concurrent_
         (3, "a a b a", LIMIT.format(3), {"a": 2, "b": 1}),
         (4, "a a a", SHARE, {"a": 2}),
         (4, "a a a a b b c", LIMIT.format(4), {"a": 2, "b": 2}),
-        # A seat that is left can be taken by anybody again, and who has none is forgotten.
+        # A freed seat is free for all callers, and a caller without a seat is no longer counted.
         (2, 3 * "a a -a b -b -a " + "a b", "", {"a": 1, "b": 1}),
         (9, "a a p q r -a -p -q -r", "", {"a": 1}),
     ],

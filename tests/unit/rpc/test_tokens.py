@@ -172,7 +172,7 @@ def test_a_file_that_stays_empty_lets_nobody_in_after_five_seconds(tmp_path: Pat
     kept = Kept(tmp_path, OF_FIRST)
     kept.file.write_text("")
     before = kept.seen(FIRST, 1.0)
-    # Whoever goes on touching it, or asks for it to be read, does not put that off.
+    # Further changes of its time, or requests to read it, do not delay that.
     for now_s in (2.0, 4.0, 5.0):
         os.utime(kept.file)
         kept.seen("none", now_s)

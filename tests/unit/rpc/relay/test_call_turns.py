@@ -1,4 +1,4 @@
-"""Whose call is next: few at a time, each connection's in turn, and nobody waits for calls that are gone."""
+"""Order of calls: few at a time, connections in turn, and no call waits for one that has ended."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""A relayed connection: what is passed on, what waits, and how each end hears of the other's."""
+"""A relayed connection: forwarded and waiting messages, and how the end of one side reaches the other."""
 
 from collections import defaultdict
 from collections.abc import AsyncIterator
@@ -100,7 +100,7 @@ async def test_a_call_waits_with_what_follows_it(made: Made) -> None:
 
 
 async def test_pings_overtake_a_call_that_waits(made: Made) -> None:
-    """A client of ours gives a connection up whose ping is not answered within 1.5 s."""
+    """Our clients close a connection that does not answer a ping within 1.5 s."""
     connection = written(["call", "call", "ping", "message", "ping"])
     waiting_at, ping = connection.calls_at[1], written(["ping"]).data[-17:]
 

@@ -56,7 +56,7 @@ def laid_out(
 
 
 def decided(heavy_count: int, served_share: float = 1.0, cascade: PlannedRoute = CASCADE) -> Plan:
-    """So many workers hold the heavy model, of which three are needed, and one the light one."""
+    """Return a plan: `heavy_count` workers, of which three are needed, hold the heavy model, and one the light one."""
     held, tables = [*["sd15"] * heavy_count, "turbo"], {"sd15": {1: 1.0, 4: 2.0}, "turbo": {1: 1.0}}
     units = {ONE: 1, FOUR: 2, TURBO: 1}
     return laid_out(held, (BY_HEAVY, cascade), units, RATES, tables, served_share=served_share)
