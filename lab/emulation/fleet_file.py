@@ -22,7 +22,6 @@ and the parity benchmark read the file.
 """
 
 import json
-import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -34,11 +33,11 @@ from lab.files.thresholds import read_thresholds
 from lab.files.toml_document import TomlTable, read_toml
 from pentimento.domain.errors import InvalidArgument, PentimentoError
 from pentimento.domain.fleet import MAX_COST_S, MIN_COST_S
+from pentimento.domain.models import MODEL_NAME_RULE, is_model_name
 from pentimento.policies.cache_selection import Thresholds
 from pentimento.profiles.costs import NOTHING, BatchProfile, Cost, ModelProfile, SizeProfile, costs_from_json, steady
 
 MAX_DEVICES = 1024
-_MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 GUIDANCE_SCALE = 3.0
 
 
@@ -170,8 +169,8 @@ def read_fleet(path: Path) -> EmulatedFleet:
 
 def _model(table: TomlTable) -> EmulatedModel:
     name = table.text("name")
-    if not _MODEL_NAME.fullmatch(name):
-        raise table.error("name", f"must be 1 to 64 letters, digits and . _ -, got {name[:80]!r}")
+    if not is_model_name(name):
+        raise table.error("name", f"{MODEL_NAME_RULE}, got {name[:80]!r}")
     profile = _profile(table, name)
     if not profile.batches:
         raise table.error("profile", "must have at least one batch")

@@ -153,6 +153,10 @@ class RegisteredRow:
 
 # With a replica's number behind it, a name is the id of an instance: at most 128 letters, digits and a few signs.
 MAX_MODEL_NAME_LENGTH = 64
+MODEL_NAME_RULE = (
+    f"must be a model's name: 1 to {MAX_MODEL_NAME_LENGTH} letters, digits and . _ @ -, "
+    "which begins with a letter or digit and does not end in -"
+)
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._@-]+", re.ASCII)
 
 
@@ -165,3 +169,8 @@ def derived_name(directory: str) -> str:
         return name
     digest = hashlib.sha256(directory.encode(errors="surrogateescape")).hexdigest()[:8]
     return f"{name[: MAX_MODEL_NAME_LENGTH - 9] or 'model'}-{digest}"
+
+
+def is_model_name(name: str) -> bool:
+    """Return whether a model may have the name (`MODEL_NAME_RULE`): the directory of that name gives it unchanged."""
+    return derived_name(name) == name

@@ -8,9 +8,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
-from pentimento.domain.adapters import is_adapter_name, split_digest
+from pentimento.domain.adapters import split_digest
 from pentimento.domain.errors import InvalidArgument, NotFound
-from pentimento.domain.models import derived_name
+from pentimento.domain.models import derived_name, is_model_name
 from pentimento.files.adapter_registry import read_discriminators
 from pentimento.files.documents import json_files, read_document
 from pentimento.files.model_files import found_model, model_name
@@ -71,7 +71,7 @@ def find_stored_model(given: str, registered: Callable[[], Mapping[str, str]]) -
     try:
         return find_model(given)
     except NotFound as error:
-        known = registered() if is_adapter_name(where) else {}
+        known = registered() if is_model_name(where) else {}
         if where not in known:
             stored = f"; registered: {', '.join(sorted(known))}" if known else ""
             raise NotFound(error.reason, error.message + stored) from None

@@ -27,7 +27,7 @@ from pentimento.domain.fleet import (
     ReplicaReport,
 )
 from pentimento.domain.kept_quality import MOST_KEPT, KeptQuality
-from pentimento.domain.models import CascadeVariant, Handover
+from pentimento.domain.models import MODEL_NAME_RULE, CascadeVariant, Handover, is_model_name
 from pentimento.domain.thinned_steps import ThinnableSteps
 from pentimento.domain.weights import ComponentWeights, ModelChange, ShortModel
 from pentimento.files.signed_entries import check_signed_upload
@@ -117,7 +117,7 @@ def check_cascade(cascade: CascadeVariant) -> None:
     count = len(cascade.models)
     if not 2 <= count <= MAX_STAGES:
         raise InvalidArgument.of("cascade.models", f"must be 2 to {MAX_STAGES} models, got {count}")
-    check_each("cascade.models", cascade.models, check_name)
+    check_each("cascade.models", cascade.models, check_model_name)
     check_distinct("cascade.models", cascade.models, "name each model once")
     if len(cascade.handovers) != count - 1:
         limit = f"must be {count - 1}, one for each model but the last"
@@ -147,9 +147,15 @@ def check_upload(upload: LoraUpload, max_bytes: int) -> None:
 
 
 def check_name(field: str, name: str) -> None:
-    """Raise InvalidArgument for a name that cannot be a registry key."""
+    """Raise InvalidArgument for a name that no adapter can have."""
     if not is_adapter_name(name):
         raise InvalidArgument.of(field, f"{ADAPTER_NAME_RULE}, got {name[:80]!r}")
+
+
+def check_model_name(field: str, name: str) -> None:
+    """Raise InvalidArgument for a name that no model can have."""
+    if not is_model_name(name):
+        raise InvalidArgument.of(field, f"{MODEL_NAME_RULE}, got {name[:80]!r}")
 
 
 def _check_demand(field: str, demand: PoolDemand) -> None:
@@ -241,7 +247,7 @@ def _check_measured_deferral(field: str, deferral: MeasuredDeferral) -> None:
 
 def _check_deferral(field: str, handover: Handover | MeasuredDeferral) -> None:
     models = handover.discriminator.split(">")
-    if len(models) < 2 or not all(is_adapter_name(model) for model in models):
+    if len(models) < 2 or not all(map(is_model_name, models)):
         limit = "must be the models of the discriminator's cascade with > between them"
         raise InvalidArgument.of(f"{field}.discriminator", f"{limit}, got {handover.discriminator[:80]!r}")
     check_digest(f"{field}.discriminator_digest", handover.discriminator_digest)

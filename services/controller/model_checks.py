@@ -15,7 +15,7 @@ from services.controller.checks import (
     check_digest,
     check_distinct,
     check_each,
-    check_name,
+    check_model_name,
     check_text,
     check_texts,
     check_within,
@@ -33,7 +33,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 def check_variant(variant: ModelVariant) -> None:
     """Raise InvalidArgument for a model variant that cannot be served."""
-    check_name("model.name", variant.name)
+    check_model_name("model.name", variant.name)
     check_digest("model.digest", variant.digest)
     for field in ("family", "licence"):
         if not getattr(variant, field):

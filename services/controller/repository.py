@@ -18,7 +18,7 @@ from pentimento.domain.models import (
 )
 from pentimento.files.json_values import from_json, to_json
 from pentimento.profiles.catalogue import ReusePromise, with_profiled_shares
-from services.controller.checks import check_cascade, check_name
+from services.controller.checks import check_cascade, check_text
 from services.controller.model_checks import check_variant
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class ModelRepository:
     async def remove_model(self, name: str) -> None:
         """Remove a variant. Changes state. Raises NotFound, and FailedPrecondition MODEL_IN_USE while a cascade names
         it."""
-        check_name("name", name)
+        check_text("name", name)
         async with self._turn:
             if users := [cascade.name for cascade in self._cascades.values() if name in cascade.models]:
                 raise FailedPrecondition("MODEL_IN_USE", f"name: {name} is a model of {', '.join(sorted(users))}")
@@ -127,7 +127,7 @@ class ModelRepository:
     async def remove_cascade(self, name: str) -> None:
         """Remove a cascade. Changes state. Raises NotFound."""
         for index, model in enumerate(name.split(">")):
-            check_name(f"name[{index}]", model)
+            check_text(f"name[{index}]", model)
         async with self._turn:
             await self._remove(self._cascades, CASCADE, name)
 

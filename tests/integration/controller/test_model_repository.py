@@ -64,8 +64,8 @@ async def running(folder: Path, url: str = "", planned: str = "", **flags: Any) 
             ledger.close()
 
 
-LIGHT, MIDDLE, HEAVY = variant("light", ("gpu", 0.1)), variant("middle"), variant("heavy", ("", 1.0))
-THREE = cascade("light", "middle", "heavy")
+LIGHT, MIDDLE, HEAVY = variant("light", ("gpu", 0.1)), variant("SDXL-Base"), variant("heavy", ("", 1.0))
+THREE = cascade("light", "SDXL-Base", "heavy")
 
 
 async def test_what_was_registered_is_listed_and_outlives_the_controller(folder: Path) -> None:
@@ -75,8 +75,11 @@ async def test_what_was_registered_is_listed_and_outlives_the_controller(folder:
         await suite.models.register_cascade(THREE)
     async with running(folder) as again:
         listed = await again.models.registered()
+        await again.models.remove_cascade(THREE.name)
+        left = await again.models.registered()
 
-    assert listed == RegisteredModels((HEAVY, LIGHT, MIDDLE), (THREE,))
+    assert listed == RegisteredModels((MIDDLE, HEAVY, LIGHT), (THREE,))
+    assert left == RegisteredModels((MIDDLE, HEAVY, LIGHT))
 
 
 async def test_a_name_stands_for_one_model_until_it_is_removed(folder: Path) -> None:
@@ -128,8 +131,8 @@ async def test_bad_ones_are_refused_by_field_over_the_wire(folder: Path) -> None
     assert listed == RegisteredModels()
 
 
-OWN = {name: variant_of_its_own(name) for name in ("light", "middle", "heavy")}
-PROFILED = handover_profile(OWN["middle"], OWN["heavy"])
+OWN = {name: variant_of_its_own(name) for name in ("light", "SDXL-Base", "heavy")}
+PROFILED = handover_profile(OWN["SDXL-Base"], OWN["heavy"])
 
 
 async def test_a_hand_over_profile_says_the_share_of_its_models_and_is_listed_with_it(folder: Path) -> None:
@@ -147,7 +150,7 @@ async def test_a_hand_over_profile_says_the_share_of_its_models_and_is_listed_wi
 
 
 async def test_the_command_sends_profiles_and_says_where_shares_come_from(folder: Path) -> None:
-    (folder / "cascade.json").write_text(json.dumps(to_json(cascade("light", "middle", "heavy"))))
+    (folder / "cascade.json").write_text(json.dumps(to_json(cascade("light", "SDXL-Base", "heavy"))))
     (folder / "unstated.json").write_text(json.dumps(to_json(unstated(THREE))))
     (folder / "profile.json").write_text(PROFILED)
     async with running(folder) as suite:
@@ -224,7 +227,7 @@ async def test_a_registered_profile_lets_a_model_be_planned_that_no_worker_has_m
 
 
 async def test_a_registered_cascade_of_three_is_planned_once_it_is_registered(folder: Path) -> None:
-    models = ("light", "middle", "heavy")
+    models = ("light", "SDXL-Base", "heavy")
     costs = tuple(ModelCost(model, ((1, seconds),)) for model, seconds in zip(models, (0.1, 0.3, 1.0), strict=True))
     async with running(folder, planned=THREE.name) as suite:
         for number in range(4):

@@ -16,7 +16,7 @@ from pentimento.domain.adapters import Adapter, AdapterKind
 from pentimento.domain.components import StoredBytes, Tier, TierSpeed
 from pentimento.domain.demand import AdapterDemand, PoolDemand, StartShare
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
-from pentimento.domain.fleet import ModelCost, Replica, ReplicaKind, ReplicaReport
+from pentimento.domain.fleet import MeasuredDeferral, ModelCost, Replica, ReplicaKind, ReplicaReport
 from pentimento.domain.kept_quality import NOTHING_KEPT, KeptQuality
 from pentimento.domain.models import DeviceCost, ModelFile, ModelVariant, ReuseProfile, digest_of
 from pentimento.domain.thinned_steps import ThinnableSteps
@@ -30,7 +30,7 @@ from services.controller.checks import (
     check_report,
 )
 from services.controller.model_checks import check_fits_disk, check_variant
-from tests.unit.controller.registered import FILES, cascade, variant
+from tests.unit.controller.registered import DISCRIMINATOR_DIGEST, FILES, cascade, variant
 
 REPLICA = Replica("worker-1", ReplicaKind.UNET_WORKER, "unix:/run/w1.sock", 1)
 REPORT = ReplicaReport("worker-1", 1)
@@ -196,6 +196,16 @@ def test_model_and_cascades_of_two_and_three_pass() -> None:
     check_cascade(cascade("light", "middle", "heavy"))
 
 
+def test_cascade_and_its_discriminator_may_have_capital_letters() -> None:
+    pair = cascade("SD-Turbo", "FLUX.2-klein-4B")
+    (first,) = pair.handovers
+
+    check_variant(replace(GOOD, name="SD-Turbo", costs=()))
+    check_cascade(pair)
+    measured = MeasuredDeferral(first.discriminator, DISCRIMINATOR_DIGEST, first.thresholds, first.shares)
+    check_replica(replace(REPLICA, kind=ReplicaKind.DISCRIMINATOR, deferrals=(measured,)))
+
+
 def test_digest_of_files_equals_workers_digest(tmp_path: Path) -> None:
     (tmp_path / "unet").mkdir()
     (tmp_path / "unet" / "w.safetensors").write_bytes(b"weights")
@@ -221,7 +231,7 @@ OUTSIDE = (
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        *(({"name": name}, "model.name: must be a registry name") for name in ("../light", "Light", "")),
+        *(({"name": name}, "model.name: must be a model's name") for name in ("../light", "light-", "")),
         ({"digest": "sha256:1"}, "model.digest: must be sha256:<64 hex digits>"),
         ({"digest": "sha256:" + "0" * 64}, "model.digest: must be that of the files"),
         ({"family": ""}, "model.family: must be 1 to 256 printable characters, got none"),
@@ -258,7 +268,7 @@ TWO = cascade("light", "heavy")
         (("light",), "cascade.models: must be 2 to 8 models, got 1"),
         (tuple(f"m{number}" for number in range(9)), "cascade.models: must be 2 to 8 models, got 9"),
         (("light", "light"), "cascade.models: must name each model once"),
-        (("light", "a>b"), r"cascade.models\[1\]: must be a registry name"),
+        (("light", "a>b"), r"cascade.models\[1\]: must be a model's name"),
         (("light", "middle", "heavy"), "cascade.handovers: must be 2, one for each model but the last, got 1"),
     ],
 )

@@ -16,11 +16,11 @@ def settings(**own: object) -> DiscriminatorSettings:
 
 @pytest.fixture
 def registry(tmp_path: Path) -> Path:
-    """Of discriminators for a>b, twice, and b>c, of which the last has no directory."""
+    """Of discriminators for a>B, twice, and B>c, of which the last has no directory."""
     (tmp_path / "first").mkdir()
     entries = [
         {"kind": "discriminator", "path": path, "cascade": {"light": {"name": light}, "heavy": {"name": heavy}}}
-        for path, light, heavy in (("first", "a", "b"), ("second", "a", "b"), ("gone", "b", "c"))
+        for path, light, heavy in (("first", "a", "B"), ("second", "a", "B"), ("gone", "B", "c"))
     ]
     file = tmp_path / "registry.json"
     file.write_text(json.dumps({"models": [{"kind": "pipeline", "path": "a"}, *entries]}))
@@ -30,9 +30,9 @@ def registry(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("cascade", "cascades", "skip_missing", "found", "missing"),
     [
-        (("a", "b"), (), False, {"a>b": "first"}, ""),
-        (("a", "b", "c"), (), True, {"a>b": "first"}, "no discriminator of b>c"),
-        (("a", "b"), ("a>b={}/own",), False, {"a>b": "own"}, ""),
+        (("a", "B"), (), False, {"a>B": "first"}, ""),
+        (("a", "B", "c"), (), True, {"a>B": "first"}, "no discriminator of B>c"),
+        (("a", "B"), ("a>B={}/own",), False, {"a>B": "own"}, ""),
         (("x", "y"), (), True, {}, "no discriminator of x>y"),
         ((), (), True, {}, "no cascade"),
     ],

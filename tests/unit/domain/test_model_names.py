@@ -1,6 +1,6 @@
 """Every directory gives its model a name that can be an instance's."""
 
-from pentimento.domain.models import derived_name
+from pentimento.domain.models import derived_name, is_model_name
 from services.controller.checks import check_instance
 
 NAMES = {
@@ -19,4 +19,11 @@ NAMES = {
 def test_derived_name_of_any_directory_is_valid() -> None:
     assert {directory: derived_name(directory) for directory in NAMES} == NAMES
     for name in NAMES.values():
+        assert is_model_name(name)
         check_instance(f"{name}-63", 1)
+
+
+def test_is_model_name_of_what_no_directory_gives_is_false() -> None:
+    names = ("", ".hidden", "a,b", "a>b", "a/b", "../a", "light-", "modèle", "a\n", "x" * 65)
+
+    assert [name for name in names if is_model_name(name)] == []

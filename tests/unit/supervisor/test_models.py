@@ -224,8 +224,9 @@ def test_with_shipped_names_file_that_is_no_profile(tmp_path: Path) -> None:
 DIGEST = "sha256:" + "a" * 64
 
 
-def test_find_stored_model_of_registered_name_has_its_digest() -> None:
-    assert find_stored_model("mine", lambda: {"mine": DIGEST}) == ModelDirectory("mine", Path("mine"), DIGEST)
+@pytest.mark.parametrize("name", ["mine", "FLUX.2-klein-4B"])
+def test_find_stored_model_of_registered_name_has_its_digest(name: str) -> None:
+    assert find_stored_model(name, lambda: {name: DIGEST}) == ModelDirectory(name, Path(name), DIGEST)
 
 
 def test_find_stored_model_of_address_keeps_its_source() -> None:
