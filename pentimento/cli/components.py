@@ -29,9 +29,12 @@ def components() -> None:
 @json_option
 def list_all(directory: Path | None, state_dir: Path, as_json: bool) -> None:
     """List digests and sizes, as JSON one per line."""
-    for one in _asked("list", "", directory, state_dir):
+    found = _asked("list", "", directory, state_dir)
+    for one in found:
         pinned = "  pinned" if one["pinned"] else ""
         say(one, f"{one['digest']}  {one['size_bytes'] / 2**20:.1f} MiB{pinned}", as_json=as_json)
+    if not found and not as_json:
+        click.echo("no component is held")
 
 
 @components.command()

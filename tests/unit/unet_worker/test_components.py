@@ -40,3 +40,10 @@ def test_components_are_listed_pinned_and_dropped(tmp_path: Path) -> None:
     assert done.output == f"{one.digest} is not pinned\n"
     done = CliRunner().invoke(cli, ["components", "list", "--state-dir", str(tmp_path), "--json"])
     assert json.loads(done.output)["pinned"] is False
+
+
+@pytest.mark.parametrize(("flags", "output"), [([], "no component is held\n"), (["--json"], "")])
+def test_components_list_of_empty_directory_prints_one_line(tmp_path: Path, flags: list[str], output: str) -> None:
+    done = CliRunner().invoke(cli, ["components", "list", "--directory", str(tmp_path), *flags])
+
+    assert (done.exit_code, done.output) == (0, output)
