@@ -28,7 +28,7 @@ class Interpreter:
 
     def __init__(self, dataplane: Dataplane, clock: Clock) -> None:
         self.dataplane = dataplane
-        self._clock = clock
+        self.clock = clock
         # Receives every event with its effects, before they are performed, until it raises.
         self.observer: Observer | None = None
         self._performers: dict[type, Performer] = {}
@@ -67,7 +67,7 @@ class Interpreter:
             self._timer.cancel()
 
     def _take(self, event: Event) -> None:
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         effects = self.dataplane.on_event(now, event)
         self._observe(now, event, effects)
         for effect in effects:
@@ -95,7 +95,7 @@ class Interpreter:
             self._timer.cancel()
         self._timer, self._timer_at = None, wakeup
         if wakeup is not None:
-            delay = max(wakeup - self._clock.monotonic(), 0.0)
+            delay = max(wakeup - self.clock.monotonic(), 0.0)
             self._timer = asyncio.get_running_loop().call_later(delay, self._on_timer)
 
     def _on_timer(self) -> None:

@@ -34,13 +34,11 @@ STARTS = counter(
     ["start"],
 )
 THINNED_STEPS = counter(
-    "pentimento_frontdoor_thinned_steps_total",
-    "Denoising steps skipped for a deadline or under load.",
+    "pentimento_frontdoor_thinned_steps_total", "Denoising steps skipped for a deadline or under load."
 )
 UNSCORED = counter("pentimento_frontdoor_unscored_total", "Light images that no discriminator scored.")
 OTHER_DISCRIMINATORS = counter(
-    "pentimento_frontdoor_other_discriminator_total",
-    "Ignored scores of discriminators other than the plan's.",
+    "pentimento_frontdoor_other_discriminator_total", "Ignored scores of discriminators other than the plan's."
 )
 LEFT_OUT = counter(
     "pentimento_frontdoor_left_out_stages_total",
@@ -60,9 +58,7 @@ FREE_BYTES = gauge(
 )
 FREE_BYTES.set(nan)
 BAD_PICTURES = counter(
-    "pentimento_frontdoor_bad_pictures_total",
-    "Stored images that are missing or corrupt.",
-    ["finding"],
+    "pentimento_frontdoor_bad_pictures_total", "Stored images that are missing or corrupt.", ["finding"]
 )
 FORGOTTEN = counter(
     "pentimento_frontdoor_forgotten_pictures_total", "Images deleted early because of their tenant's quota."
@@ -79,9 +75,7 @@ WEBHOOKS = counter(
     ["outcome"],
 )
 QUOTA_REFUSALS = counter(
-    "pentimento_frontdoor_quota_refusals_total",
-    "Requests rejected by a tenant's quota, by quota.",
-    ["quota"],
+    "pentimento_frontdoor_quota_refusals_total", "Requests rejected by a tenant's quota, by quota.", ["quota"]
 )
 TENANTS = gauge("pentimento_frontdoor_tenants_count", "Tenants in the ledger.")
 TENANT_KEYS = gauge("pentimento_frontdoor_tenant_keys_count", "Valid keys of tenants.")
@@ -105,8 +99,7 @@ DEFERRED = gauge("pentimento_frontdoor_deferred_count", "Requests deferred to th
 REFUSED_PLANS = gauge("pentimento_frontdoor_refused_plans_count", "Invalid plans since the start.")
 WORKERS = gauge("pentimento_frontdoor_workers_count", "Workers with an open credit stream.")
 REFUSING_WORKERS = gauge(
-    "pentimento_frontdoor_refusing_workers_count",
-    "Workers that consider another start of this frontdoor newer.",
+    "pentimento_frontdoor_refusing_workers_count", "Workers that consider another start of this frontdoor newer."
 )
 UNSAFE = counter(
     "pentimento_frontdoor_unsafe_total", "Prompts and images that classifiers called unsafe, by subject.", ("subject",)

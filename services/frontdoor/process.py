@@ -11,22 +11,31 @@ from pathlib import Path
 
 from pentimento.dataplane.events import DrainRequested, PlanReceived, ProfilesReceived, SpeedProfile, TookOver
 from pentimento.domain.errors import PentimentoError
-from pentimento.domain.fleet import Plan, ReplicaKind
+from pentimento.domain.fleet import Plan
 from pentimento.profiles.costs import BatchProfile, ModelProfile, read_costs
 from pentimento.rpc import RpcServer
 from pentimento.service.lease import LedgerLease
 from pentimento.service.plan_follower import PlanFollower
 from pentimento.service.process import ServiceProcess, end
+from pentimento.stores.ledger import Journal
+from services.frontdoor.identity import Identity
 from services.frontdoor.interpreter import EffectsRecorder, Interpreter
 from services.frontdoor.journal.recovery import recover
+from services.frontdoor.journal.retention import Retention
+from services.frontdoor.objects.inputs import Inputs
 from services.frontdoor.objects.object_keeper import ObjectKeeper
-from services.frontdoor.parts import FrontdoorParts
+from services.frontdoor.objects.results import Results
+from services.frontdoor.quality.shadows import Shadows
 from services.frontdoor.requests.image_api import ImageApi
-from services.frontdoor.requests.limits import Quotas
+from services.frontdoor.requests.jobs import Jobs
+from services.frontdoor.requests.limits import Acceptance, Quotas
 from services.frontdoor.settings import FrontdoorSettings
 from services.frontdoor.status import publish_levels_forever
+from services.frontdoor.tenants.directory import TenantDirectory
 from services.frontdoor.tenants.erasures import Erasures
+from services.frontdoor.tenants.usage import UsageMeter
 from services.frontdoor.webhooks.delivering import Webhooks
+from services.frontdoor.workers.fleet import WatchedFleet
 
 logger = logging.getLogger(__name__)
 
@@ -42,16 +51,27 @@ class Frontdoor(ServiceProcess):
     """
 
     settings: FrontdoorSettings
-    parts: FrontdoorParts
     interpreter: Interpreter
-    api: ImageApi
+    identity: Identity
+    journal: Journal
     lease: LedgerLease
-    keeper: ObjectKeeper
+    jobs: Jobs
+    api: ImageApi
     quotas: Quotas
+    acceptance: Acceptance
+    tenants: TenantDirectory
+    usage: UsageMeter
+    keeper: ObjectKeeper
+    results: Results
+    inputs: Inputs
+    retention: Retention
+    shadows: Shadows
     webhooks: Webhooks
     erasures: Erasures
-    admin: RpcServer | None
+    fleet: WatchedFleet
     plans: PlanFollower
+    drained: asyncio.Event
+    admin: RpcServer | None
     recorder: EffectsRecorder | None
     _superseded: bool = field(default=False, init=False)
 
@@ -60,48 +80,48 @@ class Frontdoor(ServiceProcess):
         await super().warm()
         with suppress(TimeoutError):
             async with asyncio.timeout(self.settings.worker_wait_s):
-                await self.parts.catalogue.wait_for_any()
+                await self.fleet.catalogue.wait_for_any()
 
     async def prepare(self) -> None:
         """Recover the requests of an earlier frontdoor and follow the last plan. A standby first waits to take over."""
-        parts = self.parts
-        if not parts.identity.epoch:
-            parts.identity.epoch = await self.lease.wait_and_take_over()
-            parts.submit(TookOver(parts.identity.epoch))
-        await asyncio.wrap_future(parts.journal.time.resume(self.lease.silence_s))
+        identity, journal, submit = self.identity, self.journal, self.interpreter.submit
+        if not identity.epoch:
+            identity.epoch = await self.lease.wait_and_take_over()
+            submit(TookOver(identity.epoch))
+        await asyncio.wrap_future(journal.time.resume(self.lease.silence_s))
         # Recovery may take longer than a lease: unless it is held, a standby takes over in the middle of it, then the
         # next standby from that one.
-        hold = partial(self.lease.hold, lambda: parts.identity.epoch, self._on_superseded, parts.acceptance.hear_beat)
+        hold = partial(self.lease.hold, lambda: identity.epoch, self._on_superseded, self.acceptance.hear_beat)
         self.run_until_closed(hold, "lease")
-        parts.identity.journal_id = await asyncio.wrap_future(parts.journal.identity())
-        await self.keeper.claim(parts.identity.journal_id, adopts=self.settings.adopt_objects)
+        identity.journal_id = await asyncio.wrap_future(journal.identity())
+        await self.keeper.claim(identity.journal_id, adopts=self.settings.adopt_objects)
         if profiles := read_speeds(self.settings.profiles):
-            parts.submit(profiles)
+            submit(profiles)
         if (plan := await self.plans.load()) is not None:
-            parts.submit(PlanReceived(plan))
-        await parts.tenants.refresh()
+            submit(PlanReceived(plan))
+        await self.tenants.refresh()
         await self.keeper.recover()
-        await parts.retention.recover()
+        await self.retention.recover()
         await self.quotas.look_at_disks()
-        parts.acceptance.see_disk(self.quotas.full_disk)
-        default_s = self.settings.requests.default_deadline_s
-        in_force = parts.dataplane.state.plan
-        parts.submit(await recover(parts.journal, parts.jobs, parts.inputs, parts.clock, default_s, in_force))
-        self._follow_workers()
-        await self._serve_admin()
+        in_force, default_s = self.interpreter.dataplane.state.plan, self.settings.requests.default_deadline_s
+        submit(await recover(journal, self.jobs, self.inputs, self.interpreter.clock, default_s, in_force))
+        self.fleet.follow(self.plans.plan)
+        if self.admin is not None:
+            await self.admin.start()
+            self.admin.set_serving()
         self._start_background()
 
     async def finish(self) -> None:
         """Wait until every accepted request has ended; unfinished ones stay in the journal for the next start."""
         try:
-            self.parts.shadows.close()
-            self.parts.submit(DrainRequested())
+            self.shadows.close()
+            self.interpreter.submit(DrainRequested())
             if self._superseded:
                 return
             if self.registration is not None:
                 self.registration.report_soon()
-            await self.parts.drained.wait()
-            await self.parts.jobs.finish_tasks()
+            await self.drained.wait()
+            await self.jobs.finish_tasks()
         finally:
             self.stop_listening_to_clients()
 
@@ -117,26 +137,26 @@ class Frontdoor(ServiceProcess):
             await self.admin.stop()
         await end(self._until_closed)
         with suppress(PentimentoError):
-            await self.parts.usage.flush()
+            await self.usage.flush()
         self.interpreter.close()
         if self.recorder is not None:
             self.recorder.close()
-        await self.parts.jobs.cancel_tasks()
-        await self.parts.links.close()
+        await self.jobs.cancel_tasks()
+        await self.fleet.links.close()
         self.keeper.close()
-        self.parts.results.close()
+        self.results.close()
 
     def _start_background(self) -> None:
-        parts = self.parts
-        self.run_until_closed(partial(publish_levels_forever, parts.dataplane, parts.links), "levels")
+        dataplane = self.interpreter.dataplane
+        self.run_until_closed(partial(publish_levels_forever, dataplane, self.fleet.links), "levels")
         self.run_until_closed(self.keeper.move_forever, "objects")
-        self.run_until_closed(parts.retention.run_forever, "retention")
-        self.run_until_closed(partial(self.quotas.watch_disks_forever, parts.acceptance.see_disk), "disks")
+        self.run_until_closed(self.retention.run_forever, "retention")
+        self.run_until_closed(self.quotas.watch_disks_forever, "disks")
         self.run_until_closed(self._tell_whether_accepting, "acceptance")
         self.run_until_closed(self.webhooks.run_forever, "webhooks")
-        self.run_until_closed(parts.shadows.run_forever, "shadows")
-        self.run_until_closed(parts.tenants.follow_forever, "tenants")
-        self.run_until_closed(parts.usage.run_forever, "usage")
+        self.run_until_closed(self.shadows.run_forever, "shadows")
+        self.run_until_closed(self.tenants.follow_forever, "tenants")
+        self.run_until_closed(self.usage.run_forever, "usage")
         self.run_until_closed(self.erasures.run_forever, "erasures")
         self.run_until_closed(partial(self.plans.run, self._on_plan), "plan")
 
@@ -145,21 +165,16 @@ class Frontdoor(ServiceProcess):
         and calls are answered."""
         told = ""
         while True:
-            blocked = self.parts.acceptance.blocked
+            blocked = self.acceptance.blocked
             if blocked != told:
                 self.server.hold_back(blocked)
                 logger.warning("new requests are %s", f"rejected: {blocked}" if blocked else "accepted again")
             told = blocked
             await asyncio.sleep(_LOOK_S)
 
-    async def _serve_admin(self) -> None:
-        if self.admin is not None:
-            await self.admin.start()
-            self.admin.set_serving()
-
     def _on_plan(self, plan: Plan) -> None:
-        self.parts.submit(PlanReceived(plan))
-        self._follow_workers()
+        self.interpreter.submit(PlanReceived(plan))
+        self.fleet.follow(plan)
 
     def _on_superseded(self) -> None:
         """Stop: another active frontdoor fences off this one's work, and clients find their requests there."""
@@ -167,23 +182,6 @@ class Frontdoor(ServiceProcess):
         self.interpreter.close()
         self.api.hand_over()
         signal.raise_signal(signal.SIGTERM)
-
-    def _follow_workers(self) -> None:
-        plan = self.plans.plan
-        if plan is not None:
-            self.parts.adapters.follow(plan)
-            models = {pool.model for pool in plan.pools} | {assigned.model for assigned in plan.assignments}
-            self.parts.catalogue.follow(plan.registered, models)
-        endpoints = plan.endpoints if plan is not None else ()
-        kinds = {ReplicaKind.EMBEDDER: self.parts.embedder, ReplicaKind.IMAGE_EMBEDDER: self.parts.image_embedder}
-        if self.parts.image_embedder is self.parts.embedder:
-            del kinds[ReplicaKind.IMAGE_EMBEDDER]
-        for kind, embedders in kinds.items():
-            if embedders is not None:
-                embedders.follow(tuple(endpoint.address for endpoint in endpoints if endpoint.kind is kind))
-        self.parts.discriminators.follow(endpoints, plan.components if plan is not None else ())
-        planned = {assignment.address: False for assignment in plan.assignments} if plan is not None else {}
-        self.parts.links.follow(planned | dict.fromkeys(self.settings.worker_addresses, True))
 
 
 def read_speeds(paths: Sequence[Path]) -> ProfilesReceived | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
 import grpc.aio
@@ -11,49 +12,51 @@ from pentimento.api.frontdoor.v1.frontdoor_service_pb2_grpc import FrontdoorServ
 from pentimento.api.generation.v1 import generation_pb2
 from pentimento.api.image.v1 import image_service_pb2 as pb
 from pentimento.api.image.v1.image_service_pb2_grpc import ImageServiceServicer
+from pentimento.dataplane import Dataplane
 from pentimento.dataplane.pools import Pool, Worker
 from pentimento.domain.image_request import GenerateEvent, ImageRequest, ReplayRequest
 from pentimento.domain.jobs import RequestQuery
 from pentimento.rpc import current_caller
+from pentimento.rpc.transport import MAX_MESSAGE_BYTES
 from pentimento.wire.codec import decode, encode, nested, number_of
 from services.frontdoor.answers.large_images import ImageSplitter, Response, StreamReaper
+from services.frontdoor.identity import Identity
 from services.frontdoor.objects.results import ResultUrls
-from services.frontdoor.parts import FrontdoorParts
+from services.frontdoor.quality.shadows import Shadows
+from services.frontdoor.requests.cells import CellGate
 from services.frontdoor.requests.image_api import ImageApi
+from services.frontdoor.requests.limits import Acceptance
+from services.frontdoor.requests.pins import Pins
 from services.frontdoor.requests.tenant_requests import TenantRequests
-from services.frontdoor.status import completed_latencies
+from services.frontdoor.routing.explaining import Explainer
+from services.frontdoor.status import Offers, PaintedCounts, completed_latencies
 from services.frontdoor.webhooks.delivering import Webhooks
+from services.frontdoor.workers.worker_links import WorkerLinks
 
 IMAGE_SERVICE = pb.DESCRIPTOR.services_by_name["ImageService"].full_name
 FRONTDOOR_SERVICE = frontdoor_pb.DESCRIPTOR.services_by_name["FrontdoorService"].full_name
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
+@dataclass(frozen=True, eq=False)
 class ImageServicer(ImageServiceServicer):
-    """Serve ImageService. `stream_idle_s`: seconds after which a client that takes no message is cut off;
-    `max_message_bytes`: the largest message that this process sends."""
+    """Serve ImageService. `stream_idle_s`: seconds after which a client that takes no message is cut off."""
 
-    def __init__(
-        self,
-        api: ImageApi,
-        tenants: TenantRequests,
-        urls: ResultUrls,
-        webhooks: Webhooks,
-        stream_idle_s: float,
-        max_message_bytes: int,
-    ) -> None:
-        self._api = api
-        self._tenants = tenants
-        self._urls = urls
-        self._webhooks = webhooks
-        self._stream_idle_s = stream_idle_s
-        self._max_message_bytes = max_message_bytes
+    api: ImageApi
+    tenants: TenantRequests
+    pins: Pins
+    explainer: Explainer
+    offers: Offers
+    cells: CellGate
+    urls: ResultUrls
+    webhooks: Webhooks
+    stream_idle_s: float
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         options = (request.idempotency_key, request.preview_interval_steps)
         asked, omits = decode(request.request, ImageRequest), request.omit_progress
-        told = ImageSplitter(pb.GenerateResponse, request.max_message_bytes, self._max_message_bytes)
-        stream = self._api.generate(current_caller().tenant, asked, *options, omit_progress=omits)
+        told = ImageSplitter(pb.GenerateResponse, request.max_message_bytes, MAX_MESSAGE_BYTES)
+        stream = self.api.generate(current_caller().tenant, asked, *options, omit_progress=omits)
         # The stream may stay open for long, and the message holds the input images.
         del request, asked
         async with aclosing(self._told(stream, told)) as messages:
@@ -62,9 +65,8 @@ class ImageServicer(ImageServiceServicer):
 
     async def Replay(self, request: pb.ReplayRequest, context: Context) -> AsyncIterator[pb.ReplayResponse]:
         options = (request.idempotency_key, request.preview_interval_steps)
-        sizes = (request.max_message_bytes, self._max_message_bytes)
-        told = ImageSplitter(pb.ReplayResponse, *sizes)
-        stream = self._api.replay(current_caller().tenant, decode(request, ReplayRequest), *options)
+        told = ImageSplitter(pb.ReplayResponse, request.max_message_bytes, MAX_MESSAGE_BYTES)
+        stream = self.api.replay(current_caller().tenant, decode(request, ReplayRequest), *options)
         # As in Generate.
         del request
         async with aclosing(self._told(stream, told)) as messages:
@@ -74,7 +76,7 @@ class ImageServicer(ImageServiceServicer):
     async def _told(
         self, stream: AsyncGenerator[GenerateEvent, None], told: ImageSplitter[Response]
     ) -> AsyncGenerator[Response, None]:
-        async with aclosing(stream) as events, StreamReaper(self._stream_idle_s) as reaper:
+        async with aclosing(stream) as events, StreamReaper(self.stream_idle_s) as reaper:
             async for event in events:
                 for message in told.messages(event):
                     reaper.begin()
@@ -84,84 +86,87 @@ class ImageServicer(ImageServiceServicer):
     async def Submit(self, request: pb.SubmitRequest, context: Context) -> pb.SubmitResponse:
         asked = request.generate
         options = (asked.idempotency_key, asked.preview_interval_steps, request.webhook.url)
-        accepted = await self._api.submit(current_caller().tenant, decode(asked.request, ImageRequest), *options)
+        accepted = await self.api.submit(current_caller().tenant, decode(asked.request, ImageRequest), *options)
         return encode(accepted, pb.SubmitResponse)
 
     async def Attach(self, request: pb.AttachRequest, context: Context) -> AsyncIterator[pb.AttachResponse]:
-        sizes = (request.max_message_bytes, self._max_message_bytes)
-        told = ImageSplitter(pb.AttachResponse, *sizes)
-        stream = self._api.attach(current_caller().tenant, request.request_id)
+        told = ImageSplitter(pb.AttachResponse, request.max_message_bytes, MAX_MESSAGE_BYTES)
+        stream = self.api.attach(current_caller().tenant, request.request_id)
         async with aclosing(self._told(stream, told)) as messages:
             async for message in messages:
                 yield message
 
     async def ListRequests(self, request: pb.ListRequestsRequest, context: Context) -> pb.ListRequestsResponse:
         return encode(
-            await self._tenants.page(current_caller().tenant, decode(request, RequestQuery)), pb.ListRequestsResponse
+            await self.tenants.page(current_caller().tenant, decode(request, RequestQuery)), pb.ListRequestsResponse
         )
 
     async def GetResultUrl(self, request: pb.GetResultUrlRequest, context: Context) -> pb.GetResultUrlResponse:
-        record = await self._tenants.record(current_caller().tenant, request.request_id)
+        record = await self.tenants.record(current_caller().tenant, request.request_id)
         expires_in_ms = request.expires_in_ms if request.HasField("expires_in_ms") else None
-        return encode(await self._urls.url_of(record, expires_in_ms), pb.GetResultUrlResponse)
+        return encode(await self.urls.url_of(record, expires_in_ms), pb.GetResultUrlResponse)
 
     async def GetWebhookKey(self, request: pb.GetWebhookKeyRequest, context: Context) -> pb.GetWebhookKeyResponse:
-        return pb.GetWebhookKeyResponse(key=self._webhooks.key_of(current_caller().tenant))
+        return pb.GetWebhookKeyResponse(key=self.webhooks.key_of(current_caller().tenant))
 
     async def Pin(self, request: pb.PinRequest, context: Context) -> pb.PinResponse:
-        asked = (request.request_id, request.duration_ms)
-        return encode(await self._api.pin(current_caller().tenant, *asked), pb.PinResponse)
+        record = await self.tenants.record(current_caller().tenant, request.request_id)
+        return encode(await self.pins.pin(record, request.duration_ms), pb.PinResponse)
 
     async def Unpin(self, request: pb.UnpinRequest, context: Context) -> pb.UnpinResponse:
-        await self._api.unpin(current_caller().tenant, request.request_id)
+        tenant = current_caller().tenant
+        record = await self.tenants.record(tenant, request.request_id)
+        await self.pins.unpin(tenant, record.request.request_id)
         return pb.UnpinResponse()
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
-        state = await self._api.cancel(current_caller().tenant, request.request_id)
+        state = await self.api.cancel(current_caller().tenant, request.request_id)
         return pb.CancelResponse(state=number_of(state, pb.RequestState))
 
     async def GetRequest(self, request: pb.GetRequestRequest, context: Context) -> pb.GetRequestResponse:
-        tenant = current_caller().tenant
-        return encode(
-            await self._api.get_request(tenant, request.request_id, request.omit_image), pb.GetRequestResponse
-        )
+        asked = (current_caller().tenant, request.request_id, request.omit_image)
+        return encode(await self.tenants.get_request(*asked), pb.GetRequestResponse)
 
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:
         asked = (decode(request.request, ImageRequest), request.neighbour_count)
-        return encode(await self._api.explain(current_caller().tenant, *asked), pb.ExplainResponse)
+        return encode(await self.explainer.explain(current_caller().tenant, *asked), pb.ExplainResponse)
 
     async def FindCell(self, request: pb.FindCellRequest, context: Context) -> pb.FindCellResponse:
-        return encode(self._api.find_cell(current_caller().tenant), pb.FindCellResponse)
+        return encode(self.cells.find(current_caller().tenant), pb.FindCellResponse)
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
         return pb.ListModelsResponse(
-            models=[nested(model, pb.Model) for model in self._api.list_models()],
-            adapters=[nested(adapter, generation_pb2.Adapter) for adapter in self._api.list_adapters()],
-            result_url_server=number_of(self._urls.server, pb.ResultUrlServer),
+            models=[nested(model, pb.Model) for model in self.offers.models()],
+            adapters=[nested(one, generation_pb2.Adapter) for one in self.offers.adapters.offered()],
+            result_url_server=number_of(self.urls.server, pb.ResultUrlServer),
         )
 
 
+@dataclass(frozen=True, eq=False)
 class FrontdoorServicer(FrontdoorServiceServicer):
     """Serve FrontdoorService. `frontdoor_id`: the name of this replica."""
 
-    def __init__(self, frontdoor_id: str, parts: FrontdoorParts, api: ImageApi) -> None:
-        self._frontdoor_id = frontdoor_id
-        self._parts = parts
-        self._api = api
+    frontdoor_id: str
+    identity: Identity
+    dataplane: Dataplane
+    acceptance: Acceptance
+    links: WorkerLinks
+    painted: PaintedCounts
+    shadows: Shadows
+    offers: Offers
+    cells: CellGate
 
     async def GetStatus(
         self, request: frontdoor_pb.GetStatusRequest, context: Context
     ) -> frontdoor_pb.GetStatusResponse:
-        parts, state = self._parts, self._parts.dataplane.state
-        counters, acceptance, queue_limit = state.counters, parts.acceptance, state.settings.queue_limit
+        state, acceptance = self.dataplane.state, self.acceptance
+        counters, queue_limit = state.counters, state.settings.queue_limit
         return frontdoor_pb.GetStatusResponse(
-            frontdoor_id=self._frontdoor_id,
+            frontdoor_id=self.frontdoor_id,
             frontdoor_epoch=state.epoch,
             plan_version=nested(state.index.version, generation_pb2.PlanVersion),
-            pools=[_pool_to_proto(state.pools[name], queue_limit) for name in sorted(state.pools)],
-            workers=[
-                _worker_to_proto(state.workers[name], parts.links.address_of(name)) for name in sorted(state.workers)
-            ],
+            pools=[_pool_to_proto(pool, queue_limit) for _, pool in sorted(state.pools.items())],
+            workers=[_worker_to_proto(one, self.links.address_of(name)) for name, one in sorted(state.workers.items())],
             accepted_count=counters.accepted,
             completed_count=counters.completed,
             failed_count=counters.failed + counters.expired + counters.dropped,
@@ -180,29 +185,27 @@ class FrontdoorServicer(FrontdoorServiceServicer):
             ],
             starts=[
                 frontdoor_pb.StartCount(kind=kind, saved_steps=saved, image_count=count)
-                for (kind, saved), count in sorted(parts.painted.starts.items())
+                for (kind, saved), count in sorted(self.painted.starts.items())
             ],
-            steps_run=parts.painted.steps_run,
-            steps_saved=parts.painted.steps_saved,
-            image_device_s=parts.shadows.image_device_s,
-            shadow_device_s=parts.shadows.shadow_device_s,
-            rejected_adapters=[
-                nested(rejected, generation_pb2.RejectedAdapter) for rejected in self._api.rejected_adapters()
-            ],
-            models=[nested(model, pb.Model) for model in self._api.list_models()],
-            journal_id=parts.identity.journal_id,
+            steps_run=self.painted.steps_run,
+            steps_saved=self.painted.steps_saved,
+            image_device_s=self.shadows.image_device_s,
+            shadow_device_s=self.shadows.shadow_device_s,
+            rejected_adapters=[nested(one, generation_pb2.RejectedAdapter) for one in self.offers.adapters.rejected],
+            models=[nested(model, pb.Model) for model in self.offers.models()],
+            journal_id=self.identity.journal_id,
             refusing_workers=[
                 frontdoor_pb.RefusingWorker(address=address, reason=error.reason, message=error.message)
-                for address, error in parts.links.refusals().items()
+                for address, error in self.links.refusals().items()
             ],
-            cell=parts.cells.own,
-            cells=[pb.Cell(name=name, address=address) for name, address in parts.cells.cells.addresses.items()],
+            cell=self.cells.own,
+            cells=[pb.Cell(name=name, address=address) for name, address in self.cells.cells.addresses.items()],
         )
 
     async def FindKey(self, request: frontdoor_pb.FindKeyRequest, context: Context) -> frontdoor_pb.FindKeyResponse:
         # The active frontdoor of the cell would not learn of the hand-over.
-        self._parts.identity.require_active()
-        known = await self._parts.cells.find_key(request.tenant, request.idempotency_key, request.cell)
+        self.identity.require_active()
+        known = await self.cells.find_key(request.tenant, request.idempotency_key, request.cell)
         return frontdoor_pb.FindKeyResponse(known=known)
 
 

@@ -57,14 +57,10 @@ class QualitySettings:
         maximum=1,
     )
     quality_work_share: float = setting(
-        0.05,
-        help="largest share of idle time and device seconds for generating images again",
-        minimum=0,
-        maximum=1,
+        0.05, help="largest share of idle time and device seconds for generating images again", minimum=0, maximum=1
     )
     quality_gives_way: GivesWay = setting(
-        GivesWay.SUITE,
-        help="a hit generated again stops for any request (suite), or for those on its worker (worker)",
+        GivesWay.SUITE, help="a hit generated again stops for any request (suite), or for those on its worker (worker)"
     )
 
 
@@ -162,8 +158,7 @@ class FrontdoorSettings:
         maximum=60_000,
     )
     profiles: tuple[Path, ...] = setting(
-        (),
-        help="files or directories of profiles: costs, skipped steps, late residuals",
+        (), help="files or directories of profiles: costs, skipped steps, late residuals"
     )
     profile_rule: RuleChoice = setting(
         RuleChoice.PROFILE,
@@ -179,8 +174,7 @@ class FrontdoorSettings:
     )
     worker_wait_s: float = setting(30.0, help="wait for a worker at start", minimum=0)
     controlnet_pipelining: PipeliningMode = setting(
-        PipeliningMode.AUTO,
-        help="residuals one step old, for ControlNets with a profile; auto: if images waited",
+        PipeliningMode.AUTO, help="residuals one step old, for ControlNets with a profile; auto: if images waited"
     )
     latent_parallel: PairingMode = setting(
         PairingMode.DEADLINE,
@@ -211,8 +205,7 @@ class FrontdoorSettings:
         72.0, help="hours before a deleted tenant's data is deleted", minimum=0, maximum=8784
     )
     receipt_key_file: Path | None = setting(
-        None,
-        help="PEM file of the ed25519 private key that signs receipts of erasures; empty: they have a digest",
+        None, help="PEM file of the ed25519 private key that signs receipts of erasures; empty: they have a digest"
     )
     c2pa_certificate_file: Path | None = setting(
         None, help="PEM certificates, the signer's first, that sign images as C2PA content credentials; empty: unsigned"
@@ -228,8 +221,7 @@ class FrontdoorSettings:
         minimum=0,
     )
     signing_key_file: Path | None = setting(
-        None,
-        help="file of signing keys for addresses and webhooks, 64 hexadecimal digits a line",
+        None, help="file of signing keys for addresses and webhooks, 64 hexadecimal digits a line"
     )
     make_signing_key: bool = setting(False, help="create that file if it is missing")
     max_result_url_s: float = setting(

@@ -3,9 +3,10 @@
 import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from pentimento.dataplane import Dataplane
+from pentimento.domain.fleet import HeldModel
+from pentimento.domain.image_request import ModelInfo
 from pentimento.domain.requests import RequestState
 from services.frontdoor.metrics import (
     DEFERRED,
@@ -16,9 +17,8 @@ from services.frontdoor.metrics import (
     RERUNS,
     RUNNING,
 )
+from services.frontdoor.workers.catalogue import AdapterCatalogue, Catalogue
 from services.frontdoor.workers.worker_links import WorkerLinks
-
-T = TypeVar("T")
 
 _LEVELS_INTERVAL_S = 1.0
 
@@ -37,6 +37,22 @@ class PaintedCounts:
         self.steps_saved += steps_saved
 
 
+@dataclass(frozen=True)
+class Offers:
+    """List the models and adapters that requests may name."""
+
+    dataplane: Dataplane
+    catalogue: Catalogue
+    adapters: AdapterCatalogue
+
+    def models(self) -> tuple[ModelInfo, ...]:
+        return self.catalogue.infos(self._ready_worker_count)
+
+    def _ready_worker_count(self, held: HeldModel) -> int:
+        workers = self.dataplane.state.workers.values()
+        return sum(worker.holds(held.model_digest) and not worker.draining for worker in workers)
+
+
 def completed_latencies() -> tuple[tuple[float, int], ...]:
     """Return the latency buckets of completed requests: the upper bound in seconds and the count of each."""
     cumulative = [
@@ -49,18 +65,14 @@ def completed_latencies() -> tuple[tuple[float, int], ...]:
     return tuple((bound, count - less) for (bound, count), less in zip(cumulative, before, strict=False))
 
 
-def publish_levels(dataplane: Dataplane) -> None:
-    for pool in dataplane.state.pools.values():
-        QUEUE.labels(pool.name).set(pool.waiting_count)
-        RUNNING.labels(pool.name).set(pool.running_count)
-        DEFERRED.labels(pool.name).set(pool.deferred_count)
-    RERUNS.set(dataplane.state.counters.rerun)
-    REFUSED_PLANS.set(dataplane.state.counters.refused_plans)
-
-
 async def publish_levels_forever(dataplane: Dataplane, links: WorkerLinks) -> None:
     """Publish the gauges once a second, until cancelled."""
     while True:
-        publish_levels(dataplane)
+        for pool in dataplane.state.pools.values():
+            QUEUE.labels(pool.name).set(pool.waiting_count)
+            RUNNING.labels(pool.name).set(pool.running_count)
+            DEFERRED.labels(pool.name).set(pool.deferred_count)
+        RERUNS.set(dataplane.state.counters.rerun)
+        REFUSED_PLANS.set(dataplane.state.counters.refused_plans)
         REFUSING_WORKERS.set(len(links.refusals()))
         await asyncio.sleep(_LEVELS_INTERVAL_S)

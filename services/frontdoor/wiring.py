@@ -1,11 +1,12 @@
 """Construct a frontdoor process."""
 
+import asyncio
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from grpc.aio import Channel
 
@@ -20,7 +21,7 @@ from pentimento.clients.gateway import GatewayClient
 from pentimento.clients.registration import Registration, RegistrationNews
 from pentimento.dataplane import Dataplane, DataplaneSettings, effects
 from pentimento.dataplane.demand_report import DemandReport, StartCounts
-from pentimento.domain.clock import Backoff, SystemClock
+from pentimento.domain.clock import Backoff, Clock, SystemClock
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import ReplicaKind
 from pentimento.files.ed25519_keys import read_private_key
@@ -31,10 +32,9 @@ from pentimento.policies.worth import CASCADE, Worth
 from pentimento.profiles.catalogue import HandoverProfiles, ReusePromise, StepProfiles, read_profiles
 from pentimento.profiles.document import ProfileKind
 from pentimento.rpc import RpcServer
-from pentimento.rpc.channel import ChannelOpener, channel_opener
+from pentimento.rpc.channel import channel_opener
 from pentimento.rpc.shared_keys import SigningKeys, kept_signing_keys
 from pentimento.rpc.tokens import KeyRing
-from pentimento.rpc.transport import MAX_MESSAGE_BYTES
 from pentimento.service.fleet_member import FleetMember
 from pentimento.service.lease import LedgerLease
 from pentimento.service.plan_follower import PlanFollower
@@ -43,68 +43,56 @@ from pentimento.stores.ledger.journal.webhooks import JournalWebhooks
 from pentimento.stores.objects import open_objects
 from pentimento.stores.objects.signed_paths import PathSigner
 from pentimento.stores.objects.suspects import Suspects
-from services.frontdoor.answers import delivery
+from services.frontdoor.answers.delivery import Deliveries, RecordedAnswers
 from services.frontdoor.identity import Identity, build_version
 from services.frontdoor.interpreter import EffectsRecorder, Interpreter
-from services.frontdoor.journal import journalling
+from services.frontdoor.journal.commits import Commits
 from services.frontdoor.journal.retention import Retention
 from services.frontdoor.objects.content_credentials import ContentCredentials, CredentialFiles
 from services.frontdoor.objects.inputs import Inputs
 from services.frontdoor.objects.object_keeper import ObjectKeeper
 from services.frontdoor.objects.results import Results, ResultUrls
-from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.process import Frontdoor
 from services.frontdoor.quality.comparison import KEPT, Deferrals, KeptPairs
 from services.frontdoor.quality.shadow_plans import ShadowPainter
 from services.frontdoor.quality.shadows import Shadows
+from services.frontdoor.requests.arrivals import Admissions, Arrivals, KeyOwners
 from services.frontdoor.requests.cells import CellGate
 from services.frontdoor.requests.image_api import ImageApi
 from services.frontdoor.requests.jobs import Job, Jobs
-from services.frontdoor.requests.limits import Quotas
+from services.frontdoor.requests.limits import Acceptance, Quotas
 from services.frontdoor.requests.pins import Pins
 from services.frontdoor.requests.safety import SafetyGate
 from services.frontdoor.requests.tenant_requests import TenantRequests
-from services.frontdoor.routing import cache_writes, routes
+from services.frontdoor.requests.validation import Validation
+from services.frontdoor.routing.cache_writes import CacheWriter
 from services.frontdoor.routing.discriminators import Discriminators
+from services.frontdoor.routing.explaining import Explainer
+from services.frontdoor.routing.foresight import Foresight
 from services.frontdoor.routing.light_starts import LightStarts
-from services.frontdoor.routing.step_rules import ControlPipelining, FeatureReuse, ThinningOffers
+from services.frontdoor.routing.prompts import PromptEmbedder
+from services.frontdoor.routing.routes import Router
+from services.frontdoor.routing.stages import StageChoice
+from services.frontdoor.routing.start_choice import StartChoice
+from services.frontdoor.routing.step_rules import ControlPipelining, FeatureReuse, StepRules, ThinningOffers
 from services.frontdoor.servicer import FRONTDOOR_SERVICE, IMAGE_SERVICE, FrontdoorServicer, ImageServicer
 from services.frontdoor.settings import FIXED, FixedLimits, FrontdoorSettings
+from services.frontdoor.status import Offers, PaintedCounts
 from services.frontdoor.tenants.administration import TENANT_SERVICE, TenantAdministration, TenantServicer
 from services.frontdoor.tenants.directory import TenantDirectory
 from services.frontdoor.tenants.erasures import Erasures, TenantStores
 from services.frontdoor.tenants.usage import UsageMeter
 from services.frontdoor.webhooks.calling import WebhookCaller, webhook_rules
 from services.frontdoor.webhooks.delivering import DeliveryLimits, Webhooks
-from services.frontdoor.workers import attempts
+from services.frontdoor.workers.attempt_results import AttemptResults
+from services.frontdoor.workers.attempts import AttemptStarter, AttemptStreams
 from services.frontdoor.workers.catalogue import AdapterCatalogue, Catalogue
+from services.frontdoor.workers.fleet import WatchedFleet
 from services.frontdoor.workers.worker_links import WorkerLinks
 
 T = TypeVar("T")
 # Seconds between the three bad readings before an object is moved to the quarantine.
 QUARANTINE_S = 3600.0
-PERFORMERS: Mapping[type, Callable[[FrontdoorParts, Any], None]] = {
-    effects.Reject: delivery.reject,
-    effects.PersistAccepted: journalling.persist_accepted,
-    effects.PrepareRoute: routes.prepare_route,
-    effects.Announce: delivery.announce,
-    effects.ResolveRoute: routes.resolve_route,
-    effects.PersistAttempt: journalling.persist_attempt,
-    effects.Execute: attempts.execute,
-    effects.Attach: attempts.attach,
-    effects.StopAttempt: attempts.stop_attempt,
-    effects.ThinAttempt: attempts.thin_attempt,
-    effects.CommitResult: journalling.commit_result,
-    effects.CommitCacheEntries: cache_writes.commit_entries,
-    effects.ReleaseGrant: cache_writes.release_grant,
-    effects.PersistEnd: journalling.persist_end,
-    effects.Score: routes.score,
-    effects.ReservePair: attempts.reserve_pair,
-    effects.Deliver: delivery.deliver,
-    effects.DeliverEnd: delivery.deliver_end,
-    effects.DeliverRecorded: delivery.deliver_recorded,
-    effects.Drained: delivery.note_drained,
-}
 
 
 def signing_keys(settings: FrontdoorSettings) -> SigningKeys | None:
@@ -118,50 +106,149 @@ def signing_keys(settings: FrontdoorSettings) -> SigningKeys | None:
 
 def wire(settings: FrontdoorSettings, journal: Journal, epoch: int, fixed: FixedLimits = FIXED) -> Frontdoor:
     """Construct a frontdoor, inside the event loop that the process runs on. `epoch` 0: a standby, until
-    `Frontdoor.warm` is done."""
-    ring = KeyRing()
+    `Frontdoor.warm` is done. Raises FailedPrecondition, SettingsError, InvalidArgument naming a file that is no
+    profile."""
+    clock, ring, opening = SystemClock(), KeyRing(), channel_opener(settings.channels)
     server = RpcServer(settings.rpc, "frontdoor", ring, takes_turns=True)
-    interpreter = Interpreter(Dataplane(epoch, dataplane_settings(settings, fixed)), SystemClock())
+    member = FleetMember(server, ReplicaKind.FRONTDOOR, settings)
+    dataplane = Dataplane(epoch, dataplane_settings(settings, fixed))
+    interpreter = Interpreter(dataplane, clock)
+    identity = Identity(settings.frontdoor_id, epoch)
+
+    def called(client: Callable[[Channel], T]) -> Callable[[str], T]:
+        return lambda address: client(opening(address))
+
+    # Tenants and their requests.
+    tenants = TenantDirectory(journal.tenants, ring, interpreter.submit)
+    usage = UsageMeter(journal.tenants, clock)
+    jobs, acceptance = Jobs(interpreter.submit), Acceptance(usage, clock)
+    own_cell = settings.frontdoor_id if settings.cells else ""
+    cells = CellGate(settings.read_cells(), own_cell, called(FrontdoorClient), jobs, journal)
     keys = signing_keys(settings)
+    webhooks = wire_webhooks(settings, fixed, journal.webhooks, keys)
+
+    # Objects.
     signer = (lambda: PathSigner(*keys())) if keys else None
     keeper = ObjectKeeper(
         lambda: open_objects(settings.objects_url, signer), journal.objects, settings.spool_bytes, fixed.store_timeout_s
     )
-    tenant_book = TenantDirectory(journal.tenants, ring, interpreter.submit)
-    identity = Identity(settings.frontdoor_id, epoch)
-    jobs = Jobs(interpreter.submit)
-    parts = wire_parts(settings, fixed, journal, identity, interpreter, keeper, tenant_book, jobs)
-    interpreter.perform_with({kind: partial(perform, parts) for kind, perform in PERFORMERS.items()})
-    quotas = Quotas(settings.quotas, parts.jobs, parts.inputs, keeper, journal.objects)
-    tenants = TenantRequests(
-        journal, parts.dataplane, lambda tenant: _retention_s(settings, tenant_book, tenant), parts.cells
+    inputs = Inputs(keeper, jobs.spawn_background)
+    jobs.on_end = partial(_on_end, inputs, webhooks)
+    results = Results(keeper, clock, build_version(), Suspects(QUARANTINE_S), _credentials(settings))
+    quotas = Quotas(settings.quotas, jobs, inputs, keeper, journal.objects, acceptance)
+    limits, most_finished = settings.retention, fixed.tenant_finished_requests
+    retention = Retention(journal, keeper, results, inputs, clock, limits, most_finished, tenants.retentions_s)
+    requests = TenantRequests(journal, dataplane, jobs, results, cells, partial(_retention_s, settings, tenants))
+
+    # Workers and optional services.
+    catalogue, adapters = Catalogue(settings.default_model, worker_wait_s=settings.worker_wait_s), AdapterCatalogue()
+    links = WorkerLinks(opening, catalogue, adapters, interpreter.submit, identity, settings.worker_silence_s)
+    gateway = GatewayClient(opening(settings.gateway_address)) if settings.gateway_address else None
+    wait_factor = settings.part_wait_factor
+    texts, images = _embedders(settings, called(EmbedderClient))
+    prompts = PromptEmbedder(texts, images, gateway is not None, wait_factor)
+    discriminators = Discriminators(called(DiscriminatorClient), settings.discriminator_addresses)
+    safety = SafetyGate(called(SafetyClient), settings.safety_addresses, frozenset(settings.safety_checks))
+    pins = Pins(journal, gateway, keeper, journal.pins.clock, settings.tenant_pinned_bytes)
+    fleet = WatchedFleet(links, catalogue, adapters, prompts, discriminators, settings.worker_addresses)
+
+    # Quality of delivered images.
+    starts, pairs = StartCounts(), KeptPairs(keeper, clock, KEPT if settings.quality.quality_sample_share else 0)
+    painter = ShadowPainter(links, identity)
+    sources = (journal, results, catalogue, dataplane, clock)
+    shadows = Shadows(settings.quality, fixed, *sources, painter, prompts, gateway, starts, pairs)
+    compare = partial(jobs.spawn_background, cause="compare")
+    deferrals = Deferrals(fixed.deferral_sample_share, prompts, starts, pairs, compare)
+
+    # Routes.
+    rules, cost_s = _step_rules(settings, catalogue, adapters), settings.cache_cost_ms / 1000
+    stages = StageChoice(dataplane, catalogue, adapters, tenants, settings.cascade)
+    choice = StartChoice(dataplane, gateway, stages, catalogue, rules, Worth(cost_s), wait_factor)
+    foresight = Foresight(dataplane, choice, prompts, discriminators, Worth(cost_s, CASCADE), wait_factor)
+
+    # Performers of effects.
+    answers = RecordedAnswers(journal, results, jobs)
+    admissions = Admissions(interpreter, journal, identity, jobs, inputs, acceptance, answers, shadows)
+    router = Router(interpreter, jobs, stages, prompts, choice, foresight, rules, starts)
+    cache = CacheWriter(gateway, prompts, jobs, tenants, usage, wait_factor) if gateway is not None else None
+    painted = PaintedCounts()
+    taken = AttemptResults(rules.pipelining, cache, starts, painted, clock)
+    streams = AttemptStreams(interpreter, jobs, links, inputs, rules, shadows, taken)
+    starter = AttemptStarter(interpreter, journal, identity, jobs, catalogue, cache, shadows, streams)
+    commits = Commits(interpreter, journal, identity, jobs, safety, results, pins, retention)
+    deliveries = Deliveries(jobs, usage, shadows, deferrals, clock)
+    drained = asyncio.Event()
+    interpreter.perform_with(
+        {
+            effects.PersistAccepted: admissions.persist_accepted,
+            effects.Announce: admissions.announce,
+            effects.Reject: admissions.reject,
+            effects.PrepareRoute: router.prepare_route,
+            effects.ResolveRoute: router.resolve_route,
+            effects.Score: router.score,
+            effects.PersistAttempt: starter.persist_attempt,
+            effects.Attach: starter.attach,
+            effects.Execute: streams.execute,
+            effects.StopAttempt: streams.stop_attempt,
+            effects.ThinAttempt: streams.thin_attempt,
+            effects.ReservePair: streams.reserve_pair,
+            effects.CommitResult: commits.commit_result,
+            effects.PersistEnd: commits.persist_end,
+            effects.CommitCacheEntries: cache.commit_entries if cache is not None else _ignore,
+            effects.ReleaseGrant: cache.release_grant if cache is not None else _ignore,
+            effects.Deliver: deliveries.deliver,
+            effects.DeliverEnd: deliveries.deliver_end,
+            effects.DeliverRecorded: answers.deliver_recorded,
+            effects.Drained: lambda effect: drained.set(),
+        }
     )
-    webhooks = wire_webhooks(settings, fixed, journal.webhooks, keys)
-    parts.jobs.on_end = partial(_on_end, parts.inputs, webhooks)
-    api = ImageApi(parts, settings.requests, settings.cascade, quotas, tenants, webhooks.check)
-    urls = ResultUrls(keeper, parts.clock, settings.max_result_url_s)
-    images = ImageServicer(api, tenants, urls, webhooks, fixed.stream_idle_s, MAX_MESSAGE_BYTES)
-    status = FrontdoorServicer(server.instance_id, parts, api)
-    server.add(add_ImageServiceServicer_to_server, images, IMAGE_SERVICE)
+
+    # Calls.
+    owners = KeyOwners(journal, cells, acceptance)
+    arrivals = Arrivals(interpreter, owners, answers, cells, quotas, inputs, catalogue, rules)
+    validation = Validation(identity, stages, safety, pins, requests, settings.requests)
+    api = ImageApi(interpreter, jobs, arrivals, validation, requests, webhooks.rules)
+    explainer = Explainer(dataplane, gateway, catalogue, prompts, choice, foresight, rules, validation)
+    urls = ResultUrls(keeper, clock, settings.max_result_url_s)
+    offers, instance_id = Offers(dataplane, catalogue, adapters), server.instance_id
+    public = ImageServicer(api, requests, pins, explainer, offers, cells, urls, webhooks, fixed.stream_idle_s)
+    status = FrontdoorServicer(instance_id, identity, dataplane, acceptance, links, painted, shadows, offers, cells)
+    server.add(add_ImageServiceServicer_to_server, public, IMAGE_SERVICE)
     server.add(add_FrontdoorServiceServicer_to_server, status, FRONTDOOR_SERVICE)
-    member = FleetMember(server, ReplicaKind.FRONTDOOR, settings)
-    erasures = _erasures(settings, parts, keeper)
+    erasures = _erasures(settings, TenantStores(journal, keeper, retention, pairs, gateway), identity, clock)
+    grace_s = settings.tenant_grace_h * 3600
+    administration = TenantAdministration(journal.tenants, tenants, usage, erasures, clock, grace_s)
     return Frontdoor(
         settings=settings,
         server=server,
-        parts=parts,
+        registration=_registration(member, DemandReport(dataplane, starts), catalogue),
         interpreter=interpreter,
-        api=api,
+        identity=identity,
+        journal=journal,
         lease=LedgerLease(journal, settings.frontdoor_id, settings.lease_s),
-        keeper=keeper,
+        jobs=jobs,
+        api=api,
         quotas=quotas,
+        acceptance=acceptance,
+        tenants=tenants,
+        usage=usage,
+        keeper=keeper,
+        results=results,
+        inputs=inputs,
+        retention=retention,
+        shadows=shadows,
         webhooks=webhooks,
         erasures=erasures,
-        admin=_admin_server(settings, journal, parts, erasures),
-        plans=PlanFollower(member.controller, server.instance_id, store=journal, clock=parts.clock),
-        registration=_registration(member, parts),
+        fleet=fleet,
+        plans=PlanFollower(member.controller, instance_id, store=journal, clock=clock),
+        drained=drained,
+        admin=_admin_server(settings, administration),
         recorder=_recorder(settings.record_effects, interpreter),
     )
+
+
+def _ignore(effect: effects.Effect) -> None:
+    """Perform an effect of the cache without one: no attempt has a grant."""
 
 
 def _retention_s(settings: FrontdoorSettings, tenants: TenantDirectory, tenant: str) -> float:
@@ -169,24 +256,18 @@ def _retention_s(settings: FrontdoorSettings, tenants: TenantDirectory, tenant: 
     return (settings.retention.result_retention_h if own_h is None else own_h) * 3600
 
 
-def _erasures(settings: FrontdoorSettings, parts: FrontdoorParts, keeper: ObjectKeeper) -> Erasures:
+def _erasures(settings: FrontdoorSettings, stores: TenantStores, identity: Identity, clock: Clock) -> Erasures:
     file = settings.receipt_key_file
     key = read_private_key(file, "receipt_key_file") if file is not None else None
-    stores = TenantStores(parts.journal, keeper, parts.retention, parts.shadows.pairs, parts.gateway)
-    grace_s = settings.tenant_grace_h * 3600
-    return Erasures(stores, parts.identity, parts.clock, grace_s, lambda receipt: seal(receipt, key))
+    return Erasures(stores, identity, clock, settings.tenant_grace_h * 3600, lambda receipt: seal(receipt, key))
 
 
-def _admin_server(
-    settings: FrontdoorSettings, journal: Journal, parts: FrontdoorParts, erasures: Erasures
-) -> RpcServer | None:
+def _admin_server(settings: FrontdoorSettings, administration: TenantAdministration) -> RpcServer | None:
     """Return a separate server with the same tokens and certificates; None if no address is configured for it. It
     accepts no tenants' keys."""
     if not settings.admin_listen:
         return None
     server = RpcServer(replace(settings.rpc, listen=settings.admin_listen, metrics_listen=""), "frontdoor-admin")
-    grace_s = settings.tenant_grace_h * 3600
-    administration = TenantAdministration(journal.tenants, parts.tenants, parts.usage, erasures, parts.clock, grace_s)
     server.add(add_TenantServiceServicer_to_server, TenantServicer(administration), TENANT_SERVICE)
     return server
 
@@ -197,11 +278,10 @@ def _on_end(inputs: Inputs, webhooks: Webhooks, job: Job) -> None:
         webhooks.wake()
 
 
-def _registration(member: FleetMember, parts: FrontdoorParts) -> Registration | None:
-    demand = DemandReport(parts.dataplane, parts.starts)
+def _registration(member: FleetMember, demand: DemandReport, catalogue: Catalogue) -> Registration | None:
     return member.registration(
         lambda replica: replace(replica, build_version=build_version(), device="cpu"),
-        lambda report: parts.catalogue.added_to(demand.added_to(report)),
+        lambda report: catalogue.added_to(demand.added_to(report)),
         RegistrationNews(demand.begin, demand.answered),
     )
 
@@ -215,102 +295,30 @@ def _recorder(path: str, interpreter: Interpreter) -> EffectsRecorder | None:
     return recorder
 
 
-def wire_parts(
-    settings: FrontdoorSettings,
-    fixed: FixedLimits,
-    journal: Journal,
-    identity: Identity,
-    interpreter: Interpreter,
-    keeper: ObjectKeeper,
-    tenants: TenantDirectory,
-    jobs: Jobs,
-) -> FrontdoorParts:
-    """Return the parts. Raises FailedPrecondition, SettingsError, InvalidArgument naming a file that is no profile."""
-    opening, clock = channel_opener(settings.channels), SystemClock()
-
-    def called(client: Callable[[Channel], T]) -> Callable[[str], T]:
-        return lambda address: client(opening(address))
-
-    own_cell = settings.frontdoor_id if settings.cells else ""
-    embedder, image_embedder = _embedders(settings, opening)
-    gateway = GatewayClient(opening(settings.gateway_address)) if settings.gateway_address else None
-    catalogue, adapters = Catalogue(settings.default_model, worker_wait_s=settings.worker_wait_s), AdapterCatalogue()
-    links = WorkerLinks(opening, catalogue, adapters, interpreter.submit, identity, settings.worker_silence_s)
-    inputs = Inputs(keeper, jobs.spawn_background)
-    results = Results(keeper, clock, build_version(), Suspects(QUARANTINE_S), _credentials(settings))
-    starts, pairs = StartCounts(), KeptPairs(keeper, clock, KEPT if settings.quality.quality_sample_share else 0)
-    compare = partial(jobs.spawn_background, cause="compare")
+def _step_rules(settings: FrontdoorSettings, catalogue: Catalogue, adapters: AdapterCatalogue) -> StepRules:
     profiles, rule = read_profiles(settings.profiles), settings.profile_rule.rule
     steps = StepProfiles(profiles, settings.thinning_alpha, rule)
     handovers = HandoverProfiles(profiles, ReusePromise(settings.handover_alpha, rule))
-    return FrontdoorParts(
-        journal=journal,
-        dataplane=interpreter.dataplane,
-        submit=interpreter.submit,
-        clock=clock,
-        identity=identity,
-        jobs=jobs,
-        catalogue=catalogue,
-        adapters=adapters,
-        pipelining=ControlPipelining(settings.controlnet_pipelining, profiles),
-        pairing=settings.latent_parallel,
-        thinning=ThinningOffers(settings.thinning, steps),
-        features=FeatureReuse(settings.feature_reuse, replace(steps, kind=ProfileKind.FEATURES)),
-        light_starts=LightStarts(settings.handover, handovers),
-        links=links,
-        embedder=embedder,
-        image_embedder=image_embedder,
-        gateway=gateway,
-        cache_worth=Worth(settings.cache_cost_ms / 1000),
-        cascade_worth=Worth(settings.cache_cost_ms / 1000, CASCADE),
-        discriminators=Discriminators(called(DiscriminatorClient), settings.discriminator_addresses),
-        safety=SafetyGate(called(SafetyClient), settings.safety_addresses, frozenset(settings.safety_checks)),
-        inputs=inputs,
-        results=results,
-        pins=Pins(journal, gateway, keeper, journal.pins.clock, settings.tenant_pinned_bytes),
-        retention=Retention(
-            journal,
-            keeper,
-            results,
-            inputs,
-            clock,
-            settings.retention,
-            fixed.tenant_finished_requests,
-            tenants.retentions_s,
-        ),
-        shadows=Shadows(
-            settings=settings.quality,
-            fixed=fixed,
-            journal=journal,
-            results=results,
-            catalogue=catalogue,
-            dataplane=interpreter.dataplane,
-            clock=clock,
-            painter=ShadowPainter(links, identity),
-            embedder=embedder,
-            image_embedder=image_embedder,
-            gateway=gateway,
-            counts=starts,
-            pairs=pairs,
-        ),
-        deferrals=Deferrals(fixed.deferral_sample_share, image_embedder, starts, pairs, compare),
-        starts=starts,
-        tenants=tenants,
-        usage=UsageMeter(journal.tenants, clock),
-        cells=CellGate(settings.read_cells(), own_cell, called(FrontdoorClient), jobs, journal),
-        wait_factor=settings.part_wait_factor,
+    return StepRules(
+        adapters,
+        ControlPipelining(settings.controlnet_pipelining, profiles),
+        settings.latent_parallel,
+        ThinningOffers(settings.thinning, steps),
+        FeatureReuse(settings.feature_reuse, replace(steps, kind=ProfileKind.FEATURES)),
+        LightStarts(settings.handover, handovers, catalogue),
     )
 
 
-def _embedders(settings: FrontdoorSettings, opening: ChannelOpener) -> tuple[Embedders, Embedders] | tuple[None, None]:
+def _embedders(
+    settings: FrontdoorSettings, client: Callable[[str], EmbedderClient]
+) -> tuple[Embedders, Embedders] | tuple[None, None]:
     """Return the embedders of texts and of images, each the plan's and the configured one: the same ones unless images
     have an encoder of their own. None, and no cache, if none is configured."""
     if not settings.embedder_address:
         return None, None
-    texts = Embedders(lambda address: EmbedderClient(opening(address)), settings.embedder_address)
-    if not settings.image_embedder_address:
-        return texts, texts
-    return texts, Embedders(lambda address: EmbedderClient(opening(address)), settings.image_embedder_address)
+    texts = Embedders(client, settings.embedder_address)
+    own = settings.image_embedder_address
+    return texts, Embedders(client, own) if own else texts
 
 
 def _credentials(settings: FrontdoorSettings) -> ContentCredentials | None:

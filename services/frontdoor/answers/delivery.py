@@ -1,12 +1,13 @@
-"""Perform the effects that clients see: accepted, the image, or the error, as the journal has it."""
+"""Answer clients: the end of a running request, or what the journal has of another one."""
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from pentimento.api.generation.v1 import generation_pb2
-from pentimento.dataplane.effects import Announce, Deliver, DeliverEnd, DeliverRecorded, Drained, End, Reject
+from pentimento.dataplane.effects import Deliver, DeliverEnd, DeliverRecorded, Effect, End
+from pentimento.domain.clock import Clock
 from pentimento.domain.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -14,7 +15,6 @@ from pentimento.domain.errors import (
     Internal,
     NotFound,
     PentimentoError,
-    PermissionDenied,
     ResourceExhausted,
     Unavailable,
 )
@@ -23,11 +23,16 @@ from pentimento.domain.image_request import Accepted, GenerateEvent, Routed
 from pentimento.domain.reasons import Reason
 from pentimento.domain.requests import RequestState
 from pentimento.stores.errors import FULL_RETRY_MS
+from pentimento.stores.ledger import Journal
 from pentimento.wire.codec import from_bytes
-from services.frontdoor.metrics import QUOTA_REFUSALS, REQUEST_SECONDS, REQUESTS
-from services.frontdoor.parts import FrontdoorParts
-from services.frontdoor.quality.comparison import accepted_light
-from services.frontdoor.requests.jobs import Job
+from services.frontdoor.answers.audience import Audience, Listener
+from services.frontdoor.metrics import REQUEST_SECONDS, REQUESTS
+from services.frontdoor.objects.results import Results
+from services.frontdoor.quality.comparison import Deferrals, accepted_light
+from services.frontdoor.quality.shadows import Shadows
+from services.frontdoor.requests.jobs import Job, Jobs
+from services.frontdoor.requests.tenant_requests import unknown_request
+from services.frontdoor.tenants.usage import UsageMeter
 
 STATE_OF = {
     End.FAILED: RequestState.FAILED,
@@ -35,14 +40,6 @@ STATE_OF = {
     End.EXPIRED: RequestState.EXPIRED,
     End.DROPPED: RequestState.EXPIRED,
 }
-
-
-def rejection(effect: Reject) -> PentimentoError:
-    if effect.reason == Reason.POOL_NOT_ALLOWED:
-        return PermissionDenied(effect.reason, effect.message)
-    error = Unavailable if effect.reason in (Reason.DRAINING, Reason.STANDBY) else ResourceExhausted
-    metadata = {"quota": effect.quota} if effect.quota else None
-    return error(effect.reason, effect.message, retry_after_ms=effect.retry_after_ms or None, metadata=metadata)
 
 
 KEY_REUSED = "IDEMPOTENCY_KEY_REUSED"
@@ -114,107 +111,119 @@ logger = logging.getLogger(__name__)
 ELSEWHERE_RETRY_MS = 1000
 
 
-def announce(parts: FrontdoorParts, effect: Announce) -> None:
-    REQUESTS.labels("accepted").inc()
-    job = parts.jobs.get(effect.request_id)
-    parts.usage.accepted(job.request.tenant)
-    job.audience.accepted()
-
-
-def reject(parts: FrontdoorParts, effect: Reject) -> None:
-    parts.acceptance.reject(effect.reason)
-    if effect.quota:
-        QUOTA_REFUSALS.labels(effect.quota).inc()
-    job = parts.jobs.get(effect.request_id)
-    parts.usage.refused(job.request.tenant, effect.reason)
-    drop_job(parts, job, rejection(effect))
-
-
-def deliver(parts: FrontdoorParts, effect: Deliver) -> None:
-    job = parts.jobs.get(effect.request_id)
-    execution = job.executions[effect.picture_token]
-    completed = execution.completed
-    assert completed is not None
-    _count(parts, job, RequestState.COMPLETED)
-    parts.usage.delivered(job.request.tenant, completed)
-    job.audience.tell(completed)
-    light = accepted_light(job, execution)
-    trial = job.trial_of(execution)
-    parts.shadows.note(job.request.tenant, job.request.request_id, completed.provenance, light, trial)
-    parts.deferrals.note(job, execution)
-    drop_job(parts, job, None)
-
-
-def deliver_end(parts: FrontdoorParts, effect: DeliverEnd) -> None:
-    job, state = parts.jobs.get(effect.request_id), STATE_OF[effect.end]
-    _count(parts, job, state)
-    drop_job(parts, job, end_error(state, effect.reason, effect.message, job.failure, effect.retry_after_ms))
-
-
-def deliver_recorded(parts: FrontdoorParts, effect: DeliverRecorded) -> None:
-    job = parts.jobs.get(effect.request_id)
-    parts.jobs.spawn(job, _tell_recorded(parts, job, effect.request_id), effect)
-
-
-def note_drained(parts: FrontdoorParts, effect: Drained) -> None:
-    """Let the process stop."""
-    parts.drained.set()
-
-
-def drop_job(parts: FrontdoorParts, job: Job, error: PentimentoError | None) -> None:
-    job.audience.end(error)
-    parts.jobs.end(job)
-
-
-def hand_over(parts: FrontdoorParts, job: Job, request_id: str) -> None:
-    """Serve the clients of `job` from the earlier request with their idempotency key: its stream while it runs, its
-    answer once it has ended."""
-    earlier = parts.jobs.find(request_id)
-    if earlier is None:
-        job.audience.tell(Accepted(request_id, replayed=True))
-        parts.jobs.spawn(job, _tell_recorded(parts, job, request_id), "replay")
-        return
-    for listener in tuple(job.audience.listeners):
-        earlier.audience.move_here(listener)
-    parts.jobs.end(job)
-
-
-async def _tell_recorded(parts: FrontdoorParts, job: Job, request_id: str) -> None:
-    error: PentimentoError | None = None
-    try:
-        for event in await recorded_events(parts, request_id, job.request.tenant):
-            job.audience.tell(event)
-    except PentimentoError as failed:
-        error = failed
-        job.elsewhere = failed.reason == Reason.REQUEST_ELSEWHERE
-    except Exception:
-        logger.exception("the journal's answer could not be delivered")
-        error = Internal("UNEXPECTED", "the frontdoor could not tell what became of the request")
-    drop_job(parts, job, error)
-
-
-def _count(parts: FrontdoorParts, job: Job, state: RequestState) -> None:
-    REQUESTS.labels(state.value).inc()
-    REQUEST_SECONDS.labels(state.value).observe(parts.clock.monotonic() - job.request.arrived_at)
-
-
 def elsewhere() -> Unavailable:
     """Return the error of a request that neither runs here nor has ended."""
     message = "the request is under way in another frontdoor"
     return Unavailable(Reason.REQUEST_ELSEWHERE, message, retry_after_ms=ELSEWHERE_RETRY_MS)
 
 
-async def recorded_events(parts: FrontdoorParts, request_id: str, tenant: str) -> list[GenerateEvent]:
-    """Return the journalled events of a request that does not run here. Raises the error that it ended with, or
-    Unavailable while another frontdoor runs it."""
-    record = await asyncio.wrap_future(parts.journal.get(request_id, tenant))
-    if record is None:
-        raise Internal("UNEXPECTED", "the request was not accepted because of a defect of the frontdoor")
-    if not record.state.terminal:
-        raise elsewhere()
-    if record.state is not RequestState.COMPLETED:
-        raise end_error(record.state, record.error_reason, record.error_message, None)
-    routed: list[GenerateEvent] = (
-        [Routed(from_bytes(record.route, Route, generation_pb2.Route))] if record.route else []
-    )
-    return [*routed, await parts.results.load(record)]
+@dataclass(frozen=True)
+class RecordedAnswers:
+    """Answer for earlier requests: by their streams while they run here, by the journal once they have ended."""
+
+    journal: Journal
+    results: Results
+    jobs: Jobs
+
+    async def listen(self, tenant: str, request_id: str, *, hears_progress: bool = True) -> Listener:
+        """Return a listener of a journalled request, running or ended."""
+        job = self.jobs.of_tenant(tenant, request_id)
+        if job is not None:
+            return job.audience.join_late(hears_progress=hears_progress)
+        listener = Audience(request_id).join_late(hears_progress=hears_progress)
+        error: PentimentoError | None = None
+        try:
+            for event in await self._events(request_id, tenant):
+                listener.tell(event)
+        except PentimentoError as ended_with:
+            error = ended_with
+        listener.end(error)
+        return listener
+
+    async def attach(self, tenant: str, request_id: str, known: Container[str]) -> Listener:
+        """Return a listener of a request that is `known` to the journal or about to be; for any other id, a listener
+        that ends with UNKNOWN_REQUEST."""
+        if request_id in known or self.jobs.of_tenant(tenant, request_id) is not None:
+            return await self.listen(tenant, request_id)
+        listener = Audience(request_id).join_late()
+        listener.end(unknown_request())
+        return listener
+
+    def hand_over(self, job: Job, request_id: str) -> None:
+        """Serve the clients of `job` from the earlier request with their idempotency key: its stream while it runs, its
+        answer once it has ended."""
+        earlier = self.jobs.find(request_id)
+        if earlier is None:
+            job.audience.tell(Accepted(request_id, replayed=True))
+            self._tell(job, request_id, "replay")
+            return
+        for listener in tuple(job.audience.listeners):
+            earlier.audience.move_here(listener)
+        self.jobs.end(job)
+
+    def deliver_recorded(self, effect: DeliverRecorded) -> None:
+        self._tell(self.jobs.get(effect.request_id), effect.request_id, effect)
+
+    def _tell(self, job: Job, request_id: str, cause: Effect | str) -> None:
+        self.jobs.spawn(job, self._tell_recorded(job, request_id), cause)
+
+    async def _tell_recorded(self, job: Job, request_id: str) -> None:
+        error: PentimentoError | None = None
+        try:
+            for event in await self._events(request_id, job.request.tenant):
+                job.audience.tell(event)
+        except PentimentoError as failed:
+            error = failed
+            job.elsewhere = failed.reason == Reason.REQUEST_ELSEWHERE
+        except Exception:
+            logger.exception("the journal's answer could not be delivered")
+            error = Internal("UNEXPECTED", "the frontdoor could not tell what became of the request")
+        self.jobs.end(job, error)
+
+    async def _events(self, request_id: str, tenant: str) -> Sequence[GenerateEvent]:
+        """Return the journalled events of a request that does not run here. Raises the error that it ended with, or
+        Unavailable while another frontdoor runs it."""
+        record = await asyncio.wrap_future(self.journal.get(request_id, tenant))
+        if record is None:
+            raise Internal("UNEXPECTED", "the request was not accepted because of a defect of the frontdoor")
+        if not record.state.terminal:
+            raise elsewhere()
+        if record.state is not RequestState.COMPLETED:
+            raise end_error(record.state, record.error_reason, record.error_message, None)
+        completed = await self.results.load(record)
+        if not record.route:
+            return [completed]
+        return [Routed(from_bytes(record.route, Route, generation_pb2.Route)), completed]
+
+
+@dataclass(frozen=True)
+class Deliveries:
+    """Answer the clients of a request that ends, as the journal has it, and count its end."""
+
+    jobs: Jobs
+    usage: UsageMeter
+    shadows: Shadows
+    deferrals: Deferrals
+    clock: Clock
+
+    def deliver(self, effect: Deliver) -> None:
+        job = self.jobs.get(effect.request_id)
+        execution, request = job.executions[effect.picture_token], job.request
+        completed = execution.completed
+        assert completed is not None
+        self._count(job, RequestState.COMPLETED)
+        self.usage.delivered(request.tenant, completed)
+        job.audience.tell(completed)
+        light, trial = accepted_light(job, execution), job.trial_of(execution)
+        self.shadows.note(request.tenant, request.request_id, completed.provenance, light, trial)
+        self.deferrals.note(job, execution)
+        self.jobs.end(job)
+
+    def deliver_end(self, effect: DeliverEnd) -> None:
+        job, state = self.jobs.get(effect.request_id), STATE_OF[effect.end]
+        self._count(job, state)
+        self.jobs.end(job, end_error(state, effect.reason, effect.message, job.failure, effect.retry_after_ms))
+
+    def _count(self, job: Job, state: RequestState) -> None:
+        REQUESTS.labels(state.value).inc()
+        REQUEST_SECONDS.labels(state.value).observe(self.clock.monotonic() - job.request.arrived_at)

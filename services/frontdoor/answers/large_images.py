@@ -25,12 +25,7 @@ Response = TypeVar("Response", pb.GenerateResponse, pb.ReplayResponse, pb.Attach
 class ImageSplitter(Generic[Response]):
     """Convert the events of one stream to messages within the limit of its client."""
 
-    def __init__(
-        self,
-        kind: type[Response],
-        max_message_bytes: int,
-        own_limit_bytes: int,
-    ) -> None:
+    def __init__(self, kind: type[Response], max_message_bytes: int, own_limit_bytes: int) -> None:
         """Choose the limit from `max_message_bytes` (the client's, 0 for none) and `own_limit_bytes` (the most that
         this process sends). Raises InvalidArgument for a limit below the size of an answer."""
         if 0 < max_message_bytes < LEAST_MESSAGE_BYTES:

@@ -73,12 +73,7 @@ logger = logging.getLogger(__name__)
 
 
 async def recover(
-    journal: Journal,
-    jobs: Jobs,
-    inputs: Inputs,
-    clock: Clock,
-    default_deadline_s: float,
-    plan: Plan | None = None,
+    journal: Journal, jobs: Jobs, inputs: Inputs, clock: Clock, default_deadline_s: float, plan: Plan | None = None
 ) -> Recovered:
     """Add a job without listeners for every unfinished request that is understood, and end the others. `plan` is the
     one in force."""

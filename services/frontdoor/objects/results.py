@@ -4,7 +4,7 @@ import logging
 import math
 import secrets
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from pentimento.api.generation.v1 import generation_pb2
 from pentimento.domain.clock import Clock
@@ -30,24 +30,17 @@ PREFIX = "results"
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
 class Results:
-    """Store and load images by reference. `uncommitted`: keys of images that no journal row names yet."""
+    """Store and load images by reference, signed with `credentials` if any. `uncommitted`: keys of images that no
+    journal row names yet."""
 
-    def __init__(
-        self,
-        keeper: ObjectKeeper,
-        clock: Clock,
-        build_version: str,
-        suspects: Suspects,
-        credentials: ContentCredentials | None = None,
-    ) -> None:
-        """`credentials` sign the images; None: they are stored as the workers encoded them."""
-        self._credentials = credentials
-        self._keeper = keeper
-        self._suspects = suspects
-        self.uncommitted: set[str] = set()
-        self._clock = clock
-        self._build_version = build_version
+    keeper: ObjectKeeper
+    clock: Clock
+    build_version: str
+    suspects: Suspects
+    credentials: ContentCredentials | None = None
+    uncommitted: set[str] = field(default_factory=set, init=False)
 
     async def store(self, job: Job, execution: Execution) -> tuple[ResultRecord, Completed]:
         """Store the image under an unguessable key. Raises as `ObjectKeeper.put`."""
@@ -55,12 +48,12 @@ class Results:
         assert result is not None
         data, image_format = result.image, job.request.resolved.format
         provenance = self._provenance(job, execution, result)
-        if self._credentials is not None:
-            data, provenance = await self._credentials.signed(data, image_format, provenance)
+        if self.credentials is not None:
+            data, provenance = await self.credentials.signed(data, image_format, provenance)
         key = f"{PREFIX}/{secrets.token_hex(16)}"
         self.uncommitted.add(key)
         try:
-            image = await self._keeper.put(job.request.tenant, key, data)
+            image = await self.keeper.put(job.request.tenant, key, data)
         except BaseException:
             self.uncommitted.discard(key)
             raise
@@ -70,7 +63,7 @@ class Results:
             width_px=result.width_px,
             height_px=result.height_px,
             provenance=to_bytes(provenance, generation_pb2.Provenance),
-            completed_at=self._clock.wall(),
+            completed_at=self.clock.wall(),
         )
         size = (result.width_px, result.height_px)
         return record, Completed(job.request.request_id, data, image_format, *size, provenance)
@@ -91,35 +84,31 @@ class Results:
         )
 
     def close(self) -> None:
-        if self._credentials is not None:
-            self._credentials.close()
-
-    async def discard(self, image: ObjectReference) -> None:
-        """Delete an image that no journal row names or will name."""
-        await self._keeper.delete(image.key)
+        if self.credentials is not None:
+            self.credentials.close()
 
     async def _read(self, image: ObjectReference) -> bytes:
         gone = NotFound("RESULT_GONE", "the image of this request is no longer stored")
         if not image.key:
             raise gone
         try:
-            data = await self._keeper.get(image)
+            data = await self.keeper.get(image)
         except ObjectMissing:
             # Row and object may have been deleted since the row was read.
-            if await self._keeper.is_named(image.key):
+            if await self.keeper.is_named(image.key):
                 BAD_PICTURES.labels("missing").inc()
                 logger.warning("an image is missing in the object store")
             raise gone from None
         except ObjectCorrupt as error:
             BAD_PICTURES.labels("corrupt").inc()
-            if self._suspects.note_bad(image) and await self._keeper.set_aside(image):
-                self._suspects.note_good(image.key)
+            if self.suspects.note_bad(image) and await self.keeper.set_aside(image):
+                self.suspects.note_good(image.key)
                 logger.error("an image stays corrupt in the object store and was moved to its quarantine")
                 raise
             logger.error("the object store returned wrong data for an image; nothing is deleted")
             # A store may return wrong data for a while: clients that try again receive the image.
             raise Unavailable(error.reason, error.message) from error
-        self._suspects.note_good(image.key)
+        self.suspects.note_good(image.key)
         return data
 
     def _provenance(self, job: Job, execution: Execution, result: AttemptResult) -> Provenance:
@@ -136,7 +125,7 @@ class Results:
             attempt_number=result.attempt.attempt_number,
             steps_run=result.steps_run,
             steps_saved=result.steps_saved,
-            build_version=self._build_version,
+            build_version=self.build_version,
             timings=tuple(job.timings),
             discriminator_confidence=execution.confidence,
             device_seconds=sum(other.device_seconds for other in paid),
@@ -172,25 +161,25 @@ def energy_of(results: Sequence[AttemptResult]) -> float | None:
 USUAL_MS = 3_600_000
 
 
+@dataclass(frozen=True)
 class ResultUrls:
     """Create addresses of images. `longest_s`: their longest lifetime in seconds, 0 for no addresses."""
 
-    def __init__(self, keeper: ObjectKeeper, clock: Clock, longest_s: float) -> None:
-        self._keeper = keeper
-        self._clock = clock
-        self._longest_s = longest_s
+    keeper: ObjectKeeper
+    clock: Clock
+    longest_s: float
 
     @property
     def server(self) -> ResultUrlServer | None:
         """Return the server of this deployment's addresses; None if unknown because the store is away."""
-        return self._keeper.address_server if self._longest_s else ResultUrlServer.NONE
+        return self.keeper.address_server if self.longest_s else ResultUrlServer.NONE
 
     async def url_of(self, record: JournalledRequest, expires_in_ms: int | None) -> ResultUrl:
         """Return an address of a completed request's image. Raises FailedPrecondition URLS_OFF, NOT_COMPLETED, NotFound
         RESULT_GONE, Unavailable while the image waits for its store, InvalidArgument for a wrong time."""
-        if not self._longest_s:
+        if not self.longest_s:
             raise FailedPrecondition("URLS_OFF", "this deployment has no addresses of images")
-        longest_ms = round(self._longest_s * 1000)
+        longest_ms = round(self.longest_s * 1000)
         asked_ms = min(USUAL_MS, longest_ms) if expires_in_ms is None else expires_in_ms
         if not 1 <= asked_ms <= longest_ms:
             raise InvalidArgument.of("expires_in_ms", f"must be 1 to {longest_ms}, got {asked_ms}")
@@ -199,7 +188,7 @@ class ResultUrls:
         if not record.result.image.key:
             raise NotFound("RESULT_GONE", "the image of this request is no longer stored")
         # Stores count in seconds.
-        expires_at = math.ceil(self._clock.wall() + asked_ms / 1000)
+        expires_at = math.ceil(self.clock.wall() + asked_ms / 1000)
         media_type = f"image/{record.result.image_format}"
-        url = await self._keeper.presign(record.result.image, media_type, expires_at)
+        url = await self.keeper.presign(record.result.image, media_type, expires_at)
         return ResultUrl(url, expires_at * 1000)

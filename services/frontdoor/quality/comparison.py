@@ -24,6 +24,7 @@ from services.frontdoor.metrics import COMPARED_IMAGES, KEPT_PAIRS
 from services.frontdoor.objects.object_keeper import ObjectKeeper
 from services.frontdoor.quality.shadow_plans import LightImage
 from services.frontdoor.requests.jobs import Execution, Job
+from services.frontdoor.routing.prompts import PromptEmbedder
 from services.frontdoor.routing.starts import cascade_name
 
 EMBED_TIMEOUT_S = 30.0
@@ -36,10 +37,6 @@ class Scores:
     prompt: Embedding
     quality: float
     scratch_quality: float
-
-    @property
-    def encoder_digest(self) -> str:
-        return self.prompt.encoder_digest
 
 
 async def score(embedder: Embedders, tenant: str, prompt: str, served: bytes, scratch: bytes) -> Scores:
@@ -144,22 +141,22 @@ class Deferrals:
     """Compare a share of the deferred requests in the background; none without an embedder of images."""
 
     sample_share: float
-    embedder: Embedders | None
+    prompts: PromptEmbedder
     counts: StartCounts
     pairs: KeptPairs
     spawn: Callable[[Coroutine[Any, Any, None]], object]
 
     def note(self, job: Job, delivered: Execution) -> None:
-        if self.embedder is None or not self.embedder.embeds_images or delivered.result is None:
-            return
         light = deferred_execution(job, delivered)
-        if light is None:
+        if not self.prompts.embeds_images or delivered.result is None or light is None:
             return
         self.pairs.note(_cascade_of(light, delivered), deferred=True)
         if is_sampled(job.request.request_id, self.sample_share):
-            self.spawn(self._compare(self.embedder, job, light, delivered))
+            self.spawn(self._compare(job, light, delivered))
 
-    async def _compare(self, embedder: Embedders, job: Job, light: Execution, delivered: Execution) -> None:
+    async def _compare(self, job: Job, light: Execution, delivered: Execution) -> None:
+        embedder = self.prompts.images
+        assert embedder is not None
         assert light.result is not None and light.confidence is not None and delivered.result is not None
         images = light.result.image, delivered.result.image
         try:

@@ -227,19 +227,19 @@ class ShadowRun:
             logger.debug("could not stop a shadow", extra={"worker": self.worker_id, "reason": error.reason})
 
 
+@dataclass(frozen=True)
 class ShadowPainter:
     """Run shadows over the workers' links, under this frontdoor's identity."""
 
-    def __init__(self, links: WorkerLinks, identity: Identity) -> None:
-        self._links = links
-        self._identity = identity
+    links: WorkerLinks
+    identity: Identity
 
     def begin(self, worker_id: str, tenant: str, fencing_token: int, *, paid: bool = False) -> ShadowRun:
         """Return a run that is not sent yet. Raises NotFound for a lost worker."""
-        link = self._links.of_worker(worker_id)
+        link = self.links.of_worker(worker_id)
         if link is None:
             raise NotFound("WORKER_LOST", "the worker is gone")
-        attempt = self._identity.attempt(f"shadow-{secrets.token_hex(16)}", tenant, 1, fencing_token)
+        attempt = self.identity.attempt(f"shadow-{secrets.token_hex(16)}", tenant, 1, fencing_token)
         return ShadowRun(worker_id, link, attempt, paid=paid)
 
     async def paint(self, run: ShadowRun, plan: ShadowPlan, most_s: float) -> AttemptResult:
@@ -276,7 +276,7 @@ class ShadowPainter:
             link.worker_generation,
             image_format=plan.format.value,
             encoding_quality=plan.provenance.encoding_quality,
-            journal_id=self._identity.journal_id,
+            journal_id=self.identity.journal_id,
         )
         async with aclosing(stream) as events:
             async for event in events:

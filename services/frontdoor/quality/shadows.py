@@ -12,7 +12,6 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pentimento.clients.embedders import Embedders
 from pentimento.clients.gateway import GatewayClient
 from pentimento.dataplane import Dataplane
 from pentimento.dataplane.credits import is_eligible
@@ -49,6 +48,7 @@ from services.frontdoor.quality.shadow_plans import (
     plan_trial,
 )
 from services.frontdoor.requests.pins import recorded_image
+from services.frontdoor.routing.prompts import PromptEmbedder
 from services.frontdoor.routing.starts import Trial
 from services.frontdoor.settings import FixedLimits, QualitySettings
 from services.frontdoor.workers.catalogue import Catalogue
@@ -94,8 +94,7 @@ class Shadows:
     dataplane: Dataplane
     clock: Clock
     painter: ShadowPainter
-    embedder: Embedders | None
-    image_embedder: Embedders | None
+    prompts: PromptEmbedder
     gateway: GatewayClient | None
     counts: StartCounts
     pairs: KeptPairs
@@ -125,12 +124,10 @@ class Shadows:
         self.image_device_s += provenance.device_seconds
         self._paid.earn(provenance.device_seconds)
         trial = trial if light is None else None
-        if self.image_embedder is None or self._closed or not may_be_compared(provenance, light, trial):
+        # Without the images' embeddings they could not be scored.
+        if self._closed or not self.prompts.embeds_images or not may_be_compared(provenance, light, trial):
             return
         if self.gateway is None and light is None:
-            return
-        if not self.image_embedder.embeds_images:
-            # The images could not be scored.
             return
         if light is not None:
             self.pairs.note(light.cascade, deferred=False)
@@ -269,10 +266,11 @@ class Shadows:
                 run.stop()
 
     async def _compare(self, plan: ShadowPlan, scratch: bytes) -> None:
-        assert self.embedder is not None and self.image_embedder is not None
+        texts, pictures = self.prompts.texts, self.prompts.images
+        assert texts is not None and pictures is not None
         served = await self.results.load(await self._record(plan.provenance.request_id, plan.tenant))
         images = (served.image, scratch) if plan.trial is None else (scratch, served.image)
-        scores = await score(self.image_embedder, plan.tenant, plan.spec.plain_prompt, *images)
+        scores = await score(pictures, plan.tenant, plan.spec.plain_prompt, *images)
         share = kept_share(scores.quality, scores.scratch_quality)
         if plan.light is not None:
             if share is not None:
@@ -284,7 +282,7 @@ class Shadows:
             self.counts.count_hit(plan.provenance.spec.model, share)
         assert self.gateway is not None
         # A latent was found by the encoder of texts.
-        found_by = scores.encoder_digest if plan.is_image_hit else self.embedder.encoder_digest
+        found_by = scores.prompt.encoder_digest if plan.is_image_hit else texts.encoder_digest
         seen = plan.compared_hit(found_by, scores.quality, scores.scratch_quality)
         counted = await self.gateway.report_quality(seen, GATEWAY_TIMEOUT_S)
         SHADOWS.labels("counted" if counted else "not_counted").inc()

@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from pentimento.clients.frontdoor import FrontdoorClient
 from pentimento.domain.errors import NotFound, PentimentoError, Unavailable
+from pentimento.domain.image_request import CellAddress, TenantCells
 from pentimento.domain.reasons import Reason
 from pentimento.policies.cells import CellMap, tagged_digits
 from pentimento.stores.ledger import Journal
@@ -16,6 +18,7 @@ ASK_TIMEOUT_S = 5.0
 RETRY_MS = 1000
 
 
+@dataclass(frozen=True)
 class CellGate:
     """Check calls for this cell. `own`: its name; "" in a suite without cells, which accepts all.
 
@@ -24,22 +27,26 @@ class CellGate:
     While a list is taken back, two cells may be former ones by each other's lists; they ask each other for every key.
     """
 
-    def __init__(
-        self, cells: CellMap, own: str, open_frontdoor: Callable[[str], FrontdoorClient], jobs: Jobs, journal: Journal
-    ) -> None:
-        self.cells = cells
-        self.own = own
-        self._open_frontdoor = open_frontdoor
-        self._jobs = jobs
-        self._journal = journal
-        # The last cell that has asked for a tenant's keys, and how often one has.
-        self._handed_over: dict[str, tuple[str, int]] = {}
-        if own:
-            CELL.labels(own).set(1)
+    cells: CellMap
+    own: str
+    open_frontdoor: Callable[[str], FrontdoorClient]
+    jobs: Jobs
+    journal: Journal
+    # The last cell that has asked for a tenant's keys, and how often one has.
+    _handed_over: dict[str, tuple[str, int]] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        if self.own:
+            CELL.labels(self.own).set(1)
 
     def new_digits(self) -> str:
         """Return the hexadecimal digits of a new request's id, which name this cell."""
         return tagged_digits(self.own)
+
+    def find(self, tenant: str) -> TenantCells:
+        names = (self.cells.home(tenant), *self.cells.formers(tenant))
+        home, *formers = (CellAddress(name, self.cells.addresses.get(name, "")) for name in names)
+        return TenantCells(tenant, home, tuple(formers))
 
     def check_home(self, tenant: str, hand_over_count: int | None = None) -> None:
         """Raise FailedPrecondition WRONG_CELL if another cell accepts the tenant's new requests. `hand_over_count`: the
@@ -75,10 +82,10 @@ class CellGate:
             raise NotFound.of("UNKNOWN_CELL", "cell", "is not among the cells of this frontdoor")
         self._handed_over[tenant] = cell, self._handed_over.get(tenant, ("", 0))[1] + 1
         # Requests that have arrived may not be journalled yet.
-        for job in self._jobs:
+        for job in self.jobs:
             if job.request.tenant == tenant and job.request.idempotency_key == idempotency_key:
                 return True
-        return await asyncio.wrap_future(self._journal.find_key(tenant, idempotency_key, "")) is not None
+        return await asyncio.wrap_future(self.journal.find_key(tenant, idempotency_key, "")) is not None
 
     def unknown(self, tenant: str, request_id: str, otherwise: PentimentoError) -> PentimentoError:
         """Return the error of an id that no request of the tenant has here: WRONG_CELL if another cell may know it."""
@@ -91,7 +98,7 @@ class CellGate:
         return self.cells.wrong_cell(cell) if cell not in ("", self.own) else otherwise
 
     async def _knows(self, name: str, tenant: str, idempotency_key: str) -> bool:
-        client = self._open_frontdoor(self.cells.addresses[name])
+        client = self.open_frontdoor(self.cells.addresses[name])
         try:
             return await client.find_key(tenant, idempotency_key, self.own, ASK_TIMEOUT_S)
         except PentimentoError as error:

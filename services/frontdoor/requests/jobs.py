@@ -206,11 +206,17 @@ class Jobs:
     def find(self, request_id: str) -> Job | None:
         return self._jobs.get(request_id)
 
+    def of_tenant(self, tenant: str, request_id: str) -> Job | None:
+        job = self.find(request_id)
+        return job if job is not None and job.request.tenant == tenant else None
+
     def get(self, request_id: str) -> Job:
         """Return the job. Raises KeyError for a request that has ended: the dataplane never asks for one."""
         return self._jobs[request_id]
 
-    def end(self, job: Job) -> None:
+    def end(self, job: Job, error: PentimentoError | None = None) -> None:
+        """End the streams of the job's listeners, with `error` if it failed, and forget the job."""
+        job.audience.end(error)
         if self._jobs.pop(job.request.request_id, None) is not None:
             self._counts[job.request.tenant] -= 1
             if not self._counts[job.request.tenant]:

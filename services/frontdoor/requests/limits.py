@@ -2,12 +2,12 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import nan
 
-from pentimento.domain.clock import Clock, SystemClock
+from pentimento.domain.clock import Clock
 from pentimento.domain.errors import PentimentoError, ResourceExhausted
 from pentimento.stores.errors import StoreFull, StoreUnavailable
 from pentimento.stores.ledger.journal.objects import JournalObjects
@@ -16,59 +16,72 @@ from services.frontdoor.objects.inputs import Inputs
 from services.frontdoor.objects.object_keeper import ObjectKeeper
 from services.frontdoor.requests.jobs import Job, Jobs
 from services.frontdoor.settings import QuotaLimits
+from services.frontdoor.tenants.usage import UsageMeter
 
 QUOTA_RETRY_MS = 5000
 _LOOK_INTERVAL_S = 0.5
 
 
+@dataclass
 class Quotas:
     """Check quotas. Raises ResourceExhausted, with a time to retry, before anything is journalled or stored."""
 
-    def __init__(
-        self, limits: QuotaLimits, jobs: Jobs, inputs: Inputs, keeper: ObjectKeeper, journal: JournalObjects
-    ) -> None:
-        self._limits = limits
-        self._jobs = jobs
-        self._inputs = inputs
-        self._keeper = keeper
-        self._journal = journal
-        # Free bytes of the fullest disk; None if unknown.
-        self._free_bytes: int | None = None
+    limits: QuotaLimits
+    jobs: Jobs
+    inputs: Inputs
+    keeper: ObjectKeeper
+    journal: JournalObjects
+    acceptance: "Acceptance"
+    # Free bytes of the fullest disk; None if unknown.
+    _free_bytes: int | None = field(default=None, init=False)
+
+    def admit(self, jobs: Sequence[Job]) -> None:
+        """Add and count new jobs of one tenant, unless one of its quotas or a disk is exhausted."""
+        for job in jobs:
+            self.jobs.add(job)
+        try:
+            for job in jobs:
+                self.check(job)
+        except PentimentoError as error:
+            self.acceptance.reject(jobs[0].request.tenant, error.reason, len(jobs))
+            for job in jobs:
+                self.jobs.end(job)
+            raise
 
     def check(self, job: Job) -> None:
         """Check the quotas for a job that is already counted, with its inputs. Raises ResourceExhausted."""
-        tenant, limits = job.request.tenant, self._limits
-        count = self._jobs.count_of(tenant)
+        tenant, limits = job.request.tenant, self.limits
+        count = self.jobs.count_of(tenant)
         if count > limits.tenant_unfinished_requests:
             limit = f"at most {limits.tenant_unfinished_requests} requests of a tenant may be unfinished"
             raise _exhausted("tenant-unfinished-requests", limit)
-        if job.request.resolved.inputs and self._inputs.size_bytes(tenant) > limits.tenant_unfinished_bytes:
+        if job.request.resolved.inputs and self.inputs.size_bytes(tenant) > limits.tenant_unfinished_bytes:
             limit = f"unfinished requests of a tenant may come with {limits.tenant_unfinished_bytes} bytes of images"
             raise _exhausted("tenant-unfinished-bytes", limit)
         if (full := self.full_disk) is not None:
             raise full
-        self._keeper.check_room(tenant, len(self._jobs), count)
+        self.keeper.check_room(tenant, len(self.jobs), count)
 
     @property
     def full_disk(self) -> ResourceExhausted | None:
         """Return the error of every request while a disk has too little space."""
-        least = self._limits.min_free_bytes
+        least = self.limits.min_free_bytes
         if self._free_bytes is None or self._free_bytes >= least:
             return None
         return _exhausted("min-free-bytes", f"less than {least} bytes are left on the disk")
 
-    async def watch_disks_forever(self, see: Callable[[ResourceExhausted | None], None]) -> None:
-        """Measure the free space on the disks of store and journal; `see` receives the error of too little, or None."""
+    async def watch_disks_forever(self) -> None:
         while True:
             await self.look_at_disks()
-            see(self.full_disk)
             await asyncio.sleep(_LOOK_INTERVAL_S)
 
     async def look_at_disks(self) -> None:
-        found = [await self._keeper.free_bytes(), await asyncio.to_thread(self._journal.free_bytes)]
+        """Measure the free space on the disks of store and journal, and report too little to the acceptance."""
+        found = [await self.keeper.free_bytes(), await asyncio.to_thread(self.journal.free_bytes)]
         known = [free for free in found if free is not None]
         self._free_bytes = min(known) if known else None
         FREE_BYTES.set(nan if self._free_bytes is None else self._free_bytes)
+        self.acceptance.see_disk(self.full_disk)
 
 
 def _exhausted(quota: str, limit: str) -> ResourceExhausted:
@@ -82,12 +95,13 @@ RETRY_S = 5.0
 
 
 class Acceptance:
-    """Track acceptance on one event loop. `blocked` is the reason why no request would be accepted now, "" if some
-    would."""
+    """Count accepted and rejected requests, on one event loop. `blocked` is the reason why no request would be accepted
+    now, "" if some would."""
 
-    def __init__(self, clock: Clock | None = None) -> None:
+    def __init__(self, usage: UsageMeter, clock: Clock) -> None:
         self.rejections: Counter[str] = Counter()
-        self._clock = clock or SystemClock()
+        self._usage = usage
+        self._clock = clock
         self._disk: PentimentoError | None = None
         self._beat: PentimentoError | None = None
         self._journal: tuple[PentimentoError, float] | None = None
@@ -96,17 +110,22 @@ class Acceptance:
     def rejected_count(self) -> int:
         return self.rejections.total()
 
-    def reject(self, reason: str, count: int = 1) -> None:
-        REQUESTS.labels("rejected").inc(count)
-        self.rejections[reason] += count
+    def accept(self, tenant: str) -> None:
+        REQUESTS.labels("accepted").inc()
+        self._usage.accepted(tenant)
+
+    def reject(self, tenant: str, reason: str, count: int = 1) -> None:
+        self._count(reason, count)
+        self._usage.refused(tenant, reason, count)
 
     def fail(self, error: PentimentoError) -> None:
         """Note that the journal could not be read or written for a request, and reject it."""
-        self.reject(error.reason)
+        self._count(error.reason, 1)
         if isinstance(error, StoreFull | StoreUnavailable):
             self._journal = error, self._clock.monotonic() + RETRY_S
 
-    def accept(self) -> None:
+    def journalled(self) -> None:
+        """Note that the journal took a request."""
         self._journal = None
 
     def hear_beat(self, error: PentimentoError | None) -> None:
@@ -114,6 +133,10 @@ class Acceptance:
 
     def see_disk(self, error: PentimentoError | None) -> None:
         self._disk = error
+
+    def _count(self, reason: str, count: int) -> None:
+        REQUESTS.labels("rejected").inc(count)
+        self.rejections[reason] += count
 
     @property
     def blocked(self) -> str:
@@ -126,20 +149,6 @@ class Acceptance:
 RETRY_MS = 1000
 # Open calls with one idempotency key, or attached to one request.
 MAX_OPEN_CALLS = 4
-
-
-@dataclass(frozen=True)
-class KeyedCall:
-    """Hold an idempotency key, the digest of its body, and the id of the request that has the key in the journal.
-    `hand_over_count`: see `CellGate.check_new`."""
-
-    idempotency_key: str = ""
-    body_hash: str = ""
-    request_id: str = ""
-    hand_over_count: int | None = None
-
-
-NO_KEY = KeyedCall()
 
 
 class Callers:

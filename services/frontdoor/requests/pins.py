@@ -92,30 +92,23 @@ MAX_PIN_MS = 90 * 86_400_000
 _GATEWAY_TIMEOUT_S = 2.0
 
 
+@dataclass(frozen=True)
 class Pins:
     """Pin and unpin images. Methods raise InvalidArgument for a wrong time, ResourceExhausted QUOTA_EXCEEDED, NotFound
     ANCESTOR_GONE, and Unavailable if journal or gateway do not answer."""
 
-    def __init__(
-        self,
-        journal: Journal,
-        gateway: GatewayClient | None,
-        keeper: ObjectKeeper,
-        clock: Clock,
-        tenant_pinned_bytes: int,
-    ) -> None:
-        self._journal = journal
-        self._gateway = gateway
-        self._keeper = keeper
-        self._clock = clock
-        self._tenant_pinned_bytes = tenant_pinned_bytes
+    journal: Journal
+    gateway: GatewayClient | None
+    keeper: ObjectKeeper
+    clock: Clock
+    tenant_pinned_bytes: int
 
     async def pin(self, record: JournalledRequest, duration_ms: int) -> PinnedImage:
         """Keep the completed request replayable for `duration_ms` from now. Its inputs are kept only if it has been
         pinned since it was made."""
         self.check_duration("duration_ms", duration_ms)
         provenance, request = recorded_image(record).provenance, record.request
-        former = await asyncio.wrap_future(self._journal.pins.find(request.tenant, request.request_id))
+        former = await asyncio.wrap_future(self.journal.pins.find(request.tenant, request.request_id))
         inputs = former.inputs if former is not None else ()
         ancestor = ancestor_of(start_taken(provenance))
         wanted = self._wanted(request.tenant, request.request_id, duration_ms, inputs, ancestor)
@@ -125,9 +118,9 @@ class Pins:
 
     async def unpin(self, tenant: str, request_id: str) -> None:
         """Remove the pin of the request. No error if it was not pinned."""
-        if self._gateway is not None:
-            await self._gateway.unpin_objects(tenant, request_id, _GATEWAY_TIMEOUT_S)
-        await asyncio.wrap_future(self._journal.pins.unpin(tenant, request_id))
+        if self.gateway is not None:
+            await self.gateway.unpin_objects(tenant, request_id, _GATEWAY_TIMEOUT_S)
+        await asyncio.wrap_future(self.journal.pins.unpin(tenant, request_id))
 
     async def keep(self, job: Job, execution: Execution) -> None:
         """Pin the image, if the request set a pin. A failure costs only the pin, not the image; the image's notes
@@ -155,9 +148,9 @@ class Pins:
     async def check_room(self, tenant: str, duration_ms: int, input_bytes: int) -> None:
         """Reject a request with a pin that would not fit even if the image started from noise."""
         self.check_duration("pin_ms", duration_ms)
-        pinned = await asyncio.wrap_future(self._journal.pins.pinned_bytes(tenant))
-        if pinned + input_bytes + ROW_BYTES > self._tenant_pinned_bytes:
-            raise quota_exceeded(self._tenant_pinned_bytes)
+        pinned = await asyncio.wrap_future(self.journal.pins.pinned_bytes(tenant))
+        if pinned + input_bytes + ROW_BYTES > self.tenant_pinned_bytes:
+            raise quota_exceeded(self.tenant_pinned_bytes)
 
     def check_duration(self, field: str, duration_ms: int) -> None:
         """Reject a pin of no time, or of more than `MAX_PIN_MS`."""
@@ -166,12 +159,12 @@ class Pins:
 
     async def with_kept_inputs(self, tenant: str, asked: ReplayRequest) -> ReplayRequest:
         """Return the replay with its stored input bytes added to the inputs that the caller sent again."""
-        found = await asyncio.wrap_future(self._journal.pins.find(tenant, asked.request_id))
+        found = await asyncio.wrap_future(self.journal.pins.find(tenant, asked.request_id))
         given = asked.data_by_field
         for part in found.inputs if found is not None else ():
             if part.field not in given:
                 try:
-                    given[part.field] = await self._keeper.get(part.object)
+                    given[part.field] = await self.keeper.get(part.object)
                 except (ObjectMissing, ObjectCorrupt):
                     logger.error("a pinned input differs from what was stored")
         return replace(asked, inputs=tuple(ReplayInput(place, data) for place, data in given.items()))
@@ -185,26 +178,26 @@ class Pins:
         ancestor: ObjectReference | None,
     ) -> PicturePin:
         kept = [part.object.size_bytes for part in inputs] + ([ancestor.size_bytes] if ancestor is not None else [])
-        expires_at = self._clock.wall() + duration_ms / 1000
+        expires_at = self.clock.wall() + duration_ms / 1000
         return PicturePin(request_id, tenant, expires_at, sum(kept) + ROW_BYTES, inputs)
 
     async def _pin(self, wanted: PicturePin, ancestor: ObjectReference | None) -> None:
-        former = await asyncio.wrap_future(self._journal.pins.pin(wanted, self._tenant_pinned_bytes))
+        former = await asyncio.wrap_future(self.journal.pins.pin(wanted, self.tenant_pinned_bytes))
         if ancestor is None:
             return
         try:
-            if self._gateway is None:
+            if self.gateway is None:
                 raise Unavailable("NO_CACHE", "the cache of the image's start is not available")
-            duration_s = wanted.expires_at - self._clock.wall()
+            duration_s = wanted.expires_at - self.clock.wall()
             asked = (wanted.tenant, wanted.request_id, ancestor, duration_s)
-            await self._gateway.pin_object(*asked, _GATEWAY_TIMEOUT_S)
+            await self.gateway.pin_object(*asked, _GATEWAY_TIMEOUT_S)
         except PentimentoError:
             await self._undo(wanted, former)
             raise
 
     async def _undo(self, wanted: PicturePin, former: PicturePin | None) -> None:
-        pins = self._journal.pins
+        pins = self.journal.pins
         if former is None:
             await asyncio.wrap_future(pins.unpin(wanted.tenant, wanted.request_id))
         else:
-            await asyncio.wrap_future(pins.pin(former, self._tenant_pinned_bytes))
+            await asyncio.wrap_future(pins.pin(former, self.tenant_pinned_bytes))

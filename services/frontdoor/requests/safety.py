@@ -32,25 +32,23 @@ class SafetyGate:
 
     async def check_prompt(self, prompt: str) -> None:
         """Raise InvalidArgument UNSAFE_PROMPT for an unsafe one, Unavailable SAFETY_UNAVAILABLE without a verdict."""
-        if PROMPT in self._subjects:
-            verdict = await self._asked(lambda one: one.check_prompt(prompt, TIMEOUT_S))
-            self._refuse_unsafe(PROMPT, Reason.UNSAFE_PROMPT, verdict)
+        await self._check(PROMPT, Reason.UNSAFE_PROMPT, lambda one: one.check_prompt(prompt, TIMEOUT_S))
 
     async def check_image(self, image: bytes) -> None:
         """Raise InvalidArgument UNSAFE_IMAGE for an unsafe one, Unavailable SAFETY_UNAVAILABLE without a verdict."""
-        if IMAGE in self._subjects:
-            verdict = await self._asked(lambda one: one.check_image(image, TIMEOUT_S))
-            self._refuse_unsafe(IMAGE, Reason.UNSAFE_IMAGE, verdict)
+        await self._check(IMAGE, Reason.UNSAFE_IMAGE, lambda one: one.check_image(image, TIMEOUT_S))
 
-    async def _asked(self, ask: Callable[[SafetyClient], Awaitable[SafetyVerdict]]) -> SafetyVerdict:
+    async def _check(
+        self, subject: str, reason: Reason, ask: Callable[[SafetyClient], Awaitable[SafetyVerdict]]
+    ) -> None:
+        if subject not in self._subjects:
+            return
         addresses = self._replicas.least_busy(self._addresses, self._addresses.index)
         try:
-            return await self._replicas.ask(addresses, ask, lambda address, error: True)
+            verdict = await self._replicas.ask(addresses, ask, lambda address, error: True)
         except PentimentoError as error:
             message = f"no classifier gives a verdict ({error.reason}), and nothing is returned without one"
             raise Unavailable(Reason.SAFETY_UNAVAILABLE, message, retry_after_ms=RETRY_MS) from None
-
-    def _refuse_unsafe(self, subject: str, reason: Reason, verdict: SafetyVerdict) -> None:
         if not verdict.unsafe:
             return
         UNSAFE.labels(subject).inc()

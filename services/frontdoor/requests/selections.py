@@ -57,10 +57,7 @@ def resolve_loras(asked: Sequence[AskedLora], held: HeldModel, known: AdapterCat
 
 
 def resolve_controlnets(
-    asked: Sequence[AskedControlNet],
-    size_px: tuple[int, int],
-    held: HeldModel,
-    known: AdapterCatalogue,
+    asked: Sequence[AskedControlNet], size_px: tuple[int, int], held: HeldModel, known: AdapterCatalogue
 ) -> tuple[ControlNetSelection, ...]:
     """Return the ControlNets with their digests, scales and shares of the schedule, for an image of (width, height).
     Raises as `resolve_loras`, and Unavailable while a ControlNet has no live replica."""
@@ -107,11 +104,7 @@ def with_served_adapters(spec: GenerationSpec, known: AdapterCatalogue) -> Gener
 
 
 def _resolve_controlnet(
-    asked: AskedControlNet,
-    where: str,
-    size_px: tuple[int, int],
-    held: HeldModel,
-    known: AdapterCatalogue,
+    asked: AskedControlNet, where: str, size_px: tuple[int, int], held: HeldModel, known: AdapterCatalogue
 ) -> ControlNetSelection:
     adapter = _find(AdapterKind.CONTROLNET, asked.name, where, held, known)
     scale = 1.0 if asked.conditioning_scale is None else asked.conditioning_scale

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from pentimento.dataplane import Dataplane
 from pentimento.dataplane.requests import Phase
@@ -20,8 +20,10 @@ from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import Journal
 from pentimento.stores.ledger.journal.listing import PagePlace
 from pentimento.stores.ledger.journal.records import JournalledRequest
-from services.frontdoor.answers.audience import client_key, group_of, ids_of_images
+from services.frontdoor.answers.audience import client_key, group_of, ids_of_images, status_of
+from services.frontdoor.objects.results import Results
 from services.frontdoor.requests.cells import CellGate
+from services.frontdoor.requests.jobs import Jobs
 
 _MAX_ID_LENGTH = 64
 # The state that clients see of a running request, by its phase.
@@ -35,28 +37,28 @@ _PUBLIC_STATE = {
 _JOURNALLED_LIVE = frozenset({RequestState.ACCEPTED, RequestState.RUNNING})
 
 
+@dataclass
 class TenantRequests:
     """Read the journal and the dataplane. `retention_s` returns for how many seconds a tenant's ended requests are
     stored."""
 
-    def __init__(
-        self, journal: Journal, dataplane: Dataplane, retention_s: Callable[[str], float], cells: CellGate
-    ) -> None:
-        self._cells = cells
-        self._journal = journal
-        self._dataplane = dataplane
-        self._retention_s = retention_s
+    journal: Journal
+    dataplane: Dataplane
+    jobs: Jobs
+    results: Results
+    cells: CellGate
+    retention_s: Callable[[str], float]
 
     async def record(self, tenant: str, request_id: str) -> JournalledRequest:
         """Return the request. Raises NotFound for an unknown id, another tenant's or a malformed one, InvalidArgument
         for the id of several images, FailedPrecondition WRONG_CELL for one that another cell may know."""
         looks_right = 0 < len(request_id) <= _MAX_ID_LENGTH and request_id.isascii() and request_id.isprintable()
-        found = await asyncio.wrap_future(self._journal.get(request_id, tenant)) if looks_right else None
+        found = await asyncio.wrap_future(self.journal.get(request_id, tenant)) if looks_right else None
         if found is None and (pictures := ids_of_images(request_id)):
             await self.record(tenant, pictures[0])
             raise InvalidArgument.of("request_id", "must be the id of one image; each of several has its own")
         if found is None:
-            raise self._cells.unknown(tenant, request_id, unknown_request())
+            raise self.cells.unknown(tenant, request_id, unknown_request())
         return found
 
     async def known(self, tenant: str, request_id: str) -> frozenset[str]:
@@ -65,16 +67,39 @@ class TenantRequests:
         ids = ids_of_images(request_id)
         if not ids:
             return frozenset({(await self.record(tenant, request_id)).request.request_id})
-        found = await asyncio.wrap_future(self._journal.known(ids, tenant))
+        found = await asyncio.wrap_future(self.journal.known(ids, tenant))
         if not found:
-            raise self._cells.unknown(tenant, request_id, unknown_request())
+            raise self.cells.unknown(tenant, request_id, unknown_request())
         return found
+
+    async def get_request(self, tenant: str, request_id: str, omit_image: bool = False) -> RequestStatus:
+        """Return the status of a request; for several images the status of each, without its bytes."""
+        ids = ids_of_images(request_id)
+        if ids:
+            known = await self.known(tenant, request_id)
+            found = {one: await self.get_request(tenant, one, omit_image=True) for one in ids if one in known}
+            status = status_of(request_id, tuple(found.values()))
+            summaries = [one.summary for one in status.images if one.summary is not None]
+            webhook = await self.webhook(summaries[0], request_id)
+            status = replace(status, images=statuses_by_index(ids, found))
+            return replace(status, summary=summary_of_several(request_id, status.state, summaries), webhook=webhook)
+        record = await self.record(tenant, request_id)
+        completed = None
+        if record.state is RequestState.COMPLETED:
+            completed = await self.results.load(record, with_image=not omit_image)
+        summary = self.summary(record)
+        webhook = await self.webhook(summary)
+        ended = (record.error_reason, record.error_message)
+        job = None if summary.state.terminal else self.jobs.of_tenant(tenant, request_id)
+        progress = job.audience.progress if job is not None else None
+        status = RequestStatus(request_id, summary.state, completed, *ended, summary=summary, webhook=webhook)
+        return replace(status, progress=progress)
 
     async def page(self, tenant: str, query: RequestQuery) -> RequestPage:
         """Return a page of the tenant's requests. Raises InvalidArgument for a wrong size or token."""
         size = _page_size(query)
         behind = PagePlace.of_token(query.page_token)
-        asked = self._journal.listing.page(tenant, _journalled(query.states), query.jobs_only, size + 1, behind)
+        asked = self.journal.listing.page(tenant, _journalled(query.states), query.jobs_only, size + 1, behind)
         found = await asyncio.wrap_future(asked)
         summaries = tuple(map(self.summary, found[:size]))
         shown = tuple(one for one in summaries if not query.states or one.state in query.states)
@@ -93,7 +118,7 @@ class TenantRequests:
             accepted_at_ms=_ms(request.accepted_at),
             deadline_at_ms=_ms(request.deadline_at or 0.0),
             finished_at_ms=_ms(ended_at) if ended_at is not None else None,
-            kept_until_ms=_ms(ended_at + self._retention_s(request.tenant)) if ended_at is not None else None,
+            kept_until_ms=_ms(ended_at + self.retention_s(request.tenant)) if ended_at is not None else None,
             width_px=result.width_px if result is not None else 0,
             height_px=result.height_px if result is not None else 0,
             error_reason=record.error_reason,
@@ -103,7 +128,7 @@ class TenantRequests:
 
     def state(self, record: JournalledRequest) -> RequestState:
         """Return its state; of a request that runs here by its phase, which the journal does not store."""
-        live = self._dataplane.state.requests.get(record.request.request_id)
+        live = self.dataplane.state.requests.get(record.request.request_id)
         if record.state.terminal or live is None:
             return record.state
         return _PUBLIC_STATE.get(live.phase, RequestState.RUNNING)
@@ -113,7 +138,7 @@ class TenantRequests:
         of their job."""
         if not summary.job:
             return None
-        return await asyncio.wrap_future(self._journal.webhooks.delivery(summary.request_id, job_id))
+        return await asyncio.wrap_future(self.journal.webhooks.delivery(summary.request_id, job_id))
 
 
 def unknown_request() -> NotFound:

@@ -49,13 +49,7 @@ class Discriminators:
             self._image_only.clear()
 
     async def score(
-        self,
-        cascade: str,
-        key: AttemptKey,
-        image: bytes,
-        prompt: Embedding | None,
-        timeout_s: float,
-        digest: str = "",
+        self, cascade: str, key: AttemptKey, image: bytes, prompt: Embedding | None, timeout_s: float, digest: str = ""
     ) -> float | None:
         """Return the confidence; None if no discriminator answers in time.
 

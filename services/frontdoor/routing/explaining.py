@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from pentimento.clients.gateway import GatewayClient
+from pentimento.dataplane import Dataplane
 from pentimento.dataplane.cascade import own_threshold
 from pentimento.dataplane.pools import Pool
 from pentimento.dataplane.predictions import predicted_wait_s
@@ -13,27 +15,20 @@ from pentimento.domain.embedding import PromptEmbedding
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import Plan
 from pentimento.domain.generation import Route
-from pentimento.domain.image_request import Explanation
+from pentimento.domain.image_request import Explanation, ImageRequest
 from pentimento.domain.online_quality import ReuseQuality
 from pentimento.policies.earned_reuse import CLOSED
 from pentimento.policies.plan.entry import NOISE, Stage
 from pentimento.policies.thinning import Pressure, ThinningMode, ThinningOffer, ThinningRefusal, choose
-from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.requests.arrivals import ValidatedRequest
-from services.frontdoor.routing.cache_writes import Note, bounded
-from services.frontdoor.routing.foresight import (
-    foresee,
-    foresees,
-    is_left_out,
-    left_out_note,
-    light_price,
-    noise_seconds,
-    unscored_note,
-    why_left_out,
-)
-from services.frontdoor.routing.routes import embed
-from services.frontdoor.routing.start_choice import Asker, decide_route
-from services.frontdoor.routing.starts import PoolOption, cascade_stages, kind_of, reused_share, scope_of, work_left
+from services.frontdoor.requests.validation import Validation
+from services.frontdoor.routing.bounded_calls import Note, bounded
+from services.frontdoor.routing.foresight import Foresight, left_out_note
+from services.frontdoor.routing.prompts import PromptEmbedder
+from services.frontdoor.routing.start_choice import Asker, StartChoice
+from services.frontdoor.routing.starts import PoolOption, cascade_stages, kind_of, scope_of, work_left
+from services.frontdoor.routing.step_rules import StepRules
+from services.frontdoor.workers.catalogue import Catalogue
 
 
 @dataclass(frozen=True)
@@ -157,125 +152,114 @@ def _of_wait(pool: Pool) -> Iterator[str]:
 
 # Seconds to wait for facts that only inform the client.
 EXPLAIN_TIMEOUT_S = 1.0
-
-
-async def explanation(
-    parts: FrontdoorParts, tenant: str, validated: ValidatedRequest, *, names_model: bool
-) -> tuple[Explanation, PoolOption, PromptEmbedding | None]:
-    """Return what decides the route of a request, the chosen option, and its prompt's embedding; nothing is accepted or
-    journalled. `names_model`: the client named the model."""
-    notes = list[str]()
-    price = light_price(parts, validated.resolved, validated.stages)
-    left_out = why_left_out(parts, validated.resolved, validated.stages, price)
-    price = 1.0 if left_out else price
-    scored = foresees(parts, validated.stages, price)
-    embedding = await embed(parts, tenant, validated.resolved, notes.append, scored=scored)
-    stage, told = validated.stages[0], parts.light_starts.notes(validated.stages, parts.catalogue)
-    option = await _option(parts, tenant, validated, stage, embedding, notes.append)
-    start = option.route.start
-    foreseen = await foresee(parts, validated.stages, price, start, embedding, told.append)
-    if is_left_out(parts, validated.stages, price, start, foreseen):
-        told.append(left_out_note(stage.model, foreseen, price, left_out))
-        stage = validated.stages[1]
-        option = await _option(parts, tenant, validated, stage, embedding, notes.append)
-    elif unscored := unscored_note(parts, validated.stages, start, foreseen):
-        told.append(unscored)
-    threshold = own_threshold(parts.dataplane.state, foreseen)
-    stages, cascade = cascade_stages(validated.stages, kind_of(start), threshold), validated.stages[0].cascade
-    route = parts.features.scheduled(option.resolved, replace(option.route, stages=stages, cascade=cascade))
-    option = replace(option, route=route)
-    explained = await _explained(parts, option, names_model, stage, tuple(dict.fromkeys(notes)), told)
-    return explained, option, embedding
-
-
-async def _option(
-    parts: FrontdoorParts,
-    tenant: str,
-    validated: ValidatedRequest,
-    stage: Stage,
-    embedding: PromptEmbedding | None,
-    note: Note,
-) -> PoolOption:
-    """Return the first pool option of a request at that stage."""
-    held = parts.catalogue.find(stage.model)
-    stays, last = stage is not validated.stages[0], validated.stages[-1]
-    asker = Asker(tenant, validated.resolved, stage, validated.draw, last.model, stays)
-    noise_s = noise_seconds(parts, validated.resolved, last)
-    if (why := parts.cache_worth.why_left_out(tenant, noise_s)) and validated.resolved.cacheable:
-        note(why)
-    option, *_ = await decide_route(parts, asker, held, embedding, note)
-    return option
-
-
-async def _explained(
-    parts: FrontdoorParts,
-    option: PoolOption,
-    names_model: bool,
-    entered: Stage,
-    notes: Sequence[str],
-    told: Sequence[str],
-) -> Explanation:
-    dataplane, route = parts.dataplane, option.route
-    state = dataplane.state
-    plan, pool = state.plan, state.pools.get(option.pool) or Pool(option.pool)
-    steps = _steps(parts, option, pool)
-    residuals = parts.pipelining.why(option.resolved.spec, route)
-    features = parts.features.why(option.resolved, route)
-    why = reasons(Explained(route, plan, names_model, entered, notes, pool, steps, told, residuals, features))
-    thresholds = await _reuse_quality(parts, route.model_digest)
-    return Explanation(
-        route,
-        route.plan_version,
-        option.pool,
-        predicted_wait_s(dataplane.state, option.pool) * 1000,
-        thresholds,
-        plan.allocator if plan is not None else "",
-        plan.admission_rate if plan is not None else 1.0,
-        pool.waiting_count,
-        (*why, *of_earned(thresholds)),
-    )
-
-
-def _steps(parts: FrontdoorParts, option: PoolOption, pool: Pool) -> str:
-    """Return the sentence on its steps, by the facts that `generate` would pass to the dataplane."""
-    offers, resolved, route = parts.thinning, option.resolved, option.route
-    share = reused_share(route, resolved.spec.num_inference_steps, option.held)
-    offer = replace(offers.offer(resolved, route), reused_share=share)
-    work = share * work_left(resolved, route.start)
-    count = max(offer.remaining_cost, 1.0)
-    pressure = foreseen_pressure(parts.dataplane.state, pool, work, count, resolved.deadline_ms / 1000)
-    return steps_taken(offers.mode, offer, offers.refusal(resolved, route), pressure)
-
-
-async def _reuse_quality(parts: FrontdoorParts, model_digest: str) -> tuple[ReuseQuality, ...]:
-    gateway = parts.gateway
-    if gateway is None:
-        return ()
-    return await bounded("quality", EXPLAIN_TIMEOUT_S, gateway.reuse_quality(model_digest)) or ()
-
-
 MAX_NEIGHBOUR_COUNT = 50
 # A person waits for the answer; no request does.
 _TIMEOUT_S = 2.0
 
 
-def check_neighbour_count(count: int) -> None:
-    """Raise InvalidArgument for a count outside 0..MAX_NEIGHBOUR_COUNT."""
-    if not 0 <= count <= MAX_NEIGHBOUR_COUNT:
-        raise InvalidArgument.of("neighbour_count", f"must be between 0 and {MAX_NEIGHBOUR_COUNT}, got {count}")
+@dataclass(frozen=True)
+class Explainer:
+    """Explain routes as the `Router` would decide them now; nothing is accepted or journalled."""
 
+    dataplane: Dataplane
+    gateway: GatewayClient | None
+    catalogue: Catalogue
+    prompts: PromptEmbedder
+    choice: StartChoice
+    foresight: Foresight
+    rules: StepRules
+    validation: Validation
 
-async def neighbours_of(
-    parts: FrontdoorParts, tenant: str, option: PoolOption, embedding: PromptEmbedding | None, count: int
-) -> tuple[Neighbour, ...]:
-    """Return up to `count` nearest entries by prompt, and up to `count` by image, that the option's model could use.
+    async def explain(self, tenant: str, request: ImageRequest, neighbour_count: int = 0) -> Explanation:
+        """Return what decides the route of a request, and that many of the cache's nearest entries. Raises
+        InvalidArgument for too many."""
+        if not 0 <= neighbour_count <= MAX_NEIGHBOUR_COUNT:
+            limit = f"must be between 0 and {MAX_NEIGHBOUR_COUNT}, got {neighbour_count}"
+            raise InvalidArgument.of("neighbour_count", limit)
+        validated = self.validation.check(tenant, request)
+        notes, foresight = list[str](), self.foresight
+        resolved, stages = validated.resolved, validated.stages
+        price = foresight.light_price(resolved, stages)
+        left_out = foresight.why_left_out(resolved, stages, price)
+        price = 1.0 if left_out else price
+        scored = foresight.foresees(stages, price)
+        embedding = await self.prompts.embed(tenant, resolved, notes.append, scored=scored)
+        stage, told = stages[0], self.rules.light_starts.notes(stages)
+        option = await self._option(tenant, validated, stage, embedding, notes.append)
+        start = option.route.start
+        foreseen = await foresight.foresee(stages, price, start, embedding, told.append)
+        if foresight.is_left_out(stages, price, start, foreseen):
+            told.append(left_out_note(stage.model, foreseen, price, left_out))
+            stage = stages[1]
+            option = await self._option(tenant, validated, stage, embedding, notes.append)
+        elif unscored := foresight.unscored_note(stages, start, foreseen):
+            told.append(unscored)
+        threshold = own_threshold(self.dataplane.state, foreseen)
+        route = replace(
+            option.route, stages=cascade_stages(stages, kind_of(start), threshold), cascade=stages[0].cascade
+        )
+        option = replace(option, route=self.rules.features.scheduled(option.resolved, route))
+        explained = await self._explained(option, bool(request.model), stage, tuple(dict.fromkeys(notes)), told)
+        return replace(explained, neighbours=await self._neighbours(tenant, option, embedding, neighbour_count))
 
-    Return none if the cache is unavailable or the request does not use it.
-    """
-    resolved = option.resolved
-    if not count or parts.gateway is None or embedding is None or not resolved.cacheable:
-        return ()
-    route = option.route
-    scope = scope_of(tenant, resolved, option.held, route.lora_patch_step, route.pipelined_from_step)
-    call = parts.gateway.neighbours(LookupCandidate(scope), embedding.text, count, _TIMEOUT_S, embedding.image)
-    return await bounded("gateway", _TIMEOUT_S, call, loses="neighbours") or ()
+    async def _option(
+        self, tenant: str, validated: ValidatedRequest, stage: Stage, embedding: PromptEmbedding | None, note: Note
+    ) -> PoolOption:
+        """Return the first pool option of a request at that stage."""
+        resolved, held = validated.resolved, self.catalogue.find(stage.model)
+        stays, last = stage is not validated.stages[0], validated.stages[-1]
+        asker = Asker(tenant, resolved, stage, validated.draw, last.model, stays)
+        noise_s = self.choice.noise_s(resolved, last)
+        if (why := self.choice.worth.why_left_out(tenant, noise_s)) and resolved.cacheable:
+            note(why)
+        option, *_ = await self.choice.choose(asker, held, embedding, note)
+        return option
+
+    async def _explained(
+        self, option: PoolOption, names_model: bool, entered: Stage, notes: Sequence[str], told: Sequence[str]
+    ) -> Explanation:
+        state, route = self.dataplane.state, option.route
+        plan, pool = state.plan, state.pools.get(option.pool) or Pool(option.pool)
+        steps = self._steps(option, pool)
+        residuals = self.rules.pipelining.why(option.resolved.spec, route)
+        features = self.rules.features.why(option.resolved, route)
+        why = reasons(Explained(route, plan, names_model, entered, notes, pool, steps, told, residuals, features))
+        thresholds = await self._reuse_quality(route.model_digest)
+        return Explanation(
+            route,
+            route.plan_version,
+            option.pool,
+            predicted_wait_s(state, option.pool) * 1000,
+            thresholds,
+            plan.allocator if plan is not None else "",
+            plan.admission_rate if plan is not None else 1.0,
+            pool.waiting_count,
+            (*why, *of_earned(thresholds)),
+        )
+
+    def _steps(self, option: PoolOption, pool: Pool) -> str:
+        """Return the sentence on its steps, by the facts that `generate` would pass to the dataplane."""
+        rule, resolved, offer = self.rules.thinning, option.resolved, self.rules.thinning_of(option)
+        work = offer.reused_share * work_left(resolved, option.route.start)
+        count = max(offer.remaining_cost, 1.0)
+        pressure = foreseen_pressure(self.dataplane.state, pool, work, count, resolved.deadline_ms / 1000)
+        return steps_taken(rule.mode, offer, rule.refusal(resolved, option.route), pressure)
+
+    async def _reuse_quality(self, model_digest: str) -> tuple[ReuseQuality, ...]:
+        if self.gateway is None:
+            return ()
+        return await bounded("quality", EXPLAIN_TIMEOUT_S, self.gateway.reuse_quality(model_digest)) or ()
+
+    async def _neighbours(
+        self, tenant: str, option: PoolOption, embedding: PromptEmbedding | None, count: int
+    ) -> tuple[Neighbour, ...]:
+        """Return up to `count` nearest entries by prompt, and up to `count` by image, that the option's model could
+        use.
+
+        Return none if the cache is unavailable or the request does not use it.
+        """
+        if not count or self.gateway is None or embedding is None or not option.resolved.cacheable:
+            return ()
+        wanted = LookupCandidate(scope_of(tenant, option.resolved, option.held, option.route))
+        call = self.gateway.neighbours(wanted, embedding.text, count, _TIMEOUT_S, embedding.image)
+        return await bounded("gateway", _TIMEOUT_S, call, loses="neighbours") or ()

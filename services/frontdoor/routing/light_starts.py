@@ -7,7 +7,7 @@ strength, for attaching to the attempt after a restart.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from pentimento.domain.generation import FromNoise, InitImage, SpecInput
@@ -26,30 +26,31 @@ INIT_IMAGE = "init_image.image"
 class LightStarts:
     """Decide which share of a later stage's steps is skipped. A registration in the plan overrides the profiles."""
 
-    mode: HandoverMode = HandoverMode.AUTO
-    profiles: HandoverProfiles = field(default_factory=HandoverProfiles)
+    mode: HandoverMode
+    profiles: HandoverProfiles
+    catalogue: Catalogue
 
-    def share(self, light: Stage, heavy_digest: str, catalogue: Catalogue) -> HandoverShare:
+    def _share(self, light: Stage, heavy_digest: str) -> HandoverShare:
         """Return the share of the stage after `light`, and the reason."""
         if self.mode is HandoverMode.OFF:
             return HandoverShare(0.0, "hand-over is off")
         if light.reuse_share:
             return HandoverShare(light.reuse_share, "the registration of the cascade")
-        held = catalogue.known(light.model)
+        held = self.catalogue.known(light.model)
         return self.profiles.share(held.model_digest if held is not None else "", heavy_digest)
 
-    def notes(self, stages: Sequence[Stage], catalogue: Catalogue) -> list[str]:
+    def notes(self, stages: Sequence[Stage]) -> list[str]:
         """Return a sentence for each pair of stages: how the later one starts, and why."""
-        return [self._note(light, heavy, catalogue) for light, heavy in pairwise(stages)]
+        return [self._note(light, heavy) for light, heavy in pairwise(stages)]
 
-    def _note(self, light: Stage, heavy: Stage, catalogue: Catalogue) -> str:
-        held = catalogue.known(heavy.model)
-        found = self.share(light, held.model_digest if held is not None else "", catalogue)
+    def _note(self, light: Stage, heavy: Stage) -> str:
+        held = self.catalogue.known(heavy.model)
+        found = self._share(light, held.model_digest if held is not None else "")
         if not found.share:
             return f"{heavy.model} starts from noise after {light.model}: {found.reason}"
         return f"{heavy.model} skips {found.share:.0%} of its steps from the image of {light.model}: {found.reason}"
 
-    def started(self, job: Job, number: int, option: PoolOption, catalogue: Catalogue) -> PoolOption:
+    def started(self, job: Job, number: int, option: PoolOption) -> PoolOption:
         """Return the option of stage `number` with a start from the previous stage's image.
 
         The option is unchanged if the pair has no share, if no such image exists, or if the pair's measurement does not
@@ -58,7 +59,7 @@ class LightStarts:
         if not number:
             return option
         light = job.stages[number - 1]
-        share = self.share(light, option.held.model_digest, catalogue).share
+        share = self._share(light, option.held.model_digest).share
         steps = int(option.resolved.spec.num_inference_steps * (1.0 - share) + 1e-9)
         image = _image_of(job, number - 1) if share and steps else None
         if image is None or not _may_reuse(option):

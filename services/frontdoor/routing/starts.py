@@ -1,7 +1,4 @@
-"""Compute saved steps, remaining work and cache scope of a start, and choose the models that generate a request.
-
-If the client names no model, the deployment decides by its plan, else by its settings.
-"""
+"""Compute saved steps, remaining work and cache scope of a start, and the stages that a route records."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -9,7 +6,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from pentimento.domain.cache import CacheScope
-from pentimento.domain.errors import Unavailable
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.generation import (
     CascadeStage,
@@ -23,30 +19,16 @@ from pentimento.domain.generation import (
     Start,
     noise_form_of,
 )
-from pentimento.domain.image_request import AdmittedStages, CacheMode, ImageRequest, ResolvedRequest
-from pentimento.domain.prompt_syntax import WEIGHTED_FAMILIES, PromptSyntax, parse_prompt
-from pentimento.domain.tenants import TenantQuota
-from pentimento.policies.plan.entry import (
-    IMAGE,
-    LATENT,
-    NO_QUOTA,
-    NOISE,
-    PlanIndex,
-    Stage,
-    request_stages,
-    scaled_start_step,
-)
-from services.frontdoor.workers.catalogue import AdapterCatalogue, Catalogue
+from pentimento.domain.image_request import AdmittedStages, CacheMode, ResolvedRequest
+from pentimento.domain.prompt_syntax import PromptSyntax, parse_prompt
+from pentimento.policies.plan.entry import IMAGE, LATENT, NOISE, Stage, scaled_start_step
 
 
-def scope_of(
-    tenant: str, resolved: ResolvedRequest, held: HeldModel, lora_patch_step: int, pipelined_from_step: int
-) -> CacheScope:
+def scope_of(tenant: str, resolved: ResolvedRequest, held: HeldModel, route: Route) -> CacheScope:
     """Return all properties except prompt and seed that change the image. Sampler, eta and the weights of the prompt's
     words count as part of the scheduler: prompts are compared without weights, so a latent serves only requests with
-    the same weights on the same words. The request's LoRAs take effect after `lora_patch_step` steps; residuals are one
-    step old from `pipelined_from_step` on, 0 for never."""
-    spec = resolved.spec
+    the same weights on the same words. The route tells when LoRAs take effect and residuals are one step old."""
+    spec, pipelined_from_step = resolved.spec, route.pipelined_from_step
     sampler = f"{held.scheduler_digest} {spec.scheduler.value} {spec.eta!r}"
     if spec.sigma_spacing is not None:
         sampler = f"{sampler} {spec.sigma_spacing.value}"
@@ -71,7 +53,7 @@ def scope_of(
         negative_prompt=spec.negative_prompt,
         num_inference_steps=spec.num_inference_steps,
         adapters_digest=_digest_of((lora.digest, lora.scale) for lora in spec.loras),
-        adapters_from_step=lora_patch_step,
+        adapters_from_step=route.lora_patch_step,
         conditioning_digest=_digest_of(
             (*zip((one.digest for one in spec.controlnets), _conditions(resolved), strict=True), *images)
         ),
@@ -176,36 +158,6 @@ def ancestor_depth(start: Start) -> int:
     return 0 if isinstance(start, FromNoise) else start.donor.ancestor_depth + 1
 
 
-RETRY_MS = 1000
-
-
-def choose_stages(
-    request: ImageRequest,
-    draw: float,
-    catalogue: Catalogue,
-    plan: PlanIndex,
-    cascade: Sequence[str],
-    quota: TenantQuota = NO_QUOTA,
-) -> tuple[HeldModel, tuple[Stage, ...]]:
-    """Return the model that a request is validated against, and its stages; a named model is the only stage.
-
-    `draw`, uniform in 0..1, chooses by the plan's shares among the pools that `quota` allows the tenant. `cascade`
-    names the models of the stages if the plan has none. Without a named model, the request's steps and guidance scale
-    apply to the deployment's default model; every other model uses its own defaults. Raises NotFound for an unknown
-    model, Unavailable until a worker has held a model of the plan.
-    """
-    named = request.model or request.init_image is not None
-    stages = () if named else request_stages(plan, "", draw, cascade, quota)
-    if not stages:
-        held = catalogue.find(request.model)
-        return held, request_stages(plan, held.model, draw, quota=quota)
-    known = known_stages(stages, catalogue)
-    if not known:
-        models = ", ".join(stage.model for stage in stages)
-        raise Unavailable("MODEL_NOT_LOADED", f"no worker has loaded {models} yet", retry_after_ms=RETRY_MS)
-    return catalogue.default() or catalogue.find(known[-1].model), known
-
-
 @dataclass(frozen=True)
 class Trial:
     """Hold a start that a cell under test would allow to a request that misses, the model that would take it, and that
@@ -256,29 +208,6 @@ def _scaled(start: FromImage, steps: int, own_steps: int) -> FromImage:
     again = min(scaled_start_step(start.renoised_steps, steps, own_steps), max(step - 1, 0))
     back = min(max(scaled_start_step(start.retaken_steps or start.renoised_steps, steps, own_steps), 1), again)
     return replace(start, start_step=step, renoised_steps=again, retaken_steps=back)
-
-
-def known_stages(
-    stages: Sequence[Stage], catalogue: Catalogue, admitted: AdmittedStages | None = None
-) -> tuple[Stage, ...]:
-    """Return the stages with a model that a worker ever held. `admitted`: stages of a request of an earlier process.
-    Their models were held then; not all workers may have reported since."""
-    held_then = {stage.model for stage in admitted.stages} if admitted is not None else set()
-    return tuple(stage for stage in stages if stage.model in held_then or catalogue.known(stage.model) is not None)
-
-
-def restaged(
-    before: Sequence[Stage],
-    planned: Sequence[Stage],
-    resolved: ResolvedRequest,
-    catalogue: Catalogue,
-    adapters: AdapterCatalogue,
-) -> tuple[Stage, ...]:
-    """Return the stages of a request after its stages `before` lost all workers: those, marked deserted, then the
-    `planned` stages that can run it; if none can, the last one of `before` again."""
-    known = known_stages(planned, catalogue)
-    fitting = [stage for stage in known if fits(resolved, catalogue.find(stage.model), adapters)]
-    return (*(replace(stage, deserted=True) for stage in before), *(fitting or before[-1:]))
 
 
 def cascade_stages(stages: Sequence[Stage], start: str, own_threshold: float) -> tuple[CascadeStage, ...]:
@@ -355,12 +284,3 @@ def as_painted_by(resolved: ResolvedRequest, held: HeldModel) -> ResolvedRequest
         clip_skip=0,
     )
     return replace(resolved, spec=spec)
-
-
-def fits(resolved: ResolvedRequest, held: HeldModel, known: AdapterCatalogue) -> bool:
-    """Return whether the model supports the request's size and syntax, and its adapters are made for the model."""
-    if resolved.spec.prompt_syntax is not None and held.family not in WEIGHTED_FAMILIES:
-        return False
-    sides = (resolved.spec.width_px, resolved.spec.height_px)
-    sized = all(side <= held.max_size_px and side % held.size_multiple_px == 0 for side in sides)
-    return sized and known.change(resolved.spec, held)

@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass, field, replace
 
-from pentimento.domain.generation import ControlNetMode, GenerationSpec, Route
+from pentimento.domain.fleet import HeldModel
+from pentimento.domain.generation import ControlNetMode, FromNoise, GenerationSpec, Route, Start
 from pentimento.domain.image_request import ResolvedRequest
+from pentimento.policies.latent_pairing import PairingMode, can_pair
 from pentimento.policies.residual_pipelining import (
     LEAST_WAIT_SHARE,
     PipeliningMode,
@@ -23,7 +25,9 @@ from pentimento.policies.thinning import (
 )
 from pentimento.profiles.catalogue import FeatureReuseMode, ProfileSet, StepProfiles
 from pentimento.profiles.document import ProfileKind
-from services.frontdoor.routing.starts import steps_saved
+from services.frontdoor.routing.light_starts import LightStarts
+from services.frontdoor.routing.starts import PoolOption, reused_share, steps_saved
+from services.frontdoor.workers.catalogue import AdapterCatalogue
 
 # Mean share of the full quality that thinned images in the cache keep, and images with reused features.
 CACHED_SHARE = 0.99
@@ -158,12 +162,46 @@ class ControlPipelining:
             self._waits.learn(_digests(spec), wait_share)
 
 
-def mode_of(spec: GenerationSpec, pipelined_from_step: int) -> ControlNetMode | None:
-    """Return the mode as a route names it; None for a request without ControlNets."""
-    if not spec.controlnets:
-        return None
-    return ControlNetMode.PIPELINED if pipelined_from_step else ControlNetMode.SYNCHRONOUS
-
-
 def _digests(spec: GenerationSpec) -> list[str]:
     return [controlnet.digest for controlnet in spec.controlnets]
+
+
+FROM_NOISE = FromNoise()
+
+
+@dataclass(frozen=True)
+class StepRules:
+    """Hold the rules of one deployment for the steps of a request, by the mechanism."""
+
+    adapters: AdapterCatalogue
+    pipelining: ControlPipelining
+    pairing: PairingMode
+    thinning: ThinningOffers
+    features: FeatureReuse
+    light_starts: LightStarts
+
+    def adapted(self, route: Route, spec: GenerationSpec, held: HeldModel) -> Route:
+        """Return the route with the steps before the request's LoRAs take effect, and with the mode of its ControlNets,
+        None without any."""
+        from_step = self.pipelining.from_step(spec, held.model_digest)
+        mode = ControlNetMode.PIPELINED if from_step else ControlNetMode.SYNCHRONOUS
+        return replace(
+            route,
+            lora_patch_step=self.adapters.lora_patch_step(spec, held),
+            controlnet_mode=mode if spec.controlnets else None,
+            pipelined_from_step=from_step,
+        )
+
+    def expected_thinning(self, resolved: ResolvedRequest, held: HeldModel, start: Start = FROM_NOISE) -> ThinningOffer:
+        """Return the steps that may be skipped in a request with that start, before its route is decided."""
+        route = Route("", start, held.model, held.model_digest)
+        return self.thinning.offer(resolved, self.adapted(route, resolved.spec, held))
+
+    def thinning_of(self, option: PoolOption) -> ThinningOffer:
+        """Return the steps that may be skipped, with the share of the work that reused features leave."""
+        share = reused_share(option.route, option.resolved.spec.num_inference_steps, option.held)
+        return replace(self.thinning.offer(option.resolved, option.route), reused_share=share)
+
+    def may_pair(self, option: PoolOption) -> bool:
+        """Return whether two workers may compute the halves of the request's guidance."""
+        return self.pairing is not PairingMode.OFF and can_pair(option.resolved.spec, option.route)

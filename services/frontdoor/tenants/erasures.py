@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pentimento.clients.gateway import GatewayClient
@@ -40,33 +40,28 @@ class TenantStores:
     gateway: GatewayClient | None
 
 
+@dataclass
 class Erasures:
     """Delete requests, images, inputs, compared pairs and cache entries of deleted tenants. Every step may be repeated:
-    a frontdoor that starts continues where the last one was killed."""
+    a frontdoor that starts continues where the last one was killed. A deleted tenant's data stays for `grace_s`
+    seconds; `seal` returns the text of a receipt."""
 
-    def __init__(
-        self,
-        stores: TenantStores,
-        identity: Identity,
-        clock: Clock,
-        grace_s: float,
-        seal: Callable[[Mapping[str, Any]], str],
-    ) -> None:
-        """Keep a deleted tenant's data for `grace_s` seconds. `seal` returns the text of a receipt."""
-        self._stores = stores
-        self._ledger = stores.journal.erasures
+    stores: TenantStores
+    identity: Identity
+    clock: Clock
+    grace_s: float
+    seal: Callable[[Mapping[str, Any]], str]
+    _woken: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    # When this process learnt of a deletion, and why an erasure waits; by the tenant's identity.
+    _known_at: dict[str, float] = field(default_factory=dict, init=False)
+    _waits_for: dict[str, str] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self._ledger = self.stores.journal.erasures
         # The tenants' ledger, which cells share: each cell erases its data and writes a receipt.
-        self._departures = stores.journal.departures
-        self._identity = identity
-        self._clock = clock
+        self._departures = self.stores.journal.departures
         # Deletion is irreversible: the steady clock does not follow a jump ahead immediately.
-        self._steady_clock = SteadyClock(clock)
-        self._grace_s = grace_s
-        self._seal = seal
-        self._woken = asyncio.Event()
-        # When this process learnt of a deletion, and why an erasure waits; by the tenant's identity.
-        self._known_at: dict[str, float] = {}
-        self._waits_for: dict[str, str] = {}
+        self._steady_clock = SteadyClock(self.clock)
 
     async def run_forever(self) -> None:
         """Erase at intervals, and after `wake`."""
@@ -96,7 +91,7 @@ class Erasures:
 
     async def erase_due(self) -> None:
         """Continue every erasure that is due. Raises StoreUnavailable if the ledger is away."""
-        before = min(self._steady_clock.wall(), self._clock.wall()) - self._grace_s
+        before = min(self._steady_clock.wall(), self.clock.wall()) - self.grace_s
         if self._departures is not self._ledger:
             known = await asyncio.wrap_future(self._ledger.known())
             departed = await asyncio.wrap_future(self._departures.take(before, known))
@@ -116,8 +111,8 @@ class Erasures:
 
     async def _continue(self, tenant_id: str) -> str:
         """Delete what can be deleted now. Return what the rest waits for; "" once nothing is left."""
-        journal, keeper = self._stores.journal, self._stores.keeper
-        known_at = self._known_at.setdefault(tenant_id, self._clock.monotonic())
+        journal, keeper = self.stores.journal, self.stores.keeper
+        known_at = self._known_at.setdefault(tenant_id, self.clock.monotonic())
         await asyncio.wrap_future(self._ledger.begin(tenant_id))
         was_empty = not await asyncio.wrap_future(journal.has_requests(tenant_id))
         await self._erase_requests(tenant_id)
@@ -129,7 +124,7 @@ class Erasures:
         await self._erase_pairs(tenant_id)
         if left := await self._erase_cache(tenant_id):
             return f"{left} entries and objects of the cache"
-        if not was_empty or self._clock.monotonic() - known_at < SETTLED_S:
+        if not was_empty or self.clock.monotonic() - known_at < SETTLED_S:
             # The last request must have ended before this round: it could have added to the cache.
             return "calls that began before the deletion"
         await self._finish(tenant_id)
@@ -137,18 +132,18 @@ class Erasures:
 
     async def _erase_requests(self, tenant_id: str) -> None:
         """Delete images first: a row that is left after a kill leads to its image. No client can ask for either."""
-        journal = self._stores.journal
+        journal = self.stores.journal
         while ended := await asyncio.wrap_future(journal.ended_requests(tenant_id, _ERASED_AT_ONCE)):
             for record in ended:
                 if record.result is not None and record.result.image.key:
-                    await self._stores.keeper.erase(record.result.image.key)
+                    await self.stores.keeper.erase(record.result.image.key)
             ids = [record.request.request_id for record in ended]
             gone = await asyncio.wrap_future(journal.erase_requests(tenant_id, ids))
-            self._stores.retention.note_gone(gone)
+            self.stores.retention.note_gone(gone)
 
     async def _erase_inputs(self, tenant_id: str) -> None:
         """Delete the inputs, those of pinned requests too. No request uses one any longer."""
-        prefix, keeper = prefix_of(tenant_id), self._stores.keeper
+        prefix, keeper = prefix_of(tenant_id), self.stores.keeper
         usage = await keeper.usage(prefix)
         found = ErasedKind("inputs", usage.object_count, usage.size_bytes)
         if await asyncio.wrap_future(self._ledger.plan(tenant_id, found)):
@@ -156,30 +151,30 @@ class Erasures:
             await self._erase_planned(tenant_id, found.kind, keys)
 
     async def _erase_pairs(self, tenant_id: str) -> None:
-        pairs = await self._stores.pairs.of_tenant(tenant_id)
+        pairs = await self.stores.pairs.of_tenant(tenant_id)
         found = ErasedKind("compared_pairs", len(pairs), sum(pair.size_bytes for pair in pairs))
         if await asyncio.wrap_future(self._ledger.plan(tenant_id, found)):
             await self._erase_planned(tenant_id, found.kind, [pair.key for pair in pairs])
 
     async def _erase_planned(self, tenant_id: str, kind: str, keys: list[str]) -> None:
         for key in keys:
-            await self._stores.keeper.erase(key)
+            await self.stores.keeper.erase(key)
         await asyncio.wrap_future(self._ledger.settle(tenant_id, kind))
 
     async def _erase_cache(self, tenant_id: str) -> int:
         """Return how many entries and objects the gateway has not deleted yet."""
-        if self._stores.gateway is None:
+        if self.stores.gateway is None:
             return 0
-        erased = await self._stores.gateway.forget_tenant(tenant_id, timeout_s=_GATEWAY_TIMEOUT_S)
+        erased = await self.stores.gateway.forget_tenant(tenant_id, timeout_s=_GATEWAY_TIMEOUT_S)
         await asyncio.wrap_future(self._ledger.replace(tenant_id, cache_kinds(erased)))
         return erased.left_count
 
     async def _finish(self, tenant_id: str) -> None:
         erasure = await asyncio.wrap_future(self._ledger.begin(tenant_id))
-        cache = "erased" if self._stores.gateway is not None else "none is configured"
-        where = {"frontdoor": self._identity.frontdoor_id, "journal": self._identity.journal_id, "cache": cache}
-        finished_at = self._clock.wall()
-        receipt = self._seal(receipt_of(erasure, finished_at, where))
+        cache = "erased" if self.stores.gateway is not None else "none is configured"
+        where = {"frontdoor": self.identity.frontdoor_id, "journal": self.identity.journal_id, "cache": cache}
+        finished_at = self.clock.wall()
+        receipt = self.seal(receipt_of(erasure, finished_at, where))
         await asyncio.wrap_future(self._ledger.finish(tenant_id, finished_at, receipt))
         del self._known_at[tenant_id]
         logger.info("a tenant is erased; its usage stays")

@@ -12,7 +12,7 @@ import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from pentimento.domain.clock import Backoff, Clock, SteadyClock
@@ -47,48 +47,38 @@ class DeliveryLimits:
     give_up_s: float = 86_400.0
 
 
+@dataclass
 class Webhooks:
     """Deliver webhooks. `keys` returns the deployment's current keys, newest first; none if webhooks are off."""
 
-    def __init__(
-        self,
-        journal: JournalWebhooks,
-        clock: Clock,
-        caller: WebhookCaller,
-        rules: WebhookRules,
-        keys: SigningKeys,
-        limits: DeliveryLimits,
-    ) -> None:
-        self._journal = journal
-        self._clock = clock
-        # A failed webhook stays failed, however the clock moves later.
-        self._steady_clock = SteadyClock(clock)
-        self._caller = caller
-        self._rules = rules
-        self._keys = keys
-        self._limits = limits
-        self._news = asyncio.Event()
-        self._calls: dict[str, asyncio.Task[None]] = {}
-        self._tenants: Counter[str] = Counter()
-        # Calls by tenant and host.
-        self._hosts: Counter[tuple[str, str]] = Counter()
-        self._random = random.Random()
-        self._set_right_at = -math.inf
+    journal: JournalWebhooks
+    clock: Clock
+    caller: WebhookCaller
+    rules: WebhookRules
+    keys: SigningKeys
+    limits: DeliveryLimits
+    _news: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _calls: dict[str, asyncio.Task[None]] = field(default_factory=dict, init=False)
+    _tenants: Counter[str] = field(default_factory=Counter, init=False)
+    # Calls by tenant and host.
+    _hosts: Counter[tuple[str, str]] = field(default_factory=Counter, init=False)
+    _random: random.Random = field(default_factory=random.Random, init=False)
+    _set_right_at: float = field(default=-math.inf, init=False)
 
-    def check(self, url: str) -> None:
-        """Raise as `WebhookRules.target` for an address that a job may not name."""
-        self._rules.target(url)
+    def __post_init__(self) -> None:
+        # A failed webhook stays failed, however the clock moves later.
+        self._steady_clock = SteadyClock(self.clock)
 
     def key_of(self, tenant: str) -> str:
         """Return the key that signs the tenant's webhooks. Raises FailedPrecondition WEBHOOKS_OFF."""
-        if not self._rules.hosts:
+        if not self.rules.hosts:
             raise FailedPrecondition("WEBHOOKS_OFF", "this deployment calls no webhooks")
-        return key_as_text(tenant_key(self._keys()[0], tenant))
+        return key_as_text(tenant_key(self.keys()[0], tenant))
 
     def wake(self) -> None:
         """Look again soon: a request has ended."""
         # If no webhooks are called, earlier ones can wait until they expire.
-        if self._rules.hosts:
+        if self.rules.hosts:
             self._news.set()
 
     async def run_forever(self) -> None:
@@ -107,40 +97,40 @@ class Webhooks:
 
     async def _look(self) -> float:
         """Begin due calls. Return for how many seconds nothing else is due."""
-        looked_at = self._clock.wall()
+        looked_at = self.clock.wall()
         try:
             await self._set_right()
             # The rows read may all be for hosts that are already busy: the next look excludes those hosts.
             while await self._begin_some(looked_at):
                 pass
-            next_at = await asyncio.wrap_future(self._journal.next_at(looked_at))
+            next_at = await asyncio.wrap_future(self.journal.next_at(looked_at))
         except PentimentoError as error:
             logger.warning("webhooks cannot be read", extra={"reason": error.reason})
             return _LONGEST_WAIT_S
         # Webhooks due at `looked_at` are called, or wait for a call to end, which wakes this loop. The next may be due
         # by now.
-        return _LONGEST_WAIT_S if next_at is None else min(next_at - self._clock.wall(), _LONGEST_WAIT_S)
+        return _LONGEST_WAIT_S if next_at is None else min(next_at - self.clock.wall(), _LONGEST_WAIT_S)
 
     async def _set_right(self) -> None:
         """Fail overdue webhooks now and then, and move tries that are further away than the longest pause, however the
         clock was set."""
-        if self._clock.monotonic() - self._set_right_at < _LONGEST_WAIT_S:
+        if self.clock.monotonic() - self._set_right_at < _LONGEST_WAIT_S:
             return
-        self._set_right_at = self._clock.monotonic()
-        now = self._clock.wall()
-        await asyncio.wrap_future(self._journal.put_forward(now + self._limits.backoff.max_s, now))
+        self._set_right_at = self.clock.monotonic()
+        now = self.clock.wall()
+        await asyncio.wrap_future(self.journal.put_forward(now + self.limits.backoff.max_s, now))
         await self._give_up()
 
     async def _give_up(self) -> None:
-        after_s, count = self._limits.give_up_s, 0
+        after_s, count = self.limits.give_up_s, 0
         error = f"not delivered within {after_s / 3600:.3g} h of its job's end"
         # The wall clock counts if it was set back: requests that end now end by it.
-        ended_before = min(self._steady_clock.wall(), self._clock.wall()) - after_s
+        ended_before = min(self._steady_clock.wall(), self.clock.wall()) - after_s
         while overdue := await asyncio.wrap_future(
-            self._journal.overdue(ended_before, _LOOKED_AT_ONCE, tuple(self._calls))
+            self.journal.overdue(ended_before, _LOOKED_AT_ONCE, tuple(self._calls))
         ):
             failed = (WebhookDelivery(WebhookState.FAILED, one.try_count, error) for one in overdue)
-            noted = [self._journal.note_try(one.request_id, end, 0.0) for one, end in zip(overdue, failed, strict=True)]
+            noted = [self.journal.note_try(one.request_id, end, 0.0) for one, end in zip(overdue, failed, strict=True)]
             await asyncio.gather(*map(asyncio.wrap_future, noted))
             WEBHOOKS.labels(WebhookState.FAILED.value).inc(len(overdue))
             count += len(overdue)
@@ -154,7 +144,7 @@ class Webhooks:
         full_hosts = [one for one, count in self._hosts.items() if count >= _AT_ONCE_PER_HOST]
         # The journal may not yet show the end of a call that ends during the read; its end wakes the loop.
         under_way = frozenset(self._calls)
-        due = await asyncio.wrap_future(self._journal.due(now, _LOOKED_AT_ONCE, full_tenants, full_hosts))
+        due = await asyncio.wrap_future(self.journal.due(now, _LOOKED_AT_ONCE, full_tenants, full_hosts))
         begun = [one for one in due if one.request_id not in under_way and self._begin(one)]
         return bool(begun)
 
@@ -183,17 +173,17 @@ class Webhooks:
     async def _call(self, due: DueWebhook) -> None:
         delivery = await self._try(due)
         WEBHOOKS.labels(delivery.state.value).inc()
-        wait_s = self._limits.backoff.random_delay_s(delivery.try_count, self._random)
-        await self._note(due.request_id, delivery, self._clock.wall() + wait_s)
+        wait_s = self.limits.backoff.random_delay_s(delivery.try_count, self._random)
+        await self._note(due.request_id, delivery, self.clock.wall() + wait_s)
         # A resolver that does not answer outlasts the call, on a thread that other tenants would lack.
-        await self._caller.looked_up(due.url)
+        await self.caller.looked_up(due.url)
 
     async def _note(self, request_id: str, delivery: WebhookDelivery, next_at: float) -> None:
         """Repeat the write until the journal answers: a receiver that has answered must not be called again."""
         delays_s = _NOTE_RETRIES.delays_s()
         while True:
             try:
-                await asyncio.wrap_future(self._journal.note_try(request_id, delivery, next_at))
+                await asyncio.wrap_future(self.journal.note_try(request_id, delivery, next_at))
                 return
             except PentimentoError as error:
                 logger.warning("the outcome of a webhook cannot be recorded", extra={"reason": error.reason})
@@ -202,9 +192,9 @@ class Webhooks:
     async def _try(self, due: DueWebhook) -> WebhookDelivery:
         tries = due.try_count + 1
         body = webhook_body(due)
-        headers = signed_headers(self._keys(), due.tenant, due.job_id, body, self._clock.wall())
+        headers = signed_headers(self.keys(), due.tenant, due.job_id, body, self.clock.wall())
         try:
-            status = await self._caller.post(due.url, headers, body)
+            status = await self.caller.post(due.url, headers, body)
         except WebhookFailed as failed:
             return self._failed(tries, str(failed))
         except PentimentoError as refused:
@@ -217,7 +207,7 @@ class Webhooks:
         return self._failed(tries, f"status {status}")
 
     def _failed(self, tries: int, error: str) -> WebhookDelivery:
-        state = WebhookState.FAILED if tries >= self._limits.try_count else WebhookState.PENDING
+        state = WebhookState.FAILED if tries >= self.limits.try_count else WebhookState.PENDING
         return WebhookDelivery(state, tries, error)
 
 

@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 # Workers report once a second: after this silence, their weights no longer count.
 _SILENCE_S = 10.0
+RETRY_MS = 1000
 # Characters of a name that are echoed to the client.
 _SHOWN_NAME_LENGTH = 80
 # Wait of a call without a deadline for a model that no worker ever held, the longest one, and the most such calls. An
@@ -36,15 +37,10 @@ class Catalogue:
     """
 
     def __init__(
-        self,
-        default_model: str,
-        no_worker_retry_ms: int = 1000,
-        monotonic: Callable[[], float] = time.monotonic,
-        worker_wait_s: float = 0.0,
+        self, default_model: str, monotonic: Callable[[], float] = time.monotonic, worker_wait_s: float = 0.0
     ) -> None:
         """Create an empty catalogue. `worker_wait_s`: how long to wait for the report of a worker named in settings."""
         self._default_model = default_model
-        self._retry_ms = no_worker_retry_ms
         self._models: dict[str, HeldModel] = {}
         self._monotonic = monotonic
         # When the digest in use was last reported, by the model's name.
@@ -122,11 +118,11 @@ class Catalogue:
         if held is not None:
             return held
         if not self._models or not name:
-            raise Unavailable("NO_WORKER_READY", "no worker is ready yet", retry_after_ms=self._retry_ms)
+            raise Unavailable("NO_WORKER_READY", "no worker is ready yet", retry_after_ms=RETRY_MS)
         shown = repr(name[:_SHOWN_NAME_LENGTH])
         now = self._monotonic()
         if name in self._planned or any(now < until for until in self._awaited.values()):
-            raise Unavailable("MODEL_NOT_LOADED", f"no worker has loaded {shown} yet", retry_after_ms=self._retry_ms)
+            raise Unavailable("MODEL_NOT_LOADED", f"no worker has loaded {shown} yet", retry_after_ms=RETRY_MS)
         limit = f"must be one of {', '.join(sorted(self._models))}, got {shown}"
         raise NotFound.of("UNKNOWN_MODEL", "model", limit)
 
@@ -223,8 +219,8 @@ class AdapterCatalogue:
         # Keyed by name and digest.
         self._placements: dict[tuple[str, str], tuple[AdapterPlacement, ...]] = {}
         self._addresses: dict[str, str] = {}
-        # The LoRAs that the plan names.
-        self._uploaded: frozenset[Adapter] = frozenset()
+        # The LoRAs in the object store that the plan names, so that requests may name them.
+        self.uploaded: frozenset[Adapter] = frozenset()
         self._turn = count()
 
     def learn(self, credits: WorkerCredits) -> None:
@@ -240,8 +236,8 @@ class AdapterCatalogue:
     def follow(self, plan: Plan) -> None:
         """Take ControlNets with their replicas, and uploaded LoRAs, from a plan."""
         named = (placement.adapter for placement in plan.placements)
-        self._uploaded = frozenset(one for one in named if one.kind is AdapterKind.LORA and one.object is not None)
-        for adapter in self._uploaded:
+        self.uploaded = frozenset(one for one in named if one.kind is AdapterKind.LORA and one.object is not None)
+        for adapter in self.uploaded:
             self._remember(adapter)
         placed = [placement for placement in plan.placements if placement.adapter.kind is AdapterKind.CONTROLNET]
         self._placements = {}
@@ -250,11 +246,6 @@ class AdapterCatalogue:
             key = (placement.adapter.name, placement.adapter.digest)
             self._placements[key] = (*self._placements.get(key, ()), placement)
             self._remember(placement.adapter)
-
-    @property
-    def uploaded(self) -> frozenset[Adapter]:
-        """Return the LoRAs in the object store that requests may name."""
-        return self._uploaded
 
     def takes(self, kind: AdapterKind) -> bool:
         return any(_CAPABILITIES[kind] & capabilities for capabilities in self._capabilities.values())
@@ -327,7 +318,7 @@ class AdapterCatalogue:
         return tuple(newest[key] for key in sorted(newest))
 
     def _is_offered(self, adapter: Adapter) -> bool:
-        return adapter.kind is not AdapterKind.LORA or adapter.object is None or adapter in self._uploaded
+        return adapter.kind is not AdapterKind.LORA or adapter.object is None or adapter in self.uploaded
 
     def _remember(self, adapter: Adapter) -> None:
         known = self._known[adapter.kind, adapter.name]

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 import grpc.aio
@@ -39,36 +40,30 @@ def is_refusal(error: Exception) -> TypeGuard[PentimentoError]:
     return isinstance(error, InvalidArgument)
 
 
+@dataclass(eq=False)
 class WorkerLink:
-    """Connect to one address. `worker_id` is empty until the worker's first report."""
+    """Connect to one address. `worker_id` is empty until the worker's first report. After `silence_s` without a report
+    the worker is lost; it reports at least once a second."""
 
-    def __init__(
-        self,
-        address: str,
-        channel: grpc.aio.Channel,
-        identity: Identity,
-        silence_s: float,
-        on_credits: Callable[["WorkerLink", WorkerCredits], None],
-        on_loss: Callable[["WorkerLink"], None],
-    ) -> None:
-        """Create a link. `silence_s`: silence after which the worker is lost; it reports at least once a second."""
-        self.address = address
-        self.client = WorkerClient(channel)
-        self.pinned = False
-        self.worker_id = ""
-        self.worker_generation = 0
-        # The later start of the same name that was logged, 0 for none: this worker still reports every second.
-        self.outranked_by = 0
-        # The worker's error if it considers another start of this frontdoor newer, else None.
-        self.refusal: PentimentoError | None = None
-        # Streams of attempts, cancelled when the worker is lost.
-        self.runs: set[asyncio.Task[Any]] = set()
-        self.adapters = LinkAdapters()
-        self._channel = channel
-        self._identity = identity
-        self._silence_s = silence_s
-        self._on_credits = on_credits
-        self._on_loss = on_loss
+    address: str
+    channel: grpc.aio.Channel
+    identity: Identity
+    silence_s: float
+    on_credits: Callable[["WorkerLink", WorkerCredits], None]
+    on_loss: Callable[["WorkerLink"], None]
+    pinned: bool = False
+    worker_id: str = ""
+    worker_generation: int = 0
+    # The later start of the same name that was logged, 0 for none: this worker still reports every second.
+    outranked_by: int = 0
+    # The worker's error if it considers another start of this frontdoor newer, else None.
+    refusal: PentimentoError | None = None
+    # Streams of attempts, cancelled when the worker is lost.
+    runs: set[asyncio.Task[Any]] = field(default_factory=set)
+    adapters: "LinkAdapters" = field(default_factory=lambda: LinkAdapters())
+
+    def __post_init__(self) -> None:
+        self.client = WorkerClient(self.channel)
 
     async def watch(self) -> None:
         """Keep the stream of credits open until cancelled."""
@@ -80,19 +75,19 @@ class WorkerLink:
                 await asyncio.sleep(next(delays_s))
         finally:
             self._lose()
-            await self._channel.close()
+            await self.channel.close()
 
     async def _listen(self) -> bool:
         """Read the stream until it breaks or falls silent; return whether the worker answered."""
         answered = False
         try:
-            async with heard_within(self._silence_s) as silence:
-                identity = self._identity
+            async with heard_within(self.silence_s) as silence:
+                identity = self.identity
                 stream = self.client.watch_credits(identity.frontdoor_id, identity.epoch, identity.journal_id)
                 async for credits in stream:
                     silence.heard()
                     answered, self.refusal = True, None
-                    self._on_credits(self, credits)
+                    self.on_credits(self, credits)
         except (PentimentoError, TimeoutError) as error:
             logger.log(logging.WARNING if answered else logging.DEBUG, "worker lost", extra=self._describe(error))
             self._note_refusal(error)
@@ -111,7 +106,7 @@ class WorkerLink:
     def _lose(self) -> None:
         if not self.worker_id:
             return
-        self._on_loss(self)
+        self.on_loss(self)
         for run in self.runs:
             run.cancel()
         self.worker_id, self.adapters = "", LinkAdapters()
@@ -121,28 +116,20 @@ class WorkerLink:
         return {"address": self.address, "worker": self.worker_id, "reason": reason}
 
 
+@dataclass(eq=False)
 class WorkerLinks:
     """Hold the links to the plan's workers and to the operator's, which need no plan (`pinned`)."""
 
-    def __init__(
-        self,
-        open_channel: Callable[[str], grpc.aio.Channel],
-        catalogue: Catalogue,
-        adapters: AdapterCatalogue,
-        submit: Callable[[Event], None],
-        identity: Identity,
-        silence_s: float,
-    ) -> None:
-        self._open_channel = open_channel
-        self._catalogue = catalogue
-        self._adapters = adapters
-        self._submit = submit
-        self._identity = identity
-        self._silence_s = silence_s
-        self._wanted: frozenset[str] = frozenset()
-        self._links: dict[str, WorkerLink] = {}
-        self._watches: dict[str, asyncio.Task[None]] = {}
-        self._by_worker: dict[str, WorkerLink] = {}
+    open_channel: Callable[[str], grpc.aio.Channel]
+    catalogue: Catalogue
+    adapters: AdapterCatalogue
+    submit: Callable[[Event], None]
+    identity: Identity
+    silence_s: float
+    _wanted: frozenset[str] = field(default=frozenset(), init=False)
+    _links: dict[str, WorkerLink] = field(default_factory=dict, init=False)
+    _watches: dict[str, asyncio.Task[None]] = field(default_factory=dict, init=False)
+    _by_worker: dict[str, WorkerLink] = field(default_factory=dict, init=False)
 
     def follow(self, wanted: Mapping[str, bool]) -> None:
         """Watch these addresses (True: pinned), and leave others as soon as no attempt runs there."""
@@ -151,7 +138,7 @@ class WorkerLinks:
             if address not in self._links:
                 self._open(address)
                 if pinned:
-                    self._catalogue.await_worker(address)
+                    self.catalogue.await_worker(address)
             self._links[address].pinned = pinned
         for link in tuple(self._links.values()):
             self._leave_if_idle(link)
@@ -175,7 +162,7 @@ class WorkerLinks:
 
     def _open(self, address: str) -> None:
         link = WorkerLink(
-            address, self._open_channel(address), self._identity, self._silence_s, self._on_credits, self._on_loss
+            address, self.open_channel(address), self.identity, self.silence_s, self._on_credits, self._on_loss
         )
         self._links[address] = link
         self._watches[address] = asyncio.get_running_loop().create_task(link.watch(), name=f"watch {address}")
@@ -185,12 +172,12 @@ class WorkerLinks:
             self._leave(link.address)
 
     def _leave(self, address: str) -> None:
-        self._catalogue.await_no_longer(address)
+        self.catalogue.await_no_longer(address)
         del self._links[address]
         self._watches.pop(address).cancel()
 
     def _on_credits(self, link: WorkerLink, credits: WorkerCredits) -> None:
-        self._catalogue.await_no_longer(link.address)
+        self.catalogue.await_no_longer(link.address)
         link.adapters.hear(credits)
         namesake = self._by_worker.get(credits.worker_id)
         if namesake not in (None, link) and credits.held.worker_generation < namesake.worker_generation:
@@ -210,9 +197,9 @@ class WorkerLinks:
             logger.info("worker connected", extra={"worker": credits.worker_id, "address": link.address})
         link.worker_id, link.worker_generation = credits.worker_id, credits.held.worker_generation
         self._by_worker[link.worker_id] = link
-        self._catalogue.learn(credits.held)
-        self._adapters.learn(credits)
-        self._submit(_reported(credits, link.pinned, link.adapters.news(credits, self._adapters.uploaded)))
+        self.catalogue.learn(credits.held)
+        self.adapters.learn(credits)
+        self.submit(_reported(credits, link.pinned, link.adapters.news(credits, self.adapters.uploaded)))
         WORKERS.set(len(self._by_worker))
         self._leave_if_idle(link)
 
@@ -225,7 +212,7 @@ class WorkerLinks:
     def _on_loss(self, link: WorkerLink) -> None:
         if self._by_worker.get(link.worker_id) is link:
             # Report the loss first: a worker that is only silent still receives the stops of its attempts.
-            self._submit(WorkerLost(link.worker_id, link.worker_generation))
+            self.submit(WorkerLost(link.worker_id, link.worker_generation))
             del self._by_worker[link.worker_id]
         WORKERS.set(len(self._by_worker))
 

@@ -231,12 +231,12 @@ async def test_absent_former_cell_delays_moved_tenants_with_a_key(cells: Running
 async def test_key_of_a_tenant_is_accepted_by_every_cell(cells: RunningCells) -> None:
     first = await cells.start("a", OLD)
     second = await cells.start("b", OLD)
-    ledger = first.parts.journal.tenants
-    assert second.parts.journal.tenants is not ledger
+    ledger = first.journal.tenants
+    assert second.journal.tenants is not ledger
     tenant = await asyncio.wrap_future(ledger.create("initech", TenantQuota()))
     await asyncio.wrap_future(ledger.add_key(HashedKey(TenantKey("k", "initech", 0.0), hash_token("secret"))))
     for cell in (first, second):
-        await cell.parts.tenants.refresh()
+        await cell.tenants.refresh()
     assert tenant.identity == "initech"
     async with cells.edge(OLD) as http:
         assert (await generate(http, "secret")).status_code == 200
@@ -245,10 +245,10 @@ async def test_key_of_a_tenant_is_accepted_by_every_cell(cells: RunningCells) ->
 
 async def test_data_of_a_deleted_tenant_is_deleted_in_every_cell(cells: RunningCells) -> None:
     first, second = [await cells.start(name, OLD, tenant_grace_h=0.0) for name in ("a", "b")]
-    ledger = first.parts.journal.tenants
+    ledger = first.journal.tenants
     await asyncio.wrap_future(ledger.create("initech", TenantQuota()))
     await asyncio.wrap_future(ledger.add_key(HashedKey(TenantKey("k", "initech", 0.0), hash_token("secret"))))
-    await second.parts.tenants.refresh()
+    await second.tenants.refresh()
     async with cells.client("b", "secret") as client:
         await client.generate(REQUEST)
     assert accepted_requests(cells.folder, "b").total() == 1
@@ -269,11 +269,11 @@ async def test_data_of_a_deleted_tenant_is_deleted_in_every_cell(cells: RunningC
 async def test_cell_erases_what_the_cell_with_the_tenants_ledger_has_erased_before(cells: RunningCells) -> None:
     cells.tenants_of = "a"
     first, second = [await cells.start(name, OLD, tenant_grace_h=0.0) for name in ("a", "b")]
-    journal = first.parts.journal
+    journal = first.journal
     assert journal.departures is journal.erasures
     await asyncio.wrap_future(journal.tenants.create("initech", TenantQuota()))
     await asyncio.wrap_future(journal.tenants.add_key(HashedKey(TenantKey("k", "initech", 0.0), hash_token("secret"))))
-    await second.parts.tenants.refresh()
+    await second.tenants.refresh()
     async with cells.client("b", "secret") as client:
         await client.generate(REQUEST)
     await asyncio.wrap_future(journal.tenants.delete("initech"))
@@ -291,14 +291,14 @@ async def test_cell_erases_what_the_cell_with_the_tenants_ledger_has_erased_befo
 
 async def test_tenant_kept_by_erasure_finds_its_new_requests(cells: RunningCells) -> None:
     first, second = await cells.start("a", OLD), await cells.start("b", OLD)
-    journal = first.parts.journal
+    journal = first.journal
     await asyncio.wrap_future(journal.tenants.create("wayne", TenantQuota()))
     await asyncio.wrap_future(journal.tenants.add_key(HashedKey(TenantKey("k", "wayne", 0.0), hash_token("secret"))))
     async with cells.edge(OLD) as http:
         # The second identity's hash would choose the other cell.
         for _ in range(2):
             for cell in (first, second):
-                await cell.parts.tenants.refresh()
+                await cell.tenants.refresh()
             assert (await generate(http, "secret")).status_code == 200
             assert tags(await request_ids(http, "secret")) == ["b"]
             await asyncio.wrap_future(journal.departures.erase("wayne", True))
@@ -326,7 +326,7 @@ async def test_find_key_is_for_cells_of_the_suite(cells: RunningCells) -> None:
 
 async def test_standby_of_a_cell_takes_no_hand_over(cells: RunningCells) -> None:
     standby = await cells.start("a", OLD)
-    standby.parts.identity.epoch = 0
+    standby.identity.epoch = 0
     async with open_channel(f"unix:{cells.folder / 'a'}", RpcChannelSettings(), "service") as channel:
         with pytest.raises(Unavailable) as caught:
             await FrontdoorClient(channel).find_key("hooli", "one", "b")

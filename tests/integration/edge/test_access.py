@@ -129,9 +129,8 @@ async def test_every_route_by_every_role(edge: EdgeUnderTest) -> None:
 
 
 async def test_tenant_over_quota_gets_retry_after_over_http(edge: EdgeUnderTest) -> None:
-    parts = edge.suite.frontdoor.parts
-    erasures = edge.suite.frontdoor.erasures
-    tenants = TenantAdministration(parts.journal.tenants, parts.tenants, parts.usage, erasures, parts.clock, 0.0)
+    of, clock = edge.suite.frontdoor, edge.suite.frontdoor.interpreter.clock
+    tenants = TenantAdministration(of.journal.tenants, of.tenants, of.usage, of.erasures, clock, 0.0)
     await tenants.create("greedy", TenantQuota(requests_per_s=0.01, burst_count=2))
     _, secret = await tenants.create_key("greedy", None)
     body = {"prompt": "x", "num_inference_steps": 1}

@@ -111,7 +111,7 @@ async def test_connections_beyond_the_bound_are_closed_where_all_others_are_at_w
         for _, writer in (one, other, third):
             writer.write(with_body(GOOD))
         await edge.worker.wait_until(lambda: edge.worker.running)
-        await eventually(lambda: len(edge.suite.frontdoor.parts.jobs) == 3)
+        await eventually(lambda: len(edge.suite.frontdoor.jobs) == 3)
 
         assert await answer_to(edge, HEALTH + b"\r\n") == b""
 

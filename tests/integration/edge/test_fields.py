@@ -19,7 +19,7 @@ async def journalled(edge: EdgeUnderTest, **values: Any) -> ResolvedRequest:
     edge.worker.hold.clear()
     answer = await edge.http.post("/v1/jobs", json={"prompt": "x", "num_inference_steps": 2, **values})
     assert answer.status_code == 202, answer.text
-    (record,) = await asyncio.wrap_future(edge.suite.frontdoor.parts.journal.unfinished())
+    (record,) = await asyncio.wrap_future(edge.suite.frontdoor.journal.unfinished())
     edge.worker.hold.set()
     await edge.http.get(f"/v1/jobs/{answer.json()['id']}/events")
     return resolved_from_bytes(record.request.body, record.request.body_format)

@@ -183,7 +183,7 @@ async def test_the_result_of_several_of_which_one_is_kept_no_more_has_the_others
 ) -> None:
     job_id = (await submit(edge, n=2)).json()["id"]
     await ended(edge, job_id)
-    objects, asked = edge.suite.frontdoor.parts.journal.objects, {"response_format": response_format}
+    objects, asked = edge.suite.frontdoor.journal.objects, {"response_format": response_format}
     await asyncio.wrap_future(objects.forget_pictures("default", 1))
 
     result = await edge.http.get(f"/v1/jobs/{job_id}/result", params=asked)

@@ -99,7 +99,7 @@ async def test_client_leaving_after_restart_cancels_its_request(folder: Path, wo
             asked = asyncio.ensure_future(http.post("/v1/images/generations", json=ASKED))
             await worker.wait_until(lambda: worker.running)
         async with running_suite(folder) as suite:
-            jobs = suite.frontdoor.api._parts.jobs
+            jobs = suite.frontdoor.jobs
             await until(lambda: any(job.audience.listeners for job in jobs))
             (job,) = jobs
             asked.cancel()

@@ -211,7 +211,7 @@ async def test_a_deployment_may_say_so_and_a_replay_is_painted_as_it_was(
         for seed in (1, 2):
             first = await suite.paint(replace(CONTROLLED, num_inference_steps=50, seed=seed))
         explained = await suite.client.explain(replace(CONTROLLED, num_inference_steps=50))
-        suite.frontdoor.parts.pipelining._profiles = ProfileSet()  # a replay needs no profile
+        suite.frontdoor.api.arrivals.rules.pipelining._profiles = ProfileSet()  # a replay needs no profile
         async for _ in suite.client.replay(ReplayRequest(first.request_id, inputs)):
             pass
 
@@ -229,7 +229,7 @@ async def test_without_a_worker_that_takes_any_what_is_missing_is_named(folder: 
         assert await suite.client.list_adapters() == ()
         worker.capabilities = frozenset(Capability)
         worker.change()
-        await until(lambda: bool(suite.frontdoor.parts.adapters.offered()))
+        await until(lambda: bool(suite.frontdoor.fleet.adapters.offered()))
         await suite.paint(CONTROLLED)
 
 
@@ -280,10 +280,10 @@ async def test_a_replay_is_painted_with_the_same_weights_or_not_at_all(
     with pytest.raises(InvalidArgument, match="conditioning_image"):
         _ = [event async for event in adapted.client.replay(ReplayRequest(first.request_id))]
     # As after a start of the frontdoor that never heard of the first weights.
-    adapted.frontdoor.parts.adapters._known.clear()
+    adapted.frontdoor.fleet.adapters._known.clear()
     worker.known_adapters = (replace(NEON, digest="sha256:newer"),)
     worker.change()
-    await until(lambda: bool(adapted.frontdoor.parts.adapters.find(AdapterKind.LORA, "neon")))
+    await until(lambda: bool(adapted.frontdoor.fleet.adapters.find(AdapterKind.LORA, "neon")))
     with pytest.raises(FailedPrecondition) as caught:
         _ = [event async for event in adapted.client.replay(ReplayRequest(first.request_id, inputs))]
     assert caught.value.reason == "ADAPTER_CHANGED"

@@ -50,8 +50,8 @@ async def compared(folder: Path, confidence: float, **changes: Any) -> AsyncIter
     server = await serve_cache(TellingEmbedder(), ChosenGateway(), address)  # type: ignore[abstract]
     given = {"embedder_address": address, **changes}
     async with running_cascade(folder, confidence, **given) as cascade:
-        parts = cascade.suite.frontdoor.parts
-        yield cascade, DemandReport(parts.dataplane, parts.starts)
+        frontdoor = cascade.suite.frontdoor
+        yield cascade, DemandReport(frontdoor.interpreter.dataplane, frontdoor.shadows.counts)
     await server.stop()
 
 
@@ -106,7 +106,6 @@ async def test_accepted_light_image_is_compared_when_nobody_waits(folder: Path) 
 async def test_images_are_not_compared_where_share_is_nothing(folder: Path) -> None:
     async with compared(folder, 0.2, deferral_sample_share=0.0) as (cascade, report):
         await cascade.suite.paint(UNNAMED)
-        parts = cascade.suite.frontdoor.parts
-        await parts.jobs.finish_tasks()
+        await cascade.suite.frontdoor.jobs.finish_tasks()
 
         assert light_parts(report) == ()

@@ -12,10 +12,10 @@ from lab.fixtures.paced_worker import PacedWorker
 from pentimento.dataplane import effects
 from pentimento.domain.errors import Cancelled, Internal
 from pentimento.domain.requests import RequestState
-from services.frontdoor.journal import journalling
 from services.frontdoor.objects.results import Results
-from services.frontdoor.routing import routes
-from services.frontdoor.workers import attempts
+from services.frontdoor.routing.prompts import PromptEmbedder
+from services.frontdoor.routing.start_choice import StartChoice
+from services.frontdoor.workers.attempts import AttemptStarter, AttemptStreams
 
 
 def breaking_once(work: Callable[..., Any], error: type[BaseException] = ZeroDivisionError) -> Callable[..., Any]:
@@ -60,9 +60,7 @@ async def test_a_performer_that_raises_ends_its_request_and_nobody_elses(suite: 
     assert (await suite.paint()).provenance.worker_id == "w1"
 
 
-@pytest.mark.parametrize(
-    ("where", "name"), [(routes, "decide_route"), (journalling, "_start_attempt"), (Results, "store")]
-)
+@pytest.mark.parametrize(("where", "name"), [(StartChoice, "choose"), (AttemptStarter, "_start"), (Results, "store")])
 @pytest.mark.parametrize("error", [ZeroDivisionError, asyncio.CancelledError])
 async def test_work_that_breaks_down_or_is_cancelled_ends_its_request_and_nobody_elses(
     suite: FrontdoorSuite,
@@ -81,7 +79,7 @@ async def test_an_attempt_that_nobody_follows_any_more_is_stopped_at_its_worker(
     suite: FrontdoorSuite, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker.hold.clear()
-    monkeypatch.setattr(attempts, "_pass_on", breaking_once(attempts._pass_on))
+    monkeypatch.setattr(AttemptStreams, "_pass_on", breaking_once(AttemptStreams._pass_on))
 
     await paint_in_vain(suite)
 
@@ -91,7 +89,7 @@ async def test_an_attempt_that_nobody_follows_any_more_is_stopped_at_its_worker(
 async def test_an_attempt_whose_stream_is_cancelled_is_run_again(
     suite: FrontdoorSuite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attempts, "_pass_on", breaking_once(attempts._pass_on, asyncio.CancelledError))
+    monkeypatch.setattr(AttemptStreams, "_pass_on", breaking_once(AttemptStreams._pass_on, asyncio.CancelledError))
 
     assert (await suite.paint()).provenance.attempt_number == 2
 
@@ -114,7 +112,7 @@ async def test_a_picture_whose_delivery_breaks_down_comes_from_the_journal(suite
 async def test_a_prompt_that_cannot_be_embedded_costs_no_picture(
     suite: FrontdoorSuite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(routes, "embed", breaking_once(routes.embed))
+    monkeypatch.setattr(PromptEmbedder, "embed", breaking_once(PromptEmbedder.embed))
 
     assert (await suite.paint()).image
 

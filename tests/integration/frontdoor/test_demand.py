@@ -27,8 +27,7 @@ async def ending(suite: FrontdoorSuite) -> Completed | ResourceExhausted:
 
 
 def demand_of(suite: FrontdoorSuite) -> DemandReport:
-    parts = suite.frontdoor.parts
-    return DemandReport(parts.dataplane, parts.starts)
+    return DemandReport(suite.frontdoor.interpreter.dataplane, suite.frontdoor.shadows.counts)
 
 
 async def test_of_a_hundred_times_the_demand_there_is_room_for_the_rest_is_told_when_to_come_back(
@@ -59,7 +58,7 @@ async def test_of_a_hundred_times_the_demand_there_is_room_for_the_rest_is_told_
 
 async def test_a_plan_that_admits_nearly_nothing_refuses_the_rest_by_name(folder: Path, worker: PacedWorker) -> None:
     async with running_suite(folder) as suite:
-        suite.frontdoor.parts.submit(PlanReceived(Plan(PlanVersion(1, 1), admission_rate=0.01)))
+        suite.frontdoor.interpreter.submit(PlanReceived(Plan(PlanVersion(1, 1), admission_rate=0.01)))
 
         endings = await asyncio.gather(*(ending(suite) for _ in range(100)))
 
@@ -98,7 +97,7 @@ async def test_late_requests_are_refused_and_dropped_by_name(folder: Path, worke
 def image_takes(suite: FrontdoorSuite, seconds: float) -> None:
     """Tell the dataplane how long an image takes."""
     work = HELD.default_width_px * HELD.default_height_px * (REQUEST.num_inference_steps or 0)
-    suite.frontdoor.parts.submit(ProfilesReceived((SpeedProfile(HELD.model, ((1, seconds / work),)),)))
+    suite.frontdoor.interpreter.submit(ProfilesReceived((SpeedProfile(HELD.model, ((1, seconds / work),)),)))
 
 
 async def test_nobody_asks_and_that_is_what_is_told(folder: Path, worker: PacedWorker) -> None:

@@ -38,7 +38,7 @@ async def waiting_for_heavy(suite: FrontdoorSuite, parts: CascadeParts) -> str:
     """The id of a job that a plan sent to the heavy model, whose only worker holds another one by then."""
     parts.heavy.held = replace(parts.heavy.held, model="other", model_digest="sha256:other")
     parts.heavy.change()
-    await until(lambda: not suite.frontdoor.parts.dataplane.state.pools["heavy"].workers)
+    await until(lambda: not suite.frontdoor.interpreter.dataplane.state.pools["heavy"].workers)
     return (await suite.client.submit(UNNAMED)).request_id
 
 
@@ -56,7 +56,7 @@ async def test_who_waits_for_a_model_that_lost_its_workers_goes_where_requests_g
                 later.push_async_exit(running.pop_all())
         if restarts:
             suite = await later.enter_async_context(running_suite(folder, **settings))
-        suite.frontdoor.parts.submit(PlanReceived(entering("light", 2, light=("w1",), heavy=())))
+        suite.frontdoor.interpreter.submit(PlanReceived(entering("light", 2, light=("w1",), heavy=())))
         (ended,) = [event async for event in suite.client.attach(request_id) if isinstance(event, Completed)]
 
     provenance = ended.provenance
@@ -109,7 +109,7 @@ async def test_request_for_a_model_without_workers_waits_for_the_one_that_an_aut
         running_suite(folder, default_model="tiny", **settings) as suite,
         asyncio.timeout(120),
     ):
-        await until(lambda: "tiny" in suite.frontdoor.parts.dataplane.state.index.unstaffed)
+        await until(lambda: "tiny" in suite.frontdoor.interpreter.dataplane.state.index.unstaffed)
         first = asyncio.create_task(suite.paint(WAITING))
         await until_active(ExternalScalerStub(scaler))
         assert not first.done()
@@ -134,7 +134,7 @@ async def test_request_for_a_model_that_nobody_scales_is_refused(folder: Path) -
     controller = await start_controller(folder)
     settings = {"worker_addresses": (), "worker_wait_s": 0.0, "controller_address": f"unix:{folder / 'c'}"}
     async with running_suite(folder, default_model="tiny", **settings) as suite, asyncio.timeout(120):
-        await until(lambda: suite.frontdoor.parts.dataplane.state.plan is not None)
+        await until(lambda: suite.frontdoor.interpreter.dataplane.state.plan is not None)
         with pytest.raises(Unavailable, match="no worker is ready yet"):
             await suite.paint(REQUEST)
     await controller.drain()

@@ -243,7 +243,7 @@ async def test_erasure_killed_before_or_after_any_change_counts_everything_once(
 ) -> None:
     kills = 0
     async with frontdoor_and_gateway(folder, "other") as suite:
-        parts = suite.frontdoor.parts
+        frontdoor = suite.frontdoor
         while True:
             tenant, left = f"acme-{kills}", [kills + 1]
             await suite.admin.create(tenant, TenantQuota())
@@ -253,11 +253,12 @@ async def test_erasure_killed_before_or_after_any_change_counts_everything_once(
             await suite.fill(tenant)
             had = suite.counted(tenant)
             await suite.admin.erase(tenant)
-            dying = [Dying(part, left) for part in (parts.journal, suite.frontdoor.keeper, suite.gateway.client)]
+            dying = [Dying(part, left) for part in (frontdoor.journal, frontdoor.keeper, suite.gateway.client)]
             journal, keeper, gateway = dying
-            whole: Any = erasures.TenantStores(journal, keeper, parts.retention, parts.shadows.pairs, gateway)  # type: ignore[arg-type]
+            pairs, clock = frontdoor.shadows.pairs, frontdoor.interpreter.clock
+            whole: Any = erasures.TenantStores(journal, keeper, frontdoor.retention, pairs, gateway)  # type: ignore[arg-type]
             for _ in range(5):
-                one = erasures.Erasures(whole, parts.identity, parts.clock, 1e9, json.dumps)
+                one = erasures.Erasures(whole, frontdoor.identity, clock, 1e9, json.dumps)
                 try:
                     await one.erase_due()
                 except Killed:

@@ -12,6 +12,7 @@ from prometheus_client import REGISTRY
 
 from lab.fixtures.cascade import CascadeSuite, running_cascade
 from lab.fixtures.frontdoor_suite import until
+from pentimento.dataplane.effects import PrepareRoute
 from pentimento.dataplane.events import PlanReceived, ProfilesReceived, SpeedProfile
 from pentimento.dataplane.requests import Phase
 from pentimento.domain.errors import Unavailable
@@ -147,12 +148,12 @@ async def test_who_goes_on_since_nobody_is_left_was_not_left_out_by_the_prompt(f
         cascade.discriminator.foreseen = 0.5
         cascade.light.held = replace(cascade.light.held, model="other", model_digest="sha256:other")
         cascade.light.change()
-        state = cascade.suite.frontdoor.parts.dataplane.state
+        state = cascade.suite.frontdoor.interpreter.dataplane.state
         await until(lambda: not state.pools["light"].workers)
         request_id = (await cascade.suite.client.submit(UNNAMED)).request_id
         await until(lambda: state.requests[request_id].phase is Phase.QUEUED)
         pools = (PoolPlan("light", "light", ()), PoolPlan("heavy", "heavy", ("w2",)))
-        cascade.suite.frontdoor.parts.submit(PlanReceived(Plan(PlanVersion(1, 1), pools=pools)))
+        cascade.suite.frontdoor.interpreter.submit(PlanReceived(Plan(PlanVersion(1, 1), pools=pools)))
         (ended,) = [event async for event in cascade.suite.client.attach(request_id) if isinstance(event, Completed)]
 
     assert ended.provenance.model_digest == "sha256:heavy"
@@ -199,7 +200,7 @@ async def test_light_stage_that_saves_no_device_seconds_is_skipped(
     embedder = ChosenEmbedder()
     async with reading(folder, embedder, cache_cost_ms=cost_ms) as cascade:
         speeds = (SpeedProfile("light", ((1, light_s),)), SpeedProfile("heavy", ((1, 1e-6),)))
-        cascade.suite.frontdoor.parts.submit(ProfilesReceived(speeds))
+        cascade.suite.frontdoor.interpreter.submit(ProfilesReceived(speeds))
         explanation = await cascade.suite.client.explain(UNNAMED)
         completed = await cascade.suite.paint(UNNAMED)
 
@@ -220,12 +221,13 @@ async def test_cascade_that_saves_less_than_it_takes_is_left_out(
         cascade.discriminator.foreseen = 0.9
         # A light image takes 1 ms, a heavy one 4.1: predictions that take 1 ms must save a share of 0.25.
         speeds = (SpeedProfile("light", ((1, 0.5e-6),)), SpeedProfile("heavy", ((1, 1e-6),)))
-        parts = cascade.suite.frontdoor.parts
-        parts.submit(ProfilesReceived(speeds))
-        parts.cascade_worth.note("light>heavy", saved_share)
+        interpreter = cascade.suite.frontdoor.interpreter
+        interpreter.submit(ProfilesReceived(speeds))
+        cascade_worth = interpreter._performers[PrepareRoute].__self__.foresight.worth  # type: ignore[attr-defined]
+        cascade_worth.note("light>heavy", saved_share)
         explanation = await cascade.suite.client.explain(UNNAMED)
         completed = await cascade.suite.paint(UNNAMED)
-        counted = parts.cascade_worth.why_left_out("light>heavy", 0.002)
+        counted = cascade_worth.why_left_out("light>heavy", 0.002)
 
     skips = "light skipped: one request in 16 asks the cascade: a prediction saves 0.8 ms, the cascade takes 1"
     assert (skips in completed.provenance.notes) is is_left_out

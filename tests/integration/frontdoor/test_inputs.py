@@ -37,8 +37,8 @@ async def test_image_reaches_worker_and_neither_journal_nor_provenance(
     await suite.accepted(stream)
     await worker.wait_until(lambda: worker.running)
 
-    (record,) = await asyncio.wrap_future(suite.frontdoor.parts.journal.unfinished())
-    (job,) = suite.frontdoor.parts.jobs
+    (record,) = await asyncio.wrap_future(suite.frontdoor.journal.unfinished())
+    (job,) = suite.frontdoor.jobs
     worker.hold.set()
     completed = await last_completed(stream)
 
@@ -109,7 +109,7 @@ async def test_a_newer_frontdoor_paints_from_the_image_and_lets_it_go(folder: Pa
 
     worker.hold.set()
     async with running_suite(folder) as suite:
-        await until(lambda: not len(suite.frontdoor.parts.jobs))
+        await until(lambda: not len(suite.frontdoor.jobs))
         assert (await suite.client.get_request(request_id)).completed
         await until(lambda: not stored_inputs(folder))
 
@@ -124,7 +124,7 @@ async def test_what_a_crash_left_is_swept_and_what_is_in_use_is_not(folder: Path
         await suite.accepted(stream)
         await until(lambda: len(stored_inputs(folder)) == 1)
         for _ in range(3):
-            await suite.frontdoor.parts.retention.sweep()
+            await suite.frontdoor.retention.sweep()
 
         (left,) = stored_inputs(folder)
         worker.hold.set()
@@ -181,7 +181,9 @@ async def test_an_image_goes_to_a_worker_that_prepares_it_while_another_picture_
 ) -> None:
     worker.preparing_count = 1
     worker.change()
-    await until(lambda: all(one.preparing_count for one in suite.frontdoor.parts.dataplane.state.workers.values()))
+    await until(
+        lambda: all(one.preparing_count for one in suite.frontdoor.interpreter.dataplane.state.workers.values())
+    )
     _busy = await keep_busy(suite, worker)
 
     stream = suite.client.generate(REQUEST)

@@ -166,7 +166,7 @@ async def test_the_command_waits_for_a_frontdoor_that_takes_a_while_to_start_aga
 ) -> None:
     """Also where it is called meanwhile."""
     request_id = (await told(suite, "submit", "a red circle", "--steps", "3"))["request_id"]
-    asks, get_request = RetryPolicy().tries, suite.frontdoor.api.get_request
+    asks, get_request = RetryPolicy().tries, suite.frontdoor.api.tenants.get_request
     monkeypatch.setattr(RetryPolicy, "pause_s", lambda *_: 0.001)
 
     async def away_at_first(*asked: Any) -> RequestStatus:
@@ -176,7 +176,7 @@ async def test_the_command_waits_for_a_frontdoor_that_takes_a_while_to_start_aga
             raise Unavailable("DOWN", "down")
         return await get_request(*asked)
 
-    monkeypatch.setattr(suite.frontdoor.api, "get_request", away_at_first)
+    monkeypatch.setattr(suite.frontdoor.api.tenants, "get_request", away_at_first)
     waited = await command(suite, "wait", request_id, "-o", str(suite.folder / "circle.png"))
 
     assert (waited.exit_code, (suite.folder / "circle.png").stat().st_size > 0) == (0, True)

@@ -240,10 +240,10 @@ def refuse(journal: Journal, ending: str, monkeypatch: pytest.MonkeyPatch) -> No
 async def test_several_pictures_of_which_one_was_never_accepted_are_asked_for_by_the_id_that_lists_name(
     suite: FrontdoorSuite, monkeypatch: pytest.MonkeyPatch, missing: int
 ) -> None:
-    refuse(suite.frontdoor.parts.journal, f"-{missing}", monkeypatch)
+    refuse(suite.frontdoor.journal, f"-{missing}", monkeypatch)
     with pytest.raises(ResourceExhausted):
         await suite.client.submit(replace(REQUEST, image_count=3), "key")
-    await until(lambda: len(suite.frontdoor.parts.jobs) == 0)
+    await until(lambda: len(suite.frontdoor.jobs) == 0)
     rejected = (await suite.operator.status()).rejections
     assert [(one.reason, one.request_count) for one in rejected] == [("STORE_FULL", 1)]
     listed = (await suite.client.list_requests(RequestQuery())).requests
@@ -268,7 +268,7 @@ async def test_a_cancel_by_the_id_of_several_pictures_stops_those_that_there_are
     suite: FrontdoorSuite, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker.hold.clear()
-    refuse(suite.frontdoor.parts.journal, "-0", monkeypatch)
+    refuse(suite.frontdoor.journal, "-0", monkeypatch)
     with pytest.raises(ResourceExhausted):
         await suite.client.submit(replace(REQUEST, image_count=2), "key")
     # The other one may be accepted only after the refusal of this one was told.
@@ -288,13 +288,13 @@ async def test_of_several_pictures_of_which_one_is_refused_the_others_go_on_wher
     suite: FrontdoorSuite, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch, key: str, left: int
 ) -> None:
     worker.hold.clear()
-    journal = suite.frontdoor.parts.journal
+    journal = suite.frontdoor.journal
     refuse(journal, "-2", monkeypatch)
 
     with pytest.raises(ResourceExhausted):
         await suite.client.submit(replace(REQUEST, image_count=3), key)
 
-    await until(lambda: len(suite.frontdoor.parts.jobs) == left)
+    await until(lambda: len(suite.frontdoor.jobs) == left)
     assert len(await asyncio.wrap_future(journal.unfinished())) == left
     worker.hold.set()
 
@@ -305,7 +305,7 @@ async def test_of_several_pictures_whose_key_another_call_takes_at_once_none_goe
     """The first one has the call's own key; those of the others lead nobody to them. Nobody has it yet when they look
     it up."""
     worker.hold.clear()
-    journal, nobody = suite.frontdoor.parts.journal, Future[None]()
+    journal, nobody = suite.frontdoor.journal, Future[None]()
     nobody.set_result(None)
     await suite.client.submit(REQUEST, "key")
     monkeypatch.setattr(journal, "find_key", lambda *key: nobody)
@@ -313,6 +313,6 @@ async def test_of_several_pictures_whose_key_another_call_takes_at_once_none_goe
     with pytest.raises(FailedPrecondition):
         await suite.client.submit(replace(REQUEST, image_count=3), "key")
 
-    await until(lambda: len(suite.frontdoor.parts.jobs) == 1)
+    await until(lambda: len(suite.frontdoor.jobs) == 1)
     assert len(await asyncio.wrap_future(journal.unfinished())) == 1
     worker.hold.set()

@@ -16,7 +16,6 @@ from pentimento.domain.identity import Role
 from pentimento.domain.image_request import Accepted, Completed
 from pentimento.domain.tenants import TenantQuota
 from pentimento.rpc.audit import is_audited
-from services.frontdoor.journal.journalling import persist_end
 from tests.integration.frontdoor.administered import administered
 
 OTHER = replace(REQUEST, prompt="a blue ring")
@@ -28,14 +27,14 @@ async def test_a_call_too_many_is_refused_before_anything_is_done_for_it(
     worker.hold.clear()
     streams = [suite.client.generate(REQUEST, "key") for _ in range(4)]
     ids = {await suite.accepted(stream) for stream in streams}
-    arrived = suite.frontdoor.parts.dataplane.state.pool("tiny").arrived_count
+    arrived = suite.frontdoor.interpreter.dataplane.state.pool("tiny").arrived_count
 
     with pytest.raises(ResourceExhausted) as caught:
         await suite.paint(OTHER, idempotency_key="key")
 
     assert (caught.value.reason, caught.value.retry_after_ms) == ("TOO_MANY_LISTENERS", 1000)
     assert "at most 4" in caught.value.message
-    assert suite.frontdoor.parts.dataplane.state.pool("tiny").arrived_count == arrived
+    assert suite.frontdoor.interpreter.dataplane.state.pool("tiny").arrived_count == arrived
     others = asyncio.gather(*(suite.paint(idempotency_key=key) for key in ("", "another")))
     worker.hold.set()
     assert [type([event async for event in stream][-1]) for stream in streams] == [Completed] * 4
@@ -81,7 +80,7 @@ async def test_a_running_key_is_joined_where_the_queue_is_full(folder: Path, wor
 async def test_a_call_without_a_key_asks_the_journal_for_none(
     suite: FrontdoorSuite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(suite.frontdoor.parts.journal, "find_key", None)
+    monkeypatch.setattr(suite.frontdoor.journal, "find_key", None)
 
     assert (await suite.paint()).image
 
@@ -93,12 +92,12 @@ async def test_key_is_free_after_end_that_asks_for_retry(
     worker.hold.clear()
     _busy = suite.client.generate(OTHER)
     await suite.accepted(_busy)
-    stream, parts = suite.client.generate(REQUEST, "key"), suite.frontdoor.parts
+    stream, frontdoor = suite.client.generate(REQUEST, "key"), suite.frontdoor
     request_id = await suite.accepted(stream)
 
-    persist_end(parts, PersistEnd(request_id, End.FAILED, reason, "for a test"))
+    frontdoor.interpreter._performers[PersistEnd](PersistEnd(request_id, End.FAILED, reason, "for a test"))
 
-    await until(lambda: parts.journal.get(request_id, "default").result().finished_at is not None)
+    await until(lambda: frontdoor.journal.get(request_id, "default").result().finished_at is not None)
     again = await suite.accepted(suite.client.generate(REQUEST, "key"))
     assert (again != request_id) == is_free
 

@@ -151,7 +151,7 @@ async def test_a_worker_that_comes_while_certificates_are_written_is_watched(
     frontdoor = wire(settings, journal, 1)
     shown.key.write_text("-----BEGIN ")
     try:
-        frontdoor.parts.links.follow({"127.0.0.1:1": False})
+        frontdoor.fleet.links.follow({"127.0.0.1:1": False})
     finally:
         await frontdoor.close()
         journal.close()

@@ -66,7 +66,7 @@ async def test_what_comes_while_others_are_moved_waits_no_more(
         return moved[-1]
 
     def waiting_count() -> int:
-        return len(suite.frontdoor.parts.journal.objects.spooled().result())
+        return len(suite.frontdoor.journal.objects.spooled().result())
 
     with store_away(suite.folder):
         for _ in range(3):
@@ -206,7 +206,7 @@ async def test_image_waits_for_room_on_full_disk(suite: FrontdoorSuite, monkeypa
         return refused
 
     monkeypatch.setattr(FilesystemObjectStore, "put", full)
-    monkeypatch.setattr(suite.frontdoor.parts.journal.objects, "spool", spool_full)
+    monkeypatch.setattr(suite.frontdoor.journal.objects, "spool", spool_full)
 
     completed = await suite.paint(idempotency_key="key")
 

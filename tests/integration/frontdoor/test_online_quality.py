@@ -108,7 +108,7 @@ async def test_hit_is_generated_again_from_noise_and_reported(
         hit = await suite.paint(FIFTY)
         await until(lambda: bool(gateway.reports))
         await gateway.wait_until(lambda: gateway.committed or gateway.released)
-        recorded = suite.frontdoor.parts.dataplane.state.counters
+        recorded = suite.frontdoor.interpreter.dataplane.state.counters
 
     (order,) = shadows(worker)
     assert order.route.start.WhichOneof("kind") == "noise"
@@ -150,7 +150,7 @@ async def test_worker_of_an_image_receives_its_own_generation(
         hit = (await suite.paint(FIFTY)).provenance
         others = replace(worker.held, worker_generation=worker.held.worker_generation + 1)
         plan = ShadowPlan("default", hit, ImageFormat.PNG, hit.spec, others, 1.0)
-        painter, token = suite.frontdoor.parts.shadows.painter, suite.frontdoor.parts.dataplane.state.first_token
+        painter, token = suite.frontdoor.shadows.painter, suite.frontdoor.interpreter.dataplane.state.first_token
 
         painted = await painter.paint(painter.begin("w1", "default", token), plan, 60.0)
 
@@ -171,7 +171,7 @@ async def test_request_does_not_wait_for_a_shadow(folder: Path, worker: PacedWor
         worker.hold.set()
         second = await painting
         await until(lambda: len(gateway.reports) == 2)
-        reruns = suite.frontdoor.parts.dataplane.state.counters.rerun
+        reruns = suite.frontdoor.interpreter.dataplane.state.counters.rerun
 
     assert first == {"r"}
     assert (second.provenance.attempt_number, reruns) == (1, 0)
@@ -190,7 +190,7 @@ async def test_shadow_yields_to_requests_of_its_worker_or_of_all(
     async with watched(folder, gateway, worker_addresses=addresses, quality_gives_way=gives_way) as suite:
         await suite.wait_for_workers(2)
         # Enough that no shadow ends for its budget, however slowly requests are answered here.
-        suite.frontdoor.parts.shadows._budget.earn(shadow_module.MOST_SAVED_S)
+        suite.frontdoor.shadows._budget.earn(shadow_module.MOST_SAVED_S)
         await suite.paint(replace(FIFTY, model="tiny"))
         worker.hold.clear()
         await until(lambda: bool(worker.running))
@@ -209,7 +209,7 @@ async def test_misses_and_unsampled_hits_are_not_generated_again(
     folder: Path, worker: PacedWorker, gateway: WatchingGateway
 ) -> None:
     async with watched(folder, gateway) as suite:
-        hits = suite.frontdoor.parts.shadows.hits
+        hits = suite.frontdoor.shadows.hits
         gateway.start = FromNoise()
         await suite.paint(FIFTY)
         gateway.start = LATENT
@@ -220,7 +220,7 @@ async def test_misses_and_unsampled_hits_are_not_generated_again(
         gateway.start = LATENT if share == "quality_sample_share" else FromNoise()
         async with watched(folder, gateway, **{share: 0.0}) as suite:
             await suite.paint(FIFTY)
-            assert not suite.frontdoor.parts.shadows.hits
+            assert not suite.frontdoor.shadows.hits
 
 
 async def test_hit_of_removed_threshold_gets_no_shadow(
@@ -231,7 +231,7 @@ async def test_hit_of_removed_threshold_gets_no_shadow(
         await suite.paint(FIFTY)
         await until(lambda: told("gone") == gone + 1)
 
-        assert not suite.frontdoor.parts.shadows.hits
+        assert not suite.frontdoor.shadows.hits
     assert not shadows(worker)
 
 
@@ -245,7 +245,7 @@ async def test_failed_shadow_is_not_retried(folder: Path, worker: PacedWorker, g
         worker.hold.set()
         await until(lambda: told("failed") == failed + 1)
 
-        assert not suite.frontdoor.parts.shadows.hits
+        assert not suite.frontdoor.shadows.hits
     assert len(shadows(worker)) == 1 and not gateway.reports
 
 
@@ -254,7 +254,7 @@ async def test_shadows_keep_to_their_share_of_the_time(
 ) -> None:
     """Where they may take nothing, none begins, and the hits that wait are bounded."""
     async with watched(folder, gateway, quality_work_share=0.0) as suite:
-        waiting = suite.frontdoor.parts.shadows
+        waiting = suite.frontdoor.shadows
         hit = await suite.paint(FIFTY)
         for number in range(MOST_HITS + 5):
             waiting.note("default", f"r-{number}", hit.provenance)
@@ -325,7 +325,7 @@ async def test_trial_of_another_pair_is_not_generated(
     gateway.start, gateway.trial = FromNoise(), replace(IMAGE, reference_model_digest="sha256:other")
     async with watched(folder, gateway) as suite:
         await suite.paint(FIFTY)
-        assert not suite.frontdoor.parts.shadows.hits
+        assert not suite.frontdoor.shadows.hits
 
 
 async def test_trial_without_its_start_reports_nothing(

@@ -34,7 +34,7 @@ async def replay(suite: FrontdoorSuite, request_id: str) -> Completed:
 async def sweep(suite: FrontdoorSuite) -> None:
     """An object goes that nothing named in two sweeps."""
     for _ in range(3):
-        await suite.frontdoor.parts.retention.sweep()
+        await suite.frontdoor.retention.sweep()
 
 
 async def test_a_pinned_request_outlives_its_retention(folder: Path, worker: PacedWorker) -> None:
@@ -55,7 +55,7 @@ async def test_a_pinned_request_outlives_its_retention(folder: Path, worker: Pac
         assert (await replay(suite, first.request_id)).image == first.image
         await suite.client.unpin(first.request_id)
         await suite.client.unpin(first.request_id)
-        assert await asyncio.wrap_future(suite.frontdoor.parts.journal.forget_finished(1e12, 10))
+        assert await asyncio.wrap_future(suite.frontdoor.journal.forget_finished(1e12, 10))
 
 
 @pytest.mark.parametrize("retention_h", [24.0, 0.0], ids=["kept", "pinned"])
@@ -72,7 +72,7 @@ async def test_a_clock_that_jumps_and_is_put_right_has_nothing_forgotten(
         if retention_h:
             await suite.client.unpin(painted.request_id)
         ahead_s = 40 * 86_400.0
-        await suite.frontdoor.parts.retention._forget_old()
+        await suite.frontdoor.retention._forget_old()
         ahead_s = 0.0
 
         assert (await suite.client.get_request(painted.request_id)).completed == painted
@@ -81,7 +81,7 @@ async def test_a_clock_that_jumps_and_is_put_right_has_nothing_forgotten(
 async def test_what_a_pinned_request_came_with_stays_for_its_replay(folder: Path, worker: PacedWorker) -> None:
     async with running_suite(folder) as suite:
         first = await suite.paint(replace(WITH_IMAGE, pin_ms=HOUR_MS))
-        await suite.frontdoor.parts.jobs.finish_tasks()
+        await suite.frontdoor.jobs.finish_tasks()
         assert not [note for note in first.provenance.notes if "pinned" in note]
         await sweep(suite)
         assert len(stored_inputs(folder)) == 1
@@ -113,7 +113,7 @@ async def test_an_image_that_an_unpinned_request_shares_stays(suite: FrontdoorSu
 
     for stream in (pinned, other):
         _ = [event async for event in stream]
-    await suite.frontdoor.parts.jobs.finish_tasks()
+    await suite.frontdoor.jobs.finish_tasks()
 
     assert len(stored_inputs(suite.folder)) == 1
 
@@ -139,8 +139,8 @@ async def test_what_has_no_picture_is_not_pinned(suite: FrontdoorSuite, worker: 
 
     assert await suite.client.cancel(request_id) is RequestState.CANCELLED
 
-    await suite.frontdoor.parts.jobs.finish_tasks()
-    assert await asyncio.wrap_future(suite.frontdoor.parts.journal.pins.pinned_bytes("default")) == 0
+    await suite.frontdoor.jobs.finish_tasks()
+    assert await asyncio.wrap_future(suite.frontdoor.journal.pins.pinned_bytes("default")) == 0
     await until(lambda: not stored_inputs(suite.folder))
 
 

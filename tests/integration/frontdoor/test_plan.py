@@ -46,6 +46,7 @@ from pentimento.policies.plan.mixture import HITS, SPARING
 from pentimento.stores.ledger import open_journal
 from pentimento.stores.objects.store import digest_of
 from pentimento.wire.codec import to_bytes
+from services.frontdoor.requests.pins import Pins
 from tests.integration.frontdoor.cache_parts import ChosenEmbedder, ChosenGateway, serve_cache
 
 UNNAMED = ImageRequest(prompt="a red circle", seed=1)
@@ -153,7 +154,7 @@ async def test_loras_are_in_force_by_the_step_of_the_model_that_paints(folder: P
         for worker in (run.light, run.heavy):
             worker.known_adapters = (mosaic,)
             worker.change()
-        workers = run.suite.frontdoor.parts.dataplane.state.workers
+        workers = run.suite.frontdoor.interpreter.dataplane.state.workers
         await until(lambda: all(mosaic.digest in worker.holdings.loras for worker in workers.values()))
         run.light.hold.clear()
         hit = asyncio.ensure_future(run.suite.paint(asked))
@@ -355,17 +356,17 @@ async def test_a_request_whose_model_goes_while_it_is_judged_leaves_nothing_behi
 ) -> None:
     """Its tenant would have a request less for good, and what it came with would stay in memory."""
     async with planned(folder, (PoolPlan("light", "light", ("w1",)),)) as run:
-        parts = run.suite.frontdoor.parts
+        frontdoor = run.suite.frontdoor
 
         async def another_is_registered(*of: object) -> None:
-            parts.catalogue.follow([RegisteredDigest("light", "sha256:other")])
+            frontdoor.fleet.catalogue.follow([RegisteredDigest("light", "sha256:other")])
 
-        monkeypatch.setattr(parts.pins, "check_room", another_is_registered)
+        monkeypatch.setattr(Pins, "check_room", another_is_registered)
         with pytest.raises(PentimentoError):
             await run.suite.paint(replace(UNNAMED, model="light", pin_ms=60_000))
 
-    assert len(parts.jobs) == 0
-    assert parts.jobs.count_of("default") == 0
+    assert len(frontdoor.jobs) == 0
+    assert frontdoor.jobs.count_of("default") == 0
 
 
 async def test_misses_take_one_way_and_hits_another_cascade(folder: Path) -> None:

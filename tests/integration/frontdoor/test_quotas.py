@@ -134,7 +134,7 @@ async def test_beyond_its_bytes_a_tenants_oldest_picture_is_forgotten_and_its_re
             await suite.paint(idempotency_key="key-0")
         without_image = await suite.client.get_request(old.request_id, omit_image=True)
         kept = [(await suite.client.get_request(one.request_id)).completed for one in (middle, new)]
-        status = await suite.frontdoor.api.get_request("another", others.request_id)  # type: ignore[union-attr]
+        status = await suite.frontdoor.api.tenants.get_request("another", others.request_id)  # type: ignore[union-attr]
         # Rows first, objects second.
         await until(lambda: len(list((folder / "objects").rglob("results.*"))) == 3)
 
@@ -169,9 +169,9 @@ async def test_a_picture_that_no_request_names_is_swept_and_others_are_not(suite
     objects.put("results/orphan", b"left by a crash")
     objects.put("cache/x", b"the gateway's")
 
-    await suite.frontdoor.parts.retention.sweep()
+    await suite.frontdoor.retention.sweep()
     after_one = sorted(objects.keys())
-    await suite.frontdoor.parts.retention.sweep()
+    await suite.frontdoor.retention.sweep()
 
     assert "results/orphan" in after_one, "it might have been stored a moment ago by another process"
     assert sorted(set(after_one) - set(objects.keys())) == ["results/orphan"]
@@ -180,8 +180,8 @@ async def test_a_picture_that_no_request_names_is_swept_and_others_are_not(suite
 
 async def test_a_picture_that_is_forgotten_while_it_is_read_is_no_missing_one(suite: FrontdoorSuite) -> None:
     """What is missing an operator is alarmed of: a row names it."""
-    parts, completed = suite.frontdoor.parts, await suite.paint()
-    record = await asyncio.wrap_future(parts.journal.get(completed.request_id, DEFAULT_TENANT))
+    frontdoor, completed = suite.frontdoor, await suite.paint()
+    record = await asyncio.wrap_future(frontdoor.journal.get(completed.request_id, DEFAULT_TENANT))
     assert record is not None and record.result is not None
     before = missing_pictures()
     forgotten_now = replace(record, result=replace(record.result, image=refer_to("results/unnamed", b"x")))
@@ -189,7 +189,7 @@ async def test_a_picture_that_is_forgotten_while_it_is_read_is_no_missing_one(su
     for read, count in ((forgotten_now, 0), (record, 1)):
         open_objects(f"file://{suite.folder / 'objects'}").delete(record.result.image.key)
         with pytest.raises(NotFound, match="no longer stored"):
-            await parts.results.load(read)
+            await frontdoor.results.load(read)
         assert missing_pictures() - before == count
 
 

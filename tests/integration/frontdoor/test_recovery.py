@@ -123,7 +123,7 @@ async def test_one_that_ends_before_any_worker_has_its_model_is_waited_for_no_mo
     async with running_suite(folder, worker_addresses=(), worker_wait_s=0.01) as suite:
         ended = await suite.client.cancel("r1")
         async with asyncio.timeout(60.0):
-            await suite.frontdoor.parts.jobs.finish_tasks()
+            await suite.frontdoor.jobs.finish_tasks()
 
     assert ended is RequestState.CANCELLED
 

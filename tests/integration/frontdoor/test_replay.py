@@ -64,7 +64,7 @@ async def test_a_replay_neither_asks_the_cache_nor_writes_to_it(suite: Frontdoor
     stream = suite.client.replay(ReplayRequest(first.request_id))
     await suite.accepted(stream)
 
-    (record,) = await asyncio.wrap_future(suite.frontdoor.parts.journal.unfinished())
+    (record,) = await asyncio.wrap_future(suite.frontdoor.journal.unfinished())
 
     assert resolved_from_bytes(record.request.body, record.request.body_format).cache is CacheMode.OFF
     worker.hold.set()
@@ -90,14 +90,14 @@ async def test_a_model_with_other_weights_is_refused_before_anything_is_accepted
     first = await suite.paint()
     worker.held = replace(HELD, model_digest="sha256:newer")
     worker.change()
-    catalogue = suite.frontdoor.parts.catalogue
+    catalogue = suite.frontdoor.fleet.catalogue
     await until(lambda: catalogue.find("").model_digest == "sha256:newer")
 
     with pytest.raises(FailedPrecondition) as caught:
         await last_of(suite.client.replay(ReplayRequest(first.request_id)))
 
     assert caught.value.reason == "MODEL_CHANGED"
-    assert len(worker.executed) == 1 and not len(suite.frontdoor.parts.jobs)
+    assert len(worker.executed) == 1 and not len(suite.frontdoor.jobs)
 
 
 async def test_an_ancestor_that_is_gone_ends_the_request_and_is_journalled(
@@ -151,7 +151,7 @@ async def test_a_newer_frontdoor_goes_on_with_a_replay_as_one(folder: Path, work
 
     worker.hold.set()
     async with running_suite(folder) as suite:
-        await until(lambda: not len(suite.frontdoor.parts.jobs))
+        await until(lambda: not len(suite.frontdoor.jobs))
         completed = (await suite.client.get_request(queued)).completed
 
     assert completed is not None

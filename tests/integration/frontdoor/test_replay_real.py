@@ -73,7 +73,7 @@ async def replay(suite: FrontdoorSuite, request_id: str, **options: Any) -> Comp
 async def hit(suite: FrontdoorSuite, gateway: RunningGateway, second: ImageRequest = SECOND) -> Completed:
     """Paint once, and another request from what the cache has of it."""
     await suite.paint(FIRST)
-    await suite.frontdoor.parts.jobs.finish_tasks()
+    await suite.frontdoor.jobs.finish_tasks()
     while isinstance((await suite.client.explain(SECOND)).route.start, FromNoise):
         await asyncio.to_thread(gateway.process.indexing.index_new)
     return await suite.paint(second)
@@ -84,7 +84,7 @@ async def evict(suite: FrontdoorSuite, gateway: RunningGateway, *keys: str) -> N
     negative_prompts = (f"number {number}" for number in itertools.count())
     while kept(suite.folder).intersection(keys):
         await suite.paint(replace(FIRST, width_px=32, height_px=32, negative_prompt=next(negative_prompts)))
-        await suite.frontdoor.parts.jobs.finish_tasks()
+        await suite.frontdoor.jobs.finish_tasks()
         await asyncio.to_thread(gateway.maintain)
 
 
@@ -112,12 +112,12 @@ async def test_from_the_cache_until_its_object_is_gone(folder: Path, flags: tupl
         first = await hit(suite, gateway)
         ancestor = ancestor_of(first.provenance.route.start)
         assert isinstance(first.provenance.route.start, kind) and first.provenance.steps_saved and ancestor
-        await suite.frontdoor.parts.jobs.finish_tasks()
+        await suite.frontdoor.jobs.finish_tasks()
         before = kept(folder)
         assert ancestor.key in before
 
         again = await replay(suite, first.request_id)
-        await suite.frontdoor.parts.jobs.finish_tasks()
+        await suite.frontdoor.jobs.finish_tasks()
 
         assert again.image == first.image and again.provenance.replay_equal
         assert again.provenance.route.start == first.provenance.route.start
@@ -142,7 +142,7 @@ async def test_seeds_of_a_prompt_differ_and_a_repeated_seed_does_not(
         await hit(suite, gateway, replace(FIRST, cache=CacheMode.READ))
 
         first = [await suite.paint(one) for one in asked]
-        await suite.frontdoor.parts.jobs.finish_tasks()
+        await suite.frontdoor.jobs.finish_tasks()
         again = [await suite.paint(one) for one in asked]
         several = [
             event.image
@@ -186,5 +186,4 @@ async def test_a_pinned_picture_is_painted_again_when_its_entry_has_left_the_cac
         with pytest.raises(NotFound) as late:
             await suite.client.pin(first.request_id, HOUR_MS)
         assert late.value.reason == "ANCESTOR_GONE"
-        parts = suite.frontdoor.parts
-        assert await asyncio.wrap_future(parts.journal.pins.pinned_bytes("default")) == 0
+        assert await asyncio.wrap_future(suite.frontdoor.journal.pins.pinned_bytes("default")) == 0

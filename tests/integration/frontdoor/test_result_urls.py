@@ -63,7 +63,7 @@ async def test_address_needs_one_finished_image_and_allowed_time(folder: Path, k
         async for _ in suite.client.attach(accepted.request_id):
             pass
         image_id = accepted.image_request_ids[1]
-        now_ms = suite.frontdoor.parts.clock.wall() * 1000
+        now_ms = suite.frontdoor.interpreter.clock.wall() * 1000
         usual = await suite.client.result_url(image_id)
         for wrong_ms in (0, -1, 200_001):
             with pytest.raises(InvalidArgument, match="expires_in_ms"):

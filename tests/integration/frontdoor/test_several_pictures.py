@@ -55,7 +55,7 @@ def completed_of(events: Sequence[GenerateEvent]) -> dict[int, Completed]:
 
 
 def unfinished(suite: FrontdoorSuite) -> int:
-    return len(suite.frontdoor.parts.jobs)
+    return len(suite.frontdoor.jobs)
 
 
 async def test_each_has_its_seed_its_id_and_its_events(suite: FrontdoorSuite, worker: PacedWorker) -> None:
@@ -205,7 +205,7 @@ async def test_a_retry_paints_all_where_one_could_not_be_journalled(
     suite: FrontdoorSuite, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others were there already, and go on: nobody has left them."""
-    journal, accept = suite.frontdoor.parts.journal, suite.frontdoor.parts.journal.accept
+    journal, accept = suite.frontdoor.journal, suite.frontdoor.journal.accept
 
     def refuse_the_last(record: AcceptedRequest, *rest: Any) -> "Future[AcceptOutcome]":
         if not record.request_id.endswith("-2"):

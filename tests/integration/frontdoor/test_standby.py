@@ -144,7 +144,7 @@ async def test_a_frontdoor_that_was_taken_over_from_cancels_nobody_s_request_alt
             await asyncio.wrap_future(journal.claim_epoch("frontdoor"))
 
             await stream.aclose()
-            await until(lambda: suite.frontdoor.parts.jobs.find(request_id) is None)
+            await until(lambda: suite.frontdoor.jobs.find(request_id) is None)
 
         assert [left.request.request_id for left in await asyncio.wrap_future(journal.unfinished())] == [request_id]
     worker.hold.set()

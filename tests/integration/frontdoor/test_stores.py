@@ -37,7 +37,7 @@ def failing_first(method: Callable[..., "Future[Any]"], times: int) -> Callable[
 async def test_an_accepted_request_waits_for_its_journal(
     suite: FrontdoorSuite, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    journal = suite.frontdoor.parts.journal
+    journal = suite.frontdoor.journal
     monkeypatch.setattr(journal, method, failing_first(getattr(journal, method), times=2))
 
     completed = await suite.paint()
@@ -48,7 +48,7 @@ async def test_an_accepted_request_waits_for_its_journal(
 async def test_a_request_that_cannot_be_journalled_is_not_accepted(
     suite: FrontdoorSuite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    journal = suite.frontdoor.parts.journal
+    journal = suite.frontdoor.journal
     monkeypatch.setattr(journal, "accept", failing_first(journal.accept, times=1))
 
     with pytest.raises(Unavailable) as caught:
@@ -63,7 +63,7 @@ async def test_a_request_that_may_have_been_journalled_is_asked_after_until_that
     suite: FrontdoorSuite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Refused, it would lie there with its key, and nobody would paint it."""
-    journal = suite.frontdoor.parts.journal
+    journal = suite.frontdoor.journal
     accept, lost = journal.accept, [UnansweredCommit("ledger", "away"), StoreUnavailable("ledger", "away")]
 
     def accept_without_answer(*arguments: Any) -> "Future[Any]":
@@ -100,7 +100,7 @@ def keys(endpoint: str, bucket: str) -> list[str]:
 
 async def swept(suite: FrontdoorSuite) -> None:
     for _ in range(2):
-        await suite.frontdoor.parts.retention.sweep()
+        await suite.frontdoor.retention.sweep()
 
 
 async def test_inputs_are_swept_and_images_stay(
@@ -136,7 +136,7 @@ async def test_images_wait_in_postgresql_while_s3_is_away(
 
     there = f"s3://pictures?endpoint={s3_endpoint}&create_bucket=true"
     async with running_suite(folder, ledger_url=ledger_url, objects_url=there) as suite:
-        await until(lambda: not suite.frontdoor.parts.journal.objects.spooled().result())
+        await until(lambda: not suite.frontdoor.journal.objects.spooled().result())
         status = await suite.client.get_request(completed.request_id)
 
     assert status.completed == completed

@@ -87,7 +87,7 @@ async def test_data_of_deleted_tenant_go_after_grace(
         await acme.pin(theirs.request_id, DAY_S * 1000)
         await running.admin.delete("acme")
         now_ms = round(time.time() * 1000)
-        journal = running.suite.frontdoor.parts.journal
+        journal = running.suite.frontdoor.journal
 
         await running.suite.frontdoor.erasures.erase_due()
         await running.suite.frontdoor.erasures.erase_due()
@@ -175,9 +175,8 @@ async def test_keys_follow_changes_of_another_process(quick_looks: None, running
     """The ledger is changed as by a standby that has just taken over."""
     await running.admin.create("acme", TenantQuota())
     other = open_journal(f"sqlite:///{folder / 'journal.sqlite'}")
-    parts = running.suite.frontdoor.parts
-    work = running.suite.frontdoor.erasures
-    elsewhere = TenantAdministration(other.tenants, QuietDirectory(), parts.usage, work, parts.clock, 0.0)  # type: ignore[arg-type]
+    of, clock = running.suite.frontdoor, running.suite.frontdoor.interpreter.clock
+    elsewhere = TenantAdministration(other.tenants, QuietDirectory(), of.usage, of.erasures, clock, 0.0)  # type: ignore[arg-type]
     key, secret = await elsewhere.create_key("acme", None)
     client = await running.client(secret)
 
@@ -210,13 +209,13 @@ class QuietDirectory:
 
 async def test_known_key_is_accepted_while_ledger_is_away(running: Administered) -> None:
     client = await running.tenant("acme")
-    parts = running.suite.frontdoor.parts
+    frontdoor = running.suite.frontdoor
     models = await client.list_models()
 
-    parts.journal.close()
+    frontdoor.journal.close()
 
     with pytest.raises(PentimentoError):
-        await parts.tenants.refresh()
+        await frontdoor.tenants.refresh()
     assert await client.list_models() == models
     with pytest.raises(Unauthenticated):
         await (await running.client("pentimento_0_unknown")).list_models()

@@ -197,7 +197,7 @@ async def test_quota_and_usage_count_requests_of_before_restart(
         assert isinstance(events[-1], Completed)
         assert (await generate(client)).image
         periods = await after.admin.usage("other", 1_600_000_000_000, 1_600_000_000_001, DAY_S)
-        now_ms = int(after.suite.frontdoor.parts.clock.wall() * 1000)
+        now_ms = int(after.suite.frontdoor.interpreter.clock.wall() * 1000)
         (found,) = await after.admin.usage("other", now_ms - DAY_S * 1000, now_ms + 1)
 
     assert (refused.reason, refused.metadata) == ("TENANT_QUOTA", {"quota": "concurrent_count"})
@@ -236,7 +236,7 @@ async def test_usage_is_returned_by_hour_and_day(
         await generate(client)
     await refusal(client)
     await generate(stranger)
-    now_ms = int(running.suite.frontdoor.parts.clock.wall() * 1000)
+    now_ms = int(running.suite.frontdoor.interpreter.clock.wall() * 1000)
     span = (now_ms - 2 * DAY_S * 1000, now_ms + 1)
 
     (hour,), (day,) = [await running.admin.usage("acme", *span, period_s) for period_s in (HOUR_S, DAY_S)]

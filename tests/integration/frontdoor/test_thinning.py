@@ -73,7 +73,7 @@ async def test_a_picture_that_runs_is_thinned_once_others_wait_and_is_replayed(
 
         async def come() -> None:
             others.extend(asyncio.create_task(suite.paint(ImageRequest(PLAIN.prompt, seed=seed))) for seed in range(3))
-            pools = suite.frontdoor.parts.dataplane.state.pools
+            pools = suite.frontdoor.interpreter.dataplane.state.pools
             await until(lambda: sum(pool.waiting_count for pool in pools.values()) == len(others))
 
         def crowd() -> None:
@@ -122,7 +122,7 @@ async def test_features_are_reused_when_asked_and_replayed(folder: Path) -> None
         (told,) = (why for why in (await suite.client.explain(asked)).reasons if why.startswith("features: "))
         *_, again = [event async for event in suite.client.replay(ReplayRequest(reused.request_id))]
 
-        held = suite.frontdoor.parts.catalogue.find("tiny")
+        held = suite.frontdoor.fleet.catalogue.find("tiny")
 
     assert 0.0 < held.reused_step_share <= 1.0
     assert plain.provenance.route.full_steps == ()

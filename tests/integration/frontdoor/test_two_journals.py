@@ -12,7 +12,7 @@ from pentimento.domain.errors import FailedPrecondition
 
 async def swept(suite: FrontdoorSuite) -> None:
     for _ in range(2):
-        await suite.frontdoor.parts.retention.sweep()
+        await suite.frontdoor.retention.sweep()
 
 
 async def test_neither_deletes_the_others_pictures(

@@ -106,7 +106,7 @@ async def test_a_picture_that_ends_before_the_others_are_accepted_makes_no_call_
     folder: Path, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running_webhook_server() as server, running_suite(folder, **calling(folder, server)) as suite:
-        journal = suite.frontdoor.parts.journal
+        journal = suite.frontdoor.journal
         accept, first, last_asked = journal.accept, "", Future[AcceptOutcome]()
 
         def accept_all_but_the_last(record: AcceptedRequest, webhook: AskedWebhook | None) -> Future[AcceptOutcome]:

@@ -79,7 +79,7 @@ async def test_who_waits_is_painted_with_the_weights_that_the_model_has_by_then(
     suite: FrontdoorSuite, worker: PacedWorker
 ) -> None:
     """The one that was painted when they changed goes on with its own: its route is in the journal."""
-    state = suite.frontdoor.parts.dataplane.state
+    state = suite.frontdoor.interpreter.dataplane.state
     worker.hold.clear()
     running = (await suite.client.submit(REQUEST)).request_id
     await worker.wait_until(lambda: worker.running)
@@ -96,7 +96,7 @@ async def test_who_waits_is_painted_with_the_weights_that_the_model_has_by_then(
     assert painted.provenance.model_digest == painted.provenance.route.model_digest == "sha256:new"
     assert state.requests[running].model_digest == HELD.model_digest
     (demand,) = (
-        DemandReport(suite.frontdoor.parts.dataplane, suite.frontdoor.parts.starts)
+        DemandReport(suite.frontdoor.interpreter.dataplane, suite.frontdoor.shadows.counts)
         .added_to(ReplicaReport("f", 1))
         .demand
     )
@@ -135,7 +135,7 @@ async def test_a_model_is_not_unknown_before_every_worker_that_the_operator_name
         with pytest.raises(Unavailable, match="no worker has loaded 'another' yet"):
             await suite.paint(replace(REQUEST, model="another"))
 
-        suite.frontdoor.parts.links.follow({addresses[0]: True})
+        suite.frontdoor.fleet.links.follow({addresses[0]: True})
         with pytest.raises(NotFound):
             await suite.paint(replace(REQUEST, model="another"))
 
@@ -150,7 +150,7 @@ async def test_a_silent_worker_is_lost_and_its_late_result_fenced_off(
         worker.hold.clear()
         painting = asyncio.ensure_future(suite.paint())
         await worker.wait_until(lambda: worker.running)
-        suite.frontdoor.parts.links.follow(dict.fromkeys(addresses, True))
+        suite.frontdoor.fleet.links.follow(dict.fromkeys(addresses, True))
 
         worker.speaks = False
         completed = await painting
@@ -191,12 +191,12 @@ async def test_of_two_workers_of_one_name_the_older_one_is_known_with_its_loras_
     mosaic = Adapter("mosaic", AdapterKind.LORA, "sha256:mosaic", HELD.family)
     worker.known_adapters = (mosaic,)
     worker.change()
-    state = suite.frontdoor.parts.dataplane.state
+    state = suite.frontdoor.interpreter.dataplane.state
     await until(lambda: mosaic.digest in state.workers["w1"].holdings.loras)
     newer = PacedWorker("w1")
     newer.held = replace(newer.held, worker_generation=2)
     server = await serve(newer, f"unix:{folder / 'other'}")
-    suite.frontdoor.parts.links.follow({f"unix:{folder / 'w1'}": True, f"unix:{folder / 'other'}": True})
+    suite.frontdoor.fleet.links.follow({f"unix:{folder / 'w1'}": True, f"unix:{folder / 'other'}": True})
     await until(lambda: state.workers["w1"].worker_generation == 2)
 
     await server.stop()

@@ -55,7 +55,7 @@ async def test_two_workers_serve_four_models(directory: Path) -> None:
         await suite.wait_for_workers(2)
         begin_policy(controller)
 
-        state = suite.frontdoor.parts.dataplane.state
+        state = suite.frontdoor.interpreter.dataplane.state
         await until(lambda: state.plan is not None and state.plan.allocator == "many-models")
         asked = [ImageRequest("a red circle", model=model, cache=CacheMode.OFF) for model in (*MODELS, *MODELS)]
 

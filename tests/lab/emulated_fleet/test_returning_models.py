@@ -56,7 +56,7 @@ async def test_request_without_workers_waits_for_a_returning_model(directory: Pa
             begin_policy(controller)
             await until(lambda: controller.controller.fleet().plan.allocator == policy)
         await until(lambda: not controller.controller.fleet().plan.pools)
-        state = suite.frontdoor.parts.dataplane.state
+        state = suite.frontdoor.interpreter.dataplane.state
         await until(lambda: state.plan is not None and not state.plan.pools)
         painting = asyncio.ensure_future(suite.paint(replace(REQUEST, prompt="who came meanwhile")))
         await until(lambda: "light" in state.pools and state.pools["light"].waiting_count == 1)

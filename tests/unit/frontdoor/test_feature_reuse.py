@@ -1,19 +1,19 @@
 """Which steps of a request reuse deep features, and why none do."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
 from lab.fixtures.held_models import HELD
 from pentimento.domain.generation import ControlNetSelection, Donor, FromLatent, FromNoise, ObjectReference, Route
 from pentimento.domain.image_request import Replay, ResolvedRequest
+from pentimento.policies.latent_pairing import PairingMode
 from pentimento.profiles.catalogue import FeatureReuseMode, ProfileSet, StepProfiles
 from pentimento.profiles.document import ProfileKind
 from pentimento.profiles.rules import ThresholdRule
-from services.frontdoor.routing.routes import _as_route_option
+from services.frontdoor.routing.routes import as_route_option
 from services.frontdoor.routing.starts import PoolOption, reused_share, work_left
-from services.frontdoor.routing.step_rules import FeatureReuse
+from services.frontdoor.routing.step_rules import FeatureReuse, StepRules
 from tests.support.profiles import changed, thinned_row
 from tests.unit.frontdoor.test_thinning_offers import OFFERS, PROFILE, RESOLVED, ROUTE, SPEC
 
@@ -99,7 +99,8 @@ def test_work_counts_reusing_steps_at_their_cost(
     start: FromLatent | FromNoise, full: tuple[int, ...], known: float, share: float
 ) -> None:
     route, held = replace(ROUTE, start=start, full_steps=full), replace(HELD, reused_step_share=known)
-    option = _as_route_option(SimpleNamespace(thinning=OFFERS), PoolOption("heavy", held, RESOLVED, route))
+    rules = StepRules(None, None, PairingMode.OFF, OFFERS, None, None)  # type: ignore[arg-type]
+    option = as_route_option(rules, PoolOption("heavy", held, RESOLVED, route))
 
     assert reused_share(route, 50, held) == pytest.approx(share)
     assert option.work == pytest.approx(share * work_left(RESOLVED, start))

@@ -12,8 +12,11 @@ from prometheus_client import REGISTRY
 from lab.fixtures.clocks import SetClock
 from pentimento.domain.errors import ResourceExhausted, Unavailable
 from pentimento.stores.errors import StoreFull, StoreUnavailable
+from services.frontdoor.answers.audience import Audience
+from services.frontdoor.requests.jobs import ClientRequest, Job, Jobs
 from services.frontdoor.requests.limits import RETRY_S, Acceptance, Callers, HeldKeys, Quotas
 from services.frontdoor.settings import QuotaLimits
+from services.frontdoor.tenants.usage import UsageMeter
 
 LIMITS = QuotaLimits(tenant_unfinished_requests=2, tenant_unfinished_bytes=100, min_free_bytes=1000)
 
@@ -31,6 +34,10 @@ class CountedJobs:
         return self._count
 
 
+def acceptance_by(clock: SetClock) -> Acceptance:
+    return Acceptance(UsageMeter(None, clock), clock)  # type: ignore[arg-type]
+
+
 async def quotas_of(
     count: int = 1, input_bytes: int = 0, store_free: int | None = 5000, journal_free: int | None = 5000
 ) -> Quotas:
@@ -40,7 +47,7 @@ async def quotas_of(
     inputs = SimpleNamespace(size_bytes=lambda tenant: input_bytes)
     keeper = SimpleNamespace(free_bytes=free_bytes, check_room=lambda *_: None)
     journal = SimpleNamespace(free_bytes=lambda: journal_free)
-    quotas = Quotas(LIMITS, CountedJobs(count), inputs, keeper, journal)  # type: ignore[arg-type]
+    quotas = Quotas(LIMITS, CountedJobs(count), inputs, keeper, journal, acceptance_by(SetClock()))  # type: ignore[arg-type]
     await quotas.look_at_disks()
     return quotas
 
@@ -69,6 +76,22 @@ async def test_quota_refuses_beyond_its_limit_alone() -> None:
         assert refused_by(await quotas_of(**state)) == quota, state  # type: ignore[arg-type]
 
 
+async def test_admit_over_quota_forgets_and_counts_all_images_of_the_call() -> None:
+    jobs, quotas = Jobs(lambda event: None), await quotas_of()
+    quotas.jobs = jobs
+    resolved = SimpleNamespace(inputs=())
+    call = [
+        Job(ClientRequest(name, "acme", resolved, (), 0.0, 0.0, 60.0, 60.0), Audience(name))  # type: ignore[arg-type]
+        for name in ("r1", "r2", "r3")
+    ]
+
+    with pytest.raises(ResourceExhausted, match="tenant-unfinished-requests"):
+        quotas.admit(call)
+
+    assert (len(jobs), jobs.count_of("acme"), all(job.ended.is_set() for job in call)) == (0, 0, True)
+    assert dict(quotas.acceptance.rejections) == {"QUOTA_EXCEEDED": 3}
+
+
 @pytest.mark.parametrize(
     ("store_free", "journal_free", "told"),
     [(None, None, nan), (None, 7, 7.0), (0, 7, 0.0)],
@@ -93,12 +116,12 @@ def clock() -> SetClock:
 
 @pytest.fixture
 def acceptance(clock: SetClock) -> Acceptance:
-    return Acceptance(clock)
+    return acceptance_by(clock)
 
 
 def test_acceptance_counts_rejections_by_reason(acceptance: Acceptance) -> None:
-    acceptance.reject("QUEUE_FULL")
-    acceptance.reject("QUOTA_EXCEEDED", 3)
+    acceptance.reject("acme", "QUEUE_FULL")
+    acceptance.reject("acme", "QUOTA_EXCEEDED", 3)
     acceptance.fail(FULL)
 
     assert acceptance.rejected_count == 5
@@ -124,13 +147,13 @@ def test_acceptance_failed_journal_blocks_until_retry(
 
 def test_acceptance_accepted_request_ends_block(acceptance: Acceptance) -> None:
     acceptance.fail(FULL)
-    acceptance.accept()
+    acceptance.journalled()
 
     assert acceptance.blocked == ""
 
 
 def test_acceptance_other_errors_of_one_request_block_nobody(acceptance: Acceptance) -> None:
-    acceptance.reject("QUOTA_EXCEEDED")
+    acceptance.reject("acme", "QUOTA_EXCEEDED")
     acceptance.fail(Unavailable("TIMEOUT", "slow"))
 
     assert acceptance.blocked == ""

@@ -13,6 +13,7 @@ from pentimento.domain.generation import (
     ControlNetSelection,
     Donor,
     FromImage,
+    FromNoise,
     GenerationSpec,
     ImagePromptSelection,
     NoiseForm,
@@ -115,10 +116,13 @@ def test_as_painted_by_another_model_takes_its_own_sampler() -> None:
 SPEC = GenerationSpec("a red circle", "", HELD.model, 32, 32, 50, 3.0, Scheduler.DDIM, 7)
 CONTROLLED = replace(SPEC, controlnets=(ControlNetSelection("edges", b"png", digest="sha256:edges"),))
 RESOLVED = ResolvedRequest(CONTROLLED, CacheMode.READ_WRITE, ImageFormat.PNG, None, 1000, 0)
+ROUTE = Route("route", FromNoise(), HELD.model, HELD.model_digest)
 
 
 def test_latents_of_pipelined_pictures_are_not_those_of_synchronous_ones_and_images_serve_both() -> None:
-    synchronous, early, late = (scope_of("tenant", RESOLVED, HELD, 0, first) for first in (0, 4, 8))
+    synchronous, early, late = (
+        scope_of("tenant", RESOLVED, HELD, replace(ROUTE, pipelined_from_step=first)) for first in (0, 4, 8)
+    )
 
     assert len({latent_key(scope, 10) for scope in (synchronous, early, late)}) == 3
     assert len({image_key(scope) for scope in (synchronous, early, late)}) == 1
@@ -130,7 +134,7 @@ def test_scope_of_other_weights_or_syntax_differs() -> None:
     weighted = [replace(spec, prompt_syntax=PromptSyntax.A1111) for spec in plain]
 
     scopes = [
-        scope_of("tenant", ResolvedRequest(spec, CacheMode.READ_WRITE, ImageFormat.PNG, None, 1000), HELD, 0, 0)
+        scope_of("tenant", ResolvedRequest(spec, CacheMode.READ_WRITE, ImageFormat.PNG, None, 1000), HELD, ROUTE)
         for spec in (*plain, *weighted)
     ]
 
@@ -150,7 +154,9 @@ def test_keys_differ_by_kind_preprocessor_and_depth_model() -> None:
         *(replace(net, preprocessor=Preprocessor.DEPTH, preprocessor_digest=digest) for digest in ("one", "other")),
     ]
 
-    scopes = [scope_of("tenant", replace(RESOLVED, spec=replace(SPEC, controlnets=(one,))), HELD, 0, 0) for one in nets]
+    scopes = [
+        scope_of("tenant", replace(RESOLVED, spec=replace(SPEC, controlnets=(one,))), HELD, ROUTE) for one in nets
+    ]
 
     assert len({latent_key(scope, 10) for scope in scopes}) == len({image_key(scope) for scope in scopes}) == 6
 
@@ -163,7 +169,7 @@ def test_keys_differ_by_image_prompt_and_latents_also_by_its_scale() -> None:
     ]
     weaker = replace(SPEC, image_prompts=(replace(prompt, scale=0.5),))
 
-    *scopes, scaled = [scope_of("tenant", replace(RESOLVED, spec=one), HELD, 0, 0) for one in (*specs, weaker)]
+    *scopes, scaled = [scope_of("tenant", replace(RESOLVED, spec=one), HELD, ROUTE) for one in (*specs, weaker)]
 
     assert len({latent_key(scope, 10) for scope in (*scopes, scaled)}) == 5
     assert len({image_key(scope) for scope in scopes}) == 4
