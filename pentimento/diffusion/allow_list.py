@@ -10,14 +10,15 @@ from pentimento.diffusion.single_file import open_file, with_held
 
 @dataclass(frozen=True)
 class Family:
-    """Hold a family's allow-list, its `DiffusersFamily`, imported when a checkpoint needs it, and its usual half
-    precision."""
+    """Hold a family's allow-list, its `DiffusersFamily`, imported when a checkpoint needs it, its usual half precision,
+    and the layers of its language model that give the text states, ascending; later layers are not loaded."""
 
     name: str
     pipeline_classes: frozenset[str]
     rules: ComponentRules
     adapter: str
     half: str = "float16"
+    text_layers: tuple[int, ...] = ()
 
 
 def _classes(library: str, *names: str) -> frozenset[ComponentClass]:
@@ -148,6 +149,7 @@ FLUX_2_KLEIN = Family(
     ),
     adapter="pentimento.diffusion.families.flux_2.Flux2Klein",
     half="bfloat16",
+    text_layers=(9, 18, 27),
 )
 
 FLUX_2_DEV = Family(
@@ -165,6 +167,7 @@ FLUX_2_DEV = Family(
     ),
     adapter="pentimento.diffusion.families.flux_2.Flux2Dev",
     half="bfloat16",
+    text_layers=(10, 20, 30),
 )
 
 Z_IMAGE = Family(

@@ -6,12 +6,14 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from pentimento.devices.choices import WeightStorage
+from pentimento.diffusion.allow_list import family_of
 from pentimento.diffusion.checkpoint import BadCheckpoint, Checkpoint, read_json_object
 from pentimento.diffusion.file_layouts import is_scale
 from pentimento.diffusion.host_weights import is_in_host_memory
@@ -29,6 +31,37 @@ _HALVES = (torch.float16, torch.bfloat16)
 _WEIGHTS, _SHARD = ".safetensors", re.compile(r"-\d{5}-of-\d{5}$")
 # The names of a network's files by diffusers and transformers, without variant and shards.
 _STEMS = ("diffusion_pytorch_model", "model")
+# Where a language model's tensors are in its files, by class: the head that predicts words and a tower for images are
+# elsewhere.
+_LANGUAGE_MODELS = {
+    "Qwen3ForCausalLM": ("model.",),
+    "Mistral3ForConditionalGeneration": ("language_model.model.", "model.language_model."),
+}
+_LAYER_NUMBER = re.compile(r"layers\.(\d+)\.")
+
+
+@dataclass(frozen=True)
+class LoadedPart:
+    """Select the tensors of a network that are loaded: those under one of `prefixes`, of the first `layer_count`
+    layers; 0 for all layers."""
+
+    prefixes: tuple[str, ...] = ("",)
+    layer_count: int = 0
+
+    def name(self, stored: str) -> str:
+        """Return the name in the network of a tensor with that name in a file; "" for one that is not loaded."""
+        name = next((stored.removeprefix(prefix) for prefix in self.prefixes if stored.startswith(prefix)), "")
+        layer = _LAYER_NUMBER.match(name) if self.layer_count else None
+        return "" if layer is not None and int(layer[1]) >= self.layer_count else name
+
+
+WHOLE = LoadedPart()
+
+
+def loaded_part(checkpoint: Checkpoint, component: str) -> LoadedPart:
+    """Return the part of a component that is loaded: of a language model no more than its family reads."""
+    prefixes = _LANGUAGE_MODELS.get(checkpoint.components[component].name)
+    return WHOLE if prefixes is None else LoadedPart(prefixes, max(family_of(checkpoint).text_layers))
 
 
 def networks_of(parts: Mapping[str, Any]) -> dict[str, torch.nn.Module]:
@@ -112,7 +145,9 @@ def _loaded_entries(checkpoint: Checkpoint, component: str, dtype: torch.dtype) 
         return {name.removeprefix(prefix): entry for name, entry in found if name.startswith(prefix)}
     if all(path.suffix != _WEIGHTS for path in files):
         return {}
-    return entries_of(loaded_files(checkpoint.component_directory(component), files, dtype))
+    stored = entries_of(loaded_files(checkpoint.component_directory(component), files, dtype))
+    part = loaded_part(checkpoint, component)
+    return {name: entry for key, entry in stored.items() if (name := part.name(key))}
 
 
 def entries_of(files: Iterable[Path]) -> dict[str, TensorEntry]:

@@ -31,7 +31,7 @@ from pentimento.diffusion.packed_weights import pack
 from pentimento.diffusion.staging import staged_tokenizer
 from pentimento.diffusion.tensor_files import read_tensors
 from pentimento.diffusion.thread_dtype import ThreadDtype, keep_default_in_transformers
-from pentimento.diffusion.weight_memory import loaded_files, storage_of, weight_bytes
+from pentimento.diffusion.weight_memory import WHOLE, LoadedPart, loaded_files, loaded_part, storage_of, weight_bytes
 from pentimento.files.file_sums import CorruptComponent, FileSums
 
 logger = logging.getLogger(__name__)
@@ -68,11 +68,8 @@ NETWORKS = {
         "Qwen2_5_VLForConditionalGeneration",
     ),
     "Qwen3Model": ("transformers.models.qwen3.modeling_qwen3", "Qwen3Model"),
-    "Mistral3ForConditionalGeneration": (
-        "transformers.models.mistral3.modeling_mistral3",
-        "Mistral3ForConditionalGeneration",
-    ),
-    # Without the layer that predicts words.
+    # Language models without the layer that predicts words, and a tower for images.
+    "Mistral3ForConditionalGeneration": ("transformers.models.mistral.modeling_mistral", "MistralModel"),
     "Qwen3ForCausalLM": ("transformers.models.qwen3.modeling_qwen3", "Qwen3Model"),
     "T5EncoderModel": ("transformers.models.t5.modeling_t5", "T5EncoderModel"),
     "DPTForDepthEstimation": ("transformers.models.dpt.modeling_dpt", "DPTForDepthEstimation"),
@@ -224,7 +221,9 @@ def _read_component(checkpoint: Checkpoint, component: str, dtype: torch.dtype) 
         # transformers loads the other activations.
         if name in _CLIP_TEXT and config.get("hidden_act", "quick_gelu") in ACTIVATIONS:
             return _load_clip_text(config, files, dtype, checkpoint.sums, projects=_CLIP_TEXT[name])
-        return _load_network(_class(NETWORKS[name]), config, files, dtype, checkpoint.sums)
+        network, part = _class(NETWORKS[name]), loaded_part(checkpoint, component)
+        stated = _language_config(network, config) if part.layer_count else config
+        return _load_network(network, stated, files, dtype, checkpoint.sums, part)
 
 
 def _load_clip_text(
@@ -267,17 +266,34 @@ def _class(place: tuple[str, str]) -> Any:
     return getattr(import_module(module), name)
 
 
+def _language_config(model_class: Any, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the configuration of a language model, also of one with a tower for images."""
+    found: Mapping[str, Any] = config.get("text_config", config)
+    wanted = model_class.config_class.model_type
+    if (stated := found.get("model_type", wanted)) != wanted:
+        raise ValueError(f"model_type={str(stated)[:40]} of the language model must be {wanted}")
+    return found
+
+
 def _load_network(
-    model_class: Any, config: Mapping[str, Any], files: Iterable[Path], dtype: torch.dtype, sums: FileSums
+    model_class: Any,
+    config: Mapping[str, Any],
+    files: Iterable[Path],
+    dtype: torch.dtype,
+    sums: FileSums,
+    part: LoadedPart = WHOLE,
 ) -> torch.nn.Module:
     is_diffusers = model_class.__module__.startswith("diffusers")
-    load = _diffusers_network if is_diffusers else _transformers_network
     # Values that a class keeps in full precision must not have been rounded.
     converts = is_diffusers and not model_class._keep_in_fp32_modules
     state: dict[str, torch.Tensor] = {}
     for path in files:
-        state |= read_tensors(path, sums, dtype if converts else None)
-    network, missing = load(model_class, config, state, dtype)
+        found = read_tensors(path, sums, dtype if converts else None, lambda name: bool(part.name(name)))
+        state |= {part.name(name): tensor for name, tensor in found.items()}
+    if is_diffusers:
+        network, missing = _diffusers_network(model_class, config, state, dtype)
+    else:
+        network, missing = _transformers_network(model_class, config, state, dtype, part.layer_count)
     if missing:
         rest = f" nor {len(missing) - 1} others" if len(missing) > 1 else ""
         raise ValueError(f"there is no tensor {min(missing)!r}{rest}")
@@ -300,11 +316,19 @@ def _diffusers_network(
 
 
 def _transformers_network(
-    model_class: Any, config: Mapping[str, Any], state: dict[str, torch.Tensor], dtype: torch.dtype
+    model_class: Any, config: Mapping[str, Any], state: dict[str, torch.Tensor], dtype: torch.dtype, layer_count: int
 ) -> tuple[torch.nn.Module, Collection[str]]:
+    """Return the network and the names of missing tensors, with its first `layer_count` layers; 0 for all."""
     keep_default_in_transformers()
     stated = model_class.config_class.from_dict(dict(config))
+    if is_cut := 0 < layer_count < getattr(stated, "num_hidden_layers", 0):
+        types = getattr(stated, "layer_types", None)
+        fewer = {"layer_types": types[:layer_count]} if types else {}
+        stated = model_class.config_class.from_dict({**config, **fewer, "num_hidden_layers": layer_count})
     network, found = model_class.from_pretrained(
         None, config=stated, state_dict=state, dtype=dtype, output_loading_info=True
     )
+    if is_cut:
+        # The states of a middle layer are not normalised.
+        network.norm = torch.nn.Identity()
     return network, found["missing_keys"]

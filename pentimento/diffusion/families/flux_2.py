@@ -15,6 +15,7 @@ from diffusers.pipelines.flux2.system_messages import SYSTEM_MESSAGE
 from torch import Tensor
 from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 
+from pentimento.diffusion.allow_list import family_of
 from pentimento.diffusion.checkpoint import BadCheckpoint, Checkpoint
 from pentimento.diffusion.families.adapters import adapted
 from pentimento.diffusion.families.autoencoder import Autoencoder, LatentScale
@@ -43,11 +44,10 @@ _AXIS_COUNT = 4
 
 
 class Flux2(FlowFamily):
-    """Adapt diffusers' modules of this family to the engine. Prompts have `token_limit` tokens. A subclass states the
-    `layers` that return the text states, and the chat `template` of its tokenizer, written out: templates of a
-    checkpoint are programs, which are not run."""
+    """Adapt diffusers' modules of this family to the engine. Prompts have `token_limit` tokens; the states of `layers`
+    of the language model are the text. A subclass states the chat `template` of its tokenizer, written out: templates
+    of a checkpoint are programs, which are not run."""
 
-    layers: ClassVar[tuple[int, ...]]
     template: ClassVar[str]
     takes_scale: ClassVar[bool] = False
 
@@ -57,7 +57,8 @@ class Flux2(FlowFamily):
         _check_sizes(checkpoint)
         parts = load_components(checkpoint, device, dtype)
         self._tokenizer = PromptTokenizer(parts["tokenizer"])
-        self._encoder: Any = self._language_model(parts["text_encoder"])
+        self._encoder: Any = parts["text_encoder"]
+        self.layers = family_of(checkpoint).text_layers
         self.token_limit = int(checkpoint.settings.get("max_sequence_length", _TEXT_TOKENS))
         self._hold_parts(parts, "transformer")
         self._check_shapes(checkpoint)
@@ -91,9 +92,6 @@ class Flux2(FlowFamily):
             raise BadCheckpoint(f"{path}: {stated} must be at least {self.layers[-1]}")
         made = len(self.layers) * encoder.hidden_size
         check_width(checkpoint, "transformer", "text states", config.joint_attention_dim, made)
-
-    def _language_model(self, encoder: Any) -> Any:
-        return encoder
 
     def _text(self, prompt: str) -> str:
         return self.template.format(prompt=prompt)
@@ -135,7 +133,6 @@ class Flux2(FlowFamily):
 class Flux2Klein(Flux2):
     """Serve FLUX.2 [klein] and its base."""
 
-    layers = (9, 18, 27)
     # Without a thought.
     template = "<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
@@ -143,13 +140,8 @@ class Flux2Klein(Flux2):
 class Flux2Dev(Flux2):
     """Serve FLUX.2 [dev]."""
 
-    layers = (10, 20, 30)
     template = f"<s>[SYSTEM_PROMPT]{SYSTEM_MESSAGE}[/SYSTEM_PROMPT][INST]{{prompt}}[/INST]"
     takes_scale = True
-
-    def _language_model(self, encoder: Any) -> Any:
-        # Without the tower for images, and the layer that predicts words.
-        return encoder.model.language_model
 
     def _text(self, prompt: str) -> str:
         # The tokenizer's mark of an image, which diffusers removes too.

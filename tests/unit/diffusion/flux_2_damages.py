@@ -64,6 +64,7 @@ FLUX_2: dict[str, dict[str, tuple[Damage, str]]] = {
             "guidance_embeds=False does not suit Flux2Pipeline",
         ),
         "few layers": (nested_text_config(num_hidden_layers=29), "num_hidden_layers=29 must be at least 30"),
+        "another language model": (nested_text_config(model_type="llama"), "model_type=llama .* must be mistral"),
         "10^9 nested layers": (nested_text_config(num_hidden_layers=10**9), r"text_encoder/config\.json: num_hidden_l"),
         "no tokenizer file": (
             lambda model: (model / "tokenizer/tokenizer.json").unlink(),

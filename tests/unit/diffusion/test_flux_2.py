@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from diffusers import AutoencoderKLFlux2, FlowMatchEulerDiscreteScheduler, Flux2KleinPipeline
+from diffusers import AutoencoderKLFlux2, FlowMatchEulerDiscreteScheduler, Flux2KleinPipeline, Flux2Pipeline
 from diffusers.pipelines.flux2.pipeline_flux2 import compute_empirical_mu
 
 from lab.fixtures.checkpoints import SIDE_PX
@@ -76,6 +76,43 @@ def test_resumed_latent_gives_the_bits_of_the_whole_run(base: DiffusionModel) ->
     resumed = denoise(base, DenoisingRequest(FLOW, LatentStart(whole.heard.latents[3], 3)))
 
     assert torch.equal(resumed, whole.heard.latent)
+
+
+@torch.inference_mode()
+def test_language_model_of_klein_is_loaded_up_to_layer_27_and_gives_the_bits_of_diffusers(
+    klein: DiffusionModel, klein_checkpoint: Path
+) -> None:
+    pipeline = Flux2KleinPipeline.from_pretrained(klein_checkpoint, dtype=torch.float32)
+    whole = pipeline.text_encoder.model
+
+    states = klein.encode_prompt("a").conditioning.states
+
+    theirs = pipeline._get_qwen3_prompt_embeds(whole, pipeline.tokenizer, "a", max_sequence_length=FLUX_2_TOKENS)
+    assert torch.equal(states, theirs)
+    check_is_cut(klein.networks["text_encoder"], whole, layer_count=27)
+
+
+@torch.inference_mode()
+def test_language_model_of_dev_is_loaded_up_to_layer_30_and_gives_the_bits_of_diffusers(
+    dev: DiffusionModel, flux_2_checkpoint: Path
+) -> None:
+    pipeline = Flux2Pipeline.from_pretrained(flux_2_checkpoint, dtype=torch.float32)
+    whole = pipeline.text_encoder
+
+    states = dev.encode_prompt("a").conditioning.states
+
+    theirs = pipeline._get_mistral_3_small_prompt_embeds(
+        whole, pipeline.tokenizer, "a", max_sequence_length=FLUX_2_DEV_TOKENS
+    )
+    assert torch.equal(states, theirs)
+    check_is_cut(dev.networks["text_encoder"], whole.model.language_model, layer_count=30)
+
+
+def check_is_cut(found: torch.nn.Module, whole: torch.nn.Module, layer_count: int) -> None:
+    """Check that a network has the tokens and the first layers of `whole`, and nothing else."""
+    kept = [*whole.embed_tokens.parameters(), *whole.layers[:layer_count].parameters()]
+    assert len(whole.layers) == layer_count + 1
+    assert sum(one.nbytes for one in found.parameters()) == sum(one.nbytes for one in kept)
 
 
 @torch.inference_mode()

@@ -20,7 +20,8 @@ LARGEST_LAYER = 514 * 24 * 4
 
 @pytest.mark.parametrize("storage", [WeightStorage.FULL, WeightStorage.INT8])
 @pytest.mark.parametrize(
-    "fixture", ["checkpoint", "flow_checkpoint", "flux_checkpoint", "klein_checkpoint", "z_image_checkpoint"]
+    "fixture",
+    ["checkpoint", "flow_checkpoint", "flux_checkpoint", "klein_checkpoint", "flux_2_checkpoint", "z_image_checkpoint"],
 )
 def test_needed_bytes_are_those_of_loaded_weights(
     fixture: str, storage: WeightStorage, request: pytest.FixtureRequest
