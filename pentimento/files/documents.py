@@ -34,7 +34,7 @@ def read_document(path: Path, parse: Callable[[str], T], setting: str) -> T:
     try:
         return parse(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidArgument.of(setting, f"must be files that can be read: {path}: {error}") from None
+        raise InvalidArgument.of(setting, f"must be files that can be read: {path}: {error}") from error
     except InvalidArgument as error:
         raise InvalidArgument.of(setting, f"{path}: {error.message}") from None
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.domain.generation import FromImage, FromLatent, GenerationSpec, Route, Start
 from pentimento.domain.models import MAX_HANDOVER_PROFILE_BYTES, CascadeVariant, ReuseProfile
+from pentimento.files.atomic import replace_file
 from pentimento.files.documents import json_files, read_document
 from pentimento.policies.residual_pipelining import PipeliningBound
 from pentimento.policies.thinning import ThinningOption, ThinningRefusal, WholeReason
@@ -57,7 +58,8 @@ def write_profiles(path: Path, profiles: Iterable[Profile] = (), costs: Iterable
     measured = {costs_key(one): one for one in (*(read_costs([path]) if exists else ()), *costs)}
     entries = [cost_entry(one) for one in measured.values()]
     entries += [profile_entry(one) for one in sorted(found.values(), key=_place_in_file)]
-    path.write_text(document_to_json(entries), encoding="utf-8")
+    # A running suite reads it meanwhile.
+    replace_file(path, document_to_json(entries))
 
 
 def _place_in_file(profile: Profile) -> tuple[object, ...]:

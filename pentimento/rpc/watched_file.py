@@ -2,11 +2,13 @@
 
 import errno
 import logging
+import stat
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from pentimento.domain.errors import PentimentoError
 from pentimento.settings import SettingsError
 
 logger = logging.getLogger(__name__)
@@ -44,13 +46,16 @@ class WatchedFile:
 
 
 def version_of(path: Path) -> Version | None:
-    """Return a version that differs after each change of the file; None if it is missing."""
+    """Return a version that differs after each change of the file, or of a file in the folder; None if it is
+    missing."""
     try:
         status = path.stat()
+        files = sorted(path.iterdir()) if stat.S_ISDIR(status.st_mode) else ()
     except OSError:
         return None
     # A change of permissions changes only the last field.
-    return status.st_mtime_ns, status.st_ino, status.st_size, status.st_ctime_ns
+    own = (status.st_mtime_ns, status.st_ino, status.st_size, status.st_ctime_ns)
+    return sum((version_of(file) or () for file in files if not file.is_dir()), own)
 
 
 def text_of(path: Path) -> str:
@@ -66,11 +71,12 @@ Held = TypeVar("Held")
 
 class KeptReading(Generic[Held]):
     """Hold the last valid content of files; read again when one changes, checked once a second at most. Invalid content
-    changes nothing: files that are being replaced may be empty, or may not match each other, for a moment.
-    SettingsError if they are invalid at first."""
+    changes nothing: files that are being replaced may be empty, or may not match each other, for a moment. Raises the
+    error of `read` if they are invalid at first."""
 
     def __init__(self, paths: Sequence[Path], read: Callable[[], Held], in_vain: str) -> None:
-        """Read the files. `read` raises SettingsError for invalid files; then `in_vain` is logged."""
+        """Read the files. `read` raises SettingsError or a PentimentoError for invalid files; then `in_vain` is
+        logged."""
         self._files = [WatchedFile(path) for path in paths]
         self._read = read
         self._in_vain = in_vain
@@ -82,7 +88,7 @@ class KeptReading(Generic[Held]):
         if any([file.changed() for file in self._files]):
             try:
                 self._held = self._read()
-            except SettingsError as error:
+            except (SettingsError, PentimentoError) as error:
                 for file in self._files:
                     file.read_in_vain(error)
                 logger.error(self._in_vain, extra={"problem": str(error)})

@@ -29,13 +29,14 @@ from pentimento.files.receipts import seal
 from pentimento.files.signing_keys import keep_signing_keys
 from pentimento.policies.latent_pairing import TIGHT_SHARE, PairingMode
 from pentimento.policies.worth import CASCADE, Worth
-from pentimento.profiles.catalogue import HandoverProfiles, ReusePromise, StepProfiles, read_profiles
+from pentimento.profiles.catalogue import HandoverProfiles, ReusePromise, StepProfiles
 from pentimento.profiles.document import ProfileKind
 from pentimento.rpc import RpcServer
 from pentimento.rpc.channel import channel_opener
 from pentimento.rpc.shared_keys import SigningKeys, kept_signing_keys
 from pentimento.rpc.tokens import KeyRing
 from pentimento.service.fleet_member import FleetMember
+from pentimento.service.followed_profiles import FollowedProfiles
 from pentimento.service.lease import LedgerLease
 from pentimento.service.plan_follower import PlanFollower
 from pentimento.stores.ledger import Journal
@@ -296,7 +297,7 @@ def _recorder(path: str, interpreter: Interpreter) -> EffectsRecorder | None:
 
 
 def _step_rules(settings: FrontdoorSettings, catalogue: Catalogue, adapters: AdapterCatalogue) -> StepRules:
-    profiles, rule = read_profiles(settings.profiles), settings.profile_rule.rule
+    profiles, rule = FollowedProfiles(settings.profiles), settings.profile_rule.rule
     steps = StepProfiles(profiles, settings.thinning_alpha, rule)
     handovers = HandoverProfiles(profiles, ReusePromise(settings.handover_alpha, rule))
     return StepRules(

@@ -14,9 +14,9 @@ from pentimento.policies.cache_selection import (
 )
 from pentimento.policies.followed_cache import CacheChoice
 from pentimento.policies.reuse_rules import ReuseRules
-from pentimento.profiles.catalogue import read_profiles
 from pentimento.profiles.rules import RuleChoice
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
+from pentimento.service.followed_profiles import FollowedProfiles
 from pentimento.settings import setting
 from pentimento.stores.vectors import IndexBuilding
 
@@ -102,7 +102,7 @@ class SelectionSettings:
         """Return what decides on reuse. Raises ValueError for a malformed pair, InvalidArgument naming the file for a
         profile that cannot be read."""
         rule, bias = self.profile_rule.rule, self.cache_bias or 0
-        return ReuseRules(self.rules(), read_profiles(self.profiles), rule, bias, earns=self.earned_reuse)
+        return ReuseRules(self.rules(), FollowedProfiles(self.profiles), rule, bias, earns=self.earned_reuse)
 
     def rules(self) -> SelectionRules:
         """Return the rules where no profile decides. Raises ValueError for a malformed pair."""

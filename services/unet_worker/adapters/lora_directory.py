@@ -1,8 +1,9 @@
 """List the LoRAs of a directory: by its registry.json, or each of its safetensors files and folders by name."""
 
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from pentimento.files.file_sums import FileSums
 from pentimento.files.signed_entries import TrustedEntries
 from pentimento.profiles.catalogue import read_profiles
 from pentimento.profiles.document import ProfileKind
+from pentimento.rpc.watched_file import KeptReading
+from pentimento.service.followed_profiles import KEEPS_EARLIER
 
 logger = logging.getLogger(__name__)
 
@@ -56,10 +59,13 @@ class LoraDirectory:
         known: Sequence[tuple[Adapter, Path]],
         base: BaseLayers,
         dtype: torch.dtype,
+        bounds: Callable[[], Mapping[str, float]] = dict,
         rejected: Sequence[RejectedAdapter] = (),
         sums: FileSums | None = None,
     ) -> None:
-        self.adapters = tuple(adapter for adapter, _ in known)
+        self._adapters = tuple(adapter for adapter, _ in known)
+        self._bounds = bounds
+        self._applied: Mapping[str, float] = {}
         self.rejected = tuple(rejected)
         self._paths = {adapter.digest: path for adapter, path in known}
         self.sizes = {adapter.name: path.stat().st_size for adapter, path in known if path.is_file()}
@@ -67,8 +73,20 @@ class LoraDirectory:
         self._dtype = dtype
         self._sums = sums
 
+    @property
+    def adapters(self) -> tuple[Adapter, ...]:
+        """Return the LoRAs with the latest starts that profiles allow now."""
+        found = self._bounds()
+        # Every message to a frontdoor reads them.
+        if found is not self._applied:
+            self._applied = found
+            self._adapters = tuple(
+                replace(one, latest_start_fraction=found.get(one.digest, 0.0)) for one in self._adapters
+            )
+        return self._adapters
+
     def names_of(self, digests: Collection[str]) -> tuple[str, ...]:
-        return tuple(adapter.name for adapter in self.adapters if adapter.digest in digests)
+        return tuple(adapter.name for adapter in self._adapters if adapter.digest in digests)
 
     def read(self, digest: str) -> Lora:
         """Return the LoRA, read from its file again. Raises BadLora if the file has changed since."""
@@ -80,13 +98,13 @@ def open_lora_directory(
     model_digest: str,
     base: BaseLayers,
     dtype: torch.dtype,
-    bounds: Mapping[str, float],
+    bounds: Callable[[], Mapping[str, float]],
     sums: FileSums | None = None,
     trusted: TrustedEntries | None = None,
 ) -> LoraDirectory:
     """Return the LoRAs of `directory` that change the model, validated by their headers; others are logged and
     rejected. A registry's digests are trusted until a LoRA is read; a file without one is hashed, unless `sums`
-    have it. `bounds` are shares of the schedule by digest. `trusted`: it rejects LoRAs by their entries."""
+    have it. `bounds` returns shares of the schedule by digest. `trusted`: it rejects LoRAs by their entries."""
     known, rejected = [], []
     for place in _places(directory):
         if place.base_digest not in ("", model_digest):
@@ -101,17 +119,9 @@ def open_lora_directory(
                 said = error.message[:MAX_MESSAGE_LENGTH]
                 rejected.append(RejectedAdapter(place.name, AdapterKind.LORA, error.reason, said))
             continue
-        adapter = Adapter(
-            place.name,
-            AdapterKind.LORA,
-            digest,
-            base.family,
-            place.base_digest,
-            place.licence,
-            latest_start_fraction=bounds.get(digest, 0.0),
-        )
+        adapter = Adapter(place.name, AdapterKind.LORA, digest, base.family, place.base_digest, place.licence)
         known.append((adapter, place.path))
-    return LoraDirectory(known, base, dtype, rejected[:MAX_REJECTED], sums)
+    return LoraDirectory(known, base, dtype, bounds, rejected[:MAX_REJECTED], sums)
 
 
 def read_bounds(paths: Sequence[Path], directory: Path, model_digest: str) -> dict[str, float]:
@@ -124,6 +134,13 @@ def read_bounds(paths: Sequence[Path], directory: Path, model_digest: str) -> di
     if not profiles.of(ProfileKind.LORA) and beside.is_file():
         profiles = read_profiles([beside])
     return profiles.latest_starts(model_digest)
+
+
+def bounds_followed(paths: Sequence[Path], directory: Path, model_digest: str) -> Callable[[], Mapping[str, float]]:
+    """Return a function that returns `read_bounds`, read again after the files change. A wrong file changes nothing
+    then, and is logged."""
+    read = partial(read_bounds, paths, directory, model_digest)
+    return KeptReading([*paths, directory / LORA_BOUNDS_FILE], read, KEEPS_EARLIER).current
 
 
 def _checked_digest(place: LoraPlace, base: BaseLayers, sums: FileSums | None) -> str:

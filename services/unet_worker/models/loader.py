@@ -37,7 +37,7 @@ from pentimento.stores.objects import open_objects
 from pentimento.tensors.cuda import region_directory
 from services.unet_worker import metrics
 from services.unet_worker.adapters.ip_adapters import NO_IP_ADAPTERS, ImagePrompts, IpAdapters, open_ip_adapters
-from services.unet_worker.adapters.lora_directory import open_lora_directory, read_bounds
+from services.unet_worker.adapters.lora_directory import bounds_followed, open_lora_directory
 from services.unet_worker.adapters.lora_shelf import KnownLoras, LoraShelf
 from services.unet_worker.adapters.uploaded_loras import UploadedLoras
 from services.unet_worker.attempts.execution import EngineModelRunner
@@ -95,7 +95,7 @@ def loras_of_directory(model: DiffusionModel, held: HeldModel, settings: UnetWor
     if settings.adapters_dir is None:
         return None
     base = layers_of(model.info.family, model.adaptable)
-    bounds = read_bounds(settings.profiles, settings.adapters_dir, held.model_digest)
+    bounds = bounds_followed(settings.profiles, settings.adapters_dir, held.model_digest)
     sums = file_sums_in(settings.component_cache_dir)
     directory = open_lora_directory(
         settings.adapters_dir, held.model_digest, base, model.dtype, bounds, sums, settings.trusted

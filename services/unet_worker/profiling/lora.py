@@ -125,7 +125,7 @@ def measure(settings: ProfileSettings, inputs: StudyInputs) -> Iterator[Profile]
     model = study_model(settings.model, settings.study)
     generator = model.generator.model
     base = layers_of(generator.info.family, generator.adaptable)
-    directory = open_lora_directory(settings.loras, generator.info.model_digest, base, generator.dtype, {})
+    directory = open_lora_directory(settings.loras, generator.info.model_digest, base, generator.dtype, dict)
     chosen = [one for one in directory.adapters if not settings.only or one.name in settings.only]
     if not chosen:
         raise NotFound("UNKNOWN_LORA", f"{settings.loras}: no requested LoRA changes {model.spec.model}")

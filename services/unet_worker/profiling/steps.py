@@ -84,7 +84,7 @@ def open_studied_loras(directory: Path | None, names: Sequence[str], model: Stud
     generator = model.generator.model
     bounds = read_bounds((), directory, generator.info.model_digest)
     base = layers_of(generator.info.family, generator.adaptable)
-    opened = open_lora_directory(directory, generator.info.model_digest, base, generator.dtype, bounds)
+    opened = open_lora_directory(directory, generator.info.model_digest, base, generator.dtype, lambda: bounds)
     by_name = {adapter.name: adapter for adapter in opened.adapters}
     missing = [name for name in names if name not in by_name]
     if missing:

@@ -16,6 +16,7 @@ from pentimento.policies.thinning import ThinningMode
 from pentimento.profiles.catalogue import read_profiles
 from pentimento.profiles.document import ProfileKind, ProfileRow, profiles_to_json
 from pentimento.profiles.rules import ThresholdRule
+from pentimento.rpc import watched_file
 from pentimento.supervisor.models import THINNING_PROFILES, find_model
 from services.frontdoor.workers import attempts
 from services.unet_worker.attempts.attempt_book import AttemptBook
@@ -51,6 +52,19 @@ async def test_under_load_pictures_leave_out_what_their_profile_allows_and_are_r
     assert isinstance(again, Completed)
     assert again.image == thinned.image and again.provenance.replay_equal
     assert again.provenance.route.thinned_steps == thinned.provenance.route.thinned_steps
+
+
+async def test_running_frontdoor_thins_by_profile_that_is_written_into_its_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watched_file, "CHECK_INTERVAL_S", 0.0)
+    (profiles := folder / "profiles").mkdir()
+    async with thinning_suite(folder, profiles, ThinningMode.ALWAYS) as suite:
+        before = await suite.paint(PLAIN)
+        write_profile(profiles / "half.json", thinned_row(1, 6, ThresholdRule.LOWER_BOUND))
+        after = await suite.paint(PLAIN)
+
+    assert (before.provenance.steps_run, after.provenance.steps_run) == (12, 7)
 
 
 async def test_a_picture_that_runs_is_thinned_once_others_wait_and_is_replayed(

@@ -38,6 +38,7 @@ from pentimento.profiles.document import (
     ProfileRow,
     profiles_to_json,
 )
+from pentimento.rpc import watched_file
 from pentimento.stores.objects import open_objects
 from pentimento.tensors.device import outgoing_tensor
 from pentimento.wire.tensors import UNBOUND
@@ -329,8 +330,9 @@ async def test_changed_lora_file_fails_only_its_request(worker: Served, adapters
 
 
 async def test_registry_names_loras_and_bounds_limit_lateness(
-    checkpoint: Path, adapters_dir: Path, worker: Served, tmp_path: Path
+    checkpoint: Path, adapters_dir: Path, worker: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(watched_file, "CHECK_INTERVAL_S", 0.0)
     (neon,) = await selections(worker, neon=1.0)
     entries = [
         {
@@ -361,12 +363,16 @@ async def test_registry_names_loras_and_bounds_limit_lateness(
         (changed,) = await selections(served, changed=1.0)
         with pytest.raises(FailedPrecondition, match="its digest is") as failed:
             await generated(served, 1, changed)
+        row = ProfileRow({"steps": 8}, allowed={"lower_bound": 8})
+        bounds.write_text(profiles_to_json(Profile(ProfileKind.LORA, measured, ProfileConditions(20), rows=(row,))))
+        measured_again = (await anext(served.client.watch_credits("frontdoor", 1))).known_adapters
 
     assert known is not None
     assert [(one.name, one.licence, one.latest_start_fraction) for one in known] == [
         ("neon", "MIT", 0.25),
         ("changed", "", 0.0),
     ]
+    assert [one.latest_start_fraction for one in measured_again or ()] == [0.4, 0.0]
     assert failed.value.reason == "BAD_LORA"
 
 

@@ -1,4 +1,4 @@
-"""Selector profiles of a gateway: read at its start, used for their model and encoder alone."""
+"""Selector profiles of a gateway: read at its start and after changes, used for their model and encoder alone."""
 
 import logging
 from pathlib import Path
@@ -12,6 +12,8 @@ from pentimento.policies.reuse_rules import NO_PAIR
 from pentimento.profiles.document import ReuseKind, profiles_to_json
 from pentimento.profiles.kinds import profile_name
 from pentimento.profiles.rules import ThresholdRule
+from pentimento.rpc import watched_file
+from pentimento.service.followed_profiles import KEEPS_EARLIER
 from tests.support.gateways import at_similarity, attempt, embedding, gateway_settings, running_gateway, scope
 from tests.support.profiles import changed, reuse_step
 from tests.unit.vectordb_gateway.test_lookup_profiles import PROFILE
@@ -95,6 +97,27 @@ async def test_profile_of_another_encoder_is_refused_by_digest(
 
     assert (answer.start, answer.reason) == (FromNoise(), "miss: no selector profile of this model")
     assert "made for encoder sha256:another, not sha256:encoder" in caplog.text
+
+
+async def test_running_gateway_uses_new_profile_and_keeps_it_while_file_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(watched_file, "CHECK_INTERVAL_S", 0.0)
+    (tmp_path / "profiles").mkdir()
+    async with running_gateway(tmp_path, "--profiles", str(tmp_path / "profiles")) as gateway:
+        before = await gateway.client.reserve(scope(), attempt())
+        written(tmp_path)
+        await gateway.store(embedding(1), steps=(5,))
+        found = await gateway.lookup(at_similarity(0.82))
+        (tmp_path / "profiles" / "latents.json").write_text('{"format": 2, "profiles": [1]}')
+        kept = await gateway.lookup(at_similarity(0.82))
+        (tmp_path / "profiles" / "latents.json").unlink()
+        removed = await gateway.lookup(at_similarity(0.82))
+
+    assert before is None
+    assert [type(one.start) for one in (found, kept, removed)] == [FromLatent, FromLatent, FromNoise]
+    (problem,) = (record.problem for record in caplog.records if record.msg == KEEPS_EARLIER)  # type: ignore[attr-defined]
+    assert "profiles: " in problem and "latents.json: profiles[0]: must be" in problem
 
 
 def test_a_profile_that_cannot_be_read_stops_the_start(tmp_path: Path) -> None:

@@ -62,6 +62,18 @@ def test_changed_file_of_the_same_size_is_another(change: Callable[[Path], None]
     assert later(clock, file)
 
 
+def test_each_change_of_file_in_folder_is_change_of_folder(tmp_path: Path) -> None:
+    clock, path = SetClock(), tmp_path / "f"
+    (tmp_path / "deeper").mkdir()
+    folder = WatchedFile(tmp_path, clock.monotonic)
+    seen = [later(clock, folder)]
+    for change in (lambda: path.write_text("a"), lambda: path.write_text("longer"), path.unlink, lambda: None):
+        change()
+        seen.append(later(clock, folder))
+
+    assert seen == [False, True, True, True, False]
+
+
 def test_to_go_and_to_come_back_are_changes(tmp_path: Path) -> None:
     path, clock = tmp_path / "f", SetClock()
     path.write_text("a")

@@ -28,7 +28,7 @@ def write_lora(path: Path, number: float = 1.0) -> Path:
 
 
 def opened(directory: Path, trusted: TrustedEntries | None = None) -> LoraDirectory:
-    return open_lora_directory(directory, "sha256:model", BASE, torch.float32, {}, trusted=trusted)
+    return open_lora_directory(directory, "sha256:model", BASE, torch.float32, dict, trusted=trusted)
 
 
 def names(directory: Path) -> list[str]:
