@@ -1,21 +1,27 @@
 """Count the denoising steps that profiles of the zoo take: as `pentimento profile` measures, and exhaustively.
 
-    python -m benchmarks.profile_cost --scorer SCORERS [--prompts 200]
+    python -m benchmarks.profile_cost --scorer SCORERS [--prompts 200] [--model tiny-heavy] [--record FILE]
 
-The profiles of `tiny-light`: skipped steps, and reuse of its latents. Each is measured twice with the same prompts,
+The profiles of a zoo model: skipped steps, and reuse of its latents. Each is measured twice with the same prompts,
 seeds and rules. `exhaustive` tries one row after the other until no rule allows it, with every prompt, from the first
-step on. By default the last row that holds is searched, a row ends once its verdict by LOWER_BOUND is settled, and
-images share the steps before the first skipped one. A verdict is the permission that a deployment reads: the fewest
-steps after each first step, and the least similarity of each K. SCORERS is a work folder of training
-(`benchmarks.image_scorers`).
+step on. By default the last row that holds is searched, a row ends once its verdict by LOWER_BOUND is settled, images
+share the steps before the first skipped one, and of the log only compared and reused prompts are generated from
+scratch. A verdict is the permission that a deployment reads: the fewest steps after each first step, and the least
+similarity of each K. SCORERS is a work folder of training (`benchmarks.image_scorers`).
 
-Figures count steps and not seconds: a batch takes the same time on both sides.
+Figures count steps and not seconds: a batch takes the same time on both sides. An image that both sides compare is
+generated once and counted on each. "Shared" counts the exhaustive rows as if they, too, shared the steps before the
+first skipped one. With --record nothing is compared: FILE receives the profiles of the default side, with the steps
+until each row was written (`first_hour`).
 """
 
 import argparse
+import json
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
@@ -27,20 +33,20 @@ import torch
 from benchmarks.selector_profile import LocalEncoder
 from benchmarks.thinning_profiles import ENCODER, scorers_of
 from lab.runs.measure import Figure, at_most, counted, informative, parse_options, publish
-from pentimento.diffusion.denoising import DenoisingRequest
+from pentimento.diffusion.denoising import DenoisingRequest, LatentStart
 from pentimento.diffusion.image_generation import BatchGenerator, StudiedImage
 from pentimento.diffusion.weights import quiet_loaders
-from pentimento.profiles.document import Profile, ProfileKind
+from pentimento.profiles.document import Profile, ProfileKind, ProfileRow, profiles_to_json
 from pentimento.profiles.kinds import options, thresholds
 from pentimento.settings import load_settings
 from services.embedder.model import open_model
 from services.unet_worker.profiling.inputs import StudyInputs
 from services.unet_worker.profiling.settings import ProfileSettings
-from zoo.registry import WEIGHTS
+from zoo.registry import MODELS, WEIGHTS
 from zoo.scene_log import SceneLog, clip_embedder, write_scene_log
 
-MODEL = "tiny-light"
 KINDS = (ProfileKind.STEPS, ProfileKind.REUSE)
+SIDES = {False: "default", True: "exhaustive"}
 Verdicts = Mapping[object, object]
 
 
@@ -52,53 +58,119 @@ def main() -> int:
     log = write_scene_log(
         max(300, 2 * count), clip_embedder(WEIGHTS / ENCODER), np.random.default_rng(asked.rest["log_seed"])
     )
+    if asked.rest["record"] is not None:
+        recorded = {kind: recorded_of(asked.rest["model"], kind, log, count, asked.rest["scorer"]) for kind in KINDS}
+        write_record(asked.rest["record"], recorded)
+        return 0
     figures: list[Figure] = []
-    taken = {True: 0, False: 0}
+    taken = Counter[str]()
     differing = verdict_count = 0
     for kind in KINDS:
-        found = {}
-        for exhaustive in (False, True):
-            with counted_steps() as steps:
-                found[exhaustive] = verdicts_of(kind, measured(kind, log, count, asked.rest["scorer"], exhaustive))
-            taken[exhaustive] += sum(steps)
-            print(f"{kind.value}, exhaustive {exhaustive}: {sum(steps)} steps, {found[exhaustive]}", flush=True)
-            figures.append(
-                Figure(f"{kind.value}: steps{', exhaustive' if exhaustive else ''}", sum(steps), informative())
-            )
+        found, images = {}, Images()
+        for exhaustive, side in SIDES.items():
+            with images.counted() as steps:
+                found[exhaustive] = verdicts_of(
+                    kind, measured(asked.rest["model"], kind, log, count, asked.rest["scorer"], exhaustive)
+                )
+            counts = {side: steps.shared}
+            if exhaustive:
+                counts = {side: steps.whole, f"{side}, shared": steps.shared}
+            taken.update(counts)
+            print(f"{kind.value}: {counts}, {found[exhaustive]}", flush=True)
+            figures += [
+                Figure(f"{kind.value}: steps, {name}", number, informative()) for name, number in counts.items()
+            ]
         places = found[True].keys() | found[False].keys()
         verdict_count += len(places)
         differing += sum(found[True].get(place) != found[False].get(place) for place in places)
-    ratio = Figure("steps of all profiles ÷ exhaustive", taken[False] / taken[True], at_most(0.15, "x"))
+    ours, before, shared = (taken[side] for side in ("default", "exhaustive", "exhaustive, shared"))
+    ratio = Figure("steps of all profiles ÷ exhaustive", ours / before, at_most(0.15, "x"))
     same = counted("verdicts that differ", differing, verdict_count, at_most(0))
-    return publish(asked, [ratio, same, *figures], notes={"prompts": count, "model": MODEL})
+    also = Figure("steps of all profiles ÷ exhaustive, shared", ours / shared, informative("x"))
+    return publish(asked, [ratio, same, also, *figures], notes={"prompts": count, "model": asked.rest["model"]})
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scorer", type=Path, required=True, metavar="DIR", help="folder of the attribute scorer")
     parser.add_argument("--prompts", type=int, default=200, help="different prompts; reuse takes half as many more")
     parser.add_argument("--log-seed", type=int, default=21)
+    parser.add_argument("--record", type=Path, metavar="FILE")
+    models = [one.name for one in MODELS.values() if one.steps]
+    parser.add_argument("--model", choices=models, default="tiny-heavy")
 
 
-@contextmanager
-def counted_steps() -> Iterator[list[int]]:
-    """Yield the steps of every image that is generated meanwhile."""
-    found: list[int] = []
-    generate = BatchGenerator.generate
+@dataclass
+class StepCount:
+    """Count the steps of images that share those before the first skipped one, and of images that take them all."""
 
-    def counting(generator: BatchGenerator, requests: Sequence[DenoisingRequest]) -> Iterator[StudiedImage]:
-        for request in requests:
-            first = request.start.first_step
-            begun = request.thinned_steps[0] if request.thinned_steps else first
-            steps = request.spec.num_inference_steps - first
-            found.append(begun - first + len(request.thinned_steps) if request.thinned_steps else steps)
-        return generate(generator, requests)
+    shared: int = 0
+    whole: int = 0
 
-    with patch.object(BatchGenerator, "generate", counting):
-        yield found
+    def add(self, request: DenoisingRequest) -> None:
+        """Add the steps of an image."""
+        first, thinned = request.start.first_step, request.thinned_steps
+        if not thinned:
+            self.shared += request.spec.num_inference_steps - first
+            self.whole += request.spec.num_inference_steps - first
+        else:
+            self.shared += thinned[0] - first + len(thinned)
+            self.whole += thinned[0] + len(thinned)
 
 
-def measured(kind: ProfileKind, log: SceneLog, count: int, scorer: Path, exhaustive: bool) -> list[Profile]:
-    """Return the last profile of each subject."""
+class Images:
+    """Hold the images of a profile by their requests."""
+
+    def __init__(self) -> None:
+        self._known: dict[object, StudiedImage] = {}
+
+    @contextmanager
+    def counted(self) -> Iterator[StepCount]:
+        """Yield the count of the steps of every image that is requested meanwhile; known ones are not generated."""
+        count, generate = StepCount(), BatchGenerator.generate
+
+        def counting(generator: BatchGenerator, requests: Sequence[DenoisingRequest]) -> Iterator[StudiedImage]:
+            missing = {key_of(one): one for one in requests if key_of(one) not in self._known}
+            self._known.update(zip(missing, generate(generator, list(missing.values())), strict=True))
+            for request in requests:
+                count.add(request)
+                yield self._known[key_of(request)]
+
+        with patch.object(BatchGenerator, "generate", counting):
+            yield count
+
+
+def key_of(request: DenoisingRequest) -> object:
+    """Return what the image of a request without LoRAs depends on."""
+    start = request.start
+    latent = start.latent.numpy().tobytes() if isinstance(start, LatentStart) else b""
+    return request.spec, start.first_step, latent, request.thinned_steps, request.capture_steps
+
+
+def recorded_of(
+    model: str, kind: ProfileKind, log: SceneLog, count: int, scorer: Path
+) -> tuple[Profile, Sequence[int]]:
+    """Return a profile of the default side with its rows in the order of their measurement, and the steps until each
+    was written."""
+    rows: list[ProfileRow] = []
+    image_steps: list[int] = []
+    with Images().counted() as steps:
+        for profile in measured(model, kind, log, count, scorer, exhaustive=False):
+            rows += [row for row in profile.rows if row not in rows]
+            image_steps += [steps.shared] * (len(rows) - len(image_steps))
+    return replace(profile, rows=tuple(rows)), image_steps
+
+
+def write_record(path: Path, recorded: Mapping[ProfileKind, tuple[Profile, Sequence[int]]]) -> None:
+    """Write profiles with their steps."""
+    document = profiles_to_json(*(profile for profile, _ in recorded.values()))
+    image_steps = json.dumps({kind.value: steps for kind, (_, steps) in recorded.items()})
+    path.write_text(f'{{"image_steps": {image_steps},\n"profiles": {document}}}\n', encoding="utf-8")
+
+
+def measured(
+    model: str, kind: ProfileKind, log: SceneLog, count: int, scorer: Path, exhaustive: bool
+) -> Iterator[Profile]:
+    """Yield the profiles after each row."""
     encoder = open_model(WEIGHTS / ENCODER)
     # Reuse takes the log in its order, repeats included.
     prompts = log.prompts[: 3 * count // 2] if kind is ProfileKind.REUSE else tuple(dict.fromkeys(log.prompts))[:count]
@@ -106,7 +178,7 @@ def measured(kind: ProfileKind, log: SceneLog, count: int, scorer: Path, exhaust
         (Path(there) / "prompts.txt").touch()
         named = [
             "--model",
-            str(WEIGHTS / MODEL),
+            str(WEIGHTS / model),
             "--prompts",
             f"{there}/prompts.txt",
             "--embedder-address",
@@ -118,11 +190,12 @@ def measured(kind: ProfileKind, log: SceneLog, count: int, scorer: Path, exhaust
             prompts, LocalEncoder(encoder), ENCODER, encoder.digest, lambda rows: scorers_of(scorer, log, rows)
         )
         measure = import_module(f"services.unet_worker.profiling.{kind.value}").measure
-        return list({profile.key: profile for profile in measure(settings, inputs)}.values())
+        yield from measure(settings, inputs)
 
 
-def verdicts_of(kind: ProfileKind, profiles: Sequence[Profile]) -> Verdicts:
-    """Return what the profiles allow, by place."""
+def verdicts_of(kind: ProfileKind, measured: Iterable[Profile]) -> Verdicts:
+    """Return what the last profile of each subject allows, by place."""
+    profiles = {profile.key: profile for profile in measured}.values()
     if kind is ProfileKind.REUSE:
         return {row.saved_share: row.min_similarity for row in chain.from_iterable(map(thresholds, profiles))}
     fewest: dict[object, object] = {}

@@ -72,7 +72,10 @@ def measure(settings: ProfileSettings, inputs: StudyInputs) -> Iterator[Profile]
     refined = (
         0 if light is None else sum(light.step_count * (TABLE_STEPS - step) // TABLE_STEPS for step in IMAGE_STEPS)
     )
-    large.announce(len(inputs.prompts) * (large.step_count + late + refined))
+    # Repeats of a prompt are generated only as donors of images.
+    different = len(dict.fromkeys(inputs.prompts))
+    own = len(inputs.prompts) if light is not None else different
+    large.announce(own * large.step_count + different * (late + refined))
     study = ReuseStudy(large, inputs.images, inputs.prompts, tuple(own_steps.values()))
     table = _Table(settings, inputs, large)
     latents = study.latent_pairs(settings.least_similarity)

@@ -9,11 +9,11 @@ compared one from scratch have the same seed.
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 
 import numpy as np
-from torch import Tensor
 
 from pentimento.diffusion.denoising import DenoisingRequest, ImageStart, LatentStart, NoiseStart
 from pentimento.diffusion.image_generation import BatchGenerator, StudiedImage
@@ -112,25 +112,38 @@ def nearest_before(
 
 @dataclass
 class ReuseStudy:
-    """Hold a log that one model generated from scratch, which takes as long as serving it without a cache."""
+    """Hold a log that one model generates from scratch, each prompt when it is first compared or reused."""
 
     large: StudyModel
     encoder: ImageEncoder
     prompts: Sequence[str]
     kept_steps: tuple[int, ...]  # steps of the large model at which latents are captured
     first_seed: int = 0
-    texts: Vectors = field(init=False, repr=False)
-    images: Vectors = field(init=False, repr=False)
-    _pictures: list[StudiedImage] = field(init=False, repr=False)
+    _pictures: dict[int, StudiedImage] = field(default_factory=dict, init=False, repr=False)
+    _embedded: dict[int, Vectors] = field(default_factory=dict, init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        self.texts = self.encoder.embed_texts(self.prompts)
-        requests = [
-            replace(self._request(self.large, row, NoiseStart()), capture_steps=frozenset(self.kept_steps))
-            for row in range(len(self.prompts))
-        ]
-        self._pictures = self.large.generated("from scratch", requests)
-        self.images = self.encoder.embed_images([picture.png for picture in self._pictures])
+    @cached_property
+    def texts(self) -> Vectors:
+        """Return the vectors of all prompts."""
+        return self.encoder.embed_texts(self.prompts)
+
+    @cached_property
+    def images(self) -> Vectors:
+        """Return the vectors of all images from scratch, which takes as long as serving the log without a cache."""
+        self._prepare(range(len(self.prompts)))
+        return np.stack([self._embedded[row] for row in range(len(self.prompts))])
+
+    def _prepare(self, rows: Iterable[int]) -> None:
+        """Generate these prompts from scratch, if they are not yet."""
+        missing = sorted({*rows} - self._pictures.keys())
+        if not missing:
+            return
+        kept = frozenset(self.kept_steps)
+        requests = [replace(self._request(self.large, row, NoiseStart()), capture_steps=kept) for row in missing]
+        found = self.large.generated("from scratch", requests, len(self._pictures), len(self.prompts))
+        self._pictures.update(zip(missing, found, strict=True))
+        vectors = self.encoder.embed_images([picture.png for picture in found])
+        self._embedded.update(zip(missing, vectors, strict=True))
 
     def latent_pairs(self, least_similarity: float) -> tuple[ReusePair, ...]:
         """Return the pairs of latent reuse: nearest text to text, the most similar first."""
@@ -143,11 +156,12 @@ class ReuseStudy:
     def reuse_latents(self, pairs: Sequence[ReusePair], steps: Sequence[int]) -> Iterator[ReuseOutcome]:
         """Yield every pair resumed from its donor's latent at every one of the steps."""
         for step in steps:
-            requests = [
-                self._request(self.large, pair.receiver, LatentStart(self._latent(pair.donor, step), step))
-                for pair in pairs
-            ]
-            yield from self._outcomes(self.large, pairs, requests, step, f"from latents at {step}")
+
+            def resumed(pair: ReusePair, step: int = step) -> DenoisingRequest:
+                start = LatentStart(self._pictures[pair.donor].latents[step], step)
+                return self._request(self.large, pair.receiver, start)
+
+            yield from self._outcomes(self.large, pairs, resumed, step, f"from latents at {step}")
 
     def reuse_images(
         self, small: StudyModel, pairs: Sequence[ReusePair], skipped: Sequence[int], step_count: int
@@ -160,30 +174,34 @@ class ReuseStudy:
             first = step * small.step_count // step_count
             if first == 0:
                 continue
-            requests = [self._refinement(small, pair, first) for pair in pairs]
-            yield from self._outcomes(small, pairs, requests, step, f"from images at {step}")
+            refined = partial(self._refinement, small, first)
+            yield from self._outcomes(small, pairs, refined, step, f"from images at {step}")
 
-    def _refinement(self, small: StudyModel, pair: ReusePair, first_step: int) -> DenoisingRequest:
+    def _refinement(self, small: StudyModel, first_step: int, pair: ReusePair) -> DenoisingRequest:
         spec = small.spec
         pixels = decode_pixels(self._pictures[pair.donor].png, "image", spec.width_px, spec.height_px)
         return self._request(small, pair.receiver, ImageStart(pixels, first_step))
-
-    def _latent(self, row: int, step: int) -> Tensor:
-        return self._pictures[row].latents[step]
 
     def _request(self, model: StudyModel, row: int, start: "NoiseStart | LatentStart | ImageStart") -> DenoisingRequest:
         return model.request(self.prompts[row], self.first_seed + row, start)
 
     def _outcomes(
-        self, model: StudyModel, pairs: Sequence[ReusePair], requests: Sequence[DenoisingRequest], step: int, what: str
+        self,
+        model: StudyModel,
+        pairs: Sequence[ReusePair],
+        request_of: Callable[[ReusePair], DenoisingRequest],
+        step: int,
+        what: str,
     ) -> Iterator[ReuseOutcome]:
         chunk = model.generator.max_batch
         for start in range(0, len(pairs), chunk):
-            generated = model.generated(what, requests[start : start + chunk], start, len(pairs))
+            part = pairs[start : start + chunk]
+            self._prepare(row for pair in part for row in (pair.receiver, pair.donor))
+            generated = model.generated(what, [request_of(pair) for pair in part], start, len(pairs))
             images = self.encoder.embed_images([picture.png for picture in generated])
-            for pair, image in zip(pairs[start : start + chunk], images, strict=True):
+            for pair, image in zip(part, images, strict=True):
                 text = self.texts[pair.receiver]
-                scratch = float(self.images[pair.receiver] @ text)
+                scratch = float(self._embedded[pair.receiver] @ text)
                 yield ReuseOutcome(pair, step, float(image @ text), scratch)
 
 

@@ -94,6 +94,21 @@ def test_another_prompts_latent_is_resumed_under_the_own_prompt_and_seed(study: 
     assert outcome.pair is pair
 
 
+def test_reuse_study_generates_from_scratch_what_pairs_name_and_once(model: DiffusionModel) -> None:
+    seen: list[tuple[int, int]] = []
+
+    class Watched(BatchGenerator):
+        def generate(self, requests: Sequence[DenoisingRequest]) -> Iterator[StudiedImage]:
+            seen.extend((request.spec.seed, request.start.first_step) for request in requests)
+            return super().generate(requests)
+
+    watched = StudyModel(Watched(model, Denoiser(model), 3), study_model(model).spec)
+    study = ReuseStudy(watched, ColourEncoder(), PROMPTS, (2, 4), first_seed=7)
+    list(study.reuse_latents([ReusePair(3, 1, 0.5)], (2, 4)))
+
+    assert seen == [(8, 0), (10, 0), (10, 2), (10, 4)]
+
+
 def test_images_skip_the_same_share_of_the_small_models_steps(study: ReuseStudy, model: DiffusionModel) -> None:
     seen: list[int] = []
 
