@@ -18,6 +18,6 @@ class FollowedProfiles(ProfileSet):
         self._reading = KeptReading(paths, lambda: read_profiles(paths).profiles, KEEPS_EARLIER)
 
     @property
-    def profiles(self) -> tuple[Profile, ...]:  # type: ignore[override]
+    def profiles(self) -> tuple[Profile, ...]:
         """Return the profiles: the same objects until a file changes."""
         return self._reading.current()
