@@ -37,6 +37,7 @@ from pentimento.clients.controlnet import ControlNetClient
 from pentimento.clients.embedder import EmbedderClient
 from pentimento.clients.worker import WorkerClient
 from pentimento.domain.image_request import AskedControlNet, CacheMode, ImageRequest
+from pentimento.policies.scaling import RECENT_S
 from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.sdk import AsyncClient
 from pentimento.supervisor.local import LocalSuite, local_suite
@@ -67,8 +68,8 @@ LOOK_S = 0.05
 SERVES_WITHIN_S = 5.0
 SLOWER = 1.5
 WORK_LIMIT_S = 60.0
-# The whole move on two cores.
-MOVE_LIMIT_S = 240.0
+# The whole move on two cores, and the arrivals that count for workers.
+MOVE_LIMIT_S = 240.0 + RECENT_S
 p99 = percentile(0.99)
 
 
