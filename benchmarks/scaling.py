@@ -35,10 +35,12 @@ from lab.runs.intervals import percentile, ratio_interval
 from lab.runs.measure import Figure, Interval, Notes, at_most, informative, parse_options, publish
 from pentimento.clients.controlnet import ControlNetClient
 from pentimento.clients.embedder import EmbedderClient
+from pentimento.clients.embedders import Embedders
 from pentimento.clients.worker import WorkerClient
 from pentimento.domain.image_request import AskedControlNet, CacheMode, ImageRequest
 from pentimento.policies.scaling import RECENT_S
 from pentimento.rpc import RpcChannelSettings, open_channel
+from pentimento.rpc.channel import channel_opener
 from pentimento.sdk import AsyncClient
 from pentimento.supervisor.local import LocalSuite, local_suite
 from pentimento.supervisor.scaling import GroupStatus, ReplicaFiles
@@ -213,12 +215,17 @@ class ScalingTrial:
         return {name: status for name, status in self._files.there().items() if name in TRIGGERS}
 
     async def _embed(self, stop: asyncio.Event) -> None:
-        """Embed new texts at the first embedder until `stop` is set."""
-        async with open_channel(f"unix:{self._suite.state.sockets / 'embedder.sock'}", RpcChannelSettings()) as channel:
-            client, draws = EmbedderClient(channel), random.Random()
-            while not stop.is_set():
-                texts = [f"a red circle {draws.random()}" for _ in range(EMBED_TEXTS)]
-                await client.embed_text(texts, MOVE_LIMIT_S)
+        """Embed new texts at the serving embedders, distributed as by a frontdoor, until `stop` is set."""
+        opening, draws = channel_opener(RpcChannelSettings()), random.Random()
+        embedders = Embedders(lambda address: EmbedderClient(opening(address)), self._address("embedder"))
+        while not stop.is_set():
+            states = self._statuses()["embedder"].states
+            embedders.follow([self._address(name) for name, state in states.items() if state == "serving"])
+            texts = [f"a red circle {draws.random()}" for _ in range(EMBED_TEXTS)]
+            await embedders.embed_text(texts, MOVE_LIMIT_S)
+
+    def _address(self, name: str) -> str:
+        return f"unix:{self._suite.state.sockets / name}.sock"
 
     async def _watch_all(self) -> None:
         """Watch each replica that is added."""
@@ -236,7 +243,7 @@ class ScalingTrial:
         while self._statuses()[service].states.get(name) != "serving":  # noqa: ASYNC110 - a file
             await asyncio.sleep(LOOK_S)
         up_s = time.monotonic()
-        async with open_channel(f"unix:{self._suite.state.sockets / name}.sock", RpcChannelSettings()) as channel:
+        async with open_channel(self._address(name), RpcChannelSettings()) as channel:
             while not await WORK[service](channel) and time.monotonic() - up_s < WORK_LIMIT_S:  # noqa: ASYNC110
                 await asyncio.sleep(LOOK_S)
         self.added.append(AddedReplica(service, name, up_s - began_s, time.monotonic() - up_s))
