@@ -2,18 +2,23 @@
 
     python -m benchmarks.first_hour [--seeds 2]
 
-Simulated: an hour of eight devices takes about a minute. Dataplane, joint policy, selector, eviction and plan are
-those of the suite; starts and trials are decided by the gateway's code over a real ledger, and paid for by the
-frontdoor's budget (as in `earned_reuse`). Seconds are DiffServe's for SDXL and SDXL-Lightning on A100s. The production
-mix: prompts of a synthetic log with DiffusionDB's locality, LoRAs as MLoRA counted them, ControlNets on a fifth of the
-requests.
+Simulated: an hour of eight devices takes about a minute. In the first hour one device, or two, run `pentimento profile`
+instead of serving: steps, then reuse (with two devices both at once), and serve when these are measured.
+
+Dataplane, joint policy, selector, eviction and plan are those of the suite; starts and trials are decided by the
+gateway's code over a real ledger, and paid for by the frontdoor's budget (as in `earned_reuse`). Seconds are
+DiffServe's for SDXL and SDXL-Lightning on A100s. The production mix: prompts of a synthetic log with DiffusionDB's
+locality, LoRAs as MLoRA counted them, ControlNets on a fifth of the requests.
 
 Both sides begin with an empty cache and hold the costs of a step, which workers measure themselves. A profile gives the
 rest: the similarities that allow reuse, the steps that load may skip, the steps before a LoRA is loaded, and the
-discriminator of a cascade with its deferral curve. Reuse and skipped steps are those of the shipped profiles of
-`tiny-heavy`, and the outcome of a trial is that of a recorded pair of its images. Without profiles reuse is earned by
-trials, and the rest is missing: all steps are taken, LoRAs load before the first step, and every image is the heavy
-model's.
+discriminator of a cascade with its deferral curve. Until a profile is measured, reuse is earned by trials, and the rest
+is missing: all steps are taken, LoRAs load before the first step, and every image is the heavy model's. LoRAs and the
+cascade stay so in the first hour. The outcome of a trial is that of a recorded pair of `tiny-heavy`'s images.
+
+Reuse and skipped steps are as the commands measured them on `tiny-heavy`, which takes 50 steps like SDXL (`profile_cost
+--record`). A row is in force from its writing, after the same number of denoising steps as on `tiny-heavy`, each with
+the seconds of SDXL's in a batch of sixteen.
 
 The load is the largest that the profiled side carries as `joint` defines it: at most 5 % of the requests are late,
 dropped or rejected, and the mean quality of the answered ones is at least 0.95 of the heavy model's. An image counts if
@@ -23,9 +28,11 @@ it is answered in time, in the minute of its end.
 import argparse
 import statistics
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
 from random import Random
 
 import numpy as np
@@ -33,7 +40,15 @@ import numpy as np
 from benchmarks.joint import ADAPTERS, LIGHT, MIX, margin, search, spread_of
 from benchmarks.papers.constants import CASCADES, CONTROL_PERIOD_S, DISCRIMINATOR_S
 from benchmarks.papers.systems import AUROC, HIT_DEVIATION, HIT_MEAN, correlation_of, curve, own_deviation
-from benchmarks.suites.earning import HEAVY, PROFILED_MODEL, STEPS, HourSimulation, Known, WatchedCache
+from benchmarks.suites.earning import (
+    HEAVY,
+    STEPS,
+    HourSimulation,
+    Known,
+    MeasuredProfile,
+    WatchedCache,
+    measured_profiles,
+)
 from lab.emulation.costs import from_latencies
 from lab.planners.registry import POLICIES
 from lab.runs import Outcome, RequestRecord
@@ -41,7 +56,7 @@ from lab.runs.figures import mean_quality
 from lab.runs.measure import Figure, at_least, informative, measured, parse_options, publish
 from lab.simulator import Scenario
 from lab.simulator.cache import CacheSettings
-from lab.simulator.scenario import Delays, SimulatedDevices, SimulatedModel
+from lab.simulator.scenario import Delays, Outage, SimulatedDevices, SimulatedModel
 from lab.simulator.synthetic_log import synthetic_log
 from lab.workloads import Content, SloClass, Workload
 from lab.workloads.production import production_mix
@@ -50,11 +65,9 @@ from pentimento.dataplane import DataplaneSettings
 from pentimento.policies.plan.joint.policy import JointPolicy
 from pentimento.policies.plan.registry import CacheUse, ServingPolicy
 from pentimento.policies.plan.settings import ModelQuality, ServingSettings
-from pentimento.policies.thinning import ThinningMode, ThinningOption
-from pentimento.profiles.catalogue import read_profiles
-from pentimento.profiles.document import ProfileKind
-from pentimento.profiles.kinds import options as skippable
-from zoo.registry import WEIGHTS
+from pentimento.policies.thinning import ThinningMode
+from pentimento.profiles.document import Profile, ProfileKind
+from pentimento.profiles.kinds import options
 
 PAIR = CASCADES[2]
 LIGHT_MODEL, LIGHT_STEPS, DEVICES = "lightning", 4, 8
@@ -65,10 +78,17 @@ GUESS = 16
 HOUR_S, WINDOW_S = 3600.0, 600.0
 # Runs with one missing profile, which does not change with time.
 SHORT_S = 1200.0
-SHOWN_MINUTES = (1, 2, 5, 10, 20, 30, 40, 50, 60)
-
+SHOWN_MINUTES = (1, 5, 10, 15, 20, 30, 40, 50, 60)
+# Minutes of a shown window.
+SHOWN = 5
+# Seconds of a step of an image that a profile generates: `pentimento profile` runs sixteen in a batch.
+PROFILE_STEP_S = PAIR.heavy[16] / (STEPS * 16)
 
 PROFILED, NEW = Known(), Known(False, False, False, False)
+# The kind that saves steps of every image comes first, then the one of hits.
+ONE_DEVICE = replace(NEW, measured=((ProfileKind.STEPS, ProfileKind.REUSE),))
+TWO_DEVICES = replace(NEW, measured=((ProfileKind.STEPS,), (ProfileKind.REUSE,)))
+SIDES = {"one device profiles": ONE_DEVICE, "two devices profile": TWO_DEVICES, "no device profiles": NEW}
 MISSING_ONE = {
     "reuse": Known(reuse=False),
     "skipped steps": Known(steps=False),
@@ -80,20 +100,41 @@ MISSING_ONE = {
 @dataclass(frozen=True)
 class Hour:
     """Store a run: images a second of each minute, the share of requests that broke their SLO, the mean quality of the
-    answered ones, compared shadows, and whether any cell of reuse is open at the end."""
+    answered ones, and compared shadows."""
 
     by_minute: tuple[float, ...]
     violations: float
     quality: float
     trials: int
-    reuses: bool
 
 
-def skippable_steps() -> tuple[ThinningOption, ...]:
-    """Return the skipped steps that the shipped profile of images without adapters allows."""
-    profiles = read_profiles([WEIGHTS.parent / "thinning_profiles"]).of(ProfileKind.STEPS)
-    own = next(one for one in profiles if one.of.model == PROFILED_MODEL and not one.of.adapters)
-    return skippable(own, STEPS)
+@cache
+def recorded() -> Mapping[ProfileKind, MeasuredProfile]:
+    """Return the profiles of reuse and skipped steps, as they were measured."""
+    return measured_profiles()
+
+
+@dataclass(frozen=True)
+class ProfilingCourse:
+    """List the profiles that come into force, with their seconds, and the outages of the devices that measure them."""
+
+    changes: tuple[tuple[float, Profile], ...]
+    outages: tuple[Outage, ...]
+
+
+def course_of(known: Known) -> ProfilingCourse:
+    """Return the profiles that are known at the start, and the course of those that devices measure."""
+    there = {ProfileKind.REUSE: known.reuse, ProfileKind.STEPS: known.steps}
+    changes = [(0.0, recorded()[kind].profile) for kind, is_known in there.items() if is_known]
+    outages = []
+    for number, kinds in enumerate(known.measured):
+        begun_s = 0.0
+        for one in map(recorded().get, kinds):
+            assert one is not None
+            changes += [(begun_s + steps * PROFILE_STEP_S, one.after(steps)) for steps in one.image_steps]
+            begun_s += one.image_steps[-1] * PROFILE_STEP_S
+        outages.append(Outage(f"w0-{DEVICES - 1 - number}", 0.0, begun_s, noticed_s=0.0))
+    return ProfilingCourse(tuple(changes), tuple(outages))
 
 
 def policy_of(known: Known, load: float) -> ServingPolicy:
@@ -123,7 +164,7 @@ def scenario_of(known: Known, load: float) -> Scenario:
             1.0,
             reuse_quality=HIT_MEAN,
             reuse_deviation=HIT_DEVIATION,
-            thinning=skippable_steps() if known.steps else (),
+            thinning=options(recorded()[ProfileKind.STEPS].profile, STEPS),
         ),
         SimulatedModel(light, LIGHT, spread, deviation=own_deviation(spread)),
     )
@@ -139,6 +180,7 @@ def scenario_of(known: Known, load: float) -> Scenario:
         confidence_correlation=correlation_of(AUROC),
         control_period_s=CONTROL_PERIOD_S,
         default_model=HEAVY,
+        outages=course_of(known).outages,
         adapters=ADAPTERS if known.loras else replace(ADAPTERS, latest_start_fraction=0.0),
     )
 
@@ -158,12 +200,12 @@ def workload_of(load: float, duration_s: float, seed: int) -> Workload:
 
 
 @contextmanager
-def opened_cache(known: Known, workload: Workload, seed: int) -> Iterator[WatchedCache]:
+def opened_cache(workload: Workload, seed: int) -> Iterator[WatchedCache]:
     """Yield an empty cache over a new ledger."""
     settings = CacheSettings(50_000, shared=True, retrieval_similarity=0.85)
     assert workload.embeddings is not None
     with tempfile.TemporaryDirectory() as folder:
-        cache = WatchedCache(folder, known, settings, workload.embeddings, seed)
+        cache = WatchedCache(folder, recorded()[ProfileKind.REUSE].profile, settings, workload.embeddings, seed)
         try:
             yield cache
         finally:
@@ -173,13 +215,13 @@ def opened_cache(known: Known, workload: Workload, seed: int) -> Iterator[Watche
 def play(known: Known, load: float, duration_s: float, seed: int) -> Hour:
     """Play the requests of one seed against a side."""
     workload = workload_of(load, duration_s, seed)
-    with opened_cache(known, workload, seed) as cache:
-        simulation = HourSimulation(scenario_of(known, load), workload, Random(seed), cache)
+    with opened_cache(workload, seed) as cache:
+        changes = course_of(known).changes
+        simulation = HourSimulation(scenario_of(known, load), workload, Random(seed), cache, changes)
         records = simulation.run()
-        reuses = bool(cache.watch.of(cache.of.model_digest, cache.of.encoder_digest).latents.thresholds)
     violations = sum(record.outcome.violation for record in records) / len(records)
     images = by_minute(records, int(duration_s // 60))
-    return Hour(images, violations, mean_quality(records), simulation.trial_count, reuses)
+    return Hour(images, violations, mean_quality(records), simulation.trial_count)
 
 
 def by_minute(records: Sequence[RequestRecord], minutes: int) -> tuple[float, ...]:
@@ -220,14 +262,27 @@ def minutes_of(ours: Sequence[Hour], theirs: Sequence[Hour], first: int, last: i
     ]
 
 
-def figures_of(new: Sequence[Hour], profiled: Sequence[Hour], missing: dict[str, Hour], load: float) -> list[Figure]:
-    """Return the figures of runs of the same seeds."""
-    hour, whole = int(HOUR_S // 60), len(new[0].by_minute)
-    after = minutes_of(new, profiled, hour + 1, whole)
-    figures = [measured("images/s after the hour ÷ with everything profiled", after, ratio, at_least(0.8))]
-    for minute in SHOWN_MINUTES:
-        pairs = minutes_of(new, profiled, minute, minute)
-        figures.append(Figure(f"the same, minute {minute}", ratio(pairs), informative(), len(pairs)))
+def figures_of(
+    sides: Mapping[str, Sequence[Hour]], profiled: Sequence[Hour], missing: dict[str, Hour], load: float
+) -> list[Figure]:
+    """Return the figures of runs of the same seeds; the first of `sides` has the target."""
+    hour, whole = int(HOUR_S // 60), len(profiled[0].by_minute)
+    target, figures = at_least(0.8), []
+    for name, hours in sides.items():
+        after = minutes_of(hours, profiled, hour + 1, whole)
+        figures.append(measured(f"images/s after the hour ÷ with everything profiled: {name}", after, ratio, target))
+        target = informative()
+        for minute in SHOWN_MINUTES:
+            pairs = minutes_of(hours, profiled, max(minute - SHOWN, 0) + 1, minute)
+            shown = f"{name}, minutes {max(minute - SHOWN, 0) + 1} to {minute}"
+            figures.append(Figure(shown, ratio(pairs), informative(), len(pairs)))
+        quality = statistics.fmean(one.quality for one in hours)
+        figures.append(Figure(f"{name}: mean quality of the images", quality, informative(), len(hours)))
+        trials = statistics.fmean(one.trials for one in hours)
+        figures.append(Figure(f"{name}: trials compared, mean", trials, informative(), len(hours)))
+    for kind, one in recorded().items():
+        minutes = one.image_steps[-1] * PROFILE_STEP_S / 60
+        figures.append(Figure(f"a device's minutes of the profile of {kind.value}", minutes, informative("min")))
     for name, run in missing.items():
         pairs = minutes_of([run], profiled[:1], len(run.by_minute) // 2 + 1, len(run.by_minute))
         figures.append(measured(f"everything profiled but {name}", pairs, ratio, informative()))
@@ -245,12 +300,6 @@ def figures_of(new: Sequence[Hour], profiled: Sequence[Hour], missing: dict[str,
             informative(),
             len(profiled),
         ),
-        Figure("trials compared in the first side, mean", statistics.fmean(one.trials for one in new), informative()),
-        Figure(
-            "share of runs in which trials have opened reuse",
-            statistics.fmean(one.reuses for one in new),
-            informative(),
-        ),
     ]
     return figures
 
@@ -259,17 +308,18 @@ def main() -> int:
     def add(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--seeds", type=int, default=2)
 
-    options = parse_options("first_hour", __doc__, add)
-    seeds, duration_s = (1, HOUR_S + 120.0) if options.quick else (options.rest["seeds"], HOUR_S + WINDOW_S)
+    asked = parse_options("first_hour", __doc__, add)
+    seeds, duration_s = (1, HOUR_S + 120.0) if asked.quick else (asked.rest["seeds"], HOUR_S + WINDOW_S)
     load = carried_load()
     print(f"load {load:.2f}/s", flush=True)
-    runs: dict[Known, list[Hour]] = {NEW: [], PROFILED: []}
-    for seed in range(1, seeds + 1):
-        for known in (NEW, PROFILED) if seed % 2 else (PROFILED, NEW):
-            runs[known].append(play(known, load, duration_s, seed))
+    runs: dict[Known, list[Hour]] = {known: [] for known in (PROFILED, *SIDES.values())}
+    for seed, known in product(range(1, seeds + 1), runs):
+        runs[known].append(play(known, load, duration_s, seed))
+        print(f"seed {seed}, {known}: {runs[known][-1].by_minute}", flush=True)
     missing = {name: play(known, load, min(SHORT_S, duration_s), 1) for name, known in MISSING_ONE.items()}
     notes = {"seeds": seeds, "minutes": duration_s / 60, "devices": DEVICES, "simulated": True}
-    return publish(options, figures_of(runs[NEW], runs[PROFILED], missing, load), notes=notes)
+    sides = {name: runs[known] for name, known in SIDES.items()}
+    return publish(asked, figures_of(sides, runs[PROFILED], missing, load), notes=notes)
 
 
 if __name__ == "__main__":

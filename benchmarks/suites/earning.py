@@ -1,9 +1,10 @@
 """Simulate a suite that earns the reuse of one model's latents by trials among its requests."""
 
 import asyncio
+import json
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
@@ -18,11 +19,9 @@ from benchmarks.earned_reuse import (
     KnownEncoder,
     Shadow,
     SilentWatch,
-    digest_of,
     recorded_step,
     step_of,
 )
-from benchmarks.selector_profile import PROFILES
 from lab.emulation.device import EmulatedDevice
 from lab.emulation.jobs import EmulatedJob
 from lab.runs import StartKind
@@ -46,13 +45,15 @@ from pentimento.policies.followed_cache import CacheChoice
 from pentimento.policies.plan.registry import CacheUse
 from pentimento.policies.reuse_rules import ReuseRules
 from pentimento.policies.shadow_painting import IdleWorker, ShadowBudget, SuiteLoad, busy_worker, is_sampled
-from pentimento.profiles.catalogue import ProfileSet, read_profiles
-from pentimento.profiles.document import ReuseKind
+from pentimento.profiles.catalogue import ProfileSet
+from pentimento.profiles.document import Profile, ProfileKind, profiles_from_json
+from pentimento.profiles.kinds import options
 from pentimento.profiles.rules import ThresholdRule
 from pentimento.stores.ledger.cache.ledger import open_cache_ledger
 from services.vectordb_gateway.entries.rules import PlannedCache
 
-HEAVY, PROFILED_MODEL = "sdxl", "tiny-heavy"
+HEAVY = "sdxl"
+RECORDED = Path(__file__).parents[1] / "measured_profiles.json"
 STEPS, SHADOW = 50, "shadow"
 # Recorded pairs of the nearest similarities; one is drawn.
 NEIGHBOURS = 20
@@ -60,29 +61,50 @@ NEIGHBOURS = 20
 
 @dataclass(frozen=True)
 class Known:
-    """State which profiles exist when the model is registered."""
+    """State which profiles exist when the model is registered. `measured`: the kinds that devices measure from then on
+    instead of serving, in order, for each device."""
 
     reuse: bool = True
     steps: bool = True
     loras: bool = True
     cascade: bool = True
+    measured: tuple[tuple[ProfileKind, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class MeasuredProfile:
+    """Hold a profile with its rows in the order of their measurement, and the denoising steps of all images until each
+    was written."""
+
+    profile: Profile
+    image_steps: tuple[int, ...]
+
+    def after(self, image_steps: int) -> Profile:
+        """Return the profile in its file after that number of steps."""
+        rows = zip(self.profile.rows, self.image_steps, strict=True)
+        return replace(self.profile, rows=tuple(row for row, done in rows if done <= image_steps))
+
+
+def measured_profiles(path: Path = RECORDED) -> Mapping[ProfileKind, MeasuredProfile]:
+    """Return the profiles that `profile_cost --record` measured."""
+    record = json.loads(path.read_text(encoding="utf-8"))
+    profiles = profiles_from_json(json.dumps(record["profiles"]))
+    return {one.kind: MeasuredProfile(one, tuple(record["image_steps"][one.kind.value])) for one in profiles}
 
 
 class WatchedCache(SimulatedCache):
     """Choose starts of the heavy model as a gateway does, from its profile or as trials allow. `due` receives the
     images to generate again."""
 
-    def __init__(self, folder: str, known: Known, settings: CacheSettings, embeddings: np.ndarray, seed: int) -> None:
+    def __init__(self, folder: str, of: Profile, settings: CacheSettings, embeddings: np.ndarray, seed: int) -> None:
+        """Begin without a profile of the model and encoder that `of` names."""
         super().__init__(CacheUse.LATENTS, "lcbfu", settings, embeddings)
-        profiles = read_profiles([PROFILES])
-        own = profiles.reuse(ReuseKind.LATENTS, digest_of(PROFILED_MODEL), None)
-        assert own is not None
-        self.of = own.of
+        self.of = of.of
         base = SelectionRules((), (), ALPHA, renoised_share=RENOISED_SHARE, retaken_share=RETAKEN_SHARE)
-        rules = ReuseRules(base, profiles if known.reuse else ProfileSet(), ThresholdRule.LOWER_BOUND, earns=True)
+        rules = ReuseRules(base, rule=ThresholdRule.LOWER_BOUND, earns=True)
         self._planned = PlannedCache(CacheChoice(), rules)
         self._ledger = open_cache_ledger(f"sqlite:///{Path(folder) / 'ledger.sqlite'}")
-        self.watch = SilentWatch(self._ledger, KnownEncoder(own.of.encoder_digest), self._planned)
+        self.watch = SilentWatch(self._ledger, KnownEncoder(self.of.encoder_digest), self._planned)
         self.due: deque[Shadow] = deque(maxlen=64)
         self._pairs = read_pairs()
         self._places = np.array([pair.similarity for pair in self._pairs])
@@ -98,6 +120,11 @@ class WatchedCache(SimulatedCache):
     def follow(self, plan: Plan) -> None:
         """Go by the plan, as a gateway does."""
         self._planned.take(plan)
+        self._keep()
+
+    def take(self, profile: Profile) -> None:
+        """Go by the profile, as a gateway does after its file changes."""
+        self._planned.rules = replace(self._planned.rules, profiles=ProfileSet((profile,)))
         self._keep()
 
     def lookup(
@@ -157,14 +184,31 @@ class WatchedCache(SimulatedCache):
 
 
 class HourSimulation(Simulation):
-    """Simulate the suite, with shadows among the requests. `trial_count`: shadows that were compared."""
+    """Simulate the suite, with shadows among the requests. `trial_count`: shadows that were compared. `changes`: the
+    profiles that come into force, with their seconds; without them the heavy model takes all steps from noise."""
 
-    def __init__(self, scenario: Scenario, workload: Workload, rng: Random, cache: WatchedCache) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        workload: Workload,
+        rng: Random,
+        cache: WatchedCache,
+        changes: Sequence[tuple[float, Profile]],
+    ) -> None:
         super().__init__(scenario, workload, rng, cache)
+        self._fleet.thin(HEAVY, ())
+        for at_s, profile in changes:
+            self._agenda.at(at_s, self._take, profile)
         self._watched = cache
         self._budget = ShadowBudget(WORK_SHARE, 1e9, 0.0)
         self._shadows: dict[AttemptKey, tuple[Shadow, float]] = {}
         self.trial_count = 0
+
+    def _take(self, profile: Profile) -> None:
+        if profile.kind is ProfileKind.STEPS:
+            self._fleet.thin(HEAVY, options(profile, STEPS))
+        else:
+            self._watched.take(profile)
 
     def job_began(self, device: EmulatedDevice[AttemptKey], job: EmulatedJob[AttemptKey]) -> None:
         """Report the begin of an attempt."""

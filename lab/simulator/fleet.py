@@ -18,7 +18,7 @@ from pentimento.dataplane.events import AttemptKey, SpeedProfile, WorkerReported
 from pentimento.domain.components import Tier
 from pentimento.domain.fleet import Plan
 from pentimento.policies.plan.inputs import AllocationProfile
-from pentimento.policies.thinning import WHOLE, ThinningOffer, thinned_steps
+from pentimento.policies.thinning import WHOLE, ThinningOffer, ThinningOption, thinned_steps
 
 RETRIEVAL_POOL = "retrieval"
 # Answers from the cache take no device: the lane that hands them out is never full.
@@ -83,6 +83,10 @@ class SimulatedFleet:
                 device.assign(self._costs_to_load(device, assignment.model), size)
                 if device.adapters.load_ahead(assignment.prefetch, self._agenda.now):
                     self._listener.device_reports(device)
+
+    def thin(self, model: str, options: tuple[ThinningOption, ...]) -> None:
+        """Change the thinning options of a model's later requests, in a scenario that has some."""
+        self._thinning[model] = options
 
     def tier_of(self, worker_id: str, model: str) -> Tier:
         """Return the fastest tier that has a model for a worker."""
