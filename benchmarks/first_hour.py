@@ -123,7 +123,7 @@ class ProfilingCourse:
 
 
 def course_of(known: Known) -> ProfilingCourse:
-    """Return the profiles that are known at the start, and the course of those that devices measure."""
+    """Return the profiles that are known at the start, and the course of the measured ones."""
     there = {ProfileKind.REUSE: known.reuse, ProfileKind.STEPS: known.steps}
     changes = [(0.0, recorded()[kind].profile) for kind, is_known in there.items() if is_known]
     outages = []
