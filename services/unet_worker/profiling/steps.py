@@ -204,7 +204,8 @@ def _rows(
     alpha = settings.alpha or ALPHA
     rule = None if settings.exhaustive else settings.rule_of(ProfileKind.STEPS)
     settled_alpha = alpha if rule is ThresholdRule.LOWER_BOUND else None
-    begins = list(grid(study.model.step_count, BEGINS, KEEPS))
+    # Late first steps allow most: their rows are cheap, and a running suite uses them while the others are measured.
+    begins = list(grid(study.model.step_count, BEGINS, KEEPS))[::-1]
     guess = len(KEEPS) // 2
     for spacing, (first, counts) in product(SPACINGS, begins):
         holds: dict[int, bool] = {}

@@ -198,7 +198,7 @@ def test_rows_are_added_to_a_profile_and_what_it_has_is_not_generated_again(
     (profile,) = read_profiles([tmp_path / "model.json"]).profiles
     assert [place(row) for row in profile.rows] == [(0, 4), (0, 2), (2, 2), (2, 1)]
     assert profile.asked.rule is ThresholdRule.MINIMUM
-    assert re.findall(r"(\d) steps from (\d) on", caplog.text) == [("2", "0"), ("1", "2")]
+    assert re.findall(r"(\d) steps from (\d) on", caplog.text) == [("1", "2"), ("2", "0")]
 
 
 def test_rows_of_another_encoder_are_not_added(tmp_path: Path) -> None:
