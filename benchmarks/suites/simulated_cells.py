@@ -36,17 +36,17 @@ GREEDY, MODEST = 8, 2
 ROLL_S = 5.0
 # Full devices hold an attempt of every cell, and tell every cell of each change, so fewer are simulated.
 FULL_SHARE, MOVES_SHARE = 100, 10
-# The first images come meanwhile.
-WARM_S = 0.7
+# The tenants' first requests come at once: their waits even out meanwhile.
+WARM_S = 2.0
 _RESIDENT = ServingPolicy("resident", hold_resident, plans_batches=False, moves_models=False)
 
 
 def simulated_figures(cells: int, devices: int, options: Options) -> list[Figure]:
     """Return the figures of that number of cells and devices."""
-    window_s, windows = (0.2, 4) if options.quick else (0.3, 8)
+    window_s, images = (0.2, 16) if options.quick else (1.0, 200)
     return [
         *throughput(cells, devices, window_s),
-        *fairness(cells, devices // FULL_SHARE, windows),
+        *fairness(cells, devices // FULL_SHARE, images),
         *moves(cells, devices // MOVES_SHARE),
     ]
 
@@ -95,8 +95,8 @@ def throughput(cells: int, devices: int, window_s: float) -> list[Figure]:
     ]
 
 
-def fairness(cells: int, devices: int, windows: int) -> list[Figure]:
-    """Return Jain's index of the cells' images, with every other cell greedy."""
+def fairness(cells: int, devices: int, images: int) -> list[Figure]:
+    """Return Jain's index of the cells' images, with every other cell greedy: so many of a cell in the mean."""
     names, image_s = names_of(cells), SLOWER * max(IMAGE_S.values())
     simulation = CellSimulation(scenario_of(devices, SLOWER), names, CORE_S, Random(SEED))
     greedy = set(names[::2])
@@ -107,7 +107,7 @@ def fairness(cells: int, devices: int, windows: int) -> list[Figure]:
             simulation.send(tenant)
     simulation.run_until(2 * image_s)
     served: list[tuple[int, ...]] = []
-    for _ in range(windows):
+    for _ in range(max(4, images * cells // (devices * max(IMAGE_S)))):
         before = [simulation.cells[name].completed_count for name in names]
         simulation.run_until(simulation.now + image_s)
         after = [simulation.cells[name].completed_count for name in names]
