@@ -19,8 +19,8 @@ def test_index_is_of_all_windows_together() -> None:
 
 
 def test_rate_share_is_of_full_batches_on_all_devices() -> None:
-    """A batch of 2 takes the window of 3.6 s: 10 devices give 20 images."""
-    assert rate_share([(10, 10), (5, 5)], 10, 3.6) == pytest.approx(0.75)
+    """A batch of 2 takes 3.6 s: in windows of 7.2 s 10 devices give 40 images."""
+    assert rate_share([(20, 20), (10, 10)], 10, 3.6, 7.2) == pytest.approx(0.75)
 
 
 def test_few_cells_meet_their_theory() -> None:
