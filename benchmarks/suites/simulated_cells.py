@@ -36,7 +36,7 @@ GREEDY, MODEST = 8, 2
 ROLL_S = 5.0
 # Full devices hold an attempt of every cell, and tell every cell of each change, so fewer are simulated.
 FULL_SHARE, MOVES_SHARE = 100, 10
-# The devices serve the cells in turn: shorter windows would show whose turn it is, not the shares.
+# Equal windows of the measured time. A device serves the cells in turn, so that single windows are uneven.
 WINDOWS = 10
 # The tenants' first requests come at once: their waits even out meanwhile.
 WARM_S = 2.0
