@@ -98,7 +98,7 @@ def throughput(cells: int, devices: int, window_s: float) -> list[Figure]:
 
 
 def fairness(cells: int, devices: int, images: int) -> list[Figure]:
-    """Return Jain's index of the cells' images, with every other cell greedy: so many of a cell in the mean."""
+    """Return Jain's index of the cells' images, with every other cell greedy, for `images` of a cell in the mean."""
     names, image_s = names_of(cells), SLOWER * max(IMAGE_S.values())
     simulation = CellSimulation(scenario_of(devices, SLOWER), names, CORE_S, Random(SEED))
     greedy = set(names[::2])
