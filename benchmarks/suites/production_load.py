@@ -13,7 +13,7 @@ import httpx
 from PIL import Image, ImageDraw
 
 from benchmarks.suites.faulted_load import FaultedLoad, Sample, digest_of, request_of
-from pentimento.domain.errors import NotFound, PentimentoError
+from pentimento.domain.errors import DeadlineExceeded, NotFound, PentimentoError
 from pentimento.domain.image_request import AskedControlNet, CacheMode, ImageFormat, ImageRequest
 from pentimento.domain.reasons import Reason
 from pentimento.sdk import AsyncClient
@@ -125,9 +125,14 @@ class ProductionLoad(FaultedLoad):
     async def _cancel(self, sample: Sample) -> None:
         if not await self._is_accepted(sample):
             return
-        called_s = time.time()
-        state = await self._client.cancel(sample.request_id)
-        self.note(sample.key, "state", state.value, called_s)
+        while True:
+            called_s = time.time()
+            try:
+                state = await self._client.cancel(sample.request_id)
+            except DeadlineExceeded:
+                # A stopped frontdoor or a lossy network; a repeated cancellation changes nothing.
+                continue
+            return self.note(sample.key, "state", state.value, called_s)
 
     async def _query(self, sample: Sample) -> None:
         """Query the state until it is terminal. Raises NotFound for a request that is lost."""
