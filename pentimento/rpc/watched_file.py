@@ -39,9 +39,10 @@ class WatchedFile:
         return before != self._version
 
     def read_in_vain(self, error: Exception) -> None:
-        """Record that the changed file could not be read because of the cause of `error`. A temporary cause reports the
+        """Record that the changed file could not be read because of `error` or its cause. A temporary cause reports the
         change again."""
-        if isinstance(error.__cause__, OSError) and error.__cause__.errno in PASSING:
+        cause = error if isinstance(error, OSError) else error.__cause__
+        if isinstance(cause, OSError) and cause.errno in PASSING:
             self._version = ()
 
 
@@ -88,7 +89,7 @@ class KeptReading(Generic[Held]):
         if any([file.changed() for file in self._files]):
             try:
                 self._held = self._read()
-            except (SettingsError, PentimentoError) as error:
+            except (SettingsError, PentimentoError, OSError) as error:
                 for file in self._files:
                     file.read_in_vain(error)
                 logger.error(self._in_vain, extra={"problem": str(error)})

@@ -21,8 +21,8 @@ from services.frontdoor.objects.object_keeper import ObjectKeeper
 from services.frontdoor.requests.jobs import Job
 
 PREFIX = "inputs"
-# About three seconds; the attempt occupies a batch slot of its worker during that time.
-_RETRY_COUNT = 6
+# About thirty seconds, longer than a restart of the store; the attempt occupies a batch slot of its worker meanwhile.
+_RETRY_COUNT = 23
 _RETRIES = Backoff(first_s=0.05, max_s=1.6)
 INPUT_RETRY_MS = 5000
 

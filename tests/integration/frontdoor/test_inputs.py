@@ -172,7 +172,7 @@ async def test_a_request_whose_image_cannot_be_read_makes_room_for_others_and_ma
 
     assert another.image
     assert (caught.value.reason, (caught.value.retry_after_ms or 0) > 0) == ("INPUT_UNAVAILABLE", True)
-    assert len(tries) == 7
+    assert len(tries) == 24
     assert not [spec for spec in worker.executed if spec.init_image]
 
 

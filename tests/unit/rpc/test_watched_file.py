@@ -15,7 +15,7 @@ from pentimento.rpc import token_entry, watched_file
 from pentimento.rpc.channel import authorization_of
 from pentimento.rpc.shared_keys import GrantKeys
 from pentimento.rpc.tokens import TokenFile
-from pentimento.rpc.watched_file import WatchedFile
+from pentimento.rpc.watched_file import KeptReading, WatchedFile
 
 
 def later(clock: SetClock, file: WatchedFile, seconds: float = 1.0) -> bool:
@@ -137,3 +137,20 @@ def test_what_no_descriptor_was_left_to_read_is_read_later(
         before = takes_second()
 
     assert (before, takes_second()) == (False, True)
+
+
+def test_folder_that_no_descriptor_is_left_to_list_keeps_its_content_and_is_read_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watched_file, "CHECK_INTERVAL_S", 0.0)
+    reading = KeptReading([tmp_path], lambda: [file.name for file in tmp_path.glob("*.json")], "not used")
+    (tmp_path / "a.json").touch()
+
+    def refuse(*_: Any) -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as exhausted:
+        exhausted.setattr(os, "scandir", refuse)
+        before = reading.current()
+
+    assert (before, reading.current()) == ([], ["a.json"])
