@@ -17,7 +17,7 @@ def png(colour: str = "red") -> bytes:
 
 
 def png_of_bytes(count: int) -> bytes:
-    """A picture whose file is so large, of a chunk that nobody reads."""
+    """Return an image with a file of that size, most of it an ignored chunk."""
     whole, end = png()[:-12], png()[-12:]
     content = b"noNe" + bytes(count - len(whole) - len(end) - 12)
     return whole + struct.pack(">I", len(content) - 4) + content + struct.pack(">I", zlib.crc32(content)) + end

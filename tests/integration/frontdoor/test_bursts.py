@@ -20,7 +20,7 @@ SETTLED_S = 1.0
 
 
 class Burst:
-    """A connection that has sent its calls, and what became of them."""
+    """Hold a connection that has sent its calls, and their answers."""
 
     def __init__(self, address: str) -> None:
         self._client = H2Connection(H2Configuration(client_side=True, header_encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Light images beside the heavy model's of the same request, as plans hear of them."""
+"""Compare light images with the heavy model's of the same request, as reported to plans."""
 
 import struct
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""Requests that wait where a later plan has nobody, live."""
+"""Requests that wait in pools without workers after a later plan, live."""
 
 import asyncio
 from contextlib import AsyncExitStack

@@ -1,4 +1,4 @@
-"""Calls shared out among embedders that are alike, over real channels."""
+"""Distribute calls over equal embedders, with real channels."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -19,7 +19,7 @@ from tests.integration.frontdoor.cache_parts import EMBEDDER, ChosenEmbedder
 
 
 class CountingEmbedder(ChosenEmbedder):
-    """Counts the calls that reach it, those that it fails too."""
+    """Count the calls that reach it, failed ones included."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -50,7 +50,7 @@ async def test_image_reaches_worker_and_neither_journal_nor_provenance(
 
 
 async def test_as_much_as_a_request_may_bring_reaches_its_worker(suite: FrontdoorSuite, worker: PacedWorker) -> None:
-    """An attempt says more than its request did: where, from which start, under which grant."""
+    """An attempt adds to its request: worker, start and grant."""
     most = 8 << 20
     image, mask = png_of_bytes(most), png_of_bytes(most - 200)
 
@@ -133,7 +133,7 @@ async def test_what_a_crash_left_is_swept_and_what_is_in_use_is_not(folder: Path
 
 
 def tries_to_read(monkeypatch: pytest.MonkeyPatch, before: Callable[[int], object] = lambda number: None) -> list[str]:
-    """Return the keys that the frontdoor asks the store for from now on. `before` hears the number of each reading."""
+    """Return the keys that the frontdoor reads from now on. `before` gets the number of each read."""
     asked, get = list[str](), ObjectKeeper.get
 
     async def seen(keeper: ObjectKeeper, reference: ObjectReference) -> bytes:

@@ -1,4 +1,4 @@
-"""Requests that go on without their clients: submitted, left, listed, attached to, fetched by id."""
+"""Test requests without their clients: submitted, left, listed, attached to, fetched by id."""
 
 import asyncio
 from concurrent.futures import Future
@@ -20,7 +20,7 @@ from pentimento.stores.ledger.journal.records import AcceptedRequest, AcceptOutc
 
 
 async def ended(suite: FrontdoorSuite, request_id: str) -> RequestState:
-    """Its state once it has one for good."""
+    """Return its terminal state."""
     while True:
         state = (await suite.client.get_request(request_id, omit_image=True)).state
         if state.terminal:
@@ -85,7 +85,7 @@ async def test_a_cancelled_job_says_so_to_whoever_asks(suite: FrontdoorSuite, wo
 async def test_a_request_whose_last_listener_attached_ends_when_that_one_leaves(
     suite: FrontdoorSuite, worker: PacedWorker
 ) -> None:
-    """What was asked for with Generate keeps its rule."""
+    """A request of Generate keeps its rule."""
     worker.hold.clear()
     first = suite.client.generate(REQUEST)
     request_id = await suite.accepted(first)
@@ -223,7 +223,7 @@ async def test_several_pictures_are_one_job_of_which_each_is_listed(suite: Front
 
 
 def refuse(journal: Journal, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the journal take no request whose id ends so."""
+    """Let the journal refuse requests with that ending of their id."""
     accept = journal.accept
 
     def refuse_one(record: AcceptedRequest, *rest: Any) -> "Future[AcceptOutcome]":

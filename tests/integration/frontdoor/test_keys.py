@@ -1,4 +1,4 @@
-"""Calls with one idempotency key: few at once, and answered before anybody asks whether there is room."""
+"""Repeat calls with one idempotency key: they are answered before the queue is checked."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Our clients before a frontdoor that asks for a certificate of theirs."""
+"""Call a frontdoor that requires client certificates."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ ONCE = RetryPolicy(tries=1)
 
 @pytest.fixture(autouse=True)
 def patient_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever is asked for the status is waited for, however busy the machine is with other tests."""
+    """Wait for each status, however busy the machine is."""
     monkeypatch.setattr("pentimento.cli.status.CALL_TIMEOUT_S", 60.0)
 
 

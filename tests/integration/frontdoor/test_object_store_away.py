@@ -1,4 +1,4 @@
-"""An object store that is gone, slow or full costs nobody a picture, as long as what waits for it is bounded."""
+"""Lose no image while the object store is away, slow or full, and bound the images that wait for it."""
 
 import threading
 from collections.abc import AsyncIterator

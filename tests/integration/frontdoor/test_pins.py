@@ -90,7 +90,7 @@ async def test_what_a_pinned_request_came_with_stays_for_its_replay(folder: Path
         again = await replay(suite, first.request_id)
         assert again.image == first.image and worker.executed[1] == worker.executed[0]
         await until(lambda: len(stored_inputs(folder)) == 1)
-        # It is counted, and goes on being kept.
+        # It is counted and stays stored.
         pinned = await suite.client.pin(first.request_id, 2 * HOUR_MS)
         assert pinned.inputs_kept and pinned.size_bytes == len(IMAGE) + ROW_BYTES
 

@@ -107,7 +107,7 @@ async def planned(
     gateway: ChosenGateway | None = None,
     **changes: Any,
 ) -> AsyncIterator[Planned]:
-    """One frontdoor of these parts."""
+    """Return a frontdoor of these parts."""
     async with (
         planned_parts(folder, pools, start, cascades, cache, gateway) as (parts, settings),
         running_suite(folder, **settings, **changes) as suite,
@@ -370,7 +370,7 @@ async def test_a_request_whose_model_goes_while_it_is_judged_leaves_nothing_behi
 
 
 async def test_misses_take_one_way_and_hits_another_cascade(folder: Path) -> None:
-    """Misses go to the heavy model alone. The light model refines hits, and what is not good enough goes on."""
+    """Misses use only the heavy model. The light model refines hits; insufficient images are deferred."""
     pools = (
         PoolPlan("heavy", "heavy", ("w2",), (RouteShare("noise", 1.0),)),
         PoolPlan("light", "light", ("w1",), (RouteShare("image", 1.0, "c"),)),

@@ -1,4 +1,4 @@
-"""Nobody fills the disk: what a tenant may leave there is bounded, and refused before anything is accepted."""
+"""Bound what a tenant may store: more is refused before it is accepted."""
 
 import asyncio
 from dataclasses import replace
@@ -40,7 +40,7 @@ async def not_serving_reason(folder: Path) -> str:
 
 
 async def forgotten(suite: FrontdoorSuite, request_id: str, reason: str) -> None:
-    """Return once a client hears that: a picture that is forgotten between its row and its object is gone first."""
+    """Return once a client is told: an image deleted between its row and its object is gone first."""
     while True:
         try:
             await suite.client.get_request(request_id)
@@ -179,7 +179,7 @@ async def test_a_picture_that_no_request_names_is_swept_and_others_are_not(suite
 
 
 async def test_a_picture_that_is_forgotten_while_it_is_read_is_no_missing_one(suite: FrontdoorSuite) -> None:
-    """What is missing an operator is alarmed of: a row names it."""
+    """An alert reports a missing object that a row names."""
     frontdoor, completed = suite.frontdoor, await suite.paint()
     record = await asyncio.wrap_future(frontdoor.journal.get(completed.request_id, DEFAULT_TENANT))
     assert record is not None and record.result is not None

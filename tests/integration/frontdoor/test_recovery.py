@@ -34,7 +34,7 @@ async def start_and_break(folder: Path, worker: PacedWorker) -> str:
 
 
 async def finished(suite: FrontdoorSuite, request_id: str) -> Completed:
-    """The picture, asked for until it is there."""
+    """Query the image until it exists."""
     while True:
         status = await suite.client.get_request(request_id)
         if status.state.terminal:
@@ -83,7 +83,7 @@ async def test_an_attempt_that_is_gone_is_run_again_on_the_same_route(folder: Pa
 async def test_a_client_that_leaves_a_recovered_request_does_not_end_it_alone(
     folder: Path, worker: PacedWorker
 ) -> None:
-    """Once somebody listens again, the rule of every request holds: the last one to leave cancels it."""
+    """After a client listens again, the last one that leaves cancels the request, as always."""
     request_id = await start_and_break(folder, worker)
 
     async with running_suite(folder) as suite:
@@ -113,7 +113,7 @@ async def test_a_request_that_is_not_understood_ends_as_internal_and_is_never_pa
 
 
 async def test_one_that_ends_before_any_worker_has_its_model_is_waited_for_no_more(folder: Path) -> None:
-    """Else every stop would wait for it, as for what is still being done."""
+    """Otherwise every stop would wait for it, as for running work."""
     spec = GenerationSpec("a red circle", "", "tiny", 32, 32, 3, 3.0, Scheduler.DDIM, 7)
     body = resolved_to_bytes(ResolvedRequest(spec, CacheMode.OFF, ImageFormat.PNG, None, 60_000))
     with closing(open_journal(f"sqlite:///{folder / 'journal.sqlite'}")) as journal:

@@ -71,7 +71,7 @@ async def test_each_has_its_seed_its_id_and_its_events(suite: FrontdoorSuite, wo
     assert [pictures[index].provenance.spec.seed for index in range(3)] == [2**64 - 2, 2**64 - 1, 0]
     assert len({picture.image for picture in pictures.values()}) == 3
     assert {event.image_index for event in events if isinstance(event, Routed)} == {0, 1, 2}
-    # Of a picture that is quick nobody may hear a step.
+    # A quick image may end before its first step is sent.
     assert {event.image_index for event in events if isinstance(event, Progress)} <= {0, 1, 2}
 
 
@@ -204,7 +204,7 @@ async def test_the_next_frontdoor_finishes_them_and_knows_the_key(folder: Path, 
 async def test_a_retry_paints_all_where_one_could_not_be_journalled(
     suite: FrontdoorSuite, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others were there already, and go on: nobody has left them."""
+    """The other images continue: their clients stay."""
     journal, accept = suite.frontdoor.journal, suite.frontdoor.journal.accept
 
     def refuse_the_last(record: AcceptedRequest, *rest: Any) -> "Future[AcceptOutcome]":
@@ -226,7 +226,7 @@ async def test_a_retry_paints_all_where_one_could_not_be_journalled(
 
 
 def large_by_seed(worker: PacedWorker, seed: int, size_bytes: int) -> None:
-    """Have the images of that seed be of so many bytes."""
+    """Give the images of that seed that number of bytes."""
     result_of = worker._result
 
     def result(running: Running) -> AttemptResult:

@@ -20,7 +20,7 @@ from tests.integration.frontdoor.inputs import png
 
 
 def failing_first(method: Callable[..., "Future[Any]"], times: int) -> Callable[..., "Future[Any]"]:
-    """The method of a journal, after so many calls that fail."""
+    """Return a method of a journal that first fails that number of calls."""
     left = [StoreUnavailable("ledger", "away")] * times
 
     def call(*arguments: Any) -> "Future[Any]":
@@ -62,7 +62,7 @@ async def test_a_request_that_cannot_be_journalled_is_not_accepted(
 async def test_a_request_that_may_have_been_journalled_is_asked_after_until_that_is_known(
     suite: FrontdoorSuite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Refused, it would lie there with its key, and nobody would paint it."""
+    """If it were refused, its row and key would stay without an image."""
     journal = suite.frontdoor.journal
     accept, lost = journal.accept, [UnansweredCommit("ledger", "away"), StoreUnavailable("ledger", "away")]
 

@@ -165,7 +165,7 @@ async def thinning_suite(
 
 
 def write_profile(path: Path, row: ProfileRow, kind: ProfileKind = ProfileKind.STEPS) -> None:
-    """Of tiny-light as it is shipped, that allows this and nothing else."""
+    """Return a profile of the shipped tiny-light that allows only this."""
     profiles = read_profiles([THINNING_PROFILES]).of(ProfileKind.STEPS)
     (shipped,) = (one for one in profiles if one.of.model == "tiny-light")
     path.write_text(profiles_to_json(changed(shipped, kind=kind, rule=ThresholdRule.LOWER_BOUND, rows=(row,))))

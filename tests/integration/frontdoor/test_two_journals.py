@@ -1,4 +1,4 @@
-"""Two frontdoors with a journal each over one object store: a mistake, that costs nobody a picture."""
+"""Run two frontdoors with separate journals over one object store by mistake: no image is lost."""
 
 import logging
 from pathlib import Path

@@ -32,7 +32,7 @@ UNAVAILABLE = b"HTTP/1.1 503 Later\r\nContent-Length: 0\r\n\r\n"
 
 
 def calling(folder: Path, *servers: WebhookServer, **changes: Any) -> dict[str, Any]:
-    """Settings that allow webhooks of those servers."""
+    """Return settings that allow webhooks to these servers."""
     keys = folder / "keys"
     if not keys.exists():
         keys.write_text(new_signing_key())
@@ -277,7 +277,7 @@ async def test_the_address_that_was_judged_is_the_one_that_is_connected_to(monke
 async def test_a_name_that_is_not_found_in_time_keeps_neither_threads_nor_other_work_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What is given up goes on for as long as the resolver does."""
+    """A lookup that was given up runs until the resolver answers."""
     asked, let_go = [], threading.Event()
 
     def resolve(host: str, port: int, *rest: Any, **how: Any) -> list[Any]:
@@ -289,7 +289,7 @@ async def test_a_name_that_is_not_found_in_time_keeps_neither_threads_nor_other_
     rules = webhook_rules(("slow.example",), (), plain_http=False)
     caller = WebhookCaller(rules, ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), 0.05)
     try:
-        # More often than there are threads for work that nobody may wait for.
+        # More often than the pool has threads.
         for _ in range(40):
             with pytest.raises(WebhookFailed, match="in time"):
                 await caller.post("https://slow.example/", {}, b"{}")

@@ -78,7 +78,7 @@ async def test_a_model_that_changed_under_the_plan_is_dispatched_by_what_the_wor
 async def test_who_waits_is_painted_with_the_weights_that_the_model_has_by_then(
     suite: FrontdoorSuite, worker: PacedWorker
 ) -> None:
-    """The one that was painted when they changed goes on with its own: its route is in the journal."""
+    """The image that was running at the change keeps its route, which the journal has."""
     state = suite.frontdoor.interpreter.dataplane.state
     worker.hold.clear()
     running = (await suite.client.submit(REQUEST)).request_id
@@ -129,7 +129,7 @@ async def test_a_picture_that_is_not_its_digest_is_never_delivered(
 async def test_a_model_is_not_unknown_before_every_worker_that_the_operator_named_has_told(
     folder: Path, worker: PacedWorker
 ) -> None:
-    """Clients do not try again what is not found."""
+    """Clients do not retry NOT_FOUND."""
     addresses = (f"unix:{folder / 'w1'}", f"unix:{folder / 'w2'}")
     async with running_suite(folder, worker_addresses=addresses) as suite:
         with pytest.raises(Unavailable, match="no worker has loaded 'another' yet"):
@@ -144,7 +144,7 @@ async def test_a_model_is_not_unknown_before_every_worker_that_the_operator_name
 async def test_a_silent_worker_is_lost_and_its_late_result_fenced_off(
     folder: Path, worker: PacedWorker, second: PacedWorker
 ) -> None:
-    """As under SIGSTOP: its sockets stay open, and it goes on later."""
+    """As under SIGSTOP: its sockets stay open, and it continues later."""
     addresses = (f"unix:{folder / 'w1'}", f"unix:{folder / 'w2'}")
     async with running_suite(folder, worker_addresses=addresses[:1], worker_silence_s=1.2) as suite:
         worker.hold.clear()

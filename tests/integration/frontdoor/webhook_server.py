@@ -1,4 +1,4 @@
-"""A receiver of webhooks on 127.0.0.1, over real sockets: it answers what it is told to, and keeps what it got."""
+"""Receive webhooks on 127.0.0.1 over real sockets, with set answers, and keep the requests."""
 
 import asyncio
 import ssl
@@ -21,7 +21,7 @@ class WebhookServer:
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def wait_for(self, count: int) -> None:
-        """Until so many requests have come."""
+        """Wait for that number of requests."""
         while len(self.requests) < count:
             self.news.clear()
             await self.news.wait()

@@ -1,4 +1,4 @@
-"""Adapters, and a catalogue that knows them, for the tests beside this file."""
+"""Define adapters and their catalogue for the tests of this folder."""
 
 from lab.fixtures.held_models import HELD
 from pentimento.domain.adapters import Adapter, AdapterKind
@@ -29,7 +29,7 @@ def plan(*placements: AdapterPlacement, sequence: int = 1, there: tuple[str, ...
 
 
 def known_adapters() -> AdapterCatalogue:
-    """One that knows all of the above, of which `gone` is on no replica any more."""
+    """Return a catalogue of these adapters; `gone` is on no replica."""
     catalogue = AdapterCatalogue()
     catalogue.learn(credits(NEON, MOSAIC, FOREIGN, STYLE))
     catalogue.follow(plan(AdapterPlacement(GONE, ("c1",))))

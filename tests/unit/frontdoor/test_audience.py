@@ -46,11 +46,11 @@ PREVIEW = b"preview"
 @pytest.mark.parametrize(
     ("told_at_s", "heard_steps"),
     [
-        # Thirty in a second: ten of them, and the last.
+        # Of thirty in a second, ten and the last are sent.
         ({step: step / 32 for step in range(32)}, [0, 4, 8, 12, 16, 20, 24, 28, 31]),
         ({0: 0.0, 1: 0.125, 2: 0.25}, [0, 1, 2]),
         ({0: 0.0, 1: 0.01}, [0, 1]),
-        # Each preview goes out, and what follows it within the interval waits; what it replaces is never told.
+        # Each preview is sent; later progress within the interval waits, and replaced progress is dropped.
         ({0: 0.0, 1: 0.03, 5: 0.06, 6: 0.07, 10: 0.08, 11: 0.09}, [0, 5, 10, 11]),
     ],
 )

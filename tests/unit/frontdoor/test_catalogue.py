@@ -277,7 +277,7 @@ def test_uploaded_lora_is_offered_while_plans_name_it() -> None:
     catalogue.follow(plan(sequence=2))
     assert catalogue.find(AdapterKind.LORA, "ink") == ()
     assert UPLOADED not in catalogue.offered()
-    # A worker's own LoRA stays, and requests under way keep the one that was removed.
+    # A worker's own LoRA stays, and running requests keep the removed one.
     assert catalogue.find(AdapterKind.LORA, "neon") == (NEON,)
     assert catalogue.change(INKED, HELD)
     assert catalogue.lora_patch_step(INKED, HELD) == 25
@@ -304,7 +304,7 @@ def test_rejected_lora_is_told_until_a_worker_has_it() -> None:
     catalogue = AdapterCatalogue()
     catalogue.learn(replace(credits(worker_id="w1"), rejected_adapters=(rejected,)))
     catalogue.learn(replace(credits(worker_id="w2"), held=OTHER, rejected_adapters=(other,)))
-    # As told before.
+    # As reported before.
     catalogue.learn(replace(credits(worker_id="w1"), known_adapters=None))
 
     assert catalogue.rejection(AdapterKind.LORA, "loha", HELD.model_digest) == rejected
@@ -374,6 +374,6 @@ def test_of_uploaded_loras_the_dataplane_hears_which_a_worker_has_fetched() -> N
 
     assert fetched is not None
     assert (fetched.loras, fetched.resident) == ({NEON.digest}, {UPLOADED.digest})
-    # One of its own directory has the name.
+    # A LoRA of its own directory has the name.
     own = link.news(replace(credits(NEON), resident_components=("neon",)), [replace(UPLOADED, name="neon")])
     assert own is not None and own.resident == {NEON.digest}

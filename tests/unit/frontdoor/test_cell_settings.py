@@ -43,7 +43,7 @@ TOLD = "import prometheus_client, services.frontdoor.metrics; print(prometheus_c
 
 
 def test_counters_of_a_fresh_process_begin_at_zero() -> None:
-    """A rate sees nothing of a count that begins with the first event."""
+    """A rate misses a count that begins with the first event."""
     done = subprocess.run([sys.executable, "-c", TOLD], capture_output=True, text=True, check=True)
     fresh = set(done.stdout.splitlines())
 

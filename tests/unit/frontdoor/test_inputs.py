@@ -1,4 +1,4 @@
-"""What requests came with, when several share it, one of them leaves, or their store is slow."""
+"""Test input images of requests: shared, released by one, in a slow store."""
 
 import asyncio
 from collections.abc import Coroutine

@@ -22,7 +22,7 @@ LIMITS = QuotaLimits(tenant_unfinished_requests=2, tenant_unfinished_bytes=100, 
 
 
 class CountedJobs:
-    """As many unfinished requests of the tenant as it is told."""
+    """Hold a given number of unfinished requests of a tenant."""
 
     def __init__(self, count: int) -> None:
         self._count = count

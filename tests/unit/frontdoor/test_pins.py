@@ -1,4 +1,4 @@
-"""Pins that the gateway cannot follow, how long a pin may be, and whose bytes a replay takes."""
+"""Test pins: without the gateway, their longest time, and the bytes that a replay counts."""
 
 from collections.abc import Iterator
 from pathlib import Path

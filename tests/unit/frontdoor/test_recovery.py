@@ -1,4 +1,4 @@
-"""What a newer frontdoor makes of the journal's unfinished requests, whatever happened to the clock in between."""
+"""Recover the journal's unfinished requests in a newer frontdoor, after any change of the clock."""
 
 import json
 from contextlib import closing
@@ -175,7 +175,7 @@ async def test_a_recovered_request_with_a_route_waits_for_the_route_s_model_alon
 async def test_recovered_requests_are_drawn_each_for_itself(
     journal: Journal, inputs: Inputs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a plan's shares would send all of them the same way."""
+    """Otherwise a plan's shares would send all requests to one model."""
     for request_id in ("r1", "r2"):
         accept(journal, request_id)
     jobs, draws = Jobs(lambda event: None), iter((0.25, 0.75))

@@ -77,7 +77,7 @@ def test_a_discriminator_may_be_asked_where_a_stage_has_a_threshold_or_is_the_op
 
 @pytest.mark.parametrize(("pools", "left"), [((), "lmh"), (("l", "h"), "lh"), (("m",), "m"), (("x",), "lmh")])
 def test_stages_in_pools_that_the_tenant_may_not_use_are_left_out(pools: tuple[str, ...], left: str) -> None:
-    """All of them are left where it may use none: admission refuses the first."""
+    """All stages stay where the tenant may use none: admission refuses the first."""
     assert "".join(stage.pool for stage in allowed_stages(PLANNED, TenantQuota(pools=pools))) == left
 
 

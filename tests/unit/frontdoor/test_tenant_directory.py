@@ -1,4 +1,4 @@
-"""The book of tenants in memory: followed while the ledger is there, kept while it is away."""
+"""Test the directory of tenants: it follows the ledger, and stays in memory while the ledger is away."""
 
 import asyncio
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
 
 
 class Away(TenantLedger):
-    """A ledger that is away but for one look: the third of five."""
+    """A ledger that answers only the third of five reads."""
 
     def __init__(self, journal: Journal) -> None:
         super().__init__(journal._writer, SetClock())
@@ -70,7 +70,7 @@ async def test_what_another_process_changed_is_followed(journal: Journal, monkey
 
 
 class Counted(TenantLedger):
-    """A ledger that notes what is read of it."""
+    """Record the reads of a ledger."""
 
     def __init__(self, journal: Journal) -> None:
         super().__init__(journal._writer, SetClock())

@@ -223,7 +223,7 @@ async def test_a_ledger_that_is_away_is_told_once_until_it_was_back(
 
 
 class Slow(TenantLedger):
-    """Writes what it was given once the test lets it."""
+    """Write the counts after the test permits it."""
 
     def __init__(self) -> None:
         self.given: list[list[float]] = []

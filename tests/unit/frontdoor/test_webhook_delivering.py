@@ -154,7 +154,7 @@ async def test_many_calls_of_a_host_that_does_not_answer_keep_no_other_host_wait
 
 
 async def called_of(times: dict[str, float], count: int) -> Counter[str]:
-    """How many calls each tenant has under way, once `count` of them all were made."""
+    """Return the running calls of each tenant once `count` calls were made."""
     clock = SetClock()
     async with delivering(clock, Journal(clock, times)) as called:
         calls = [await asyncio.wait_for(called.get(), 60.0) for _ in range(count)]

@@ -24,7 +24,7 @@ MOSAIC = Adapter("mosaic", AdapterKind.LORA, "sha256:mosaic", HELD.family)
 
 
 class HeardLinks:
-    """Links at addresses where nobody answers; what workers say there is said by the test."""
+    """Links to addresses without a server; the test sends the workers' messages."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
