@@ -36,6 +36,10 @@ def typed_errors(store: str = "ledger") -> Iterator[None]:
         raise Internal("LEDGER_DEFECT", f"{store}: {_words(error)}") from error
     except DBAPIError as error:
         raise _typed(store, error) from error
+    except OSError as error:
+        # psycopg waits for a new connection with a selector, which needs a descriptor.
+        full = StoreFull if error.errno == errno.ENOSPC else StoreUnavailable
+        raise full(store, errno.errorcode.get(error.errno or 0, type(error).__name__)) from error
     except PoolTimeoutError as error:
         raise StoreUnavailable(store, "no connection is free") from error
     except SQLAlchemyError as error:

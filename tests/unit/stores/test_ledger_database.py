@@ -203,6 +203,8 @@ KINDS: list[tuple[Exception, type[PentimentoError]]] = [
     (wrapped(exc.OperationalError, PostgresqlError("40P01")), LedgerContention),
     (wrapped(exc.OperationalError, OSError(errno.ENOSPC, "a secret value")), StoreFull),
     (wrapped(exc.OperationalError, OSError(errno.EIO, "a secret value")), StoreUnavailable),
+    (OSError(errno.ENOSPC, "a secret value"), StoreFull),
+    (OSError(errno.EMFILE, "a secret value"), StoreUnavailable),
     (wrapped(exc.OperationalError, PostgresqlError("57P01")), StoreUnavailable),
     (wrapped(exc.OperationalError, sqlite_error(sqlite3.SQLITE_BUSY)), StoreUnavailable),
     (exc.TimeoutError("a secret value"), StoreUnavailable),
@@ -215,6 +217,7 @@ WORDS = [
     (exc.InvalidRequestError("a"), "LEDGER_DEFECT", "ledger: InvalidRequestError"),
     (wrapped(exc.DBAPIError, PostgresqlError("40001")), "STORE_UNAVAILABLE", UNREACHED + "PostgresqlError (40001)"),
     (wrapped(exc.DBAPIError, PostgresqlError("53100")), "STORE_FULL", "ledger is full: PostgresqlError (53100)"),
+    (OSError(errno.EMFILE, "a"), "STORE_UNAVAILABLE", UNREACHED + "EMFILE"),
     (exc.TimeoutError("a"), "STORE_UNAVAILABLE", UNREACHED + "no connection is free"),
 ]
 
