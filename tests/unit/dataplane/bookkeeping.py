@@ -1,4 +1,4 @@
-"""What the dataplane keeps count of, counted again from its requests and workers."""
+"""Recount what the dataplane counts from its requests and workers."""
 
 import math
 from collections.abc import Mapping
@@ -27,7 +27,8 @@ def check_bookkeeping(state: State) -> None:
 
 
 def check_counters(state: State, asked: Mapping[str, int]) -> None:
-    """What operators are shown is what clients were told: `asked` counts the effects of each kind, and of each end."""
+    """Compare the counters that operators see with the messages to clients: `asked` counts effects by kind, and
+    ends."""
     counters, pools = state.counters, state.pools.values()
     shown = {
         "Announce": counters.accepted,
@@ -138,7 +139,7 @@ def _check_used(worker: Worker) -> None:
 
 
 def _check_timers(state: State) -> None:
-    """A deadline is never missed, and the clock is only waited for by somebody who is there."""
+    """Assert that no deadline is missed and that every timer belongs to a request or worker that exists."""
     due = {(kind, key): at for at, _, kind, key in sorted(state.timers, reverse=True)}
     for request_id, request in state.requests.items():
         if request.phase not in (Phase.COMMITTING, Phase.ENDING) and request.ending is None:

@@ -1,4 +1,4 @@
-"""The world with performers that break down: instead of an answer the dataplane hears that there will be none."""
+"""A world with performers that break down: the dataplane receives a failure in place of an answer."""
 
 from collections import Counter
 
@@ -27,20 +27,21 @@ class BreakingWorld(World):
     def _interpret(self, effect: effects.Effect) -> None:
         if self.break_next and self._may_break(effect):
             self._break(effect)
-        elif not isinstance(effect, effects.DeliverRecorded) or self._is_to_be_told(effect.request_id):
+        elif not isinstance(effect, effects.DeliverRecorded) or self._needs_answer(effect.request_id):
             super()._interpret(effect)
 
     def _may_break(self, effect: effects.Effect) -> bool:
-        """The journalling of an end not more often than it is tried again."""
+        """Return whether the effect may break down; the journalling of an end breaks no more often than it is
+        retried."""
         return not isinstance(effect, effects.PersistEnd) or self._broken_ends[effect.request_id] < MAX_END_RETRIES
 
     def _break(self, effect: effects.Effect) -> None:
-        """Carried out or not, nothing is said but that it broke down."""
+        """Report only the failure of the effect, carried out or not."""
         when, self.break_next = self.break_next, ""
         if when == "after" or isinstance(effect, _CARRIED_OUT) or self._would_run_on(effect):
             said_count = len(self.replies)
             self._interpret(effect)
-            if not isinstance(effect, effects.StopAttempt):  # whose answer comes from the attempt itself
+            if not isinstance(effect, effects.StopAttempt):  # the attempt itself answers a stop
                 del self.replies[said_count:]
         if isinstance(effect, effects.PersistAttempt | effects.Attach):
             self.granted.add((effect.request_id, effect.fencing_token))
@@ -51,13 +52,14 @@ class BreakingWorld(World):
         self.replies.append(failure_of(effect))
 
     def _would_run_on(self, effect: effects.Effect) -> bool:
-        """The stop of an attempt without a credit: as its worker refused others meanwhile, which this world forbids."""
+        """Return whether this stops an attempt without a credit: its worker would have refused others, which this world
+        forbids."""
         if not isinstance(effect, effects.StopAttempt):
             return False
         return (effect.request_id, effect.fencing_token) not in self.dataplane.state.attempt_workers
 
-    def _is_to_be_told(self, request_id: str) -> bool:
-        """Whether the journal has it, and its client was not answered before the answering broke down."""
+    def _needs_answer(self, request_id: str) -> bool:
+        """Return whether the journal has the request and its client has no answer from before the failure."""
         return request_id in self.rows and not (request_id in self._broken_answers and request_id in self.answers)
 
     def _end(self, request_id: str, end: str) -> None:

@@ -25,8 +25,8 @@ def planned(sequence: int = 1, **thresholds: float) -> Plan:
     return Plan(PlanVersion(1, sequence), pools=pools, cascades=cascades)
 
 
-def paint_light(driver: Driver, request_id: str = "r1", deadline: float = 1000.0, *, planned: bool = False) -> int:
-    """The token of the light attempt, whose picture is here."""
+def generate_light(driver: Driver, request_id: str = "r1", deadline: float = 1000.0, *, planned: bool = False) -> int:
+    """Generate the light image and return the token of its attempt."""
     way = {"pool": "light", "cascade": CASCADE, "cascade_name": "c", "planned": planned}
     queued = driver.queue(request_id, deadline, digest="d", **way)  # type: ignore[arg-type]
     token = driver.start(queued).fencing_token
@@ -36,7 +36,7 @@ def paint_light(driver: Driver, request_id: str = "r1", deadline: float = 1000.0
 
 
 def defer(driver: Driver, request_id: str = "r1", deadline: float = 1000.0) -> int:
-    token = paint_light(driver, request_id, deadline)
+    token = generate_light(driver, request_id, deadline)
     deferred = driver.send(events.Scored(request_id, token, 0.3))
     assert kinds(deferred) == [effects.ReleaseGrant, effects.ResolveRoute]
     assert only(effects.ResolveRoute, deferred).cascade_stage == 1

@@ -13,12 +13,12 @@ from pentimento.policies.thinning import WHOLE, ThinningOffer, ThinningOption
 
 E = TypeVar("E", bound=effects.Effect)
 TAKES_LORAS = frozenset({Capability.LORA})
-# Ten seconds of ten steps: 8 or 5 of them will do.
+# Ten seconds of ten steps; 8 or 5 steps are enough.
 OFFER = ThinningOffer(10, 0, (ThinningOption(4, 4, 0.99), ThinningOption(2, 3, 0.96)))
 
 
 class Driver:
-    """Sends events at a time that only moves when told, and remembers the effects."""
+    """Send events at a time that only the test moves, and record the effects."""
 
     def __init__(self, settings: DataplaneSettings | None = None, epoch: int = 1) -> None:
         self.dataplane = Dataplane(epoch, settings)

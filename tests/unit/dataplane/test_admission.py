@@ -37,7 +37,7 @@ def test_full_queue_of_pool_rejects_without_a_trace(queue_limit: int, pools: lis
 
 
 def test_the_time_to_come_back_is_predicted_from_the_load() -> None:
-    """One attempt took 4 s; 6 wait for one worker: 24 s of work, half of which must be gone."""
+    """One attempt took 4 s and 6 wait for one worker: 24 s of work, and half of it must be gone."""
     driver = Driver(DataplaneSettings(queue_limit=6))
     driver.worker()
     run = driver.run("first")
@@ -102,7 +102,7 @@ def test_request_that_was_never_journalled_is_forgotten() -> None:
     assert kinds(driver.arrive("r3"))[0] is effects.PersistAccepted
 
 
-def test_what_the_plan_does_not_admit_is_told_when_to_come_back(driver: Driver) -> None:
+def test_rejection_by_plan_says_when_to_retry(driver: Driver) -> None:
     driver.send(events.PlanReceived(Plan(PlanVersion(1, 1), admission_rate=0.0)))
 
     rejects = [only(effects.Reject, driver.arrive()) for _ in range(2)]
@@ -130,7 +130,7 @@ def test_of_a_queue_of_one_every_tenant_has_one_place_until_twice_the_limit_wait
 def test_request_that_would_be_late_is_rejected(
     driver: Driver, deadline_s: float, left: str, retry_after_ms: int
 ) -> None:
-    """Ten seconds for the one that runs, ten for itself."""
+    """Ten seconds for the running request, ten for its own."""
     driver.profile("m", (1, 10.0))
     driver.worker()
     driver.run("running")

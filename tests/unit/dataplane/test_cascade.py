@@ -9,7 +9,7 @@ from pentimento.dataplane import DataplaneSettings, effects, events
 from pentimento.dataplane.events import FailureKind
 from pentimento.domain.fleet import Plan, PoolPlan, RouteShare
 from pentimento.domain.generation import PlanVersion
-from tests.unit.dataplane.cascades import CASCADE, cascade_driver, defer, paint_light, planned, route_heavy
+from tests.unit.dataplane.cascades import CASCADE, cascade_driver, defer, generate_light, planned, route_heavy
 from tests.unit.dataplane.driver import Driver, kinds, only, play
 
 OF_SETTINGS = {"confidence_threshold": 0.5}
@@ -84,7 +84,7 @@ def test_missing_score_and_newer_plan_decide(
     settings: dict[str, object], plan: Plan | None, confidence: float | None, expected: str
 ) -> None:
     driver = cascade_driver(**settings)
-    token = paint_light(driver)
+    token = generate_light(driver)
     if plan is not None:
         driver.send(events.PlanReceived(plan))
 
@@ -96,7 +96,7 @@ def test_settings_threshold_counts_without_plan(plan: Plan | None, confidence: f
     """A plan that routes requests has its own threshold, 0 where it names none."""
     driver = Driver(DataplaneSettings(**OF_SETTINGS))
     driver.worker("lw", model="light")
-    token = paint_light(driver)
+    token = generate_light(driver)
     if plan is not None:
         driver.send(events.PlanReceived(plan))
 
@@ -159,7 +159,7 @@ def test_failed_heavy_attempt_falls_back_to_light_image(reason: tuple[str, ...],
 def test_scores_and_deferrals_are_counted() -> None:
     driver = cascade_driver()
     defer(driver, "r1")
-    token = paint_light(driver, "r2")
+    token = generate_light(driver, "r2")
     driver.send(events.Scored("r2", token, 0.9))
 
     pools = driver.dataplane.state.pools

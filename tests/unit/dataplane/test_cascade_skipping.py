@@ -34,7 +34,7 @@ def arrive_foreseen(
     return driver.send(routed)
 
 
-def test_a_prompt_that_is_sure_to_be_hard_goes_to_the_next_pool_unpainted() -> None:
+def test_hard_prompt_skips_light_model() -> None:
     driver = cascade_driver(skip_light_below=0.05)
 
     assert arrive_foreseen(driver, 0.04) == [effects.ResolveRoute("r1", 1)]
@@ -66,7 +66,7 @@ def test_to_plans_a_stage_that_is_left_out_is_one_that_was_scored_and_deferred()
         ({"skip_light_below": 0.05}, 0.0, "latent"),  # a hit is not what the prompt's probability is of
     ],
 )
-def test_any_other_one_is_painted_light(settings: dict[str, float], foreseen: float | None, start: str) -> None:
+def test_other_prompt_starts_with_light_model(settings: dict[str, float], foreseen: float | None, start: str) -> None:
     driver = cascade_driver(**settings)
     driver.send(events.PlanReceived(planned(2, noise=0.7, latent=0.7)))
 
@@ -82,7 +82,7 @@ def test_the_last_stage_is_never_left_out() -> None:
     assert driver.start(driver.send(again)).worker_id == "hw"
 
 
-def test_a_light_picture_of_no_plan_is_left_out_by_the_operators_own_threshold() -> None:
+def test_light_image_without_plan_is_skipped_by_operator_threshold() -> None:
     driver = Driver(DataplaneSettings(confidence_threshold=0.5, skip_light_below=0.6))
     for name in CASCADE:
         driver.worker(name, model=name, model_digest=name)

@@ -1,4 +1,4 @@
-"""Who waits for weights that nobody holds any more, and was never tried, is routed to those that are held now."""
+"""Requests that wait for weights without a holder, and were never tried, are routed to the weights held now."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.unit.dataplane.driver import Driver, only
 
 @pytest.fixture
 def driver() -> Driver:
-    """One worker whose only credit is taken."""
+    """Return a driver with one worker; its only credit is taken."""
     driver = Driver()
     driver.worker("old", model_digest="d1")
     driver.start(driver.queue("running", digest="d1"))
@@ -20,9 +20,7 @@ def resolved(effect_list: list[effects.Effect]) -> list[str]:
 
 
 @pytest.mark.parametrize("first", ["the new ones come", "the old ones go"])
-def test_a_request_that_was_never_tried_is_painted_with_the_weights_that_are_held_now(
-    driver: Driver, first: str
-) -> None:
+def test_untried_request_uses_weights_held_now(driver: Driver, first: str) -> None:
     driver.queue("waiting", digest="d1")
     if first == "the new ones come":
         assert resolved(driver.worker("new", model_digest="d2")) == []
@@ -37,8 +35,8 @@ def test_a_request_that_was_never_tried_is_painted_with_the_weights_that_are_hel
     assert only(effects.PersistAttempt, started).worker_id == "new"
 
 
-def test_who_is_routed_to_the_old_weights_again_waits_until_others_are_held(driver: Driver) -> None:
-    """As a replay is, whose weights are those of its picture."""
+def test_request_routed_to_old_weights_again_waits_until_new_ones_are_held(driver: Driver) -> None:
+    """As a replay does: it needs the weights of its image."""
     driver.queue("waiting", digest="d1")
     driver.worker("new", model_digest="d2")
     driver.send(events.WorkerLost("old", 1))
@@ -48,7 +46,7 @@ def test_who_is_routed_to_the_old_weights_again_waits_until_others_are_held(driv
     assert resolved(driver.worker("newest", model_digest="d3")) == ["waiting"]
 
 
-def test_what_was_routed_before_a_restart_keeps_its_weights(driver: Driver) -> None:
+def test_request_routed_before_restart_keeps_its_weights(driver: Driver) -> None:
     routed = events.RecoveredRequest("r1", "tenant", "m", 1.0, 1000.0, route_pinned=True, model_digest="d1")
     driver.send(events.Recovered((routed,)))
     driver.worker("new", model_digest="d2")

@@ -1,4 +1,4 @@
-"""What is counted for operators and the planner, and what a dataplane begins with."""
+"""Test the counts for operators and the planner, and the first state of a dataplane."""
 
 import pytest
 
@@ -14,7 +14,7 @@ from tests.unit.dataplane.driver import Driver
 
 
 @pytest.mark.parametrize(("after_s", "late"), [(-0.1, 0), (0.0, 0), (0.1, 1)])
-def test_a_picture_after_its_deadline_is_counted_as_late(driver: Driver, after_s: float, late: int) -> None:
+def test_image_after_deadline_counts_as_late(driver: Driver, after_s: float, late: int) -> None:
     driver.worker()
     token = driver.run("r1", deadline=driver.now + 10.0).fencing_token
     driver.send(events.AttemptFinished("r1", token))
@@ -80,7 +80,7 @@ def test_a_worker_s_word_before_the_journal_s_is_not_believed(driver: Driver, wo
     assert driver.send(events.AttemptPersisted("r1", token, True)) != []
 
 
-def test_what_is_due_at_once_happens_in_the_order_in_which_it_came(driver: Driver) -> None:
+def test_deadlines_at_one_time_end_requests_in_arrival_order(driver: Driver) -> None:
     for request_id in ("z", "a", "m"):
         driver.queue(request_id, deadline=150.0)
     driver.now = 150.0
@@ -100,7 +100,7 @@ def test_every_request_that_falls_back_is_counted() -> None:
     assert state.counters.fallen_back == 2
 
 
-def test_what_has_to_be_done_at_the_least_is_counted_as_requests_come_and_go() -> None:
+def test_least_work_of_pool_follows_requests() -> None:
     """Five steps of ten, and all."""
     thinned = Request("a", "t", "m", 8.0, 9.0, thinning=ThinningOffer(10, 0, (ThinningOption(2, 3, 0.96),)))
     plain = Request("b", "t", "m", 3.0, 9.0)

@@ -1,4 +1,4 @@
-"""Effects that break down: what the dataplane is told instead of an answer."""
+"""Test effects that break down: the events that the dataplane receives in place of answers."""
 
 from pentimento.dataplane import DataplaneSettings, effects, events
 from pentimento.dataplane.endings import failure_of
@@ -17,7 +17,7 @@ def test_the_event_names_the_request_the_kind_and_the_token() -> None:
     assert failure_of(effects.Drained()).request_id == ""
 
 
-def test_a_peer_that_was_not_told_is_free_again(driver: Driver) -> None:
+def test_peer_without_reservation_is_free_again(driver: Driver) -> None:
     driver.worker("w1", pairable=True)
     driver.worker("w2", pairable=True)
     attempt = only(effects.PersistAttempt, driver.queue(pair=True))
@@ -29,7 +29,7 @@ def test_a_peer_that_was_not_told_is_free_again(driver: Driver) -> None:
     assert (len(workers[pair.worker_id].in_flight), len(workers[pair.peer_id].in_flight)) == (1, 0)
 
 
-def test_a_picture_that_nobody_could_score_counts_as_unscored() -> None:
+def test_image_without_score_counts_as_unscored() -> None:
     driver = Driver(DataplaneSettings(accept_unscored=True))
     driver.worker()
     token = driver.start(driver.queue(cascade=("m", "heavy"))).fencing_token
@@ -40,7 +40,7 @@ def test_a_picture_that_nobody_could_score_counts_as_unscored() -> None:
     assert commit.degraded == "UNSCORED"
 
 
-def test_a_later_stage_that_breaks_leaves_the_light_picture(driver: Driver) -> None:
+def test_failed_later_stage_leaves_light_image(driver: Driver) -> None:
     driver.worker()
     token = driver.start(driver.queue(cascade=("m", "heavy"))).fencing_token
     driver.send(events.AttemptFinished("r1", token))
@@ -51,7 +51,7 @@ def test_a_later_stage_that_breaks_leaves_the_light_picture(driver: Driver) -> N
     assert (commit.picture_token, commit.degraded) == (token, "EFFECT_FAILED")
 
 
-def test_an_end_that_is_not_journalled_is_tried_again_and_then_told_without(driver: Driver) -> None:
+def test_end_that_is_not_journalled_is_retried_and_then_delivered(driver: Driver) -> None:
     driver.worker()
     driver.run()
     end = only(effects.PersistEnd, driver.send(events.CancelRequested("r1")))

@@ -7,7 +7,7 @@ import pytest
 from pentimento.dataplane import DataplaneSettings, effects, events
 from pentimento.domain.fleet import CascadePlan, Plan, PoolPlan, StagePlan
 from pentimento.domain.generation import PlanVersion
-from tests.unit.dataplane.cascades import cascade_driver, paint_light, route_heavy
+from tests.unit.dataplane.cascades import cascade_driver, generate_light, route_heavy
 from tests.unit.dataplane.driver import Driver, only, play
 
 QUEUED = "plan 1, queue r1 pool=light cascade=light+heavy"
@@ -114,11 +114,11 @@ def test_image_of_stage_that_stands_in_is_labelled(driver: Driver) -> None:
     assert said == "CommitResult r1 PREDICTED_LATE"
 
 
-def test_request_with_fallback_image_does_not_ask_anew() -> None:
-    """What the present plan has is the model that made it."""
+def test_request_with_fallback_image_keeps_its_route() -> None:
+    """The present plan only has the model that made the fallback image."""
     driver = cascade_driver()
     driver.send(events.WorkerLost("hw", 1))
-    token = paint_light(driver, planned=True)
+    token = generate_light(driver, planned=True)
     driver.send(events.Scored("r1", token, 0.3))
     route_heavy(driver)
 
@@ -127,7 +127,7 @@ def test_request_with_fallback_image_does_not_ask_anew() -> None:
     assert only(effects.CommitResult, driver.send(events.TimePassed())).picture_token == token
 
 
-def test_recovered_request_asks_anew(driver: Driver) -> None:
+def test_recovered_request_is_routed_again(driver: Driver) -> None:
     route: dict[str, Any] = {"route_pinned": True, "model_digest": "d", "planned": True}
     driver.send(events.Recovered((events.RecoveredRequest("r1", "t", "heavy", 1.0, 1000.0, **route),)))
 

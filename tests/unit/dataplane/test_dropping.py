@@ -9,7 +9,7 @@ from tests.unit.dataplane.driver import Driver, kinds, only
 
 @pytest.fixture
 def busy() -> Driver:
-    """One worker of one credit, ten seconds a picture, one request running and two waiting."""
+    """Return a driver with one worker of one credit, ten seconds an image, one request running and two waiting."""
     driver = Driver()
     driver.profile("m", (1, 10.0))
     driver.worker()
@@ -19,8 +19,8 @@ def busy() -> Driver:
     return driver
 
 
-def test_rejected_request_that_comes_back_when_told_is_admitted(driver: Driver) -> None:
-    """One runs for five minutes and nobody waits: another one would be done after ten, and has less than seven."""
+def test_rejected_request_is_admitted_after_retry_time(driver: Driver) -> None:
+    """One request runs for five minutes and none waits: another would end after ten, and has less than seven."""
     driver.profile("m", (1, 300.0))
     driver.worker()
     run = driver.run("running")
@@ -69,7 +69,7 @@ def test_credit_goes_to_first_request_that_is_in_time(
     assert [effect.request_id for effect in after if isinstance(effect, effects.PersistEnd)] == dropped
 
 
-def test_what_would_be_late_is_dropped_when_it_is_its_turn(busy: Driver) -> None:
+def test_late_request_is_dropped_at_its_turn(busy: Driver) -> None:
     """Admitted in time, but the one before took 18 s longer than predicted; a fifth of that is the spread now."""
     busy.queue("r1", deadline=busy.now + 45.0)
     token = busy.dataplane.state.requests["running"].fencing_token
@@ -83,7 +83,7 @@ def test_what_would_be_late_is_dropped_when_it_is_its_turn(busy: Driver) -> None
     assert drop.message == "predicted to take 31.6 s from now, 17 s were left"
     assert only(effects.PersistAttempt, after).request_id == "waiting-1"
     end = only(effects.DeliverEnd, busy.send(events.EndPersisted("r1", True)))
-    # Three wait, and images take 13.6 s by what was learned: half of the queue will be gone by then.
+    # Three wait, and images take 13.6 s as learned: half of the queue will be gone by then.
     assert (end.end, end.reason, end.retry_after_ms) == (End.DROPPED, "PREDICTED_LATE", 20_400)
     assert busy.dataplane.state.counters.dropped == 1
 
@@ -109,8 +109,8 @@ def test_a_tenant_fills_its_share_of_the_queue_only() -> None:
 
 
 def test_attempts_that_began_together_end_together(driver: Driver) -> None:
-    """Four pictures of ten seconds began at once, six seconds ago: who comes now has a place in four seconds, whether
-    nobody or three others wait for one, and the fifth has to wait for another ten."""
+    """Four images of ten seconds began together six seconds ago: a new request has a place in four seconds, with up
+    to three others waiting; the fifth waits another ten."""
     driver.profile("m", (4, 10.0))
     driver.worker(credit_count=4)
     for number in range(4):
@@ -123,8 +123,8 @@ def test_attempts_that_began_together_end_together(driver: Driver) -> None:
     assert kinds(driver.arrive("later", deadline=driver.now + 24.5))[0] is effects.PersistAccepted
 
 
-def test_only_who_has_a_picture_to_fall_back_on_is_judged_again_once_it_is_routed(busy: Driver) -> None:
-    """Its route costs more than was thought when it was admitted: it is tried all the same."""
+def test_request_without_fallback_image_is_not_dropped_once_routed(busy: Driver) -> None:
+    """Its route costs more than was estimated at admission: it is tried all the same."""
     busy.arrive("r1", deadline=busy.now + 45.0)
     busy.send(events.AcceptPersisted("r1"))
 

@@ -10,11 +10,11 @@ from pentimento.dataplane.fair_queue import FairQueue
 works = st.floats(0.1, 1000.0)
 
 
-def anybody(request_id: str) -> bool:
+def any_request(request_id: str) -> bool:
     return True
 
 
-def serve(queue: FairQueue, may_go: Callable[[str], bool] = anybody) -> str:
+def serve(queue: FairQueue, may_go: Callable[[str], bool] = any_request) -> str:
     request_id = queue.first_of(may_go)
     assert request_id is not None
     queue.serve(request_id)
@@ -23,7 +23,7 @@ def serve(queue: FairQueue, may_go: Callable[[str], bool] = anybody) -> str:
 
 def test_requests_of_a_tenant_go_by_due_time_then_arrival() -> None:
     queue = FairQueue()
-    assert queue.first_of(anybody) is None
+    assert queue.first_of(any_request) is None
     for request_id, due in (("late", 9.0), ("soon", 1.0), ("then", 5.0), ("as soon", 1.0)):
         queue.push(request_id, "t", due, 1.0)
 
@@ -43,7 +43,7 @@ def test_one_huge_request_does_not_make_turns_long_for_ever() -> None:
     assert abs(served.count("a") - served.count("b")) <= 3
 
 
-def test_a_tenant_whose_first_request_may_not_go_is_passed_over() -> None:
+def test_tenant_with_blocked_first_request_is_skipped() -> None:
     queue = FairQueue()
     queue.push("held up", "a", 0.0, 1.0)
     queue.push("free", "b", 0.0, 100.0)
@@ -102,9 +102,7 @@ def test_everything_is_served_once_whatever_leaves_meanwhile(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(works, min_size=1, max_size=30), st.lists(works, min_size=1, max_size=30), st.integers(2, 4))
-def test_tenants_that_always_have_something_waiting_are_served_alike(
-    mine: list[float], theirs: list[float], tenant_count: int
-) -> None:
+def test_backlogged_tenants_are_served_equally(mine: list[float], theirs: list[float], tenant_count: int) -> None:
     """The bound of deficit round robin, after every single service: a quantum and two of the largest requests."""
     queue, served = FairQueue(), dict.fromkeys(range(tenant_count), 0.0)
     sizes = {tenant: itertools.cycle(mine if tenant % 2 else theirs) for tenant in served}
@@ -129,7 +127,8 @@ def test_tenants_that_always_have_something_waiting_are_served_alike(
 @settings(max_examples=60, deadline=None)
 @given(st.lists(works, min_size=1, max_size=30), st.sampled_from([0.05, 0.5, 2.0, 20.0]))
 def test_tenants_are_served_by_their_weights(sizes: list[float], weight: float) -> None:
-    """Shares of work by weight, to within a round of each and what is saved up: two of the largest requests."""
+    """Shares of work follow the weights, to within a round of each and the saved deficit: two of the largest
+    requests."""
     queue, served = FairQueue({"a": weight}), {"a": 0.0, "b": 0.0}
     cycle, names = itertools.cycle(sizes), itertools.count()
     work_of: dict[str, tuple[str, float]] = {}
@@ -148,7 +147,7 @@ def test_tenants_are_served_by_their_weights(sizes: list[float], weight: float) 
         assert abs(served["a"] / weight - served["b"]) <= 3 * max(sizes) * max(1.0, 1.0 / weight) + 1e-6
 
 
-def test_memory_does_not_grow_with_what_has_left() -> None:
+def test_memory_does_not_grow_with_removed_requests() -> None:
     """The queue keeps at most as many removed entries as waiting ones, plus 64."""
     queue, sizes = FairQueue(), set()
     queue.push("stays", "t", 0.0, 1.0)
@@ -160,8 +159,8 @@ def test_memory_does_not_grow_with_what_has_left() -> None:
     assert max(sizes) == 2 * 1 + 64
 
 
-def test_what_is_left_of_many_keeps_its_order_and_is_served_once() -> None:
-    """Due the later the earlier they came, so that a swept heap has to be made one again."""
+def test_remaining_requests_keep_order_and_are_served_once() -> None:
+    """Requests that came earlier are due later, so that a swept heap has to be made a heap again."""
     queue = FairQueue()
     for number in range(200):
         queue.push(f"r{number}", "t", -float(number), 1.0)
@@ -173,7 +172,7 @@ def test_what_is_left_of_many_keeps_its_order_and_is_served_once() -> None:
     assert [serve(queue) for _ in range(10)] == [f"r{number}" for number in range(9, -1, -1)]
 
 
-def test_turns_are_of_the_mean_of_what_waits_when_a_round_begins() -> None:
+def test_quantum_is_mean_work_at_start_of_round() -> None:
     """Works of 4 and 1 in turn, a quantum of 2: the large tenant saves up for two rounds, the small one is served two
     a round."""
     queue = FairQueue()
@@ -198,7 +197,7 @@ def test_request_that_needs_fewer_rounds_goes_first(near: float, far: float, sma
     assert serve(queue) == "near"
 
 
-def test_who_waits_is_served_although_a_much_larger_one_left_nothing_of_the_sum() -> None:
+def test_request_is_served_after_much_larger_one_rounded_its_work_away() -> None:
     """1e16 and 1 make 1e16: without the large one that is nothing."""
     queue = FairQueue()
     queue.push("large", "a", 1.0, 1e16)
@@ -206,4 +205,4 @@ def test_who_waits_is_served_although_a_much_larger_one_left_nothing_of_the_sum(
 
     queue.discard("large")
 
-    assert queue.first_of(anybody) == "small"
+    assert queue.first_of(any_request) == "small"

@@ -32,7 +32,7 @@ def test_a_worker_that_holds_another_digest_than_is_registered_gets_nothing(driv
     assert effects.PersistAttempt in kinds(now), "it is the registered one by now"
 
 
-def test_a_plan_takes_a_worker_out_whose_digest_is_registered_as_another(driver: Driver) -> None:
+def test_plan_removes_worker_with_other_digest(driver: Driver) -> None:
     driver.worker(model_digest="d")
     driver.send(registered(1, "right"))
 
@@ -40,7 +40,7 @@ def test_a_plan_takes_a_worker_out_whose_digest_is_registered_as_another(driver:
     assert effects.PersistAttempt not in kinds(driver.queue("r1", 100.0, digest="d", pool="m"))
 
 
-def test_what_a_lost_worker_had_it_may_still_be_running(driver: Driver) -> None:
+def test_lost_worker_may_still_run_its_attempts(driver: Driver) -> None:
     driver.worker(credit_count=2)
     tokens = {name: driver.run(name).fencing_token for name in ("r1", "r2")}
 

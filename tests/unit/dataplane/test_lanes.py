@@ -154,7 +154,7 @@ def test_reported_credits_are_bounded(driver: Driver) -> None:
 
 
 def test_lost_worker_is_forgotten_after_its_last_absence(driver: Driver) -> None:
-    """Until then it may still run what was taken away; the timer of its first absence does not count."""
+    """Until then it may still run the attempts taken from it; the timer of its first absence does not count."""
     play(driver, "worker w1, lose w1, wait 20, worker w1, lose w1, wait 15")
     assert "w1" in driver.dataplane.state.workers
 

@@ -34,7 +34,7 @@ class PlannedWorld(BreakingWorld):
         super().send(event)
 
     def plan(self, *staffed: str) -> None:
-        """Requests are sent to the first of these pools."""
+        """Plan workers for these pools; requests go to the first."""
         self.sequence += 1
         pools = tuple(
             PoolPlan(name, name, WORKERS[name] if name in staffed else (), EVERY_START if name == staffed[0] else ())
@@ -51,7 +51,7 @@ class PlannedWorld(BreakingWorld):
             super()._interpret(effect)
 
     def _commit_unscored(self, effect: effects.CommitResult) -> None:
-        """No picture is scored where a plan says how requests go, and has no cascade."""
+        """Commit without a score: the plan routes requests, and has no cascade."""
         row = self.rows[effect.request_id]
         assert events.AttemptFinished(effect.request_id, effect.picture_token) in self.heard
         won = not row.ends and row.newest_token == effect.fencing_token
@@ -65,7 +65,7 @@ class PlannedWorld(BreakingWorld):
         wish, plan = self.wishes[effect.request_id], self.dataplane.state.plan
         assert plan is not None
         before = wish.cascade or (LIGHT,)
-        # Those that asked before, and were not answered in time, have no stage for it.
+        # Requests that asked before, and got no answer in time, have no stage for it.
         before = before[: effect.cascade_stage]
         (model,) = (pool.pool for pool in plan.pools if pool.routes)
         assert effect.cascade_stage == len(before)

@@ -1,4 +1,4 @@
-"""What is predicted of a pool, worked out by hand: ten seconds for each unit of work, at the time 100."""
+"""Compare predictions for a pool with values computed by hand: ten seconds per unit of work, at time 100."""
 
 from dataclasses import replace
 
@@ -37,7 +37,7 @@ def pool(
     return made
 
 
-def test_who_comes_first_waits_for_the_first_end_and_no_longer() -> None:
+def test_first_request_waits_for_first_end() -> None:
     assert predicted_end_s(State(1), 100.0, pool([104.0, 106.0]), ARRIVED) == 4.0 + 10.0
     assert predicted_end_s(State(1), 100.0, pool([90.0, 106.0]), ARRIVED) == 10.0
 
@@ -68,11 +68,11 @@ def test_with_a_free_credit_or_none_at_all_nothing_is_predicted() -> None:
         "others",
     ],
 )
-def test_who_comes_waits_for_its_own_and_as_much_of_every_other_tenant(works: dict[str, float], end_s: float) -> None:
+def test_arriving_request_waits_for_fair_share_of_each_tenant(works: dict[str, float], end_s: float) -> None:
     assert predicted_end_s(State(1), 100.0, pool([104.0, 106.0], **works), ARRIVED) == pytest.approx(end_s)
 
 
-def test_who_waits_already_does_not_wait_for_itself() -> None:
+def test_waiting_request_does_not_wait_for_itself() -> None:
     assert predicted_end_s(State(1), 100.0, pool([104.0, 106.0], own=1.0), ADMITTED) == 14.0
 
 
@@ -89,7 +89,7 @@ def test_a_batch_is_a_worker_s_share_of_the_credits(credit_count: int, worker_co
     assert predicted_end_s(State(1), 100.0, found, ARRIVED) == 4.0 + own_s
 
 
-def test_where_credits_were_taken_away_nobody_is_waited_for_twice() -> None:
+def test_removed_credits_are_not_waited_for_twice() -> None:
     assert predicted_end_s(State(1), 100.0, pool([104.0, 106.0], credit_count=0), ARRIVED) == 4.0 + 10.0
 
 
@@ -100,7 +100,7 @@ def busy_worker(load: int) -> Worker:
 
 
 @pytest.mark.parametrize(("load", "seconds"), [(0, 10.0), (1, 12.0), (2, 15.0)])
-def test_who_joins_a_batch_makes_it_one_larger(load: int, seconds: float) -> None:
+def test_request_that_joins_batch_makes_it_one_larger(load: int, seconds: float) -> None:
     found = pool([], profile=BATCHES)
 
     assert predicted_service_s(State(1), found, busy_worker(load), 1.0) == seconds
@@ -109,10 +109,8 @@ def test_who_joins_a_batch_makes_it_one_larger(load: int, seconds: float) -> Non
 @pytest.mark.parametrize(
     ("started_load", "load", "nominal_s"), [(1, 0, 10.0), (3, 2, 15.0), (4, 1, 15.0), (4, 0, 12.0)]
 )
-def test_a_picture_was_painted_in_the_batch_between_its_first_and_its_last(
-    started_load: int, load: int, nominal_s: float
-) -> None:
-    """With itself among the first, and beside `load` others at last."""
+def test_batch_of_image_lies_between_its_first_and_last(started_load: int, load: int, nominal_s: float) -> None:
+    """The first batch includes the request; `load` others share the last."""
     state, request = State(1), replace(ADMITTED, started_load=started_load)
     state.pools["m"], worker = pool([], profile=BATCHES), busy_worker(load)
 
@@ -122,8 +120,8 @@ def test_a_picture_was_painted_in_the_batch_between_its_first_and_its_last(
 
 
 @pytest.mark.parametrize(("profile", "seconds"), [(((1, 0.0),), 5.0), (((1, 10.0),), -1.0)])
-def test_what_takes_no_time_or_less_teaches_nothing(profile: tuple[tuple[int, float], ...], seconds: float) -> None:
-    """Of a model profiled as taking none, and by a clock that was set back."""
+def test_attempt_without_duration_teaches_nothing(profile: tuple[tuple[int, float], ...], seconds: float) -> None:
+    """One model is profiled at 0 s; another attempt ends before it began, by a clock that was set back."""
     state, worker = State(1), busy_worker(0)
     state.pools["m"], state.workers["w"] = pool([], profile=profile), worker
 
@@ -134,7 +132,7 @@ def test_what_takes_no_time_or_less_teaches_nothing(profile: tuple[tuple[int, fl
 
 
 def slow_after(seconds: float, slowdown: float | None, request: Request) -> tuple[float | None, float | None, float]:
-    """Slowdowns of worker and pool, and the pool's spread, after an attempt was given up: 2 and 0.5 before."""
+    """Return the slowdowns of worker and pool and the spread, after an attempt was abandoned; they were 2 and 0.5."""
     state, worker = State(1), busy_worker(0)
     state.pools["m"], state.workers["w"] = pool([]), worker
     state.pools["m"].speed.slowdown, state.pools["m"].speed.spread = 2.0, 0.5
@@ -153,10 +151,10 @@ GIVEN_UP = Request("r", "own", "m", 1.0, 1000.0, worker_id="w")
         (30.0, None, (3.0, 2.2, 0.6)),
         (20.0, 2.0, (2.0, 2.0, 0.5)),  # as slow as was known
         (15.0, 1.0, (1.1, 2.0, 0.5)),
-        (15.0, 2.0, (2.0, 2.0, 0.5)),  # given up early
+        (15.0, 2.0, (2.0, 2.0, 0.5)),  # abandoned early
     ],
 )
-def test_an_attempt_that_is_given_up_makes_worker_and_pool_slower_and_never_quicker(
+def test_abandoned_attempt_only_raises_slowdowns(
     seconds: float, before: float | None, after: tuple[float, float, float]
 ) -> None:
     assert slow_after(seconds, before, GIVEN_UP) == pytest.approx(after)
@@ -170,7 +168,7 @@ def test_where_no_speed_is_known_an_attempt_is_expected_to_end_at_once() -> None
     assert expected_service_s(Pool("m"), busy_worker(0), 5.0) == 0.0
 
 
-def test_what_scatters_is_later_by_the_margin() -> None:
+def test_predicted_end_adds_margin_of_spread() -> None:
     found = pool([104.0])
     found.credit_count = 1
     found.speed.spread = 0.2
@@ -181,8 +179,8 @@ def test_what_scatters_is_later_by_the_margin() -> None:
 @pytest.mark.parametrize(
     ("mode", "end_s"), [(ThinningMode.OFF, 4.0 + 10.0 + 10.0), (ThinningMode.DEADLINE, 4.0 + 2.5 + 5.0)]
 )
-def test_where_steps_may_be_left_out_only_those_that_have_to_be_taken_count(mode: ThinningMode, end_s: float) -> None:
-    """A quarter of what waits before it, and half of its own."""
+def test_predicted_end_counts_required_steps_only(mode: ThinningMode, end_s: float) -> None:
+    """A quarter of the work that waits before it, and half of the request itself."""
     found = pool([104.0], credit_count=1, own=1.0)
     found.waiting_least_work = 0.25
     arrived = replace(ARRIVED, thinning=ThinningOffer(10, 0, (ThinningOption(2, 3, 0.96),)))
@@ -224,7 +222,7 @@ def test_a_pool_gets_its_work_through_at_the_speed_of_its_workers(
         (6.0, [104.0, 106.0], 0.0, 15_000),
         (30.0, [104.0, 106.0], 0.0, 75_000),
         (900.0, [104.0, 106.0], 0.0, 600_000),
-        # Those that run give no credit back before.
+        # Running requests give no credit back before.
         (0.01, [104.0, 106.0], 0.0, 4_000),
         (6.0, [400.0, 500.0], 0.0, 300_000),
         # It would be late by more than that.

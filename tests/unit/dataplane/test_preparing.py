@@ -1,4 +1,4 @@
-"""Requests that came with images: those are prepared beside what is painted, and hold no credit meanwhile."""
+"""Requests with input images are prepared while others denoise, and hold no credit meanwhile."""
 
 import math
 
@@ -78,7 +78,7 @@ def test_speed_is_measured_from_start_of_prepared_image(driver: Driver, script: 
     assert driver.dataplane.state.pools["m"].speed.slowdown == 1.0
 
 
-def test_no_credit_is_expected_back_from_a_picture_that_holds_none(driver: Driver) -> None:
+def test_preparing_request_gives_no_credit_back(driver: Driver) -> None:
     driver.profile("m", (1, 1.0))
     driver.worker(preparing_count=1)
     token = driver.start(driver.queue("with image", has_inputs=True)).fencing_token

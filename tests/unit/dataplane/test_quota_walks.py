@@ -1,4 +1,4 @@
-"""Random walks in which tenants' quotas come, change and go."""
+"""Random walks with quotas of tenants that appear, change and disappear."""
 
 import random
 
@@ -8,7 +8,7 @@ from tests.unit.dataplane.test_random_walks import Walk
 
 
 class QuotaWalk(Walk):
-    """A walk whose tenant "a" is limited now and then."""
+    """A walk that limits tenant "a" now and then."""
 
     def __init__(self, rng: random.Random) -> None:
         super().__init__(rng)

@@ -1,4 +1,4 @@
-"""What tenants may ask for: refused over a quota, counted once admitted, and again after a restart."""
+"""Test quotas of tenants: refused beyond one, counted once admitted, and again after a restart."""
 
 import pytest
 
@@ -101,7 +101,7 @@ def test_pools_that_a_tenant_may_not_use_are_refused(driver: Driver) -> None:
     assert is_admitted(driver.arrive("r2", pool="light"))
 
 
-def test_new_quotas_replace_the_old_ones_and_what_was_used_stays_used(driver: Driver) -> None:
+def test_new_quotas_replace_old_ones_and_keep_usage(driver: Driver) -> None:
     limited(driver, requests_per_s=0.001, burst_count=2)
     driver.arrive("r1")
     limited(driver, requests_per_s=0.001, burst_count=3)
@@ -115,7 +115,7 @@ def test_new_quotas_replace_the_old_ones_and_what_was_used_stays_used(driver: Dr
 
 
 def test_a_weight_is_a_share_of_the_queue() -> None:
-    """Of 12 places three quarters are for the tenant of weight 3, once both wait."""
+    """Three quarters of 12 places are for the tenant of weight 3, once both wait."""
     driver = Driver(DataplaneSettings(queue_limit=12))
     limited(driver, "heavy", weight=3.0)
     driver.arrive("l0", tenant="light")

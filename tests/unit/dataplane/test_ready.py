@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from pentimento.dataplane.ready import ReadyWorkers
 
 
-def test_nobody_is_first_of_none() -> None:
+def test_no_worker_is_first_of_none() -> None:
     ready = ReadyWorkers()
     ready.set("a", 1.0)
     ready.discard("a")
@@ -17,7 +17,7 @@ def test_nobody_is_first_of_none() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.none() | st.integers(0, 3)), max_size=300))
-def test_any_changes_leave_it_as_if_it_were_sorted_anew(changes: list[tuple[str, int | None]]) -> None:
+def test_order_after_any_changes_equals_sorted_workers(changes: list[tuple[str, int | None]]) -> None:
     ready, costs = ReadyWorkers(), dict[str, int]()
     for worker_id, cost in changes:
         if cost is None:
@@ -68,9 +68,7 @@ def test_a_worker_of_the_same_cost_as_before_keeps_its_place() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abcde"), st.none() | st.integers(0, 2)), min_size=1), st.integers(1, 4))
-def test_the_cheapest_are_those_of_the_lowest_cost_in_their_order(
-    changes: list[tuple[str, int | None]], most: int
-) -> None:
+def test_cheapest_are_workers_of_lowest_cost_in_order(changes: list[tuple[str, int | None]], most: int) -> None:
     ready = ReadyWorkers()
     for name, cost in changes:
         ready.discard(name) if cost is None else ready.set(name, cost)

@@ -73,7 +73,7 @@ def test_margin_is_the_spread_of_attempts() -> None:
 def test_admission_predicts_ends_with_margin(
     driver: Driver, spread: float, after_s: float, deadline_s: float, kind: type
 ) -> None:
-    """Ten seconds each for the one that runs, one that waits, and itself, which may take two more."""
+    """Ten seconds each for the running request, the waiting one, and itself, which may take two more."""
     driver.profile("m", (1, 10.0))
     driver.worker()
     driver.dataplane.state.pools["m"].speed.spread = spread
@@ -113,7 +113,7 @@ def test_request_goes_where_it_costs_least(
         ("worker w1, run r1, finish r1", 0.8, 0.0),
         ("worker w1, run r1, wait 0.5, finish r1", 0.9, 0.5),
         ("worker w1, run r1, wait 1.5, finish r1", 1.1, 1.5),
-        # An attempt that was abandoned early shows nothing of a device that is known to be slower.
+        # An attempt that was abandoned early does not change the estimate of a device known to be slower.
         ("worker w1, run r1, wait 3, finish r1, run r2 within=1, wait 1", 1.4, 3.0),
         # A worker that is slow to begin is slow.
         ("worker w1 credit_count=2, run r1, wait 1, begin r1, wait 1, finish r1", 1.2, 2.0),

@@ -1,4 +1,4 @@
-"""Steps are left out before anybody is turned away, and only where that is the deployment's mode."""
+"""Steps are left out before a request is rejected, and only in that mode of the deployment."""
 
 from dataclasses import replace
 
@@ -18,14 +18,14 @@ from tests.unit.dataplane.thinned import driver_in, started
 @pytest.mark.parametrize(
     ("deadline_s", "steps"), [(10.0, ()), (9.9, (4, 5, 7, 8)), (8.0, (4, 5, 7, 8)), (7.9, (2, 4, 7)), (1.0, (2, 4, 7))]
 )
-def test_a_deadline_takes_as_many_steps_as_there_is_time_for(deadline_s: float, steps: tuple[int, ...]) -> None:
+def test_deadline_keeps_steps_that_fit(deadline_s: float, steps: tuple[int, ...]) -> None:
     assert started(driver_in(ThinningMode.DEADLINE), deadline_s).thinned_steps == steps
     assert started(driver_in(ThinningMode.OFF), deadline_s).thinned_steps == ()
     assert started(driver_in(ThinningMode.DEADLINE), deadline_s, ThinningOffer(10)).thinned_steps == ()
 
 
-def test_who_could_be_thinned_is_not_turned_away() -> None:
-    """Ten seconds until the one that runs is done, and five at the least after that."""
+def test_request_that_can_be_thinned_is_admitted() -> None:
+    """Ten seconds until the running request is done, and at least five after that."""
     for mode, kind in ((ThinningMode.OFF, effects.Reject), (ThinningMode.DEADLINE, effects.PersistAccepted)):
         driver = driver_in(mode)
         started(driver, 100.0)
@@ -35,7 +35,7 @@ def test_who_could_be_thinned_is_not_turned_away() -> None:
     assert kinds(driver.arrive("r3", deadline=driver.now + 16.0, work=10.0))[0] is effects.Reject
 
 
-def test_who_waits_is_thinned_rather_than_dropped_and_dropped_where_that_is_not_enough() -> None:
+def test_waiting_request_is_thinned_before_it_is_dropped() -> None:
     driver = driver_in(ThinningMode.DEADLINE, prediction_margin=0.0)
     token = started(driver, 100.0).fencing_token
     for name, deadline_s in (("r2", 35.0), ("r3", 33.0), ("r4", 26.0)):
@@ -126,7 +126,7 @@ def test_plan_that_counts_on_fewer_steps_gets_them_where_load_may_thin(
 
 
 @pytest.mark.parametrize(("mode", "spare"), [(ThinningMode.LOAD, 1.0), (ThinningMode.OFF, 0.0)])
-def test_a_pool_counts_what_requests_from_noise_could_leave_out(mode: ThinningMode, spare: float) -> None:
+def test_pool_counts_spare_work_of_requests_from_noise(mode: ThinningMode, spare: float) -> None:
     driver = driver_in(mode)
     for name in ("r1", "r2"):
         driver.queue(name, work=10.0, thinning=OFFER)
@@ -136,7 +136,7 @@ def test_a_pool_counts_what_requests_from_noise_could_leave_out(mode: ThinningMo
     assert (told.request_count, told.spare_shares) == (2, spare)
 
 
-def test_what_is_learnt_of_a_thinned_attempt_is_of_the_work_that_it_did() -> None:
+def test_thinned_attempt_teaches_speed_of_its_actual_work() -> None:
     driver = driver_in(ThinningMode.DEADLINE)
     token = started(driver, 6.0).fencing_token
     driver.now += 5.0
@@ -157,7 +157,7 @@ def test_another_lane_thins_by_its_own_offer() -> None:
     assert (execute.worker_id, execute.thinned_steps) == ("w2", (4, 8, 12, 16))
 
 
-def test_a_second_attempt_decides_anew() -> None:
+def test_second_attempt_decides_again() -> None:
     driver = driver_in(ThinningMode.DEADLINE)
     first = started(driver, 11.0)
     driver.now += 5.0
@@ -183,7 +183,7 @@ def test_a_request_that_has_not_come_is_foreseen_as_it_would_be_thinned() -> Non
 
 
 @pytest.mark.parametrize(("credit_counts", "step_s"), [((), 1.0), ((1,), 1.0), ((2,), 1.2), ((4,), 2.0), ((1, 3), 1.2)])
-def test_what_is_foreseen_is_of_a_batch_that_is_full(credit_counts: tuple[int, ...], step_s: float) -> None:
+def test_foreseen_pressure_assumes_full_batch(credit_counts: tuple[int, ...], step_s: float) -> None:
     """Ten steps of ten units of work; a batch is a worker's share of the credits."""
     driver = Driver(DataplaneSettings(thinning=ThinningMode.DEADLINE))
     driver.profile("m", (1, 1.0), (2, 1.2), (4, 2.0))
@@ -195,8 +195,8 @@ def test_what_is_foreseen_is_of_a_batch_that_is_full(credit_counts: tuple[int, .
     assert foreseen.step_s == pytest.approx(step_s)
 
 
-def test_what_is_foreseen_leaves_out_the_time_that_is_not_steps_and_adds_the_margin() -> None:
-    """Two seconds once and ten of steps, of pictures that scatter by a fifth."""
+def test_foreseen_pressure_subtracts_fixed_time_and_adds_margin() -> None:
+    """Two seconds once and ten of steps; durations of images scatter by a fifth."""
     driver = Driver(DataplaneSettings(thinning=ThinningMode.DEADLINE, prediction_margin=2.0))
     driver.send(events.ProfilesReceived((events.SpeedProfile("m", ((1, 1.0),), fixed_s=2.0),)))
     driver.worker()
@@ -218,7 +218,7 @@ def test_a_pool_is_overloaded_where_more_wait_than_a_quarter_of_its_credits(wait
 
     foreseen = foreseen_pressure(driver.dataplane.state, driver.dataplane.state.pool("m"), 10.0, 10, 30.0)
 
-    assert foreseen == Pressure(None, None, overloaded)  # nobody knows how fast it is
+    assert foreseen == Pressure(None, None, overloaded)  # its speed is unknown
 
 
 def test_a_plan_that_admits_all_says_nothing_of_load() -> None:
@@ -235,8 +235,8 @@ def test_the_least_work_is_that_of_the_fewest_steps_where_steps_are_left_out(mod
     assert least_work(State(1, DataplaneSettings(thinning=mode)), request) == work
 
 
-def test_who_takes_a_place_beyond_the_credits_is_thinned_by_that_larger_batch() -> None:
-    """Ten seconds alone and twenty beside another, of which there are sixteen."""
+def test_reserve_place_is_thinned_by_larger_batch() -> None:
+    """Ten seconds alone and twenty in a batch of two, with sixteen left."""
     driver = Driver(DataplaneSettings(thinning=ThinningMode.DEADLINE, prediction_margin=0.0))
     driver.profile("m", (1, 1.0), (2, 2.0), (3, 4.0))
     driver.worker(credit_count=1, reserve_count=1)

@@ -1,4 +1,4 @@
-"""Steps are left out of a picture that already runs, behind its next step, once its deadline or load asks for it."""
+"""A running image leaves out steps after its next one, once its deadline or load requires it."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from tests.unit.dataplane.thinned import driver_in, started
 
 
 def running(mode: ThinningMode, deadline_s: float = 1000.0) -> tuple[Driver, int]:
-    """A picture of ten seconds and ten steps, all of them taken so far."""
+    """Return a driver with a running image of ten seconds and ten steps, none left out so far."""
     driver = driver_in(mode, prediction_margin=0.0)
     execute = started(driver, deadline_s)
     assert execute.thinned_steps == ()
@@ -41,7 +41,7 @@ CROWDED = f"{RUN}, queue r2 work=10"
         (ThinningMode.LOAD, f"{CROWDED}, progress r1 3", "r1 thins 4+5+7+8"),
         # It takes all steps if no option is left.
         (ThinningMode.LOAD, f"{CROWDED}, progress r1 4", ""),
-        # Asked too late, it is asked again for what is left.
+        # The request came too late, and is repeated for the remaining steps.
         (ThinningMode.LOAD, f"{CROWDED}, progress r1 1, progress r1 3", "r1 thins 4+5+7+8"),
         (ThinningMode.LOAD, f"{CROWDED}, progress r1 1, progress r1 3, progress r1 6", ""),
         # Another attempt decides again, once the journal has it.
@@ -83,8 +83,8 @@ def test_where_no_speed_is_known_the_steps_that_were_seen_tell() -> None:
     assert only(effects.ThinAttempt, progressed(driver, token, 1, after_s=2.0)).thinned_steps == (4, 5, 7, 8)
 
 
-def test_what_was_seen_of_one_attempt_says_nothing_of_the_next() -> None:
-    """Of the second six steps take six seconds, and there is time for fourteen more."""
+def test_next_attempt_ignores_steps_of_previous_one() -> None:
+    """Six steps of the second attempt take six seconds, and there is time for fourteen more."""
     late = ThinningOffer(10, 0, (ThinningOption(8, 1, 0.99),))
     driver = driver_in(ThinningMode.DEADLINE, prediction_margin=0.0)
     first = started(driver, 20.0, late).fencing_token
@@ -96,8 +96,8 @@ def test_what_was_seen_of_one_attempt_says_nothing_of_the_next() -> None:
     assert progressed(driver, second, 6, after_s=6.0) == []
 
 
-def test_a_picture_that_runs_is_as_slow_as_its_worker_s_batch_is() -> None:
-    """A second a step alone and two beside another, of which there are nine behind the next and fifteen seconds."""
+def test_running_image_is_as_slow_as_batch_of_its_worker() -> None:
+    """A second a step alone and two in a batch of two: nine steps follow the next one, with fifteen seconds left."""
     driver = Driver(DataplaneSettings(thinning=ThinningMode.DEADLINE, prediction_margin=0.0))
     driver.profile("m", (1, 1.0), (2, 2.0))
     driver.worker(credit_count=2)
@@ -120,7 +120,7 @@ def test_a_deadline_is_not_thinned_for_by_a_word_of_another_attempt() -> None:
     assert driver.send(events.AttemptProgressed("nobody", token, 1)) == []
 
 
-def test_a_picture_that_takes_all_steps_ends_when_it_was_expected_to() -> None:
+def test_image_with_all_steps_keeps_expected_end() -> None:
     driver, token = running(ThinningMode.LOAD)
     before = list(driver.dataplane.state.pool("m").ends)
 
@@ -129,7 +129,7 @@ def test_a_picture_that_takes_all_steps_ends_when_it_was_expected_to() -> None:
     assert driver.dataplane.state.pool("m").ends == before
 
 
-def test_load_thins_a_picture_whose_speed_nobody_knows_and_says_nothing_of_its_end() -> None:
+def test_load_thins_image_of_unknown_speed_and_keeps_its_end() -> None:
     driver = Driver(DataplaneSettings(thinning=ThinningMode.LOAD))
     driver.worker()
     token = started(driver, 1000.0).fencing_token
@@ -140,8 +140,8 @@ def test_load_thins_a_picture_whose_speed_nobody_knows_and_says_nothing_of_its_e
     assert driver.dataplane.state.pool("m").ends == before
 
 
-def test_of_a_picture_that_nobody_waits_for_any_more_nothing_is_left_out() -> None:
-    """It ended, and its attempt still runs."""
+def test_image_of_ended_request_is_not_thinned() -> None:
+    """The request ended, and its attempt still runs."""
     driver, token = running(ThinningMode.LOAD)
     driver.send(events.CancelRequested("r1"))
     driver.send(events.EndPersisted("r1", True))
@@ -151,7 +151,7 @@ def test_of_a_picture_that_nobody_waits_for_any_more_nothing_is_left_out() -> No
     assert progressed(driver, token, 1) == []
 
 
-def test_steps_that_take_less_than_foretold_are_believed_to_take_as_long() -> None:
+def test_quick_steps_are_predicted_at_profiled_duration() -> None:
     """A tenth of a second for the first two; there are six seconds for the seven behind the next one."""
     driver, token = running(ThinningMode.DEADLINE)
     driver.dataplane.state.requests["r1"].deadline = driver.now + 6.2
@@ -161,8 +161,8 @@ def test_steps_that_take_less_than_foretold_are_believed_to_take_as_long() -> No
     assert only(effects.ThinAttempt, progressed(driver, token, 2, after_s=0.2)).thinned_steps == (4, 5, 7, 8)
 
 
-def test_before_two_steps_were_seen_those_foretold_count() -> None:
-    """Half a second each: nine of them within eight seconds."""
+def test_profiled_duration_counts_before_two_steps() -> None:
+    """Half a second each: nine steps within eight seconds."""
     driver = Driver(DataplaneSettings(thinning=ThinningMode.DEADLINE, prediction_margin=0.0))
     driver.profile("m", (1, 0.5))
     driver.worker()

@@ -1,4 +1,4 @@
-"""A dataplane that leaves steps out, and one that is asked for a picture of ten of them."""
+"""A dataplane that leaves steps out, and requests for images of ten steps."""
 
 from pentimento.dataplane import DataplaneSettings, effects
 from pentimento.policies.thinning import ThinningMode, ThinningOffer
@@ -6,7 +6,7 @@ from tests.unit.dataplane.driver import OFFER, Driver
 
 
 def driver_in(mode: ThinningMode, **settings: object) -> Driver:
-    """One worker of one credit, ten seconds a picture."""
+    """Return a driver with one worker of one credit, ten seconds an image."""
     driver = Driver(DataplaneSettings(thinning=mode, **settings))  # type: ignore[arg-type]
     driver.profile("m", (1, 1.0))
     driver.worker()

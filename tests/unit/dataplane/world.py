@@ -1,9 +1,8 @@
 """A world around a dataplane: a journal, workers, a discriminator and clients that answer in any order, late, twice, or
 die.
 
-What the journal and the workers are told happens at once and in order; what they say back is delivered when the test
-chooses. The world checks on every step what must hold on every step.
-"""
+The journal and the workers receive messages at once and in order; the test chooses when their answers arrive. The
+world checks its invariants on every step."""
 
 import math
 from collections import Counter
@@ -22,20 +21,21 @@ from tests.unit.dataplane.world_parts import JournalRow, Wish, WorldWorker, dige
 LIGHT, HEAVY = "light", "heavy"
 QUEUE_LIMIT = 4
 THRESHOLD = 0.5
-# What has gone wrong in the books stays wrong: to look at every event would take longer than the walk.
+# Wrong counts stay wrong: a check at every event would take longer than the walk.
 COUNTED_EVERY = 4
-# What the discriminator says of a request's light picture, by the request's number.
+# The discriminator's confidence in the light image of each request, by its number.
 CONFIDENCES = (0.9, 0.1, None, math.nan)
-# One worker of each model paints with LoRAs.
+# One worker of each model takes LoRAs.
 TAKES_LORAS = ("w2", "w3")
-# One worker of each model prepares inputs beside what it paints; for the others' a credit is taken.
+# One worker of each model prepares inputs while it denoises; the others need a credit for that.
 PREPARERS = ("w1", "w3")
 HOLDINGS = AdapterHoldings(frozenset({Capability.LORA}), frozenset({"neon", "mosaic"}), frozenset({"neon"}))
 STYLES = tuple(AdapterNeeds(frozenset({Capability.LORA}), frozenset({style})) for style in ("neon", "mosaic"))
 
 
 class World:
-    """`replies`: words on their way to the dataplane. `rows`: the journal. `answers`: what clients were told."""
+    """`replies`: messages on their way to the dataplane. `rows`: the journal. `answers`: the ends that clients
+    received."""
 
     def __init__(self, **settings: object) -> None:
         self.now = 0.0
@@ -56,7 +56,7 @@ class World:
             self.workers[name].holdings = HOLDINGS
         for name in PREPARERS:
             self.workers[name].preparing_count = 1
-        # The stage and the model that each attempt paints.
+        # The stage and the model of each attempt.
         self.paints: dict[AttemptKey, tuple[int, str]] = {}
         self.replies: list[events.Event] = []
         self.said: list[events.Event] = []
@@ -64,14 +64,15 @@ class World:
         self.heard: set[events.Event] = set()
         self.granted: set[AttemptKey] = set()
         self.settled_grants: set[AttemptKey] = set()
-        # How often this frontdoor asked for what, ends apart by kind.
+        # Effects of this frontdoor by kind, and ends by their kind.
         self.asked: Counter[str] = Counter()
-        # Hears of every frontdoor before its first event.
+        # Called for every frontdoor before its first event.
         self.on_start: Callable[[World], None] = lambda world: None
         self.start_frontdoor()
 
     def start_frontdoor(self, *, standby: bool = False) -> None:
-        """The first one, or a new one after a kill: what was on its way to the old one is lost, the journal is not."""
+        """Start the first frontdoor, or a new one after a kill: messages to the old one are lost, the journal is
+        not."""
         self.epoch += 1
         self.dataplane = Dataplane(0 if standby else self.epoch, self.settings)
         self.on_start(self)
@@ -140,7 +141,7 @@ class World:
         reason = self.rejected.get(request_id, "")
         assert {self.rejected.get(other, "") for other in others} <= {reason}
         if self.dataplane.state.epoch:
-            # A quota refuses before the queue is looked at, whatever that is like.
+            # A quota rejects before the queue is checked.
             limited = reason == "TENANT_QUOTA" and wish.tenant in self.dataplane.state.meters
             assert limited or (reason == "QUEUE_FULL") == full, reason
             assert limited or reason in ("", "QUEUE_FULL", "PREDICTED_LATE")
@@ -164,7 +165,7 @@ class World:
         self.replies.append(events.AttemptYielded(*key))
 
     def report(self, worker: WorldWorker) -> None:
-        # Told once, as long as both processes live.
+        # Sent once, as long as both processes live.
         holdings = None if worker.told == worker.generation else worker.holdings
         worker.connected = worker.heard = True
         worker.told = worker.generation
@@ -185,7 +186,7 @@ class World:
         )
 
     def silence(self, worker: WorldWorker) -> None:
-        """It is not heard of, but goes on working."""
+        """Lose contact with the worker, which continues its work."""
         worker.connected = False
         self.send(events.WorkerLost(worker.worker_id, worker.generation))
 
@@ -204,7 +205,7 @@ class World:
         self.send(events.TimePassed())
 
     def settle(self) -> None:
-        """Everybody becomes healthy and everything that is under way comes to its end."""
+        """Make every part healthy and let everything end."""
         for _ in range(400):
             for worker in self.workers.values():
                 self.report(worker) if worker.alive else self.restart(worker)
@@ -354,7 +355,7 @@ class World:
 
     @_interpret.register
     def _thin(self, effect: effects.ThinAttempt) -> None:
-        """Its pictures take no notice."""
+        """Workers ignore the request to leave out steps."""
 
     @_interpret.register
     def _stop(self, effect: effects.StopAttempt) -> None:
@@ -366,7 +367,7 @@ class World:
 
     @_interpret.register
     def _commit(self, effect: effects.CommitResult) -> None:
-        """Under the newest token only; a picture that did not pass its discriminator only with a label."""
+        """Commit under the newest token only; an image that did not pass its discriminator gets a label."""
         row, wish = self.rows[effect.request_id], self.wishes[effect.request_id]
         picture = (effect.request_id, effect.picture_token)
         assert events.AttemptFinished(*picture) in self.heard

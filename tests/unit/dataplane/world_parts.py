@@ -1,4 +1,4 @@
-"""What a world around a dataplane is made of: workers, rows of its journal, and what clients wish."""
+"""Define the parts of a world around a dataplane: workers, rows of its journal, and clients' requests."""
 
 from dataclasses import dataclass, field
 
@@ -15,20 +15,20 @@ class WorldWorker:
     alive: bool = True
     # Whether its stream of credits is up as the frontdoor sees it.
     connected: bool = False
-    # Whether all that it runs has been told to this frontdoor, or came from it.
+    # Whether this frontdoor knows all its attempts.
     heard: bool = False
     running: dict[AttemptKey, None] = field(default_factory=dict)
-    # Those whose place may be taken already.
+    # Attempts that gave their place away already.
     yielded: set[AttemptKey] = field(default_factory=set)
     reserve_count: int = 1
     preparing_count: int = 0
     holdings: AdapterHoldings = NO_HOLDINGS
-    # The start of it that has told this frontdoor its holdings.
+    # Its generation that reported its holdings to this frontdoor.
     told: int = 0
 
     @property
     def most_attempts(self) -> int:
-        """How many it holds at once, those left out whose place may be taken."""
+        """Return the most attempts that it holds at once, without the yielded ones."""
         return self.credit_count + self.reserve_count + self.preparing_count
 
 
@@ -45,7 +45,7 @@ class JournalRow:
 
 @dataclass(frozen=True)
 class Wish:
-    """What a client asks for. `spare`: its light stage may run on a heavy worker; `count`: pictures of one call."""
+    """A client's request. `spare`: its light stage may run on a heavy worker; `count`: images of one call."""
 
     tenant: str
     deadline: float

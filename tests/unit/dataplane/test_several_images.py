@@ -1,4 +1,4 @@
-"""Several pictures of one call arrive together: all are admitted or none, by one decision."""
+"""Several images of one call arrive together: one decision admits all or none."""
 
 import pytest
 
@@ -52,8 +52,8 @@ def test_all_tenants_together_have_twice_the_limit_waiting_and_no_more() -> None
 
 
 @pytest.mark.parametrize(("deadline_s", "kind"), [(40.0, effects.PersistAccepted), (39.9, effects.Reject)])
-def test_the_last_of_them_has_to_be_in_time(driver: Driver, deadline_s: float, kind: type) -> None:
-    """Ten seconds for the one that runs, ten for each of three."""
+def test_last_image_has_to_be_in_time(driver: Driver, deadline_s: float, kind: type) -> None:
+    """Ten seconds for the running request, ten for each of three."""
     driver.profile("m", (1, 10.0))
     driver.worker()
     driver.run("running")
@@ -63,8 +63,8 @@ def test_the_last_of_them_has_to_be_in_time(driver: Driver, deadline_s: float, k
     assert kinds(told)[0] is kind
 
 
-def test_a_plan_admits_its_share_of_pictures_whether_they_come_alone_or_together() -> None:
-    """Half of what arrives: of twenty singles and ten pairs twenty pictures."""
+def test_plan_admits_same_share_of_single_and_grouped_images() -> None:
+    """Half of the arrivals: twenty images of twenty singles and ten pairs."""
     driver = Driver(DataplaneSettings(queue_limit=100))
     driver.send(events.PlanReceived(Plan(PlanVersion(1, 1), admission_rate=0.5)))
 
@@ -76,7 +76,7 @@ def test_a_plan_admits_its_share_of_pictures_whether_they_come_alone_or_together
     assert len(driver.dataplane.state.requests) == 20
 
 
-def test_what_has_arrived_already_does_not_arrive_with_others(driver: Driver) -> None:
+def test_known_request_does_not_arrive_again_with_others(driver: Driver) -> None:
     driver.arrive("r2")
 
     assert driver.arrive("r1", others=OTHERS) == []
