@@ -115,34 +115,37 @@ class ImageClient:
         message = checked(pb.AttachRequest, request_id=request_id, max_message_bytes=DEFAULT_MESSAGE_BYTES)
         return self._events("Attach", message)
 
-    async def list_requests(self, query: RequestQuery, timeout_s: float | None = None) -> RequestPage:
+    async def list_requests(self, query: RequestQuery | None = None, timeout_s: float | None = None) -> RequestPage:
         """Return a page of the tenant's requests, newest first."""
-        message = encode(query, pb.ListRequestsRequest)
+        message = encode(query or RequestQuery(), pb.ListRequestsRequest)
         return decode(await self._answer("ListRequests", message, timeout_s), RequestPage)
 
     async def result_url(
         self, request_id: str, expires_in_ms: int | None = None, timeout_s: float | None = None
     ) -> ResultUrl:
-        """Return a URL of the request's image, readable without a token until it expires."""
+        """Return a URL of a completed request's image, readable without a token until it expires; a path if the HTTP
+        API serves it."""
         message = checked(pb.GetResultUrlRequest, request_id=request_id, expires_in_ms=expires_in_ms)
         return decode(await self._answer("GetResultUrl", message, timeout_s), ResultUrl)
 
     async def webhook_key(self, timeout_s: float | None = None) -> str:
-        """Return the key that signs the webhooks of the caller's tenant, in the form of Standard Webhooks."""
+        """Return the key that signs the webhooks of the caller's tenant (Standard Webhooks, whsec_…)."""
         return str((await self._answer("GetWebhookKey", pb.GetWebhookKeyRequest(), timeout_s)).key)
 
     async def pin(self, request_id: str, duration_ms: int, timeout_s: float | None = None) -> PinnedImage:
-        """Keep the start of a completed request's image for a time from now, so that it can be replayed."""
+        """Keep the start of a completed request's image, so that it can be replayed for a time from now.
+        ResourceExhausted QUOTA_EXCEEDED above the tenant's quota, NotFound ANCESTOR_GONE if the start is no longer
+        stored."""
         message = checked(pb.PinRequest, request_id=request_id, duration_ms=duration_ms)
         return decode(await self._answer("Pin", message, timeout_s), PinnedImage)
 
     async def unpin(self, request_id: str, timeout_s: float | None = None) -> None:
-        """End the pin of a request."""
+        """End the pin of a request; without one do nothing."""
         message = checked(pb.UnpinRequest, request_id=request_id)
         await self._answer("Unpin", message, timeout_s)
 
     async def cancel(self, request_id: str, timeout_s: float | None = None) -> RequestState:
-        """Cancel the request and return its state afterwards."""
+        """Cancel a request within one denoising step, and return its state afterwards."""
         message = checked(pb.CancelRequest, request_id=request_id)
         answer = await self._answer("Cancel", message, timeout_s)
         return member_of(answer.state, RequestState, pb.RequestState, "state")
@@ -150,15 +153,15 @@ class ImageClient:
     async def get_request(
         self, request_id: str, omit_image: bool = False, timeout_s: float | None = None
     ) -> RequestStatus:
-        """Return the request's state, with its image if it is completed. NotFound unless the tenant has such a
-        request."""
+        """Return a request's state, with its image if it is completed. NotFound for an unknown request or another
+        tenant's."""
         message = checked(pb.GetRequestRequest, request_id=request_id, omit_image=omit_image)
         return decode(await self._answer("GetRequest", message, timeout_s), RequestStatus)
 
     async def explain(
         self, request: ImageRequest, timeout_s: float | None = None, *, neighbour_count: int = 0
     ) -> Explanation:
-        """Return the route that `generate` would take now, and the cache's nearest entries."""
+        """Return the route that `generate` would take now, and up to 50 of the cache's nearest entries."""
         message = checked(pb.ExplainRequest, request=encode(request, pb.ImageRequest), neighbour_count=neighbour_count)
         return decode(await self._answer("Explain", message, timeout_s), Explanation)
 
@@ -172,7 +175,7 @@ class ImageClient:
         return tuple(decode(model, ModelInfo) for model in answer.models)
 
     async def list_adapters(self, timeout_s: float | None = None) -> tuple[Adapter, ...]:
-        """Return the LoRAs and ControlNets that requests may name."""
+        """Return the LoRAs and ControlNets that requests may name, with the models that they fit."""
         answer = await self._answer("ListModels", pb.ListModelsRequest(), timeout_s)
         return tuple(decode(adapter, Adapter) for adapter in answer.adapters)
 

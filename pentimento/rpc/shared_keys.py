@@ -11,25 +11,25 @@ from pentimento.rpc.watched_file import KeptReading
 from pentimento.settings import SettingsError
 
 MIN_KEY_CHARS = 32
+# Returns the present keys: the first one signs, all are accepted.
+SharedKeys = Callable[[], tuple[bytes, ...]]
 
 
-class GrantKeys:
-    """Provide one key a line: the first one signs, all are accepted. Raises SettingsError for a file without a key, or
-    with a short one; later an invalid file leaves the previous keys in force."""
-
-    def __init__(self, path: Path) -> None:
-        self._reading = KeptReading([path], lambda: read_keys(path), "the keys of grants stay as they were")
-
-    @property
-    def signing(self) -> bytes:
-        return self.believed[0]
-
-    @property
-    def believed(self) -> tuple[bytes, ...]:
-        return self._reading.current()
+def kept_grant_keys(path: Path) -> SharedKeys:
+    """Return the keys of a file with one a line. Raises SettingsError for a file without a key, or with a short one;
+    later an invalid file leaves the previous keys in force."""
+    return KeptReading([path], lambda: _grant_keys(path), "the keys of grants stay as they were").current
 
 
-def read_keys(path: Path) -> tuple[bytes, ...]:
+def kept_signing_keys(path: Path) -> SharedKeys:
+    """Return the signing keys of a file. Raises SettingsError that names the file if it has none at first; later an
+    invalid file leaves the previous keys in force."""
+    return KeptReading(
+        [path], lambda: _signing_keys(path), "signing keys not reloaded, the previous ones are used"
+    ).current
+
+
+def _grant_keys(path: Path) -> tuple[bytes, ...]:
     try:
         keys = tuple(line.strip() for line in path.read_bytes().splitlines() if line.strip())
     except OSError as error:
@@ -39,21 +39,7 @@ def read_keys(path: Path) -> tuple[bytes, ...]:
     return keys
 
 
-def open_grant_keys(path: Path | None) -> GrantKeys | None:
-    return GrantKeys(path) if path is not None else None
-
-
-SigningKeys = Callable[[], tuple[bytes, ...]]
-
-
-def kept_signing_keys(path: Path) -> SigningKeys:
-    """Return a function that returns the file's current keys, the signing one first; the previous keys if the file has
-    none now. SettingsError names the file if it has none at first."""
-    return KeptReading([path], lambda: _read(path), "signing keys not reloaded, the previous ones are used").current
-
-
-def _read(path: Path) -> tuple[bytes, ...]:
-    """Return the keys of the file. SettingsError names it if it has none."""
+def _signing_keys(path: Path) -> tuple[bytes, ...]:
     try:
         return read_signing_keys(path)
     except InvalidArgument as error:

@@ -1,35 +1,46 @@
 """The public API for asyncio programs."""
 
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from grpc.aio import Channel
 
 from pentimento.clients.image import ImageClient
 from pentimento.clients.retries import RetryPolicy, retried_events
-from pentimento.domain.adapters import Adapter
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, PentimentoError
 from pentimento.domain.image_request import (
     Accepted,
-    Explanation,
     GenerateEvent,
     ImageRequest,
-    ModelInfo,
-    PinnedImage,
     ReplayInput,
     ReplayRequest,
-    RequestStatus,
 )
-from pentimento.domain.jobs import RequestPage, RequestQuery, RequestSummary, ResultUrl
+from pentimento.domain.jobs import RequestQuery, RequestSummary
 from pentimento.domain.requests import RequestState
 from pentimento.rpc.channel import open_channel
 from pentimento.rpc.settings import client_settings
 from pentimento.sdk.generated_image import GeneratedImage, ImageSet, images_of
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _answered(
+    method: Callable[Concatenate[ImageClient, P], Awaitable[T]],
+) -> Callable[Concatenate["AsyncClient", P], Coroutine[Any, Any, T]]:
+    """Return a call of the image service as a method that is retried while the server does not answer."""
+
+    @wraps(method)
+    async def call(self: "AsyncClient", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._retries.answered(lambda: method(self._images, *args, **kwargs))
+
+    return call
 
 
 class AsyncClient:
@@ -191,10 +202,6 @@ class AsyncClient:
             raise FailedPrecondition("NOT_COMPLETED", f"the request has no image: it is {status.state.value}{why}")
         return GeneratedImage.of(status.completed)
 
-    async def list_requests(self, query: RequestQuery | None = None) -> RequestPage:
-        """Return a page of the tenant's requests, newest first."""
-        return await self._retries.answered(lambda: self._images.list_requests(query or RequestQuery()))
-
     async def jobs(self, *states: RequestState) -> AsyncGenerator[RequestSummary, None]:
         """Yield the tenant's jobs, newest first, page by page: those in `states`, or all."""
         query = RequestQuery(frozenset(states), jobs_only=True)
@@ -206,42 +213,13 @@ class AsyncClient:
                 return
             query = replace(query, page_token=page.next_page_token)
 
-    async def result_url(self, request_id: str, *, expires_in_ms: int | None = None) -> ResultUrl:
-        """Return a URL of a completed request's image, readable without a token until it expires; a path if the HTTP
-        API serves it."""
-        return await self._retries.answered(lambda: self._images.result_url(request_id, expires_in_ms))
-
-    async def webhook_key(self) -> str:
-        """Return the key that signs this tenant's webhooks (Standard Webhooks, whsec_…)."""
-        return await self._retries.answered(self._images.webhook_key)
-
-    async def pin(self, request_id: str, duration_ms: int) -> PinnedImage:
-        """Keep the start of a completed request's image, so that it can be replayed for a time from now.
-        ResourceExhausted QUOTA_EXCEEDED above the tenant's quota, NotFound ANCESTOR_GONE if the start is no longer
-        stored."""
-        return await self._retries.answered(lambda: self._images.pin(request_id, duration_ms))
-
-    async def unpin(self, request_id: str) -> None:
-        """End the pin of a request; without one do nothing."""
-        await self._retries.answered(lambda: self._images.unpin(request_id))
-
-    async def cancel(self, request_id: str) -> RequestState:
-        """Cancel a request within one denoising step, and return its state afterwards."""
-        return await self._retries.answered(lambda: self._images.cancel(request_id))
-
-    async def get_request(self, request_id: str, *, omit_image: bool = False) -> RequestStatus:
-        """Return a request's state, with its image if it is completed. NotFound for an unknown request or another
-        tenant's."""
-        return await self._retries.answered(lambda: self._images.get_request(request_id, omit_image))
-
-    async def explain(self, request: ImageRequest, *, neighbour_count: int = 0) -> Explanation:
-        """Return the route that `generate` would take now, and up to 50 of the cache's nearest entries."""
-        return await self._retries.answered(lambda: self._images.explain(request, neighbour_count=neighbour_count))
-
-    async def list_models(self) -> tuple[ModelInfo, ...]:
-        """Return the served models with their limits."""
-        return await self._retries.answered(self._images.list_models)
-
-    async def list_adapters(self) -> tuple[Adapter, ...]:
-        """Return the LoRAs and ControlNets that a request may name, with the models that they fit."""
-        return await self._retries.answered(self._images.list_adapters)
+    list_requests = _answered(ImageClient.list_requests)
+    result_url = _answered(ImageClient.result_url)
+    webhook_key = _answered(ImageClient.webhook_key)
+    pin = _answered(ImageClient.pin)
+    unpin = _answered(ImageClient.unpin)
+    cancel = _answered(ImageClient.cancel)
+    get_request = _answered(ImageClient.get_request)
+    explain = _answered(ImageClient.explain)
+    list_models = _answered(ImageClient.list_models)
+    list_adapters = _answered(ImageClient.list_adapters)

@@ -1,5 +1,6 @@
 """Serve pentimento.api.image.v1 and .frontdoor.v1 over the transport-neutral API."""
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from pentimento.domain.jobs import RequestQuery
 from pentimento.rpc import current_caller
 from pentimento.rpc.transport import MAX_MESSAGE_BYTES
 from pentimento.wire.codec import decode, encode, nested, number_of
-from services.frontdoor.answers.large_images import ImageSplitter, Response, StreamReaper
+from services.frontdoor.answers.large_images import ImageSplitter, Response
 from services.frontdoor.identity import Identity
 from services.frontdoor.objects.results import ResultUrls
 from services.frontdoor.quality.shadows import Shadows
@@ -76,12 +77,14 @@ class ImageServicer(ImageServiceServicer):
     async def _told(
         self, stream: AsyncGenerator[GenerateEvent, None], told: ImageSplitter[Response]
     ) -> AsyncGenerator[Response, None]:
-        async with aclosing(stream) as events, StreamReaper(self.stream_idle_s) as reaper:
+        loop = asyncio.get_running_loop()
+        async with aclosing(stream) as events, asyncio.timeout(None) as limit:
             async for event in events:
                 for message in told.messages(event):
-                    reaper.begin()
+                    limit.reschedule(loop.time() + self.stream_idle_s)
+                    # Suspended here until the client takes the message.
                     yield message
-                    reaper.end()
+                    limit.reschedule(None)
 
     async def Submit(self, request: pb.SubmitRequest, context: Context) -> pb.SubmitResponse:
         asked = request.generate

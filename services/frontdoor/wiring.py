@@ -33,7 +33,7 @@ from pentimento.profiles.catalogue import HandoverProfiles, ReusePromise, StepPr
 from pentimento.profiles.document import ProfileKind
 from pentimento.rpc import RpcServer
 from pentimento.rpc.channel import channel_opener
-from pentimento.rpc.shared_keys import SigningKeys, kept_signing_keys
+from pentimento.rpc.shared_keys import SharedKeys, kept_signing_keys
 from pentimento.rpc.tokens import KeyRing
 from pentimento.service.fleet_member import FleetMember
 from pentimento.service.followed_profiles import FollowedProfiles
@@ -96,7 +96,7 @@ T = TypeVar("T")
 QUARANTINE_S = 3600.0
 
 
-def signing_keys(settings: FrontdoorSettings) -> SigningKeys | None:
+def signing_keys(settings: FrontdoorSettings) -> SharedKeys | None:
     """Return the source of the keys for addresses and webhooks; None without a file."""
     if settings.signing_key_file is None:
         return None
@@ -347,7 +347,7 @@ def dataplane_settings(settings: FrontdoorSettings, fixed: FixedLimits) -> Datap
 
 
 def wire_webhooks(
-    settings: FrontdoorSettings, fixed: FixedLimits, journal: JournalWebhooks, keys: SigningKeys | None
+    settings: FrontdoorSettings, fixed: FixedLimits, journal: JournalWebhooks, keys: SharedKeys | None
 ) -> Webhooks:
     """Return the webhooks that the settings allow; none are called without hosts. Raises InvalidArgument naming the
     wrong setting."""

@@ -27,7 +27,7 @@ from pentimento.domain.fleet import (
 )
 from pentimento.rpc import RpcServer, RpcServerSettings
 from pentimento.rpc.settings import BOUNDS, ServerBounds
-from pentimento.rpc.shared_keys import open_grant_keys
+from pentimento.rpc.shared_keys import kept_grant_keys
 from pentimento.service.components import FULL_NAME as COMPONENTS_FULL_NAME
 from pentimento.service.components import ComponentServicer, ReportedComponents, known_peers
 from pentimento.service.credits import BusyMeter
@@ -101,9 +101,8 @@ class WorkerProcess(ServiceProcess):
         bounds: ServerBounds = BOUNDS,
     ) -> None:
         super().__init__(server=RpcServer(settings.rpc, "unet_worker", bounds=bounds))
-        grants = GrantGuard(
-            open_grant_keys(settings.grant_key_file), SystemClock(), open_to_all=settings.rpc.token_file is None
-        )
+        keys = kept_grant_keys(settings.grant_key_file) if settings.grant_key_file is not None else None
+        grants = GrantGuard(keys, SystemClock(), open_to_all=settings.rpc.token_file is None)
         self.worker = UnetWorker(self.server.instance_id, credit_count, ORPHAN_S, grants)
         self.server.add(add_UnetWorkerServiceServicer_to_server, UnetWorkerServicer(self.worker), FULL_NAME)
         self._models = models

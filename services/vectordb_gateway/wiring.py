@@ -11,7 +11,7 @@ from pentimento.domain.embedding import Space
 from pentimento.domain.errors import FailedPrecondition, PentimentoError
 from pentimento.domain.fleet import ReplicaKind
 from pentimento.rpc import RpcServer
-from pentimento.rpc.shared_keys import open_grant_keys
+from pentimento.rpc.shared_keys import kept_grant_keys
 from pentimento.service.fleet_member import FleetMember
 from pentimento.service.plan_follower import PlanFollower
 from pentimento.service.process import ServiceProcess
@@ -122,7 +122,7 @@ def wire(
     capacity = Capacity(ledger, objects, settings.capacity, bounds, lambda: EvictionChoice(planned.in_force.eviction))
     quality = QualityWatch(ledger, guard, planned)
     suspects = Suspects(bounds.quarantine_s)
-    keys = open_grant_keys(settings.grant_key_file)
+    keys = kept_grant_keys(settings.grant_key_file) if settings.grant_key_file is not None else None
     searched = LookupBounds(settings.search_timeout_ms / 1000, settings.selection.scratch_share, _row_age_s(bounds))
     gateway = Gateway(
         lookup=Lookup(guard, index, ledger, quality, searched, watch, lambda: planned.in_force, suspects),

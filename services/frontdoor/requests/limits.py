@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from math import nan
+from weakref import WeakValueDictionary
 
 from pentimento.domain.clock import Clock
 from pentimento.domain.errors import PentimentoError, ResourceExhausted
@@ -182,8 +183,8 @@ class HeldKeys:
     """Serialize the calls of a key, as several reads of the journal are needed to find its requests."""
 
     def __init__(self) -> None:
-        self._locks: dict[tuple[str, str], asyncio.Lock] = {}
-        self._users: Counter[tuple[str, str]] = Counter()
+        # A lock lasts as long as calls hold it or wait for it.
+        self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
     @asynccontextmanager
     async def held(self, tenant: str, idempotency_key: str) -> AsyncIterator[None]:
@@ -191,12 +192,5 @@ class HeldKeys:
         if not idempotency_key:
             yield
             return
-        key = (tenant, idempotency_key)
-        self._users[key] += 1
-        try:
-            async with self._locks.setdefault(key, asyncio.Lock()):
-                yield
-        finally:
-            self._users[key] -= 1
-            if not self._users[key]:
-                del self._users[key], self._locks[key]
+        async with self._locks.setdefault((tenant, idempotency_key), asyncio.Lock()):
+            yield

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pentimento.domain.clock import Backoff, Clock, SteadyClock
 from pentimento.domain.errors import FailedPrecondition, PentimentoError
 from pentimento.domain.jobs import WebhookDelivery, WebhookState
-from pentimento.rpc.shared_keys import SigningKeys
+from pentimento.rpc.shared_keys import SharedKeys
 from pentimento.stores.ledger.journal.webhooks import DueWebhook, JournalWebhooks
 from services.frontdoor.metrics import WEBHOOKS
 from services.frontdoor.webhooks.calling import WebhookCaller, WebhookFailed, WebhookRules
@@ -55,7 +55,7 @@ class Webhooks:
     clock: Clock
     caller: WebhookCaller
     rules: WebhookRules
-    keys: SigningKeys
+    keys: SharedKeys
     limits: DeliveryLimits
     _news: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _calls: dict[str, asyncio.Task[None]] = field(default_factory=dict, init=False)

@@ -13,7 +13,7 @@ from pentimento.domain.clock import Clock
 from pentimento.domain.errors import Internal, NotFound, PentimentoError, Unavailable
 from pentimento.domain.generation import CacheGrant, CapturedEntries, CapturedLatent, FromImage, ObjectReference, Route
 from pentimento.domain.reasons import Reason
-from pentimento.rpc.shared_keys import GrantKeys
+from pentimento.rpc.shared_keys import SharedKeys
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing
 from pentimento.stores.objects import ObjectStore
 from services.unet_worker import metrics
@@ -78,7 +78,7 @@ _REASONS = {
 class GrantGuard:
     """Check grants. Without `keys`, believe every grant if `open_to_all`, as every client may call then, else none."""
 
-    def __init__(self, keys: GrantKeys | None, clock: Clock, *, open_to_all: bool) -> None:
+    def __init__(self, keys: SharedKeys | None, clock: Clock, *, open_to_all: bool) -> None:
         self._keys = keys
         self._clock = clock
         self._open = keys is None and open_to_all
@@ -89,7 +89,7 @@ class GrantGuard:
         """Return the order; an invalid grant is removed, with a note that gives the reason."""
         if order.cache_grant is None or self._open:
             return order
-        keys = self._keys.believed if self._keys is not None else ()
+        keys = self._keys() if self._keys is not None else ()
         refusal = check_grant(keys, order.cache_grant, _binding(order), self._clock.wall() * 1000)
         if refusal is None:
             return order

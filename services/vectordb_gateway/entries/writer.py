@@ -16,7 +16,7 @@ from pentimento.domain.errors import InvalidArgument, PentimentoError
 from pentimento.domain.generation import Attempt, CacheGrant, CapturedEntries, LatentSlot, ObjectReference
 from pentimento.policies.cache_selection import keeps_image, kept_steps
 from pentimento.policies.followed_cache import kind_of_run
-from pentimento.rpc.shared_keys import GrantKeys
+from pentimento.rpc.shared_keys import SharedKeys
 from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger.cache.ledger import CacheLedger
 from pentimento.stores.ledger.cache.records import EntryCommit, GrantedKey, GrantRecord, ObjectPin
@@ -125,7 +125,7 @@ class EntryWriting:
         planned: PlannedCache,
         grant_ttl_s: float,
         clock: SteadyClock,
-        keys: GrantKeys | None = None,
+        keys: SharedKeys | None = None,
     ) -> None:
         self._ledger = ledger
         self._guard = guard
@@ -271,7 +271,7 @@ class EntryWriting:
             scope.height_px,
             scope.num_inference_steps,
         )
-        return replace(grant, signature=sign(self._keys.signing, grant, binding))
+        return replace(grant, signature=sign(self._keys()[0], grant, binding))
 
     async def _make_findable(self) -> None:
         try:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pentimento.rpc import watched_file
-from pentimento.rpc.shared_keys import GrantKeys
+from pentimento.rpc.shared_keys import kept_grant_keys
 from pentimento.settings import SettingsError
 
 FIRST, SECOND = "a" * 64, "b" * 64
@@ -14,10 +14,9 @@ FIRST, SECOND = "a" * 64, "b" * 64
 def test_the_first_line_signs_and_all_are_believed(tmp_path: Path) -> None:
     (tmp_path / "key").write_text(f"{FIRST}\n\n{SECOND}\n")
 
-    keys = GrantKeys(tmp_path / "key")
+    keys = kept_grant_keys(tmp_path / "key")
 
-    assert keys.signing == FIRST.encode()
-    assert keys.believed == (FIRST.encode(), SECOND.encode())
+    assert keys() == (FIRST.encode(), SECOND.encode())
 
 
 def test_a_file_without_a_key_or_with_a_short_one_is_refused_without_quoting_it(tmp_path: Path) -> None:
@@ -25,7 +24,7 @@ def test_a_file_without_a_key_or_with_a_short_one_is_refused_without_quoting_it(
         (tmp_path / "key").write_text(text)
 
         with pytest.raises(SettingsError) as refused:
-            GrantKeys(tmp_path / "key")
+            kept_grant_keys(tmp_path / "key")
 
         assert "at least 32 characters" in str(refused.value)
         assert "short" not in str(refused.value)
@@ -36,9 +35,9 @@ def test_a_changed_file_is_taken_over_and_a_broken_one_changes_nothing(
 ) -> None:
     monkeypatch.setattr(watched_file, "CHECK_INTERVAL_S", 0.0)
     (tmp_path / "key").write_text(FIRST)
-    keys = GrantKeys(tmp_path / "key")
+    keys = kept_grant_keys(tmp_path / "key")
 
     (tmp_path / "key").write_text(f"{SECOND}\n{FIRST}\n")
-    assert keys.signing == SECOND.encode()
+    assert keys()[0] == SECOND.encode()
     (tmp_path / "key").write_text("")
-    assert keys.believed == (SECOND.encode(), FIRST.encode())
+    assert keys() == (SECOND.encode(), FIRST.encode())

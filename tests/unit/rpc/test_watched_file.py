@@ -13,7 +13,7 @@ from pentimento.domain.errors import Unauthenticated
 from pentimento.domain.identity import Role
 from pentimento.rpc import token_entry, watched_file
 from pentimento.rpc.channel import authorization_of
-from pentimento.rpc.shared_keys import GrantKeys
+from pentimento.rpc.shared_keys import kept_grant_keys
 from pentimento.rpc.tokens import TokenFile
 from pentimento.rpc.watched_file import KeptReading, WatchedFile
 
@@ -91,8 +91,8 @@ def of_service_token(path: Path) -> Callable[[], bool]:
 
 
 def of_grant_keys(path: Path) -> Callable[[], bool]:
-    keys = GrantKeys(path)
-    return lambda: keys.signing == b"second" * 8
+    keys = kept_grant_keys(path)
+    return lambda: keys()[0] == b"second" * 8
 
 
 def of_callers(path: Path) -> Callable[[], bool]:
