@@ -209,7 +209,10 @@ class Donor:
 
 @dataclass(frozen=True)
 class FromNoise:
-    pass
+    @property
+    def saved_steps(self) -> int:
+        """Return 0: all steps run."""
+        return 0
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def start_taken(provenance: Provenance) -> Start:
 
 def taken_of(planned: Start, steps_saved: int) -> Start:
     """Return the start that a worker took, by the steps that it saved: noise where it saved none."""
-    return FromNoise() if _steps_left_out(planned) and not steps_saved else planned
+    return FromNoise() if planned.saved_steps and not steps_saved else planned
 
 
 def ancestor_of(start: Start) -> ObjectReference | None:
@@ -84,14 +84,6 @@ def _check_input(place: str, reference: ObjectReference, data: bytes | None) -> 
     digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
     if digest != reference.digest:
         raise InvalidArgument.of("inputs", f"{wanted}, got {digest}")
-
-
-def _steps_left_out(start: Start) -> int:
-    match start:
-        case FromLatent() | FromImage():
-            return start.saved_steps
-        case FromNoise():
-            return 0
 
 
 def thinned_steps_of(route: Route, saved_steps: int) -> tuple[int, ...]:

@@ -24,6 +24,10 @@ class Seats:
         self._taken_count = 0
         self._by_key: Counter[str] = Counter()
 
+    def has_room(self, key: str) -> bool:
+        """Return whether `take` would succeed."""
+        return self._taken_count < self._limit and self._by_key[key] < self._share
+
     def take(self, key: str) -> None:
         """Take a seat, which `leave` gives back. ResourceExhausted if all are taken, or all of this key."""
         if self._taken_count >= self._limit:

@@ -1,7 +1,7 @@
 """Serve pentimento.api.image.v1 and .frontdoor.v1 over the transport-neutral API."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -53,26 +53,18 @@ class ImageServicer(ImageServiceServicer):
     webhooks: Webhooks
     stream_idle_s: float
 
-    async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
+    def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncGenerator[pb.GenerateResponse, None]:
         options = (request.idempotency_key, request.preview_interval_steps)
         asked, omits = decode(request.request, ImageRequest), request.omit_progress
         told = ImageSplitter(pb.GenerateResponse, request.max_message_bytes, MAX_MESSAGE_BYTES)
         stream = self.api.generate(current_caller().tenant, asked, *options, omit_progress=omits)
-        # The stream may stay open for long, and the message holds the input images.
-        del request, asked
-        async with aclosing(self._told(stream, told)) as messages:
-            async for message in messages:
-                yield message
+        return self._told(stream, told)
 
-    async def Replay(self, request: pb.ReplayRequest, context: Context) -> AsyncIterator[pb.ReplayResponse]:
+    def Replay(self, request: pb.ReplayRequest, context: Context) -> AsyncGenerator[pb.ReplayResponse, None]:
         options = (request.idempotency_key, request.preview_interval_steps)
         told = ImageSplitter(pb.ReplayResponse, request.max_message_bytes, MAX_MESSAGE_BYTES)
         stream = self.api.replay(current_caller().tenant, decode(request, ReplayRequest), *options)
-        # As in Generate.
-        del request
-        async with aclosing(self._told(stream, told)) as messages:
-            async for message in messages:
-                yield message
+        return self._told(stream, told)
 
     async def _told(
         self, stream: AsyncGenerator[GenerateEvent, None], told: ImageSplitter[Response]
@@ -92,12 +84,10 @@ class ImageServicer(ImageServiceServicer):
         accepted = await self.api.submit(current_caller().tenant, decode(asked.request, ImageRequest), *options)
         return encode(accepted, pb.SubmitResponse)
 
-    async def Attach(self, request: pb.AttachRequest, context: Context) -> AsyncIterator[pb.AttachResponse]:
+    def Attach(self, request: pb.AttachRequest, context: Context) -> AsyncGenerator[pb.AttachResponse, None]:
         told = ImageSplitter(pb.AttachResponse, request.max_message_bytes, MAX_MESSAGE_BYTES)
         stream = self.api.attach(current_caller().tenant, request.request_id)
-        async with aclosing(self._told(stream, told)) as messages:
-            async for message in messages:
-                yield message
+        return self._told(stream, told)
 
     async def ListRequests(self, request: pb.ListRequestsRequest, context: Context) -> pb.ListRequestsResponse:
         return encode(

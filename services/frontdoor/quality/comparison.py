@@ -5,7 +5,7 @@ import math
 import struct
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pentimento.api.discriminator.v1 import discriminator_service_pb2 as pb
@@ -38,6 +38,14 @@ class Scores:
     quality: float
     scratch_quality: float
 
+    def pair(
+        self, cascade: str, digests: tuple[str, str], confidence: float, images: tuple[bytes, bytes], *, deferred: bool
+    ) -> ComparedPair:
+        """Return the images of a cascade, the light one first, with the digests of their models."""
+        return ComparedPair(
+            cascade, *digests, self.prompt, self.quality, self.scratch_quality, confidence, deferred, 1.0, *images
+        )
+
 
 async def score(embedder: Embedders, tenant: str, prompt: str, served: bytes, scratch: bytes) -> Scores:
     """Return the scores of two encoded images. Raises FailedPrecondition if the embedder uses different encoders for
@@ -69,16 +77,6 @@ _LISTED_AFTER = 50
 KEPT = 2000
 
 
-@dataclass(frozen=True)
-class LightRecord:
-    """Describe a light image of a cascade: digest of its model, confidence (0..1), and the discriminator's verdict."""
-
-    cascade: str
-    model_digest: str
-    confidence: float
-    deferred: bool
-
-
 @dataclass
 class KeptPairs:
     """Store compared pairs, the newest `limit` of each cascade; none with 0. `_seen` counts light images that could
@@ -94,32 +92,19 @@ class KeptPairs:
     def note(self, cascade: str, *, deferred: bool) -> None:
         self._seen[cascade, deferred] += 1
 
-    async def keep(
-        self, tenant: str, light: LightRecord, heavy_digest: str, scores: Scores, images: tuple[bytes, bytes]
-    ) -> None:
-        """Store a pair, the light image first. A pair that the store does not take is lost."""
+    async def keep(self, tenant: str, pair: ComparedPair) -> None:
+        """Store a pair with the share of its kind that is compared. A pair that the store does not take is lost."""
         if not self.limit or tenant in self._erased:
             return
-        kind = light.cascade, light.deferred
+        kind = pair.cascade, pair.deferred
         self._stored[kind] += 1
-        pair = ComparedPair(
-            light.cascade,
-            light.model_digest,
-            heavy_digest,
-            scores.prompt,
-            scores.quality,
-            scores.scratch_quality,
-            light.confidence,
-            light.deferred,
-            min(self._stored[kind] / max(self._seen[kind], 1), 1.0),
-            *images,
-        )
-        data = to_bytes(pair, pb.ComparedPair)
+        share = min(self._stored[kind] / max(self._seen[kind], 1), 1.0)
+        data = to_bytes(replace(pair, sampled_share=share), pb.ComparedPair)
         try:
-            await self.keeper.offer(pair_key(light.cascade, tenant, self.clock.wall(), data), data)
+            await self.keeper.offer(pair_key(pair.cascade, tenant, self.clock.wall(), data), data)
             KEPT_PAIRS.inc()
             if self._stored[kind] % _LISTED_AFTER == 1:
-                await self._drop_oldest(light.cascade)
+                await self._drop_oldest(pair.cascade)
         except PentimentoError as error:
             logger.info("a compared pair is not kept", extra={"reason": error.reason})
 
@@ -170,8 +155,9 @@ class Deferrals:
         COMPARED_IMAGES.labels("not_counted" if kept is None else "counted").inc()
         if kept is not None:
             self.counts.count_compared(job.stages[light.stage].pool, light.confidence, kept)
-        record = LightRecord(_cascade_of(light, delivered), light.result.model_digest, light.confidence, deferred=True)
-        await self.pairs.keep(job.request.tenant, record, delivered.result.model_digest, scores, images)
+        digests = light.result.model_digest, delivered.result.model_digest
+        pair = scores.pair(_cascade_of(light, delivered), digests, light.confidence, images, deferred=True)
+        await self.pairs.keep(job.request.tenant, pair)
 
 
 def _cascade_of(light: Execution, delivered: Execution) -> str:

@@ -35,7 +35,7 @@ from pentimento.stores.ledger import Journal
 from pentimento.stores.ledger.journal.records import JournalledRequest
 from services.frontdoor.metrics import SHADOW_SECONDS, SHADOWS
 from services.frontdoor.objects.results import Results
-from services.frontdoor.quality.comparison import KeptPairs, LightRecord, Scores, score
+from services.frontdoor.quality.comparison import KeptPairs, score
 from services.frontdoor.quality.shadow_plans import (
     GATEWAY_TIMEOUT_S,
     LightImage,
@@ -276,7 +276,9 @@ class Shadows:
             if share is not None:
                 self.counts.count_compared(plan.light.pool, plan.light.confidence, share)
             SHADOWS.labels("not_counted" if share is None else "counted").inc()
-            await self._keep(plan, plan.light, scores, images)
+            digests = plan.provenance.model_digest, plan.held.model_digest
+            pair = scores.pair(plan.light.cascade, digests, plan.light.confidence, images, deferred=False)
+            await self.pairs.keep(plan.tenant, pair)
             return
         if share is not None and plan.trial is None:
             self.counts.count_hit(plan.provenance.spec.model, share)
@@ -286,10 +288,6 @@ class Shadows:
         seen = plan.compared_hit(found_by, scores.quality, scores.scratch_quality)
         counted = await self.gateway.report_quality(seen, GATEWAY_TIMEOUT_S)
         SHADOWS.labels("counted" if counted else "not_counted").inc()
-
-    async def _keep(self, plan: ShadowPlan, light: LightImage, scores: Scores, images: tuple[bytes, bytes]) -> None:
-        record = LightRecord(light.cascade, plan.provenance.model_digest, light.confidence, deferred=False)
-        await self.pairs.keep(plan.tenant, record, plan.held.model_digest, scores, images)
 
     def _load(self, model_digest: str) -> SuiteLoad:
         state = self.dataplane.state

@@ -15,7 +15,7 @@ from pentimento.domain.replay import ancestor_of, taken_of
 from services.frontdoor.requests.jobs import Execution, Job, Jobs, PendingEntries
 from services.frontdoor.routing.bounded_calls import bounded
 from services.frontdoor.routing.prompts import PromptEmbedder
-from services.frontdoor.routing.starts import ancestor_depth, kind_of, repeat_key_of, scope_of, steps_saved
+from services.frontdoor.routing.starts import ancestor_depth, kind_of, repeat_key_of, scope_of
 from services.frontdoor.tenants.directory import TenantDirectory
 from services.frontdoor.tenants.usage import UsageMeter
 
@@ -52,7 +52,7 @@ class CacheWriter:
         call = self.gateway.reserve(
             scope,
             attempt,
-            steps_saved(route.start),
+            route.start.saved_steps,
             ancestor_depth(route.start),
             timeout_s,
             keeps_image=self.prompts.embeds_images,

@@ -31,35 +31,32 @@ from services.frontdoor.routing.step_rules import StepRules
 from services.frontdoor.workers.catalogue import Catalogue
 
 
-@dataclass(frozen=True)
-class Explained:
-    """Hold a route and its reasons: the plan in force, whether the request names its model, the stage that it enters,
-    the notes on the cache, the pool where it would wait, the reasons for its steps, the predictions from its prompt,
-    a sentence on its residuals, "" without ControlNets, and one on its deep features, "" if it reuses none anyway."""
+def reasons(
+    route: Route,
+    plan: Plan | None,
+    names_model: bool,
+    entered: Stage,
+    notes: Sequence[str],
+    pool: Pool,
+    steps: str,
+    foresight: Sequence[str] = (),
+    residuals: str = "",
+    features: str = "",
+) -> tuple[str, ...]:
+    """Return the reasons of a route for plan, model, start, steps, residuals, features, stages and wait, in this order.
 
-    route: Route
-    plan: Plan | None
-    names_model: bool
-    entered: Stage
-    notes: Sequence[str]
-    pool: Pool
-    steps: str
-    foresight: Sequence[str] = ()
-    residuals: str = ""
-    features: str = ""
-
-
-def reasons(explained: Explained) -> tuple[str, ...]:
-    """Return the reasons for plan, model, start, steps, residuals, features, stages and wait, in this order."""
+    `entered`: its stage; `notes`: on the cache; `pool`: where it would wait; `foresight`: predictions from its prompt;
+    `residuals`: "" without ControlNets; `features`: "" if the request reuses none anyway."""
     return (
-        *_of_plan(explained.plan),
-        _of_model(explained.names_model, explained.entered, explained.route),
-        *_of_start(explained.route, explained.notes),
-        f"steps: {explained.steps}",
-        *((f"residuals: {explained.residuals}",) if explained.residuals else ()),
-        *((f"features: {explained.features}",) if explained.features else ()),
-        *_of_stages(explained),
-        *_of_wait(explained.pool),
+        *_of_plan(plan),
+        _of_model(names_model, entered, route),
+        *_of_start(route, notes),
+        f"steps: {steps}",
+        *((f"residuals: {residuals}",) if residuals else ()),
+        *((f"features: {features}",) if features else ()),
+        *(f"stages: {sentence}" for sentence in foresight),
+        *_of_stages(route, entered.model),
+        *_of_wait(pool),
     )
 
 
@@ -129,9 +126,7 @@ def steps_taken(mode: ThinningMode, offer: ThinningOffer, refusal: ThinningRefus
     return f"{offer.remaining_with(option)} of {offer.remaining_count} run, {why}; {least} would be allowed"
 
 
-def _of_stages(explained: Explained) -> Iterator[str]:
-    yield from (f"stages: {sentence}" for sentence in explained.foresight)
-    route, entered = explained.route, explained.entered.model
+def _of_stages(route: Route, entered: str) -> Iterator[str]:
     models = [stage.model for stage in route.stages]
     for stage, following in pairwise(route.stages[models.index(entered) if entered in models else 0 :]):
         if not stage.discriminator:
@@ -223,7 +218,7 @@ class Explainer:
         steps = self._steps(option, pool)
         residuals = self.rules.pipelining.why(option.resolved.spec, route)
         features = self.rules.features.why(option.resolved, route)
-        why = reasons(Explained(route, plan, names_model, entered, notes, pool, steps, told, residuals, features))
+        why = reasons(route, plan, names_model, entered, notes, pool, steps, told, residuals, features)
         thresholds = await self._reuse_quality(route.model_digest)
         return Explanation(
             route,

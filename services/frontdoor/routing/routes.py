@@ -27,7 +27,6 @@ from services.frontdoor.routing.starts import (
     cascade_stages,
     kind_of,
     may_be_scored,
-    steps_saved,
     work_left,
 )
 from services.frontdoor.routing.step_rules import StepRules
@@ -202,7 +201,7 @@ class Router:
     def _count_start(self, stage: Stage, own: ResolvedRequest, chosen: PoolOption) -> tuple[str, CountedStart]:
         """Count the start. `own` is the request as its first stage generates it; plans use that step count."""
         kind, count = kind_of(chosen.route.start), own.spec.num_inference_steps
-        saved = steps_saved(chosen.route.start)
+        saved = chosen.route.start.saved_steps
         saved = scaled_start_step(saved, chosen.resolved.spec.num_inference_steps, count)
         start = CountedStart(saved, kind, count, chosen.route.model if kind != NOISE else "")
         loras, controlnets = own.spec.loras, own.spec.controlnets

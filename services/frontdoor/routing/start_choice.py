@@ -33,7 +33,6 @@ from services.frontdoor.routing.starts import (
     kind_of,
     repeat_key_of,
     scope_of,
-    steps_saved,
     work_left,
 )
 from services.frontdoor.routing.step_rules import FROM_NOISE, StepRules
@@ -172,7 +171,7 @@ class StartChoice:
             return found
         of_start = self.rules.expected_thinning
         noise, hit = (of_start(asked.resolved, asked.held, start) for start in (FROM_NOISE, found.start))
-        whole = asked.resolved.spec.num_inference_steps - steps_saved(found.start)
+        whole = asked.resolved.spec.num_inference_steps - found.start.saved_steps
         left = hit.least_count if hit.options else whole
         if not is_shorter_from_noise(self.dataplane.state, asked.candidate.pool, noise, left):
             return found
@@ -180,7 +179,7 @@ class StartChoice:
         return replace(found, start=FROM_NOISE, reason=why)
 
     def _found(self, asked: Asked, found: CandidateStart) -> FoundStart:
-        share = steps_saved(found.start) / asked.resolved.spec.num_inference_steps
+        share = found.start.saved_steps / asked.resolved.spec.num_inference_steps
         seconds = service_s(self.dataplane.state, asked.candidate.pool, work_left(asked.resolved, found.start))
         return FoundStart(kind_of(found.start), share, seconds, asked.candidate.stands_in)
 

@@ -1,6 +1,5 @@
 """Compute saved steps, remaining work and cache scope of a start, and the stages that a route records."""
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -22,6 +21,7 @@ from pentimento.domain.generation import (
 from pentimento.domain.image_request import AdmittedStages, CacheMode, ResolvedRequest
 from pentimento.domain.prompt_syntax import PromptSyntax, parse_prompt
 from pentimento.policies.plan.entry import IMAGE, LATENT, NOISE, Stage, scaled_start_step
+from pentimento.stores.objects.store import digest_of
 
 
 def scope_of(tenant: str, resolved: ResolvedRequest, held: HeldModel, route: Route) -> CacheScope:
@@ -65,7 +65,7 @@ def scope_of(tenant: str, resolved: ResolvedRequest, held: HeldModel, route: Rou
 
 def repeat_key_of(spec: GenerationSpec) -> str:
     """Return the digest of prompt and seed, which identify a request within its scope."""
-    return _sha256(f"{spec.seed} {spec.prompt}".encode())
+    return digest_of(f"{spec.seed} {spec.prompt}".encode())
 
 
 def _weights_of(prompt: str, syntax: PromptSyntax) -> list[tuple[str, float]]:
@@ -74,13 +74,13 @@ def _weights_of(prompt: str, syntax: PromptSyntax) -> list[tuple[str, float]]:
 
 @lru_cache(maxsize=256)
 def _sampler_digest(sampler: str) -> str:
-    return _sha256(sampler.encode())
+    return digest_of(sampler.encode())
 
 
 def _conditions(resolved: ResolvedRequest) -> list[str]:
     """Return the digests of the conditioning images, with kind and preprocessor."""
     return [
-        (_apart(resolved, f"controlnets[{index}].conditioning_image") or _sha256(controlnet.conditioning_image))
+        (_apart(resolved, f"controlnets[{index}].conditioning_image") or digest_of(controlnet.conditioning_image))
         + _taken_as(controlnet)
         for index, controlnet in enumerate(resolved.spec.controlnets)
     ]
@@ -88,7 +88,7 @@ def _conditions(resolved: ResolvedRequest) -> list[str]:
 
 def _image_digest(resolved: ResolvedRequest, place: int) -> str:
     own = resolved.spec.image_prompts[place].image
-    return _apart(resolved, f"image_prompts[{place}].image") or _sha256(own)
+    return _apart(resolved, f"image_prompts[{place}].image") or digest_of(own)
 
 
 def _apart(resolved: ResolvedRequest, field: str) -> str:
@@ -108,11 +108,7 @@ def _taken_as(controlnet: ControlNetSelection) -> str:
 def _digest_of(parts: Iterable[object]) -> str:
     """Return the digest of the parts in their order; empty for none."""
     found = tuple(parts)
-    return _sha256(repr(found).encode()) if found else ""
-
-
-def _sha256(data: bytes) -> str:
-    return "sha256:" + hashlib.sha256(data).hexdigest()
+    return digest_of(repr(found).encode()) if found else ""
 
 
 def kind_of(start: Start) -> str:
@@ -125,18 +121,10 @@ def kind_of(start: Start) -> str:
             return NOISE
 
 
-def steps_saved(start: Start) -> int:
-    match start:
-        case FromLatent() | FromImage():
-            return start.saved_steps
-        case FromNoise():
-            return 0
-
-
 def reused_share(route: Route, step_count: int, held: HeldModel) -> float:
     """Return the work of a route's steps ÷ that of whole ones: a step that reuses deep features counts at its measured
     cost. 1 if none does, or if the cost is not known."""
-    first, count = steps_saved(route.start), max(step_count - steps_saved(route.start), 1)
+    first, count = route.start.saved_steps, max(step_count - route.start.saved_steps, 1)
     if not route.full_steps or not held.reused_step_share:
         return 1.0
     # The first step has no features to reuse.
@@ -147,7 +135,7 @@ def reused_share(route: Route, step_count: int, held: HeldModel) -> float:
 def work_left(resolved: ResolvedRequest, start: Start) -> float:
     """Return the pixel steps from that start to the image, at least one step."""
     spec = resolved.spec
-    steps = spec.num_inference_steps - steps_saved(start)
+    steps = spec.num_inference_steps - start.saved_steps
     if spec.init_image is not None:
         steps = int(steps * spec.init_image.strength)
     return float(spec.width_px * spec.height_px * max(steps, 1))

@@ -26,7 +26,7 @@ from pentimento.policies.thinning import (
 from pentimento.profiles.catalogue import FeatureReuseMode, ProfileSet, StepProfiles
 from pentimento.profiles.document import ProfileKind
 from services.frontdoor.routing.light_starts import LightStarts
-from services.frontdoor.routing.starts import PoolOption, reused_share, steps_saved
+from services.frontdoor.routing.starts import PoolOption, reused_share
 from services.frontdoor.workers.catalogue import AdapterCatalogue
 
 # Mean share of the full quality that thinned images in the cache keep, and images with reused features.
@@ -46,7 +46,7 @@ class ThinningOffers:
         if self._asked(resolved) is not None:
             return WHOLE
         options = self.profiles.options(resolved.spec, route)
-        saved = steps_saved(route.start)
+        saved = route.start.saved_steps
         return ThinningOffer(resolved.spec.num_inference_steps, saved, options) if options else WHOLE
 
     def thinned_is_cached(self, offer: ThinningOffer) -> bool:

@@ -44,7 +44,6 @@ from services.frontdoor.quality.shadows import Shadows
 from services.frontdoor.requests.jobs import Execution, Job, Jobs
 from services.frontdoor.routing.cache_writes import CacheWriter
 from services.frontdoor.routing.light_starts import as_handed, start_image_of
-from services.frontdoor.routing.starts import steps_saved
 from services.frontdoor.routing.step_rules import StepRules
 from services.frontdoor.workers.attempt_results import AttemptResults, left_out_steps
 from services.frontdoor.workers.catalogue import Catalogue
@@ -272,7 +271,7 @@ def _progress_of(execution: Execution, event: StepProgress) -> Progress:
         execution.attempt.attempt_number,
         width_px=spec.width_px,
         height_px=spec.height_px,
-        saved_steps=steps_saved(route.start) + left_out_steps(execution),
+        saved_steps=route.start.saved_steps + left_out_steps(execution),
     )
 
 

@@ -14,10 +14,10 @@ from pentimento.stores.objects.pair_keys import reference_of
 from pentimento.stores.objects.store import is_key, refer_to
 from pentimento.wire.codec import from_bytes
 from services.frontdoor.quality import comparison as kept_pairs
-from services.frontdoor.quality.comparison import KeptPairs, LightRecord, Scores
+from services.frontdoor.quality.comparison import KeptPairs, Scores
 
 SCORES = Scores(Embedding(b"\0" * 8, 2, "sha256:e"), 0.3, 0.4)
-DEFERRED = LightRecord("light>heavy", "sha256:light", 0.2, deferred=True)
+DIGESTS = "sha256:light", "sha256:heavy"
 
 
 class HeldObjects:
@@ -50,8 +50,8 @@ def keeping(limit: int) -> tuple[HeldObjects, SetClock, KeptPairs]:
     return held, clock, KeptPairs(keeper, clock, limit)
 
 
-async def keep(pairs: KeptPairs, image: bytes = b"light", tenant: str = "one", light: LightRecord = DEFERRED) -> None:
-    await pairs.keep(tenant, light, "sha256:heavy", SCORES, (image, b"heavy"))
+async def keep(pairs: KeptPairs, image: bytes = b"light", tenant: str = "one", *, deferred: bool = True) -> None:
+    await pairs.keep(tenant, SCORES.pair("light>heavy", DIGESTS, 0.2, (image, b"heavy"), deferred=deferred))
 
 
 async def test_keep_beyond_limit_deletes_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +73,7 @@ async def test_sampled_share_counts_each_verdict_apart() -> None:
         pairs.note("light>heavy", deferred=deferred)
 
     await keep(pairs)
-    await keep(pairs, b"another", light=LightRecord("light>heavy", "sha256:light", 0.9, deferred=False))
+    await keep(pairs, b"another", deferred=False)
 
     assert {pair.deferred: pair.sampled_share for pair in held.pairs} == {True: 0.25, False: 0.5}
 

@@ -108,7 +108,7 @@ async def test_who_holds_no_place_any_more_is_forgotten() -> None:
         turns.leave(f"peer {number}")
         turns.unsettle(f"peer {number}")
 
-    assert (dict(turns._quick), dict(turns._steady), turns._waiting) == ({}, {}, {})
+    assert (dict(turns._quick._by_key), dict(turns._steady._by_key), turns._waiting) == ({}, {}, {})
 
 
 @given(st.integers(1, 3), st.lists(st.one_of(st.sampled_from("abc"), st.integers(0, 20)), max_size=60))
