@@ -79,7 +79,7 @@ from services.frontdoor.routing.step_rules import ControlPipelining, FeatureReus
 from services.frontdoor.servicer import FRONTDOOR_SERVICE, IMAGE_SERVICE, FrontdoorServicer, ImageServicer
 from services.frontdoor.settings import FIXED, FixedLimits, FrontdoorSettings
 from services.frontdoor.status import Offers, PaintedCounts
-from services.frontdoor.tenants.administration import TENANT_SERVICE, TenantAdministration, TenantServicer
+from services.frontdoor.tenants.administration import TENANT_SERVICE, TenantServicer
 from services.frontdoor.tenants.directory import TenantDirectory
 from services.frontdoor.tenants.erasures import Erasures, TenantStores
 from services.frontdoor.tenants.usage import UsageMeter
@@ -218,7 +218,7 @@ def wire(settings: FrontdoorSettings, journal: Journal, epoch: int, fixed: Fixed
     server.add(add_FrontdoorServiceServicer_to_server, status, FRONTDOOR_SERVICE)
     erasures = _erasures(settings, TenantStores(journal, keeper, retention, pairs, gateway), identity, clock)
     grace_s = settings.tenant_grace_h * 3600
-    administration = TenantAdministration(journal.tenants, tenants, usage, erasures, clock, grace_s)
+    administration = TenantServicer(journal.tenants, tenants, usage, erasures, clock, grace_s)
     return Frontdoor(
         settings=settings,
         server=server,
@@ -263,13 +263,13 @@ def _erasures(settings: FrontdoorSettings, stores: TenantStores, identity: Ident
     return Erasures(stores, identity, clock, settings.tenant_grace_h * 3600, lambda receipt: seal(receipt, key))
 
 
-def _admin_server(settings: FrontdoorSettings, administration: TenantAdministration) -> RpcServer | None:
+def _admin_server(settings: FrontdoorSettings, administration: TenantServicer) -> RpcServer | None:
     """Return a separate server with the same tokens and certificates; None if no address is configured for it. It
     accepts no tenants' keys."""
     if not settings.admin_listen:
         return None
     server = RpcServer(replace(settings.rpc, listen=settings.admin_listen, metrics_listen=""), "frontdoor-admin")
-    server.add(add_TenantServiceServicer_to_server, TenantServicer(administration), TENANT_SERVICE)
+    server.add(add_TenantServiceServicer_to_server, administration, TENANT_SERVICE)
     return server
 
 

@@ -16,8 +16,9 @@ from pentimento.domain.errors import Internal
 from pentimento.domain.identity import Role
 from pentimento.domain.tenants import TenantQuota
 from pentimento.rpc import token_entry
-from services.frontdoor.tenants.administration import TenantAdministration
+from services.frontdoor.tenants.administration import TenantServicer
 from tests.integration.edge.conftest import EdgeUnderTest, files_of, routes_of, signing_keys
+from tests.support.tenants import administered_by
 
 ROLES = {"user": Role.USER, "service": Role.SERVICE, "admin": Role.ADMIN}
 CALLERS = ("nobody", "unknown", *ROLES)
@@ -130,7 +131,7 @@ async def test_every_route_by_every_role(edge: EdgeUnderTest) -> None:
 
 async def test_tenant_over_quota_gets_retry_after_over_http(edge: EdgeUnderTest) -> None:
     of, clock = edge.suite.frontdoor, edge.suite.frontdoor.interpreter.clock
-    tenants = TenantAdministration(of.journal.tenants, of.tenants, of.usage, of.erasures, clock, 0.0)
+    tenants = administered_by(TenantServicer(of.journal.tenants, of.tenants, of.usage, of.erasures, clock, 0.0))
     await tenants.create("greedy", TenantQuota(requests_per_s=0.01, burst_count=2))
     _, secret = await tenants.create_key("greedy", None)
     body = {"prompt": "x", "num_inference_steps": 1}

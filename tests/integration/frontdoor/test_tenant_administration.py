@@ -20,8 +20,9 @@ from pentimento.domain.jobs import RequestQuery
 from pentimento.domain.tenants import DAY_S, HOUR_S, TenantKey, TenantQuota
 from pentimento.stores.ledger import open_journal
 from services.frontdoor.tenants import directory, erasures
-from services.frontdoor.tenants.administration import TenantAdministration
+from services.frontdoor.tenants.administration import TenantServicer
 from tests.integration.frontdoor.administered import Administered, administered, generate, refusal
+from tests.support.tenants import administered_by
 
 # 403 days, more than one call may cover.
 TOO_LONG_MS = 403 * DAY_S * 1000
@@ -176,7 +177,8 @@ async def test_keys_follow_changes_of_another_process(quick_looks: None, running
     await running.admin.create("acme", TenantQuota())
     other = open_journal(f"sqlite:///{folder / 'journal.sqlite'}")
     of, clock = running.suite.frontdoor, running.suite.frontdoor.interpreter.clock
-    elsewhere = TenantAdministration(other.tenants, QuietDirectory(), of.usage, of.erasures, clock, 0.0)  # type: ignore[arg-type]
+    servicer = TenantServicer(other.tenants, QuietDirectory(), of.usage, of.erasures, clock, 0.0)  # type: ignore[arg-type]
+    elsewhere = administered_by(servicer)
     key, secret = await elsewhere.create_key("acme", None)
     client = await running.client(secret)
 
