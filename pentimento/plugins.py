@@ -5,7 +5,7 @@ Imports happen in the functions: every run of the command imports this module, a
 
 from typing import TYPE_CHECKING, Any
 
-from pentimento.settings.errors import SettingsError
+from pentimento.settings.declaration import SettingsError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

@@ -12,7 +12,7 @@ import click
 from pentimento.domain.errors import PentimentoError, Unauthenticated
 from pentimento.domain.reasons import Reason
 from pentimento.plugins import COMMANDS, load_plugin
-from pentimento.settings.errors import SettingsError
+from pentimento.settings.declaration import SettingsError
 
 SUBCOMMANDS = {
     "up": "start the suite as local processes and keep it up",

@@ -8,6 +8,11 @@ from typing import Any
 from pentimento.domain.shapes import FieldShape, fields_of
 
 
+class SettingsError(Exception):
+    """Report that a setting is unknown, malformed or outside its limits. The message is one line naming it and its
+    source."""
+
+
 @dataclass(frozen=True)
 class Setting:
     """Describe one leaf field. `path` leads to it from the root dataclass; the last part is its name, unique over all

@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.shapes import fields_of
-from pentimento.settings.declaration import Setting, by_name
-from pentimento.settings.errors import SettingsError
+from pentimento.settings.declaration import Setting, SettingsError, by_name
 from pentimento.settings.sources import (
     COMMON,
     CONFIG_VARIABLE,

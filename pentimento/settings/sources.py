@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin
 
 from pentimento.domain.fleet import ReplicaKind
-from pentimento.settings.declaration import Setting
-from pentimento.settings.errors import SettingsError
+from pentimento.settings.declaration import Setting, SettingsError
 from pentimento.settings.removed import why_removed
 
 COMMON = "common"

@@ -12,8 +12,7 @@ import yaml
 
 from pentimento.cli import cli
 from pentimento.cli.programs import SERVICES, ZOO
-from pentimento.settings.declaration import by_name
-from pentimento.settings.errors import SettingsError
+from pentimento.settings.declaration import SettingsError, by_name
 from pentimento.settings.loading import value_of
 from pentimento.settings.sources import from_flags
 

@@ -10,7 +10,8 @@
 | `transformer_controlnet` | runs ControlNets of SD3 |
 """
 
-from pentimento.diffusion.controlnets.loading import PLAIN, ControlNetForm, load_controlnet
+from typing import TYPE_CHECKING
+
 from pentimento.diffusion.controlnets.network import (
     ControlNet,
     ControlNetInfo,
@@ -21,7 +22,11 @@ from pentimento.diffusion.controlnets.network import (
     summed,
     unheard,
 )
-from pentimento.diffusion.controlnets.rules import ControlNetCheckpoint, open_controlnet
+from pentimento.lazy_names import imported_when_used
+
+if TYPE_CHECKING:
+    from pentimento.diffusion.controlnets.loading import PLAIN, ControlNetForm, load_controlnet
+    from pentimento.diffusion.controlnets.rules import ControlNetCheckpoint, open_controlnet
 
 __all__ = [
     "PLAIN",
@@ -38,3 +43,8 @@ __all__ = [
     "summed",
     "unheard",
 ]
+
+# Workers receive residuals and load no ControlNet.
+__getattr__ = imported_when_used(
+    __name__, {"loading": "PLAIN ControlNetForm load_controlnet", "rules": "ControlNetCheckpoint open_controlnet"}
+)

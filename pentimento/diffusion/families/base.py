@@ -17,6 +17,7 @@ from pentimento.diffusion.schedulers import (
     FlowConfig,
     SchedulerConfig,
     UnsupportedConfig,
+    load_samplers,
     sampler_of,
     scheduler_configs,
 )
@@ -160,6 +161,7 @@ def load_schedulers(
         taken = acted_on(next(iter(found))).union(WITHOUT_EFFECT)
         if unread := sorted(key[:80] for key in stored if not key.startswith("_") and key not in taken):
             logger.info("%s: keys unknown to the scheduler are ignored: %s", path.name, ", ".join(unread[:20]))
+        load_samplers(found)
         return found
     except UnsupportedConfig as error:
         raise BadCheckpoint(f"{path}: {error}") from None

@@ -8,7 +8,18 @@
 | `fusing` | puts these layers into a network, and removes them |
 """
 
-from pentimento.diffusion.kernels.fusing import FusedLayers, fuse, kernels_for, runs_kernels, usual_kernels
-from pentimento.diffusion.kernels.layers import REFERENCE, Kernels
+from typing import TYPE_CHECKING
+
+from pentimento.lazy_names import imported_when_used
+
+if TYPE_CHECKING:
+    from pentimento.diffusion.kernels.fusing import FusedLayers, fuse, kernels_for, runs_kernels, usual_kernels
+    from pentimento.diffusion.kernels.layers import REFERENCE, Kernels
 
 __all__ = ["REFERENCE", "FusedLayers", "Kernels", "fuse", "kernels_for", "runs_kernels", "usual_kernels"]
+
+# Most networks run without them.
+__getattr__ = imported_when_used(
+    __name__,
+    {"fusing": "FusedLayers fuse kernels_for runs_kernels usual_kernels", "layers": "REFERENCE Kernels"},
+)

@@ -11,8 +11,9 @@
 | `words` | reads embeddings inside files, and replaces their words in prompts |
 """
 
+from typing import TYPE_CHECKING
+
 from pentimento.diffusion.loras.changes import LowRankFactors
-from pentimento.diffusion.loras.files import digest_lora, lora_file_in
 from pentimento.diffusion.loras.lora import (
     AdapterSet,
     BadLora,
@@ -22,7 +23,11 @@ from pentimento.diffusion.loras.lora import (
     layers_of,
     set_key,
 )
-from pentimento.diffusion.loras.reading import check_lora, read_lora
+from pentimento.lazy_names import imported_when_used
+
+if TYPE_CHECKING:
+    from pentimento.diffusion.loras.files import digest_lora, lora_file_in
+    from pentimento.diffusion.loras.reading import check_lora, read_lora
 
 __all__ = [
     "AdapterSet",
@@ -38,3 +43,6 @@ __all__ = [
     "read_lora",
     "set_key",
 ]
+
+# The formats of files: a worker without LoRAs reads none.
+__getattr__ = imported_when_used(__name__, {"files": "digest_lora lora_file_in", "reading": "check_lora read_lora"})

@@ -13,16 +13,22 @@ from pentimento.diffusion.schedulers.config import (
     scheduler_config,
     scheduler_configs,
 )
-from pentimento.diffusion.schedulers.heun import first_pass
 from pentimento.diffusion.schedulers.keys import UnsupportedConfig
 from pentimento.diffusion.schedulers.registry import (
     DIFFUSION_SCHEDULERS,
     FLOW_SCHEDULERS,
     first_img2img_step,
+    load_samplers,
     make_schedule,
 )
-from pentimento.diffusion.schedulers.renoising import renoised_latent
-from pentimento.diffusion.schedulers.schedule import SamplerState, Schedule, StepSequence, nearest_step
+from pentimento.diffusion.schedulers.schedule import (
+    SamplerState,
+    Schedule,
+    StepSequence,
+    first_pass,
+    nearest_step,
+    renoised_latent,
+)
 
 __all__ = [
     "DIFFUSION_SCHEDULERS",
@@ -37,6 +43,7 @@ __all__ = [
     "UnsupportedConfig",
     "first_img2img_step",
     "first_pass",
+    "load_samplers",
     "make_schedule",
     "nearest_step",
     "renoised_latent",

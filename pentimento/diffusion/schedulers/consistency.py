@@ -54,7 +54,7 @@ class ConsistencySchedule(UnitVarianceSchedule[ConsistencyStep]):
         return SamplerState(image, after), clean
 
 
-def make_consistency_schedule(config: DiffusionConfig, order: StepSequence, eta: float) -> ConsistencySchedule:
+def make_consistency_schedule(config: DiffusionConfig, order: StepSequence, eta: float = 0.0) -> ConsistencySchedule:
     """Build the schedule; `eta` is TCD's gamma, its share of fresh noise. Raises ValueError for more steps than the
     model was distilled at, and InvalidArgument for a step of pure noise under epsilon prediction."""
     alphas = cumulative_alphas(config)

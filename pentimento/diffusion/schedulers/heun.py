@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pentimento.diffusion.schedulers.config import DiffusionConfig
 from pentimento.diffusion.schedulers.euler import EulerSchedule, euler_steps, initial_scale, noise_levels
-from pentimento.diffusion.schedulers.schedule import SamplerState, StepSequence
+from pentimento.diffusion.schedulers.schedule import SamplerState, StepSequence, first_pass, level_count
 from pentimento.domain.errors import InvalidArgument
 
 
@@ -40,16 +40,6 @@ class HeunSchedule(EulerSchedule):
         following = latent + derivative * step.difference
         earlier = (derivative, latent) if index + 1 in self.correcting else ()
         return SamplerState(following.to(prediction.dtype), index + 1, earlier), clean
-
-
-def level_count(step_count: int) -> int:
-    """Return the number of noise levels, diffusers' steps, of a schedule with `step_count` passes."""
-    return step_count // 2 + 1
-
-
-def first_pass(level: int, step_count: int) -> int:
-    """Return the pass that begins at a level; a run may begin there."""
-    return max(2 * level - (step_count % 2 == 0), 0)
 
 
 def make_heun_schedule(config: DiffusionConfig, order: StepSequence) -> HeunSchedule:

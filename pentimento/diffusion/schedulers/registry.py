@@ -1,24 +1,33 @@
 """Build the schedule of any sampler. Schedules are immutable, so equal ones are built once."""
 
+from collections.abc import Callable, Iterable
 from functools import lru_cache
+from importlib import import_module
 
-from pentimento.diffusion.schedulers.config import FLOW_SAMPLERS, FlowConfig, SchedulerConfig
-from pentimento.diffusion.schedulers.consistency import make_consistency_schedule
-from pentimento.diffusion.schedulers.ddim import make_ddim_schedule
-from pentimento.diffusion.schedulers.deis import make_deis_schedule
-from pentimento.diffusion.schedulers.dpm_solver import make_dpm_solver_schedule
-from pentimento.diffusion.schedulers.euler import make_euler_schedule
-from pentimento.diffusion.schedulers.flow_match_euler import make_flow_match_euler_schedule
-from pentimento.diffusion.schedulers.flow_solvers import make_flow_dpm_solver_schedule, make_scm_schedule
-from pentimento.diffusion.schedulers.heun import first_pass, level_count, make_heun_schedule
-from pentimento.diffusion.schedulers.schedule import Schedule, StepSequence
-from pentimento.diffusion.schedulers.uni_pc import make_uni_pc_schedule
+from pentimento.diffusion.schedulers.config import FLOW_SAMPLERS, SchedulerConfig
+from pentimento.diffusion.schedulers.schedule import Schedule, StepSequence, first_pass, level_count
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import WITH_ETA, NoiseForm, Scheduler
 
 # The samplers of most families with flow matching.
 FLOW_SCHEDULERS = (Scheduler.FLOW_MATCH_EULER,)
 DIFFUSION_SCHEDULERS = tuple(one for one in Scheduler if one not in FLOW_SAMPLERS)
+# The module of each sampler, and its function that builds a schedule; imported with the first model that offers it.
+_MAKERS = {
+    Scheduler.DDIM: ("ddim", "make_ddim_schedule"),
+    Scheduler.LCM: ("consistency", "make_consistency_schedule"),
+    Scheduler.TCD: ("consistency", "make_consistency_schedule"),
+    Scheduler.DPM_SOLVER_PP_2M: ("dpm_solver", "make_dpm_solver_schedule"),
+    Scheduler.DPM_SOLVER_PP_2M_SDE: ("dpm_solver", "make_dpm_solver_schedule"),
+    Scheduler.UNI_PC: ("uni_pc", "make_uni_pc_schedule"),
+    Scheduler.HEUN: ("heun", "make_heun_schedule"),
+    Scheduler.DEIS: ("deis", "make_deis_schedule"),
+    Scheduler.EULER: ("euler", "make_euler_schedule"),
+    Scheduler.EULER_ANCESTRAL: ("euler", "make_euler_schedule"),
+    Scheduler.FLOW_MATCH_EULER: ("flow_match_euler", "make_flow_match_euler_schedule"),
+    Scheduler.FLOW_DPM_SOLVER_PP_2M: ("flow_solvers", "make_flow_dpm_solver_schedule"),
+    Scheduler.SCM: ("flow_solvers", "make_scm_schedule"),
+}
 
 
 @lru_cache(maxsize=256)
@@ -39,39 +48,21 @@ def make_schedule(
     except ValueError as error:
         raise InvalidArgument.of("thinned_steps", str(error)) from None
     try:
-        return _make(config, order, eta)
+        return _maker(config.scheduler)(config, order, *((eta,) if config.scheduler in WITH_ETA else ()))
     except ValueError as error:
         raise InvalidArgument.of("num_inference_steps", str(error)) from None
 
 
-def _make(config: SchedulerConfig, order: StepSequence, eta: float) -> Schedule:
-    if isinstance(config, FlowConfig):
-        return _make_flow(config, order)
-    match config.scheduler:
-        case Scheduler.DDIM:
-            return make_ddim_schedule(config, order, eta)
-        case Scheduler.LCM | Scheduler.TCD:
-            return make_consistency_schedule(config, order, eta)
-        case Scheduler.DPM_SOLVER_PP_2M | Scheduler.DPM_SOLVER_PP_2M_SDE:
-            return make_dpm_solver_schedule(config, order)
-        case Scheduler.UNI_PC:
-            return make_uni_pc_schedule(config, order)
-        case Scheduler.HEUN:
-            return make_heun_schedule(config, order)
-        case Scheduler.DEIS:
-            return make_deis_schedule(config, order)
-        case _:
-            return make_euler_schedule(config, order)
+def load_samplers(schedulers: Iterable[Scheduler]) -> None:
+    """Import the modules of the samplers that a model offers: none is imported while it serves."""
+    for scheduler in schedulers:
+        _maker(scheduler)
 
 
-def _make_flow(config: FlowConfig, order: StepSequence) -> Schedule:
-    match config.scheduler:
-        case Scheduler.FLOW_DPM_SOLVER_PP_2M:
-            return make_flow_dpm_solver_schedule(config, order)
-        case Scheduler.SCM:
-            return make_scm_schedule(config, order)
-        case _:
-            return make_flow_match_euler_schedule(config, order)
+def _maker(scheduler: Scheduler) -> Callable[..., Schedule]:
+    module, name = _MAKERS[scheduler]
+    maker: Callable[..., Schedule] = getattr(import_module(f"pentimento.diffusion.schedulers.{module}"), name)
+    return maker
 
 
 def first_img2img_step(

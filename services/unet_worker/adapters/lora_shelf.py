@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from pentimento.diffusion.loras import Lora
 from pentimento.diffusion.loras.loading import LoadingLoras, LoraLoader
@@ -14,7 +14,9 @@ from pentimento.domain.errors import FailedPrecondition, PentimentoError
 from pentimento.domain.generation import GenerationSpec, LoraSelection, Route
 from pentimento.policies.components import Utility
 from services.unet_worker.adapters.measured_loads import MeasuredLoads
-from services.unet_worker.adapters.uploaded_loras import UploadedLoras
+
+if TYPE_CHECKING:
+    from services.unet_worker.adapters.uploaded_loras import UploadedLoras
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +47,7 @@ class LoraShelf:
         directory: KnownLoras | None,
         memory_bytes: int,
         arrived: Callable[[], None],
-        uploaded: UploadedLoras | None = None,
+        uploaded: "UploadedLoras | None" = None,
         rule: ComponentRule | None = None,
     ) -> None:
         """Create the shelf. `arrived` is called on the loader's threads whenever a load has ended. `rule`: of what

@@ -25,7 +25,7 @@ from pentimento.telemetry.tracing import record_stage, traces_steps
 from pentimento.tensors.device import tensor_to_wire
 from pentimento.wire.tensors import Binding, WireTensor
 from services.unet_worker import metrics
-from services.unet_worker.adapters.ip_adapters import ImagePrompts
+from services.unet_worker.adapters.image_prompts import ImagePrompts
 from services.unet_worker.adapters.lora_shelf import LoraShelf
 from services.unet_worker.attempts.cache_objects import Uploads
 from services.unet_worker.attempts.finishing import FinishedImage, Finisher

@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 
 from pentimento.devices.choices import CompileMode, DeviceChoice, DtypeChoice, TextEncoderPlace, WeightStorage
+from pentimento.diffusion import kernels
 from pentimento.diffusion.allow_list import check_checkpoint
 from pentimento.diffusion.device import choose_device, choose_dtype, memory_budget_bytes
 from pentimento.diffusion.engine import CompiledDenoiser, Denoiser, cuda_recorder, replaying
 from pentimento.diffusion.families import DiffusionModel, load_model, usual_dtype
 from pentimento.diffusion.inversions import BadInversion, read_inversion
-from pentimento.diffusion.kernels import fuse, usual_kernels
 from pentimento.diffusion.weight_memory import needed_bytes
 from pentimento.diffusion.weights import quiet_loaders
 from pentimento.domain.errors import FailedPrecondition
@@ -61,8 +61,8 @@ def completed(model: DiffusionModel, mode: CompileMode, embeddings: Path | None,
         raise FailedPrecondition("TILE_TOO_SMALL", f"tile_px={tile_px}: {error}") from None
     if embeddings is not None:
         add_inversions(model, embeddings)
-    if mode is not CompileMode.OFF and (kernels := usual_kernels(model.device)) is not None:
-        replaced = sum(len(fuse(network, kernels)) for network in (model.denoiser, model.picture_decoder))
+    if mode is not CompileMode.OFF and (usual := kernels.usual_kernels(model.device)) is not None:
+        replaced = sum(len(kernels.fuse(network, usual)) for network in (model.denoiser, model.picture_decoder))
         logger.info("%d layers replaced by fused ones", replaced)
     return model
 

@@ -11,7 +11,7 @@ from pentimento.diffusion.families import LoadedModelInfo
 from pentimento.diffusion.weight_memory import free_weights
 from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.weights import ComponentWeights
-from services.unet_worker.adapters.ip_adapters import NO_IP_ADAPTERS, IpAdapters
+from services.unet_worker.adapters.image_prompts import NO_IP_ADAPTERS, IpAdapters
 from services.unet_worker.adapters.lora_shelf import LoraShelf
 from services.unet_worker.attempts.finishing import Finisher
 from services.unet_worker.attempts.runner import AttemptRunner

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import torch
 
+import pentimento.profiles as profiles
 from pentimento.devices.claims import visible_gpus
 from pentimento.diffusion.engine import (
     BatchReport,
@@ -28,18 +29,15 @@ from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.weights import ModelChange, ShortModel
 from pentimento.files.file_sums import file_sums_in
 from pentimento.policies.components import Utility
-from pentimento.profiles.catalogue import read_profiles
 from pentimento.profiles.document import ProfileKind
 from pentimento.rpc.channel import channel_opener
 from pentimento.rpc.process import started_pool
 from pentimento.service.credits import BusyMeter
 from pentimento.stores.objects import open_objects
 from pentimento.tensors.cuda import region_directory
-from services.unet_worker import metrics
-from services.unet_worker.adapters.ip_adapters import NO_IP_ADAPTERS, ImagePrompts, IpAdapters, open_ip_adapters
-from services.unet_worker.adapters.lora_directory import bounds_followed, open_lora_directory
+from services.unet_worker import adapters, metrics
+from services.unet_worker.adapters.image_prompts import NO_IP_ADAPTERS, ImagePrompts, IpAdapters
 from services.unet_worker.adapters.lora_shelf import KnownLoras, LoraShelf
-from services.unet_worker.adapters.uploaded_loras import UploadedLoras
 from services.unet_worker.attempts.execution import EngineModelRunner
 from services.unet_worker.attempts.finishing import Finisher
 from services.unet_worker.attempts.runner import AttemptRunner
@@ -95,9 +93,9 @@ def loras_of_directory(model: DiffusionModel, held: HeldModel, settings: UnetWor
     if settings.adapters_dir is None:
         return None
     base = layers_of(model.info.family, model.adaptable)
-    bounds = bounds_followed(settings.profiles, settings.adapters_dir, held.model_digest)
+    bounds = adapters.bounds_followed(settings.profiles, settings.adapters_dir, held.model_digest)
     sums = file_sums_in(settings.component_cache_dir)
-    directory = open_lora_directory(
+    directory = adapters.open_lora_directory(
         settings.adapters_dir, held.model_digest, base, model.dtype, bounds, sums, settings.trusted
     )
     logger.info("%d LoRAs for the model", len(directory.adapters))
@@ -106,7 +104,9 @@ def loras_of_directory(model: DiffusionModel, held: HeldModel, settings: UnetWor
 
 def ip_adapters_of_directory(model: DiffusionModel, settings: UnetWorkerSettings) -> IpAdapters:
     directory = settings.ip_adapters_dir
-    return open_ip_adapters(directory, model) if directory is not None and directory.is_dir() else NO_IP_ADAPTERS
+    if directory is None or not directory.is_dir():
+        return NO_IP_ADAPTERS
+    return adapters.open_ip_adapters(directory, model)
 
 
 @dataclass(frozen=True)
@@ -291,7 +291,7 @@ class CheckpointLoader:
         components, layers = self._identity.components, layers_of(model.info.family, model.adaptable)
         uploaded = None
         if components is not None:
-            uploaded = UploadedLoras(components, layers, model.dtype, held.model_digest, settings.trusted)
+            uploaded = adapters.UploadedLoras(components, layers, model.dtype, held.model_digest, settings.trusted)
         return LoraShelf(
             self._source.loras(model, held, settings),
             settings.lora_memory_mib * 2**20,
@@ -333,8 +333,8 @@ def _reused_step_share(
     settings: UnetWorkerSettings,
 ) -> float:
     """Measure a step with reused features, if a profile allows such steps; 0 without one."""
-    profiles = read_profiles(settings.profiles).of(ProfileKind.FEATURES)
-    if all(profile.of.model_digest != model.info.model_digest for profile in profiles):
+    found = profiles.read_profiles(settings.profiles).of(ProfileKind.FEATURES) if settings.profiles else ()
+    if all(profile.of.model_digest != model.info.model_digest for profile in found):
         return 0.0
     return engine.call(partial(reused_step_share, model, denoiser, key, step_s)).result()
 
