@@ -45,7 +45,7 @@ def written(name: str, content: bytes) -> Damage:
 
 
 def linked(name: str, folder: str) -> Damage:
-    """Move a file or component to a folder beside the model, and link to it."""
+    """Move a file or component to a folder next to the model, and link to it."""
 
     def link(model: Path) -> None:
         target = model.parent / folder / Path(name).name
@@ -57,7 +57,7 @@ def linked(name: str, folder: str) -> Damage:
 
 
 def index(directory: Path, weights: str, name: str) -> None:
-    """Write an index beside `weights` that says its tensors lie in `name`."""
+    """Write an index next to `weights` that says its tensors lie in `name`."""
     path = directory / weights
     length = int.from_bytes(path.read_bytes()[:8], "little")
     tensors = [key for key in json.loads(path.read_bytes()[8 : 8 + length]) if key != "__metadata__"]

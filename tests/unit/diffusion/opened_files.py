@@ -1,7 +1,7 @@
-"""Loads checkpoints one after the other and prints, a line of JSON each, which of their files were opened meanwhile, by
-their names below the folder of the checkpoint's folder, links resolved: `python -m ... CHECKPOINT ...`.
+"""Load checkpoints one after the other and print a line of JSON for each with the files opened meanwhile, by their
+names below the folder of the checkpoint's folder, links resolved: `python -m ... CHECKPOINT ...`.
 
-"digested" are those that belong to the checkpoint, "strange" all others; "refused" says why one was not loaded.
+"digested" are files of the checkpoint, "strange" all others; "refused" is the reason of a rejection.
 """
 
 import json

@@ -35,7 +35,7 @@ def add_code(model: Path) -> None:
         pytest.param(
             edited(INDEX, safety_checker=["stable_diffusion", "StableDiffusionSafetyChecker"]), id="a safety checker"
         ),
-        # Without torchvision transformers 5 writes the last of these.
+        # Without torchvision transformers 5 writes the last name.
         *(
             pytest.param(edited(INDEX, feature_extractor=["transformers", name]), id=name)
             for name in ("CLIPImageProcessor", "CLIPFeatureExtractor", "CLIPImageProcessorPil")

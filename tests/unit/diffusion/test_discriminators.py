@@ -43,7 +43,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_what_a_configuration_may_not_say_is_named(directory: Path) -> None:
+def test_wrong_configuration_is_rejected_by_key(directory: Path) -> None:
     file = directory / "config.json"
     sound = file.read_text()
 
@@ -100,7 +100,7 @@ def test_open_discriminator_refuses_directory(
         open_discriminator(directory)
 
 
-def test_another_one_than_the_registry_expects_is_refused_unless_told_otherwise(directory: Path) -> None:
+def test_discriminator_with_other_digest_is_rejected_unless_accepted(directory: Path) -> None:
     entry = {"name": "d", "path": "discriminator", "digest": "sha256:other"}
     (directory.parent / "registry.json").write_text(json.dumps({"models": [entry]}))
 
@@ -120,7 +120,7 @@ def test_without_a_calibration_the_confidence_is_the_plain_softmax(directory: Pa
     assert (found.slope, found.intercept) == (1.0, 0.0)
 
 
-def test_read_preprocessing_refuses_what_does_not_fit(tmp_path: Path) -> None:
+def test_read_preprocessing_rejects_values_that_do_not_fit(tmp_path: Path) -> None:
     path = tmp_path / "preprocessor_config.json"
     fitting = {"size": 24, "crop_size": 24}
     documents: list[dict[str, Any]] = [

@@ -1,4 +1,4 @@
-"""What each family conditions on, and what all of them keep: rows are independent, adapters stay in their rows."""
+"""Test each family's conditioning, and their common rules: rows are independent, adapters stay in their rows."""
 
 import shutil
 from collections.abc import Callable
@@ -180,7 +180,7 @@ def test_predict_with_residuals_of_zeros_changes_no_bit(loaded: str, request: py
     assert not torch.equal(plain, with_ones)
 
 
-def test_each_family_says_what_it_is(
+def test_info_describes_each_family(
     model: DiffusionModel, xl_model: DiffusionModel, flow_model: DiffusionModel
 ) -> None:
     infos = [found.info for found in (model, xl_model, flow_model)]

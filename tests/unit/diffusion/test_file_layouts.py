@@ -125,7 +125,7 @@ def test_nine_input_channels_make_an_inpainting_model(published: dict[str, Any],
         ({"v_pred": (0,), "ztsnr": (0,)}, {}, "v_prediction"),
     ],
 )
-def test_scheduler_predicts_what_the_file_states(
+def test_scheduler_prediction_follows_file(
     published: dict[str, Any], tmp_path: Path, extra: Shapes, metadata: dict[str, str], prediction: str
 ) -> None:
     file = write_sparse(tmp_path / "mine.safetensors", {**published["sdxl"][1], **extra}, **metadata)

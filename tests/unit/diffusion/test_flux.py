@@ -28,7 +28,7 @@ def latent_of(seed: int) -> torch.Tensor:
     return torch.randn(1, 4, SIDE_PX // 4, SIDE_PX // 4, generator=torch.Generator().manual_seed(seed))
 
 
-def test_packed_latents_are_those_of_diffusers() -> None:
+def test_packed_latents_equal_diffusers() -> None:
     latents = torch.randn(2, 4, 6, 10)
 
     tokens = packed(latents)

@@ -116,7 +116,7 @@ def check_is_cut(found: torch.nn.Module, whole: torch.nn.Module, layer_count: in
 
 
 @torch.inference_mode()
-def test_latents_of_images_are_those_of_diffusers(klein: DiffusionModel, klein_checkpoint: Path) -> None:
+def test_latents_of_images_equal_diffusers(klein: DiffusionModel, klein_checkpoint: Path) -> None:
     pipeline = Flux2KleinPipeline.from_pretrained(klein_checkpoint, dtype=torch.float32)
     pixels = torch.rand(1, 3, SIDE_PX, 2 * SIDE_PX) * 2 - 1
     vae: AutoencoderKLFlux2 = pipeline.vae

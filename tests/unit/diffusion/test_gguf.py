@@ -73,9 +73,7 @@ def rounded(tensor: Tensor, kind: str) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "BF16"])
-def test_gguf_generates_what_its_rounded_weights_generate(
-    parts: Path, denoiser: Tensors, tmp_path: Path, kind: str
-) -> None:
+def test_gguf_image_equals_image_of_rounded_weights(parts: Path, denoiser: Tensors, tmp_path: Path, kind: str) -> None:
     file = write_gguf(tmp_path / "mine.gguf", denoiser, kind)
     shutil.copytree(parts, tmp_path / "other")
     reference = tmp_path / "other.safetensors"
@@ -118,7 +116,7 @@ def test_damaged_gguf_is_refused_in_one_line(
     assert "\n" not in refused.value.message
 
 
-def test_gguf_types_are_those_that_diffusers_reads() -> None:
+def test_gguf_types_equal_diffusers() -> None:
     from diffusers.quantizers.gguf.utils import SUPPORTED_GGUF_QUANT_TYPES
 
     assert {kind.name for kind in SUPPORTED_GGUF_QUANT_TYPES} | {"F32", "F16"} == TYPES

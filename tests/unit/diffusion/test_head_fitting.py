@@ -1,4 +1,4 @@
-"""What a prompt head learns, and from what."""
+"""Fit prompt heads to generated data."""
 
 import pytest
 import torch
@@ -20,8 +20,8 @@ from pentimento.domain.foresight import Verdict
 PLAN = HeadPlan(epochs=30, batch=32, weight_decay=0.01)
 
 
-def pictures(count: int, seed: int) -> HeadData:
-    """As good where the prompt's first number and the image's first feature together are large."""
+def scored_images(count: int, seed: int) -> HeadData:
+    """Draw images; one is as good if its prompt's first number and its first feature have a large sum."""
     generator = torch.Generator().manual_seed(seed)
     features = torch.randn(count, 12, generator=generator)
     prompts = functional.normalize(torch.randn(count, 8, generator=generator), dim=1)
@@ -30,12 +30,12 @@ def pictures(count: int, seed: int) -> HeadData:
 
 
 def shown(count: int, seed: int) -> CaptionedImages:
-    """Features that say nothing of captions."""
-    data = pictures(count, seed)
+    """Return features that are independent of captions."""
+    data = scored_images(count, seed)
     return CaptionedImages(data.features, data.prompts)
 
 
-def test_image_that_agrees_with_its_prompt_is_better_by_what_its_features_read() -> None:
+def test_head_learns_agreement_of_features_and_prompt() -> None:
     """Features are a rotation of the embedding that an image shows; as good is one that shows its prompt's."""
     generator = torch.Generator().manual_seed(6)
     rotation = torch.linalg.qr(torch.randn(8, 8, generator=generator)).Q
@@ -59,7 +59,7 @@ def test_image_that_agrees_with_its_prompt_is_better_by_what_its_features_read()
 
 
 def test_a_training_is_repeated_by_its_seed_and_leaves_others_draws_alone() -> None:
-    data = pictures(64, 3)
+    data = scored_images(64, 3)
     state = torch.get_rng_state()
 
     first, second = (train_head(data, shown(64, 5), PLAN).state_dict() for _ in range(2))
@@ -84,8 +84,8 @@ def test_deferral_counts_weighted_images_by_their_weights() -> None:
 
 
 def test_calibrated_deferral_is_the_share_that_verdicts_and_confidences_defer() -> None:
-    data = pictures(400, 3)
-    network = train_head(pictures(400, 4), shown(64, 5), PLAN)
+    data = scored_images(400, 3)
+    network = train_head(scored_images(400, 4), shown(64, 5), PLAN)
     record = calibrated(network, data, HeadRecord(12, 8, 8, "encoder"))
     with torch.no_grad():
         logits = network(data.features, data.prompts).double(), network.foresee(data.prompts).double()

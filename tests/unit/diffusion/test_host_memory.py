@@ -80,12 +80,12 @@ def test_request_takes_no_buffer_of_more_than_twice_its_size(buffers: HostBuffer
     assert buffers.take(100 * PAGE).data_ptr() == begin
 
 
-def test_buffers_take_no_more_memory_than_those_in_use_together(buffers: HostBuffers) -> None:
+def test_buffers_stay_within_most_memory_used_together(buffers: HostBuffers) -> None:
     most = [buffers.take(30 * PAGE), buffers.take(20 * PAGE)]
     del most
     assert buffers.idle_bytes == 50 * PAGE
 
-    # No idle buffer fits: the one that is unused the longest leaves.
+    # No idle buffer fits: the least recently used leaves.
     held = buffers.take(40 * PAGE)
     assert buffers.idle_bytes in (0, 10 * PAGE)
     assert held.nbytes + buffers.idle_bytes <= 50 * PAGE

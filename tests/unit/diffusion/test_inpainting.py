@@ -1,4 +1,4 @@
-"""Masked pictures: what stays is the image's to the last step, what is generated is not, whoever shares the batch."""
+"""Keep the pixels outside a mask to the last step and generate the rest, in any batch."""
 
 from dataclasses import replace
 
@@ -40,7 +40,7 @@ def test_masked_image_keeps_its_latent_outside_the_mask(any_model: DiffusionMode
         assert (latent[..., :half] - clean[..., :half]).abs().mean() > 0.01
 
 
-def test_between_steps_what_stays_is_noised_to_the_level_of_the_next_step(any_model: DiffusionModel) -> None:
+def test_kept_area_is_noised_to_level_of_next_step(any_model: DiffusionModel) -> None:
     spec = spec_with(scheduler=any_model.info.schedulers[0])
     denoising = prepare(any_model, PromptMemo(any_model, 8), DenoisingRequest(spec, ImageStart(PIXELS, 2, LEFT)))
     assert denoising.known is not None
@@ -54,8 +54,8 @@ def test_between_steps_what_stays_is_noised_to_the_level_of_the_next_step(any_mo
     assert torch.equal(denoising.predicted_clean[..., half:], clean[..., half:])
 
 
-def test_a_masked_image_in_a_batch_with_others_is_what_it_is_alone(model: DiffusionModel) -> None:
-    """One forward pass for a masked and an unmasked picture: each takes its step from its own rows."""
+def test_masked_image_in_batch_equals_single_run(model: DiffusionModel) -> None:
+    """A masked and an unmasked image share a forward pass: each takes its step from its own rows."""
     masked = DenoisingRequest(spec_with(guidance_scale=1.0), ImageStart(PIXELS, 4, LEFT))
     other = DenoisingRequest(spec_with(guidance_scale=1.0, seed=9), ImageStart(PIXELS, 4))
     prompts = PromptMemo(model, 8)
@@ -107,7 +107,7 @@ def rgba(*pixels: tuple[int, int, int, int]) -> bytes:
     ("data", "mask"),
     [
         (grey([[0, 127, 128, 255]]), [0.0, 0.0, 1.0, 1.0]),
-        # As masks for OpenAI's API: an image with holes, whatever its colours.
+        # As masks for OpenAI's API: an image with holes, in any colours.
         (rgba((255, 255, 255, 255), (0, 0, 0, 0), (9, 9, 9, 127), (9, 9, 9, 128)), [0.0, 1.0, 1.0, 0.0]),
         (rgba((255, 255, 255, 255), (0, 0, 0, 255)), [1.0, 0.0]),
         (palette(), [0.0, 1.0]),
@@ -159,7 +159,7 @@ def test_cells_of_mask_keep_spots_and_equal_diffusers() -> None:
     for colour in (1.0, 0.0):
         assert (cells_of(spot(colour), (1, 4, 4, 4)) == colour).nonzero().tolist() == [[0, 0, 0, 1]]
 
-    # `torch.nn.functional.interpolate`, with a spot beside what survives anyway.
+    # `torch.nn.functional.interpolate`, with a spot next to pixels that survive anyway.
     mask = spot(1.0)
     mask[..., 16:, :] = 1.0
     assert torch.equal(cells_of(mask, (1, 4, 4, 4)), interpolate(mask, size=(4, 4)))

@@ -1,4 +1,5 @@
-"""Textual inversions from files: the latents of diffusers' `load_textual_inversion`, and what is rejected by name."""
+"""Load textual inversions from files: latents equal diffusers' `load_textual_inversion`; bad files are rejected by
+name."""
 
 import logging
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a process that imports the networks alone has, and what it can still import later."""
+"""Test a process that imports the networks alone: the modules it has, and the ones it can import later."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ import torch
 
 from pentimento.diffusion.lean_imports import _compiler_asked_later, import_networks_alone
 
-# A process of its own: imports cannot be undone.
+# Run in a separate process: imports cannot be undone.
 SCRIPT = """
 import sys
 from pentimento.diffusion.lean_imports import UNUSED_LIBRARIES, import_networks_alone
@@ -35,7 +35,7 @@ print(UNet2DConditionModel.__name__, [name for name in sys.argv[1:] if name in s
 """
 
 
-def import_beside(directory: Path, name: str, code: str) -> subprocess.CompletedProcess[str]:
+def import_with(directory: Path, name: str, code: str) -> subprocess.CompletedProcess[str]:
     """Import the networks in an environment that has one library more."""
     for path, text in (
         (f"{name}/__init__.py", code),
@@ -51,29 +51,29 @@ def import_beside(directory: Path, name: str, code: str) -> subprocess.Completed
 
 
 @pytest.mark.slow
-def test_torchvision_beside_it_is_left_alone(tmp_path: Path) -> None:
-    ended = import_beside(tmp_path, "torchvision", "raise ValueError('imported')")
+def test_installed_torchvision_is_not_imported(tmp_path: Path) -> None:
+    ended = import_with(tmp_path, "torchvision", "raise ValueError('imported')")
 
     assert (ended.returncode, ended.stdout) == (0, "UNet2DConditionModel []\n"), ended.stderr
 
 
 @pytest.mark.slow
-def test_beside_a_library_that_cannot_do_without_the_compiler_all_is_imported(tmp_path: Path) -> None:
-    ended = import_beside(tmp_path, "xformers", "from torch._dynamo.utils import is_compile_supported")
+def test_library_that_needs_compiler_imports_everything(tmp_path: Path) -> None:
+    ended = import_with(tmp_path, "xformers", "from torch._dynamo.utils import is_compile_supported")
 
     assert (ended.returncode, ended.stdout) == (0, "UNet2DConditionModel ['xformers', 'transformers']\n"), ended.stderr
     assert "diffusers is imported whole" in ended.stderr and "torch._dynamo" in ended.stderr
 
 
 @pytest.mark.slow
-def test_nothing_is_imported_but_the_networks_and_the_rest_where_it_is_asked_for() -> None:
+def test_only_networks_are_imported_until_more_is_needed() -> None:
     ended = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False, timeout=150)
 
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines() == ["[]", "torch.compiler T5EncoderModel peft"]
 
 
-def test_a_function_that_is_kept_from_the_compiler_is_called_with_what_it_is_given() -> None:
+def test_function_excluded_from_compiler_is_called_with_its_arguments() -> None:
     disable = torch.compiler.disable
     with _compiler_asked_later():
 

@@ -66,7 +66,7 @@ def with_rounded_weights(checkpoint: Path, storage: WeightStorage) -> DiffusionM
 
 @pytest.mark.parametrize("storage", PACKED)
 @pytest.mark.parametrize("family", ["checkpoint", "xl_checkpoint", "flow_checkpoint"])
-def test_packed_model_generates_what_rounded_weights_generate(
+def test_image_of_packed_model_equals_image_of_rounded_weights(
     family: str, storage: WeightStorage, request: pytest.FixtureRequest
 ) -> None:
     directory: Path = request.getfixturevalue(family)

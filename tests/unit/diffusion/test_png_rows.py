@@ -57,7 +57,7 @@ def test_a_file_has_the_pixels_that_it_was_made_of(pixels: Pixels) -> None:
     assert np.array_equal(np.asarray(image), pixels)
 
 
-def test_rows_of_several_bands_are_those_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_several_bands_equal_one_band(monkeypatch: pytest.MonkeyPatch) -> None:
     pixels = torch.randint(0, 256, (40, 10, 3), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
     whole = filtered_rows(pixels)
 

@@ -16,7 +16,7 @@ from tests.unit.diffusion.specs import spec_with
 SHORT = spec_with(num_inference_steps=3)
 
 
-def test_every_step_of_the_schedule_is_measured_as_often_as_asked(model: DiffusionModel) -> None:
+def test_every_step_is_measured_for_each_repeat(model: DiffusionModel) -> None:
     profile = profile_batch(model, Denoiser(model), ProfiledBatch(SHORT, batch_size=2, repeats=4))
 
     assert profile is not None

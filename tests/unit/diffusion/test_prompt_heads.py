@@ -1,4 +1,4 @@
-"""What a head makes of picture and prompt, and which directories are taken for one."""
+"""Test the confidence of a head in an image and its prompt, and directories of heads."""
 
 import json
 import math
@@ -25,7 +25,7 @@ from tests.support.refusals import wrong_refusals
 from tests.support.text_files import edit_json
 from tests.unit.diffusion.test_discriminators import SHIPPED, with_tensors
 
-FEATURES = 960  # of the shipped network
+FEATURES = 960  # features per image of the shipped network
 RECORD = HeadRecord(
     FEATURES,
     6,
@@ -44,7 +44,7 @@ RECORD = HeadRecord(
 def network(shape: HeadRecord = RECORD) -> HeadNetwork:
     torch.manual_seed(4)
     found = HeadNetwork(shape.shape).eval()
-    # What the picture adds begins at nothing: here it is to tell.
+    # The term of the image starts at zero; the tests need a nonzero one.
     torch.nn.init.constant_(found.agreed.weight, 1.5)
     return found
 
@@ -83,7 +83,7 @@ def test_a_head_reads_the_networks_features_and_the_prompt(directory: Path) -> N
     assert abs(swapped[0] - confidences[0]) > 1e-4
 
 
-def test_without_a_head_a_prompt_is_refused_and_the_plain_confidence_stays_what_it_is(directory: Path) -> None:
+def test_prompt_needs_head_and_plain_confidence_ignores_it(directory: Path) -> None:
     pixels = [np.zeros((3, 64, 64), np.float32)]
     with_head: PictureDiscriminator = open_discriminator(directory)
     plain = open_discriminator(SHIPPED)
@@ -99,7 +99,7 @@ def test_without_a_head_a_prompt_is_refused_and_the_plain_confidence_stays_what_
     ("bounds", "verdict"),
     [((0.9999, 0.99999), Verdict.HARD), ((0.0, 0.0001), Verdict.EASY), ((0.0001, 0.9999), Verdict.UNSURE)],
 )
-def test_what_a_prompt_tells_by_itself_follows_the_bounds(bounds: tuple[float, float], verdict: Verdict) -> None:
+def test_verdict_of_prompt_follows_bounds(bounds: tuple[float, float], verdict: Verdict) -> None:
     record = replace(RECORD, bounds=((0.0, *bounds), (1.0, *bounds)))
     logits = network().foresee(torch.from_numpy(np.stack(PROMPTS))).tolist()
 
@@ -162,7 +162,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_what_a_head_may_not_say_is_named(directory: Path) -> None:
+def test_wrong_head_is_rejected_by_key(directory: Path) -> None:
     file = directory / HEAD_FILE
     sound = file.read_text()
 

@@ -1,4 +1,4 @@
-"""Pictures in a shared forward pass with the bits that they have alone, in every family."""
+"""Images in a shared forward pass have the same bits as alone, in every family."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -84,7 +84,7 @@ def test_some_images_of_a_batch_can_have_the_bits_that_they_have_alone(model: Di
 
 
 def test_the_first_pass_of_a_shape_has_the_bits_of_every_later_one(checkpoint: Path) -> None:
-    """Of those too that are not to be as they are alone."""
+    """That includes images that need not equal their run alone."""
     model = load(checkpoint)
     inputs = replace(batch_of(model, 6), as_alone=AsAlone(1, (1, 4)))
     with torch.inference_mode():

@@ -71,7 +71,7 @@ def test_batch_of_mixed_requests_gives_images_alone(
 
 
 @torch.inference_mode()
-def test_decoded_latents_are_those_of_diffusers(
+def test_decoded_latents_equal_diffusers(
     sana: DiffusionModel, sana_checkpoint: Path, qwen: DiffusionModel, qwen_image_checkpoint: Path
 ) -> None:
     deep = AutoencoderDC.from_pretrained(sana_checkpoint / "vae")

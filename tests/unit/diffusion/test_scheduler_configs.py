@@ -71,7 +71,7 @@ NOT_IMPLEMENTED: list[tuple[Scheduler, str, Any]] = [
 ]
 
 
-def test_scheduler_config_refuses_what_is_not_implemented_by_its_key() -> None:
+def test_scheduler_config_rejects_unsupported_option_by_key() -> None:
     rows = [(scheduler, {key: value}, key) for scheduler, key, value in NOT_IMPLEMENTED]
     by_size: dict[str, Any] = {"use_dynamic_shifting": True}
     rows += [(FLOW, {**by_size, key: value}, key) for key, value in (("base_shift", 0.0), ("max_image_seq_len", 256))]
@@ -191,9 +191,7 @@ def written(directory: Path, pipeline: str, unet: dict[str, Any] | None = None, 
 
 
 @pytest.mark.parametrize(("takes_scale", "usual"), [(True, (28, 3.5)), (False, (4, 0.0))])
-def test_flux_defaults_are_those_of_its_model_cards(
-    takes_scale: bool, usual: tuple[int, float], tmp_path: Path
-) -> None:
+def test_flux_defaults_equal_model_cards(takes_scale: bool, usual: tuple[int, float], tmp_path: Path) -> None:
     directory = written(tmp_path / "flux-lightning", "FluxPipeline")
     (directory / "transformer").mkdir()
     (directory / "transformer/config.json").write_text(json.dumps({"guidance_embeds": takes_scale}))
@@ -205,9 +203,7 @@ def test_flux_defaults_are_those_of_its_model_cards(
 
 
 @pytest.mark.parametrize(("is_distilled", "usual"), [(True, (4, 1.0)), (False, (50, 4.0)), (None, (50, 4.0))])
-def test_klein_defaults_are_those_of_its_model_cards(
-    is_distilled: bool | None, usual: tuple[int, float], tmp_path: Path
-) -> None:
+def test_klein_defaults_equal_model_cards(is_distilled: bool | None, usual: tuple[int, float], tmp_path: Path) -> None:
     directory = written(tmp_path / "FLUX.2-klein-4B", "Flux2KleinPipeline")
     stated = {} if is_distilled is None else {"is_distilled": is_distilled}
     (directory / "model_index.json").write_text(json.dumps({"_class_name": "Flux2KleinPipeline", **stated}))
@@ -223,7 +219,7 @@ def test_z_image_turbo_is_known_by_its_name(name: str, usual: tuple[int, float],
     assert usual_settings(written(tmp_path / name, "ZImagePipeline")) == UsualSettings(*usual)
 
 
-def test_family_defaults_are_those_of_diffusers_pipelines(tmp_path: Path) -> None:
+def test_family_defaults_equal_diffusers_pipelines(tmp_path: Path) -> None:
     for pipeline in PIPELINES:
         theirs = inspect.signature(getattr(diffusers, pipeline).__call__).parameters
 

@@ -168,7 +168,7 @@ def test_a_run_from_any_step_equals_diffusers(scheduler: Scheduler, data: st.Dat
         noise = torch.randn(latent.shape, generator=ours) if schedule.needs_noise else None
         state, _ = schedule.advance(state, prediction, noise)
         if scheduler is Scheduler.EULER_ANCESTRAL and latent.isnan().any():
-            # diffusers takes the root of a rounded negative number after a very large sigma; ours goes on from zero.
+            # diffusers takes the root of a rounded negative number after a very large sigma; ours continues from zero.
             assert state.latent.isfinite().all()
             return
         torch.testing.assert_close(state.latent, latent, rtol=0, atol=0, equal_nan=True)

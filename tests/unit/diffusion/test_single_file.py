@@ -1,4 +1,4 @@
-"""All weights in one safetensors file beside the configurations, as model sites hand them out."""
+"""Load all weights from one safetensors file next to the configurations, as model sites publish them."""
 
 import pickle
 import shutil
@@ -156,9 +156,7 @@ def test_load_model_refuses_single_file_in_one_line(
     assert "\n" not in refused.value.message
 
 
-def test_weights_of_the_components_go_before_a_file_beside_them(
-    kl_checkpoint: Path, single: Path, tmp_path: Path
-) -> None:
+def test_component_weights_take_precedence_over_single_file(kl_checkpoint: Path, single: Path, tmp_path: Path) -> None:
     both = shutil.copytree(kl_checkpoint, tmp_path / "both")
     shutil.copy(single / "all.safetensors", both / "all.safetensors")
 

@@ -118,7 +118,7 @@ def test_file_that_changes_while_it_is_read_is_rejected(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_networks_equal_those_of_stock_loaders(dtype: torch.dtype) -> None:
+def test_networks_equal_stock_loaders(dtype: torch.dtype) -> None:
     folder = WEIGHTS / "tiny-heavy"
     model = load_model(folder, CPU, dtype)
     stock = {

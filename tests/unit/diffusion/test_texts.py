@@ -1,4 +1,4 @@
-"""Prompts as tokens, whichever threads ask at once, and the text encoder against transformers' own, bit by bit."""
+"""Tokenize prompts on several threads, and compare the text encoder with transformers' own, bit by bit."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -142,7 +142,7 @@ KINDS: dict[str, Callable[[], Any]] = {
     [*((kind, torch.float32) for kind in KINDS), ("quick gelu", torch.float16), ("quick gelu", torch.bfloat16)],
 )
 @torch.inference_mode()
-def test_states_are_those_of_the_library(kind: str, dtype: torch.dtype, model: Path) -> None:
+def test_states_equal_library(kind: str, dtype: torch.dtype, model: Path) -> None:
     library = KINDS[kind]()
     ours = loaded(model, library, dtype)
 
@@ -169,7 +169,7 @@ def test_a_mask_hides_padding_as_in_the_library(model: Path) -> None:
 
 @pytest.mark.parametrize("end", [END, LEGACY_END])
 @torch.inference_mode()
-def test_projected_states_are_those_of_the_library(end: int, tmp_path: Path) -> None:
+def test_projected_states_equal_library(end: int, tmp_path: Path) -> None:
     model = write_xl_checkpoint(tmp_path / "model")
     library = library_encoder(projects=True, eos_token_id=end)
     folder = model / "text_encoder_2"

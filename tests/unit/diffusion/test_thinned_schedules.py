@@ -25,14 +25,14 @@ from pentimento.domain.thinned_steps import bridge_steps
 from pentimento.policies.thinning import ThinningOption, thinned_steps
 from tests.unit.diffusion.test_schedules import CONFIGS, REFERENCES, SPACINGS, model_input, scaled, unit_noise
 
-# DDIM's cannot be given a list; see the test of its own.
+# DDIM's scheduler takes no list; see its own test.
 TAKE_A_LIST = (Scheduler.EULER, Scheduler.DPM_SOLVER_PP_2M, Scheduler.DPM_SOLVER_PP_2M_SDE)
 LISTED = [scheduler for scheduler in REFERENCES if scheduler is not Scheduler.DDIM]
 
 
 @st.composite
 def thinnings(draw: st.DrawFn, least_steps: int = 2) -> tuple[int, tuple[int, ...]]:
-    """A number of steps, and those that are taken from one of them on."""
+    """Draw a number of steps, and the taken steps from one on."""
     count = draw(st.integers(least_steps, 40))
     first = draw(st.integers(0, count - 1))
     rest = draw(st.lists(st.integers(first + 1, count - 1), unique=True)) if first + 1 < count else []
@@ -61,7 +61,7 @@ def reference_of(scheduler: Scheduler, config: dict[str, Any], schedule: Schedul
         levels = [schedule.steps[step].sigma for step in taken]  # type: ignore[attr-defined]
         reference.set_timesteps(sigmas=levels, timesteps=schedule.timesteps[taken].tolist())
     elif scheduler not in TAKE_A_LIST or any(config.get(key) for key in SPACINGS):
-        # It has no parameter for a list: its own arrays, without what is left out.
+        # It has no parameter for a list: use its own arrays, without the omitted steps.
         reference.set_timesteps(schedule.step_count)
         assume(len(reference.timesteps) == schedule.step_count)
         if config.get("timestep_spacing") == "trailing":
@@ -144,7 +144,7 @@ def test_thinning_that_leaves_nothing_out_changes_no_bit(
 
 
 @given(thinning=thinnings())
-def test_the_order_takes_what_it_says(thinning: tuple[int, tuple[int, ...]]) -> None:
+def test_step_sequence_takes_counted_steps(thinning: tuple[int, tuple[int, ...]]) -> None:
     count, thinned = thinning
     order = StepSequence(count, thinned)
     taken, step = [], 0
@@ -200,7 +200,7 @@ def noised_by_diffusers(scheduler: Scheduler, clean: torch.Tensor, noise: torch.
 
 
 def shares(scheduler: Scheduler, step: int) -> tuple[float, float]:
-    """Of signal and noise, as diffusers has them."""
+    """Return diffusers' shares of signal and noise."""
     one, nothing = torch.ones(1, 1, 1, 1), torch.zeros(1, 1, 1, 1)
     signal = noised_by_diffusers(scheduler, one, nothing, step)
     loudness = noised_by_diffusers(scheduler, nothing, one, step)

@@ -80,7 +80,7 @@ def default_dtype(dtype: torch.dtype, *_: Any) -> Iterator[None]:
         pytest.param(write_sana_checkpoint, id="sana"),
     ],
 )
-def test_networks_equal_those_built_with_the_default_precision(
+def test_networks_equal_build_with_default_precision(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path], Path], dtype: torch.dtype
 ) -> None:
     checkpoint = check_checkpoint(write(tmp_path / "model"))

@@ -50,7 +50,7 @@ def test_a_wake_ends_the_next_wait_and_no_other(wait: ThreadWait) -> None:
     assert not waiting.is_alive()
 
 
-def test_what_comes_is_heard_on_the_thread_that_waits(wait: ThreadWait, pipe: tuple[int, int]) -> None:
+def test_message_is_handled_on_waiting_thread(wait: ThreadWait, pipe: tuple[int, int]) -> None:
     threads: list[int] = []
 
     def hear() -> None:
@@ -66,7 +66,7 @@ def test_what_comes_is_heard_on_the_thread_that_waits(wait: ThreadWait, pipe: tu
     assert threads == [waiting.ident]
 
 
-def test_hear_now_hears_what_has_come_and_not_what_is_forgotten(wait: ThreadWait, pipe: tuple[int, int]) -> None:
+def test_hear_now_handles_waiting_messages_of_known_pipes(wait: ThreadWait, pipe: tuple[int, int]) -> None:
     heard: list[bytes] = []
     wait.hear_now()
     wait.listen(pipe[0], reading(pipe[0], heard))
@@ -85,7 +85,7 @@ def test_hear_now_hears_what_has_come_and_not_what_is_forgotten(wait: ThreadWait
     assert heard == [b"a step"]
 
 
-def test_who_raises_is_forgotten_and_the_others_are_heard(wait: ThreadWait, pipe: tuple[int, int]) -> None:
+def test_listener_that_raises_is_removed_and_others_continue(wait: ThreadWait, pipe: tuple[int, int]) -> None:
     heard: list[bytes] = []
     broken = os.pipe()
 

@@ -11,7 +11,7 @@ from tests.unit.diffusion.specs import load
 
 
 @torch.inference_mode()
-def test_tiled_pixels_are_those_of_diffusers(tmp_path: Path) -> None:
+def test_tiled_pixels_equal_diffusers(tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path / "model", vae="kl")
     model, reference = load(checkpoint), AutoencoderKL.from_pretrained(checkpoint / "vae")
     latent = torch.randn(1, 4, 12, 19, generator=torch.Generator().manual_seed(1))

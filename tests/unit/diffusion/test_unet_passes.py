@@ -70,8 +70,8 @@ def test_residuals_are_added_where_diffusers_adds_them(unet_model: DiffusionMode
     assert not torch.equal(prediction, unet_model.predict(plain))
 
 
-def test_what_was_computed_before_the_step_changes_no_bit(model: DiffusionModel) -> None:
-    """Guided pictures have both rows at one timestep."""
+def test_precomputed_terms_change_no_bit(model: DiffusionModel) -> None:
+    """Both rows of a guided image have one timestep."""
     plain = inputs_of(model, 32)
     alike = DenoiserInput(plain.latents, torch.tensor([500.0, 500.0]), plain.conditioning)
 

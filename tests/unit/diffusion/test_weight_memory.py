@@ -23,7 +23,7 @@ LARGEST_LAYER = 514 * 24 * 4
     "fixture",
     ["checkpoint", "flow_checkpoint", "flux_checkpoint", "klein_checkpoint", "flux_2_checkpoint", "z_image_checkpoint"],
 )
-def test_needed_bytes_are_those_of_loaded_weights(
+def test_needed_bytes_equal_loaded_weights(
     fixture: str, storage: WeightStorage, request: pytest.FixtureRequest
 ) -> None:
     directory: Path = request.getfixturevalue(fixture)

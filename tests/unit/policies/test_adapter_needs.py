@@ -49,7 +49,7 @@ def test_needs_of_uploaded_lora_are_met_by_its_capability() -> None:
     ("capabilities", "loras", "can"),
     [((Capability.LORA,), "abc", True), ((Capability.LORA,), "a", False), ((), "abc", False), ((), "", False)],
 )
-def test_can_paint_needs_capability_and_every_lora(capabilities: tuple[Capability, ...], loras: str, can: bool) -> None:
+def test_worker_needs_capability_and_every_lora(capabilities: tuple[Capability, ...], loras: str, can: bool) -> None:
     needs = AdapterNeeds(frozenset({Capability.LORA}), frozenset("ab"))
 
     assert can_paint(needs, AdapterHoldings(frozenset(capabilities), frozenset(loras))) is can

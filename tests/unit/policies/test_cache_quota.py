@@ -1,4 +1,4 @@
-"""Who gives way in a shared cache: evictions played to their end, over all kinds of holdings."""
+"""Play evictions of a shared cache to their end, over all kinds of holdings."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from pentimento.domain.cache import CacheHolding
 from pentimento.policies.cache_quota import CacheLimits, gives_way, has_room
 
 TENANTS = "abcde"
-# By tenant the sizes of its entries, oldest first.
+# Sizes of the entries by tenant, oldest first.
 entries = st.dictionaries(st.sampled_from(TENANTS), st.lists(st.integers(1, 100), max_size=12), max_size=5)
 limits = st.builds(CacheLimits, st.integers(1, 30), st.integers(1, 1500), st.sampled_from([0.25, 0.5, 1.0]))
 
@@ -49,7 +49,7 @@ def test_a_tenant_within_an_equal_share_of_everything_loses_nothing(
 
 
 @given(st.dictionaries(st.sampled_from(TENANTS), st.integers(0, 40), max_size=5), st.integers(1, 60))
-def test_whoever_lost_an_entry_holds_as_many_as_anybody_but_for_one(counts: dict[str, int], most: int) -> None:
+def test_tenant_that_lost_entry_holds_most_or_one_less(counts: dict[str, int], most: int) -> None:
     held = {tenant: [1] * count for tenant, count in counts.items()}
 
     left = evicted(held, CacheLimits(most, 10**9))
@@ -65,13 +65,13 @@ def test_a_flood_of_one_tenant_costs_that_tenant() -> None:
     assert evicted(held, CacheLimits(26, 10**9)) == {"quiet": [10], "loud": [10] * 25}
 
 
-def test_of_bytes_that_are_short_the_one_with_most_bytes_gives_way_whoever_has_more_entries() -> None:
+def test_tenant_with_most_bytes_gives_way_when_bytes_are_short() -> None:
     held = {"many": [1] * 10, "large": [100]}
 
     assert gives_way(holdings(held), CacheLimits(100, 50)) == "large"
 
 
-def test_of_entries_that_are_short_the_one_with_most_entries_gives_way_whoever_has_more_bytes() -> None:
+def test_tenant_with_most_entries_gives_way_when_entries_are_short() -> None:
     held = {"many": [1] * 10, "large": [100]}
 
     assert gives_way(holdings(held), CacheLimits(10, 10**9)) == "many"
@@ -79,7 +79,7 @@ def test_of_entries_that_are_short_the_one_with_most_entries_gives_way_whoever_h
     assert gives_way(holdings(held), CacheLimits(11, 110)) is None
 
 
-def test_whoever_is_alone_may_have_all() -> None:
+def test_single_tenant_may_fill_cache() -> None:
     assert gives_way({"a": CacheHolding(10, 10)}, CacheLimits(10, 10)) is None
 
 
@@ -91,7 +91,7 @@ def test_a_tenant_has_room_below_its_share_of_both() -> None:
     assert not has_room(CacheHolding(0, 50), within)
 
 
-def test_a_tenant_may_hold_all_where_nobody_says_less() -> None:
+def test_tenant_may_fill_cache_by_default() -> None:
     within = CacheLimits(10, 100)
 
     assert has_room(CacheHolding(9, 99), within)
@@ -107,7 +107,7 @@ def test_a_tenant_with_just_its_share_keeps_it() -> None:
 
 
 @given(entries, limits, st.dictionaries(st.sampled_from(TENANTS), st.integers(0, 300), max_size=3))
-def test_a_tenant_with_bytes_of_its_own_keeps_no_more_and_costs_nobody_else_anything(
+def test_tenant_with_own_limit_keeps_to_it_and_costs_others_nothing(
     held: dict[str, list[int]], within: CacheLimits, own: dict[str, int]
 ) -> None:
     alone = CacheLimits(1000, 1_000_000, 1.0, own)

@@ -77,7 +77,7 @@ MISSES = {
 }
 
 
-def test_select_miss_says_what_is_lacking() -> None:
+def test_select_miss_names_missing_condition() -> None:
     found = {name: select_start(context, rules) for name, (context, rules, _) in MISSES.items()}
 
     assert found == {name: miss for name, (_, _, miss) in MISSES.items()}
@@ -135,7 +135,7 @@ def test_quality_beyond_the_profile_is_not_promised(quality: float | None, is_mi
 
 
 @given(similarity=similarities, stored=step_sets, step_count=st.integers(1, 100))
-def test_a_latent_is_a_stored_one_within_what_the_similarity_allows(
+def test_selected_latent_is_stored_and_allowed_by_similarity(
     similarity: float, stored: tuple[int, ...], step_count: int
 ) -> None:
     selection = select_start(by_text(similarity, stored, step_count), RULES)
@@ -164,7 +164,7 @@ def test_thresholds_that_make_no_sense_are_refused(similarity: float, share: flo
 
 
 @pytest.mark.parametrize("similarity", [-1.0, 1.0])
-def test_thresholds_may_be_at_the_ends_of_what_a_cosine_can_be(similarity: float) -> None:
+def test_threshold_may_be_minus_one_or_one(similarity: float) -> None:
     assert Threshold(similarity, 0.5).min_similarity == similarity
 
 

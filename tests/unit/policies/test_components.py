@@ -55,7 +55,7 @@ def test_utility_of_ten_uses_ages_to_one() -> None:
     assert rule.worth(component("old"), 3600.0) == pytest.approx(rule.worth(component("new"), 3600.0))
 
 
-def test_victims_leaves_what_need_not_go() -> None:
+def test_victims_spares_components_that_need_not_go() -> None:
     rule = FadingUses()
     small, middle, large = component("small", 10, 1.0), component("middle", 20, 4.0), component("large", 100, 30.0)
     resident = (small, middle, large)

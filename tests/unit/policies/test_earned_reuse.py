@@ -1,4 +1,4 @@
-"""Cells of reuse that trials open: how surely, in which order, and how rarely a bad one."""
+"""Test cells of reuse that trials open: how surely, their order, and how rarely a bad one."""
 
 import random
 

@@ -93,7 +93,7 @@ def test_closed_rows_allow_nothing_and_most_steps_are_tested_first() -> None:
     assert opened(RULES.of(*OTHER), counts).trials == (TrialRow(False, Threshold(0.95, 0.4)),)
 
 
-def test_rows_have_what_rows_of_more_steps_earned() -> None:
+def test_rows_inherit_threshold_of_rows_with_more_steps() -> None:
     found = moved(RULES.of(*OTHER), OTHER, steps20=0.95, steps10=0.93, steps25=CLOSED)
 
     assert [row.min_similarity for row in found.latents.thresholds] == [0.93, 0.93, 0.95, 0.95, CLOSED]

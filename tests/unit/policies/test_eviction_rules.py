@@ -1,4 +1,4 @@
-"""What each rule of eviction makes of a record, worked out by hand."""
+"""Compare the scores of each eviction rule with values computed by hand."""
 
 import math
 
@@ -44,7 +44,7 @@ def test_an_item_without_bytes_counts_as_one_of_a_byte() -> None:
     assert nothing == one
 
 
-def test_what_nobody_sets() -> None:
+def test_aged_benefit_has_defaults() -> None:
     rule = AgedBenefit(7)
 
     assert (rule.memory_share, rule.density_weight, rule.use_weight, rule.beside_share) == (3.0, 1.5, 0.5, 0.0)

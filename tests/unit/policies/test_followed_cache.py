@@ -1,4 +1,4 @@
-"""What a cache follows of a plan, and where the operator's own word stands."""
+"""Test the values that a cache takes from a plan, and the ones that the operator fixes."""
 
 import pytest
 
@@ -18,21 +18,21 @@ def test_without_a_plan_the_operators_choice_is_in_force() -> None:
     assert cache_in_force(CacheChoice(0.8, -1, "lru"), None) == CacheInForce(0.8, -1, "lru")
 
 
-def test_what_the_operator_left_open_is_the_plans() -> None:
+def test_plan_sets_values_without_operator_choice() -> None:
     now = cache_in_force(CacheChoice(), plan(alpha=0.95, bias=-2, eviction="lcbfu"))
 
     assert (now.alpha, now.bias, now.eviction) == (0.95, -2, "lcbfu")
     assert now.told == "plan 5.12: alpha 0.95, cache bias -2"
 
 
-def test_what_the_operator_chose_stands_and_the_reason_says_so() -> None:
+def test_operator_choice_overrides_plan_with_reason() -> None:
     now = cache_in_force(CacheChoice(0.8, 0, "none"), plan(alpha=0.95, bias=3, eviction="lcbfu"))
 
     assert (now.alpha, now.bias, now.eviction) == (0.8, 0, "none")
     assert now.told == "plan 5.12: alpha 0.8 is the operator's, cache bias +0 is the operator's"
 
 
-def test_a_plan_that_says_nothing_of_the_cache_is_not_told_of() -> None:
+def test_plan_without_cache_values_is_not_mentioned() -> None:
     now = cache_in_force(CacheChoice(alpha=0.8), plan())
 
     assert (now.alpha, now.eviction, now.told) == (0.8, "aged", "")
@@ -49,7 +49,7 @@ def test_a_plan_that_says_nothing_of_the_cache_is_not_told_of() -> None:
         ({"admits_light": False}, "noise", False, ""),
     ],
 )
-def test_only_what_the_plan_admits_enters(cache: dict[str, object], start: str, light: bool, refusal: str) -> None:
+def test_only_entries_admitted_by_plan_enter(cache: dict[str, object], start: str, light: bool, refusal: str) -> None:
     assert cache_in_force(CacheChoice(), plan(**cache)).refusal(start, light=light) == refusal
 
 
@@ -58,12 +58,12 @@ def test_without_a_plan_everything_may_enter() -> None:
 
 
 @pytest.mark.parametrize("followed", [None, plan(), plan(admits=("noise",), admits_light=False)])
-def test_an_operator_who_keeps_nothing_of_light_stages_keeps_the_last_stages(followed: Plan | None) -> None:
+def test_operator_that_drops_light_stages_keeps_last_stages(followed: Plan | None) -> None:
     now = cache_in_force(CacheChoice(keeps_light=False), followed)
 
     assert now.refusal("noise", light=True) == "this cache keeps nothing of a cascade's earlier stages"
     assert now.refusal("noise", light=False) == ""
 
 
-def test_a_caller_that_does_not_say_how_a_run_starts_is_judged_by_its_first_step() -> None:
+def test_kind_of_run_without_start_follows_first_step() -> None:
     assert [kind_of_run("", 0), kind_of_run("", 5), kind_of_run("image", 5)] == ["noise", "latent", "image"]

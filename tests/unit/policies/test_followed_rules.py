@@ -33,7 +33,7 @@ def step_of(row: FollowedRow | None) -> float | None:
     return row.threshold.saved_share if row is not None else None
 
 
-def test_a_raised_row_raises_those_that_skip_more_of_which_no_hit_said_anything() -> None:
+def test_raised_row_raises_rows_that_skip_more_without_hits() -> None:
     found = raised(0.85)
 
     assert [row.min_similarity for row in found.latents.thresholds] == [0.85, 0.85, 0.9]
@@ -42,14 +42,14 @@ def test_a_raised_row_raises_those_that_skip_more_of_which_no_hit_said_anything(
 
 
 def test_a_row_that_was_raised_past_one_that_skips_more_does_not_hold_it_up() -> None:
-    """It serves nothing, so no hit of its own could ever bring it down: reuse would have ended for good."""
+    """It serves no hits, so none could ever bring it down: reuse would end permanently."""
     assert [row.min_similarity for row in raised(0.9999, -1.0).latents.thresholds] == [0.8, 0.8, 0.9]
     assert [row.min_similarity for row in raised(0.9999, -1.0, 0.95).latents.thresholds] == [0.8, 0.8, 0.95]
     assert [row.min_similarity for row in raised(0.92, 0.9999, 0.95).latents.thresholds] == [0.92, 0.95, 0.95]
     assert [row.min_similarity for row in raised(0.75, 0.92).latents.thresholds] == [0.75, 0.92, 0.92]
 
 
-def test_without_samples_or_with_those_of_other_rows_a_table_is_the_profiles_own() -> None:
+def test_table_without_own_samples_is_the_profiles() -> None:
     assert raised() == REUSE
     assert raised(-1.0, 0.5) == REUSE
 
@@ -84,7 +84,7 @@ def test_a_hit_is_its_rows_by_the_steps_that_it_skipped() -> None:
 
 
 @given(st.lists(similarities, max_size=3), similarities, similarities, st.integers(2, 60))
-def test_tables_in_force_allow_no_more_than_the_profiles_and_no_less_to_the_more_alike(
+def test_tables_in_force_allow_at_most_profile_and_grow_with_similarity(
     positions: list[float], one: float, other: float, step_count: int
 ) -> None:
     rows = raised(*positions).latents.thresholds

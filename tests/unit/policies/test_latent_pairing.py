@@ -1,4 +1,4 @@
-"""When two workers paint one picture: as long as that is faster, and its deadline gains by it."""
+"""Two workers denoise one image as long as that is faster and its deadline gains by it."""
 
 import math
 from typing import Any
@@ -29,7 +29,7 @@ def paired(pace: PairPace, count: int, paired_s: float, own_half_s: float | None
 
 
 def whole(pace: PairPace, count: int, whole_s: float) -> list[bool]:
-    """After how many of them a pair is worth it."""
+    """Return after each whole step whether a pair pays."""
     pays = []
     for _ in range(count):
         pace.took_whole(whole_s)

@@ -9,10 +9,10 @@ LEFT_OUT: list[tuple[float | None, float, float | None, bool]] = [
     (0.04, 0.05, 0.5, True),
     (0.05, 0.05, 0.5, False),  # the bound itself is not below it
     (0.0, 0.0, 0.5, False),  # off
-    (0.04, 0.05, 0.04, True),  # the threshold itself is not enough for a picture
-    (0.04, 0.05, 0.03, False),  # under load the threshold in force would accept the picture
+    (0.04, 0.05, 0.04, True),  # the threshold itself does not accept an image
+    (0.04, 0.05, 0.03, False),  # under load the threshold in force would accept the image
     (0.0, 0.05, 0.0, True),
-    (0.04, 0.05, None, False),  # its pictures are not scored
+    (0.04, 0.05, None, False),  # its images are not scored
     (None, 0.05, 0.5, False),
     (math.nan, 1.0, 0.5, False),
     (-0.1, 1.0, 0.5, False),

@@ -46,7 +46,7 @@ def test_accounts_are_added_and_scaled_in_all_that_they_count() -> None:
 
 
 def test_the_bound_of_misses_alone_leaves_room_for_a_hit_that_was_not_seen() -> None:
-    """Of eleven ten are skipped; the smallest hit that was ever seen saves 0.5. 7 * 0.5 * ln 10 / (3 * 9)."""
+    """Ten of eleven are skipped; the smallest hit so far saves 0.5. 7 * 0.5 * ln 10 / (3 * 9)."""
     found = calibrate([*misses(10), SearchOutcome(1.0, 0.5), SearchOutcome(1.0, 0.6)], PRICES)
 
     assert found is not None
@@ -56,7 +56,7 @@ def test_the_bound_of_misses_alone_leaves_room_for_a_hit_that_was_not_seen() -> 
     assert found.at_least_s == pytest.approx(10 / 12 * (0.1 - bound * 10.0) - 0.001)
 
 
-def test_the_bound_grows_with_how_outcomes_vary_and_the_largest_of_them() -> None:
+def test_bound_grows_with_variance_and_largest_outcome() -> None:
     """Eight misses and hits of 0.1 and 0.3: a mean of 0.04, a variance of 0.01 - 0.0016."""
     hits = [SearchOutcome(0.0, 0.1), SearchOutcome(0.0, 0.3)]
 
@@ -86,8 +86,8 @@ def test_a_single_outcome_bounds_nothing() -> None:
     assert found is not None and found.at_least_s < -1e6
 
 
-def test_of_thresholds_that_promise_alike_the_lowest_is_taken() -> None:
-    """Lookups that cost nothing to search: whatever is skipped gains nothing."""
+def test_lowest_of_equally_good_thresholds_is_taken() -> None:
+    """Lookups cost nothing to search: skipping one gains nothing."""
     free = LookupPrices(0.0, 0.0, 0.0)
 
     found = calibrate([*misses(5), *misses(5, 1.0), *misses(5, 2.0)], free)
@@ -132,7 +132,7 @@ def test_one_that_is_off_books_nothing_and_learns_all_the_same() -> None:
     assert gate.total == NetLatency()
 
 
-def test_every_kind_of_lookup_is_booked_as_what_it_cost_and_saved() -> None:
+def test_every_kind_of_lookup_is_booked_with_cost_and_saving() -> None:
     gate = opened_gate()
 
     gate.note_skipped(PRICES)
@@ -143,7 +143,7 @@ def test_every_kind_of_lookup_is_booked_as_what_it_cost_and_saved() -> None:
     assert gate.total == NetLatency(3.0, 1.0, 0.1, 9 * 0.2 * 10.0, 0.003)
 
 
-def test_only_so_many_outcomes_are_remembered() -> None:
+def test_gate_remembers_2048_outcomes() -> None:
     gate = MatchGate()
 
     gate.remember([*misses(1, 0.3), *misses(2047, 0.1), *misses(1, 0.2)])
@@ -155,7 +155,7 @@ def test_only_so_many_outcomes_are_remembered() -> None:
 @pytest.mark.parametrize(
     ("lookup_count", "prices", "stays_on"), [(63, DEAR, True), (64, DEAR, False), (64, EVEN, False)]
 )
-def test_an_account_of_a_quarter_of_what_is_needed_switches_it_off_where_nothing_is_gained(
+def test_gate_switches_off_after_quarter_account_without_gain(
     lookup_count: int, prices: LookupPrices, stays_on: bool
 ) -> None:
     gate = opened_gate()
@@ -179,7 +179,7 @@ def test_an_account_counts_for_less_the_older_it_is() -> None:
     assert gate.total.lookup_count == 3072.0
 
 
-def test_one_that_goes_on_again_begins_a_new_account() -> None:
+def test_gate_switched_on_again_begins_new_account() -> None:
     gate = opened_gate()
     for _ in range(100):
         gate.note_skipped(DEAR)
@@ -193,7 +193,7 @@ def test_one_that_goes_on_again_begins_a_new_account() -> None:
     assert (off, gate.on, gate._recent) == (True, True, NetLatency())
 
 
-def test_after_it_went_off_it_needs_as_many_new_outcomes_as_at_first() -> None:
+def test_gate_switched_off_needs_full_count_of_new_outcomes() -> None:
     gate = opened_gate()
     gate.review(replace(PRICES, search_s=0.0))
     assert not gate.on
@@ -207,7 +207,7 @@ def test_after_it_went_off_it_needs_as_many_new_outcomes_as_at_first() -> None:
     assert on == [False, True]
 
 
-def test_one_that_keeps_a_recall_waits_for_as_many_outcomes() -> None:
+def test_gate_with_recall_waits_for_needed_outcomes() -> None:
     gate = MatchGate(needed_count=4, recall=1.0)
     on = []
     for outcome in [*misses(3), SearchOutcome(0.7, 0.1)]:
@@ -220,7 +220,7 @@ def test_one_that_keeps_a_recall_waits_for_as_many_outcomes() -> None:
     assert math.isnan(gate.calibration.expected_s) and math.isnan(gate.calibration.at_least_s)
 
 
-def test_one_that_keeps_a_recall_books_what_it_skips() -> None:
+def test_gate_with_recall_books_skipped_lookups() -> None:
     gate = MatchGate(needed_count=1, recall=1.0)
     gate.remember([SearchOutcome(0.7, 0.1)])
     gate.review(PRICES)
@@ -230,7 +230,7 @@ def test_one_that_keeps_a_recall_books_what_it_skips() -> None:
     assert gate.total.skipped_count == gate._recent.skipped_count == 1.0
 
 
-# The paper's: a search of 100 ms against a picture of 10 s.
+# The paper's prices: a search of 100 ms against an image of 10 s.
 FAR = LookupPrices(search_s=0.1, generation_s=10.0, prediction_s=0.0002)
 LOCAL = replace(FAR, search_s=0.001)
 
@@ -249,7 +249,7 @@ def learnt_gate(prices: LookupPrices = FAR) -> MatchGate:
     return gate
 
 
-def test_a_gate_searches_until_it_has_learnt_what_scores_mean() -> None:
+def test_gate_searches_until_scores_are_calibrated() -> None:
     gate = MatchGate()
     gate.remember(separable(255))
     gate.review(FAR)
@@ -275,7 +275,7 @@ def test_scores_that_say_nothing_are_not_acted_upon() -> None:
     assert not gate.on
 
 
-def test_the_threshold_weighs_what_is_forgone_against_what_is_saved() -> None:
+def test_threshold_weighs_lost_hits_against_saved_searches() -> None:
     """Hits in 0.2..0.4 cost ten searches each, so the threshold stays below them although misses follow."""
     outcomes = [
         SearchOutcome(number / 1000, 0.1 if 200 <= number < 400 or number >= 600 else 0.0) for number in range(1000)
@@ -289,7 +289,7 @@ def test_the_threshold_weighs_what_is_forgone_against_what_is_saved() -> None:
     assert 0 < found.at_least_s < found.expected_s
 
 
-def test_what_counts_is_how_outcomes_weigh_against_one_another() -> None:
+def test_calibration_uses_relative_weights_of_outcomes() -> None:
     """A tenth or three times of everything is the same evidence; outcomes of one weight are more of it than of two."""
     whole = separable(400)
     alike = [calibrate([replace(each, weight=weight) for each in whole], FAR) for weight in (1.0, 0.1, 3.0)]
@@ -305,7 +305,7 @@ def test_what_counts_is_how_outcomes_weigh_against_one_another() -> None:
     assert uneven.expected_s - uneven.at_least_s > first.expected_s - first.at_least_s
 
 
-def test_nothing_can_be_calibrated_on_scores_that_are_all_alike() -> None:
+def test_equal_scores_cannot_be_calibrated() -> None:
     assert calibrate([SearchOutcome(math.inf, 0.0)] * 500, FAR) is None
 
 
@@ -341,7 +341,7 @@ def test_it_stays_on_between_its_two_bounds() -> None:
         max_size=60,
     )
 )
-def test_a_lower_bound_is_never_above_what_is_expected(rows: list[tuple[float, float, float]]) -> None:
+def test_lower_bound_is_never_above_expectation(rows: list[tuple[float, float, float]]) -> None:
     found = calibrate([SearchOutcome(*row) for row in rows], FAR)
 
     assert found is None or found.at_least_s <= found.expected_s

@@ -56,14 +56,14 @@ def groups(*given: tuple[int, float, float]) -> list[QualitySample]:
     return [QualitySample(number, *one, 1.0) for number, one in enumerate(drawn, 1)]
 
 
-# Of 195 newer hits the five oldest of 200 are five of the least similar, of 196 they are four.
+# With 195 newer hits the five oldest of 200 are among the least similar; with 196 only four.
 OLD_BELOW, OLD_AT = (5, BAD, 0.86), (5, BAD, 0.91)
 # The hits, the threshold in force, and the similarity that it moves to; None: it stays.
 Moves = dict[str, tuple[list[QualitySample], float, float | None]]
 BY_SHARE: Moves = {
     "surely broken: to where it is not": (groups((20, BAD, 0.82), (40, GOOD, 0.95)), PROFILED, 0.95),
     "every hit fell short: repeats of a prompt alone": (groups((30, BAD, 0.9)), PROFILED, HIGHEST),
-    # Samples count from the last move on: one that goes on being broken up there would never be kept again.
+    # Samples count from the last move on: a threshold still broken there would never be kept again.
     "broken at the highest": (groups((30, BAD, HIGHEST)), HIGHEST, None),
     "nine failures": (groups((9, BAD, 0.9)), PROFILED, None),
     "ten failures": (groups((10, BAD, 0.9)), PROFILED, HIGHEST),
@@ -89,7 +89,7 @@ BY_SHARE: Moves = {
     # One failure in five is likely by a share of 0.95 (0.23), two are not (0.023): R's pbinom.
     "one of the five least similar": (groups((1, BAD, 0.91), (4, GOOD, 0.92), (115, GOOD, 0.95)), 0.9, 0.85),
     "two of the five least similar": (groups((2, BAD, 0.91), (3, GOOD, 0.92), (115, GOOD, 0.95)), 0.9, 0.92),
-    # Two of forty that are alike fall short, which is 0.05: they are not two of the least similar five.
+    # Two of forty equally similar hits fall short, which is 0.05: they are not two of the least similar five.
     "hits of one similarity": (groups((2, BAD, 0.91), (38, GOOD, 0.91), (80, GOOD, 0.95)), 0.9, None),
     # All from 0.85 on together keep the promise: 190 of 195.
     "not down to where the least similar fell short": (groups((5, BAD, 0.86), (190, GOOD, 0.95)), 0.9, None),
@@ -120,7 +120,7 @@ def test_threshold_follows_hits(moves: Moves, rule: ThresholdRule) -> None:
         assert moved(samples, start, rule=rule) == expected, name
 
 
-def test_threshold_of_the_profile_is_judged_by_all_hits_together() -> None:
+def test_threshold_of_profile_is_tested_by_all_hits() -> None:
     """A raised one rises past these five of the least similar."""
     samples = groups(OLD_AT, (115, GOOD, 0.95))
 
@@ -155,7 +155,7 @@ def test_the_order_in_which_samples_are_given_changes_nothing(
 
 
 def test_a_kept_promise_is_seldom_taken_for_a_broken_one() -> None:
-    """98 of 100 hits keep alpha; every one of 400 is judged as it comes. The bound is ours, of 200 such histories."""
+    """98 of 100 hits keep alpha; each of 400 is evaluated as it comes. The bound is ours, of 200 such histories."""
     drawn = random.Random(7)
     raised = 0
     for _ in range(200):
@@ -177,7 +177,7 @@ def test_bounds_of_a_share(kept: int, count: int, low: float, high: float) -> No
     assert list(share_bounds(kept, count)) == pytest.approx([low, high], abs=1e-4)
 
 
-def test_achieved_alpha_is_what_95_of_100_hits_kept() -> None:
+def test_achieved_alpha_is_kept_by_95_of_100_hits() -> None:
     samples = [sample(number, 0.5 + number / 1000) for number in range(1, 101)]
 
     found = achieved(samples)
@@ -196,7 +196,7 @@ def test_hits_below_the_threshold_in_force_say_nothing_of_it() -> None:
     assert achieved_quality(samples, 0.99, ALPHA) is None
 
 
-def test_a_picture_of_no_quality_from_scratch_is_kept_or_not() -> None:
+def test_image_without_quality_from_scratch_is_kept_or_not() -> None:
     kept, lost = QualitySample(1, 0.9, 0.0, -0.1), QualitySample(2, 0.9, -0.2, -0.1)
     assert achieved([kept]).alpha == 1.0
     assert achieved([lost]).alpha == 0.0
@@ -207,7 +207,7 @@ def test_next_to_no_quality_from_scratch_is_a_number_all_the_same() -> None:
 
 
 @given(samples_drawn, st.floats(0.1, 1))
-def test_intervals_hold_what_was_seen(samples: list[QualitySample], alpha: float) -> None:
+def test_intervals_contain_observed_values(samples: list[QualitySample], alpha: float) -> None:
     found = achieved(samples, -1.0, alpha)
 
     assert 0 <= found.kept_share_low <= found.kept_share <= found.kept_share_high <= 1
@@ -215,7 +215,7 @@ def test_intervals_hold_what_was_seen(samples: list[QualitySample], alpha: float
 
 
 def test_the_newest_hits_raise_a_threshold_that_old_ones_would_hold() -> None:
-    """340 hits that kept it and 60 of which 12 did not are a share of 0.97; the 60 by themselves are not 0.95."""
+    """340 hits kept it, and 12 of 60 did not: a share of 0.97; the 60 by themselves are below 0.95."""
     old, new = several(340, GOOD), several(48, GOOD, 0.95, first=341) + several(12, BAD, 0.82, first=389)
 
     assert achieved(old + new).kept_share == pytest.approx(0.97)

@@ -1,4 +1,4 @@
-"""Workers whose model is not the one that is registered under its name."""
+"""Test workers that hold other weights than the ones registered under the name."""
 
 from dataclasses import replace
 
@@ -43,7 +43,7 @@ def test_a_worker_with_another_digest_has_that_model_no_more() -> None:
     )
 
 
-def test_names_that_are_not_registered_and_digests_that_are_not_told_are_no_mismatch() -> None:
+def test_unregistered_names_and_unknown_digests_are_no_mismatch() -> None:
     fleet = context(replace(WRONG, resident_models=("light",)), replace(WRONG, instance_id="w3", held_model_digest=""))
     seen = HeldDigests().seen(fleet.replicas)
 
@@ -51,8 +51,8 @@ def test_names_that_are_not_registered_and_digests_that_are_not_told_are_no_mism
     assert without_mismatched(fleet, {}) is fleet
 
 
-def test_what_it_was_found_to_hold_is_remembered_while_it_holds_another_model() -> None:
-    """Else it would be made to load the wrong one again, and again."""
+def test_held_digest_is_remembered_while_worker_holds_another_model() -> None:
+    """Otherwise it would have to load the wrong weights again and again."""
     seen = HeldDigests().seen(context(WRONG).replicas)
     elsewhere = replace(WRONG, resident_models=("light",), held_model_digest="sha256:light")
     later = seen.seen(context(elsewhere).replicas)
@@ -62,7 +62,7 @@ def test_what_it_was_found_to_hold_is_remembered_while_it_holds_another_model() 
     assert (view.replica.resident_models, view.replica.available_models) == (("light",), ("light",))
 
 
-def test_a_new_start_or_another_registration_is_judged_anew() -> None:
+def test_new_generation_or_registration_is_checked_again() -> None:
     seen = HeldDigests().seen(context(WRONG).replicas)
 
     assert seen.mismatched({"heavy": "sha256:wrong"}) == {}
@@ -70,11 +70,11 @@ def test_a_new_start_or_another_registration_is_judged_anew() -> None:
     assert seen.seen(()).known == {}
 
 
-def test_plans_name_the_digests_of_what_workers_name() -> None:
+def test_plans_name_digests_of_models_of_workers() -> None:
     assert named_digests(context(WRONG), REGISTERED) == (RegisteredDigest("heavy", "sha256:right"),)
 
 
-def test_without_its_model_the_loras_behind_it_say_nothing_and_without_one_of_those_the_model_stays() -> None:
+def test_mismatched_model_removes_its_loras_and_mismatched_lora_keeps_model() -> None:
     fleet = context(replace(WRONG, available_models=("heavy", "neon", "light")))
 
     first, behind = (

@@ -23,7 +23,7 @@ def heard(
     return ReplicaCandidate(address, Hearing.NOW, load, opening, same)
 
 
-def heard_of_beside(address: str) -> ReplicaCandidate:
+def unheard_with_same_image(address: str) -> ReplicaCandidate:
     """Return a candidate that was never heard, with another ControlNet of the same image."""
     return ReplicaCandidate(address, same_picture_count=1)
 
@@ -48,9 +48,9 @@ CHOICES = {
     "failed after free": ([FAILED, heard("busy", 7)], "busy"),
     "failed before full": ([heard("full", 8), FAILED], "failed"),
     "refused counts as full": ([REFUSED, heard("busy", 7)], "busy"),
-    "unheard with streams that open": ([ReplicaCandidate("a", opening_count=3), heard_of_beside("b")], "b"),
+    "unheard with streams that open": ([ReplicaCandidate("a", opening_count=3), unheard_with_same_image("b")], "b"),
     "unheard beside another": (
-        [ReplicaCandidate("a", opening_count=1), ReplicaCandidate("c", opening_count=3), heard_of_beside("b")],
+        [ReplicaCandidate("a", opening_count=1), ReplicaCandidate("c", opening_count=3), unheard_with_same_image("b")],
         "a",
     ),
     "load of a lost one does not count": (
@@ -71,7 +71,7 @@ def test_best_replica_of_candidates() -> None:
 
 
 def test_best_replica_order_is_by_likelihood_to_accept() -> None:
-    """Whatever they cost: the last of each pair would be the cheapest."""
+    """Costs do not count: the last of each pair would be the cheapest."""
     order = [
         heard("free", 7, holds=False),
         ReplicaCandidate("unheard", opening_count=6),

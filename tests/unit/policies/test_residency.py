@@ -1,4 +1,4 @@
-"""Which components stay on a device: within its memory, never at the cost of what is in use, the popular ones."""
+"""Keep popular components on a device: within its memory, and never by evicting used ones."""
 
 from random import Random
 
@@ -69,7 +69,7 @@ def test_leaving_for_is_no_more_than_needed(calls: list[Loadable]) -> None:
 
 CHEAP, DEAR = component("cheap", load_s=0.1), component("dear", load_s=5.0)
 LARGE, SMALL = component("large", memory_bytes=30), component("small", memory_bytes=10)
-# Of each: the memory, the uses before, what is in use, and what leaves for another component of 10 bytes.
+# Per case: the memory, earlier uses, used components, and the ones that leave for another of 10 bytes.
 LEAVING: dict[str, tuple[int, list[Loadable], str, tuple[str, ...] | None]] = {
     "there is room": (20, [component("a")], "", ()),
     "the less used": (20, [component(name) for name in "aab"], "", ("b",)),

@@ -18,7 +18,7 @@ from pentimento.policies.residual_pipelining import (
     wait_share,
 )
 
-# The first and last of a schedule in which a ControlNet acts, and from where it is pipelined.
+# The first controlled step, the number of controlled steps, and the first pipelined step.
 SCHEDULES = st.tuples(st.integers(0, 30), st.integers(0, 30), st.integers(0, 31))
 
 
@@ -42,7 +42,7 @@ def test_the_last_step_that_is_unlike_the_one_before_it_keeps_all_before_synchro
 
 
 @given(cosines=st.lists(st.floats(0.98, 1.0), max_size=50))
-def test_from_the_first_alike_step_on_all_are_alike_and_none_could_be_earlier(cosines: list[float]) -> None:
+def test_first_alike_step_is_earliest_of_alike_rest(cosines: list[float]) -> None:
     first = first_alike_step(cosines)
 
     if first:
@@ -68,9 +68,7 @@ def test_from_the_first_alike_step_on_all_are_alike_and_none_could_be_earlier(co
         ([], 50, 0),
     ],
 )
-def test_a_bound_holds_for_as_many_steps_as_it_was_measured_with_and_more(
-    bounds: list[tuple[int, int]], step_count: int, first: int
-) -> None:
+def test_bound_holds_from_measured_step_count_on(bounds: list[tuple[int, int]], step_count: int, first: int) -> None:
     assert allowed_from_step([PipeliningBound(*bound) for bound in bounds], step_count) == first
 
 
@@ -95,7 +93,7 @@ def test_the_first_step_in_which_it_acts_is_its_own_wherever_that_is() -> None:
 
 
 @given(schedule=SCHEDULES)
-def test_whatever_is_used_was_asked_for_and_nothing_else_is(schedule: tuple[int, int, int]) -> None:
+def test_used_residuals_are_exactly_the_requested_ones(schedule: tuple[int, int, int]) -> None:
     start, length, pipelined_from = schedule
     steps = ResidualSteps(range(start, start + length), pipelined_from)
 
@@ -126,7 +124,7 @@ def test_by_itself_only_where_waiting_was_seen_to_cost_too_much(
     assert pipelined_from(mode, 0, share) == 0
 
 
-def test_waits_are_known_by_the_set_of_controlnets_and_follow_what_was_seen_last() -> None:
+def test_waits_are_kept_by_set_of_controlnets_and_follow_last_image() -> None:
     waits = ResidualWaits()
     waits.learn(["edges", "layout"], 0.5)
 
@@ -137,7 +135,7 @@ def test_waits_are_known_by_the_set_of_controlnets_and_follow_what_was_seen_last
     assert waits.share(["edges", "layout"]) == pytest.approx(0.4)
 
 
-def test_waits_of_sets_that_nobody_asks_for_any_more_are_forgotten() -> None:
+def test_waits_of_unused_sets_are_forgotten() -> None:
     waits = ResidualWaits()
     for number in range(1024):
         waits.learn([str(number)], 0.5)
@@ -157,17 +155,17 @@ def test_the_share_that_passes_waiting_is_that_of_synchronous_steps_less_the_one
     assert wait_share({}, range(10), 10, 10.0) == 0.0
 
 
-def test_a_picture_whose_first_step_alone_is_synchronous_tells_nothing() -> None:
+def test_image_with_one_synchronous_step_has_no_wait_share() -> None:
     assert wait_share({0: 5.0}, [0], 10, 15.0) is None
     assert wait_share({}, [], 10, 10.0) is None
 
 
-def test_a_picture_that_waited_for_longer_than_it_took_did_no_work() -> None:
+def test_wait_share_is_at_most_one() -> None:
     assert wait_share({0: 1.0, 1: 2.0}, range(2), 2, 1.0) == 1.0
     assert wait_share({0: 0.0, 1: 1.0}, range(2), 4, 5.0) == pytest.approx(0.5)
     assert wait_share({3: 1.0}, [3, 1], 4, 5.0) == pytest.approx(0.5)
     assert wait_share({1: 1.0}, [3, 1], 4, 5.0) == 0.0
 
 
-def test_from_the_second_step_on_a_picture_may_be_pipelined() -> None:
+def test_image_may_be_pipelined_from_second_step() -> None:
     assert [ResidualSteps(range(3), 1).used_in(step) for step in range(3)] == [0, 0, 1]

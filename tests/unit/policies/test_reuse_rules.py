@@ -37,7 +37,7 @@ def test_given_kind_overrides_every_profile() -> None:
     assert (reuse.latents.alpha, reuse.latents.source) == (0.8, UNPROFILED)
 
 
-def test_each_kind_has_the_table_of_its_own_encoder() -> None:
+def test_each_kind_has_table_of_its_encoder() -> None:
     sentences = changed(LATENTS, encoder_digest="sha256:sentences", rows=(reuse_step(5, 80, 0.9, 0.8, 0.7),))
     rules = ReuseRules(NOTHING, ProfileSet((LATENTS, BOTH, sentences)))
 
@@ -107,7 +107,7 @@ def test_largest_bias_keeps_and_retrieves_images_by_the_tables_of_latents() -> N
     assert keeps_image(0, rules.keeping("sha256:heavy", "sha256:clip"))
 
 
-def test_models_latents_are_kept_at_the_steps_of_its_own_table() -> None:
+def test_latents_of_model_are_kept_at_steps_of_its_table() -> None:
     rules = ReuseRules(NOTHING, PROFILES)
     assert capture_steps(50, rules.keeping("sha256:heavy", "sha256:clip")) == (5, 10)
     assert capture_steps(50, rules.keeping("sha256:light", "sha256:clip")) == ()

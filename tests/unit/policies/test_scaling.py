@@ -25,7 +25,7 @@ def steady(**per_s: float) -> RecentArrivals:
     return arrivals
 
 
-# By Erlang C's sum: of 80 erlangs, 82 servers delay 75 % of the requests, 1 in 4,000 of them beyond four service times.
+# Erlang C's sum: for 80 erlangs, 82 servers delay 75 % of the requests, and 1 in 4,000 beyond four service times.
 @pytest.mark.parametrize(
     ("erlangs", "slack_runs", "servers"),
     [(0.0, 1.0, 1), (0.5, 1.0, 3), (0.5, 4.0, 2), (8.0, 1.0, 12), (8.0, 4.0, 10), (80.0, 4.0, 82), (80.0, 0.25, 92)],
@@ -44,7 +44,7 @@ def test_needed_workers_uses_larger_batches_where_the_slo_allows_them() -> None:
     assert needed_workers(context(0), ["sd15"], 60.0, steady(sd15=4.5), {}) == 4
 
 
-def test_needed_workers_adds_models_and_ignores_those_without_requests() -> None:
+def test_needed_workers_adds_models_with_requests() -> None:
     arrivals = steady(sd15=4.5, turbo=0.0)
 
     assert needed_workers(context(0), ["sd15", "turbo", "unknown"], 3.6, arrivals, {}) == 12
@@ -108,7 +108,7 @@ def test_dwell_of_zero_follows_the_need() -> None:
     assert [window.update(now_s, needed) for now_s, needed in [(1.0, 2), (2.0, 4), (3.0, 0)]] == [2, 4, 0]
 
 
-def test_averages_begin_with_the_first_value_and_forget_what_is_missing() -> None:
+def test_averages_begin_with_first_value_and_forget_missing_models() -> None:
     averages = Averages()
     averages.update(100.0, {"a": 8.0})
     averages.update(101.0, {"a": 0.0})
@@ -129,7 +129,7 @@ def test_rate_of_steady_arrivals_is_their_mean(slack_s: float) -> None:
 # 40 requests in the last five seconds, after one a second for 295: 335 in all.
 @pytest.mark.parametrize(("slack_s", "rate"), [(5.0, 4.0), (20.0, 1.6), (600.0, 335 / 300)])
 @pytest.mark.parametrize("updates", [1, 10])
-def test_rate_of_burst_is_what_the_slack_leaves_of_it(updates: int, slack_s: float, rate: float) -> None:
+def test_rate_of_burst_is_spread_over_slack(updates: int, slack_s: float, rate: float) -> None:
     arrivals = steady(a=1.0)
     for number in range(1, updates + 1):
         arrivals.update(595.0 + 5.0 * number / updates, {"a": 8.0})

@@ -1,4 +1,4 @@
-"""When hits are painted again: who is drawn, when it is off-peak, and how much of the time it may take."""
+"""Test when hits are generated again: their draw, off-peak hours, and the share of time."""
 
 from dataclasses import replace
 
@@ -45,7 +45,7 @@ def test_shadow_worker_is_none_while_not_off_peak() -> None:
     assert {case for case, worker in found.items() if worker is not None} == set()
 
 
-def test_shadow_worker_beside_work_needs_own_device() -> None:
+def test_shadow_worker_during_work_needs_own_device() -> None:
     at_work = replace(QUIET, running_count=1)
     assert shadow_worker(at_work, 2.0, GivesWay.SUITE) is None
     assert shadow_worker(at_work, 2.0, GivesWay.WORKER) == "w-1"

@@ -1,4 +1,4 @@
-"""Who runs next, over all kinds of arrivals: a world of unit-time steps played against the policy."""
+"""Play a world of unit-time steps against the policy, over all kinds of arrivals."""
 
 from dataclasses import dataclass
 
@@ -34,8 +34,8 @@ class Request:
         return (due_at(self.arrived_at, self.deadline, AGING_LIMIT_S), self.number)
 
 
-# When it arrives, its group, how long after that it is due, and its steps. Made once: a strategy that is made anew for
-# each request costs more than all that is played.
+# Arrival time, group, time from arrival to deadline, and steps. Made once: a new strategy for each request costs more
+# than the whole play.
 _DRAWN = st.tuples(st.integers(0, 60), st.sampled_from("abc"), st.none() | st.integers(1, 100), st.integers(1, 8))
 
 
@@ -153,7 +153,7 @@ def test_yields_in_s_is_the_lead_before_the_end() -> None:
 
 @dataclass(frozen=True)
 class Turn:
-    """A batch of `key` that took `seconds`; `first`: the group of the most urgent request, of those `present`."""
+    """A batch of `key` that took `seconds`; `first`: the group of the most urgent request `present`."""
 
     key: str
     seconds: float

@@ -58,7 +58,7 @@ CHOICES = [
     (ThinningMode.ALWAYS, OFFER, Pressure(1.0, 1000.0), HARD),
     (ThinningMode.ALWAYS, OFFER, Pressure(None), HARD),
     (ThinningMode.ALWAYS, ThinningOffer(50), Pressure(1.0, 1000.0), None),
-    # Of a running request only steps that are still to come are left out.
+    # A running request leaves out only steps to come.
     (ThinningMode.DEADLINE, RUNNING, Pressure(1.0, 20.0), MILD),
     (ThinningMode.DEADLINE, ThinningOffer(50, 41, OFFER.options), Pressure(1.0, 1.0), None),
 ]
@@ -130,7 +130,7 @@ SPACINGS: list[tuple[ThinningOption, tuple[int, ...]]] = [
     (ThinningOption(0, 4, 1.0, 1.5), (0, 6, 17, 32)),
     (ThinningOption(0, 5, 1.0, 2.0), (0, 2, 8, 18, 32)),
     (ThinningOption(20, 3, 1.0, 1.5), (20, 25, 36)),
-    # So many that the first ones would fall together.
+    # With eight steps the first ones would coincide.
     (ThinningOption(40, 8, 1.0, 3.0), (40, 41, 42, 43, 44, 45, 46, 47)),
 ]
 
@@ -154,14 +154,14 @@ def test_check_thinned_steps_refuses_other_steps() -> None:
 THINNABLE: list[tuple[ThinningMode, ThinningOffer, float, float]] = [
     # The fewest of fifty steps are twenty.
     (ThinningMode.LOAD, OFFER, 0.6, 0.04),
-    # Whatever a plan says, they are left out.
+    # Steps are left out regardless of the plan.
     (ThinningMode.ALWAYS, OFFER, 0.6, 0.0),
     (ThinningMode.DEADLINE, OFFER, 0.0, 0.0),
     (ThinningMode.OFF, OFFER, 0.0, 0.0),
     (ThinningMode.LOAD, ThinningOffer(50), 0.0, 0.0),
     # Behind step 15 the hard one is no choice: 20 of 35 steps that remain.
     (ThinningMode.LOAD, ThinningOffer(50, 15, (MILD, HARD)), 15 / 35, 0.01),
-    # What kept more than all is no gain.
+    # A share above 1 is no gain.
     (ThinningMode.LOAD, ThinningOffer(50, 0, (ThinningOption(10, 10, 1.05),)), 0.6, 0.0),
 ]
 

@@ -1,4 +1,4 @@
-"""Directories of ControlNets: what is served, what is refused by name, and which models they fit."""
+"""Test directories of ControlNets: loaded, rejected by name, and matched to models."""
 
 import json
 import pickle
@@ -30,7 +30,7 @@ def load(directory: Path, expected_digest: str = "") -> ControlNet:
     return load_controlnet(directory, torch.device("cpu"), torch.float32, expected_digest)
 
 
-def test_what_it_is_is_told(controlnet: ControlNet, controlnet_directory: Path) -> None:
+def test_controlnet_info_describes_model(controlnet: ControlNet, controlnet_directory: Path) -> None:
     info = controlnet.info
 
     assert (info.family, info.latent_channels, info.condition_channels) == ("stable_diffusion", 4, 3)
@@ -58,7 +58,7 @@ def test_a_flows_takes_latents(flow_controlnet: ControlNet) -> None:
 
 
 @pytest.mark.parametrize("name", ["tiny-controlnet-edges", "tiny-controlnet-layout"])
-def test_the_zoos_are_those_of_its_registry(name: str) -> None:
+def test_zoo_controlnet_equals_registry_entry(name: str) -> None:
     entries = json.loads((ZOO / "registry.json").read_text())["models"]
     entry = next(entry for entry in entries if entry["name"] == name)
 

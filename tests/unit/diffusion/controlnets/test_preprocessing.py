@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 
 def scene(height_px: int, width_px: int) -> Tensor:
-    """Return waves of other lengths in each channel, whose edges are lines of every direction."""
+    """Return waves of other lengths in each channel; their edges are lines of every direction."""
     rows, columns = np.mgrid[:height_px, :width_px]
     waves = [
         100 * np.sin(columns / (5 + place) + rows / 9) + 80 * np.cos(rows * columns / (90 + 40 * place))
@@ -98,7 +98,7 @@ OF_OPENCV = {
 
 
 @pytest.mark.parametrize("size", OF_OPENCV)
-def test_edges_equal_those_of_opencv(size: tuple[int, int]) -> None:
+def test_edges_equal_opencv(size: tuple[int, int]) -> None:
     found = (edges(scene(*size))[0, 0] * 255).to(torch.uint8).numpy()
 
     assert hashlib.sha256(found.tobytes()).hexdigest() == OF_OPENCV[size]

@@ -1,4 +1,4 @@
-"""Residuals of a transformer's ControlNet, told of while its later blocks compute."""
+"""Deliver residuals of a transformer's ControlNet while its later blocks compute."""
 
 import threading
 from collections.abc import Callable
@@ -89,7 +89,7 @@ def test_the_whole_has_the_bits_of_diffusers_own_pass(directory: Path, network: 
     assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
 
 
-def test_several_are_summed_as_far_as_all_of_them_are_there(network: ControlNet) -> None:
+def test_sum_of_parts_ends_at_shortest_part(network: ControlNet) -> None:
     first, second = (network.residuals([step(network, seed, ControlSetting())])[0] for seed in (1, 2))
     begun = replace(second, block_residuals=second.block_residuals[:3], awaited_count=2)
 
@@ -102,7 +102,7 @@ def test_several_are_summed_as_far_as_all_of_them_are_there(network: ControlNet)
         summed([first, replace(begun, awaited_count=1)])
 
 
-def test_what_comes_beside_the_engine_comes_in_parts_of_the_sum(network: ControlNet) -> None:
+def test_local_controlnets_deliver_parts_of_sum(network: ControlNet) -> None:
     seen: list[ControlResiduals | None] = []
     done = threading.Event()
 
@@ -134,7 +134,7 @@ def test_what_comes_beside_the_engine_comes_in_parts_of_the_sum(network: Control
 
 
 def _when_asked(beside: LocalControlNets, ask: Callable[[], None]) -> None:
-    """The thread begins once the step is asked for."""
+    """Let the thread begin after the request for the step."""
     go_on = threading.Event()
     beside._pool.submit(go_on.wait, 60.0)
     ask()

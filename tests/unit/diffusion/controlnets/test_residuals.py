@@ -175,7 +175,7 @@ def made(value: float) -> ControlResiduals:
     return ControlResiduals((torch.full((1, 2), value),), torch.full((1, 2), 10 * value))
 
 
-def test_residuals_of_several_are_summed_and_those_of_none_left_out() -> None:
+def test_sum_skips_no_control() -> None:
     total = summed([NO_CONTROL, made(1.0), NO_CONTROL, made(2.0)])
 
     assert_equal(total, made(3.0))
@@ -306,7 +306,7 @@ def test_residuals_come_later_and_wake_the_engine(
     assert all(torch.equal(one, other) for one, other in zip(residuals.tensors, wanted.tensors, strict=True))
 
 
-def test_those_that_act_in_a_step_are_summed_and_none_is_no_control(
+def test_acting_controlnets_are_summed_and_none_is_no_control(
     controlnet: ControlNet, beside: LocalControlNets, came: threading.Event
 ) -> None:
     told = [condition(seed) for seed in range(3)]
@@ -327,9 +327,7 @@ def test_those_that_act_in_a_step_are_summed_and_none_is_no_control(
     assert all(torch.equal(one, other) for one, other in zip(residuals.tensors, wanted.tensors, strict=True))
 
 
-def test_what_goes_wrong_is_raised_where_it_is_taken(
-    controlnet: ControlNet, beside: LocalControlNets, came: threading.Event
-) -> None:
+def test_error_is_raised_by_take(controlnet: ControlNet, beside: LocalControlNets, came: threading.Event) -> None:
     class Broken(Gated):
         def residuals(self, steps: Sequence[ControlStep], tell: ResidualsSoFar = unheard) -> list[ControlResiduals]:
             raise Unavailable("CONTROLNET_LOST", "gone")
@@ -342,14 +340,14 @@ def test_what_goes_wrong_is_raised_where_it_is_taken(
         source.take(0)
 
 
-def picture(width: int, height: int) -> Image.Image:
+def random_image(width: int, height: int) -> Image.Image:
     values = np.random.default_rng(1).integers(0, 256, (height, width, 3), dtype=np.uint8)
     return Image.fromarray(values)
 
 
 @pytest.mark.parametrize("size", [(32, 32), (50, 20)])
 def test_decode_condition_has_size_and_range_of_diffusers(size: tuple[int, int]) -> None:
-    image = picture(*size)
+    image = random_image(*size)
     theirs = VaeImageProcessor(vae_scale_factor=4, do_convert_rgb=True, do_normalize=False)
 
     told = decode_condition(png_of(image), "conditioning_image", width_px=32, height_px=24)
@@ -369,7 +367,7 @@ def test_condition_of_unets_is_the_pixels(unet_model: DiffusionModel) -> None:
 
 
 @torch.inference_mode()
-def test_a_flows_are_told_a_latent_a_row_with_noise_of_its_own_and_the_shift_where_it_is_wanted(
+def test_condition_of_flow_is_noisy_latent_per_row_with_optional_shift(
     flow_model: DiffusionModel,
 ) -> None:
     pixels = torch.rand(1, 3, 32, 32)
@@ -384,9 +382,7 @@ def test_a_flows_are_told_a_latent_a_row_with_noise_of_its_own_and_the_shift_whe
 
 
 @torch.inference_mode()
-def test_a_condition_is_embedded_for_as_many_rows_as_the_image_has(
-    controlnet: ControlNet, flow_controlnet: ControlNet
-) -> None:
+def test_condition_is_embedded_once_per_row(controlnet: ControlNet, flow_controlnet: ControlNet) -> None:
     pixels, latents = torch.rand(1, 3, 32, 32), torch.rand(2, 8, 8, 8)
 
     embedded = controlnet.embed(pixels, row_count=2)

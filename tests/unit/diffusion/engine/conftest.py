@@ -1,4 +1,4 @@
-"""What tests of pairs share."""
+"""Share fixtures of tests of pairs."""
 
 import pytest
 
@@ -7,5 +7,5 @@ from pentimento.policies import latent_pairing
 
 @pytest.fixture
 def four_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures here have six steps."""
+    """Shorten trials: images here have six steps."""
     monkeypatch.setattr(latent_pairing, "_TRIAL_STEPS", 4)

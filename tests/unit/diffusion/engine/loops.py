@@ -63,7 +63,7 @@ class Listener(DenoisingListener):
 
     @property
     def latent(self) -> Tensor:
-        """Of the finished denoising."""
+        """Return the latent of the finished denoising."""
         assert isinstance(self.end, FinishedDenoising)
         return self.end.latent
 
@@ -111,11 +111,11 @@ class Loop:
 
     @torch.inference_mode()
     def tick(self, count: int = 1) -> bool:
-        """False when nobody could take the last step."""
+        """Run that number of steps; return False when no request could take the last one."""
         return [self.steps.tick() for _ in range(count)][-1]
 
     def run(self) -> None:
-        """Until nobody can take a step."""
+        """Run until no request can take a step."""
         while self.tick():
             pass
 

@@ -1,4 +1,4 @@
-"""Pictures in ever-changing batches: each is what it is alone, and the same history gives the same bits."""
+"""Denoise images in changing batches: each equals its run alone, and the same history gives the same bits."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -38,7 +38,7 @@ def request(seed: int = 7, first_step: int = 0, **changes: Any) -> DenoisingRequ
     return DenoisingRequest(spec, LatentStart(latent, first_step))
 
 
-def assert_same_picture(model: DiffusionModel, added: Added) -> None:
+def assert_same_image(model: DiffusionModel, added: Added) -> None:
     alone = denoise(model, added.job.request)
     torch.testing.assert_close(added.heard.latent, alone, rtol=0, atol=TOLERANCE)
 
@@ -70,7 +70,7 @@ def test_requests_of_one_size_and_guidance_share_passes(
 
     assert sorted(loop.observer.sizes) == sizes
     for one in added:
-        assert_same_picture(model, one)
+        assert_same_image(model, one)
 
 
 def test_a_request_that_is_to_be_alone_shares_no_forward_pass_and_has_the_bits_it_has_alone(
@@ -88,7 +88,7 @@ def test_a_request_that_is_to_be_alone_shares_no_forward_pass_and_has_the_bits_i
         assert one.heard.latent is not None
         assert torch.equal(one.heard.latent, denoise(model, one.job.request))
     for one in (*others, plain):
-        assert_same_picture(model, one)
+        assert_same_image(model, one)
 
 
 def test_a_request_joins_at_its_own_step_and_leaves_when_it_is_done(model: DiffusionModel) -> None:
@@ -102,8 +102,8 @@ def test_a_request_joins_at_its_own_step_and_leaves_when_it_is_done(model: Diffu
     assert loop.observer.sizes == [1, 1, 2, 2, 1, 1]
     assert short.heard.start == (4, 6)
     assert short.heard.steps == [5, 6]
-    assert_same_picture(model, long)
-    assert_same_picture(model, short)
+    assert_same_image(model, long)
+    assert_same_image(model, short)
 
 
 def test_stored_image_leaves_the_batch_without_a_step(model: DiffusionModel) -> None:
@@ -117,7 +117,7 @@ def test_stored_image_leaves_the_batch_without_a_step(model: DiffusionModel) -> 
     assert loop.observer.sizes == [1] * 6
     assert (stored.heard.start, stored.heard.steps) == ((6, 6), [])
     assert torch.equal(stored.heard.latent, denoise(model, stored.job.request))
-    assert_same_picture(model, other)
+    assert_same_image(model, other)
 
 
 def test_a_batch_of_one_gives_the_bits_of_the_image_alone(model: DiffusionModel) -> None:
@@ -157,7 +157,7 @@ def test_device_seconds_of_batchmates_add_up_to_the_time_of_the_steps(model: Dif
 
 @dataclass
 class Joins:
-    """Who comes at which tick, and who is stopped at which: a history of batches."""
+    """A history of batches: arrivals by tick, and the tick of each stop."""
 
     arrivals: list[tuple[int, DenoisingRequest]]
     stops: dict[int, int] = field(default_factory=dict)
@@ -205,7 +205,7 @@ def test_image_is_that_of_one_alone_in_any_history(model: DiffusionModel, histor
         if isinstance(one.heard.end, Cancelled):
             continue
         assert torch.equal(one.heard.latent, other.heard.latent)
-        assert_same_picture(model, one)
+        assert_same_image(model, one)
         if one.job.request.spec.guidance_scale > 1.0:
             assert torch.equal(one.heard.latent, denoise(model, one.job.request))
 

@@ -1,4 +1,4 @@
-"""Pictures under ControlNets whose halves two engines compute, each with the residuals of its own row."""
+"""Two engines compute the halves of images under ControlNets, each with the residuals of its row."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,19 +14,19 @@ from pentimento.diffusion.families import NO_CONTROL, BatchKey, ControlResiduals
 from pentimento.domain.errors import Unavailable
 from pentimento.policies.latent_pairing import PairPace
 from tests.unit.diffusion.engine.loops import Added, Loop, Scripted
-from tests.unit.diffusion.engine.test_batches import assert_same_picture, request
+from tests.unit.diffusion.engine.test_batches import assert_same_image, request
 from tests.unit.diffusion.engine.test_loras import Late, finish
 from tests.unit.diffusion.engine.test_pairing import TOLERANCE, Peer, seen_rows
 from tests.unit.diffusion.engine.test_seams import residuals
 from tests.unit.diffusion.specs import denoise_controlled
 
-# The steps in which nothing is controlled.
+# Steps without control.
 FREE = {4}
 KEY = BatchKey(32, 32, guided=True)
 
 
 def of_step(step_index: int) -> ControlResiduals:
-    """Of both rows, which differ."""
+    """Return different residuals for both rows."""
     return NO_CONTROL if step_index in FREE else residuals(step_index)
 
 
@@ -61,7 +61,7 @@ class RowSource:
 
 @dataclass
 class Pair:
-    """A picture, its worker's loop and its peer's."""
+    """An image, the loop of its worker and the loop of its peer."""
 
     loop: Loop
     own: RowSource
@@ -79,16 +79,16 @@ def pair_of(model: DiffusionModel, **peer: Any) -> Pair:
 
 
 def pace_of(loop: Loop) -> PairPace:
-    """Of controlled pictures."""
+    """Return the pace of controlled images."""
     return loop.steps.pairs._paces[(KEY, True)]
 
 
-def assert_controlled_picture(model: DiffusionModel, added: Added) -> None:
+def assert_controlled_image(model: DiffusionModel, added: Added) -> None:
     wanted = denoise_controlled(model, request(1), of_step)
     torch.testing.assert_close(added.finished.latent, wanted, rtol=0, atol=TOLERANCE)
 
 
-def test_each_worker_asks_for_residuals_of_its_own_row(model: DiffusionModel) -> None:
+def test_each_worker_requests_residuals_of_its_row(model: DiffusionModel) -> None:
     pair = pair_of(model)
     added = pair.loop.add(pair.asked)
 
@@ -98,7 +98,7 @@ def test_each_worker_asks_for_residuals_of_its_own_row(model: DiffusionModel) ->
     # DDIM scales nothing: both rows see the same latents.
     assert all(torch.equal(pair.theirs.latents[step], pair.own.latents[step]) for step in range(6))
     assert added.finished.paired_step_count == 6
-    assert_controlled_picture(model, added)
+    assert_controlled_image(model, added)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_worker_without_peer_asks_for_both_rows(
 
     assert (pair.own.asked, pair.peer.asked) == (own, peer)
     assert (pair.peer.left, added.finished.paired_step_count) == (1, paired)
-    assert_controlled_picture(model, added)
+    assert_controlled_image(model, added)
     # The wait for the peer is no part of a whole step.
     assert set(pace_of(pair.loop)._whole_s) == {0.0}
 
@@ -139,7 +139,7 @@ def test_lost_residuals_end_the_half_or_the_image_of_their_worker(model: Diffusi
 
     assert pair.peer.half is not None and isinstance(pair.peer.half.heard.end, Unavailable)
     assert added.finished.paired_step_count == 2
-    assert_controlled_picture(model, added)
+    assert_controlled_image(model, added)
     assert isinstance(lost.heard.end, Unavailable) and lost.heard.end.reason == "CONTROLNET_LOST"
 
 
@@ -155,7 +155,7 @@ def test_the_first_half_of_a_peer_has_time_to_open_streams(model: DiffusionModel
     assert added.finished.paired_step_count == 6
 
 
-def test_whose_loras_come_late_is_generated_by_one_worker(model: DiffusionModel) -> None:
+def test_request_with_late_loras_has_one_worker(model: DiffusionModel) -> None:
     pair = pair_of(model)
     added = pair.loop.add(replace(pair.asked, loras=Late((), late_asks=2, latest_step=3)))
 
@@ -163,7 +163,7 @@ def test_whose_loras_come_late_is_generated_by_one_worker(model: DiffusionModel)
 
     assert (pair.peer.asked, added.finished.paired_step_count) == ([], 0)
     assert [rows for _, rows in pair.own.asked] == [2] * 6
-    assert_controlled_picture(model, added)
+    assert_controlled_image(model, added)
 
 
 @pytest.mark.usefixtures("four_tried")
@@ -206,7 +206,7 @@ def test_paired_steps_that_are_no_shorter_end_the_pair_of_controlled_images_alon
     pair.loop.run()
 
     assert (added.finished.paired_step_count, pair.peer.left) == (5, 1)
-    assert_controlled_picture(model, added)
+    assert_controlled_image(model, added)
     assert pair.loop.steps.pairs.pays(KEY)
 
 
@@ -223,8 +223,8 @@ def test_a_half_under_control_shares_its_passes_with_a_half_that_has_none(model:
     for peer, loop in ((pair.peer, pair.loop), (plain, leader)):
         peer.late = set()
         loop.run()
-    assert_controlled_picture(model, added[0])
-    assert_same_picture(model, added[1])
+    assert_controlled_image(model, added[0])
+    assert_same_image(model, added[1])
 
 
 @pytest.mark.slow
@@ -249,4 +249,4 @@ def test_whatever_becomes_of_the_peer_and_of_residuals_the_image_is_the_same(
             held.pop()
 
     assert added.heard.steps == [1, 2, 3, 4, 5, 6]
-    assert_controlled_picture(model, added)
+    assert_controlled_image(model, added)

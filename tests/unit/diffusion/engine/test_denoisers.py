@@ -22,7 +22,7 @@ from pentimento.diffusion.families.layer_forwards import replaced
 from pentimento.domain.errors import FailedPrecondition
 from tests.support.logged import said_by
 from tests.unit.diffusion.engine.loops import Loop
-from tests.unit.diffusion.engine.test_batches import assert_same_picture, request
+from tests.unit.diffusion.engine.test_batches import assert_same_image, request
 from tests.unit.diffusion.engine.test_seams import residuals
 
 KEY = BatchKey(32, 32, guided=True)
@@ -83,11 +83,11 @@ def test_each_replay_reads_the_buffers_of_its_shapes_and_writes_where_the_first_
     assert second is first and torch.equal(first, 5 + torch.tensor([[0.0, 2.0, 4.0], [1.0, 3.0, 5.0]]))
     assert other.shape == (4, 3)
     assert len(recordings.made) == 2
-    # Recorded once and replayed twice over the same memory; another shape has memory of its own.
+    # Recorded once and replayed twice over the same memory; another shape has other memory.
     assert len(set(read[:3])) == 1 and read[3] == read[4] != read[0]
 
 
-def test_what_the_caller_gave_is_not_read_again(recordings: Recordings) -> None:
+def test_replay_does_not_read_caller_tensors_again(recordings: Recordings) -> None:
     replayed = ReplayedFunction(lambda values: values * 2, recordings)
     given = torch.ones(3)
 
@@ -107,7 +107,7 @@ def test_what_the_caller_gave_is_not_read_again(recordings: Recordings) -> None:
     ],
     ids=["a part is missing", "another type", "another number"],
 )
-def test_what_differs_in_kind_is_recorded_apart(recordings: Recordings, first: Any, second: Any) -> None:
+def test_arguments_of_other_kind_are_recorded_separately(recordings: Recordings, first: Any, second: Any) -> None:
     replayed = ReplayedFunction(lambda left, right: left[0] * 1, recordings)
 
     for arguments in (first, second, first):
@@ -116,7 +116,7 @@ def test_what_differs_in_kind_is_recorded_apart(recordings: Recordings, first: A
     assert len(recordings.made) == 2
 
 
-def test_what_comes_once_or_twice_is_not_recorded(recordings: Recordings) -> None:
+def test_first_two_calls_are_not_recorded(recordings: Recordings) -> None:
     replayed = ReplayedFunction(lambda values: values * 2, recordings, after=2)
 
     made = []
@@ -134,7 +134,7 @@ def test_the_recording_that_was_called_longest_ago_is_forgotten(recordings: Reco
     for size in (1, 2, 1, 3, 1, 2):
         replayed(torch.ones(size))
 
-    # The third size pushes the second out, which is recorded anew.
+    # The third size pushes the second out, which is then recorded again.
     assert [len(one.outputs) for one in recordings.made] == [1, 2, 3, 2]
 
 
@@ -180,7 +180,7 @@ def test_a_batch_of_another_size_that_comes_again_is_recorded_with_its_halves(
 
 
 @torch.inference_mode()
-def test_what_was_recorded_is_given_up_where_memory_is_wanted(model: DiffusionModel, recordings: Recordings) -> None:
+def test_recordings_are_released_when_memory_is_short(model: DiffusionModel, recordings: Recordings) -> None:
     denoiser, inputs = captured(model, recordings, (1,)), example_input(model, KEY, 2)
     recording = weakref.ref(recordings.made.pop())
 
@@ -246,7 +246,7 @@ def test_a_patched_weight_is_seen_by_a_recording(model: DiffusionModel, recordin
 
 
 @pytest.mark.parametrize("recorded", [True, False])
-def test_images_in_padded_batches_are_those_of_one_alone(
+def test_images_in_padded_batches_equal_single_runs(
     model: DiffusionModel, recordings: Recordings, denoiser: CompiledDenoiser, recorded: bool
 ) -> None:
     loop = Loop(model, denoiser=captured(model, recordings, (1, 3)) if recorded else denoiser)
@@ -256,7 +256,7 @@ def test_images_in_padded_batches_are_those_of_one_alone(
 
     assert [(report.request_count, report.row_count) for report in loop.observer.batches] == [(2, 6)] * 6
     for one in added:
-        assert_same_picture(model, one)
+        assert_same_image(model, one)
     assert len(recordings.made) == (2 if recorded else 0)
 
 

@@ -122,7 +122,7 @@ def test_thinning_on_the_way_is_ignored(model: DiffusionModel) -> None:
 
 
 class LateResiduals:
-    """A ControlNet without effect whose residuals arrive a tick later."""
+    """Residuals without effect that arrive a tick later."""
 
     def __init__(self) -> None:
         self._asked: dict[int, int] = {}

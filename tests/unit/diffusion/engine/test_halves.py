@@ -1,5 +1,5 @@
-"""The two halves of a step: the first runs while residuals are on their way, and the picture has the bits it has when
-they are there at once."""
+"""The first half of a step runs while residuals are on their way, and the image has the same bits as with residuals on
+time."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -32,7 +32,7 @@ from tests.unit.diffusion.specs import denoise, denoise_controlled
 
 
 class Halves(Denoiser):
-    """The model's own halves, and what ran in which order: the half and its rows."""
+    """Run the model's own halves, and record each half with its number of rows."""
 
     def __init__(self, model: DiffusionModel, after_encode: Callable[[], None] = lambda: None) -> None:
         super().__init__(model)
@@ -177,7 +177,7 @@ def test_the_first_half_of_a_late_request_is_not_run_again(model: DiffusionModel
     assert torch.equal(plain.heard.latent, denoise(model, plain.job.request))
 
 
-def test_of_those_that_wait_behind_the_first_half_there_is_at_most_a_batch(model: DiffusionModel) -> None:
+def test_at_most_one_batch_waits_after_first_half(model: DiffusionModel) -> None:
     source = Source(held={0})
     denoiser = Halves(model)
     loop = Loop(model, denoiser=denoiser, max_batch=2)
@@ -206,7 +206,7 @@ def test_a_source_that_breaks_between_the_halves_ends_its_own_request(model: Dif
     assert torch.equal(plain.heard.latent, denoise(model, plain.job.request))
 
 
-def test_device_seconds_are_shared_by_those_that_wait_behind_the_first_half(model: DiffusionModel) -> None:
+def test_device_seconds_are_shared_by_requests_after_first_half(model: DiffusionModel) -> None:
     source = Source(held={0})
 
     def a_second_later() -> None:
@@ -226,7 +226,7 @@ def test_seconds_behind_the_first_half_without_residuals_are_counted_by_step(mod
     source = Source(held={1, 3})
     loop = Loop(model)
     controlled, plain = loop.add(controlled_request(source)), loop.add(request(2))
-    loop.tick(2)  # a step of both, then one of the plain one beside a first half
+    loop.tick(2)  # a step of both, then one of the plain request together with a first half
 
     loop.now += 2.0
     source.held.discard(1)
@@ -244,7 +244,7 @@ def test_seconds_behind_the_first_half_without_residuals_are_counted_by_step(mod
 
 @st.composite
 def lateness(draw: st.DrawFn) -> list[tuple[DenoisingRequest, dict[int, int]]]:
-    """Requests, guided, some controlled: of these how many ticks late each step's residuals are."""
+    """Draw guided requests, some controlled, and how many ticks late the residuals of each step are."""
     ticks = st.dictionaries(st.integers(0, 5), st.integers(1, 3), max_size=4)
     return [
         (
@@ -351,7 +351,7 @@ def test_the_halves_can_be_traced_as_one_graph_each(model: DiffusionModel, trace
     torch.testing.assert_close(prediction, model.predict(controlled), rtol=0, atol=1e-5)
 
 
-def test_controlled_images_in_padded_compiled_batches_are_what_they_are_alone(
+def test_controlled_images_in_padded_compiled_batches_equal_single_runs(
     model: DiffusionModel, traced: CompiledDenoiser
 ) -> None:
     late = Source(held=set(range(6)))

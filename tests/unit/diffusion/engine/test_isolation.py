@@ -1,4 +1,4 @@
-"""What goes wrong with one request stays with it: NaN, errors of the network, little memory, thousands of cancels."""
+"""Keep failures within one request: NaN, errors of the network, little memory, thousands of cancels."""
 
 import errno
 import gc
@@ -15,7 +15,7 @@ from pentimento.diffusion.engine.probe import RECOVERY_S
 from pentimento.diffusion.families import DiffusionModel
 from pentimento.domain.errors import Cancelled, Internal, PentimentoError, ResourceExhausted
 from tests.unit.diffusion.engine.loops import Loop, Scripted
-from tests.unit.diffusion.engine.test_batches import assert_same_picture, request
+from tests.unit.diffusion.engine.test_batches import assert_same_image, request
 from tests.unit.diffusion.specs import spec_with
 
 STOP = Cancelled("CANCELLED", "no more")
@@ -42,8 +42,8 @@ def test_values_that_are_not_finite_end_their_own_request_at_once(model: Diffusi
     assert isinstance(spoilt.end, Internal)
     assert spoilt.end.reason == "NON_FINITE_LATENT"
     assert spoilt.steps == [1, 2]
-    assert_same_picture(model, added[0])
-    assert_same_picture(model, added[2])
+    assert_same_image(model, added[0])
+    assert_same_image(model, added[2])
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
@@ -76,7 +76,7 @@ def test_a_request_that_the_network_fails_on_is_found_in_its_batch_and_ends_alon
     assert poison.heard.steps == []
     for one in good:
         assert one.heard.steps == [1, 2, 3, 4, 5, 6]
-        assert_same_picture(model, one)
+        assert_same_image(model, one)
 
 
 def at_most(rows: int, error: Exception) -> Any:
@@ -108,7 +108,7 @@ def test_a_batch_that_does_not_fit_the_device_is_halved_and_reported(model: Diff
     assert denoiser.releases == 1
     assert loop.observer.sizes == [2] * 12
     for one in added:
-        assert_same_picture(model, one)
+        assert_same_image(model, one)
 
 
 @pytest.mark.parametrize(("device", "releases"), [("cuda", 1), ("cpu", 0)])
@@ -137,7 +137,7 @@ def test_batches_grow_again_once_the_memory_may_be_back(model: DiffusionModel) -
     assert loop.observer.sizes == [2, 2, 2, 4]
 
 
-def test_memory_that_is_kept_for_nobody_is_given_up_before_a_batch_is_halved(model: DiffusionModel) -> None:
+def test_unused_memory_is_released_before_batch_is_halved(model: DiffusionModel) -> None:
     """Buffers of SDXL take 400 MB for each size that was generated lately."""
 
     def change(number: int, inputs: Any, prediction: Tensor) -> Tensor:
@@ -157,7 +157,7 @@ def test_memory_that_is_kept_for_nobody_is_given_up_before_a_batch_is_halved(mod
     assert len(kept) == 1
     assert loop.observer.refused_batches == []
     for one in (before, *added):
-        assert_same_picture(model, one)
+        assert_same_image(model, one)
 
 
 def test_a_request_that_the_device_cannot_hold_alone_ends_as_out_of_memory(model: DiffusionModel) -> None:
@@ -180,7 +180,7 @@ def test_request_that_fails_ends_alone(model: DiffusionModel, unprepared: bool) 
     loop.run()
 
     assert isinstance(bad.heard.end, PentimentoError if unprepared else Internal)
-    assert_same_picture(model, good)
+    assert_same_image(model, good)
 
 
 @pytest.mark.parametrize("other_runs", [True, False])
@@ -206,7 +206,7 @@ def is_latent(thing: object) -> bool:
 
 
 def engine_objects() -> int:
-    """Count what the engine has made and not let go of: tensors, and objects of its own classes."""
+    """Count tensors and objects of the engine that are alive."""
     own = (one for one in gc.get_objects() if type(one).__module__.startswith(("pentimento.diffusion", "torch")))
     return sum(1 for _ in own)
 
@@ -219,7 +219,7 @@ def test_thousands_of_cancels_leave_nothing_behind(model: DiffusionModel) -> Non
     before = engine_objects()
     for _ in range(10):
         tickets = [loop.add(request(1)).job for _ in range(300)]
-        loop.tick()  # some of them begin
+        loop.tick()  # some begin
         for ticket in tickets:
             ticket.stop(STOP)
         loop.tick()
@@ -228,4 +228,4 @@ def test_thousands_of_cancels_leave_nothing_behind(model: DiffusionModel) -> Non
 
     assert loop.steps.idle
     assert engine_objects() - before < 300
-    assert_same_picture(model, survivor)
+    assert_same_image(model, survivor)

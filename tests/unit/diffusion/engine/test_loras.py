@@ -20,7 +20,7 @@ from pentimento.diffusion.loras.patching import WeightPatch
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.errors import Unavailable
 from tests.unit.diffusion.engine.loops import Added, Loop, Scripted
-from tests.unit.diffusion.engine.test_batches import assert_same_picture, request
+from tests.unit.diffusion.engine.test_batches import assert_same_image, request
 from tests.unit.diffusion.loras.made_loras import made_lora
 
 TOLERANCE = 1e-4
@@ -67,7 +67,7 @@ class Late:
 
 @torch.inference_mode()
 def denoised(model: DiffusionModel, asked: DenoisingRequest, adapters: AdapterSet, from_step: int = 0) -> Tensor:
-    """What one picture is with patched weights, from a step on."""
+    """Denoise one image with patched weights from a step on."""
     prompts, patch = PromptMemo(model, 8), WeightPatch(model.denoiser, "unet", model.forget_time_terms)
     denoising = prepare(model, prompts, asked)
     while not denoising.done:
@@ -137,7 +137,7 @@ def test_a_lone_set_is_patched_in_and_its_image_has_the_bits_of_patched_weights(
     assert all(inputs.adapters is None for inputs in seen)
     assert torch.equal(added.heard.latent, denoised(model, added.job.request, sets[3]))
     assert (added.heard.latent - denoised(model, added.job.request, ())).abs().max() > 0.01
-    assert_same_picture(model, plain)
+    assert_same_image(model, plain)
 
 
 def test_requests_with_one_set_share_the_patched_weights(model: DiffusionModel, sets: list[AdapterSet]) -> None:
@@ -153,9 +153,7 @@ def test_requests_with_one_set_share_the_patched_weights(model: DiffusionModel, 
         assert_denoised_with(model, one, sets[1])
 
 
-def test_a_mixed_batch_shares_every_pass_and_nobody_sees_anothers_loras(
-    model: DiffusionModel, sets: list[AdapterSet]
-) -> None:
+def test_mixed_batch_shares_passes_with_loras_per_row(model: DiffusionModel, sets: list[AdapterSet]) -> None:
     denoiser, seen = seen_inputs(model)
     before = digest(model)
     loop = Loop(model, denoiser=denoiser)
@@ -166,7 +164,7 @@ def test_a_mixed_batch_shares_every_pass_and_nobody_sees_anothers_loras(
 
     assert loop.observer.sizes == [4] * 6
     assert all(inputs.adapters is not None for inputs in seen)
-    assert_same_picture(model, plain)
+    assert_same_image(model, plain)
     for one, adapters in zip(added, sets[1:], strict=True):
         assert_denoised_with(model, one, adapters)
     assert digest(model) == before
@@ -208,8 +206,8 @@ def test_passes_apart_and_others_take_turns_with_patched_weights(
         assert_denoised_with(model, one, adapters)
 
 
-def test_whoever_joins_and_leaves_the_images_are_their_own(model: DiffusionModel, sets: list[AdapterSet]) -> None:
-    """From patched to mixed and back to patched, in the middle of the first picture."""
+def test_images_are_the_same_as_requests_join_and_leave(model: DiffusionModel, sets: list[AdapterSet]) -> None:
+    """The batch changes from patched to mixed and back in the middle of the first image."""
     denoiser, seen = seen_inputs(model)
     loop = Loop(model, denoiser=denoiser)
     first = loop.add(with_loras(sets[1]))
@@ -231,7 +229,7 @@ def test_whoever_joins_and_leaves_the_images_are_their_own(model: DiffusionModel
         max_size=5,
     )
 )
-def test_in_any_mixture_each_is_what_it_is_alone(
+def test_images_in_any_mixture_equal_single_runs(
     joins: list[tuple[int, int, int, int, bool]],
     model: DiffusionModel,
     sets: list[AdapterSet],
@@ -253,7 +251,9 @@ def test_in_any_mixture_each_is_what_it_is_alone(
         assert_denoised_with(model, one, sets[which])
 
 
-def test_late_loras_hold_up_nobody_and_wait_at_the_latest_step(model: DiffusionModel, sets: list[AdapterSet]) -> None:
+def test_late_loras_delay_no_other_request_and_wait_at_latest_step(
+    model: DiffusionModel, sets: list[AdapterSet]
+) -> None:
     loop = Loop(model)
     source = Late(sets[1], late_asks=1000, latest_step=2)
     late = loop.add(replace(request(1, prompt="late"), loras=source, capture_steps=frozenset({1, 2, 4})))
@@ -267,10 +267,10 @@ def test_late_loras_hold_up_nobody_and_wait_at_the_latest_step(model: DiffusionM
 
     assert late.finished.lora_patch_step == 2
     assert_denoised_with(model, late, sets[1])
-    assert_same_picture(model, plain)
+    assert_same_image(model, plain)
 
 
-def test_latents_before_the_patch_are_those_without_any_lora(model: DiffusionModel, sets: list[AdapterSet]) -> None:
+def test_latents_before_patch_equal_run_without_loras(model: DiffusionModel, sets: list[AdapterSet]) -> None:
     steps = frozenset({1, 2, 3, 4})
     alone, late = Loop(model), Loop(model)
     plain = alone.add(replace(request(1), capture_steps=steps))
@@ -316,11 +316,11 @@ def test_loras_that_cannot_be_had_end_their_own_request_with_the_reason(
     finish(loop)
 
     assert isinstance(lost.heard.end, Unavailable) and lost.heard.end.reason == "LORA_LOST"
-    assert_same_picture(model, plain)
+    assert_same_image(model, plain)
     assert digest(model) == before
 
 
-def test_a_replay_is_patched_whoever_else_generates(model: DiffusionModel, sets: list[AdapterSet]) -> None:
+def test_replay_is_patched_in_any_batch(model: DiffusionModel, sets: list[AdapterSet]) -> None:
     loop = Loop(model)
     loop.add(with_loras(sets[2], 5))
     replay = loop.add(replace(with_loras(sets[1]), alone=True))
@@ -330,10 +330,8 @@ def test_a_replay_is_patched_whoever_else_generates(model: DiffusionModel, sets:
     assert torch.equal(replay.heard.latent, denoised(model, replay.job.request, sets[1]))
 
 
-def test_loras_that_nobody_has_any_more_are_given_up_before_a_batch_is_halved(
-    model: DiffusionModel, sets: list[AdapterSet]
-) -> None:
-    """Beside the weights lie those of the sets that were mixed lately: of SDXL some hundred MB each."""
+def test_unused_loras_are_released_before_batch_is_halved(model: DiffusionModel, sets: list[AdapterSet]) -> None:
+    """Sets that were mixed lately stay in memory with the weights: some hundred MB each for SDXL."""
 
     def change(number: int, inputs: DenoiserInput, prediction: Tensor) -> Tensor:
         if any(row() is not None for row in kept):

@@ -1,4 +1,4 @@
-"""Pictures whose halves of guidance two engines compute: the same picture, whatever becomes of the peer."""
+"""Two engines compute the halves of guidance of an image: it is the same image, even if the peer fails."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,20 +18,20 @@ from pentimento.diffusion.loras import WeightedLora, layers_of
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.generation import Scheduler
 from tests.unit.diffusion.engine.loops import Added, Listener, Loop, Scripted
-from tests.unit.diffusion.engine.test_batches import assert_same_picture, request
+from tests.unit.diffusion.engine.test_batches import assert_same_image, request
 from tests.unit.diffusion.engine.test_batches import request as asked_for
 from tests.unit.diffusion.engine.test_loras import Late, denoised, finish
 from tests.unit.diffusion.loras.made_loras import made_lora
 from tests.unit.diffusion.specs import denoise, spec_with
 
-# What the composition of a batch may change of a picture (ADR 0009): a half is one row, where a whole step has two.
+# The tolerance for other batches (ADR 0009): a half is one row, and a whole step has two.
 TOLERANCE = 1e-4
 
 
 @dataclass
 class Peer:
-    """A loop of its own that computes halves for another loop's picture. It sits out the steps in `late`, and is gone
-    from `lost_at` on."""
+    """A loop that computes halves for an image of another loop. It misses the steps in `late`, and is gone from
+    `lost_at` on."""
 
     loop: Loop
     late: set[int] = field(default_factory=set)
@@ -112,10 +112,10 @@ def test_paired_image_is_that_of_one_worker(
     assert rows == [1] * 6
     assert peer.asked == list(range(6)) and peer.half is not None and peer.half.finished
     assert added.finished.paired_step_count == 6
-    assert_same_picture(found, added)
+    assert_same_image(found, added)
 
 
-def test_the_next_half_is_asked_for_before_anybody_is_told_of_the_step(model: DiffusionModel) -> None:
+def test_next_half_is_requested_before_listeners_receive_step(model: DiffusionModel) -> None:
     loop, peer, told = Loop(model), Peer(Loop(model)), []
     heard = Listener(at_step={step: lambda: told.append(list(peer.asked)) for step in range(1, 7)})
 
@@ -155,12 +155,12 @@ def test_steps_without_peer_are_computed_here(
     assert (before, seen) == ([1, 2, 3, 4, 5, 6][:taken], rows)
     assert added.heard.steps == [1, 2, 3, 4, 5, 6]
     assert added.finished.paired_step_count == paired
-    assert_same_picture(model, added)
+    assert_same_image(model, added)
     assert paired or torch.equal(added.heard.latent, denoise(model, request(1)))
 
 
 @pytest.mark.parametrize("changes", [{"guidance_scale": 1.0}, {}], ids=["unguided", "alone"])
-def test_who_has_no_two_halves_or_is_to_be_alone_has_no_peer(model: DiffusionModel, changes: dict[str, Any]) -> None:
+def test_unguided_or_alone_request_has_no_peer(model: DiffusionModel, changes: dict[str, Any]) -> None:
     loop, peer = Loop(model), Peer(Loop(model))
     added = loop.add(replace(request(1, **changes), peer=peer, alone=not changes))
 
@@ -189,12 +189,10 @@ def test_halves_share_a_pass_with_each_other_and_with_unguided_images(model: Dif
         leader.run()
     shared.run()
     for one in (*added, unguided):
-        assert_same_picture(model, one)
+        assert_same_image(model, one)
 
 
-def test_loras_change_both_halves_and_the_peer_is_asked_once_they_are_in_effect(
-    model: DiffusionModel, checkpoint: Path
-) -> None:
+def test_loras_change_both_halves_before_peer_is_used(model: DiffusionModel, checkpoint: Path) -> None:
     base = layers_of(model.info.family, model.adaptable)
     adapters = (WeightedLora(made_lora(base, 1), 0.7),)
     # Weights are patched in place: each worker has its own.
@@ -235,12 +233,12 @@ def test_paired_steps_that_are_no_shorter_end_the_pair(model: DiffusionModel) ->
     assert loop.steps.pairs.pays(BatchKey(128, 64, guided=True))
 
 
-def test_waiting_request_holds_up_nobody_and_is_stopped(model: DiffusionModel) -> None:
+def test_waiting_request_delays_no_other_and_is_stopped(model: DiffusionModel) -> None:
     loop, peer = Loop(model), Peer(Loop(model), late={0})
     waiting, plain = loop.add(replace(request(1), peer=peer)), loop.add(request(2))
     loop.run()
     assert waiting.heard.steps == []
-    assert_same_picture(model, plain)
+    assert_same_image(model, plain)
 
     waiting.job.stop(Unavailable("STOPPED", "no more"))
     loop.run()
@@ -266,4 +264,4 @@ def test_whatever_becomes_of_the_peer_the_image_is_the_same(
 
     for one in added:
         assert one.heard.steps == [1, 2, 3, 4, 5, 6]
-        assert_same_picture(model, one)
+        assert_same_image(model, one)

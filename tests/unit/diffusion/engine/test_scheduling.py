@@ -11,12 +11,12 @@ from pentimento.diffusion.engine.probe import RECOVERY_S, MemoryPoint, fit_memor
 from pentimento.diffusion.families import BatchKey, DiffusionModel
 from pentimento.domain.errors import DeadlineExceeded, InvalidArgument
 from tests.unit.diffusion.engine.loops import Loop, Scripted
-from tests.unit.diffusion.engine.test_batches import assert_same_picture, request
+from tests.unit.diffusion.engine.test_batches import assert_same_image, request
 
 MIB = 2**20
 
 
-def test_a_short_deadline_takes_the_place_of_a_long_one_which_goes_on_afterwards(model: DiffusionModel) -> None:
+def test_short_deadline_preempts_long_one_until_it_ends(model: DiffusionModel) -> None:
     loop = Loop(model, max_batch=1)
     long = loop.add(request(1))
     loop.tick(2)
@@ -28,8 +28,8 @@ def test_a_short_deadline_takes_the_place_of_a_long_one_which_goes_on_afterwards
     loop.run()
 
     assert loop.observer.preemptions == [1]
-    assert_same_picture(model, long)
-    assert_same_picture(model, short)
+    assert_same_image(model, long)
+    assert_same_image(model, short)
 
 
 def test_a_small_image_takes_turns_with_a_large_one_that_came_before(model: DiffusionModel) -> None:
@@ -46,11 +46,11 @@ def test_a_small_image_takes_turns_with_a_large_one_that_came_before(model: Diff
     assert small.heard.over.is_set()
     assert large.heard.steps == [1, 2, 3]
     loop.run()
-    assert_same_picture(model, small)
-    assert_same_picture(model, large)
+    assert_same_image(model, small)
+    assert_same_image(model, large)
 
 
-def test_without_preemption_whoever_began_ends_first(model: DiffusionModel) -> None:
+def test_without_preemption_first_begun_ends_first(model: DiffusionModel) -> None:
     loop = Loop(model, max_batch=1, preempt=False)
     long = loop.add(request(1))
     loop.tick(2)
@@ -100,7 +100,7 @@ def test_a_deadline_that_passes_ends_a_request_wherever_it_is(model: DiffusionMo
     assert loop.steps.idle
 
 
-def test_how_long_each_waited_is_told(model: DiffusionModel) -> None:
+def test_observer_receives_waiting_times(model: DiffusionModel) -> None:
     loop = Loop(model, max_batch=1)
     loop.add(request(1, first_step=5))
     loop.add(request(2, first_step=5))
@@ -127,14 +127,14 @@ def limits(budget_mib: int, max_batch: int = 8) -> BatchLimits:
     ("key", "decoder_bytes", "most"),
     [(GUIDED, 0.0, 2), (PLAIN, 0.0, 5), (BatchKey(100, 50, guided=True), 0.0, 5), (PLAIN, 2 * MIB / 10_000, 3)],
 )
-def test_batch_limit_fits_budget_beside_the_decoder(key: BatchKey, decoder_bytes: float, most: int) -> None:
+def test_batch_limit_fits_budget_with_decoder(key: BatchKey, decoder_bytes: float, most: int) -> None:
     made = limits(15)
     made.set_budget(MemoryBudget(15 * MIB, replace(MODEL, decoder_bytes_per_pixel=decoder_bytes)))
 
     assert made.limit(key) == most
 
 
-def test_check_refuses_what_never_fits_the_budget() -> None:
+def test_check_rejects_size_beyond_budget() -> None:
     with pytest.raises(InvalidArgument, match=r"200x200 pixels with guidance need about 18 MiB.*15 MiB") as refused:
         limits(15).check(BatchKey(200, 200, guided=True))
     assert refused.value.violations[0].field == "spec.width_px"

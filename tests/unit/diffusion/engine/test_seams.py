@@ -1,4 +1,4 @@
-"""What single requests bring into a batch: residuals of ControlNets, on time and late, and LoRAs."""
+"""Test inputs of single requests in a batch: residuals of ControlNets, on time and late, and LoRAs."""
 
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ from pentimento.diffusion.loras.bypass import stack_adapters
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.errors import Internal, Unavailable
 from tests.unit.diffusion.engine.loops import Added, Listener, Loop
-from tests.unit.diffusion.engine.test_batches import assert_same_picture, request
+from tests.unit.diffusion.engine.test_batches import assert_same_image, request
 from tests.unit.diffusion.specs import denoise_controlled
 
 DOWN_SHAPES = ((16, 8, 8), (16, 8, 8), (16, 4, 4), (32, 4, 4))
@@ -41,7 +41,7 @@ def residuals(seed: int, rows: int = 2, value: float | None = None) -> ControlRe
 
 @dataclass
 class Source:
-    """Random residuals for each step; those of the steps in `held` are under way until they are taken out of it."""
+    """Random residuals for each step; steps in `held` are late until the test removes them."""
 
     held: set[int] = field(default_factory=set)
     asked: list[tuple[int, DenoiserInput]] = field(default_factory=list)
@@ -70,13 +70,13 @@ def test_residuals_reach_their_own_request_alone(model: DiffusionModel, held: se
     loop.run()
 
     assert_controlled(model, controlled)
-    assert_same_picture(model, plain)
+    assert_same_image(model, plain)
     assert [step for step, _ in source.asked] == [0, 1, 2, 3, 4, 5]
     assert source.asked[0][1].latents.shape == (2, 4, 8, 8)
     assert loop.observer.preemptions == []
 
 
-def test_the_next_step_is_asked_for_before_anybody_is_told_of_this_one(model: DiffusionModel) -> None:
+def test_next_residuals_are_requested_before_listeners_receive_step(model: DiffusionModel) -> None:
     loop, source, asked = Loop(model), Source(), []
     controlled = loop.add(replace(request(1), control=source))
     controlled.heard.at_step[1] = lambda: asked.extend(step for step, _ in source.asked)
@@ -86,7 +86,7 @@ def test_the_next_step_is_asked_for_before_anybody_is_told_of_this_one(model: Di
     assert asked == [0, 1]
 
 
-def test_nobody_on_time_makes_no_step(model: DiffusionModel) -> None:
+def test_late_residuals_of_all_requests_make_no_step(model: DiffusionModel) -> None:
     loop = Loop(model)
     loop.add(replace(request(1), control=Source(held={0})))
 
@@ -116,7 +116,7 @@ def test_wrong_residuals_end_their_own_request(
     loop.run()
 
     assert isinstance(wrong.heard.end, error)
-    assert_same_picture(model, plain)
+    assert_same_image(model, plain)
 
 
 @pytest.mark.parametrize("first", [None, ControlResiduals()])
@@ -132,7 +132,7 @@ def test_stacked_residuals_are_zero_without_control_and_in_padding(first: Contro
         assert torch.equal(rows[2:4], wanted)
 
 
-def test_residuals_for_a_transformers_blocks_are_kept_beside_an_empty_one() -> None:
+def test_block_residuals_are_stacked_with_an_empty_one() -> None:
     ones = torch.ones(2, 16, 16)
 
     stacked = stack_residuals([ControlResiduals(), ControlResiduals(block_residuals=(ones, ones))], 2, 4)
@@ -153,14 +153,14 @@ def test_residuals_for_a_transformers_blocks_are_kept_beside_an_empty_one() -> N
     ],
     ids=["no mid", "no down", "fewer down", "of a transformer"],
 )
-def test_residuals_for_other_blocks_are_refused_whoever_comes_first(other: ControlResiduals, swapped: bool) -> None:
+def test_residuals_of_other_blocks_are_rejected_in_any_order(other: ControlResiduals, swapped: bool) -> None:
     parts = [other, residuals(1)] if swapped else [residuals(1), other]
 
     with pytest.raises(ValueError, match="blocks"):
         stack_residuals(parts, rows_each=2, row_count=4)
 
 
-def test_a_batch_in_which_nobody_has_control_takes_none() -> None:
+def test_batch_without_control_stacks_nothing() -> None:
     assert stack_residuals([None, ControlResiduals()], 2, 4) is None
     assert stack_residuals([None, None], 2, 4) is None
     assert stack_adapters([None, None], 2) is None
@@ -202,6 +202,6 @@ def test_residuals_of_one_request_alone_are_not_copied() -> None:
 
     assert stack_residuals([part], rows_each=2, row_count=2) is part
     assert stack_residuals([part, None], 2, 4) is not part
-    assert stack_residuals([part], 2, 4) is not part  # a padded batch has rows of its own
+    assert stack_residuals([part], 2, 4) is not part  # a padded batch has other rows
     with pytest.raises(ValueError, match="wanted 1 rows"):
         stack_residuals([part], rows_each=1, row_count=1)

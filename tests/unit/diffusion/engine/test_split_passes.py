@@ -1,5 +1,5 @@
-"""A transformer under a ControlNet with residuals in parts: blocks run as far as the residuals reach, and the image has
-the bits that it has when all come at once."""
+"""A transformer gets residuals of a ControlNet in parts: blocks run up to the last residual, and the image has the same
+bits as with all residuals at once."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -31,7 +31,7 @@ BLOCKS, RESIDUALS = 8, 4
 
 @pytest.fixture(scope="module")
 def deep(tmp_path_factory: pytest.TempPathFactory) -> DiffusionModel:
-    """Of eight blocks; its ControlNets have four."""
+    """Return a model of eight blocks; its ControlNets have four."""
     path = write_flow_checkpoint(tmp_path_factory.mktemp("deep") / "deep", max_sequence_length=3, num_layers=BLOCKS)
     return load_model(path, torch.device("cpu"), torch.float32)
 
@@ -68,7 +68,7 @@ def test_parts_of_a_pass_give_the_bits_of_diffusers_whole_pass(deep: DiffusionMo
     inputs = example_input(deep, BatchKey(32, 32, guided=True), 2)
     encoding = deep.encode(inputs)
     for stop in stops:
-        # As many as those blocks need: behind block i the residual i // 2.
+        # The residuals that these blocks need: residual i // 2 after block i.
         there = residuals(0, (stop - 2) // 2 + 1)
         encoding = deep.advance(replace(inputs, residuals=there), encoding, stop)
         assert (encoding.blocks_done, encoding.block_count) == (stop, BLOCKS)
@@ -144,7 +144,7 @@ def test_residuals_that_come_while_blocks_run_are_used_in_the_same_tick(deep: Di
     assert picture.heard.steps == [1]
 
 
-def test_images_at_the_same_place_share_what_they_both_can_run(deep: DiffusionModel) -> None:
+def test_images_at_same_block_share_passes(deep: DiffusionModel) -> None:
     late, later = Parts(there={0: 2}), Parts(there={0: 1})
     denoiser = Halves(deep)
     loop = Loop(deep, denoiser=denoiser)
@@ -194,7 +194,7 @@ class Slow(Parts):
 
 @st.composite
 def lateness(draw: st.DrawFn) -> list[dict[int, int] | None]:
-    """Guided pictures: for those that are controlled how many ticks a part takes, by step."""
+    """Draw guided images; a controlled one has the ticks per part, by step."""
     ticks = st.dictionaries(st.integers(0, 5), st.integers(1, 3), max_size=4)
     return [draw(ticks) if draw(st.booleans()) else None for _ in range(draw(st.integers(1, 4)))]
 

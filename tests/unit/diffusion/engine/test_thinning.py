@@ -1,4 +1,4 @@
-"""Pictures that leave out steps, from their start or on the way, alone and among others."""
+"""Denoise images that leave out steps, from their start or midway, alone and in batches."""
 
 from dataclasses import dataclass, field
 
@@ -26,9 +26,7 @@ def asked(seed: int = 7, thinned: tuple[int, ...] = (), **changes: object) -> De
 
 
 @pytest.mark.parametrize("scheduler", [*SCHEDULERS, Scheduler.FLOW_MATCH_EULER])
-def test_thinned_images_among_others_are_those_of_their_own_run(
-    scheduler: Scheduler, request: pytest.FixtureRequest
-) -> None:
+def test_thinned_images_in_batch_equal_single_runs(scheduler: Scheduler, request: pytest.FixtureRequest) -> None:
     is_flow = scheduler is Scheduler.FLOW_MATCH_EULER
     found: DiffusionModel = request.getfixturevalue("flow_model" if is_flow else "model")
     other = scheduler if is_flow else Scheduler.DDIM
@@ -131,7 +129,7 @@ def test_a_peer_computes_the_halves_of_the_steps_that_are_taken(model: Diffusion
 
 @dataclass
 class Control:
-    """Adds nothing, and notes what it was asked for: the step and its timestep."""
+    """Return no residuals, and record the steps and timesteps of requests."""
 
     asked: list[tuple[int, float]] = field(default_factory=list)
 
@@ -142,7 +140,7 @@ class Control:
         return NO_CONTROL
 
 
-def test_a_controlnet_is_asked_for_the_steps_that_are_taken(model: DiffusionModel) -> None:
+def test_controlnet_gets_requests_for_taken_steps(model: DiffusionModel) -> None:
     control, loop = Control(), Loop(model)
     spec = spec_with(num_inference_steps=STEPS)
     added = loop.add(DenoisingRequest(spec, NoiseStart(), control=control, thinned_steps=THINNED))

@@ -1,5 +1,4 @@
-"""The engine's promises, through its thread: steps in order, stops at the next step, one bad picture never takes others
-along."""
+"""Test the engine through its thread: steps in order, stops at the next step, and a failing image affects no other."""
 
 import threading
 from collections.abc import Callable
@@ -53,7 +52,7 @@ def test_a_denoising_goes_through_all_its_steps(engine: StepEngine, model: Diffu
     assert torch.equal(result.latent, denoise(model, NOISE))
 
 
-def test_paintings_are_taken_in_the_order_they_came(engine: StepEngine) -> None:
+def test_requests_are_taken_in_arrival_order(engine: StepEngine) -> None:
     order: list[int] = []
     heard = [submit(engine, at_step={8: lambda seed=seed: order.append(seed)}) for seed in range(4)]
 
@@ -106,7 +105,7 @@ def raise_error() -> None:
     raise RuntimeError("a prompt might be quoted here")
 
 
-def test_closing_fails_what_is_left_and_takes_nothing_more(model: DiffusionModel) -> None:
+def test_close_fails_remaining_requests_and_takes_no_more(model: DiffusionModel) -> None:
     engine = StepEngine(model, ALONE)
     engine.start()
     gate = threading.Event()
@@ -144,9 +143,7 @@ def test_call_runs_on_engine_thread_and_raises_to_its_caller(engine: StepEngine,
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_call_that_nobody_waits_for_any_more_leaves_the_thread_alone(
-    engine: StepEngine, model: DiffusionModel, begun: bool
-) -> None:
+def test_cancelled_call_leaves_thread_alone(engine: StepEngine, model: DiffusionModel, begun: bool) -> None:
     arrived, goes_on, acted = threading.Event(), threading.Event(), []
 
     def held() -> None:
@@ -163,9 +160,7 @@ def test_a_call_that_nobody_waits_for_any_more_leaves_the_thread_alone(
     assert acted == []
 
 
-def test_a_defect_of_the_loop_itself_ends_what_is_there_and_not_the_thread(
-    model: DiffusionModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_defect_of_loop_ends_requests_and_not_thread(model: DiffusionModel, monkeypatch: pytest.MonkeyPatch) -> None:
     defects = [RuntimeError("a prompt might be quoted here")]
 
     choose = GroupTurns.choose
@@ -185,9 +180,7 @@ def test_a_defect_of_the_loop_itself_ends_what_is_there_and_not_the_thread(
     engine.close()
 
 
-def test_whoever_comes_interrupts_work_for_idle_times_and_it_goes_on_later(
-    engine: StepEngine, model: DiffusionModel
-) -> None:
+def test_request_interrupts_idle_work_which_continues_later(engine: StepEngine, model: DiffusionModel) -> None:
     interrupted, began, again = [], threading.Event(), threading.Event()
 
     def work(wanted: Callable[[], bool]) -> bool:

@@ -1,7 +1,7 @@
-"""The Triton kernels against float64, run by Triton's interpreter on a CPU; `test_triton_kernels.py` runs this file in
-a process of its own. Tolerances: the rounding of the result, and single precision on the way. The interpreter cuts
-bfloat16 off instead of rounding it and multiplies no bfloat16; such products are compared on a GPU alone
-(`python -m benchmarks.gpu_rows`)."""
+"""Compare the Triton kernels with float64, run by Triton's interpreter on a CPU; `test_triton_kernels.py` runs this
+file in a separate process. Tolerances: the rounding of the result, and single precision on the way. The interpreter
+cuts bfloat16 off instead of rounding it and multiplies no bfloat16; such products are compared on a GPU alone (`python
+-m benchmarks.gpu_rows`)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ from pentimento.diffusion.families import BatchKey, DiffusionModel
 from pentimento.diffusion.kernels import fuse, kernels_for, reference, triton_kernels
 
 CPU = torch.device("cpu")
-# Of a value: half a unit in the last place, for bfloat16 a whole one.
+# Relative to a value: half a unit in the last place, a whole one for bfloat16.
 ROUNDING = {torch.float32: 2e-6, torch.float16: 2**-11, torch.bfloat16: 2**-7}
 DTYPES = pytest.mark.parametrize("dtype", list(ROUNDING), ids=["float32", "float16", "bfloat16"])
 
@@ -24,7 +24,7 @@ def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def pictures(*shape: int, dtype: torch.dtype) -> Tensor:
+def random_images(*shape: int, dtype: torch.dtype) -> Tensor:
     return random(*shape, dtype=dtype).to(memory_format=torch.channels_last)
 
 
@@ -40,7 +40,7 @@ def assert_rounded(got: Tensor, exact: Tensor, dtype: torch.dtype, room: float =
     ids=["whole parts", "odd sides", "more parts than are merged at once", "one element a group"],
 )
 def test_normalisation_with_silu(dtype: torch.dtype, shape: tuple[int, ...], groups: int) -> None:
-    inputs, weight = pictures(*shape, dtype=dtype), random(shape[1], dtype=dtype, seed=1)
+    inputs, weight = random_images(*shape, dtype=dtype), random(shape[1], dtype=dtype, seed=1)
     bias, shifts = random(shape[1], dtype=dtype, seed=2), random(*shape[:2], dtype=dtype, seed=3)
 
     got = triton_kernels.group_norm(inputs, weight, bias, groups, 1e-5, shifts=shifts, activated=True)
@@ -52,7 +52,7 @@ def test_normalisation_with_silu(dtype: torch.dtype, shape: tuple[int, ...], gro
 
 
 def test_normalisation_alone() -> None:
-    inputs = pictures(2, 6, 5, 5, dtype=torch.float32)
+    inputs = random_images(2, 6, 5, 5, dtype=torch.float32)
     weight, bias = random(6, dtype=torch.float32, seed=1), random(6, dtype=torch.float32, seed=2)
 
     got = triton_kernels.group_norm(inputs, weight, bias, 3, 1e-5)
@@ -62,7 +62,7 @@ def test_normalisation_alone() -> None:
 
 def test_normalisation_of_a_image_as_an_autoencoder_has_them() -> None:
     """In larger parts."""
-    inputs = pictures(1, 4, 280, 260, dtype=torch.float16)
+    inputs = random_images(1, 4, 280, 260, dtype=torch.float16)
     weight, bias = random(4, dtype=torch.float16, seed=1), random(4, dtype=torch.float16, seed=2)
 
     got = triton_kernels.group_norm(inputs, weight, bias, 2, 1e-6, activated=True)
@@ -73,7 +73,7 @@ def test_normalisation_of_a_image_as_an_autoencoder_has_them() -> None:
 
 def test_a_mean_far_from_zero_costs_no_precision() -> None:
     """Squares summed up would lose all of a deviation of one about a mean of a thousand."""
-    inputs = pictures(1, 4, 80, 70, dtype=torch.float32) + 1000
+    inputs = random_images(1, 4, 80, 70, dtype=torch.float32) + 1000
     one, none = torch.ones(4), torch.zeros(4)
 
     got = triton_kernels.group_norm(inputs, one, none, 2, 1e-5, activated=True)
@@ -93,7 +93,7 @@ def test_gated_gelu(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
 @DTYPES
 @pytest.mark.parametrize("biased", [True, False], ids=["with a bias", "without"])
 def test_a_sum_with_a_bias(dtype: torch.dtype, biased: bool) -> None:
-    left, right = pictures(2, 6, 30, 31, dtype=dtype), pictures(2, 6, 30, 31, dtype=dtype).flip(0)
+    left, right = random_images(2, 6, 30, 31, dtype=dtype), random_images(2, 6, 30, 31, dtype=dtype).flip(0)
     right = right.contiguous(memory_format=torch.channels_last)
     bias = random(6, dtype=dtype, seed=2) if biased else None
 

@@ -44,7 +44,7 @@ def layouts(model: DiffusionModel, xl_model: DiffusionModel) -> Iterator[None]:
 
 
 def assert_same(ours: Tensor, theirs: Tensor) -> None:
-    """But for what other sums round."""
+    """Compare results up to the rounding of other orders of summation."""
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
@@ -59,7 +59,7 @@ def fused(network: nn.Module, kernels: Kernels) -> Iterator[FusedLayers]:
 
 
 class Counted:
-    """Counts what is computed, and how."""
+    """Count the calls of each kernel."""
 
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
@@ -103,7 +103,7 @@ def test_every_layer_with_a_kernel_is_reached_once(unet_model: DiffusionModel) -
 
 @torch.inference_mode()
 def test_diffusers_own_forward_runs_them_too(model: DiffusionModel) -> None:
-    """As in a ControlNet, whose layers are the same."""
+    """A ControlNet has the same layers."""
     inputs, counted = example_input(model, KEY, 2), Counted()
     network = ControlNetModel.from_unet(model.denoiser, conditioning_embedding_out_channels=(8, 8, 8)).eval()
     condition = torch.rand(2, 3, 32, 32)
@@ -138,7 +138,7 @@ def test_restored_layers_are_the_very_same(unet_model: DiffusionModel) -> None:
 
 
 @torch.inference_mode()
-def test_loras_in_and_beside_the_weights_of_fused_layers_do_what_they_did(model: DiffusionModel) -> None:
+def test_loras_of_fused_layers_keep_their_effect(model: DiffusionModel) -> None:
     network, inputs = model.denoiser, example_input(model, KEY, 2)
     base = layers_of("stable_diffusion", {"unet": network})
     chosen = (WeightedLora(made_lora(base, 1, ends=("ff.net.0.proj", "conv1", "proj_in", "conv_shortcut")), 0.7),)
@@ -174,7 +174,7 @@ def test_images_that_do_not_lie_channels_last_go_the_reference_way() -> None:
     torch.testing.assert_close(layer(inputs), nn.functional.silu(norm(inputs)))
 
 
-def test_kernels_for_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_for_names_missing_requirement(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert usual_kernels(torch.device("cpu")) is None
     with pytest.raises(FailedPrecondition) as refusal:

@@ -1,5 +1,5 @@
-"""Runs the tests of the Triton kernels, `interpreted_kernels.py`, in a process whose Triton interprets: that is settled
-when Triton is first imported, and torch imports it for itself."""
+"""Run the tests of the Triton kernels, `interpreted_kernels.py`, in a process with the interpreter: Triton decides at
+its first import, and torch imports it for itself."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ from lab.runs.machine import ROOT
 
 @pytest.mark.parametrize(("capability", "element"), [(80, "fp16"), (90, "bf16"), (80, "fp32")])
 def test_the_kernels_compile_for_gpus(capability: int, element: str) -> None:
-    """As far as machine code; running it takes a GPU."""
+    """Compile to machine code; running it takes a GPU."""
     triton = pytest.importorskip("triton", reason="Triton is not installed: its kernels are not shown to compile")
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -42,11 +42,11 @@ def test_the_kernels_compile_for_gpus(capability: int, element: str) -> None:
         source = ASTSource(kernel, signature=signature, constexprs=values)
         compiled = triton.compile(source, target=target, options={"num_warps": 8, "num_stages": 3})
         assert compiled.asm["cubin"]
-        # What a multiprocessor of the smaller of the two has.
+        # The shared memory of a multiprocessor of the smaller GPU.
         assert compiled.metadata.shared <= 163 * 1024
 
 
-def test_the_kernels_compute_what_they_should() -> None:
+def test_interpreted_kernels_pass() -> None:
     pytest.importorskip("triton", reason="Triton is not installed: its kernels are not shown to be right")
     tests = Path(__file__).with_name("interpreted_kernels.py")
 

@@ -57,7 +57,7 @@ def patched(network: nn.Module, adapters: AdapterSet, inputs: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("kind", LAYERS)
 @torch.inference_mode()
-def test_each_row_of_a_mixed_batch_is_what_patched_weights_make_of_it(kind: str) -> None:
+def test_each_row_of_mixed_batch_equals_patched_weights(kind: str) -> None:
     layer, shape = LAYERS[kind]
     network = nn.Sequential(layer).eval()
     base = layers_of("any", {"unet": network})
@@ -70,7 +70,7 @@ def test_each_row_of_a_mixed_batch_is_what_patched_weights_make_of_it(kind: str)
     with adapted(network, stacked):
         first, together = network(2 * inputs), network(inputs)
 
-    # What one call leaves behind is not seen by the next.
+    # The second call does not see state of the first.
     assert not torch.equal(first, together)
     for place, adapters in enumerate(sets):
         own = slice(2 * place, 2 * place + 2)

@@ -42,7 +42,7 @@ def test_names_of_sd3s_release_are_the_layers_of_diffusers_converter(
 
 
 def test_names_of_fluxs_release_are_the_layers_of_diffusers_converter(tmp_path: Path) -> None:
-    """Of the real width, which the converter assumes, with four inputs a layer and a block of each kind."""
+    """Layers have the real width, which the converter assumes, four inputs each, and a block of each kind."""
     embedders = [f"time_text_embed.{one}_embedder" for one in ("timestep", "text", "guidance")]
     modules = {
         "x_embedder": 3072,
@@ -149,7 +149,7 @@ def test_stems_of_other_programs_name_the_denoisers_layers(stem: str, base: Base
     assert_same_deltas(read, {f"unet.{LAYER}": product(random_factors(base), "unet", LAYER)})
 
 
-def test_comfyuis_text_encoders_are_those_of_the_pipeline(xl_base: BaseLayers, tmp_path: Path) -> None:
+def test_text_encoders_of_comfyui_map_to_pipeline(xl_base: BaseLayers, tmp_path: Path) -> None:
     components = {"clip_l": "text_encoder", "clip_g": "text_encoder_2"}
     factors = random_factors(xl_base, ends=("fc1",), components=list(components.values()))
     tensors = {}

@@ -1,4 +1,4 @@
-"""Patches of weights: the weights they make, the bits that come back, and what is copied to a device."""
+"""Test patches of weights: the patched weights, the restored bits, and the copies to a device."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -186,9 +186,7 @@ def test_weight_zero_is_no_lora_and_the_same_set_is_not_added_twice(
     assert digest(model.denoiser) == patched != before
 
 
-def test_what_goes_wrong_in_the_middle_leaves_the_base(
-    model: DiffusionModel, base: BaseLayers, patch: WeightPatch
-) -> None:
+def test_failed_patch_restores_base(model: DiffusionModel, base: BaseLayers, patch: WeightPatch) -> None:
     before = digest(model.denoiser)
     lora = made_lora(base, 1)
     broken = Lora(
@@ -284,7 +282,7 @@ def test_factors_become_matrices_of_single_precision() -> None:
 
 
 def test_factors_of_one_file_go_to_another_device_in_one_copy() -> None:
-    """A device without memory of its own stands in for a GPU: shapes and places are what a GPU's are."""
+    """A device without memory stands in for a GPU: shapes and places are a GPU's."""
     file, other = torch.randn(100), torch.randn(20)
     there = FactorsThere(torch.device("meta"))
 

@@ -148,7 +148,7 @@ def test_kohyas_names_of_a_text_encoders_attention(base: BaseLayers, tmp_path: P
     assert_same_deltas(read, {f"text_encoder.{name}": 2 * product(factors, "text_encoder", name) for name in names})
 
 
-def test_names_of_the_original_layout_are_those_of_stable_diffusions_first_release() -> None:
+def test_names_of_original_layout_equal_first_release() -> None:
     blocks = [
         f"{side}.{block}.{kind}.{place}.x"
         for side, per_block in (("down_blocks", 2), ("up_blocks", 3))
@@ -281,7 +281,7 @@ def test_check_reads_the_header_alone(base: BaseLayers, tmp_path: Path, monkeypa
     check_lora(file, base)
 
 
-def test_digest_lora_covers_file_and_alphas_beside_it(base: BaseLayers, tmp_path: Path) -> None:
+def test_digest_lora_covers_file_and_alphas(base: BaseLayers, tmp_path: Path) -> None:
     file = write_tensors(tmp_path / "adapter_model.safetensors", pair(base))
     digests = [digest_lora(file)]
     assert digests[0] == read_lora(file, base, F32).digest == digest_of(file.read_bytes())

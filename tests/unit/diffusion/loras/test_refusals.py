@@ -1,4 +1,4 @@
-"""Files that are no LoRA of the model: what is wrong with them, and what the error says of it."""
+"""Reject files that are no LoRA of the model, with an error that names the fault."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -87,7 +87,7 @@ F32 = torch.float32
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_read_and_check_lora_name_what_is_wrong(what: str, base: BaseLayers, tmp_path: Path) -> None:
+def test_read_and_check_lora_name_fault(what: str, base: BaseLayers, tmp_path: Path) -> None:
     """A check reads the header alone, which says all but the numbers."""
     tensors, reason, said = WRONG[what]
     file = write_tensors(tmp_path / "it.safetensors", tensors(base))
@@ -149,7 +149,7 @@ def test_a_shape_lie_in_the_header_is_seen_before_anything_is_read(base: BaseLay
 
 
 @pytest.mark.parametrize("data", [b"", b"\x80\x02ctorch\n", b"PK\x03\x04" * 100, bytes(range(64))])
-def test_what_is_no_safetensors_file_is_refused(data: bytes, base: BaseLayers, tmp_path: Path) -> None:
+def test_other_file_format_is_rejected(data: bytes, base: BaseLayers, tmp_path: Path) -> None:
     (tmp_path / "it.safetensors").write_bytes(data)
 
     with pytest.raises(BadLora):

@@ -50,7 +50,7 @@ def test_second_of_a_slow_fleet_counts_for_less(rate: float, weight: float) -> N
 
 
 @pytest.mark.parametrize(("count", "weight"), [(0, 0.0), (1, 0.02), (2, 1 - 0.98**2), (50, 1 - 0.98**50)])
-def test_so_many_requests_count_for_more_the_more_they_are(count: int, weight: float) -> None:
+def test_share_weight_grows_with_request_count(count: int, weight: float) -> None:
     assert share_weight(count) == pytest.approx(weight)
 
 

@@ -1,4 +1,4 @@
-"""Test which worker switches to which model when more models than workers have requests."""
+"""Test the choice of worker and model for a switch when more models than workers have requests."""
 
 from dataclasses import replace
 
@@ -54,7 +54,7 @@ def held(decision: Decision) -> list[str]:
         "a spare worker leaves",
     ],
 )
-def test_many_models_switches_what_pays(
+def test_many_models_switches_worker_that_pays(
     workers: tuple[str, ...], demand: tuple[ModelDemand, ...], expected: list[str]
 ) -> None:
     assert held(decide(POLICY, fleet(*workers, demand=demand))) == expected
@@ -86,7 +86,7 @@ def test_longer_wait_outweighs_longer_queues(waited_s: float, load_s: float, swi
     ],
     ids=["new ones", "the oldest left", "some of a group left", "all left", "one came back", "one came back alone"],
 )
-def test_still_waiting_are_those_that_arrived_last(
+def test_still_waiting_keeps_last_arrivals(
     known: WaitingSince, arrived: float, waiting_count: int, expected: WaitingSince
 ) -> None:
     assert still_waiting(known, 10.0, arrived, waiting_count) == expected
@@ -124,7 +124,7 @@ def test_model_too_large_for_device_is_not_assigned() -> None:
     assert held(decide(POLICY, replace(context, replicas=small))) == ["a"]
 
 
-def test_load_seconds_of_worker_decide_who_loads() -> None:
+def test_worker_with_shortest_load_time_loads() -> None:
     context = fleet("a", "b", demand=(waiting("c", 2),))
     slow: Replica = replace(context.replicas[0].replica, device="slow")
     costs = (*context.profiles, AllocationProfile("c", "slow", 1, 1.0, 100, 20.0))

@@ -285,7 +285,7 @@ def test_large_count_by_load(load: MixtureLoad, count: int) -> None:
 
 
 def test_mixture_plans_with_a_tenth_to_spare() -> None:
-    """One small device runs 1 / 16.5 a second: of hits alone, at half the steps, it carries 0.9 of 2 / 16.5."""
+    """One small device runs 1 / 16.5 a second: it carries 0.9 of 2 / 16.5 hits alone, at half the steps."""
     allocator = MixturePolicy(DEFAULTS)
     # Of 16 devices one is large and spares nothing here: 15 small ones.
     limit_per_s = 0.9 * (15 / 16.5 + 1 / 91.5) * 2

@@ -38,7 +38,7 @@ def names(stages: tuple[Stage, ...]) -> list[str]:
 
 
 @pytest.mark.parametrize(("draw", "stages"), [(0.7, ["small", "large"]), (0.8, ["small", "medium", "large"])])
-def test_stages_are_those_that_the_cascade_names_whatever_the_order_of_pools(draw: float, stages: list[str]) -> None:
+def test_stages_follow_cascade_in_any_order_of_pools(draw: float, stages: list[str]) -> None:
     assert names(request_stages(INDEX, "", draw)) == stages
 
 
@@ -67,8 +67,9 @@ def test_pools_of_one_model_take_its_requests_by_their_workers() -> None:
     assert (drawn.count("quick"), drawn.count("full")) == (25, 75)
 
 
-def test_a_tenant_is_drawn_to_pools_of_its_model_that_it_may_use_and_to_no_other() -> None:
-    """By the workers of those; where it may use none, one of all is drawn, which admission refuses."""
+def test_tenant_is_drawn_to_allowed_pools_of_its_model_only() -> None:
+    """The draw is weighted by the workers of allowed pools; without one it is over all pools, and admission rejects
+    it."""
     pools = (PoolPlan("a", "c", ("w1",)), PoolPlan("b", "c", ("w2", "w3", "w4")), PoolPlan("d", "c", ("w5",)))
     plan = Plan(PlanVersion(1, 1), pools=pools)
 
@@ -82,8 +83,8 @@ def test_a_tenant_is_drawn_to_pools_of_its_model_that_it_may_use_and_to_no_other
 
 
 @pytest.mark.parametrize("draw", [0.0, 0.3, 0.6, 0.99])
-def test_a_tenant_is_drawn_to_places_where_a_stage_is_left_to_it(draw: float) -> None:
-    """Of three ways from noise the first two end in large, the second and the third have medium."""
+def test_tenant_is_drawn_to_ways_with_an_allowed_stage(draw: float) -> None:
+    """Two of three ways from noise end in large; the second and the third have medium."""
     ways = (RouteShare("noise", 0.5, "two"), RouteShare("noise", 0.2, "three"))
     pools = (replace(POOLS[0], routes=ways), POOLS[1], replace(POOLS[2], routes=(RouteShare("noise", 0.3),)))
     plan = replace(PLAN, pools=pools)
@@ -147,13 +148,13 @@ def test_a_stage_has_all_that_its_cascade_says_of_it() -> None:
     )
 
 
-def test_a_pool_that_only_resumes_a_latent_paints_it_for_good() -> None:
+def test_pool_that_resumes_latent_is_last_stage() -> None:
     came_with = request_stages(INDEX, "", 0.5)
 
     assert stages_from(INDEX, came_with, "large", "c", "latent", 0.5) == (Stage("large", "c"),)
 
 
-def test_one_who_named_a_model_is_sent_on_to_no_other() -> None:
+def test_request_that_named_model_is_not_deferred() -> None:
     plan = replace(PLAN, pools=(replace(POOLS[0], routes=every_start("two")), *POOLS[1:]))
     named = request_stages(PlanIndex(plan), "a", 0.5)
 

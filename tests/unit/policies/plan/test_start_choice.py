@@ -1,4 +1,4 @@
-"""Which models are asked for a start, and which start is taken."""
+"""Test the candidate models of a start, and the choice of the start."""
 
 import pytest
 from hypothesis import given
@@ -31,7 +31,7 @@ def test_images_go_where_the_plan_sends_them_and_latents_stay_with_their_model_t
     )
 
 
-def test_the_own_pool_is_asked_once_where_the_plan_sends_everything_to_it() -> None:
+def test_own_pool_is_one_candidate_where_plan_routes_all_to_it() -> None:
     assert start_candidates((SMALL,), Stage("small", "turbo"), 0.5) == (
         StartCandidate("small", "turbo", latents=True, images=True),
     )

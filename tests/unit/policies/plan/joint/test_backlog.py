@@ -19,7 +19,7 @@ ALLOCATOR = JointPolicy(ServingSettings(heavy="sd15", light="turbo", slo_s=5.0, 
 
 
 def waiting(count: int, mean: float | None = None, rate: float = 6.0) -> PlanInput:
-    """For the heavy model of eight devices, which have carried that rate for a while."""
+    """Return requests that wait for the heavy model; eight devices have carried that rate for a while."""
     last, _ = repeat(ALLOCATOR, context(8, ModelDemand("sd15", rate)), 3, 5.0)
     demand = ModelDemand("sd15", rate, queue_length=count, mean_queue_length=mean)
     return replace(context(8, demand, now_s=15.0), last=last)
@@ -32,7 +32,7 @@ def found(seen: PlanInput, slo_s: float = 5.0) -> dict[str, float]:
 
 
 def test_backlogs_requests_begun_within_half_slo_are_in_time() -> None:
-    """Seven devices in batches of two begin with 6.48 a second, and 5 s leave 2.84 s beside 2.16."""
+    """Seven devices in batches of two begin 6.48 a second; 2.16 s of the 5 s are service, which leaves 2.84 s."""
     seen = waiting(100)
     assert counts(seen.last) == {"sd15": 7, "turbo": 1}
 
@@ -54,7 +54,7 @@ def test_backlogs_without_planned_device_count_all() -> None:
 
 
 def heavy_share(decision: Decision) -> float:
-    """Of requests from noise, without those that a cascade sends on."""
+    """Return the share of requests from noise that go to the heavy model, without deferred ones."""
     heavy = [route for pool in decision.plan.pools if pool.model == "sd15" for route in pool.routes]
     return sum(route.share for route in heavy if route.route == NOISE)
 
@@ -71,8 +71,8 @@ def test_plan_ignores_queue_within_slo() -> None:
     assert decide(ALLOCATOR, waiting(5)) == decide(ALLOCATOR, waiting(0))
 
 
-def test_beside_others_moves_backlog_into_used_batches() -> None:
-    """Whoever waits is in the pool of these: one of larger batches would have nobody to take."""
+def test_backlog_moves_into_used_batches() -> None:
+    """Waiting requests go to the pool that serves new ones: a pool of larger batches would have no requests."""
     small, large, far = (PlannedPool("m", kind, size) for kind, size in (("a", 2), ("a", 8), ("b", 8)))
     noise, late = "noise:m", "backlog of m"
     rates = {Course(noise, (small,)): 1.0, Course(late, (large,)): 0.5, Course(late, (far,)): 0.25}
@@ -86,8 +86,8 @@ def test_beside_others_moves_backlog_into_used_batches() -> None:
 
 @pytest.mark.slow
 def test_simulated_burst_is_worked_off() -> None:
-    """Forty a second for half a minute, then what seven of eight devices carry: all of these were late, for as long as
-    that load went on."""
+    """Forty a second for half a minute, then the capacity of seven of eight devices: all these were late, as long as
+    that load lasted."""
     burst = [index / 40.0 for index in range(1_200)]
     later = [30.0 + index / 6.0 for index in range(1, 1_200)]
     scenario = cascade("joint", devices=8, rate=5.0, answers_late=True)

@@ -154,7 +154,7 @@ SETTLED = {
     "large in force, small ones 83 % busy": (3.3, {"before": 4}, 4),
     "small in force, 78 % busy": (3.1, {"before": 1}, 1),
     "small in force, 83 % busy": (3.3, {"before": 1}, 4),
-    # Two of four load the model for 5 s of 10: they carry three a second in batches of one, of which 2.5 is 83 %.
+    # Two of four load the model for 5 s of 10: they carry three a second in batches of one, and 2.5 is 83 %.
     "two of four devices load": (2.5, {"load_s": 5.0, "held": 2}, 4),
     "none of four devices loads": (2.5, {"load_s": 5.0, "held": 4}, 1),
     "large batches are late": (3.3, {"slo_s": 1.0}, 1),

@@ -64,7 +64,7 @@ def test_forecast_load_at_zero_falls_no_further() -> None:
     assert later.trend > 0.0
 
 
-def test_forecast_first_requests_count_alike() -> None:
+def test_forecast_first_requests_count_equally() -> None:
     """Averages that started at no requests would count fifty misses before these hits."""
     nobody = look(5.0, before=look(0.0))
     hits = (StartShare(15, 3, LATENT, 50, "heavy"), StartShare(0, 1, NOISE, 50))

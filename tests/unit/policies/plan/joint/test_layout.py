@@ -56,7 +56,7 @@ def laid_out(
 
 
 def decided(heavy_count: int, served_share: float = 1.0, cascade: PlannedRoute = CASCADE) -> Plan:
-    """Return a plan: `heavy_count` workers, of which three are needed, hold the heavy model, and one the light one."""
+    """Return a plan: `heavy_count` workers hold the heavy model, and three are needed; one holds the light model."""
     held, tables = [*["sd15"] * heavy_count, "turbo"], {"sd15": {1: 1.0, 4: 2.0}, "turbo": {1: 1.0}}
     units = {ONE: 1, FOUR: 2, TURBO: 1}
     return laid_out(held, (BY_HEAVY, cascade), units, RATES, tables, served_share=served_share)
@@ -79,7 +79,7 @@ def test_lay_out_small_batches_go_to_first_workers() -> None:
 
 
 def test_lay_out_pool_has_all_workers_no_slower() -> None:
-    """The one that most devices are for has the model's name."""
+    """The pool with most devices has the name of the model."""
     pools = {pool.pool: pool for pool in decided(4).pools}
 
     assert {name: len(pool.worker_ids) for name, pool in pools.items()} == {
@@ -144,7 +144,7 @@ THINNED = replace(BY_HEAVY, name="thinned", uses=(Use("sd15", 0.6),), left_out=0
         (1.2, 2.0, True),
         # Three fit.
         (1.0, 2.0, False),
-        # More than half of them are whole.
+        # More than half are whole.
         (2.0, 1.6, False),
         (0.0, 5.0, True),
     ],
@@ -169,7 +169,7 @@ def test_lay_out_equal_ways_add_up() -> None:
     assert shares["turbo"] == pytest.approx(0.2)
 
 
-def test_as_planned_load_under_way_counts_as_done() -> None:
+def test_as_planned_running_load_counts_as_done() -> None:
     views = (worker(0, "sd15"), worker(1, "sd15"), worker(2, "turbo"))
     last = Decision(
         Plan(UNNUMBERED, (WorkerAssignment("w001", "sim:1", "turbo", 1), WorkerAssignment("gone", "", "sd15", 1)))
@@ -186,9 +186,9 @@ def test_pool_name_first_is_model() -> None:
 
 
 def test_lay_out_more_sizes_than_pools_share_last() -> None:
-    """Of four sizes the two with fewest devices."""
+    """The two of four sizes with fewest devices share a pool."""
     of = {size: PlannedPool("sd15", KIND, size) for size in (1, 2, 4, 8)}
-    # In batches of eight nobody is in time behind another: one size alone would not do.
+    # In batches of eight no request behind another is in time: one size is not enough.
     tight = PlannedRoute("tight", "noise", (Use("sd15", 1.0, 1.5),), 1.0)
     rates = {Course("tight", (of[size],)): 0.9 for size in (1, 2)} | {Course("heavy", (of[8],)): 16.0}
     tables = {"sd15": {size: 1.0 + size / 10 for size in of}}

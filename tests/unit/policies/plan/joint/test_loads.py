@@ -35,7 +35,7 @@ def plan(objective: float, served_share: float = 1.0) -> AllocationSolution:
 
 
 class Searches:
-    """Finds what is given for a search without loads and for one with, and notes what it had to be above."""
+    """Return the given solution of a search without loads and of one with, and record its arguments."""
 
     def __init__(self, found: Mapping[bool, AllocationSolution | None]) -> None:
         self.found = found
@@ -126,7 +126,7 @@ def test_problem_without_quick_model_overprovisions(starts: tuple[str, ...], noi
 
     assert found.demand["noise"] == pytest.approx(noise)
     assert found.demand["latent"] == found.demand["image"] == 1e-3
-    # Half of the SLO they may wait, of the minute in which devices change and load.
+    # They may wait for half of the SLO, and devices change and load for a minute.
     assert found.demand["near surge"] == pytest.approx((0.2 - 0.5 * 5.0 / 60.0) * noise)
 
 

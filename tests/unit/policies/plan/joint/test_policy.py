@@ -170,7 +170,7 @@ def test_impossible_slo_becomes_quickest_way(slo_s: float) -> None:
     assert decide(ALLOCATOR, asked(6.0)).plan.notes == ()
 
 
-def test_impossible_slo_admits_what_devices_carry() -> None:
+def test_impossible_slo_admits_capacity_of_devices() -> None:
     """Sixteen devices generate 160 a second, one image at a time."""
     decision = decide(JointPolicy(replace(SETTINGS, slo_s=0.01)), asked(320.0))
 
@@ -249,7 +249,7 @@ def test_spare_devices_help_busy_model() -> None:
     assert counts(decision) == {"sd15": 7, "turbo": 9}
 
 
-def test_load_under_way_counts_as_done() -> None:
+def test_running_load_counts_as_done() -> None:
     """The plan in force gives a worker to the light model, which it does not hold yet; the next plan keeps that."""
     first = decide(ALLOCATOR, asked(16.0))
     given = [one.worker_id for one in first.plan.assignments if one.model == "turbo"]

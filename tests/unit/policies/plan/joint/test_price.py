@@ -1,4 +1,4 @@
-"""Whom the joint policy refuses, and what it has devices do with spare time."""
+"""Test the requests that the joint policy rejects, and the use of spare time of devices."""
 
 from dataclasses import replace
 

@@ -28,7 +28,7 @@ def problem(slo_s: float, *components: Component, devices: tuple[str, ...] = ("g
 
 
 def sizes(asked: AllocationProblem, *paths: tuple[Use, ...]) -> list[list[tuple[int, ...]]]:
-    """By path, the batch sizes of each choice."""
+    """Return the batch sizes of each choice, by path."""
     found = pools_in_time(asked, paths)
     assert list(found) == list(dict.fromkeys(paths))
     return [[tuple(pool.batch_size for pool in pools) for pools in choices] for choices in found.values()]
@@ -47,7 +47,7 @@ def test_pools_in_time_count_component_wait() -> None:
 
 
 def test_pools_in_time_count_batch_wait_by_path() -> None:
-    """Of two seconds, and half a second before them."""
+    """The batch takes two seconds, after half a second of waiting."""
     joined = replace(HEAVY, costs={"gpu": (BatchCost(1, 1.0, 1.0), BatchCost(3, 2.0, 0.5))})
     hit = (Use("heavy", 0.5, 0.5),)
 
@@ -90,7 +90,7 @@ def test_batches_of_absent_kind_are_none() -> None:
 
 
 def test_bound_serves_all_by_best_way() -> None:
-    """Of a start that nothing paints nobody can be served."""
+    """No request can be served from a start without a model."""
     routes = (
         PlannedRoute("a", "noise", (), 0.5),
         PlannedRoute("b", "noise", (), 0.9),

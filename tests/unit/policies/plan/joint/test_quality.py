@@ -1,4 +1,4 @@
-"""What comparisons say of light images and hits, by hand."""
+"""Compare the learnt quality of light images and hits with values computed by hand."""
 
 from dataclasses import replace
 
@@ -51,7 +51,7 @@ def test_estimate_follows_confidence_that_tells_quality() -> None:
 
 
 def test_estimate_does_not_trust_confidence_that_tells_nothing() -> None:
-    """Of a thousand images each keeps 0.84: the slope is 0.02, less its error."""
+    """Each of a thousand images keeps 0.84: the slope is 0.02, less its error."""
     line = LearntLine().seen((all_kept(500, 0.84), all_kept(500, 0.84)), CURVE)
 
     mean, spread = line.estimate(0.84, 0.32)

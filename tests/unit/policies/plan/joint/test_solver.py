@@ -1,4 +1,4 @@
-"""Solve small programs whose best values are known by hand, or by trying all of them."""
+"""Solve small programs with best values known by hand, or by enumeration."""
 
 import itertools
 import math
@@ -75,7 +75,7 @@ def test_solve_contradiction_finds_nothing() -> None:
 
 
 def test_solve_knapsack_equals_enumeration() -> None:
-    """Twelve things, each of which is taken or left, within three limits: all 4,096 ways are tried."""
+    """Twelve things are each taken or left, within three limits: all 4,096 ways are tried."""
     rng = random.Random(0)
     weights = [rng.randint(1, 30) for _ in range(12)]
     rows = [[rng.randint(1, 30) for _ in range(12)] for _ in range(3)]
@@ -191,7 +191,7 @@ def test_bound_changes_and_returns() -> None:
 
 
 def test_search_equal_programs_take_equal_relaxations() -> None:
-    """On the way to a first solution by what is nearest to whole, later by what is furthest from it."""
+    """The search branches on the value nearest to whole up to its first solution, and later on the furthest."""
     items = twelve_items()
 
     found = [items.search(gap, ALL).relaxation_count for gap in (0.0, 0.05, 0.0)]
@@ -248,7 +248,7 @@ def searched(seed: int, count: int = 40) -> tuple[BranchAndBound, list[Budget]]:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_search_with_rounding_finds_better_values(seed: int) -> None:
-    """Forty whole variables that share four budgets, worth less the more of them there is."""
+    """Forty whole variables share four budgets; each further unit is worth less."""
     program, budgets = searched(seed)
 
     plain, sooner = program.search(1e-3, 40), program.search(1e-3, 40, budgets)
@@ -361,7 +361,7 @@ def test_cuts_grow_beyond_first_room() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_cuts_are_never_exceeded(seed: int) -> None:
-    """Relaxations of a part of the values, of which each says something of all of them."""
+    """Each relaxation of a part of the values bounds all values."""
     rng = random.Random(seed)
     program = LinearProgram()
     units = [program.variable(high=3.0, integer=True) for _ in range(3)]
