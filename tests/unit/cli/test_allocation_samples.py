@@ -43,8 +43,8 @@ def test_a_plan_tells_workers_by_model_and_thresholds_by_stage() -> None:
     assert FIRST.thresholds == {"light>heavy light": 0.6}
 
 
-def test_violations_are_those_between_two_looks() -> None:
-    """Of six accepted and two refused the two."""
+def test_violations_are_counted_between_two_samples() -> None:
+    """Two of eight arrivals were rejected."""
     began_anew = AllocationSample(3.0, "8.1")
 
     shares = violation_shares((FIRST, SECOND, SECOND, began_anew))
@@ -54,7 +54,7 @@ def test_violations_are_those_between_two_looks() -> None:
 
 
 def test_an_answer_that_came_late_breaks_its_slo_too() -> None:
-    """Of six accepted and two refused the two, and one of those that were answered."""
+    """Two of eight arrivals were rejected, and one answer was late."""
     assert violation_shares((FIRST, replace(SECOND, late_count=1))) == (0.375,)
 
 

@@ -22,12 +22,12 @@ def test_a_controller_that_cannot_be_reached_is_named() -> None:
     assert str(done.exception) == f"{NOBODY}: the server cannot be reached"
 
 
-def test_what_a_process_of_ours_said_is_left_as_it_is() -> None:
+def test_message_of_own_process_is_unchanged() -> None:
     with pytest.raises(Unavailable, match=r"^no worker is there$"), naming("here:1"):
         raise Unavailable("NO_WORKER", "no worker is there")
 
 
-def test_a_suite_is_asked_with_its_own_token_where_none_is_given() -> None:
+def test_suite_token_is_default() -> None:
     closed = Endpoint("", "", "", "", "/run/service-token", 1)
 
     assert own_token_file(closed, "") == Path("/run/service-token")
@@ -35,7 +35,7 @@ def test_a_suite_is_asked_with_its_own_token_where_none_is_given() -> None:
     assert own_token_file(Endpoint("", "", "", "", "", 1), "") is None
 
 
-def test_a_lacking_token_is_asked_for_by_its_option() -> None:
+def test_missing_token_names_its_option() -> None:
     lacking = Unauthenticated("TOKEN_REQUIRED", 'this call needs metadata "authorization: Bearer <token>"')
 
     assert "--token" in describe(lacking)

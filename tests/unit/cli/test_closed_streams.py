@@ -1,4 +1,4 @@
-"""Commands whose standard input, output or error is closed."""
+"""Run commands with closed standard input, output or error."""
 
 import os
 import shlex
@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 
-def test_what_is_closed_of_standard_streams_is_no_file_of_the_command_s() -> None:
+def test_closed_standard_stream_is_not_reused_for_file() -> None:
     script = "import os; from pentimento.cli import open_closed_streams as o; o(); print(os.open('/', 0), file=LEFT)"
     command = [sys.executable, "-c", f"LEFT = open(3, 'w'); {script}"]
     read, write = os.pipe()

@@ -20,7 +20,7 @@ def test_modules_of_the_current_folder_are_not_taken_for_its_own(tmp_path: Path)
     (tmp_path / "click.py").write_text('raise SystemExit("the folder\'s own")')
     state = StateDirectory(tmp_path / "state")
     state.acquire()
-    # As between taking the lock and saying whose it is: whoever is started finds it taken, nobody before.
+    # As before the owner of the lock writes its pid: a started process finds the lock taken.
     (state.path / "lock").write_text("")
 
     done = up_detached(state, tmp_path)
@@ -41,7 +41,7 @@ def test_a_suite_that_runs_keeps_its_log(tmp_path: Path) -> None:
     assert (state.logs / "up.log").read_text() == "all processes serve\n"
 
 
-def test_a_start_that_could_not_say_why_it_ended_is_told_all_the_same(
+def test_start_that_ends_without_message_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     start = subprocess.Popen
@@ -59,7 +59,7 @@ def up_detached(state: StateDirectory, cwd: Path) -> subprocess.CompletedProcess
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, cwd=cwd)
 
 
-def test_whoever_interrupts_the_start_has_no_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_start_leaves_no_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[subprocess.Popen[bytes]] = []
     start = subprocess.Popen
 
@@ -82,7 +82,7 @@ def test_whoever_interrupts_the_start_has_no_suite(tmp_path: Path, monkeypatch: 
         started[0].wait()
 
 
-def test_a_suite_that_stops_meanwhile_is_told_of(tmp_path: Path) -> None:
+def test_suite_that_stops_during_wait_is_reported(tmp_path: Path) -> None:
     files = ReplicaFiles(tmp_path)
     files.forget()
 

@@ -29,7 +29,7 @@ def test_train_becomes_training_on_suites_objects(tmp_path: Path, monkeypatch: p
     assert (SOURCE_ROOT / Path(*module.split(".")) / "__main__.py").is_file()
 
 
-def test_train_without_a_suites_objects_says_what_to_give(tmp_path: Path) -> None:
+def test_train_without_objects_names_missing_option(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["discriminator", "train", "a,b", "--out", "new", "--state-dir", str(tmp_path)])
 
     assert isinstance(done.exception, NotFound)

@@ -1,4 +1,4 @@
-"""`pentimento jobs`: pictures of jobs in their files."""
+"""`pentimento jobs`: images of jobs in their files."""
 
 from collections.abc import Generator
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.support.values import a_provenance
 PROVENANCE = a_provenance(request_id="r-1")
 
 
-def test_a_picture_is_read_to_the_end_of_its_stream(tmp_path: Path) -> None:
+def test_stream_of_image_is_read_to_its_end(tmp_path: Path) -> None:
     """A call that is broken off leaves memory behind in a server (grpc/grpc#43360)."""
     ended: list[bool] = []
 
@@ -27,7 +27,7 @@ def test_a_picture_is_read_to_the_end_of_its_stream(tmp_path: Path) -> None:
     assert (picture.data, ended) == (b"png", [True])
 
 
-def test_a_picture_s_file_is_named_by_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_of_image_has_suffix_of_its_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
     save_all(ImageSet("r", (GeneratedImage(b"jpeg", ImageFormat.JPEG, 16, 8, PROVENANCE),)), as_json=True)

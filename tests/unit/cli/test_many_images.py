@@ -1,4 +1,4 @@
-"""`pentimento generate` for many prompts: what is asked for, saved and reported."""
+"""`pentimento generate` for many prompts: requests, saved files and reports."""
 
 import asyncio
 import errno
@@ -37,7 +37,7 @@ def completed(index: int, seed: int, colour: str = "red") -> Completed:
 
 
 class ScriptedClient:
-    """Streams what is written for each prompt; the last word may be an error."""
+    """Stream the scripted events of each prompt; the last one may be an error."""
 
     def __init__(self, scripts: dict[str, list[GenerateEvent | PentimentoError]]) -> None:
         self.scripts = scripts
@@ -51,7 +51,7 @@ class ScriptedClient:
             yield event
 
 
-async def painted(folder: Path, wishes: list[Wish], **scripts: list[GenerateEvent | PentimentoError]) -> Outcomes:
+async def generated(folder: Path, wishes: list[Wish], **scripts: list[GenerateEvent | PentimentoError]) -> Outcomes:
     outcomes = Outcomes(folder)
     client = cast(AsyncClient, ScriptedClient(scripts))
     with Bars(len(wishes), quiet=True) as bars:
@@ -65,8 +65,8 @@ FULL = ResourceExhausted("QUEUE_FULL", "the queue is full")
 BROKEN = ImageFailed("p2-x-1", 1, Internal("BROKEN", "the decoder broke"))
 
 
-async def test_data_of_pictures_that_nobody_is_shown_is_in_their_files_alone(tmp_path: Path) -> None:
-    outcomes = await painted(tmp_path, [B], b=[completed(0, 7)])
+async def test_data_of_saved_images_is_not_kept_in_memory(tmp_path: Path) -> None:
+    outcomes = await generated(tmp_path, [B], b=[completed(0, 7)])
 
     assert outcomes.images[2, 0].data == b"" and outcomes.files[2, 0].stat().st_size > len(a_png(16, 8, "red"))
 
@@ -86,8 +86,8 @@ def test_an_image_that_many_start_from_is_read_once(tmp_path: Path, monkeypatch:
     assert seen[0] is seen[1]
 
 
-class OnePicture:
-    """Answers any request with one picture, and notes what was asked."""
+class OneImage:
+    """Answer any request with one image, and record its prompt."""
 
     def __init__(self) -> None:
         self.prompts: list[str] = []
@@ -98,37 +98,37 @@ class OnePicture:
 
 
 @pytest.fixture
-def one_picture(monkeypatch: pytest.MonkeyPatch) -> OnePicture:
-    client = OnePicture()
+def one_image(monkeypatch: pytest.MonkeyPatch) -> OneImage:
+    client = OneImage()
     monkeypatch.setattr("pentimento.cli.generate.frontdoor_client", lambda options: nullcontext(client))
     return client
 
 
-def test_a_single_picture_goes_into_the_folder_that_is_named_too(one_picture: OnePicture, tmp_path: Path) -> None:
+def test_single_image_goes_into_output_folder(one_image: OneImage, tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["generate", "a", "--output-dir", str(tmp_path / "new")])
 
     assert done.exit_code == 0, done.output
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["image-7.png"]
 
 
-def test_a_mark_of_encoding_is_no_part_of_the_first_prompt(one_picture: OnePicture, tmp_path: Path) -> None:
+def test_a_mark_of_encoding_is_no_part_of_the_first_prompt(one_image: OneImage, tmp_path: Path) -> None:
     (tmp_path / "prompts.txt").write_bytes("\ufeffa red circle\n".encode())
 
     files = ("--prompts-file", str(tmp_path / "prompts.txt"), "--output", str(tmp_path / "a.png"))
     CliRunner().invoke(cli, ["generate", *files])
 
-    assert one_picture.prompts == ["a red circle"]
+    assert one_image.prompts == ["a red circle"]
 
 
 @pytest.mark.parametrize("output", ["", "."])
-def test_a_folder_is_no_file_to_write_and_nothing_is_painted(one_picture: OnePicture, output: str) -> None:
+def test_folder_as_output_file_generates_nothing(one_image: OneImage, output: str) -> None:
     done = CliRunner().invoke(cli, ["generate", "a", "--output", output])
 
     assert done.exit_code != 0
-    assert one_picture.prompts == []
+    assert one_image.prompts == []
 
 
-def test_what_is_there_is_told_where_the_rest_cannot_be_saved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_saved_images_are_reported_when_disk_is_full(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     client, save = ScriptedClient({"a": [completed(0, 7)], "b": [completed(0, 8)]}), GeneratedImage.save
 
     def save_first(picture: GeneratedImage, path: Path) -> Path:
@@ -145,18 +145,18 @@ def test_what_is_there_is_told_where_the_rest_cannot_be_saved(monkeypatch: pytes
     assert json.loads(done.stdout)["file"] == str(tmp_path / "001-0-7.png")
 
 
-async def test_pictures_are_saved_by_prompt_index_and_seed(tmp_path: Path) -> None:
+async def test_images_are_saved_by_prompt_index_and_seed(tmp_path: Path) -> None:
     a = [Accepted("p2-x"), Progress(1, 2, image_index=1), completed(1, 8), completed(0, 7)]
 
-    outcomes = await painted(tmp_path, [TWO_OF_A, B], a=a, b=[completed(0, 5)])
+    outcomes = await generated(tmp_path, [TWO_OF_A, B], a=a, b=[completed(0, 5)])
 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["001-0-7.png", "001-1-8.png", "002-0-5.png"]
     seeds = {place: picture.provenance.spec.seed for place, picture in outcomes.images.items()}
     assert seeds == {(1, 0): 7, (1, 1): 8, (2, 0): 5}
 
 
-async def test_what_fails_is_told_and_stops_nobody_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    outcomes = await painted(tmp_path, [TWO_OF_A, B], a=[completed(0, 7), BROKEN], b=[FULL])
+async def test_failed_image_is_reported_and_others_continue(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    outcomes = await generated(tmp_path, [TWO_OF_A, B], a=[completed(0, 7), BROKEN], b=[FULL])
 
     tell([TWO_OF_A, B], outcomes, summary, as_json=False)
 
@@ -168,8 +168,8 @@ async def test_what_fails_is_told_and_stops_nobody_else(tmp_path: Path, capsys: 
     ]
 
 
-async def test_as_json_each_picture_is_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    outcomes = await painted(tmp_path, [TWO_OF_A, B], a=[completed(0, 7), BROKEN], b=[FULL])
+async def test_each_image_is_a_line_of_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    outcomes = await generated(tmp_path, [TWO_OF_A, B], a=[completed(0, 7), BROKEN], b=[FULL])
 
     tell([TWO_OF_A, B], outcomes, summary, as_json=True)
 
@@ -184,16 +184,16 @@ async def test_as_json_each_picture_is_a_line(tmp_path: Path, capsys: pytest.Cap
     assert third["error"]["reason"] == "QUEUE_FULL"
 
 
-async def test_a_picture_that_cannot_be_saved_ends_all_by_the_system_s_own_word(tmp_path: Path) -> None:
+async def test_unwritable_folder_raises_error_of_system(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        await painted(tmp_path / "none", [TWO_OF_A, B], a=[completed(0, 7)], b=[completed(0, 5)])
+        await generated(tmp_path / "none", [TWO_OF_A, B], a=[completed(0, 7)], b=[completed(0, 5)])
 
 
-def test_prompts_are_those_of_the_command_line_and_then_the_lines_of_a_file() -> None:
+def test_prompts_come_from_command_line_then_file() -> None:
     assert all_prompts(("a",), ["  b  \n", "\n", "c"]) == ("a", "b", "c")
 
 
-def test_which_of_many_prompts_is_no_text_is_told() -> None:
+def test_prompt_that_is_no_text_is_named_by_number() -> None:
     with pytest.raises(InvalidArgument, match=r"^prompt 3: must be UTF-8 text"):
         all_prompts(("a",), ["b\n", "\udcff\n"])
 
@@ -209,7 +209,7 @@ def test_which_of_many_prompts_is_no_text_is_told() -> None:
         (["a", "b", "--mask", __file__], "--mask needs --init-image"),
     ],
 )
-def test_what_does_not_go_together_is_said(arguments: list[str], wrong: str) -> None:
+def test_conflicting_options_are_rejected(arguments: list[str], wrong: str) -> None:
     done = CliRunner().invoke(cli, ["generate", "--address", "unix:/nobody", *arguments])
 
     assert done.exit_code == 2

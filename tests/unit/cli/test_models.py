@@ -1,4 +1,4 @@
-"""What `pentimento models` reads and shows."""
+"""Test the input and output of `pentimento models`."""
 
 import json
 import subprocess
@@ -45,8 +45,8 @@ def test_a_file_that_is_no_cascade_is_refused_by_field(tmp_path: Path, text: str
         read_cascade(file)
 
 
-def test_the_list_says_what_each_model_spares_and_by_whose_word() -> None:
-    """Nothing of a share that is 0 because nobody said anything; of one that was measured to be 0 it does."""
+def test_cascade_words_name_shares_and_their_source() -> None:
+    """A share of 0 is shown if it was measured, and not if it is unknown."""
     three = cascade("light", "middle", "heavy")
     stated, other = three.handovers
     measured = replace(other, reuse_share=0.0, reuse_profile=ReuseProfile("sha256:1", 0.9, "minimum"))
@@ -87,7 +87,7 @@ def test_the_list_says_where_costs_are_known() -> None:
     assert "not known" in middle
 
 
-def test_a_directory_that_is_no_checkpoint_says_what_is_wrong(tmp_path: Path) -> None:
+def test_directory_without_checkpoint_names_fault(tmp_path: Path) -> None:
     with pytest.raises(FailedPrecondition, match="model_index"):
         describe("x", tmp_path, ())
 

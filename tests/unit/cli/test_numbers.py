@@ -43,7 +43,7 @@ def test_options_take_finite_numbers_alone() -> None:
 
 
 @pytest.mark.parametrize("value", ["-0.1", "1.1", "nan"])
-def test_what_is_out_of_bounds_is_refused(value: str) -> None:
+def test_threshold_out_of_bounds_is_rejected(value: str) -> None:
     threshold = FLOATS["pentimento up --confidence-threshold"]
 
     assert [taken(threshold, each) for each in ("0", "0.25", "1")] == [0.0, 0.25, 1.0]

@@ -80,7 +80,7 @@ def test_registered_adapter_of_same_name_is_replaced(described: dict[str, str], 
         ("lora", "", ["--base-digest", "sha256:1"], "must be sha256:<64 hex digits>"),
     ],
 )
-def test_register_rejects_what_no_registry_takes(
+def test_register_rejects_unsupported_adapter(
     kind: str, family: str, flags: list[str], message: str, described: dict[str, str], tmp_path: Path
 ) -> None:
     described.update(kind=kind, family=family)

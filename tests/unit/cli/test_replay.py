@@ -1,4 +1,4 @@
-"""What a file asks for: a request's number, and nothing else of it."""
+"""`pentimento replay` reads from a file the number of a request, and nothing else."""
 
 import io
 import json
@@ -26,7 +26,7 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-def picture(provenance: object) -> bytes:
+def image_with(provenance: object) -> bytes:
     buffer = io.BytesIO()
     Image.new("RGB", (8, 8)).save(buffer, "PNG")
     png = buffer.getvalue()
@@ -36,7 +36,7 @@ def picture(provenance: object) -> bytes:
 
 def test_a_forged_start_goes_nowhere() -> None:
     latent = {"kind": "FromLatent", "latent": {"key": "latents/of-another-tenant", "digest": "sha256:1"}}
-    forged = picture({"request_id": "r-1", "route": {"start": latent}})
+    forged = image_with({"request_id": "r-1", "route": {"start": latent}})
 
     assert request_of(forged, OPTIONS) == ReplayRequest("r-1")
 
@@ -46,7 +46,7 @@ def test_init_image_and_mask_go_along(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(name.encode())
     given = OPTIONS | {"init_image": tmp_path / "init", "mask": tmp_path / "mask", "deadline": 1.5}
 
-    request = request_of(picture({"request_id": "r-1"}), given)
+    request = request_of(image_with({"request_id": "r-1"}), given)
 
     inputs = (ReplayInput("init_image.image", b"init"), ReplayInput("init_image.mask", b"mask"))
     assert request == ReplayRequest("r-1", inputs, 1500)
@@ -57,7 +57,7 @@ def test_the_images_that_controlnets_went_by_go_along_in_their_order(tmp_path: P
     for file in files:
         file.write_bytes(file.stem.encode())
 
-    request = request_of(picture({"request_id": "r-1"}), OPTIONS | {"conditioning_images": tuple(files)})
+    request = request_of(image_with({"request_id": "r-1"}), OPTIONS | {"conditioning_images": tuple(files)})
 
     assert request.inputs == (
         ReplayInput("controlnets[0].conditioning_image", b"edges"),
@@ -66,7 +66,7 @@ def test_the_images_that_controlnets_went_by_go_along_in_their_order(tmp_path: P
 
 
 def test_whatever_a_request_comes_with_has_an_option_to_give_it_again(tmp_path: Path) -> None:
-    (tmp_path / "picture.png").write_bytes(picture({"request_id": "r-1"}))
+    (tmp_path / "picture.png").write_bytes(image_with({"request_id": "r-1"}))
     files = [f"--{name}={tmp_path / 'picture.png'}" for name in ("init-image", "mask", "conditioning-image")]
 
     done = CliRunner().invoke(
@@ -79,7 +79,7 @@ def test_whatever_a_request_comes_with_has_an_option_to_give_it_again(tmp_path: 
 @pytest.mark.parametrize("provenance", [{}, {"request_id": 1}, {"request_id": None}, {"request_id": "\ud800"}, []])
 def test_a_file_that_names_no_request_is_refused(provenance: object) -> None:
     with pytest.raises(InvalidArgument):
-        request_of(picture(provenance), OPTIONS)
+        request_of(image_with(provenance), OPTIONS)
 
 
 @pytest.mark.parametrize(
@@ -92,21 +92,21 @@ def test_times_are_read_with_their_units(text: str, found_ms: int) -> None:
 @pytest.mark.parametrize(
     "text", ["", "d", "30", "30w", "-1d", "0d", "1e3d", "nand", "9" * 30 + "d", "9" * 400 + "d", "٣d ", "1.2.3d"]
 )
-def test_what_is_no_time_is_refused(text: str) -> None:
+def test_duration_without_time_is_rejected(text: str) -> None:
     with pytest.raises(InvalidArgument, match="for: must be a number"):
         duration_ms("for", text)
 
 
 @pytest.mark.parametrize("command", [["replay"], ["pin", "--for", "30d"], ["unpin"]])
 def test_without_a_suite_each_says_so(tmp_path: Path, command: list[str]) -> None:
-    (tmp_path / "picture.png").write_bytes(picture({"request_id": "r-1"}))
+    (tmp_path / "picture.png").write_bytes(image_with({"request_id": "r-1"}))
 
     done = CliRunner().invoke(cli, [*command, str(tmp_path / "picture.png"), "--state-dir", str(tmp_path / "none")])
 
     assert done.exit_code == 1 and "no suite serves from" in str(done.exception)
 
 
-def test_what_is_pinned_is_told() -> None:
+def test_pin_is_reported() -> None:
     told_of = told(Path("a.png"), PinnedImage("r-1", 1_700_000_000_000, 5000, inputs_kept=False))
 
     assert told_of.startswith("a.png can be replayed until 2023-11-14 22:13 UTC (5000 bytes pinned; a replay needs")

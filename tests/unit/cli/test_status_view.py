@@ -160,7 +160,7 @@ CACHE = GetStatisticsResponse(
         ),
     ],
 )
-def test_status_shows_what_processes_report(shown: Any, lines: list[str]) -> None:
+def test_status_shows_reports_of_processes(shown: Any, lines: list[str]) -> None:
     part = {Fleet: "fleet", GetStatusResponse: "frontdoor", GetStatisticsResponse: "cache"}[type(shown)]
 
     found = lines_of(**{part: shown})

@@ -1,4 +1,4 @@
-"""What `pentimento up` waits for and prints at its start."""
+"""Test the start of `pentimento up`: its wait and its output."""
 
 import socket
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A stream of residuals whose other end is the test."""
+"""A stream of residuals; the test is its other end."""
 
 import asyncio
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""What a replica of the ControlNet service answers is judged: nonsense is the replica's, and another one is asked."""
+"""Validate answers of ControlNet replicas: nonsense counts against the replica, and another one is used."""
 
 from typing import Any, cast
 

@@ -125,11 +125,11 @@ async def test_replica_stays_registered(
     assert controller.calls[-1] == "deregister"
 
 
-async def test_what_no_report_tells_is_registered_anew_where_it_changes() -> None:
+async def test_change_outside_reports_is_registered_again() -> None:
     controller = ScriptedController([LEASE], [1])
 
     def replica() -> Replica:
-        """Which holds other models and LoRAs with every report, and from the third on cannot hold one any more."""
+        """Return a replica with another held model and LoRA for every report, and one model less from the third on."""
         can_hold = ("tiny", "other") if controller.calls.count("report") < 2 else ("tiny",)
         held = ("tiny", "other")[len(controller.calls) % 2]
         loras = (Adapter(held, AdapterKind.LORA, f"sha256:{held}", "sdxl"),)
@@ -142,7 +142,7 @@ async def test_what_no_report_tells_is_registered_anew_where_it_changes() -> Non
     assert controller.calls[: len(told)] == list(told)
 
 
-async def test_a_registration_and_each_report_that_is_answered_are_told(monkeypatch: pytest.MonkeyPatch):
+async def test_news_receives_registrations_and_answered_reports(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(registrations, "CALL_TIMEOUT_S", 0.2)
     controller = ScriptedController([LEASE], [1, asyncio.sleep, AWAY, 1, GONE, 1])
     told: list[str] = []

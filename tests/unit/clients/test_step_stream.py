@@ -84,7 +84,7 @@ def wait() -> Iterator[ThreadWait]:
 
 @pytest.fixture
 async def parts() -> AsyncIterator[Parts]:
-    """A stream whose line the event loop reads."""
+    """Open a stream with a line that the event loop reads."""
     made = Parts()
     await made.open()
     yield made
@@ -93,7 +93,7 @@ async def parts() -> AsyncIterator[Parts]:
 
 @pytest.fixture
 async def lined(wait: ThreadWait) -> AsyncIterator[Parts]:
-    """A stream whose line another thread reads."""
+    """Open a stream with a line that another thread reads."""
     made = Parts(wait)
     await made.open()
     yield made

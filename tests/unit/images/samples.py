@@ -1,4 +1,4 @@
-"""Encoded pictures to judge: real ones of Pillow's, and made-up containers."""
+"""Encoded sample images: real ones of Pillow, and constructed containers."""
 
 import io
 import struct
@@ -45,7 +45,7 @@ def wide_grey_png(row: Sequence[int], transparent: int | None = None) -> bytes:
 
 
 def one_row_png(depth: int, colour: int, width: int, row: bytes, clear: bytes, interlace: int = 0) -> bytes:
-    """Of `depth` bits and that type of colour; `clear` is what tRNS says, `row` its pixels."""
+    """Return a PNG of that bit depth and colour type; `clear` is the content of tRNS, `row` the pixels."""
     pixels = png_chunk(b"IDAT", zlib.compress(b"\0" + row))
     return png_file(ihdr(width, 1, depth, colour, interlace), png_chunk(b"tRNS", clear), pixels)
 
@@ -73,7 +73,7 @@ def segment(marker: int, content: bytes) -> bytes:
 
 
 def jpeg_parts(data: bytes) -> tuple[bytes, bytes, bytes, bytes]:
-    """What comes before the frame header, the frame header, what comes up to the end marker, the end marker."""
+    """Return the bytes before the frame header, the frame header, the rest, and the end marker."""
     offset = 2
     while data[offset + 1] not in (0xC0, 0xC2):
         offset += 2 + struct.unpack_from(">H", data, offset + 2)[0]

@@ -1,4 +1,4 @@
-"""The decoder sees the picture that was judged, and nothing but its pixels; what is damaged is refused by field."""
+"""Decode the pixels of checked images; damaged ones are rejected by field."""
 
 import io
 import struct
@@ -93,7 +93,7 @@ def test_grey_of_16_bits_has_upper_eight_and_white_where_transparent() -> None:
     [(1, 0b01000000, [0, 255]), (2, 0b00011011, [0, 85, 170, 255]), (4, 0b10011100, [153, 204])],
     ids=["1 bit", "2 bits", "4 bits"],
 )
-def test_a_grey_of_few_bits_that_is_transparent_is_white_and_painted(depth: int, row: int, greys: list[int]) -> None:
+def test_transparent_grey_of_few_bits_is_white_and_masked(depth: int, row: int, greys: list[int]) -> None:
     """Any grey may be the transparent one. Bits of tRNS beyond the depth are ignored (PNG specification, tRNS)."""
     for index, grey in enumerate(greys):
         clear = (1 << 15 | grey * ((1 << depth) - 1) // 255).to_bytes(2, "big")
@@ -121,7 +121,7 @@ def test_a_colour_of_sixteen_bits_is_transparent_as_a_whole(interlaced: int) -> 
 @pytest.mark.parametrize(
     ("transparent", "painted"), [(None, [0, 128, 255]), (32768, [0, 255, 0])], ids=["by brightness", "by transparency"]
 )
-def test_a_mask_of_sixteen_bits_paints_what_one_of_eight_does(transparent: int | None, painted: list[int]) -> None:
+def test_mask_of_sixteen_bits_equals_mask_of_eight(transparent: int | None, painted: list[int]) -> None:
     data = wide_grey_png([0, 32768, 65535], transparent)
 
     mask = decode_mask(data, "mask", lambda picture, _: np.asarray(picture).copy())
@@ -168,7 +168,7 @@ def test_alpha_that_the_canvas_does_not_announce_is_left_out() -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_mutated_files_are_refused_or_decode_to_the_size_that_was_judged(data: st.DataObject) -> None:
+def test_mutated_files_are_rejected_or_decode_to_size_of_header(data: st.DataObject) -> None:
     mutated = bytearray(data.draw(st.sampled_from(list(SAMPLES.values()))))
     for _ in range(data.draw(st.integers(1, 4))):
         position = data.draw(st.integers(0, min(len(mutated) - 1, 700)))
@@ -185,7 +185,7 @@ def test_mutated_files_are_refused_or_decode_to_the_size_that_was_judged(data: s
     assert (width, height) == (header.width_px, header.height_px)
 
 
-def test_one_picture_at_a_time_is_decoded() -> None:
+def test_one_image_is_decoded_at_a_time() -> None:
     inside, together = threading.Lock(), []
 
     def alone(picture: Image.Image) -> None:
@@ -206,7 +206,7 @@ def test_sizes_are_changed_as_pillow_does(size: tuple[int, int]) -> None:
     assert resized(image, size, Image.Resampling.LANCZOS) == image.resize(size, Image.Resampling.LANCZOS)
 
 
-def test_the_step_between_two_sizes_is_never_larger_than_a_picture_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_intermediate_size_is_within_pixel_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pentimento.images.decoding.MAX_PIXELS", 10_000)
     image, steps = Image.new("RGB", (20, 400)), []
     resize = Image.Image.resize
@@ -221,7 +221,7 @@ FORMATS = {"png": {}, "jpeg": {"quality": 95}, "webp": {"lossless": True}}
 
 
 def stored(orientation: int, picture_format: str, size: tuple[int, int] = (24, 10), exif: bytes | None = None) -> bytes:
-    """A picture whose EXIF says how it is to be turned."""
+    """Return an image with that orientation in its EXIF."""
     width, height = size
     pixels = np.arange(width * height * 3, dtype=np.uint8).reshape(height, width, 3)
     tags = Image.Exif()
@@ -252,7 +252,7 @@ def test_decode_turns_image_and_mask_upright(orientation: int) -> None:
             np.testing.assert_array_equal(mask, np.asarray(expected.convert("L")))
 
 
-def test_what_says_nothing_leaves_an_image_as_it_is() -> None:
+def test_invalid_exif_leaves_orientation() -> None:
     directory = b"MM\0*\0\0\0\x08\0\x01\x01\x12\0"
     blocks = {
         "nothing": b"",

@@ -1,4 +1,4 @@
-"""What passes a reader that decodes nothing, and what it refuses: by field, and by the limit that was broken."""
+"""Read headers without decoding; wrong images are rejected by field and limit."""
 
 import io
 import subprocess

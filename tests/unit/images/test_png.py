@@ -31,7 +31,7 @@ IHDR, TEXT = png_chunk(b"IHDR", b"12"), png_chunk(b"tEXt", b"abc")
     ],
     ids=["before the pixels", "cut off", "nothing", "GIF", "no signature"],
 )
-def test_leading_chunks_are_those_before_the_pixels(data: bytes, chunks: list[tuple[bytes, bytes]]) -> None:
+def test_leading_chunks_end_before_pixels(data: bytes, chunks: list[tuple[bytes, bytes]]) -> None:
     assert list(leading_chunks(data)) == chunks
 
 
@@ -58,7 +58,7 @@ def test_text_is_read_by_its_keyword_and_by_pillow() -> None:
 
 @settings(deadline=None)
 @given(TEXTS)
-def test_what_is_written_is_what_is_read(text: str) -> None:
+def test_written_text_is_read(text: str) -> None:
     assert text_of(with_text(PNG, "label", text), "label") == text
 
 

@@ -1,4 +1,4 @@
-"""A saved picture says how it came to be, and its pixels are the server's."""
+"""A saved image has its provenance, and the server's pixels."""
 
 import io
 import json
@@ -58,7 +58,7 @@ def test_pixels_are_untouched_and_the_chunk_is_read_by_others() -> None:
         assert json.loads(image.text["pentimento"])["spec"]["prompt"] == "ein roter Kreis · 赤い円"
 
 
-def test_what_is_left_without_the_provenance_are_the_bytes_of_the_server() -> None:
+def test_image_without_provenance_equals_bytes_of_server() -> None:
     assert without_provenance(with_provenance(png(), provenance("ein roter Kreis · 赤い円"))) == png()
 
 
@@ -94,7 +94,7 @@ def test_save_leaves_nothing_but_the_file(tmp_path: Path) -> None:
     assert picture.to_pil().size == (16, 8)
 
 
-def test_what_is_no_file_is_written_to_and_stays_what_it_is(tmp_path: Path) -> None:
+def test_save_to_pipe_writes_into_it(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     picture = GeneratedImage(png(), ImageFormat.PNG, 16, 8, provenance())
@@ -109,7 +109,7 @@ def test_what_is_no_file_is_written_to_and_stays_what_it_is(tmp_path: Path) -> N
     assert pipe.is_fifo() and without_provenance(written) == png()
 
 
-def test_a_picture_for_which_there_is_no_room_leaves_nothing(tmp_path: Path) -> None:
+def test_save_without_space_leaves_no_file(tmp_path: Path) -> None:
     picture = GeneratedImage(png(), ImageFormat.PNG, 16, 8, provenance())
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
@@ -136,9 +136,7 @@ def test_an_interrupt_leaves_no_part_of_a_file(tmp_path: Path, monkeypatch: pyte
     assert list(tmp_path.iterdir()) == []
 
 
-def test_of_two_who_save_to_one_place_at_once_each_writes_a_whole_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_saves_to_one_path_each_write_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place, replace = tmp_path / "picture.webp", Path.replace
     first, second = (GeneratedImage(data, ImageFormat.WEBP, 16, 8, provenance()) for data in (b"the first", b"second"))
 

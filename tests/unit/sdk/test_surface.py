@@ -1,4 +1,4 @@
-"""What others may build on: a change here is a change of the public API."""
+"""Pin the public surface: a change here is a change of the API."""
 
 import subprocess
 import sys
@@ -34,9 +34,9 @@ def test_the_package_itself_has_them_too() -> None:
     ] == []
 
 
-def test_what_is_no_public_name_is_missing() -> None:
+def test_private_name_is_missing() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'Server'"):
-        pentimento.Server  # noqa: B018 # the access is what is tested
+        pentimento.Server  # noqa: B018 # the test is the access itself
 
 
 def test_a_request_is_made_without_grpc() -> None:

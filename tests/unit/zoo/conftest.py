@@ -20,7 +20,7 @@ def empty_work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever asks for the exported zoo trains every part of it."""
+    """Mark tests that use the exported zoo as training."""
     for item in items:
         if "exported" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.training)
@@ -31,7 +31,7 @@ def exported(empty_work: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     folder = tmp_path_factory.mktemp("zoo") / "weights"
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:  # the discriminator's pictures need not be good here
+    with pytest.MonkeyPatch.context() as patch:  # the discriminator's images need not be good here
         for name in ("LIGHT_STEPS", "HEAVY_STEPS"):
             patch.setattr(discriminator, name, 1)
         names = export_all(empty_work, folder, untrained=True, told=lambda line: None)

@@ -40,7 +40,7 @@ def log(embed: Embed) -> SceneLog:
     return write_scene_log(COUNT, embed, np.random.default_rng(5))
 
 
-def test_prompts_come_back_as_often_and_as_alike_as_in_diffusiondb(log: SceneLog) -> None:
+def test_prompts_repeat_with_frequency_and_similarity_of_diffusiondb(log: SceneLog) -> None:
     similarity, _ = reuse(log.embeddings)
 
     for threshold, share in zip(THRESHOLDS, DIFFUSIONDB_SHARES, strict=True):
@@ -56,12 +56,12 @@ def test_prompts_that_come_back_are_mostly_young(log: SceneLog) -> None:
     assert 0.4 < float((young <= 10).mean()) < 0.8
 
 
-def test_the_embeddings_are_those_of_the_prompts(log: SceneLog, embed: Embed) -> None:
+def test_embeddings_equal_embedded_prompts(log: SceneLog, embed: Embed) -> None:
     np.testing.assert_allclose(log.embeddings[:40], embed(log.prompts[:40]), atol=1e-5)
     np.testing.assert_allclose(np.linalg.norm(log.embeddings, axis=1), 1.0, atol=1e-5)
 
 
-def test_what_a_prompt_asks_for_is_what_it_says(log: SceneLog) -> None:
+def test_requested_attributes_match_text_of_prompt(log: SceneLog) -> None:
     backgrounds = ATTRIBUTES["background"]
     column = list(ATTRIBUTES).index("background")
     told = [(text, asked[column]) for text, asked in zip(log.prompts, log.asked, strict=True)]
@@ -73,7 +73,7 @@ def test_what_a_prompt_asks_for_is_what_it_says(log: SceneLog) -> None:
     assert silent and not any("meadow" in text or "brick" in text for text in silent)
 
 
-def test_a_denser_log_has_the_share_of_near_prompts_that_it_is_asked_for(embed: Embed) -> None:
+def test_denser_log_has_requested_share_of_near_prompts(embed: Embed) -> None:
     dense = write_scene_log(COUNT, embed, np.random.default_rng(5), denser_bands(0.8, 0.9))
 
     similarity, _ = reuse(dense.embeddings)
@@ -144,7 +144,7 @@ def test_no_age_is_beyond_the_beginning_of_the_log() -> None:
 
 
 def check(scene: Scene) -> None:
-    """What training scenes keep to."""
+    """Assert the rules of training scenes."""
     colours = [thing.colour for thing in scene.things]
     assert len(set(colours)) == len(colours)
     assert all((colour, scene.background) not in UNREADABLE for colour in colours)

@@ -1,4 +1,4 @@
-"""Cards say what is known, and what is not known yet; their pictures stay small."""
+"""Cards state figures and their gaps, and their images are small."""
 
 import json
 import shutil
@@ -75,7 +75,7 @@ def test_a_card_says_how_many_prompts_the_second_set_had(results: Path, tmp_path
     assert said[-1].startswith("| CLIPScore, second prompts | 0.7 |")
 
 
-def test_what_is_not_measured_is_said_so(results: Path, tmp_path: Path) -> None:
+def test_card_states_missing_figures(results: Path, tmp_path: Path) -> None:
     assert "not measured yet" in figures_in_words("light", read_figures(results, tmp_path / "none.json"))
 
 
@@ -116,11 +116,9 @@ def test_curves_and_grids_of_noise_are_small_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["tiny-controlnet-layout", "tiny-lora-neon", "tiny-discriminator"])
-def test_what_stands_beside_a_pipeline_is_shown_with_it(
-    name: str, exported: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_adapter_is_shown_with_its_pipeline(name: str, exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zoo.cards.examples.SCENES", 1)
-    monkeypatch.setattr("zoo.cards.examples.image_source", quick_painter)
+    monkeypatch.setattr("zoo.cards.examples.image_source", quick_source)
 
     sheet = example_grid(MODELS[name], exported)
 
@@ -129,11 +127,11 @@ def test_what_stands_beside_a_pipeline_is_shown_with_it(
     assert sheet.width > columns * 2 * IMAGE_SIZE
 
 
-def quick_painter(manner: Manner, *arguments: object) -> object:
+def quick_source(manner: Manner, *arguments: object) -> object:
     return image_source(Manner(**vars(manner) | {"steps": 2}), *arguments)  # type: ignore[arg-type]
 
 
-def test_captions_are_painted_by_every_family(exported: Path) -> None:
+def test_every_family_generates_captions(exported: Path) -> None:
     for model in ("tiny-light", "tiny-flow"):
         (tile,) = sample_tiles(Manner(model, steps=2), ["a red circle"], 0, exported)
 

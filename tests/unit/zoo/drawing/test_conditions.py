@@ -24,8 +24,8 @@ from zoo.drawing.scenes import IMAGE_SIZE, SHAPES, SIZES, Scene, Thing, draw, sc
 SEEDS = st.integers(0, 2**32 - 1)
 
 
-def random_picture(seed: int, size: int = 12) -> Tensor:
-    """Quarters are exact in floating point, so that what should be equal is."""
+def random_image(seed: int, size: int = 12) -> Tensor:
+    """Return an image of quarters, which are exact in floating point, for comparisons by equality."""
     return torch.randint(5, (1, 3, size, size), generator=torch.Generator().manual_seed(seed)) / 4.0
 
 
@@ -44,7 +44,7 @@ def image_of(scene: Scene) -> Tensor:
 @settings(max_examples=30, deadline=None)
 @given(SEEDS)
 def test_edges_are_the_same_for_a_negative_and_for_channels_in_another_order(seed: int) -> None:
-    picture = random_picture(seed)
+    picture = random_image(seed)
 
     found = edges(picture)
 

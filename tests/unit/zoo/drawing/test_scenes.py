@@ -31,7 +31,7 @@ def test_scene_at_repeats_by_seed_and_differs_by_index() -> None:
     assert len({scene_at(7, index)[0] for index in range(200)}) == 200
 
 
-def test_a_picture_is_floats_between_zero_and_one_with_its_coverage() -> None:
+def test_drawing_is_floats_between_zero_and_one_with_coverage() -> None:
     scene, _ = scene_at(0, 0)
 
     picture, coverage = draw(scene)
@@ -55,7 +55,7 @@ def test_draw_every_shape_covers_part_around_its_middle() -> None:
         assert abs(rows - middle).max() < 1.2 * radius_px, shape
 
 
-def test_no_two_shapes_look_alike() -> None:
+def test_all_shapes_differ() -> None:
     masks = {
         shape: draw(Scene((Thing(shape, "red", "small", 0.0, 0.0),), "white", "flat", "centre", None, 0))[1]
         for shape in DISTANCES
@@ -110,7 +110,7 @@ def test_canonical_captions_say_every_attribute() -> None:
     assert caption == "a small striped blue star in the top left on a white background"
 
 
-def test_labels_of_a_caption_leave_out_what_it_does_not_say() -> None:
+def test_labels_omit_attributes_that_caption_omits() -> None:
     scene = Scene((Thing("ring", "pink", "large", 0.0, 0.0),), "sky", "shaded", "top", None, 0)
 
     found = dict(zip(ATTRIBUTES, labels(scene, frozenset({"shape", "colour"})), strict=True))

@@ -1,4 +1,4 @@
-"""Goals and rows of the bar, on arrays made by hand, and the report of what was measured."""
+"""Test goals and rows of the bar on small arrays, and the report of an evaluation."""
 
 import json
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ from zoo.evaluate.examination import APART, SHARED, Marks
 
 
 def marks_of(right: list[list[int]], asked: list[int]) -> Marks:
-    """Of one seed, with the count of things and their first shape alone."""
+    """Return marks of one seed, with the count of things and their first shape alone."""
     width = len(ATTRIBUTES)
     columns = [list(ATTRIBUTES).index(name) for name in ("count", "shape")]
     seen, wanted = np.zeros((len(right), 1, width), bool), np.zeros((len(right), 1, width), bool)
@@ -48,7 +48,7 @@ GOALS = [
 ]
 
 
-def test_a_goal_judges_the_figure_or_the_whole_interval() -> None:
+def test_goal_compares_figure_or_whole_interval() -> None:
     for goal, met in GOALS:
         assert goal.met_by(Estimate(0.6, 0.5, 0.7)) is met, goal
 
@@ -58,7 +58,7 @@ def test_a_row_that_is_missing_is_not_ok_and_one_without_a_goal_is() -> None:
     assert Row("flow", "CLIPScore", Estimate(0.1, 0.0, 0.2)).ok
 
 
-def test_attribute_rows_are_of_what_was_asked_for() -> None:
+def test_attribute_rows_cover_requested_attributes() -> None:
     rows = {row.name: row for row in attribute_rows("heavy", marks_of([[1, 1], [1, 0]], [1, 1]), Goal(at_least=0.85))}
 
     assert set(rows) == {"count", "shape"}
@@ -102,8 +102,8 @@ def test_every_encoder_is_held_to_the_goal_of_a_clip_score() -> None:
     assert [row.name for row in clip_score_rows("heavy", read)] == [SHARED]
 
 
-def test_the_goal_of_lights_share_is_held_by_pictures_and_by_means() -> None:
-    """Of four prompts light is as good in one of two pictures of two, and on the mean of none."""
+def test_goal_of_light_share_applies_to_images_and_means() -> None:
+    """For two of four prompts light is as good in one of two images; by the mean it is for none."""
     heavy = marks_of([[1, 1]] * 4, [1, 1])
     right = np.stack([heavy.right[:, 0], heavy.right[:, 0]], axis=1)
     worse = right.copy()
@@ -125,7 +125,7 @@ def test_psnr_is_of_all_pixels_together() -> None:
     assert psnr(np.array([[1.0], [3.0]]), np.array([[50.0], [50.0]])) == pytest.approx(20.0)
 
 
-def test_what_is_missing_is_a_row_that_names_it(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_missing_model_is_named_in_its_row(tmp_path_factory: pytest.TempPathFactory) -> None:
     from zoo.evaluate.studio import Studio
 
     empty = tmp_path_factory.mktemp("empty")
@@ -165,7 +165,7 @@ def test_other_parts_stay_and_parts_are_in_the_bars_order(tmp_path: Path, monkey
     ]
 
 
-def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_model_is_named_in_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measuring(monkeypatch, [Row("flow", "flow", None, Goal(), missing="tiny-flow: not there")])
 
     rows = report.evaluate(tmp_path, tmp_path, ["flow"], 8, 1)

@@ -36,18 +36,18 @@ def softer(pictures: Tensor, radius_px: int) -> Tensor:
 
 
 @pytest.mark.parametrize("level_px", LEVELS_PX)
-def test_equal_pictures_are_at_no_distance(drawn: Tensor, level_px: int) -> None:
+def test_distance_of_equal_images_is_zero(drawn: Tensor, level_px: int) -> None:
     assert patch_distance(drawn, drawn, level_px).tolist() == [[0.0]] * COUNT
 
 
-def test_softer_pictures_are_further(drawn: Tensor) -> None:
+def test_softer_images_have_larger_distance(drawn: Tensor) -> None:
     little, much = (fine_detail(softer(drawn, radius), drawn) for radius in (1, 2))
 
     assert (little > 0).all()
     assert (little < much).all()
 
 
-def test_mirrored_pictures_have_the_same_kind_of_detail(drawn: Tensor) -> None:
+def test_mirrored_images_have_similar_detail(drawn: Tensor) -> None:
     mirrored = fine_detail(drawn.flip(-1), drawn)
 
     assert (mirrored < fine_detail(softer(drawn, 1), drawn)).all()
@@ -79,7 +79,7 @@ def work(empty_work: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def towers(work: Path) -> TowersAndHeads:
-    """An untrained dual encoder whose checkpoint lies in the work folder."""
+    """Write the checkpoint of an untrained dual encoder to the work folder and return it."""
     torch.manual_seed(5)
     towers = TowersAndHeads(load_tokenizer(work / "tokenizer")).eval()
     write_checkpoint(towers, work / "dual-encoder")
@@ -91,7 +91,7 @@ def write_checkpoint(module: nn.Module, folder: Path) -> None:
     write_tensors(folder / CHECKPOINT, {f"average.{name}": value for name, value in module.state_dict().items()}, {})
 
 
-def test_scores_are_cosines_of_a_picture_and_its_caption(towers: TowersAndHeads, work: Path) -> None:
+def test_scores_are_cosines_of_image_and_caption(towers: TowersAndHeads, work: Path) -> None:
     pictures = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     captions = ["a red star at night", "two blue rings"]
 
@@ -106,7 +106,7 @@ def test_scores_are_cosines_of_a_picture_and_its_caption(towers: TowersAndHeads,
 
 
 @pytest.mark.usefixtures("towers")
-def test_an_examiner_reads_pictures_by_both_encoders(work: Path) -> None:
+def test_examiner_scores_images_by_both_encoders(work: Path) -> None:
     write_checkpoint(AttributeReader(), work / "judge")
     prompts = examination_prompts(2)
     pictures = torch.stack([prompts.drawn, prompts.drawn.flip(0), prompts.drawn], dim=1)

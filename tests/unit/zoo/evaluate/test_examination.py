@@ -1,4 +1,4 @@
-"""Intervals against a second implementation, attribute scores by hand, painted pictures that are painted once."""
+"""Compare intervals with a second implementation and attribute scores with known ones, and store generated images."""
 
 import itertools
 import random
@@ -65,7 +65,7 @@ def test_a_sample_without_seeds_counts_the_same_for_each_seed() -> None:
 
 
 def logits_for(values: list[int]) -> dict[str, Tensor]:
-    """A judge that is sure of one value an attribute."""
+    """Return logits of an attribute reader that is sure of one value per attribute."""
     found = {}
     for value, (name, options) in zip(values, ATTRIBUTES.items(), strict=True):
         found[name] = torch.full((1, len(options)), -2.0)
@@ -73,7 +73,7 @@ def logits_for(values: list[int]) -> dict[str, Tensor]:
     return found
 
 
-def test_attributes_are_counted_by_kind_and_only_where_asked_for() -> None:
+def test_attributes_are_counted_by_kind_where_requested() -> None:
     names = list(ATTRIBUTES)
     wanted = torch.full((1, len(names)), UNSAID)
     for name in ("count", "shape", "second_shape", "colour"):
@@ -111,8 +111,8 @@ def test_examination_prompts_have_held_out_drawings_and_own_noise() -> None:
     assert second.seeds(3) == whole.seeds(3)[2:]
 
 
-class Painter:
-    """Paints every prompt in its seed's grey and remembers how often."""
+class GreyGenerator:
+    """Generate each image in the grey of its seed, and record the rows."""
 
     def __init__(self, seeds: list[int]) -> None:
         self.seeds, self.rows = seeds, list[int]()
@@ -122,9 +122,9 @@ class Painter:
         return torch.stack([torch.full((3, 4, 4), self.seeds[row] / 255.0) for row in rows])
 
 
-def test_painted_pictures_are_painted_once(tmp_path: Path) -> None:
+def test_image_store_generates_each_image_once(tmp_path: Path) -> None:
     seeds = [10, 20, 30]
-    first, second = Painter(seeds), Painter(seeds)
+    first, second = GreyGenerator(seeds), GreyGenerator(seeds)
     ImageStore(tmp_path, {"steps": 5}).get(["a", "b"], seeds[:2], first)
 
     pictures = ImageStore(tmp_path, {"steps": 5}).get(["a", "b", "a"], seeds, second)
@@ -135,15 +135,15 @@ def test_painted_pictures_are_painted_once(tmp_path: Path) -> None:
 
 
 def test_image_store_keeps_images_by_manner(tmp_path: Path) -> None:
-    ImageStore(tmp_path, {"steps": 5}).get(["a"], [1], Painter([1]))
+    ImageStore(tmp_path, {"steps": 5}).get(["a"], [1], GreyGenerator([1]))
     for manner in ({"steps": 6}, {"steps": 5, "scale": 2.0}):
-        painter = Painter([1])
+        painter = GreyGenerator([1])
         ImageStore(tmp_path, manner).get(["a"], [1], painter)
         assert painter.rows == [0]
 
 
-def test_pictures_of_one_prompt_under_two_conditions_are_two(tmp_path: Path) -> None:
-    pictures = ImageStore(tmp_path, {}).get(["a", "a"], [1, 1], Painter([5, 6]), conditions=["x", "y"])
+def test_image_store_keeps_images_by_condition(tmp_path: Path) -> None:
+    pictures = ImageStore(tmp_path, {}).get(["a", "a"], [1, 1], GreyGenerator([5, 6]), conditions=["x", "y"])
 
     assert pictures[:, 0, 0, 0].tolist() == [5, 6]
 

@@ -1,4 +1,4 @@
-"""What the zoo exports is loaded by stock diffusers and transformers; an export that fails leaves what was there."""
+"""Stock diffusers and transformers load an export; a failed export leaves the earlier one."""
 
 import json
 from pathlib import Path
@@ -96,7 +96,7 @@ def test_a_stock_classifier_loads_the_discriminator(exported: Path) -> None:
 
 
 @pytest.mark.parametrize("what", SHARED)
-def test_what_the_models_share_is_byte_identical(what: str, exported: Path) -> None:
+def test_shared_files_of_models_are_identical(what: str, exported: Path) -> None:
     assert len({(exported / name).read_bytes() for name in SHARED[what]}) == 1
 
 
@@ -118,7 +118,7 @@ def test_an_adapter_names_the_base_it_stands_on(exported: Path) -> None:
     assert registry["tiny-discriminator"]["cascade"]["light"]["digest"] == registry["tiny-light"]["digest"]
 
 
-def test_the_registrys_digests_are_those_that_services_tell(exported: Path) -> None:
+def test_digests_of_registry_equal_services(exported: Path) -> None:
     registry = read_registry(exported)
 
     for name in PIPELINES:
@@ -161,7 +161,7 @@ def test_a_model_needs_the_parts_that_its_part_stands_on(tmp_path: Path) -> None
 
 
 class TestFailures:
-    """Of exports of two made-up directories."""
+    """Failing exports of two made-up directories."""
 
     @pytest.fixture(autouse=True)
     def made_up(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The recorder: what it keeps was painted and timed by the engine that serves."""
+"""Record images that the serving engine generated and timed."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("briefly")
-def test_what_is_recorded_can_be_read_again(exported: Path, tmp_path: Path) -> None:
+def test_recording_round_trips(exported: Path, tmp_path: Path) -> None:
     recording, files = recorder.record(exported, tmp_path, prompt_count=2, kept=1)
     write_recording(tmp_path, recording, files)
 

@@ -1,4 +1,4 @@
-"""What trainings in tests share."""
+"""Share fixtures of trainings."""
 
 from collections.abc import Callable, Iterator
 

@@ -15,7 +15,9 @@ from zoo.train.loop import CHECKPOINT
 from zoo.train.parts import NEEDS, PARTS
 
 
-def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, str]:
+def failed_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> tuple[object, str]:
     monkeypatch.setattr(sys, "argv", ["zoo.train", *arguments])
     before = torch.get_num_threads()
     with pytest.raises(SystemExit) as ended:
@@ -24,10 +26,10 @@ def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *a
     return ended.value.code, capsys.readouterr().err
 
 
-def test_a_part_that_stands_on_nothing_yet_says_what_to_train_first(
+def test_part_without_foundations_names_parts_to_train_first(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    code, line = told(monkeypatch, capsys, "heavy", "--work", str(tmp_path / "work"))
+    code, line = failed_line(monkeypatch, capsys, "heavy", "--work", str(tmp_path / "work"))
 
     assert code == 2
     assert line == (
@@ -44,7 +46,7 @@ def test_a_part_that_stands_on_a_damaged_one_names_the_file(
         (tmp_path / part).mkdir()
         (tmp_path / part / CHECKPOINT).write_bytes(b"none")
 
-    code, line = told(monkeypatch, capsys, "heavy", "--work", str(tmp_path))
+    code, line = failed_line(monkeypatch, capsys, "heavy", "--work", str(tmp_path))
 
     assert code == 2
     assert line.startswith(f"pentimento: {tmp_path / 'autoencoder' / CHECKPOINT}: expected a training's checkpoint")
@@ -55,7 +57,7 @@ def test_a_part_that_stands_on_a_damaged_one_names_the_file(
 def test_wrong_usage_is_exit_status_2(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, lines = told(monkeypatch, capsys, *arguments)
+    code, lines = failed_line(monkeypatch, capsys, *arguments)
 
     assert code == 2
     assert "usage: pentimento zoo train" in lines
@@ -75,7 +77,7 @@ def test_a_gpu_that_is_not_there_is_refused() -> None:
     assert device().type == "cpu"
 
 
-def test_what_the_machine_would_not_have_is_exit_status_1(capsys: pytest.CaptureFixture[str]) -> None:
+def test_full_disk_is_exit_status_1(capsys: pytest.CaptureFixture[str]) -> None:
     def full() -> None:
         raise ResourceExhausted("DISK_FULL", "x: cannot be written: No space left on device")
 

@@ -63,7 +63,7 @@ def plain(heavy: Path) -> StableDiffusionPipeline:
 
 @pytest.fixture(scope="module")
 def controlled(plain: StableDiffusionPipeline, untrained: Path) -> StableDiffusionControlNetPipeline:
-    """With a ControlNet of random weights, none of them zero."""
+    """Return a pipeline with a ControlNet of random weights, all nonzero."""
     pipeline = add_control(plain, untrained)
     torch.manual_seed(6)
     with torch.no_grad():
@@ -88,11 +88,11 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def told() -> Tensor:
+def random_conditions() -> Tensor:
     return (torch.rand((3, 1, IMAGE_SIZE, IMAGE_SIZE), generator=torch.Generator().manual_seed(5)) < 0.1).float()
 
 
-def test_a_controlnet_is_small_and_begins_as_the_encoder_it_stands_beside() -> None:
+def test_controlnet_is_small_and_begins_as_copy_of_encoder() -> None:
     unet = make_heavy()
     controlnet = make_controlnet(unet)
 
@@ -131,7 +131,7 @@ def test_training_moves_the_controlnet_and_never_the_heavy_denoiser(
     assert part.module.controlnet_cond_embedding.conv_out.weight.abs().max() > 0
 
 
-def test_the_conditions_of_a_batch_are_those_of_its_drawings(work: Path) -> None:
+def test_conditions_of_batch_follow_its_drawings(work: Path) -> None:
     sketched, placed = EdgesPart(work, count=COUNT, batch=BATCH), LayoutPart(work, count=COUNT, batch=BATCH)
     rows = torch.tensor([7, 2])
 
@@ -163,24 +163,24 @@ def test_an_exported_controlnet_is_halves_that_load_whole(work: Path, tmp_path: 
     assert all(torch.equal(stored[name].float(), loaded[name]) for name in stored)
 
 
-def test_a_stock_pipeline_paints_with_an_untrained_controlnet_what_it_paints_without(
+def test_untrained_controlnet_does_not_change_image_of_stock_pipeline(
     heavy: Path, untrained: Path, plain: StableDiffusionPipeline
 ) -> None:
     controlnet = ControlNetModel.from_pretrained(untrained)
     stock = StableDiffusionControlNetPipeline.from_pretrained(heavy, controlnet=controlnet)
 
-    found = generate_controlled(stock, PROMPTS, SEEDS, told(), STEPS, 3.0)
+    found = generate_controlled(stock, PROMPTS, SEEDS, random_conditions(), STEPS, 3.0)
 
     assert found.shape == (3, 3, IMAGE_SIZE, IMAGE_SIZE)
     assert torch.equal(found, generate(plain, PROMPTS, SEEDS, STEPS, 3.0))
 
 
-def test_pictures_of_several_batches_each_follow_their_own_condition(
+def test_images_of_several_batches_follow_their_conditions(
     controlled: StableDiffusionControlNetPipeline,
 ) -> None:
-    whole = generate_controlled(controlled, PROMPTS, SEEDS, told(), STEPS, 3.0)
-    parts = generate_controlled(controlled, PROMPTS, SEEDS, told(), STEPS, 3.0, batch=2)
-    swapped = generate_controlled(controlled, PROMPTS, SEEDS, told().flip(0), STEPS, 3.0)
+    whole = generate_controlled(controlled, PROMPTS, SEEDS, random_conditions(), STEPS, 3.0)
+    parts = generate_controlled(controlled, PROMPTS, SEEDS, random_conditions(), STEPS, 3.0, batch=2)
+    swapped = generate_controlled(controlled, PROMPTS, SEEDS, random_conditions().flip(0), STEPS, 3.0)
 
     torch.testing.assert_close(parts, whole, atol=1e-3, rtol=0.0)
     torch.testing.assert_close(swapped[1], whole[1], atol=1e-3, rtol=0.0)
@@ -190,17 +190,17 @@ def test_pictures_of_several_batches_each_follow_their_own_condition(
 def test_a_scale_of_zero_is_no_control(
     plain: StableDiffusionPipeline, controlled: StableDiffusionControlNetPipeline
 ) -> None:
-    found = generate_controlled(controlled, PROMPTS, SEEDS, told(), STEPS, 3.0, control_scale=0.0)
+    found = generate_controlled(controlled, PROMPTS, SEEDS, random_conditions(), STEPS, 3.0, control_scale=0.0)
 
     assert torch.equal(found, generate(plain, PROMPTS, SEEDS, STEPS, 3.0))
 
 
-def test_residuals_are_recorded_for_every_step_and_no_longer_than_asked(
+def test_residuals_are_recorded_for_every_step_inside_context(
     controlled: StableDiffusionControlNetPipeline,
 ) -> None:
     with recorded_residuals(controlled.controlnet) as residuals:
-        generate_controlled(controlled, PROMPTS, SEEDS, told(), 3, 3.0)
-    generate_controlled(controlled, PROMPTS, SEEDS, told(), 1, 3.0)
+        generate_controlled(controlled, PROMPTS, SEEDS, random_conditions(), 3, 3.0)
+    generate_controlled(controlled, PROMPTS, SEEDS, random_conditions(), 1, 3.0)
 
     assert len(residuals) == 3
     assert all(one.shape == residuals[0].shape and len(one) == 2 * len(PROMPTS) for one in residuals)
@@ -208,7 +208,7 @@ def test_residuals_are_recorded_for_every_step_and_no_longer_than_asked(
     assert adjacent_cosines([residuals[0], residuals[0]]).numpy() == pytest.approx(1.0, abs=1e-5)
 
 
-def test_the_finder_answers_for_every_pixel_of_every_picture() -> None:
+def test_finder_scores_every_pixel_of_every_image() -> None:
     found = find_things(Finder(), torch.rand(5, 3, IMAGE_SIZE, IMAGE_SIZE), batch=2)
 
     assert found.shape == (5, IMAGE_SIZE, IMAGE_SIZE)

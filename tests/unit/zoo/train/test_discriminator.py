@@ -27,7 +27,7 @@ PLAN = TrainingPlan(steps=3, peak_rate=1e-3, warmup=1)
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A work folder with a step of training of each part that paints, and one step to a picture."""
+    """Return a work folder with one training step of each generating part, and images of one step."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("zoo-work")
@@ -48,7 +48,7 @@ def trained(work: Path) -> Path:
     return work
 
 
-def test_untrained_network_is_small_and_hears_its_input() -> None:
+def test_untrained_network_is_small_and_depends_on_input() -> None:
     pixels = torch.stack([torch.full((3, 64, 64), -1.0), torch.randn(3, 64, 64)])
 
     black, noise = make_discriminator().train()(pixels).logits
@@ -57,7 +57,7 @@ def test_untrained_network_is_small_and_hears_its_input() -> None:
     assert sum(value.numel() for value in make_discriminator().state_dict().values()) < 400_000
 
 
-def test_pictures_are_painted_once(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_images_are_generated_once(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = training_images(work, COUNT)
     monkeypatch.setattr(discriminator, "generate", None)
 
@@ -67,7 +67,7 @@ def test_pictures_are_painted_once(work: Path, monkeypatch: pytest.MonkeyPatch) 
     assert len(first.heavy) == COUNT / 3
 
 
-def test_every_picture_of_a_scene_is_in_one_fold(work: Path) -> None:
+def test_all_images_of_scene_are_in_one_fold(work: Path) -> None:
     numbered = torch.arange(48)
     images = numbered[:, None, None, None].to(torch.uint8)
     pictures = TrainingImages(images, images, images, images[::3], numbered[::3], numbered[:, None])
@@ -135,7 +135,7 @@ def test_auroc_counts_pairs_and_half_of_the_ties() -> None:
     assert auroc(torch.tensor([3.0, 2.0]), torch.tensor([1.0, 2.0])) == pytest.approx(3.5 / 4)
 
 
-def test_a_fitted_line_undoes_what_spoilt_the_margins() -> None:
+def test_fitted_calibration_inverts_distorted_margins() -> None:
     generator = torch.Generator().manual_seed(0)
     honest = 2.0 * torch.randn(20_000, generator=generator)
     real = torch.rand(20_000, generator=generator) < torch.sigmoid(honest)

@@ -1,4 +1,4 @@
-"""What goes wrong around a training: it is told in one line that begins with the file, and nothing half is left."""
+"""Report faults around a training in one line that begins with the file, and leave no partial files."""
 
 import json
 import os
@@ -114,7 +114,7 @@ def test_load_trained_names_missing_and_other_weights(folder: Path, tmp_path: Pa
         load_trained(nn.Sequential(nn.Linear(3, 1)), folder)
 
 
-def test_a_killed_run_forgets_what_it_logged_after_its_checkpoint(folder: Path) -> None:
+def test_killed_run_drops_log_after_its_checkpoint(folder: Path) -> None:
     with (folder / LOG).open("a", encoding="utf-8") as log:
         log.write('{"step": 5, "loss": 9.0}\n{"step": 6, "lo')
 
@@ -125,7 +125,7 @@ def test_a_killed_run_forgets_what_it_logged_after_its_checkpoint(folder: Path) 
     assert read_log(folder)[-1]["loss"] < 9.0
 
 
-def test_a_log_without_a_checkpoint_begins_anew(folder: Path) -> None:
+def test_log_without_checkpoint_starts_again(folder: Path) -> None:
     (folder / CHECKPOINT).unlink()
 
     TrainingRun(Line(), PLAN, folder).train()
@@ -155,7 +155,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         TrainingRun(Line(), PLAN, tmp_path / "file" / "line").train()
 
 
-def test_what_fails_to_be_written_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
+def test_failed_write_leaves_old_file_and_no_other(tmp_path: Path) -> None:
     path = tmp_path / "numbers.safetensors"
     write_tensors(path, {"one": torch.ones(1)})
     write_tensors(tmp_path / "others.safetensors", {})
@@ -173,7 +173,7 @@ def interrupted(_: int) -> None:
     raise RuntimeError("in the middle of it")
 
 
-def test_what_is_cached_is_made_again_when_its_parents_are_others(tmp_path: Path) -> None:
+def test_cache_of_other_parents_is_rebuilt(tmp_path: Path) -> None:
     def cached(number: float, made_of: str) -> float:
         path = tmp_path / "cache.safetensors"
         return float(cached_tensors(path, "a number", ["n"], lambda: {"n": torch.tensor(number)}, made_of)["n"])
@@ -207,7 +207,7 @@ def shrink(path: Path) -> None:
     save_file(tensors | {"images": tensors["images"][:, :, :8, :8].contiguous()}, path)
 
 
-def test_a_tokenizer_whose_files_are_damaged_is_named(tmp_path: Path) -> None:
+def test_damaged_tokenizer_is_named(tmp_path: Path) -> None:
     build_tokenizer(tmp_path / "tokenizer", count=50, merges=10)
     (tmp_path / "tokenizer" / "tokenizer.json").write_text("{", encoding="utf-8")
 
@@ -218,7 +218,7 @@ def test_a_tokenizer_whose_files_are_damaged_is_named(tmp_path: Path) -> None:
     assert "\n" not in refused.value.message
 
 
-def test_a_part_tells_when_what_it_stands_on_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_part_reports_changed_foundations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(NEEDS, "line", ("base", "other"))
     for base in ("base", "other"):
         TrainingRun(Line(base), PLAN, tmp_path / base).train(until=2)

@@ -1,4 +1,4 @@
-"""The flow-matching transformer learns from what the stock pipeline tells it, and paints in that pipeline."""
+"""Train the flow-matching transformer from the stock pipeline, and generate in that pipeline."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -74,7 +74,7 @@ def test_the_loss_of_a_batch_falls_while_it_is_learnt(
 
 
 class KnowingTeacher(nn.Module):
-    """Finds the v-prediction of pictures whose drawing and noise it was told: v = signal noise - spread drawing."""
+    """Return the v-prediction of images with known drawing and noise: v = signal noise - spread drawing."""
 
     def __init__(self, signal: Tensor, spread: Tensor) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class KnowingTeacher(nn.Module):
         return (signal * self.noise - spread * self.clean,)
 
 
-def test_what_a_teacher_finds_becomes_the_velocity_of_the_flow(work: Path) -> None:
+def test_prediction_of_teacher_becomes_velocity_of_flow(work: Path) -> None:
     part = FlowDistilledPart(work, count=COUNT, batch=BATCH)
     part.teacher = teacher = KnowingTeacher(part.signal, part.spread)
     timesteps = torch.tensor([0, 300, 700, 998])
@@ -111,7 +111,7 @@ def test_distilling_starts_from_the_flow_trained_on_drawings_and_changes_it(
 
 
 @pytest.mark.parametrize("count", [0, 1, 9])
-def test_a_repeated_token_is_worth_as_many_tokens(count: int) -> None:
+def test_repeated_token_equals_that_many_tokens(count: int) -> None:
     torch.manual_seed(0)
     transformer = make_flow()
     for parameter in transformer.parameters():
@@ -159,7 +159,7 @@ def test_a_caption_is_trained_on_as_the_stock_pipeline_encodes_it(
         torch.testing.assert_close(found, wanted, rtol=0.02, atol=0.02)
 
 
-def test_the_stock_pipeline_loads_the_directory_and_paints_by_its_defaults(folder: Path) -> None:
+def test_stock_pipeline_loads_directory_and_generates_by_its_defaults(folder: Path) -> None:
     stock = StableDiffusion3Pipeline.from_pretrained(folder, text_encoder_3=None, tokenizer_3=None)
     stock.set_progress_bar_config(disable=True)
 
@@ -170,7 +170,7 @@ def test_the_stock_pipeline_loads_the_directory_and_paints_by_its_defaults(folde
     assert bool(torch.isfinite(images).all())
 
 
-def test_a_picture_is_its_prompt_and_its_seed_whatever_it_is_painted_with(pipeline: StableDiffusion3Pipeline) -> None:
+def test_image_depends_on_prompt_and_seed_in_any_batch(pipeline: StableDiffusion3Pipeline) -> None:
     prompts, seeds = ["a red circle", "a blue star", "a green ring"], [3, 4, 5]
 
     together = generate_flow(pipeline, prompts, seeds, steps=2, scale=2.0)

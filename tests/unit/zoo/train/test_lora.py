@@ -1,4 +1,4 @@
-"""One LoRA in three formats is one LoRA to stock loaders, and takes effect at the weight and the step it is told."""
+"""One LoRA in three formats is the same to stock loaders, and acts at its weight from its step."""
 
 from pathlib import Path
 
@@ -107,7 +107,7 @@ def test_stock_loaders_of_three_formats_agree(folder: Path, pipeline: StableDiff
         assert (one - expected).abs().max() < 1e-5
 
 
-def test_at_weight_nothing_the_base_is_what_it_was(folder: Path, pipeline: StableDiffusionPipeline) -> None:
+def test_weight_zero_leaves_base_unchanged(folder: Path, pipeline: StableDiffusionPipeline) -> None:
     add_style(pipeline, folder, "neon")
 
     pipeline.set_adapters("neon", 0.0)
@@ -154,15 +154,15 @@ def test_a_lora_of_other_modules_is_refused() -> None:
         styled.load_state_dict(state | {f"another.{name}": value})
 
 
-def painted(pipeline: StableDiffusionPipeline, **options: float) -> StyledImages:
+def generated(pipeline: StableDiffusionPipeline, **options: float) -> StyledImages:
     return generate_styled(pipeline, "neon", ["a red circle", "a blue ring"], [1, 2], STEPS, 2.0, **options)  # type: ignore[arg-type]
 
 
 def test_a_style_takes_effect_after_the_steps_without_it(folder: Path, pipeline: StableDiffusionPipeline) -> None:
     add_style(pipeline, folder, "neon")
 
-    always, late, never = (painted(pipeline, steps_without=steps) for steps in (0, 1, STEPS))
-    nothing = painted(pipeline, weight=0.0)
+    always, late, never = (generated(pipeline, steps_without=steps) for steps in (0, 1, STEPS))
+    nothing = generated(pipeline, weight=0.0)
 
     assert always.pixels.shape == (2, 3, 64, 64)
     assert torch.equal(never.latents, nothing.latents)

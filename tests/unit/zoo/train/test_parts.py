@@ -18,7 +18,7 @@ COUNT, BATCH = 48, 4
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A work folder whose first parts have a step of training, for the others to stand on."""
+    """Return a work folder with one training step of each part that others need."""
     folder = tmp_path_factory.mktemp("zoo-work")
     build_tokenizer(folder / "tokenizer", count=200, merges=50)
     for name in dict.fromkeys(needed for part in PARTS for needed in NEEDS.get(part, ())):
@@ -30,8 +30,8 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def one_step_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The discriminator's pictures need not be good here."""
+def one_step_per_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten generation: the discriminator's images need not be good here."""
     for name in ("LIGHT_STEPS", "HEAVY_STEPS"):
         monkeypatch.setattr(discriminator, name, 1)
 

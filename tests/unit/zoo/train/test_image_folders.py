@@ -1,4 +1,4 @@
-"""A discriminator of two folders of pictures, from the pictures to what is served and registered."""
+"""Fit a discriminator to two folders of images, serve it and register it."""
 
 import json
 import re
@@ -22,7 +22,7 @@ SIZE_PX, COUNT = 32, 24
 
 @pytest.fixture
 def folders(tmp_path: Path) -> tuple[Path, Path]:
-    """Smooth pictures, and noisy ones, under the same names; one of them of another format and shape."""
+    """Return folders of smooth and of noisy images under the same names; one image has another format and shape."""
     real, generated = tmp_path / "real", tmp_path / "light"
     for folder in (real, generated):
         folder.mkdir()
@@ -41,7 +41,7 @@ def arguments(folders: tuple[Path, Path], out: Path, *more: str) -> list[str]:
     return [*(str(part) for flag in flags.items() for part in flag), "--threads", "1", "--device", "cpu", *more]
 
 
-def test_pictures_of_one_name_are_in_one_fold(folders: tuple[Path, Path]) -> None:
+def test_images_of_one_name_are_in_one_fold(folders: tuple[Path, Path]) -> None:
     pictures = read_folders(*folders, SIZE_PX)
 
     assert torch.equal(pictures.real_folds, pictures.generated_folds)
@@ -49,14 +49,14 @@ def test_pictures_of_one_name_are_in_one_fold(folders: tuple[Path, Path]) -> Non
     assert [len(pictures.fold(number)[0]) for number in range(8)] == [COUNT // 8] * 8
 
 
-def test_a_folder_with_too_few_pictures_is_named(folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_folder_with_too_few_images_is_named(folders: tuple[Path, Path], tmp_path: Path) -> None:
     (tmp_path / "few").mkdir()
 
     with pytest.raises(InvalidArgument, match=r"--generated: must be a folder of at least 16 images, .*few has 0"):
         read_folders(folders[0], tmp_path / "few", SIZE_PX)
 
 
-def test_a_file_that_is_no_picture_is_named(folders: tuple[Path, Path]) -> None:
+def test_file_that_is_no_image_is_named(folders: tuple[Path, Path]) -> None:
     (folders[1] / "005.png").write_bytes(b"no picture")
 
     with pytest.raises(InvalidArgument, match=r"light/005\.png"):
@@ -64,7 +64,7 @@ def test_a_file_that_is_no_picture_is_named(folders: tuple[Path, Path]) -> None:
 
 
 @pytest.mark.training
-def test_what_is_fitted_is_served_and_registered(folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_fitted_discriminator_is_served_and_registered(folders: tuple[Path, Path], tmp_path: Path) -> None:
     out = tmp_path / "mine"
 
     main(arguments(folders, out, "--cascade", "my-light,my-heavy"))
@@ -100,13 +100,13 @@ def test_torchvision_network_trains_on_both_models_images(folders: tuple[Path, P
 
 @pytest.mark.training
 def test_it_may_begin_with_the_weights_of_another(folders: tuple[Path, Path], tmp_path: Path) -> None:
-    """After a step at a rate of nearly nothing its weights are still those of the other one, but for that step."""
+    """After a step at a rate of nearly nothing its weights still equal the other ones, up to that step."""
     shipped = Path(__file__).parents[4] / "zoo" / "weights" / "tiny-discriminator"
 
     main(arguments(folders, tmp_path / "mine", "--start", str(shipped), "--steps", "1"))
 
     mine, theirs = (load_file(folder / "model.safetensors") for folder in (tmp_path / "mine", shipped))
-    # Means and variances of the pictures that it saw are its own.
+    # Means and variances depend on its own images.
     weights = [name for name in theirs if not re.search("running|num_batches", name)]
     assert mine.keys() == theirs.keys() and len(weights) > 50
     assert max((mine[name].float() - theirs[name].float()).abs().max().item() for name in weights) < 1e-4
