@@ -67,7 +67,7 @@ OVERLAPPED = _timed(3, 1, 0.120, WORKER, [CONTROL])
 
 
 def late_round(load_steps: float, latency_steps: float, steps: int = 10) -> LoadRound:
-    """Return a round with steps of a tenth of a second, and a load and an image of these numbers of steps."""
+    """Return a round with steps of a tenth of a second, and a load and an image of that many steps."""
     return LoadRound((steps + 1) * 0.1, {1.0: LateImage(latency_steps * 0.1, load_steps * 0.1)})
 
 

@@ -22,7 +22,7 @@ def completed(simulation: CellSimulation) -> dict[str, int]:
     return {name: cell.completed_count for name, cell in simulation.cells.items()}
 
 
-def test_cell_carries_what_its_core_does() -> None:
+def test_cell_carries_rate_of_its_core() -> None:
     """A core takes 0.1 s of a request, 60 devices more than cores give."""
     one, two = simulation_of(("a",), 60, 0.1), simulation_of(("a", "b"), 60, 0.1)
     for simulation in (one, two):

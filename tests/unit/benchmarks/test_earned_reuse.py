@@ -14,7 +14,7 @@ GOOD, BAD = 1.0, 0.5
 
 
 def played(folder: Path, kept: float, most: int, *, from_images: bool = False) -> EarningHistory:
-    """Return a history in which every request is at 0.96 and every start keeps that share."""
+    """Return a history of requests at 0.96; every start keeps that share."""
     pairs = [MeasuredPair(0.96, 1.0, dict.fromkeys(IMAGE_STEPS if from_images else STEPS, kept))]
     ledger = open_cache_ledger(f"sqlite:///{folder / 'ledger.sqlite'}")
     try:

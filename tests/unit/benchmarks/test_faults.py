@@ -98,7 +98,7 @@ def ledger_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return url
 
 
-def test_events_are_those_of_the_journal_in_order(ledger_url: str) -> None:
+def test_events_follow_journal_in_order(ledger_url: str) -> None:
     with closing(open_journal(ledger_url)) as journal:
         record_events(ledger_url)
         for request_id in ("r1", "r2"):

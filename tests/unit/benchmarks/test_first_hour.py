@@ -50,7 +50,7 @@ def test_by_minute_counts_images_in_time_where_they_end() -> None:
 
 
 @pytest.mark.parametrize("known", [NEW, PROFILED, Known(steps=False)])
-def test_scenario_has_what_is_known(known: Known) -> None:
+def test_scenario_has_known_values(known: Known) -> None:
     scenario = scenario_of(known, 2.0)
     allocator = scenario.policy.allocator
 

@@ -23,7 +23,7 @@ def test_violations_are_shared_by_traces() -> None:
 
 
 def test_devices_that_end_between_two_bursts_start_again() -> None:
-    # Four requests have nine slots of 15 s to run: 16/9 devices, whose start of 90 s is shorter than the pause.
+    # Four requests have nine slots of 15 s to run: 16/9 devices, with a start of 90 s, shorter than the pause.
     assert least_s([7.0] * 4 + [607.0] * 4) == pytest.approx(2 * 240.0 + 90.0 * 16 / 9)
 
 

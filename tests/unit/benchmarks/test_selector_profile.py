@@ -19,7 +19,7 @@ ALL_KEPT = tuple(pair for pair in PAIRS if pair.similarity >= 0.92)
 
 
 class Scripted(HeldOut):
-    """Keep quality at every K up to the one that the similarity allows, and count generated images."""
+    """Keep quality at every K up to the bound that the similarity allows, and count generated images."""
 
     generated: int = 0
 

@@ -5,7 +5,7 @@ import pytest
 from benchmarks.suites.simulated_cells import fairness, index_of_all, moved_between, moves, rate_share, throughput
 
 
-def test_moved_tenants_are_those_with_another_cell() -> None:
+def test_moved_tenants_have_another_cell() -> None:
     before = {"x": "a", "y": "b", "z": "b"}
 
     assert moved_between(before, {"x": "c", "y": "b", "z": "c"}) == ["x", "z"]

@@ -14,7 +14,7 @@ from pentimento.stores.ledger.fleet_ledger import FleetLedger
 async def cancelled_once_committed(
     ledger: FleetLedger, method: str, call: Callable[[], Awaitable[object]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Make the call, whose caller leaves when the ledger has committed and has not said so yet."""
+    """Make the call, and cancel it when the ledger has committed and has not answered yet."""
     written, may_answer = threading.Event(), threading.Event()
     real: Callable[..., Future[Any]] = getattr(ledger, method)
 

@@ -1,4 +1,4 @@
-"""An allocator runs beside the loop, and for so long only."""
+"""An allocator runs in a thread, up to a time limit."""
 
 import asyncio
 import subprocess
@@ -12,13 +12,13 @@ from pentimento.policies.plan.inputs import Decision
 from services.controller.allocating import MAX_STUCK, AllocatorStuck, AllocatorThreads
 
 
-async def test_what_the_allocator_decides_comes_back():
+async def test_decision_of_allocator_is_returned():
     decided = await AllocatorThreads(60.0).run(lambda: Decision(memory=7.0))
 
     assert decided.memory == 7.0
 
 
-async def test_the_loop_goes_on_while_an_allocator_decides():
+async def test_event_loop_runs_while_allocator_decides():
     may_end = threading.Event()
 
     def waiting() -> Decision:
@@ -33,7 +33,7 @@ async def test_the_loop_goes_on_while_an_allocator_decides():
     assert decided == Decision()
 
 
-async def test_what_an_allocator_raises_is_raised():
+async def test_error_of_allocator_is_raised():
     def late() -> Decision:
         raise TimeoutError("its own")
 
@@ -41,7 +41,7 @@ async def test_what_an_allocator_raises_is_raised():
         await AllocatorThreads(60.0).run(late)
 
 
-async def test_an_allocator_that_hangs_is_left_and_asked_again_a_few_times_only():
+async def test_hanging_allocator_is_retried_up_to_bound():
     may_end, calls, called = threading.Event(), [], threading.Semaphore(0)
 
     def hanging() -> Decision:
@@ -54,14 +54,14 @@ async def test_an_allocator_that_hangs_is_left_and_asked_again_a_few_times_only(
     for _ in range(MAX_STUCK + 2):
         with pytest.raises(AllocatorStuck):
             await threads.run(hanging)
-    for _ in range(MAX_STUCK):  # on a busy machine a thread begins after it was given up
+    for _ in range(MAX_STUCK):  # on a busy machine a thread begins after its time limit
         assert await asyncio.to_thread(called.acquire, timeout=60)
     may_end.set()
 
     assert len(calls) == MAX_STUCK
 
 
-async def test_once_the_hanging_calls_have_ended_it_is_asked_again():
+async def test_allocator_runs_again_after_hanging_calls_end():
     may_end = threading.Event()
 
     def hanging() -> Decision:

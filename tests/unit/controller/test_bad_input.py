@@ -1,4 +1,4 @@
-"""Reports that are late, lying or nonsense, and clocks that jump: the controller goes on, and its plans are valid."""
+"""Reports that are late, wrong or nonsense, and clocks that jump: the controller continues, and its plans are valid."""
 
 import math
 from dataclasses import replace
@@ -106,7 +106,7 @@ async def test_whatever_replicas_say_and_clocks_do_the_plan_is_valid_and_the_nex
 
 
 async def test_reports_that_waited_while_the_controller_was_stopped_are_no_burst() -> None:
-    """A minute's arrivals, told in one report after a pause of a minute."""
+    """One report brings a minute's arrivals after a pause of a minute."""
     clock = SetClock(wall_s=1.8e9, monotonic_s=100.0)
     asked: list[tuple[PlanInput, Decision]] = []
     controller = controller_of(SERVING_POLICIES["diffserve"](SETTINGS), clock, asked)

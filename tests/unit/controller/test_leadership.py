@@ -1,4 +1,4 @@
-"""Which plan a new leader goes on from: that of the leader before it, if one can have made it."""
+"""A new leader continues from the previous leader's plan, unless that plan is impossible."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,7 +39,7 @@ async def test_a_plan_that_no_leader_can_have_made_is_ignored(
     assert left == (plan if is_believed else None)
 
 
-async def test_a_plan_that_is_not_understood_keeps_nobody_from_leading(ledger: FleetLedger) -> None:
+async def test_unreadable_plan_does_not_prevent_leading(ledger: FleetLedger) -> None:
     ledger.save_plan(PlanVersion(LATEST, 1), b"no plan").result()
     leadership = Leadership(ledger, LedgerLease(ledger, "one", 1.0), "one", CLOCK)
 
@@ -55,8 +55,8 @@ def test_epoch_is_the_clocks_time_at_the_start():
     assert LeaderEpoch(lambda: NOW_MS).value == NOW_MS
 
 
-def test_a_clock_that_was_set_right_after_the_start_says_what_can_be_believed():
-    """A machine without a clock of its own starts in 1970; its followers hold the plan of a leader before."""
+def test_clock_set_right_after_start_decides_believable_epochs():
+    """A machine without a real-time clock starts in 1970; its followers hold the plan of an earlier leader."""
     now_ms = [0]
     epoch = LeaderEpoch(lambda: now_ms[0])
     assert not epoch.overtake(NOW_MS - 5000)

@@ -1,4 +1,4 @@
-"""What memory says of registrations is what the ledger has, also where a caller left while it was written."""
+"""Registrations in memory equal the ledger, even if a caller left during the write."""
 
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -24,9 +24,7 @@ def ledger(tmp_path: Path) -> Iterator[FleetLedger]:
     opened.close()
 
 
-async def test_what_was_registered_for_a_caller_who_left_is_there(
-    ledger: FleetLedger, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_registration_of_cancelled_call_is_kept(ledger: FleetLedger, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[ModelVariant, ...]] = []
     repository = ModelRepository(ledger, lambda: told.append(repository.registered.models))
 
@@ -35,9 +33,7 @@ async def test_what_was_registered_for_a_caller_who_left_is_there(
     assert (repository.registered.models, told) == ((LIGHT,), [(LIGHT,)])
 
 
-async def test_what_was_removed_for_a_caller_who_left_is_gone(
-    ledger: FleetLedger, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_removal_of_cancelled_call_is_kept(ledger: FleetLedger, monkeypatch: pytest.MonkeyPatch) -> None:
     repository = ModelRepository(ledger)
     await repository.register_model(LIGHT)
 
@@ -46,9 +42,7 @@ async def test_what_was_removed_for_a_caller_who_left_is_gone(
     assert repository.registered.models == ()
 
 
-async def test_what_the_ledger_removed_without_saying_so_can_be_removed_again(
-    ledger: FleetLedger, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_removal_with_lost_answer_can_be_repeated(ledger: FleetLedger, monkeypatch: pytest.MonkeyPatch) -> None:
     repository = ModelRepository(ledger)
     await repository.register_model(LIGHT)
     real = ledger.unregister

@@ -86,7 +86,7 @@ async def test_closing_ends_the_streams_and_takes_no_new_ones(feed):
         await anext(feed.watch(None))
 
 
-async def test_watchers_are_limited_and_those_who_leave_make_room(feed):
+async def test_watchers_are_limited_and_leaving_frees_place(feed):
     feed.publish(plan(1))
     watchers = [feed.watch(None), feed.watch(None)]
     for watcher in watchers:
@@ -99,7 +99,7 @@ async def test_watchers_are_limited_and_those_who_leave_make_room(feed):
     assert await anext(feed.watch(None)) == plan(1)
 
 
-async def test_what_an_earlier_leader_left_is_in_force_until_the_fleet_is_known(feed):
+async def test_plan_of_earlier_leader_is_in_force_until_fleet_is_known(feed):
     left = plan(9, epoch=1)
     feed.restore(left)
     feed.publish(plan(1, epoch=2))
@@ -114,7 +114,7 @@ async def test_what_an_earlier_leader_left_is_in_force_until_the_fleet_is_known(
     assert await holder == await anext(newcomer) == feed.in_force == plan(1, epoch=2)
 
 
-async def test_who_has_a_newer_plan_than_was_left_is_not_sent_it(feed):
+async def test_watcher_with_newer_plan_does_not_get_restored_one(feed):
     feed.restore(plan(9, epoch=1))
 
     assert await is_waiting(asyncio.ensure_future(anext(feed.watch(PlanVersion(1, 10)))))

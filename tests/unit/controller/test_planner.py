@@ -73,7 +73,7 @@ async def test_the_plan_lists_where_the_other_services_are(planner):
     assert plan.endpoints == (ServiceEndpoint(ReplicaKind.EMBEDDER, "e1", "unix:/e1"),)
 
 
-async def test_a_newer_epoch_issues_the_plan_anew(planner):
+async def test_newer_epoch_issues_plan_again(planner):
     await planner.look(ONE)
 
     planner.rise_to(9)
@@ -155,7 +155,7 @@ async def test_looking_again_at_another_fleet_remembers_nothing_twice():
     assert (await planner.look(ONE)).admission_rate == 0.2
 
 
-async def test_until_it_begins_every_worker_goes_on_with_what_it_holds():
+async def test_workers_keep_resident_models_until_planner_begins():
     planner = Planner(ServingPolicy("counting", counting, drops_late=False), leader_epoch=5, allocator_limit_s=60.0)
     settling = await planner.look(ONE)
 
@@ -166,7 +166,7 @@ async def test_until_it_begins_every_worker_goes_on_with_what_it_holds():
     assert (plan.allocator, plan.drops_late, plan.assignments) == ("counting", False, ())
 
 
-async def test_a_policy_is_not_asked_about_a_fleet_without_workers():
+async def test_policy_is_not_called_for_fleet_without_workers():
     planner = planner_of(counting)
     await planner.look(ONE)
 
@@ -175,7 +175,7 @@ async def test_a_policy_is_not_asked_about_a_fleet_without_workers():
     assert (await planner.look(ONE)).admission_rate == 0.1
 
 
-async def test_the_plan_says_where_adapters_are_and_changes_with_what_is_resident(planner):
+async def test_plan_places_adapters_and_follows_resident_ones(planner):
     neon = Adapter("neon", AdapterKind.LORA, "sha256:n", "sd")
     edges = Adapter("edges", AdapterKind.CONTROLNET, "sha256:e", "sd")
     other = replace(edges, digest="sha256:other")
@@ -236,7 +236,7 @@ async def test_planner_places_popular_adapters_whatever_moves(moves_models: bool
     assert await planner.look(PlanInput(1.0, (WORKER, NETS))) is None, "without requests the placement stays"
 
 
-async def test_what_an_allocator_places_itself_stands():
+async def test_placement_of_allocator_is_kept():
     own = (ComponentPlacement(ReplicaKind.CONTROLNET, "canny", ()),)
     planner = planner_of(lambda context: Decision(replace(hold_resident(context).plan, components=own)), "placing")
 
@@ -245,7 +245,7 @@ async def test_what_an_allocator_places_itself_stands():
     assert plan.components == own
 
 
-async def test_plans_say_of_the_cache_what_the_policys_system_keeps_unless_its_allocator_does():
+async def test_cache_plan_follows_policy_unless_allocator_sets_it():
     policy = ServingPolicy("nirvana-only", hold_resident, CacheUse.LATENTS, "lcbfu", cache_hits=False)
     decided = CachePlan(("image",), alpha=0.8)
     found = []
@@ -255,7 +255,7 @@ async def test_plans_say_of_the_cache_what_the_policys_system_keeps_unless_its_a
         planner.begin()
         found.append((await planner.look(TWO)).cache)
 
-    # The first plans, while the fleet gathers, say so too: a cache would be ranked anew with every restart.
+    # The first plans, while the fleet gathers, say so too: otherwise every restart would rank the cache again.
     own = CachePlan(("noise",), eviction="lcbfu")
     assert found == [own, own, own, decided]
 

@@ -261,7 +261,7 @@ class FleetMachine(RuleBasedStateMachine):
         self.received = {name: one for name, one in self.received.items() if self.now_s - one[1] <= RETENTION_S}
 
     @invariant()
-    def the_live_are_those_heard_within_the_lease(self):
+    def live_replicas_reported_within_lease(self):
         expected = [(name, one[0]) for name, one in sorted(self.received.items()) if self.now_s - one[1] < LEASE_S]
         assert live(self.registry, self.now_s) == expected
 

@@ -1,4 +1,4 @@
-"""What the external scaler answers for targets, and when it wakes its streams."""
+"""Test the external scaler's answers, and when it wakes its streams."""
 
 import asyncio
 import math

@@ -37,8 +37,8 @@ def objects(tmp_path: Path) -> ObjectStore:
     return open_objects(f"file://{tmp_path / 'objects'}")
 
 
-class Told:
-    """What plans were handed last."""
+class RecordedNames:
+    """Record the names of the adapters last given to plans."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -47,8 +47,8 @@ class Told:
         self.names = [adapter.name for adapter in adapters]
 
 
-async def opened(ledger: FleetLedger, objects: ObjectStore) -> tuple[UploadedAdapters, Told]:
-    told = Told()
+async def opened(ledger: FleetLedger, objects: ObjectStore) -> tuple[UploadedAdapters, RecordedNames]:
+    told = RecordedNames()
     uploads = UploadedAdapters(ledger, objects, MAX_BYTES, told)
     await uploads.load()
     return uploads, told
@@ -107,7 +107,7 @@ async def test_an_uploaded_lora_is_stored_by_digest_named_and_outlives_the_contr
         ({"signed_entry": " " * 8193}, "upload.signed_entry"),
     ],
 )
-async def test_an_upload_that_is_not_what_it_says_is_refused_and_leaves_nothing(
+async def test_upload_with_wrong_declaration_is_rejected_and_leaves_nothing(
     ledger: FleetLedger, objects: ObjectStore, tmp_path: Path, changes: dict[str, object], field: str
 ) -> None:
     data = lora_bytes(tmp_path)
@@ -224,7 +224,7 @@ class Stalling:
         yield self._data[50:]
 
 
-async def test_nobody_waits_for_a_client_that_stalls(ledger: FleetLedger, objects: ObjectStore, tmp_path: Path) -> None:
+async def test_stalled_client_delays_no_other(ledger: FleetLedger, objects: ObjectStore, tmp_path: Path) -> None:
     slow, quick = lora_bytes(tmp_path, 1.0), lora_bytes(tmp_path, 2.0)
     uploads, told = await opened(ledger, objects)
     client = Stalling(slow)
@@ -277,7 +277,7 @@ async def test_upload_that_stalls_is_refused_and_leaves_nothing(
     refused: str,
 ) -> None:
     data = lora_bytes(tmp_path)
-    uploads = UploadedAdapters(ledger, objects, MAX_BYTES, Told(), silence_s=silence_s)
+    uploads = UploadedAdapters(ledger, objects, MAX_BYTES, RecordedNames(), silence_s=silence_s)
     await uploads.load()
 
     with pytest.raises(DeadlineExceeded, match=refused) as gone:
@@ -292,7 +292,7 @@ async def test_a_file_may_be_as_large_as_the_bound_says(
     ledger: FleetLedger, objects: ObjectStore, tmp_path: Path
 ) -> None:
     data = lora_bytes(tmp_path)
-    uploads = UploadedAdapters(ledger, objects, len(data), Told())
+    uploads = UploadedAdapters(ledger, objects, len(data), RecordedNames())
     await uploads.load()
 
     async with asyncio.timeout(60):
@@ -306,7 +306,7 @@ async def test_uploads_of_a_caller_take_no_more_memory_than_one_may(
     ledger: FleetLedger, objects: ObjectStore, tmp_path: Path, callers: tuple[str, str], waits: bool
 ) -> None:
     first, second = lora_bytes(tmp_path, 1.0), lora_bytes(tmp_path, 2.0)
-    uploads = UploadedAdapters(ledger, objects, len(first) + len(second) - 1, Told())
+    uploads = UploadedAdapters(ledger, objects, len(first) + len(second) - 1, RecordedNames())
     await uploads.load()
     clients = [Stalling(first), Stalling(second)]
     taken = asyncio.ensure_future(uploads.add(upload_of(first, "first"), clients[0].chunks(), callers[0]))
@@ -323,7 +323,7 @@ async def test_uploads_of_a_caller_take_no_more_memory_than_one_may(
     assert [(await one).name for one in (taken, later)] == ["first", "second"]
 
 
-async def test_of_two_files_under_way_for_one_name_the_first_that_is_there_has_it(
+async def test_first_complete_of_two_uploads_gets_name(
     ledger: FleetLedger, objects: ObjectStore, tmp_path: Path
 ) -> None:
     slow, quick = lora_bytes(tmp_path, 1.0), lora_bytes(tmp_path, 2.0)
@@ -340,7 +340,7 @@ async def test_of_two_files_under_way_for_one_name_the_first_that_is_there_has_i
     assert added.object is not None and set(objects.keys()) == {added.object.key, sums_key(added.object.key)}
 
 
-async def test_what_was_added_or_removed_for_a_caller_who_left_is_known(
+async def test_change_of_cancelled_call_is_kept(
     ledger: FleetLedger, objects: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = lora_bytes(tmp_path)

@@ -69,7 +69,7 @@ def test_two_steps_of_one_stream_never_share_a_pass(compute: ComputeThread) -> N
 
 
 class InParts(Network):
-    """Tells of one residual after the other; its first pass breaks before the last."""
+    """Report residuals one after the other; the first pass breaks before the last."""
 
     def residuals(self, steps: Sequence[ControlStep], tell: ResidualsSoFar = unheard) -> list[ControlResiduals]:
         super().residuals(steps)
@@ -82,7 +82,7 @@ class InParts(Network):
         return wholes
 
 
-def test_parts_are_delivered_to_those_that_take_them_and_again_after_an_error(compute: ComputeThread) -> None:
+def test_parts_are_delivered_to_steps_that_take_them_and_again_after_error(compute: ComputeThread) -> None:
     network, go_on = InParts(), threading.Event()
     awaited: dict[str, list[int]] = {"in parts": [], "whole": [], "refuses": []}
 
@@ -101,7 +101,7 @@ def test_parts_are_delivered_to_those_that_take_them_and_again_after_an_error(co
     go_on.set()
 
     assert [future.result(60.0) for future in (busy, *futures[:2])] == [True, "in parts", "whole"]
-    # Both are computed again, by themselves; the one that failed by itself is not.
+    # Both are computed again, each alone; the step with its own failure is not.
     assert awaited == {"in parts": [2, 1, 2, 1, 0], "whole": [0], "refuses": [2]}
     assert [len(one) for one in network.passes] == [3, 1, 1]
     with pytest.raises(InvalidArgument):
@@ -132,7 +132,7 @@ def test_a_layer_more_or_less_or_of_another_size_or_name_is_another() -> None:
 
 
 class Source:
-    """Counts to three, then fails where it is told to."""
+    """Count to three, and then fail on request."""
 
     def __init__(self, fails: bool = False) -> None:
         self.begun = 0
@@ -163,7 +163,7 @@ async def test_all_items_come_in_order_and_the_next_is_begun_before_this_one_is_
     assert source.closed
 
 
-async def test_what_the_source_raises_comes_after_the_items_before_it() -> None:
+async def test_error_of_source_comes_after_its_items() -> None:
     source = Source(fails=True)
     seen = []
     with pytest.raises(ValueError, match="broken"):
@@ -174,7 +174,7 @@ async def test_what_the_source_raises_comes_after_the_items_before_it() -> None:
     assert source.closed
 
 
-async def test_a_source_that_nobody_reads_any_more_is_closed() -> None:
+async def test_unread_source_is_closed() -> None:
     source = Source(fails=True)
     async with aclosing(one_ahead(source.items())) as items:
         async for _ in items:

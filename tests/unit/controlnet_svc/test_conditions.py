@@ -1,5 +1,4 @@
-"""Conditioning images are embedded once for a ControlNet, a size and a number of rows, and no more of them is kept than
-is said."""
+"""Embed conditioning images once per ControlNet, size and number of rows, within a bound on memory."""
 
 import gc
 import weakref
@@ -93,7 +92,7 @@ async def test_no_more_bytes_are_kept_than_is_said(
     for rows in (1, 1, 2, 2):
         await embed(embedded, network, 7, rows=rows)
 
-    # Of one row there is room for it, of two there is none.
+    # The condition fits with one row, and not with two.
     assert network.embedded_count == 3
 
 

@@ -19,7 +19,7 @@ from tests.support.logged import said_by
 
 
 class _Network:
-    """Nothing of it is called: what is asked is who is there."""
+    """A network that no test calls: the tests only ask for residency."""
 
 
 UNREADABLE = InvalidArgument.of("weights", "cannot be read")
@@ -78,9 +78,7 @@ async def test_placed_networks_give_way_last(
         (torch.OutOfMemoryError("no room"), "NO_DEVICE_MEMORY"),
     ],
 )
-async def test_one_whose_load_goes_wrong_unexpectedly_keeps_none_away_and_says_why(
-    error: Exception, reason: str
-) -> None:
+async def test_failed_load_leaves_others_and_gives_reason(error: Exception, reason: str) -> None:
     there = shelf("canny", error=error)
     await there.place(["none", "canny", "depth"])
 
@@ -90,7 +88,7 @@ async def test_one_whose_load_goes_wrong_unexpectedly_keeps_none_away_and_says_w
     assert caught.value.reason == reason
 
 
-async def test_one_that_is_larger_than_the_budget_is_told_to_nobody() -> None:
+async def test_network_beyond_budget_is_not_announced() -> None:
     there = shelf(budget_bytes=99)
 
     assert there.networks == ()
@@ -121,7 +119,7 @@ class _Loads:
         return replace(network, load=load)
 
 
-async def test_a_load_goes_on_without_the_stream_that_wanted_it_and_serves_the_next_one() -> None:
+async def test_load_continues_without_its_stream_and_serves_next_one() -> None:
     loads = _Loads()
     there = NetworkShelf({name: loads.network(name) for name in ("canny", "depth")}, 200, lambda: None)
     left = asyncio.ensure_future(use(there, "canny"))
@@ -139,7 +137,7 @@ async def test_a_load_goes_on_without_the_stream_that_wanted_it_and_serves_the_n
     assert set(there.resident) == {"canny", "depth"}
 
 
-async def test_a_load_that_fails_when_nobody_waits_for_it_lets_the_next_one_load(
+async def test_failed_load_without_stream_lets_next_one_load(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     there = shelf("canny")

@@ -23,7 +23,7 @@ CASCADE = "light>heavy"
 
 
 class HeldNetwork:
-    """A network whose passes wait for `goes_on`; the confidence in an image is its red value, which is recorded."""
+    """A network with passes that wait for `goes_on`; the confidence in an image is its red value, which is recorded."""
 
     def __init__(self) -> None:
         self.passes: list[list[int]] = []

@@ -1,4 +1,4 @@
-"""Which discriminators the settings name, and which of them are there."""
+"""Find the discriminators of the settings, and skip missing ones."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ def settings(**own: object) -> DiscriminatorSettings:
 
 @pytest.fixture
 def registry(tmp_path: Path) -> Path:
-    """Of discriminators for a>B, twice, and B>c, of which the last has no directory."""
+    """Write a registry with discriminators for a>B, twice, and B>c; the last has no directory."""
     (tmp_path / "first").mkdir()
     entries = [
         {"kind": "discriminator", "path": path, "cascade": {"light": {"name": light}, "heavy": {"name": heavy}}}

@@ -1,4 +1,4 @@
-"""Train a discriminator on kept pairs: which pairs count, and what is written."""
+"""Train a discriminator on kept pairs: their selection, and the written files."""
 
 import io
 from collections.abc import Sequence
@@ -36,8 +36,8 @@ def flat(colour: Sequence[int]) -> bytes:
 
 
 def pair_of(number: int, as_good: bool | None = None) -> ComparedPair:
-    """Return a pair in which the prompt's first number decides whether light's image is as good; then it shows the
-    heavy image's colour."""
+    """Return a pair; the prompt's first number decides whether light's image is as good, and then shows the heavy
+    image's colour."""
     rng = np.random.default_rng(number)
     prompt = rng.normal(size=WIDTH)
     prompt /= np.linalg.norm(prompt)

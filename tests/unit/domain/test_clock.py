@@ -62,7 +62,7 @@ def test_steady_clock_gives_each_jump_its_hour() -> None:
     assert clock.wall() == 1e9 + 6000.0
 
 
-def test_wall_as_told_is_the_machines_time() -> None:
+def test_wall_as_told_equals_machine_time() -> None:
     machine = SetClock(wall_s=1e9)
     clock = SteadyClock(machine)
 

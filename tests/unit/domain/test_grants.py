@@ -1,4 +1,4 @@
-"""A signature holds for one attempt, what it was granted, and as long as that."""
+"""A signature holds for one attempt and its grant, until it expires."""
 
 from dataclasses import replace
 from typing import Any

@@ -23,7 +23,7 @@ def test_derived_name_of_any_directory_is_valid() -> None:
         check_instance(f"{name}-63", 1)
 
 
-def test_is_model_name_of_what_no_directory_gives_is_false() -> None:
+def test_is_model_name_rejects_other_names() -> None:
     names = ("", ".hidden", "a,b", "a>b", "a/b", "../a", "light-", "modèle", "a\n", "x" * 65)
 
     assert [name for name in names if is_model_name(name)] == []

@@ -1,4 +1,4 @@
-"""Prompts with weights: what a syntax means, and what is refused."""
+"""Parse prompts with weights, and reject wrong syntax."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What is painted when a picture is painted again, and what is refused."""
+"""Replay an image from its provenance, and reject impossible replays."""
 
 import hashlib
 from dataclasses import replace

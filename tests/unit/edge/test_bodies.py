@@ -1,4 +1,4 @@
-"""Where the limits of bodies lie exactly, and what is given back with them."""
+"""Test the exact limits of bodies, and the return of their bytes."""
 
 import pytest
 from starlette.requests import Request
@@ -12,7 +12,7 @@ def request_with(**headers: str) -> Request:
     return Request({"type": "http", "headers": told})
 
 
-def test_a_body_may_have_as_many_bytes_as_the_limit_says() -> None:
+def test_body_may_reach_its_limit() -> None:
     budget = BodyBudget(max_body_bytes=10, max_bodies_bytes=100)
 
     with budget.held("a") as body:
@@ -24,7 +24,7 @@ def test_a_body_may_have_as_many_bytes_as_the_limit_says() -> None:
     assert body.size_bytes == 10
 
 
-def test_bodies_together_may_have_as_many_bytes_as_the_limit_says_and_give_them_back() -> None:
+def test_bodies_may_reach_common_limit_and_give_bytes_back() -> None:
     budget = BodyBudget(max_body_bytes=10, max_bodies_bytes=20)
 
     with budget.held("a") as one, budget.held("b") as another:

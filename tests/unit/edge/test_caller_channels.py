@@ -41,7 +41,7 @@ def lanes(opened: Opened, introduce: Introduction = accept) -> CallerChannels:
     return CallerChannels(opened, introduce)  # type: ignore[arg-type]
 
 
-async def test_a_caller_has_a_connection_of_its_own_and_keeps_it() -> None:
+async def test_each_caller_keeps_one_connection() -> None:
     opened = Opened()
     channels = lanes(opened)
 
@@ -52,7 +52,7 @@ async def test_a_caller_has_a_connection_of_its_own_and_keeps_it() -> None:
     assert [channel.token for channel in opened.channels] == ["a", None]
 
 
-async def test_a_full_connection_gets_another_beside_it_and_then_the_caller_is_refused() -> None:
+async def test_caller_is_rejected_after_two_full_connections() -> None:
     opened = Opened()
     channels = lanes(opened)
 
@@ -69,7 +69,7 @@ async def test_a_full_connection_gets_another_beside_it_and_then_the_caller_is_r
         assert len(opened.channels) == 3
 
 
-async def test_who_was_silent_longest_gives_way() -> None:
+async def test_least_recent_caller_gives_way() -> None:
     opened = Opened()
     channels = lanes(opened)
     for token in ("a", "b", "a", "c"):
@@ -82,7 +82,7 @@ async def test_who_was_silent_longest_gives_way() -> None:
     assert all(channel.closed for channel in opened.channels)
 
 
-async def test_nobody_who_calls_gives_way() -> None:
+async def test_calling_caller_keeps_its_connection() -> None:
     opened = Opened()
     channels = lanes(opened)
 
@@ -95,7 +95,7 @@ async def test_nobody_who_calls_gives_way() -> None:
     assert refused.value.reason == "TOO_MANY_CALLERS"
 
 
-class Judge:
+class Introducer:
     """Accepts tokens that begin with "good", and rejects others once `rejects` is set."""
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ async def call(channels: CallerChannels, token: str | None) -> None:
 
 
 async def begun(channels: CallerChannels, *tokens: str) -> list[asyncio.Task[None]]:
-    """Return calls with these tokens, each of which has come as far as it can."""
+    """Start calls with these tokens, and let each run up to its first wait."""
     calls = []
     for token in tokens:
         calls.append(asyncio.ensure_future(call(channels, token)))
@@ -127,7 +127,7 @@ async def begun(channels: CallerChannels, *tokens: str) -> list[asyncio.Task[Non
 
 
 async def test_strangers_hold_no_place_of_a_caller() -> None:
-    judge = Judge()
+    judge = Introducer()
     channels = lanes(Opened(), introduce=judge)
     strangers = await begun(channels, "x", "y", "z")
 
@@ -140,7 +140,7 @@ async def test_strangers_hold_no_place_of_a_caller() -> None:
 
 async def test_the_oldest_stranger_makes_room_and_its_connection_closes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.edge.caller_channels.MAX_STRANGERS", 2)
-    judge, opened = Judge(), Opened()
+    judge, opened = Introducer(), Opened()
     channels = lanes(opened, introduce=judge)
     strangers = await begun(channels, "x", "y", "z")
 
@@ -155,7 +155,7 @@ async def test_the_oldest_stranger_makes_room_and_its_connection_closes(monkeypa
 
 
 async def test_calls_with_one_token_wait_for_one_introduction() -> None:
-    judge = Judge()
+    judge = Introducer()
     channels = lanes(Opened(), introduce=judge)
     strangers = await begun(channels, "x", "x", "x")
     judge.rejects.set()
@@ -166,8 +166,8 @@ async def test_calls_with_one_token_wait_for_one_introduction() -> None:
     assert judge.asked == ["x"]
 
 
-async def test_a_stranger_that_leaves_takes_nobody_along() -> None:
-    judge = Judge()
+async def test_stranger_that_leaves_does_not_cancel_others() -> None:
+    judge = Introducer()
     channels = lanes(Opened(), introduce=judge)
     first, second = await begun(channels, "x", "x")
 
@@ -179,7 +179,7 @@ async def test_a_stranger_that_leaves_takes_nobody_along() -> None:
 
 
 async def test_a_token_that_is_no_longer_accepted_loses_its_place() -> None:
-    judge, opened = Judge(), Opened()
+    judge, opened = Introducer(), Opened()
     channels = lanes(opened, introduce=judge)
     with pytest.raises(Unauthenticated):
         async with channels.channel("good"):

@@ -1,4 +1,4 @@
-"""What a request may say of its caller: one token and one key, each within its limit."""
+"""Read the caller of a request: one token and one key, each within its limit."""
 
 import pytest
 from starlette.requests import Request
@@ -12,7 +12,7 @@ def request_with(name: str, *values: str) -> Request:
 
 
 def test_token_is_read_or_refused() -> None:
-    """Clients send an empty or another authorization whose user has set no key: that is no token."""
+    """Clients without a key send an empty or another authorization: that is no token."""
     longest = "a" * MAX_TOKEN_CHARS
     taken = {"Bearer abc": "abc", "bearer abc": "abc", "BEARER   abc": "abc", "Bearer  abc ": "abc"}
     taken[f"Bearer {longest}"] = longest

@@ -41,8 +41,8 @@ def test_events_are_the_same_wherever_their_stream_is_cut(size: int) -> None:
     ]
 
 
-def test_a_picture_of_many_pieces_is_looked_through_once() -> None:
-    """Were each piece looked for in all that came before it, the tab would stand still for minutes."""
+def test_image_of_many_pieces_is_searched_once() -> None:
+    """A search of all earlier pieces for each new one would block the tab for minutes."""
     pieces = '["data: \\"", ...Array(8192).fill("A".repeat(4096)), "\\"\\n\\n"]'
 
     assert heard(pieces, "found.map(({ data }) => data.length)") == [8192 * 4096]

@@ -1,4 +1,4 @@
-"""What charts show of looks at a frontdoor's totals, computed by the console's own module in Node.js."""
+"""Compute charts from totals of a frontdoor, with the console's own module in Node.js."""
 
 import json
 from typing import Any
@@ -9,12 +9,12 @@ from services.edge.console.pages import STATIC
 from tests.unit.edge.console_modules import needs_node, printed
 
 pytestmark = needs_node
-# So far apart that a window of the charts holds two of them.
+# A window of the charts holds two samples at this distance.
 APART_MS = 40_000
 
 
 def look(at_ms: int, **more: Any) -> dict[str, Any]:
-    """A look at a frontdoor that has done nothing, but for `more`."""
+    """Return the totals of an idle frontdoor, changed by `more`."""
     names = ("accepted", "completed", "failed", "rejected", "late", "scored", "deferred", "run", "saved")
     totals = {"epoch": "f 1", **dict.fromkeys(names, 0)}
     empty = {"latencies": [[0.5, 0], [1.0, 0], ["Infinity", 0]], "starts": [], "workers": {}, "thresholds": {}}
@@ -56,13 +56,13 @@ def test_every_chart_is_the_growth_of_totals_between_two_looks() -> None:
     )
 
     assert [at for at, _ in values] == [APART_MS] * 7
-    # 8 in 40 s; 3 of 4 pictures; 50 of 100 steps; 1 of 4; 10 came of which 2 were refused and 1 late; 2 below 0.5 s.
+    # 8 in 40 s; 3 of 4 images; 50 of 100 steps; 1 of 4; 2 of 10 rejected and 1 late; 2 below 0.5 s.
     assert [value for _, value in values] == [0.2, 0.75, 0.5, 0.25, 0.7, 0.5, 0.75]
 
 
 @pytest.mark.parametrize(("slo_s", "share"), [(0.5, 0.2), (0.75, 0.4), (1.0, 0.6), (5.0, 0.6), (0, None)])
 def test_slo_attainment_goes_by_the_slo_of_the_plan(slo_s: float, share: float | None) -> None:
-    """Of ten that ended 2 were completed within 0.5 s, 4 between 0.5 s and 1 s, 2 later, and 2 failed; no deadline was
+    """Two of ten were completed within 0.5 s, 4 between 0.5 s and 1 s, 2 later, and 2 failed; no deadline was
     missed."""
     after = look(
         APART_MS,
@@ -96,7 +96,7 @@ def test_pools_and_cascades_have_plain_names(name: str, words: str) -> None:
     assert said == words
 
 
-def test_where_nobody_came_there_is_no_point() -> None:
+def test_window_without_requests_has_no_point() -> None:
     values = shown(
         "[figures.hitRate(looks), figures.deadlinesKept(looks), figures.latency(looks, 0.9)]"
         ".map(([[, value]]) => value)",
@@ -119,7 +119,7 @@ def test_totals_of_two_lives_of_a_frontdoor_are_not_compared() -> None:
     assert shown('figures.rate(looks, "accepted").map(([, value]) => value)', *looks) == [None, 1]
 
 
-def test_hit_rate_by_k_is_of_all_pictures_and_names_the_most_frequent() -> None:
+def test_hit_rate_by_k_divides_by_all_images_and_names_most_frequent() -> None:
     before = look(0, starts=[["noise", 0, 5], ["latent", 15, 1], ["latent", 5, 2], ["image", 10, 1]])
     after = look(APART_MS, starts=[["noise", 0, 7], ["latent", 15, 2], ["latent", 5, 7], ["image", 10, 1]])
 

@@ -6,7 +6,7 @@ from starlette.requests import Request
 
 from services.edge.console.pages import POLICY, STATIC, read_files, takes_gzip
 
-# Of everything, as it is sent.
+# Total size of all files, compressed.
 MOST_BYTES = 500_000
 
 
@@ -21,7 +21,7 @@ def test_no_asset_comes_from_another_host() -> None:
     assert {name: addresses for name, addresses in found.items() if addresses} == {}
 
 
-def test_what_files_name_is_there() -> None:
+def test_files_named_by_files_exist() -> None:
     named = re.compile(r"""(?:/console/static/|from "\./|import\("\./)([\w.-]+)""")
     wanted = {name for path in STATIC.iterdir() for name in named.findall(path.read_text())}
 

@@ -28,14 +28,14 @@ def with_bytes(value: Any, made: Any) -> Any:
 
 
 @given(VALUES, st.booleans())
-def test_a_document_says_what_json_says_with_its_bytes_in_base64(value: Any, ascii_only: bool) -> None:
+def test_document_equals_json_with_bytes_in_base64(value: Any, ascii_only: bool) -> None:
     written = document_bytes(with_bytes(value, Base64), ensure_ascii=ascii_only)
 
     assert json.loads(written) == with_bytes(value, lambda data: base64.b64encode(data).decode())
     assert written.isascii() or not ascii_only
 
 
-def test_what_json_has_not_is_refused() -> None:
+def test_value_unknown_to_json_is_rejected() -> None:
     with pytest.raises(TypeError, match="bytes"):
         document_bytes({"image": b"raw"})
 

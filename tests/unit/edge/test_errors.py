@@ -52,7 +52,7 @@ def test_the_field_is_named_as_the_api_names_it() -> None:
     }
 
 
-def test_nothing_is_told_of_what_nobody_expected() -> None:
+def test_unexpected_error_hides_its_message() -> None:
     known = as_known(RuntimeError("a secret"))
 
     assert "secret" not in known.message and known.reason == "UNEXPECTED"

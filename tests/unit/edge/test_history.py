@@ -1,4 +1,4 @@
-"""What the edge keeps of the past for the console's charts: bounded, in order, JSON that a page can read."""
+"""Keep a bounded history for the console's charts: in order, as JSON for a page."""
 
 import json
 import time
@@ -28,7 +28,7 @@ FRONTDOOR = GetStatusResponse(
 )
 
 
-def test_a_sample_has_what_every_chart_needs() -> None:
+def test_sample_has_values_of_every_chart() -> None:
     thresholds = (StartThreshold("noise", 0.5), StartThreshold("latent", 0.75))
     plan = Plan(
         PlanVersion(1, 1),
@@ -76,7 +76,7 @@ def kept(ring: SampleRing, after_ms: int = 0) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_page_gets_what_it_has_not() -> None:
+def test_page_gets_missing_samples() -> None:
     ring = SampleRing(3)
     for at_ms in (10, 20, 30, 40):
         ring.add({"at": at_ms, "completed": at_ms})
@@ -101,7 +101,7 @@ def test_a_page_that_has_seen_later_times_than_this_process_gets_all() -> None:
         ring.add({"at": at_ms})
 
     assert [sample["at"] for sample in kept(ring, 4_600_000)] == [1_000_000, 1_005_000]
-    # Another process whose clock is a little ahead, and which answers the same page.
+    # Another process, with a clock a little ahead, answers the same page.
     assert kept(ring, 1_006_000) == []
 
 

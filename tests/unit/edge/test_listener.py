@@ -75,7 +75,7 @@ async def asked(
         writer.close()
 
 
-async def test_a_drain_waits_for_the_answer_that_runs_and_takes_nobody_else() -> None:
+async def test_drain_waits_for_running_answer_and_accepts_no_connection() -> None:
     app = HeldApp()
     async with asked(app, 60.0) as (listener, reader):
         draining = asyncio.ensure_future(listener.drain())
@@ -102,15 +102,15 @@ async def test_an_answer_that_takes_longer_than_the_drain_is_cancelled() -> None
         await app.cancelled.wait()
 
 
-async def test_who_is_cancelled_before_the_answer_begins_is_told_to_come_back() -> None:
+async def test_request_cancelled_before_its_answer_gets_retry_time() -> None:
     held = HeldApp()
 
-    async def paint(request: Request) -> Response:
+    async def hold(request: Request) -> Response:
         held.entered.set()
         await held.release.wait()
         return Response()
 
-    app = EdgeApp([Route("/", paint)], origin_rule("127.0.0.1:0", (), ()))
+    app = EdgeApp([Route("/", hold)], origin_rule("127.0.0.1:0", (), ()))
     async with asked(app, 0.01, held.entered) as (listener, reader):
         await listener.drain()
         answer = await reader.read()
@@ -152,12 +152,12 @@ async def test_the_date_of_answers_is_renewed(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("address", ["unix:/run/edge", "my..host:80"])
-def test_what_no_http_can_be_served_at_is_refused_by_name(address: str) -> None:
+def test_wrong_http_address_is_rejected_by_name(address: str) -> None:
     with pytest.raises(ValueError, match="--http-listen must be host:port"):
         HttpSettings(http_listen=address)
 
 
-def test_idle_connections_outlast_those_of_load_balancers() -> None:
+def test_idle_timeout_exceeds_load_balancers() -> None:
     """AWS, Google, Azure and nginx keep theirs for 60 to 75 s."""
     assert HttpSettings().idle_timeout_s >= 75.0
 
@@ -171,7 +171,7 @@ def test_the_drain_delay_leaves_half_of_the_drain(delay_s: float, drain_s: float
 
 @dataclass
 class Reader:
-    """A connection whose client has not read its answer since `read_since`."""
+    """A connection with a client that has not read its answer since `read_since`."""
 
     read_since: float | None
     unread_bytes: int

@@ -44,7 +44,7 @@ def vector(embedding: Embedding) -> np.ndarray:
     return np.frombuffer(embedding.values, "<f4")
 
 
-def picture(seed: int = 0) -> bytes:
+def random_image(seed: int = 0) -> bytes:
     buffer = io.BytesIO()
     pixels = np.random.default_rng(seed).integers(0, 256, (30, 40, 3), np.uint8)
     Image.fromarray(pixels).save(buffer, "PNG")
@@ -53,7 +53,7 @@ def picture(seed: int = 0) -> bytes:
 
 async def test_vectors_are_of_unit_length_and_name_their_encoder(embedder, model):
     (text,) = await embedder.embed_texts(["a red circle"])
-    (image,) = await embedder.embed_images([picture()])
+    (image,) = await embedder.embed_images([random_image()])
 
     for embedding in (text, image):
         assert embedding.dimension_count == 16
@@ -85,13 +85,13 @@ def test_texts_of_any_batches_get_their_own_vectors(model, calls):
 
 
 async def test_repeated_text_or_image_comes_from_the_memo(embedder):
-    (first,), (image,) = await embedder.embed_texts(["a red circle"]), await embedder.embed_images([picture(1)])
+    (first,), (image,) = await embedder.embed_texts(["a red circle"]), await embedder.embed_images([random_image(1)])
 
     again = await embedder.embed_texts(["a blue square", "a red circle", "a blue square"])
 
     assert again[1] == first
     assert again[0] == again[2]
-    assert await embedder.embed_images([picture(1)]) == (image,)
+    assert await embedder.embed_images([random_image(1)]) == (image,)
     memo = embedder.ready().memo
     assert (memo.hit_count, memo.miss_count) == (2, 3)
 
@@ -123,10 +123,10 @@ async def test_text_outside_the_limits_is_refused_by_name(embedder):
 
 WRONG_IMAGES = [
     ([], r"images: must be 1 to 3, got 0"),
-    ([picture()] * 4, r"images: must be 1 to 3, got 4"),
-    ([picture(), b""], r"images\[1\]: must not be empty"),
+    ([random_image()] * 4, r"images: must be 1 to 3, got 4"),
+    ([random_image(), b""], r"images\[1\]: must not be empty"),
     ([b"x" * 5001], r"images\[0\]: must be at most 5000 bytes, got 5001"),
-    ([picture(), b"no image"], r"images\[1\]: must be a PNG, JPEG or WebP image"),
+    ([random_image(), b"no image"], r"images\[1\]: must be a PNG, JPEG or WebP image"),
 ]
 
 
@@ -135,7 +135,7 @@ async def test_image_outside_the_limits_is_refused_by_name(embedder):
         with pytest.raises(InvalidArgument, match=message):
             await embedder.embed_images(images)
 
-        assert len(await embedder.embed_images([picture()])) == 1
+        assert len(await embedder.embed_images([random_image()])) == 1
 
 
 @given(st.text(max_size=120))
@@ -160,7 +160,7 @@ async def test_closed_embedder_refuses_texts_and_images(model):
     embedder.start(model)
     await embedder.close()
 
-    for call in (embedder.embed_texts(["a red circle"]), embedder.embed_images([picture()])):
+    for call in (embedder.embed_texts(["a red circle"]), embedder.embed_images([random_image()])):
         with pytest.raises(Unavailable) as refused:
             await call
         assert refused.value.reason == "DRAINING"
@@ -169,7 +169,7 @@ async def test_closed_embedder_refuses_texts_and_images(model):
 async def test_close_embeds_images_that_are_being_decoded(embedder):
     goes_on = threading.Event()
     embedder._decoding.submit(goes_on.wait, 60)
-    taken = asyncio.create_task(embedder.embed_images([picture()]))
+    taken = asyncio.create_task(embedder.embed_images([random_image()]))
     await asyncio.sleep(0)
     closing = asyncio.create_task(embedder.close())
     await asyncio.sleep(0)

@@ -24,7 +24,7 @@ from tests.support.refusals import wrong_refusals
 
 WEIGHTS = "model.safetensors"
 CLIP, SENTENCE = "clip", "sentence"
-# A tensor of each kind, whose value decides every embedding.
+# A tensor of each kind that changes every embedding.
 LAST = {
     CLIP: ("text_projection.weight",),
     SENTENCE: tuple(f"encoder.layer.1.output.LayerNorm.{p}" for p in ("weight", "bias")),

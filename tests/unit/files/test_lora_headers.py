@@ -136,7 +136,7 @@ WRONG = [
 ]
 
 
-def test_judge_lora_names_key_and_limit(tmp_path: Path) -> None:
+def test_lora_check_names_key_and_limit(tmp_path: Path) -> None:
     rows = [(tensors, rf"^file: .*{re.escape(said)}") for tensors, said in WRONG]
 
     assert wrong_refusals(InvalidArgument, lambda tensors: judge_lora(bytes_of(tensors, tmp_path), "file"), rows) == []
@@ -161,7 +161,7 @@ def test_lora_with_embeddings_is_taken_by_their_keys(tmp_path: Path) -> None:
         judge_lora(bytes_of({**linear(), **stranger}, tmp_path), "file")
 
 
-def test_judge_lora_refuses_another_format(tmp_path: Path) -> None:
+def test_lora_check_rejects_other_format(tmp_path: Path) -> None:
     for data in (b"", b"\x80\x02ctorch\n", b"PK\x03\x04" * 20, bytes_of(linear(), tmp_path)[:-1]):
         with pytest.raises(InvalidArgument, match="must be a safetensors file"):
             judge_lora(data, "file")

@@ -35,7 +35,7 @@ def damage(file: Path, offset: int) -> None:
         opened.write(bytes([byte ^ 1]))
 
 
-def test_verified_blocks_are_those_of_the_file(file: Path) -> None:
+def test_verified_blocks_equal_file(file: Path) -> None:
     mapped = MappedFile(file, FileSums().of(file))
 
     mapped.verify(range(4))

@@ -23,7 +23,7 @@ def mode(path: Path) -> int:
     return path.lstat().st_mode & 0o7777
 
 
-def test_a_new_directory_and_those_above_it_are_this_users_alone(tmp_path: Path) -> None:
+def test_new_directory_and_its_parents_are_private(tmp_path: Path) -> None:
     make_private_directory(tmp_path / "a" / "b")
 
     assert [mode(tmp_path / "a"), mode(tmp_path / "a" / "b")] == [0o700, 0o700]

@@ -24,7 +24,7 @@ def selection(keys: Keys, upload: LoraUpload = UPLOAD, key: str = "first", **cha
 
 
 def checked_lora(keys: Keys, lora: LoraSelection, model: str = BASE_DIGEST, family: str = "stable_diffusion") -> str:
-    """Return the reason for which a LoRA is rejected; "" for none."""
+    """Return the reason of the rejection of a LoRA; "" for none."""
     try:
         TrustedEntries(keys.public("first")).check_lora(lora, model, family)
     except FailedPrecondition as error:

@@ -29,7 +29,7 @@ def plan(*placements: AdapterPlacement, sequence: int = 1, there: tuple[str, ...
 
 
 def known_adapters() -> AdapterCatalogue:
-    """Return a catalogue of these adapters; `gone` is on no replica."""
+    """Return a catalogue of the adapters above; `gone` is on no replica."""
     catalogue = AdapterCatalogue()
     catalogue.learn(credits(NEON, MOSAIC, FOREIGN, STYLE))
     catalogue.follow(plan(AdapterPlacement(GONE, ("c1",))))

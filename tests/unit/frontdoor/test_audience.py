@@ -13,7 +13,7 @@ async def heard(listener: Listener) -> list[GenerateEvent]:
     return [event async for event in listener.events()]
 
 
-async def test_everybody_hears_what_is_told() -> None:
+async def test_all_listeners_receive_events() -> None:
     audience = Audience("r1")
     listeners = [audience.join(), audience.join()]
 
@@ -46,7 +46,7 @@ PREVIEW = b"preview"
 @pytest.mark.parametrize(
     ("told_at_s", "heard_steps"),
     [
-        # Of thirty in a second, ten and the last are sent.
+        # Ten of thirty in a second are sent, and the last.
         ({step: step / 32 for step in range(32)}, [0, 4, 8, 12, 16, 20, 24, 28, 31]),
         ({0: 0.0, 1: 0.125, 2: 0.25}, [0, 1, 2]),
         ({0: 0.0, 1: 0.01}, [0, 1]),
@@ -54,7 +54,7 @@ PREVIEW = b"preview"
         ({0: 0.0, 1: 0.03, 5: 0.06, 6: 0.07, 10: 0.08, 11: 0.09}, [0, 5, 10, 11]),
     ],
 )
-async def test_progress_is_told_ten_times_a_second_and_the_last_always(
+async def test_progress_is_sent_ten_times_a_second_with_last(
     told_at_s: dict[int, float], heard_steps: list[int]
 ) -> None:
     clock = SetClock()
@@ -84,7 +84,7 @@ async def test_images_of_one_call_share_its_ten_messages_a_second() -> None:
     assert told == [8, 8]
 
 
-async def test_an_error_is_raised_after_what_came_before_it() -> None:
+async def test_error_is_raised_after_earlier_events() -> None:
     audience = Audience("r1")
     listener = audience.join()
     audience.accepted()
@@ -96,7 +96,7 @@ async def test_an_error_is_raised_after_what_came_before_it() -> None:
         await anext(stream)
 
 
-async def test_a_listener_that_is_handed_over_hears_of_the_earlier_request() -> None:
+async def test_moved_listener_receives_earlier_request() -> None:
     earlier, later = Audience("r1"), Audience("r2")
     earlier.routed(ROUTE)
     listener = later.join()
@@ -108,7 +108,7 @@ async def test_a_listener_that_is_handed_over_hears_of_the_earlier_request() -> 
     assert not later.listeners
 
 
-async def test_who_waits_for_the_end_alone_hears_of_progress_what_has_a_preview() -> None:
+async def test_listener_without_progress_receives_previews() -> None:
     audience = Audience("r1")
     all_of_it, seldom = audience.join(), audience.join(hears_progress=False)
 
@@ -123,7 +123,7 @@ async def test_who_waits_for_the_end_alone_hears_of_progress_what_has_a_preview(
     assert await heard(seldom) == [Progress(2, 3, b"preview")]
 
 
-async def test_what_a_late_listener_is_told_first_is_left_out_too_for_who_waits_for_the_end_alone() -> None:
+async def test_late_listener_without_progress_skips_first_events() -> None:
     audience = Audience("r1", ROUTE)
     late = audience.join_late(hears_progress=False)
 

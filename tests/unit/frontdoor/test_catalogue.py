@@ -19,7 +19,7 @@ from tests.support.logged import said_by
 from tests.unit.frontdoor.adapters import BOTH, EDGES, FOREIGN, LAYOUT, MOSAIC, NEON, credits, known_adapters, plan
 
 
-def test_before_any_worker_was_heard_every_model_is_awaited() -> None:
+def test_every_model_is_awaited_before_first_worker() -> None:
     with pytest.raises(Unavailable) as caught:
         Catalogue("").find("tiny")
 
@@ -46,7 +46,7 @@ def test_an_unknown_name_is_not_found_and_echoed_no_further_than_needed() -> Non
     assert len(caught.value.message) < 200
 
 
-def test_while_a_worker_that_must_be_there_has_not_told_no_name_is_unknown() -> None:
+def test_no_name_is_unknown_while_worker_is_awaited() -> None:
     catalogue = Catalogue("", worker_wait_s=30.0, monotonic=lambda: 100.0)
     catalogue.learn(HELD)
     catalogue.await_worker("w2")
@@ -58,7 +58,7 @@ def test_while_a_worker_that_must_be_there_has_not_told_no_name_is_unknown() -> 
     assert len(caught.value.message) < 200
 
 
-def test_once_every_worker_has_told_or_was_waited_for_a_name_may_be_unknown() -> None:
+def test_name_is_unknown_after_all_workers_or_their_wait() -> None:
     now = [100.0]
     catalogue = Catalogue("", worker_wait_s=30.0, monotonic=lambda: now[0])
     catalogue.learn(HELD)
@@ -83,7 +83,7 @@ def test_no_name_means_the_deployments_default_or_the_first(default: str, found:
     assert catalogue.find("").model == found
 
 
-def test_of_two_weights_under_one_name_the_later_start_counts_and_it_is_told_once(
+def test_later_start_of_two_weights_counts_and_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     now = [100.0]
@@ -100,7 +100,7 @@ def test_of_two_weights_under_one_name_the_later_start_counts_and_it_is_told_onc
     assert (told.model, told.used, told.not_used) == ("tiny", "sha256:n", "sha256:o")  # type: ignore[attr-defined]
 
 
-def test_weights_whose_workers_are_silent_give_way_to_an_older_start() -> None:
+def test_weights_of_silent_workers_give_way_to_older_start() -> None:
     now = [100.0]
     catalogue = Catalogue("", monotonic=lambda: now[0])
     older, newer = (replace(HELD, model_digest=f"sha256:{word}", worker_generation=n) for n, word in enumerate("on"))
@@ -134,7 +134,7 @@ def test_the_list_counts_ready_workers() -> None:
     assert (info.name, info.max_size_px, info.ready_worker_count) == ("tiny", 64, 3)
 
 
-def test_under_a_registered_name_its_digest_alone_counts_whoever_came_first() -> None:
+def test_registered_name_accepts_its_digest_only() -> None:
     catalogue = Catalogue("")
     wrong, right = replace(HELD, model_digest="sha256:wrong", worker_generation=2), HELD
     catalogue.learn(wrong)
@@ -298,7 +298,7 @@ def test_lora_of_two_families_serves_both_in_any_order(order: tuple[int, int]) -
     assert set(catalogue.offered()) == set(both)
 
 
-def test_rejected_lora_is_told_until_a_worker_has_it() -> None:
+def test_rejected_lora_is_reported_until_worker_has_it() -> None:
     rejected = RejectedAdapter("loha", AdapterKind.LORA, "UNSUPPORTED_LORA", "loha.safetensors: it is a LoHa")
     other = replace(rejected, message="of another model")
     catalogue = AdapterCatalogue()
@@ -315,7 +315,7 @@ def test_rejected_lora_is_told_until_a_worker_has_it() -> None:
     assert catalogue.rejected == ()
 
 
-def test_a_controlnet_is_asked_of_replicas_that_hold_it_first_and_they_take_turns() -> None:
+def test_controlnet_replicas_that_hold_it_come_first_in_turns() -> None:
     catalogue = AdapterCatalogue()
     catalogue.follow(plan(AdapterPlacement(EDGES, ("c1", "c2", "c3"), ("c2", "c3"))))
 
@@ -336,7 +336,7 @@ def test_a_model_fits_where_every_adapter_is_made_for_it() -> None:
     assert not catalogue.change(foreign, HELD)
 
 
-def test_the_dataplane_hears_what_a_worker_has_when_it_changes() -> None:
+def test_dataplane_receives_changed_adapters_of_worker() -> None:
     link = LinkAdapters()
 
     first = link.news(replace(credits(NEON, MOSAIC), resident_components=("tiny", "neon")))
@@ -365,7 +365,7 @@ def test_load_seconds_follow_reported_tiers_and_speeds() -> None:
     assert again is not None and again.load_s == {NEON.digest: 1.0}
 
 
-def test_of_uploaded_loras_the_dataplane_hears_which_a_worker_has_fetched() -> None:
+def test_dataplane_receives_fetched_uploaded_loras() -> None:
     link, catalogue = LinkAdapters(), known_adapters()
     catalogue.follow(plan(AdapterPlacement(UPLOADED, ("w1",))))
     told = replace(credits(NEON), resident_components=("ink",))
@@ -374,6 +374,6 @@ def test_of_uploaded_loras_the_dataplane_hears_which_a_worker_has_fetched() -> N
 
     assert fetched is not None
     assert (fetched.loras, fetched.resident) == ({NEON.digest}, {UPLOADED.digest})
-    # A LoRA of its own directory has the name.
+    # A LoRA in the worker's directory has the name.
     own = link.news(replace(credits(NEON), resident_components=("neon",)), [replace(UPLOADED, name="neon")])
     assert own is not None and own.resident == {NEON.digest}

@@ -57,7 +57,7 @@ def test_residuals_are_explained_with_controlnets_alone() -> None:
     assert told(CASE | {"residuals": "each step waits for its own"}, "residuals") == ["each step waits for its own"]
 
 
-def test_the_plan_in_force_is_named_with_what_it_admits_and_left_out() -> None:
+def test_plan_is_named_with_admission_and_notes() -> None:
     plan = replace(PLAN, notes=("light on gpu: PROFILE_MISSING",))
 
     assert told(CASE | {"plan": plan}, "plan") == [
@@ -94,7 +94,7 @@ def test_every_hand_over_says_its_threshold() -> None:
     ]
 
 
-def test_a_stage_that_stands_in_is_told_as_one() -> None:
+def test_substitute_stage_is_explained() -> None:
     two = replace(ROUTE, stages=(CascadeStage("light"), CascadeStage("heavy")))
 
     assert told(CASE | {"route": two}, "stages") == ["heavy runs if light would be late"]
@@ -109,7 +109,7 @@ def test_a_stage_that_is_left_out_hands_nothing_over() -> None:
     ]
 
 
-def test_what_kept_the_cache_away_is_told() -> None:
+def test_skipped_cache_is_explained() -> None:
     image = ObjectReference("k", "sha256:i", 1)
     hit = replace(ROUTE, start=FromImage(image, 5, NoiseForm.FLOW_MATCHING, Donor("e", "sha256:e", 0.9)))
     skipped = "cache skipped: gateway timed out"
@@ -148,7 +148,7 @@ def test_the_wait_is_that_of_the_pool() -> None:
     ]
 
 
-def test_earned_reuse_is_told_in_a_sentence_for_each_kind() -> None:
+def test_earned_reuse_has_sentence_per_kind() -> None:
     closed = ReuseQuality(False, 0.5, 1.0, 1.0, 0.9, "earned", earned=True, trial_count=40)
     opened = replace(closed, saved_share=0.4, similarity=0.95, trial_count=2)
 

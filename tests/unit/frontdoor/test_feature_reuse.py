@@ -85,7 +85,7 @@ def test_a_replay_keeps_the_steps_of_its_image() -> None:
 @pytest.mark.parametrize(
     ("start", "full", "known", "share"),
     [
-        # Of 50 steps 30 reuse features, at a quarter of a whole one.
+        # 30 of 50 steps reuse features, at a quarter of the cost.
         (FromNoise(), STEPS, 0.25, 1 - 30 * 0.75 / 50),
         (HIT, tuple(range(20, 50, 3)), 0.25, 1 - 20 * 0.75 / 30),
         # The first step of a hit runs whole, listed or not.

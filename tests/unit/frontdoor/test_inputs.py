@@ -76,9 +76,7 @@ async def stored(inputs: Inputs, keeper: SlowKeeper, request_id: str = "r1") -> 
     return job
 
 
-async def test_one_that_leaves_does_not_take_along_what_another_stores_with_it(
-    inputs: Inputs, keeper: SlowKeeper
-) -> None:
+async def test_request_that_leaves_does_not_cancel_shared_store(inputs: Inputs, keeper: SlowKeeper) -> None:
     leaving, staying = (asyncio.create_task(inputs.store(claimed(inputs, name))) for name in ("r1", "r2"))
     await asyncio.sleep(0)
 
@@ -90,7 +88,7 @@ async def test_one_that_leaves_does_not_take_along_what_another_stores_with_it(
     assert list(keeper.kept.values()) == [IMAGE]
 
 
-async def test_what_another_frontdoor_goes_on_with_stays(
+async def test_input_of_other_frontdoor_is_kept(
     inputs: Inputs, keeper: SlowKeeper, background: list[Coroutine[Any, Any, Any]]
 ) -> None:
     job = await stored(inputs, keeper)
@@ -103,7 +101,7 @@ async def test_what_another_frontdoor_goes_on_with_stays(
 
 
 @pytest.mark.parametrize("pinned", [False, True])
-async def test_what_was_used_last_is_deleted_unless_the_journal_names_it(
+async def test_unused_input_is_deleted_unless_journal_names_it(
     inputs: Inputs, keeper: SlowKeeper, background: list[Coroutine[Any, Any, Any]], pinned: bool
 ) -> None:
     job = await stored(inputs, keeper)
@@ -124,9 +122,7 @@ async def test_nothing_is_loaded_for_a_request_that_has_ended(inputs: Inputs, ke
         await inputs.load(job, job.request.resolved)
 
 
-async def test_a_store_that_is_away_is_not_asked_again_for_a_request_that_has_ended(
-    inputs: Inputs, keeper: SlowKeeper
-) -> None:
+async def test_absent_store_is_not_retried_for_ended_request(inputs: Inputs, keeper: SlowKeeper) -> None:
     job = await stored(inputs, keeper)
     keeper.may_end.clear()
     job.ended.set()

@@ -1,4 +1,4 @@
-"""What a client is sent of an image that is larger than it receives in one message."""
+"""Send a client images that exceed its message limit."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -63,7 +63,7 @@ def test_chunks_of_several_images_may_come_between_each_other() -> None:
     assert [event for event in heard if event] == [completed(2 * MEBIBYTE, 0), completed(2 * MEBIBYTE, 1)]
 
 
-def test_client_that_states_nothing_is_told_that_a_large_image_is_not_sent() -> None:
+def test_client_without_stated_limit_gets_error_for_large_image() -> None:
     told = splitter(0)
     messages = [
         message for event in (SEVERAL, completed(256), completed(5 * MEBIBYTE, 1)) for message in told.messages(event)
@@ -90,7 +90,7 @@ def test_one_large_image_ends_the_stream_of_a_client_that_states_nothing() -> No
 
 
 @pytest.mark.parametrize("stated_bytes", [1, 256 * KIBIBYTE - 1])
-def test_limit_below_what_an_answer_needs_is_refused_by_name(stated_bytes: int) -> None:
+def test_too_small_message_limit_is_rejected_by_name(stated_bytes: int) -> None:
     with pytest.raises(InvalidArgument, match=f"max_message_bytes.* must be 0 or at least 262144, got {stated_bytes}"):
         splitter(stated_bytes)
 

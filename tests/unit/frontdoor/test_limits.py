@@ -97,7 +97,7 @@ async def test_admit_over_quota_forgets_and_counts_all_images_of_the_call() -> N
     [(None, None, nan), (None, 7, 7.0), (0, 7, 0.0)],
     ids=["none", "one", "full"],
 )
-async def test_room_that_nobody_can_tell_of_is_no_number_and_a_full_disk_has_none(
+async def test_free_bytes_are_nan_if_unknown_and_zero_if_full(
     store_free: int | None, journal_free: int | None, told: float
 ) -> None:
     await quotas_of(store_free=store_free, journal_free=journal_free)
@@ -152,7 +152,7 @@ def test_acceptance_accepted_request_ends_block(acceptance: Acceptance) -> None:
     assert acceptance.blocked == ""
 
 
-def test_acceptance_other_errors_of_one_request_block_nobody(acceptance: Acceptance) -> None:
+def test_acceptance_other_errors_of_one_request_block_no_other(acceptance: Acceptance) -> None:
     acceptance.reject("acme", "QUOTA_EXCEEDED")
     acceptance.fail(Unavailable("TIMEOUT", "slow"))
 
@@ -172,7 +172,7 @@ def test_acceptance_disk_and_beats_block_as_long_as_they_last(acceptance: Accept
 
 
 def kept(counted: object) -> list[Any]:
-    """What it has in its dictionaries."""
+    """Return the keys of its dictionaries."""
     return [key for held in vars(counted).values() if isinstance(held, dict) for key in held]
 
 

@@ -46,7 +46,7 @@ async def kept_while_away(journal: Journal, *keys: str) -> list[ObjectReference]
         return [await keeper.put("acme", key, b"a picture") for key in keys]
 
 
-async def test_what_waited_is_moved_by_the_next_frontdoor_too(journal: Journal, tmp_path: Path) -> None:
+async def test_waiting_object_is_moved_by_next_frontdoor(journal: Journal, tmp_path: Path) -> None:
     (reference,) = await kept_while_away(journal, "results/a")
     store = open_objects(f"file://{tmp_path}/objects")
 
@@ -58,7 +58,7 @@ async def test_what_waited_is_moved_by_the_next_frontdoor_too(journal: Journal, 
     assert store.get(reference) == b"a picture"
 
 
-async def test_what_waits_has_no_address(journal: Journal) -> None:
+async def test_waiting_object_has_no_address(journal: Journal) -> None:
     async with keeping(journal, away) as keeper:
         reference = await keeper.put("acme", "results/a", b"a picture")
 
@@ -66,14 +66,14 @@ async def test_what_waits_has_no_address(journal: Journal) -> None:
             await keeper.presign(reference, "image/png", 2_000_000_000)
 
 
-async def test_what_waits_is_read_from_the_journal(journal: Journal) -> None:
+async def test_waiting_object_is_read_from_journal(journal: Journal) -> None:
     (reference,) = await kept_while_away(journal, "results/a")
 
     async with keeping(journal, away) as keeper:
         assert await keeper.get(reference) == b"a picture"
 
 
-async def test_a_tenant_may_fill_its_part_of_what_waits_and_no_more(journal: Journal) -> None:
+async def test_tenant_may_fill_its_share_of_waiting_bytes(journal: Journal) -> None:
     async with keeping(journal, away) as keeper:
         await keeper.put("acme", "results/a", bytes(60))
 
@@ -87,7 +87,7 @@ async def test_a_tenant_may_fill_its_part_of_what_waits_and_no_more(journal: Jou
     assert await waiting_keys(journal) == ["results/a", "results/c", "results/d"]
 
 
-async def test_what_is_deleted_while_it_waits_gives_its_room_back(journal: Journal) -> None:
+async def test_deleted_waiting_object_frees_its_bytes(journal: Journal) -> None:
     async with keeping(journal, away) as keeper:
         await keeper.put("acme", "results/a", bytes(60))
         await keeper.delete("results/a")
@@ -109,10 +109,8 @@ class HangingStore:
         self.goes_on.wait(60)
 
 
-async def test_nothing_piles_up_before_a_store_in_which_every_thread_hangs(
-    journal: Journal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What was given up would wait there for as long as it hangs, with all that came after it."""
+async def test_no_calls_queue_while_all_threads_hang(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Abandoned calls would wait in the queue as long as the threads hang, with all later calls."""
     monkeypatch.setattr(object_keeper, "_READ_TIMEOUT_S", 600.0)
     monkeypatch.setattr(object_keeper, "_STUCK_S", 0.0)
     store = HangingStore()
@@ -131,7 +129,7 @@ async def test_nothing_piles_up_before_a_store_in_which_every_thread_hangs(
     assert waiting == 0
 
 
-async def test_a_store_is_listed_some_keys_at_a_time_each_with_a_limit_of_its_own(
+async def test_store_is_listed_in_parts_each_with_time_limit(
     journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A listing of millions takes longer than any limit that one call can have."""

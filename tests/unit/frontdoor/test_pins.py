@@ -58,7 +58,7 @@ def pins(journal: Journal, gateway: ForgetfulGateway) -> Pins:
 
 
 async def keep(pins: Pins, pin_ms: int, start: Start = HIT) -> list[str]:
-    """Return what the picture's notes say of its pin."""
+    """Return the notes of the image about its pin."""
     notes: list[str] = []
     resolved = SimpleNamespace(pin_ms=pin_ms, inputs=())
     request = SimpleNamespace(tenant="acme", request_id="r1", resolved=resolved)
@@ -72,9 +72,7 @@ def pinned(journal: Journal) -> PicturePin | None:
     return journal.pins.find("acme", "r1").result()
 
 
-async def test_what_the_gateway_does_not_keep_is_not_pinned(
-    pins: Pins, gateway: ForgetfulGateway, journal: Journal
-) -> None:
+async def test_start_lost_by_gateway_is_not_pinned(pins: Pins, gateway: ForgetfulGateway, journal: Journal) -> None:
     gateway.has_it = False
 
     assert await keep(pins, HOUR_MS) == ["not pinned: ANCESTOR_GONE"]
@@ -96,7 +94,7 @@ async def test_a_longer_pin_that_the_gateway_refuses_leaves_the_one_before_it(
     assert pinned(journal) == before
 
 
-async def test_a_picture_from_noise_needs_no_gateway(pins: Pins, gateway: ForgetfulGateway, journal: Journal) -> None:
+async def test_image_from_noise_needs_no_gateway(pins: Pins, gateway: ForgetfulGateway, journal: Journal) -> None:
     gateway.has_it = False
 
     assert await keep(pins, HOUR_MS, FromNoise()) == []
@@ -111,7 +109,7 @@ def test_the_longest_time_is_one_that_may_be_had(pins: Pins) -> None:
         pins.check_duration("duration_ms", 90 * 24 * HOUR_MS + 1)
 
 
-async def test_bytes_that_are_sent_again_stand_before_those_that_are_kept(pins: Pins, journal: Journal) -> None:
+async def test_sent_bytes_take_precedence_over_kept_ones(pins: Pins, journal: Journal) -> None:
     inputs = (SpecInput("init_image.image", LATENT), SpecInput("init_image.mask", LATENT))
     journal.pins.pin(PicturePin("r1", "acme", CLOCK.wall() + 60, 1, inputs), 1 << 20).result()
 

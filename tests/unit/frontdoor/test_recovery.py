@@ -96,9 +96,7 @@ async def test_request_of_earlier_version_is_measured_by_wall(
     assert request.deadline == pytest.approx(NOW + left_s)
 
 
-async def test_a_recovered_request_is_asked_as_it_was_accepted_with_its_adapters(
-    journal: Journal, inputs: Inputs
-) -> None:
+async def test_recovered_request_keeps_its_adapters(journal: Journal, inputs: Inputs) -> None:
     adapters = {"loras": (LoraSelection("neon", 0.5),), "controlnets": (ControlNetSelection("canny", b"png"),)}
     asked = replace(RESOLVED, spec=replace(SPEC, **adapters), preview_interval_steps=5)
     accept(journal, body=resolved_to_bytes(asked))
@@ -205,10 +203,10 @@ async def test_a_request_that_is_not_understood_ends_and_takes_no_other_with_it(
     assert (record.state, record.error_reason) == (RequestState.FAILED, "UNREADABLE_REQUEST")
 
 
-async def test_no_request_is_under_way_here_before_the_dataplane_hears_of_all(
+async def test_recovered_jobs_start_after_dataplane_knows_all(
     journal: Journal, inputs: Inputs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cancel of one that the dataplane does not know yet would be lost, and waited for until the picture is there."""
+    """A cancel of a request that the dataplane does not know yet would be lost, and would wait for its image."""
     accept(journal, "sound")
     accept(journal, "strange", resolved_to_bytes(RESOLVED) + b"\x98\x06\x01")
     jobs, finish, under_way = Jobs(lambda event: None), journal.finish, list[int]()

@@ -154,7 +154,7 @@ SIDES_OF_IMAGES: list[tuple[tuple[int, int], dict[str, int], tuple[int, int]]] =
 ]
 
 
-def test_resolve_image_gives_sides_that_are_not_asked_for() -> None:
+def test_resolve_image_derives_missing_sides() -> None:
     """Width and height as diffusers' VaeImageProcessor rounds them (`get_default_height_width`, scale factor 8)."""
     for image_size, asked, size in SIDES_OF_IMAGES:
         spec = resolved(init_image=InitImage(a_png(*image_size), 0.5), **asked).spec
@@ -202,7 +202,7 @@ def test_resolve_default_deadline_scales_with_measured_step() -> None:
         assert found.deadline_ms == expected_s * 1000, (step_s, asked)
 
 
-def test_a_limit_that_is_told_is_the_limit() -> None:
+def test_stated_cost_limit_is_exact() -> None:
     with pytest.raises(InvalidArgument) as refused:
         check_cost(14_548_942.0, 1.0, RequestLimits())
 

@@ -234,7 +234,7 @@ asked_controlnets = st.lists(
 
 
 @given(asked_loras, asked_controlnets)
-def test_whatever_is_asked_is_within_its_limits_or_refused(
+def test_any_selection_is_within_limits_or_rejected(
     loras: tuple[AskedLora, ...], controlnets: tuple[AskedControlNet, ...]
 ) -> None:
     try:

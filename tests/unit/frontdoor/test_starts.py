@@ -1,4 +1,4 @@
-"""What a route records of its stages."""
+"""Test the stages in a route."""
 
 from dataclasses import replace
 
@@ -62,13 +62,13 @@ def test_one_stage_is_no_cascade() -> None:
     assert cascade_stages(PLANNED[:1], "noise", 0.5) == ()
 
 
-def test_a_stage_whose_pictures_are_scored_names_who_scores_them() -> None:
+def test_stage_with_scored_images_names_its_discriminator() -> None:
     scored = (PLANNED[0], Stage("m", "middle", "c", "light>heavy", (StartThreshold("noise", 0.2),)), PLANNED[2])
 
     assert cascade_stages(scored, "noise", 0.5)[1] == CascadeStage("middle", "light>heavy", 0.2, "m")
 
 
-def test_a_discriminator_may_be_asked_where_a_stage_has_a_threshold_or_is_the_operators() -> None:
+def test_route_may_be_scored_with_threshold_or_operator_cascade() -> None:
     assert may_be_scored(PLANNED)
     assert may_be_scored((Stage("light", "light"), Stage("heavy", "heavy")))
     assert not may_be_scored(PLANNED[1:])
@@ -103,7 +103,7 @@ def test_image_start_is_scaled_to_another_model_s_steps(
     assert told == scaled
 
 
-def test_as_painted_by_another_model_takes_its_own_sampler() -> None:
+def test_request_for_another_model_takes_its_sampler() -> None:
     spec = GenerationSpec(
         "a", "", "large", 32, 32, 20, 7.0, Scheduler.EULER, 7, 0.0, (), (), None, SigmaSpacing.BETA, 2
     )
@@ -119,7 +119,7 @@ RESOLVED = ResolvedRequest(CONTROLLED, CacheMode.READ_WRITE, ImageFormat.PNG, No
 ROUTE = Route("route", FromNoise(), HELD.model, HELD.model_digest)
 
 
-def test_latents_of_pipelined_pictures_are_not_those_of_synchronous_ones_and_images_serve_both() -> None:
+def test_latent_scope_depends_on_pipelining_and_image_scope_does_not() -> None:
     synchronous, early, late = (
         scope_of("tenant", RESOLVED, HELD, replace(ROUTE, pipelined_from_step=first)) for first in (0, 4, 8)
     )

@@ -48,7 +48,7 @@ class Away(TenantLedger):
         return failed
 
 
-async def test_what_another_process_changed_is_followed(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_change_of_other_process_is_followed(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOOK_S", 0.0)
     told: list[Event] = []
     changed, keys = asyncio.Event(), KeyRing(lambda: 1.0)
@@ -100,7 +100,7 @@ async def test_a_book_of_the_same_revision_is_not_read_again(journal: Journal, m
     assert ledger.reads == ["revision", "book", "revision", "revision"]
 
 
-async def test_a_ledger_that_is_away_is_told_once_until_it_was_back_and_what_is_known_stays(
+async def test_absent_ledger_is_logged_once_per_absence_and_keeps_quotas(
     journal: Journal, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "LOOK_S", 0.0)
@@ -119,7 +119,7 @@ async def test_a_ledger_that_is_away_is_told_once_until_it_was_back_and_what_is_
     assert [record.message for record in warned] == ["tenants cannot be read; the known ones stay"] * 2
 
 
-def test_what_others_change_is_known_within_a_second() -> None:
+def test_change_is_read_within_a_second() -> None:
     assert module.LOOK_S == 1.0
 
 

@@ -1,4 +1,4 @@
-"""What the dataplane is offered of a request, and what a client's words do to it."""
+"""Test the thinning that the dataplane is offered for a request, and the effect of the options of a client."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -46,7 +46,7 @@ ROUTE = Route("", FromNoise(), "heavy", "sha256:h")
 IMAGE = FromImage(ObjectReference("k", "sha256:x", 1), 20, NoiseForm.VARIANCE_PRESERVING, Donor("e", "sha256:x", 0.9))
 
 
-def test_a_plain_request_is_offered_what_the_profile_allows() -> None:
+def test_plain_request_gets_options_of_profile() -> None:
     assert OFFERS.offer(RESOLVED, ROUTE) == ThinningOffer(50, 0, (ThinningOption(10, 10, 0.99),))
 
 
@@ -66,7 +66,7 @@ def test_of_others_nothing_is_left_out(resolved: ResolvedRequest, why: WholeReas
     assert OFFERS.offer(resolved, ROUTE) == WHOLE
 
 
-def test_what_is_offered_is_refused_for_no_reason() -> None:
+def test_offered_request_has_no_refusal() -> None:
     assert OFFERS.refusal(RESOLVED, ROUTE) is None
 
 
@@ -82,7 +82,7 @@ def test_nothing_is_left_out_where_residuals_are_a_step_old_or_no_step_may_be() 
         assert offers.offer(RESOLVED, route) == WHOLE
 
 
-def test_a_hit_is_offered_what_was_measured_of_hits_that_resume_there() -> None:
+def test_hit_gets_options_measured_at_its_step() -> None:
     hits = thinned_row(25, 5, ThresholdRule.LOWER_BOUND, share=0.99, resume_step=20, least_similarity=0.9)
     offers = replace(OFFERS, profiles=profiled(*PROFILE.rows, hits))
     latent = FromLatent(ObjectReference("k", "sha256:x", 1), 20, 50, 1.0, Donor("e", "sha256:x", 0.93))
@@ -123,7 +123,7 @@ def test_nor_of_hits_of_other_weights_or_where_it_is_off() -> None:
         ((), 0, True),
     ],
 )
-def test_a_thinned_picture_is_cached_where_every_thinning_that_it_may_get_keeps_enough(
+def test_thinned_image_is_cached_if_all_its_options_keep_enough(
     shares: tuple[float, ...], next_step: int, cached: bool
 ) -> None:
     options = tuple(ThinningOption(20 - 10 * number, 5, share) for number, share in enumerate(shares))

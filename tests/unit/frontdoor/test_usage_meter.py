@@ -1,4 +1,4 @@
-"""What tenants use is counted while the ledger is away, and written once it is back."""
+"""Count usage of tenants while the ledger is away, and write it afterwards."""
 
 import asyncio
 import math
@@ -34,7 +34,7 @@ class Breaking(TenantLedger):
         return failed
 
 
-def test_what_cannot_be_written_is_kept_and_written_once(tmp_path: Path) -> None:
+def test_unwritten_usage_is_kept_and_written_once(tmp_path: Path) -> None:
     clock = SetClock(wall_s=NOW_S, monotonic_s=0.0)
     journal = open_journal(f"sqlite:///{tmp_path}/journal.sqlite", clock)
     ledger = Breaking(journal._writer, clock)
@@ -90,7 +90,7 @@ def delivered(width_px: int, height_px: int, steps_run: int, steps_saved: int, d
     return Completed("r", b"", ImageFormat.PNG, width_px, height_px, provenance)
 
 
-async def test_a_picture_counts_the_steps_of_its_pixels_that_were_painted(tmp_path: Path) -> None:
+async def test_image_counts_pixel_steps_that_ran(tmp_path: Path) -> None:
     journal = open_journal(f"sqlite:///{tmp_path}/journal.sqlite", SetClock(wall_s=NOW_S))
     meter = UsageMeter(journal.tenants, SetClock(wall_s=NOW_S))
     meter.delivered("acme", delivered(64, 32, 50, 0, 1.5))
@@ -111,7 +111,7 @@ async def test_a_picture_counts_the_steps_of_its_pixels_that_were_painted(tmp_pa
 
 
 @pytest.mark.parametrize("told", [math.nan, -1.0, 1e308])
-async def test_a_worker_that_tells_of_no_time_keeps_nobodys_counts_back(tmp_path: Path, told: float) -> None:
+async def test_missing_time_of_worker_does_not_block_counts(tmp_path: Path, told: float) -> None:
     journal = open_journal(f"sqlite:///{tmp_path}/journal.sqlite", SetClock(wall_s=NOW_S))
     meter = UsageMeter(journal.tenants, SetClock(wall_s=NOW_S))
     meter.delivered("acme", delivered(32, 32, 10, 0, told))
@@ -151,7 +151,7 @@ class Forgetful(TenantLedger):
         return answer
 
 
-async def test_what_is_older_than_400_days_is_forgotten_every_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_usage_older_than_400_days_is_deleted_every_hour(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, slept = SetClock(wall_s=NOW_S, monotonic_s=50.0), list[float]()
     ledger = Forgetful()
     # Between two writes: a minute less than an hour, then that minute, then an hour.
@@ -198,7 +198,7 @@ async def test_a_clock_that_jumps_ahead_has_nothing_forgotten_until_that_has_las
     assert seen == [0, 0, 0, 1]
 
 
-async def test_a_ledger_that_is_away_is_told_once_until_it_was_back(
+async def test_absent_ledger_is_logged_once_per_absence(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = SetClock(wall_s=NOW_S)

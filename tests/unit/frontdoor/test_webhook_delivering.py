@@ -43,7 +43,7 @@ def answered(value: T) -> "Future[T]":
 
 
 def due_webhook(url: str) -> DueWebhook:
-    """Of the tenant that the address names as ?tenant=…, else of acme."""
+    """Return a due webhook of the tenant in ?tenant=… of the address, or of acme."""
     tenant = url.partition("?tenant=")[2] or "acme"
     return DueWebhook(url, tenant, url, 0, RequestState.COMPLETED, "", 0.0, 0.0)
 
@@ -132,7 +132,7 @@ async def test_a_try_that_comes_due_while_it_is_looked_is_not_left_until_the_nex
         assert await asyncio.wait_for(called.get(), 60.0) == FAST
 
 
-async def test_a_call_under_way_keeps_no_later_one_waiting() -> None:
+async def test_running_call_does_not_delay_later_ones() -> None:
     clock = SetClock()
     journal = Journal(clock, {SLOW: 0.0, FAST: clock.wall_s + 0.01})
 
@@ -206,7 +206,7 @@ class ForgetfulJournal(Journal):
         return super().note_try(request_id, delivery, next_at)
 
 
-async def test_what_was_answered_is_noted_once_the_journal_is_back_and_not_called_again() -> None:
+async def test_answered_call_is_recorded_when_journal_is_back_and_not_repeated() -> None:
     journal = ForgetfulJournal(SetClock(), {FAST: 0.0})
 
     async with delivering(SetClock(), journal) as called, asyncio.timeout(60.0):
@@ -216,7 +216,7 @@ async def test_what_was_answered_is_noted_once_the_journal_is_back_and_not_calle
 
 
 class LateReader(Journal):
-    """What it reads as due after the first time is told once a call that was under way then has ended."""
+    """Answer the second read of due webhooks only when a running call has ended."""
 
     def __init__(self, clock: SetClock, times: dict[str, float]) -> None:
         super().__init__(clock, times)
@@ -238,7 +238,7 @@ class LateReader(Journal):
         return super().note_try(request_id, delivery, next_at)
 
 
-async def test_a_call_that_ends_while_it_is_looked_what_is_due_is_not_made_again() -> None:
+async def test_call_that_ends_during_read_is_not_repeated() -> None:
     journal = LateReader(SetClock(), {FAST: 0.0})
 
     async with delivering(SetClock(), journal) as called, asyncio.timeout(60.0):
@@ -247,12 +247,12 @@ async def test_a_call_that_ends_while_it_is_looked_what_is_due_is_not_made_again
     assert called.qsize() == 1
 
 
-def is_given_up(journal: RequestJournal, request_id: str) -> bool:
+def is_abandoned(journal: RequestJournal, request_id: str) -> bool:
     delivery = journal.webhooks.delivery(request_id).result()
     return delivery is not None and delivery.state is WebhookState.FAILED
 
 
-async def test_what_waits_too_long_for_a_host_that_does_not_answer_is_given_up_and_its_job_is_kept_no_longer(
+async def test_webhook_that_waits_too_long_for_host_is_abandoned_and_its_job_deleted(
     tmp_path: Path,
 ) -> None:
     """Two are called at once and never answered: no other one of the host has its turn."""
@@ -270,7 +270,7 @@ async def test_what_waits_too_long_for_a_host_that_does_not_answer_is_given_up_a
             clock.monotonic_s += 3600.0
             webhooks.wake()
             async with asyncio.timeout(60.0):
-                await until(lambda: all(is_given_up(journal, request_id) for request_id in ("r2", "r3")))
+                await until(lambda: all(is_abandoned(journal, request_id) for request_id in ("r2", "r3")))
         forgotten = journal.forget_finished(clock.wall(), 10).result()
 
     assert [record.request.request_id for record in forgotten] == ["r2", "r3"]
@@ -290,7 +290,7 @@ async def test_a_clock_that_was_set_back_keeps_no_try_waiting_longer_than_a_paus
             assert await asyncio.wait_for(called.get(), 60.0) == FAST
 
 
-async def test_a_clock_that_jumps_and_is_put_right_has_no_webhook_given_up(tmp_path: Path) -> None:
+async def test_clock_that_jumps_and_returns_abandons_no_webhook(tmp_path: Path) -> None:
     clock = SetClock(100_000.0)
     with closing(open_journal(f"sqlite:///{tmp_path}/journal.sqlite", clock)) as journal:
         accepted = AcceptedRequest("r", "acme", b"", "", clock.wall(), detached=True)
@@ -302,7 +302,7 @@ async def test_a_clock_that_jumps_and_is_put_right_has_no_webhook_given_up(tmp_p
 
             await webhooks._give_up()
 
-            assert not is_given_up(journal, "r")
+            assert not is_abandoned(journal, "r")
 
 
 KEY, OLDER = b"k" * 32, b"o" * 32
@@ -339,7 +339,7 @@ def test_a_receiver_verifies_as_standard_webhooks_say() -> None:
     }
 
 
-def test_tenants_keys_differ_and_older_ones_sign_beside_the_new() -> None:
+def test_tenant_keys_differ_and_older_ones_sign_too() -> None:
     both = signed_headers((KEY, OLDER), "acme", "r-1", b"{}", 5.0)["webhook-signature"].split(" ")
     alone = [signed_headers((key,), "acme", "r-1", b"{}", 5.0)["webhook-signature"] for key in (KEY, OLDER)]
 

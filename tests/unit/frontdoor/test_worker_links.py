@@ -23,7 +23,7 @@ CREDITS = WorkerCredits("w1", HELD, 2, 0)
 MOSAIC = Adapter("mosaic", AdapterKind.LORA, "sha256:mosaic", HELD.family)
 
 
-class HeardLinks:
+class ScriptedLinks:
     """Links to addresses without a server; the test sends the workers' messages."""
 
     def __init__(self, folder: Path) -> None:
@@ -50,13 +50,13 @@ class HeardLinks:
 
 
 @pytest.fixture
-async def heard(tmp_path: Path) -> AsyncIterator[HeardLinks]:
-    found = HeardLinks(tmp_path)
+async def heard(tmp_path: Path) -> AsyncIterator[ScriptedLinks]:
+    found = ScriptedLinks(tmp_path)
     yield found
     await found.links.close()
 
 
-async def test_a_worker_that_has_moved_is_not_lost_with_its_first_address(heard: HeardLinks) -> None:
+async def test_a_worker_that_has_moved_is_not_lost_with_its_first_address(heard: ScriptedLinks) -> None:
     heard.follow("first")
     heard.hear("first")
     runs = heard.link("first").runs
@@ -73,7 +73,7 @@ async def test_a_worker_that_has_moved_is_not_lost_with_its_first_address(heard:
     assert not heard.of(WorkerLost)
 
 
-async def test_of_two_addresses_of_one_worker_the_first_is_the_way_there_until_it_is_lost(heard: HeardLinks) -> None:
+async def test_of_two_addresses_of_one_worker_the_first_is_the_way_there_until_it_is_lost(heard: ScriptedLinks) -> None:
     heard.follow("first", "other")
 
     for adapters in ((MOSAIC,), None):
@@ -90,7 +90,9 @@ async def test_of_two_addresses_of_one_worker_the_first_is_the_way_there_until_i
     assert heard.of(WorkerReported)[-1].holdings.loras == {MOSAIC.digest}
 
 
-async def test_that_two_workers_have_one_name_is_said_once(heard: HeardLinks, caplog: pytest.LogCaptureFixture) -> None:
+async def test_that_two_workers_have_one_name_is_said_once(
+    heard: ScriptedLinks, caplog: pytest.LogCaptureFixture
+) -> None:
     heard.follow("first", "other")
     heard.hear("other", generation=2)
 
@@ -107,20 +109,20 @@ async def test_that_two_workers_have_one_name_is_said_once(heard: HeardLinks, ca
 SILENCE_S = 0.2
 
 
-async def test_who_says_nothing_is_given_up() -> None:
+async def test_silent_worker_times_out() -> None:
     with pytest.raises(TimeoutError):
         async with heard_within(SILENCE_S):
             await asyncio.Event().wait()
 
 
-async def test_who_says_something_now_and_then_is_not() -> None:
+async def test_worker_that_sends_now_and_then_does_not_time_out() -> None:
     async with heard_within(SILENCE_S) as silence:
         for _ in range(4 * LOOKS):
             await asyncio.sleep(SILENCE_S / LOOKS)
             silence.heard()
 
 
-async def test_a_listener_that_was_stopped_itself_hears_first_what_was_said_meanwhile() -> None:
+async def test_stopped_listener_reads_waiting_messages_first() -> None:
     async with heard_within(SILENCE_S) as silence:
         time.sleep(2 * SILENCE_S)  # noqa: ASYNC251 (everything stands still: that is the point)
         await asyncio.sleep(0)
