@@ -1,4 +1,4 @@
-"""What holds for all tests of parts: what one draws does not depend on those that its process ran before."""
+"""Make the random draws of a test independent of earlier tests in its process."""
 
 import sys
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """Let torch begin anew where it is loaded: some tests compare what is computed of what it draws."""
+    """Reset the seed of torch where it is loaded: some tests compare values computed from its draws."""
     if (torch := sys.modules.get("torch")) is not None:
         torch.default_generator.manual_seed(0)
 

@@ -1,4 +1,4 @@
-"""The run of tests ends by itself, whichever of its processes dies when."""
+"""The run of tests ends by itself when any of its processes dies at any time."""
 
 import os
 import random
@@ -41,7 +41,7 @@ class ModelProcess:
 
 
 def play(rng: random.Random, crash_rate: float) -> tuple[list[str], list[str], list[str]]:
-    """Play one run of two processes with random crashes: all tests, those that ran, and those named as crashed."""
+    """Play one run of two processes with random crashes; return all tests, the finished ones, and the crashed ones."""
     tests = [f"f{file}.py::t{at}" for file in range(rng.randint(1, 6)) for at in range(rng.randint(1, 4))]
     options = SimpleNamespace(loadscopereorder=False)
     scheduling = ByFile(SimpleNamespace(getvalue=lambda name: ["popen", "popen"], option=options))

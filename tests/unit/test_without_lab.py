@@ -52,13 +52,13 @@ def test_product_without_the_lab_imports() -> None:
         (["up", "--policy", "proteus"], "--policy proteus"),
     ],
 )
-def test_command_of_the_lab_without_it_says_what_to_install(arguments: list[str], asked: str) -> None:
+def test_lab_command_without_lab_names_package_to_install(arguments: list[str], asked: str) -> None:
     done = run("-m", "pentimento.cli", *arguments)
 
     assert (done.returncode, done.stderr.splitlines()) == (2, [f"pentimento: `{asked}` {INSTALL}"])
 
 
-def test_controller_with_a_policy_of_the_lab_says_what_to_install() -> None:
+def test_controller_with_lab_policy_names_package_to_install() -> None:
     done = run("-m", "services.controller", "--allocator", "static-cascade", "--listen", "unix:/nowhere")
 
     assert done.returncode == 2

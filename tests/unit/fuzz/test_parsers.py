@@ -1,6 +1,6 @@
-"""Every parser of bytes from outside, given damaged files and messages: it returns a value or raises its own error.
+"""Give damaged files and messages to every parser of outside bytes: it returns a value or raises its own error.
 
-Each example is a whole file or message of the corpus with a few edits. `make fuzz` runs an hour of them before a
+Each example is a whole file or message of the corpus with a few edits. `make fuzz` runs an hour of examples before a
 release (FUZZ_EXAMPLES of each parser); a failing example is shrunk and printed, and then belongs into the corpus.
 """
 
@@ -58,7 +58,7 @@ from tests.support.values import a_route, a_spec
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "120"))
 ROOT = Path(__file__).parents[3]
 WEIGHTS = ROOT / "zoo" / "weights"
-# Failures of examples found earlier, a file each, named PARSER.WHATEVER.
+# Failures of examples found earlier, a file each, named PARSER.ANYTHING.
 CORPUS = Path(__file__).parent / "corpus"
 # Numbers at which lengths and counts go wrong.
 EDGES = (b"\0", b"\xff", b"\x7f", b"\x80", b"\xff" * 4, b"\xff" * 8, b"\0" * 8, b"-1", b"1e999", b"NaN", b"\xc0\x80")

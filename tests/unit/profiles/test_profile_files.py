@@ -131,7 +131,7 @@ def at(of: Profile, **place: float) -> Profile:
         pytest.param(
             replace(HANDOVER_PROFILE, rows=HANDOVER_ROWS[:1] * 2), "rows: must have each share once", id="share-twice"
         ),
-        # 95 of 100 are not surely 95 %, and not all; 100 of 100 are both. The counts say nothing of the mean.
+        # 95 of 100 are not surely 95 %, and not all; 100 of 100 are both. The counts do not decide the mean.
         pytest.param(
             row(HANDOVER_PROFILE, kept=95),
             "rows[0].allowed: must be what 95 kept of 100 allow, are not for minimum",
@@ -278,7 +278,7 @@ def test_handover_row_counts_kept_images_and_mean_share() -> None:
 @pytest.mark.parametrize(
     ("steps", "share", "taken"), [(50, 0.0, 50), (50, 0.1, 45), (50, 0.3, 35), (12, 0.5, 6), (12, 0.9, 1), (5, 0.9, 0)]
 )
-def test_taken_steps_equal_those_of_the_frontdoor(steps: int, share: float, taken: int) -> None:
+def test_taken_steps_equal_frontdoor(steps: int, share: float, taken: int) -> None:
     assert taken_steps(steps, share) == taken
 
 
@@ -292,14 +292,14 @@ def test_lora_row_has_means_and_lowest_values() -> None:
     assert (LORA.rows[0].count, LORA.rows[0].kept, LORA.rows[0].allowed) == (60, 59, {"mean": 1})
 
 
-def test_latest_starts_are_those_of_the_model() -> None:
+def test_latest_starts_belong_to_model() -> None:
     other = changed(LORA, model_digest="sha256:light")
 
     assert ProfileSet((LORA, other, STEPS)).latest_starts("sha256:heavy") == {"sha256:neon": 0.02}
     assert latest_start(LORA, ThresholdRule.MINIMUM) == 0.0
 
 
-def test_pipelining_bounds_are_those_of_model_and_controlnet() -> None:
+def test_pipelining_bounds_belong_to_model_and_controlnet() -> None:
     layout = changed(
         PIPELINING_PROFILE, adapters=(replace(EDGES, digest="sha256:layout"),), rows=PIPELINING_PROFILE.rows[:1]
     )

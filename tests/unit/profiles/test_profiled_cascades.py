@@ -1,4 +1,4 @@
-"""Which share of a registered cascade a hand-over profile says, and what is said of files that say none."""
+"""Apply hand-over profiles to registered cascades, and reject wrong files."""
 
 import hashlib
 import json
@@ -32,8 +32,8 @@ TWO = cascade("light", "heavy")
     ("rule", "share", "named"),
     [(None, 0.2, "lower_bound"), (ThresholdRule.MINIMUM, 0.1, "minimum"), (ThresholdRule.MEAN, 0.2, "mean")],
 )
-def test_the_share_is_what_the_deployments_rule_allows(rule: ThresholdRule | None, share: float, named: str) -> None:
-    """By the file's own rule 99 of 100 suffice; that all keep it holds of the first row alone."""
+def test_share_follows_rule_of_deployment(rule: ThresholdRule | None, share: float, named: str) -> None:
+    """The file's own rule needs 99 of 100; only in the first row all keep it."""
     (handover,) = with_profiled_shares(TWO, [TEXT], DIGESTS, ReusePromise(0.9, rule)).handovers
 
     digest = f"sha256:{hashlib.sha256(TEXT.encode()).hexdigest()}"
@@ -86,7 +86,7 @@ def test_without_a_profile_a_cascade_is_as_it_was_stated() -> None:
             r"handover_profiles\[0\].of.reference_digest: must be that of a model which another comes after, as it is "
             "registered: light sha256:l; measured was sha256:x",
         ),
-        # The last model of a cascade hands over to nobody.
+        # The last model of a cascade has no successor.
         (
             {"reference_digest": "sha256:h", "model_digest": "sha256:l"},
             r"handover_profiles\[0\].of.reference_digest: must be",
@@ -131,7 +131,7 @@ def test_a_file_of_the_largest_size_is_read() -> None:
     assert with_profiled_shares(TWO, [TEXT.ljust(65_536)], DIGESTS, ASKED).handovers[0].reuse_share == 0.2
 
 
-def test_a_hand_over_has_one_profile_and_no_stated_share_beside_it() -> None:
+def test_hand_over_has_one_profile_or_stated_share() -> None:
     with pytest.raises(InvalidArgument, match=r"cascade.handovers\[0\].reuse_share: must be 0 where a profile says it"):
         with_profiled_shares(cascade("light", "heavy", reuse_share=0.4), [TEXT], DIGESTS, ASKED)
     three = {**DIGESTS, "middle": "sha256:h"}

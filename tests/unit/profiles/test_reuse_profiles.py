@@ -23,7 +23,7 @@ tables = st.lists(similarities, min_size=1, max_size=9).map(
 )
 
 
-def test_the_table_is_by_the_profiles_rule_unless_another_is_asked_for() -> None:
+def test_table_follows_rule_of_profile_or_given_rule() -> None:
     assert thresholds(PROFILE) == (Threshold(0.6, 0.1), Threshold(0.8, 0.2))
     assert thresholds(PROFILE, ThresholdRule.MINIMUM) == (Threshold(0.7, 0.1), Threshold(0.9, 0.2))
     assert thresholds(PROFILE, ThresholdRule.MEAN) == (

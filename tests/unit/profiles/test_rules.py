@@ -33,7 +33,7 @@ def sample(similarity: float, quality: float) -> ImageSample:
 
 
 def good(count: int, similarity: float = 0.9) -> list[ImageSample]:
-    """`count` that keep alpha, ever a little more alike."""
+    """Return `count` samples that keep alpha, each a little more similar."""
     return [sample(similarity + number / 100_000, GOOD) for number in range(count)]
 
 
@@ -100,9 +100,7 @@ def test_from_the_minimum_on_all_keep_alpha_and_just_below_one_does_not(measured
 
 
 @given(samples, st.sampled_from([ThresholdRule.MINIMUM, ThresholdRule.LOWER_BOUND]), st.floats(0.1, 0.9))
-def test_who_asks_for_more_quality_never_gets_a_lower_threshold(
-    measured: list[ImageSample], rule: ThresholdRule, alpha: float
-) -> None:
+def test_threshold_never_falls_with_alpha(measured: list[ImageSample], rule: ThresholdRule, alpha: float) -> None:
     lenient, strict = (lowest(measured, level, rule) for level in (alpha, alpha + 0.1))
     if strict is not None:
         assert lenient is not None
@@ -123,7 +121,7 @@ def test_one_more_success_never_lowers_the_bound(kept: int, failures: int, requi
 
 @pytest.mark.parametrize(
     ("count", "mean", "surely"),
-    # Of values one above and one below the mean: 1.64485 / sqrt(n - 1).
+    # The values are one above and one below the mean: 1.64485 / sqrt(n - 1).
     [(100, 0.1654, True), (100, 0.1652, False), (30, 0.3055, True), (30, 0.3054, False), (28, 9.0, False)],
 )
 def test_the_bound_of_a_mean_is_by_the_normal_distribution(count: int, mean: float, surely: bool) -> None:
@@ -159,14 +157,14 @@ LOST = ImageSample(0.20, 0.30)
 thinned_samples = st.lists(st.builds(ImageSample, st.floats(0, 1), st.floats(0, 1)), max_size=80)
 
 
-def test_the_mean_lets_better_pictures_pay_for_worse_ones() -> None:
+def test_mean_rule_averages_better_and_worse_images() -> None:
     assert tally([BETTER] * 60 + [LOST] * 10, 0.95).allows(ThresholdRule.MEAN)
     assert not tally([KEPT] * 30 + [LOST] * 30, 0.95).allows(ThresholdRule.MEAN)
     assert not tally([KEPT] * 29, 0.95).allows(ThresholdRule.MEAN)
     assert mean_share([BETTER, KEPT]) == pytest.approx(1.05)
 
 
-def test_of_pictures_without_any_quality_no_share_is_left() -> None:
+def test_mean_share_of_zero_quality_is_zero() -> None:
     assert mean_share([ImageSample(0.2, 0.0)]) == 0.0
 
 
@@ -177,7 +175,7 @@ def test_fewer_steps_behind_a_number_that_does_not_hold_are_luck() -> None:
 
 
 @given(holds=st.dictionaries(st.tuples(st.integers(0, 3), st.integers(1, 5)), st.booleans()))
-def test_what_is_allowed_holds_and_so_does_all_that_takes_more_steps(holds: dict[tuple[int, int], bool]) -> None:
+def test_allowed_steps_hold_with_all_larger_ones(holds: dict[tuple[int, int], bool]) -> None:
     found = without_luck(holds)
 
     assert all(holds[one] for one in found)
@@ -190,7 +188,7 @@ def test_a_higher_alpha_never_allows_more(samples: list[ImageSample], rule: Thre
     assert not tally(samples, 0.95).allows(rule) or tally(samples, 0.9).allows(rule)
 
 
-def test_the_strictest_judge_of_each_picture_decides() -> None:
+def test_strictest_score_of_each_image_decides() -> None:
     kept, lost, gained = ImageSample(0.3, 0.3), ImageSample(0.1, 0.4), ImageSample(2.0, 1.0)
 
     assert strictest([[kept, lost]]) == [kept, lost]
@@ -198,28 +196,28 @@ def test_the_strictest_judge_of_each_picture_decides() -> None:
     assert strictest([[gained], [gained]]) == [ImageSample(2.0, 1.0)]
 
 
-def test_what_was_worth_nothing_loses_nothing_and_nan_is_worth_nothing() -> None:
+def test_zero_or_nan_quality_loses_nothing() -> None:
     nothing, unknown, full = ImageSample(0.0, 0.0), ImageSample(math.nan, 1.0), ImageSample(1.0, 1.0)
 
     assert strictest([[nothing, unknown], [full, full]]) == [full, ImageSample(0.0, 1.0)]
 
 
-def test_judges_that_saw_other_pictures_judge_none() -> None:
+def test_scores_of_other_images_are_rejected() -> None:
     with pytest.raises(ValueError, match="shorter"):
         strictest([[ImageSample(0.3, 0.3)] * 2, [ImageSample(0.3, 0.3)]])
 
 
 ON_TIME = LateSample(cosine=0.999, strength=0.99, alike=0.999)
-# Looks the same, and what the LoRA would have changed is lost.
+# Looks the same, but the effect of the LoRA is lost.
 WEAK = LateSample(cosine=0.995, strength=0.6, alike=0.999)
-# Has all of the style, in another picture.
+# Has all of the style, in another image.
 OTHER = LateSample(cosine=0.7, strength=1.0, alike=0.999)
 UNLIKE = LateSample(cosine=0.999, strength=0.99, alike=0.9)
 
 late_samples = st.lists(st.builds(LateSample, st.floats(-1, 1), st.floats(-1, 2), st.floats(-1, 1)), max_size=100)
 
 
-def test_a_single_picture_may_be_the_least_similar() -> None:
+def test_minimum_rule_accepts_single_image() -> None:
     assert late_tally([ON_TIME]).allows(ThresholdRule.MINIMUM)
     assert not late_tally([WEAK]).allows(ThresholdRule.MINIMUM)
 
@@ -245,7 +243,7 @@ def test_latest_alike_steps_ends_at_unlike_latents() -> None:
         (0, 5, 200, True),
         (76, 76, 200, False),
         (77, 77, 200, True),
-        # Of 59 samples none may fail, and the last test leaves little error to the earlier ones.
+        # None of 59 samples may fail, and the last test leaves little error to the earlier ones.
         (57, 58, 59, True),
         (58, 58, 59, False),
     ],
@@ -256,7 +254,7 @@ def test_is_settled_once_more_samples_change_nothing(kept: int, count: int, plan
 
 @pytest.mark.parametrize("planned", [40, 59, 100, 128, 181, 200, 234])
 def test_early_permissions_err_once_in_twenty_altogether(planned: int) -> None:
-    # The share that keeps the quality is just REQUIRED_SHARE: whatever is allowed is an error.
+    # The share that keeps the quality is just REQUIRED_SHARE: every permission is an error.
     waiting, allowed = {0: 1.0}, 0.0
     for count in range(1, planned + 1):
         after: dict[int, float] = {}

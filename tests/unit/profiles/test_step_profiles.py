@@ -60,7 +60,7 @@ def test_steps_row_counts_kept_images_and_their_mean_share() -> None:
     assert (row.count, row.kept, row.figures, row.allowed) == (60, 55, {"share": 0.9861}, {"mean": 10})
 
 
-def test_options_are_those_of_the_rule_and_scale_to_more_steps_alone() -> None:
+def test_options_follow_rule_and_scale_to_more_steps_only() -> None:
     assert options(MEASURED, 50) == (ThinningOption(0, 25, 1.0), ThinningOption(20, 10, 1.0))
     assert ThinningOption(0, 10, 0.9861) in options(MEASURED, 50, ThresholdRule.MEAN)
     assert options(MEASURED, 75) == (ThinningOption(0, 38, 1.0), ThinningOption(30, 15, 1.0))
@@ -101,7 +101,7 @@ def test_steps_of_another_spacing_are_allowed_by_rows_of_their_own() -> None:
         (replace(SPEC, init_image=InitImage(b"", 0.5)), FromNoise(), WholeReason.IMAGE_UNMEASURED, "image"),
     ],
 )
-def test_of_what_was_not_measured_nothing_is_thinned_and_it_says_why(
+def test_unmeasured_request_is_not_thinned_with_reason(
     spec: GenerationSpec, start: Start, reason: WholeReason, why: str
 ) -> None:
     profiles = profiled(MEASURED)
@@ -113,7 +113,7 @@ def test_of_what_was_not_measured_nothing_is_thinned_and_it_says_why(
     assert profiles.options(spec, route) == ()
 
 
-def test_what_was_measured_is_refused_for_no_reason() -> None:
+def test_measured_request_has_no_refusal() -> None:
     assert profiled(MEASURED).refusal(SPEC, ROUTE) is None
 
 
@@ -143,7 +143,7 @@ def test_a_hit_is_thinned_by_rows_of_hits_that_are_no_more_similar_and_resume_wh
     assert found.options(SPEC, replace(ROUTE, start=again)) == (ThinningOption(25, 10, 1.0),)
     for other in (hit(25).start, replace(again, renoised_steps=25), replace(again, retaken_steps=4)):
         assert found.options(SPEC, replace(ROUTE, start=other)) == ()
-    # What was measured of hits is no licence for pictures from noise.
+    # Rows of hits do not apply to images from noise.
     assert ThinningOption(25, 10, 1.0) not in profiles.options(SPEC, ROUTE)
 
 
@@ -204,7 +204,7 @@ def test_other_weights_and_a_weaker_promise_are_no_profile() -> None:
     assert len(profiled(MEASURED, alpha=0.9).options(SPEC, ROUTE)) == 2
 
 
-def test_of_a_model_s_profiles_that_of_the_picture_s_own_scheduler_counts() -> None:
+def test_profile_of_scheduler_of_image_counts() -> None:
     other = changed(MEASURED, scheduler=Scheduler.EULER, rows=(row_of(30, 5, [KEPT] * 60),))
 
     for profiles in ((MEASURED, other), (other, MEASURED)):

@@ -1,4 +1,4 @@
-"""Who may call, by the roles of a contract."""
+"""Authorise callers by the roles of a contract."""
 
 import pytest
 from google.protobuf import descriptor_pb2
@@ -12,14 +12,14 @@ USER = Caller("acme", frozenset({Role.USER, Role.ADMIN}))
 SUITE = frozenset({Role.SERVICE, Role.ADMIN})
 
 
-def test_one_role_of_those_allowed_suffices() -> None:
+def test_one_allowed_role_is_enough() -> None:
     assert authorise(USER, SUITE, "/a.B/C") is USER
 
 
 @pytest.mark.parametrize(
     ("allowed", "needed"), [(SUITE, "admin, service"), (frozenset(), "nobody")], ids=["others, in order", "none"]
 )
-def test_a_caller_without_one_is_told_which_are(allowed: frozenset[Role], needed: str) -> None:
+def test_rejection_names_allowed_roles(allowed: frozenset[Role], needed: str) -> None:
     with pytest.raises(PermissionDenied) as refused:
         authorise(Caller("acme", frozenset({Role.USER})), allowed, "/a.B/C")
 
@@ -27,14 +27,14 @@ def test_a_caller_without_one_is_told_which_are(allowed: frozenset[Role], needed
     assert refused.value.metadata == {"allowed_roles": needed}
 
 
-def test_nobody_needs_a_token() -> None:
+def test_caller_without_token_is_rejected() -> None:
     with pytest.raises(Unauthenticated) as refused:
         authorise(None, SUITE, "/a.B/C")
 
     assert refused.value.reason == "TOKEN_REQUIRED"
 
 
-def test_a_contract_s_roles_and_size_are_read_and_what_it_leaves_out_is_closed_and_small() -> None:
+def test_contract_options_set_roles_and_size_with_closed_defaults() -> None:
     options = descriptor_pb2.MethodOptions()
     silent = access_of(options)
     options.Extensions[auth_pb2.allowed_roles].append(auth_pb2.ROLE_USER)

@@ -1,4 +1,4 @@
-"""What a server and a channel are bound to, as operations and clients rely on it."""
+"""Pin the bounds of servers and channels that operations and clients rely on."""
 
 from pentimento.rpc import (
     access,
@@ -26,7 +26,7 @@ KEEPALIVE = {
 }
 
 
-def test_a_server_bounds_what_a_peer_may_hold_and_notices_one_that_is_gone() -> None:
+def test_server_bounds_peers_and_detects_lost_ones() -> None:
     options = server_options(ServerBounds(max_message_bytes=7 * MEBIBYTE, max_connections=9), 3 * MEBIBYTE)
 
     assert dict(options) == KEEPALIVE | {
@@ -49,7 +49,7 @@ def test_a_server_bounds_what_a_peer_may_hold_and_notices_one_that_is_gone() -> 
 
 
 def test_a_server_takes_all_connections_of_the_addresses_that_share_a_socket() -> None:
-    """And those that make room for them, which may not have ended yet."""
+    """Twice that number: replaced connections may not have ended yet."""
     options = dict(server_options(ServerBounds(max_connections=9), MEBIBYTE, 2))
 
     assert options["grpc.max_allowed_incoming_connections"] == 36

@@ -13,7 +13,7 @@ from pentimento.rpc.call_limits import BURST_CALLS, CallShaper, Seats
 
 @dataclass
 class Timers:
-    """A clock that stands still until a test lets time pass, and what is to be called on it."""
+    """A clock that a test moves, with its later calls."""
 
     now_s: float = 100.0
     waiting: list[tuple[float, Callable[[], None], asyncio.TimerHandle]] = field(default_factory=list)
@@ -131,7 +131,7 @@ async def test_shaper_begins_calls_in_order_at_rate(
     await calls.leave(*range(len(calls.tasks)))
 
 
-async def test_who_keeps_to_the_rate_never_waits(timers: Timers) -> None:
+async def test_caller_within_rate_never_waits(timers: Timers) -> None:
     calls = shaped(timers)
     for count in range(1, 3 * BURST_CALLS):
         await calls.ask(1)
@@ -139,7 +139,7 @@ async def test_who_keeps_to_the_rate_never_waits(timers: Timers) -> None:
         timers.now_s += 0.1
 
 
-async def test_a_call_that_leaves_just_when_it_is_due_costs_nobody_a_turn(timers: Timers) -> None:
+async def test_call_that_leaves_when_due_costs_no_other_turn(timers: Timers) -> None:
     calls = shaped(timers)
     await calls.ask(BURST_CALLS + 2)
 
@@ -164,7 +164,7 @@ async def test_a_refused_call_does_not_make_the_next_one_wait_longer(
     assert calls.begun_count == BURST_CALLS + 2
 
 
-async def test_of_one_key_only_so_many_wait_and_the_refusal_says_how_long_those_take(
+async def test_waiting_calls_of_key_are_bounded_with_retry_time(
     timers: Timers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(call_limits, "WAITING_CALLS_OF_A_KEY", 20)
@@ -180,7 +180,7 @@ async def test_of_one_key_only_so_many_wait_and_the_refusal_says_how_long_those_
     await calls.leave(*range(len(calls.tasks)))
 
 
-async def test_of_all_keys_only_so_many_wait(timers: Timers, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_calls_of_all_keys_are_bounded(timers: Timers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call_limits, "WAITING_CALLS", 2)
     calls = shaped(timers)
     await calls.ask(BURST_CALLS + 1, "a")
@@ -196,9 +196,7 @@ async def test_of_all_keys_only_so_many_wait(timers: Timers, monkeypatch: pytest
     await calls.leave(*range(len(calls.tasks)))
 
 
-async def test_the_places_of_all_who_left_or_began_are_free_again(
-    timers: Timers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_places_of_left_or_begun_calls_are_free_again(timers: Timers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call_limits, "WAITING_CALLS", 1)
     calls = shaped(timers)
     await calls.ask(BURST_CALLS)
@@ -229,7 +227,7 @@ async def test_a_storm_is_not_forgotten_where_there_are_many_keys(
     await calls.leave(*range(len(calls.tasks)))
 
 
-async def test_so_many_keys_are_kept_and_at_one_more_all_that_are_past_their_bursts_go(timers: Timers) -> None:
+async def test_idle_keys_are_dropped_beyond_1024(timers: Timers) -> None:
     shaper = CallShaper(10.0, timers.monotonic, timers.call_later)
     kept = []
     for number in range(1025):
@@ -240,7 +238,7 @@ async def test_so_many_keys_are_kept_and_at_one_more_all_that_are_past_their_bur
     assert kept == [*range(1, 1025), 0]
 
 
-async def test_when_it_closes_nobody_waits_any_more(timers: Timers) -> None:
+async def test_close_ends_all_waits(timers: Timers) -> None:
     shaper = CallShaper(10.0, timers.monotonic, timers.call_later)
     calls = Calls(shaper)
     await calls.ask(BURST_CALLS + 2, "a")
@@ -288,9 +286,7 @@ SHARE, LIMIT = "already serves 2 calls of this tenant or peer", "max_concurrent_
         (9, "a a p q r -a -p -q -r", "", {"a": 1}),
     ],
 )
-def test_seats_are_as_many_as_the_limit_and_a_keys_share(
-    limit: int, keys: str, told: str, left: dict[str, int]
-) -> None:
+def test_seats_are_bounded_by_limit_and_share_of_key(limit: int, keys: str, told: str, left: dict[str, int]) -> None:
     seats = Seats(limit=limit, share=2)
 
     message = taken(seats, keys)

@@ -1,4 +1,4 @@
-"""What a channel adds to every call: token, request id, deadline."""
+"""A channel adds token, request id and deadline to every call."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +29,7 @@ def outside_of_a_call() -> Iterator[None]:
 def sent(
     token: Authorization, default_s: float | None, remaining_s: float | None = None, **options: Any
 ) -> dict[str, Any]:
-    """What the call below is given; `remaining_s` of the call that it is made for."""
+    """Return the request and options of the underlying call, made within a call that has `remaining_s` left."""
     seen: dict[str, Any] = {}
 
     def call(request: object, **given: Any) -> None:
@@ -68,7 +68,7 @@ def test_token_that_no_header_carries_is_refused(tmp_path: Path) -> None:
     assert authorization_of(None, None)() is None
 
 
-def test_a_call_carries_what_it_was_given_the_token_and_the_request_id() -> None:
+def test_call_carries_its_metadata_token_and_request_id() -> None:
     request_id.set("req-1")
 
     found = sent(authorization_of("secret"), None, metadata=(("own", "value"),), wait_for_ready=True)
@@ -98,7 +98,7 @@ def test_the_token_before_is_shown_while_the_file_is_replaced(
 
 
 class NotedChannel:
-    """Notes what is asked of it."""
+    """A channel that records its calls."""
 
     def __init__(self) -> None:
         self.noted: list[tuple[object, ...]] = []
@@ -117,7 +117,7 @@ class NotedChannel:
         self.noted.append(("close", grace))
 
 
-async def test_what_concerns_the_connection_is_the_channel_s_below() -> None:
+async def test_connection_calls_go_to_underlying_channel() -> None:
     below = NotedChannel()
     idle = grpc.ChannelConnectivity.IDLE
     async with KitChannel(lambda _: below, authorization_of(None), 10.0) as channel:  # type: ignore[arg-type,return-value]
@@ -141,9 +141,7 @@ async def test_what_concerns_the_connection_is_the_channel_s_below() -> None:
     ("form", "timeout_s"),
     [("unary_unary", 10.0), ("stream_unary", 10.0), ("unary_stream", None), ("stream_stream", None)],
 )
-def test_a_call_of_each_form_is_made_as_asked_and_ends_in_time_where_it_has_one_answer(
-    form: str, timeout_s: float | None
-) -> None:
+def test_call_of_each_form_is_made_and_unary_answer_has_timeout(form: str, timeout_s: float | None) -> None:
     made: list[object] = []
     below = SimpleNamespace(
         **{form: lambda *method, **named: made.append((method, named)) or (lambda _, **given: given)}

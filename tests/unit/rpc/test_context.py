@@ -1,4 +1,4 @@
-"""What a call carries, seen without one."""
+"""Test the context of a call outside one."""
 
 import asyncio
 import contextvars
@@ -36,7 +36,7 @@ def test_a_passed_deadline_leaves_no_time() -> None:
         context.deadline.reset(before)
 
 
-def test_what_remains_is_until_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remaining_time_ends_at_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(context.time, "monotonic", lambda: 10.0)
     before = context.deadline.set(12.5)
     try:

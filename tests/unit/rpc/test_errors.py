@@ -20,7 +20,7 @@ def rpc_error(code: grpc.StatusCode, details: str = "", packed: bytes | None = N
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailing, details=details)
 
 
-def test_every_class_of_the_domain_has_a_code_of_its_own() -> None:
+def test_every_domain_error_has_its_code() -> None:
     assert set(CODE_OF) == set(PentimentoError.__subclasses__())
     assert len(set(CODE_OF.values())) == len(CODE_OF)
 
@@ -35,7 +35,7 @@ def test_short_text_is_not_touched(text: str) -> None:
     assert cut(text) == text
 
 
-def test_the_worst_status_stays_below_what_headers_may_be() -> None:
+def test_largest_status_fits_headers() -> None:
     huge = "\U0001f3a8" * 10_000
     violations = tuple(FieldViolation(huge, huge) for _ in range(100))
     metadata = {f"{number}{huge}": huge for number in range(100)}
@@ -78,7 +78,7 @@ Foreign = tuple[grpc.StatusCode, str, bytes | None, type[PentimentoError], str, 
 
 
 def theirs(code: grpc.StatusCode, cls: type[PentimentoError], message: str = "") -> Foreign:
-    """Return a row of FOREIGN of a status without details, whose reason is its code."""
+    """Return a row of FOREIGN for a status without details; its reason is its code."""
     return code, "theirs", None, cls, code.name, message or f"the call failed with {code.name}"
 
 
@@ -149,7 +149,7 @@ def test_status_of_our_error_is_read_by_us_and_others() -> None:
     assert to_status(PentimentoError("R", "m")).code == Code.INTERNAL.value[0]
 
 
-def test_why_a_server_cannot_be_reached_is_told_to_the_debug_log_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_reason_of_unreachable_server_is_in_debug_log_only(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG", "pentimento.rpc.errors")
 
     told = [error_from_rpc(rpc_error(code, "10.0.0.1: refused")).message for code in (UNAVAILABLE, INTERNAL)]

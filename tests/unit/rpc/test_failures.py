@@ -1,4 +1,4 @@
-"""What a failed call is answered with, and what is logged of it."""
+"""Answer and log failed calls."""
 
 import logging
 
@@ -69,7 +69,7 @@ def test_defect_is_logged_with_method_reason_and_id(caplog: pytest.LogCaptureFix
     assert fields == [(PATH, "CORRUPT", "7"), (PATH, "CORRUPT", "")]
 
 
-def test_a_refusal_is_logged_for_who_debugs_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_rejection_is_logged_at_debug_only(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "pentimento.rpc.failures"):
         explain(REFUSED, PATH)
     with caplog.at_level(logging.INFO, "pentimento.rpc.failures"):

@@ -33,8 +33,8 @@ def test_freed_memory_is_given_back_when_there_is_enough_and_the_process_rests()
         assert [watch.pays(spare * MEBIBYTE) for spare in mebibytes] == gives_back, mebibytes
 
 
-# In a process of its own, which prints bytes: in this one garbage of other tests goes meanwhile, and their threads take
-# memory.
+# Run in a separate process, which prints bytes: garbage and threads of other tests would change the memory of this
+# one.
 HEAP = """
 import ctypes
 from pathlib import Path
@@ -54,20 +54,20 @@ def filled(size):
 """
 
 
-def told_by(program: str) -> list[int]:
+def printed_by(program: str) -> list[int]:
     done = subprocess.run([sys.executable, "-c", HEAP + program], capture_output=True, text=True, check=True)
     return [int(word) for word in done.stdout.split()]
 
 
-def test_what_a_process_holds_is_what_the_kernel_says() -> None:
+def test_resident_bytes_equal_kernel() -> None:
     status = 'Path("/proc/self/status").read_text().partition("VmRSS:")[2].split()[0]'
-    found, kibibytes = told_by(f"print(resident_bytes(), {status})")
+    found, kibibytes = printed_by(f"print(resident_bytes(), {status})")
 
     assert found == pytest.approx(kibibytes * 1024, rel=0.05)
 
 
 def test_blocks_are_spare_once_they_are_freed_and_kept() -> None:
-    before, in_use, freed, given_back = told_by("""
+    before, in_use, freed, given_back = printed_by("""
 before = spare_bytes(library)
 blocks = [filled(64 << 10) for _ in range(1024)]
 in_use = spare_bytes(library)
@@ -85,7 +85,7 @@ print(before, in_use, freed, spare_bytes(library))
 
 
 def test_blocks_that_have_a_mapping_of_their_own_are_in_use_until_they_are_freed() -> None:
-    before, in_use = told_by("""
+    before, in_use = printed_by("""
 before = spare_bytes(library)
 block = filled(256 << 20)
 print(before, spare_bytes(library))
@@ -149,7 +149,7 @@ async def test_nothing_is_done_where_the_system_cannot(
         await give_back_freed_memory()
 
 
-# Prints whether a block that another thread takes is of the program's heap. What is free at the end of any other is not
+# Prints whether a block of another thread is on the program's heap. Free memory at the end of any other heap is not
 # given back.
 THREAD = """
 import ctypes, threading

@@ -1,4 +1,4 @@
-"""Full garbage collections: when it is quiet, or when nobody can wait for that any more."""
+"""Run full garbage collections in quiet times, or after the longest wait."""
 
 import asyncio
 import gc
@@ -22,7 +22,7 @@ def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def full() -> Iterator[list[int]]:
-    """Grows with each full collection, of which Python makes none by itself meanwhile."""
+    """Return a list that grows with each full collection; Python makes none by itself meanwhile."""
     seen: list[int] = []
 
     def note(phase: str, info: dict[str, int]) -> None:

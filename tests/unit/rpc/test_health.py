@@ -1,4 +1,4 @@
-"""Health by itself: what a watcher is told, and that nobody is remembered who has gone."""
+"""Report health to watchers, and forget watchers that left."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ Status = health_pb2.HealthCheckResponse
 EVERYTHING = health_pb2.HealthCheckRequest()
 
 
-async def test_a_state_that_does_not_change_is_told_once_and_a_watcher_who_goes_is_forgotten() -> None:
+async def test_unchanged_state_is_sent_once_and_left_watcher_is_forgotten() -> None:
     health = HealthServicer()
     watch = health.Watch(EVERYTHING, None)  # type: ignore[arg-type]
     told = [(await anext(watch)).status]
@@ -31,7 +31,7 @@ async def test_a_state_that_does_not_change_is_told_once_and_a_watcher_who_goes_
     assert (health.serving, health._watchers) == (True, set())
 
 
-async def test_what_is_not_served_here_is_refused_by_its_reason() -> None:
+async def test_unknown_service_is_rejected_by_reason() -> None:
     with pytest.raises(NotFound) as refused:
         await HealthServicer().Check(health_pb2.HealthCheckRequest(service="elsewhere"), None)  # type: ignore[arg-type]
 

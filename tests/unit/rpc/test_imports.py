@@ -1,4 +1,4 @@
-"""What every process pays for: the kit brings no numerics along."""
+"""The import of the kit, which every process pays for, brings no numerics along."""
 
 import subprocess
 import sys

@@ -16,7 +16,7 @@ MEBIBYTE = 1 << 20
 
 
 class Stream:
-    """A call's context whose messages a test hands in."""
+    """A call's context with messages from the test."""
 
     def __init__(self, *messages: Any) -> None:
         self.messages: asyncio.Queue[Any] = asyncio.Queue()
@@ -30,7 +30,7 @@ class Stream:
 
 
 def steady_places(intake: Intake, *keys: str) -> list[bool]:
-    """Whether each of them gets one."""
+    """Return whether each key gets a place."""
     found = []
     for key in keys:
         try:
@@ -41,7 +41,7 @@ def steady_places(intake: Intake, *keys: str) -> list[bool]:
     return found
 
 
-def test_three_quarters_of_places_are_steady_half_of_them_one_tenants() -> None:
+def test_three_quarters_of_places_are_steady_and_half_per_tenant() -> None:
     for budget_bytes, shared, each, all_ in (
         (40, True, 15, 30),
         (40, False, 30, 30),
@@ -61,7 +61,7 @@ def test_three_quarters_of_places_are_steady_half_of_them_one_tenants() -> None:
     assert steady_places(intake, "b") == [True]
 
 
-async def test_quarter_of_places_is_quick_half_of_them_one_tenants() -> None:
+async def test_quarter_of_places_is_quick_and_half_per_tenant() -> None:
     for budget_bytes, shared, quick in (
         (40, False, 10),
         (3, False, 1),
@@ -123,7 +123,7 @@ async def test_a_message_that_is_there_at_once_is_given_no_end() -> None:
     assert await received(ReceivingTurns(1, 1, 1, 1), until, Stream(b"x")) == (b"x", [])
 
 
-async def test_who_has_little_time_or_no_place_yet_is_given_an_end_at_once() -> None:
+async def test_message_with_little_time_or_no_place_gets_end_at_once() -> None:
     now, turns = asyncio.get_running_loop().time(), ReceivingTurns(1, 1, 1, 1)
     assert await received(turns, now, Stream(b"x")) == (b"x", [now])
     await turns.enter("b")
@@ -160,7 +160,7 @@ async def test_a_message_that_does_not_come_or_is_none_is_refused_by_its_reason(
     assert (await refusal(Intake(1, 2, 1.0, shared=False), Stream(b"four"))).reason == "MESSAGE_TOO_LARGE"
 
 
-async def test_who_never_had_a_turn_is_told_that_there_were_too_many() -> None:
+async def test_message_without_turn_is_rejected_as_too_many() -> None:
     intake = Intake(1, 2, 0.05, shared=False)
     holder = Stream()
     first = asyncio.create_task(intake.one(holder, "a", 60 * MEBIBYTE, may_settle=False))  # type: ignore[arg-type]
@@ -188,7 +188,7 @@ async def test_a_slow_message_moves_to_a_steady_place_and_gives_it_back(monkeypa
     assert steady_places(intake, "b", "b") == [True, False]
 
 
-async def test_a_slow_message_without_a_steady_place_goes_once_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_message_without_steady_place_is_rejected_when_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "QUICK_S", 0.0)
     intake = Intake(1, 2, 60.0, shared=False)
     slow = asyncio.create_task(refusal(intake, Stream(), may_settle=False))

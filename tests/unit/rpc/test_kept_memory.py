@@ -1,4 +1,4 @@
-"""Whether freed blocks stay with the process, by the pages that the kernel gives it anew."""
+"""Test whether freed blocks stay with the process, by the pages that the kernel supplies again."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ import pytest
 
 from pentimento.rpc import memory
 
-# Takes and frees blocks of so many MiB again and again on a thread of its own; prints pages given anew.
+# Takes and frees blocks of given MiB again and again on a separate thread; prints the new pages.
 BLOCKS = """
 import ctypes, resource, sys, threading
 from pentimento.rpc import memory
@@ -46,13 +46,13 @@ thread.join()
 """
 
 
-# What a pass of the engine takes, and a picture that a service carries.
+# MiB of the blocks of an engine pass, and of an image in a service.
 TENSORS, PICTURE = ("100", "40"), ("3", "3", "3", "3")
 KEPT = [("keep_freed_memory", TENSORS), ("share_one_heap", PICTURE)]
 
 
-def pages_anew(how: str, blocks: tuple[str, ...]) -> list[int]:
-    """Of five turns, and of one after all was given back: pages are larger on some machines than on others."""
+def new_pages(how: str, blocks: tuple[str, ...]) -> list[int]:
+    """Return the new pages of five turns, and of one after a trim: the size of pages depends on the machine."""
     done = subprocess.run([sys.executable, "-c", BLOCKS, how, *blocks], capture_output=True, text=True, check=True)
     return [int(line) for line in done.stdout.split()]
 
@@ -60,7 +60,7 @@ def pages_anew(how: str, blocks: tuple[str, ...]) -> list[int]:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts pages of Linux")
 @pytest.mark.parametrize(("how", "blocks"), KEPT)
 def test_blocks_that_are_kept_cost_no_page_until_they_are_given_back(how: str, blocks: tuple[str, ...]) -> None:
-    five_turns, after_giving_back = pages_anew(how, blocks)
+    five_turns, after_giving_back = new_pages(how, blocks)
 
     assert five_turns < after_giving_back / 10
 
@@ -72,7 +72,7 @@ def test_a_c_library_that_cannot_is_left_alone(monkeypatch: pytest.MonkeyPatch) 
     memory.trim_heap()
 
 
-def test_a_setting_that_is_refused_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejected_setting_returns_false(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
 
     def mallopt(parameter: int, value: int) -> int:

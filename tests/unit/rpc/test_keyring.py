@@ -1,4 +1,4 @@
-"""Keys that are taken beside the tokens of a file."""
+"""Accept keys of a key ring in addition to the tokens of a file."""
 
 from pathlib import Path
 
@@ -52,7 +52,7 @@ def test_a_key_ends_at_its_time(one: HashedKey, is_taken: bool) -> None:
     assert (found(ring, "k") is not None) == is_taken
 
 
-def test_keys_are_taken_beside_the_tokens_of_a_file_which_come_first(tmp_path: Path) -> None:
+def test_tokens_of_file_take_precedence_over_keys(tmp_path: Path) -> None:
     file = tmp_path / "tokens.toml"
     file.write_text(token_entry("of file", "static", frozenset({Role.ADMIN})))
     ring = KeyRing(lambda: 10.0)

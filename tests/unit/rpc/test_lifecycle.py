@@ -18,7 +18,7 @@ async def received() -> None:
 
 @pytest.fixture(autouse=True)
 def handled_as_before() -> Iterator[None]:
-    """What a test does to the signals of this process is nobody else's."""
+    """Restore the signal handlers of this process after a test."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     yield
     for number, handler in before.items():
@@ -40,7 +40,7 @@ async def test_the_first_signal_asks_the_second_insists_and_the_third_is_the_ker
     assert third == (signal.SIG_DFL, signal.SIG_DFL)
 
 
-async def test_a_hangup_stops_nothing_and_is_told_until_the_end() -> None:
+async def test_hangup_stops_nothing_and_is_reported() -> None:
     hangups = []
     with StopSignals(lambda: hangups.append("hangup")) as signals:
         os.kill(os.getpid(), signal.SIGHUP)
@@ -51,7 +51,7 @@ async def test_a_hangup_stops_nothing_and_is_told_until_the_end() -> None:
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
 
 
-async def test_work_is_done_raises_what_it_raises_or_is_interrupted() -> None:
+async def test_work_ends_raises_or_is_interrupted() -> None:
     interrupt, cancelled = asyncio.Event(), asyncio.Event()
 
     async def quick() -> None:

@@ -8,7 +8,7 @@ from pentimento.rpc.transport import allow_files, files_of
 
 
 @pytest.mark.parametrize(("soft", "wanted", "left"), [(256, 300, 300), (512, 300, 512)])
-def test_files_are_allowed_for_as_many_connections_as_may_be_open(soft: int, wanted: int, left: int) -> None:
+def test_file_limit_allows_bound_of_connections(soft: int, wanted: int, left: int) -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, before[1]))
     try:

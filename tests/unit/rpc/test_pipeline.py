@@ -251,7 +251,7 @@ async def steady_count(caller: Caller | None, identities: object) -> int:
     return held
 
 
-async def test_streams_hold_a_place_each_but_those_of_the_suite() -> None:
+async def test_each_stream_holds_place_except_streams_of_suite() -> None:
     for roles, held in (({Role.USER}, 3), ({Role.ADMIN}, 3), ({Role.SERVICE}, 0), ({Role.SERVICE, Role.USER}, 0)):
         assert await steady_count(Caller("acme", frozenset(roles)), Shared()) == held
     assert await steady_count(None, Shared()) == 3
@@ -276,7 +276,7 @@ async def test_stop_waits_four_times_as_long_once_calls_have_come(
     assert found == slept
 
 
-class Told:
+class CallFromAddress:
     """The context of a call from an address."""
 
     def peer(self) -> str:
@@ -310,7 +310,7 @@ async def test_strangers_are_shaped_by_their_address_and_tenants_by_their_name(
     method.allowed, method.path, method.callers = frozenset({Role.USER}), "/a.B/C", None
 
     with contextlib.suppress(Unauthenticated, PermissionDenied):
-        await pipeline._identify(call, Told(), None)  # type: ignore[arg-type]
+        await pipeline._identify(call, CallFromAddress(), None)  # type: ignore[arg-type]
 
     assert begun == shaped
 

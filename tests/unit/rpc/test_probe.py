@@ -1,4 +1,4 @@
-"""The health probe's answers, whatever the server is."""
+"""Test the health probe's answers, for any kind of server."""
 
 import runpy
 import warnings

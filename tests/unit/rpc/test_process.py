@@ -39,7 +39,7 @@ def as_started(monkeypatch: pytest.MonkeyPatch) -> object:
     ],
     ids=["settings", "domain", "interrupt", "defect"],
 )
-def test_every_end_has_its_exit_code_and_a_line_where_somebody_can_mend_it(
+def test_every_end_has_exit_code_and_line_if_it_can_be_fixed(
     error: BaseException,
     code: int,
     told: str,
@@ -129,7 +129,7 @@ async def in_a_finalizer() -> None:
 
 
 @pytest.mark.parametrize("fail", [in_a_task, in_a_callback, in_a_thread, in_a_finalizer])
-def test_what_nobody_catches_is_told_by_type_and_place_without_its_words(
+def test_uncaught_error_is_logged_by_type_and_place_without_message(
     fail: Callable[[], Awaitable[None]], caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     async def main(argv: list[str]) -> None:
@@ -137,7 +137,7 @@ def test_what_nobody_catches_is_told_by_type_and_place_without_its_words(
 
     run_service(main)
 
-    # The same logger tells of what earlier tests left and is collected now.
+    # The same logger reports leftovers of earlier tests that are collected now.
     formatted = TextFormatter("program", "program-1").format
     lines = {formatted(record): record for record in said_by("pentimento.telemetry.logs", caplog)}
     ((line, record),) = ((line, record) for line, record in lines.items() if "in quote" in line)

@@ -71,7 +71,7 @@ async def test_stop_late_or_repeated_leaves_successors_socket_alone(
     assert there
 
 
-async def test_a_socket_that_is_gone_already_keeps_nobody_from_stopping(tmp_path: Path) -> None:
+async def test_missing_socket_does_not_prevent_stop(tmp_path: Path) -> None:
     server = RpcServer(RpcServerSettings(listen=(f"unix:{tmp_path / 's'}",)), "s")
     await server.start()
     (tmp_path / "s").unlink()
@@ -82,7 +82,7 @@ async def test_a_socket_that_is_gone_already_keeps_nobody_from_stopping(tmp_path
 
 
 @pytest.mark.parametrize("taken", ["listen", "metrics_listen"])
-async def test_a_start_that_fails_gives_back_what_it_had(tmp_path: Path, taken: str) -> None:
+async def test_failed_start_releases_its_addresses(tmp_path: Path, taken: str) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -126,7 +126,7 @@ async def test_a_drain_leaves_the_rest_of_its_time_to_running_calls(stops: list[
     assert stops[1:] == [0.0]
 
 
-async def test_a_stop_waits_for_nobody_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stop_does_not_wait_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     server = RpcServer(RpcServerSettings(), "s")
     waited: list[tuple[float, float]] = []
 

@@ -1,4 +1,4 @@
-"""All threads of a pool are there from the start."""
+"""A pool starts all its threads at once."""
 
 import asyncio
 import threading

@@ -111,7 +111,7 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
 
 
 class Kept:
-    """A token file that a test writes, and who is known by it at a time in seconds after its first reading."""
+    """A token file that a test writes, read at times in seconds after its first reading."""
 
     def __init__(self, folder: Path, text: str) -> None:
         self.file, self._clock = folder / "tokens.toml", Monotonic()
@@ -119,7 +119,7 @@ class Kept:
         self.tokens = TokenFile(self.file, self._clock)
 
     def seen(self, token: str, *times_s: float) -> list[str]:
-        """Return the tenant of a token at each of these times; "" for an unknown one."""
+        """Return the tenant of a token at each of the times; "" for an unknown one."""
         found = []
         for self._clock.now_s in times_s:
             try:
@@ -158,7 +158,7 @@ def test_a_changed_file_is_read_again_within_a_second(
     assert (kept.seen(FIRST, 0.9, 1.0, 20.0), other.seen(SECOND, 0.9, 1.0, 20.0)) == (first, second)
 
 
-def test_a_file_that_is_written_in_place_refuses_nobody_while_it_is_empty(tmp_path: Path) -> None:
+def test_file_written_in_place_rejects_no_caller_while_empty(tmp_path: Path) -> None:
     kept = Kept(tmp_path, OF_FIRST)
     kept.file.write_text("\n")
     empty = kept.seen(FIRST, 1.0, 5.9)
@@ -168,7 +168,7 @@ def test_a_file_that_is_written_in_place_refuses_nobody_while_it_is_empty(tmp_pa
     assert (kept.seen(SECOND, 6.9, 20.0), kept.seen(FIRST, 20.0)) == (["beta", "beta"], [""])
 
 
-def test_a_file_that_stays_empty_lets_nobody_in_after_five_seconds(tmp_path: Path) -> None:
+def test_file_that_stays_empty_rejects_callers_after_five_seconds(tmp_path: Path) -> None:
     kept = Kept(tmp_path, OF_FIRST)
     kept.file.write_text("")
     before = kept.seen(FIRST, 1.0)

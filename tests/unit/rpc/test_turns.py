@@ -1,4 +1,4 @@
-"""Places to receive messages in: never more than there are, handed round by key, given back whatever happens."""
+"""Places to receive messages in: within their number, distributed by key, and always given back."""
 
 import asyncio
 
@@ -24,7 +24,7 @@ class Crowd:
             await settle_down()
 
     async def leave(self) -> None:
-        """The one who entered first of those who are in."""
+        """Let the earliest of the present keys leave."""
         self.turns.leave(self.entered[self.left_count])
         self.left_count += 1
         await settle_down()
@@ -34,7 +34,7 @@ class Crowd:
         self.entered.append(key)
 
 
-async def test_those_who_wait_get_their_turns_by_key_and_not_by_arrival() -> None:
+async def test_waiting_messages_get_turns_by_key() -> None:
     crowd = Crowd(ReceivingTurns(quick_count=1, steady_count=0, quick_share=1, steady_share=0))
     await crowd.come("first", "greedy", "greedy", "greedy", "modest")
 
@@ -61,7 +61,7 @@ async def test_a_key_that_waits_for_its_own_share_does_not_hold_up_the_next() ->
     assert crowd.entered == ["modest", "greedy", "third"]
 
 
-async def test_a_place_offered_to_one_who_goes_away_is_offered_to_the_next() -> None:
+async def test_place_offered_to_cancelled_wait_goes_to_next() -> None:
     crowd = Crowd(ReceivingTurns(quick_count=1, steady_count=0, quick_share=1, steady_share=0))
     await crowd.come("first", "gone", "next")
 
@@ -72,7 +72,7 @@ async def test_a_place_offered_to_one_who_goes_away_is_offered_to_the_next() -> 
     assert crowd.entered == ["first", "next"]
 
 
-async def test_one_who_went_away_while_waiting_is_passed_over() -> None:
+async def test_cancelled_wait_is_skipped() -> None:
     crowd = Crowd(ReceivingTurns(quick_count=1, steady_count=0, quick_share=1, steady_share=0))
     await crowd.come("first", "gone", "next")
     crowd.tasks[1].cancel()
@@ -100,7 +100,7 @@ async def test_places_end_by_share_and_are_free_once_left() -> None:
     assert not quick.may_enter("a")
 
 
-async def test_who_holds_no_place_any_more_is_forgotten() -> None:
+async def test_key_without_place_is_forgotten() -> None:
     turns = ReceivingTurns(2, 2, 2, 2)
     for number in range(5):
         await turns.enter(f"peer {number}")

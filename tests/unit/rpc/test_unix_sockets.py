@@ -1,4 +1,4 @@
-"""Socket files: permissions, leftovers, and what is not ours to remove."""
+"""Socket files: permissions, leftovers, and files of others that must stay."""
 
 import fcntl
 import os
@@ -28,7 +28,7 @@ def bind(path: Path) -> socket.socket:
     return bound
 
 
-def test_socket_is_private_and_replaces_only_what_is_unused(path: Path) -> None:
+def test_socket_is_private_and_replaces_unused_one_only(path: Path) -> None:
     with bind(path):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
@@ -55,7 +55,7 @@ def test_directories_are_made_down_to_the_socket_and_the_umask_is_as_it_was(path
     assert (made, after) == (True, 0o022)
 
 
-def test_a_socket_that_may_not_be_asked_belongs_to_somebody(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_socket_with_full_backlog_is_in_use(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full backlog answers so; it is waited for no longer than a second."""
     bind(path).close()
     waits = []
@@ -91,7 +91,7 @@ def test_a_directory_among_the_temporary_ones_is_private(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("how", ["open to others", "a link", "a file"])
-def test_what_somebody_else_may_have_made_is_refused(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directory_of_other_user_is_rejected(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     directory, other = tmp_path / f"some-{os.getuid()}", tmp_path / "other"
     other.mkdir(mode=0o700)

@@ -23,7 +23,7 @@ def later(clock: SetClock, file: WatchedFile, seconds: float = 1.0) -> bool:
     return file.changed()
 
 
-def test_each_change_is_told_once_and_looked_for_once_a_second(tmp_path: Path) -> None:
+def test_each_change_is_reported_once_with_check_per_second(tmp_path: Path) -> None:
     path, clock = tmp_path / "f", SetClock()
     path.write_text("a")
     file = WatchedFile(path, clock.monotonic)
@@ -116,7 +116,7 @@ def of_callers(path: Path) -> Callable[[], bool]:
     ],
     ids=["service token", "grant keys", "callers"],
 )
-def test_what_no_descriptor_was_left_to_read_is_read_later(
+def test_file_is_read_later_after_lack_of_descriptors(
     read: Callable[[Path], Callable[[], bool]],
     content: Callable[[str], str],
     tmp_path: Path,

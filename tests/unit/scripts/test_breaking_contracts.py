@@ -1,4 +1,4 @@
-"""What a change of the contracts breaks, against the last version that git has."""
+"""Compare contracts with the last version in git, and find breaking changes."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from scripts.breaking_contracts import DESCRIPTOR_SET, ROOT, committed, earlier_
 
 @pytest.fixture(autouse=True)
 def unconfigured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What git is told for all repositories of a machine, such as to sign commits, holds for none of these."""
+    """Ignore the machine's git configuration, such as signed commits, in the test repositories."""
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
     monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
 
@@ -101,7 +101,7 @@ def test_the_first_release_of_main_is_compared_with_nothing(repository: Path) ->
 
 
 @pytest.mark.parametrize(("version", "broken", "code"), [("0.9.3", ["x"], 0), ("1.0.0", ["x"], 1), ("1.0.0", [], 0)])
-def test_what_breaks_fails_from_version_one_on(version: str, broken: list[str], code: int) -> None:
+def test_breaking_change_fails_from_version_one_on(version: str, broken: list[str], code: int) -> None:
     assert exit_code(version, broken) == code
 
 

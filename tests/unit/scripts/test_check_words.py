@@ -34,7 +34,7 @@ def run(root: Path, monkeypatch: pytest.MonkeyPatch, *flags: str) -> int:
     return main(root)
 
 
-def test_phrases_of_module_are_those_of_docstrings_comments_and_names(root: Path) -> None:
+def test_phrases_of_module_come_from_docstrings_comments_and_names(root: Path) -> None:
     found = phrases(root / "lab" / "runs" / "ring.py", "ring.py")
 
     assert found == {

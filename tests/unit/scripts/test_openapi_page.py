@@ -65,5 +65,5 @@ def test_http_page_has_a_line_for_each_part() -> None:
     assert [line for line in LINES if line not in page] == []
 
 
-def test_words_of_schema_say_what_a_value_may_be() -> None:
+def test_words_of_schema_describe_allowed_values() -> None:
     assert [openapi_page.words_of(schema) for schema, _ in SCHEMAS] == [words for _, words in SCHEMAS]

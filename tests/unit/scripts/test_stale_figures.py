@@ -28,7 +28,7 @@ def test_names_are_of_imports_and_started_processes() -> None:
         ("http_overhead", "services/edge/__main__.py", "services"),
     ],
 )
-def test_code_of_figure_is_what_benchmark_runs(benchmark: str, inside: str, outside: str) -> None:
+def test_code_of_figure_covers_imports_of_benchmark(benchmark: str, inside: str, outside: str) -> None:
     paths = stale_figures.code_of(ROOT / "benchmarks" / f"{benchmark}.py")
 
     assert inside in paths

@@ -71,7 +71,7 @@ class SlowCallers:
 
 
 @pytest.mark.parametrize(("is_busy", "limit"), [(False, 4), (True, 1)])
-async def test_few_ranges_are_sent_together_and_one_beside_own_requests(is_busy: bool, limit: int) -> None:
+async def test_few_ranges_are_sent_together_and_one_while_busy(is_busy: bool, limit: int) -> None:
     callers = SlowCallers(ComponentServicer(lambda digest, offset, size: bytes(size), lambda: is_busy))
 
     calls = [asyncio.create_task(callers.call()) for _ in range(8)]
@@ -83,7 +83,7 @@ async def test_few_ranges_are_sent_together_and_one_beside_own_requests(is_busy:
     assert callers.ended_count == 8
 
 
-async def test_range_beyond_those_that_may_wait_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_range_beyond_waiting_limit_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(components, "MAX_WAITING", 2)
     servicer = ComponentServicer(lambda digest, offset, size: bytes(size), lambda: True)
     callers = SlowCallers(servicer)

@@ -1,4 +1,4 @@
-"""What every service tells the controller alike."""
+"""Test the registration that all services share."""
 
 import asyncio
 import socket
@@ -48,7 +48,7 @@ def test_without_a_controller_there_is_no_registration(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("advertised", "address"), [("", "unix:{}/s"), ("embedder:50", "embedder:50")])
-async def test_it_registers_with_what_its_service_says_of_itself(tmp_path: Path, advertised: str, address: str) -> None:
+async def test_member_registers_description_of_its_service(tmp_path: Path, advertised: str, address: str) -> None:
     controller_address = f"unix:{tmp_path / 'c'}"
     controller = wire(ControllerSettings(RpcServerSettings(listen=(controller_address,))))
     await controller.server.start()

@@ -1,4 +1,4 @@
-"""Who is active among several over one ledger."""
+"""Elect one active process of several over one ledger."""
 
 import asyncio
 import time
@@ -26,8 +26,8 @@ def standby(journal: Journal) -> LedgerLease:
     return LedgerLease(journal, "standby", LEASE_S)
 
 
-async def test_a_standby_that_was_stopped_takes_that_for_nobodys_silence(journal: Journal, epoch: int) -> None:
-    """As a machine that sleeps: nobody beats meanwhile, and the standby may be the first to wake up."""
+async def test_stopped_standby_does_not_count_its_pause_as_silence(journal: Journal, epoch: int) -> None:
+    """As on a machine that sleeps: the holder does not beat meanwhile, and the standby may wake up first."""
     waiting = asyncio.create_task(standby(journal).wait_and_take_over())
     await looked(journal)
     time.sleep(2 * LEASE_S)  # noqa: ASYNC251 (everything stands still: that is the point)
@@ -48,12 +48,12 @@ async def looked(journal: Journal) -> None:
     await asyncio.sleep(0)
 
 
-async def test_a_standby_takes_over_from_who_is_silent(journal: Journal, epoch: int) -> None:
+async def test_standby_takes_over_from_silent_holder(journal: Journal, epoch: int) -> None:
     assert await standby(journal).wait_and_take_over() > epoch
 
 
-class ToldLedger:
-    """A ledger that says what it is told to, look by look, and then that the holder is as silent as before."""
+class ScriptedLedger:
+    """A ledger that answers from a script, and then as if the holder were silent."""
 
     def __init__(self, *looks: LeaseState | None, on_beat: Callable[[int], bool] = lambda epoch: True) -> None:
         self._looks = list(looks)
@@ -87,7 +87,7 @@ SILENT = LeaseState(5, 1)
 
 
 async def test_a_holder_is_given_a_whole_lease_and_no_more() -> None:
-    ledger = ToldLedger()
+    ledger = ScriptedLedger()
 
     epoch = await LedgerLease(ledger, "standby", 0.01).wait_and_take_over()  # type: ignore[arg-type]
 
@@ -97,15 +97,15 @@ async def test_a_holder_is_given_a_whole_lease_and_no_more() -> None:
 
 @pytest.mark.parametrize(("seen", "silence_s"), [((), None), ((LeaseState(5, 0),), 0.01)])
 async def test_silence_is_known_of_watched_holder_alone(seen: tuple[LeaseState, ...], silence_s: float | None) -> None:
-    lease = LedgerLease(ToldLedger(*seen), "standby", 0.01)  # type: ignore[arg-type]
+    lease = LedgerLease(ScriptedLedger(*seen), "standby", 0.01)  # type: ignore[arg-type]
 
     await lease.wait_and_take_over()
 
     assert lease.silence_s == silence_s
 
 
-async def test_while_the_ledger_is_away_nobody_is_silent() -> None:
-    ledger = ToldLedger(SILENT, SILENT, SILENT, None)
+async def test_absent_ledger_is_no_silence_of_holder() -> None:
+    ledger = ScriptedLedger(SILENT, SILENT, SILENT, None)
 
     await LedgerLease(ledger, "standby", 0.01).wait_and_take_over()  # type: ignore[arg-type]
 
@@ -113,17 +113,17 @@ async def test_while_the_ledger_is_away_nobody_is_silent() -> None:
     assert ledger.look_count == 4 + 5
 
 
-async def test_who_rises_while_it_beats_has_not_lost() -> None:
+async def test_holder_with_higher_epoch_has_not_lost() -> None:
     epochs, lost, goes_on = [7], list[str](), asyncio.Event()
 
     def rises(epoch: int) -> bool:
-        """Somebody has claimed an epoch above the one that beats; this process leads under a larger one by then."""
+        """Another process has claimed an epoch above the beating one; this process leads under a larger one by then."""
         if epoch == 9:
             goes_on.set()
         epochs[0] = 9
         return epoch == 9
 
-    lease = LedgerLease(ToldLedger(on_beat=rises), "active", 0.001)  # type: ignore[arg-type]
+    lease = LedgerLease(ScriptedLedger(on_beat=rises), "active", 0.001)  # type: ignore[arg-type]
     holding = asyncio.create_task(lease.hold(lambda: epochs[0], lambda: lost.append("lost")))
     going_on = asyncio.create_task(goes_on.wait())
     await asyncio.wait([holding, going_on], return_when=asyncio.FIRST_COMPLETED)
@@ -134,9 +134,9 @@ async def test_who_rises_while_it_beats_has_not_lost() -> None:
     await asyncio.wait([holding, going_on])
 
 
-async def test_who_was_taken_over_from_hears_of_it_once() -> None:
+async def test_replaced_holder_is_notified_once() -> None:
     lost = list[str]()
-    lease = LedgerLease(ToldLedger(on_beat=lambda epoch: False), "active", 0.001)  # type: ignore[arg-type]
+    lease = LedgerLease(ScriptedLedger(on_beat=lambda epoch: False), "active", 0.001)  # type: ignore[arg-type]
 
     await lease.hold(lambda: 7, lambda: lost.append("lost"))
 

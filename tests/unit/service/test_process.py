@@ -76,7 +76,7 @@ async def test_it_prepares_before_it_joins_and_finishes_before_it_leaves(tmp_pat
     assert notes == ["prepared", "registered", "background ended", "finished", "deregistered"]
 
 
-async def test_what_runs_until_it_closes_goes_on_through_the_drain(tmp_path: Path) -> None:
+async def test_work_until_close_continues_during_drain(tmp_path: Path) -> None:
     process = NotedProcess(server=server(tmp_path), notes=[])
     process.server.run_until_stopped = lambda warm, drain: drain()  # type: ignore[method-assign]
 
@@ -98,7 +98,7 @@ async def test_without_a_controller_it_serves_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["run_beside", "run_until_closed"])
-async def test_background_work_that_breaks_down_is_told_of_at_once(
+async def test_failed_background_work_is_logged_at_once(
     how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def fail() -> None:
@@ -107,7 +107,7 @@ async def test_background_work_that_breaks_down_is_told_of_at_once(
     process = NotedProcess(server=server(tmp_path), notes=[])
 
     getattr(process, how)(fail, "levels")
-    for _ in range(2):  # it fails, and is told of
+    for _ in range(2):  # it fails, and is reported
         await asyncio.sleep(0)
 
     (record,) = said_by("pentimento.service.process", caplog)

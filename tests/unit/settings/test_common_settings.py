@@ -30,7 +30,7 @@ SERVICES = (
     GatewaySettings,
     UnetWorkerSettings,
 )
-# What is measured on a machine where a suite's variables are set.
+# Commands that measure on a machine with a suite's variables set.
 COMMANDS = (ProfileSettings, RenewalSettings)
 
 

@@ -1,4 +1,4 @@
-"""Precedence, types, and one clear line for whatever is unknown or wrong."""
+"""Precedence, types, and one clear line for every unknown or wrong setting."""
 
 import re
 from dataclasses import dataclass

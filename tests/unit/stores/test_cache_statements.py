@@ -1,4 +1,4 @@
-"""What every picture asks of the cache's ledger takes SQLite as many steps in a full cache as in an empty one."""
+"""Queries of each image to the cache's ledger take SQLite as many steps in a full cache as in an empty one."""
 
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -52,7 +52,7 @@ ASKED: dict[str, Callable[[CacheLedger], object]] = {
 
 
 @pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED.keys())
-def test_a_full_cache_takes_as_many_steps_as_an_empty_one(
+def test_full_cache_takes_no_more_steps_than_empty_one(
     asked: Callable[[CacheLedger], object], steps: Steps, tmp_path: Path
 ) -> None:
     in_an_empty_one = steps_in(asked, open_cache_ledger(f"sqlite:///{tmp_path}/empty.sqlite"), 2, steps)
@@ -62,7 +62,7 @@ def test_a_full_cache_takes_as_many_steps_as_an_empty_one(
 
 
 @pytest.mark.slow
-def test_to_look_at_one_object_that_a_pin_keeps_takes_as_many_steps_among_many(steps: Steps, tmp_path: Path) -> None:
+def test_pinned_object_takes_no_more_steps_among_many(steps: Steps, tmp_path: Path) -> None:
     """Readers that meet a broken disk report one after the other."""
     among_few = steps_among_pins(open_cache_ledger(f"sqlite:///{tmp_path}/few.sqlite"), 2, steps)
     among_many = steps_among_pins(open_cache_ledger(f"sqlite:///{tmp_path}/many.sqlite"), 200, steps)

@@ -1,4 +1,4 @@
-"""What only a file system can do wrong."""
+"""Test faults that only a file system has."""
 
 import errno
 import fcntl
@@ -34,7 +34,7 @@ def files_under(root: Path) -> list[Path]:
     return [path for path in root.rglob("*") if not path.is_dir()]
 
 
-def test_put_on_full_disk_leaves_only_what_was_there(tmp_path: Path) -> None:
+def test_put_on_full_disk_leaves_earlier_objects_only(tmp_path: Path) -> None:
     store = FilesystemObjectStore(tmp_path)
     with file_size_limit(1000), pytest.raises(StoreFull):
         store.put("a", bytes(100_000))
@@ -78,7 +78,7 @@ def test_put_flushes_durable_objects_and_their_directory(
     )
 
 
-def test_start_sweeps_what_dead_writer_left(tmp_path: Path) -> None:
+def test_start_removes_files_of_dead_writer(tmp_path: Path) -> None:
     FilesystemObjectStore(tmp_path)
     left = tmp_path / "staging" / "left"
     left.write_bytes(b"half")
@@ -89,7 +89,7 @@ def test_start_sweeps_what_dead_writer_left(tmp_path: Path) -> None:
     assert store.check_integrity() == []
 
 
-def test_start_keeps_what_living_writer_stages(tmp_path: Path) -> None:
+def test_start_keeps_files_of_living_writer(tmp_path: Path) -> None:
     FilesystemObjectStore(tmp_path)
     staged = tmp_path / "staging" / "under-way"
     with staged.open("wb") as file:

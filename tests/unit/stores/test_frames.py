@@ -24,7 +24,7 @@ def wire() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 @given(header=st.dictionaries(st.text(max_size=5), JSON, max_size=4), body=st.binary(max_size=500))
-def test_what_is_sent_is_received(header: dict[str, object], body: bytes) -> None:
+def test_sent_frame_is_received(header: dict[str, object], body: bytes) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         send_frame(ours, Frame(header, body))

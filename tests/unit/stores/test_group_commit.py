@@ -1,4 +1,4 @@
-"""The writer thread: one commit for many jobs, each of which fails alone."""
+"""The writer thread makes one commit for many jobs, and each job fails alone."""
 
 import resource
 import sqlite3
@@ -213,7 +213,7 @@ def test_group_has_256_jobs_at_most(writer: GroupCommitWriter, engine: Engine) -
 
 
 class Loser:
-    """A job that other transactions win against, so many times."""
+    """A job that loses a given number of times against other transactions."""
 
     def __init__(self, loses_count: int) -> None:
         self._left_count = loses_count
@@ -232,7 +232,7 @@ def test_submit_losing_contention_runs_again(writer: GroupCommitWriter) -> None:
     assert writer.submit(rows).result() == [1]
 
 
-def test_submit_losing_four_times_is_given_up(writer: GroupCommitWriter) -> None:
+def test_submit_losing_four_times_raises_contention(writer: GroupCommitWriter) -> None:
     job = Loser(10)
 
     with pytest.raises(LedgerContention):

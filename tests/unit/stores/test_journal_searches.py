@@ -1,4 +1,4 @@
-"""Searches of the journal: beside its commits, by indexes, and over no more rows than they need."""
+"""Searches of the journal run during its commits, use indexes, and read only the rows that they need."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
         yield opened
 
 
-# A tenant with many requests and few jobs has all of them looked through; a receiver that is gone leaves many webhooks.
+# A search of few jobs reads all requests of a tenant; a receiver that is gone leaves many webhooks.
 SEARCHES: dict[str, tuple[str, Callable[[Journal], "Future[Any]"], object]] = {
     "a list": ("accepted_at DESC", lambda journal: journal.listing.page("acme", EVERY, True, 10), []),
     "due webhooks": ("journal_webhooks", lambda journal: journal.webhooks.due(1.0, 10), []),
@@ -117,7 +117,7 @@ def steps_of_forgetting(journal: Journal) -> int:
     return len(steps)
 
 
-def test_forget_pictures_does_not_scan_forgotten_ones_again(journal: Journal) -> None:
+def test_forgetting_images_does_not_scan_forgotten_ones_again(journal: Journal) -> None:
     for number in range(1_000):
         complete_request(journal, f"r{number}", float(number), SIZE)
     few = steps_of_forgetting(journal)
@@ -127,7 +127,7 @@ def test_forget_pictures_does_not_scan_forgotten_ones_again(journal: Journal) ->
     assert steps_of_forgetting(journal) <= 2 * few + 2
 
 
-def test_forget_pictures_of_clock_set_back_come_last(journal: Journal) -> None:
+def test_forgetting_images_of_clock_set_back_comes_last(journal: Journal) -> None:
     for name, at in (("first", 100.0), ("second", 200.0), ("set-back", 50.0)):
         if name == "set-back":
             assert forgotten(journal, 1) == ["results/first"]

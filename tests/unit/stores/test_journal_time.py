@@ -1,4 +1,4 @@
-"""For how long nobody counted the journal's time, by what is known of it."""
+"""Compute the time that no process counted in the journal."""
 
 import pytest
 

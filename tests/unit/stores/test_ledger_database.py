@@ -76,7 +76,7 @@ def test_open_engine_sqlite_pragmas(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("take_away", [Path.unlink, lambda path: Path(shutil.copy(path, f"{path}-new")).replace(path)])
 def test_commit_into_removed_file_is_unavailable(take_away: Callable[[Path], object], tmp_path: Path) -> None:
-    """What such a commit made durable would be gone with the process."""
+    """Data of such a commit would be lost with the process."""
     file = tmp_path / "ledger.sqlite"
     engine = open_engine(f"sqlite:///{file}")
     with engine.begin() as connection:
@@ -110,7 +110,7 @@ def test_writer_locks_before_it_reads_and_reader_never(tmp_path: Path) -> None:
     engine.dispose()
 
 
-def test_new_connection_reads_beside_other_writer(tmp_path: Path) -> None:
+def test_new_connection_reads_during_other_write(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/ledger.sqlite?timeout=0"
     writer, reader = open_engine(url), open_engine(url)
     with writer.begin() as connection:
@@ -122,7 +122,7 @@ def test_new_connection_reads_beside_other_writer(tmp_path: Path) -> None:
 
     writer.dispose()
     reader.dispose()
-    # 2 is INCREMENTAL: what made the file said so, for good.
+    # 2 is INCREMENTAL, as the file was created.
     assert (found, auto_vacuum) == (0, 2)
 
 

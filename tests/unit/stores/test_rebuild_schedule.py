@@ -1,4 +1,4 @@
-"""When the embedded index is built anew, on builds that say what becomes due while they run."""
+"""Schedule rebuilds of the embedded index, with builds that make further ones due."""
 
 import threading
 from collections.abc import Callable
@@ -22,7 +22,7 @@ class Serving:
 
 
 class Builds:
-    """A schedule whose builds do what is given, one after the other, and no more than that."""
+    """A schedule with scripted builds, one after the other."""
 
     def __init__(self, *acts: Callable[["Builds"], None]) -> None:
         self._acts = iter(acts)
@@ -47,7 +47,7 @@ def settle(builds: Builds) -> None:
     builds.serving.counts = SETTLED
 
 
-def test_what_was_due_while_a_build_ran_and_is_in_it_is_not_built_again() -> None:
+def test_rows_due_during_build_are_not_built_again() -> None:
     built = threading.Event()
 
     def looked_at_meanwhile(builds: Builds) -> None:
@@ -64,7 +64,7 @@ def test_what_was_due_while_a_build_ran_and_is_in_it_is_not_built_again() -> Non
     assert (builds.begun, builds.schedule.builds_count) == (1, 1)
 
 
-def test_what_becomes_due_after_a_build_is_built() -> None:
+def test_rows_due_after_build_are_built() -> None:
     built = threading.Event()
 
     def first(builds: Builds) -> None:

@@ -1,4 +1,4 @@
-"""SearchWire: an event loop's own connection to a child, whose other end the test holds."""
+"""SearchWire connects an event loop to a child; the test is the child's end."""
 
 import asyncio
 import socket
@@ -31,7 +31,7 @@ def child() -> Iterator[Child]:
     made.theirs.close()
 
 
-async def test_replies_find_who_asked_whatever_their_order(child: Child) -> None:
+async def test_replies_reach_their_requests_in_any_order(child: Child) -> None:
     first, second = child.ask(1), child.ask(2)
     assert [receive_frame(child.theirs).header["id"] for _ in range(2)] == [1, 2]
 
@@ -43,7 +43,7 @@ async def test_replies_find_who_asked_whatever_their_order(child: Child) -> None
     assert child.answered == [2, 1]
 
 
-async def test_a_reply_that_comes_after_a_cancel_is_noted_and_nobodys(child: Child) -> None:
+async def test_reply_after_cancel_is_counted_and_dropped(child: Child) -> None:
     cancelled, other = child.ask(1), child.ask(2)
     cancelled.cancel()
 
@@ -54,7 +54,7 @@ async def test_a_reply_that_comes_after_a_cancel_is_noted_and_nobodys(child: Chi
     assert child.answered == [1, 2]
 
 
-async def test_whoever_waits_hears_that_the_child_went_away(child: Child) -> None:
+async def test_lost_child_fails_waiting_requests(child: Child) -> None:
     asked = child.ask(1)
 
     child.theirs.close()
@@ -65,7 +65,7 @@ async def test_whoever_waits_hears_that_the_child_went_away(child: Child) -> Non
         child.ask(2)
 
 
-async def test_whoever_waits_hears_that_it_was_ended_by_another_thread(child: Child) -> None:
+async def test_end_by_other_thread_fails_waiting_requests(child: Child) -> None:
     asked = child.ask(1)
 
     await asyncio.to_thread(child.wire.end)

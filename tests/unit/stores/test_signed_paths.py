@@ -1,4 +1,4 @@
-"""Paths that anybody may read a file by until they expire, and that nobody else can make."""
+"""Signed paths give read access to a file until they expire, and cannot be forged."""
 
 from dataclasses import replace
 from urllib.parse import urlsplit
@@ -51,7 +51,7 @@ def test_verify_refuses_signature_of_other_path() -> None:
         reason(SIGNER, f"{SIGNER.sign(other).rpartition('=')[0]}={signature}")
 
 
-def test_verify_refuses_every_wrong_path_alike() -> None:
+def test_verify_rejects_every_wrong_path_with_same_reason() -> None:
     path = SIGNER.sign(FILE)
     expired = reason(SIGNER, path, NOW + 60)
     others = {

@@ -41,7 +41,7 @@ def connection(engine: Engine) -> Iterator[Connection]:
         yield connection
 
 
-def test_write_binds_values_beside_constants(connection: Connection) -> None:
+def test_write_binds_values_and_constants(connection: Connection) -> None:
     assert ADD.first(connection, name="a", count=4, data=b"one") == ("a",)
     assert ADD.first(connection, name="a", count=1, data=None) is None
 

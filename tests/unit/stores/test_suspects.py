@@ -1,4 +1,4 @@
-"""When an object that was read badly is given up, and when it is read again."""
+"""Decide when to abandon an object after bad readings, and when to read it again."""
 
 from dataclasses import dataclass
 
@@ -27,7 +27,7 @@ READINGS: list[tuple[str, bool]] = [
 ]
 
 
-def test_object_is_given_up_by_readings_apart() -> None:
+def test_object_is_abandoned_after_separate_bad_readings() -> None:
     for readings, given_up in READINGS:
         time = Time()
         suspects = Suspects(3600.0, time)
@@ -59,7 +59,7 @@ def test_suspect_is_due_soon_then_less_often() -> None:
     assert due == [5, 15, 35, 75, 155]
 
 
-def test_holder_is_told_until_good_reading() -> None:
+def test_holder_is_named_until_good_reading() -> None:
     suspects = Suspects(3600.0)
 
     suspects.note_bad(OBJECT, "entry")

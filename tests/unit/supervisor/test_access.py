@@ -26,7 +26,7 @@ def test_a_file_of_tokens_that_is_none_is_named_and_nothing_is_written(tmp_path:
     assert not tokens.table.exists()
 
 
-def test_the_suites_own_token_stands_beside_those_of_its_operator(tmp_path: Path) -> None:
+def test_token_of_suite_is_added_to_tokens_of_operator(tmp_path: Path) -> None:
     given = tmp_path / "given.toml"
     given.write_text("")
     tokens = SuiteTokens(given, tmp_path)
@@ -37,7 +37,7 @@ def test_the_suites_own_token_stands_beside_those_of_its_operator(tmp_path: Path
 
 
 async def look_while(tokens: SuiteTokens, monkeypatch: pytest.MonkeyPatch, *between: Callable[[], object]) -> list[str]:
-    """Do one thing after the other, a look between, and one after the last; what was complained of."""
+    """Return the complaints of looks between the given acts, and one after the last."""
     rest, complaints, sleep = [*between, lambda: None], list[str](), asyncio.sleep
 
     async def next_look(_: float) -> None:
@@ -55,7 +55,7 @@ async def look_while(tokens: SuiteTokens, monkeypatch: pytest.MonkeyPatch, *betw
 ENTRY = token_entry("secret", "acme", frozenset({Role.USER}))
 
 
-async def test_what_changes_before_anybody_looks_is_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_change_before_first_look_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = tmp_path / "given.toml"
     given.write_text("")
     tokens = SuiteTokens(given, tmp_path)

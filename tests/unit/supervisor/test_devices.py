@@ -28,14 +28,14 @@ UUID = "GPU-8f3c2c9e-1111-2222-3333-444455556666"
         ("1", f"4,{UUID}", (UUID,)),
     ],
 )
-def test_read_devices_gives_what_cuda_sees(text: str, visible: str | None, found: tuple[str, ...]) -> None:
+def test_read_devices_returns_devices_visible_to_cuda(text: str, visible: str | None, found: tuple[str, ...]) -> None:
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
 
     assert read_devices("devices", text, environ) == found
 
 
 @pytest.mark.parametrize("text", ["", "0,", "0,0", "-1", "cuda:0", "0;1", "1000", "\u0661"])
-def test_read_devices_rejects_what_names_no_gpu(text: str) -> None:
+def test_read_devices_rejects_other_names(text: str) -> None:
     with pytest.raises(InvalidArgument, match="devices: must be numbers or UUIDs"):
         read_devices("devices", text, {})
 
@@ -52,7 +52,7 @@ def test_read_places_rejects_unknown_services_and_no_gpu(text: str) -> None:
 
 
 def suite_of(tmp_path: Path, **options: Any) -> list[ProcessSpec]:
-    """The processes of a suite of two models, placed in the order in which they start."""
+    """Return the processes of a suite of two models, placed in start order."""
     models = (ModelDirectory("heavy", tmp_path / "h"), ModelDirectory("light", tmp_path / "l"))
     settings = replace(SuiteSettings(models, tmp_path, controlnets=tmp_path / "registry.json"), **options)
     found: list[ProcessSpec] = []

@@ -1,4 +1,4 @@
-"""Names of models are names of the registry, or directories that are there."""
+"""Names of models are names of the registry, or existing directories."""
 
 import json
 from pathlib import Path
@@ -76,7 +76,7 @@ def test_a_directory_may_have_an_at_sign_in_its_name(weights: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("digest", ["sha256:", "sha256:12", f"sha256:{'0A' * 32}", f"sha256:{'0' * 65}"])
-def test_what_is_no_digest_is_said(weights: Path, digest: str) -> None:
+def test_wrong_digest_is_rejected(weights: Path, digest: str) -> None:
     with pytest.raises(InvalidArgument, match="64 hexadecimal digits"):
         find_model(f"tiny-heavy@{digest}", weights)
 
@@ -89,7 +89,7 @@ def test_what_is_no_digest_is_said(weights: Path, digest: str) -> None:
         ("tiny-lora-neon", r"not a pipeline \(tiny-heavy\)"),
     ],
 )
-def test_find_model_of_what_is_no_pipeline_lists_those_there_are(weights: Path, name: str, why: str) -> None:
+def test_find_model_without_pipeline_lists_known_ones(weights: Path, name: str, why: str) -> None:
     with pytest.raises(NotFound, match=why):
         find_model(name, weights)
 
@@ -141,7 +141,7 @@ def test_default_is_the_heavy_model(weights: Path) -> None:
     assert [model.name for model in find_models((), lambda name: find_model(name, weights))] == ["tiny-heavy"]
 
 
-def test_loras_are_those_of_the_tiny_models_or_of_a_directory(weights: Path, tmp_path: Path) -> None:
+def test_loras_come_from_tiny_models_or_directory(weights: Path, tmp_path: Path) -> None:
     assert find_loras("", weights) is None
     assert find_loras("tiny", weights) == weights
     assert find_loras(str(tmp_path), weights) == tmp_path
@@ -185,7 +185,7 @@ def test_a_discriminator_may_be_a_directory(cascades: Path, tmp_path: Path) -> N
         ("tiny-heavy", r"is a pipeline, not a discriminator \(mine, reads\)"),
     ],
 )
-def test_find_discriminator_names_what_is_missing(cascades: Path, given: str, why: str) -> None:
+def test_find_discriminator_names_missing_part(cascades: Path, given: str, why: str) -> None:
     with pytest.raises(NotFound, match=why):
         find_discriminator(given, ("tiny-heavy", "tiny-light"), Path("e"), cascades)
 

@@ -1,4 +1,4 @@
-"""Where the lines of a suite go, and what becomes of those that cannot be written."""
+"""Write the lines of a suite, and handle lines that cannot be written."""
 
 import os
 import threading
@@ -20,7 +20,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Paper:
-    """What an outlet writes on. While `blocked` is not set a write does not return; `jammed` makes it fail."""
+    """The target of an outlet. A write blocks until `free` is set, and fails for `jammed` lines."""
 
     def __init__(self) -> None:
         self.lines: list[tuple[str, str]] = []
@@ -48,7 +48,7 @@ def test_lines_come_out_in_order() -> None:
     assert paper.lines == [("worker", str(number)) for number in range(100)]
 
 
-def test_a_writer_that_blocks_keeps_nobody_and_the_missing_are_counted() -> None:
+def test_blocked_writer_delays_no_source_and_lost_lines_are_counted() -> None:
     paper = Paper()
     paper.free.clear()
     outlet = Outlet("test", paper.write)
@@ -78,7 +78,7 @@ def test_a_line_that_cannot_be_written_is_counted_and_the_next_ones_are_tried() 
     assert failures == ["worker: No space left on device"] * 2
 
 
-def test_what_one_source_lost_is_not_told_of_another() -> None:
+def test_lost_lines_are_counted_per_source() -> None:
     paper = Paper()
     paper.jammed = lambda line: line == "lost"
     outlet = Outlet("test", paper.write)
@@ -147,7 +147,7 @@ def test_a_log_that_cannot_be_opened_or_put_aside_fails_alone(tmp_path: Path, sp
     assert (tmp_path / "frontdoor.log").read_text() == "0\n1\n2\n"
 
 
-def test_a_log_that_cannot_be_written_is_told_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_unwritable_log_is_reported_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "worker.log").symlink_to("/dev/full")
     view = LogView(tmp_path, show=False, width=6)
 

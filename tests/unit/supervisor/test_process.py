@@ -26,7 +26,7 @@ def test_decide_by_failures_and_ending(failures: int, ending: Ending, decision: 
 
 @pytest.mark.parametrize("code", [-9, 1])
 @pytest.mark.parametrize("failures", [5, 1_000, 10_000])
-def test_what_has_served_once_is_started_again_for_ever(code: int, failures: int) -> None:
+def test_process_that_served_is_always_restarted(code: int, failures: int) -> None:
     decision = decide(POLICY, failures, Ending(exit_code=code, served_s=1.0, ever_served=True))
 
     assert decision == Restart(5.0 if failures > 5 else 3.2, failures + 1)

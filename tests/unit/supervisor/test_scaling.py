@@ -6,7 +6,7 @@ from pathlib import Path
 from pentimento.supervisor.scaling import ReplicaFiles
 
 
-def test_of_two_who_want_something_at_once_neither_is_lost(tmp_path: Path) -> None:
+def test_two_simultaneous_wishes_are_both_kept(tmp_path: Path) -> None:
     files, together = ReplicaFiles(tmp_path), threading.Barrier(2)
     failed: list[BaseException] = []
 

@@ -37,7 +37,7 @@ def test_endpoint_is_of_the_suite_that_runs(tmp_path: Path) -> None:
     found.append(state.endpoint())
     crashed.release()
     found.append(state.endpoint())
-    state.acquire()  # of the same pid
+    state.acquire()  # with the same pid
     found.append(state.endpoint())
     state.release()
 
@@ -78,7 +78,7 @@ def test_two_state_directories_do_not_share_sockets(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("trap", ["open to others", "a link elsewhere"])
-def test_private_directory_is_closed_and_one_somebody_else_prepared_is_refused(tmp_path: Path, trap: str) -> None:
+def test_private_directory_is_closed_and_foreign_one_is_rejected(tmp_path: Path, trap: str) -> None:
     directory = tmp_path / "sockets"
     make_private(tmp_path / "own")
     assert (tmp_path / "own").stat().st_mode & 0o077 == 0
@@ -112,7 +112,7 @@ def test_files_a_suite_left_open_to_others_are_closed_and_no_other(tmp_path: Pat
     assert (state / "notes.txt").stat().st_mode & 0o777 == 0o644
 
 
-def test_a_suite_that_starts_is_told_from_none_with_what_its_processes_said_last(tmp_path: Path) -> None:
+def test_starting_suite_reports_last_lines_of_its_processes(tmp_path: Path) -> None:
     state = StateDirectory(tmp_path)
     state.acquire()
     (state.logs / "heavy-0.log").write_text("x" * 100_000 + "\nloading the model\nmeasuring a step\n")

@@ -13,7 +13,7 @@ from pentimento.supervisor.suite_settings import ServedCascade, Suite, SuiteSett
 
 
 def planned(directory: Path, names: str = "a", **given: Any) -> Suite:
-    """Plan a suite of these models, each in the directory of its name."""
+    """Plan a suite of models, each in the directory of its name."""
     models = tuple(ModelDirectory(name, directory / name) for name in names.split())
     return plan_suite(SuiteSettings(models, directory, **given), StateDirectory(directory / "state"))
 
@@ -166,7 +166,7 @@ def test_number_of_embedders_controlnet_services_and_workers_may_change(tmp_path
     }
 
 
-def test_image_encoder_has_an_embedder_of_its_own(tmp_path: Path) -> None:
+def test_image_encoder_has_own_embedder(tmp_path: Path) -> None:
     suite, alone = planned(tmp_path, image_encoder=Path("/clip")), planned(tmp_path)
 
     assert flags_of(suite, "embedder")["--encoder"] == str(tmp_path)

@@ -54,7 +54,7 @@ def test_json_holds_the_same() -> None:
 
 
 @pytest.mark.parametrize("formatter", [text_formatter, json_formatter])
-def test_the_request_id_is_told_where_there_is_one(formatter: StructuredFormatter) -> None:
+def test_log_line_has_known_request_id(formatter: StructuredFormatter) -> None:
     set_before = request_id.set("req-1")
     try:
         line = formatter.format(record("x"))

@@ -81,7 +81,7 @@ def test_a_connection_that_says_nothing_is_closed_without_a_word(
 
 
 @pytest.mark.slow
-def test_connections_beyond_the_bound_are_closed_and_those_before_are_answered(metrics_port: tuple[str, int]) -> None:
+def test_connections_beyond_bound_are_closed_and_earlier_ones_answered(metrics_port: tuple[str, int]) -> None:
     with ExitStack() as opened:
         held = [opened.enter_context(socket.create_connection(metrics_port)) for _ in range(MAX_SCRAPES)]
         with socket.create_connection(metrics_port) as beyond:
@@ -94,7 +94,7 @@ def test_where_no_connection_can_be_taken_the_next_try_is_later(monkeypatch: pyt
     waits: list[float] = []
     monkeypatch.setattr("pentimento.telemetry.metrics.sleep", waits.append)
     with MetricsServer("127.0.0.1", 0) as server:
-        # Nothing is there to be taken, as nothing can be taken where descriptors have run out.
+        # No connection waits: accept fails, as it does without free descriptors.
         server.socket.setblocking(False)
 
         with pytest.raises(OSError, match="unavailable"):

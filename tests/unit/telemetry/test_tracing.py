@@ -142,7 +142,7 @@ def test_outgoing_headers_name_the_current_span(recorded: Recorded) -> None:
     assert outgoing() == ()
 
 
-def test_malformed_header_begins_a_trace_of_its_own(recorded: Recorded) -> None:
+def test_malformed_header_begins_new_trace(recorded: Recorded) -> None:
     call = begin_call("Service/Method", {TRACEPARENT: "00-zz-1-01"}, begins_trace=False)
     assert call is not None
     call.end("OK")

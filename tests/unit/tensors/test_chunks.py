@@ -20,7 +20,7 @@ def fields(chunk: Chunk | tensor_pb.TensorChunk) -> tuple[int, int, bytes, bool]
 @given(chunk=CHUNKS)
 @example(chunk=Chunk(0, 0, b"", False))
 @example(chunk=Chunk(127, 128, bytes(1 << 20), True))
-def test_protobuf_reads_what_is_framed(chunk: Chunk) -> None:
+def test_protobuf_reads_framed_chunk(chunk: Chunk) -> None:
     message = pb.StreamResidualsResponse.FromString(chunk.framed(FIELD))
 
     assert message.WhichOneof("message") == "chunk"
@@ -29,7 +29,7 @@ def test_protobuf_reads_what_is_framed(chunk: Chunk) -> None:
 
 @given(chunk=CHUNKS)
 @example(chunk=Chunk(0, 0, b"", False))
-def test_what_either_wrote_is_read_by_hand(chunk: Chunk) -> None:
+def test_chunk_of_either_writer_is_read(chunk: Chunk) -> None:
     by_protobuf = pb.StreamResidualsResponse(chunk=chunk.message()).SerializeToString()
 
     for data in (by_protobuf, chunk.framed(FIELD)):
@@ -38,7 +38,7 @@ def test_what_either_wrote_is_read_by_hand(chunk: Chunk) -> None:
         assert fields(found) == fields(chunk)
 
 
-def test_what_is_read_lies_where_it_came() -> None:
+def test_read_chunk_shares_memory_of_message() -> None:
     data = Chunk(1, 2, b"abc", True).framed(FIELD)
 
     found = chunk_in(data, FIELD)
@@ -65,7 +65,7 @@ def test_anything_else_is_left_to_protobuf() -> None:
         framed(FIELD) + b"\x08\x01",
         framed(FIELD)[:-1],
         pb.StreamResidualsResponse(chunk=tensor_pb.TensorChunk(offset_bytes=-1)).SerializeToString(),
-        # The offset twice, of which protobuf takes the last; then a field that no chunk has.
+        # The offset twice, where protobuf takes the last; then a field that no chunk has.
         b"\x1a\x04\x10\x01\x10\x02",
         b"\x1a\x02\x28\x01",
         b"",
@@ -96,7 +96,7 @@ def test_bundle_is_cut_and_put_together() -> None:
         assert bytes(found[-1]) == data
 
 
-def test_chunk_that_does_not_go_on_is_refused() -> None:
+def test_chunk_out_of_order_is_rejected() -> None:
     for chunk in (
         tensor_pb.TensorChunk(bundle_id=2, data=b"12345678", last=True),
         tensor_pb.TensorChunk(bundle_id=1, offset_bytes=1, data=b"1234"),

@@ -1,6 +1,5 @@
-"""Streams whose tensors stay on the device that both ends compute on: what is agreed, what is refused, and the way of a
-message there and back. The memory is the host's here; only the handles of a CUDA device need one
-(`python -m benchmarks.gpu_rows`)."""
+"""Streams that keep tensors on the device of both ends: agreement, rejection, and the way of a message there and back.
+The memory is the host's here; only the handles of a CUDA device need one (`python -m benchmarks.gpu_rows`)."""
 
 from dataclasses import replace
 from pathlib import Path

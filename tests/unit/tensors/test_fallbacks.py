@@ -49,7 +49,7 @@ def fallbacks() -> Counted:
 
 @pytest.fixture
 def full_directory(tmp_path: Path) -> Iterator[RegionDirectory]:
-    """One whose file system has no room for two slots."""
+    """Return a directory on a file system without room for two slots."""
     with mounted_tmpfs(tmp_path, SIZE_BYTES) as mount:
         yield private_directory(mount / "shared")
 
@@ -146,9 +146,7 @@ def test_a_line_that_there_is_no_room_for(tmp_path: Path, fallbacks: Counted) ->
         sender.close()
 
 
-def test_an_end_that_never_asked_for_shared_memory_is_not_counted(
-    directory: RegionDirectory, fallbacks: Counted
-) -> None:
+def test_end_without_request_for_shared_memory_is_not_counted(directory: RegionDirectory, fallbacks: Counted) -> None:
     sender, _ = open_sender(pb.TensorTransportOffer(), directory, [SIZE_BYTES])
 
     assert_sent_in_chunks(sender)

@@ -1,4 +1,4 @@
-"""Lines: messages between two ends of one host, and names that are gone whoever dies."""
+"""Send messages between two ends of one host; names disappear with either end."""
 
 import os
 import subprocess
@@ -42,7 +42,7 @@ def test_a_message_that_came_in_part_waits_for_its_rest(directory: RegionDirecto
     assert answering.read() == [b"hello"]
 
 
-def test_names_of_line_go_once_opened_or_with_its_maker(directory: RegionDirectory) -> None:
+def test_names_of_line_disappear_once_opened_or_with_maker(directory: RegionDirectory) -> None:
     answering, told = make_line(directory)
     assert directory.region_count() == 2
 
@@ -56,9 +56,7 @@ def test_names_of_line_go_once_opened_or_with_its_maker(directory: RegionDirecto
     assert directory.region_count() == 0
 
 
-def test_what_a_killed_maker_left_is_removed_and_what_a_living_one_holds_is_not(
-    tmp_path: Path, directory: RegionDirectory
-) -> None:
+def test_sweep_removes_files_of_killed_maker_only(tmp_path: Path, directory: RegionDirectory) -> None:
     program = (
         "import os, signal, sys; from pathlib import Path; from pentimento.tensors.lines import *; "
         "made = make_line(RegionDirectory(Path(sys.argv[1]))); os.kill(os.getpid(), signal.SIGKILL)"
@@ -99,7 +97,7 @@ def test_a_closed_line_takes_and_gives_nothing(directory: RegionDirectory) -> No
     assert not answering.send(b"more")
 
 
-def test_what_is_no_message_is_refused(directory: RegionDirectory) -> None:
+def test_wrong_message_is_rejected(directory: RegionDirectory) -> None:
     answering, told = make_line(directory)
     asking = open_line(directory, told)
     with pytest.raises(InvalidArgument):
@@ -126,7 +124,7 @@ def test_a_directory_that_takes_no_line_says_so(tmp_path: Path) -> None:
         make_line(RegionDirectory(tmp_path / "absent"))
 
 
-def test_a_line_whose_slots_are_none_is_not_left_open(directory: RegionDirectory) -> None:
+def test_line_with_invalid_slots_is_closed(directory: RegionDirectory) -> None:
     answering, told = make_line(directory)
     slots = pb.SharedMemoryRegion(region_id="0" * 32, slot_size_bytes=0, slot_count=2)
     before = files_open_under(directory.path)

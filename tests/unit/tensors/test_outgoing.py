@@ -38,7 +38,7 @@ def test_large_bundles_are_written_by_two_threads() -> None:
 
     def filled(number: int, size: int) -> OutgoingTensor:
         def fill(memory: memoryview | DeviceBytes) -> None:
-            if size >= 100:  # one of these in each half: they wait for one another
+            if size >= 100:  # one large tensor in each half: they wait for each other
                 both.wait()
             threads.append(threading.get_ident())
             memory[:] = bytes([number]) * size  # type: ignore[index]
@@ -67,7 +67,7 @@ def test_large_tensors_of_a_network_are_copied_by_two_threads_bit_for_bit() -> N
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_what_does_not_lie_on_the_host_is_written_by_the_thread_that_made_it() -> None:
+def test_device_memory_is_written_by_calling_thread() -> None:
     threads: list[int] = []
     layout = layout_of([100, 100])
     sent = [OutgoingTensor(Dtype.UINT8, (100,), UNBOUND, lambda memory: threads.append(threading.get_ident()))] * 2
@@ -78,7 +78,7 @@ def test_what_does_not_lie_on_the_host_is_written_by_the_thread_that_made_it() -
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_a_fill_that_fails_is_told_once_nobody_writes_any_more() -> None:
+def test_failed_fill_is_raised_after_all_writes_end() -> None:
     failed, written = threading.Event(), threading.Event()
     layout = layout_of([100, 100])
 

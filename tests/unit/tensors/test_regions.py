@@ -32,7 +32,7 @@ def test_both_ends_see_the_same_bytes(directory: RegionDirectory) -> None:
 
 
 @pytest.mark.parametrize("opened", [True, False])
-def test_name_goes_once_both_have_it_or_with_its_maker(directory: RegionDirectory, opened: bool) -> None:
+def test_name_disappears_once_opened_or_with_maker(directory: RegionDirectory, opened: bool) -> None:
     ours = directory.create(SIZE)
     assert directory.region_count() == 1
 
@@ -52,7 +52,7 @@ def test_a_region_that_its_maker_loses_gives_up_name_and_descriptor(directory: R
     assert files_open_under(directory.path) == []
 
 
-def test_what_a_killed_maker_left_is_removed_by_the_next(tmp_path: Path, directory: RegionDirectory) -> None:
+def test_region_of_killed_maker_is_removed_by_next(tmp_path: Path, directory: RegionDirectory) -> None:
     program = (
         "import os, signal, sys; from pathlib import Path; from pentimento.tensors.regions import *; "
         "region = RegionDirectory(Path(sys.argv[1])).create(RegionSize(100, 3)); os.kill(os.getpid(), signal.SIGKILL)"
@@ -66,7 +66,7 @@ def test_what_a_killed_maker_left_is_removed_by_the_next(tmp_path: Path, directo
     assert directory.open(kept.region_id, SIZE).region_id == kept.region_id
 
 
-def test_a_sweep_leaves_what_its_maker_still_holds(directory: RegionDirectory) -> None:
+def test_sweep_leaves_held_region(directory: RegionDirectory) -> None:
     held = directory.create(SIZE)
 
     assert directory.sweep() == 0
@@ -202,7 +202,7 @@ def test_a_region_that_the_other_end_never_mapped_is_not_kept(path: Path) -> Non
     assert answering.kept.region_ids == [] and answering.region_count() == 0
 
 
-def test_what_was_kept_for_long_enough_goes(path: Path) -> None:
+def test_kept_region_is_dropped_after_time_limit(path: Path) -> None:
     now = 0.0
     kept, directory = KeptRegions(10.0, monotonic=lambda: now), RegionDirectory(path)
     first, second = directory.create(KEPT_SIZE), directory.create(KEPT_SIZE)

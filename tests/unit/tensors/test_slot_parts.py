@@ -58,7 +58,7 @@ def test_tensors_that_reach_beyond_their_slot_are_refused(ends: Ends) -> None:
 
 
 def parts_of(begun: SlotInParts) -> list[pb.SharedMemorySlot]:
-    """Of one tensor, of two, and of the last."""
+    """Return slots of one tensor, of two, and of the last."""
     return [begun.add(TENSORS[:1]), begun.add(TENSORS[1:3]), begun.add(TENSORS[3:])]
 
 

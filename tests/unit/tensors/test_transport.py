@@ -1,4 +1,4 @@
-"""Tensors from one end of a stream to the other, by every transport; what was not asked for is refused by name."""
+"""Send tensors between two ends of a stream by every transport; unexpected ones are rejected by name."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Conditions and rows of ControlNets: which replica says what they are told, and what each of two workers has."""
+"""Choose the replica that encodes the condition of a ControlNet, and the rows of two workers."""
 
 from concurrent.futures import Future
 from dataclasses import replace
@@ -23,7 +23,7 @@ IMAGE = a_png(SPEC.width_px, SPEC.height_px)
 
 
 class Model:
-    """Of SD3's class. What it encodes says whether it was to be unshifted; it keeps the last pixels."""
+    """A model of SD3's class. Its condition shows whether it was unshifted; it keeps the last pixels."""
 
     info = SimpleNamespace(family="stable_diffusion_3", is_guided=lambda scale: scale > 1.0)
 
@@ -42,7 +42,7 @@ class Engine:
 
 
 class Replicas:
-    """By address, the digest of the one ControlNet that each serves, and whether its condition is unshifted."""
+    """Replicas by address, each with the digest of its ControlNet, and whether its condition is unshifted."""
 
     def __init__(self, **told: tuple[str, bool]) -> None:
         self._told = told
@@ -65,8 +65,8 @@ def controlnet(*addresses: str, digest: str = WANTED) -> RemoteControlNet:
     return RemoteControlNet(ControlNetSelection("edges", IMAGE, digest=digest), ControlSetting(), addresses)
 
 
-async def test_a_replica_with_other_weights_under_the_name_says_nothing_of_them() -> None:
-    """As one that was started again with another registry, since the plan was made."""
+async def test_replica_with_other_weights_is_ignored() -> None:
+    """As a replica that restarted with another registry after the plan was made."""
     encoder = encoder_of(restarted=("sha256:other", True), other=(WANTED, False))
 
     (found,) = await encoder.encoded([controlnet("restarted", "other")], SPEC)
@@ -74,7 +74,7 @@ async def test_a_replica_with_other_weights_under_the_name_says_nothing_of_them(
     assert found.encoded is not None and found.encoded.tolist() == [0.0]
 
 
-async def test_a_controlnet_whose_weights_nobody_serves_any_more_is_lost() -> None:
+async def test_controlnet_without_replica_of_its_weights_is_lost() -> None:
     with pytest.raises(Unavailable, match="edges"):
         await encoder_of(restarted=("sha256:other", True)).encoded([controlnet("restarted")], SPEC)
 

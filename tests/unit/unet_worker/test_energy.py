@@ -40,7 +40,7 @@ def test_packages_add_up_and_their_parts_do_not_count_twice(tmp_path: Path) -> N
     assert counter() - before == pytest.approx(1.5)
 
 
-def test_a_counter_that_wraps_around_goes_on(tmp_path: Path) -> None:
+def test_counter_that_wraps_continues(tmp_path: Path) -> None:
     directory = zone(tmp_path, "intel-rapl:0", 900, range_uj=1000)
     counter = rapl_counter(tmp_path)
     assert counter is not None
@@ -86,7 +86,7 @@ def test_watts_are_of_samples_around_the_time() -> None:
 
 
 @pytest.mark.slow
-def test_a_counter_that_does_not_answer_for_a_while_is_asked_again_and_each_failure_counts() -> None:
+def test_silent_counter_is_retried_and_failures_are_counted() -> None:
     """The time without a reading has no figure; its energy is spent nevertheless."""
     read, spent, failures = iter([10.0, None, None, 50.0, 60.0, 60.0]), list[float](), list[bool]()
     over, silent = threading.Event(), list[float | None]()

@@ -37,7 +37,7 @@ PICTURE = flat_png(ORDER.spec.width_px, ORDER.spec.height_px, (200, 30, 30))
 
 
 class NotANumberAt:
-    """The real model, whose prediction is NaN in one call."""
+    """The real model, with NaN as the prediction of one call."""
 
     def __init__(self, model: DiffusionModel) -> None:
         self._model = model
@@ -120,7 +120,7 @@ async def test_a_deadline_in_the_past_is_exceeded_before_a_step(parts: Parts) ->
         await parts.runner.run(replace(order_with(num_inference_steps=90), deadline_remaining_ms=1), ignore)
 
 
-async def test_work_for_idle_times_goes_on_once_an_attempt_is_over(parts: Parts) -> None:
+async def test_idle_work_continues_after_attempt(parts: Parts) -> None:
     over = threading.Event()
 
     def work(wanted: Callable[[], bool]) -> bool:
@@ -130,7 +130,7 @@ async def test_work_for_idle_times_goes_on_once_an_attempt_is_over(parts: Parts)
 
     begun = asyncio.create_task(parts.runner.run(ORDER, ignore))
     await asyncio.sleep(0)
-    # From here on nobody is running only once the attempt is over.
+    # From here on the count is zero only once the attempt is over.
     assert parts.runner.running_count == 1
     parts.engine.work_when_idle(work)
     await begun
@@ -146,7 +146,7 @@ async def test_a_closed_engine_is_unavailable(parts: Parts) -> None:
 
 
 class HungStore:
-    """Answers nobody until `released`."""
+    """A store that does not answer until `released`."""
 
     backend = "hung"
 
@@ -182,8 +182,8 @@ async def test_a_store_that_does_not_answer_costs_the_saving_and_not_the_image(m
 async def after_two_that_store_nothing(
     model: DiffusionModel, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Parts, HungStore]:
-    """Two pictures are generated, whose uploads still wait for the store: three of the first and, on the fourth thread,
-    one of the second."""
+    """Generate two images with uploads that still wait for the store: three of the first and, on the fourth thread, one
+    of the second."""
     hung: Any = HungStore()
     parts, collect, awaited_counts = Parts(model, hung, upload_timeout_s=0.05), Uploads.collect, [1, 3]
 
@@ -199,7 +199,7 @@ async def after_two_that_store_nothing(
     return parts, hung
 
 
-async def test_uploads_to_silent_store_delay_nobody_and_are_given_up(
+async def test_uploads_to_silent_store_delay_no_attempt_and_are_abandoned(
     model: DiffusionModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts, hung = await after_two_that_store_nothing(model, monkeypatch)
@@ -271,7 +271,7 @@ async def test_a_image_in_half_precision_becomes_a_png() -> None:
     assert picture.started_at <= picture.decoded_at <= picture.encoded_at
 
 
-async def test_a_file_keeps_as_much_as_it_is_asked_to() -> None:
+async def test_file_has_requested_quality() -> None:
     jpegs = [await finisher().finish(LATENT, "jpeg", True, quality) for quality in (None, 75, 100, 0)]
 
     tables = [Image.open(io.BytesIO(one.image)).quantization for one in jpegs]  # type: ignore[attr-defined]

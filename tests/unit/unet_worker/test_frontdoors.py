@@ -43,9 +43,7 @@ def test_meet_is_true_for_news_and_refuses_stale_epochs(known: KnownFrontdoors, 
 
 
 @pytest.mark.parametrize("epoch", [NOW_MS + A_YEAR_MS + 1, 2**63, 2**64 - 1])
-def test_an_epoch_that_nobody_can_have_is_refused_by_name_and_changes_nothing(
-    known: KnownFrontdoors, epoch: int
-) -> None:
+def test_impossible_epoch_is_rejected_by_name_and_changes_nothing(known: KnownFrontdoors, epoch: int) -> None:
     with pytest.raises(InvalidArgument, match=f"frontdoor_epoch: must be at most {NOW_MS + A_YEAR_MS}"):
         known.meet("f", epoch, "j")
 

@@ -1,4 +1,4 @@
-"""What the worker says of its model: checkpoint, then registry, then settings."""
+"""Describe the worker's model: checkpoint, then registry, then settings."""
 
 import json
 from dataclasses import replace
@@ -56,7 +56,7 @@ def test_a_checkpoint_alone_gets_the_usual_defaults(directory: Path) -> None:
     assert held.schedulers == ("euler", "ddim")
 
 
-def test_a_registry_beside_it_knows_better(directory: Path) -> None:
+def test_registry_overrides_checkpoint(directory: Path) -> None:
     entry = {"path": "sd", "default_steps": 12, "default_guidance_scale": 3.0, "licence": "Apache-2.0"}
     write_registry(directory, {"models": [{"path": "other"}, entry]})
 
@@ -97,7 +97,7 @@ def test_a_registry_that_is_none_is_named(directory: Path, content: object) -> N
         held_model(INFO, settings(directory), generation=9)
 
 
-def test_what_was_measured_of_its_models_is_what_they_cost(directory: Path, tmp_path: Path) -> None:
+def test_costs_of_models_equal_measurements(directory: Path, tmp_path: Path) -> None:
     write_registry(directory, {"models": [{"path": "sd", "default_steps": 10, "default_guidance_scale": 3.0}]})
     (tmp_path / "light").mkdir()
     step = Cost(0.5, 0.0, 1)
@@ -124,7 +124,7 @@ def test_a_profile_that_is_none_is_named(directory: Path, tmp_path: Path) -> Non
         model_costs(checkpoints(settings(directory, profiles=(tmp_path / "p.json",))))
 
 
-def test_what_is_said_of_the_first_model_is_not_said_of_the_others(directory: Path, tmp_path: Path) -> None:
+def test_settings_of_first_model_do_not_apply_to_others(directory: Path, tmp_path: Path) -> None:
     (tmp_path / "light").mkdir()
     given = settings(directory, model_name="first", other_models=(tmp_path / "light",))
 

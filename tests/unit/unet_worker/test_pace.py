@@ -15,7 +15,7 @@ from tests.unit.unet_worker.orders import ORDER
 
 
 def first_yield(first_step: int, step_count: int, ended_at: list[float]) -> tuple[int, float]:
-    """The step after whose end it knows, and in how many seconds it is to be."""
+    """Return the step that predicts the free place, and the seconds until it is free."""
     watch = PlaceWatch(first_step, step_count, 0.0, StepPace())
     found = ((step, watch.yields_in_s(step, now)) for step, now in enumerate(ended_at, start=first_step + 1))
     return next((step, pytest.approx(after_s)) for step, after_s in found if after_s is not None)
@@ -102,10 +102,10 @@ STEP_S = 0.0625
         (True, (), [1, 17]),
     ],
 )
-def test_pace_sends_ten_a_second_and_the_last_where_somebody_waits(
+def test_pace_sends_ten_a_second_and_last_to_waiting_client(
     omit_progress: bool, previewed: tuple[int, ...], sent_steps: list[int]
 ) -> None:
-    """Twenty steps of 0.0625 s: two of them take more than a tenth of a second."""
+    """Twenty steps of 0.0625 s: two steps take more than a tenth of a second."""
     pace = replace(ORDER, omit_progress=omit_progress).progress_pace(0.1)
 
     sent = [step for step in range(1, 21) if pace.sends(step, 20, step * STEP_S, previewed=step in previewed)]
@@ -113,7 +113,7 @@ def test_pace_sends_ten_a_second_and_the_last_where_somebody_waits(
     assert sent == sent_steps
 
 
-def test_pace_where_nobody_waits_is_seldom_whatever_the_setting() -> None:
+def test_pace_without_waiting_client_is_seldom_with_any_setting() -> None:
     seldom, told = (replace(ORDER, omit_progress=omits).progress_pace(5.0) for omits in (True, False))
 
     assert SELDOM_S == 1.0

@@ -1,4 +1,4 @@
-"""What measures for minutes says first where its files have no place, and where its encoder measures no quality."""
+"""Measurements of minutes first report missing places of files, and encoders that measure no quality."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from pentimento.supervisor.models import find_model
 from services.unet_worker.profiling.__main__ import main
 
 MODEL = str(find_model("tiny-light").path)
-# What a kind needs in addition to a model, prompts and the embedder.
+# Arguments of a kind in addition to a model, prompts and the embedder.
 STUDIES = {"handover": ("--light", MODEL), "reuse": (), "steps": ()}
 
 

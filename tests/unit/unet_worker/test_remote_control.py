@@ -1,4 +1,4 @@
-"""What a request asks of its ControlNets' streams, step by step."""
+"""Send the steps of a request to the streams of its ControlNets."""
 
 import asyncio
 from dataclasses import replace
@@ -27,7 +27,7 @@ class Replicas:
         self.summed: list[list[object]] = []
 
     def mention(self, addresses: tuple[str, ...]) -> None:
-        """No replica is there."""
+        """Ignore the addresses: no replica exists."""
 
     def summing(self, answers: list[object]) -> object:
         self.summed.append(answers)

@@ -23,7 +23,7 @@ GONE = Unavailable("CONTROLNET_GONE", "gone")
 
 
 class Scripted:
-    """Record the steps that a stream is asked for, and answer as the test says."""
+    """Record the requested steps, and answer from a script."""
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
@@ -88,7 +88,7 @@ class Place:
         self.left = True
 
     def opened(self) -> None:
-        """Nothing counts what is opening."""
+        """Ignore the opened stream."""
 
     def refused(self) -> None:
         self.refused_count += 1
@@ -126,7 +126,7 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-async def test_steps_asked_before_opening_use_one_stream_in_order(stream: ReplayedStream, place: Place) -> None:
+async def test_steps_requested_before_opening_use_one_stream_in_order(stream: ReplayedStream, place: Place) -> None:
     for step in range(2):
         ask(stream, step, keeps_from=0)
     await settled()

@@ -25,8 +25,8 @@ from tests.support.waiting import until
 EDGES, LAYOUT = "edges", "layout"
 
 
-class ToldReplica(ControlNetServiceServicer):
-    """A replica that tells what the test says."""
+class ScriptedReplica(ControlNetServiceServicer):
+    """A replica that reports the status that the test sets."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -66,9 +66,9 @@ class ToldReplica(ControlNetServiceServicer):
 
 
 @pytest.fixture
-async def told() -> AsyncIterator[list[ToldReplica]]:
+async def told() -> AsyncIterator[list[ScriptedReplica]]:
     with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
-        made = [ToldReplica(f"unix:{Path(folder)}/{name}") for name in "ab"]
+        made = [ScriptedReplica(f"unix:{Path(folder)}/{name}") for name in "ab"]
         for replica in made:
             await replica.start()
         yield made
@@ -81,8 +81,8 @@ async def replicas() -> ControlNetReplicas:
     return ControlNetReplicas(lambda address: open_channel(address, RpcChannelSettings()), None)
 
 
-async def heard(replicas: ControlNetReplicas, told: list[ToldReplica]) -> None:
-    """Until what they tell now has come."""
+async def heard(replicas: ControlNetReplicas, told: list[ScriptedReplica]) -> None:
+    """Wait for the present reports of the replicas."""
     replicas.mention([replica.address for replica in told])
     for replica in told:
         watch = replicas.at(replica.address)
@@ -96,12 +96,12 @@ async def heard(replicas: ControlNetReplicas, told: list[ToldReplica]) -> None:
         )
 
 
-def place(told: list[ToldReplica], replicas: ControlNetReplicas, beside: Counter[str] | None = None) -> StreamPlace:
+def place(told: list[ScriptedReplica], replicas: ControlNetReplicas, beside: Counter[str] | None = None) -> StreamPlace:
     addresses = [replica.address for replica in told]
     return StreamPlace(EDGES, addresses, replicas, beside if beside is not None else Counter())
 
 
-async def taken(chosen: StreamPlace, told: list[ToldReplica], replicas: ControlNetReplicas) -> int:
+async def taken(chosen: StreamPlace, told: list[ScriptedReplica], replicas: ControlNetReplicas) -> int:
     """Which replica it takes."""
     client = await chosen.take()
     return next(index for index, one in enumerate(told) if replicas.at(one.address).client is client)
@@ -109,7 +109,7 @@ async def taken(chosen: StreamPlace, told: list[ToldReplica], replicas: ControlN
 
 @pytest.mark.parametrize("heard_count", [1, 2])
 async def test_controlnets_of_one_image_go_to_several_replicas(
-    told: list[ToldReplica], replicas: ControlNetReplicas, heard_count: int
+    told: list[ScriptedReplica], replicas: ControlNetReplicas, heard_count: int
 ) -> None:
     """A replica without news is heard before the first choice."""
     for replica in told if heard_count == 2 else ():
@@ -131,7 +131,11 @@ async def test_controlnets_of_one_image_go_to_several_replicas(
     ids=["fewer in the second", "fewer in the first", "the first drains"],
 )
 async def test_stream_goes_where_credits_tell_fewest(
-    told: list[ToldReplica], replicas: ControlNetReplicas, first: dict[str, Any], second: dict[str, Any], chosen: int
+    told: list[ScriptedReplica],
+    replicas: ControlNetReplicas,
+    first: dict[str, Any],
+    second: dict[str, Any],
+    chosen: int,
 ) -> None:
     told[0].tell(**first)
     told[1].tell(**second)
@@ -140,8 +144,8 @@ async def test_stream_goes_where_credits_tell_fewest(
     assert await taken(place(told, replicas), told, replicas) == chosen
 
 
-async def test_what_is_being_opened_counts_until_the_replica_tells_of_it(
-    told: list[ToldReplica], replicas: ControlNetReplicas
+async def test_opening_stream_counts_until_replica_reports_it(
+    told: list[ScriptedReplica], replicas: ControlNetReplicas
 ) -> None:
     for replica in told:
         replica.tell(resident=[EDGES])
@@ -157,8 +161,8 @@ async def test_what_is_being_opened_counts_until_the_replica_tells_of_it(
     assert replicas.at(told[0].address).open_count == 0
 
 
-async def test_who_lost_a_step_or_refused_is_not_taken_again_while_there_is_another(
-    told: list[ToldReplica], replicas: ControlNetReplicas
+async def test_replica_that_lost_or_rejected_step_is_avoided(
+    told: list[ScriptedReplica], replicas: ControlNetReplicas
 ) -> None:
     await heard(replicas, told)
     failing, refusing = place(told, replicas), place(told, replicas)
@@ -173,8 +177,8 @@ async def test_who_lost_a_step_or_refused_is_not_taken_again_while_there_is_anot
     assert await taken(refusing, told, replicas) == 1 - refused
 
 
-async def test_a_replica_that_is_gone_is_the_last_to_be_tried_and_heard_again_when_it_is_back(
-    told: list[ToldReplica], replicas: ControlNetReplicas
+async def test_lost_replica_is_tried_last_and_reports_again_when_back(
+    told: list[ScriptedReplica], replicas: ControlNetReplicas
 ) -> None:
     told[1].tell(open_stream_count=4)
     await heard(replicas, told)
@@ -182,14 +186,14 @@ async def test_a_replica_that_is_gone_is_the_last_to_be_tried_and_heard_again_wh
     await until(lambda: replicas.at(told[0].address).hearing is Hearing.LOST)
     assert await taken(place(told, replicas), told, replicas) == 1
 
-    told[0] = ToldReplica(told[0].address)
+    told[0] = ScriptedReplica(told[0].address)
     await told[0].start()
     await heard(replicas, told)
     assert await taken(place(told, replicas), told, replicas) == 0
 
 
 async def test_a_replica_that_no_image_is_sent_to_is_left(
-    told: list[ToldReplica], replicas: ControlNetReplicas, monkeypatch: pytest.MonkeyPatch
+    told: list[ScriptedReplica], replicas: ControlNetReplicas, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await heard(replicas, told)
     used = place(told[:1], replicas)

@@ -1,4 +1,4 @@
-"""What studies measure: donors, reused latents and images, late LoRAs, and the thinnings that are tried."""
+"""Test studies: donors, reused latents and images, late LoRAs, and thinning."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -33,7 +33,7 @@ def study_model(model: DiffusionModel, step_count: int = 8) -> StudyModel:
 
 
 class ColourEncoder:
-    """Texts by their words, pictures by their mean colour: unit vectors of three numbers."""
+    """Embed texts by their words, images by their mean colour, as unit vectors of three numbers."""
 
     def embed_texts(self, texts: Sequence[str]) -> Vectors:
         words = ("red", "circle", "blue")
@@ -54,7 +54,9 @@ def study(model: DiffusionModel) -> ReuseStudy:
     return ReuseStudy(study_model(model), ColourEncoder(), PROMPTS, (2, 4), first_seed=7)
 
 
-def picture(model: StudyModel, prompt: str, seed: int, start: "NoiseStart | LatentStart | ImageStart") -> StudiedImage:
+def study_image(
+    model: StudyModel, prompt: str, seed: int, start: "NoiseStart | LatentStart | ImageStart"
+) -> StudiedImage:
     (generated,) = model.generator.generate([model.request(prompt, seed, start)])
     return generated
 
@@ -87,14 +89,14 @@ def test_another_prompts_latent_is_resumed_under_the_own_prompt_and_seed(study: 
     (donor,) = large.generator.generate(
         [replace(large.request(PROMPTS[1], 8, NoiseStart()), capture_steps=frozenset({4}))]
     )
-    resumed = picture(large, PROMPTS[3], 10, LatentStart(donor.latents[4], 4))
+    resumed = study_image(large, PROMPTS[3], 10, LatentStart(donor.latents[4], 4))
     encoder = ColourEncoder()
     expected = float(encoder.embed_images([resumed.png])[0] @ encoder.embed_texts([PROMPTS[3]])[0])
     assert outcome.quality == pytest.approx(expected, abs=1e-6)
     assert outcome.pair is pair
 
 
-def test_reuse_study_generates_from_scratch_what_pairs_name_and_once(model: DiffusionModel) -> None:
+def test_reuse_study_generates_images_of_pairs_once_from_scratch(model: DiffusionModel) -> None:
     seen: list[tuple[int, int]] = []
 
     class Watched(BatchGenerator):
@@ -119,13 +121,13 @@ def test_images_skip_the_same_share_of_the_small_models_steps(study: ReuseStudy,
 
     small = StudyModel(Watched(model, Denoiser(model), 3), study_model(model, step_count=4).spec)
     outcomes = list(study.reuse_images(small, [ReusePair(1, 0, 0.9)], (5, 13, 25, 30), 50))
-    # Of four steps 5/50 leaves none to skip.
+    # With four steps 5/50 skips none.
     assert [outcome.skipped_steps for outcome in outcomes] == [13, 25, 30]
     assert seen == [1, 2, 2]
     assert {outcome.skipped_steps for outcome in outcomes} == {13, 25, 30}
 
 
-def test_what_cannot_be_generated_is_raised(model: DiffusionModel) -> None:
+def test_failed_generation_is_raised(model: DiffusionModel) -> None:
     usual = study_model(model)
     wrong = usual.request("a", 0, LatentStart(torch.zeros(1, 1, 1, 1), 2))
     with pytest.raises(PentimentoError):
@@ -141,16 +143,16 @@ def test_another_seed_changes_a_resumed_image_only_where_the_sampler_draws_noise
     drawing = StudyModel(usual.generator, replace(usual.spec, eta=eta))
     (donor,) = usual.generator.generate([replace(usual.request("a", 1, NoiseStart()), capture_steps=frozenset({2}))])
 
-    one, other = (picture(drawing, "a", seed, LatentStart(donor.latents[2], 2)).png for seed in (5, 6))
+    one, other = (study_image(drawing, "a", seed, LatentStart(donor.latents[2], 2)).png for seed in (5, 6))
 
     assert (one != other) is differs
 
 
 def test_another_seed_changes_a_image_from_an_image(study: ReuseStudy) -> None:
-    donor = picture(study.large, "a", 1, NoiseStart())
+    donor = study_image(study.large, "a", 1, NoiseStart())
     pixels = decode_pixels(donor.png, "image", 32, 32)
 
-    one, other = (picture(study.large, "a", seed, ImageStart(pixels, 2)).png for seed in (5, 6))
+    one, other = (study_image(study.large, "a", seed, ImageStart(pixels, 2)).png for seed in (5, 6))
 
     assert one != other
 
@@ -183,7 +185,9 @@ def test_samples_are_of_each_prompt_and_step(found: dict[int, list[LateSample]])
     assert {steps: len(samples) for steps, samples in found.items()} == dict.fromkeys(LATE_STEPS, len(LATE_PROMPTS))
 
 
-def test_they_are_what_the_latents_say(model: DiffusionModel, lora: Lora, found: dict[int, list[LateSample]]) -> None:
+def test_late_samples_equal_comparison_of_latents(
+    model: DiffusionModel, lora: Lora, found: dict[int, list[LateSample]]
+) -> None:
     specs = [
         GenerationSpec(prompt, "", "tiny", 32, 32, 8, 2.0, Scheduler.DDIM, 7 + row)
         for row, prompt in enumerate(LATE_PROMPTS)
@@ -279,7 +283,7 @@ class WorthBySteps:
 
 @pytest.mark.parametrize(
     ("taken_count", "sample_count", "kept", "full_count"),
-    # Of 200 images 80 without a failure settle that a row holds; five failures of the first 16 that it does not.
+    # 80 of 200 images without a failure settle that a row holds; five failures of the first 16 that it does not.
     [(4, 80, 80, 80), (3, 16, 0, 16)],
 )
 def test_thinning_study_ends_row_once_settled(taken_count: int, sample_count: int, kept: int, full_count: int) -> None:

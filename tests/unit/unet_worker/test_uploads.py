@@ -1,4 +1,4 @@
-"""What attempts store: latents without LoRAs, lost objects, a store that does not answer, and signed grants."""
+"""Store latents and images of attempts: latents without LoRAs, lost objects, a silent store, and signed grants."""
 
 import asyncio
 import gc
@@ -62,20 +62,18 @@ def thread(store: ShutStore) -> Iterator[ThreadPoolExecutor]:
 
 
 class KeptLatent(bytearray):
-    """A latent whose end can be seen."""
+    """A latent that a weak reference can watch."""
 
 
 def uploads_over(store: Any, thread: ThreadPoolExecutor) -> "tuple[Uploads, weakref.ref[KeptLatent]]":
-    """Two latents on their way, of which the second waits for the first."""
+    """Return uploads of two latents; the second waits for the first."""
     uploads, latent = Uploads(GRANT, store, thread), KeptLatent(8)
     uploads.add_latent(2, 3.0, lambda: b"first")
     uploads.add_latent(6, 1.0, lambda: bytes(latent))
     return uploads, weakref.ref(latent)
 
 
-async def test_what_waits_for_the_store_when_the_time_is_up_is_let_go(
-    store: ShutStore, thread: ThreadPoolExecutor
-) -> None:
+async def test_upload_that_waits_beyond_time_limit_is_released(store: ShutStore, thread: ThreadPoolExecutor) -> None:
     uploads, latent = uploads_over(store, thread)
     assert await asyncio.to_thread(store.asked.wait, 60)
 
@@ -105,7 +103,7 @@ async def test_of_an_attempt_that_is_over_nothing_more_is_stored(store: ShutStor
 @pytest.mark.parametrize(
     "first_step, adapter_free", [(None, [True, True, True]), (10, [True, True, False]), (0, [False, False, False])]
 )
-async def test_what_was_captured_before_the_first_step_with_loras_owes_nothing_to_them(
+async def test_latents_before_first_step_with_loras_are_adapter_free(
     thread: ThreadPoolExecutor, tmp_path: Path, first_step: int | None, adapter_free: list[bool]
 ) -> None:
     uploads = Uploads(WIDE_GRANT, open_objects(f"file://{tmp_path}"), thread)
@@ -119,7 +117,7 @@ async def test_what_was_captured_before_the_first_step_with_loras_owes_nothing_t
     assert notes == ()
 
 
-async def test_what_the_store_did_not_take_is_counted(thread: ThreadPoolExecutor) -> None:
+async def test_failed_uploads_are_counted(thread: ThreadPoolExecutor) -> None:
     uploads = Uploads(WIDE_GRANT, FullStore(), thread)  # type: ignore[arg-type]
     uploads.add_latent(5, 1.0, lambda: b"latent")
     uploads.add_image(b"png")
@@ -144,7 +142,7 @@ THINNED_ORDER = replace(ORDER, cache_grant=CacheGrant("g", (), "cache/image", 10
 
 
 class Generated:
-    """A picture that is there at once, with these steps left out."""
+    """A finished image with these steps left out."""
 
     def __init__(self, thinned_steps: tuple[int, ...]) -> None:
         self._thinned_steps = thinned_steps

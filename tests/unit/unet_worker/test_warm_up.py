@@ -1,4 +1,4 @@
-"""Before serving: the memory that batches need is measured, and a worker that cannot hold one picture says so."""
+"""Before serving, a worker measures the memory of batches, and reports if one image does not fit."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -91,7 +91,7 @@ def test_before_serving_measures_batches_as_far_as_time_goes(
 
 
 @torch.inference_mode()
-def test_what_is_left_is_measured_while_nobody_generates(model: DiffusionModel, limits: BatchLimits) -> None:
+def test_remaining_batches_are_measured_in_idle_time(model: DiffusionModel, limits: BatchLimits) -> None:
     slow = Watched(model, seconds=7.0)
     measurement = measurement_of(model, slow, limits, limit_s=0.0)
     measurement.before_serving()
@@ -126,7 +126,7 @@ def test_until_a_second_batch_was_measured_no_more_are_promised_than_surely_fit(
 
 
 @torch.inference_mode()
-def test_request_interrupts_measurement_which_goes_on_later(model: DiffusionModel, limits: BatchLimits) -> None:
+def test_request_interrupts_measurement_which_continues_later(model: DiffusionModel, limits: BatchLimits) -> None:
     watched = Watched(model)
     measurement = measurement_of(model, watched, limits, limit_s=-1.0)
     measurement.before_serving()
@@ -144,7 +144,7 @@ def test_request_interrupts_measurement_which_goes_on_later(model: DiffusionMode
 def test_a_measurement_may_be_interrupted_anywhere_inside_a_library_too(
     model: DiffusionModel, limits: BatchLimits
 ) -> None:
-    """The tokenizer takes any exception of torch's for one of its own."""
+    """The tokenizer treats any exception of torch's as its own."""
     measurement = measurement_of(model, Watched(model), limits, limit_s=-1.0)
     measurement.before_serving()
 
@@ -154,7 +154,7 @@ def test_a_measurement_may_be_interrupted_anywhere_inside_a_library_too(
 
 
 @torch.inference_mode()
-def test_what_goes_on_is_told_with_an_estimate(
+def test_measurement_is_logged_with_estimate(
     model: DiffusionModel, limits: BatchLimits, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", logger="services.unet_worker.models.warm_up")
@@ -193,7 +193,7 @@ def test_step_time_is_that_of_the_second_pass(model: DiffusionModel, limits: Bat
 def test_only_batches_that_fit_are_compiled(
     model: DiffusionModel, limits: BatchLimits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A row of a picture takes a MiB, three requests of two rows fit six of them.
+    # A row of an image takes a MiB: six rows of three requests fit.
     monkeypatch.setattr(MemoryProbe, "memory", lambda self: MemoryModel(0.0, 2**20 / 32**2))
     denoiser = CompiledDenoiser(model, CompileMode.COMPILE, compiler=lambda forward, **options: forward)
 
@@ -222,7 +222,7 @@ def test_measurement_continues_the_one_of_an_earlier_load(model: DiffusionModel,
 def test_another_models_weights_count_until_it_has_left(
     model: DiffusionModel, limits: BatchLimits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # 20 MiB of another model, 10 MiB of this one's, 1 MiB a row: with 36 MiB beside it one or two requests fit.
+    # 20 MiB of another model, 10 MiB of this one's, 1 MiB a row: with 36 MiB left one or two requests fit.
     denoiser, other = Watched(model), 20 * 2**20
 
     def peak_bytes_of(device: torch.device, work: Callable[[], object]) -> int:
@@ -254,7 +254,7 @@ def test_another_models_weights_count_until_it_has_left(
         pytest.param("4096000000", 4_096_000_000, 0, 0, id="nothing left"),
     ],
 )
-def test_free_host_bytes_are_those_of_host_and_control_group(
+def test_free_host_bytes_are_least_of_host_and_control_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, used: int, cached: int, free_bytes: int
 ) -> None:
     (tmp_path / "meminfo").write_text("MemTotal: 20000000 kB\nMemAvailable: 8000000 kB\nHugePages_Total: 0\n")
@@ -273,7 +273,7 @@ def test_a_budget_that_is_set_is_taken_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(("granted", "bytes_"), [("1000000\n", 900_000), ("max\n", None)])
-def test_a_process_on_the_cpu_keeps_to_what_its_control_group_grants(
+def test_cpu_process_keeps_limit_of_control_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, granted: str, bytes_: Any
 ) -> None:
     limit = tmp_path / "memory.max"

@@ -1,4 +1,4 @@
-"""A lookup over a ledger of its own."""
+"""Open a gateway over a new ledger."""
 
 from collections.abc import Iterator
 from pathlib import Path

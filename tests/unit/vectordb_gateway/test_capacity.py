@@ -1,4 +1,4 @@
-"""Where the limits of the cache lie exactly, and what is said of one that is reached."""
+"""Test the exact limits of the cache, and the message for a reached one."""
 
 from concurrent.futures import Future
 from dataclasses import replace
@@ -27,7 +27,7 @@ EMPTY = CacheTotals(entry_count=0, object_count=0, size_bytes=0, open_grant_coun
 
 
 class FilledLedger:
-    """A ledger that holds what it is told."""
+    """A ledger with given totals."""
 
     cache_id = "c"
 

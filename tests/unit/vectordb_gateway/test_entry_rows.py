@@ -1,4 +1,4 @@
-"""Rows of the ledger in memory: read once, and never told of after they went."""
+"""Keep rows of the ledger in memory: read once, and dropped with their entries."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from services.vectordb_gateway.lookup.repeats import EntryRows
 
 
 class CountingLedger:
-    """Entries by id, and which of them were read."""
+    """Entries by id, with a record of reads."""
 
     def __init__(self, *entry_ids: str) -> None:
         self.entries = {entry_id: CachedEntry(entry_id, "tenant", 1.0, 0) for entry_id in entry_ids}
@@ -46,7 +46,7 @@ def test_missing_rows_are_read_at_once_and_kept() -> None:
     assert rows.kept(["a", "c", "other"]) == {"a": ledger.entries["a"], "c": ledger.entries["c"]}
 
 
-def test_what_this_process_takes_away_is_not_told_of() -> None:
+def test_entry_removed_by_this_process_is_not_returned() -> None:
     ledger = CountingLedger("a", "b")
     rows, _ = rows_of(ledger)
     rows.read(["a", "b"])
@@ -57,7 +57,7 @@ def test_what_this_process_takes_away_is_not_told_of() -> None:
     assert set(rows.read(["a", "b"])) == {"b"}
 
 
-def test_what_goes_while_it_is_read_is_read_again() -> None:
+def test_entry_removed_during_read_is_read_again() -> None:
     ledger = CountingLedger("a")
     rows, _ = rows_of(ledger)
     read = ledger.live_entries

@@ -25,8 +25,8 @@ from tests.support.profiles import LATENT_PROFILE
 from tests.unit.vectordb_gateway.said_index import ENCODER, PROMPT, VECTOR, Gateway, SaidIndex, candidates
 
 
-class ToldWatch(MatchWatch):
-    """Keeps what it is told; `wants` more of each lookup or does not."""
+class RecordingWatch(MatchWatch):
+    """Record lookups and their outcomes; `wants` decides whether it studies each lookup."""
 
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(gateway.ledger)
@@ -60,12 +60,12 @@ class ToldWatch(MatchWatch):
 
 @pytest.fixture
 def gateway(gateway: Gateway) -> Gateway:
-    gateway.watch = ToldWatch(gateway)
+    gateway.watch = RecordingWatch(gateway)
     return gateway
 
 
-def told(gateway: Gateway) -> ToldWatch:
-    assert isinstance(gateway.watch, ToldWatch)
+def told(gateway: Gateway) -> RecordingWatch:
+    assert isinstance(gateway.watch, RecordingWatch)
     return gateway.watch
 
 
@@ -110,7 +110,7 @@ async def test_lookup_without_rules_is_neither_forecast_nor_learnt(gateway: Gate
     gateway.rules, gateway.profiles = (
         SelectionRules(latents=(), images=()),
         ProfileSet((LATENT_PROFILE,)),
-    )  # of another model
+    )  # profiles of another model
 
     await gateway.lookup()
 
@@ -118,9 +118,7 @@ async def test_lookup_without_rules_is_neither_forecast_nor_learnt(gateway: Gate
 
 
 @pytest.mark.parametrize("wants", [True, False])
-async def test_the_predictor_studies_what_it_wants_to(
-    gateway: Gateway, wants: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_predictor_studies_wanted_lookups(gateway: Gateway, wants: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StoreThreads, "submit", lambda threads, call: call())  # before the answer: nothing to wait for
     told(gateway).wants = wants
 
@@ -140,7 +138,7 @@ async def test_skipped_lookup_is_neither_searched_nor_learnt(gateway: Gateway) -
 
 
 class SlowIndex(SaidIndex):
-    """Takes a quarter of a second by a clock of its own."""
+    """An index that takes a quarter of a second by its clock."""
 
     now_s = 1000.0
 

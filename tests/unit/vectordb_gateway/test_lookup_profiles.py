@@ -1,4 +1,4 @@
-"""Lookups by selector profiles: each model by its own, none without, and what keeps pictures fresh."""
+"""Look up by selector profiles: one per model, none without, and the bound on generations of reuse."""
 
 import pytest
 
@@ -58,7 +58,7 @@ async def test_last_image_of_a_chain_is_not_reused(
     gateway: Gateway, bound: int, starts: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(search, "MAX_ANCESTOR_DEPTH", bound)
-    # Its depth is 3: a picture from it would be the fourth.
+    # Its depth is 3: an image from it would be the fourth.
     gateway.say(gateway.store(), similarity=1.0)
 
     assert isinstance((await gateway.lookup()).start, starts)

@@ -20,7 +20,7 @@ def done(value: Any = None) -> "Future[Any]":
 
 
 class DoomedObjects:
-    """Ledger and store in one: objects that may be deleted, of which some are pinned just then."""
+    """Ledger and store in one: deletable objects, some pinned in the meantime."""
 
     cache_id = "c"
 
@@ -158,7 +158,7 @@ def test_refused_object_is_tried_again_after_all_others(doomed: DoomedObjects) -
     assert doomed.stored == set()
 
 
-def test_absent_store_is_not_asked_for_every_object() -> None:
+def test_absent_store_is_not_called_for_every_object() -> None:
     keys = [f"cache/c/{number}" for number in range(100)]
     doomed = DoomedObjects(*keys)
     doomed.refused = set(keys)
@@ -168,7 +168,7 @@ def test_absent_store_is_not_asked_for_every_object() -> None:
     assert doomed.asked == keys[:8]
 
 
-def test_store_that_does_not_answer_is_asked_once(doomed: DoomedObjects, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_store_is_called_once(doomed: DoomedObjects, monkeypatch: pytest.MonkeyPatch) -> None:
     doomed.refused = set(doomed.stored)
     monkeypatch.setattr(maintenance, "time", SimpleNamespace(monotonic=lambda: 30.0 * len(doomed.asked)))
 

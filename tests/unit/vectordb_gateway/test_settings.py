@@ -15,7 +15,7 @@ def load(*flags: str) -> GatewaySettings:
 
 
 def test_without_a_word_reuse_is_earned() -> None:
-    """By no threshold at first, and not at all where it is switched off."""
+    """No threshold applies at first, and none at all if it is switched off."""
     assert load().selection.reuse().earns
     assert {row.min_similarity for row in load().selection.reuse().of("model", "encoder").latents.thresholds} == {1.0}
     settings = load("--no-earned-reuse")

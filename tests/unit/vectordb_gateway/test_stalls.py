@@ -1,4 +1,4 @@
-"""Calls that hang: they keep nobody else waiting, and the process says so."""
+"""Hanging calls do not delay others, and the process reports them."""
 
 import asyncio
 import threading
@@ -27,9 +27,7 @@ async def test_a_call_s_result_and_error_come_back(threads: StoreThreads) -> Non
     assert threads.stuck_s == 0
 
 
-async def test_beside_a_call_that_hangs_nothing_more_is_taken(
-    threads: StoreThreads, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_call_is_taken_while_one_hangs(threads: StoreThreads, monkeypatch: pytest.MonkeyPatch) -> None:
     began, goes_on = threading.Event(), threading.Event()
 
     def hang() -> str:
@@ -85,7 +83,7 @@ class Waits:
         return StallWatch(stores, self.told.append)
 
 
-def test_health_follows_what_lookups_need_and_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_health_follows_reads_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     waits = Waits()
     watch = waits.watch()
 

@@ -7,7 +7,7 @@ from services.vectordb_gateway.entries.capacity import TenantLimits
 
 
 class SlowLedger:
-    """Writes when a test says so."""
+    """A ledger that writes on command of a test."""
 
     def __init__(self) -> None:
         self.rows: dict[str, int] = {}
@@ -49,7 +49,7 @@ def test_tenant_limit_holds_before_and_after_its_write() -> None:
     assert limits.of("a") == 5
 
 
-def test_what_is_said_again_is_written_once() -> None:
+def test_repeated_limit_is_written_once() -> None:
     ledger = SlowLedger()
     limits = limits_over(ledger)
     for most_bytes in (5, 5, None, None):

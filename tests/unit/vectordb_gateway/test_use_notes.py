@@ -16,7 +16,7 @@ from services.vectordb_gateway.upkeep.uses import UseNotes
 
 
 class Ledger:
-    """Keeps the batches it is given; the first `failures` of them are not acknowledged."""
+    """Record batches; the first `failures` batches are not acknowledged."""
 
     def __init__(self, failures: int = 0) -> None:
         self.failures = failures
@@ -50,7 +50,7 @@ def test_a_batch_that_was_not_acknowledged_keeps_its_number() -> None:
     assert len({batch.source for batch in ledger.given}) == 1
 
 
-def test_what_a_worker_could_not_use_was_not_used() -> None:
+def test_entry_that_worker_could_not_use_is_not_counted() -> None:
     ledger = Ledger()
     notes = UseNotes(ledger)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""A reservation whose caller is gone before the ledger answers."""
+"""Reserve for a caller that leaves before the ledger answers."""
 
 import asyncio
 import threading
@@ -24,7 +24,7 @@ from tests.support.gateways import attempt, scope
 from tests.unit.vectordb_gateway.said_index import SaidIndex
 
 
-async def test_a_grant_of_which_nobody_hears_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_grant_of_cancelled_call_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger, objects = open_cache_ledger(f"sqlite:///{tmp_path}/ledger.sqlite"), open_objects(f"file://{tmp_path}")
     index = SaidIndex()
     guard = EncoderGuard(ledger, index)
@@ -46,7 +46,7 @@ async def test_a_grant_of_which_nobody_hears_is_given_back(tmp_path: Path, monke
     with pytest.raises(asyncio.CancelledError):
         await asked
     go_on.set()
-    # The writer has come to what was before.
+    # The writer has finished the earlier jobs.
     await asyncio.wrap_future(ledger.unpin("tenant", "request"))
 
     assert ledger.totals().open_grant_count == 0

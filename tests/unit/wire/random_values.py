@@ -1,5 +1,5 @@
-"""Random values of the classes that messages carry, with every field drawn. Hypothesis takes
-minutes for all of them."""
+"""Draw random values of the classes that messages carry, every field included. Hypothesis takes minutes for all
+classes."""
 
 from enum import Enum
 from random import Random

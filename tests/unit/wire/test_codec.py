@@ -53,7 +53,7 @@ from pentimento.wire.codec import converter, decode, encode, from_bytes, member_
 from tests.unit.wire.random_values import random_value
 from tests.unit.wire.samples import SAMPLES, SPEC
 
-# Pairs whose names differ.
+# Pairs with different names.
 OTHERS: list[tuple[Any, type[Message]]] = [
     (Accepted, image_pb.SubmitResponse),
     (ExecuteEvent, worker_pb.ExecuteResponse),
@@ -254,11 +254,11 @@ def test_member_of_returns_member_of_number() -> None:
         (Accepted, image_pb.Routed, "has no field for request_id of Accepted"),
     ],
 )
-def test_converter_refuses_class_whose_fields_differ(kind: type, message: type[Message], says: str) -> None:
+def test_converter_rejects_class_with_other_fields(kind: type, message: type[Message], says: str) -> None:
     with pytest.raises(TypeError, match=says):
         converter(kind, message)
 
 
-def test_converter_refuses_message_whose_field_class_lacks() -> None:
+def test_converter_rejects_message_with_unknown_field() -> None:
     with pytest.raises(TypeError, match=r"ResultUrl has no fields for \['inputs_kept', 'request_id', 'size_bytes'\]"):
         converter(dataclasses.make_dataclass("ResultUrl", [("expires_at_ms", int)]), image_pb.PinResponse)

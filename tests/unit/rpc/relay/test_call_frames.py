@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pentimento.rpc.relay.call_frames import AnswerFrames, CallFrames
 
 FIELDS = [(":method", "POST"), (":scheme", "http"), (":path", "/a.B/C"), (":authority", "x"), ("te", "trailers")]
-# What a client does on a connection, one after the other; a message or a trailer is the last call's.
+# Acts of a client on a connection, in order; a message or a trailer belongs to the last call.
 STEPS = st.lists(st.sampled_from(["call", "message", "trailers", "ping", "long headers"]), max_size=12)
 
 
@@ -28,7 +28,7 @@ class Written:
 def written(steps: Sequence[str]) -> Written:
     client = H2Connection(H2Configuration(client_side=True))
     client.initiate_connection()
-    # Huffman's code is most of the work of long headers, on both sides, and says nothing of frames.
+    # Huffman's code is most of the work of long headers, on both sides, and does not affect frames.
     client.encoder.encode = partial(client.encoder.encode, huffman=False)  # type: ignore[method-assign]
     made, stream, is_open = Written(client.data_to_send()), 0, False
     for step in steps:
@@ -49,7 +49,7 @@ def written(steps: Sequence[str]) -> Written:
 
 
 def found_in(pieces: Sequence[bytes]) -> Written:
-    """What `CallFrames` makes of the same bytes in pieces, when each call may begin at once."""
+    """Return the parts that `CallFrames` finds in pieces of the same bytes, when each call may begin at once."""
     frames, found, held = CallFrames(), Written(), b""
     for piece in pieces:
         held, at = held + piece, 0
@@ -87,7 +87,7 @@ def test_a_call_that_may_not_begin_is_offered_again() -> None:
     assert second == (connection.calls_at[1], True)
 
 
-def test_a_piece_of_a_frame_header_does_not_go_on() -> None:
+def test_piece_of_frame_header_is_held_back() -> None:
     connection = written(["call"])
     frames, at = CallFrames(), connection.calls_at[0]
 
@@ -96,7 +96,7 @@ def test_a_piece_of_a_frame_header_does_not_go_on() -> None:
 
 
 def answered(pieces_of: int) -> list[int]:
-    """The streams that a server ends: 1 by its trailers, 3 by a reset, 7 by its last message; 5 goes on."""
+    """Return the streams that a server ends: 1 by its trailers, 3 by a reset, 7 by its last message; 5 stays open."""
     client = H2Connection(H2Configuration(client_side=True))
     server = H2Connection(H2Configuration(client_side=False))
     client.initiate_connection()

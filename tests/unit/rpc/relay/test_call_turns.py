@@ -10,7 +10,7 @@ from pentimento.rpc.relay.call_turns import QUIET_ROUNDS, QUIET_S, CallTurns
 
 @dataclass
 class Clock:
-    """Keeps what is to be done later, with the delay that was asked for."""
+    """Record later calls with their delays."""
 
     later: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
 
@@ -46,7 +46,7 @@ class Line:
 
 
 def turns_of(most_untaken: int, clock: Clock | None = None) -> CallTurns:
-    """Turns whose waiting connections are woken at once."""
+    """Return turns that wake waiting connections at once."""
     turns = CallTurns((clock or Clock()).call_later, lambda: turns.let_in(), most_untaken)
     return turns
 

@@ -19,7 +19,7 @@ from tests.unit.rpc.relay.test_call_turns import turns_of
 
 @dataclass(eq=False)
 class End:
-    """A transport that notes what is asked of it."""
+    """A transport that records its calls."""
 
     sent: bytes = b""
     paused: bool = False
@@ -79,7 +79,7 @@ async def test_nothing_is_read_before_grpc_is_connected() -> None:
     assert (before, client.paused) == (True, False)
 
 
-async def test_what_comes_before_grpc_is_connected_goes_to_it_then() -> None:
+async def test_bytes_before_server_connects_are_sent_then() -> None:
     data, ends = calls(2)
     connection, server = Connection(turns_of(1)), End()
     connection.client_made(End())  # type: ignore[arg-type]
@@ -91,7 +91,7 @@ async def test_what_comes_before_grpc_is_connected_goes_to_it_then() -> None:
     assert server.sent == data[: ends[1]]
 
 
-async def test_a_call_waits_with_what_follows_it(made: Made) -> None:
+async def test_call_waits_with_bytes_after_it(made: Made) -> None:
     data, ends = calls(3)
 
     made.connection.from_client(data)
@@ -110,7 +110,7 @@ async def test_pings_overtake_a_call_that_waits(made: Made) -> None:
     assert made.server.sent == connection.data[:waiting_at] + 2 * ping
 
 
-async def test_calls_that_have_begun_go_on_beside_one_that_waits(made: Made) -> None:
+async def test_begun_calls_continue_while_one_waits(made: Made) -> None:
     client = H2Connection(H2Configuration(client_side=True))
     client.initiate_connection()
     client.send_headers(1, FIELDS)
@@ -131,8 +131,8 @@ async def test_calls_that_have_begun_go_on_beside_one_that_waits(made: Made) -> 
 
 
 @given(STEPS, st.lists(st.one_of(st.integers(1, 60), st.none()), max_size=30))
-async def test_grpc_reads_the_same_calls_whatever_waits_and_overtakes(steps: list[str], acts: list[int | None]) -> None:
-    """`acts`: so many bytes come, or a call is taken."""
+async def test_server_reads_same_calls_in_any_order_of_waits(steps: list[str], acts: list[int | None]) -> None:
+    """An act is a number of bytes that arrive, or None: a call is taken."""
     connection, server, at = Connection(turns := turns_of(1)), End(), 0
     data = written(steps).data
     connection.client_made(End())  # type: ignore[arg-type]
@@ -151,7 +151,7 @@ async def test_grpc_reads_the_same_calls_whatever_waits_and_overtakes(steps: lis
 
 
 def read_by_a_server(data: bytes) -> dict[int, list[str]]:
-    """What a server hears of each stream, 0 for the connection, in order."""
+    """Return the events that a server receives on each stream in order; stream 0 is the connection."""
     heard: dict[int, list[str]] = defaultdict(list)
     server = H2Connection(H2Configuration(client_side=False))
     server.initiate_connection()
@@ -175,7 +175,7 @@ async def test_a_connection_that_waits_is_read_so_far(made: Made, held_by_others
     assert paused == [False, False, True]
 
 
-async def test_what_a_connection_held_is_no_longer_counted_when_it_has_gone_on_or_ended(made: Made) -> None:
+async def test_held_bytes_fall_when_calls_continue_or_end(made: Made) -> None:
     data, ends = calls(3)
     made.connection.from_client(data)
     held = [made.turns.held_bytes]
@@ -187,7 +187,7 @@ async def test_what_a_connection_held_is_no_longer_counted_when_it_has_gone_on_o
     assert [*held, made.turns.held_bytes] == [ends[3] - ends[1], ends[3] - ends[2], 0]
 
 
-async def test_each_call_goes_on_when_one_is_taken(made: Made) -> None:
+async def test_each_call_continues_when_one_is_taken(made: Made) -> None:
     data, ends = calls(3)
     made.connection.from_client(data)
 
@@ -223,7 +223,7 @@ async def test_a_client_that_leaves_ends_grpcs_connection_and_its_turn(made: Mad
     assert made.connection.ended.done()
 
 
-async def test_a_client_hears_what_grpc_said_last(made: Made) -> None:
+async def test_client_receives_last_bytes_of_server(made: Made) -> None:
     made.connection.server_lost()
     told = list(made.client.told)
     made.connection.client_lost()

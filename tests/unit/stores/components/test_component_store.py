@@ -239,7 +239,7 @@ def test_start_deletes_hour_old_files_of_killed_processes(
     assert names(tmp_path, "sums") == sorted([used, "1" * 64])
 
 
-def test_eviction_spares_pinned_components_and_those_in_use(
+def test_eviction_spares_pinned_and_used_components(
     tmp_path: Path, objects: ObjectStore, remote: CountingRemote
 ) -> None:
     some = [registered(objects, bytes([number]) * 1000, f"adapters/{number}") for number in range(4)]

@@ -161,7 +161,7 @@ def test_load_that_finds_wrong_bytes_fetches_the_file_again(host: Host, objects:
     assert len(list((host.root / "quarantine").iterdir())) == 1
 
 
-def test_sums_of_components_are_those_of_their_registration(host: Host, objects: ObjectStore) -> None:
+def test_sums_of_components_equal_registration(host: Host, objects: ObjectStore) -> None:
     model = stored(objects, "mine", MODEL)
     directory = host.folders.load(model, lambda directory: directory)
 

@@ -1,4 +1,4 @@
-"""The predictor beside lookups: a real ledger, a real SVM, and searches that take what the test says."""
+"""Run the predictor on lookups: a real ledger, a real SVM, and scripted durations of searches."""
 
 import itertools
 import shutil
@@ -108,7 +108,7 @@ def ask(watch: MatchWatch, vector: np.ndarray, search_s: float = FAR_S, saved_sh
 
 
 def opened(ledger: CacheLedger, choice: MatchPredictorChoice = MatchPredictorChoice.AUTO) -> MatchWatch:
-    """A watch of a fleet whose images take a second."""
+    """Return a watch of a fleet with images of one second."""
     watch = MatchWatch(ledger, choice, Random(0))
     watch.note_image(1.0)
     return watch
@@ -117,7 +117,7 @@ def opened(ledger: CacheLedger, choice: MatchPredictorChoice = MatchPredictorCho
 def learnt(
     ledger: CacheLedger, choice: MatchPredictorChoice = MatchPredictorChoice.AUTO, search_s: float = FAR_S
 ) -> MatchWatch:
-    """A watch after its first 64 lookups, a training, 600 lookups half of which are hits, and a review."""
+    """Return a watch after 64 lookups, a training, 600 lookups with half of hits, and a review."""
     watch = opened(ledger, choice)
     rulings(watch, STRANGE[:64], search_s)
     watch.maintain()
@@ -246,7 +246,7 @@ def test_retrains_when_a_twentieth_changed_and_not_before(ledger: CacheLedger, m
     assert trainings == [300, 316]
 
 
-def test_who_commits_does_not_wait_for_a_training(ledger: CacheLedger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_does_not_wait_for_training(ledger: CacheLedger, monkeypatch: pytest.MonkeyPatch) -> None:
     watch = learnt(ledger)
     for row in STRANGE[:16]:
         commit(ledger, row).result()

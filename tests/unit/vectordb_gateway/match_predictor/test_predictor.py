@@ -83,7 +83,7 @@ def test_no_tenant_s_score_tells_of_another_s_entries() -> None:
 
 
 @pytest.mark.parametrize("pools", [["nobody"], ["a", "nobody"], ["small"], ["untrained"]])
-def test_what_it_does_not_know_is_searched(pools: list[str]) -> None:
+def test_unknown_pool_is_searched(pools: list[str]) -> None:
     predictor = trained()
     predictor.add(entries_of(STRANGE[:10], pool="small", first=601))
     predictor.retrain(np.arange(611))
@@ -114,7 +114,7 @@ def test_retraining_forgets_removed_entries() -> None:
 
 
 def test_a_score_means_the_same_after_retraining() -> None:
-    """What is calibrated on scores before it holds after it."""
+    """Calibrations from before stay valid."""
     predictor, queries = trained(600), np.concatenate([rows_near(THEMES, 50, 0.5, seed=2), STRANGE[:50]])
     before = scores(predictor, queries)
 

@@ -44,13 +44,13 @@ def test_one_row_is_coded_as_it_is_among_many() -> None:
     assert np.bitwise_count(together ^ alone).sum() < 20
 
 
-def test_two_coders_of_a_size_code_alike() -> None:
+def test_two_coders_of_one_size_give_same_codes() -> None:
     rows = unit_rows(3, 96)
 
     assert (SignCoder(96).encode(rows) == SignCoder(96).encode(rows)).all()
 
 
-def test_the_nearest_is_what_comparing_with_all_gives() -> None:
+def test_nearest_equals_comparison_with_all() -> None:
     entries, queries = coded(500), SignCoder(64).encode(unit_rows(40, 64, seed=5))
 
     found = [entries.nearest(query) for query in queries]
