@@ -21,7 +21,7 @@ def pytest_runtest_setup() -> None:
 
 @pytest.fixture
 def journal(tmp_path: Path) -> "Iterator[Journal]":
-    """A journal on SQLite by the machine's clock."""
+    """Open a journal on SQLite with the clock of the machine."""
     from pentimento.stores.ledger import open_journal
 
     with closing(open_journal(f"sqlite:///{tmp_path}/journal.sqlite")) as opened:

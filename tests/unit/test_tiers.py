@@ -1,4 +1,4 @@
-"""Every test is in one tier, and a run of a tier loads no file that has none of its tests."""
+"""Every test belongs to one tier, and a run of a tier loads only files with its tests."""
 
 import pytest
 

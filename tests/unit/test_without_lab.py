@@ -1,4 +1,4 @@
-"""The product without the lab: it imports, and what the lab adds is refused by one line that says what to install."""
+"""The product imports without the lab; features of the lab fail with one line that names the package to install."""
 
 import os
 import subprocess

@@ -11,7 +11,7 @@ def run(violation_count: int, device_h: float) -> ScaledRun:
 
 @pytest.mark.parametrize(("violation_count", "hours"), [(10, 100.0), (20, 90.0), (40, 70.0), (60, 55.0)])
 def test_hours_at_equal_violations_lie_between_the_cheapest_settings(violation_count: int, hours: float) -> None:
-    # The run with 30 violations is dearer than another one with fewer.
+    # The run with 30 violations costs more than one with fewer.
     runs = [run(80, 40.0), run(10, 100.0), run(40, 70.0), run(30, 101.0)]
 
     assert hours_at(runs, violation_count) == hours
@@ -31,7 +31,7 @@ def test_best_setting_is_the_cheapest_with_no_more_violations() -> None:
 
 
 def played_runs(ours: tuple[ScaledRun, ScaledRun], queue: list[tuple[ScaledRun, ScaledRun]]) -> ScalerRuns:
-    """Runs of one draw, equal on every trace."""
+    """Return runs of one draw, equal on every trace."""
     played = ScalerRuns([1])
     for name in RATES:
         played.runs[OURS, name, 1, START_S] = ours

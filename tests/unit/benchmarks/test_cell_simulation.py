@@ -1,4 +1,4 @@
-"""Cells over one fleet in virtual time: what each carries, how they share devices, and where tenants move."""
+"""Cells over one fleet in virtual time: their rates, shared devices, and moves of tenants."""
 
 from collections import Counter
 from random import Random
@@ -14,7 +14,7 @@ TENANTS = [f"tenant-{number}" for number in range(60)]
 
 
 def simulation_of(names: tuple[str, ...], devices: int, core_s: float, image_s: float = 1.0) -> CellSimulation:
-    """Cells over devices that run one image at a time."""
+    """Return cells over devices that run one image at a time."""
     return CellSimulation(one_model({1: image_s}, devices), names, core_s, Random(3))
 
 
@@ -83,7 +83,7 @@ def test_every_request_ends_once_while_cells_come_and_leave() -> None:
 
 
 def test_call_between_cells_with_other_lists_is_repeated_until_they_agree() -> None:
-    """Each cell believes that the other one serves the tenant."""
+    """Each cell assigns the tenant to the other."""
     simulation = simulation_of(("a", "b"), 2, 0.001)
     tenant = next(one for one in TENANTS if rendezvous(one, ("a", "b")) == "a")
     simulation.cells["a"].follow(map_of("b", "ab"))

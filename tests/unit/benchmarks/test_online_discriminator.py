@@ -1,4 +1,4 @@
-"""Which requests become shadows, and the targets of the figures."""
+"""Test the choice of shadow requests, and the targets of the figures."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The faults of kill_any's production form: which kinds there are, and what the network does for each."""
+"""The faults of kill_any's production form: their kinds, and the acts of the network for each."""
 
 import random
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Test the arithmetic of quality figures: distances, gates, and what a log's reuse could save."""
+"""Test the arithmetic of quality figures: distances, gates, and savings by reuse in a log."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Figures of simulated cells: shares of tenants, rates, and what a small run gives."""
+"""Figures of simulated cells: shares of tenants, rates, and the results of a small run."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def test_moved_tenants_have_another_cell() -> None:
 
 
 def test_index_is_of_all_windows_together() -> None:
-    # A window each, with all images of one cell: together both have the same.
+    # Each window has all images of one cell; over both windows the cells have the same number.
     assert index_of_all([(4, 0), (0, 4)]) == 1.0
     assert index_of_all([(4, 0), (4, 0)]) == 0.5
 

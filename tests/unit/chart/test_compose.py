@@ -1,4 +1,4 @@
-"""The chart gives every service what the compositions give it."""
+"""The chart gives every service the settings of the compositions."""
 
 import json
 import re
@@ -65,7 +65,7 @@ CHOICES: dict[str, Any] = {
     "PENTIMENTO_RENOISED_SHARE": {"cache": {"renoisedShare": 0.5}},
     "PENTIMENTO_MATCH_PREDICTOR": {"cache": {"matchPredictor": "always"}},
 }
-# Volumes, ports, limits and images, which Kubernetes has other words for.
+# Volumes, ports, limits and images, which Kubernetes expresses differently.
 OTHERS = re.compile(
     "PENTIMENTO_(ADMIN_LISTEN|C2PA_[A-Z]+|CREDENTIALS|MODELS|PROFILES|EMBEDDINGS|REGISTRY_KEYS|SECRETS|TAG|PUBLISH|PUBLISH_HTTP|HTTP_HOSTS|TENSORS_SIZE|GPU_SHARE"
     "|CPUS_[A-Z]+|MEMORY_[A-Z]+)"

@@ -1,4 +1,4 @@
-"""How commands call a suite, and what they say when they cannot."""
+"""Call a suite from commands, and report failures of the call."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A suite in the background: its start, what becomes of it, and its numbers of processes."""
+"""A suite in the background: its start, its end, and its numbers of processes."""
 
 import signal
 import subprocess

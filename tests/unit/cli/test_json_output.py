@@ -34,7 +34,7 @@ WITHOUT_JSON = {
 
 
 def commands(group: click.Group = cli, above: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
-    """Every command that does something, by its words."""
+    """Yield every command that acts, with its words."""
     context = click.Context(group)
     for name in group.list_commands(context):
         command = group.get_command(context, name)
@@ -73,7 +73,7 @@ def test_every_command_with_token_takes_tls_files() -> None:
 
 
 def fields_of(command: str) -> list[str]:
-    """The fields that the page names for a command."""
+    """Return the fields that the page names for a command."""
     line = next(line for line in PAGE.read_text().splitlines() if line.startswith(f"| `{command}`"))
     return re.findall(r"`([a-z_]+)`", line.split("|")[2])
 

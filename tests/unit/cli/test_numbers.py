@@ -1,4 +1,4 @@
-"""No option of any command takes a number that is none."""
+"""Options of all commands reject values that are no numbers."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""`pentimento adapters register` writes what a suite reads, with the digest that workers measure."""
+"""`pentimento adapters register` writes the registry of a suite, with the digests that workers measure."""
 
 import json
 import shutil

@@ -40,10 +40,10 @@ class ScriptedCall:
         return answer
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        """Does not end."""
+        """Ignore the callback: the call does not end."""
 
     def cancel(self) -> None:
-        """The test ends with it."""
+        """Ignore it: the test ends with the call."""
 
 
 def tensor(dims: tuple[int, ...]) -> OutgoingTensor:

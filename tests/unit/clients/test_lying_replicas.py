@@ -26,7 +26,7 @@ async def test_an_opening_that_is_none_is_the_replica_s(answer: pb.StreamResidua
 
 
 def wrong_chunks() -> tuple[pb.StreamResidualsResponse, ...]:
-    """Residuals in a bundle, and a chunk of another one."""
+    """Return residuals in one bundle, and a chunk of another."""
     residual = described(Dtype.UINT8, (2,), Binding("r", 1, 0, LAYER, DIGEST, 1))
     residual.chunks.bundle_id, residual.chunks.size_bytes = 1, 2
     answer = pb.Residuals(step_index=0, stream_epoch=1, last_part=True, mid_block_residual=residual)

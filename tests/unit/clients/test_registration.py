@@ -35,7 +35,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class ScriptedController:
-    """Answers each call by the next line of its script, and the last line for ever after."""
+    """Answer each call by the next line of the script, and later ones by its last line."""
 
     def __init__(self, register: list[object], report: list[object], deregister: object = None) -> None:
         self.script = {"register": register, "report": report, "deregister": [deregister]}

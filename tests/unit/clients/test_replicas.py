@@ -1,4 +1,4 @@
-"""Which replica of a service is called, and what its failure costs."""
+"""Choose the replica of a service for a call, and bound the cost of its failure."""
 
 import pytest
 

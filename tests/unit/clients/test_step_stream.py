@@ -119,7 +119,7 @@ async def test_parts_arrive_by_line_before_whole_answer(parts: Parts) -> None:
 
 
 async def test_line_with_listener_needs_no_event_loop(lined: Parts, wait: ThreadWait) -> None:
-    """Nothing is awaited: the loop does not run."""
+    """The test awaits nothing: the loop does not run."""
     answers = [ReceivedTensors(()), ReceivedTensors(())]
     for step, answer in enumerate(answers):
         lined.ask(step)

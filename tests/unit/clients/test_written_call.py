@@ -11,7 +11,7 @@ from pentimento.clients.calls import WrittenCall
 from pentimento.domain.errors import InvalidArgument
 
 REFUSED = (grpc.StatusCode.INVALID_ARGUMENT, "is refused")
-# As `grpc.aio` says it of a write that failed.
+# The message of `grpc.aio` for a failed write.
 FAILED = (grpc.StatusCode.INTERNAL, "Internal error from Core")
 
 

@@ -1,4 +1,4 @@
-"""Callers who leave between a commit and its answer."""
+"""Cancel callers between a commit and its answer."""
 
 import asyncio
 import threading

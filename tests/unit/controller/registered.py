@@ -40,7 +40,7 @@ def unstated(cascade: CascadeVariant) -> CascadeVariant:
 
 
 def cascade(*models: str, shares: tuple[float, ...] = (0.0, 0.3, 1.0)) -> CascadeVariant:
-    """f(t) is the same between any two."""
+    """Return a cascade with the same f(t) between any two models."""
     thresholds = tuple(index / (len(shares) - 1) for index in range(len(shares)))
     handovers = tuple(
         Handover(f"{light}>{heavy}", DISCRIMINATOR_DIGEST, thresholds, shares, 0.25)

@@ -52,8 +52,8 @@ def report(name: str, *resident: str, speeds: dict[Tier, float] | None = None, *
 @pytest.mark.parametrize("policy", ["joint", "many-models", "diffserve"])
 @pytest.mark.parametrize("quick", ["w1", "w2", "w3"])
 async def test_worker_with_the_model_on_its_disk_loads_it(policy: str, quick: str, clock: SetClock) -> None:
-    """All have the same profile. One worker reads the heavy model from its disk, in 5 s, and the others from the store,
-    in 50: only the reported tiers and speeds tell them apart."""
+    """All workers have the same profile. One reads the heavy model from its disk, in 5 s, and the others from the
+    store, in 50: only reported tiers and speeds differ."""
     controller = controller_of(policy, clock)
     for name in ("w1", "w2", "w3"):
         controller.register(worker(name, Tier.DISK if name == quick else Tier.STORE))

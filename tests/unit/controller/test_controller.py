@@ -67,7 +67,7 @@ def test_registration_is_answered_with_the_lease(controller):
 
 
 def keep_alive(controller: Controller, *arrived_count: int) -> None:
-    """The worker reports, and the front door how many requests came."""
+    """Report from the worker, and these arrivals from the frontdoor."""
     controller.report(ReplicaReport("w1", 1, ("heavy",)))
     for count in arrived_count:
         controller.report(ReplicaReport("f1", 1, demand=(PoolDemand("heavy", count),)))

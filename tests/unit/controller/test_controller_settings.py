@@ -1,4 +1,4 @@
-"""Settings of the controller: values that are refused by flag, and how they reach the policy."""
+"""Settings of the controller: rejected by flag, and passed to the policy."""
 
 import re
 

@@ -20,7 +20,7 @@ def feed() -> PlanFeed:
 
 
 async def is_waiting(task: "asyncio.Task[Plan]") -> bool:
-    """Whether the task still waits after the event loop has had every chance to run it."""
+    """Return whether the task still waits after several turns of the event loop."""
     for _ in range(10):
         await asyncio.sleep(0)
     return not task.done()

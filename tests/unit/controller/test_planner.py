@@ -1,4 +1,4 @@
-"""Plans are numbered when they change, and stand when an allocator fails."""
+"""Plans are numbered when they change, and stay in force when an allocator fails."""
 
 import asyncio
 import threading
@@ -122,7 +122,7 @@ async def test_the_last_good_plan_stands_while_an_allocator_hangs_and_a_metric_s
 
 
 def counting(context: PlanInput) -> Decision:
-    """Remembers how often it was asked."""
+    """Count the calls in the memory of the decision."""
     count = context.last.memory or 0
     return Decision(Plan(UNNUMBERED, admission_rate=count / 10), count + 1)
 

@@ -228,6 +228,6 @@ def test_targets_beyond_the_limit_are_forgotten(fleet: Fleet) -> None:
     fleet.now_s = 1000.0
     fleet.look(*workers(1))
 
-    # The first one begins again, with what runs by now.
+    # The first look begins again, with the workers that run by then.
     assert fleet.scaler.wanted(replace(HEAVY, dwell_s=0.0)) == 1
     assert math.isfinite(fleet.scaler.wanted(replace(HEAVY, dwell_s=200.0)))

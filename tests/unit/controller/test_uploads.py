@@ -254,7 +254,7 @@ async def empty_messages(data: bytes) -> AsyncIterator[bytes]:
 
 
 async def trickling(data: bytes) -> AsyncIterator[bytes]:
-    """A byte well within the silence that is allowed, and at the rate that is required it would be there for 4 µs."""
+    """Yield a byte at a time, within the allowed silence, far below the required rate of 4 µs per byte."""
     for number in range(len(data)):
         yield data[number : number + 1]
         await asyncio.sleep(0.02)

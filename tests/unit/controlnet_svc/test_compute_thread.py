@@ -1,4 +1,4 @@
-"""Which steps share a forward pass, and which layers their residuals have."""
+"""Test which steps share a forward pass, and the layers of their residuals."""
 
 import asyncio
 import threading
@@ -48,7 +48,7 @@ def step_of(stream: object, network: Network, timestep: float) -> StreamStep:
 
 
 def passes_of(compute: ComputeThread, asked: Sequence[tuple[str, float]]) -> list[list[float]]:
-    """The timesteps of each pass, of steps (stream, timestep) that wait all at once."""
+    """Return the timesteps of each pass, for steps (stream, timestep) that wait together."""
     network, go_on = Network(), threading.Event()
     busy = compute.call(go_on.wait)
     futures = [compute.submit(step_of(stream, network, timestep)) for stream, timestep in asked]

@@ -101,7 +101,7 @@ async def test_they_go_with_their_network(embedded: EmbeddedConditions) -> None:
     gone = weakref.ref(await embed(embedded, network, 7))
 
     del network
-    # The thread that embedded it lets go of what it had with the next one.
+    # The embedding thread releases its last network with the next one.
     await embed(embedded, Network(), 7)
     gc.collect()
 

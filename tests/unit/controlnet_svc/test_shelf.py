@@ -1,4 +1,4 @@
-"""Which ControlNets give way on a device that holds two of three."""
+"""Evict ControlNets on a device that holds two of three."""
 
 import asyncio
 import threading

@@ -12,7 +12,7 @@ from pentimento.dataplane.state import State, TimerKind
 
 
 def check_bookkeeping(state: State) -> None:
-    """Every total, queue and list of workers is what its parts make."""
+    """Assert that every total, queue and list of workers equals the sum of its parts."""
     for pool in state.pools.values():
         _check_waiting(pool, [each for each in _of(state, pool) if each.phase in WAITING])
         _check_running(pool, [each for each in _of(state, pool) if each.phase in ATTEMPTED])

@@ -17,7 +17,7 @@ def cascade_driver(**settings: object) -> Driver:
 
 
 def planned(sequence: int = 1, **thresholds: float) -> Plan:
-    """Light first, by thresholds for each kind of start."""
+    """Return a plan with the light model first, and thresholds for each kind of start."""
     routes = tuple(RouteShare(start, 1.0, "c") for start in thresholds)
     pools = (PoolPlan("light", "light", ("lw",), routes), PoolPlan("heavy", "heavy", ("hw",)))
     light = StagePlan("light", tuple(StartThreshold(start, value) for start, value in thresholds.items()))

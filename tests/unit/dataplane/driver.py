@@ -1,4 +1,4 @@
-"""A dataplane and short words to drive it with."""
+"""A dataplane with short words to drive it."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -86,7 +86,7 @@ class Driver:
         self.send(events.ProfilesReceived((events.SpeedProfile(pool, seconds_per_work or ((1, 1.0),)),)))
 
     def start(self, effect_list: list[effects.Effect]) -> effects.Execute:
-        """The journal has written the one attempt among the effects."""
+        """Persist the one attempt among the effects, and return its execution."""
         attempt = only(effects.PersistAttempt, effect_list)
         return only(effects.Execute, self.send(events.AttemptPersisted(attempt.request_id, attempt.fencing_token)))
 
@@ -132,7 +132,7 @@ def said_of(effect: effects.Effect) -> str:
 
 
 def report(driver: Driver, name: str, *options: str) -> list[effects.Effect]:
-    """`has` and `warm` are LoRAs; other options are fields of the report, flags without a value."""
+    """Report a worker; `has` and `warm` are LoRAs, other options are fields of the report, flags without a value."""
     values: dict[str, Any] = {}
     for option in options:
         field, _, value = option.partition("=")
@@ -181,7 +181,7 @@ def arrive(driver: Driver, name: str, *options: str) -> list[effects.Effect]:
 
 
 def plan(driver: Driver, sequence: str, *pools: str) -> list[effects.Effect]:
-    """Pools with their workers, and `entry`: the pool that requests without a model go to."""
+    """Send a plan of pools with their workers; `entry` is the pool of requests without a model."""
     staffed = dict(pool.split("=") for pool in pools)
     entry = staffed.pop("entry", "")
     plans = tuple(

@@ -1,4 +1,4 @@
-"""Stages that are left out, by what a discriminator foresees of the prompt."""
+"""Skip stages by a discriminator's forecast for the prompt."""
 
 import pytest
 
@@ -63,7 +63,7 @@ def test_to_plans_a_stage_that_is_left_out_is_one_that_was_scored_and_deferred()
         ({"skip_light_below": 0.05}, None, "noise"),
         ({"skip_light_below": 0.05}, 0.05, "noise"),
         ({"skip_light_below": 0.9}, 0.71, "noise"),  # the plan's threshold, 0.7, would accept it
-        ({"skip_light_below": 0.05}, 0.0, "latent"),  # a hit is not what the prompt's probability is of
+        ({"skip_light_below": 0.05}, 0.0, "latent"),  # the forecast of the prompt does not apply to a hit
     ],
 )
 def test_other_prompt_starts_with_light_model(settings: dict[str, float], foreseen: float | None, start: str) -> None:

@@ -50,7 +50,7 @@ def test_lost_worker_may_still_run_its_attempts(driver: Driver) -> None:
 
 
 def test_a_profile_s_speeds_decide_at_once_where_the_next_request_costs_least(driver: Driver) -> None:
-    """Before it costs are the requests that a worker has, from then on the seconds of a batch one larger."""
+    """Without a profile the cost is the number of running requests, with one the seconds of a batch one larger."""
     driver.worker("w1", credit_count=2)
     driver.run("r1")
     driver.worker("w2", credit_count=2)

@@ -1,4 +1,4 @@
-"""Every event at every stage of a request: the effects expected, and none for every other pair."""
+"""Send every event at every stage of a request: expected effects, and none for every other pair."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ DEADLINE = 150.0
 
 
 class Life:
-    """Request r1 and worker w1 of one credit. `token` is that of the newest attempt."""
+    """Request r1 and worker w1 of one credit, with the `token` of the newest attempt."""
 
     def __init__(self, script: str) -> None:
         self.driver = Driver()

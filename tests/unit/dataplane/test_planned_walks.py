@@ -18,7 +18,7 @@ WORKERS = {LIGHT: ("w1", "w2"), HEAVY: ("w3", "w4")}
 
 
 class PlannedWorld(BreakingWorld):
-    """Every request is where a plan sent it, and may be sent elsewhere by another one."""
+    """A world that sends every request to the pool of the plan; a later plan may move it."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -75,7 +75,7 @@ class PlannedWorld(BreakingWorld):
 
 
 class PlannedWalk(Walk):
-    """As any walk, under plans."""
+    """A walk under plans."""
 
     def __init__(self, rng: random.Random) -> None:
         super().__init__(rng)

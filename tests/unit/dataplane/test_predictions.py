@@ -29,7 +29,7 @@ ADMITTED = Request("r", "own", "m", 1.0, 1000.0)
 def pool(
     ends: list[float], credit_count: int = 2, profile: tuple[tuple[int, float], ...] = ((1, 10.0),), **works: float
 ) -> Pool:
-    """`works`: what each tenant has waiting, each in one request."""
+    """Return a pool; `works` is the waiting work of each tenant, each in one request."""
     made = Pool("m", Speed(SpeedProfile("m", profile)), len(works), sum(works.values()))
     made.tenants = {tenant: Backlog(1, work) for tenant, work in works.items()}
     made.ends, made.running_count, made.credit_count = ends, len(ends), credit_count

@@ -11,7 +11,7 @@ from tests.unit.dataplane.world import World
 
 
 def recorded_walk(seed: int) -> list[str]:
-    """Lines of one frontdoor's life in a random walk."""
+    """Return the lines of one frontdoor's life in a random walk."""
     walk = Walk(random.Random(seed))
     lines: list[str] = []
 

@@ -39,7 +39,7 @@ def test_invalid_profile_is_skipped(driver: Driver) -> None:
 
 @pytest.mark.parametrize("steps", ["run r1, wait 3, finish r1", "run r1 within=3, wait 3, fail r1 STOPPED"])
 def test_attempts_of_three_seconds_correct_a_profile_of_one(driver: Driver, steps: str) -> None:
-    """Also if none finishes before its deadline."""
+    """It also holds if no attempt finishes before its deadline."""
     driver.profile()
     driver.worker()
     for number in range(30):

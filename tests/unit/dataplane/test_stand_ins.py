@@ -11,7 +11,7 @@ HEAVY_S, LIGHT_S = 10.0, 1.0
 
 
 def standing_in(*thresholds: StartThreshold, **settings: object) -> Driver:
-    """One worker of each model. A heavy image takes ten seconds, a light one a second."""
+    """Return a driver with one worker of each model; a heavy image takes ten seconds, a light one a second."""
     driver = Driver(DataplaneSettings(prediction_margin=0.0, **settings))  # type: ignore[arg-type]
     play(driver, "worker hw model=heavy, worker lw model=light")
     driver.profile("heavy", (1, HEAVY_S))

@@ -108,7 +108,7 @@ def test_plan_admits_more_requests_that_can_be_thinned_unless_it_counts_on_that(
 @pytest.mark.parametrize(
     ("mode", "plans", "steps"),
     [
-        # A plan that admits a share says that there is load.
+        # A plan that admits a share means load.
         (ThinningMode.LOAD, [(False, 0.999), (False, 0.6)], (2, 4, 7)),
         (ThinningMode.LOAD, [(True, 1.0)], (2, 4, 7)),
         (ThinningMode.DEADLINE, [(True, 1.0)], ()),
@@ -170,7 +170,7 @@ def test_second_attempt_decides_again() -> None:
 
 
 def test_a_request_that_has_not_come_is_foreseen_as_it_would_be_thinned() -> None:
-    """One runs for ten seconds and one waits for it: who comes now has twenty seconds less than its deadline."""
+    """One runs for ten seconds and one waits: a new request has twenty seconds less than its deadline."""
     driver = driver_in(ThinningMode.LOAD)
     pool = driver.dataplane.state.pool("m")
     idle = foreseen_pressure(driver.dataplane.state, pool, 10.0, 10, 30.0)

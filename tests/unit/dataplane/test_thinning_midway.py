@@ -33,7 +33,7 @@ CROWDED = f"{RUN}, queue r2 work=10"
     ("mode", "script", "said"),
     [
         (ThinningMode.LOAD, f"{RUN}, progress r1 0", ""),
-        # Once others wait, it is thinned after its next step; it is not asked again while it follows.
+        # Once others wait, it is thinned after its next step, and not again while it follows.
         (ThinningMode.LOAD, f"{CROWDED}, progress r1 0", "r1 thins 2+4+7"),
         (ThinningMode.LOAD, f"{CROWDED}, progress r1 1", "r1 thins 2+4+7"),
         *[(ThinningMode.LOAD, f"{CROWDED}, progress r1 1, progress r1 {step}", "") for step in (1, 2, 4, 7, 10)],

@@ -60,7 +60,7 @@ class World:
         self.paints: dict[AttemptKey, tuple[int, str]] = {}
         self.replies: list[events.Event] = []
         self.said: list[events.Event] = []
-        # Everything this frontdoor has heard: what must be durable first is in here before what follows it.
+        # All events of this frontdoor: an event that must be durable first precedes its consequences.
         self.heard: set[events.Event] = set()
         self.granted: set[AttemptKey] = set()
         self.settled_grants: set[AttemptKey] = set()
@@ -221,7 +221,7 @@ class World:
         raise AssertionError(f"never came to rest: {self.dataplane.state.requests}")
 
     def check_at_rest(self) -> None:
-        """Nothing is left over: every accepted request has one end, its client heard it, every grant and credit is
+        """Assert that every accepted request has one end, its client received it, and every grant and credit is
         back."""
         for request_id, row in self.rows.items():
             assert len(row.ends) == 1, (request_id, row)
@@ -243,7 +243,7 @@ class World:
 
     @singledispatchmethod
     def _interpret(self, effect: effects.Effect) -> None:
-        """An effect that the world has no part in."""
+        """Ignore an effect that does not concern the world."""
 
     @_interpret.register
     def _reject(self, effect: effects.Reject) -> None:
@@ -355,7 +355,7 @@ class World:
 
     @_interpret.register
     def _thin(self, effect: effects.ThinAttempt) -> None:
-        """Workers ignore the request to leave out steps."""
+        """Ignore the request to leave out steps, as workers may."""
 
     @_interpret.register
     def _stop(self, effect: effects.StopAttempt) -> None:

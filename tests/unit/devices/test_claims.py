@@ -25,7 +25,7 @@ Replica = subprocess.Popen[str]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., tuple[Replica, str]]]:
-    """Starts a replica; what it claimed comes with it."""
+    """Return a function that starts a replica and returns it with its claim."""
     started: list[Replica] = []
 
     def started_replica(claims_per_device: int = 1) -> tuple[Replica, str]:

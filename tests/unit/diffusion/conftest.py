@@ -88,20 +88,20 @@ def flux_model(flux_checkpoint: Path) -> DiffusionModel:
 
 @pytest.fixture(params=["model", "xl_model", "flow_model", "flux_model"])
 def any_model(request: pytest.FixtureRequest) -> DiffusionModel:
-    """Each family once."""
+    """Return each family once."""
     found: DiffusionModel = request.getfixturevalue(request.param)
     return found
 
 
 @pytest.fixture(params=["model", "xl_model", "flow_model"])
 def split_model(request: pytest.FixtureRequest) -> DiffusionModel:
-    """Each family with passes in parts once."""
+    """Return each family with passes in parts once."""
     found: DiffusionModel = request.getfixturevalue(request.param)
     return found
 
 
 @pytest.fixture(params=["model", "xl_model"])
 def unet_model(request: pytest.FixtureRequest) -> DiffusionModel:
-    """Each family with a U-Net once."""
+    """Return each family with a U-Net once."""
     found: DiffusionModel = request.getfixturevalue(request.param)
     return found

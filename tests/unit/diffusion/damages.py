@@ -1,4 +1,4 @@
-"""Damage a copy of a checkpoint: files, indexes and configurations that loading must refuse."""
+"""Damage a copy of a checkpoint: files, indexes and configurations that loading must reject."""
 
 import json
 import pickle

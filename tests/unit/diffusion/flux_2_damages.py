@@ -1,4 +1,4 @@
-"""Damaged checkpoints of FLUX.2 by fixture, and what their errors name."""
+"""Damaged checkpoints of FLUX.2 by fixture, and the names in their errors."""
 
 import shutil
 

@@ -28,7 +28,7 @@ def load(directory: Path, dtype: torch.dtype = torch.float32) -> DiffusionModel:
 
 @torch.inference_mode()
 def denoise(model: DiffusionModel, request: DenoisingRequest) -> Tensor:
-    """All steps, in this thread; the final latent."""
+    """Run all steps in this thread, and return the final latent."""
     return run_steps(model, prepare(model, PromptMemo(model, 8), request)).state.latent
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints that are served: what may lie in their directories, and what their digests cover."""
+"""Checkpoints that are served: the files in their directories, and the coverage of their digests."""
 
 import pickle
 from collections.abc import Callable

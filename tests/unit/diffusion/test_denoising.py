@@ -18,7 +18,7 @@ from tests.unit.diffusion.specs import SPEC, denoise, run_steps, spec_with
 
 
 def stored_latent(model: DiffusionModel, spec: GenerationSpec, step: int) -> Tensor:
-    """The latent before `step`, through the bytes that a cache keeps."""
+    """Return the latent before `step`, through the bytes of a cache."""
     denoising = prepare(model, PromptMemo(model, 8), DenoisingRequest(spec, NoiseStart()))
     run_steps(model, denoising, until=step)
     data = latent_to_bytes(denoising.schedule.to_variance_preserving(denoising.state))
@@ -81,7 +81,7 @@ def test_image_at_the_last_level_runs_no_step(any_model: DiffusionModel) -> None
 
 
 def re_noised(form: NoiseForm, clean: Tensor, noise: Tensor, noise_to_signal: float) -> Tensor:
-    """MoDM's equation 2, and its DDPM form, from the ratio of noise to signal; infinite at the start of a flow."""
+    """Apply MoDM's equation 2, or its DDPM form, for a ratio of noise to signal; infinite at the start of a flow."""
     if form is NoiseForm.FLOW_MATCHING:
         sigma = 1.0 - 1.0 / (1.0 + noise_to_signal)
         return sigma * noise + (1.0 - sigma) * clean

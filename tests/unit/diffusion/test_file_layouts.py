@@ -1,4 +1,4 @@
-"""Files of the original layout: their kind by names and shapes, published configurations, and refused ones."""
+"""Files of the original layout: their kind by names and shapes, published configurations, and rejected ones."""
 
 import json
 import pickle
@@ -49,7 +49,7 @@ CONVERSIONS = {
 
 @pytest.fixture(scope="module")
 def published() -> dict[str, tuple[dict[str, torch.nn.Module], Shapes]]:
-    """Networks and original shapes by layout."""
+    """Return networks and original shapes by layout."""
     found = {}
     for stem in CONVERSIONS:
         networks = published_networks(stem)

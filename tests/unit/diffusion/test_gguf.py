@@ -1,4 +1,4 @@
-"""GGUF files of a denoiser: the images that they make, and files that are refused."""
+"""GGUF files of a denoiser: their images, and rejected files."""
 
 import shutil
 from collections.abc import Callable
@@ -26,14 +26,14 @@ Tensors = dict[str, Tensor]
 
 @pytest.fixture(scope="module")
 def flow(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with rows of whole blocks."""
+    """Return a model with rows of whole blocks."""
     widths = {"attention_head_dim": 16, "num_attention_heads": 2, "caption_projection_dim": BLOCK}
     return write_flow_checkpoint(tmp_path_factory.mktemp("checkpoints") / "flow", **widths)
 
 
 @pytest.fixture
 def parts(flow: Path, tmp_path: Path) -> Path:
-    """All of the model but its denoiser's weights, as the folder of a file."""
+    """Return the model's folder without the weights of its denoiser."""
     folder = shutil.copytree(flow, tmp_path / "mine")
     next((folder / "transformer").glob("*.safetensors")).unlink()
     return folder

@@ -149,7 +149,7 @@ def test_mask_by_which_nothing_changes_is_refused(mask: bytes, limit: str) -> No
 
 
 def spot(colour: float) -> Tensor:
-    """A mask with one pixel of that colour, which no cell of the latent has in its upper left corner."""
+    """Return a mask with one pixel of that colour, off the upper left corner of every latent cell."""
     mask = torch.full((1, 1, 32, 32), 1.0 - colour)
     mask[..., 1, 9] = colour
     return mask

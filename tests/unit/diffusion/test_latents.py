@@ -1,4 +1,4 @@
-"""Latents as stored bytes: what comes back of each format, and what a reader refuses before it makes anything of it."""
+"""Latents as stored bytes: each format comes back, and wrong bytes are rejected before they are parsed."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""PNG files of pixels, read again by Pillow; the filters against those of the specification, written out here."""
+"""PNG files of pixels, read by Pillow; the filters equal a plain version of the specification."""
 
 import io
 import zlib
@@ -20,7 +20,7 @@ PIXELS = arrays.arrays(np.uint8, st.tuples(st.integers(1, 9), st.integers(1, 9),
 
 
 def predicted(kind: int, left: int, above: int, corner: int) -> int:
-    """RFC 2083, sections 6.2 to 6.6."""
+    """Apply a filter of RFC 2083, sections 6.2 to 6.6."""
     if kind == 4:
         near = left + above - corner
         return min((abs(near - left), 0, left), (abs(near - above), 1, above), (abs(near - corner), 2, corner))[2]
@@ -28,7 +28,7 @@ def predicted(kind: int, left: int, above: int, corner: int) -> int:
 
 
 def row_of(pixels: Pixels, row: int) -> bytes:
-    """The filter of the smallest sum, the lowest number of several."""
+    """Return the filter of the smallest sum, the lowest number of several."""
     flat = pixels.reshape(pixels.shape[0], -1).astype(int)
     above = flat[row - 1] if row else np.zeros_like(flat[0])
     found = []

@@ -1,4 +1,4 @@
-"""Profiles come from the engine's own loop: as many steps as were asked for, of the batch that was asked for."""
+"""Profiles come from the engine's own loop: the requested number of steps of the requested batch."""
 
 from typing import Any
 

@@ -73,7 +73,7 @@ distilled = common | {"original_inference_steps": st.sampled_from([25, 50]), "ti
 
 
 def spaced(settings: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """With one of the spacings of noise levels, or that of the timesteps."""
+    """Return settings with one of the spacings of noise levels, or with that of the timesteps."""
     chosen = st.sampled_from([{}, *({key: True} for key in SPACINGS)])
     return st.builds(lambda config, spacing: {**config, **spacing}, st.fixed_dictionaries(settings), chosen)
 

@@ -32,7 +32,8 @@ def single(kl_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture
 def plain_flow_checkpoint(tmp_path: Path) -> Path:
-    """Its first text encoder projects by the identity, all that the original layout can say."""
+    """Write a checkpoint with the identity as the projection of its first text encoder: the original layout has no
+    other."""
 
     directory = write_flow_checkpoint(tmp_path / "flow", max_sequence_length=0)
     weights = directory / "text_encoder" / "model.safetensors"

@@ -30,7 +30,7 @@ def tokenizer(checkpoint: Path) -> PromptTokenizer:
 
 @pytest.fixture
 def impatient_threads() -> Iterator[None]:
-    """Threads take turns so often that they meet in the middle of a call."""
+    """Let threads take turns so often that they meet in the middle of a call."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -113,7 +113,7 @@ def library_encoder(projects: bool = False, **changes: Any) -> Any:
 
 
 def loaded(model: Path, encoder: Any, dtype: torch.dtype = torch.float32, **saving: Any) -> ClipTextEncoder:
-    """`encoder`, saved as the library saves it, as the text encoder of the checkpoint at `model`."""
+    """Save `encoder` as the text encoder of the checkpoint at `model`, and load it."""
     folder = model / "text_encoder"
     for path in folder.iterdir():
         path.unlink()
@@ -124,7 +124,7 @@ def loaded(model: Path, encoder: Any, dtype: torch.dtype = torch.float32, **savi
 
 
 def texts() -> torch.Tensor:
-    """Two texts and their padding."""
+    """Return two texts and their padding."""
     drawn = torch.randint(1, START, (2, TOKENS), generator=torch.Generator().manual_seed(5))
     drawn[:, 0], drawn[0, 6], drawn[0, 7:], drawn[1, -1] = START, END, 0, END
     return drawn

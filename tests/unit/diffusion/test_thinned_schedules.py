@@ -54,7 +54,7 @@ def taken_steps(count: int, thinned: tuple[int, ...]) -> list[int]:
 
 
 def reference_of(scheduler: Scheduler, config: dict[str, Any], schedule: Schedule, taken: list[int]) -> Any:
-    """diffusers' scheduler with the explicit list of timesteps, or of noise levels where it takes those alone."""
+    """Return diffusers' scheduler with the explicit list of timesteps, or of noise levels if it takes only those."""
     reference = REFERENCES[scheduler](**config)
     if scheduler is Scheduler.FLOW_MATCH_EULER:
         reference = REFERENCES[scheduler](**{**config, "shift": 1.0})
@@ -65,7 +65,7 @@ def reference_of(scheduler: Scheduler, config: dict[str, Any], schedule: Schedul
         reference.set_timesteps(schedule.step_count)
         assume(len(reference.timesteps) == schedule.step_count)
         if config.get("timestep_spacing") == "trailing":
-            # By rounding diffusers has a step too many there (29 of 50), and Karras's levels end elsewhere.
+            # diffusers rounds to a step too many there (29 of 50), and Karras's levels end elsewhere.
             trained = config["num_train_timesteps"]
             assume(len(np.arange(trained, 0, -trained / schedule.step_count)) == schedule.step_count)
         reference.timesteps = reference.timesteps[taken]
@@ -110,7 +110,8 @@ def test_a_thinned_run_equals_diffusers_with_the_same_list(
 def test_ddim_thinned_by_a_whole_number_equals_diffusers_with_fewer_steps_from_there_on(
     config: dict[str, Any], gap: int, first: int, seed: int
 ) -> None:
-    """diffusers' DDIM goes a fixed stride from any timestep: its stride is that of fewer steps from the thinning on."""
+    """diffusers' DDIM takes a fixed stride from any timestep: its stride is that of fewer steps from the thinning
+    on."""
     config = {**config, "num_train_timesteps": 1000, "timestep_spacing": "leading"}
     first, count = first - first % gap, 20
     thinned = tuple(range(first, count, gap))
@@ -188,7 +189,7 @@ def schedule_of(scheduler: Scheduler) -> Schedule:
 
 
 def noised_by_diffusers(scheduler: Scheduler, clean: torch.Tensor, noise: torch.Tensor, step: int) -> torch.Tensor:
-    """A clean latent at the level before the step, in the sampler's own scale."""
+    """Return a clean latent at the level before the step, in the sampler's own scale."""
     reference = REFERENCES[scheduler](**config_of(scheduler))
     reference.set_timesteps(STEP_COUNT)
     if scheduler is not Scheduler.DDIM:

@@ -39,7 +39,7 @@ def by_diffusers(model: DiffusionModel, inputs: DenoiserInput) -> Tensor:
 
 
 def skips_of(model: DiffusionModel, inputs: DenoiserInput) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Shapes of the mid block's output and of the skip connections, by hooks on diffusers' blocks."""
+    """Return shapes of the mid block's output and of the skip connections, by hooks on diffusers' blocks."""
     kept: list[tuple[Tensor, ...]] = []
     blocks: Any = model.denoiser.down_blocks
     hooks = [block.register_forward_hook(lambda _, __, output: kept.append(output[1])) for block in blocks]
@@ -103,7 +103,7 @@ def test_a_network_with_an_option_that_the_passes_do_not_know_is_left_to_diffuse
 
 
 def test_the_halves_meet_in_the_middle(model: DiffusionModel) -> None:
-    """The encoder's half says all that the decoder's needs."""
+    """The encoder's half returns all inputs of the decoder's half."""
     inputs = inputs_of(model, 32)
     passes = UNetPasses(model.denoiser)
     texts = AttendedTexts(passes.project_text(inputs.conditioning.states))

@@ -1,4 +1,4 @@
-"""How long to wait before what failed is tried again."""
+"""Test the waiting time before a retry."""
 
 import random
 from itertools import islice

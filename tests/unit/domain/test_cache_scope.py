@@ -9,7 +9,7 @@ CONTROLLED = replace(SCOPE, conditioning_digest="sha256:edges-of-a", control_dig
 
 
 def test_keys_without_adapters_are_recorded_ones() -> None:
-    """Else what caches hold would never be found again."""
+    """With other keys the content of existing caches would be lost."""
     assert latent_key(SCOPE, 10) == "96d18c75a54c8bd27e6776b6ccaf8756a84a15e0f235df73c4b69bb3c3eb4695"
     assert image_key(SCOPE) == "ace72f1b7d5c802d7beb09ef5a9e500dbf5b24f1a2b31966fe177f1b60fab44a"
 

@@ -1,4 +1,4 @@
-"""A clock that does not jump with the machine's: what it says, and from when on it believes a jump."""
+"""A clock that does not jump with the machine's: its value, and when it accepts a jump."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Every directory gives its model a name that can be an instance's."""
+"""Derive from every directory a model name that an instance can have."""
 
 from pentimento.domain.models import derived_name, is_model_name
 from services.controller.checks import check_instance

@@ -1,4 +1,4 @@
-"""Reasons travel by their names, and say what they mean."""
+"""Reasons are names of the catalogue, and mean what it says."""
 
 import ast
 import sqlite3
@@ -25,7 +25,7 @@ def test_reason_has_a_meaning_and_an_advice() -> None:
 
 
 def literals(tree: ast.AST) -> Iterator[str]:
-    """Where a `reason` is compared with a string, or with a constant of the module that has one."""
+    """Yield comparisons of a `reason` with a string, or with a string constant of the module."""
     of_strings = {
         target.id
         for node in ast.iter_child_nodes(tree)

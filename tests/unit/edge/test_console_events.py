@@ -12,7 +12,7 @@ pytestmark = needs_node
 
 
 def heard(pieces: str, found: str = "found") -> Any:
-    """An expression of the events that are found in a stream that comes in these pieces, both in JavaScript."""
+    """Return an expression of the events in a stream of pieces, both in JavaScript."""
     return printed(f"""
         globalThis.window = {{ sessionStorage: {{ getItem: () => null }} }};
         globalThis.fetch = async () => new Response(new ReadableStream({{

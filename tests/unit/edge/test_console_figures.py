@@ -22,7 +22,7 @@ def look(at_ms: int, **more: Any) -> dict[str, Any]:
 
 
 def shown(expression: str, *looks: dict[str, Any]) -> Any:
-    """The value of an expression of `figures` and `looks`; NaN is null."""
+    """Return the value of an expression of `figures` and `looks`; NaN is null."""
     return printed(f"""
         import * as figures from {json.dumps((STATIC / "figures.js").as_uri())};
         const looks = {json.dumps(looks)};

@@ -97,7 +97,7 @@ class PlacedReaders:
 
 @pytest.fixture
 def strict(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader without progress is late at once, and one chunk is worth an hour."""
+    """Make a reader without progress late at once, and one chunk worth an hour."""
     monkeypatch.setattr("services.edge.files.GRACE_S", 0.0)
     monkeypatch.setattr("services.edge.files.LEAST_READ_BYTES_PER_S", CHUNK_BYTES / 3600)
 

@@ -34,12 +34,12 @@ def test_an_answer_does_not_wait_until_its_head_is_acknowledged() -> None:
 
 @pytest.fixture(autouse=True)
 def rare_dates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing but being asked to ends serving within a test."""
+    """Make date updates rare, so that only a stop ends serving within a test."""
     monkeypatch.setattr("services.edge.http.listener.DATE_S", 3600.0)
 
 
 class HeldApp:
-    """An app that answers once `release` is set; `entered` and `cancelled` tell what became of its calls."""
+    """An app that answers once `release` is set; `entered` and `cancelled` show the state of its calls."""
 
     def __init__(self) -> None:
         self.entered, self.release, self.cancelled = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -59,7 +59,7 @@ class HeldApp:
 async def asked(
     app: Any, drain_timeout_s: float, entered: asyncio.Event | None = None
 ) -> AsyncIterator[tuple[HttpListener, asyncio.StreamReader]]:
-    """A listener that a client has asked something."""
+    """Start a listener with one request of a client."""
     http, rpc = (
         HttpSettings(http_listen="127.0.0.1:0", drain_delay_s=0.0),
         RpcServerSettings(drain_timeout_s=drain_timeout_s),

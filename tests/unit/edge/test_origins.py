@@ -1,4 +1,4 @@
-"""Which pages and names may call."""
+"""Test the pages and host names that may call."""
 
 import pytest
 from starlette.requests import HTTPConnection

@@ -1,4 +1,4 @@
-"""Which HTTP requests begin a trace, which headers of a client are continued, and the viewer that the console names."""
+"""Begin traces for HTTP requests, continue headers of clients, and name the viewer in the console."""
 
 from typing import Any
 

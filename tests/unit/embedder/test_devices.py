@@ -1,5 +1,5 @@
-"""Every tensor of an encoder is on the encoder's device. The device "meta" stands for a GPU: results of an operation
-that mixes it with the CPU are an error or on the CPU."""
+"""Keep every tensor of an encoder on its device. The device "meta" stands for a GPU: an operation that mixes it with
+the CPU fails, or its result is on the CPU."""
 
 from pathlib import Path
 

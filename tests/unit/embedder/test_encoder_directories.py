@@ -53,7 +53,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def directory(kind: str, request: pytest.FixtureRequest) -> Path:
-    """A directory of the kind, which the test may change."""
+    """Return a directory of the kind, which the test may change."""
     return Path(request.getfixturevalue(kind))
 
 

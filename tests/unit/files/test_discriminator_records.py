@@ -1,4 +1,4 @@
-"""Whether a discriminator's record says that it carries information."""
+"""Decide whether a discriminator's record carries information."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Files of JSON objects: read by path and directory, refused with their fault."""
+"""Files of JSON objects: read by path and directory, rejected with their fault."""
 
 from functools import partial
 from pathlib import Path

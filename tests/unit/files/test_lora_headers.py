@@ -1,4 +1,4 @@
-"""Headers of LoRA files: the refused ones, with the text of each error."""
+"""Headers of LoRA files: rejected ones, with the text of each error."""
 
 import re
 from pathlib import Path

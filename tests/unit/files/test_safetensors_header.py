@@ -1,4 +1,4 @@
-"""Headers of safetensors files: numbers that no file needs are refused before anything is computed with them."""
+"""Headers of safetensors files: oversized numbers are rejected before any arithmetic."""
 
 import json
 from typing import Any

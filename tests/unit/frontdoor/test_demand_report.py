@@ -43,7 +43,7 @@ NEON = (AdapterKind.LORA, "neon")
 
 
 def scored_arrival(dataplane: Dataplane, starts: StartCounts, request_id: str) -> None:
-    """One request more, scored, that starts at step 5 with a LoRA."""
+    """Return one more request, scored, that starts at step 5 with a LoRA."""
     dataplane.on_event(0.0, RequestArrived(request_id, "t", "heavy", 1.0, 10.0))
     pool = dataplane.state.pool("heavy")
     pool.scored_count += 1
@@ -222,7 +222,7 @@ def test_confidences_are_reported_once_by_twentieths() -> None:
 
 
 def test_idle_pools_without_worker_are_not_reported() -> None:
-    """A frontdoor keeps those of all models that there ever were: a controller refuses a report of too many."""
+    """A frontdoor counts every model that ever ran: a controller rejects a report of too many."""
     dataplane = Dataplane(1)
     report = DemandReport(dataplane, StartCounts())
     for number in range(2 * MAX_TOLD_COUNT):

@@ -1,4 +1,4 @@
-"""Which steps of a request reuse deep features, and why none do."""
+"""Choose the steps of a request that reuse deep features, and give a reason for none."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Which compared pairs stay in the object store."""
+"""Choose the compared pairs that stay in the object store."""
 
 from collections.abc import AsyncIterator
 from typing import Any

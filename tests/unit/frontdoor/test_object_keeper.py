@@ -27,7 +27,7 @@ def away() -> ObjectStore:
 
 @asynccontextmanager
 async def keeping(journal: Journal, open_store: Callable[[], ObjectStore]) -> AsyncIterator[ObjectKeeper]:
-    """A keeper that has recovered and moves what it can."""
+    """Run a keeper that has recovered and moves waiting objects."""
     keeper = ObjectKeeper(open_store, journal.objects, *LIMITS)
     await keeper.recover()
     moving = asyncio.create_task(keeper.move_forever())
@@ -98,7 +98,7 @@ async def test_deleted_waiting_object_frees_its_bytes(journal: Journal) -> None:
 
 
 class HangingStore:
-    """As a disk over a network that went: no call returns before `goes_on`."""
+    """A store like a lost network disk: no call returns before `goes_on`."""
 
     def __init__(self) -> None:
         self.goes_on = threading.Event()

@@ -30,7 +30,7 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
 
 
 class ForgetfulGateway:
-    """Pins what it still has."""
+    """A gateway that pins the entries that it still has."""
 
     def __init__(self) -> None:
         self.has_it = True

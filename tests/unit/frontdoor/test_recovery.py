@@ -233,7 +233,7 @@ MESSAGE = encode(BODY, pb.JournalledRequest)
 
 
 def with_unknown_field(message: Message) -> bytes:
-    """As a newer version would write it: field 99, a number."""
+    """Add field 99, a number, as a newer version could write it."""
     return message.SerializeToString() + b"\x98\x06\x01"
 
 

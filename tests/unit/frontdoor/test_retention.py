@@ -31,7 +31,7 @@ def done(value: Any) -> "Future[Any]":
 
 
 class ListedObjects:
-    """Keeper and journal of a frontdoor in one: what lies in the store, and what rows name."""
+    """Keeper and journal of a frontdoor in one: stored objects, and rows that name them."""
 
     def __init__(self, *keys: str) -> None:
         self.stored = set(keys)
@@ -97,7 +97,7 @@ def retention_of(objects: ListedObjects, results: Sequence[str] = (), inputs: Se
 
 
 async def one_round(kept: Retention) -> None:
-    """Until it waits for the next one."""
+    """Run it until it waits for the next round."""
     running = asyncio.create_task(kept.run_forever())
     for _ in range(50):
         await asyncio.sleep(0)

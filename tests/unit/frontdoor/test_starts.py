@@ -77,7 +77,7 @@ def test_route_may_be_scored_with_threshold_or_operator_cascade() -> None:
 
 @pytest.mark.parametrize(("pools", "left"), [((), "lmh"), (("l", "h"), "lh"), (("m",), "m"), (("x",), "lmh")])
 def test_stages_in_pools_that_the_tenant_may_not_use_are_left_out(pools: tuple[str, ...], left: str) -> None:
-    """All stages stay where the tenant may use none: admission refuses the first."""
+    """All stages stay if the tenant may use none: admission rejects the first."""
     assert "".join(stage.pool for stage in allowed_stages(PLANNED, TenantQuota(pools=pools))) == left
 
 

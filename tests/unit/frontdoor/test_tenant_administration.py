@@ -1,4 +1,4 @@
-"""Test operators' changes of tenants over a real ledger: in force on return, and refused with the field's name."""
+"""Test operators' changes of tenants over a real ledger: in force on return, and rejected with the field's name."""
 
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -139,7 +139,7 @@ async def test_restored_tenant_has_its_identity_again(office: Office) -> None:
 
 
 async def made_key(office: Office) -> Caller:
-    """Return who calls with a new key of acme."""
+    """Return the caller of a new key of acme."""
     caller = office.caller((await office.administration.create_key("acme", None))[1])
     assert caller is not None
     return caller

@@ -90,7 +90,7 @@ def test_hit_gets_options_measured_at_its_step() -> None:
     offer = offers.offer(RESOLVED, replace(ROUTE, start=latent))
 
     assert offer == ThinningOffer(50, 20, (ThinningOption(25, 5, 0.99),))
-    # Thirty steps are left of it, five before the first that is thinned.
+    # Thirty steps remain, and five precede the first thinned one.
     assert (offer.remaining_count, offer.least_count, offer.least_share) == (30, 10, 1 / 3)
     assert offers.offer(RESOLVED, ROUTE).options == (ThinningOption(10, 10, 0.99),)
 

@@ -128,7 +128,7 @@ async def test_missing_time_of_worker_does_not_block_counts(tmp_path: Path, told
 
 
 class Forgetful(TenantLedger):
-    """Record the tenants that it was asked to forget."""
+    """Record the tenants to be forgotten."""
 
     def __init__(self, failures: int = 0) -> None:
         self.before: list[float] = []
@@ -176,7 +176,7 @@ async def test_usage_older_than_400_days_is_deleted_every_hour(monkeypatch: pyte
 async def test_a_clock_that_jumps_ahead_has_nothing_forgotten_until_that_has_lasted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Neither usage nor keys that would have ended by then come back."""
+    """Deleted usage and expired keys would not come back."""
     clock = SetClock(wall_s=NOW_S, monotonic_s=50.0)
     ledger = Forgetful()
     meter = UsageMeter(ledger, clock)

@@ -1,4 +1,4 @@
-"""When webhooks are called, by a clock in the test's hands: the journal answers at once, the caller notes its calls."""
+"""Test the times of webhook calls, with the test's clock: the journal answers at once, the caller records its calls."""
 
 import asyncio
 import base64
@@ -53,8 +53,7 @@ def host_of(due: DueWebhook) -> tuple[str, str]:
 
 
 class Journal:
-    """When each address is to be called, those of one time in their order. Every look takes the clock `look_s`
-    further."""
+    """A journal with the time of each call, in order. Every look moves the clock by `look_s`."""
 
     def __init__(self, clock: SetClock, times: dict[str, float], look_s: float = 0.0) -> None:
         self._clock = clock
@@ -89,7 +88,7 @@ class Journal:
 
 
 class Caller:
-    """Every call is noted; those of slow hosts have no end."""
+    """A caller that records every call; calls to slow hosts do not end."""
 
     def __init__(self) -> None:
         self.called: asyncio.Queue[str] = asyncio.Queue()
@@ -165,7 +164,7 @@ async def called_of(times: dict[str, float], count: int) -> Counter[str]:
 
 
 def unanswered(tenant: str, host_count: int, calls_of_host: int = 1) -> dict[str, float]:
-    """Webhooks that are due at hosts that never answer."""
+    """Return webhooks that are due at hosts that never answer."""
     hosts = [f"https://slow-{tenant}-{number}.example/" for number in range(host_count)]
     return {f"{host}{number}?tenant={tenant}": 0.0 for host in hosts for number in range(calls_of_host)}
 

@@ -1,4 +1,4 @@
-"""Which addresses a webhook may have, by its text and by what its name stands for."""
+"""Accept addresses of webhooks by their text and by the addresses of their name."""
 
 import asyncio
 import socket

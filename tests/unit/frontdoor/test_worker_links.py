@@ -1,4 +1,4 @@
-"""Workers that are heard at more than one address."""
+"""Workers with more than one address."""
 
 import asyncio
 import time

@@ -28,17 +28,17 @@ def ihdr(width: int, height: int, depth: int = 8, colour: int = 0, interlace: in
 
 
 def idat(width: int, height: int) -> bytes:
-    """Grey, 8 bits."""
+    """Return IDAT of grey pixels, 8 bits."""
     return png_chunk(b"IDAT", zlib.compress((b"\0" + b"\x80" * width) * height))
 
 
 def grey_png(*between: bytes, size: tuple[int, int] = (8, 6)) -> bytes:
-    """With chunks between its header and its pixels."""
+    """Return a grey PNG with chunks between its header and its pixels."""
     return png_file(ihdr(*size), *between, idat(*size))
 
 
 def wide_grey_png(row: Sequence[int], transparent: int | None = None) -> bytes:
-    """Grey, 16 bits, of one row; `transparent` is the value that is."""
+    """Return a grey PNG of 16 bits and one row; `transparent` is the transparent value."""
     pixels = png_chunk(b"IDAT", zlib.compress(b"\0" + struct.pack(f">{len(row)}H", *row)))
     clear = [] if transparent is None else [png_chunk(b"tRNS", struct.pack(">H", transparent))]
     return png_file(ihdr(len(row), 1, depth=16), *clear, pixels)

@@ -106,7 +106,7 @@ def test_transparent_grey_of_few_bits_is_white_and_masked(depth: int, row: int, 
 
 @pytest.mark.parametrize("interlaced", [0, 1])
 def test_a_colour_of_sixteen_bits_is_transparent_as_a_whole(interlaced: int) -> None:
-    """As browsers have it: neither its upper bytes alone nor its lower ones."""
+    """Browsers compare all bits: neither the upper bytes alone nor the lower ones."""
     clear, others = (0x0501, 0x0602, 0x0703), ((0x0501, 0x0602, 0x0704), (0x0601, 0x0602, 0x0703))
     row = b"".join(struct.pack(">3H", *colour) for colour in (clear, *others))
     if interlaced:  # Adam7 has of such a row the first pixel, then the third, then the second

@@ -37,7 +37,7 @@ WELL = {
     'pentimento_worker_event_loop_lag_seconds_bucket{le="+Inf"}': "0+100x420",
     "pentimento_worker_out_of_memory_total": "0x420",
 }
-# An alert, the series that replace those above, and the labels that it fires with besides its own.
+# An alert, series that replace the ones above, and the labels that it fires with in addition to its own.
 CASES: list[tuple[str, dict[str, str], list[dict[str, str]]]] = [
     # 2 % fail: twenty times what 30 days allow, which uses up the budget in a day and a half.
     (

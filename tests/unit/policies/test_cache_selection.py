@@ -1,4 +1,4 @@
-"""Which start is chosen, and which never."""
+"""Test the choice of a start."""
 
 from collections.abc import Iterator
 from dataclasses import replace

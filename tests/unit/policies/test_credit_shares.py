@@ -49,7 +49,7 @@ def served(credit_count: int, greedy: str, names: tuple[str, ...], steps: int) -
     work, counted = ServedWork(), Counter[str]()
     order = (greedy, *(name for name in names if name != greedy))
     for _ in range(steps):
-        # Twice: a frontdoor may leave a credit to one that was asked before it.
+        # Twice: a frontdoor may leave a credit to an earlier one.
         for name in order * 2:
             held = Counter(owner for owner, _ in running)
             while held[name] < credits_of(name, credit_count, held, work.work, work.work):

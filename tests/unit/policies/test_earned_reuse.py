@@ -116,7 +116,7 @@ def test_earned_closes_cell_that_surely_breaks_its_promise() -> None:
 
 
 def test_earned_row_of_profile_widens_and_returns() -> None:
-    """From the similarity that it began with, 0.94."""
+    """The row begins with similarity 0.94."""
     below = several(SHOWN, GOOD, 0.93)
     assert after(below, standing=0.94, own=0.94) == ThresholdPosition(0.92, SHOWN)
     raised = ThresholdPosition(0.98, 10)

@@ -1,4 +1,4 @@
-"""Tables in force: what hits raised, in an order that still makes sense."""
+"""Tables in force: rows raised by hits, in a monotonic order."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ similarities = st.floats(-1, 0.9999)
 
 
 def raised(*similarity: float) -> ModelReuse:
-    """The first rows of latents where their hits put them."""
+    """Return the first rows of latents as moved by their hits."""
     positions = {row.watched: ThresholdPosition(each) for row, each in zip(ROWS, similarity, strict=False)}
     return in_force(REUSE, *KEY, positions)
 
@@ -42,7 +42,7 @@ def test_raised_row_raises_rows_that_skip_more_without_hits() -> None:
 
 
 def test_a_row_that_was_raised_past_one_that_skips_more_does_not_hold_it_up() -> None:
-    """It serves no hits, so none could ever bring it down: reuse would end permanently."""
+    """It serves no hits, so none could ever lower it: reuse would end permanently."""
     assert [row.min_similarity for row in raised(0.9999, -1.0).latents.thresholds] == [0.8, 0.8, 0.9]
     assert [row.min_similarity for row in raised(0.9999, -1.0, 0.95).latents.thresholds] == [0.8, 0.8, 0.95]
     assert [row.min_similarity for row in raised(0.92, 0.9999, 0.95).latents.thresholds] == [0.92, 0.95, 0.95]

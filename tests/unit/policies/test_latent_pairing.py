@@ -15,7 +15,7 @@ SECONDS = st.floats(0.001, 100.0)
 
 
 def pace_of(whole_s: float, paired_s: float, own_half_s: float | None = None) -> PairPace:
-    """After sixteen steps of each kind; the own half takes all of the paired step unless it is given."""
+    """Return the pace after sixteen steps of each kind; the own half takes the whole paired step by default."""
     pace = PairPace()
     for _ in range(16):
         pace.took_whole(whole_s)

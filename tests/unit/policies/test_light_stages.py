@@ -1,4 +1,4 @@
-"""When the light stage of a cascade is left out."""
+"""Test when the light stage of a cascade is left out."""
 
 import math
 
@@ -57,7 +57,7 @@ PRICES: list[tuple[float | None, float, bool]] = [
     (None, 1.0, True),  # pays for no prompt
     (None, 0.99, False),
     (math.nan, 1.2, True),
-    (0.0, 0.0, False),  # an unknown price says nothing
+    (0.0, 0.0, False),  # an unknown price decides nothing
 ]
 
 

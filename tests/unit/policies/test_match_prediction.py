@@ -1,4 +1,4 @@
-"""When the match predictor's gate is on, and what it counts, bounds and remembers."""
+"""Test the match predictor's gate: when it is on, its counts, bounds and memory."""
 
 import math
 from dataclasses import replace
@@ -20,7 +20,7 @@ from pentimento.policies.match_prediction import (
 
 PRICES = LookupPrices(search_s=0.1, generation_s=10.0, prediction_s=0.001)
 DOUBT = math.log(10.0)
-# Costs what it saves, or more.
+# Costs equal to the savings, and larger ones.
 EVEN, DEAR = LookupPrices(0.1, 10.0, 0.1), LookupPrices(0.1, 10.0, 0.2)
 
 
@@ -29,7 +29,7 @@ def misses(count: int, score: float = 0.0) -> list[SearchOutcome]:
 
 
 def opened_gate() -> MatchGate:
-    """One that skips scores below 1."""
+    """Return a gate that skips scores below 1."""
     gate = MatchGate()
     gate.remember([*misses(1000), *[SearchOutcome(1.0, 0.1)] * 1000])
     gate.review(PRICES)
@@ -236,7 +236,8 @@ LOCAL = replace(FAR, search_s=0.001)
 
 
 def separable(count: int, hits_above: float = 0.5, seed: int = 0) -> list[SearchOutcome]:
-    """Scores evenly in 0..1; those above `hits_above` are hits that save a tenth of the steps."""
+    """Return outcomes with scores evenly in 0..1; the ones above `hits_above` are hits that save a tenth of the
+    steps."""
     random = Random(seed)
     scores = [random.random() for _ in range(count)]
     return [SearchOutcome(score, 0.1 if score > hits_above else 0.0) for score in scores]
@@ -290,7 +291,7 @@ def test_threshold_weighs_lost_hits_against_saved_searches() -> None:
 
 
 def test_calibration_uses_relative_weights_of_outcomes() -> None:
-    """A tenth or three times of everything is the same evidence; outcomes of one weight are more of it than of two."""
+    """All weights times 0.1 or 3 is the same evidence; equal weights are more evidence than unequal ones."""
     whole = separable(400)
     alike = [calibrate([replace(each, weight=weight) for each in whole], FAR) for weight in (1.0, 0.1, 3.0)]
     uneven = calibrate([replace(each, weight=(1.0, 9.0)[n % 2]) for n, each in enumerate(whole)], FAR)

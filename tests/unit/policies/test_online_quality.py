@@ -1,4 +1,4 @@
-"""Thresholds that follow what hits kept: bounds, hysteresis, and what no samples may do."""
+"""Thresholds that follow the quality of hits: bounds, hysteresis, and no change without samples."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""Plans that make no sense are refused by the field that is wrong."""
+"""Impossible plans are rejected by field."""
 
 import math
 from dataclasses import replace

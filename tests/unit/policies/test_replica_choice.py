@@ -1,4 +1,4 @@
-"""Which replica of the ControlNet service a stream is opened on."""
+"""Choose the replica of the ControlNet service for a stream."""
 
 import pytest
 from hypothesis import given
@@ -24,7 +24,7 @@ def heard(
 
 
 def unheard_with_same_image(address: str) -> ReplicaCandidate:
-    """Return a candidate that was never heard, with another ControlNet of the same image."""
+    """Return a candidate without a report, with another ControlNet of the same image."""
     return ReplicaCandidate(address, same_picture_count=1)
 
 

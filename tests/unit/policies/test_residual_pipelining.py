@@ -1,4 +1,4 @@
-"""Which steps use the residuals of the step before, and when: by numbers that are decided once, never by the clock."""
+"""Choose the steps that use residuals of the previous step: by numbers decided once, never by the clock."""
 
 import math
 

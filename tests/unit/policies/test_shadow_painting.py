@@ -77,7 +77,7 @@ def test_shadow_budget_repays_overspent_time() -> None:
 def test_shadow_budget_never_exceeds_share(
     turns: list[tuple[float, float]], work_share: float, most_saved_s: float
 ) -> None:
-    """Each takes some part of what it may."""
+    """Each spends a part of its budget."""
     budget, now, spent = ShadowBudget(work_share, most_saved_s, 0.0), 0.0, 0.0
     for passed_s, part in turns:
         now += passed_s

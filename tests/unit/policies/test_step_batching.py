@@ -40,7 +40,7 @@ _DRAWN = st.tuples(st.integers(0, 60), st.sampled_from("abc"), st.none() | st.in
 
 
 def arrivals() -> st.SearchStrategy[list[Request]]:
-    """As often of many as of few."""
+    """Draw many requests as often as few."""
     return st.integers(1, 25).flatmap(lambda count: st.lists(_DRAWN, min_size=count, max_size=count)).map(_in_order)
 
 
@@ -64,7 +64,7 @@ class Tick:
 
 
 def play(requests: list[Request], limit: dict[str, int], preempt: bool) -> list[Tick]:
-    """One batch a tick until everybody is done."""
+    """Run one batch a tick until all requests are done."""
     ticks: list[Tick] = []
     for time in range(10_000):
         present = [request for request in requests if request.arrived_at <= time and request.remaining]
@@ -162,7 +162,8 @@ class Turn:
 
 
 def take_turns(requests: list[Request], step_s: dict[str, float]) -> list[Turn]:
-    """Batches of 2, until everybody is done; a request arrives at the end of the step that its second falls into."""
+    """Run batches of 2 until all requests are done; a request arrives at the end of the step that its second falls
+    into."""
     turns, taken, now = GroupTurns(), [], 0.0
     while open_requests := [request for request in requests if request.remaining]:
         present = [request for request in open_requests if request.arrived_at <= now]

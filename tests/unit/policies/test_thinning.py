@@ -1,4 +1,4 @@
-"""Which thinning is chosen, and which steps it takes."""
+"""Test the choice of a thinning, and its steps."""
 
 from dataclasses import replace
 from itertools import pairwise

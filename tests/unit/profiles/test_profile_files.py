@@ -1,4 +1,4 @@
-"""Files of profiles: written and read back, refused by field, and merged."""
+"""Files of profiles: written and read back, rejected by field, and merged."""
 
 import json
 from dataclasses import replace

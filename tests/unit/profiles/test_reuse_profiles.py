@@ -1,4 +1,4 @@
-"""Selector profiles: tables that never fall, files that are refused by field, profiles that are found by digest."""
+"""Selector profiles: monotonic tables, files rejected by field, and profiles found by digest."""
 
 from dataclasses import replace
 

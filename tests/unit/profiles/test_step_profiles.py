@@ -1,4 +1,4 @@
-"""Profiles of skipped steps: what they allow, and why a request is not covered."""
+"""Profiles of skipped steps: allowed options, and the reason for uncovered requests."""
 
 from dataclasses import replace
 
@@ -76,7 +76,7 @@ def test_steps_of_another_spacing_are_allowed_by_rows_of_their_own() -> None:
     )
     profile = replace(MEASURED, rows=rows)
 
-    # Ten evenly spaced steps do not keep the quality, and eight of this spacing do; five of it would be luck.
+    # Ten evenly spaced steps do not keep the quality, and eight of this spacing do; five would be luck.
     assert ThinningOption(0, 8, 1.0, 1.5) in options(profile, 50)
     assert {option.taken_count for option in options(profile, 50)} == {25, 10, 8}
     assert ThinningOption(0, 12, 1.0, 1.5) in options(profile, 75)

@@ -1,4 +1,4 @@
-"""When the calls of one key begin."""
+"""Test when calls of one key begin."""
 
 import asyncio
 from collections.abc import Callable
@@ -28,7 +28,7 @@ class Timers:
         return handle
 
     async def pass_s(self, seconds: float) -> None:
-        """In one go, as where the event loop was late."""
+        """Let the time pass at once, as after a late event loop."""
         self.now_s += seconds
         due = [timer for timer in self.waiting if timer[0] <= self.now_s + 1e-9 and not timer[2].cancelled()]
         self.waiting = [timer for timer in self.waiting if timer not in due and not timer[2].cancelled()]
@@ -38,7 +38,7 @@ class Timers:
 
 
 class Calls:
-    """Calls that were asked for, in their order."""
+    """Calls of a shaper, in order."""
 
     def __init__(self, shaper: CallShaper) -> None:
         self._shaper = shaper

@@ -19,7 +19,7 @@ from tests.support.logged import said_by
 
 @pytest.fixture(autouse=True)
 def outside_of_a_call() -> Iterator[None]:
-    """Every test sets what it needs; nothing is left to the next."""
+    """Reset the context of a call, so that no test depends on another."""
     before, asked = context.deadline.set(None), request_id.set("")
     yield
     context.deadline.reset(before)

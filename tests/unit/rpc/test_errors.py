@@ -1,4 +1,4 @@
-"""The catalogue by itself: what cannot be shown better over a wire."""
+"""The catalogue of errors, for cases that are hard to show over a wire."""
 
 import grpc
 import pytest
@@ -101,7 +101,7 @@ FOREIGN: tuple[Foreign, ...] = (
     (Code.CANCELLED, "", OURS, errors.Cancelled, "CANCELLED", ""),
     (Code.NOT_FOUND, "theirs", THEIRS, errors.NotFound, "NOT_FOUND", ""),
     (Code.NOT_FOUND, "", b"\xff\xff\xff", errors.NotFound, "NOT_FOUND", ""),
-    # Sizes of gRPC's own refusal are digits, and a matter of exhaustion alone.
+    # Sizes in gRPC's own message are digits, and belong to RESOURCE_EXHAUSTED alone.
     too_large("SERVER: message larger than max"),
     too_large("larger than max (secret vs. 1)"),
     too_large("larger than max (1 vs. secret)"),

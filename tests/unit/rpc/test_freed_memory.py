@@ -1,4 +1,4 @@
-"""When freed memory is given back: once enough of it is kept, and the process rests."""
+"""Give freed memory back once enough is kept and the process rests."""
 
 import asyncio
 import errno

@@ -1,4 +1,4 @@
-"""How many request messages are received at once, of how large ones, and for how long."""
+"""Bound the number, size and duration of request messages received at once."""
 
 import asyncio
 from typing import Any

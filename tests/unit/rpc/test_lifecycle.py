@@ -11,7 +11,7 @@ from pentimento.rpc.process import StopSignals, completes
 
 
 async def received() -> None:
-    """Lets the loop see the signals that were sent."""
+    """Let the event loop handle the signals that were sent."""
     for _ in range(3):
         await asyncio.sleep(0.01)
 

@@ -7,7 +7,7 @@ METHOD = "/a.B/C"
 
 
 def samples(collector: CallCollector) -> dict[tuple[str, tuple[str, ...]], float]:
-    """Value by name and labels' values."""
+    """Return values by name and label values."""
     return {
         (sample.name, tuple(sample.labels.values())): sample.value
         for metric in collector.collect()

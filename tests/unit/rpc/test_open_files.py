@@ -1,4 +1,4 @@
-"""How many files a process is allowed, for as many connections as its server takes."""
+"""Raise the limit of open files to the connections of a server."""
 
 import resource
 

@@ -151,7 +151,7 @@ class Silence:
 
 
 async def served(pipeline: Pipeline, context: Silence | None = None, *, limited: bool = True) -> asyncio.Task[object]:
-    """A call of a stream of answers that is being served, and does not end by itself."""
+    """Start a call with a stream of answers that does not end by itself."""
     entered = asyncio.Event()
 
     async def answers(_requests: object, _context: object) -> AsyncIterator[bytes]:
@@ -234,7 +234,7 @@ class Shared:
 
 
 async def steady_count(caller: Caller | None, identities: object) -> int:
-    """How many streams of messages of one caller, of three that are open at once, hold a place."""
+    """Return how many of three open message streams of one caller hold a place."""
     pipeline = Pipeline(identities, LIMITS)  # type: ignore[arg-type]
     kept: list[str] = []
     pipeline._intake = SimpleNamespace(keep_place=kept.append, leave_place=kept.remove, many=lambda *_: None)  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""How a process ends, in this one."""
+"""End services inside this process."""
 
 import asyncio
 import gc

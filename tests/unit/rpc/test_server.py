@@ -99,7 +99,7 @@ async def test_failed_start_releases_its_addresses(tmp_path: Path, taken: str) -
 
 @pytest.fixture
 def stops(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """For how long each stop would wait for calls."""
+    """Record how long each stop would wait for calls."""
     waited: list[float] = []
 
     async def stop(_server: RpcServer, grace_s: float = 0.0) -> None:

@@ -33,7 +33,7 @@ async def test_the_event_loop_has_its_threads_from_the_start() -> None:
 
     name = await asyncio.to_thread(lambda: threading.current_thread().name)
 
-    # Those of earlier tests' loops may end meanwhile.
+    # Threads of loops of earlier tests may end meanwhile.
     assert name in at_the_start and named("asyncio_") <= at_the_start
 
 

@@ -1,4 +1,4 @@
-"""Token files: what they may hold, and when they are read again."""
+"""Token files: their content, and when they are read again."""
 
 import hashlib
 import os

@@ -88,7 +88,7 @@ async def test_places_end_by_share_and_are_free_once_left() -> None:
     shared, all_ = ReceivingTurns(1, 4, 1, 2), ReceivingTurns(1, 2, 1, 2)
     assert [shared.settle(key) for key in "aaab"] == [True, True, False, True]
     assert [all_.settle(key) for key in "abc"] == [True, True, False]
-    # One of its two places is left: the other one is still held.
+    # One of its two places is free again: the other is still held.
     shared.unsettle("a")
     assert [shared.settle("a"), shared.settle("a")] == [True, False]
 
@@ -113,7 +113,7 @@ async def test_key_without_place_is_forgotten() -> None:
 
 @given(st.integers(1, 3), st.lists(st.one_of(st.sampled_from("abc"), st.integers(0, 20)), max_size=60))
 def test_no_more_than_the_quick_places_are_ever_taken(quick_count: int, script: list[str | int]) -> None:
-    """Letters come; a number makes that one leave, who may be in, waiting, or gone."""
+    """A letter enters; a number makes that one leave, in any state."""
 
     async def play() -> None:
         turns = ReceivingTurns(quick_count, 0, quick_count, 0)

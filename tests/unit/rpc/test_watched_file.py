@@ -1,4 +1,4 @@
-"""When a file counts as changed."""
+"""Test when a file counts as changed."""
 
 import errno
 import os
@@ -33,7 +33,7 @@ def test_each_change_is_reported_once_with_check_per_second(tmp_path: Path) -> N
 
 
 def replaced(path: Path) -> None:
-    """Another file of the same size and time."""
+    """Replace the file with another of the same size and time."""
     fresh, times = path.with_name("fresh"), path.stat()
     fresh.write_text("b")
     os.utime(fresh, ns=(times.st_atime_ns, times.st_mtime_ns))

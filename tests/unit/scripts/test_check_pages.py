@@ -1,4 +1,4 @@
-"""The checker of the pages lists every fault, and knows an invented word of a command or a request."""
+"""The checker of the pages lists every fault, and finds invented words of commands or requests."""
 
 from pathlib import Path
 

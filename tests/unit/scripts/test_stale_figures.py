@@ -1,4 +1,4 @@
-"""Which code a published figure is made of."""
+"""Find the code behind a published figure."""
 
 import ast
 from pathlib import Path

@@ -19,7 +19,7 @@ from services.controller.wiring import wire
 
 @dataclass(frozen=True)
 class Found:
-    """Where a service finds its controller, and where others find the service."""
+    """The addresses of the controller and of the service itself."""
 
     controller_address: str = ""
     advertise_address: str = ""

@@ -18,7 +18,7 @@ LEASE_S = 0.2
 
 @pytest.fixture
 async def epoch(journal: Journal) -> int:
-    """The active frontdoor's."""
+    """Return the epoch of the active frontdoor."""
     return await asyncio.wrap_future(journal.claim_epoch("active"))
 
 
@@ -42,7 +42,7 @@ async def test_stopped_standby_does_not_count_its_pause_as_silence(journal: Jour
 
 
 async def looked(journal: Journal) -> None:
-    """Until a standby has seen what it asked for."""
+    """Wait until a standby has read the lease."""
     await asyncio.sleep(0)
     await asyncio.wrap_future(journal.lease())  # behind its own look
     await asyncio.sleep(0)
@@ -117,7 +117,8 @@ async def test_holder_with_higher_epoch_has_not_lost() -> None:
     epochs, lost, goes_on = [7], list[str](), asyncio.Event()
 
     def rises(epoch: int) -> bool:
-        """Another process has claimed an epoch above the beating one; this process leads under a larger one by then."""
+        """Return False for the first epoch: another process claimed a higher one, and this process then leads with a
+        larger one."""
         if epoch == 9:
             goes_on.set()
         epochs[0] = 9

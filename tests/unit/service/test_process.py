@@ -21,7 +21,7 @@ REPLICA = Replica("e1", ReplicaKind.EMBEDDER, "unix:/e1", 7)
 
 @dataclass
 class NotedFleet:
-    """A controller that notes who came and went."""
+    """A controller that records registrations and departures."""
 
     notes: list[str]
     registered: asyncio.Event = field(default_factory=asyncio.Event)

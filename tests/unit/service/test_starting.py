@@ -1,4 +1,4 @@
-"""Garbage waits while a service imports what it needs."""
+"""Garbage collection waits while a service imports its modules."""
 
 import gc
 

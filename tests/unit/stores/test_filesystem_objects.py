@@ -21,7 +21,7 @@ from tests.support.refusals import raises
 
 @contextmanager
 def file_size_limit(size_bytes: int) -> Iterator[None]:
-    """Writing past `size_bytes` of any file fails, as on a full disk."""
+    """Limit the size of any file to `size_bytes`, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
     try:
@@ -72,7 +72,7 @@ def test_put_flushes_durable_objects_and_their_directory(
     store.put("a", b"bytes", durable=durable)
 
     (placed,) = (tmp_path / "objects").glob("*/a")
-    # The file while it still lies where it was written, then the directory that it was moved to.
+    # The staged file is flushed first, then the directory that it moved to.
     assert [path.parent if path.parent == tmp_path / "staging" else path for path in flushed] == (
         [tmp_path / "staging", placed.parent] if durable else []
     )

@@ -65,7 +65,7 @@ def test_submit_during_commit_shares_the_next(writer: GroupCommitWriter, engine:
 
 
 def counting_down(left: int) -> JobPart:
-    """Parts that insert `left`, then one less, down to 1, and count one each."""
+    """Return a part that inserts `left` and counts one, followed by parts down to 1."""
 
     def part(connection: Connection) -> tuple[int, JobPart | None]:
         insert(connection, left)

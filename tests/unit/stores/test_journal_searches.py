@@ -56,7 +56,7 @@ def test_search_keeps_no_commit_waiting(
 
 
 def test_kept_is_summed_from_indexes(journal: Journal) -> None:
-    """Every start waits for it, and rows are large."""
+    """Every start waits for the sum, and rows are large."""
     plans = plans_of(journal, lambda: journal.objects.kept().result(), "GROUP BY")
 
     assert len(plans) == 2

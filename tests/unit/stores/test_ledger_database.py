@@ -1,4 +1,4 @@
-"""How a ledger's database is opened, and what its errors become."""
+"""Open a ledger's database, and convert its errors."""
 
 import errno
 import os
@@ -141,7 +141,7 @@ def test_open_engine_url_sets_server_timeouts() -> None:
 
 
 def test_open_engine_server_probes_dead_host_soon() -> None:
-    """Nothing is on its way then that could go unacknowledged: without probes the system waits for two hours."""
+    """No bytes are in flight then that could time out: without probes the system waits for two hours."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         engine = open_engine(f"postgresql+psycopg://user@127.0.0.1:{server.getsockname()[1]}/name")
         seen = connection_parameters(engine)
@@ -157,13 +157,13 @@ def test_open_engine_server_probes_dead_host_soon() -> None:
 
 
 def waits(engine: Engine) -> tuple[object, ...]:
-    """Timeouts with which it would connect."""
+    """Return the timeouts of its connections."""
     seen = connection_parameters(engine)
     return tuple(seen.get(name) for name in ("connect_timeout", "tcp_user_timeout", "options"))
 
 
 def connection_parameters(engine: Engine) -> dict[str, object]:
-    """With which it would connect."""
+    """Return the parameters of its connections."""
     seen: dict[str, object] = {}
 
     class NotReached(Exception):

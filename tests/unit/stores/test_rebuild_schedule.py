@@ -40,7 +40,7 @@ class Builds:
             act(self)
 
     def stop(self) -> None:
-        """Nothing runs for long."""
+        """Ignore it: no build takes long."""
 
 
 def settle(builds: Builds) -> None:

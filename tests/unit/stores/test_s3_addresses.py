@@ -1,4 +1,4 @@
-"""For how long an address of the store itself lives: S3 takes 1 second to 7 days."""
+"""Bound the lifetime of signed S3 addresses: 1 second to 7 days."""
 
 import time
 from typing import Any
@@ -13,7 +13,7 @@ NOW = 1_800_000_000.25
 
 
 class AskedClient:
-    """Notes for how long it was asked to sign."""
+    """Record the lifetimes of signed addresses."""
 
     def __init__(self) -> None:
         self.lifetimes_s: list[int] = []

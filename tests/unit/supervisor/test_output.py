@@ -15,7 +15,7 @@ FULL = OSError(28, "No space left on device")
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The moment that output gets to end is a long one where the machine is busy."""
+    """Extend the time that output gets at its end, for busy machines."""
     monkeypatch.setattr(Outlet, "close", partialmethod(Outlet.close, wait_s=60.0))
 
 
@@ -128,7 +128,7 @@ def test_a_log_is_written_again_once_it_can_be(tmp_path: Path) -> None:
 
 
 def put_aside_already(log: Path) -> None:
-    """As large as it may be, and its second name is taken."""
+    """Fill the log to its limit, and block its second name."""
     with log.open("wb") as file:
         file.truncate(MAX_LOG_BYTES)
     (log.with_suffix(".log.1") / "in the way").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""When the supervisor starts a process again."""
+"""Test when the supervisor restarts a process."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Which processes a suite has, and their arguments."""
+"""Test the processes of a suite, and their arguments."""
 
 from pathlib import Path
 from typing import Any
@@ -201,7 +201,7 @@ def test_served_cascade_has_discriminator_known_to_frontdoor(tmp_path: Path, thr
 
 @pytest.mark.parametrize(("http", "delay_s"), [("127.0.0.1:50480", "0"), ("0.0.0.0:50480", None)])
 def test_edge_of_this_machine_alone_stops_without_delay(http: str, delay_s: str | None, tmp_path: Path) -> None:
-    """No load balancer is in front of it; of any other the setting says for how long it stays."""
+    """No load balancer is in front of it; with one, the setting delays the stop."""
     assert flags_of(planned(tmp_path, http=http), "edge").get("--drain-delay-s") == delay_s
 
 

@@ -1,4 +1,4 @@
-"""The form of log lines, and what they never hold."""
+"""The form of log lines, and content that they never have."""
 
 import asyncio
 import json

@@ -26,7 +26,7 @@ SIZES = [size_of(Dtype.FLOAT16, SHAPE)]
 
 
 class HostHandles:
-    """Handles of the host's own memory; `refuses` says what a device may refuse."""
+    """Handles of the host's memory; `refuses` makes an open fail, as a device may."""
 
     def __init__(self) -> None:
         self.shared: dict[bytes, Tensor] = {}

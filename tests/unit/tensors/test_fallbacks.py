@@ -1,4 +1,4 @@
-"""Where shared memory is not to be had tensors go in chunks, and a metric says why."""
+"""Send tensors in chunks without shared memory; a metric counts the reasons."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +32,7 @@ def counted() -> dict[str, float]:
 
 
 class Counted:
-    """How often shared memory was done without since this was made, by why."""
+    """Fallbacks since its creation, by reason."""
 
     def __init__(self) -> None:
         self._before = counted()
@@ -133,7 +133,7 @@ def test_slots_that_are_all_in_use(directory: RegionDirectory, fallbacks: Counte
 
 
 def test_a_line_that_there_is_no_room_for(tmp_path: Path, fallbacks: Counted) -> None:
-    """The region takes what there is; the slots of the steps' latents come after it."""
+    """The region fills the file system before the slots of the steps' latents."""
     with mounted_tmpfs(tmp_path, SLOT_COUNT * (SIZE_BYTES + (16 << 10))) as mount:
         directory = private_directory(mount / "shared")
         sender, region = open_sender(transport_offer(directory), directory, [SIZE_BYTES])

@@ -1,4 +1,4 @@
-"""Where the tensors of a bundle lie, and who writes them there."""
+"""Lay out the tensors of a bundle, and write them in threads."""
 
 import threading
 
@@ -15,7 +15,7 @@ from pentimento.wire.tensors import UNBOUND, DeviceBytes, Dtype
 
 @pytest.fixture
 def two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bundles of 64 bytes are large, and there are two processors."""
+    """Make bundles of 64 bytes large, with two processors."""
     monkeypatch.setattr(outgoing_module, "SHARED_FILL_BYTES", 64)
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
 

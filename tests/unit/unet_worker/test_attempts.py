@@ -63,7 +63,7 @@ async def read_all(events: AsyncGenerator[Any, None]) -> list[Any]:
 
 
 async def started(book: AttemptBook, order: ExecuteOrder = ORDER) -> AsyncGenerator[Any, None]:
-    """The attempt's stream, past its Started."""
+    """Return the attempt's stream after its Started event."""
     events = book.execute(order)
     assert isinstance(await anext(events), Started)
     return events

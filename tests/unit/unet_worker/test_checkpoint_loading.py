@@ -1,4 +1,4 @@
-"""How a worker runs the forward pass of what it loaded."""
+"""Choose the forward pass of a loaded checkpoint."""
 
 import logging
 from pathlib import Path

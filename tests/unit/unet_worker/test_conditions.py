@@ -66,7 +66,7 @@ def controlnet(*addresses: str, digest: str = WANTED) -> RemoteControlNet:
 
 
 async def test_replica_with_other_weights_is_ignored() -> None:
-    """As a replica that restarted with another registry after the plan was made."""
+    """A replica may restart with another registry after the plan was made."""
     encoder = encoder_of(restarted=("sha256:other", True), other=(WANTED, False))
 
     (found,) = await encoder.encoded([controlnet("restarted", "other")], SPEC)

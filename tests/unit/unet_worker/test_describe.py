@@ -1,4 +1,4 @@
-"""A checkpoint as the model repository takes it, with the costs that profiles have of it."""
+"""Describe a checkpoint for the model repository, with its costs from profiles."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Joules where the device tells, nothing where it does not."""
+"""Report joules if the device has a counter, and nothing otherwise."""
 
 import math
 import threading

@@ -1,4 +1,4 @@
-"""An attempt on the real engine, and its decoding: what goes wrong fails alone."""
+"""Run attempts on the real engine and decode them: each failure stays alone."""
 
 import asyncio
 import io
@@ -94,7 +94,7 @@ async def test_latent_that_is_not_finite_fails_alone_and_is_not_stored(parts: Pa
     assert failed.value.reason == "NON_FINITE_LATENT"
     assert (await parts.runner.run(ORDER, ignore)).result.image
     parts.threads.shutdown()
-    # The latent before the third step was sound, and may have been stored by then; the one before the seventh was not.
+    # The latent before the third step was valid, and may be stored by then; the one before the seventh was not.
     assert set(open_objects(f"file://{tmp_path}/objects").keys("")) <= {"latents/k2"}
 
 

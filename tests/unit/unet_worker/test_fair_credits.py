@@ -1,4 +1,4 @@
-"""Which frontdoors a worker waits for, and what it offers them."""
+"""Test the frontdoors that a worker waits for, and the credits that it offers."""
 
 import asyncio
 from collections import Counter

@@ -30,7 +30,7 @@ HISTORIES: dict[str, tuple[list[tuple[str, int, str]], list[object]]] = {
 
 @pytest.mark.parametrize("what", HISTORIES)
 def test_meet_is_true_for_news_and_refuses_stale_epochs(known: KnownFrontdoors, what: str) -> None:
-    """A text is what the refusal says of the journal."""
+    """A text is the part of the rejection about the journal."""
     met, outcomes = HISTORIES[what]
     for frontdoor, outcome in zip(met, outcomes, strict=True):
         if isinstance(outcome, bool):

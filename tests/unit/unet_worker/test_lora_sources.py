@@ -151,7 +151,7 @@ def signed(lora: LoraSelection, keys: Keys) -> LoraSelection:
 
 
 def trusting(objects: ObjectStore, folder: Path) -> tuple[UploadedLoras, LoraSelection]:
-    """Uploaded LoRAs of a worker with public keys, and a signed one."""
+    """Return uploaded LoRAs of a worker with public keys, and a signed one."""
     keys = Keys(folder)
     components, trusted = local(objects, folder, 1 << 20), TrustedEntries(keys.public("first"))
     loras = UploadedLoras(components, BASE, torch.float32, "sha256:model", trusted)

@@ -1,4 +1,4 @@
-"""How long attempts take: when images yield their places, and which progress messages are sent."""
+"""Predict when images yield their places, and choose progress messages to send."""
 
 import asyncio
 from dataclasses import replace
@@ -49,7 +49,7 @@ def test_steps_that_were_noticed_together_do_not_yield_a_image_that_has_just_beg
 
 
 def test_thinned_steps_count_as_they_are_taken() -> None:
-    """From step 4 on the steps 4, 7 and 10 of twelve."""
+    """The image takes steps 4, 7 and 10 of twelve from step 4 on."""
     watch = PlaceWatch(0, 12, 0.0, StepPace(), (4, 7, 10))
 
     told = [watch.yields_in_s(step, 0.1 * number) for number, step in enumerate((1, 2, 3, 4, 7, 10), 1)]

@@ -66,7 +66,7 @@ async def test_residuals_are_kept_for_as_long_as_a_step_uses_them(
 
 
 async def test_where_there_is_a_line_the_event_loop_has_no_part_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is awaited after the opening: the loop does not run."""
+    """The test awaits nothing after the opening: the loop does not run."""
     controlled = Controlled(ROUTE, monkeypatch)
     controlled.control.ask(0, INPUTS)
     await settled()

@@ -56,7 +56,7 @@ class Scripted:
 
 @dataclass
 class Place:
-    """Takes the first of two replicas that did not fail; opens a stream there, once `full_count` more were refused."""
+    """A place that takes the first of two replicas that did not fail; a stream opens after `full_count` rejections."""
 
     streams: list[tuple[str, Scripted]] = field(default_factory=list)
     addresses: list[str] = field(default_factory=lambda: ["a", "b"])

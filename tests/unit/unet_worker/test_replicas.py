@@ -1,4 +1,4 @@
-"""Where a worker opens streams of residuals, by what replicas tell it, and its channels to peers."""
+"""Choose replicas for streams of residuals by their reports, and open channels to peers."""
 
 import asyncio
 import tempfile
@@ -102,7 +102,7 @@ def place(told: list[ScriptedReplica], replicas: ControlNetReplicas, beside: Cou
 
 
 async def taken(chosen: StreamPlace, told: list[ScriptedReplica], replicas: ControlNetReplicas) -> int:
-    """Which replica it takes."""
+    """Return the index of the chosen replica."""
     client = await chosen.take()
     return next(index for index, one in enumerate(told) if replicas.at(one.address).client is client)
 
@@ -111,7 +111,7 @@ async def taken(chosen: StreamPlace, told: list[ScriptedReplica], replicas: Cont
 async def test_controlnets_of_one_image_go_to_several_replicas(
     told: list[ScriptedReplica], replicas: ControlNetReplicas, heard_count: int
 ) -> None:
-    """A replica without news is heard before the first choice."""
+    """A replica without a report is queried before the first choice."""
     for replica in told if heard_count == 2 else ():
         replica.tell(resident=[EDGES])
     await heard(replicas, told[:heard_count])

@@ -1,4 +1,4 @@
-"""Settings of `pentimento profile`: how images are generated, and what each kind uses by default."""
+"""Settings of `pentimento profile`: the generation of images, and the defaults of each kind."""
 
 from pathlib import Path
 

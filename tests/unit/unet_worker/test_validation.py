@@ -1,4 +1,4 @@
-"""Each wrong field is refused by its name, with its limit."""
+"""Each wrong field is rejected by its name, with its limit."""
 
 import math
 import re

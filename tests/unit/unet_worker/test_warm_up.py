@@ -1,4 +1,4 @@
-"""Before serving, a worker measures the memory of batches, and reports if one image does not fit."""
+"""Measure the memory of batches before serving, and report if one image does not fit."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -237,7 +237,7 @@ def test_another_models_weights_count_until_it_has_left(
     measurement.share_device(0)
 
     assert (beside, measured) == (1, 2)
-    # From a batch of one 12 MiB a request are certain.
+    # A batch of one proves 12 MiB a request.
     assert limits.limit(KEY) == 3
     other = 0
     assert not measurement.when_idle(lambda: False)

@@ -103,14 +103,14 @@ class Gateway:
         return self._lookups[-1]
 
     async def ask(self, *of: CacheScope, quality: float | None = None, repeat_key: str = "") -> LookupAnswer:
-        """A lookup of several candidates."""
+        """Look up several candidates."""
         lookup = self.open() if self.reopens or not self._lookups else self._lookups[-1]
         return await lookup.lookup(candidates(*of), PROMPT, quality, repeat_key)
 
     async def lookup(
         self, of: CacheScope | None = None, quality: float | None = None, repeat_key: str = ""
     ) -> CandidateStart:
-        """A lookup of one."""
+        """Look up one candidate."""
         return (await self.ask(of or scope(), quality=quality, repeat_key=repeat_key)).starts[0]
 
     def store(
@@ -121,7 +121,7 @@ class Gateway:
         repeat_key: str = "",
         created_at: float = 1.0,
     ) -> str:
-        """A live entry with a latent of step 5; its id."""
+        """Store a live entry with a latent of step 5, and return its id."""
         name, of = f"g{uuid.uuid4().hex}", of or scope()
         digest, by_step = scope_digest(of), {5: latent_key(of, 5), None: image_key(of)}
         keys = (GrantedKey(f"{name}/5", 5), GrantedKey(f"{name}/image", None))

@@ -38,7 +38,7 @@ def counted(outcome: str) -> float:
 
 
 def searches_timed() -> tuple[float, float]:
-    """How many, and how long they took together."""
+    """Return the number of searches and their total seconds."""
     name = "pentimento_gateway_search_seconds"
     return REGISTRY.get_sample_value(f"{name}_count") or 0.0, REGISTRY.get_sample_value(f"{name}_sum") or 0.0
 
@@ -72,7 +72,7 @@ async def test_lookup_of_another_seed_is_noised_again(gateway: Gateway) -> None:
 
 async def test_lookup_of_an_entry_s_seed_resumes_it(gateway: Gateway) -> None:
     gateway.rules = VARIED
-    # More than one search finds, all of one prompt.
+    # More entries of one prompt than a search returns.
     others = [gateway.store(repeat_key=f"other {number}") for number in range(NEAREST_COUNT)]
     own = gateway.store(repeat_key="one")
     gateway.say(*others, own, similarity=1.0)

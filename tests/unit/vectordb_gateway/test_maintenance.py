@@ -1,4 +1,4 @@
-"""Rounds of maintenance over a ledger and a store that do what a test says."""
+"""Rounds of maintenance over a scripted ledger and store."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -87,10 +87,10 @@ class CountedIndexing:
         self.compared_count += 1
 
     def index_new(self) -> None:
-        """There is nothing new."""
+        """Do nothing: no entry is new."""
 
     def remove_doomed(self) -> None:
-        """There is nothing doomed."""
+        """Do nothing: no entry is doomed."""
 
 
 def maintenance_of(doomed: DoomedObjects, indexing: CountedIndexing) -> Maintenance:

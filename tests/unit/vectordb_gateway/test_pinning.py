@@ -1,4 +1,4 @@
-"""For how long an object may be pinned."""
+"""Bound the time of a pin of an object."""
 
 import math
 from concurrent.futures import Future

@@ -1,4 +1,4 @@
-"""Every class that a message carries survives its message, and what a message lacks is refused by its path."""
+"""Convert every class to its message and back; missing fields of a message are rejected by path."""
 
 import dataclasses
 import importlib

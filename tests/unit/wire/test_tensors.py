@@ -1,4 +1,4 @@
-"""Tensor messages: every sound one survives the trip, every unsound one is refused by name."""
+"""Tensor messages: every valid one survives the trip, every invalid one is rejected by name."""
 
 import math
 import subprocess

@@ -13,7 +13,7 @@ from zoo.train import discriminator
 
 @pytest.fixture(scope="session")
 def empty_work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A work folder with a small tokenizer and nothing that is trained."""
+    """Return a work folder with a small tokenizer and no trained part."""
     folder = tmp_path_factory.mktemp("work")
     build_tokenizer(folder / "tokenizer", count=200, merges=50)
     return folder

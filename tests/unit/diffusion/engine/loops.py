@@ -93,7 +93,7 @@ class Observer(EngineObserver):
 
 
 class Loop:
-    """The loop, who observes it, and its clock, which stands still unless it is set."""
+    """A loop with its observer, and a clock that stands still unless it is set."""
 
     def __init__(self, model: DiffusionModel, *, denoiser: Denoiser | None = None, **settings: Any) -> None:
         self.now = 0.0
@@ -134,7 +134,7 @@ class Added:
 
 
 class Scripted(Denoiser):
-    """The real forward pass, but what `change` makes of it: the call's number (from 0), its input and its result."""
+    """The real forward pass, changed by `change`: the number of the call (from 0), its input and its result."""
 
     def __init__(self, model: DiffusionModel, change: Callable[[int, Any, torch.Tensor], torch.Tensor]) -> None:
         super().__init__(model)

@@ -24,7 +24,7 @@ STOP = Cancelled("CANCELLED", "no more")
 
 @pytest.fixture(scope="module")
 def noisy_model(tmp_path_factory: pytest.TempPathFactory) -> DiffusionModel:
-    """Its schedule ends in all but pure noise, as the zoo's does."""
+    """Return a model with a schedule that ends in nearly pure noise, as the zoo's does."""
     noisy = {"prediction_type": "v_prediction", "beta_schedule": "squaredcos_cap_v2", "timestep_spacing": "trailing"}
     directory = write_checkpoint(tmp_path_factory.mktemp("checkpoints") / "noisy", **noisy)
     return load_model(directory, torch.device("cpu"), torch.float32)

@@ -38,8 +38,8 @@ def row_of(both: ControlResiduals, row: int) -> ControlResiduals:
 
 @dataclass
 class RowSource:
-    """The residuals of a step for the rows that were asked for: of one row those of `row`. Steps in `held` are under
-    way until they are taken out of it; from `lost_at` on there are none."""
+    """The residuals of a step for the requested rows; for one row, those of `row`. Steps in `held` are late until the
+    test removes them; from `lost_at` on there are none."""
 
     row: int
     held: set[int] = field(default_factory=set)
@@ -168,7 +168,8 @@ def test_request_with_late_loras_has_one_worker(model: DiffusionModel) -> None:
 
 @pytest.mark.usefixtures("four_tried")
 def test_a_controlled_step_takes_as_long_as_its_residuals_do(model: DiffusionModel) -> None:
-    """A whole step waits two seconds for residuals, a paired one one: pairs pay, though a pass takes no time at all."""
+    """A whole step waits two seconds for residuals, a paired one waits one: pairs pay, although a pass takes no
+    time."""
     pair = pair_of(model)
     waits = {2: 2.0, 1: 1.0}
     taken, waited = pair.own.take, set()

@@ -29,7 +29,7 @@ KEY = BatchKey(32, 32, guided=True)
 
 
 class Rerun:
-    """Does on any device what a CUDA graph does: same inputs' memory, same outputs' memory."""
+    """A recording that works on any device like a CUDA graph: same memory of inputs and outputs."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self._function = function
@@ -45,7 +45,7 @@ class Rerun:
 
 
 class Recordings:
-    """Every recording that was made."""
+    """A factory that keeps its recordings."""
 
     def __init__(self) -> None:
         self.made: list[Rerun] = []
@@ -308,7 +308,7 @@ def test_text_encoders_with_a_lora_run_as_they_are(model: DiffusionModel, record
 
 @pytest.fixture
 def denoiser(model: DiffusionModel) -> CompiledDenoiser:
-    """Everything but the compiler, which takes a minute."""
+    """Return a compiled denoiser without the compiler, which takes a minute."""
     made = CompiledDenoiser(model, CompileMode.COMPILE, compiler=lambda forward, **options: forward)
     with torch.inference_mode():
         made.warm(KEY, (1, 3))

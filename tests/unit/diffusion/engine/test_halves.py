@@ -60,7 +60,7 @@ class Halves(Denoiser):
 
 
 def residuals_for(model: DiffusionModel, inputs: DenoiserInput, seed: int) -> ControlResiduals:
-    """Random ones, as every ControlNet of the family has them; a transformer's of one block."""
+    """Return random residuals of the shapes of the family; of one block for a transformer."""
     encoding = model.encode(inputs)
     generator = torch.Generator().manual_seed(seed)
     zeros = model.example_residuals(encoding)
@@ -329,7 +329,7 @@ def test_compiled_halves_are_used_where_they_are_warm(model: DiffusionModel) -> 
 
 @pytest.fixture(scope="module")
 def traced(model: DiffusionModel) -> CompiledDenoiser:
-    """Both halves as one graph each, for one and for three guided requests: what cannot be traced whole fails here."""
+    """Trace both halves as one graph each, for one and for three guided requests; a graph break is an error."""
 
     def trace(forward: Callable[..., object], **options: object) -> object:
         return torch.compile(forward, dynamic=False, backend="eager", fullgraph=True)

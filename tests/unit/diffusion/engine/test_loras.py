@@ -33,14 +33,14 @@ def base(model: DiffusionModel) -> BaseLayers:
 
 @pytest.fixture(scope="module")
 def sets(base: BaseLayers) -> list[AdapterSet]:
-    """None; one of all components; one of the denoiser alone, of another rank; both, at weights of their own."""
+    """Return no LoRA, one of all components, one of the denoiser with another rank, and both with their weights."""
     whole, unet = made_lora(base, 1), made_lora(base, 2, rank=2, alpha=1.0, components=["unet"], ends=("to_k", "conv1"))
     return [(), (WeightedLora(whole),), (WeightedLora(unet, 0.6),), (WeightedLora(whole, 0.3), WeightedLora(unet))]
 
 
 @pytest.fixture(scope="module")
 def patched_only(base: BaseLayers, tmp_path_factory: pytest.TempPathFactory) -> AdapterSet:
-    """A LoHa with magnitudes and a LoRA: a row of a batch cannot have it apart from the weights."""
+    """Return a LoHa with magnitudes and a LoRA, which a row of a batch cannot have without a patch of the weights."""
     path = tmp_path_factory.mktemp("forms") / "it.safetensors"
     write_lycoris(path, base, "loha", ("to_q", "attn2.to_k", "conv1"), dora="out")
     lora = made_lora(base, 7, ends=("to_q", "fc1"))
@@ -49,7 +49,7 @@ def patched_only(base: BaseLayers, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @dataclass
 class Late:
-    """LoRAs that come after being asked for `late_asks` times; each tick asks once or twice."""
+    """LoRAs that arrive after `late_asks` requests; each tick asks once or twice."""
 
     adapters: AdapterSet
     late_asks: int = 0

@@ -227,7 +227,7 @@ def test_paired_steps_that_are_no_shorter_end_the_pair(model: DiffusionModel) ->
 
     loop.run()
 
-    # A whole step takes a second, and so does a half of it: four are tried after the first, which opens the stream.
+    # A whole step takes a second, and so does a half: four are tried after the first, which opens the stream.
     assert (peer.asked, added.finished.paired_step_count) == ([0, 1, 2, 3, 4], 5)
     assert not loop.steps.pairs.pays(model.info.batch_key(request(1).spec))
     assert loop.steps.pairs.pays(BatchKey(128, 64, guided=True))

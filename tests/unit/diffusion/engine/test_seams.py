@@ -185,7 +185,7 @@ def test_adapters_of_different_ranks_and_layers_share_a_batch() -> None:
 
 
 def test_residuals_from_host_memory_go_to_the_models_device(model: DiffusionModel) -> None:
-    """`meta` stands for a GPU: it has no values, and says where a tensor is."""
+    """`meta` stands for a GPU: its tensors have a device and no values."""
     asked, gpu = replace(request(1), control=Source()), SimpleNamespace(device=torch.device("meta"))
     job = EngineJob(0, asked, model.info.batch_key(asked.spec), Listener())
     job.denoising = prepare(model, PromptMemo(model, 8), asked)

@@ -152,13 +152,13 @@ def test_images_at_same_block_share_passes(deep: DiffusionModel) -> None:
 
     loop.tick()
 
-    # All begin; one stops behind block 3, one behind block 5; the one without a ControlNet goes to the end.
+    # All begin; one stops behind block 3, one behind block 5; the request without a ControlNet finishes.
     assert denoiser.calls == [("encode", 6), ("to 3", 6), ("to 5", 4), ("decode", 2)]
     assert [one.heard.steps for one in (first, second, plain)] == [[], [], [1]]
     late.there[0] = later.there[0] = RESIDUALS
     denoiser.calls.clear()
     loop.tick()
-    # The late requests meet, together with one that begins its next step.
+    # The late requests share a pass with one that begins its next step.
     assert denoiser.calls == [("encode", 2), ("to 3", 2), ("to 5", 4), ("decode", 6)]
 
 

@@ -61,7 +61,7 @@ def test_normalisation_alone() -> None:
 
 
 def test_normalisation_of_a_image_as_an_autoencoder_has_them() -> None:
-    """In larger parts."""
+    """Autoencoders normalise larger parts."""
     inputs = random_images(1, 4, 280, 260, dtype=torch.float16)
     weight, bias = random(4, dtype=torch.float16, seed=1), random(4, dtype=torch.float16, seed=2)
 
@@ -72,7 +72,7 @@ def test_normalisation_of_a_image_as_an_autoencoder_has_them() -> None:
 
 
 def test_a_mean_far_from_zero_costs_no_precision() -> None:
-    """Squares summed up would lose all of a deviation of one about a mean of a thousand."""
+    """A sum of squares would lose a deviation of one about a mean of a thousand."""
     inputs = random_images(1, 4, 80, 70, dtype=torch.float32) + 1000
     one, none = torch.ones(4), torch.zeros(4)
 

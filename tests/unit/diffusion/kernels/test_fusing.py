@@ -37,7 +37,7 @@ KEY = BatchKey(32, 32, guided=True)
 
 @pytest.fixture(autouse=True)
 def layouts(model: DiffusionModel, xl_model: DiffusionModel) -> Iterator[None]:
-    """The networks are other tests' too."""
+    """Restore the memory layout of the networks, which other tests share."""
     yield
     for one in (model, xl_model):
         one.denoiser.to(memory_format=torch.contiguous_format)

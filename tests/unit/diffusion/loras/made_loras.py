@@ -19,7 +19,7 @@ def made_lora(
     ends: Sequence[str] = EVERYWHERE,
     size: float = 0.2,
 ) -> Lora:
-    """One that changes layers of all components, or of some."""
+    """Return a LoRA that changes layers of all components, or of some."""
     factors = random_factors(base, rank=rank, seed=seed, components=components, ends=ends, size=size)
     layers = {
         component: {name: LowRankFactors(down, up, alpha) for name, (down, up) in modules.items()}

@@ -37,7 +37,7 @@ LAYERS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
 
 
 def sets_for(base: BaseLayers) -> list[AdapterSet]:
-    """None, one, another of another rank, both together."""
+    """Return no LoRA, one, another of another rank, and both together."""
     first, second = made_lora(base, 1, ends=("0",)), made_lora(base, 2, rank=2, alpha=1.0, ends=("0",))
     return [
         (),

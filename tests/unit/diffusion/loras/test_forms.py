@@ -87,7 +87,7 @@ def patched_weights(model: DiffusionModel, adapters: AdapterSet) -> dict[str, Te
 def test_a_peft_file_makes_the_weights_that_peft_merges(
     form: str, named: bool, model: DiffusionModel, base: BaseLayers, network: nn.Module, tmp_path: Path
 ) -> None:
-    """As `save_pretrained` writes it, and with the adapter's name in the keys, as the modules have it."""
+    """Keys are as `save_pretrained` writes them, and with the adapter's name, as in the modules."""
     config = PEFT[form]()
     changed = with_adapter(config, network)
     if named:
@@ -126,7 +126,7 @@ def test_a_lycoris_file_makes_the_weights_of_its_formulas(
 
 
 def test_a_tucker_core_is_a_convolution_between_two(model: DiffusionModel, base: BaseLayers) -> None:
-    """As LyCORIS trains it: 1x1, then the core, then 1x1."""
+    """LyCORIS trains a 1x1 convolution, the core, and a 1x1 convolution."""
     from torch.nn.functional import conv2d
 
     layer = LycorisMaker(seed=1).layer("tucker", (6, 4, 3, 3))
@@ -139,7 +139,7 @@ def test_a_tucker_core_is_a_convolution_between_two(model: DiffusionModel, base:
 
 
 def test_several_doras_change_the_same_weight_each(model: DiffusionModel, base: BaseLayers, tmp_path: Path) -> None:
-    """In any order, and next to a LoRA: as PEFT's layers, which compute each from the weight without any."""
+    """The order and a LoRA next to them do not matter: PEFT's layers compute each from the original weight."""
     first = write_lycoris(tmp_path / "a.safetensors", base, "lora", ("to_q",), seed=1, dora="out")
     second = write_lycoris(tmp_path / "b.safetensors", base, "loha", ("to_q",), seed=2, dora="out")
     plain = made_lora(base, 3, ends=("to_q",), components=["unet"])

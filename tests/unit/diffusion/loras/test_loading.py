@@ -196,7 +196,7 @@ def test_closed_loader_drops_pending_loads(desk: Desk) -> None:
 
 
 def test_loads_that_end_before_ask_returns_do_not_block(desk: Desk) -> None:
-    """The news of such a load comes on the thread that asks, which must not hold what it needs."""
+    """The callback of such a load runs on the calling thread, which must not hold its lock."""
     digests = [f"{number}" for number in range(500)]
 
     sources = [desk.ask(digest) for digest in digests]

@@ -27,7 +27,7 @@ def digest(network: nn.Module) -> str:
 
 
 def wanted(before: dict[str, Tensor], adapters: AdapterSet) -> dict[str, Tensor]:
-    """W + the sum of weight * alpha / rank * up @ down, in double precision."""
+    """Return W + the sum of weight * alpha / rank * up @ down, in double precision."""
     after = {name: value.double() for name, value in before.items()}
     for one in adapters:
         for module, factors in one.lora.components["unet"].items():
@@ -79,7 +79,7 @@ def test_linear_layers_have_the_bits_that_peft_merges(
 
 
 def peft_layer(layer: nn.Module, factors: LowRankFactors) -> Any:
-    """PEFT's layer around a copy of `layer`, with the LoRA's factors."""
+    """Return PEFT's layer around a copy of `layer`, with the LoRA's factors."""
     from peft import LoraConfig
     from peft.tuners.lora.layer import Linear
 

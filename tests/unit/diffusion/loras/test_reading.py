@@ -26,7 +26,7 @@ KOHYA_ENDS = ("to_q", "to_k", "to_v", "to_out.0", "conv1", "conv2", "proj_in", "
 
 
 def deltas(lora: Lora) -> dict[str, Tensor]:
-    """The change of each weight, by component and module, flattened to a matrix."""
+    """Return the change of each weight, by component and module, flattened to a matrix."""
     return {
         f"{component}.{module}": factors.scale * (factors.up.flatten(1) @ factors.down.flatten(1))
         for component, modules in lora.components.items()
@@ -63,7 +63,7 @@ def product(factors: Factors, component: str, module: str) -> Tensor:
 
 
 def test_kohya_file_of_diffusers_is_read_with_whole_alphas(base: BaseLayers, tmp_path: Path) -> None:
-    """As its training scripts write one for other programs: each alpha is the rank, a whole number."""
+    """Training scripts of diffusers write such files for other programs: each alpha is the rank, a whole number."""
     from diffusers.utils import convert_state_dict_to_kohya
 
     factors = random_factors(base, seed=9)

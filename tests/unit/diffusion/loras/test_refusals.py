@@ -88,7 +88,7 @@ F32 = torch.float32
 
 @pytest.mark.parametrize("what", WRONG)
 def test_read_and_check_lora_name_fault(what: str, base: BaseLayers, tmp_path: Path) -> None:
-    """A check reads the header alone, which says all but the numbers."""
+    """A check reads only the header, which decides all but the numbers."""
     tensors, reason, said = WRONG[what]
     file = write_tensors(tmp_path / "it.safetensors", tensors(base))
     takes: list[Callable[[], object]] = [lambda: read_lora(file, base, F32), lambda: check_lora(file, base)]
@@ -168,7 +168,7 @@ def test_a_file_that_is_not_there_and_one_with_another_digest(base: BaseLayers, 
 
 
 def test_a_disk_that_fails_is_no_bad_lora(base: BaseLayers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another time it may be read: who loads tries again."""
+    """The file may be readable later: the caller tries again."""
     file = write_tensors(tmp_path / "it.safetensors", pair(base))
 
     def failing(path: Path) -> bytes:

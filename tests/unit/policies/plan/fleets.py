@@ -52,14 +52,14 @@ def context(count: int, *demand: ModelDemand, now_s: float = 0.0, resident: str 
 
 
 def decide(allocator: Policy, asked: PlanInput) -> Decision:
-    """The decision, checked as the controller checks it."""
+    """Return the decision, checked as the controller checks it."""
     decision = allocator(asked)
     check_decision(asked, decision)
     return decision
 
 
 def repeat(allocator: Policy, asked: PlanInput, times: int, every_s: float) -> tuple[Decision, list[Decision]]:
-    """Decide `times` times under the same demand; return the last decision and the list of all."""
+    """Decide `times` times under the same demand; return the last decision and the list of all decisions."""
     decisions: list[Decision] = []
     for index in range(times):
         last = decisions[-1] if decisions else Decision()

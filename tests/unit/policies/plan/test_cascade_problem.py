@@ -269,7 +269,7 @@ def test_solve_without_demand_staffs_every_stage() -> None:
 
 @pytest.mark.parametrize(("slo_s", "feasible"), [(5.3, True), (5.2, False)])
 def test_solve_waits_of_all_stages_count(slo_s: float, feasible: bool) -> None:
-    """Half a second and two, waits of one and one and a half, a quarter for the score."""
+    """Service takes half a second and two, the waits are one and one and a half, and the score a quarter."""
     stages = ((BatchCost(1, 0.5, 1.0),), (BatchCost(1, 2.0, 1.5),))
 
     solution = solve_cascade(CascadeProblem(0.1, 4, slo_s, stages, (CURVE,), 0.25))

@@ -1,4 +1,4 @@
-"""Which replicas are to hold popular ControlNets and LoRAs, by their uses."""
+"""Place popular ControlNets and LoRAs on replicas by their uses."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -177,8 +177,8 @@ def test_prefetch_uploaded_loras_on_workers_that_fetch() -> None:
 
 
 def test_prefetch_prefers_lora_of_slow_tier() -> None:
-    """In memory for one: a load from the store takes three times as long as one from the disk, by measurement. Used
-    twice as much, the LoRA of the disk is worth less; with the other one on the disk too, it is worth more."""
+    """Memory holds one: a load from the store takes three times as long as one from the disk. A LoRA on the disk with
+    twice the uses is worth less; if both are on the disk, it is worth more."""
     (own,) = workers((), memory_mb=200)
     there = ObjectReference("loras/x", "sha256:linked", 100 * MB)
     linked = Adapter("linked", LORA, "sha256:linked", "stable_diffusion", object=there)

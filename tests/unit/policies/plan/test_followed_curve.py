@@ -63,7 +63,7 @@ def test_after_few_images_does_not_depend_on_rounds(parts: list[int]) -> None:
 
 
 def test_followed_keeps_shape_within_part() -> None:
-    """In the profile four fifths of the part's images are in its first half."""
+    """Four fifths of the part's images are in its first half of the profile."""
     steep = DeferralCurve((0.0, 0.025, 0.05, 1.0), (0.0, 0.08, 0.1, 1.0))
 
     followed = FollowedCurve(steep).after(counted(p0=30, p19=20)).followed

@@ -287,7 +287,7 @@ def test_large_count_by_load(load: MixtureLoad, count: int) -> None:
 def test_mixture_plans_with_a_tenth_to_spare() -> None:
     """One small device runs 1 / 16.5 a second: it carries 0.9 of 2 / 16.5 hits alone, at half the steps."""
     allocator = MixturePolicy(DEFAULTS)
-    # Of 16 devices one is large and spares nothing here: 15 small ones.
+    # One of 16 devices is large and has no spare capacity here: 15 small ones.
     limit_per_s = 0.9 * (15 / 16.5 + 1 / 91.5) * 2
 
     below = decide(allocator, asked(60 * limit_per_s * 0.99, hit_share=1.0))

@@ -1,4 +1,4 @@
-"""Which replica holds which ControlNets and LoRAs: the greedy solution against all others."""
+"""Compare the greedy placement of ControlNets and LoRAs on replicas with all others."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""Which stages a request goes through, read from a plan that names them."""
+"""Read the stages of a request from a plan."""
 
 from dataclasses import replace
 

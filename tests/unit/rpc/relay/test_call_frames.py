@@ -1,4 +1,4 @@
-"""Where calls begin and end among the bytes of a connection, held to what the h2 library writes."""
+"""Find the begin and end of calls in the bytes of a connection, compared with the h2 library."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

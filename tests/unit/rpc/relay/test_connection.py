@@ -162,7 +162,7 @@ def read_by_a_server(data: bytes) -> dict[int, list[str]]:
 
 @pytest.mark.parametrize(("held_by_others", "bound_bytes"), [(0, 256 * 1024), (64 * 1024 * 1024, 32 * 1024)])
 async def test_a_connection_that_waits_is_read_so_far(made: Made, held_by_others: int, bound_bytes: int) -> None:
-    """Less where all that wait hold much."""
+    """The bound is lower while all waiting connections hold many bytes."""
     data, _ = calls(2)
     made.turns.held_bytes = held_by_others
     made.connection.from_client(data)

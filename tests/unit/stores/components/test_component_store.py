@@ -297,7 +297,7 @@ def test_full_disk_is_reported_and_leaves_no_partial_file(
 def test_full_disk_loses_components_before_it_refuses(
     tmp_path: Path, objects: ObjectStore, remote: CountingRemote
 ) -> None:
-    """A quota beyond the disk, as of a shared host."""
+    """The quota exceeds the disk, as on a shared host."""
     some = [registered(objects, bytes([number]) * 2**20, f"adapters/{number}") for number in range(6)]
     with mounted_tmpfs(tmp_path, 5 * 2**20) as disk:
         (others := disk / "others").write_bytes(bytes(2 * 2**20))

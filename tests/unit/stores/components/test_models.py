@@ -40,7 +40,7 @@ class CountedSource:
 
 
 class Host:
-    """A component store with the directories of models, and the sources that it asked."""
+    """A component store with directories of models, and the sources of its reads."""
 
     def __init__(self, folder: Path, disk_bytes: int = 100_000) -> None:
         self.root = folder / "components"

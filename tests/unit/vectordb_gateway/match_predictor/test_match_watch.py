@@ -71,7 +71,7 @@ def commit(ledger: CacheLedger, vector: np.ndarray, pool: str = "tenant") -> "Fu
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file of a ledger with all entries, which every test takes a copy of."""
+    """Write the file of a ledger with all entries, which every test copies."""
     path = tmp_path_factory.mktemp("filled") / "ledger.sqlite"
     opened = open_cache_ledger(f"sqlite:///{path}")
     bind(opened, ENCODER)
@@ -92,13 +92,13 @@ def ledger(filled: Path, tmp_path: Path) -> Iterator[CacheLedger]:
 
 @pytest.fixture(autouse=True)
 def steady_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each takes as long as on a machine that is doing nothing else, by the watch's own clock."""
+    """Let each prediction take 50 µs by the watch's clock, as on an idle machine."""
     fifties_of_us = itertools.count()
     monkeypatch.setattr(match_watch, "perf_counter", lambda: next(fifties_of_us) * 5e-5)
 
 
 def ask(watch: MatchWatch, vector: np.ndarray, search_s: float = FAR_S, saved_share: float = 0.0) -> Ruling:
-    """A lookup as the gateway makes it."""
+    """Look up as the gateway does."""
     forecast = watch.forecast(("tenant",), vector.tobytes())
     if forecast.ruling is not Ruling.SKIP:
         watch.note_search(forecast, search_s, saved_share)

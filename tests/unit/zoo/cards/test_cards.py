@@ -46,7 +46,7 @@ def results(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def weights(exported: Path, tmp_path: Path) -> Path:
-    """The exported zoo, to be written into."""
+    """Copy the exported zoo, for cards to be written."""
     return Path(shutil.copytree(exported, tmp_path / "weights"))
 
 

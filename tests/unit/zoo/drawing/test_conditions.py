@@ -1,4 +1,4 @@
-"""Conditions say where things are and no more, and agreement with them is counted right."""
+"""Conditions contain the places of things alone, and agreement with them is measured correctly."""
 
 from dataclasses import replace
 

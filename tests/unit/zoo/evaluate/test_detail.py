@@ -73,7 +73,7 @@ def test_one_reference_serves_all_seeds(drawn: Tensor) -> None:
 
 @pytest.fixture(scope="module")
 def work(empty_work: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A work folder of this module's own."""
+    """Return a work folder of this module."""
     return copytree(empty_work, tmp_path_factory.mktemp("apart") / "work")
 
 

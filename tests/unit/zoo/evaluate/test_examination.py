@@ -18,7 +18,7 @@ from zoo.painting.store import ImageStore, as_bytes, weights_digest
 
 
 def two_stage_draws(samples: list[list[float]], resamples: int) -> list[float]:
-    """The same bootstrap in plain Python: prompts with replacement, then seeds within each."""
+    """Draw the same bootstrap in plain Python: prompts with replacement, then seeds within each."""
     rng = random.Random(7)
     draws = []
     for _ in range(resamples):

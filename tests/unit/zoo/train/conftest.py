@@ -18,7 +18,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def losses_of_one_batch() -> Callable[[Part], list[float]]:
-    """The losses of five steps on one and the same batch."""
+    """Return the losses of five steps on one batch."""
 
     def learn(part: Part) -> list[float]:
         optimiser = torch.optim.Adam(part.module.parameters(), lr=5e-3)

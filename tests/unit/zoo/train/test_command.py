@@ -1,4 +1,4 @@
-"""The zoo's commands: what must be there first and wrong options end with one line and exit status 2."""
+"""The zoo's commands: missing foundations and wrong options end with one line and exit status 2."""
 
 import sys
 from pathlib import Path

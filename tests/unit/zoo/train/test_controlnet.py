@@ -32,7 +32,7 @@ PROMPTS, SEEDS = ["a red circle", "a blue star", "a ring"], [1, 2, 3]
 
 @pytest.fixture(scope="module")
 def heavy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A heavy pipeline's directory, of random weights."""
+    """Return the directory of a heavy pipeline with random weights."""
     folder = tmp_path_factory.mktemp("heavy")
     tokenizer = build_tokenizer(folder / "tokenizer-of-its-own", count=200, merges=50)
     torch.manual_seed(0)
@@ -74,7 +74,7 @@ def controlled(plain: StableDiffusionPipeline, untrained: Path) -> StableDiffusi
 
 @pytest.fixture
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A work folder of drawings alone: the heavy denoiser and what it trained on are random."""
+    """Return a work folder of drawings; the heavy denoiser and its training data are random."""
     noise = torch.Generator().manual_seed(0)
     encoded = EncodedDrawings(
         torch.randn(COUNT, LATENT_CHANNELS, LATENT_SIZE, LATENT_SIZE, generator=noise),

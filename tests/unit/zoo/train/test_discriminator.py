@@ -1,4 +1,4 @@
-"""The discriminator: its data, its training, its calibration, and the classifier that is written of it."""
+"""The discriminator: its data, training and calibration, and the exported classifier."""
 
 import json
 from collections.abc import Iterator

@@ -39,7 +39,7 @@ class Line:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A run that stopped at step 4 of 6."""
+    """Stop a run at step 4 of 6, and return its folder."""
     TrainingRun(Line(), PLAN, tmp_path / "line").train(until=4)
     return tmp_path / "line"
 

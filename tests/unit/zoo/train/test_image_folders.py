@@ -100,7 +100,7 @@ def test_torchvision_network_trains_on_both_models_images(folders: tuple[Path, P
 
 @pytest.mark.training
 def test_it_may_begin_with_the_weights_of_another(folders: tuple[Path, Path], tmp_path: Path) -> None:
-    """After a step at a rate of nearly nothing its weights still equal the other ones, up to that step."""
+    """One step at a rate of nearly nothing leaves the weights of the other one."""
     shipped = Path(__file__).parents[4] / "zoo" / "weights" / "tiny-discriminator"
 
     main(arguments(folders, tmp_path / "mine", "--start", str(shipped), "--steps", "1"))

@@ -31,7 +31,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> CLIPTokenizer:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One LoRA of random weights in every format."""
+    """Write one LoRA of random weights in every format."""
     where = tmp_path_factory.mktemp("lora")
     styled = StyledUNet(base())
     scramble(styled)
@@ -58,13 +58,13 @@ def pipeline(tokenizer: CLIPTokenizer) -> StableDiffusionPipeline:
 
 
 def base() -> UNet2DConditionModel:
-    """Heavy before any training, the same every time."""
+    """Return the heavy model before training, with the same weights each time."""
     torch.manual_seed(5)
     return make_heavy().eval()
 
 
 def scramble(styled: StyledUNet) -> None:
-    """Weights of both halves of a LoRA: as initialised, the second is nothing."""
+    """Randomise both halves of a LoRA: the initial second half is zero."""
     generator = torch.Generator().manual_seed(6)
     with torch.no_grad():
         for parameter in styled.parameters():
@@ -82,7 +82,7 @@ def found(unet: nn.Module) -> Tensor:
 
 @torch.no_grad()
 def patched(folder: Path) -> UNet2DConditionModel:
-    """The base with alpha / rank times the product of the file's halves added to its weights, without any loader."""
+    """Return the base plus alpha / rank times the product of the file's halves, without a loader."""
     unet = base()
     tensors = load_file(folder / "pytorch_lora_weights.safetensors")
     for name in [name for name in tensors if name.endswith("lora_A.weight")]:

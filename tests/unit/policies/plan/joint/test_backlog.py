@@ -1,4 +1,4 @@
-"""Requests that wait for longer than the SLO bears, in the plans of the joint policy."""
+"""Requests that wait beyond the SLO, in the plans of the joint policy."""
 
 from dataclasses import replace
 

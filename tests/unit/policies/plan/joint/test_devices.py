@@ -41,7 +41,7 @@ def problem(devices: int, components: tuple[Component, ...] = (HEAVY, LIGHT), **
 
 
 def solution(units: dict[PlannedPool, int], **rates: float) -> AllocationSolution:
-    """Every route through the pools of its components that there are."""
+    """Return every route through the given pools of its components."""
     paths = {route.name: route.models for route in ROUTES}
     own = {unit.component: unit for unit in units}
     courses = {Course(name, tuple(own[model] for model in paths[name])): rate for name, rate in rates.items()}
@@ -69,7 +69,7 @@ SHARED = {
         solution(HEAVY_1 | LIGHT_2, heavy=0.5, light=1.8),
         (1, 3),
     ),
-    # Two devices are busy with the heavy model; three have the light one and hardly anything to do.
+    # Two devices are busy with the heavy model; three hold the light one and are nearly idle.
     "a model that is 79 % busy gets none": (problem(5, heavy=2, light=3), BUSY_HEAVY[1.58], (2, 3)),
     "a model that is 81 % busy gets one": (problem(5, heavy=2, light=3), BUSY_HEAVY[1.62], (3, 2)),
     "a model that is 98 % busy gets one": (problem(5, heavy=2, light=3), BUSY_HEAVY[1.95], (3, 2)),
@@ -85,7 +85,7 @@ SHARED = {
     ),
     # The two for the little that the light model does are loading, and carry nothing yet.
     "loading devices are needed": (problem(3, heavy=1), solution(HEAVY_1 | LIGHT_2, heavy=0.9, light=0.1), (1, 2)),
-    # All three for the work of one hold the model: two are free for the busy one.
+    # Three devices hold the model for the work of one: two are free for the busy one.
     "held units beyond the work are spare": (problem(4, heavy=1, light=3), UNNEEDED, (2, 2)),
     "unneeded loads go to the busiest model": (problem(4, heavy=1, light=1), UNNEEDED, (3, 1)),
     # In batches of four two devices carry four a second: 2.5 leave them 63 % busy, which batches of one could not.
@@ -126,7 +126,7 @@ def settled(
     load_s: float = 0.0,
     held: int = 9,
 ) -> dict[str, dict[int, int]] | None:
-    """Units by model and batch size."""
+    """Return units by model and batch size."""
     asked = replace(
         problem(9, (replace(HEAVY, load_s=load_s), LIGHT), heavy=held, light=held), slo_s=slo_s, horizon_s=10.0
     )
@@ -142,7 +142,7 @@ def settled(
 
 
 SETTLED = {
-    # Four devices carry four a second in batches of one, eight in batches of four; nothing carries nine.
+    # Four devices carry four a second in batches of one, eight in batches of four; no size carries nine.
     "78 % busy": (3.1, {}, 1),
     "83 % busy": (3.3, {}, 4),
     "large batches carry it": (7.0, {}, 4),

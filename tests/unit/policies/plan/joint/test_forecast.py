@@ -40,7 +40,7 @@ def test_forecast_first_rate_is_seen_or_expected() -> None:
 
 
 def test_forecast_ignores_unplanned_models() -> None:
-    """Nor are their starts those of the planned models."""
+    """Their starts do not count for the planned models either."""
     strangers = ModelDemand("other", 90.0, starts=(StartShare(5, 90, LATENT, 10, "other"),))
     own = ModelDemand("heavy", 10.0, starts=(StartShare(0, 10, NOISE, 10),))
 

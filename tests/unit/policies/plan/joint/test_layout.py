@@ -1,4 +1,4 @@
-"""From a solution of the joint problem to a plan, where a model needs batches of two sizes."""
+"""Lay out a plan from a solution of the joint problem, for a model that needs batches of two sizes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -199,7 +199,7 @@ def test_lay_out_more_sizes_than_pools_share_last() -> None:
 
     members = {pool.pool: len(pool.worker_ids) for pool in plan.pools}
     assert sizes(plan) == {"sd15": [1, 2, 2, 2, 2, 4, 4, 8, 8, 8]}
-    # Those of two, of eight, and of one and four: each has the workers that are no slower than its own slowest.
+    # Pools of batches of two, of eight, and of one and four: each has the workers no slower than its slowest.
     assert members == {"sd15": 5, "sd15.1": 10, "sd15.2": 7}
 
 

@@ -1,4 +1,4 @@
-"""When the joint allocator keeps what devices hold, and when it loads: by what a search would find, given by hand."""
+"""Test when the joint allocator keeps the models on devices and when it loads, with scripted searches."""
 
 import math
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from pentimento.policies.plan.settings import ServingSettings
 from tests.unit.policies.plan.fleets import SD15, context, profiles
 
 ALLOCATOR = JointPolicy(ServingSettings(heavy="heavy"))
-# Four requests a second, at best worth the weight of one that is served and its quality: 4 * (10 + 1).
+# Four requests a second, each worth at best the weight of a served request plus its quality: 4 * (10 + 1).
 BEST = 44.0
 
 

@@ -29,15 +29,15 @@ def asked(rate: float, *starts: StartShare, devices: int = 16) -> PlanInput:
 
 
 def entered(decision: Decision, start: str, draw: float = 0.5) -> tuple[str, str]:
-    """The model, and the cascade, of a request that starts so."""
+    """Return the model and the cascade of a request with that start."""
     entry = entry_of(decision.plan.pools, start, draw)
     assert entry is not None
     return entry.pool.model, entry.cascade
 
 
 def test_heavy_model_serves_load_it_can_carry() -> None:
-    """Seven devices in batches of two (twice 2.16 s is within the SLO) carry 6.5 a second. What the eighth would add is
-    worth less than room for more requests, by the light model."""
+    """Seven devices in batches of two (twice 2.16 s is within the SLO) carry 6.5 a second. The eighth is worth less
+    there than as room for more requests, by the light model."""
     decision = decide(ALLOCATOR, asked(6.0, devices=8))
 
     assert counts(decision) == {"sd15": 7, "turbo": 1}
@@ -69,7 +69,7 @@ def styled(seen: PlanInput) -> PlanInput:
 
 
 def test_resident_loras_change_no_plan() -> None:
-    """Models take long to load, so that what workers hold counts."""
+    """Loads of models take long, so that resident models count."""
     loading = tuple(replace(profile, load_s=20.0) for profile in profiles(turbo=TURBO, sd15=SD15))
     seen = replace(asked(16.0, devices=8), profiles=loading)
     plain, later = repeat(ALLOCATOR, seen, 6, 5.0)
@@ -103,13 +103,13 @@ def test_hits_raise_threshold() -> None:
 
 
 def thinnable(rate: float, spare: float, lost: float, devices: int = 16) -> PlanInput:
-    """Shares of the steps that may be left out, and of the quality that goes with them, of a hundred requests."""
+    """Return shares of steps that may be left out, and of the lost quality, for a hundred requests."""
     steps = ThinnableSteps(100, 100.0 * spare, 100.0 * lost)
     return context(devices, ModelDemand("sd15", rate, thinnable=steps))
 
 
 def settled(seen: PlanInput) -> Decision:
-    """Plans learn of what may be left out by a few hundred requests."""
+    """Return the plan after a few hundred requests: it learns thinnable steps from them."""
     last, _ = repeat(ALLOCATOR, seen, 8, 5.0)
     return last
 
@@ -121,7 +121,7 @@ def heavy_share(decision: Decision) -> float:
 
 
 def test_thinning_raises_heavy_share() -> None:
-    """More than its whole runs can be: with half of its steps nearly all are its own, for a hundredth of quality."""
+    """With half of its steps the heavy model runs nearly all requests, for a hundredth of quality."""
     whole, thinned = settled(thinnable(24.0, 0.0, 0.0)), settled(thinnable(24.0, 0.5, 0.01))
 
     assert heavy_share(whole) < 0.5 < heavy_share(thinned)
@@ -161,7 +161,7 @@ def test_excess_demand_lowers_admission_rate() -> None:
 
 @pytest.mark.parametrize("slo_s", [0.01, 0.19])
 def test_impossible_slo_becomes_quickest_way(slo_s: float) -> None:
-    """The light model takes 0.1 s, and who comes waits as long for its batch."""
+    """The light model takes 0.1 s, and a request waits as long for its batch."""
     decision = decide(JointPolicy(replace(SETTINGS, slo_s=slo_s)), asked(6.0))
 
     assert decision.plan.admission_rate == 1.0
@@ -178,7 +178,7 @@ def test_impossible_slo_admits_capacity_of_devices() -> None:
 
 
 def test_load_is_made_only_where_it_pays() -> None:
-    """All hold the heavy model, and 8 a second are a little too many for it."""
+    """All devices hold the heavy model, and 8 a second are slightly too many for it."""
     slow = tuple(replace(profile, load_s=50.0) for profile in profiles(turbo=TURBO, sd15=SD15))
     quick = replace(asked(16.0), profiles=tuple(replace(profile, load_s=0.1) for profile in slow))
     dear = replace(quick, profiles=slow)
@@ -207,7 +207,7 @@ def test_steady_demand_keeps_plan() -> None:
 
 @pytest.mark.parametrize(("starts", "worker_count"), [((), 15), (MIX, 14)])
 def test_wavering_light_demand_keeps_plan(starts: tuple[StartShare, ...], worker_count: int) -> None:
-    """Batches of one and of two would carry it equally well, and so would any few of the devices."""
+    """Batches of one and of two, on any few devices, are equally good."""
     first = last = decide(ALLOCATOR, asked(1.0, *starts))
     for number, rate in enumerate((0.2, 1.6, 0.4, 1.2, 0.0, 2.0, 0.6), start=1):
         last = decide(ALLOCATOR, replace(asked(rate, *starts), now_s=5.0 * number, last=last))
@@ -338,7 +338,7 @@ def test_deferred_requests_are_not_demand_again() -> None:
 
 
 def test_curve_follows_counted_confidences() -> None:
-    """Low confidences alone: every threshold defers more requests than the profile says."""
+    """All confidences are low: every threshold defers more requests than in the profile."""
     low = (100, *(0,) * 19)
     seen = context(16, ModelDemand("turbo", 4.0, confidences=low))
 

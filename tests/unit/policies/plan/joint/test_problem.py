@@ -1,4 +1,4 @@
-"""Which pools a route may go through, on devices few enough to list them."""
+"""List the pools that a route may use, on a few devices."""
 
 from dataclasses import replace
 
@@ -64,14 +64,14 @@ def test_pools_in_time_multiply_latency_by_path() -> None:
 
 
 def test_pools_in_time_needed_pool_serves_all_paths() -> None:
-    """Behind the light model only batches of one are in time; alone those of eight are."""
+    """After the light model only batches of one are in time; alone, batches of eight are."""
     assert sizes(problem(4.0, LIGHT, HEAVY), ALONE) == [[(8,)]]
     assert sizes(problem(4.0, LIGHT, HEAVY), CASCADE) == [[(4, 3)]]
     assert sizes(problem(4.0, LIGHT, HEAVY), ALONE, CASCADE) == [[(3,), (8,)], [(4, 3)]]
 
 
 def test_pools_in_time_keep_all_pareto_choices() -> None:
-    """In two and a half seconds the light model's larger batch leaves one of the heavy one, the smaller one three."""
+    """Within 2.5 s the larger light batch leaves a heavy batch of one, the smaller one a batch of three."""
     assert sizes(problem(2.5, LIGHT, HEAVY), CASCADE) == [[(1, 1), (1, 3), (4, 1)]]
 
 

@@ -226,7 +226,7 @@ def test_pool_loads_no_more_devices_than_it_has() -> None:
 
 
 def test_second_price_chooses_cheaper_model() -> None:
-    """In batches of four a heavy run takes 0.4 s of a device. A light run takes 0.1 s and has half the quality."""
+    """A heavy run in batches of four takes 0.4 s of a device. A light run takes 0.1 s and has half the quality."""
     assert rates_by_route(replace(PROBLEM, second_price=1.6)) == {"heavy": 2.0}
     assert rates_by_route(replace(PROBLEM, second_price=1.7)) == {"light": 2.0}
 

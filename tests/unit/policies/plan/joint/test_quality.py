@@ -31,7 +31,7 @@ def seen(*halves: KeptQuality, now_s: float = 0.0) -> LearntQuality:
 
 
 def test_estimate_without_comparisons_is_profile_less_its_error() -> None:
-    """As sure as 50 images of deviation 0.2 evenly spread: 0.2 / sqrt(50 / 12)."""
+    """The error is that of 50 images with deviation 0.2, evenly spread: 0.2 / sqrt(50 / 12)."""
     mean, spread = LearntLine().estimate(0.84, 0.32)
 
     assert mean == pytest.approx(0.84)
@@ -103,7 +103,7 @@ def test_notes_report_estimates_after_comparisons() -> None:
 
 @pytest.mark.parametrize(("informed", "cascades"), [(True, True), (False, False)])
 def test_plan_has_cascade_only_where_confidence_tells_quality(informed: bool, cascades: bool) -> None:
-    """Fourteen a second are more than the heavy model carries: who goes light is chosen by confidence, or by chance."""
+    """Fourteen a second exceed the heavy model: confidence or chance chooses the requests of the light model."""
     low, high = (0.6, 1.0) if informed else (0.84, 0.84)
     compared = tuple(all_kept(100, low if part < 10 else high) for part in range(20))
     asked = context(16, ModelDemand("turbo", 14.0, compared=compared))

@@ -1,4 +1,4 @@
-"""From profiles, f(t) and qualities to the routes of the joint problem: what each costs and is worth."""
+"""Build routes of the joint problem from profiles, f(t) and qualities: cost and worth of each."""
 
 from dataclasses import replace
 
@@ -111,7 +111,7 @@ def test_routes_thresholds_follow_observed_curve() -> None:
 
 
 def thinned_routes(settings: ServingSettings = SETTINGS) -> dict[str, PlannedRoute]:
-    """Two fifths of the heavy model's steps may be left out, with a tenth of its quality."""
+    """Return routes where two fifths of the heavy model's steps may be left out, with a tenth of its quality."""
     demand = replace(DEMAND, spare_share=0.4, lost_share=0.1)
     return {one.name: one for one in routes_of(context(), settings, COMPONENTS, demand) if one.left_out}
 

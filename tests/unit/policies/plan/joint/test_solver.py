@@ -177,7 +177,7 @@ def test_search_gap_ends_near_best() -> None:
 
 
 def test_bound_changes_and_returns() -> None:
-    """One item at most, and up to 2.5 of what needs none."""
+    """At most one item, and up to 2.5 of the variable without items."""
     program = LinearProgram()
     item, rest = program.variable(1.0, high=1.5, integer=True), program.variable(1.0, high=2.5)
     searched = BranchAndBound(program.relaxation(), [item])
@@ -258,7 +258,7 @@ def test_search_with_rounding_finds_better_values(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_search_solves_whole_values_once(seed: int) -> None:
-    """Few variables: a search meets what it rounded to again and again, as roundings of other parts and as parts."""
+    """With few variables a search reaches the same rounded values again and again, from other parts."""
     solved: list[Bounds] = []
     program, budgets = searched(seed, count=12)
     relaxed = program.relaxed
