@@ -86,7 +86,7 @@ def test_offline_bound_respects_capacity() -> None:
 
 
 def test_offline_bound_without_hit_additions_is_lower() -> None:
-    """Request 1 may take ten steps of 0, or miss and let 2 and 3 take 25 of its own; if all add, it may do both."""
+    """Request 1 may take ten steps of 0, or miss and let 2 and 3 take 25 of request 1; if all add, it may do both."""
     log = log_from([[], [10], [0, 25], [0, 25, 0]])
     all_add = REGIMES[1]
 

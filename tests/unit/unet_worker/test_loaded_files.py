@@ -1,4 +1,4 @@
-"""Files of ours that a worker loads: its wiring, and then a model without LoRAs, ControlNets or profiles."""
+"""Bound the product files that a worker loads: its wiring, then a model without LoRAs, ControlNets or profiles."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ from lab.fixtures.checkpoints import write_checkpoint
 # Without generated code. A file more needs a reason: most workers have no LoRA, IP-Adapter or profile.
 MOST_OF_WIRING = 266
 MOST_WITH_MODEL = 288
-# A process of its own: imports cannot be undone.
+# Run in a separate process: imports cannot be undone.
 SCRIPT = """
 import sys
 from pathlib import Path
