@@ -1,4 +1,4 @@
-"""A composition of docker-compose.*.yml files, run for real and always taken down with its volumes."""
+"""Run a composition of docker-compose.*.yml files, and always take it down with its volumes."""
 
 import json
 import os
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def compose_command() -> list[str] | None:
-    """Compose as it is installed here: v2, else 1.29; None without either or without an engine that runs."""
+    """Return the command of the installed Compose: v2, else 1.29; None without either or without a running engine."""
     if not answers(["docker", "info"]):
         return None
     if answers(["docker", "compose", "version"]):
@@ -61,7 +61,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-# Prints what the controller's fleet shows.
+# Prints the replicas of the controller's fleet.
 FLEET = """
 import asyncio
 from pentimento.clients.controller import ControllerClient
@@ -78,7 +78,7 @@ asyncio.run(main())
 
 
 class Composition:
-    """docker-compose files as one project with its own port; a command that fails is an AssertionError."""
+    """Run docker-compose files as one project with its own port; a command that fails is an AssertionError."""
 
     def __init__(self, command: Sequence[str], *files: str, **surroundings: str) -> None:
         self.address, self.http_address = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
@@ -93,50 +93,50 @@ class Composition:
         return succeed([*self._command, *arguments], self._environment, limit_s)
 
     def up(self) -> None:
-        """Builds what is not built yet; returns once the edge is healthy, and so all that it waits for."""
+        """Build missing images, start, and return once the edge and all its dependencies are healthy."""
         self.run("build", limit_s=800)
         self.start()
 
     def start(self, **replicas: int) -> None:
-        """Starts what does not run, of services named in `replicas` so many: their names have `_` for `-`."""
+        """Start the stopped services. `replicas` has counts by service, with `_` for `-`."""
         scales = [f"--scale={name.replace('_', '-')}={count}" for name, count in replicas.items()]
         self.run("up", "--detach", "--no-build", *scales, limit_s=400)
         self._wait_until_healthy("edge")
 
     def down(self) -> None:
-        """Takes everything away but the images, whose layers serve the next build."""
+        """Remove everything except the images: their layers serve the next build."""
         self.run("down", "--volumes", "--remove-orphans", limit_s=180)
 
     def container(self, service: str) -> dict[str, Any]:
-        """What the engine knows of a service's only container, running or not."""
+        """Return the engine's description of a service's only container, running or not."""
         (inspected,) = self.containers(service)
         return inspected
 
     def containers(self, service: str) -> list[dict[str, Any]]:
-        """What the engine knows of the containers of a service, running or not."""
+        """Return the engine's descriptions of a service's containers, running or not."""
         identifiers = self.run("ps", "--all", "--quiet", service).split()
         inspected: list[dict[str, Any]] = json.loads(succeed(["docker", "inspect", *identifiers], self._environment))
         return inspected
 
     def replicas(self) -> dict[str, int]:
-        """The live replicas that the controller knows, and how many requests each has completed."""
+        """Return the number of completed requests of each live replica."""
         lines = self.python("controller", FLEET).splitlines()
         return {name: int(count) for name, count in (line.split() for line in lines)}
 
-    def await_start_from_cache(self, picture: Path, *options: str) -> dict[str, Any]:
-        """Asks the same again until its start comes from the cache, which is told of an image once it was answered."""
+    def await_start_from_cache(self, output: Path, *options: str) -> dict[str, Any]:
+        """Repeat the request until it starts from the cache: an entry is committed after its image was answered."""
         while True:
-            answer: dict[str, Any] = json.loads(self.generate(picture, "--json", *options))
+            answer: dict[str, Any] = json.loads(self.generate(output, "--json", *options))
             if answer["route"]["start"]["kind"] == "FromLatent":
                 return answer
 
     def python(self, service: str, code: str) -> str:
-        """What a piece of Python prints in a service's container."""
+        """Return the output of Python code run in a service's container."""
         return self.run("exec", "-T", service, "python", "-c", code, limit_s=300).strip()
 
     @contextmanager
     def started_python(self, service: str, code: str) -> Iterator[IO[str]]:
-        """What a piece of Python prints in a service's container while it runs; it is ended afterwards."""
+        """Yield the output of Python code while it runs in a service's container, and end it afterwards."""
         command = [*self._command, "exec", "-T", service, "timeout", "900", "python", "-c", code]
         with subprocess.Popen(
             command, cwd=ROOT, env=self._environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
@@ -148,7 +148,7 @@ class Composition:
                 running_python.kill()
 
     def metrics(self, service: str, name: str) -> dict[str, float]:
-        """A service's samples of a metric, by their labels as they are written; none where nothing was counted."""
+        """Return a service's samples of a metric, by labels as exported; empty before the first count."""
         code = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:9100/metrics').read().decode())"
         lines = self.python(service, code).splitlines()
         samples = [
@@ -157,18 +157,19 @@ class Composition:
         return {labels: float(value) for labels, value in samples}
 
     def await_adapters(self, *names: str, token: str = "") -> None:
-        """Return once requests may name them: nothing waits for the replicas that have them."""
+        """Return once requests may name the adapters: services start without waiting for the replicas that have
+        them."""
         with Client(self.address, token=token) as client:
             while not {adapter.name for adapter in client.list_adapters()} >= {*names}:
                 time.sleep(0.2)
 
-    def generate(self, picture: Path, *options: str) -> str:
-        """What `pentimento generate` on the host prints, through the published port."""
+    def generate(self, output: Path, *options: str) -> str:
+        """Run `pentimento generate` on the host through the published port, and return its output."""
         command = [sys.executable, "-m", "pentimento.cli", "generate", "a red circle on a white background", *options]
-        return succeed([*command, "--address", self.address, "--output", str(picture)], self._environment, 120)
+        return succeed([*command, "--address", self.address, "--output", str(output)], self._environment, 120)
 
-    def picture_by_address(self, token: str = "") -> bytes:
-        """What is behind the address of a picture that was asked for over HTTP, through the published port."""
+    def image_by_url(self, token: str = "") -> bytes:
+        """Request an image over HTTP through the published port, and return the bytes at its URL."""
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         asked = {"prompt": "a red circle", "response_format": "url"}
         with httpx.Client(base_url=f"http://{self.http_address}", timeout=120) as http:
@@ -179,7 +180,7 @@ class Composition:
         return read.content
 
     def _wait_until_healthy(self, service: str) -> None:
-        """Follows the engine's events since the container's last start, of which it keeps the newest few hundred."""
+        """Follow the engine's events since the container's last start; the engine keeps the newest few hundred."""
         container = self.container(service)
         if container["State"]["Health"]["Status"] == "healthy":
             return
@@ -195,7 +196,7 @@ class Composition:
 
 
 def succeed(command: Sequence[str], environment: Mapping[str, str], limit_s: float = 60) -> str:
-    """Output of a command that must succeed."""
+    """Run a command that must succeed, and return its output."""
     done = subprocess.run(
         command,
         cwd=ROOT,
@@ -212,7 +213,7 @@ def succeed(command: Sequence[str], environment: Mapping[str, str], limit_s: flo
 
 @contextmanager
 def running(*files: str, **surroundings: str) -> Iterator[Composition]:
-    """The composition, up; skips the test where there is no engine, and always takes down what was started."""
+    """Start the composition, and always take it down. Skip the test without an engine."""
     command = compose_command()
     if command is None:
         pytest.skip("no container engine with Compose runs here")

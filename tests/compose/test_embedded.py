@@ -1,4 +1,4 @@
-"""docker-compose.embedded.yml, for real: images built, containers up, pictures through the published port."""
+"""Run docker-compose.embedded.yml: images built, containers started, requests through the published port."""
 
 import io
 import json
@@ -43,23 +43,23 @@ def suite() -> Iterator[Composition]:
 
 
 @pytest.mark.parametrize("model", ["tiny-heavy", "tiny-light"])
-def test_generate_paints_a_picture_through_the_published_port(suite: Composition, model: str, tmp_path: Path) -> None:
-    suite.generate(tmp_path / "picture.png", "--model", model)
+def test_generate_through_published_port_saves_an_image(suite: Composition, model: str, tmp_path: Path) -> None:
+    suite.generate(tmp_path / "image.png", "--model", model)
 
-    with Image.open(tmp_path / "picture.png") as picture:
-        assert picture.format == "PNG"
-        assert picture.size == size_px(model)
+    with Image.open(tmp_path / "image.png") as image:
+        assert image.format == "PNG"
+        assert image.size == size_px(model)
 
 
-def test_a_request_that_names_no_model_goes_through_the_cascade(suite: Composition, tmp_path: Path) -> None:
+def test_request_without_model_uses_the_cascade(suite: Composition, tmp_path: Path) -> None:
     # A slow machine may miss the time for a prediction at first.
     seeds = (str(seed) for seed in range(3, 30))
-    answers = (json.loads(suite.generate(tmp_path / "picture.png", "--json", "--seed", seed)) for seed in seeds)
+    answers = (json.loads(suite.generate(tmp_path / "image.png", "--json", "--seed", seed)) for seed in seeds)
     answer = next(one for one in answers if not any("foresight skipped" in note for note in one["notes"]))
 
     assert [stage["model"] for stage in answer["route"]["stages"]] == ["tiny-light", "tiny-heavy"]
     assert not any("unscored" in note.lower() for note in answer["notes"])
-    # Read by the discriminator that is the cascade's default: its prompt may need no score, or no light image.
+    # The cascade's default discriminator may predict that a prompt needs no score, or no light image.
     sure = [note for note in answer["notes"] if "the prompt predicts" in note]
     scored = answer["spec"]["model"] == "tiny-light" and not sure
     assert (answer["discriminator_confidence"] is not None) == scored
@@ -72,14 +72,14 @@ def own_threshold() -> float:
 
 
 def test_generate_leaves_out_steps_by_the_profiles_of_the_image(suite: Composition, tmp_path: Path) -> None:
-    answer = json.loads(suite.generate(tmp_path / "picture.png", "--json", "--model", "tiny-heavy", "--seed", "4"))
+    answer = json.loads(suite.generate(tmp_path / "image.png", "--json", "--model", "tiny-heavy", "--seed", "4"))
 
     assert answer["route"]["thinned_steps"]
 
 
-def test_a_picture_asked_for_over_http_may_be_read_by_its_address(suite: Composition) -> None:
-    with Image.open(io.BytesIO(suite.picture_by_address())) as picture:
-        assert picture.format == "PNG"
+def test_image_url_over_http_returns_the_image(suite: Composition) -> None:
+    with Image.open(io.BytesIO(suite.image_by_url())) as image:
+        assert image.format == "PNG"
 
 
 @pytest.mark.parametrize("service", SERVICES)
@@ -108,9 +108,7 @@ def test_workers_share_one_memory_volume(suite: Composition) -> None:
     assert suite.python(WORKERS[1], "print(open('/dev/shm/pentimento/left-here').read())") == "by the other"
 
 
-def test_a_controlnet_and_a_lora_paint_together_and_residuals_go_through_the_shared_volume(
-    suite: Composition, tmp_path: Path
-) -> None:
+def test_controlnet_with_lora_sends_residuals_through_shared_volume(suite: Composition, tmp_path: Path) -> None:
     suite.await_adapters(EDGES, NEON)
     asked = ("--model", "tiny-heavy", "--seed", "5", "--lora", NEON)
     suite.generate(tmp_path / "plain.png", *asked)
@@ -153,7 +151,7 @@ def test_scaled_service_has_replicas_that_each_work(suite: Composition, tmp_path
 
 
 def test_claims_replicas_share_devices_through_the_volume(suite: Composition) -> None:
-    """Without GPUs: each container claims of a list that stands in for them, and keeps its claim for a while."""
+    """Without GPUs, each container claims a device of a list, and keeps its claim for a while."""
     claim = (
         "from pathlib import Path; from pentimento.devices.claims import claim_device; import sys, time;"
         "print(claim_device(Path('/var/lib/pentimento/devices'), 'test', ('GPU-a', 'GPU-b'), 1).device, flush=True);"
@@ -166,8 +164,8 @@ def test_claims_replicas_share_devices_through_the_volume(suite: Composition) ->
             suite.python(WORKERS[1], claim)
 
 
-def test_a_stop_drains_and_a_start_finds_what_was_accepted(suite: Composition, tmp_path: Path) -> None:
-    """The same idempotency key finds the same picture: journal and pictures outlive the processes."""
+def test_stop_drains_and_restart_finds_the_image(suite: Composition, tmp_path: Path) -> None:
+    """Journal and images outlive the processes, so the same idempotency key finds the same image."""
     request = ("--idempotency-key", "before-the-restart", "--seed", "11")
     suite.generate(tmp_path / "before.png", *request)
 

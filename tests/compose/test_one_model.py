@@ -1,4 +1,4 @@
-"""docker-compose.embedded.yml over a models' folder that lacks all but one model."""
+"""Run docker-compose.embedded.yml with a models' folder of only one model."""
 
 import json
 import shutil

@@ -1,7 +1,6 @@
-"""docker-compose.yml, for real, but for the images of third parties: standins.yml says what takes their place.
+"""Run docker-compose.yml, with replacements (standins.yml) for the images of third parties.
 
-Qdrant's server is the real one where its image is here or can be pulled; else its own test is skipped.
-"""
+The Qdrant server is real if its image is here or can be pulled; otherwise its test is skipped."""
 
 import io
 import json
@@ -16,7 +15,7 @@ from tests.compose.composition import Composition, compose_command, has_image, o
 from tests.compose.declared import services
 from tests.support.tiny_models import WEIGHTS, size_px
 
-# Prints how many entries are in the index that the gateway uses.
+# Prints the number of entries in the gateway's index.
 INDEXED = """
 import os
 from pentimento.stores.vectors import open_vectors
@@ -49,23 +48,23 @@ def suite(secrets: Path) -> Iterator[Composition]:
         yield composition
 
 
-def test_generate_paints_a_picture_for_who_has_a_token(suite: Composition, secrets: Path, tmp_path: Path) -> None:
-    suite.generate(tmp_path / "picture.png", "--token", f"@{secrets / 'user_token'}")
+def test_generate_with_token_saves_an_image(suite: Composition, secrets: Path, tmp_path: Path) -> None:
+    suite.generate(tmp_path / "image.png", "--token", f"@{secrets / 'user_token'}")
 
-    with Image.open(tmp_path / "picture.png") as picture:
-        assert picture.size == size_px()
+    with Image.open(tmp_path / "image.png") as image:
+        assert image.size == size_px()
 
 
-def test_a_picture_of_the_object_store_may_be_read_by_an_address_of_the_edge(suite: Composition, secrets: Path) -> None:
+def test_image_url_of_edge_returns_stored_image(suite: Composition, secrets: Path) -> None:
     token = (secrets / "user_token").read_text()
 
-    with Image.open(io.BytesIO(suite.picture_by_address(token))) as picture:
-        assert picture.format == "PNG"
+    with Image.open(io.BytesIO(suite.image_by_url(token))) as image:
+        assert image.format == "PNG"
 
 
-def test_nobody_else_is_served(suite: Composition, secrets: Path, tmp_path: Path) -> None:
+def test_generate_without_token_is_refused(suite: Composition, secrets: Path, tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="token"):
-        suite.generate(tmp_path / "picture.png")
+        suite.generate(tmp_path / "image.png")
 
 
 def test_generate_again_starts_from_cached_entry(suite: Composition, secrets: Path, tmp_path: Path) -> None:
@@ -103,9 +102,7 @@ def test_controlnet_changes_image_of_its_caller(suite: Composition, secrets: Pat
     assert suite.metrics("controlnet-svc", "pentimento_tensor_sent_bytes_total")['{transport="shared_memory"}'] > 0
 
 
-def test_requests_are_in_the_ledger_and_pictures_in_the_object_store(
-    suite: Composition, secrets: Path, tmp_path: Path
-) -> None:
+def test_requests_are_in_ledger_and_images_in_object_store(suite: Composition, secrets: Path, tmp_path: Path) -> None:
     request = ("--token", f"@{secrets / 'user_token'}", "--idempotency-key", "kept", "--seed", "3")
     before = request_count(suite)
     suite.generate(tmp_path / "first.png", *request)

@@ -22,7 +22,7 @@ STARTED = FolderSuite(Path(__file__).parent, apart=("guarded", "two_models"))
 
 @dataclass(frozen=True)
 class Crash:
-    """What a suite left whose supervisor was killed (-9) while its processes started."""
+    """Record the processes that remain after their supervisor was killed (-9) during the start."""
 
     state_directory: Path
     processes: list[psutil.Process]
@@ -30,9 +30,8 @@ class Crash:
 
 @pytest.fixture(scope="session", autouse=True)
 def patient_frontdoors() -> Iterator[None]:
-    """On a busy machine an embedding, a lookup or a score may take longer than a picture waits for it. Without its
-    vector a picture leaves nothing in the cache, and a test that looks for it there would look for ever; without its
-    score a doubtful one is kept."""
+    """Set waits that a busy machine cannot exceed. Without a vector, an image leaves nothing in the cache, and a test
+    that searches for its entry never ends; without a score, an uncertain light image is kept."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PENTIMENTO_FRONTDOOR_PART_WAIT_FACTOR", "300")
         yield
@@ -53,7 +52,7 @@ def crash(patient_frontdoors: None) -> Iterator[Crash]:
 
 @pytest.fixture(scope="session")
 def suite(crash: Crash) -> Iterator[LocalSuite]:
-    """One heavy model with everything that it can be asked for. It starts where another was killed."""
+    """Start one heavy model with ControlNets, LoRAs and HTTP, in the directory of a killed suite."""
     flags = ["--controlnets", "tiny", "--loras", "tiny"]
     flags += [] if missing() else ["--http", "127.0.0.1:0"]
     with STARTED:

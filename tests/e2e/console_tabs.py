@@ -1,4 +1,4 @@
-"""The console opened in tabs of a real Chromium, and what tests do and wait for in them."""
+"""Open the console in tabs of a real Chromium."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -25,7 +25,7 @@ MARKED_SHARE = """([least, most]) => {
 
 @dataclass
 class Console:
-    """Where it is, the browser that opens it, and what its frontdoor says."""
+    """Hold the console's address, its browser, and clients of its frontdoor."""
 
     url: str
     browser: Any
@@ -34,7 +34,7 @@ class Console:
 
     @asynccontextmanager
     async def tab(self, theme: str = "light", width_px: int = 1440) -> AsyncIterator["Tab"]:
-        """Open a new tab at the playground; what it complains of is an error of the test."""
+        """Open a new tab at the playground; an error in its console fails the test."""
         size = {"width": width_px, "height": 900}
         context = await self.browser.new_context(viewport=size, color_scheme=theme, reduced_motion="reduce")
         context.set_default_timeout(GUARD_MS)
@@ -59,7 +59,7 @@ class Console:
                 await asyncio.sleep(0.05)
 
     async def until_cached(self, request: ImageRequest) -> None:
-        """Return once it would start from the cache: what a picture leaves there is found a while after it."""
+        """Return once the request would start from the cache: an entry is committed after its image was answered."""
         async with asyncio.timeout(GUARD_MS / 1000):
             while True:
                 start = (await self.client.explain(request)).route.start
@@ -75,7 +75,7 @@ class Tab:
     complaints: list[str] = field(default_factory=list)
 
     def hear(self, said: Any) -> None:
-        """Note an error, but for a picture that is not kept any more: others use the suite, and its tile says so."""
+        """Record an error, except for a missing image: other tests use the suite and evict images."""
         if said.type == "error" and not said.location["url"].endswith("/image"):
             self.complaints.append(said.text)
 
@@ -89,16 +89,16 @@ class Tab:
         await self.page.get_by_role("button", name="Generate", exact=True).click()
 
     async def finished(self, before: str = "") -> str:
-        """Return the request of the picture that is shown, once that is another one than `before`."""
+        """Return the request of the shown image, once it differs from `before`."""
         found = await self.page.wait_for_function(SHOWN_REQUEST, arg=before)
         return str(await found.json_value())
 
     async def marked(self, least: int, most: int) -> None:
-        """Wait until so many percent of an image are marked."""
+        """Wait until the marked share of an image is between two percentages."""
         await self.page.wait_for_function(MARKED_SHARE, arg=[least, most])
 
     async def violations(self) -> list[str]:
-        """What axe finds wrong with the page as it is."""
+        """Return axe's findings on the current page."""
         from axe_playwright_python.async_playwright import Axe
 
         found = (await Axe().run(self.page)).response["violations"]

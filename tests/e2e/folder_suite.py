@@ -1,4 +1,4 @@
-"""A suite that all tests of a folder share."""
+"""Share a suite among the tests of a folder."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -8,17 +8,17 @@ import pytest
 
 
 class FolderSuite(ExitStack):
-    """Holds what was started for a folder, until the last of its tests that this process runs is over: a fixture of
-    the session would leave it running, beside tests that want the cores."""
+    """Hold the processes of a folder until its last test in this process ends. A session fixture would keep them
+    running while other tests need the cores."""
 
     def __init__(self, folder: Path, apart: Sequence[str] = ()) -> None:
-        """`apart` are folders inside it that have a suite of their own."""
+        """`apart` names subfolders with a separate suite."""
         super().__init__()
         self._folder = folder
         self._apart = [folder / name for name in apart]
 
     def end_before(self, following: pytest.Item | None) -> None:
-        """Stop what was started unless the test that follows is one of the folder."""
+        """Stop the processes unless the following test belongs to the folder."""
         if following is None or not self._is_of(following.path):
             self.close()
 

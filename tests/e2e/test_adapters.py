@@ -1,5 +1,4 @@
-"""LoRAs and ControlNets through every process: from the public API to patches and residuals and back, on the tiny
-models."""
+"""Test LoRAs and ControlNets of the tiny models through every process."""
 
 import asyncio
 import io
@@ -36,7 +35,7 @@ PROMPT = "a large red circle on a white background"
 @pytest.fixture
 async def client(suite: LocalSuite) -> AsyncIterator[AsyncClient]:
     async with AsyncClient(suite.endpoint.public) as opened:
-        # The plan that names them may come a moment after the suite serves.
+        # The plan with the adapters may arrive a moment after the suite serves.
         for _ in range(600):
             if {EDGES, LAYOUT, NEON, MOSAIC} <= {adapter.name for adapter in await opened.list_adapters()}:
                 break
@@ -45,7 +44,7 @@ async def client(suite: LocalSuite) -> AsyncIterator[AsyncClient]:
 
 
 def outline() -> bytes:
-    """The thin white outline of a circle at the left, on black."""
+    """Draw the thin white outline of a circle at the left, on black."""
     drawing = Image.new("L", (SIDE_PX, SIDE_PX))
     ImageDraw.Draw(drawing).ellipse((6, 18, 34, 46), outline=255)
     return png_of(drawing)
@@ -61,17 +60,17 @@ def pixels(data: bytes) -> Tensor:
     return torch.from_numpy(array).permute(2, 0, 1)[None]
 
 
-def obedience(picture: GeneratedImage) -> float:
-    """How well the picture's edges are those that it was told, 0..1."""
+def edge_score(picture: GeneratedImage) -> float:
+    """Return the F1 score, 0..1, of the image's edges against the conditioning image."""
     wanted = (pixels(outline())[:, :1] > 0.5).to(torch.float32)
     return float(edge_f1(edges(pixels(picture.data)), wanted))
 
 
-async def test_a_picture_follows_its_conditioning_image_and_says_by_what(client: AsyncClient) -> None:
+async def test_controlnet_image_follows_edges_and_records_digest(client: AsyncClient) -> None:
     free = await client.generate(request())
     told = await client.generate(request(AskedControlNet(EDGES, outline())))
 
-    assert obedience(told) > obedience(free) + 0.2
+    assert edge_score(told) > edge_score(free) + 0.2
     (selected,) = told.provenance.spec.controlnets
     assert (selected.name, selected.digest) == (EDGES, REGISTRY[EDGES].adapter.digest)
     assert [part.field for part in told.provenance.inputs] == ["controlnets[0].conditioning_image"]
@@ -96,7 +95,7 @@ def of_diffusers(asked: ImageRequest, condition: Tensor) -> Tensor:
     return pixels(png_of(painted.images[0]))
 
 
-async def test_a_controlled_picture_is_that_of_diffusers(client: AsyncClient) -> None:
+async def test_controlled_image_equals_diffusers(client: AsyncClient) -> None:
     (condition,) = conditions_for(1, SIDE_PX, SIDE_PX)
     values = (condition[0].permute(1, 2, 0) * 255.0).round().to(torch.uint8)
     net = AskedControlNet(EDGES, png_of(Image.fromarray(values.numpy())))
@@ -104,11 +103,11 @@ async def test_a_controlled_picture_is_that_of_diffusers(client: AsyncClient) ->
 
     picture = await client.generate(asked)
 
-    # A grey level at most: its last bit is that of an element in float32.
+    # The last bit of a level depends on a float32 rounding, so allow one level.
     assert pixels(picture.data).sub(of_diffusers(asked, condition)).abs().max() <= 1.5 / 255
 
 
-async def test_a_lora_changes_its_own_picture_and_no_other(client: AsyncClient) -> None:
+async def test_lora_changes_only_its_own_image(client: AsyncClient) -> None:
     before = await client.generate(request())
     neon, mosaic = [await client.generate(request(loras=(AskedLora(name),))) for name in (NEON, MOSAIC)]
     after = await client.generate(request())
@@ -122,8 +121,8 @@ async def test_a_lora_changes_its_own_picture_and_no_other(client: AsyncClient) 
     assert (selected.name, selected.scale, selected.digest) == (NEON, 1.0, digest_of(weights.read_bytes()))
 
 
-async def named(client: AsyncClient, name: str, *, there: bool) -> None:
-    """Wait until the plan that names the LoRA, or does so no more, is followed."""
+async def wait_until_listed(client: AsyncClient, name: str, *, there: bool) -> None:
+    """Wait until the frontdoor lists the LoRA, or no longer lists it."""
     for _ in range(1200):
         if (name in {adapter.name for adapter in await client.list_adapters()}) is there:
             return
@@ -131,7 +130,7 @@ async def named(client: AsyncClient, name: str, *, there: bool) -> None:
     raise AssertionError(f"{name} did not {'come' if there else 'go'}")
 
 
-async def test_a_lora_is_uploaded_painted_with_and_removed(suite: LocalSuite, client: AsyncClient) -> None:
+async def test_uploaded_lora_is_served_until_removed(suite: LocalSuite, client: AsyncClient) -> None:
     weights = REGISTRY[NEON].directory / "pytorch_lora_weights.safetensors"
     about = ("--name", "uploaded-neon", "--family", REGISTRY[NEON].adapter.family, "--licence", "Apache-2.0")
 
@@ -142,7 +141,7 @@ async def test_a_lora_is_uploaded_painted_with_and_removed(suite: LocalSuite, cl
 
     added = await asyncio.to_thread(run, "add", str(weights), *about)
     assert added.returncode == 0, added.stderr
-    await named(client, "uploaded-neon", there=True)
+    await wait_until_listed(client, "uploaded-neon", there=True)
     expected = await client.generate(request(loras=(AskedLora(NEON),)))
     picture = await client.generate(request(loras=(AskedLora("uploaded-neon"),)))
 
@@ -151,19 +150,19 @@ async def test_a_lora_is_uploaded_painted_with_and_removed(suite: LocalSuite, cl
     assert (selected.digest, selected.object is not None) == (digest_of(weights.read_bytes()), True)
     removed = await asyncio.to_thread(run, "remove", "uploaded-neon")
     assert removed.returncode == 0, removed.stderr
-    await named(client, "uploaded-neon", there=False)
+    await wait_until_listed(client, "uploaded-neon", there=False)
     with pytest.raises(NotFound, match="uploaded-neon"):
         await client.generate(request(loras=(AskedLora("uploaded-neon"),)))
 
 
-async def test_a_lora_of_no_weight_changes_nothing(client: AsyncClient) -> None:
+async def test_lora_with_zero_scale_changes_nothing(client: AsyncClient) -> None:
     free = await client.generate(request())
     weightless = await client.generate(request(loras=(AskedLora(NEON, 0.0),)))
 
     assert pixels(weightless.data).sub(pixels(free.data)).abs().max() <= 2 / 255
 
 
-async def test_a_lora_and_a_controlnet_together_are_painted_again_to_the_same_bytes(client: AsyncClient) -> None:
+async def test_replay_with_lora_and_controlnet_gives_equal_bytes(client: AsyncClient) -> None:
     asked = request(AskedControlNet(EDGES, outline()), loras=(AskedLora(NEON, 0.8), AskedLora(MOSAIC, 0.3)))
     first = await client.generate(asked)
 
@@ -173,14 +172,14 @@ async def test_a_lora_and_a_controlnet_together_are_painted_again_to_the_same_by
     assert again.provenance.replay_equal and again.data == first.data
 
 
-async def test_a_controlnet_of_no_weight_changes_nothing(client: AsyncClient) -> None:
+async def test_controlnet_with_zero_scale_changes_nothing(client: AsyncClient) -> None:
     free = await client.generate(request())
     weightless = await client.generate(request(AskedControlNet(EDGES, outline(), conditioning_scale=0.0)))
 
     assert pixels(weightless.data).sub(pixels(free.data)).abs().max() <= 2 / 255
 
 
-async def test_two_controlnets_are_painted_again_to_the_same_bytes(client: AsyncClient) -> None:
+async def test_replay_with_two_controlnets_gives_equal_bytes(client: AsyncClient) -> None:
     nets = (AskedControlNet(EDGES, outline(), 0.7), AskedControlNet(LAYOUT, outline(), 0.5, 0.0, 0.5))
     first = await client.generate(request(*nets))
     inputs = {f"controlnets[{index}].conditioning_image": outline() for index in range(2)}
@@ -190,7 +189,7 @@ async def test_two_controlnets_are_painted_again_to_the_same_bytes(client: Async
     assert again.provenance.replay_equal and again.data == first.data
 
 
-async def test_the_command_takes_them_and_paints_them_again(
+async def test_command_generates_and_replays_with_lora_and_controlnet(
     suite: LocalSuite, client: AsyncClient, tmp_path: Path
 ) -> None:
     told, picture = tmp_path / "told.png", tmp_path / "picture.png"

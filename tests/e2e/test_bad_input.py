@@ -1,4 +1,4 @@
-"""Whatever is wrong is refused by type and name before anything is allocated, and the processes go on serving."""
+"""Test that wrong input gives a typed error that names the field, before any allocation; processes keep serving."""
 
 import grpc
 import pytest

@@ -1,4 +1,4 @@
-"""The command against a running suite."""
+"""Test the command against a running suite."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def run(suite: LocalSuite, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
-def test_generate_saves_a_picture_with_its_provenance(suite: LocalSuite, tmp_path: Path) -> None:
+def test_generate_saves_image_with_provenance(suite: LocalSuite, tmp_path: Path) -> None:
     output = tmp_path / "star.png"
 
     done = run(suite, "generate", "a yellow star", "--steps", "4", "--seed", "5", "--no-cache", "-o", str(output))
@@ -36,16 +36,14 @@ def test_generate_saves_a_picture_with_its_provenance(suite: LocalSuite, tmp_pat
     assert read_provenance(output.read_bytes())["spec"]["prompt"] == "a yellow star"
 
 
-def test_other_users_may_read_nothing_that_the_suite_keeps_but_the_picture_that_its_user_saved(
-    suite: LocalSuite, tmp_path: Path
-) -> None:
+def test_other_users_may_read_only_the_saved_image(suite: LocalSuite, tmp_path: Path) -> None:
     output = tmp_path / "star.png"
     before = os.umask(0o022)
 
     run(suite, "generate", "a yellow star", "--steps", "4", "-o", str(output))
 
     os.umask(before)
-    # Walks over folders that are gone by the time they are come to: an index is being built.
+    # The walk may reach removed folders, because an index is being built.
     kept = [Path(folder, name) for folder, folders, files in os.walk(suite.state.path) for name in (*folders, *files)]
     assert [path for path in (suite.state.path, *kept) if is_open_to_others(path)] == []
     assert any(path.suffix == ".sqlite" for path in kept)
@@ -53,7 +51,7 @@ def test_other_users_may_read_nothing_that_the_suite_keeps_but_the_picture_that_
 
 
 def is_open_to_others(path: Path) -> bool:
-    """Return whether other users may read, write or execute `path`; False if it is gone, as a temporary file may be."""
+    """Return whether other users may read, write or execute `path`; False for a file removed since it was listed."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
@@ -71,7 +69,7 @@ def test_generate_as_json(suite: LocalSuite, tmp_path: Path) -> None:
     assert document["spec"]["num_inference_steps"] == 4
 
 
-def test_picture_to_start_from(suite: LocalSuite, tmp_path: Path) -> None:
+def test_init_image_with_half_strength_runs_half_the_steps(suite: LocalSuite, tmp_path: Path) -> None:
     first, second = tmp_path / "first.png", tmp_path / "second.png"
     run(suite, "generate", "a yellow star", "--steps", "4", "--seed", "3", "--no-cache", "-o", str(first))
 
@@ -93,7 +91,7 @@ def test_picture_to_start_from(suite: LocalSuite, tmp_path: Path) -> None:
     assert read_provenance(second.read_bytes())["steps_run"] == 4
 
 
-def test_several_prompts_paint_several_pictures_each_where_a_mask_is_white(suite: LocalSuite, tmp_path: Path) -> None:
+def test_several_prompts_and_images_change_only_masked_region(suite: LocalSuite, tmp_path: Path) -> None:
     first, mask = tmp_path / "first.png", tmp_path / "mask.png"
     run(suite, "generate", "a yellow star", "--steps", "4", "--seed", "3", "--no-cache", "-o", str(first))
     width, height = size_px()
@@ -119,14 +117,14 @@ def test_several_prompts_paint_several_pictures_each_where_a_mask_is_white(suite
 
 
 def change(one: Path, other: Path, left: int) -> float:
-    """Mean difference of the two pictures' levels in a quarter of their width."""
+    """Return the mean difference of the two images' levels in a quarter of their width."""
     with Image.open(one) as first, Image.open(other) as second:
         box = (left, 0, left + first.width // 4, first.height)
         difference = ImageChops.difference(first.convert("RGB").crop(box), second.convert("RGB").crop(box))
     return sum(ImageStat.Stat(difference).mean)
 
 
-def test_a_saved_picture_is_painted_again(suite: LocalSuite, tmp_path: Path) -> None:
+def test_replay_of_saved_image_gives_equal_bytes(suite: LocalSuite, tmp_path: Path) -> None:
     first, again = tmp_path / "first.png", tmp_path / "first-replay.png"
     run(suite, "generate", "a yellow star", "--steps", "4", "--seed", "5", "-o", str(first))
 
@@ -139,7 +137,7 @@ def test_a_saved_picture_is_painted_again(suite: LocalSuite, tmp_path: Path) -> 
     assert read_provenance(again.read_bytes())["route"]["replay_of"] == asked
 
 
-def test_a_picture_is_pinned_and_replayed_with_what_it_was_painted_from(suite: LocalSuite, tmp_path: Path) -> None:
+def test_pinned_image_is_replayed_with_its_init_image(suite: LocalSuite, tmp_path: Path) -> None:
     first, second = tmp_path / "first.png", tmp_path / "second.png"
     run(suite, "generate", "a yellow star", "--steps", "4", "--seed", "3", "--no-cache", "-o", str(first))
     from_first = ("generate", "a red star", "--steps", "8", "--init-image", str(first), "-o", str(second))
@@ -159,7 +157,7 @@ def test_a_picture_is_pinned_and_replayed_with_what_it_was_painted_from(suite: L
     )
 
 
-def test_a_picture_of_an_unknown_request_is_not_painted_again(suite: LocalSuite, tmp_path: Path) -> None:
+def test_replay_of_unknown_request_is_not_found(suite: LocalSuite, tmp_path: Path) -> None:
     first = tmp_path / "first.png"
     run(suite, "generate", "a yellow star", "--steps", "4", "-o", str(first))
     known = read_provenance(first.read_bytes())["request_id"].encode()
@@ -174,7 +172,7 @@ def test_a_picture_of_an_unknown_request_is_not_painted_again(suite: LocalSuite,
     assert done.stderr.splitlines() == ["pentimento: request_id: there is no such request"]
 
 
-def test_wrong_field_is_one_line(suite: LocalSuite, tmp_path: Path) -> None:
+def test_invalid_field_prints_one_line(suite: LocalSuite, tmp_path: Path) -> None:
     output = tmp_path / "never.png"
 
     done = run(suite, "generate", "a yellow star", "--steps", "0", "-o", str(output))
@@ -198,9 +196,9 @@ def test_interrupt_cancels_on_the_server(suite: LocalSuite, tmp_path: Path) -> N
         "-o",
         str(tmp_path / "never.png"),
     ]
-    # A shell that runs the tests in its background has them, and all they start, ignore interrupts.
-    heeding = ["env", "--default-signal=INT", *COMMAND]
-    command = subprocess.Popen([*heeding, *arguments, "--state-dir", str(suite.state.path)], stderr=subprocess.DEVNULL)
+    # A shell that runs the tests in the background makes their processes ignore interrupts.
+    direct = ["env", "--default-signal=INT", *COMMAND]
+    command = subprocess.Popen([*direct, *arguments, "--state-dir", str(suite.state.path)], stderr=subprocess.DEVNULL)
     while not (tmp_path / "never-preview.png").exists():
         assert command.poll() is None
         time.sleep(0.01)
@@ -218,7 +216,7 @@ def cancelled(frontdoor: dict[str, object]) -> int:
 
 
 def status(suite: LocalSuite) -> dict[str, dict[str, object]]:
-    """What it says once all answer: one that is busy may be too late."""
+    """Return the status once every process has answered: a busy one may be late."""
     while True:
         done = run(suite, "status", "--json")
         assert done.returncode == 0, done.stderr
@@ -227,7 +225,7 @@ def status(suite: LocalSuite) -> dict[str, dict[str, object]]:
             return document
 
 
-def test_a_model_is_registered_listed_and_removed(suite: LocalSuite) -> None:
+def test_model_is_registered_listed_and_removed(suite: LocalSuite) -> None:
     added = run(suite, "models", "add", "heavy", "tiny-heavy")
     taken = run(suite, "models", "add", "heavy", "tiny-light")
     listed = json.loads(run(suite, "models", "list", "--json").stdout)
@@ -247,7 +245,7 @@ def live_replicas(document: dict[str, dict[str, object]]) -> list[str]:
 
 
 def test_status_knows_every_process(suite: LocalSuite) -> None:
-    # One that is too busy to report is there again a little later.
+    # A busy process may miss a report, and is listed again after the next one.
     while len(live_replicas(document := status(suite))) < 5:
         pass
 
@@ -256,7 +254,7 @@ def test_status_knows_every_process(suite: LocalSuite) -> None:
 
 
 def test_status_for_people(suite: LocalSuite) -> None:
-    # One that is too busy to answer is told of a little later.
+    # A busy process may answer late, and is then reported as silent.
     while "does not answer" in (done := run(suite, "status")).stdout:
         assert done.returncode == 0, done.stderr
 

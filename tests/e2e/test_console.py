@@ -1,5 +1,5 @@
-"""The console in a real Chromium, over the real suite: every page in both themes and at both widths, pictures painted,
-stopped and left."""
+"""Test the console in a real Chromium over a real suite: pages in both themes and widths; images generated, stopped,
+left."""
 
 import base64
 import io
@@ -27,14 +27,14 @@ from tests.support.edge_packages import missing
 WHY_NOT = why_no_browser() or ", ".join(missing())
 pytestmark = [pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT), pytest.mark.asyncio(loop_scope="module")]
 PAGES = ("playground", "gallery", "cache", "fleet", "charts")
-# However quickly previews follow one another, none of them goes unseen.
+# The observer sees every preview, however short it is shown.
 COUNT_PREVIEWS = """() => {
     window.previewCount = 0;
     const count = (node) => { if (node.dataset?.preview) window.previewCount += 1; };
     const watching = new MutationObserver((changes) => changes.forEach((change) => change.addedNodes.forEach(count)));
     watching.observe(document.getElementById("main"), { childList: true, subtree: true });
 }"""
-# As many steps as it takes to look at one that runs.
+# Enough steps to look at a running request.
 LONG = "1000"
 
 
@@ -54,7 +54,7 @@ async def console(suite: LocalSuite) -> AsyncIterator[Console]:
             yield Console(url, browser, FrontdoorClient(channel), ImageClient(channel))
 
 
-async def test_a_picture_is_painted_watched_and_explained(console: Console) -> None:
+async def test_playground_shows_previews_image_and_explanation(console: Console) -> None:
     async with console.tab() as tab:
         await tab.page.evaluate(COUNT_PREVIEWS)
         await tab.ask()
@@ -67,7 +67,7 @@ async def test_a_picture_is_painted_watched_and_explained(console: Console) -> N
         assert await picture.locator(".waterfall li").count() >= 2
         assert await tab.violations() == []
 
-        # The same prompt again starts from what the first one left in the cache, which is shown beside it.
+        # The repeated prompt starts from the cached entry, shown with the new image.
         await console.until_cached(ImageRequest(PROMPT, num_inference_steps=int(STEPS)))
         await tab.page.get_by_role("button", name="Vary").click()
         second = await tab.finished(first)
@@ -98,7 +98,7 @@ async def test_every_page_opens_and_can_be_used_by_all(console: Console, theme: 
             assert not await tab.is_too_wide(), name
 
 
-async def test_several_pictures_are_a_grid_and_each_is_explained(console: Console) -> None:
+async def test_several_images_are_a_grid_with_an_explanation_each(console: Console) -> None:
     async with console.tab(width_px=390) as tab:
         await tab.page.get_by_label("Images").fill("3")
         await tab.ask("4")
@@ -115,7 +115,7 @@ async def test_several_pictures_are_a_grid_and_each_is_explained(console: Consol
         assert not await tab.is_too_wide()
 
 
-async def test_a_mask_is_drawn_by_pointer_and_keys_and_goes_with_the_image(console: Console) -> None:
+async def test_mask_drawn_by_pointer_and_keys_is_sent_with_image(console: Console) -> None:
     async with console.tab(width_px=1440) as tab:
         page, sent = tab.page, list[dict[str, Any]]()
         page.on("request", lambda one: sent.append(one.post_data_json) if one.url.endswith("/generate") else None)
@@ -124,7 +124,7 @@ async def test_a_mask_is_drawn_by_pointer_and_keys_and_goes_with_the_image(conso
         canvas = page.get_by_label("Region to change")
         await canvas.scroll_into_view_if_needed()
 
-        # A line by the pointer, undone; then the brush from the middle to the right by keys, and the rest instead.
+        # Draw a line with the pointer and undo it; then draw to the right with keys, and invert the mask.
         box = await canvas.bounding_box()
         await page.mouse.move(box["x"] + 5, box["y"] + 5)
         await page.mouse.down()
@@ -150,7 +150,7 @@ async def test_a_mask_is_drawn_by_pointer_and_keys_and_goes_with_the_image(conso
         assert (mask.size, places) == ((64, 96), [255, 0, 0, 255, 255])
         assert set(mask.tobytes()) == {0, 255}
 
-        # A mask from a file takes its place; all of it, or nothing, is no mask.
+        # A mask from a file replaces the drawn one; a full or empty mask is not sent.
         await page.get_by_label("Or a mask from a file").set_input_files(half_transparent())
         await tab.marked(50, 50)
         for wanted in (True, False):
@@ -164,7 +164,7 @@ async def test_a_mask_is_drawn_by_pointer_and_keys_and_goes_with_the_image(conso
 
 
 def turned_jpeg() -> dict[str, Any]:
-    """An image whose camera noted that it lies on its side: it is shown, and painted over, upright."""
+    """Return a JPEG with the EXIF orientation "rotated": the console shows and masks it upright."""
     buffer, exif = io.BytesIO(), Image.Exif()
     exif[0x0112] = 6
     Image.new("RGB", (96, 64), "red").save(buffer, "JPEG", exif=exif)
@@ -178,7 +178,7 @@ def half_transparent() -> dict[str, Any]:
     return {"name": "mask.png", "mimeType": "image/png", "buffer": buffer.getvalue()}
 
 
-async def test_adapters_and_the_cache_are_asked_for_as_they_are_chosen(console: Console) -> None:
+async def test_chosen_adapters_and_cache_mode_are_sent(console: Console) -> None:
     async with console.tab() as tab:
         page, sent = tab.page, list[dict[str, Any]]()
         page.on("request", lambda one: sent.append(one.post_data_json) if one.url.endswith("/generate") else None)
@@ -188,7 +188,7 @@ async def test_adapters_and_the_cache_are_asked_for_as_they_are_chosen(console: 
         await page.get_by_label("ControlNet").select_option("tiny-controlnet-edges")
         assert await tab.violations() == []
 
-        # A ControlNet goes by an image: without it nothing is asked.
+        # A ControlNet needs an image: without one, no request is sent.
         image = page.get_by_label("Conditioning image")
         await tab.ask("4")
         assert (await image.evaluate("input => input.validity.valueMissing"), sent) == (True, [])
@@ -206,14 +206,14 @@ async def test_adapters_and_the_cache_are_asked_for_as_they_are_chosen(console: 
 
 
 def edges_png() -> dict[str, Any]:
-    """A white square's outline, of the size of the model's pictures."""
+    """Draw a white square's outline in the model's size."""
     buffer, drawing = io.BytesIO(), Image.new("L", (64, 64))
     ImageDraw.Draw(drawing).rectangle((16, 16, 48, 48), outline=255)
     drawing.save(buffer, "PNG")
     return {"name": "edges.png", "mimeType": "image/png", "buffer": buffer.getvalue()}
 
 
-async def test_a_picture_of_the_gallery_is_painted_again_with_all_that_it_was_painted_with(console: Console) -> None:
+async def test_gallery_image_is_generated_again_with_all_its_fields(console: Console) -> None:
     asked = ImageRequest(
         PROMPT,
         num_inference_steps=4,
@@ -253,7 +253,7 @@ async def test_a_picture_of_the_gallery_is_painted_again_with_all_that_it_was_pa
         assert "18446744073709551615" in await page.locator(".facts").inner_text()
 
 
-async def test_what_a_deployment_lacks_is_not_shown(console: Console, suite: LocalSuite) -> None:
+async def test_pages_of_missing_services_are_hidden(console: Console, suite: LocalSuite) -> None:
     from lab.fixtures.edge_suite import running_edge
 
     with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
@@ -272,7 +272,7 @@ async def test_stop_frees_the_worker(console: Console) -> None:
     async with console.tab() as tab:
         await tab.ask(LONG)
         await tab.page.wait_for_selector("img[data-preview]")
-        # Looking at another page stops nothing.
+        # Another page leaves the request running.
         await tab.open("gallery")
         await tab.open("playground")
         await tab.page.get_by_role("button", name="Stop").click()
@@ -288,7 +288,7 @@ async def test_a_tab_that_closes_frees_the_worker(console: Console) -> None:
     await console.until(cancelled_count=before + 1)
 
 
-async def test_it_is_used_by_keyboard_and_keeps_the_theme_that_is_chosen(console: Console) -> None:
+async def test_keyboard_generates_and_chosen_theme_persists(console: Console) -> None:
     async with console.tab("dark") as tab:
         page = tab.page
         ground = "getComputedStyle(document.body).backgroundColor"
@@ -307,14 +307,14 @@ async def test_it_is_used_by_keyboard_and_keeps_the_theme_that_is_chosen(console
         await page.keyboard.press("Control+Enter")
         finished = await tab.finished()
 
-        # What was typed and painted is there after a look at other pages.
+        # The prompt and the image remain after visits to other pages.
         await tab.open("charts")
         await tab.open("playground")
         assert await page.get_by_label("Prompt", exact=True).input_value() == PROMPT
         assert await tab.finished() == finished
 
 
-async def test_what_the_policy_forbids_does_not_happen(console: Console) -> None:
+async def test_trusted_types_policy_blocks_inner_html(console: Console) -> None:
     async with console.tab() as tab:
         done = await tab.page.evaluate(
             """() => {

@@ -1,4 +1,4 @@
-"""Killed processes come back, and accepted requests end well."""
+"""Kill processes of a running suite: they restart, and accepted requests complete."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -17,8 +17,8 @@ PATIENT = RetryPolicy(tries=60, first_pause_s=0.2, max_pause_s=1.0)
 
 
 @pytest.fixture(autouse=True)
-async def whole_again(suite: LocalSuite) -> AsyncIterator[None]:
-    """The next test finds every process serving."""
+async def wait_for_restarts(suite: LocalSuite) -> AsyncIterator[None]:
+    """Wait until every process serves again."""
     yield
     async with asyncio.timeout(120):
         await asyncio.gather(*(wait_until_serving(f"unix:{path}") for path in suite.state.sockets.glob("*.sock")))
@@ -26,7 +26,7 @@ async def whole_again(suite: LocalSuite) -> AsyncIterator[None]:
 
 def process_of(suite: LocalSuite, module: str) -> psutil.Process:
     for process in marked_processes(suite.state.path):
-        with suppress(psutil.NoSuchProcess):  # One of before, which has just ended.
+        with suppress(psutil.NoSuchProcess):  # A killed process may have just ended.
             if module in process.cmdline():
                 return process
     raise AssertionError(f"{module} does not run")
@@ -42,7 +42,8 @@ async def test_request_survives_its_worker(suite: LocalSuite, client: AsyncClien
 
 
 async def killed_in_the_middle(suite: LocalSuite, client: AsyncClient, wanted: ImageRequest) -> Completed:
-    """A picture whose worker was killed while it was painted: on a busy machine it may be whole before the kill."""
+    """Kill the worker during the image, and return the result of a second attempt. On a busy machine the image may
+    complete before the kill."""
     async with asyncio.timeout(240):
         while True:
             async with aclosing(client.stream(wanted)) as events:
@@ -73,7 +74,7 @@ async def test_same_key_finds_its_request_after_the_frontdoor_was_killed(suite: 
 
 
 @pytest.mark.parametrize("module", ["services.embedder", "services.vectordb_gateway", "services.controller"])
-async def test_pictures_are_painted_without(suite: LocalSuite, client: AsyncClient, module: str) -> None:
+async def test_image_completes_without_the_service(suite: LocalSuite, client: AsyncClient, module: str) -> None:
     process_of(suite, module).kill()
 
     picture = await client.generate(ImageRequest("a red circle", num_inference_steps=4))
@@ -81,17 +82,16 @@ async def test_pictures_are_painted_without(suite: LocalSuite, client: AsyncClie
     assert picture.data
 
 
-async def test_no_request_notices_that_the_controller_is_killed_and_comes_back_under_load(
-    suite: LocalSuite, client: AsyncClient
-) -> None:
-    """A worker that has no processor for two seconds is given up, whoever was killed: not in every round."""
+async def test_restart_of_controller_under_load_costs_no_attempt(suite: LocalSuite, client: AsyncClient) -> None:
+    """Repeat the round: a worker without a processor for two seconds loses its requests, even if another process was
+    killed."""
     async with asyncio.timeout(240):
-        while {picture.provenance.attempt_number for picture in await painted_meanwhile(suite, client)} != {1}:
+        while {picture.provenance.attempt_number for picture in await images_around_a_kill(suite, client)} != {1}:
             pass
 
 
-async def painted_meanwhile(suite: LocalSuite, client: AsyncClient) -> list[GeneratedImage]:
-    """Pictures that were asked for before the controller was killed, while it was away, and once it was back."""
+async def images_around_a_kill(suite: LocalSuite, client: AsyncClient) -> list[GeneratedImage]:
+    """Return images requested before the controller was killed, during its absence, and after its restart."""
     wanted = ImageRequest("a red circle", num_inference_steps=4, seed=9, cache=CacheMode.OFF)
     controller = process_of(suite, "services.controller")
     await wait_until_serving(f"unix:{suite.state.sockets / 'controller.sock'}")
@@ -104,7 +104,7 @@ async def painted_meanwhile(suite: LocalSuite, client: AsyncClient) -> list[Gene
 
     async def more(count: int) -> None:
         wanted_count = len(pictures) + count
-        while len(pictures) < wanted_count:  # noqa: ASYNC110 - of three tasks
+        while len(pictures) < wanted_count:  # noqa: ASYNC110 - three tasks append
             await asyncio.sleep(0.01)
 
     async with asyncio.TaskGroup() as load:
@@ -120,13 +120,11 @@ async def painted_meanwhile(suite: LocalSuite, client: AsyncClient) -> list[Gene
     return pictures
 
 
-async def test_lost_objects_cost_their_saving_and_their_entries_are_healed(
-    suite: LocalSuite, client: AsyncClient
-) -> None:
+async def test_lost_objects_cost_saved_steps_and_are_repaired(suite: LocalSuite, client: AsyncClient) -> None:
     wanted = ImageRequest("a tiny purple cross at the bottom in a meadow", num_inference_steps=20)
-    await painted_until(client, wanted, starts_from_the_cache)
+    await generate_until(client, wanted, starts_from_the_cache)
     async with asyncio.timeout(120):
-        # Another entry may be on its way into the cache: it is robbed the next time.
+        # A new entry may be committed between the deletion and the lookup; the next round deletes its objects.
         while True:
             for path in (suite.state.path / "objects").rglob("cache.*"):
                 path.unlink(missing_ok=True)
@@ -136,17 +134,17 @@ async def test_lost_objects_cost_their_saving_and_their_entries_are_healed(
 
     assert robbed.data
     assert robbed.provenance.steps_run == 20
-    await painted_until(client, wanted, starts_from_the_cache)
+    await generate_until(client, wanted, starts_from_the_cache)
 
 
 def starts_from_the_cache(picture: GeneratedImage) -> bool:
     return picture.provenance.steps_saved > 0
 
 
-async def painted_until(
+async def generate_until(
     client: AsyncClient, wanted: ImageRequest, holds: Callable[[GeneratedImage], bool]
 ) -> GeneratedImage:
-    """The cache is written and healed just after a picture was answered, and a slow look-up goes without it."""
+    """Repeat the request: the cache is written and repaired after an answer, and a slow lookup is skipped."""
     async with asyncio.timeout(120):
         while not holds(picture := await client.generate(wanted)):
             pass

@@ -1,4 +1,4 @@
-"""HTTP over the whole suite, with real models: the edge of `pentimento up`."""
+"""Test HTTP of `pentimento up` over the whole suite, with real models."""
 
 import base64
 import io
@@ -21,14 +21,14 @@ def post(suite: LocalSuite, **values: Any) -> httpx.Response:
 
 
 @pytest.mark.parametrize("kind", ["png", "jpeg", "webp"])
-def test_a_picture_has_the_format_that_was_asked_for(suite: LocalSuite, kind: str) -> None:
+def test_image_has_requested_format(suite: LocalSuite, kind: str) -> None:
     answer = post(suite, output_format=kind, seed=3).json()
 
     with Image.open(io.BytesIO(base64.b64decode(answer["data"][0]["b64_json"]))) as picture:
         assert (picture.format, f"{picture.width}x{picture.height}") == (kind.upper(), answer["size"])
 
 
-def test_http_and_grpc_give_the_same_picture(suite: LocalSuite) -> None:
+def test_http_and_grpc_give_equal_images(suite: LocalSuite) -> None:
     from pentimento.sdk import CacheMode, Client, ImageRequest
 
     request = ImageRequest("a red circle on a white background", num_inference_steps=4, seed=9, cache=CacheMode.OFF)
@@ -38,8 +38,8 @@ def test_http_and_grpc_give_the_same_picture(suite: LocalSuite) -> None:
     assert base64.b64decode(post(suite, seed=9).json()["data"][0]["b64_json"]) == picture.data
 
 
-def test_the_suite_says_where_http_is(suite: LocalSuite) -> None:
-    # The frontdoor is given two seconds to say that it serves.
+def test_log_names_http_address(suite: LocalSuite) -> None:
+    # The frontdoor may answer the edge's health check late.
     while (told := httpx.get(f"http://{suite.endpoint.http}/ready", timeout=60)).status_code == 503:
         time.sleep(0.1)
     assert told.json() == {"status": "ready"}

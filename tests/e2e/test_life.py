@@ -1,4 +1,4 @@
-"""How a suite starts and ends: refused, killed; test_tokens.py has one that is interrupted."""
+"""Test how a suite starts and ends, refused or killed; test_tokens.py interrupts one."""
 
 import shutil
 import subprocess
@@ -33,7 +33,7 @@ def corrupt(weights: Path, canary: Path) -> None:
 
 
 def pickled(weights: Path, canary: Path) -> None:
-    # What pickle.dumps of an object whose __reduce__ calls os.system would hold.
+    # Equals pickle.dumps of an object with a `__reduce__` that calls os.system.
     weights.write_bytes(b"cos\nsystem\n(S'touch " + str(canary).encode() + b"'\ntR.")
 
 

@@ -1,4 +1,4 @@
-"""A real cascade of three models: each but the last has a discriminator that says whether its picture will do."""
+"""Test a real cascade of three models, with a discriminator for each but the last."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ from tests.support.profiles import HANDOVER_PROFILE, changed
 
 THRESHOLD = 0.5
 GUARD_S = 120.0
-# A suite of its own with three models: CI starts it.
+# CI starts a separate suite with three models.
 pytestmark = pytest.mark.faults
 PROMPTS = [f"a small {thing}" for thing in ("red circle", "blue star", "green square")]
 
@@ -38,7 +38,7 @@ def asking(prompt: str, seed: int, model: str = "") -> ImageRequest:
 
 
 THREE = ("tiny-light", "tiny-heavy", "tiny-flow")
-# Of the second hand-over no discriminator is shipped; that of the first one scores any picture of this size.
+# The zoo has no discriminator for the second hand-over; the first one's scores any image of this size.
 SCORED = ["--discriminator", "tiny-discriminator", "--discriminator", "tiny-discriminator"]
 
 
@@ -64,8 +64,8 @@ TWICE = "tiny-heavy>tiny-flow"
 
 
 async def check_passed_on(client: AsyncClient, prompt: str, seed: int, cascade: str) -> None:
-    """By a cascade of the plan as soon as the frontdoor heard of it, where one is named; its thresholds move. By the
-    operator's own each stage's picture is the last where its confidence is above the threshold."""
+    """Check the models, discriminators and result of one answer. With `cascade`, wait for the plan's cascade, with
+    moving thresholds. Without it, the first image with a confidence above the threshold is the result."""
     discriminator = open_discriminator(WEIGHTS / "tiny-discriminator")
     answer = (await client.generate(asking(prompt, seed))).provenance
     while cascade and answer.route.cascade != cascade:
@@ -86,7 +86,7 @@ async def check_passed_on(client: AsyncClient, prompt: str, seed: int, cascade: 
 
 
 def register(suite: LocalSuite, folder: Path) -> None:
-    """All three with what they cost, and their cascade."""
+    """Register the three models with their costs, and their cascade."""
     known = {entry["name"]: entry for entry in json.loads((WEIGHTS / "registry.json").read_text())["models"]}
     for name in THREE:
         (folder / f"{name}.json").write_text(costs_to_json(profile_of(name, known[name])))
@@ -100,14 +100,14 @@ def register(suite: LocalSuite, folder: Path) -> None:
 
 
 def handover_of(known: Mapping[str, Mapping[str, Any]]) -> str:
-    """Of its fifty steps the heavy model leaves out twenty where it starts from the light picture."""
+    """Allow the heavy model to skip twenty of its fifty steps if it starts from the light image."""
     light, heavy = (known[name]["digest"] for name in THREE[:2])
     rows = (handover_row(0.4, [ImageSample(1.0, 1.0)] * 60, HANDOVER_PROFILE.asked.alpha),)
     return profiles_to_json(changed(HANDOVER_PROFILE, reference_digest=light, model_digest=heavy, rows=rows))
 
 
 def profile_of(name: str, entry: Mapping[str, Any]) -> ModelProfile:
-    """A tenth of a second a picture, on any device."""
+    """Return costs of 0.1 s per image on any device."""
     steps = entry["default_steps"]
     cost = steady(0.1 / steps)
     size, batch = SizeProfile(64, 64, NOTHING, NOTHING, NOTHING), BatchProfile(64, 64, True, 1, (cost,) * steps)
@@ -121,7 +121,7 @@ def run(suite: LocalSuite, *arguments: str) -> None:
 
 
 async def plan_with(controller: ControllerClient, cascade: str) -> Plan:
-    """The first plan that has it."""
+    """Return the first plan with the cascade."""
     async with aclosing(controller.watch_plan("test")) as plans:
         async for plan in plans:
             if cascade in (one.cascade for one in plan.cascades):

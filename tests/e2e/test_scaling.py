@@ -1,5 +1,5 @@
-"""More and fewer processes of a running suite, under requests with ControlNets: nothing is lost, what is new works,
-what leaves drains."""
+"""Scale services of a running suite during requests with ControlNets: no request is lost, added processes work, and
+removed ones drain."""
 
 import asyncio
 import io
@@ -22,7 +22,7 @@ from pentimento.supervisor.scaling import ReplicaFiles
 
 pytestmark = pytest.mark.faults
 
-# One at a time: pictures are to be the same to the bit, whoever else is painted.
+# Batches of one request: images must be equal to the bit, independent of other requests.
 ALONE = {"PENTIMENTO_UNET_WORKER_MAX_BATCH": "1", "PENTIMENTO_CONTROLNET_SVC_MAX_BATCH": "1"}
 ADDED = {"unet_worker": "tiny-heavy-1", "controlnet_svc": "controlnet-1", "embedder": "embedder-1"}
 CONTROLNETS = ("tiny-controlnet-edges", "tiny-controlnet-layout")
@@ -35,7 +35,7 @@ def scaled_suite() -> Iterator[LocalSuite]:
 
 
 async def scale(suite: LocalSuite, service: str, count: int) -> tuple[int, str]:
-    """The command's exit code, and what it said."""
+    """Return the exit code and the output of the command."""
     arguments = ("scale", service, str(count), "--state-dir", str(suite.state.path))
     pipe = asyncio.subprocess.PIPE
     command = (sys.executable, "-m", "pentimento.cli", *arguments)
@@ -54,13 +54,13 @@ def asked() -> ImageRequest:
 
 
 @asynccontextmanager
-async def load(client: AsyncClient, pictures: list[bytes]) -> AsyncIterator[None]:
-    """Send four requests at a time during the block; `pictures` has the images after it."""
+async def load(client: AsyncClient, images: list[bytes]) -> AsyncIterator[None]:
+    """Send four requests at a time during the block; `images` has the images after it."""
     stopped = asyncio.Event()
 
     async def keep_asking() -> None:
         while not stopped.is_set():
-            pictures.append((await client.generate(asked())).data)
+            images.append((await client.generate(asked())).data)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(4):
@@ -73,35 +73,35 @@ async def worked(suite: LocalSuite, name: str, count_of: Callable[[grpc.aio.Chan
     async with open_channel(f"unix:{suite.state.sockets / name}.sock", RpcChannelSettings()) as channel:
         async with asyncio.timeout(120):
             while True:
-                with suppress(Unavailable, DeadlineExceeded):  # it is new and busy: asked again
+                with suppress(Unavailable, DeadlineExceeded):  # a new process may be busy: ask again
                     if await count_of(channel):
                         return
                 await asyncio.sleep(0.1)
 
 
-async def painted(channel: grpc.aio.Channel) -> int:
+async def completed_images(channel: grpc.aio.Channel) -> int:
     return (await WorkerClient(channel).status(5.0)).completed_count
 
 
-async def controlled(channel: grpc.aio.Channel) -> int:
+async def controlled_steps(channel: grpc.aio.Channel) -> int:
     return (await ControlNetClient(channel).status(5.0)).step_count
 
 
-async def test_what_is_added_works_and_what_is_removed_drains(scaled_suite: LocalSuite) -> None:
-    pictures: list[bytes] = []
+async def test_added_processes_work_and_removed_ones_drain(scaled_suite: LocalSuite) -> None:
+    images: list[bytes] = []
     async with AsyncClient(scaled_suite.endpoint.public) as client:
         wanted = (await client.generate(asked())).data
-        async with load(client, pictures):
-            # One after the other, as they share the file of what is wanted.
+        async with load(client, images):
+            # One after another, because they share the file of wanted counts.
             answers = [await scale(scaled_suite, service, 2) for service in ADDED]
             assert [code for code, _ in answers] == [0, 0, 0], answers
-            await worked(scaled_suite, ADDED["unet_worker"], painted)
-            await worked(scaled_suite, ADDED["controlnet_svc"], controlled)
+            await worked(scaled_suite, ADDED["unet_worker"], completed_images)
+            await worked(scaled_suite, ADDED["controlnet_svc"], controlled_steps)
             for service in ADDED:
                 assert (await scale(scaled_suite, service, 1))[0] == 0
 
-    assert pictures
-    assert set(pictures) == {wanted}
+    assert images
+    assert set(images) == {wanted}
     there = ReplicaFiles(scaled_suite.state.path).there()
     assert {name: list(status.states) for name, status in there.items()} == {
         "embedder": ["embedder"],
@@ -111,7 +111,7 @@ async def test_what_is_added_works_and_what_is_removed_drains(scaled_suite: Loca
     assert "did not stop" not in scaled_suite.log("supervisor")
 
 
-async def test_a_service_that_there_is_not_is_told_by_name(scaled_suite: LocalSuite) -> None:
+async def test_unknown_service_error_lists_known_services(scaled_suite: LocalSuite) -> None:
     code, said = await scale(scaled_suite, "gateway", 2)
 
     assert code == 1

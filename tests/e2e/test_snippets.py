@@ -1,5 +1,5 @@
-"""What the pages tell a reader to type does what they say: each page's blocks in their order, in a folder of its own,
-against the suite of this folder. scripts/pages/not_run.py has the commands that are left out, and why."""
+"""Run the commands of the documentation: each page's blocks in order, in a new folder, against this folder's suite.
+scripts/pages/not_run.py has the skipped commands with reasons."""
 
 import os
 import shlex
@@ -16,10 +16,10 @@ from scripts.pages.blocks import Block, blocks, shell_lines
 from scripts.pages.not_run import why_not_run
 from tests.support.edge_packages import missing
 
-# The shared suite listens elsewhere; nothing else of a text is touched.
+# The shared suite listens on other ports; the text is otherwise unchanged.
 DEFAULT_ADDRESS, DEFAULT_HTTP_ADDRESS = "127.0.0.1:50400", "127.0.0.1:50480"
 LIMIT_S = 250
-# As typed, but that a refusal over HTTP is a failure, and that the command is the one of this checkout.
+# The commands run as typed, except that an HTTP error fails, and that the command is this checkout's.
 PRELUDE = f"""
 set -euo pipefail
 python() {{ {shlex.quote(sys.executable)} "$@"; }}
@@ -29,7 +29,7 @@ curl() {{ command curl --silent --show-error --fail-with-body "$@"; }}
 
 
 def program(block: Block) -> str | None:
-    """What of a block is run, as a part of a script for bash; None where nothing is."""
+    """Return the part of a block to run as bash, or None."""
     if block.language == "python":
         return f"python - <<'END OF BLOCK'\n{block.text}END OF BLOCK\n"
     lines = [line for line in shell_lines(block.text) if why_not_run(line) is None]
@@ -40,7 +40,7 @@ def scripts() -> Iterator[tuple[str, str]]:
     """Yield each page with something to run, and its script."""
     for page in dict.fromkeys(block.page for block in blocks()):
         parts = [(block, program(block)) for block in blocks() if block.page == page]
-        # Where a script fails, its last line says which block it came to.
+        # The last line of a failed script names its block.
         script = "".join(f"echo '--- {block}'\n{part}" for block, part in parts if part is not None)
         if script:
             yield page, script
@@ -48,7 +48,7 @@ def scripts() -> Iterator[tuple[str, str]]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A reader's folder, with files as they have them: a picture, its edges, a mask, and a token."""
+    """Return a reader's folder with an image, its edges, a mask and a token."""
     picture = Image.new("RGB", (64, 64), "white")
     ImageDraw.Draw(picture).ellipse((16, 16, 48, 48), fill="red")
     picture.save(tmp_path / "circle.png")
@@ -64,7 +64,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.skipif(bool(missing()), reason=f"not installed: {', '.join(missing())}")
 @pytest.mark.parametrize(("page", "script"), [pytest.param(*one, id=one[0]) for one in scripts()])
-def test_what_a_page_says_to_type_works(suite: LocalSuite, folder: Path, page: str, script: str) -> None:
+def test_commands_of_page_succeed(suite: LocalSuite, folder: Path, page: str, script: str) -> None:
     before = set(folder.iterdir())
     text = script.replace(DEFAULT_ADDRESS, suite.endpoint.public).replace(
         DEFAULT_HTTP_ADDRESS, str(suite.endpoint.http)

@@ -1,4 +1,4 @@
-"""What needs a GPU: `make test-gpu`. Without one these tests fail."""
+"""Require a GPU: `make test-gpu`. Without one these tests fail."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ import torch
 
 @pytest.fixture(autouse=True, scope="session")
 def whole_products() -> Iterator[None]:
-    """Convolutions in single precision: by default they round their inputs to ten bits."""
+    """Compute convolutions in single precision: by default they round their inputs to ten bits."""
     if not torch.cuda.is_available():
         pytest.fail("no CUDA device can be used")
     with pytest.MonkeyPatch.context() as patch:

@@ -1,5 +1,5 @@
-"""Final latents on a GPU against diffusers' pipelines on the same one: every family, eager and as served by
-default, with ControlNets beside the engine."""
+"""Compare final latents on a GPU with diffusers' pipelines on the same GPU: every family, eager and as served by
+default, with ControlNets in the engine's process."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -33,7 +33,7 @@ CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
     "XL": write_xl_checkpoint,
     "flow": write_flow_checkpoint,
 }
-# How passes run, and how far their latents may be from diffusers' own.
+# The mode of passes, and the largest difference from diffusers' latents.
 WAYS: dict[str, tuple[dict[str, Any], float]] = {
     "eager": ({"compile": CompileMode.OFF}, 1e-5),
     "as served": ({}, 1e-3),
@@ -68,7 +68,7 @@ async def test_final_latents_equal_those_of_diffusers(kind: str, way: str, tmp_p
 @pytest.mark.parametrize("way", ["plain", "as served"])
 @pytest.mark.parametrize("xl", [False, True], ids=["SD", "XL"])
 def test_controlled_latents_equal_those_of_diffusers(xl: bool, way: str, tmp_path: Path) -> None:
-    """Graphs are recorded on the ControlNets' thread while the engine's computes."""
+    """The ControlNets' thread records graphs while the engine's thread computes."""
     model = (write_xl_checkpoint if xl else write_checkpoint)(tmp_path / "model")
     controlnets = [write_controlnet(tmp_path / "control", xl=xl, seed=1)]
     form = PLAIN

@@ -1,4 +1,4 @@
-"""Encoders and discriminators on a GPU give the CPU's results."""
+"""Test that encoders and discriminators give the CPU's results on a GPU."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
-"""The suite on a GPU: every service a process of its own, the tiny models, a ControlNet in another process that hands
-its residuals over in the device's memory."""
+"""Run the suite on a GPU: a process for each service, the tiny models, and a ControlNet in another process that sends
+its residuals in the device's memory."""
 
 import socket
 import urllib.request
@@ -25,8 +25,8 @@ def request(**fields: object) -> ImageRequest:
 
 
 @contextmanager
-def painted_with(tmp_path: Path, *, shares: bool) -> Iterator[tuple[Client, str]]:
-    """A client of a suite, and where its ControlNet service tells its metrics."""
+def running_suite(tmp_path: Path, *, shares: bool) -> Iterator[tuple[Client, str]]:
+    """Yield a client of a suite, and the metrics address of its ControlNet service."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         metrics = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -45,25 +45,25 @@ def sent_bytes(metrics: str, transport: str) -> float:
     return sum(float(line.split()[-1]) for line in lines if line.startswith(wanted))
 
 
-def test_pictures_are_the_same_by_whatever_memory_their_residuals_come(tmp_path: Path) -> None:
-    pictures = {}
+def test_images_are_equal_by_device_and_shared_memory(tmp_path: Path) -> None:
+    images = {}
     for shares, transport in ((True, "cuda_ipc"), (False, "shared_memory")):
-        with painted_with(tmp_path, shares=shares) as (client, metrics):
+        with running_suite(tmp_path, shares=shares) as (client, metrics):
             outline = client.generate(request()).data
             controlled = request(controlnets=(AskedControlNet(EDGES, outline),))
-            pictures[shares] = [outline, *(client.generate(controlled).data for _ in range(2))]
+            images[shares] = [outline, *(client.generate(controlled).data for _ in range(2))]
             assert sent_bytes(metrics, transport) > 1e6
 
-    assert pictures[True] == pictures[False]
-    assert pictures[True][1] == pictures[True][2] != pictures[True][0]
+    assert images[True] == images[False]
+    assert images[True][1] == images[True][2] != images[True][0]
 
 
-def test_a_lora_changes_its_own_picture_and_a_hit_resumes(tmp_path: Path) -> None:
-    with painted_with(tmp_path, shares=False) as (client, _):
+def test_lora_changes_only_its_own_image_and_hit_resumes(tmp_path: Path) -> None:
+    with running_suite(tmp_path, shares=False) as (client, _):
         before = client.generate(request()).data
         neon = client.generate(request(loras=(AskedLora(NEON),))).data
         after = client.generate(request()).data
-        # What the first one leaves is there a moment after it.
+        # An entry of the first image is committed a moment later.
         asked = (request(cache=CacheMode.READ_WRITE, num_inference_steps=50, seed=seed) for seed in range(4, 40))
         saved = next((found for one in asked if (found := client.generate(one).provenance.steps_saved)), 0)
 

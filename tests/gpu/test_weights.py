@@ -1,4 +1,4 @@
-"""Weights on a GPU, laid as the kernels want them: LoRAs go in and out without a trace, and graphs see them."""
+"""Test weights in the kernels' layout on a GPU: a removed LoRA leaves no trace, and graphs use the changed weights."""
 
 from pathlib import Path
 
@@ -72,7 +72,7 @@ def test_a_lora_in_the_weights_of_a_gpu_is_what_it_is_on_a_cpu(tmp_path: Path) -
 
 @torch.inference_mode()
 def test_a_decoder_with_kernels_makes_the_pixels_that_it_makes_without(tmp_path: Path) -> None:
-    """512 pixels wide, where a picture has more parts than are merged at once."""
+    """At 512 pixels an image has more tiles than are merged together."""
     model = load_model(write_xl_checkpoint(tmp_path / "model"), torch.device("cuda"), torch.float32)
     latent = torch.randn(model.latent_shape(512, 520), generator=torch.Generator().manual_seed(1)).to("cuda")
     plain = model.decode_latent(latent)

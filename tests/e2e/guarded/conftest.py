@@ -1,4 +1,4 @@
-"""One suite of two workers, in which every call needs a token."""
+"""Start one suite of two workers that requires a token for every call."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ STARTED = FolderSuite(Path(__file__).parent)
 
 @dataclass(frozen=True)
 class Guarded:
-    """Tokens of a suite: of two users, each of a tenant of its own, and of one of each other role."""
+    """Hold the tokens of a suite: two users of different tenants, and one token for each other role."""
 
     suite: LocalSuite
     user: str
@@ -33,7 +33,7 @@ class Guarded:
 
 @pytest.fixture(scope="session")
 def guarded(patient_frontdoors: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    """Both workers have one model, and paint together whatever is guided."""
+    """Start two workers with one model, which share every guided image."""
     user, other, admin, service, tenant_admin = (new_token() for _ in range(5))
     entries = [
         token_entry(user, "acme", frozenset({Role.USER})),

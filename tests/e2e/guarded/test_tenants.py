@@ -1,4 +1,4 @@
-"""Tenants of a real suite, made by the command: quotas, keys that rotate and end, what was used."""
+"""Test tenants of a real suite, made by the command: quotas, rotated and revoked keys, usage."""
 
 import json
 from typing import Any
@@ -16,8 +16,8 @@ from tests.e2e.guarded.conftest import Guarded
 REQUEST = ImageRequest("a red circle", num_inference_steps=2, cache=CacheMode.OFF)
 
 
-def told(guarded: Guarded, *arguments: str) -> list[Any]:
-    """The JSON documents that the command prints, called as an operator calls it."""
+def printed(guarded: Guarded, *arguments: str) -> list[Any]:
+    """Return the JSON documents that the command prints."""
     whom = ("--state-dir", str(guarded.suite.state.path), "--token", guarded.tenant_admin)
     done = CliRunner().invoke(cli, ["tenant", *arguments, "--json", *whom], catch_exceptions=False)
     assert done.exit_code == 0, done.output
@@ -25,8 +25,8 @@ def told(guarded: Guarded, *arguments: str) -> list[Any]:
 
 
 def tenant(guarded: Guarded, *arguments: str) -> Any:
-    """The only document."""
-    (document,) = told(guarded, *arguments)
+    """Return the only document."""
+    (document,) = printed(guarded, *arguments)
     return document
 
 
@@ -34,12 +34,12 @@ def key_of(guarded: Guarded, name: str) -> str:
     return str(tenant(guarded, "key", "create", name)["secret"])
 
 
-async def paint(guarded: Guarded, secret: str) -> bytes:
+async def generate(guarded: Guarded, secret: str) -> bytes:
     async with guarded.client(secret) as client:
         return (await client.generate(REQUEST)).data
 
 
-# The command runs an event loop of its own: what it does is arranged before a test's.
+# The command runs its own event loop, so fixtures call it before the test's loop starts.
 @pytest.fixture(scope="module")
 def greedy(guarded: Guarded) -> str:
     tenant(guarded, "create", "greedy", "--requests-per-s", "0.002", "--burst", "1")
@@ -54,7 +54,7 @@ def modest(guarded: Guarded) -> str:
 
 @pytest.fixture(scope="module")
 def rotated(guarded: Guarded, modest: str) -> str:
-    """A key beside the old one."""
+    """Return the secret of a second key; the old key stays valid for an hour."""
     key = tenant(guarded, "key", "list", "modest")
     return str(tenant(guarded, "key", "rotate", key["key_id"], "--grace", "1h")["secret"])
 
@@ -66,10 +66,10 @@ def revoked(guarded: Guarded, modest: str) -> str:
     return str(made["secret"])
 
 
-async def test_a_tenant_over_its_quota_is_told_when_to_come_back_while_another_is_served(
+async def test_tenant_over_quota_gets_retry_time_and_other_tenant_is_served(
     guarded: Guarded, greedy: str, modest: str
 ) -> None:
-    assert await paint(guarded, greedy)
+    assert await generate(guarded, greedy)
 
     async with AsyncClient(guarded.suite.endpoint.public, token=greedy, retries=RetryPolicy(tries=1)) as client:
         with pytest.raises(ResourceExhausted) as refused:
@@ -77,22 +77,22 @@ async def test_a_tenant_over_its_quota_is_told_when_to_come_back_while_another_i
 
     assert (refused.value.reason, refused.value.metadata["quota"]) == ("TENANT_QUOTA", "requests_per_s")
     assert 0 < (refused.value.retry_after_ms or 0) <= 500_000
-    assert await paint(guarded, modest)
+    assert await generate(guarded, modest)
 
 
-async def test_a_rotated_key_works_beside_the_old_one_and_a_revoked_one_does_not(
+async def test_rotated_and_old_key_work_and_revoked_key_fails(
     guarded: Guarded, modest: str, rotated: str, revoked: str
 ) -> None:
-    assert await paint(guarded, rotated)
-    assert await paint(guarded, modest)
+    assert await generate(guarded, rotated)
+    assert await generate(guarded, modest)
     with pytest.raises(Unauthenticated):
-        await paint(guarded, revoked)
+        await generate(guarded, revoked)
 
 
-def test_what_they_used_is_told(guarded: Guarded, modest: str) -> None:
-    """Whatever was asked for before."""
-    (day, *_) = told(guarded, "usage", "modest")
+def test_usage_counts_images_and_requests(guarded: Guarded, modest: str) -> None:
+    """Earlier tests decide how many requests there are."""
+    (day, *_) = printed(guarded, "usage", "modest")
 
     assert day["image_count"] == day["request_count"] >= 1
     assert day["painted_cost"] > 0
-    assert {one["name"] for one in told(guarded, "list")} >= {"modest"}
+    assert {one["name"] for one in printed(guarded, "list")} >= {"modest"}

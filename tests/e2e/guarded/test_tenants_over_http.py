@@ -1,4 +1,4 @@
-"""Two tenants who ask for the same over HTTP, with one real cache behind both: nothing of one comes to the other."""
+"""Test two tenants that send equal requests over HTTP to one cache: neither gets the other's data."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from tests.e2e.guarded.conftest import Guarded
 from tests.support.edge_packages import missing
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=f"not installed: {', '.join(missing())}")
-# Guided by nothing, so that one worker paints each.
+# Without guidance, one worker generates each image.
 ASKED = {"prompt": "a tiny green star in a meadow", "num_inference_steps": 12, "guidance_scale": 1.0}
 GUARD_S = 120
 FROM_NOISE = {"kind": "FromNoise"}
@@ -21,42 +21,42 @@ FROM_NOISE = {"kind": "FromNoise"}
 
 @dataclass
 class Caller:
-    """A tenant's user over HTTP. `ids` are of all pictures that it was given."""
+    """Call HTTP as one tenant's user. `ids` holds the request of every image that it received."""
 
     http: httpx.AsyncClient
     ids: set[str] = field(default_factory=set)
 
-    async def paint(self, **values: Any) -> dict[str, Any]:
-        """Return where a picture started."""
+    async def generate(self, **values: Any) -> dict[str, Any]:
+        """Generate an image and return its start."""
         answer = await self.http.post("/v1/images/generations", json={**ASKED, "provenance": True, **values})
         assert answer.status_code == 200, answer.text
         (picture,) = answer.json()["data"]
         return self._start(picture)
 
-    async def paint_streamed(self) -> dict[str, Any]:
+    async def generate_streamed(self) -> dict[str, Any]:
         asked = {**ASKED, "provenance": True, "cache": "read", "stream": True}
         answer = await self.http.post("/v1/images/generations", json=asked)
         return self._start(json.loads(answer.text.rstrip().rpartition("data: ")[2]))
 
-    async def paint_later(self) -> dict[str, Any]:
+    async def generate_in_a_job(self) -> dict[str, Any]:
         job = (await self.http.post("/v1/jobs", json={**ASKED, "provenance": True, "cache": "read"})).json()
         await self.http.get(f"/v1/jobs/{job['id']}/events")
         (picture,) = (await self.http.get(job["result"])).json()["data"]
         return self._start(picture)
 
-    async def paint_in_the_console(self) -> dict[str, Any]:
+    async def generate_in_the_console(self) -> dict[str, Any]:
         answer = await self.http.post("/console/data/generate", json={**ASKED, "cache": "read"})
         return self._start(json.loads(answer.text.rstrip().rpartition("data: ")[2]))
 
     async def until_hit(self) -> dict[str, Any]:
-        """What a picture leaves in the cache is found a while after it."""
+        """Repeat the request until it hits: an entry is committed after its image was answered."""
         async with asyncio.timeout(GUARD_S):
-            while (start := await self.paint(cache="tenant")) == FROM_NOISE:
+            while (start := await self.generate(cache="tenant")) == FROM_NOISE:
                 pass
         return start
 
     async def near(self) -> tuple[Any, Any]:
-        """Return the entries that the cache is said to have near, and where it would start."""
+        """Return the neighbours that the console shows, and the predicted start."""
         asked = {**ASKED, "neighbour_count": 5}
         told = (await self.http.post("/console/data/explain", json=asked)).json()
         return told["neighbours"], told["route"]["start"]
@@ -81,7 +81,7 @@ async def callers(guarded: Guarded) -> AsyncIterator[tuple[Caller, Caller]]:
         yield Caller(one), Caller(other)
 
 
-async def test_the_same_prompt_of_two_tenants_meets_nowhere(callers: tuple[Caller, Caller]) -> None:
+async def test_equal_prompts_of_two_tenants_share_no_entry(callers: tuple[Caller, Caller]) -> None:
     one, other = callers
     first = await one.until_hit()
     # A gateway without a processor does not answer in time.
@@ -89,13 +89,13 @@ async def test_the_same_prompt_of_two_tenants_meets_nowhere(callers: tuple[Calle
         while not (await one.near())[0]:
             pass
 
-    # Whatever way it asks, and whatever it lets the cache do.
+    # Every way to send the request, and every cache mode.
     assert await other.near() == ([], FROM_NOISE)
-    starts = [await other.paint(cache=word) for word in ("off", "read", "shared")]
-    starts += [await other.paint_streamed(), await other.paint_later(), await other.paint_in_the_console()]
+    starts = [await other.generate(cache=word) for word in ("off", "read", "shared")]
+    starts += [await other.generate_streamed(), await other.generate_in_a_job(), await other.generate_in_the_console()]
     assert starts == [FROM_NOISE] * 6
 
-    # Once it has something of its own it starts from that, and the first one from what is its own.
+    # With entries of both tenants, each starts from its own.
     second = await other.until_hit()
     third = await one.until_hit()
     assert first["donor"]["request_id"] in one.ids and third["donor"]["request_id"] in one.ids

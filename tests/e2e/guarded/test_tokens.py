@@ -1,5 +1,4 @@
-"""Once a token file is configured every call needs a token, and each role its own calls. The suite that has it is
-interrupted in the end."""
+"""Test the calls of each role with a token file, and the end of a suite by an interrupt."""
 
 import asyncio
 import signal
@@ -22,7 +21,7 @@ from tests.support.processes import runs
 REQUEST = ImageRequest("a red circle", num_inference_steps=2, cache=CacheMode.OFF)
 
 
-async def test_user_paints(guarded: Guarded) -> None:
+async def test_user_generates(guarded: Guarded) -> None:
     async with guarded.client(guarded.user) as client:
         picture = await client.generate(REQUEST)
 
@@ -30,7 +29,7 @@ async def test_user_paints(guarded: Guarded) -> None:
 
 
 @pytest.mark.parametrize("token", ["", "wrong", "Bearer"])
-async def test_without_a_known_token_nobody_paints(guarded: Guarded, token: str) -> None:
+async def test_generate_without_known_token_is_unauthenticated(guarded: Guarded, token: str) -> None:
     async with guarded.client(token) as client:
         with pytest.raises(Unauthenticated):
             await client.generate(REQUEST)
@@ -42,7 +41,7 @@ async def test_service_role_is_not_a_user(guarded: Guarded) -> None:
             await client.generate(REQUEST)
 
 
-async def test_another_tenants_request_is_not_found(guarded: Guarded) -> None:
+async def test_request_of_other_tenant_is_not_found(guarded: Guarded) -> None:
     async with guarded.client(guarded.user) as client, guarded.client(guarded.other_user) as stranger:
         picture = await client.generate(REQUEST)
 
@@ -52,7 +51,7 @@ async def test_another_tenants_request_is_not_found(guarded: Guarded) -> None:
             await stranger.cancel(picture.provenance.request_id)
 
 
-async def test_user_may_not_look_behind_the_frontdoor(guarded: Guarded) -> None:
+async def test_user_may_not_call_internal_services(guarded: Guarded) -> None:
     endpoint = guarded.suite.endpoint
     async with (
         open_channel(endpoint.controller, RpcChannelSettings(), guarded.user) as controller,
@@ -74,7 +73,7 @@ async def test_admin_sees_the_fleet(guarded: Guarded) -> None:
     expected = ["embedder", "frontdoor", "unet_worker", "unet_worker", "vectordb_gateway"]
     kinds: list[str] = []
     async with open_channel(guarded.suite.endpoint.controller, RpcChannelSettings(), guarded.admin) as channel:
-        # One that is too busy to report is there again a little later.
+        # A busy process may miss a report, and is listed again after the next one.
         with suppress(TimeoutError):
             async with asyncio.timeout(120):
                 while kinds != expected:
@@ -92,13 +91,13 @@ def test_no_token_and_no_prompt_in_any_log(guarded: Guarded) -> None:
 
 
 def shared_memory_of(processes: list[psutil.Process], kept: Path) -> set[Path]:
-    """What they have mapped of it; what lies in the directory that stays is no memory of theirs alone."""
+    """Return the mapped files of shared memory, except those in the kept directory."""
     mapped = {Path(mapping.path) for process in processes for mapping in process.memory_maps()}
     return {path for path in mapped if path.is_relative_to("/dev/shm") and not path.is_relative_to(kept)}
 
 
 def test_interrupt_leaves_nothing_behind(guarded: Guarded) -> None:
-    """The last test here: it ends the suite."""
+    """Keep this test last: it ends the suite."""
     suite = guarded.suite
     processes = marked_processes(suite.state.path)
     shared = shared_memory_of(processes, suite.state.path)
@@ -107,7 +106,7 @@ def test_interrupt_leaves_nothing_behind(guarded: Guarded) -> None:
 
     assert suite.supervisor.wait(120) == 0
     assert len(processes) >= 6
-    # Children of services end by themselves when these have.
+    # Child processes of the services end after their parents.
     _, left = psutil.wait_procs(processes, timeout=60)
     assert not [process for process in left if runs(process)]
     assert not suite.state.sockets.exists()

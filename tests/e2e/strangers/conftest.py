@@ -1,4 +1,4 @@
-"""A whole suite that somebody else runs."""
+"""Provide a whole suite to clients outside the project."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Environments that hold what a stranger installs, and nothing of the suite."""
+"""Build environments with only an outside client's packages."""
 
 import re
 import subprocess
@@ -18,7 +18,7 @@ UNREACHABLE = re.compile(
 
 
 def run(command: Sequence[str | Path], folder: Path, *, limit_s: float = 280) -> str:
-    """Output of a command that must succeed; the test is skipped when all that is missing is a package registry."""
+    """Run a command that must succeed, and return its output. Skip the test if no package registry can be reached."""
     done = subprocess.run(
         command, cwd=folder, capture_output=True, text=True, timeout=limit_s, stdin=subprocess.DEVNULL, check=False
     )
@@ -29,7 +29,7 @@ def run(command: Sequence[str | Path], folder: Path, *, limit_s: float = 280) ->
 
 
 def fresh_python(folder: Path, *packages: str | Path) -> Path:
-    """Interpreter of a new venv that holds `packages` and what they need, in the tested versions, and nothing else."""
+    """Create a venv with only `packages` and their dependencies, in the tested versions, and return its interpreter."""
     venv.create(folder)
     python = folder / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"]

@@ -1,4 +1,4 @@
-"""A client in JavaScript that loads the contracts at run time."""
+"""Test a JavaScript client that loads the contracts at run time."""
 
 import shutil
 from pathlib import Path
@@ -13,7 +13,7 @@ EXAMPLE = ROOT / "examples" / "javascript"
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of its own with the example, its packages and the contracts."""
+    """Return a folder with the example, its packages and the contracts."""
     if not (shutil.which("node") and shutil.which("npm")):
         pytest.skip("node and npm are not installed")
     folder = tmp_path_factory.mktemp("javascript")
@@ -25,7 +25,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_contracts_loaded_at_run_time_paint_a_picture(
+def test_contracts_loaded_at_run_time_save_an_image(
     client: Path, suite_address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENTIMENTO_PROTOS", str(ROOT / "protos"))
@@ -37,7 +37,7 @@ def test_contracts_loaded_at_run_time_paint_a_picture(
     assert (client / "picture.png").read_bytes().startswith(PNG_SIGNATURE)
 
 
-def test_a_refusal_names_the_field(client: Path, suite_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_prompt_error_names_field(client: Path, suite_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENTIMENTO_PROTOS", str(ROOT / "protos"))
     command = "node generate.mjs '' picture.png " + suite_address + " 2>&1 || true"
 

@@ -55,7 +55,7 @@ def test_image_is_generated_and_edited(client: tuple[list[str], Path], url: str)
     assert (folder / "over.png").read_bytes() != (folder / "picture.png").read_bytes()
 
 
-def test_a_refusal_names_the_field(client: tuple[list[str], Path], url: str) -> None:
+def test_invalid_prompt_error_names_field(client: tuple[list[str], Path], url: str) -> None:
     command, folder = client
 
     done = subprocess.run([*command, "", "none.png", url], cwd=folder, capture_output=True, text=True, timeout=120)
@@ -77,7 +77,7 @@ class BrokenStream(BaseHTTPRequestHandler):
         self.wfile.write(error_event(late))
 
     def log_message(self, *_: object) -> None:
-        """Tell nothing."""
+        """Write no log."""
 
 
 def test_failure_during_an_image_is_one_line(client: tuple[list[str], Path]) -> None:

@@ -37,7 +37,7 @@ def test_client_wheel_brings_every_contract_and_nothing_but_grpcio_and_protobuf(
 
     packages, stubs, installed = run([python, "-I", "-c", INSPECT_WHEEL], tmp_path).splitlines()
 
-    # All but KEDA's own, which clients of the suite do not call.
+    # Clients of the suite do not call KEDA's contracts.
     contracts = sorted((ROOT / "protos").glob("pentimento/api/*/v1/*.proto"))
     with_service = [path for path in contracts if path.stem.endswith("_service")]
     assert packages.split() == sorted(".".join(path.parent.relative_to(ROOT / "protos").parts) for path in contracts)

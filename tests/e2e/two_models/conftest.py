@@ -1,4 +1,4 @@
-"""One suite of both tiny models, which are a cascade to whoever names none."""
+"""Start one suite with both tiny models as the default cascade."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +10,8 @@ from tests.e2e.folder_suite import FolderSuite
 
 STARTED = FolderSuite(Path(__file__).parent)
 
-# To the cache any prompt is near enough to any other: what is tested is the way of a hit, not which ones there are. Of
-# a model's own entries latents save more. Every hit is generated again as soon as no request waits.
+# Every prompt is near enough to every other: the tests check what a hit does, not which entries match. For entries of
+# the same model, latents save more than images. Every hit is generated again when no request waits.
 TWO_MODELS = """
 [vectordb_gateway]
 latent_thresholds = ["-1:0.4"]
@@ -25,7 +25,7 @@ quality_work_share = 1.0
 
 @pytest.fixture(scope="session")
 def suite_of_two(patient_frontdoors: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSuite]:
-    """Its cascade has the default discriminator, which reads prompts, and no setting of its own."""
+    """Start a cascade with default settings: its discriminator reads prompts."""
     config = tmp_path_factory.mktemp("suite") / "settings.toml"
     config.write_text(TWO_MODELS)
     with STARTED:

@@ -1,5 +1,5 @@
-"""A real cascade without any setting: the light model generates, the default discriminator scores, the heavy model
-generates again what was doubted. The prompt only may decide it."""
+"""Test a real cascade without any setting: the light model generates, the default discriminator scores, and the heavy
+model generates uncertain requests again. A sure prompt alone may decide."""
 
 import pytest
 
@@ -19,7 +19,7 @@ DISCRIMINATOR = WEIGHTS / "tiny-router"
 PROMPTS = [
     "a small green ring, a blue star and a red heart",
     "a large blue star",
-    # Of two prompts in a hundred the head is unsure at its own threshold.
+    # The head is unsure of two prompts in a hundred at its own threshold.
     "a little brown star below a medium tangerine ring on a gray background",
     "a medium red square to the right of a medium brown pyramid, polka-dot style",
     "a medium-sized red love heart below a mid-sized golden disc, dotted style in a meadow",
@@ -59,13 +59,13 @@ async def confidence_of(suite: LocalSuite, image: bytes, prompt: str) -> float:
 
 
 async def with_verdict(suite: LocalSuite, verdict: Verdict) -> list[str]:
-    """Return the prompts of PROMPTS that the shipped head judges so at its own threshold."""
+    """Return the prompts of PROMPTS with this verdict of the shipped head at its own threshold."""
     head = shipped_head()
     read = [head.prompt("prompt", await embedding_of(suite, prompt)) for prompt in PROMPTS]
     return [prompt for prompt, told in zip(PROMPTS, head.foresee(read), strict=True) if told.verdict is verdict]
 
 
-async def test_what_the_discriminator_doubts_is_generated_by_the_heavy_model(suite_of_two: LocalSuite) -> None:
+async def test_doubtful_light_image_is_generated_by_heavy_model(suite_of_two: LocalSuite) -> None:
     threshold, doubts = shipped_head().record.threshold, []
     async with AsyncClient(suite_of_two.endpoint.public) as client:
         for seed, prompt in enumerate(await with_verdict(suite_of_two, Verdict.UNSURE)):
@@ -74,7 +74,7 @@ async def test_what_the_discriminator_doubts_is_generated_by_the_heavy_model(sui
 
             answer = await client.generate(asking(prompt, seed))
 
-            # An idle heavy model makes a light image too expensive whose chance is below its price.
+            # An idle heavy model skips a light image with a chance below its price.
             notes = answer.provenance.notes
             priced = any("of the next stage's device seconds" in note for note in notes)
             doubts.append(priced or confidence <= threshold)
@@ -98,7 +98,7 @@ async def test_what_the_discriminator_doubts_is_generated_by_the_heavy_model(sui
 async def test_sure_prompt_makes_no_score_call(
     suite_of_two: LocalSuite, verdict: Verdict, model: str, note: str
 ) -> None:
-    """By a real head from a real embedding."""
+    """Predict with a real head from a real embedding."""
     prompt, before = (await with_verdict(suite_of_two, verdict))[0], await scored_count(suite_of_two)
     async with AsyncClient(suite_of_two.endpoint.public) as client:
         found = (await client.generate(asking(prompt, 1))).provenance

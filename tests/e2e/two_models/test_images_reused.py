@@ -1,4 +1,4 @@
-"""What one model painted, another one starts from: final images belong to no model."""
+"""Test a start from another model's final image."""
 
 import asyncio
 from collections.abc import Iterator
@@ -15,19 +15,19 @@ MODELS = ["--model", "tiny-heavy", "--model", "tiny-light"]
 
 @pytest.fixture
 def mixture() -> Iterator[LocalSuite]:
-    """Both models by the profiles that the zoo ships, hits of images to the light one."""
+    """Start both models with the zoo's profiles; hits of images go to the light model."""
     with local_suite([*MODELS, "--policy", "resident-mixture"]) as running:
         yield running
 
 
 def asking(model: str, prompt: str, seed: int, cache: CacheMode) -> ImageRequest:
-    """Of a size that no other test asks for: entries of other sizes are not found."""
+    """Return a request of a size that no other test has, so that lookups miss entries of other tests."""
     size = {"width_px": 48, "height_px": 48}
     return ImageRequest(prompt, model=model, seed=seed, num_inference_steps=10, cache=cache, **size)
 
 
 async def generate_until_refined(client: AsyncClient, wanted: ImageRequest) -> GeneratedImage:
-    """An entry is committed once its picture was answered and embedded, so the first looks may be too early."""
+    """Repeat the request until it hits: an entry is committed after its image was answered and embedded."""
     async with asyncio.timeout(120):
         while True:
             picture = await client.generate(wanted)
@@ -35,7 +35,7 @@ async def generate_until_refined(client: AsyncClient, wanted: ImageRequest) -> G
                 return picture
 
 
-async def test_the_light_model_refines_what_the_heavy_one_painted(suite_of_two: LocalSuite) -> None:
+async def test_light_model_refines_image_of_heavy_model(suite_of_two: LocalSuite) -> None:
     async with AsyncClient(suite_of_two.endpoint.public) as client:
         miss = await client.generate(asking("tiny-heavy", "a small blue star on black", 1, CacheMode.READ_WRITE))
 
@@ -50,10 +50,10 @@ async def test_the_light_model_refines_what_the_heavy_one_painted(suite_of_two: 
     assert hit.data != miss.data
 
 
-async def test_by_the_shipped_profiles_a_hit_of_whoever_names_no_model_is_refined_by_the_light_one(
+async def test_hit_without_model_is_refined_by_light_model(
     mixture: LocalSuite,
 ) -> None:
-    # One that the heavy model paints as it is told: a picture is found by what it shows.
+    # The heavy model follows this prompt well, and lookups compare the image's content.
     prompt = "a large flat yellow circle in the top right on a white background"
     async with AsyncClient(mixture.endpoint.public) as client:
         miss = await client.generate(ImageRequest(prompt, seed=1, cache=CacheMode.READ_WRITE))

@@ -1,4 +1,4 @@
-"""Quality kept online by real processes: a hit is painted again, and what it kept is told."""
+"""Test online quality with real processes: a hit is generated again, and its kept quality is reported."""
 
 import asyncio
 from dataclasses import replace
@@ -14,9 +14,9 @@ def asking(prompt: str, seed: int) -> ImageRequest:
     return ImageRequest(prompt, model="tiny-light", seed=seed, num_inference_steps=10)
 
 
-async def paint_hit(client: AsyncClient) -> GeneratedImage:
-    """An entry is committed once its picture was answered, so the first looks may be too early; they leave nothing, so
-    that the donor is the other prompt's."""
+async def generate_hit(client: AsyncClient) -> GeneratedImage:
+    """Generate a hit from another prompt's entry. An entry is committed after its image was answered, so early requests
+    may miss; they only read, and leave no entry themselves."""
     await client.generate(asking("a small blue star on black", 1))
     async with asyncio.timeout(120):
         while True:
@@ -26,20 +26,20 @@ async def paint_hit(client: AsyncClient) -> GeneratedImage:
 
 
 async def watched_row(client: AsyncClient) -> ReuseQuality:
-    """The row of the table by which the hit started, once a hit by it was painted again."""
+    """Return the row that permitted the hit, once such a hit was generated again."""
     async with asyncio.timeout(120):
         while True:
-            told = (await client.explain(asking("a large red circle on white", 3))).reuse_quality
-            # Those of images are the shipped profile's. A busy gateway tells nothing.
-            for row in told:
+            rows = (await client.explain(asking("a large red circle on white", 3))).reuse_quality
+            # Rows of images come from the shipped profile. A busy gateway reports no rows.
+            for row in rows:
                 if not row.from_image and row.achieved is not None:
                     return row
             await asyncio.sleep(0.5)
 
 
-async def test_a_hit_is_painted_again_and_explain_tells_what_it_kept(suite_of_two: LocalSuite) -> None:
+async def test_hit_is_generated_again_and_explain_reports_kept_quality(suite_of_two: LocalSuite) -> None:
     async with AsyncClient(suite_of_two.endpoint.public) as client:
-        hit = await paint_hit(client)
+        hit = await generate_hit(client)
         row = await watched_row(client)
 
     assert hit.provenance.steps_saved == 3
@@ -48,5 +48,5 @@ async def test_a_hit_is_painted_again_and_explain_tells_what_it_kept(suite_of_tw
     assert row.achieved.sample_count >= 1
     assert row.achieved.alpha_low <= row.achieved.alpha <= row.achieved.alpha_high
     assert 0 <= row.achieved.kept_share_low <= row.achieved.kept_share <= row.achieved.kept_share_high <= 1
-    # It is another picture than the one from noise.
+    # The new image differs from the image from noise.
     assert row.achieved.alpha != 1

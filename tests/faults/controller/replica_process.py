@@ -1,8 +1,6 @@
-"""A worker that does nothing but keep its place in the fleet: `python -m tests.faults.controller.replica_process`.
+"""Keep a worker's place in the fleet, without other work: `python -m tests.faults.controller.replica_process`.
 
-Arguments: the controller's address, or those of several with commas between them; the instance id; the model it claims
-to hold.
-"""
+Arguments: the controllers' addresses, separated by commas; the instance id; the model that it claims to hold."""
 
 import asyncio
 import sys

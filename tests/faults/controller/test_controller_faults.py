@@ -1,4 +1,4 @@
-"""Real processes killed, stopped and started again, and what becomes of fleet and plan."""
+"""Kill, stop and restart real processes, and check the fleet and the plan."""
 
 import asyncio
 import re
@@ -54,7 +54,7 @@ async def client(machine: Machine) -> AsyncIterator[ControllerClient]:
 
 
 async def fleet_where(client: ControllerClient, holds: Callable[[Fleet], bool]) -> Fleet:
-    """Ask until the fleet is so; a controller that is away is asked again."""
+    """Read the fleet until it satisfies `holds`; calls to a missing controller are retried."""
     async with asyncio.timeout(120):
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Several controllers over one ledger, real processes all: one leads, a standby takes over, an old leader is fenced."""
+"""Test several controller processes over one ledger: one leads, a standby takes over, an old leader is fenced."""
 
 import asyncio
 import signal
@@ -64,7 +64,7 @@ def controllers(request: pytest.FixtureRequest) -> Iterator[Controllers]:
 
 @pytest.fixture
 async def followed(controllers: Controllers) -> AsyncIterator["Followed"]:
-    """A frontdoor's own watch of plans, over both controllers."""
+    """A frontdoor's own watch follows the plans of both controllers."""
     channels = [open_channel(address, RpcChannelSettings()) for address in controllers.addresses]
     client = ControllerClient(*channels)
     journal = open_journal(f"sqlite:///{controllers.folder}/journal.sqlite")
@@ -106,8 +106,8 @@ def planned(plan: Plan) -> set[str]:
 
 
 async def start_standby(controllers: Controllers) -> None:
-    """Wait until the second controller refuses calls as one. It is started when the leader has nothing else to do, so
-    that it finds no reason to take over before the leader is ended."""
+    """Wait until the second controller refuses calls as a standby. It starts while the leader is idle, so that it has
+    no reason to take over before the leader ends."""
     controllers.controller(1, "--standby")
     reason = ""
     async with open_channel(controllers.addresses[1], RpcChannelSettings()) as channel, asyncio.timeout(120):
@@ -156,8 +156,8 @@ async def test_resumed_former_leader_is_fenced_and_ends(controllers, followed):
 
 
 async def freeze(process: Process, ledger_url: str) -> None:
-    """Stop the process, on SQLite at a moment when it does not write: its file has no server that would end a
-    transaction for it, and stays locked for as long as who holds it lives."""
+    """Stop the process. On SQLite, stop it while it does not write: without a server that ends its transaction, the
+    file would stay locked as long as the process lives."""
     path = ledger_url.removeprefix("sqlite:///")
     async with asyncio.timeout(120):
         while True:

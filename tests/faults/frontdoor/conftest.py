@@ -1,4 +1,4 @@
-"""Processes of a suite without a controller, and a client of its frontdoor."""
+"""Start processes of a suite without a controller, and a client of its frontdoor."""
 
 import tempfile
 from collections.abc import AsyncIterator, Iterator

@@ -1,4 +1,4 @@
-"""Frontdoor and paced workers as processes of their own, to be killed and stopped."""
+"""Run the frontdoor and paced workers as processes that tests kill and stop."""
 
 import asyncio
 import os
@@ -14,7 +14,7 @@ from tests.support.processes import Process, StartedProcesses
 
 
 class Processes:
-    """Everything started here ends with the test."""
+    """Kill every started process after the test."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -27,7 +27,7 @@ class Processes:
         return self._start(name, "lab.fixtures.paced_worker", self.address(name), name, str(step_s))
 
     def real_worker(self, name: str, model: Path) -> Process:
-        """One that paints, with a checkpoint of a few thousand parameters."""
+        """Start a real worker, with a checkpoint of a few thousand parameters."""
         objects = f"file://{self.folder / 'objects'}"
         flags = ("--listen", self.address(name), "--model", str(model), "--objects-url", objects)
         return self._start(name, "services.unet_worker", *flags)
@@ -59,7 +59,7 @@ def processes(folder: Path) -> Iterator[Processes]:
 
 
 async def serving(address: str) -> None:
-    """Until the process there says SERVING."""
+    """Wait until the process answers SERVING."""
     async with grpc.aio.insecure_channel(address, options=(("grpc.use_local_subchannel_pool", 1),)) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         while True:

@@ -1,4 +1,5 @@
-"""A frontdoor that is killed while it erases a tenant: the next one ends it, and the receipt counts everything once."""
+"""Kill a frontdoor while it erases a tenant: the next one completes the erasure, and its receipt counts each item
+once."""
 
 import asyncio
 import json
@@ -18,7 +19,7 @@ from tests.support.journals import a_journal, complete_request
 
 pytestmark = pytest.mark.faults
 
-# More than an erasure deletes at once.
+# More than one deletion of an erasure.
 REQUEST_COUNT = 300
 
 

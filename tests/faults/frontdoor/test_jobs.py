@@ -1,4 +1,4 @@
-"""Jobs whose client and frontdoor are gone for good: processes of their own, killed as kill -9 does."""
+"""Test jobs after their client and frontdoor processes were killed by SIGKILL."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""A journal that is lost or restored, and epochs that somebody made up: a real worker goes on serving, unrestarted."""
+"""Test a lost or restored journal, and invented epochs: a real worker keeps serving without a restart."""
 
 import asyncio
 import shutil
@@ -30,7 +30,7 @@ REQUEST = ImageRequest(prompt="a red circle", num_inference_steps=2, seed=1)
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Processes]:
-    """A worker of its own, the same for all tests here: what one makes it believe, the next has to live with."""
+    """Share one worker among the tests of this module: each test inherits the epochs that the worker has seen."""
     with tempfile.TemporaryDirectory(prefix="pmt-") as folder, processes(Path(folder)) as started:
         started.real_worker("w1", write_checkpoint(Path(folder) / "model"))
         yield started
@@ -43,7 +43,7 @@ async def worker(running: Processes) -> AsyncIterator[WorkerClient]:
         yield WorkerClient(channel)
 
 
-async def paint(running: Processes) -> None:
+async def generate(running: Processes) -> None:
     async with open_channel(running.address("f"), RpcChannelSettings()) as channel:
         await last_completed(ImageClient(channel).generate(REQUEST))
 
@@ -53,50 +53,48 @@ async def status(running: Processes) -> GetStatusResponse:
         return await FrontdoorClient(channel).status()
 
 
-async def restart_and_paint(running: Processes, *flags: str) -> None:
-    """A frontdoor over the journal that lies there, until it is killed."""
+async def restart_and_generate(running: Processes, *flags: str) -> None:
+    """Run a frontdoor over the existing journal until it has generated one image, then kill it."""
     frontdoor = running.frontdoor("w1", flags=flags)
     await serving(running.address("f"))
-    await paint(running)
+    await generate(running)
     kill(frontdoor)
 
 
-async def test_a_journal_that_was_lost_costs_no_restart_of_workers(running: Processes, worker: WorkerClient) -> None:
+async def test_lost_journal_needs_no_restart_of_workers(running: Processes, worker: WorkerClient) -> None:
     for _ in range(2):
-        await restart_and_paint(running)
+        await restart_and_generate(running)
 
     for file in running.folder.glob("journal.sqlite*"):
         file.unlink()
 
-    await restart_and_paint(running)
+    await restart_and_generate(running)
 
 
 async def test_a_journal_that_was_restored_costs_no_restart_of_workers(
     running: Processes, worker: WorkerClient
 ) -> None:
-    await restart_and_paint(running)
+    await restart_and_generate(running)
     backup = shutil.copy(running.folder / "journal.sqlite", running.folder / "backup")
-    await restart_and_paint(running)
+    await restart_and_generate(running)
 
     for file in running.folder.glob("journal.sqlite*"):
         file.unlink()
     shutil.copy(backup, running.folder / "journal.sqlite")
 
-    await restart_and_paint(running)
+    await restart_and_generate(running)
 
 
-async def test_an_epoch_that_nobody_can_have_changes_nothing(running: Processes, worker: WorkerClient) -> None:
+async def test_impossible_epoch_changes_nothing(running: Processes, worker: WorkerClient) -> None:
     with pytest.raises(InvalidArgument, match="frontdoor_epoch"):
         async for _ in worker.attach("request", 1, "frontdoor", 2**64 - 1):
             pass
 
-    await restart_and_paint(running)
+    await restart_and_generate(running)
 
 
-async def test_a_frontdoor_that_workers_refuse_says_so_until_its_journal_is_renewed(
-    running: Processes, worker: WorkerClient
-) -> None:
-    """As after a restore on a machine whose clock went wrong."""
+async def test_refused_frontdoor_reports_it_until_journal_is_renewed(running: Processes, worker: WorkerClient) -> None:
+    """Present a later epoch, as after a restore on a machine with a wrong clock."""
     far = int(time.time() * 1000) + 3_600_000
     await anext(worker.watch_credits("frontdoor", far, "another journal"))
     frontdoor = running.frontdoor("w1", flags=("--worker-wait-s", "0"))
@@ -111,5 +109,5 @@ async def test_a_frontdoor_that_workers_refuse_says_so_until_its_journal_is_rene
     await asyncio.to_thread(subprocess.run, command, cwd=ROOT, check=True)
 
     assert await asyncio.to_thread(frontdoor.wait) == 0
-    await restart_and_paint(running)
+    await restart_and_generate(running)
     assert "pentimento journal renew" in (running.folder / "frontdoor.log").read_text()

@@ -1,4 +1,4 @@
-"""A frontdoor that is killed and started again, as clients of HTTP see it."""
+"""Kill and restart a frontdoor under clients of HTTP."""
 
 import asyncio
 import base64
@@ -36,7 +36,7 @@ async def until_ready(http: httpx.AsyncClient) -> None:
 
 
 async def last_event(lines: Any) -> tuple[str, dict[str, Any]]:
-    """Name and values of the event that a stream ends with."""
+    """Return the name and the values of a stream's last event."""
     told = [line async for line in lines if line]
     return told[-2].removeprefix("event: "), json.loads(told[-1].removeprefix("data: "))
 
@@ -54,7 +54,7 @@ async def test_a_frontdoor_that_is_killed_is_told_and_loses_nothing(running: Pro
     ):
         submitted = (await http.post("/v1/jobs", json=ASKED, headers={"Idempotency-Key": "job"})).json()
         await until_state(http, submitted["id"], "running")
-        # It is not done before the kill, also where this process stands still meanwhile.
+        # It cannot complete before the kill, even if this process pauses.
         worker.send_signal(signal.SIGSTOP)
         streamed = {"json": STREAMED, "headers": {"Idempotency-Key": "stream"}}
         async with (
@@ -81,13 +81,13 @@ async def test_a_frontdoor_that_is_killed_is_told_and_loses_nothing(running: Pro
     assert [(one.status_code, one.headers["retry-after"]) for one in away] == [(503, "1")] * 5
     assert (ready.status_code, ready.json(), health.status_code) == (503, {"status": "not ready"}, 200)
     assert (again["id"], again["replayed"]) == (submitted["id"], True)
-    assert len(base64.b64decode(result["data"][0]["b64_json"])) == len(picture_of_any())
+    assert len(base64.b64decode(result["data"][0]["b64_json"])) == len(any_image())
     assert stream.headers.get("x-request-id") is not None
     assert retried.headers["x-request-id"] == stream.headers["x-request-id"]
     assert "image_generation.completed" in retried.text
 
 
-def picture_of_any() -> bytes:
+def any_image() -> bytes:
     from pentimento.domain.generation import GenerationSpec, Scheduler
 
     return image_of(GenerationSpec("", "", "tiny", 32, 32, 1, 3.0, Scheduler.EULER, 1))

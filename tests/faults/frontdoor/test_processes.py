@@ -18,7 +18,7 @@ REQUEST = ImageRequest(prompt="a red circle", num_inference_steps=30, seed=1)
 async def test_a_worker_killed_in_the_middle_is_survived_by_its_request(
     running: Processes, client: ImageClient
 ) -> None:
-    # A picture takes it a minute: it is not done before the kill, also where this process stands still meanwhile.
+    # An image takes a minute: it cannot complete before the kill, even if this process pauses.
     first = running.worker("w1", step_s=2.0)
     running.frontdoor("w1", "w2")
     await serving(running.address("f"))
@@ -37,9 +37,7 @@ async def test_a_worker_killed_in_the_middle_is_survived_by_its_request(
     assert completed.image == image_of(completed.provenance.spec)
 
 
-async def test_a_frontdoor_killed_under_load_loses_nothing_and_paints_nothing_twice(
-    running: Processes, client: ImageClient
-) -> None:
+async def test_frontdoor_killed_under_load_completes_each_request_once(running: Processes, client: ImageClient) -> None:
     running.worker("w1", step_s=0.005)
     first = running.frontdoor("w1")
     await serving(running.address("f"))

@@ -1,4 +1,4 @@
-"""A real frontdoor whose object store goes, and which is killed meanwhile."""
+"""Remove the object store of a real frontdoor, and kill the frontdoor during its absence."""
 
 import os
 
@@ -16,9 +16,7 @@ pytestmark = pytest.mark.faults
 REQUEST = ImageRequest(prompt="a red circle", num_inference_steps=5, seed=1)
 
 
-async def test_a_picture_painted_without_a_store_survives_a_kill_and_reaches_the_store_later(
-    running: Processes, client: ImageClient
-) -> None:
+async def test_image_without_store_survives_kill_and_is_stored_later(running: Processes, client: ImageClient) -> None:
     objects = running.folder / "objects"
     running.worker("w1", step_s=0.005)
     frontdoor = running.frontdoor("w1")
@@ -44,7 +42,7 @@ async def test_images_of_accepted_requests_survive_a_kill_and_go_when_these_have
     running: Processes, client: ImageClient
 ) -> None:
     request = ImageRequest("x", num_inference_steps=20, init_image=InitImage(png() + os.urandom(1 << 20), 0.5))
-    # None ends before the kill, also where this process stands still meanwhile.
+    # None completes before the kill, even if this process pauses.
     worker = running.worker("w1", step_s=5.0)
     frontdoor = running.frontdoor("w1")
     await serving(running.address("f"))

@@ -1,4 +1,4 @@
-"""Directories whose sockets have short enough names."""
+"""Provide directories with names short enough for sockets."""
 
 import tempfile
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A crash before or after any change to any store leaves something that one round of maintenance puts right."""
+"""Crash before or after every change to a store: one round of maintenance must repair the remains."""
 
 import asyncio
 import warnings
@@ -41,7 +41,7 @@ def _answers_later(name: str, method: Any) -> bool:
     return name[0] != "_" and "Future" in str(getattr(method, "__annotations__", {}).get("return", ""))
 
 
-# Every ledger method that returns a future, so that a new one is not forgotten.
+# Derive the ledger's changes from methods that return a future, so that a new method is included.
 LEDGER_CHANGES = {name for name, method in vars(CacheLedger).items() if _answers_later(name, method)}
 CHANGES = {"put", "delete", "sweep_uploads", "set_aside", "upsert", "prepare"} | LEDGER_CHANGES
 OBJECT_BYTES = len(b"latent")
@@ -56,11 +56,11 @@ SEEN = ComparedHit("r-1", "sha256:model", "sha256:model", ENCODER, False, 25, 50
 
 
 class Crash(BaseException):
-    """The process ends here: no handler may catch it."""
+    """Represent the end of the process: no handler may catch it."""
 
 
 class CrashPoint:
-    """Wraps stores so that the `number`-th change crashes: before it is made or after, in turn."""
+    """Wrap stores so that the `number`-th change crashes, before or after it is made in alternation."""
 
     def __init__(self, number: int) -> None:
         self.left = number
@@ -102,12 +102,12 @@ class _Wrapped:
 
 
 class Cache:
-    """The gateway's working parts over given stores, without its threads and sockets."""
+    """Hold the gateway's working parts over given stores, without its threads and sockets."""
 
     def __init__(
         self, ledger: CacheLedger, index: VectorIndex, objects: ObjectStore, settings: CapacitySettings
     ) -> None:
-        # Acknowledged pins by request, and objects that readers will miss, by entry.
+        # Hold acknowledged pins by request, and objects that readers will miss, by entry.
         self.pinned: dict[str, ObjectReference] = {}
         self.missing: list[tuple[str, str]] = []
         self.ledger, self.index, self.objects = ledger, index, objects
@@ -162,7 +162,7 @@ class Cache:
         self.maintenance.run_round()
 
     async def store(self, number: int) -> str:
-        """An entry's id; of the first one two latents are pinned, and the last one served."""
+        """Return an entry's id; two latents of the first entry are pinned, and the last one served a lookup."""
         by, text = attempt(), embedding(*([0] * number), 1)
         captured = await self.upload(by)
         entry_id = await self.writing.commit(scope(), by, captured, text, text, 0)
@@ -222,7 +222,7 @@ def test_every_crash_point_is_recovered_from(
     life: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # A machine that is busy for a second is no ledger that hangs.
+    # A machine that is busy for a second must not look like a hanging ledger.
     monkeypatch.setattr(writer, "_RESERVES_WITHIN_S", 60.0)
     settings = LIVES[life]
     for number in count(1):

@@ -1,5 +1,5 @@
-"""A gateway on a disk that really fills up: lookups go on, nothing half is findable, and it takes entries again once
-there is room."""
+"""Fill the disk of a gateway: lookups continue, no partial entry is found, and entries are accepted again after space
+was freed."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,13 +22,13 @@ LATENT_BYTES = 100_000
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A tmpfs of four mebibytes."""
+    """Mount a tmpfs of four mebibytes."""
     with mounted_tmpfs(tmp_path, SIZE_BYTES) as mount:
         yield mount
 
 
 async def store_until_refused(gateway: RunningGateway, size: int) -> list[Embedding]:
-    """Entries, one after another, until nothing is granted; the texts of those that were committed."""
+    """Store entries until no grant is returned; return the embeddings of the committed ones."""
     texts: list[Embedding] = []
     for _ in range(1000):
         text, by = embedding(), attempt()
@@ -79,7 +79,7 @@ async def test_uploads_that_no_longer_fit_leave_nothing_and_their_grant_is_given
 
 
 async def store_until_full(gateway: RunningGateway) -> list[Embedding]:
-    """As a suite does that keeps no room: entries until an upload fails, whose grant is then released."""
+    """Store entries until an upload fails, as a suite without reserved space does, and release its grant."""
     texts: list[Embedding] = []
     while True:
         text, by = embedding(), attempt()
@@ -115,7 +115,7 @@ async def test_a_ledger_without_room_refuses_and_loses_nothing_that_it_took(smal
 
 
 def fill(path: Path) -> None:
-    """Take all room that is left."""
+    """Use all remaining space."""
     with path.open("wb", buffering=0) as file:
         try:
             while True:
@@ -125,7 +125,7 @@ def fill(path: Path) -> None:
 
 
 async def commits_until_refused(gateway: RunningGateway) -> bool:
-    """Whether within many reservations and commits one is refused in words."""
+    """Return whether a reservation or commit within many attempts is refused with a typed error."""
     for _ in range(200):
         by = attempt()
         try:

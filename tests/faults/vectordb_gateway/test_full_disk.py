@@ -1,4 +1,4 @@
-"""A disk that really is full: typed refusals, nothing half, and on it goes when there is room again."""
+"""Fill a real disk: refusals are typed, no partial data remains, and work continues after space was freed."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +18,7 @@ SIZE_BYTES = 4 * 1024 * 1024
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A tmpfs of four mebibytes."""
+    """Mount a tmpfs of four mebibytes."""
     with mounted_tmpfs(tmp_path, SIZE_BYTES) as mount:
         yield mount
 

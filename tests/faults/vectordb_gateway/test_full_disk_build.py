@@ -1,4 +1,4 @@
-"""A real disk fills while the index is rebuilt: the build is lost, the index is not."""
+"""Fill a real disk while the index is rebuilt: the build is lost, the index is not."""
 
 import os
 from collections.abc import Iterator
@@ -24,13 +24,13 @@ VECTOR = b"\0\0\x80?" + b"\0" * 28
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A tmpfs of half a gibibyte: an empty shard alone takes tens of megabytes for its log of writes."""
+    """Mount a tmpfs of half a gibibyte: an empty shard needs tens of megabytes for its log of writes."""
     with mounted_tmpfs(tmp_path, SIZE_BYTES) as mount:
         yield mount
 
 
 def test_build_on_full_disk_fails_alone(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The check of the room beforehand is left out: here the disk fills up in the middle.
+    # Skip the check of free space, so that the disk fills during the build.
     monkeypatch.setattr("pentimento.stores.vectors.rebuild.needed_room_bytes", lambda *_: 0)
     ballast = small_disk / "ballast"
 

@@ -1,8 +1,8 @@
-"""The ledger's disk hangs under a real gateway: its loop lives, lookups miss in time, health says so, nothing is lost.
+"""Hang the ledger's disk under a real gateway: its loop answers, lookups miss in time, health reports it, no data is
+lost.
 
-Another process takes SQLite's own locks of the ledger's files and keeps them, so that every read, or every write, waits
-inside SQLite until it gives up, and then waits again.
-"""
+Another process holds SQLite's own locks of the ledger's files, so that every read, or every write, waits inside SQLite
+until its timeout, and then waits again."""
 
 import asyncio
 import sqlite3
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.faults
 TIMEOUT_S = 60.0
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-# Of the file beside the ledger that all its connections share: where readers take their locks (SQLite, walformat).
+# Locks the readers' bytes of the `-shm` file, which all connections of the ledger share (SQLite, walformat).
 _HOLD_READS = """
 import fcntl, sys
 file = open(sys.argv[1] + "-shm", "r+b")
@@ -47,7 +47,7 @@ sys.stdin.read()
 
 @contextmanager
 def held(script: str, ledger: Path) -> Iterator[None]:
-    """Another process holds the locks meanwhile."""
+    """Another process holds the locks during the block."""
     with subprocess.Popen(
         [sys.executable, "-c", script, str(ledger)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as holder:
@@ -59,13 +59,13 @@ def held(script: str, ledger: Path) -> Iterator[None]:
 
 
 class Health:
-    """What the gateway says of itself."""
+    """Read the gateway's health."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = health_pb2_grpc.HealthStub(channel)
 
     async def becomes(self, status: int) -> None:
-        """Wait until it says so."""
+        """Wait for a health status."""
         async with asyncio.timeout(TIMEOUT_S):
             async for answer in self._stub.Watch(health_pb2.HealthCheckRequest()):
                 if answer.status == status:
@@ -78,7 +78,7 @@ class Health:
 
 @asynccontextmanager
 async def filled_gateway(directory: Path) -> AsyncIterator[tuple[GatewayClient, Health]]:
-    """A gateway process that holds an entry near `embedding(1)`, serving."""
+    """Run a gateway process that holds an entry near `embedding(1)`."""
     async with running_gateway(directory) as filling:
         await filling.store(embedding(1))
     async with gateway_process(directory):
@@ -110,7 +110,7 @@ async def test_while_reads_hang_lookups_miss_the_loop_lives_and_health_says_so(t
 
         with held(_HOLD_READS, tmp_path / "ledger.sqlite"):
             answers = await asyncio.gather(*(look_up(client) for _ in range(40)))
-            # The loop answers, whatever it says: it waits for no file.
+            # The loop answers with any status, because it waits for no file.
             await health.now()
             await health.becomes(NOT_SERVING)
             answers += await asyncio.gather(*(look_up(client) for _ in range(40)))
@@ -128,7 +128,7 @@ async def test_while_writes_hang_lookups_hit_and_what_was_not_promised_is_not_th
         with held(_HOLD_WRITES, tmp_path / "ledger.sqlite"):
             by = attempt()
             reserving = asyncio.create_task(client.reserve(scope(), by, timeout_s=TIMEOUT_S))
-            # Writes are none of a lookup's business.
+            # Lookups do not need the writer.
             await _hits(client)
             assert await reserving is None
             await health.becomes(NOT_SERVING)
@@ -140,7 +140,7 @@ async def test_while_writes_hang_lookups_hit_and_what_was_not_promised_is_not_th
 
 
 async def _hits(client: GatewayClient) -> None:
-    """Wait until a lookup hits: one may be given up where the machine is busy."""
+    """Wait until a lookup hits: one may time out on a busy machine."""
     async with asyncio.timeout(TIMEOUT_S):
         while True:
             if isinstance((await look_up(client)).starts[0].start, FromLatent):

@@ -1,4 +1,4 @@
-"""kill -9 at random moments of reserve, upload and commit: nothing acknowledged is lost, nothing dangles."""
+"""Kill a gateway (-9) at random moments of reserve, upload and commit: no acknowledged entry is lost or dangling."""
 
 import asyncio
 import os
@@ -31,7 +31,7 @@ TIMEOUT_S = 120.0
 
 @dataclass
 class Record:
-    """Entries whose commit was answered, by id; each is announced in `answers`."""
+    """Record the entries with an answered commit, by id; `answers` announces each."""
 
     committed: dict[str, Embedding] = field(default_factory=dict)
     answers: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
@@ -43,7 +43,7 @@ class Record:
 
 @asynccontextmanager
 async def gateway_process(directory: Path) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A real gateway on embedded stores in the directory; killed at the end."""
+    """Run a real gateway on embedded stores in the directory; kill it at the end."""
     flags = {
         "--listen": f"unix:{directory}/gateway.sock",
         "--index-url": f"edge://{directory}/index",
@@ -63,13 +63,13 @@ async def gateway_process(directory: Path) -> AsyncIterator[asyncio.subprocess.P
 
 
 async def write_entries(client: GatewayClient, objects: ObjectStore, record: Record) -> None:
-    """Write one entry after another until the gateway is gone."""
+    """Write one entry after another until the gateway ends."""
     with suppress(PentimentoError):
         while True:
             by, text = attempt(), embedding()
             grant = await client.reserve(scope(), by)
             if grant is None:
-                # A ledger that has stood still for a second is asked for nothing; how many are in is counted outside.
+                # A ledger that was blocked for a second grants nothing; the caller counts the committed entries.
                 continue
             latents = []
             for slot in grant.latents:
@@ -81,7 +81,7 @@ async def write_entries(client: GatewayClient, objects: ObjectStore, record: Rec
 
 
 async def run_and_kill(directory: Path, record: Record, after_entry_count: int, delay_s: float) -> None:
-    """Writers against a new process, which is killed some time after so many more entries are in."""
+    """Write to a new process, and kill it a moment after `after_entry_count` more entries were committed."""
     async with gateway_process(directory) as process:
         channel = open_channel(f"unix:{directory}/gateway.sock", RpcChannelSettings())
         await wait_until_answering(channel)
@@ -115,7 +115,7 @@ async def test_nothing_acknowledged_is_lost_and_nothing_dangles(short_directory:
         await run_and_kill(short_directory, record, chance.randint(1, 4), chance.uniform(0, 0.02))
 
     async with running_gateway(short_directory) as gateway:
-        # Raises what a round of maintenance would only log, such as an index that is not there yet.
+        # Fail on errors that a round of maintenance would only log, such as a missing index.
         await asyncio.to_thread(gateway.process.indexing.index_new)
         gateway.maintain()
 

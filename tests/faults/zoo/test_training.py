@@ -1,4 +1,4 @@
-"""Trainings that are killed, and trainings on a disk that really is full: they go on to the very same weights."""
+"""Kill trainings, and fill their disk: they continue to exactly the same weights."""
 
 import ctypes
 import json
@@ -21,11 +21,12 @@ pytestmark = [pytest.mark.training, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[3]
 STEPS = 50
 MS_REMOUNT = 32
-PART = "style-judge"  # needs no other part, and is the smallest of those
+PART = "style-judge"  # needs no other part, and is the smallest such part
 TRIAL = ("--steps", str(STEPS), "--checkpoint-every", "4", "--count", "4", "--batch", "2", "--threads", "1")
 
 
-# Of its own command's arguments, how many checkpoints it writes before, and how much of the next one, in bytes less.
+# Arguments before the command's own: how many checkpoints it writes first, and by how many bytes the next one is
+# incomplete.
 KILLED_WHILE_WRITING = """
 import os, runpy, signal, sys
 import zoo.files
@@ -49,7 +50,7 @@ runpy.run_module("zoo.train", run_name="__main__", alter_sys=True)
 
 
 def train(work: Path, *program: str) -> tuple[int, str]:
-    """Exit code and errors of `python -m zoo.train`, or of what runs it."""
+    """Return the exit code and errors of `python -m zoo.train`, or of a wrapper that runs it."""
     command = [sys.executable, *(program or ("-m", "zoo.train")), PART, "--work", str(work), "--device", "cpu", *TRIAL]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
     return done.returncode, done.stderr
@@ -57,7 +58,7 @@ def train(work: Path, *program: str) -> tuple[int, str]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The work folder of a training that nothing happened to."""
+    """Return the work folder of an undisturbed training."""
     work = tmp_path_factory.mktemp("whole")
     build_tokenizer(work / "tokenizer", count=50, merges=10)
     assert train(work) == (0, "")
@@ -91,7 +92,7 @@ def test_a_training_that_is_killed_again_and_again_ends_with_the_same_weights(wh
 
 
 class Disk:
-    """A tmpfs whose size can be changed."""
+    """Mount a tmpfs, and change its size."""
 
     def __init__(self, mount: Path) -> None:
         self.mount, self.libc = mount, ctypes.CDLL(None, use_errno=True)

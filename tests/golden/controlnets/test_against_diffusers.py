@@ -1,5 +1,5 @@
-"""Controlled pictures against diffusers' ControlNet pipelines: each family, one and three ControlNets, both halves of
-the guidance and the conditional one alone, shares of the schedule. `benchmarks.controlnet_golden` has more of them."""
+"""Compare controlled images with diffusers' ControlNet pipelines: each family, one and three ControlNets, both halves
+of the guidance and only the conditional half, shares of the schedule. `benchmarks.controlnet_golden` has more cases."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -44,7 +44,7 @@ def sd3(path: Path) -> tuple[Path, list[Path]]:
 
 
 def sd3_with_pooled_texts(path: Path, blocks: int) -> tuple[Path, list[Path]]:
-    """Of so many blocks, for a model of twice as many; with the autoencoder's shift."""
+    """Return a model with an autoencoder shift, and ControlNets with half as many blocks."""
     model = write_flow_checkpoint(path / "model", max_sequence_length=3, num_layers=2 * blocks)
     own = {"num_layers": blocks, "force_zeros_for_pooled_projection": False}
     return model, [write_flow_controlnet(path / f"control-{seed}", seed=seed, **own) for seed in range(3)]
@@ -55,8 +55,8 @@ THREE = (EARLY, LATE, MIDDLE)
 
 
 def cases_for(schedulers: tuple[Scheduler, ...]) -> list[ControlledCase]:
-    """One ControlNet and three; none in the first steps; without guidance. For diffusion models also a scheduler
-    that scales the network's input."""
+    """Return cases of one ControlNet and three, without control in the first steps, and without guidance. Diffusion
+    models also have a scheduler that scales the network's input."""
     guided = Case(PROMPT, NEGATIVE, schedulers[0], seed=3, steps=5)
     free = replace(guided, guidance_scale=1.0, steps=4)
     cases = [
@@ -92,7 +92,7 @@ def test_controlled_latents_equal_those_of_diffusers(sides: tuple[ControlledByDi
     assert all(value <= 1e-4 for value in differences.values()), differences
 
 
-def test_controls_change_the_picture(sides: tuple[ControlledByDiffusers, ControlledByEngine]) -> None:
+def test_controls_change_the_image(sides: tuple[ControlledByDiffusers, ControlledByEngine]) -> None:
     conditions = conditions_for(1, SIDE_PX, SIDE_PX)
     case = Case(PROMPT, NEGATIVE, sides[1].model.info.schedulers[0], seed=3, steps=4)
     settings = (EVERYWHERE, EARLY, ControlSetting(scale=0.0))
@@ -117,7 +117,8 @@ def test_a_flow_controlnet_with_pooled_texts_and_fewer_blocks_equals_diffusers(t
 
 @pytest.mark.parametrize("kinds", [(3,), (0, 3), (5, 5, 1)])
 def test_union_with_one_or_several_kinds_equals_diffusers(tmp_path: Path, kinds: tuple[int, ...]) -> None:
-    """Several kinds are streams of one network, whose residuals are added up as diffusers does for several networks."""
+    """Several kinds are separate passes of one network; their residuals are added, as diffusers does for several
+    networks."""
     model = write_xl_checkpoint(tmp_path / "model", beta_schedule="scaled_linear")
     controlnets = [write_controlnet(tmp_path / "union", xl=True, union=True)] * len(kinds)
     engine = ControlledByEngine(model, controlnets)

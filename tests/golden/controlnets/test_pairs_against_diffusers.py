@@ -1,5 +1,5 @@
-"""Controlled pictures whose halves two engines compute against diffusers' ControlNet pipelines: one and three
-ControlNets, shares of the schedule, and pairs that end midway."""
+"""Compare controlled images of two engines, one per half of the guidance, with diffusers' ControlNet pipelines: one and
+three ControlNets, shares of the schedule, and pairs that end midway."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -27,8 +27,8 @@ STEPS = 6
 CPU = torch.device("cpu")
 
 
-class Painters:
-    """Two engines and diffusers, with the same model and ControlNets."""
+class Sides:
+    """Hold two engines and diffusers, with the same model and ControlNets."""
 
     def __init__(self, family: str, folder: Path) -> None:
         model, controlnets = FAMILIES[family](folder)
@@ -37,7 +37,7 @@ class Painters:
         self.diffusers = ControlledByDiffusers(model, controlnets)
 
     def by_pair(self, case: Case, settings: Sequence[ControlSetting], lost_at: int | None) -> tuple[Tensor, int]:
-        """Final latents, and the steps that were paired."""
+        """Return the final latents and the number of paired steps."""
         seen = self._seen(case.seed, len(settings))
         peer = Peer(Loop(self.model), lost_at=lost_at, step_count=STEPS, control=self._source(seen, settings, (0, 1)))
         spec = GenerationSpec(
@@ -51,7 +51,7 @@ class Painters:
         return added.finished.latent, added.finished.paired_step_count
 
     def _seen(self, seed: int, count: int) -> list[Tensor]:
-        """What ControlNets are told, of both rows."""
+        """Return each ControlNet's condition, for both rows."""
         generator, conditions = torch.Generator().manual_seed(seed), conditions_for(count, SIDE_PX, SIDE_PX)
         return [
             self.model.condition(pixels, 2, generator, unshifted=network.info.unshifted)
@@ -62,7 +62,7 @@ class Painters:
     def _source(
         self, seen: Sequence[Tensor], settings: Sequence[ControlSetting], rows: tuple[int, int]
     ) -> LocalControl:
-        """Of these rows of the image."""
+        """Return the ControlNets of a range of rows."""
         first, last = rows
         acting = [
             Control(network, told[first:last] if len(told) == 2 else told, last - first, setting)
@@ -78,7 +78,7 @@ def computed_at_once(compute: Callable[[], ControlResiduals]) -> "Future[Control
 
 
 class Own:
-    """Of a picture's own worker: of one row, or of both."""
+    """Ask the image's own worker for residuals of one row, or of both."""
 
     def __init__(self, conditional: LocalControl | None, whole: LocalControl | None) -> None:
         self._conditional = conditional
@@ -95,21 +95,21 @@ class Own:
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def painters(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Painters:
-    return Painters(request.param, tmp_path_factory.mktemp(request.param))
+def sides(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Sides:
+    return Sides(request.param, tmp_path_factory.mktemp(request.param))
 
 
 ACTING = {"everywhere": (EVERYWHERE,), "three, each in its share": THREE}
 
 
 @pytest.mark.parametrize(("acting", "lost_at"), [("everywhere", 2), ("three, each in its share", None)])
-def test_a_picture_by_a_pair_is_that_of_diffusers(painters: Painters, acting: str, lost_at: int | None) -> None:
-    settings, flows = ACTING[acting], Scheduler.FLOW_MATCH_EULER in painters.model.info.schedulers
+def test_image_by_a_pair_equals_diffusers(sides: Sides, acting: str, lost_at: int | None) -> None:
+    settings, flows = ACTING[acting], Scheduler.FLOW_MATCH_EULER in sides.model.info.schedulers
     scheduler = Scheduler.FLOW_MATCH_EULER if flows else Scheduler.DDIM
     case = Case(PROMPT, NEGATIVE, scheduler, seed=3, steps=STEPS)
 
-    ours, paired = painters.by_pair(case, settings, lost_at)
+    ours, paired = sides.by_pair(case, settings, lost_at)
 
-    theirs = painters.diffusers.controlled(ControlledCase(case, settings), conditions_for(3, SIDE_PX, SIDE_PX))
+    theirs = sides.diffusers.controlled(ControlledCase(case, settings), conditions_for(3, SIDE_PX, SIDE_PX))
     assert paired == (STEPS if lost_at is None else lost_at)
     assert float((ours - theirs).abs().max()) <= 1e-4

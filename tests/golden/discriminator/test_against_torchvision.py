@@ -1,4 +1,4 @@
-"""Images scored as torchvision's own EfficientNets score them, with random weights."""
+"""Compare scores of images with torchvision's own EfficientNets, with random weights."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ def network(architecture: str) -> Any:
         found = narrow_efficientnet(STAGES, 24, 2)
     else:
         found = getattr(torchvision.models, architecture)(weights=None, num_classes=2)
-    # A fresh network normalises by variance 1: running statistics are given numbers that tell a wrong one apart.
+    # A fresh network has variance 1 everywhere: other running statistics reveal a wrong normalisation.
     for module in found.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
             module.running_mean.uniform_(-0.05, 0.05)
@@ -38,7 +38,7 @@ def network(architecture: str) -> Any:
 
 
 def directory_of(folder: Path, architecture: str, /, **changed: Any) -> tuple[Path, Any]:
-    """A discriminator's directory, and the network whose weights it holds."""
+    """Write a discriminator's directory, and return it with the network of its weights."""
     found = network(architecture)
     save_file({name: tensor.contiguous() for name, tensor in found.state_dict().items()}, folder / "model.safetensors")
     config = {"model_type": "torchvision", "architecture": architecture, "image_size": SIZE_PX}
@@ -53,7 +53,7 @@ def directory_of(folder: Path, architecture: str, /, **changed: Any) -> tuple[Pa
     return folder, found
 
 
-def picture(width_px: int, height_px: int) -> Image.Image:
+def noise_image(width_px: int, height_px: int) -> Image.Image:
     image = Image.effect_noise((width_px, height_px), 80).convert("RGB")
     ImageDraw.Draw(image).ellipse((10, 10, width_px - 30, height_px - 20), fill=(250, 30, 90))
     return image
@@ -61,11 +61,9 @@ def picture(width_px: int, height_px: int) -> Image.Image:
 
 @pytest.mark.parametrize("architecture", ["efficientnet_v2_s", "efficientnet_b0", "efficientnet"])
 @pytest.mark.parametrize("size", [(96, 96), (200, 130), (77, 100)])
-def test_a_picture_has_the_score_that_torchvision_gives_it(
-    tmp_path: Path, architecture: str, size: tuple[int, int]
-) -> None:
+def test_score_equals_torchvision(tmp_path: Path, architecture: str, size: tuple[int, int]) -> None:
     directory, reference = directory_of(tmp_path, architecture)
-    ours, image = open_discriminator(directory), picture(*size)
+    ours, image = open_discriminator(directory), noise_image(*size)
     # The steps that torchvision ships with its ImageNet weights.
     theirs = torchvision.transforms._presets.ImageClassification(crop_size=SIZE_PX, resize_size=SIZE_PX + 8)
     with torch.inference_mode():

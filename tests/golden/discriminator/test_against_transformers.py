@@ -1,4 +1,4 @@
-"""Pictures scored as transformers' own classifier scores them, with Platt's line done by hand."""
+"""Compare scores of images with transformers' own classifier, with Platt's line computed by hand."""
 
 import functools
 import io
@@ -30,7 +30,7 @@ def theirs() -> Any:
     return AutoModelForImageClassification.from_pretrained(DIRECTORY).float().eval()
 
 
-def picture(number: int, size: tuple[int, int] = (64, 64)) -> bytes:
+def ellipse(number: int, size: tuple[int, int] = (64, 64)) -> bytes:
     image = Image.new("RGB", size, (40 * number % 256, 128, 200))
     width, height = size
     ImageDraw.Draw(image).ellipse((8 + number, 10, width - 20, height - 8 - 3 * number), fill=(250, 30 * number, 10))
@@ -38,7 +38,7 @@ def picture(number: int, size: tuple[int, int] = (64, 64)) -> bytes:
 
 
 def score_by_hand(encoded: bytes) -> float:
-    """The probability of the label `real`, its log odds through the line of the configuration."""
+    """Return the probability of the label `real`: its log odds through the line of the configuration."""
     processor = EfficientNetImageProcessorPil.from_pretrained(DIRECTORY)
     pixels = processor(Image.open(io.BytesIO(encoded)).convert("RGB"), return_tensors="pt")["pixel_values"]
     with torch.no_grad():
@@ -52,16 +52,16 @@ def score_by_us(*encoded: bytes) -> list[float]:
 
 
 @pytest.mark.parametrize("size", [(64, 64), (96, 96), (40, 72)])
-def test_a_picture_has_the_score_that_transformers_gives_it(size: tuple[int, int]) -> None:
-    encoded = picture(3, size)
+def test_score_equals_transformers(size: tuple[int, int]) -> None:
+    encoded = ellipse(3, size)
 
     assert score_by_us(encoded)[0] == pytest.approx(score_by_hand(encoded), abs=1e-5)
 
 
-def test_pictures_scored_together_keep_their_own_scores() -> None:
-    pictures = [picture(number) for number in range(5)]
+def test_scores_of_a_batch_equal_single_scores() -> None:
+    images = [ellipse(number) for number in range(5)]
 
-    found = score_by_us(*pictures)
+    found = score_by_us(*images)
 
-    assert found == pytest.approx([score_by_hand(encoded) for encoded in pictures], abs=1e-5)
+    assert found == pytest.approx([score_by_hand(encoded) for encoded in images], abs=1e-5)
     assert len({round(score, 6) for score in found}) > 1

@@ -1,7 +1,6 @@
-"""Texts embedded as sentence-transformers itself embeds them, alone and in batches: within 1e-5.
+"""Compare embeddings of texts, single and in batches, with sentence-transformers itself: within 1e-5.
 
-The package that carries all-MiniLM-L6-v2 is held to the same, where it is installed.
-"""
+The package with all-MiniLM-L6-v2 has the same limit, where it is installed."""
 
 import functools
 from pathlib import Path

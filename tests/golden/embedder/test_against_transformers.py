@@ -1,4 +1,4 @@
-"""Texts and images embedded as transformers' own CLIPModel embeds them, alone and in batches: within 1e-5."""
+"""Compare embeddings of texts and images, single and in batches, with transformers' own CLIPModel: within 1e-5."""
 
 import functools
 import io
@@ -92,14 +92,14 @@ def embedded(variant: str, kind: str, values: Any) -> list[torch.Tensor]:
     return [torch.frombuffer(bytearray(vector), dtype=torch.float32) for vector in vectors]
 
 
-def pictures() -> list[Image.Image]:
+def random_images() -> list[Image.Image]:
     random = np.random.default_rng(0)
     sizes = ((24, 24), (64, 40), (17, 90), (8, 8), (120, 119))
     return [Image.fromarray(random.integers(0, 256, (*size, 3), np.uint8)) for size in sizes]
 
 
 def as_pixels(image: Image.Image, steps: ImagePreprocessing) -> np.ndarray:
-    return decode(png_of(image), "images[0]", lambda picture: to_pixels(picture, steps))
+    return decode(png_of(image), "images[0]", lambda image: to_pixels(image, steps))
 
 
 @pytest.mark.parametrize("variant", [*VARIANTS, "zoo"])
@@ -115,7 +115,7 @@ def test_texts_alone_and_in_one_batch(variant):
 
 @pytest.mark.parametrize("variant", [*VARIANTS, "zoo"])
 def test_images_alone_and_in_one_batch(variant):
-    images = pictures()
+    images = random_images()
     expected = [their_image(variant, image) for image in images]
     pixels = [as_pixels(image, ours(variant).image_side().preprocessing) for image in images]
 
@@ -181,7 +181,7 @@ def test_any_image_gives_the_pixels_of_clip_image_processor(width, height, mode,
         steps = read_preprocessing(path, SIDE_PX)
     expected = CLIPImageProcessorPil(**config)(Image.open(io.BytesIO(png_of(image))), return_tensors="np")
     if mode == "I;16":
-        # The processor takes all above 255 for white: it is shown the same grey in eight bits.
+        # The processor reads any value above 255 as white, so it gets the same grey in eight bits.
         image = Image.fromarray(np.asarray(image).astype(np.uint16) * 257)
 
     pixels = as_pixels(image, steps)

@@ -1,4 +1,5 @@
-"""Texts and images embedded as transformers' SiglipModel, and as open_clip's model by a second implementation."""
+"""Compare embeddings of texts and images with transformers' SiglipModel, and with a second implementation of
+open_clip's model."""
 
 import functools
 import json
@@ -86,7 +87,7 @@ def test_siglip_embeds_as_transformers_does() -> None:
 
 
 class SecondOpenClip:
-    """open_clip's formula by torch's own attention, over the tensors as they are stored."""
+    """Compute open_clip's formula by torch's own attention, from the stored tensors."""
 
     def __init__(self, directory: Path) -> None:
         model = json.loads((directory / "open_clip_config.json").read_text())["model_cfg"]

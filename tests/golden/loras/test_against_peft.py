@@ -1,4 +1,4 @@
-"""Pictures with LoRAs against diffusers' `load_lora_weights`, `set_adapters` and `fuse_lora`: linear layers,
+"""Compare images with LoRAs with diffusers' `load_lora_weights`, `set_adapters` and `fuse_lora`: linear layers,
 convolutions, text encoders, alphas other than the rank, one and several, in every family."""
 
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ from pentimento.diffusion.families import DiffusionModel, load_model
 from pentimento.diffusion.loras import layers_of
 from pentimento.domain.generation import Scheduler
 
-# PEFT warns of what several LoRAs need.
+# PEFT warns about several LoRAs.
 pytestmark = pytest.mark.filterwarnings("ignore:Already found a `peft_config`")
 
 PATCHED, BESIDE = 1e-5, 1e-4
@@ -50,7 +50,7 @@ FAMILIES: dict[str, tuple[Callable[[Path], Path], Scheduler]] = {
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_pictures_are_those_of_diffusers(family: str, count: int, tmp_path: Path) -> None:
+def test_images_with_loras_equal_diffusers(family: str, count: int, tmp_path: Path) -> None:
     write, scheduler = FAMILIES[family]
     checkpoint = write(tmp_path / "model")
     model = load_model(checkpoint, torch.device("cpu"), torch.float32)
@@ -59,9 +59,9 @@ def test_pictures_are_those_of_diffusers(family: str, count: int, tmp_path: Path
     _assert_as_diffusers(checkpoint, model, files, Case("a red circle", "blurred", scheduler, seed=3, steps=5))
 
 
-def test_kohyas_names_of_flux_are_as_diffusers_reads_them(tmp_path: Path) -> None:
-    """But the layers that its converter splits at the width of the real network, and those outside the blocks: it names
-    these without a component, and its loader then drops them."""
+def test_kohya_names_of_flux_are_read_as_by_diffusers(tmp_path: Path) -> None:
+    """Leave out the layers that diffusers' converter splits at the width of the real network, and the layers outside
+    the blocks: the converter names the latter without a component, and its loader drops them."""
     checkpoint = write_flux_checkpoint(tmp_path / "model")
     model = load_model(checkpoint, torch.device("cpu"), torch.float32)
     base = layers_of(model.info.family, model.adaptable)
@@ -73,8 +73,8 @@ def test_kohyas_names_of_flux_are_as_diffusers_reads_them(tmp_path: Path) -> Non
 
 
 def _files(model: DiffusionModel, directory: Path) -> list[WeightedFile]:
-    """One of every component with an alpha above its rank, one of the denoiser with an alpha below, and a layer of its
-    own alpha."""
+    """Write a LoRA of every component with an alpha above its rank, a LoRA of the denoiser with an alpha below it, and
+    a layer with a separate alpha."""
     base = layers_of(model.info.family, model.adaptable)
     ends = (*EVERYWHERE, "add_k_proj", "proj", "proj_mlp", "proj_out", "x_embedder")
     whole = random_factors(base, rank=3, seed=1, ends=ends, size=0.1)
@@ -104,7 +104,7 @@ def _assert_as_diffusers(checkpoint: Path, model: DiffusionModel, files: Sequenc
 
 @pytest.mark.skipif(not (ZOO / "tiny-lora-neon").is_dir(), reason="the zoo's weights are not here")
 @pytest.mark.parametrize("styles", [("neon",), ("blueprint", "mosaic")], ids=lambda styles: "+".join(styles))
-def test_the_zoos_pictures_are_those_of_diffusers(styles: tuple[str, ...]) -> None:
+def test_images_with_zoo_loras_equal_diffusers(styles: tuple[str, ...]) -> None:
     files = [(ZOO / f"tiny-lora-{style}" / "pytorch_lora_weights.safetensors", 1 / len(styles)) for style in styles]
     model = load_model(ZOO / "tiny-heavy", torch.device("cpu"), torch.float32)
 

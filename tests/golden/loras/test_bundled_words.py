@@ -1,4 +1,5 @@
-"""A LoRA's file with embeddings inside against diffusers: the LoRA loaded, and the embeddings in its checkpoint."""
+"""Compare a LoRA's file with embeddings inside with diffusers: the LoRA loaded, and the embeddings in its
+checkpoint."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Final latents of a worker process beside those of diffusers' own pipelines."""
+"""Compare final latents of a worker process with diffusers' own pipelines."""
 
 import tempfile
 from collections.abc import Callable, Sequence

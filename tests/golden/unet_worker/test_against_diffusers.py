@@ -1,7 +1,6 @@
-"""The worker's latents, through the real service, against diffusers' pipelines: every family, checkpoint and scheduler.
+"""Compare a worker's latents, through the real service, with diffusers' pipelines: every family, checkpoint, scheduler.
 
-Masked images start from the noised image and from noise alone.
-"""
+Masked images start from the noised image and from noise alone."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -67,8 +66,8 @@ CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
 
 
 def cases_for(schedulers: Sequence[Scheduler]) -> list[Case]:
-    """Every scheduler from noise and from an image; what depends on no scheduler (an empty negative prompt, no
-    guidance) with the first alone. `benchmarks.golden_families` has them all."""
+    """Return cases of every scheduler from noise and from an image. Cases that no scheduler affects (an empty negative
+    prompt, no guidance) have only the first. `benchmarks.golden_families` has every case."""
     stochastic = [Case("", "", Scheduler.DDIM, seed=3, steps=3, guidance_scale=7.5, eta=0.8)]
     guided_otherwise = [
         Case(PROMPT, "", schedulers[0], seed=2, steps=3, guidance_scale=2.0),

@@ -1,4 +1,4 @@
-"""Steps that reuse deep features, through the real service, against diffusers' pipelines with hooks."""
+"""Compare steps that reuse deep features, through the real service, with diffusers' pipelines with hooks."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -1,4 +1,4 @@
-"""Latents of requests with image prompts, through the real service and beside others, against diffusers' pipelines with
+"""Compare latents of requests with image prompts, in shared batches of the real service, with diffusers' pipelines with
 a loaded IP-Adapter."""
 
 import asyncio
@@ -29,12 +29,12 @@ PROMPT = noise_image(40, 56)
 GUIDED = Case("a red circle", "blurred", Scheduler.DDIM, seed=3, steps=4)
 EULER = Case("a red circle", "", Scheduler.EULER, seed=4, steps=3)
 FREE = replace(GUIDED, guidance_scale=1.0)
-# Of each request the scales of its image prompts.
+# The scales of each request's image prompts.
 BESIDE = ((GUIDED, (1.0,)), (GUIDED, ()), (EULER, (0.4,)), (replace(GUIDED, seed=5), (0.7, -0.3)), (FREE, (0.8,)))
 
 
 class PromptedByDiffusers(DiffusersReference):
-    """Diffusers' pipelines with one or two IP-Adapters, which share an image encoder."""
+    """Run diffusers' pipelines with one or two IP-Adapters, which share an image encoder."""
 
     def __init__(self, model: Path, files: list[Path]) -> None:
         super().__init__(model)
@@ -44,7 +44,7 @@ class PromptedByDiffusers(DiffusersReference):
         pipeline = self.pipeline(GUIDED)
         names = [file.name for file in files]
         pipeline.load_ip_adapter([str(file.parent) for file in files], subfolder=[""] * len(files), weight_name=names)
-        # As the worker, by Pillow; diffusers' own resizes by torchvision where that is installed.
+        # Resize by Pillow, as the worker does; diffusers resizes by torchvision where it is installed.
         pipeline.feature_extractor = CLIPImageProcessorPil(size=32, crop_size=32)
         self._components = pipeline.components
 

@@ -1,4 +1,4 @@
-"""Latents of prompts with textual inversions from files, through the real service, against diffusers' pipelines of
+"""Compare latents of prompts with textual inversions from files, through the real service, with diffusers' pipelines of
 checkpoints that hold the same vectors."""
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""A worker's latents with a LoHa and a DoRA of its directory, against diffusers with weights merged by formula."""
+"""Compare a worker's latents with a LoHa and a DoRA of its directory with diffusers, with weights merged by formula."""
 
 from collections.abc import Sequence
 from pathlib import Path

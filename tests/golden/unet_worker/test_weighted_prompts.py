@@ -1,5 +1,5 @@
-"""Latents of prompts with weights and of long ones, through the real service, against diffusers' pipelines: they get
-text states that a second implementation of the syntax computes."""
+"""Compare latents of weighted and of long prompts, through the real service, with diffusers' pipelines. Diffusers gets
+text states from a second implementation of the syntax."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

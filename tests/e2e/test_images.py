@@ -1,4 +1,4 @@
-"""A prompt goes in over gRPC, a picture comes out, through every service."""
+"""Test images from a prompt over gRPC, through every service."""
 
 import asyncio
 import uuid
@@ -22,7 +22,7 @@ def request(prompt: str = "a red circle on a white background", **fields: object
     return ImageRequest(prompt, **{"num_inference_steps": QUICK, "cache": CacheMode.OFF, **fields})  # type: ignore[arg-type]
 
 
-async def test_picture_and_its_provenance(client: AsyncClient) -> None:
+async def test_image_has_its_provenance(client: AsyncClient) -> None:
     picture = await client.generate(request("a large red circle on a white background", seed=7))
 
     provenance = picture.provenance
@@ -51,7 +51,7 @@ async def test_seed_and_scheduler_decide_image_that_says_so(client: AsyncClient)
         assert image.provenance.spec.scheduler.value == scheduler
 
 
-async def test_progress_counts_up_and_previews_are_pictures(client: AsyncClient) -> None:
+async def test_progress_counts_up_with_png_previews(client: AsyncClient) -> None:
     steps, previews = [], []
     async with aclosing(client.stream(request(num_inference_steps=60), preview_interval_steps=1)) as events:
         async for event in events:
@@ -79,7 +79,7 @@ async def test_similar_prompt_starts_from_a_cached_latent(client: AsyncClient) -
 
 
 async def generate_until_cached(client: AsyncClient, wanted: ImageRequest) -> GeneratedImage:
-    """An entry is committed after its picture was answered, so the first look may be too early."""
+    """Repeat the request until it hits: an entry is committed after its image was answered."""
     async with asyncio.timeout(120):
         while True:
             picture = await client.generate(wanted)
