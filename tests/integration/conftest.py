@@ -1,4 +1,4 @@
-"""What holds wherever a test is client and server at once, and a worker that paints at a pace."""
+"""Set patient connections for tests with client and server in one process, and provide a paced worker."""
 
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -17,7 +17,7 @@ def patient_connections(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Short enough for sockets, which pytest's own tmp_path may not be."""
+    """Yield a folder with a path short enough for sockets; pytest's own tmp_path may be too long."""
     with tempfile.TemporaryDirectory(prefix="pmt-") as path:
         yield Path(path)
 

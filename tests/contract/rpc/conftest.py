@@ -1,4 +1,4 @@
-"""A scripted server over each kind of address."""
+"""Provide a scripted server on each kind of address."""
 
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -19,14 +19,14 @@ def patient_connections(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def socket_path() -> Iterator[Path]:
-    """A path short enough for a socket, which pytest's own tmp_path may not be."""
+    """Return a path short enough for a socket; pytest's own tmp_path may be too long."""
     with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
         yield Path(folder) / "s"
 
 
 @pytest.fixture
 async def target(socket_path: Path) -> AsyncIterator[Scripted]:
-    """A scripted server on a Unix socket."""
+    """Start a scripted server on a Unix socket."""
     async with serving(RpcServerSettings(listen=(f"unix:{socket_path}",))) as made:
         yield made
 

@@ -1,4 +1,5 @@
-"""A small service as a process: `python -m tests.contract.rpc.program --listen unix:… [--warm MODE] [--drain MODE]`."""
+"""Run a small service as a process: `python -m tests.contract.rpc.program --listen unix:… [--warm MODE] [--drain
+MODE]`."""
 
 import asyncio
 import gc

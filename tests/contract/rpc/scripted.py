@@ -1,4 +1,4 @@
-"""A real servicer of real contracts whose answers a test scripts, and servers and channels to reach it."""
+"""Serve the real contracts with answers scripted by tests, and open servers and channels for them."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -30,7 +30,7 @@ async def no_credits(request: worker.WatchCreditsRequest) -> AsyncIterator[worke
 
 @dataclass
 class Embedder(embedder_grpc.EmbedderServiceServicer):
-    """EmbedText answers with what `embed` returns, as the encoder digest; GetInfo is left unimplemented."""
+    """Answer EmbedText with the result of `embed`, as the encoder digest; GetInfo is not implemented."""
 
     embed: Callable[[embedder.EmbedTextRequest], Awaitable[str]] = echo
 
@@ -43,7 +43,7 @@ class Embedder(embedder_grpc.EmbedderServiceServicer):
 
 @dataclass
 class Worker(worker_grpc.UnetWorkerServiceServicer):
-    """WatchCredits streams what `credits` yields; PredictHalf refuses its first message with `refusal`."""
+    """Stream the values of `credits` from WatchCredits; PredictHalf refuses its first message with `refusal`."""
 
     credits: Callable[[worker.WatchCreditsRequest], AsyncIterator[worker.WatchCreditsResponse]] = no_credits
     refusal: PentimentoError = field(default_factory=lambda: InvalidArgument.of("open", "is refused"))
@@ -64,7 +64,7 @@ class Worker(worker_grpc.UnetWorkerServiceServicer):
 
 @dataclass
 class Scripted:
-    """A started server and its servicers; `address` is its first one."""
+    """Hold a started server and its servicers; `address` is its first address."""
 
     server: RpcServer
     embedder: Embedder = field(default_factory=Embedder)
@@ -76,7 +76,7 @@ class Scripted:
 
 
 def scripted(settings: RpcServerSettings, bounds: ServerBounds = BOUNDS, *, takes_turns: bool = False) -> Scripted:
-    """Both servicers on a server that is not started."""
+    """Add both servicers to a server without starting it."""
     made = Scripted(RpcServer(settings, "scripted", takes_turns=takes_turns, bounds=bounds))
     made.server.add(embedder_grpc.add_EmbedderServiceServicer_to_server, made.embedder, EMBEDDER)
     made.server.add(worker_grpc.add_UnetWorkerServiceServicer_to_server, made.worker, WORKER)
@@ -87,7 +87,7 @@ def scripted(settings: RpcServerSettings, bounds: ServerBounds = BOUNDS, *, take
 async def serving(
     settings: RpcServerSettings, bounds: ServerBounds = BOUNDS, *, takes_turns: bool = False
 ) -> AsyncIterator[Scripted]:
-    """The same, started and SERVING."""
+    """Start such a server, and yield it once it is SERVING."""
     made = scripted(settings, bounds, takes_turns=takes_turns)
     await made.server.start()
     made.server.set_serving()
@@ -112,6 +112,6 @@ def channel_to(
 
 
 async def embed(channel: grpc.aio.Channel, *texts: str, **options: object) -> str:
-    """The scripted answer to EmbedText of these texts."""
+    """Call EmbedText with the texts, and return the scripted answer."""
     answer = await embedder_stub(channel).EmbedText(embedder.EmbedTextRequest(texts=texts), **options)
     return answer.embeddings[0].encoder_digest

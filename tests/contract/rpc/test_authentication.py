@@ -1,4 +1,4 @@
-"""Tokens: accepted callers, their roles, and when a changed file takes effect."""
+"""Test tokens: accepted callers, their roles, and when a changed file takes effect."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -61,7 +61,7 @@ async def test_token_names_tenant_and_roles(guarded: Scripted, tmp_path: Path) -
 
 
 async def test_missing_wrong_or_second_token_is_unauthenticated(guarded: Scripted) -> None:
-    """What stands in front may have judged one of two tokens, and the last one would count."""
+    """A proxy may have validated one of two tokens, and the server would use the other."""
     for token in (None, "wrong", TOKEN[:-1], TOKEN + "x"):
         assert type(await refusal(guarded, token)) is errors.Unauthenticated
     for shown in ((f"Basic {TOKEN}",), (f"Bearer {TOKEN}", "Bearer another"), ("Bearer another", f"Bearer {TOKEN}")):
@@ -92,7 +92,7 @@ REFLECTIONS = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.S
 
 @pytest.mark.parametrize("service", REFLECTIONS)
 async def test_reflection_describes_services_to_callers_with_token(guarded: Scripted, service: str) -> None:
-    """As grpcurl's `describe` asks for them."""
+    """Calls reflection as grpcurl's `describe` does."""
     listing = reflection_pb2.ServerReflectionRequest(list_services="")
     async with channel_to(guarded) as stranger, channel_to(guarded, token=TOKEN) as known:
         with pytest.raises(grpc.aio.AioRpcError) as caught:

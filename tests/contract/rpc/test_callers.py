@@ -1,4 +1,5 @@
-"""Rules of callers over mutual TLS: names in certificates against methods, on gRPC's own and on relayed connections."""
+"""Test rules of callers over mutual TLS: names in certificates against methods, on gRPC's own and relayed
+connections."""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -30,7 +31,7 @@ administrator = ["operator.images.svc"]
 
 
 class Suite:
-    """An authority, and the settings of a server and of callers with names."""
+    """Hold an authority, and the settings of a server and of callers with names."""
 
     def __init__(self, folder: Path) -> None:
         self._authority = Authority(folder, "authority")
@@ -112,7 +113,7 @@ async def test_worker_calls_workers_and_no_embedder(suite: Suite, target: Script
 
     assert isinstance(rejected, errors.PermissionDenied)
     assert rejected.metadata["names"] == "worker-0.workers.images.svc"
-    # The first one reaches its handler.
+    # The call to a permitted method reaches its handler.
     assert type(error_from_rpc(unfit.value)) is not errors.PermissionDenied
     assert error_from_rpc(forbidden.value).reason == "CALLER_NOT_ALLOWED"
 

@@ -1,7 +1,6 @@
-"""How long a call may take, and that its end reaches the handler and the calls made on its behalf.
+"""Test deadlines of calls: their end reaches the handler and the calls that it made.
 
-HTTP/2 carries a timeout in three digits, rounded up: what arrives may be a few per cent more than what was sent.
-"""
+HTTP/2 carries a timeout in three digits, rounded up: the received value may exceed the sent one by a few per cent."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -26,13 +25,13 @@ from tests.contract.rpc.scripted import Scripted, channel_to, embed, scripted, s
 
 @pytest.fixture
 async def downstream(socket_path: Path) -> AsyncIterator[Scripted]:
-    """A second server, for the first to call."""
+    """Start a second server, called by the first."""
     async with serving(RpcServerSettings(listen=(f"unix:{socket_path}.down",))) as made:
         yield made
 
 
 class Handler:
-    """Waits for ever, and tells what became of it."""
+    """Wait for ever, and record a cancellation."""
 
     def __init__(self) -> None:
         self.entered = asyncio.Event()
@@ -171,7 +170,7 @@ async def test_passed_deadline_starts_no_handler(socket_path: Path) -> None:
 async def test_stop_lets_stream_send_its_last_message(
     target: Scripted, channel: grpc.aio.Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # As long as a busy machine may take for it.
+    # A busy machine may need this long.
     monkeypatch.setattr(server, "STREAM_GRACE_S", 60.0)
     stopping = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""What a handler raises is what the caller gets, and nothing more."""
+"""Test that the caller receives exactly the handler's error, without further details."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ from pentimento.rpc import RpcChannelSettings, error_from_rpc, open_channel
 from pentimento.rpc.errors import CODE_OF
 from tests.contract.rpc.scripted import EMBED_TEXT, Scripted, embed, embedder_stub
 
-# Surrogates cannot travel as UTF-8; they have a unit test of their own.
+# Surrogates cannot travel as UTF-8; a unit test covers them.
 texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=24)
 domain_errors = st.builds(
     lambda cls, reason, message, violations, retry, metadata: cls(
@@ -63,7 +63,7 @@ async def test_every_domain_error_arrives_whole(
 
 
 class ObjectMissing(errors.NotFound):
-    """A class that the catalogue does not have."""
+    """Return an error class outside the catalogue."""
 
 
 HUGE = "\U0001f3a8" * 1_000_000
@@ -89,7 +89,7 @@ async def test_handler_faults_arrive_as_classes_of_the_catalogue(target: Scripte
     good = target.embedder.embed
     for handler, error, cls, reason in (
         (fail, ObjectMissing("OBJECT_MISSING", "gone"), errors.NotFound, "OBJECT_MISSING"),
-        (fail, TOO_LONG, errors.InvalidArgument, "TOO_LONG"),  # larger than headers may be: cut
+        (fail, TOO_LONG, errors.InvalidArgument, "TOO_LONG"),  # larger than headers may be: shortened
         (fail_in_group, errors.NotFound("NO_MODEL", "no such model"), errors.NotFound, "NO_MODEL"),
         (wrong, None, errors.Internal, None),
     ):
@@ -122,7 +122,7 @@ async def test_an_unknown_exception_is_internal_with_an_id_and_nothing_else(
     error = await failure(channel)
 
     received = error_from_rpc(error)
-    # Of calls: what earlier tests left may complain of itself whenever it is collected.
+    # Only the call's records: objects of earlier tests may log a complaint when they are collected.
     logged = [record for record in caplog.records if record.getMessage() == "call failed"]
     assert (type(received), received.reason) == (errors.Internal, "UNEXPECTED")
     assert "canary" not in f"{error.details()} {error.trailing_metadata()} {error.debug_error_string()}"
@@ -130,7 +130,7 @@ async def test_an_unknown_exception_is_internal_with_an_id_and_nothing_else(
     assert logged[0].exc_info is not None
 
 
-async def test_a_server_that_is_not_there_is_unavailable_without_its_address() -> None:
+async def test_missing_server_is_unavailable_and_address_is_hidden() -> None:
     async with open_channel("unix:/nonexistent/socket", RpcChannelSettings()) as channel:
         received = error_from_rpc(await failure(channel))
 

@@ -1,4 +1,4 @@
-"""Calls that end without an answer leave next to nothing to the garbage collector, which would hold up others."""
+"""Test that calls without an answer leave almost nothing to the garbage collector, which would delay other calls."""
 
 import asyncio
 import gc
@@ -14,7 +14,7 @@ from tests.contract.rpc.scripted import Scripted, channel_to, embed, serving
 from tests.support.waiting import until
 
 CALLS = 20
-# gRPC's server leaves five of each itself; an exception that refers to itself would leave forty to fifty.
+# gRPC's server leaves five objects per call; an exception that refers to itself would leave forty to fifty.
 OBJECTS_OF_A_CALL = 10
 
 
@@ -33,16 +33,14 @@ async def is_missing(request: embedder.EmbedTextRequest) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("behaviour", [refuse, wait, is_missing])
-async def test_a_call_that_is_refused_cut_off_or_missing_leaves_a_handful_of_objects(
-    behaviour: object, socket_path: Path
-) -> None:
+async def test_call_without_answer_leaves_few_objects(behaviour: object, socket_path: Path) -> None:
     async with serving(RpcServerSettings(listen=(f"unix:{socket_path}",))) as target:
         target.embedder.embed = behaviour  # type: ignore[assignment]
         await refused_calls(target)
         gc.collect()
         gc.disable()
         try:
-            # Of three times the least: others of this process, which earlier tests left, may leave some meanwhile.
+            # Take the least of three counts: objects of earlier tests may be collected during one.
             left_count = min([await left_by_calls(target) for _ in range(3)])
         finally:
             gc.enable()
@@ -56,7 +54,7 @@ async def left_by_calls(target: Scripted) -> int:
 
 
 async def refused_calls(target: Scripted) -> None:
-    """Return when the server, too, is done with them."""
+    """Return once the server, too, has ended the calls."""
     async with channel_to(target) as channel:
         for _ in range(CALLS):
             with pytest.raises(grpc.aio.AioRpcError):

@@ -1,4 +1,4 @@
-"""grpc.health.v1 as load balancers read it."""
+"""Test grpc.health.v1 as load balancers read it."""
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc

@@ -1,4 +1,5 @@
-"""Messages that never come, come in part, inflate or are too many: refused early, bounded, no trouble to others."""
+"""Test messages that are missing, incomplete, compressed bombs or too many: refused early, bounded, harmless to
+others."""
 
 import asyncio
 import itertools
@@ -41,7 +42,7 @@ def on(socket_path: Path, token_file: Path | None = None, **settings: int) -> Rp
 
 
 async def ended(target: Scripted, path: str, data: bytes = b"", *, end: bool = False, **headers: str) -> dict[str, str]:
-    """How a call ends that sends headers and then `data` alone."""
+    """Send headers and `data`, and return how the call ended."""
     extra = tuple((key.replace("_", "-"), value) for key, value in headers.items() if key != "token")
     async with raw_connection(target.address) as peer:
         stream = await peer.headers(path, headers.get("token"), extra)
@@ -93,7 +94,7 @@ async def test_rpc_without_declared_size_takes_64_kib(socket_path: Path) -> None
     assert refused.metadata == {"size_bytes": "65537", "limit_bytes": "65536"}
 
 
-# Everything else takes 64 KiB.
+# The limit of all other methods is 64 KiB.
 LARGER_REQUESTS_MIB = {
     "image.v1.ImageService.Generate": 16,
     "image.v1.ImageService.Explain": 16,
@@ -168,7 +169,7 @@ async def half_messages(address: str, count: int, token: str | None) -> AsyncIte
 async def test_half_messages_of_one_caller_leave_others_served(
     socket_path: Path, token_file: Path, with_tokens: bool
 ) -> None:
-    """Room for two messages: one caller takes both places, and gives one back when another one comes."""
+    """With space for two messages, one caller uses both places, and loses one when another caller arrives."""
     tokens = TOKENS if with_tokens else dict.fromkeys(TOKENS)
     settings = on(socket_path, token_file if with_tokens else None)
     async with (
@@ -176,7 +177,7 @@ async def test_half_messages_of_one_caller_leave_others_served(
         channel_to(target, token=tokens["other"]) as channel,
         half_messages(target.address, 8, tokens["acme"]) as found,
     ):
-        # The halves may arrive after the first call, and end later still.
+        # The halves may arrive after the first call, and end later.
         while not found:
             assert await embed(channel, "next") == "next"
 
@@ -184,7 +185,7 @@ async def test_half_messages_of_one_caller_leave_others_served(
 
 
 async def test_stream_of_requests_keeps_a_place_until_it_ends(socket_path: Path) -> None:
-    """Room for one."""
+    """Allow space for one message."""
     async with serving(on(socket_path), ServerBounds(max_receiving_bytes=MEBIBYTE)) as target:
         ends = []
         for _ in range(2):
@@ -230,7 +231,7 @@ async def test_one_tenant_takes_no_more_than_half_of_the_calls(socket_path: Path
 
 @pytest.mark.slow
 async def test_burst_ends_with_answers_only(socket_path: Path) -> None:
-    """Three times as many calls as a connection takes at once, on two connections, all before the first is answered."""
+    """Make three times as many calls as a connection runs together, on two connections, before the first answer."""
     async with serving(on(socket_path)) as target, channel_to(target) as one, channel_to(target) as two:
         calls = [embed(channel, "x", timeout=240.0) for channel in (one, two) for _ in range(1500)]
         answers = await asyncio.gather(*calls, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Peers that do not speak gRPC, or speak it badly: nothing they send changes anything for the others."""
+"""Test peers that speak gRPC badly or not at all: no bytes from them affect other peers."""
 
 import asyncio
 import pickle
@@ -16,7 +16,7 @@ PING = bytes((0, 0, 8, 6, 0, 0, 0, 0, 0)) + bytes(8)
 
 
 class Canary:
-    """Unpickled, it would leave a file."""
+    """If unpickled, it would create a file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -26,7 +26,7 @@ class Canary:
 
 
 async def send(target: Scripted, data: bytes) -> bytes:
-    """What a plain connection gets in answer to `data` until the server closes it or falls silent."""
+    """Send `data` on a plain connection, and return the answer until the server closes it."""
     host, _, port = target.address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:

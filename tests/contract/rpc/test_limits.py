@@ -1,4 +1,4 @@
-"""Messages and calls beyond the limits: refused with the limit's name, and the next good one succeeds."""
+"""Test messages and calls beyond the limits: the error names the limit, and the next valid call succeeds."""
 
 import asyncio
 from pathlib import Path
@@ -61,7 +61,7 @@ async def test_an_oversized_answer_names_the_limit_and_the_next_succeeds(
     assert after == "next"
 
 
-async def test_calls_beyond_the_limit_are_told_when_to_come_back(socket_path: Path) -> None:
+async def test_calls_beyond_the_limit_get_a_retry_time(socket_path: Path) -> None:
     settings = RpcServerSettings(listen=(f"unix:{socket_path}",), max_concurrent_calls=2)
     entered, release = asyncio.Semaphore(0), asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""What a process holds under attack, with tokens and without: bounded while it lasts, given back afterwards."""
+"""Test the memory of a process during and after an attack, with tokens and without: bounded, then freed."""
 
 import asyncio
 import subprocess
@@ -41,7 +41,7 @@ def program(address: str, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
 
 
 def memory_mib(process: "subprocess.Popen[str]", name: str) -> int:
-    """VmRSS, or VmHWM for the most there ever was."""
+    """Read VmRSS, or VmHWM for the peak."""
     for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) // 1024
@@ -49,7 +49,7 @@ def memory_mib(process: "subprocess.Popen[str]", name: str) -> int:
 
 
 def memory_once_quiet(process: "subprocess.Popen[str]", limit_mib: int) -> int:
-    """What it holds in the end: calls of before end, and freed memory is given back a second or two later."""
+    """Return the memory after the attack: earlier calls end, and freed memory is returned a second or two later."""
     end = time.monotonic() + GIVEN_BACK_S
     while (held := memory_mib(process, "VmRSS")) > limit_mib and time.monotonic() < end:
         time.sleep(0.1)
@@ -63,13 +63,13 @@ async def send_bombs(peer: RawConnection, token: str | None) -> None:
 
 
 async def send_halves(peer: RawConnection, token: str | None) -> None:
-    """Messages without their last byte, as much of them as the server lets through: until it takes no more of any."""
+    """Send messages without their last byte, until the server accepts no further byte of any message."""
     sent = {await peer.headers(EXECUTE, token): 0 for _ in range(STREAMS)}
     taken = -1
     while sum(sent.values()) > taken:
         taken = sum(sent.values())
         for number, (stream, at) in enumerate(sent.items()):
-            # What the server says to any stream is heard while the first waits.
+            # Frames for every stream are read while the first waits.
             limit_s = 0.0 if number else TIMEOUT_S
             sent[stream] += await peer.data(stream, HALF[at : at + MEBIBYTE], limit_s=limit_s)
 

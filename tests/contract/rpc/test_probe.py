@@ -1,4 +1,4 @@
-"""The health probe of containers against a real server."""
+"""Test the containers' health probe against a real server."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -13,7 +13,7 @@ from pentimento.rpc.probe import main, status_of
 
 @pytest.fixture(autouse=True)
 def patient_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prober and probed are this process, which may have no processor for as long as a probe waits."""
+    """Probe and server share this process, which may have no processor for as long as a probe waits."""
     monkeypatch.setattr(probe, "status_of", partial(status_of, deadline_s=60.0))
 
 

@@ -1,4 +1,4 @@
-"""A service as a real process: its start, its signals, its exit codes, and what it leaves behind."""
+"""Test a service as a real process: its start, its signals, its exit codes, and its remains."""
 
 import asyncio
 import os
@@ -24,13 +24,13 @@ from tests.contract.rpc.scripted import worker_stub
 ROOT = Path(__file__).resolve().parents[3]
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-# The product's own: other tests use a longer one, so that a loaded machine loses no connection.
+# The product's own limit: other tests use a longer one, so that a loaded machine loses no connection.
 KEEPALIVE = transport.KEEPALIVE
 
 
 @asynccontextmanager
 async def program(*flags: str, under: tuple[str, ...] = ()) -> AsyncIterator[asyncio.subprocess.Process]:
-    """The program of `program.py`, started by what is named by `under`; killed when the test is through with it."""
+    """Run `program.py`, started by the command `under`; kill it after the block."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PENTIMENTO_")}
     process = await asyncio.create_subprocess_exec(
         *(*under, sys.executable, "-m", "tests.contract.rpc.program", *flags),
@@ -58,7 +58,7 @@ async def stderr_of(process: asyncio.subprocess.Process) -> str:
 
 
 async def health_until(address: str, wanted: Callable[[int], bool]) -> None:
-    """Watches the process's health until it is as wanted."""
+    """Watch the process's health until it has the wanted status."""
     async with open_channel(address, RpcChannelSettings()) as channel:
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True)
         async for one in watch:
@@ -124,9 +124,9 @@ async def test_a_process_does_not_look_through_its_imports_and_lets_its_event_lo
     assert told == ["warming", "frozen True, switches after 0.0005 s"]
 
 
-async def test_a_process_may_have_as_many_files_open_as_it_takes_connections(address: str) -> None:
+async def test_open_file_limit_covers_all_connections(address: str) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # Its own limit alone: this process may have as many open, of earlier tests too.
+    # Limit only the child: this process may have more files open, from earlier tests.
     few = ("sh", "-c", 'ulimit -S -n 512 && exec "$@"', "sh")
     async with program("--listen", address, under=few) as process:
         assert await said(process) == "warming"
@@ -149,9 +149,7 @@ async def test_an_open_watch_ends_with_the_server_and_says_so(address: str) -> N
 
 
 @pytest.mark.slow
-async def test_a_stopped_peer_is_noticed_by_those_who_wait_for_it(
-    address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_waiting_call_notices_stopped_peer(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # The waiting side pings ten times as often as by default, and the other side allows it.
     quick = {"grpc.keepalive_time_ms": 100}
     monkeypatch.setattr(transport, "KEEPALIVE", tuple((dict(KEEPALIVE) | quick).items()))
@@ -165,7 +163,7 @@ async def test_a_stopped_peer_is_noticed_by_those_who_wait_for_it(
 
 
 async def begun(channel: grpc.aio.Channel) -> "grpc.aio.UnaryStreamCall[Any, Any]":
-    """A call that was answered: one that a busy machine gave up before is made again."""
+    """Return an answered call; a call that a busy machine abandoned is repeated."""
     while True:
         call = worker_stub(channel).WatchCredits(worker.WatchCreditsRequest(), wait_for_ready=True)
         with suppress(grpc.aio.AioRpcError):

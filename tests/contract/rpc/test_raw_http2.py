@@ -1,4 +1,4 @@
-"""What is sent by hand is HTTP/2 and gRPC as far as it is meant to be."""
+"""Test that the hand-written HTTP/2 frames are valid where they should be."""
 
 from collections.abc import AsyncIterator
 
@@ -46,7 +46,7 @@ async def test_a_stream_that_was_reset_is_not_waited_for(connection: RawConnecti
     assert connection.answers == {"UNANSWERED": 0}
 
 
-async def test_how_a_call_ended_is_told_by_its_stream(connection: RawConnection) -> None:
+async def test_stream_reports_the_end_of_its_call(connection: RawConnection) -> None:
     stream = await connection.headers("/pentimento.api.embedder.v1.EmbedderService/GetInfo")
     await connection.data(stream, framed(b""), end=True)
 

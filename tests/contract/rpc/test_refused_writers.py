@@ -1,4 +1,4 @@
-"""A client that is refused while it still writes hears why, as one that waits does."""
+"""Test that a client refused while it writes receives the reason, as a waiting client does."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -22,9 +22,7 @@ TIMES = 20
 UPLOAD = LoraUpload("taken", "sd", "MIT", size_bytes=50 * CHUNK_BYTES, digest="0" * 64)
 
 
-async def test_a_stream_that_is_refused_hears_the_reason_with_its_details(
-    target: Scripted, channel: grpc.aio.Channel
-) -> None:
+async def test_refused_stream_receives_reason_and_details(target: Scripted, channel: grpc.aio.Channel) -> None:
     target.worker.refusal = ResourceExhausted("BUSY", "come back later", retry_after_ms=70)
 
     heard = [await refusal_of(channel) for _ in range(TIMES)]
@@ -46,7 +44,7 @@ class Registry(adapters_grpc.AdapterRegistryServiceServicer):
         raise FailedPrecondition("NAME_TAKEN", "another LoRA has this name")
 
 
-async def test_an_upload_that_is_refused_hears_the_reason(socket_path: Path) -> None:
+async def test_refused_upload_receives_reason(socket_path: Path) -> None:
     server = RpcServer(RpcServerSettings(listen=(f"unix:{socket_path}",)), "registry")
     server.add(adapters_grpc.add_AdapterRegistryServiceServicer_to_server, Registry(), REGISTRY)
     await server.start()

@@ -1,4 +1,4 @@
-"""Calls of host:port connections go to gRPC by turns: what one connection sends holds up no other."""
+"""Test that host:port connections alternate in gRPC: the calls of one connection do not delay another."""
 
 import asyncio
 import gc
@@ -38,14 +38,14 @@ PING = b"a ping's"
 
 
 def relayed() -> AbstractAsyncContextManager[Scripted]:
-    """A server whose one address is relayed."""
+    """Serve one relayed address."""
     return serving(RpcServerSettings(listen=("127.0.0.1:0",)), takes_turns=True)
 
 
 @contextmanager
 def sent(address: str, texts: list[str], ping: bytes = b"") -> Iterator[socket.socket]:
-    """A connection that has sent a call for each text, then a ping, and whose bytes gRPC's own threads have had the
-    time to read, where it is theirs: the event loop had no turn meanwhile."""
+    """Yield a connection that has sent a call for each text, then a ping. Without a relay, gRPC's own threads have had
+    the time to read its bytes; the event loop has not run since."""
     client = H2Connection(H2Configuration(client_side=True))
     client.initiate_connection()
     for text in texts:
@@ -64,7 +64,7 @@ def sent(address: str, texts: list[str], ping: bytes = b"") -> Iterator[socket.s
 
 
 def both_wait(target: Scripted) -> None:
-    """Return once two connections wait for their turn. The event loop has none meanwhile."""
+    """Return once two connections wait for their turn, without running the event loop."""
     turns, end = target.server._pipeline._turns, time.monotonic() + GUARD_S
     assert turns is not None
     while len(turns._waiting) < 2:
@@ -73,7 +73,7 @@ def both_wait(target: Scripted) -> None:
 
 
 def give_way() -> None:
-    """Leave the processor to the relay's thread and gRPC's, for long enough on a busy machine too."""
+    """Leave the processor to the threads of the relay and of gRPC, long enough for a busy machine."""
     time.sleep(PAUSE_S)
 
 
@@ -92,12 +92,12 @@ async def test_a_call_behind_a_storm_of_another_connection_is_taken_within_a_few
             both_wait(target)
             await until(lambda: "bystander" in begun)
 
-    # gRPC holds so many; while the second connection is accepted some more are taken.
+    # gRPC holds MOST_UNTAKEN calls, and takes some more while the second connection is accepted.
     assert begun.index("bystander") <= 4 * MOST_UNTAKEN
 
 
 async def test_pings_are_answered_while_calls_wait() -> None:
-    """The event loop has no turn meanwhile: of the storm's calls all but a few wait in front of gRPC."""
+    """The event loop does not run: all but a few of the storm's calls wait in front of gRPC."""
     async with relayed() as target:
         with sent(target.address, ["storm"] * STORM, PING) as connection:
             connection.settimeout(60.0)
@@ -117,8 +117,8 @@ async def test_messages_of_any_size_pass_both_ways_unchanged() -> None:
     assert [embedding.values for embedding in answer.embeddings] == pictures
 
 
-async def test_calls_that_wait_for_their_turn_are_told_that_the_server_stops(monkeypatch: pytest.MonkeyPatch) -> None:
-    # As long as a busy machine may take to refuse them one after the other.
+async def test_waiting_calls_are_refused_when_the_server_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A busy machine may need this long to refuse them one after another.
     monkeypatch.setattr(server, "REFUSE_S", 60.0)
     held = asyncio.Event()
 
@@ -140,7 +140,7 @@ async def test_calls_that_wait_for_their_turn_are_told_that_the_server_stops(mon
 
 
 @pytest.mark.slow
-async def test_calls_without_a_method_keep_nobody_from_his_turn() -> None:
+async def test_calls_without_method_delay_no_other_connection() -> None:
     async with relayed() as target, channel_to(target) as channel:
         unknown = channel.unary_unary(f"/{EMBEDDER}/Unheard")
         answers = await asyncio.gather(*(unknown(b"") for _ in range(100)), return_exceptions=True)
@@ -149,7 +149,7 @@ async def test_calls_without_a_method_keep_nobody_from_his_turn() -> None:
         assert await embed(channel, "next") == "next"
 
 
-async def test_streams_that_are_reset_at_once_keep_nobody_from_his_turn() -> None:
+async def test_reset_streams_delay_no_other_connection() -> None:
     async with relayed() as target, raw_connection(target.address) as resetting, channel_to(target) as channel:
         for _ in range(300):
             await resetting.reset(await resetting.headers(EMBED_TEXT))
@@ -192,8 +192,8 @@ def held_call() -> tuple[Callable[[embedder.EmbedTextRequest], Awaitable[str]], 
     return hold, release
 
 
-async def test_silent_connections_make_room_for_who_calls() -> None:
-    """Twice as many as there may be, before a call and while another one is under way."""
+async def test_silent_connections_are_closed_for_a_caller() -> None:
+    """Open twice the permitted number of connections, before a call and during another call."""
     settings = RpcServerSettings(listen=("127.0.0.1:0",)), ServerBounds(max_connections=8)
     async with serving(*settings, takes_turns=True) as target, channel_to(target) as busy:
         target.embedder.embed, release = held_call()
@@ -208,7 +208,7 @@ async def test_silent_connections_make_room_for_who_calls() -> None:
     assert answers == ("late", "busy")
 
 
-async def test_who_never_called_makes_room_before_who_did() -> None:
+async def test_connection_without_calls_is_closed_first() -> None:
     settings = RpcServerSettings(listen=("127.0.0.1:0",)), ServerBounds(max_connections=2)
     async with serving(*settings, takes_turns=True) as target, raw_connection(target.address) as known:
         stream = await known.headers(EMBED_TEXT)
@@ -303,7 +303,7 @@ async def test_the_socket_between_lies_elsewhere_where_its_path_would_be_too_lon
     assert (answer, lies_beside) == ("through it", False)
 
 
-async def test_strangers_are_told_apart_by_their_own_address(socket_path: Path, tmp_path: Path) -> None:
+async def test_callers_without_token_are_limited_by_address(socket_path: Path, tmp_path: Path) -> None:
     file = tmp_path / "tokens.toml"
     file.write_text(entry(new_token(), "alice", frozenset({Role.SERVICE})))
     settings = RpcServerSettings(listen=("127.0.0.1:0",), token_file=file, tenant_calls_per_s=1 / 3600)
@@ -320,7 +320,7 @@ async def test_strangers_are_told_apart_by_their_own_address(socket_path: Path, 
 
 @pytest.mark.slow  # counts the memory of its whole process
 async def test_silent_connections_with_tls_hold_little_and_leave_nothing_to_a_collection(tmp_path: Path) -> None:
-    """asyncio's own bound is 256 KiB each, and its frames hold what a handshake that failed has left."""
+    """asyncio's own bound is 256 KiB for each, and its frames hold the remains of a failed handshake."""
     pair = Authority(tmp_path, "authority").issue("server")
     settings = RpcServerSettings(listen=("127.0.0.1:0",), tls_cert_file=pair.certificate, tls_key_file=pair.key)
     async with serving(settings, takes_turns=True) as target:
@@ -344,5 +344,5 @@ async def test_silent_connections_with_tls_hold_little_and_leave_nothing_to_a_co
 
 
 def tls_connections(others: Sequence[SSLProtocol] = ()) -> list[SSLProtocol]:
-    """Return those of this process but `others`, which earlier tests may have left."""
+    """Return this process's TLS connections without `others`, which earlier tests may have left."""
     return [one for one in gc.get_objects() if type(one) is SSLProtocol and not any(one is other for other in others)]

@@ -1,4 +1,4 @@
-"""Certificates that are renewed while a server serves."""
+"""Test certificates that are renewed while a server serves."""
 
 import asyncio
 import errno
@@ -34,21 +34,21 @@ def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass(frozen=True)
 class Serving:
-    """A server, and what it reads: the files of `shown`, and the authorities of its clients where it asks for one."""
+    """Hold a server with the files that it reads: those of `shown`, and its clients' authorities for mutual TLS."""
 
     target: Scripted
     shown: Pair
     clients: Path
 
     async def certificate(self) -> str:
-        """What a connection that is made now is shown, in PEM."""
+        """Return the certificate that a new connection receives, in PEM."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         context.set_alpn_protocols(["h2"])
         host, _, port = self.target.address.rpartition(":")
         _, writer = await asyncio.open_connection(host, int(port), ssl=context)
         shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
-        # At once: of one that still says goodbye when the loop ends, whatever test runs then hears a complaint.
+        # Abort: a connection that still closes when the loop ends would log a complaint in a later test.
         writer.transport.abort()
         await writer.wait_closed()
         return ssl.DER_cert_to_PEM_cert(shown)
@@ -132,10 +132,8 @@ async def test_the_certificate_of_before_is_shown_while_the_files_do_not_fit_tog
     assert await served.certificate() == pem
 
 
-def test_a_key_that_is_another_while_it_is_judged_is_not_served(
-    authority: Authority, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """gRPC takes bytes, and what judges takes files."""
+def test_key_changed_during_its_check_is_rejected(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC takes bytes, but the check reads files."""
     shown, renewed = authority.issue("shown"), authority.issue("renewed")
 
     class Slow(ssl.SSLContext):
@@ -167,8 +165,8 @@ async def test_authorities_of_clients_are_taken_back(served: Serving, authority:
 
 
 @pytest.mark.parametrize("relayed", [False, True], ids=["direct", "relayed"])
-async def test_a_volume_whose_link_is_swapped_is_followed(tmp_path: Path, authority: Authority, relayed: bool) -> None:
-    """As Kubernetes writes a secret anew: all files at once, by one symbolic link that they lie behind."""
+async def test_certificate_follows_the_link_of_its_volume(tmp_path: Path, authority: Authority, relayed: bool) -> None:
+    """Replace a secret as Kubernetes does: one symbolic link in the path of all its files changes."""
     pems = []
     for version in ("first", "second"):
         pair, folder = authority.issue(version), tmp_path / f"..{version}"
@@ -195,7 +193,7 @@ async def test_a_volume_whose_link_is_swapped_is_followed(tmp_path: Path, author
 
 
 def client_of(authority: Authority, signed_by: Authority) -> tuple[RpcChannelSettings, Callable[[], None]]:
-    """Settings of a client that shows what `signed_by` signed once what is returned, too, has been called."""
+    """Return a client's settings, and a function that replaces its certificate by one that `signed_by` signed."""
     shown, fresh = authority.issue("client"), signed_by.issue("fresh-client")
     settings = RpcChannelSettings(
         tls_ca_file=authority.certificate, tls_client_cert_file=shown.certificate, tls_client_key_file=shown.key

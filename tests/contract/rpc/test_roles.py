@@ -118,7 +118,7 @@ MAY_CALL = {
 
 
 def load_contracts() -> list[ServiceDescriptor]:
-    """Every service of the committed descriptor set, from the default pool, as servers see it."""
+    """Return every service of the committed descriptor set, from the default pool, as servers read it."""
     files = descriptor_pb2.FileDescriptorSet.FromString(DESCRIPTOR_SET.read_bytes())
     pool = descriptor_pool.Default()
     for file in files.file:
@@ -142,7 +142,7 @@ def expected(name: str, caller: str) -> grpc.StatusCode:
 
 
 def empty_handler(method: MethodDescriptor) -> grpc.RpcMethodHandler:
-    """Answers every request with one empty message."""
+    """Answer every request with one empty message."""
     request = message_factory.GetMessageClass(method.input_type)
     response = message_factory.GetMessageClass(method.output_type)
 
@@ -168,10 +168,9 @@ def adder(service: ServiceDescriptor) -> Callable[[object, Any], None]:
 
 
 async def call(channel: grpc.aio.Channel, method: MethodDescriptor) -> grpc.StatusCode:
-    """The status of one call with an empty request, or with no request where a stream is sent.
+    """Return the status of one call with an empty request, or with no request for a stream of requests.
 
-    grpc.aio reports INTERNAL of itself when it is refused while it still writes.
-    """
+    grpc.aio reports INTERNAL if the call is refused while it writes."""
     path = f"/{method.containing_service.full_name}/{method.name}"
     callable_ = getattr(channel, form_of(method))(path)
     made = callable_(iter(()) if method.client_streaming else b"", timeout=120)
@@ -231,7 +230,7 @@ async def test_rpc_without_roles_is_closed_to_all(tmp_path: Path, socket_path: P
 
 
 def undeclared_contract() -> ServiceDescriptor:
-    """A service with one method, without `allowed_roles`."""
+    """Return a service with one method, without `allowed_roles`."""
     pool = descriptor_pool.Default()
     file = descriptor_pb2.FileDescriptorProto(name="undeclared.proto", package="tests.undeclared", syntax="proto3")
     file.message_type.add(name="Empty")

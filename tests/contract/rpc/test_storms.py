@@ -1,4 +1,4 @@
-"""A storm of one tenant's calls waits in its own line: those of others begin at once."""
+"""Test that a tenant's storm of calls waits in its own queue: calls of other tenants start immediately."""
 
 import asyncio
 from collections import Counter
@@ -28,7 +28,7 @@ GUARD_S = 100.0
 
 @dataclass
 class Counted(ImageServiceServicer):
-    """Counts the calls that reached it, by tenant."""
+    """Count the received calls by tenant."""
 
     begun: Counter[str] = field(default_factory=Counter)
 
@@ -39,7 +39,7 @@ class Counted(ImageServiceServicer):
 
 @asynccontextmanager
 async def storm(socket_path: Path, *, with_tokens: bool, token: str | None) -> AsyncIterator[tuple[Counted, RpcServer]]:
-    """A server at which a storm has arrived, and of that all that may begin in the next hour has begun."""
+    """Start a server after a storm: every call of the storm that may begin within the next hour has begun."""
     file = socket_path.parent / "tokens.toml"
     file.write_text("".join(entry(token, name, frozenset({Role.USER})) for name, token in TOKENS.items()))
     settings = RpcServerSettings(
@@ -90,18 +90,18 @@ async def test_refusals_of_strangers_wait_in_a_line_of_their_own(socket_path: Pa
         assert answer == "OK" and servicer.begun == {"alice": 1}
 
 
-async def test_without_tokens_there_is_nobody_to_be_held_up(socket_path: Path) -> None:
+async def test_without_tokens_a_storm_is_not_limited(socket_path: Path) -> None:
     async with storm(socket_path, with_tokens=False, token=None) as (servicer, _):
         assert servicer.begun.total() == STORM
 
 
-async def test_what_waits_is_told_when_the_server_stops(socket_path: Path) -> None:
+async def test_waiting_calls_are_refused_when_the_server_stops(socket_path: Path) -> None:
     async with storm(socket_path, with_tokens=True, token=TOKENS["mallory"]) as (_, server):
         waiting = open_channel(server.bound_addresses[0], RpcChannelSettings(), TOKENS["mallory"])
         async with waiting as channel:
             call = asyncio.ensure_future(listed(channel))
-            # What the server has not taken yet when it stops hears of no reason.
-            while len(server._pipeline._unary) < STORM - BURST_CALLS + 1:  # noqa: ASYNC110 - nobody is told
+            # Calls that the server has not accepted before its stop get no reason.
+            while len(server._pipeline._unary) < STORM - BURST_CALLS + 1:  # noqa: ASYNC110 - there is no event
                 await asyncio.sleep(0.01)
             assert not call.done()
 

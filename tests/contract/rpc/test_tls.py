@@ -1,4 +1,4 @@
-"""TLS and mTLS by configuration: who trusts whom."""
+"""Test TLS and mutual TLS by configuration: which certificates each side accepts."""
 
 import ssl
 from collections.abc import Callable
@@ -48,7 +48,7 @@ def tls_client(authority: Authority, pair: Pair | None = None) -> RpcChannelSett
 
 @dataclass
 class Asked:
-    """What a call of a server is answered with; its connections are gRPC's own, or relayed."""
+    """Call a server, directly or through the relay, and return its answer or error."""
 
     relayed: bool
 
@@ -80,7 +80,7 @@ async def test_tls_server_and_client_need_each_others_authority(
     ):
         found = await answer_or_error(server, client)
         assert found == "hello" if answered else type(found) is errors.Unavailable, (server, client)
-    # Its certificate is written in the place of the other one.
+    # The issued certificate replaces the previous one of that name.
     assert type(await answer_or_error(tls_server(stranger), tls_client(authority))) is errors.Unavailable
 
 
@@ -144,14 +144,15 @@ async def test_certificates_that_no_server_can_be_called_with_are_refused_by_nam
         open_channel("127.0.0.1:1", settings)
 
 
-def test_the_files_of_a_channel_are_judged_once_until_they_change(
+def test_files_of_a_channel_are_checked_once_until_they_change(
     authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Event loops open channels: the authorities of a system took the edge's 50 ms for each connection of a caller."""
-    judged: list[PemFiles] = []
+    """Event loops open channels: reading the system's authorities cost the edge 50 ms for each connection of a
+    caller."""
+    checked: list[PemFiles] = []
 
     def counted(context: ssl.SSLContext, files: PemFiles) -> Pems:
-        judged.append(files)
+        checked.append(files)
         return load(context, files)
 
     monkeypatch.setattr(credentials, "load", counted)
@@ -161,7 +162,7 @@ def test_the_files_of_a_channel_are_judged_once_until_they_change(
     second = [channel_credentials(settings) for _ in range(3)]
 
     assert renewed.certificate == settings.tls_client_cert_file
-    assert len(judged) == 2
+    assert len(checked) == 2
     assert (len(set(first)), len(set(second)), first[0] is second[0]) == (1, 1, False)
 
 

@@ -1,4 +1,4 @@
-"""The cache ledger's promises as a model in memory, for tests that compare a store with it. First in, first out."""
+"""Model the cache ledger's promises in memory, first in, first out, for comparison with a store."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +23,7 @@ _MATCHED = ("tenant", "pool", "scope_digest", "request_id", "fencing_token")
 
 @dataclass
 class ModelObject:
-    """A granted key and, from the commit on, what an entry holds under it. `delete_after` 0: it is being deleted."""
+    """Hold a granted key and, from the commit on, an entry's item under it. `delete_after` 0: its deletion runs."""
 
     grant_id: str
     step: int | None
@@ -46,7 +46,7 @@ class ModelEntry:
 
 @dataclass
 class CacheModel:
-    """Each method answers as the ledger's does. An error is returned."""
+    """Answer each method as the ledger does. An error is returned."""
 
     sequence: int
     grants: dict[str, GrantRecord] = field(default_factory=dict)

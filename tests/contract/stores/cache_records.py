@@ -1,4 +1,4 @@
-"""What tests write into cache ledgers: entries of objects of ten bytes, and uses of them."""
+"""Write entries with objects of ten bytes, and their uses, into cache ledgers."""
 
 import struct
 import uuid
@@ -16,7 +16,7 @@ from pentimento.stores.objects.store import refer_to
 VECTOR = struct.pack("<2f", 1.0, 0.0)
 STEPS = (5, 10, 15)
 SIZE = 10
-# By resume step, as a run whose adapters took effect after step 5 has them.
+# Compatibility keys by resume step, for adapters that start after step 5.
 KEYS = {5: "free", 10: "adapted", 15: "adapted", 25: "adapted", None: "image"}
 
 
@@ -49,7 +49,7 @@ def commit(name: str = "g1", steps: tuple[int, ...] = (5, 10), image: bool = Fal
 
 
 def bind(ledger: CacheLedger, encoder: EncoderBinding) -> EncoderBinding:
-    """Bind the ledger's cache as its first entry does; the binding in force."""
+    """Bind the ledger's cache as its first entry does, and return the binding."""
     return ledger._submit(lambda connection: bind_encoder(connection, encoder)).result()
 
 

@@ -1,4 +1,4 @@
-"""Every backend of every store, and the servers behind them."""
+"""Provide every backend of every store, and its server."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -45,7 +45,7 @@ def clock() -> SetClock:
 
 @pytest.fixture
 def dated_clock() -> SetClock:
-    """One at NOW_S."""
+    """Open a ledger with a clock at NOW_S."""
     return SetClock(wall_s=NOW_S)
 
 
@@ -60,6 +60,6 @@ def ledger(ledger_url: str, clock: SetClock) -> Iterator[CacheLedger]:
 
 @pytest.fixture
 def journal(ledger_url: str) -> Iterator[Journal]:
-    """A journal by the machine's clock."""
+    """Open a journal with the machine's clock."""
     with closing(open_journal(ledger_url)) as opened:
         yield opened

@@ -1,4 +1,4 @@
-"""The journal's promises as a model in memory, for tests that compare a store with it."""
+"""Model the journal's promises in memory, for comparison with a store."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +21,7 @@ from pentimento.stores.ledger.journal.records import (
 
 @dataclass
 class JournalModel:
-    """Each method answers as the journal's of that name does. An error is returned."""
+    """Answer each method as the journal's method of that name does. An error is returned."""
 
     clock: Clock
     epochs: list[int]

@@ -1,4 +1,4 @@
-"""Access records and single items' eviction in the cache's ledger, on SQLite and on PostgreSQL."""
+"""Test access records and evictions of single items in the cache's ledger, on SQLite and on PostgreSQL."""
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -41,8 +41,9 @@ def test_evict_items_image_saves_all_steps(ledger: CacheLedger) -> None:
 
 @pytest.mark.parametrize("of_items", [True, False])
 def test_evict_reads_in_batches(ledger: CacheLedger, monkeypatch: pytest.MonkeyPatch, of_items: bool) -> None:
-    """Of 70 entries of one item 69 go: read by 8, 32 and 128, then two batches, each by ten statements at most."""
-    # All in one part, however slow this machine is now.
+    """Evict 69 of 70 entries with one item each: reads of 8, 32 and 128, then two batches, of at most ten statements
+    each."""
+    # Choose all in one part, even on a slow machine.
     monkeypatch.setattr(cache_evictions, "_CHOOSING_S", 60.0)
     for number in range(70):
         add(ledger, f"g{number}", steps=(5,))
@@ -102,7 +103,7 @@ def test_note_uses_remembers_source_for_a_day(ledger_url: str) -> None:
 
 
 def test_mark_indexed_takes_no_tick(ledger: CacheLedger) -> None:
-    """Uses fade by the ticks that have passed."""
+    """Uses lose weight with the ticks that have passed."""
     add(ledger, "a")
     before = last_tick(ledger)
 
@@ -157,7 +158,7 @@ def test_evict_items_by_several_gateways_takes_each_once(ledger_url: str) -> Non
 
 @pytest.mark.parametrize("name", EVICTION_NAMES)
 def test_evict_items_equals_order_in_memory(ledger: CacheLedger, name: str) -> None:
-    """Additions, uses and evictions at random, under each rule, with sizes that are alike."""
+    """Add, use and evict at random under each rule; many items have equal sizes."""
     rule, random, number = eviction_rule(name, 12, hits_add=name == "aged"), Random(7), 0
     queue = EvictionQueue(rule)
     ledger.follow(rule).result()
@@ -180,7 +181,8 @@ def test_evict_items_equals_order_in_memory(ledger: CacheLedger, name: str) -> N
 
 @pytest.mark.parametrize("name", EVICTION_NAMES)
 def test_evict_items_after_insertion_equals_room_before_it(ledger: CacheLedger, name: str) -> None:
-    """A full cache of twelve items, uses at random: what is new stays, and the same others go as before insertions."""
+    """Keep a full cache of twelve items, with random uses: a new item stays, and the evictions equal those before an
+    insertion."""
     rule, random = eviction_rule(name, 12), Random(5)
     queue, new_after = EvictionQueue(rule), None
     ledger.follow(rule).result()
@@ -223,6 +225,6 @@ def _rules() -> list[EvictionRule]:
 
 
 def test_eviction_rules_repr_is_unique() -> None:
-    """A ledger stores the rule that its ranks come from by this text."""
+    """The ledger names the rule of its stored ranks by this text."""
     assert len({repr(rule) for rule in [*_rules(), eviction_rule("aged", 101)]}) == len(_rules()) + 1
     assert not any(" at 0x" in repr(rule) for rule in _rules())

@@ -1,4 +1,4 @@
-"""What tenants hold is kept up to date by the database, whoever writes: it is what a sum over all entries gives."""
+"""Test that the database keeps tenants' totals equal to a sum over all entries, for every writer."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -76,7 +76,7 @@ def test_holdings_count_rows_of_any_writer(ledger_url: str, clock: SetClock) -> 
 
 
 def inserted_entry(number: int, tenant: str) -> str:
-    """The statement that inserts an entry of ten bytes."""
+    """Return the statement that inserts an entry of ten bytes."""
     return (
         "INSERT INTO cache_entries (entry_id, pool, tenant, created_at, sequence, ancestor_depth, text_vector,"
         " object_count, size_bytes, rank_score, rank_tie, indexed, request_id, repeat_key)"

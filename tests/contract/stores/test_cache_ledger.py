@@ -1,4 +1,4 @@
-"""Calls of the cache ledger that no history has (test_cache_machine.py), on SQLite and on PostgreSQL."""
+"""Test calls of the cache ledger that no history has (test_cache_machine.py), on SQLite and on PostgreSQL."""
 
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
@@ -275,13 +275,13 @@ def test_pin_of_object_that_is_being_deleted_is_refused(ledger: CacheLedger) -> 
 
 
 def test_mark_indexed_of_entry_that_lost_a_key_since_keeps_it_unindexed(ledger: CacheLedger) -> None:
-    """Of the first entry its only latent of the key "free" goes; the other one keeps its last of each key."""
+    """Evict the first entry's only latent of the key "free"; the second entry keeps one latent of each key."""
     first, second = add(ledger, "g1", (5, 10)), add(ledger, "g2", (5, 10))
     read = ledger.unindexed(10)
     ledger.mark_indexed(read).result()
 
     ledger.evict_items(down_to(3), grace_s=0).result()
-    # Another gateway's index had taken both entries as they were before.
+    # Another gateway's index had stored both entries before the eviction.
     ledger.mark_indexed(read).result()
 
     assert [(left.entry_id, left.compatibility_keys) for left in ledger.unindexed(10)] == [(first, ("adapted",))]

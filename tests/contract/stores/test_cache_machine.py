@@ -1,8 +1,7 @@
-"""Any history of calls gets the answers of a model in memory and leaves its rows, on SQLite and on PostgreSQL.
+"""Test that any history of calls gets the answers of a model in memory and leaves its rows, on SQLite and PostgreSQL.
 
 A history has grants, commits, evictions of entries and of items, the index's marks, pins, deletions and restarts. It
-empties the ledger at its end, so that all histories share one database.
-"""
+empties the ledger at its end, so that all histories share one database."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -46,7 +45,7 @@ _histories = count()
 
 
 def told(call: Callable[[], "Future[Any]"]) -> object:
-    """Return a call's answer; of an error its kind and reason."""
+    """Return a call's answer, or an error's kind and reason."""
     try:
         return call().result()
     except PentimentoError as error:
@@ -58,7 +57,7 @@ def expected(answer: object) -> object:
 
 
 class CacheHistory(RuleBasedStateMachine):
-    """A cache ledger beside its model. A second passes before every call."""
+    """Run a cache ledger and its model side by side. A second passes before every call."""
 
     def __init__(self, url: str) -> None:
         super().__init__()

@@ -1,4 +1,5 @@
-"""Long jobs of the cache's ledger go in parts: others write in between, and one that ends midway is made good."""
+"""Test that long jobs of the cache's ledger run in parts: others write between them, and an interrupted job is
+repaired."""
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -86,7 +87,7 @@ def test_evict_lets_others_write_between_parts(
 def test_evict_part_ends_when_choosing_takes_long(
     ledger: CacheLedger, evict: Evict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every look at the clock takes half of what choosing may: two go at once."""
+    """Every reading of the clock advances it by half of the time for choosing, so two entries are evicted per part."""
     looks = count()
     monkeypatch.setattr(cache_evictions, "monotonic", lambda: next(looks) * cache_evictions._CHOOSING_S / 2)
     for number in range(9):
@@ -99,16 +100,16 @@ def test_evict_part_ends_when_choosing_takes_long(
 
     assert evict(who, grace_s=0).result() == 6
 
-    # A tenant that has nothing left is none of those that the next part begins with.
+    # The next part omits tenants without entries.
     assert sorted(set(parts), reverse=True) == [9, 7, 5, 3]
 
 
 def test_evict_reads_each_tenant_once_for_all_batches(
     ledger: CacheLedger, evict: Evict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Five tenants let go of four entries each, batch by batch of two: each is read once."""
+    """Evict four entries of each of five tenants, in batches of two: each tenant is read once."""
     monkeypatch.setattr(cache_evictions, "_BATCH_COUNT", 2)
-    # All in one part, however slow this machine is now.
+    # Choose all in one part, even on a slow machine.
     monkeypatch.setattr(cache_evictions, "_CHOOSING_S", 60.0)
     for number in range(30):
         add(ledger, str(number), (5,), tenant=f"t{number % 5}")

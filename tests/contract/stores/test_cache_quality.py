@@ -1,4 +1,5 @@
-"""What hits were seen to keep, in the cache's ledger, on SQLite and PostgreSQL: counted once, kept over a restart."""
+"""Test the measured quality of hits in the cache's ledger, on SQLite and PostgreSQL: counted once, kept over a
+restart."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,7 @@ def stays(samples: Sequence[QualitySample], position: ThresholdPosition) -> Thre
 
 
 def rises(samples: Sequence[QualitySample], position: ThresholdPosition) -> ThresholdPosition:
-    """To the newest sample's similarity."""
+    """Move the threshold to the newest sample's similarity."""
     return ThresholdPosition(samples[-1].similarity, samples[-1].number)
 
 
@@ -64,7 +65,7 @@ def test_quality_samples_differ_by_every_part_of_key(ledger: CacheLedger) -> Non
     moved = dict.fromkeys(others, ThresholdPosition(0.97, 1))
     assert len(ledger.quality_samples(WATCHED)) == 1
     assert ledger.quality_positions() == {WATCHED: ThresholdPosition(), **moved}
-    # Samples since a threshold moved.
+    # Only samples since the threshold's last move count.
     assert ledger.quality_counts() == {WATCHED: 1, **dict.fromkeys(others, 0)}
 
 
@@ -109,7 +110,7 @@ def test_note_quality_by_two_gateways_numbers_each_once(ledger_url: str) -> None
         with ThreadPoolExecutor(4) as threads:
             for number in range(40):
                 threads.submit(note, ledgers[number % 2], f"r-{number}")
-                # The other gateway is told of it too.
+                # The other gateway receives the same sample.
                 threads.submit(note, ledgers[(number + 1) % 2], f"r-{number}")
         found = ledgers[0].quality_samples(WATCHED)
     finally:

@@ -1,4 +1,4 @@
-"""Erasures of tenants in one ledger; SQLite and PostgreSQL."""
+"""Test erasures of tenants in one ledger, on SQLite and PostgreSQL."""
 
 from collections.abc import Iterator
 
@@ -81,7 +81,7 @@ def test_planned_objects_count_once_however_often_the_erasure_is_resumed(journal
     erasures.erase("acme", False).result()
     assert not erasures.plan("acme", ErasedKind("inputs", 0)).result()
     assert erasures.plan("acme", ErasedKind("inputs", 5, 500)).result()
-    # Killed, and begun again with two of the five left, then with none.
+    # After a kill the erasure resumes with two of the five left, then with none.
     assert erasures.plan("acme", ErasedKind("inputs", 2, 200)).result()
     assert erasures.plan("acme", ErasedKind("inputs", 0)).result()
     for _ in range(2):

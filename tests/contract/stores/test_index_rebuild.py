@@ -1,5 +1,5 @@
-"""A new embedded index is built while the old one serves: no entry is lost, searches continue, and after a failure
-the old one serves."""
+"""Test the build of a new embedded index while the old one serves: no entry is lost, searches continue, and after a
+failure the old one serves."""
 
 import asyncio
 import os
@@ -80,8 +80,8 @@ def failed(index: EdgeVectorIndex) -> int:
 
 
 def children_for(directory: Path) -> list[psutil.Process]:
-    """The processes of the index in that directory; other children of this process may be ending, or wait to be
-    collected, and have no command line any more."""
+    """Return the processes of the index in that directory. Other children of this process may be ending without a
+    command line."""
     found = []
     for child in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):
@@ -116,7 +116,7 @@ def test_built_index_adds_int8_vectors(tmp_path: Path) -> None:
     index.upsert(points_at(clustered(1200)))
     wait_until(lambda: built(index) > 0)
 
-    # A byte a dimension of each of the vectors that have a graph.
+    # One byte per dimension of each vector with a graph.
     sizes_bytes = [path.stat().st_size for path in tmp_path.rglob("quantized.data")]
     index.close()
 
@@ -153,7 +153,7 @@ def test_points_written_during_build_are_in_new_index(tmp_path: Path, phase: str
     index.upsert(points_at(vectors))
     wait_until(lambda: built(index) > 0)
 
-    # A lost point would leave a build with too few points; the next build would have it again.
+    # A lost point leaves a build with too few points; the next build would include it again.
     assert failed(index) == 0
     expected = {id_of(number) for number in (*range(1200), *range(5000, 5005))} - {id_of(100), id_of(101)}
     assert set(index.entry_ids()) == expected
@@ -218,7 +218,7 @@ def test_builder_has_idle_priority_and_server_the_usual_one(tmp_path: Path) -> N
             builder = next(child for child in children_for(tmp_path) if "--shape" in child.cmdline())
             serving = next(child for child in children_for(tmp_path) if "--shape" not in child.cmdline())
             policies.append((os.sched_getscheduler(builder.pid), os.sched_getscheduler(serving.pid)))
-            # Where other tests keep every core busy it would never end.
+            # If other tests keep every core busy, an idle-scheduled build never ends.
             with suppress(PermissionError):
                 os.sched_setscheduler(builder.pid, os.SCHED_OTHER, os.sched_param(0))
 
@@ -240,7 +240,7 @@ def test_killed_builder_loses_only_its_build(tmp_path: Path) -> None:
     def kill_once(phase: str) -> None:
         if phase == "graph" and not killed:
             builder = next(child for child in children_for(tmp_path) if "--shape" in child.cmdline())
-            builder.suspend()  # until it is dead it cannot answer that it is done
+            builder.suspend()  # while suspended, it cannot report that it is done
             killed.append(builder.pid)
             builder.kill()
 

@@ -1,4 +1,4 @@
-"""The embedded index's child process: it dies, hangs, is shared and is broken, and the index goes on."""
+"""Test that the embedded index survives a child process that dies, hangs, is shared or is broken."""
 
 import asyncio
 import errno
@@ -84,11 +84,11 @@ def test_a_child_that_cannot_be_started_is_tried_again(index: EdgeVectorIndex, m
     assert len(search_now(index, QUERY)) == 1
 
 
-def test_calls_fail_at_once_while_the_child_is_away(index: EdgeVectorIndex) -> None:
+def test_calls_fail_immediately_while_the_child_is_missing(index: EdgeVectorIndex) -> None:
     with ThreadPoolExecutor(1) as threads:
         child_of(index).suspend()
         waiting = threads.submit(lambda: list(index.entry_ids()))
-        # Before it is asked for anything, the next child might be there.
+        # Without this request, the next child might already run.
         wait_until(lambda: index.process is not None and bool(index.process._outstanding))
         child_of(index).kill()
 
@@ -157,7 +157,7 @@ async def test_searches_beyond_a_full_socket_leave_the_loop_free_and_are_answere
 
 
 class RecordingShard(IndexShard):
-    """Keeps what it was asked for, in order."""
+    """Record the requests in order."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory, 2)
@@ -205,7 +205,7 @@ def test_a_child_that_hangs_is_killed_and_replaced(index: EdgeVectorIndex) -> No
     assert index.process is not None
     with pytest.raises(StoreUnavailable):
         index.process.call({"op": "count"}, timeout_s=0.02)
-    # From here on alone, so that a child that is only busy is never taken for one that hangs.
+    # Set it only now, so that a busy child is never taken for a hanging one.
     index.process._timing = replace(TIMING, hang_s=0.1)
     child.wait(TIMEOUT_S)
     index.process._timing = TIMING

@@ -1,4 +1,4 @@
-"""Calls of the journal that no history has (test_journal_machine.py), on SQLite and on PostgreSQL."""
+"""Test calls of the journal that no history has (test_journal_machine.py), on SQLite and on PostgreSQL."""
 
 import math
 import threading
@@ -114,7 +114,7 @@ def test_accept_two_frontdoors_of_key_one_is_new(ledger_url: str) -> None:
     assert sum(outcome.kind is AcceptKind.NEW for outcome in outcomes) == 1
 
 
-def test_forget_finished_searches_beside_writer_and_spares_new_pin(journal: Journal) -> None:
+def test_forget_finished_searches_during_writes_and_spares_new_pin(journal: Journal) -> None:
     complete_request(journal, "r1", at=900.0).result()
     goes_on = threading.Event()
     holding = journal._submit(lambda connection: goes_on.wait(60))

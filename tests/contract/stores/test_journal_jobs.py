@@ -1,4 +1,4 @@
-"""What the journal keeps of jobs: lists by tenant, and whom to tell of their ends; on SQLite and on PostgreSQL."""
+"""Test jobs in the journal, on SQLite and PostgreSQL: lists by tenant, and webhooks due after their ends."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -34,7 +34,7 @@ def accept(
 
 
 def test_page_after_page_has_neither_gap_nor_repetition(journal: Journal) -> None:
-    """Also where requests came in the same moment, and where newer ones come in between."""
+    """Some requests have the same time, and newer ones arrive between pages."""
     for number in range(7):
         accept(journal, f"r{number}", 10.0 + number // 3)
 
@@ -107,7 +107,7 @@ def test_accept_of_held_key_adds_no_webhook(journal: Journal) -> None:
 
 
 def test_late_commit_of_same_attempt_keeps_the_first_object(journal: Journal) -> None:
-    """Two frontdoors have received the image of one attempt, and each has stored it."""
+    """Two frontdoors receive the image of one attempt, and each stores it."""
     accept(journal, "r1", 1.0)
     attempt, first = an_attempt("r1", tenant="acme"), a_result()
     journal.start_attempt(attempt, "w1").result()
@@ -126,7 +126,7 @@ OF_SEVERAL = AskedWebhook(HOOK, "p3-a", "p3-a-2", 3)
 
 
 def accept_several(journal: Journal) -> None:
-    """Three pictures of one job, and one of another between them and what comes next."""
+    """Accept three images of one job with another job's image among them."""
     for index in range(3):
         accept(journal, f"p3-a-{index}", 1.0, webhook=OF_SEVERAL if index == 0 else None)
     accept(journal, "p3-b-0", 1.0)

@@ -1,8 +1,8 @@
-"""Any history of calls gets the answers of a model in memory and leaves its requests, on SQLite and on PostgreSQL.
+"""Test that any history of calls gets the answers of a model in memory and leaves its requests, on SQLite and
+PostgreSQL.
 
 A history has accepts with and without idempotency keys, routes, attempts, results, ends, pins, forgetting, epochs and
-restarts. Its ids and tenants are its own, so that all histories share one database.
-"""
+restarts. Its ids and tenants are its own, so that all histories share one database."""
 
 from itertools import count
 from operator import attrgetter
@@ -23,17 +23,17 @@ from tests.contract.stores.journal_model import JournalModel
 IDS = st.integers(0, 2)
 TENANTS = st.sampled_from(["a", "b"])
 ENDS = st.sampled_from([RequestState.FAILED, RequestState.CANCELLED, RequestState.EXPIRED])
-# After the newest one: the same, the next, the one before.
+# Offsets from the newest token: the same, the next, the previous.
 TOKENS = st.sampled_from([0, 0, 1, 1, -1])
 WORKERS, HANDED = st.sampled_from(["w1", "w2"]), st.sampled_from([b"", b"light"])
 STATES = st.frozensets(st.sampled_from(RequestState), max_size=2)
-# Of no epoch, of the newest one, of the one before.
+# No epoch, the previous one, the newest one.
 EPOCHS = st.sampled_from([0, 0, 1, 1, 1, 2])
 _histories = count()
 
 
 def told(outcome: object) -> object:
-    """Return an outcome; of an error what a caller acts on."""
+    """Return an outcome, or the parts of an error that a caller uses."""
     if not isinstance(outcome, PentimentoError):
         return outcome
     fields = [violation.field for violation in outcome.violations]
@@ -41,7 +41,7 @@ def told(outcome: object) -> object:
 
 
 class JournalHistory(RuleBasedStateMachine):
-    """A journal beside its model. A second passes before every call."""
+    """Run a journal and its model side by side. A second passes before every call."""
 
     def __init__(self, url: str) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class JournalHistory(RuleBasedStateMachine):
         self.journal.close()
 
     def both(self, path: str, *arguments: object) -> None:
-        """Call the journal and its model, whose answers must be the same."""
+        """Call the journal and its model, and require equal answers."""
         self.clock.wall_s += 1.0
         try:
             answer = attrgetter(path)(self.journal)(*arguments).result()
@@ -90,7 +90,7 @@ class JournalHistory(RuleBasedStateMachine):
     def accept(self, number: int, tenant: str, key: str, body_hash: str, back: int) -> None:
         name = self.ids[number]
         if name in self.model.requests and key:
-            # A frontdoor draws an id for each call with a key.
+            # A frontdoor draws a new id for each call with a key.
             name = f"{name}-other"
             if name in self.model.requests:
                 return
@@ -153,7 +153,7 @@ class JournalHistory(RuleBasedStateMachine):
         self.both("forget_finished", before, limit, self.tenant(tenant), after)
 
     @rule(tenant=TENANTS, size=st.sampled_from([0, 10, 11, 1000]))
-    def forget_pictures(self, tenant: str, size: int) -> None:
+    def forget_images(self, tenant: str, size: int) -> None:
         self.both("objects.forget_pictures", self.tenant(tenant), size)
 
     @rule()

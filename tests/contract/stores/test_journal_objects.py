@@ -1,4 +1,4 @@
-"""The journal's spool, and limits of what it forgets and gives back at once."""
+"""Test the journal's spool, and the limits of one round of forgetting and returning pages."""
 
 import shutil
 from contextlib import closing
@@ -49,7 +49,7 @@ def test_free_bytes_of_server_is_none(journal: Journal, ledger_url: str) -> None
     assert (free is not None) == ledger_url.startswith("sqlite")
 
 
-def test_forget_pictures_stops_at_bytes_or_200_images(journal: Journal) -> None:
+def test_forget_stops_at_bytes_or_200_images(journal: Journal) -> None:
     for number in range(202):
         complete_request(journal, f"r{number}", at=float(number))
 
@@ -81,7 +81,7 @@ def test_give_back_pages_returns_1024_pages_at_once(tmp_path: Path) -> None:
 
 def test_free_bytes_are_those_of_the_disk(tmp_path: Path) -> None:
     with closing(open_journal(f"sqlite:///{tmp_path}/ledger.sqlite")) as journal:
-        # Others write there too.
+        # Other processes write there too.
         before = shutil.disk_usage(tmp_path).free
         free_bytes = journal.objects.free_bytes()
         after = shutil.disk_usage(tmp_path).free

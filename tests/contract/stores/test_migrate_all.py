@@ -1,4 +1,4 @@
-"""The command that migrates every ledger of a database before its services start."""
+"""Test the command that migrates every ledger of a database before its services start."""
 
 import sqlite3
 from pathlib import Path

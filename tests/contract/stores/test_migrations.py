@@ -1,4 +1,4 @@
-"""Schema versions, on SQLite and on PostgreSQL."""
+"""Test schema versions, on SQLite and on PostgreSQL."""
 
 import os
 from dataclasses import replace
@@ -47,7 +47,7 @@ def test_migrate_failing_changes_nothing(ledger_url: str) -> None:
 @pytest.mark.server
 @pytest.mark.slow
 def test_migrate_has_no_time_limit(postgresql: PostgresqlServer) -> None:
-    # As long as a busy server may take for what comes before.
+    # A busy server may need this long for the preceding statements.
     engine = open_engine(f"{postgresql.new_database()}%20-cstatement_timeout%3D2000")
 
     migrate(engine, replace(FIRST, code={"postgresql": ("SELECT pg_sleep(2.2)",)}))
@@ -81,7 +81,7 @@ def test_ledger_files_become_private(tmp_path: Path) -> None:
 
 
 def test_singleton_tables_have_one_row(ledger_url: str) -> None:
-    """A build that wrote another key would add a second row next to an older build's."""
+    """A build with another key would add a second row next to an older build's."""
     open_cache_ledger(ledger_url).close()
     journal = open_journal(ledger_url)
     journal.save_plan(b"plan").result()

@@ -1,4 +1,4 @@
-"""What every object store must do, run on each of them."""
+"""Test the contract of object stores on every store."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -127,7 +127,7 @@ def test_set_aside_removes_corrupt_object_only(objects: ObjectStore) -> None:
 
 
 def test_set_aside_by_two_readers_at_once(tmp_path: Path) -> None:
-    """More than are kept, so that each of them deletes what the other has listed."""
+    """Set aside more objects than are kept, so that each reader deletes objects that the other has listed."""
     objects = open_objects(f"file://{tmp_path}/objects")
     stored = [objects.put(f"k{number}", b"data", durable=False) for number in range(4 * MAX_ASIDE_COUNT)]
     corrupt = [replace(reference, digest=digest_of(b"other")) for reference in stored]

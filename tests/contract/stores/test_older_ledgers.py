@@ -1,4 +1,4 @@
-"""Ledgers of the baseline versions, on SQLite and PostgreSQL: opened; those from before are refused."""
+"""Test ledgers of the baseline versions, on SQLite and PostgreSQL, and the refusal of older ones."""
 
 from contextlib import closing
 from typing import Any
@@ -70,7 +70,7 @@ def test_open_cache_ledger_of_baseline_serves_its_rows(ledger_url: str) -> None:
         entry, totals, holding = ledger.live_entry("entry"), ledger.totals(), ledger.holding("tenant")
         pinned, limits = ledger.kept_by_pins(), ledger.tenant_limits()
         wrong, deletable = ledger.check_integrity(), ledger.deletable_keys(9)
-        # Once there is no room.
+        # Evict until the cache is empty.
         evicted = ledger.evict(
             lambda held: next((name for name, of_it in held.items() if of_it.entry_count), None), 0.0
         ).result()
@@ -144,7 +144,7 @@ def _tables(engine: Engine) -> dict[str, Any]:
     found = inspect(engine)
     tables = {
         table: (
-            # SQLite lets keys of the older tables be NULL.
+            # SQLite permits NULL keys in the older tables.
             {each["name"]: (each["type"]._type_affinity, each["nullable"]) for each in found.get_columns(table)}
             | dict.fromkeys(found.get_pk_constraint(table)["constrained_columns"]),
             {(*each["constrained_columns"], each["referred_table"]) for each in found.get_foreign_keys(table)},

@@ -1,4 +1,4 @@
-"""Marks of whose objects lie in a store, on every store."""
+"""Test the marks of a store's owner, on every store."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def test_claim_of_claimed_store_is_disputed_by_both(objects: ObjectStore, other:
 
 def test_claim_at_once_is_disputed_by_both(objects: ObjectStore) -> None:
     claim(objects, "a" * 32)
-    # As if it had not seen the other one's mark yet.
+    # The other owner writes before it has seen this mark.
     objects.put("owner/journal", b"b" * 32)
 
     assert disputes(objects, "a" * 32)

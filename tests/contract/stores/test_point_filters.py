@@ -1,4 +1,4 @@
-"""Searches of the embedded index are filtered by digests of keys."""
+"""Test the filters of the embedded index by digests of keys."""
 
 import struct
 import uuid
@@ -25,7 +25,7 @@ UPSERT = Frame(
 )
 
 
-def test_a_new_shard_has_the_digests_of_every_key_beside_them(tmp_path: Path) -> None:
+def test_new_shard_has_digests_of_every_key(tmp_path: Path) -> None:
     shard = IndexShard(tmp_path / "shard", 2)
     shard.answer(UPSERT)
 

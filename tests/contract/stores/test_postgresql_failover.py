@@ -1,4 +1,4 @@
-"""A synchronous standby takes over from a PostgreSQL primary that was killed."""
+"""Test the takeover by a synchronous standby after a PostgreSQL primary was killed."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -25,7 +25,7 @@ def record_of(request_id: str) -> AcceptedRequest:
 
 
 def accept(journal: Journal, request_id: str) -> None:
-    """Accept a request, again after each failure, as a client under its idempotency key."""
+    """Accept a request, and retry after each failure, as a client under its idempotency key does."""
     while True:
         try:
             journal.accept(record_of(request_id)).result()

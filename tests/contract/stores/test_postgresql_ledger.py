@@ -42,7 +42,7 @@ def test_broken_connection_fails_only_its_commit(postgresql: PostgresqlServer) -
 
 
 def test_client_leaves_standby_for_new_primary(postgresql: PostgresqlServer) -> None:
-    """Connections may outlive that: nothing is written on them any more."""
+    """A connection may outlive the failover: no statement writes through it again."""
     writer = GroupCommitWriter(open_engine(postgresql.new_database()), "test")
     writer.submit(lambda connection: connection.execute(text("CREATE TABLE t (x BIGINT)"))).result()
     writer.submit(lambda connection: connection.execute(text("SET default_transaction_read_only = on"))).result()
@@ -198,7 +198,7 @@ def test_two_gateways_at_once_evict_the_excess_only_once(
 
 
 def waiting_count(url: str) -> int:
-    """How many transactions wait for another one's lock."""
+    """Return the number of transactions that wait for another's lock."""
     engine = open_engine(url)
     try:
         with engine.connect() as connection:
@@ -209,13 +209,13 @@ def waiting_count(url: str) -> int:
 
 
 def noted_selects() -> tuple[list[tuple[str, Any]], Callable[[Any, str, Any], None]]:
-    """Return a list, and what notes SELECT statements with their parameters in it."""
+    """Return a list, and a callback that adds SELECT statements with their parameters to it."""
     made = list[tuple[str, Any]]()
     return made, lambda _, text, parameters: made.append((text, parameters)) if text.startswith("SELECT") else None
 
 
 def plans_of(cursor: Any, statements: list[tuple[str, Any]]) -> list[str]:
-    """Return the lines of the server's plans, of a server with little memory for one hash table."""
+    """Return the plans of a server with little memory for one hash table."""
     cursor.execute("SET work_mem = '64kB'")
     return [
         line
@@ -235,7 +235,7 @@ SEARCHES: dict[str, Callable[[CacheLedger], object]] = {
 def test_cache_search_compares_no_row_with_whole_table(
     postgresql: PostgresqlServer, search: Callable[[CacheLedger], object]
 ) -> None:
-    """As in a cache that outgrows the memory of a server for one hash table."""
+    """A large cache outgrows the server's memory for one hash table."""
     url = postgresql.new_database()
     made, note = noted_selects()
 
@@ -262,7 +262,8 @@ def test_cache_search_compares_no_row_with_whole_table(
 
 
 def test_count_at_start_has_no_statement_timeout(postgresql: PostgresqlServer) -> None:
-    """Two million finished requests took ten seconds: no frontdoor would have started any more, nor taken over."""
+    """Counting two million finished requests took ten seconds: with a timeout, no frontdoor would start or take
+    over."""
     limits: dict[str, str] = {}
 
     def look(cursor: Any, text: str, _parameters: Any) -> None:

@@ -1,4 +1,4 @@
-"""Pins and deletions of several processes at once, over one PostgreSQL server."""
+"""Test simultaneous pins and deletions of several processes over one PostgreSQL server."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -35,7 +35,7 @@ def url(postgresql: PostgresqlServer) -> str:
 
 @pytest.fixture
 def ledgers(url: str) -> Iterator[list[CacheLedger]]:
-    """As three gateways have them open."""
+    """Open it three times, as three gateways do."""
     with ExitStack() as opened:
         yield [opened.enter_context(closing(open_cache_ledger(url, SetClock()))) for _ in range(3)]
 

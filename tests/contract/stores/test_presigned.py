@@ -1,4 +1,4 @@
-"""Addresses of objects that anybody may read by until they expire: of both stores, S3's over HTTP."""
+"""Test URLs that grant reading an object until they expire, on both stores; S3's over HTTP."""
 
 import time
 from pathlib import Path
@@ -22,7 +22,7 @@ def test_presign_s3_serves_object_as_its_media_type(s3_endpoint: str) -> None:
 
     url = store.presign(reference, "image/webp", int(time.time()) + 3600)
 
-    # Whoever has the address alone.
+    # The URL needs no further credentials.
     with urlopen(url, timeout=60) as answer:
         assert answer.read() == b"a picture"
         assert answer.headers["Content-Type"] == "image/webp"
@@ -40,7 +40,7 @@ def test_presign_s3_ends_within_seven_days(s3_endpoint: str) -> None:
 
 
 def test_presign_s3_missing_object_is_not_served(s3_endpoint: str) -> None:
-    """Without the right to list a bucket nobody is told whether an object is there: 403 as well as 404."""
+    """Without the right to list a bucket, S3 hides whether an object exists: 403 as well as 404."""
     store = open_objects(f"s3://presigned-gone/p?endpoint={s3_endpoint}&create_bucket=true")
     url = store.presign(ObjectReference("results/never", "sha256:", 1), "image/png", int(time.time()) + 60)
 

@@ -1,4 +1,4 @@
-"""The wire to a Qdrant server: what a collection is made to be, as the double of a server sees it; a server away."""
+"""Test the calls to a Qdrant server with a double: the collection's parameters, and a missing server."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -27,7 +27,7 @@ def double() -> Iterator[tuple[str, QdrantDouble]]:
 
 
 class OvertakenClient(QdrantClient):
-    """One that always comes just after another gateway, which started at the same time."""
+    """Create everything after another gateway that started at the same time."""
 
     def create_collection(self, *given: Any, **named: Any) -> bool:
         super().create_collection(*given, **named)
@@ -100,7 +100,7 @@ def test_a_collection_that_was_left_half_made_is_completed(double: tuple[str, Qd
     assert set(server.collections["c"].indexed_fields) == {"tenant", "compatibility_key"}
 
 
-def test_what_another_gateway_made_just_before_is_taken_for_made(double: tuple[str, QdrantDouble]) -> None:
+def test_collection_made_by_another_gateway_is_used(double: tuple[str, QdrantDouble]) -> None:
     url, server = double
     host, _, port = url.removeprefix("qdrant://").partition(":")
     layout = QdrantLayout(groups_count=2)
@@ -114,7 +114,7 @@ def test_what_another_gateway_made_just_before_is_taken_for_made(double: tuple[s
     assert set(server.collections["c"].shards) == set(layout.shard_keys())
 
 
-def test_a_tenants_points_lie_in_one_shard_and_are_searched_there(double: tuple[str, QdrantDouble]) -> None:
+def test_points_of_a_tenant_are_stored_and_searched_in_one_shard(double: tuple[str, QdrantDouble]) -> None:
     url, server = double
     index = open_vectors(f"{url}?collection=c&shard_groups=4")
     index.prepare(32)
@@ -167,7 +167,7 @@ def test_open_vectors_refuses_wrong_options() -> None:
 def test_groups_are_the_same_in_every_process() -> None:
     layout = QdrantLayout(groups_count=16)
 
-    # Written down: another hash would look for a tenant's points in another shard.
+    # The expected value is a literal: another hash would search a tenant's points in another shard.
     assert [layout.shard_key_of(tenant) for tenant in ("a", "b", "*shared*")] == [
         "tenants-0010",
         "tenants-0010",
@@ -175,7 +175,7 @@ def test_groups_are_the_same_in_every_process() -> None:
     ]
 
 
-def test_the_double_refuses_what_it_does_not_know(double: tuple[str, QdrantDouble]) -> None:
+def test_double_refuses_unknown_calls(double: tuple[str, QdrantDouble]) -> None:
     url, _ = double
     channel = grpc.insecure_channel(url.removeprefix("qdrant://"))
     from qdrant_client.grpc.points_service_pb2_grpc import PointsStub

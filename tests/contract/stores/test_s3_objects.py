@@ -1,4 +1,4 @@
-"""What only S3 can do wrong."""
+"""Test errors that only S3 has."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from pentimento.stores.objects import open_objects, s3
 from pentimento.stores.objects.store import refer_to
 from tests.support.refusals import raises
 
-# Whoever asks whether to send the body waits a second for an answer that only this version gives.
+# A client with `Expect: 100-continue` waits a second for an answer that only this version gives.
 SPOKEN = "HTTP/1.1"
 FULL = b"<?xml version='1.0'?><Error><Code>QuotaExceeded</Code><Message>full</Message></Error>"
 
@@ -27,8 +27,8 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 def answering(
     status: int, body: bytes = b"", is_sized: bool = True, asked: list[str] | None = None
 ) -> type[BaseHTTPRequestHandler]:
-    """Return a handler that answers every call alike and notes its path. Without a size the answer ends with its
-    connection."""
+    """Return a handler that gives every call the same answer and records its path. Without a size, the answer ends with
+    its connection."""
 
     class Answering(BaseHTTPRequestHandler):
         protocol_version = SPOKEN
@@ -47,12 +47,12 @@ def answering(
         do_GET = do_HEAD = do_POST = do_DELETE = do_PUT
 
         def log_message(self, format: str, *args: object) -> None:
-            """Nothing to stderr."""
+            """Write no log."""
 
     return Answering
 
 
-# As what leads plain HTTP to another port, as a proxy before a store that is away, and the same of a known length.
+# A redirect to another port, a proxy's page in place of the store, and the same page with a known length.
 REDIRECTED = answering(301)
 GREETING = answering(200, b"<html><body>Back soon.</body></html>", is_sized=False)
 PAGE = answering(200, b"page")
@@ -81,7 +81,7 @@ def test_put_to_failing_store_is_tried_three_times() -> None:
 
 
 @pytest.mark.parametrize("handler", [REDIRECTED, GREETING, PAGE], ids=["redirected", "greeting", "page"])
-def test_calls_of_what_is_no_store_are_unavailable(handler: type[BaseHTTPRequestHandler]) -> None:
+def test_calls_to_other_servers_are_unavailable(handler: type[BaseHTTPRequestHandler]) -> None:
     large = bytes((5 << 20) + 1)
 
     with serving(handler) as endpoint:
@@ -119,7 +119,7 @@ def test_put_to_missing_store_or_bucket_is_unavailable(s3_endpoint: str) -> None
 
 
 def test_keys_leave_out_objects_of_others(s3_endpoint: str) -> None:
-    """As the folder that a console makes."""
+    """A console makes such a folder object."""
     store = open_objects(f"s3://foreign-bucket/some?endpoint={s3_endpoint}&create_bucket=true")
     assert isinstance(store, s3.S3ObjectStore)
     for name in ("some/cache/", "some/cache/notes.txt"):

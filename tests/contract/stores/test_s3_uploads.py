@@ -1,4 +1,4 @@
-"""Objects that go up to S3 part by part: whole or not there, and nothing of them left when they fail."""
+"""Test uploads to S3 in parts: complete or absent, and without remains after a failure."""
 
 import signal
 import subprocess
@@ -45,7 +45,7 @@ def store(url: str) -> S3ObjectStore:
 
 
 def part_count(store: S3ObjectStore, key: str) -> int:
-    """As many parts as the stored object was put together from, 0 for one that went up whole; S3 tells by its tag."""
+    """Return the number of parts of the stored object, by its ETag; 0 for an object uploaded whole."""
     head = store._client.head_object(Bucket=store._bucket, Key=store._prefix + key)
     _, _, parts = head["ETag"].strip('"').partition("-")
     return int(parts or 0)
@@ -61,15 +61,13 @@ def test_a_large_object_goes_up_in_parts_and_is_the_same(store: S3ObjectStore) -
 
 
 @pytest.mark.parametrize(("size", "parts"), [(PART_BYTES, 0), (PART_BYTES + 1, 2)])
-def test_what_fits_a_part_goes_up_whole(store: S3ObjectStore, size: int, parts: int) -> None:
+def test_object_that_fits_a_part_is_uploaded_whole(store: S3ObjectStore, size: int, parts: int) -> None:
     store.put("a", bytes(size))
 
     assert part_count(store, "a") == parts
 
 
-def test_of_what_is_set_aside_the_newest_alone_is_kept_where_there_is_room_for_one(
-    store: S3ObjectStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_set_aside_with_room_for_one_keeps_the_newest(store: S3ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interface, "MAX_ASIDE_COUNT", 1)
     for key in ("a", "b"):
         promised = refer_to(key, b"right")
@@ -122,7 +120,7 @@ def test_an_interrupted_upload_is_taken_back_at_once(store: S3ObjectStore, monke
 
     def interrupted_at_second(**request: object) -> object:
         if request["PartNumber"] == 2:
-            # Parts go up on threads, and signals reach the main one.
+            # Parts are uploaded on threads, and signals reach the main one.
             signal.pthread_kill(main_thread().ident or 0, signal.SIGINT)
             time.sleep(0.2)
         return upload_part(**request)
@@ -154,8 +152,8 @@ def test_open_objects_refuses_parts_that_s3_does_not_take() -> None:
 
 
 class ScriptedStore(BaseHTTPRequestHandler):
-    """A double of S3's multipart calls over HTTP: `refusal` answers the second part, and what is aborted is kept.
-    It lists one upload that began when its clock said 10,000 and one that began 50 seconds before now, 20,000."""
+    """Answer S3's multipart calls over HTTP: `refusal` answers the second part, and aborts are recorded. One listed
+    upload began when the server's clock said 10,000, another 50 seconds before the present, 20,000."""
 
     protocol_version = SPOKEN
     refusal: tuple[int, bytes] = (403, b"QuotaExceeded")
@@ -195,7 +193,7 @@ class ScriptedStore(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing to stderr."""
+        """Write no log."""
 
 
 @pytest.fixture
@@ -212,9 +210,7 @@ def test_a_store_that_fills_up_between_parts_is_full_and_keeps_none_of_them(scri
     assert ScriptedStore.aborts == ("one",)
 
 
-def test_what_went_wrong_first_is_told_also_where_the_parts_cannot_be_deleted(
-    scripted: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_first_error_is_raised_if_parts_cannot_be_deleted(scripted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ScriptedStore, "refusal", (403, b"AccessDenied"))
     monkeypatch.setattr(ScriptedStore, "answers_aborts", False)
 

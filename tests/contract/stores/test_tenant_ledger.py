@@ -1,4 +1,4 @@
-"""Tenants, keys and usage in one ledger; SQLite and PostgreSQL."""
+"""Test tenants, keys and usage in one ledger, on SQLite and PostgreSQL."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -41,7 +41,7 @@ def reason_of(ledger_call: object) -> str:
     return raised.value.reason
 
 
-def test_create_tenant_is_there_at_next_start(ledger: TenantLedger, ledger_url: str) -> None:
+def test_create_tenant_survives_a_restart(ledger: TenantLedger, ledger_url: str) -> None:
     assert ledger.create("acme", QUOTA).result() == Tenant("acme", QUOTA, NOW_S, 1)
     ledger.create("'; DROP TABLE tenants; -- ü", TenantQuota()).result()
 

@@ -1,6 +1,5 @@
-"""The contract of vector indexes, run on each: the embedded one, qdrant-client's local mode, and a double of a Qdrant
-server over gRPC, with points spread by ids and by groups of tenants. QDRANT_URL (qdrant://host:port) adds a real
-server."""
+"""Test the contract of vector indexes on the embedded one, qdrant-client's local mode, and a double of a Qdrant server
+over gRPC, with points spread by ids and by groups of tenants. QDRANT_URL (qdrant://host:port) adds a real server."""
 
 import math
 import os
@@ -46,7 +45,7 @@ def make_index(backend: str, directory: Path, double_url: str) -> VectorIndex:
 
 
 class AwaitedClient:
-    """The search of an AsyncQdrantClient over the points of a local client: each local client has its own points."""
+    """Search as an AsyncQdrantClient over the points of a local client: each local client has its own points."""
 
     def __init__(self, client: "QdrantClient") -> None:
         self._client = client
@@ -73,14 +72,14 @@ def unprepared(request: pytest.FixtureRequest, tmp_path: Path, double_url: str) 
 @pytest.fixture
 def index(unprepared: VectorIndex) -> VectorIndex:
     with warnings.catch_warnings():
-        # The local mode says that payload indexes do nothing there.
+        # The local mode warns that payload indexes have no effect there.
         warnings.simplefilter("ignore", UserWarning)
         unprepared.prepare(DIMENSION_COUNT)
     return unprepared
 
 
 def unit(*values: float) -> bytes:
-    """A unit vector in the direction of `values`, padded with zeros."""
+    """Return a unit vector in the direction of `values`, padded with zeros."""
     padded = [*values, *([0.0] * (DIMENSION_COUNT - len(values)))]
     length = math.sqrt(sum(value * value for value in padded))
     return struct.pack(f"<{DIMENSION_COUNT}f", *(value / length for value in padded))
@@ -94,7 +93,7 @@ def query(vector: bytes, *tenants: str, space: Space = Space.TEXT, key: str = "k
     return VectorQuery(space, vector, tenants or ("t",), (key,), limit)
 
 
-def test_nothing_is_found_before_there_is_an_index(unprepared: VectorIndex) -> None:
+def test_search_before_prepare_finds_nothing(unprepared: VectorIndex) -> None:
     assert search_now(unprepared, query(unit(1))) == []
     assert list(unprepared.entry_ids()) == []
 
@@ -165,7 +164,7 @@ def test_batches_of_any_size(index: VectorIndex) -> None:
 
 
 def test_entry_ids_of_range_are_in_ascending_order(index: VectorIndex) -> None:
-    """2,500 are more than any index reads at once."""
+    """No index reads 2,500 points in one call."""
     points = [point(unit(1, number / 2500), chr(97 + number % 3)) for number in range(2500)]
     index.upsert(points)
     ids = sorted(each.entry_id for each in points)
@@ -188,7 +187,7 @@ SMALL_COUNT = 4
 
 
 def small(*values: float) -> bytes:
-    """A unit vector of an encoder with fewer dimensions."""
+    """Return a unit vector of an encoder with fewer dimensions."""
     return unit(*values)[: 4 * SMALL_COUNT]
 
 

@@ -61,7 +61,7 @@ async def running(
 
 
 async def answered(call: Callable[[], object]) -> object:
-    """What it answers once a leader is found."""
+    """Return the answer once there is a leader."""
     async with asyncio.timeout(60):
         while True:
             try:
@@ -94,7 +94,7 @@ async def test_a_client_of_both_finds_the_leader_and_then_the_one_that_took_over
             looks.end()
             await second.leading
 
-            # What it planned last may still be on its way.
+            # Its last plan may still arrive.
             with pytest.raises(PentimentoError):
                 async for plan in plans:
                     assert plan.version.leader_epoch == before.version.leader_epoch

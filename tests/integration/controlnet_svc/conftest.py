@@ -116,7 +116,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture
 def overrides() -> dict[str, Any]:
-    """Of the service's settings; a test's parameter may take its place."""
+    """Return the service's settings; a test may override them by a parameter."""
     return {}
 
 

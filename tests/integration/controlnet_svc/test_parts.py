@@ -1,4 +1,5 @@
-"""Residuals of a transformer over a line: in parts, as they are there, and those of diffusers in the end."""
+"""Test residuals of a transformer over a line: sent in parts as they are computed, and equal to diffusers' at the
+end."""
 
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ def request() -> ResidualStreamRequest:
 
 
 def recorded(stream: ResidualStream) -> list[tuple[int, int, int]]:
-    """Of all that comes by its line: the step, how many tensors are there, how many are to come."""
+    """Record everything that arrives on its line: the step, the number of received tensors, the expected number."""
     heard: list[tuple[int, int, int]] = []
     assert stream._line is not None
     line = stream._line

@@ -1,4 +1,4 @@
-"""The console in a real Chromium; a module's tests share an edge, and each has a window of its own."""
+"""Open the console in a real Chromium: the tests of a module share an edge, and each has its own window."""
 
 import tempfile
 from collections.abc import AsyncIterator, Mapping

@@ -26,7 +26,7 @@ collect_ignore_glob = ["test_*.py"] if missing() else []
 
 @dataclass(frozen=True)
 class EdgeUnderTest:
-    """A frontdoor with a paced worker, and an edge before it; `url` is where its HTTP begins."""
+    """Hold a frontdoor with a paced worker, and an edge over it; `url` is the address of its HTTP."""
 
     suite: FrontdoorSuite
     worker: PacedWorker
@@ -55,7 +55,7 @@ def patient_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def limits() -> dict[str, Any]:
-    """Settings of the listener that a test wants otherwise."""
+    """Return the listener settings that a test changes."""
     return {}
 
 
@@ -71,7 +71,7 @@ IN_A_SHARED_LOOP = pytest.mark.asyncio(loop_scope="module")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared_edge() -> AsyncIterator[EdgeUnderTest]:
-    """The one of a module's tests that are refused and leave nothing for others to see."""
+    """Share one edge among a module's tests with refused calls, which leave no request for others to see."""
     with tempfile.TemporaryDirectory(prefix="pmt-") as path, pytest.MonkeyPatch.context() as patch:
         be_patient(patch)
         folder, worker = Path(path), PacedWorker("w1")
@@ -83,7 +83,7 @@ async def shared_edge() -> AsyncIterator[EdgeUnderTest]:
 
 @asynccontextmanager
 async def edge_before(folder: Path, worker: PacedWorker, limits: dict[str, Any]) -> AsyncIterator[EdgeUnderTest]:
-    """An edge before a frontdoor of that worker, which listens in the folder."""
+    """Run an edge over a frontdoor of that worker, which listens in the folder."""
     from lab.fixtures.edge_suite import running_edge
 
     async with (

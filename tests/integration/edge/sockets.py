@@ -1,4 +1,4 @@
-"""The edge by its bare sockets: what no well-behaved client sends."""
+"""Call the edge by its bare sockets, to send bytes that no HTTP client sends."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -33,7 +33,7 @@ async def connection(edge: EdgeUnderTest) -> AsyncIterator[tuple[asyncio.StreamR
 
 
 async def answer_to(edge: EdgeUnderTest, *sent: bytes) -> bytes:
-    """Return what comes until the edge ends the connection."""
+    """Return the received bytes once the edge ends the connection."""
     async with connection(edge) as (reader, writer):
         for part in sent:
             writer.write(part)
@@ -53,7 +53,8 @@ async def eventually(holds: Callable[[], bool]) -> None:
 
 @contextmanager
 def unhurried(edge: EdgeUnderTest) -> Iterator[None]:
-    """Connections that are opened inside have time, whatever the limits of the test: on a busy machine they take it."""
+    """Lift the time limits for connections that are opened inside the block: a busy machine may exceed a test's
+    limits."""
     given = edge.listener._server.config.http_protocol_class.keywords  # type: ignore[union-attr]
     limits = given["limits"]
     names = ("header_timeout_s", "body_timeout_s", "idle_timeout_s", "write_timeout_s")
@@ -64,7 +65,7 @@ def unhurried(edge: EdgeUnderTest) -> Iterator[None]:
         given["limits"] = limits
 
 
-async def assert_paints(edge: EdgeUnderTest) -> None:
+async def assert_generates(edge: EdgeUnderTest) -> None:
     with unhurried(edge):
         answer = await edge.generate(num_inference_steps=1)
     assert answer.status_code == 200
@@ -75,8 +76,8 @@ def with_body(body: bytes, head: bytes = JSON_HEAD) -> bytes:
 
 
 async def ended_while_sending(edge: EdgeUnderTest, begin: bytes, more: bytes, status: int) -> None:
-    """Send `more` again and again behind `begin`, until the edge ends the connection; it answers with that status, or
-    the client is no longer able to read. Nothing was generated, and the next request is."""
+    """Send `begin`, then `more` repeatedly, until the edge ends the connection with that status, or the client can no
+    longer read. Nothing was generated, and the next request completes."""
     async with connection(edge) as (reader, writer):
         writer.write(begin)
         reading = asyncio.ensure_future(reader.read())
@@ -86,4 +87,4 @@ async def ended_while_sending(edge: EdgeUnderTest, begin: bytes, more: bytes, st
 
     assert reading.exception() is not None or reading.result().startswith(b"HTTP/1.1 %d " % status)
     assert edge.worker.executed == []
-    await assert_paints(edge)
+    await assert_generates(edge)

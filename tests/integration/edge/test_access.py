@@ -42,14 +42,14 @@ ROUTES = {
     ("GET", "/v1/jobs/{id}/result"): FOR_USERS,
     ("POST", "/v1/jobs/{id}/cancel"): FOR_USERS,
     ("POST", "/v1/jobs/{id}/url"): FOR_USERS,
-    # A signed address is enough to read.
+    # A signed URL suffices for reading.
     ("GET", "/v1/files/{key:path}"): OPEN,
 }
 DATA = "/console/data"
 CONSOLE = {
     ("GET", "/"): OPEN,
     ("GET", "/console/static/{name}"): OPEN,
-    # Whether callers need a token.
+    # Return whether callers need a token.
     ("GET", f"{DATA}/access"): OPEN,
     ("GET", f"{DATA}/deployment"): FOR_USERS,
     ("GET", f"{DATA}/status"): FOR_OPERATORS,
@@ -66,7 +66,7 @@ CONSOLE = {
 
 @pytest.fixture
 async def edge(folder: Path, worker: PacedWorker) -> AsyncIterator[EdgeUnderTest]:
-    """With tokens, which are called like their roles; another user is of another tenant."""
+    """Return tokens by role name; the other user belongs to another tenant."""
     tokens = folder / "tokens.toml"
     entries = [token_entry(name, "acme", frozenset({role})) for name, role in ROLES.items()]
     tokens.write_text("\n".join([*entries, token_entry("other", "other", frozenset({Role.USER}))]))
@@ -254,7 +254,7 @@ async def test_stranger_is_refused_by_how_to_send_a_token(edge: EdgeUnderTest) -
     assert {answer.status_code for answer in await asyncio.gather(*strangers)} == {401}
     assert await ask(edge, "GET", "/v1/models", "user") == 200
 
-    # Nothing large is read of a stranger.
+    # Little is read of a caller without access.
     host, _, port = edge.listener.address.rpartition(":")
     for length in ("Content-Length: 1000000", "Transfer-Encoding: chunked"):
         head = "POST /v1/images/generations HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

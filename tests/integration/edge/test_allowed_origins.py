@@ -1,4 +1,5 @@
-"""Pages of others that an operator allows: what their browsers ask before, and what their scripts may read."""
+"""Test foreign pages that an operator allows: their browsers' preflight requests, and the answers that scripts may
+read."""
 
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from tests.integration.edge.conftest import EdgeUnderTest
 
 PAGE = "https://app.example"
-# What OpenAI's JavaScript client sends from a page, as browsers ask for it.
+# Headers that OpenAI's JavaScript client sends from a page, in a browser's order.
 SENT = ["authorization", "content-type", "idempotency-key"] + [
     f"x-stainless-{name}"
     for name in ("arch", "lang", "os", "package-version", "retry-count", "runtime", "runtime-version", "timeout")
@@ -24,7 +25,7 @@ def listed(answer: httpx.Response, name: str) -> set[str]:
     return {word.strip().lower() for word in answer.headers.get(name, "").split(",")}
 
 
-async def test_a_page_that_is_allowed_may_send_what_openais_client_sends(edge: EdgeUnderTest) -> None:
+async def test_allowed_page_may_send_headers_of_openai_client(edge: EdgeUnderTest) -> None:
     headers = {
         "Origin": PAGE,
         "Access-Control-Request-Method": "POST",
@@ -34,14 +35,14 @@ async def test_a_page_that_is_allowed_may_send_what_openais_client_sends(edge: E
     answer = await edge.http.options("/v1/images/generations", headers=headers)
 
     allowed = listed(answer, "access-control-allow-headers")
-    # By the Fetch standard `*` stands for every header but this one.
+    # By the Fetch standard `*` covers every header except this one.
     assert "authorization" in allowed
     assert [name for name in SENT if name not in allowed and "*" not in allowed] == []
     assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (204, PAGE)
     assert listed(answer, "access-control-allow-methods") == {"get", "post"}
 
 
-async def test_a_page_that_is_allowed_reads_when_to_come_back_and_what_it_got(edge: EdgeUnderTest) -> None:
+async def test_allowed_page_reads_retry_time_and_answer(edge: EdgeUnderTest) -> None:
     asked = {"prompt": "a red circle", "num_inference_steps": 1}
 
     answer = await edge.http.post("/v1/jobs", json=asked, headers={"Origin": PAGE})
@@ -55,15 +56,15 @@ async def test_a_page_that_is_allowed_reads_when_to_come_back_and_what_it_got(ed
     }
 
 
-async def test_its_own_pages_and_programs_are_told_nothing_of_others(edge: EdgeUnderTest) -> None:
+async def test_requests_without_origin_get_no_cors_headers(edge: EdgeUnderTest) -> None:
     answer = await edge.generate(num_inference_steps=1)
 
     assert [name for name in answer.headers if name.startswith("access-control")] == []
 
 
-async def test_what_a_browser_keeps_of_an_element_is_not_taken_for_what_a_script_may_read(edge: EdgeUnderTest) -> None:
-    """An address in `<img>` is asked for without an origin; the script of the same page that then wants the bytes would
-    get that answer, which allows nobody to read it, out of the browser's cache."""
+async def test_cached_answer_to_element_is_not_reused_for_script(edge: EdgeUnderTest) -> None:
+    """`<img>` requests a URL without an origin. A later script of the same page would get the cached answer, which
+    forbids every script to read it."""
     asked = {"prompt": "a red circle", "num_inference_steps": 1, "response_format": "url"}
     url = (await edge.http.post("/v1/images/generations", json=asked)).json()["data"][0]["url"]
 

@@ -1,4 +1,4 @@
-"""The API document is true: schemathesis makes requests from it, good ones and bad ones, and judges every answer."""
+"""Test the API document: schemathesis makes valid and invalid requests from it, and checks every answer against it."""
 
 import asyncio
 import importlib.util
@@ -19,7 +19,7 @@ CHECKS = (
 )
 
 
-# A job's fields are those of a generation, where every one of them is tried; here a few of them are.
+# A job's fields are a generation's, and the generation covers each; here a few suffice.
 CONFIG = """
 [[operations]]
 include-path = "/v1/jobs"

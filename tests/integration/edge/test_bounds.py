@@ -1,4 +1,4 @@
-"""What a stranger may take of the edge: each bound over a real socket, and a picture on the same process afterwards."""
+"""Test each bound on unknown callers over a real socket; afterwards the same process generates an image."""
 
 import time
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from tests.integration.edge.sockets import (
     GOOD,
     JSON_HEAD,
     answer_to,
-    assert_paints,
+    assert_generates,
     connection,
     ended_while_sending,
     eventually,
@@ -29,7 +29,7 @@ UPLOAD = JSON_HEAD + b"Content-Length: 1000000\r\n\r\n"
 async def test_head_that_does_not_come_ends_the_connection(edge: EdgeUnderTest) -> None:
     for sent in (b"", b"POST /v1/images/generations HTTP/1.1\r\nHost: local"):
         assert (await answer_to(edge, sent)).startswith(b"HTTP/1.1 408 ")
-    await assert_paints(edge)
+    await assert_generates(edge)
 
 
 @limited(header_bytes=2048)
@@ -41,7 +41,7 @@ async def test_head_that_is_too_large_is_refused(edge: EdgeUnderTest) -> None:
         "never ends": b"GET /health HTTP/1.1\r\nX-A: " + b"a" * 4096,
     }.items():
         assert (await answer_to(edge, sent)).startswith(b"HTTP/1.1 431 "), name
-    await assert_paints(edge)
+    await assert_generates(edge)
 
 
 @pytest.mark.slow
@@ -53,7 +53,7 @@ async def test_body_that_is_too_large_is_refused_unread(edge: EdgeUnderTest) -> 
 
     for answer in (declared, grown):
         assert answer.startswith(b"HTTP/1.1 413 ") and b"MESSAGE_TOO_LARGE" in answer
-    await assert_paints(edge)
+    await assert_generates(edge)
 
 
 @pytest.mark.slow
@@ -62,14 +62,14 @@ async def test_a_body_that_stops_ends_the_connection(edge: EdgeUnderTest) -> Non
     answer = await answer_to(edge, JSON_HEAD + b"Content-Length: 100\r\n\r\n{")
 
     assert answer.startswith(b"HTTP/1.1 408 ")
-    await assert_paints(edge)
+    await assert_generates(edge)
 
 
 @limited(header_timeout_s=0.1)
 async def test_body_below_the_least_rate_ends_the_connection(
     edge: EdgeUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a beginning that was quick enough, long before its time is over, and although it is never silent."""
+    """The sender begins fast, is never silent, and is far from the end of its time limit."""
     monkeypatch.setattr(bounded, "SLOW_SENDING_S", 0.3)
     await ended_while_sending(edge, UPLOAD + b" " * 100, b" ", 408)
 
@@ -85,9 +85,7 @@ HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
 
 @limited(http_connections=3)
 @pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHo", HEALTH + b"\r\n"], ids=["silent", "half", "idle"])
-async def test_beyond_the_bound_the_connection_makes_room_that_has_waited_longest(
-    edge: EdgeUnderTest, sent: bytes
-) -> None:
+async def test_connection_that_waited_longest_is_closed_beyond_the_bound(edge: EdgeUnderTest, sent: bytes) -> None:
     async with connection(edge) as (oldest, writer):
         writer.write(sent)
         if sent.endswith(b"\r\n\r\n"):
@@ -121,15 +119,13 @@ async def test_connections_beyond_the_bound_are_closed_where_all_others_are_at_w
 
 
 async def until_three(edge: EdgeUnderTest, are: Callable[[Any], object]) -> None:
-    """Until three connections are there, and are so."""
+    """Wait until there are three connections, all in that state."""
     connections = edge.listener._server.server_state.connections
     await eventually(lambda: len(connections) == 3 and all(map(are, connections)))
 
 
 @limited(http_connections=3)
-async def test_the_slowest_sender_makes_room_where_none_is_idle(
-    edge: EdgeUnderTest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_slowest_sender_is_closed_if_none_is_idle(edge: EdgeUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounded, "SENDING_GRACE_S", 0.1)
     async with (
         connection(edge) as (slow, trickle),
@@ -149,7 +145,9 @@ async def test_the_slowest_sender_makes_room_where_none_is_idle(
 
 
 @limited(http_connections=3)
-async def test_who_has_just_begun_to_send_makes_no_room(edge: EdgeUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connection_that_has_just_begun_to_send_stays_open(
+    edge: EdgeUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bounded, "SENDING_GRACE_S", 60.0)
     async with connection(edge) as (one, first), connection(edge) as (_, second), connection(edge) as (_, third):
         for writer in (first, second, third):
@@ -162,12 +160,12 @@ async def test_who_has_just_begun_to_send_makes_no_room(edge: EdgeUnderTest, mon
 
 
 @limited(http_connections=8)
-async def test_silent_connections_shut_nobody_out(edge: EdgeUnderTest) -> None:
+async def test_silent_connections_block_no_caller(edge: EdgeUnderTest) -> None:
     async with AsyncExitStack() as stack:
         for _ in range(32):
             await stack.enter_async_context(connection(edge))
 
-        await assert_paints(edge)
+        await assert_generates(edge)
 
         assert edge.listener.connection_count <= 8
 
@@ -182,7 +180,7 @@ async def test_an_answer_that_is_still_being_read_makes_no_room(edge: EdgeUnderT
         size = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
         received = 0
         while received < size:
-            # What comes beyond the bound ends what is silent.
+            # Connections beyond the bound end silent ones.
             await stack.enter_async_context(connection(edge))
             received += len(await reader.readexactly(min(size - received, 1 << 18)))
 
@@ -213,7 +211,7 @@ async def test_a_head_with_two_meanings_is_refused_and_nothing_after_it_is_read(
 
         assert answer.startswith(b"HTTP/1.1 400 ") and answer.count(b"HTTP/1.1") == 1, framing
     assert edge.worker.executed == []
-    await assert_paints(edge)
+    await assert_generates(edge)
 
 
 async def test_a_flood_of_pipelined_requests_ends_the_connection(edge: EdgeUnderTest) -> None:
@@ -223,7 +221,7 @@ async def test_a_flood_of_pipelined_requests_ends_the_connection(edge: EdgeUnder
 
     assert answer.count(b"HTTP/1.1 200") == 0
     edge.worker.hold.set()
-    await assert_paints(edge)
+    await assert_generates(edge)
 
 
 @limited(write_timeout_s=0.3)
@@ -239,13 +237,13 @@ async def test_a_reader_that_stops_is_cut_off(edge: EdgeUnderTest, stream: bool)
         await eventually(lambda: edge.listener.connection_count == 0)
 
     edge.worker.picture_bytes = 0
-    await assert_paints(edge)
+    await assert_generates(edge)
 
 
 @pytest.mark.slow
 @limited(unread_bytes=1 << 20)
 async def test_answers_that_are_not_read_are_bounded_together(edge: EdgeUnderTest) -> None:
-    """Whoever has had one for the longest makes room, and the last one never does."""
+    """The connection with the oldest unread answer is closed, except the last remaining one."""
     edge.worker.picture_bytes = 12 << 20
     state = edge.listener._server.server_state
 
@@ -262,7 +260,7 @@ async def test_answers_that_are_not_read_are_bounded_together(edge: EdgeUnderTes
 
     assert answer.startswith(b"HTTP/1.1 200 ") and answer.endswith(b"}")
     edge.worker.picture_bytes = 0
-    await assert_paints(edge)
+    await assert_generates(edge)
 
 
 NO_FORMS = (
@@ -287,7 +285,7 @@ async def test_form_that_is_none_is_refused_and_not_logged(
 
         assert answer.startswith(b"HTTP/1.1 400 "), body[:60]
     assert [record.name for record in caplog.records if record.name.startswith("python_multipart")] == []
-    await assert_paints(edge)
+    await assert_generates(edge)
 
 
 @limited(max_body_bytes=4096, max_bodies_bytes=4096)

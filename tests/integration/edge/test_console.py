@@ -1,4 +1,4 @@
-"""The console's pages and data over HTTP, without a browser: a real edge before a real frontdoor."""
+"""Test the console's pages and data over HTTP, without a browser, with a real edge and a real frontdoor."""
 
 import base64
 import json
@@ -19,8 +19,8 @@ PAINT = {"prompt": "a red circle", "num_inference_steps": 4, "seed": 5, "preview
 
 
 @asynccontextmanager
-async def painting(edge: EdgeUnderTest, path: str = "generate", **values: Any) -> AsyncIterator[AsyncIterator[Any]]:
-    """The events of a picture, as (name, values)."""
+async def generating(edge: EdgeUnderTest, path: str = "generate", **values: Any) -> AsyncIterator[AsyncIterator[Any]]:
+    """Yield an image's events, as (name, values)."""
     async with edge.http.stream("POST", f"{DATA}/{path}", json=values or PAINT) as answer:
         assert answer.status_code == 200, await answer.aread()
         assert answer.headers["content-type"].startswith("text/event-stream")
@@ -36,16 +36,16 @@ async def events_of(answer: httpx.Response) -> AsyncIterator[Any]:
             yield name, json.loads(line.removeprefix("data: "))
 
 
-async def paint(edge: EdgeUnderTest, path: str = "generate", **values: Any) -> list[Any]:
-    async with painting(edge, path, **values) as events:
+async def generate(edge: EdgeUnderTest, path: str = "generate", **values: Any) -> list[Any]:
+    async with generating(edge, path, **values) as events:
         return [event async for event in events]
 
 
 async def test_image_has_events_record_file_and_replay(edge: EdgeUnderTest) -> None:
-    events = await paint(edge)
+    events = await generate(edge)
     names, completed = [name for name, _ in events], events[-1][1]
     assert (names[:2], names[-1]) == (["accepted", "routed"], "completed")
-    # A worker that is quick enough reports no step on the way.
+    # A fast worker reports no step before the end.
     assert set(names[2:-1]) <= {"progress"}
     assert base64.b64decode(completed["image"]) == image_of(edge.worker.executed[0])
     assert completed["request_id"] == events[0][1]["request_id"] == completed["provenance"]["request_id"]
@@ -60,7 +60,7 @@ async def test_image_has_events_record_file_and_replay(edge: EdgeUnderTest) -> N
     assert image.content == base64.b64decode(completed["image"])
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "UNKNOWN_REQUEST")
 
-    again = (await paint(edge, "replay", request_id=completed["request_id"], preview_every_steps=0))[-1][1]
+    again = (await generate(edge, "replay", request_id=completed["request_id"], preview_every_steps=0))[-1][1]
     assert (again["image"], again["provenance"]["replay_equal"]) == (completed["image"], True)
 
 
@@ -77,8 +77,8 @@ async def test_deployment_list_and_status_of_images(edge: EdgeUnderTest) -> None
     assert explained["route"]["model"] == edge.worker.held.model
     assert edge.worker.executed == []
 
-    # Browsers would round such a seed: it comes and goes as text.
-    generated = [(await paint(edge, **{**PAINT, "seed": seed}))[-1][1] for seed in (7, 2**64 - 1, str(2**64 - 1))]
+    # Browsers would round such a seed, so it is sent as text.
+    generated = [(await generate(edge, **{**PAINT, "seed": seed}))[-1][1] for seed in (7, 2**64 - 1, str(2**64 - 1))]
     assert [spec.seed for spec in edge.worker.executed] == [7, 2**64 - 1, 2**64 - 1]
     assert generated[2]["provenance"]["spec"]["seed"] == "18446744073709551615"
 
@@ -97,8 +97,8 @@ async def test_deployment_list_and_status_of_images(edge: EdgeUnderTest) -> None
     assert status["frontdoor"]["latencies"][-1]["upper_bound_s"] == "Infinity"
 
 
-async def test_several_pictures_are_told_of_each_by_itself(edge: EdgeUnderTest) -> None:
-    events = await paint(edge, **PAINT, n=3)
+async def test_several_images_have_separate_events(edge: EdgeUnderTest) -> None:
+    events = await generate(edge, **PAINT, n=3)
 
     accepted = events[0][1]
     completed = sorted((values for name, values in events if name == "completed"), key=lambda one: one["image_index"])
@@ -108,9 +108,9 @@ async def test_several_pictures_are_told_of_each_by_itself(edge: EdgeUnderTest) 
     assert {values["image_index"] for name, values in events if name == "routed"} == {0, 1, 2}
 
 
-async def test_one_of_several_that_fails_is_told_and_the_others_come(edge: EdgeUnderTest) -> None:
+async def test_failed_image_of_several_is_reported_and_others_complete(edge: EdgeUnderTest) -> None:
     edge.worker.hold.clear()
-    async with painting(edge, **PAINT, n=2) as events:
+    async with generating(edge, **PAINT, n=2) as events:
         _, accepted = await anext(events)
         await edge.worker.wait_until(lambda: edge.worker.running)
         await edge.suite.client.cancel(accepted["image_request_ids"][1])
@@ -125,17 +125,17 @@ async def test_an_image_and_its_mask_reach_the_worker_and_the_replay(edge: EdgeU
     image, mask = a_png(8, 4, "red"), a_png(8, 4, "white")
     sent = {"image": base64.b64encode(image).decode(), "mask": base64.b64encode(mask).decode()}
 
-    first = (await paint(edge, **PAINT, **sent, strength=0.5, size="32x32"))[-1][1]
+    first = (await generate(edge, **PAINT, **sent, strength=0.5, size="32x32"))[-1][1]
     inputs = [{"field": f"init_image.{name}", "data": data} for name, data in sent.items()]
-    again = (await paint(edge, "replay", request_id=first["request_id"], inputs=inputs))[-1][1]
+    again = (await generate(edge, "replay", request_id=first["request_id"], inputs=inputs))[-1][1]
 
     assert [spec.init_image for spec in edge.worker.executed] == [InitImage(image, 0.5, mask)] * 2
     assert again["image"] == first["image"]
 
 
-async def test_a_picture_that_fails_ends_its_stream_with_the_error(edge: EdgeUnderTest) -> None:
+async def test_failed_image_ends_its_stream_with_error(edge: EdgeUnderTest) -> None:
     edge.worker.hold.clear()
-    async with painting(edge) as events:
+    async with generating(edge) as events:
         _, accepted = await anext(events)
         await edge.worker.wait_until(lambda: edge.worker.running)
         await edge.suite.client.cancel(accepted["request_id"])
@@ -146,7 +146,7 @@ async def test_a_picture_that_fails_ends_its_stream_with_the_error(edge: EdgeUnd
 
 async def test_charts_begin_before_anybody_looked(edge: EdgeUnderTest) -> None:
     before = (await edge.http.get(f"{DATA}/history")).json()["samples"]
-    await paint(edge)
+    await generate(edge)
     await edge.history.look()
 
     told = (await edge.http.get(f"{DATA}/history", params={"after": before[-1]["at"]})).json()

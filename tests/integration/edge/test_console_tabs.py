@@ -1,4 +1,4 @@
-"""The console in tabs of a real Chromium that stay open for long, or are clicked through quickly."""
+"""Test the console in tabs of a real Chromium that stay open for long, or change pages fast."""
 
 import io
 import json
@@ -14,7 +14,7 @@ from PIL import Image
 from tests.integration.edge.browsers import IN_A_BROWSER, console_browser, window
 
 pytestmark = IN_A_BROWSER
-# Addresses of bytes that the tab holds.
+# Object URLs that the tab holds.
 KEEP_ADDRESSES = """
     window.held = new Set();
     const [create, revoke] = [URL.createObjectURL, URL.revokeObjectURL];
@@ -31,7 +31,7 @@ async def browser() -> AsyncIterator[tuple[Any, str]]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def page(browser: tuple[Any, str]) -> AsyncIterator[Any]:
-    """A tab that has opened nothing yet."""
+    """Open a tab without a page."""
     async with window(browser) as context:
         yield await context.new_page()
 
@@ -59,7 +59,7 @@ async def test_a_page_that_was_left_before_it_had_loaded_keeps_no_other_one_look
     assert looks == []
 
 
-async def test_earlier_pictures_that_do_not_come_are_told_of_and_asked_for_again(page: Any) -> None:
+async def test_failed_page_of_earlier_images_is_reported_and_retried(page: Any) -> None:
     answers = [
         {"requests": [{"request_id": "r-1", "accepted_at_ms": 1}], "next_page_token": "more"},
         None,
@@ -81,7 +81,7 @@ async def test_earlier_pictures_that_do_not_come_are_told_of_and_asked_for_again
     assert await page.get_by_text("this deployment cannot be reached").count() == 0
 
 
-async def test_a_tab_holds_the_bytes_of_the_pictures_that_it_shows_alone(page: Any) -> None:
+async def test_tab_holds_only_bytes_of_shown_images(page: Any) -> None:
     await page.add_init_script(KEEP_ADDRESSES)
     await page.goto("/")
     held = []
@@ -96,7 +96,7 @@ async def test_a_tab_holds_the_bytes_of_the_pictures_that_it_shows_alone(page: A
     assert held == [1, 3, 1]
 
 
-async def test_a_file_that_was_changed_since_it_was_chosen_is_told_of(page: Any, tmp_path: Path) -> None:
+async def test_file_changed_after_choice_is_reported(page: Any, tmp_path: Path) -> None:
     file = tmp_path / "image.png"
     Image.new("RGB", (64, 64), "red").save(file)
     sent: list[str] = []
@@ -120,7 +120,7 @@ async def test_a_file_that_was_changed_since_it_was_chosen_is_told_of(page: Any,
     assert await page.get_by_text("choose it again").count() == 0
 
 
-async def test_a_number_between_the_steps_of_its_field_is_asked_for(page: Any) -> None:
+async def test_number_between_steps_of_its_field_is_sent(page: Any) -> None:
     await page.goto("/")
     await page.get_by_label("Prompt", exact=True).fill("a circle")
     await page.get_by_label("Guidance").fill("1.55")
@@ -130,7 +130,7 @@ async def test_a_number_between_the_steps_of_its_field_is_asked_for(page: Any) -
     assert (await asked.value).post_data_json["guidance_scale"] == 1.55
 
 
-async def test_what_the_form_refuses_is_shown_wherever_it_is(page: Any) -> None:
+async def test_form_error_is_shown_next_to_its_field(page: Any) -> None:
     sent: list[str] = []
     page.on("request", lambda request: sent.append(request.url) if request.url.endswith("/generate") else None)
     await page.goto("/")
@@ -166,7 +166,7 @@ SPEC = {
 
 
 @pytest.mark.parametrize("init_image", [None, {"strength": 0.6}])
-async def test_a_picture_that_is_painted_again_does_not_start_from_the_image_of_another(
+async def test_regenerated_image_does_not_start_from_another_image(
     page: Any, init_image: dict[str, Any] | None, tmp_path: Path
 ) -> None:
     file = tmp_path / "image.png"
@@ -186,12 +186,12 @@ async def test_a_picture_that_is_painted_again_does_not_start_from_the_image_of_
         await page.get_by_role("button", name="Generate", exact=True).click()
 
     assert "image" not in (await asked.value).post_data_json
-    # It is kept nowhere: only whoever painted it can choose it again.
+    # No copy of the start image is stored: only the user can choose it again.
     assert told == (0 if init_image is None else 1)
 
 
-async def test_a_prompt_is_asked_for_as_it_was_pasted_however_long(page: Any) -> None:
-    """Whether it is too long is the deployment's to say: a browser that cuts it off says nothing."""
+async def test_pasted_prompt_is_sent_unchanged_at_any_length(page: Any) -> None:
+    """The deployment decides whether a prompt is too long: a browser that cuts it would hide the error."""
     pasted = "a red circle " * 1000
     await page.goto("/")
     await page.get_by_label("Prompt", exact=True).focus()
@@ -215,7 +215,7 @@ async def test_a_prompt_is_written_and_shown_in_the_direction_of_its_script(page
     assert await shown.evaluate(direction) == "rtl"
 
 
-async def test_a_browser_that_is_told_to_keep_nothing_shows_the_console_all_the_same(page: Any) -> None:
+async def test_console_works_without_browser_storage(page: Any) -> None:
     refusing = "{ get() { throw new DOMException('denied', 'SecurityError'); } }"
     for name in ("sessionStorage", "localStorage"):
         await page.add_init_script(f"Object.defineProperty(window, '{name}', {refusing});")
@@ -230,7 +230,7 @@ async def test_a_browser_that_is_told_to_keep_nothing_shows_the_console_all_the_
     assert errors == []
 
 
-async def test_a_picture_that_is_looked_at_again_stays_readable_beside_many_others(page: Any) -> None:
+async def test_image_shown_again_stays_readable_after_many_others(page: Any) -> None:
     picture = io.BytesIO()
     Image.new("RGB", (3, 2), "red").save(picture, "PNG")
     await page.route("**/requests/*/image", lambda route: route.fulfill(body=picture.getvalue()))
@@ -248,7 +248,7 @@ async def test_a_picture_that_is_looked_at_again_stays_readable_beside_many_othe
     assert await page.evaluate(again) == 3
 
 
-async def test_charts_go_on_where_an_edge_comes_back_with_its_clock_set_back(page: Any) -> None:
+async def test_charts_continue_after_edge_clock_moves_back(page: Any) -> None:
     totals = dict.fromkeys(("accepted", "completed", "failed", "rejected", "late", "scored", "deferred", "run"), 0)
     rest = {"epoch": "f 1", "saved": 0, "latencies": [], "starts": [], "workers": {}, "thresholds": {}, "admission": 1}
     times = {"0": [1_000_000, 1_040_000], "1040000": [1_010_000, 1_020_000]}
@@ -271,7 +271,7 @@ async def test_charts_go_on_where_an_edge_comes_back_with_its_clock_set_back(pag
 
 
 async def opened_with(page: Any, *models: str) -> None:
-    """Open the playground of a deployment with these models; each has the limits of the one that is there."""
+    """Open the playground of a deployment with these models, each with the limits of the real one."""
 
     async def answer(route: Any) -> None:
         document = await (await route.fetch()).json()
@@ -286,7 +286,7 @@ async def opened_with(page: Any, *models: str) -> None:
 
 @pytest.mark.parametrize(("models", "chosen"), [((), ""), (("tiny",), "tiny"), (("tiny", "light"), "")])
 async def test_the_suites_choice_is_offered_as_the_model(page: Any, models: tuple[str, ...], chosen: str) -> None:
-    """It is chosen where there are several models, of which a cascade may take one after the other."""
+    """The automatic choice is the default with several models, because a cascade may use one after another."""
     await opened_with(page, *models)
     offered = await page.get_by_label("Model").locator("option").evaluate_all("all => all.map((one) => one.value)")
     await page.get_by_label("Prompt", exact=True).fill("a circle")
@@ -297,7 +297,7 @@ async def test_the_suites_choice_is_offered_as_the_model(page: Any, models: tupl
     assert (await asked.value).post_data_json.get("model", "") == chosen
 
 
-async def test_an_error_stands_beside_the_button_as_it_is(page: Any) -> None:
+async def test_error_is_shown_next_to_the_button(page: Any) -> None:
     error = {
         "message": "model: there is no such model",
         "type": "not_found_error",
@@ -315,7 +315,7 @@ async def test_an_error_stands_beside_the_button_as_it_is(page: Any) -> None:
     assert await said.inner_text() == "model: there is no such model\nUNKNOWN_MODEL"
 
 
-async def test_image_button_and_progress_are_in_view_beside_an_open_form(page: Any) -> None:
+async def test_image_button_and_progress_are_visible_with_open_form(page: Any) -> None:
     await page.set_viewport_size({"width": 1440, "height": 900})
     await opened_with(page, "tiny", "light")
     await page.locator("summary", has_text="More").click()

@@ -1,4 +1,4 @@
-"""Images carry a signed C2PA manifest however they are fetched: from the frontdoor, the edge, or the store."""
+"""Test that images carry a signed C2PA manifest from the frontdoor, the edge and the store."""
 
 import base64
 import io
@@ -31,7 +31,7 @@ def generated(spec: GenerationSpec) -> bytes:
 
 @pytest.fixture(autouse=True)
 def real_images(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The paced worker's own images have no format."""
+    """The paced worker's own images have no real format."""
     monkeypatch.setattr(paced_worker, "image_of", generated)
     yield
 
@@ -65,7 +65,7 @@ async def test_image_is_signed_at_frontdoor_edge_and_store_and_replays_equal(fol
     assert manifest_of(over_http)["title"] == f"{answer['provenance']['request_id']}.png"
     assert status.completed == completed
     assert sorted(stored) == sorted([completed.image, replayed.image, over_http])
-    # The signatures differ, the images do not.
+    # The signatures differ, the images are equal.
     assert replayed.image != completed.image and replayed.provenance.replay_equal
     unsigned = digest_of(generated(worker.executed[0]))
     assert {completed.provenance.unsigned_digest, replayed.provenance.unsigned_digest} == {unsigned}

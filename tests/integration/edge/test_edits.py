@@ -41,7 +41,7 @@ def data_url(data: bytes) -> str:
 
 
 async def test_edit_may_be_json_with_data_urls(edge: EdgeUnderTest) -> None:
-    """As OpenAI's API describes it; its clients have no method for it, and send it by `post`."""
+    """OpenAI's API describes it; its clients have no method for it, so the test sends it by `post`."""
     from openai import BadRequestError
     from openai.types import ImagesResponse
 

@@ -1,4 +1,4 @@
-"""What a call says of caches, deadlines, costs, users and backgrounds is kept, from HTTP to the journal."""
+"""Test that cache mode, deadline, cost, user and background of a call are handled from HTTP to the journal."""
 
 import asyncio
 from typing import Any
@@ -10,12 +10,12 @@ from pentimento.domain.image_request import CacheMode, ResolvedRequest
 from services.frontdoor.journal.recovery import resolved_from_bytes
 from tests.integration.edge.conftest import EdgeUnderTest, openai_client
 
-# Width, height and steps of the double's picture, where nothing else is asked.
+# Width, height and steps of the double's default image.
 COST = 32 * 32 * 2
 
 
 async def journalled(edge: EdgeUnderTest, **values: Any) -> ResolvedRequest:
-    """What the journal has of a job that is being painted; it is painted to its end afterwards."""
+    """Return the journal's record of a running job, and let the job complete."""
     edge.worker.hold.clear()
     answer = await edge.http.post("/v1/jobs", json={"prompt": "x", "num_inference_steps": 2, **values})
     assert answer.status_code == 202, answer.text
@@ -42,7 +42,7 @@ async def test_cache_quality_and_background_are_kept(edge: EdgeUnderTest) -> Non
         assert (answer.status_code, answer.json()["background"]) == (200, "opaque")
 
 
-async def test_a_deadline_is_kept_and_one_that_passes_is_told(edge: EdgeUnderTest) -> None:
+async def test_deadline_is_stored_and_a_passed_one_is_reported(edge: EdgeUnderTest) -> None:
     kept = await journalled(edge, deadline_ms=55_555)
     edge.worker.hold.clear()
 
@@ -54,7 +54,7 @@ async def test_a_deadline_is_kept_and_one_that_passes_is_told(edge: EdgeUnderTes
         await edge.worker.wait_until(lambda: not edge.worker.running)
 
 
-async def test_what_came_too_late_is_not_asked_for_again_by_openais_client(edge: EdgeUnderTest) -> None:
+async def test_passed_deadline_is_not_retried_by_openai_client(edge: EdgeUnderTest) -> None:
     from openai import APIStatusError
 
     edge.worker.hold.clear()
@@ -73,7 +73,7 @@ async def test_what_came_too_late_is_not_asked_for_again_by_openais_client(edge:
     assert (told.value.status_code, len(asked)) == (504, 1)
 
 
-async def test_a_picture_may_cost_what_it_is_allowed_and_no_more(edge: EdgeUnderTest) -> None:
+async def test_image_over_max_cost_is_refused(edge: EdgeUnderTest) -> None:
     enough = await edge.generate(num_inference_steps=2, max_cost=COST)
     too_little = await edge.generate(num_inference_steps=2, max_cost=COST - 1)
     of_two = await edge.generate(num_inference_steps=2, max_cost=2 * COST - 1, n=2)
@@ -85,7 +85,7 @@ async def test_a_picture_may_cost_what_it_is_allowed_and_no_more(edge: EdgeUnder
     assert len(edge.worker.executed) == 1
 
 
-async def test_who_a_picture_is_for_is_written_down_nowhere(edge: EdgeUnderTest) -> None:
+async def test_user_of_image_is_stored_nowhere(edge: EdgeUnderTest) -> None:
     values = {"user": "canary-of-a-user", "safety_identifier": "canary-of-another"}
 
     answers = [await edge.generate(num_inference_steps=1, **values) for _ in range(2)]

@@ -25,7 +25,7 @@ ASKED = {"prompt": "a red circle", "num_inference_steps": 3, "seed": 1}
 
 @dataclass(frozen=True)
 class FilesUnderTest:
-    """An edge that serves files, a finished image, and its address."""
+    """Hold an edge that serves files, a finished image, and its URL."""
 
     http: httpx.AsyncClient
     folder: Path
@@ -140,7 +140,7 @@ async def once_available(http: httpx.AsyncClient, path: str) -> httpx.Response:
 async def test_image_of_absent_store_is_found_by_key_or_by_refusals_address(
     files: FilesUnderTest, worker: PacedWorker
 ) -> None:
-    """Without a key another call would generate the image again, so unmodified clients are asked not to retry."""
+    """Without a key another call would generate the image again, so unmodified clients must not retry."""
     asked = {"json": {**ASKED, "response_format": "url"}}
     with store_away(files.folder):
         keyed = await files.http.post("/v1/images/generations", **asked, headers={"Idempotency-Key": "k"})
@@ -187,7 +187,7 @@ async def test_stalled_reader_does_not_block_others(
 
 @pytest.mark.parametrize("keyed", [False, True], ids=["frontdoor", "edge"])
 async def test_url_request_without_addresses_generates_no_image(folder: Path, worker: PacedWorker, keyed: bool) -> None:
-    """Either the frontdoor has no key to sign with, or the edge no files to serve."""
+    """The frontdoor has no key to sign with, or the edge has no files to serve."""
     from lab.fixtures.edge_suite import running_edge
 
     keys = folder / "keys"

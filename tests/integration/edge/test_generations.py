@@ -1,4 +1,4 @@
-"""Pictures over HTTP, through the real edge and frontdoor, as OpenAI's unmodified client asks for them."""
+"""Test images over HTTP, through the real edge and frontdoor, with OpenAI's unmodified client."""
 
 import asyncio
 import base64
@@ -14,7 +14,7 @@ from tests.integration.edge.conftest import EdgeUnderTest, openai_client
 from tests.integration.frontdoor.inputs import png
 
 
-async def test_a_picture_comes_as_openais_client_reads_it(edge: EdgeUnderTest) -> None:
+async def test_image_is_read_by_openai_client(edge: EdgeUnderTest) -> None:
     async with openai_client(edge) as ai:
         answer = await ai.images.generate(prompt="a red circle", extra_body={"seed": 5, "num_inference_steps": 4})
 
@@ -54,7 +54,7 @@ async def test_a_file_keeps_as_much_as_every_kind_of_call_asks(edge: EdgeUnderTe
     assert asked_for == [("webp", 0), ("webp", 2), ("webp", 3), ("webp", 4), ("webp", 100)]
 
 
-async def test_a_stream_ends_with_the_picture(edge: EdgeUnderTest) -> None:
+async def test_stream_ends_with_the_image(edge: EdgeUnderTest) -> None:
     async with openai_client(edge) as ai:
         stream = await ai.images.generate(prompt="a red circle", stream=True, extra_body={"num_inference_steps": 4})
         events = [event async for event in stream]
@@ -147,7 +147,7 @@ async def test_several_images_come_in_order_with_own_seeds(edge: EdgeUnderTest) 
 
 
 async def test_null_and_empty_values_are_absent(edge: EdgeUnderTest) -> None:
-    """As OpenAI's clients send `None`, and Open WebUI what its user leaves open."""
+    """OpenAI's clients send `None`, and Open WebUI sends the fields that its user leaves empty."""
     optional = ("n", "size", "quality", "style", "user", "background", "moderation", "output_format", "response_format")
     words = ("size", "quality", "style", "background", "output_format", "response_format")
     async with openai_client(edge) as ai:

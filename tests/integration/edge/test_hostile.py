@@ -1,4 +1,4 @@
-"""Hostile calls: each is refused or does no harm, and a picture follows on the same process."""
+"""Test hostile calls: each is refused or harmless, and the same process generates an image afterwards."""
 
 import asyncio
 import base64
@@ -18,7 +18,7 @@ from tests.integration.edge.sockets import (
     GOOD,
     JSON_HEAD,
     answer_to,
-    assert_paints,
+    assert_generates,
     connection,
     ended_while_sending,
     limited,
@@ -39,11 +39,11 @@ async def test_two_names_of_a_host_are_refused(edge: EdgeUnderTest) -> None:
 
     assert answer.startswith(b"HTTP/1.1 400 ") and b'"param":"Host"' in answer
     assert edge.worker.executed == []
-    await assert_paints(edge)
+    await assert_generates(edge)
 
 
 def form(name: str, data: bytes, *headers: bytes) -> bytes:
-    """A form of one file beside a prompt."""
+    """Return a form with one file and a prompt."""
     lines = [b'Content-Disposition: form-data; name="%s"; filename="a"' % name.encode(), *headers]
     file = b"--b\r\n" + b"\r\n".join(lines) + b"\r\n\r\n" + data
     return file + b'\r\n--b\r\nContent-Disposition: form-data; name="prompt"\r\n\r\nx\r\n--b--\r\n'
@@ -76,15 +76,15 @@ async def test_a_form_that_hides_something_is_refused_by_name(edge: EdgeUnderTes
         error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
         assert (answer[:13], error["param"]) == (b"HTTP/1.1 400 ", param), body[:150]
         assert edge.worker.executed == []
-        await assert_paints(edge)
+        await assert_generates(edge)
         edge.worker.executed.clear()
 
 
 NO_PICTURES = (bomb(60_000, 60_000), bomb(2**31 - 1, 1), b"http://127.0.0.1:1/picture.png", b"", bytes(64))
 
 
-async def test_what_is_no_picture_is_refused_by_name_wherever_it_stands(edge: EdgeUnderTest) -> None:
-    """Judged by its header: nothing is unpacked, and nothing is fetched."""
+async def test_file_that_is_no_image_is_refused_by_field(edge: EdgeUnderTest) -> None:
+    """The header decides: nothing is decompressed or fetched."""
     for data in NO_PICTURES:
         text = base64.b64encode(data).decode()
         files = {"image": png(), "mask": data}
@@ -98,7 +98,7 @@ async def test_what_is_no_picture_is_refused_by_name_wherever_it_stands(edge: Ed
         assert [status for status, _ in told] == [400] * 3, told
         assert {param for _, param in told} <= {"image", "mask"}, told
         assert edge.worker.executed == []
-        await assert_paints(edge)
+        await assert_generates(edge)
         edge.worker.executed.clear()
 
 
@@ -112,7 +112,7 @@ async def test_a_part_that_never_ends_is_cut_off_at_the_bound_of_a_body(edge: Ed
     answer = await answer_to(edge, head, b"%x\r\n%s\r\n" % (len(begin), begin), chunks * 8)
 
     assert answer.startswith(b"HTTP/1.1 413 ") and b"MESSAGE_TOO_LARGE" in answer
-    await assert_paints(edge)
+    await assert_generates(edge)
 
 
 async def test_a_compressed_body_is_refused_and_never_unpacked(edge: EdgeUnderTest) -> None:
@@ -124,15 +124,15 @@ async def test_a_compressed_body_is_refused_and_never_unpacked(edge: EdgeUnderTe
 
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, "Content-Encoding"), path
     assert edge.worker.executed == []
-    await assert_paints(edge)
+    await assert_generates(edge)
 
 
 CHUNKED = JSON_HEAD + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
 CHUNKS = b"%x\r\n%s\r\n0\r\n" % (len(GOOD), GOOD)
 
 
-async def test_what_follows_a_body_is_no_part_of_its_head(edge: EdgeUnderTest) -> None:
-    """A proxy in front judges heads, and lets trailers through."""
+async def test_trailers_change_no_header(edge: EdgeUnderTest) -> None:
+    """A proxy may check heads and pass trailers through."""
     for trailer in (
         b"Host: evil.example",
         b"Origin: https://evil.example",
@@ -170,10 +170,8 @@ OFFERS = (
 
 
 @pytest.mark.parametrize("offer", OFFERS, ids=["h2c", "websocket"])
-async def test_a_request_that_offers_another_protocol_has_its_body_and_no_other_is_made_of_it(
-    edge: EdgeUnderTest, offer: bytes
-) -> None:
-    """As Java's client sends its first one; proxies may let the offer through."""
+async def test_upgrade_offer_leaves_one_request_with_its_body(edge: EdgeUnderTest, offer: bytes) -> None:
+    """Java's client makes this offer in its first request; proxies may pass it through."""
     body = json.dumps({"prompt": "POST /v1/jobs HTTP/1.1\r\n\r\n", "num_inference_steps": 1}).encode()
     chunks = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (body[:20], body[20:])) + b"0\r\n\r\n"
     head, last = JSON_HEAD + offer, b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
@@ -220,7 +218,7 @@ async def test_no_route_answers_a_page_of_another_origin(edge: EdgeUnderTest, fo
             assert (answer.status_code, answer.json()["error"]["code"]) == (403, "WRONG_ORIGIN"), (method, path)
             assert not [name for name in answer.headers if name.startswith("access-control-")]
     assert len(routes) > 20
-    await assert_paints(edge)
+    await assert_generates(edge)
 
 
 @pytest.mark.parametrize("closes", [False, True], ids=["leaves pipelined requests", "closes its half"])
@@ -236,7 +234,7 @@ async def test_client_that_leaves_connection_frees_worker(edge: EdgeUnderTest, c
         await edge.worker.wait_until(lambda: not edge.worker.running)
 
     edge.worker.hold.set()
-    await assert_paints(edge)
+    await assert_generates(edge)
 
 
 @pytest.mark.parametrize("path", ["/v1/images/generations", "/v1/images/edits", "/console/data/generate"])
@@ -253,7 +251,7 @@ async def test_a_reader_of_events_that_leaves_frees_the_worker(edge: EdgeUnderTe
         await edge.worker.wait_until(lambda: not edge.worker.running)
 
     edge.worker.hold.set()
-    await assert_paints(edge)
+    await assert_generates(edge)
 
 
 async def test_an_answer_is_never_another_s_after_many_have_left(edge: EdgeUnderTest) -> None:

@@ -1,4 +1,4 @@
-"""A key finds the first request whatever call repeats it, and is refused with another body."""
+"""Test that a key finds the first request from any call, and is refused with another body."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def edit(image: bytes = IMAGE, mask: bytes = MASK, **values: str) -> dict[str, A
     return {"data": {"prompt": "x", "seed": "1", **values}, "files": {"image": image, "mask": mask}}
 
 
-# Of each call: what it sends, what says the same in other words, and what is another request.
+# For each call: its arguments, arguments for the same request, and arguments for other requests.
 CALLS: dict[str, tuple[dict[str, Any], tuple[dict[str, Any], ...], tuple[dict[str, Any], ...]]] = {
     "/v1/images/generations": (
         {"json": ASKED},
@@ -59,7 +59,7 @@ async def test_a_key_is_of_one_request(edge: EdgeUnderTest, path: str) -> None:
 
 
 def request_of(answer: httpx.Response) -> str | None:
-    """The id under which a call was accepted, if it was."""
+    """Return the id of an accepted call, or None."""
     if answer.status_code == 202:
         return str(answer.json()["id"])
     return answer.headers.get("x-request-id")

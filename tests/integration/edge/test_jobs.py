@@ -1,4 +1,4 @@
-"""`/v1/jobs` over HTTP: submitted, left, listed, heard, fetched, cancelled."""
+"""Test `/v1/jobs` over HTTP: submitted, left, listed, followed, fetched, cancelled."""
 
 import asyncio
 import base64
@@ -22,7 +22,7 @@ async def submit(edge: EdgeUnderTest, key: str = "", **values: object) -> httpx.
 
 
 async def ended(edge: EdgeUnderTest, job_id: str) -> dict[str, Any]:
-    """Its document once it has ended."""
+    """Return its document once it has ended."""
     while True:
         document: dict[str, Any] = (await edge.http.get(f"/v1/jobs/{job_id}")).json()
         if document["finished_at"] is not None:
@@ -30,7 +30,7 @@ async def ended(edge: EdgeUnderTest, job_id: str) -> dict[str, Any]:
         await asyncio.sleep(0.01)
 
 
-async def test_a_job_is_submitted_and_its_pictures_are_fetched_later(edge: EdgeUnderTest) -> None:
+async def test_submitted_job_returns_its_images_later(edge: EdgeUnderTest) -> None:
     submitted = await submit(edge, "key")
     job_id = submitted.json()["id"]
     document = await ended(edge, job_id)
@@ -60,7 +60,7 @@ async def test_events_tell_of_a_job_and_leaving_them_cancels_nothing(edge: EdgeU
     assert (await ended(edge, job_id))["status"] == "completed"
 
 
-async def test_who_asks_for_the_head_of_events_alone_does_not_wait_for_the_job(edge: EdgeUnderTest) -> None:
+async def test_head_of_events_does_not_wait_for_the_job(edge: EdgeUnderTest) -> None:
     edge.worker.hold.clear()
     job_id = (await submit(edge)).json()["id"]
     await edge.worker.wait_until(lambda: edge.worker.running)
@@ -88,7 +88,7 @@ async def test_a_cancelled_job_says_so(edge: EdgeUnderTest) -> None:
     assert heard.text.rstrip().split("\n\n")[-1].startswith("event: job.failed")
 
 
-async def test_a_job_tells_how_far_it_is_while_it_is_painted(edge: EdgeUnderTest) -> None:
+async def test_running_job_reports_its_progress(edge: EdgeUnderTest) -> None:
     edge.worker.hold.clear()
     job_id = (await submit(edge)).json()["id"]
     await edge.worker.wait_until(lambda: edge.worker.running)
@@ -98,7 +98,7 @@ async def test_a_job_tells_how_far_it_is_while_it_is_painted(edge: EdgeUnderTest
         document: dict[str, Any] = (await edge.http.get(f"/v1/jobs/{one}")).json()
         return document
 
-    # The worker holds before its last step.
+    # The worker pauses before its last step.
     async with asyncio.timeout(60):
         while (running := await shown(job_id))["progress"] != {"step": 2, "step_count": 3}:
             pass
@@ -143,7 +143,7 @@ async def test_a_job_starts_from_an_image_and_its_mask(edge: EdgeUnderTest) -> N
     assert base64.b64decode(result["data"][0]["b64_json"]) == image_of(spec)
 
 
-async def test_several_pictures_are_shown_and_fetched_together(edge: EdgeUnderTest) -> None:
+async def test_several_images_are_shown_and_fetched_together(edge: EdgeUnderTest) -> None:
     job_id = (await submit(edge, "key", n=2)).json()["id"]
     document = await ended(edge, job_id)
     result = (await edge.http.get(f"/v1/jobs/{job_id}/result")).json()
@@ -155,8 +155,8 @@ async def test_several_pictures_are_shown_and_fetched_together(edge: EdgeUnderTe
     assert [picture["image_index"] for picture in result["data"]] == [0, 1]
 
 
-async def submit_three_of_which_one_is_painted(edge: EdgeUnderTest) -> str:
-    """Return its id once the second is under way."""
+async def submit_three_with_one_completed(edge: EdgeUnderTest) -> str:
+    """Return the job's id once the second image runs."""
     edge.worker.hold.clear()
     job_id: str = (await submit(edge, n=3)).json()["id"]
     await edge.worker.wait_until(lambda: any(one.step == 2 for one in edge.worker.running.values()))
@@ -166,8 +166,8 @@ async def submit_three_of_which_one_is_painted(edge: EdgeUnderTest) -> str:
     return job_id
 
 
-async def test_the_result_of_several_is_not_there_before_all_have_ended(edge: EdgeUnderTest) -> None:
-    job_id = await submit_three_of_which_one_is_painted(edge)
+async def test_result_of_several_is_missing_until_all_have_ended(edge: EdgeUnderTest) -> None:
+    job_id = await submit_three_with_one_completed(edge)
 
     early = await edge.http.get(f"/v1/jobs/{job_id}/result")
 
@@ -178,9 +178,7 @@ async def test_the_result_of_several_is_not_there_before_all_have_ended(edge: Ed
 
 
 @pytest.mark.parametrize("response_format", ["b64_json", "url"])
-async def test_the_result_of_several_of_which_one_is_kept_no_more_has_the_others(
-    edge: EdgeUnderTest, response_format: str
-) -> None:
+async def test_result_of_several_omits_deleted_image(edge: EdgeUnderTest, response_format: str) -> None:
     job_id = (await submit(edge, n=2)).json()["id"]
     await ended(edge, job_id)
     objects, asked = edge.suite.frontdoor.journal.objects, {"response_format": response_format}
@@ -199,7 +197,7 @@ async def test_the_result_of_several_of_which_one_is_kept_no_more_has_the_others
 
 
 async def test_the_result_of_several_names_those_that_did_not_come(edge: EdgeUnderTest) -> None:
-    job_id = await submit_three_of_which_one_is_painted(edge)
+    job_id = await submit_three_with_one_completed(edge)
     await edge.http.post(f"/v1/jobs/{job_id}/cancel")
 
     result = (await edge.http.get(f"/v1/jobs/{job_id}/result")).json()

@@ -1,4 +1,4 @@
-"""Calls that are refused, by the field or the reason: nothing is generated, and nothing is left."""
+"""Test refused calls by field or reason: nothing is generated, and nothing remains."""
 
 import io
 import json
@@ -35,7 +35,7 @@ def jpeg() -> bytes:
 IMAGE = ("image", a_png())
 A_JSON_BODY = json.dumps({"prompt": "x", "request_id": "r"}).encode()
 EVIL = {"origin": "https://evil.example"}
-# Method and path, what is sent, the status, the field or the reason, words of the message.
+# Method and path, arguments, the status, the field or the reason, words of the message.
 Refusal = tuple[str, dict[str, Any], int, str | None, str]
 REFUSALS: tuple[Refusal, ...] = (
     (GENERATE, values(prompt=""), 400, "prompt", "at least 1 characters, got 0"),
@@ -84,7 +84,7 @@ REFUSALS: tuple[Refusal, ...] = (
         )
     ],
     (GENERATE, content(rb'{"prompt": "\ud800"}'), 400, "prompt", ""),
-    (GENERATE, content(b'{"prompt": "x"}', TEXT), 400, "Content-Type", ""),  # any page may send it, unasked
+    (GENERATE, content(b'{"prompt": "x"}', TEXT), 400, "Content-Type", ""),  # any page may send it without a preflight
     (GENERATE, {**values(), "headers": EVIL}, 403, "WRONG_ORIGIN", ""),
     (GENERATE, {**values(), "headers": {"origin": "null"}}, 403, "WRONG_ORIGIN", ""),
     (

@@ -1,4 +1,4 @@
-"""The frontdoor restarts during an image: the edge's calls still get their answers."""
+"""Test that the edge's calls get their answers although the frontdoor restarts during an image."""
 
 import asyncio
 import base64
@@ -110,7 +110,7 @@ async def test_client_leaving_after_restart_cancels_its_request(folder: Path, wo
 
 
 class ScriptedAttachments(ScriptedImageService):
-    """Attach plays scripts, too; `attached` are the ids that it was asked for."""
+    """Play scripts for Attach, too; `attached` holds the requested ids."""
 
     def __init__(self, *scripts: Any) -> None:
         super().__init__(list(scripts))

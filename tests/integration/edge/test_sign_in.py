@@ -1,4 +1,4 @@
-"""Signing in to the console in a real Chromium, over a frontdoor that asks for tokens."""
+"""Test sign-in to the console in a real Chromium, over a frontdoor that requires tokens."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -27,7 +27,7 @@ async def opened() -> AsyncIterator[tuple[Any, str]]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def context(opened: tuple[Any, str]) -> AsyncIterator[Any]:
-    """A window of a browser; its pages open the console by `open_page`."""
+    """Return a window of a browser; `open_page` opens the console in it."""
     async with window(opened) as found:
         yield found
 
@@ -67,7 +67,7 @@ async def test_wrong_token_is_reported_and_right_one_opens_console(context: Any)
 
 
 async def test_dialog_of_malformed_token_gives_way_to_next(context: Any) -> None:
-    """A token copied out of a chat may end in an invisible character. It is refused without a call, so at once."""
+    """A token copied from a chat may end in an invisible character. It is refused without a call."""
     page = await open_page(context)
     await page.get_by_label("Token").wait_for()
     await page.evaluate(COUNT_DIALOGS)
@@ -108,7 +108,7 @@ async def test_charts_are_an_operators(context: Any) -> None:
 
     await page.get_by_role("button", name="Signed in").click()
     await sign_in(page, OPERATOR)
-    # The page that was refused stays until the new token is known, and has plots as well.
+    # The refused page waits for the new token, and also has charts.
     await page.wait_for_selector("main[data-ready=charts]:not(:has(.notice)) .plot")
     assert await page.get_by_text("operator's token").count() == 0
 

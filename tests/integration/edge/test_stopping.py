@@ -1,4 +1,4 @@
-"""A stopping edge behind a load balancer serves until the balancer has seen that it is not ready."""
+"""Test that a stopping edge serves until its load balancer has seen that it is not ready."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ ASKED = {"prompt": "x", "num_inference_steps": 1}
 
 @asynccontextmanager
 async def stopping_edge(folder: Path, delay_s: float) -> AsyncIterator[tuple[EdgeProcess, httpx.AsyncClient, str]]:
-    """An edge, a client with a connection that was open before, and its address."""
+    """Yield an edge, a client with a connection opened before, and the address."""
     async with (
         asyncio.timeout(GUARD_S),
         running_suite(folder),

@@ -1,4 +1,4 @@
-"""Callers with unknown tokens, whose rejections the frontdoor delays: they hold nobody's place."""
+"""Test callers with unknown tokens, delayed by the frontdoor: they take no place from other callers."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -64,5 +64,5 @@ async def test_delayed_rejections_hold_no_place_of_a_caller(http: httpx.AsyncCli
         answers = await asyncio.gather(*flood)
 
     assert [answer.status_code for answer in (ready, health, models, metrics)] == [200, 200, 200, 200]
-    # Those that waited longest made room for the others.
+    # The connections that waited longest were closed for others.
     assert {answer.status_code for answer in answers} == {401, 429}

@@ -1,4 +1,4 @@
-"""HTTP over TLS, before a frontdoor over mutual TLS, with tokens."""
+"""Test HTTP over TLS, with a frontdoor over mutual TLS, and tokens."""
 
 import base64
 import ssl
@@ -29,7 +29,7 @@ def served(pair: Pair) -> dict[str, Path]:
 
 @dataclass(frozen=True)
 class GuardedEdge:
-    """`authority` signed what edge and frontdoor show."""
+    """`authority` signed the certificates of edge and frontdoor."""
 
     url: str
     folder: Path
@@ -72,15 +72,13 @@ async def guarded(
             "frontdoor_tls": called,
             **files_of(folder),
         }
-        # As asyncio has it: the frontdoor of this process has bounded it.
+        # Use asyncio's own bound: the frontdoor of this process has lowered it.
         monkeypatch.setattr(SSLProtocol, "max_size", 256 * 1024)
         async with running_edge(folder, frontdoor, **options) as running:  # type: ignore[arg-type]
             yield GuardedEdge(f"https://{running.listener.address}", folder, ours)
 
 
-async def test_a_picture_and_its_address_come_over_tls_to_who_has_a_token(
-    guarded: GuardedEdge, worker: PacedWorker
-) -> None:
+async def test_image_and_its_url_are_served_over_tls_with_a_token(guarded: GuardedEdge, worker: PacedWorker) -> None:
     async with guarded.http() as http:
         ready = await http.get("/ready")
         nobody = await http.post("/v1/images/generations", json=ASKED)
@@ -95,7 +93,7 @@ async def test_a_picture_and_its_address_come_over_tls_to_who_has_a_token(
     assert base64.b64encode(image_of(worker.executed[1])).decode() in streamed.text
 
 
-async def test_who_does_not_speak_tls_or_knows_another_authority_is_served_nothing(guarded: GuardedEdge) -> None:
+async def test_caller_without_tls_or_known_authority_is_refused(guarded: GuardedEdge) -> None:
     others = GuardedEdge(guarded.url, guarded.folder, Authority(guarded.folder, "others"))
     plain = guarded.url.replace("https:", "http:")
     async with others.http() as mistrusting, httpx.AsyncClient(base_url=plain, timeout=60) as without:
@@ -128,7 +126,7 @@ async def test_silent_connections_hold_little(guarded: GuardedEdge) -> None:
         try:
             before, _ = tracemalloc.get_traced_memory()
             with silent_connections(address, 40):
-                await http.get("/health")  # Those that came before it have been taken.
+                await http.get("/health")  # The earlier connections were accepted before this answer.
                 held, _ = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
@@ -136,8 +134,8 @@ async def test_silent_connections_hold_little(guarded: GuardedEdge) -> None:
     assert (held - before) / 40 < 64 * 1024
 
 
-async def test_callers_who_are_new_are_served_while_certificates_are_written(guarded: GuardedEdge) -> None:
-    """A connection is opened for each of them, by files that may be half there."""
+async def test_new_callers_are_served_while_certificates_are_written(guarded: GuardedEdge) -> None:
+    """The edge opens a connection for each new caller, from files that may be incomplete."""
     (guarded.folder / "edge.key").write_text("-----BEGIN ")
     async with guarded.http() as http:
         answer = await http.post("/v1/images/generations", json=ASKED, headers=SHOWN)

@@ -1,4 +1,4 @@
-"""Requests that are answered before their bodies are there."""
+"""Test requests answered before their bodies were read."""
 
 from contextlib import suppress
 
@@ -6,27 +6,27 @@ import pytest
 
 from services.edge.http import bounded
 from tests.integration.edge.conftest import EdgeUnderTest
-from tests.integration.edge.sockets import GOOD, JSON_HEAD, answer_to, assert_paints, connection, eventually, limited
+from tests.integration.edge.sockets import GOOD, JSON_HEAD, answer_to, assert_generates, connection, eventually, limited
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 WRONG_TYPE = JSON_HEAD.replace(b"application/json", b"text/plain")
 
 
 def waiting(head: bytes) -> bytes:
-    """A head whose sender keeps the body until it hears that it is wanted."""
+    """Return a head with `Expect: 100-continue`."""
     return head + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(GOOD)
 
 
-async def test_a_connection_ends_with_the_refusal_of_a_body_that_its_sender_keeps(edge: EdgeUnderTest) -> None:
-    """It may be sent all the same, or the next request in its place: nobody knows what would be read next."""
+async def test_refusal_of_awaited_body_closes_connection(edge: EdgeUnderTest) -> None:
+    """The client may still send the body, or the next request instead, so the next bytes would be ambiguous."""
     answer = await answer_to(edge, waiting(WRONG_TYPE))
 
     assert answer.startswith(b"HTTP/1.1 400 ") and b"\r\nconnection: close\r\n" in answer
-    await assert_paints(edge)
+    await assert_generates(edge)
 
 
 @pytest.mark.parametrize("at_once", [False, True], ids=["when asked", "at once"])
-async def test_a_connection_goes_on_behind_a_body_that_was_wanted(edge: EdgeUnderTest, at_once: bool) -> None:
+async def test_connection_continues_after_an_awaited_body(edge: EdgeUnderTest, at_once: bool) -> None:
     async with connection(edge) as (reader, writer):
         writer.write(waiting(JSON_HEAD) + (GOOD if at_once else b""))
         if not at_once:
@@ -38,7 +38,7 @@ async def test_a_connection_goes_on_behind_a_body_that_was_wanted(edge: EdgeUnde
     assert answers.count(b"HTTP/1.1 200 OK\r\n") == 2
 
 
-async def test_nobody_is_asked_for_a_body_in_a_version_that_has_no_such_question(edge: EdgeUnderTest) -> None:
+async def test_http_1_0_gets_no_100_continue(edge: EdgeUnderTest) -> None:
     answer = await answer_to(edge, waiting(JSON_HEAD.replace(b"HTTP/1.1", b"HTTP/1.0")), GOOD)
 
     assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
@@ -46,7 +46,7 @@ async def test_nobody_is_asked_for_a_body_in_a_version_that_has_no_such_question
 
 @pytest.mark.slow
 @limited(idle_timeout_s=1.0)
-async def test_a_connection_whose_body_ends_behind_its_answer_does_not_idle_for_ever(edge: EdgeUnderTest) -> None:
+async def test_connection_with_body_after_answer_ends_when_idle(edge: EdgeUnderTest) -> None:
     async with connection(edge) as (reader, writer):
         writer.write(WRONG_TYPE + b"Content-Length: %d\r\n\r\n" % len(GOOD))
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
@@ -56,7 +56,7 @@ async def test_a_connection_whose_body_ends_behind_its_answer_does_not_idle_for_
 
 
 @limited(http_connections=2)
-async def test_a_connection_whose_body_ended_behind_its_answer_makes_room(edge: EdgeUnderTest) -> None:
+async def test_connection_with_body_after_answer_is_closed_for_others(edge: EdgeUnderTest) -> None:
     async with connection(edge) as (oldest, writer), connection(edge):
         writer.write(WRONG_TYPE + b"Content-Length: %d\r\n\r\n" % len(GOOD))
         assert (await oldest.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
@@ -68,10 +68,10 @@ async def test_a_connection_whose_body_ended_behind_its_answer_makes_room(edge: 
 
 
 @pytest.mark.parametrize("version", [b"HTTP/1.0", b"HTTP/1.1"])
-async def test_who_closes_behind_a_refusal_may_send_the_whole_body_first(
+async def test_refused_client_that_closes_may_send_its_whole_body(
     edge: EdgeUnderTest, monkeypatch: pytest.MonkeyPatch, version: bytes
 ) -> None:
-    """As proxies do that speak HTTP/1.0: nginx answers for an edge that it cannot write to."""
+    """Proxies that speak HTTP/1.0 do so: nginx answers for an edge that it cannot write to."""
     monkeypatch.setattr(bounded, "LAST_BODY_S", 60.0)
     chunk, count = b" " * 65536, 64
     head = WRONG_TYPE.replace(b"HTTP/1.1", version)

@@ -1,4 +1,4 @@
-"""Embeddings over real sockets, bad calls beside good ones, and starts that must not happen."""
+"""Test embeddings over real sockets, invalid calls among valid ones, and starts that must fail."""
 
 import asyncio
 import io
@@ -25,7 +25,7 @@ from tests.support.encoders import write_sentence_encoder
 ROOT = Path(__file__).parents[3]
 
 
-def picture() -> bytes:
+def gradient_image() -> bytes:
     buffer = io.BytesIO()
     Image.linear_gradient("L").resize((40, 30)).convert("RGB").save(buffer, "WEBP", lossless=True)
     return buffer.getvalue()
@@ -35,7 +35,7 @@ async def test_embeddings_equal_the_model_s_own_vectors(client, encoder_director
     model = open_model(encoder_directory)
 
     texts = await client.embed_text(["a red circle", "a blue square"])
-    (image,) = await client.embed_image([picture()])
+    (image,) = await client.embed_image([gradient_image()])
 
     expected = np.frombuffer(b"".join(model.embed_texts(["a red circle", "a blue square"])), "<f4")
     got = np.frombuffer(b"".join(embedding.values for embedding in texts), "<f4")
@@ -78,11 +78,11 @@ async def test_bad_text_or_image_is_named_and_hurts_no_later_call(client):
     with pytest.raises(InvalidArgument) as bad_text:
         await client.embed_text(["fine", "x" * (16 * 1024 + 1)])
     with pytest.raises(InvalidArgument) as bad_image:
-        await client.embed_image([picture(), b"GIF89a"])
+        await client.embed_image([gradient_image(), b"GIF89a"])
 
     assert [refusal.value.violations[0].field for refusal in (bad_text, bad_image)] == ["texts[1]", "images[1]"]
     assert await client.embed_text(["a red circle"])
-    assert await client.embed_image([picture()])
+    assert await client.embed_image([gradient_image()])
 
 
 async def test_sentence_encoder_refuses_images_by_reason(tmp_path, address):
@@ -95,7 +95,7 @@ async def test_sentence_encoder_refuses_images_by_reason(tmp_path, address):
         async with open_channel(address, RpcChannelSettings()) as channel:
             client = EmbedderClient(channel)
             with pytest.raises(FailedPrecondition) as refusal:
-                await client.embed_image([picture()])
+                await client.embed_image([gradient_image()])
             (embedding,) = await client.embed_text(["a red circle"])
             info = await client.info()
     finally:

@@ -1,4 +1,4 @@
-"""What tests and their doubles make under the temporary directory is gone when they are done."""
+"""Test that tests and their doubles remove their files under the temporary directory."""
 
 import os
 import subprocess

@@ -22,7 +22,7 @@ ROLES = {"user": Role.USER, "service": Role.SERVICE, "admin": Role.ADMIN, "tenan
 
 
 class Administered:
-    """A running frontdoor with tenant administration and a token of each role."""
+    """Hold a running frontdoor with tenant administration, and a token of each role."""
 
     def __init__(self, suite: FrontdoorSuite, stack: AsyncExitStack, admin: TenantsClient) -> None:
         self.suite = suite

@@ -1,4 +1,4 @@
-"""An embedder and a gateway over the real contracts; the test gives their answers."""
+"""Serve an embedder and a gateway over the real contracts, with answers set by the test."""
 
 import asyncio
 import hashlib
@@ -31,7 +31,7 @@ KEPT_STEPS = (5, 10, 15, 20, 25)
 
 
 class Mood:
-    """`error` is raised, `hangs` never answers."""
+    """`error` is raised; `hangs` blocks every answer."""
 
     def __init__(self) -> None:
         self.error: PentimentoError | None = None
@@ -45,7 +45,7 @@ class Mood:
 
 
 class ChosenEmbedder(EmbedderServiceServicer, Mood):
-    """Embed as the test chooses. `images` records embedded images; `image_error` is raised for images alone."""
+    """Embed as the test chooses. `images` records embedded images; `image_error` is raised only for images."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class ChosenEmbedder(EmbedderServiceServicer, Mood):
 
 class ChosenGateway(VectordbGatewayServiceServicer, Mood):
     """Answer lookups with `start`, for an image at one of `image_steps` steps. Writes are recorded by grant.
-    `commit_error` is raised for commits alone."""
+    `commit_error` is raised only for commits."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -19,7 +19,7 @@ async def suite(folder: Path, worker: PacedWorker) -> AsyncIterator[FrontdoorSui
 
 @pytest.fixture
 def at_half_past_noon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither an hour nor a day ends while the test runs."""
+    """Neither an hour nor a day ends during the test."""
     ahead_s = 12.5 * HOUR_S - time.time() % DAY_S
     monkeypatch.setattr(SystemClock, "wall", lambda _: time.time() + ahead_s)
 

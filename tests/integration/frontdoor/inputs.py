@@ -1,4 +1,4 @@
-"""Images that requests come with, and the store that they lie in."""
+"""Make input images of requests, and break the store that holds them."""
 
 import io
 import struct
@@ -25,7 +25,7 @@ def png_of_bytes(count: int) -> bytes:
 
 @contextmanager
 def store_away(folder: Path) -> Iterator[None]:
-    """Its directory is no directory any more, as when a volume went; afterwards it is back with all it had."""
+    """Replace the store's directory by a file, as if its volume was unmounted, and restore it with its contents."""
     objects = folder / "objects"
     objects.rename(folder / "unmounted")
     objects.write_bytes(b"")

@@ -1,4 +1,5 @@
-"""A request's LoRAs and ControlNets on their way from the client to the worker: resolved, kept, keyed, run again."""
+"""Test a request's LoRAs and ControlNets on their way from the client to the worker: resolved, stored, part of cache
+keys, and replayed."""
 
 import asyncio
 import io
@@ -68,7 +69,7 @@ CONTROLLED = replace(STYLED, controlnets=(AskedControlNet("edges", png()),))
 
 @asynccontextmanager
 async def suite_with_adapters(folder: Path, worker: PacedWorker, **changes: Any) -> AsyncIterator[FrontdoorSuite]:
-    """A frontdoor whose worker has LoRAs, and that finds in its journal where a ControlNet is served."""
+    """Run a frontdoor with LoRAs on its worker, and a ControlNet's address in its journal."""
     worker.known_adapters = (NEON, MOSAIC)
     worker.change()
     journal = open_journal(settings_of(folder).ledger_url)
@@ -135,10 +136,8 @@ async def test_wrong_or_unknown_adapters_are_refused_by_field(adapted: Frontdoor
     assert (await adapted.operator.status()).accepted_count == 0
 
 
-async def test_a_lora_that_its_worker_cannot_use_ends_the_request_at_once(
-    adapted: FrontdoorSuite, worker: PacedWorker
-) -> None:
-    """Until its deadline it would be tried again every second, and each time hold up who can be painted."""
+async def test_unusable_lora_ends_request_without_retry(adapted: FrontdoorSuite, worker: PacedWorker) -> None:
+    """A retry every second until the deadline would each time delay other requests."""
     worker.fail_with = FailedPrecondition("BAD_LORA", "neon.safetensors: holds numbers that are not finite")
 
     with pytest.raises(FailedPrecondition, match="not finite") as caught:
@@ -147,7 +146,7 @@ async def test_a_lora_that_its_worker_cannot_use_ends_the_request_at_once(
     assert caught.value.reason == "BAD_LORA"
 
 
-async def test_how_late_the_lora_may_come_is_part_of_the_route(adapted: FrontdoorSuite, worker: PacedWorker) -> None:
+async def test_latest_start_of_lora_is_part_of_route(adapted: FrontdoorSuite, worker: PacedWorker) -> None:
     await adapted.paint(replace(STYLED, num_inference_steps=50))
     await adapted.paint(replace(STYLED, num_inference_steps=50, loras=(AskedLora("neon"), AskedLora("mosaic"))))
 
@@ -161,7 +160,7 @@ PROFILE = changed(
 
 @asynccontextmanager
 async def pipelining_suite(folder: Path, worker: PacedWorker, **changes: Any) -> AsyncIterator[FrontdoorSuite]:
-    """A suite with a profile of its model and ControlNet."""
+    """Run a suite with a profile of its model and ControlNet."""
     path = folder / "pipelining.json"
     path.write_text(profiles_to_json(PROFILE))
     async with suite_with_adapters(folder, worker, profiles=(path,), **changes) as running:
@@ -173,9 +172,7 @@ def modes(worker: PacedWorker) -> list[tuple[ControlNetMode | None, int]]:
     return [(route.controlnet_mode, route.pipelined_from_step) for route in routes]
 
 
-async def test_by_itself_pictures_are_pipelined_once_others_were_seen_to_wait(
-    folder: Path, worker: PacedWorker
-) -> None:
+async def test_automatic_mode_pipelines_after_measured_waits(folder: Path, worker: PacedWorker) -> None:
     asked = replace(CONTROLLED, num_inference_steps=50)
     async with pipelining_suite(folder, worker) as suite:
         await suite.paint(asked)
@@ -202,7 +199,7 @@ async def test_by_itself_pictures_are_pipelined_once_others_were_seen_to_wait(
         ("off", (ControlNetMode.SYNCHRONOUS, 0), "residuals: each step waits for its own, OFF: pipelining is off"),
     ],
 )
-async def test_a_deployment_may_say_so_and_a_replay_is_painted_as_it_was(
+async def test_set_mode_decides_and_replay_repeats_it(
     folder: Path, worker: PacedWorker, mode: str, wanted: tuple[ControlNetMode, int], why: str
 ) -> None:
     worker.residual_wait_share = 0.9
@@ -220,7 +217,7 @@ async def test_a_deployment_may_say_so_and_a_replay_is_painted_as_it_was(
     assert [reason for reason in explained.reasons if reason.startswith("residuals: ")] == [why]
 
 
-async def test_without_a_worker_that_takes_any_what_is_missing_is_named(folder: Path, worker: PacedWorker) -> None:
+async def test_error_without_fitting_worker_names_missing_adapter(folder: Path, worker: PacedWorker) -> None:
     worker.capabilities = frozenset()
     async with suite_with_adapters(folder, worker) as suite:
         for request in (STYLED, replace(REQUEST, controlnets=CONTROLLED.controlnets)):
@@ -233,7 +230,7 @@ async def test_without_a_worker_that_takes_any_what_is_missing_is_named(folder: 
         await suite.paint(CONTROLLED)
 
 
-async def test_the_request_goes_to_the_worker_that_has_its_lora(folder: Path, worker: PacedWorker) -> None:
+async def test_request_goes_to_worker_with_its_lora(folder: Path, worker: PacedWorker) -> None:
     other = PacedWorker("w2", credit_count=4)
     server = await serve(other, f"unix:{folder / 'w2'}")
     addresses = tuple(f"unix:{folder / name}" for name in ("w1", "w2"))
@@ -245,7 +242,7 @@ async def test_the_request_goes_to_the_worker_that_has_its_lora(folder: Path, wo
     assert (len(worker.executed), len(other.executed)) == (4, 0)
 
 
-async def test_the_next_frontdoor_paints_it_with_the_same_weights(folder: Path, worker: PacedWorker) -> None:
+async def test_restarted_frontdoor_uses_same_weights(folder: Path, worker: PacedWorker) -> None:
     worker.hold.clear()
     async with suite_with_adapters(folder, worker) as suite:
         stream = suite.client.generate(CONTROLLED, "key")
@@ -257,7 +254,7 @@ async def test_the_next_frontdoor_paints_it_with_the_same_weights(folder: Path, 
 
     async with running_suite(folder, orphan_wait_s=0.0) as suite:
         await suite.wait_for_workers(1)
-        assert len(worker.orders) == 1  # a worker with other weights under that name is not given it
+        assert len(worker.orders) == 1  # a worker with other weights under that name does not get the request
         worker.known_adapters = (NEON, MOSAIC)
         worker.change()
         last = await last_completed(suite.client.generate(CONTROLLED, "key"))
@@ -268,9 +265,7 @@ async def test_the_next_frontdoor_paints_it_with_the_same_weights(folder: Path, 
     assert len(worker.orders[1].controlnet_endpoints) == 2
 
 
-async def test_a_replay_is_painted_with_the_same_weights_or_not_at_all(
-    adapted: FrontdoorSuite, worker: PacedWorker
-) -> None:
+async def test_replay_uses_same_weights_or_fails(adapted: FrontdoorSuite, worker: PacedWorker) -> None:
     first = await adapted.paint(CONTROLLED)
     inputs = (ReplayInput("controlnets[0].conditioning_image", png()),)
     again = [event async for event in adapted.client.replay(ReplayRequest(first.request_id, inputs))][-1]
@@ -279,7 +274,7 @@ async def test_a_replay_is_painted_with_the_same_weights_or_not_at_all(
 
     with pytest.raises(InvalidArgument, match="conditioning_image"):
         _ = [event async for event in adapted.client.replay(ReplayRequest(first.request_id))]
-    # As after a start of the frontdoor that never heard of the first weights.
+    # As after a restart of the frontdoor, which has not seen the first weights.
     adapted.frontdoor.fleet.adapters._known.clear()
     worker.known_adapters = (replace(NEON, digest="sha256:newer"),)
     worker.change()
@@ -289,7 +284,7 @@ async def test_a_replay_is_painted_with_the_same_weights_or_not_at_all(
     assert caught.value.reason == "ADAPTER_CHANGED"
 
 
-async def test_what_the_cache_is_asked_holds_all_that_adapters_change(folder: Path, worker: PacedWorker) -> None:
+async def test_lookup_scope_contains_adapters(folder: Path, worker: PacedWorker) -> None:
     gateway, address = ChosenGateway(), f"unix:{folder / 'c'}"
     cache = await serve_cache(ChosenEmbedder(), gateway, address)
     net = CONTROLLED.controlnets[0]
@@ -318,15 +313,16 @@ async def test_what_the_cache_is_asked_holds_all_that_adapters_change(folder: Pa
     for other in (other_scale, other_end):
         assert other.conditioning_digest == controlled.conditioning_digest
     assert len({scope.control_digest for scope in (plain, controlled, other_scale, other_end)}) == 4
-    # What an attempt may write is of the scope that it was looked up in.
+    # An attempt reserves in the scope of its lookup.
     assert [reserve.scope for reserve in gateway.reserved] == scopes
 
 
 @pytest.mark.parametrize(("loras_after", "kept"), [(10, [5, 10, 15, 20, 25]), (5, [5, 15, 20, 25]), (0, [15, 20, 25])])
-async def test_a_latent_that_a_lora_has_shaped_is_never_found_without_it(
+async def test_latents_after_lora_start_are_not_stored_without_it(
     folder: Path, worker: PacedWorker, loras_after: int, kept: list[int]
 ) -> None:
-    """The LoRA may come after ten steps and came sooner: what is keyed as if it had not come yet must not be kept."""
+    """The LoRA may start after ten steps but started earlier: its latents must not be stored under the key without
+    it."""
     gateway, address = ChosenGateway(), f"unix:{folder / 'c'}"
     cache = await serve_cache(ChosenEmbedder(), gateway, address)
     worker.loras_after = loras_after

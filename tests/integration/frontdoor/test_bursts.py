@@ -1,4 +1,4 @@
-"""Bursts at a frontdoor without tokens: more calls at once than gRPC lets wait end with answers, none as CANCELLED."""
+"""Test bursts without tokens: more calls than gRPC queues together get answers, and none ends as CANCELLED."""
 
 import socket
 import time
@@ -14,7 +14,7 @@ from lab.fixtures.raw_http2 import framed
 from pentimento.rpc import transport
 
 LIST_MODELS = "/pentimento.api.image.v1.ImageService/ListModels"
-# Of one connection; five have twice as many as the calls that gRPC lets wait.
+# Per connection; five of them have twice as many calls as gRPC queues.
 CALLS, WAITING = 200, 500
 SETTLED_S = 1.0
 
@@ -40,7 +40,7 @@ class Burst:
         self._client.send_data(stream, framed(b""), end_stream=True)
 
     def all_ended(self) -> bool:
-        """Read what has come."""
+        """Read the received bytes."""
         try:
             data = self._socket.recv(1 << 20)
         except BlockingIOError:

@@ -80,7 +80,7 @@ async def test_hit_starts_at_latent_and_captures_later_steps(
 
 
 @pytest.mark.parametrize(("taken_count", "is_noise"), [(34, True), (35, False)])
-async def test_a_latent_that_leaves_more_steps_than_a_thinned_picture_takes_is_passed_over(
+async def test_latent_is_skipped_if_thinned_image_needs_fewer_steps(
     folder: Path,
     worker: PacedWorker,
     embedder: ChosenEmbedder,
@@ -116,13 +116,13 @@ async def test_a_start_that_the_worker_could_not_use_counts_as_none(
     assert route.reason == "from noise: OBJECT_MISSING; planned: as the test chose"
     assert [(one.key, one.taken) for one in gateway.reported] == [("latents/x", False)]
     assert gateway.bad[0].key == "latents/x"
-    # Painted from noise, it has no ancestor.
+    # An image from noise has no ancestor.
     assert gateway.committed[0].ancestor_depth == 0
     after = REGISTRY.get_sample_value("pentimento_frontdoor_starts_total", {"start": "passed_over"})
     assert after == before + 1
 
 
-async def test_the_scope_of_a_lookup_holds_all_that_changes_the_picture(
+async def test_lookup_scope_contains_every_field_that_changes_the_image(
     cached: FrontdoorSuite, gateway: ChosenGateway
 ) -> None:
     for request in (FIFTY, replace(FIFTY, scheduler="euler"), replace(FIFTY, eta=0.5), replace(FIFTY, width_px=64)):
@@ -154,7 +154,7 @@ async def test_kept_image_is_committed_with_its_embedding(
         assert struct.unpack("<2f", committed.image_embedding.values) == (0.0, 1.0)
 
 
-async def test_behind_an_encoder_of_texts_alone_no_picture_is_kept_any_more(
+async def test_encoder_without_images_ends_storage_of_images(
     cached: FrontdoorSuite, gateway: ChosenGateway, embedder: ChosenEmbedder
 ) -> None:
     gateway.keeps_images = True
@@ -165,12 +165,12 @@ async def test_behind_an_encoder_of_texts_alone_no_picture_is_kept_any_more(
         await gateway.wait_until(lambda: len(gateway.committed) > number)  # noqa: B023 - awaited within the round
 
     assert [one.keeps_image for one in gateway.reserved] == [True, False, False]
-    # The first told it; the double keeps images in its grants all the same, and none is sent to the encoder.
+    # The first answer revealed it; the double still grants images, and none is sent to the encoder.
     assert embedder.image_calls == 1
     assert not any(one.entries.HasField("image") for one in gateway.committed)
 
 
-async def test_a_failed_attempt_gives_its_grant_back(
+async def test_failed_attempt_releases_its_grant(
     cached: FrontdoorSuite, gateway: ChosenGateway, worker: PacedWorker
 ) -> None:
     worker.fail_with = Internal("NAN_IN_LATENT", "step 2 gave NaN")
@@ -182,7 +182,7 @@ async def test_a_failed_attempt_gives_its_grant_back(
     assert not gateway.committed
 
 
-async def test_a_grant_whose_commit_is_refused_is_given_back(cached: FrontdoorSuite, gateway: ChosenGateway) -> None:
+async def test_grant_with_refused_commit_is_released(cached: FrontdoorSuite, gateway: ChosenGateway) -> None:
     gateway.commit_error = OTHER_ENCODER
 
     await cached.paint(FIFTY)
@@ -191,9 +191,7 @@ async def test_a_grant_whose_commit_is_refused_is_given_back(cached: FrontdoorSu
     assert gateway.released == [gateway.committed[0].grant_id]
 
 
-async def test_a_grant_stays_where_nobody_knows_whether_it_was_committed(
-    cached: FrontdoorSuite, gateway: ChosenGateway
-) -> None:
+async def test_grant_with_unknown_commit_is_not_released(cached: FrontdoorSuite, gateway: ChosenGateway) -> None:
     gateway.commit_error = Unavailable("STORE_UNAVAILABLE", "the ledger went away in a commit")
     skipped = {"stage": "commit", "reason": "unavailable"}
     before = REGISTRY.get_sample_value("pentimento_frontdoor_cache_skips_total", skipped) or 0.0
@@ -206,7 +204,7 @@ async def test_a_grant_stays_where_nobody_knows_whether_it_was_committed(
     assert not gateway.released
 
 
-async def test_every_attempt_has_a_grant_of_its_own_and_one_is_committed(
+async def test_each_attempt_has_a_grant_and_one_is_committed(
     cached: FrontdoorSuite, gateway: ChosenGateway, worker: PacedWorker
 ) -> None:
     worker.fail_with = Unavailable("BROKEN", "the device was lost")
@@ -258,10 +256,10 @@ async def test_cache_part_that_fails_leaves_image_from_noise(
 
 @pytest.mark.parametrize(
     ("part", "factor"),
-    # On a busy machine the embedder, whose wait is longer, may take its time where the gateway hangs.
+    # On a busy machine a slow embedder, with its longer limit, must not hide a hanging gateway.
     [("embedder", 0.2), ("gateway", 10.0)],
 )
-async def test_a_part_that_never_answers_costs_the_cache_and_not_the_picture(
+async def test_hanging_cache_part_costs_only_the_cache(
     folder: Path,
     worker: PacedWorker,
     embedder: ChosenEmbedder,
@@ -280,7 +278,7 @@ async def test_a_part_that_never_answers_costs_the_cache_and_not_the_picture(
     assert f"cache skipped: {part} slow" in completed.provenance.notes
 
 
-async def test_explain_lists_neighbours_where_asked_to(cached: FrontdoorSuite, gateway: ChosenGateway) -> None:
+async def test_explain_lists_requested_neighbours(cached: FrontdoorSuite, gateway: ChosenGateway) -> None:
     gateway.neighbours = (Neighbour("near", 0.91, False, (5, 10), 1, 1000, "r-1"), Neighbour("far", 0.2, True))
 
     explanation = await cached.client.explain(FIFTY, neighbour_count=7)
@@ -297,9 +295,7 @@ async def test_explain_lists_neighbours_where_asked_to(cached: FrontdoorSuite, g
     assert (await cached.client.explain(FIFTY, neighbour_count=7)).neighbours == ()
 
 
-async def test_status_tells_where_pictures_started_and_how_long_they_took(
-    cached: FrontdoorSuite, gateway: ChosenGateway
-) -> None:
+async def test_status_counts_starts_and_durations_of_images(cached: FrontdoorSuite, gateway: ChosenGateway) -> None:
     before = await cached.operator.status()
     gateway.start = LATENT
     await cached.paint(FIFTY)

@@ -1,4 +1,4 @@
-"""Test that a cache which takes more than its hits save is used by one request in sixteen."""
+"""Test that one request in sixteen uses a cache that costs more than its hits save."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -90,7 +90,7 @@ async def test_worthwhile_cache_is_used_by_all(
 UNNAMED = ImageRequest(prompt="a red circle", seed=1)
 
 
-async def test_a_confident_light_picture_is_the_answer(folder: Path) -> None:
+async def test_confident_light_image_is_the_answer(folder: Path) -> None:
     async with running_cascade(folder, 0.9) as cascade:
         completed = await cascade.suite.paint(UNNAMED)
 
@@ -165,10 +165,10 @@ async def test_light_image_is_the_answer_if_the_heavy_model_fails(folder: Path) 
 
 
 @pytest.mark.parametrize(("light_j", "joules"), [(2.0, 5.0), (None, None)])
-async def test_a_light_picture_that_was_passed_over_is_paid_for(
+async def test_rejected_light_image_counts_in_device_seconds_and_joules(
     folder: Path, light_j: float | None, joules: float | None
 ) -> None:
-    """Joules are unknown when one of the devices cannot tell."""
+    """Joules are unknown if one of the devices cannot measure them."""
     async with running_cascade(folder, 0.2) as cascade:
         cascade.light.device_s, cascade.light.energy_j = 0.5, light_j
         cascade.heavy.device_s, cascade.heavy.energy_j = 4.0, 3.0
@@ -193,7 +193,7 @@ async def test_unscored_light_image_is_accepted_by_setting(
     assert ("degraded: UNSCORED" in completed.provenance.notes) == accept
 
 
-async def test_a_picture_too_large_for_the_light_model_is_explained_and_painted_by_the_heavy_one(folder: Path) -> None:
+async def test_image_too_large_for_light_model_goes_to_heavy_model(folder: Path) -> None:
     large = replace(UNNAMED, width_px=64, height_px=64)
     async with running_parts(folder, 0.9) as parts:
         parts.light.held = replace(parts.light.held, max_size_px=32)

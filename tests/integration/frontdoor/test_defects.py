@@ -1,4 +1,4 @@
-"""Performers that raise: the request they worked for ends as INTERNAL, and its worker serves the next one."""
+"""Test performers that raise: the request ends as INTERNAL, and its worker serves the next one."""
 
 import asyncio
 import errno
@@ -34,13 +34,13 @@ def breaking_once(work: Callable[..., Any], error: type[BaseException] = ZeroDiv
 
 
 def break_performer(suite: FrontdoorSuite, kind: type) -> None:
-    """The next effect of that kind is not performed: its performer raises."""
+    """Replace the performer of that kind by one that raises at the next effect."""
     interpreter = suite.frontdoor.interpreter
     interpreter.perform_with({**interpreter._performers, kind: breaking_once(interpreter._performers[kind])})
 
 
-async def paint_in_vain(suite: FrontdoorSuite) -> RequestState:
-    """Ask for a picture that is accepted and then ends in a defect; the state that the journal keeps."""
+async def state_after_defect(suite: FrontdoorSuite) -> RequestState:
+    """Submit a request that is accepted and ends in a defect; return its state in the journal."""
     stream = suite.client.generate(REQUEST)
     request_id = await suite.accepted(stream)
     with pytest.raises(Internal) as caught:
@@ -53,16 +53,16 @@ async def paint_in_vain(suite: FrontdoorSuite) -> RequestState:
 
 
 @pytest.mark.parametrize("kind", [effects.ResolveRoute, effects.PersistAttempt, effects.Execute, effects.CommitResult])
-async def test_a_performer_that_raises_ends_its_request_and_nobody_elses(suite: FrontdoorSuite, kind: type) -> None:
+async def test_raising_performer_ends_only_its_request(suite: FrontdoorSuite, kind: type) -> None:
     break_performer(suite, kind)
 
-    assert await paint_in_vain(suite) is RequestState.FAILED
+    assert await state_after_defect(suite) is RequestState.FAILED
     assert (await suite.paint()).provenance.worker_id == "w1"
 
 
 @pytest.mark.parametrize(("where", "name"), [(StartChoice, "choose"), (AttemptStarter, "_start"), (Results, "store")])
 @pytest.mark.parametrize("error", [ZeroDivisionError, asyncio.CancelledError])
-async def test_work_that_breaks_down_or_is_cancelled_ends_its_request_and_nobody_elses(
+async def test_failed_or_cancelled_work_ends_only_its_request(
     suite: FrontdoorSuite,
     monkeypatch: pytest.MonkeyPatch,
     where: object,
@@ -71,17 +71,17 @@ async def test_work_that_breaks_down_or_is_cancelled_ends_its_request_and_nobody
 ) -> None:
     monkeypatch.setattr(where, name, breaking_once(getattr(where, name), error))
 
-    assert await paint_in_vain(suite) is RequestState.FAILED
+    assert await state_after_defect(suite) is RequestState.FAILED
     assert (await suite.paint()).provenance.worker_id == "w1"
 
 
-async def test_an_attempt_that_nobody_follows_any_more_is_stopped_at_its_worker(
+async def test_abandoned_attempt_is_stopped_at_its_worker(
     suite: FrontdoorSuite, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker.hold.clear()
     monkeypatch.setattr(AttemptStreams, "_pass_on", breaking_once(AttemptStreams._pass_on))
 
-    await paint_in_vain(suite)
+    await state_after_defect(suite)
 
     await worker.wait_until(lambda: not worker.running)
 
@@ -103,21 +103,19 @@ async def test_a_request_whose_acceptance_breaks_down_is_told_so(suite: Frontdoo
     assert (await suite.paint()).image
 
 
-async def test_a_picture_whose_delivery_breaks_down_comes_from_the_journal(suite: FrontdoorSuite) -> None:
+async def test_failed_delivery_returns_image_from_journal(suite: FrontdoorSuite) -> None:
     break_performer(suite, effects.Deliver)
 
     assert (await suite.paint()).image
 
 
-async def test_a_prompt_that_cannot_be_embedded_costs_no_picture(
-    suite: FrontdoorSuite, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_failed_embedding_costs_no_image(suite: FrontdoorSuite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PromptEmbedder, "embed", breaking_once(PromptEmbedder.embed))
 
     assert (await suite.paint()).image
 
 
-async def test_an_end_that_breaks_down_is_journalled_once_more(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+async def test_failed_end_is_journalled_again(suite: FrontdoorSuite, worker: PacedWorker) -> None:
     worker.hold.clear()
     stream = suite.client.generate(REQUEST)
     request_id = await suite.accepted(stream)

@@ -1,4 +1,5 @@
-"""Demand of nothing and of a hundred times what there is room for: every request ends once, and so says the report."""
+"""Test no demand, and a hundred times more demand than capacity: every request ends once, and the report counts
+each."""
 
 import asyncio
 from dataclasses import replace
@@ -30,9 +31,7 @@ def demand_of(suite: FrontdoorSuite) -> DemandReport:
     return DemandReport(suite.frontdoor.interpreter.dataplane, suite.frontdoor.shadows.counts)
 
 
-async def test_of_a_hundred_times_the_demand_there_is_room_for_the_rest_is_told_when_to_come_back(
-    folder: Path, worker: PacedWorker
-) -> None:
+async def test_excess_demand_is_refused_with_a_retry_time(folder: Path, worker: PacedWorker) -> None:
     async with running_suite(folder, queue_limit=ROOM - 1) as suite:
         demand = demand_of(suite)
         demand.added_to(ReplicaReport("f", 1))
@@ -56,7 +55,7 @@ async def test_of_a_hundred_times_the_demand_there_is_room_for_the_rest_is_told_
     assert after.image and len(worker.executed) == ROOM + 1
 
 
-async def test_a_plan_that_admits_nearly_nothing_refuses_the_rest_by_name(folder: Path, worker: PacedWorker) -> None:
+async def test_low_admission_refuses_with_its_reason(folder: Path, worker: PacedWorker) -> None:
     async with running_suite(folder) as suite:
         suite.frontdoor.interpreter.submit(PlanReceived(Plan(PlanVersion(1, 1), admission_rate=0.01)))
 
@@ -100,7 +99,7 @@ def image_takes(suite: FrontdoorSuite, seconds: float) -> None:
     suite.frontdoor.interpreter.submit(ProfilesReceived((SpeedProfile(HELD.model, ((1, seconds / work),)),)))
 
 
-async def test_nobody_asks_and_that_is_what_is_told(folder: Path, worker: PacedWorker) -> None:
+async def test_no_demand_is_reported_as_zero(folder: Path, worker: PacedWorker) -> None:
     async with running_suite(folder) as suite:
         demand = demand_of(suite)
         await suite.paint()

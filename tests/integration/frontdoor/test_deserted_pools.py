@@ -1,4 +1,4 @@
-"""Requests that wait in pools without workers after a later plan, live."""
+"""Test requests in pools without workers after a later plan, in a running frontdoor."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -28,14 +28,14 @@ from tests.integration.frontdoor.test_plan import UNNAMED, planned_parts
 
 
 def entering(pool: str, sequence: int, **workers: tuple[str, ...]) -> Plan:
-    """Requests go to that pool."""
+    """Return a plan that sends requests to that pool."""
     routes = {pool: EVERY_START}
     pools = tuple(PoolPlan(name, name, workers[name], routes.get(name, ())) for name in workers)
     return Plan(PlanVersion(1, sequence), (WorkerAssignment("w1", "unix:/w1", "", 1),), pools)
 
 
 async def waiting_for_heavy(suite: FrontdoorSuite, parts: CascadeParts) -> str:
-    """The id of a job that a plan sent to the heavy model, whose only worker holds another one by then."""
+    """Return the id of a job that a plan sent to the heavy model; its only worker now holds another model."""
     parts.heavy.held = replace(parts.heavy.held, model="other", model_digest="sha256:other")
     parts.heavy.change()
     await until(lambda: not suite.frontdoor.interpreter.dataplane.state.pools["heavy"].workers)
@@ -43,9 +43,7 @@ async def waiting_for_heavy(suite: FrontdoorSuite, parts: CascadeParts) -> str:
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-async def test_who_waits_for_a_model_that_lost_its_workers_goes_where_requests_go_now(
-    folder: Path, restarts: bool
-) -> None:
+async def test_request_of_model_without_workers_follows_current_plan(folder: Path, restarts: bool) -> None:
     pools = (PoolPlan("light", "light", ("w1",)), PoolPlan("heavy", "heavy", ("w2",), EVERY_START))
     async with planned_parts(folder, pools, FromNoise()) as (parts, settings), AsyncExitStack() as later:
         async with AsyncExitStack() as running:
@@ -69,7 +67,7 @@ WAITING = ImageRequest(prompt="a red circle", seed=1, deadline_ms=120_000)
 
 
 async def start_controller(folder: Path, *scaled: str) -> ControllerProcess:
-    """A lease of one second: the policy begins two seconds after the start."""
+    """With a lease of one second, the policy begins two seconds after the start."""
     settings = ControllerSettings(
         RpcServerSettings(listen=(f"unix:{folder / 'c'}",)),
         lease_s=1.0,
@@ -98,7 +96,7 @@ async def until_active(keda: ExternalScalerStub) -> None:
 
 
 @pytest.mark.slow
-async def test_request_for_a_model_without_workers_waits_for_the_one_that_an_autoscaler_starts(folder: Path) -> None:
+async def test_request_waits_for_worker_that_autoscaler_starts(folder: Path) -> None:
     controller = await start_controller(folder, "tiny")
     worker = PacedWorker("w1")  # type: ignore[abstract]
     replica = Replica("w1", ReplicaKind.UNET_WORKER, f"unix:{folder / 'w1'}", 1, resident_models=("tiny",))
@@ -130,7 +128,7 @@ async def test_request_for_a_model_without_workers_waits_for_the_one_that_an_aut
 
 
 @pytest.mark.slow
-async def test_request_for_a_model_that_nobody_scales_is_refused(folder: Path) -> None:
+async def test_request_for_model_without_autoscaler_is_refused(folder: Path) -> None:
     controller = await start_controller(folder)
     settings = {"worker_addresses": (), "worker_wait_s": 0.0, "controller_address": f"unix:{folder / 'c'}"}
     async with running_suite(folder, default_model="tiny", **settings) as suite, asyncio.timeout(120):

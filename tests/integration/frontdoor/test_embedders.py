@@ -61,9 +61,7 @@ def embedders(folder: Path, planned: int) -> Embedders:
     return made
 
 
-async def test_the_same_text_goes_to_the_same_embedder_and_others_elsewhere(
-    folder: Path, three: list[CountingEmbedder]
-) -> None:
+async def test_same_text_goes_to_same_embedder(folder: Path, three: list[CountingEmbedder]) -> None:
     asked = embedders(folder, 3)
     for _ in range(4):
         await asked.embed_text(["a cat"])
@@ -74,14 +72,14 @@ async def test_the_same_text_goes_to_the_same_embedder_and_others_elsewhere(
     assert all(one.call_count for one in three)
 
 
-async def test_calls_at_one_time_are_shared_out_evenly(folder: Path, three: list[CountingEmbedder]) -> None:
+async def test_simultaneous_calls_are_distributed_evenly(folder: Path, three: list[CountingEmbedder]) -> None:
     for one in three:
         one.hangs = True
     asked = embedders(folder, 3)
 
     calls = [asyncio.create_task(asked.embed_text(["a cat"])) for _ in range(6)]
     async with asyncio.timeout(120):
-        while sum(one.call_count for one in three) < 6:  # noqa: ASYNC110 - the calls run beside
+        while sum(one.call_count for one in three) < 6:  # noqa: ASYNC110 - the calls run in tasks
             await asyncio.sleep(0.01)
 
     assert [one.call_count for one in three] == [2, 2, 2]
@@ -91,7 +89,7 @@ async def test_calls_at_one_time_are_shared_out_evenly(folder: Path, three: list
     assert not asked._replicas.running
 
 
-async def test_one_that_is_gone_costs_nobody_an_embedding(folder: Path, three: list[CountingEmbedder]) -> None:
+async def test_missing_embedder_costs_no_embedding(folder: Path, three: list[CountingEmbedder]) -> None:
     asked = embedders(folder, 3)
     for number in (1, 2):
         three[number].error = Unavailable("DRAINING", "it is stopping")
@@ -102,13 +100,14 @@ async def test_one_that_is_gone_costs_nobody_an_embedding(folder: Path, three: l
     assert three[0].call_count == 10
 
 
-async def test_who_leaves_the_plan_while_another_is_asked_costs_nobody_an_embedding(
+async def test_embedder_leaving_plan_during_call_costs_no_embedding(
     folder: Path, three: list[CountingEmbedder]
 ) -> None:
     asked = embedders(folder, 3)
 
     class LeavingEmbedder(EmbedderClient):
-        """It is gone, and by the time that is known the plan names neither it nor the other one that went."""
+        """The removed embedder is missing, and before this is known, the plan names neither it nor the other removed
+        one."""
 
         async def embed_text(self, *arguments: Any, **options: Any) -> tuple[Embedding, ...]:
             asked.follow([at(folder, 0)])
@@ -123,7 +122,7 @@ async def test_who_leaves_the_plan_while_another_is_asked_costs_nobody_an_embedd
     assert await asked.embed_text(["a cat"])
 
 
-async def test_what_is_wrong_with_the_input_is_said_at_once(folder: Path, three: list[CountingEmbedder]) -> None:
+async def test_invalid_input_fails_without_retry(folder: Path, three: list[CountingEmbedder]) -> None:
     for one in three:
         one.error = InvalidArgument.of("texts", "too long")
     with pytest.raises(InvalidArgument):
@@ -142,7 +141,7 @@ async def test_embedder_outside_the_plan_is_not_called(folder: Path, three: list
     assert [one.call_count for one in three] == [11, 0, 0]
 
 
-async def test_encoder_of_texts_alone_is_sent_one_image(folder: Path, three: list[CountingEmbedder]) -> None:
+async def test_text_encoder_receives_one_image(folder: Path, three: list[CountingEmbedder]) -> None:
     asked, encoder = embedders(folder, 0), three[0]
     await asked.embed_text(["a cat"])
     encoder.image_error = FailedPrecondition("ANOTHER_REASON", "not this one")

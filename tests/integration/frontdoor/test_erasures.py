@@ -1,4 +1,4 @@
-"""The data of a tenant is erased from every store, with a receipt that counts what the stores had."""
+"""Test the erasure of a tenant's data from every store, with a receipt that counts the erased items."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ WITH_IMAGE = ImageRequest("a red circle", num_inference_steps=4, seed=1, init_im
 
 @dataclass
 class Suite:
-    """A frontdoor and a gateway in this process, each with its stores on the disk."""
+    """Hold a frontdoor and a gateway in this process, each with its stores on the disk."""
 
     folder: Path
     cache: Path
@@ -197,14 +197,15 @@ async def test_erasure_waits_for_running_requests_the_store_and_the_cache(folder
 
 
 class Killed(BaseException):
-    """The process ends here: no handler may catch it."""
+    """Represent the end of the process: no handler may catch it."""
 
 
 CHANGES = {"begin", "plan", "settle", "replace", "finish", "erase_requests", "erase", "forget_tenant"}
 
 
 class Dying:
-    """Wrap a part so that the `number`-th point ends the process: one is before, and one after, each change."""
+    """Wrap a part so that the process ends at the `number`-th point: one point is before, and one after, each
+    change."""
 
     def __init__(self, part: Any, left: list[int]) -> None:
         self._part, self._left = part, left

@@ -1,4 +1,4 @@
-"""A discriminator that reads prompts: it gets them, and may tell by them alone that a light picture is for nothing."""
+"""Test a discriminator that reads prompts: it receives them, and may skip the light image of a hard prompt."""
 
 import struct
 from collections.abc import AsyncIterator
@@ -31,7 +31,7 @@ SKIPPING = {"skip_light_below": 0.05}
 async def reading(
     folder: Path, embedder: ChosenEmbedder | None = None, gateway: ChosenGateway | None = None, **changes: Any
 ) -> AsyncIterator[CascadeSuite]:
-    """A cascade with an embedder, and a cache where a gateway is given; light pictures are doubtful."""
+    """Run a cascade with an embedder, with rejected light images, and with a cache if a gateway is given."""
     address = f"unix:{folder / 'c'}"
     server = await serve_cache(embedder or ChosenEmbedder(), gateway or ChosenGateway(), address)
     addresses = {"embedder_address": address} | ({"gateway_address": address} if gateway else {})
@@ -42,7 +42,7 @@ async def reading(
         await server.stop()
 
 
-async def test_the_prompt_goes_with_the_picture_whatever_the_cache_may_know(folder: Path) -> None:
+async def test_prompt_is_scored_with_image_regardless_of_cache(folder: Path) -> None:
     gateway = ChosenGateway()
     async with reading(folder, gateway=gateway) as cascade:
         await cascade.suite.paint(UNNAMED)
@@ -54,7 +54,7 @@ async def test_the_prompt_goes_with_the_picture_whatever_the_cache_may_know(fold
     assert len(cascade.discriminator.foresights) == 1
 
 
-async def test_without_an_embedder_the_picture_is_scored_alone(folder: Path) -> None:
+async def test_image_without_embedder_is_scored_without_prompt(folder: Path) -> None:
     embedder = ChosenEmbedder()
     embedder.error = Unavailable("DOWN", "nobody there", retry_after_ms=1)
     async with reading(folder, embedder) as cascade:
@@ -65,7 +65,7 @@ async def test_without_an_embedder_the_picture_is_scored_alone(folder: Path) -> 
     assert "prompt's embedding skipped: embedder unavailable" in completed.provenance.notes
 
 
-async def test_a_prompt_that_is_sure_to_be_hard_is_painted_by_the_heavy_model_alone(folder: Path) -> None:
+async def test_hard_prompt_goes_directly_to_heavy_model(folder: Path) -> None:
     left_out = left_out_count()
     async with reading(folder, **SKIPPING) as cascade:
         cascade.discriminator.foreseen = 0.03
@@ -119,7 +119,7 @@ async def test_discriminator_without_head_delays_no_request(folder: Path) -> Non
 
 
 @pytest.mark.parametrize("foreseen", [0.06, 0.89])
-async def test_any_other_prompt_is_painted_light(folder: Path, foreseen: float) -> None:
+async def test_other_prompts_run_the_light_model(folder: Path, foreseen: float) -> None:
     async with reading(folder, **SKIPPING) as cascade:
         cascade.discriminator.foreseen = foreseen
         explanation = await cascade.suite.client.explain(UNNAMED)
@@ -131,7 +131,7 @@ async def test_any_other_prompt_is_painted_light(folder: Path, foreseen: float) 
 
 
 @pytest.mark.parametrize("hangs", [True, False])
-async def test_a_discriminator_that_tells_nothing_of_prompts_costs_no_picture(folder: Path, hangs: bool) -> None:
+async def test_discriminator_without_prediction_costs_no_image(folder: Path, hangs: bool) -> None:
     short = {"part_wait_factor": 2.0} if hangs else {}
     async with reading(folder, **{**SKIPPING, **short}) as cascade:
         cascade.discriminator.hangs = hangs
@@ -142,7 +142,7 @@ async def test_a_discriminator_that_tells_nothing_of_prompts_costs_no_picture(fo
     assert (note in completed.provenance.notes) is hangs
 
 
-async def test_who_goes_on_since_nobody_is_left_was_not_left_out_by_the_prompt(folder: Path) -> None:
+async def test_request_moved_from_empty_light_pool_is_no_prompt_skip(folder: Path) -> None:
     left_out = left_out_count()
     async with reading(folder, **SKIPPING) as cascade:
         cascade.discriminator.foreseen = 0.5
@@ -177,7 +177,7 @@ async def test_cache_that_saves_heavy_steps_pays_where_light_is_skipped(
     assert len(gateway.lookups) == 8
 
 
-async def test_a_request_that_names_its_model_is_not_foreseen(folder: Path) -> None:
+async def test_request_with_model_gets_no_prediction(folder: Path) -> None:
     async with reading(folder, **SKIPPING) as cascade:
         cascade.discriminator.foreseen = 0.0
         completed = await cascade.suite.paint(replace(UNNAMED, model="light"))
@@ -233,7 +233,7 @@ async def test_cascade_that_saves_less_than_it_takes_is_left_out(
     assert (skips in completed.provenance.notes) is is_left_out
     assert any(skips in reason for reason in explanation.reasons) is is_left_out
     assert len(cascade.light.executed) == int(not is_left_out)
-    # Of an image of 2 ms: 0.2 without a prediction, else the mean of 0.3 and this prediction's 0.9 - (1 + 1) / 4.1.
+    # For an image of 2 ms: 0.2 without a prediction, else the mean of 0.3 and this prediction's 0.9 - (1 + 1) / 4.1.
     assert f"a prediction saves {then_ms} ms" in counted
 
 

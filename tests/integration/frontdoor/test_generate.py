@@ -125,7 +125,7 @@ async def test_omit_progress_leaves_only_accepted_and_completed(suite: Frontdoor
     assert [order.omit_progress for order in worker.orders] == [True, True, True, False]
 
 
-# Another value for every field that this suite takes one for (it serves no adapters).
+# A different value for every field that has one value in this suite (it serves no adapters).
 OTHER_VALUES: dict[str, object] = {
     "prompt": "another",
     "negative_prompt": "blurry",
@@ -229,7 +229,7 @@ async def test_failed_attempt_reports_workers_error(
 
 @pytest.fixture
 def quick_pings(patient_connections: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All in a fifth of the time that it takes by default."""
+    """Send keepalive pings five times as often as by default."""
     times = dict(transport.KEEPALIVE)
     times["grpc.keepalive_time_ms"] = transport.KEEPALIVE_TIME_MS // 5
     monkeypatch.setattr(transport, "KEEPALIVE", tuple(times.items()))
@@ -238,7 +238,7 @@ def quick_pings(patient_connections: None, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.slow
 async def test_silent_stream_stays_open(quick_pings: None, worker: PacedWorker, suite: FrontdoorSuite) -> None:
-    """Keepalive pings come meanwhile; the fourth must not be taken for abuse."""
+    """The client sends keepalive pings; the fourth must not be taken for abuse."""
     worker.hold.clear()
     painting = asyncio.ensure_future(suite.paint())
     await asyncio.sleep(0.9)

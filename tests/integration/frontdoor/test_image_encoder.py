@@ -1,4 +1,4 @@
-"""A frontdoor with one embedder for texts and one for images; the test gives their answers."""
+"""Test a frontdoor with one embedder for texts and one for images, with answers set by the test."""
 
 import struct
 from collections.abc import AsyncIterator
@@ -23,7 +23,7 @@ OTHER_ENCODER = InvalidArgument.of("image_embedding.encoder_digest", "must be sh
 
 
 class ClipEmbedder(ChosenEmbedder):
-    """Gives prompts a vector of three dimensions."""
+    """Return vectors of three dimensions for prompts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class ClipEmbedder(ChosenEmbedder):
 
 
 class RejectingGateway(ChosenGateway):
-    """Rejects images, like a cache with another encoder for images."""
+    """Reject images, like a cache with another encoder for images."""
 
     async def Commit(self, request: Any, context: Any) -> Any:
         self.commit_error = OTHER_ENCODER if request.HasField("image_embedding") else None

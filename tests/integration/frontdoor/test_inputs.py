@@ -1,4 +1,4 @@
-"""Images that requests come with lie in the object store, once, until the requests that use them have ended."""
+"""Test input images: stored once in the object store until the last request that uses them has ended."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -49,7 +49,7 @@ async def test_image_reaches_worker_and_neither_journal_nor_provenance(
     assert completed.provenance.inputs == parts
 
 
-async def test_as_much_as_a_request_may_bring_reaches_its_worker(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+async def test_largest_inputs_reach_worker(suite: FrontdoorSuite, worker: PacedWorker) -> None:
     """An attempt adds to its request: worker, start and grant."""
     most = 8 << 20
     image, mask = png_of_bytes(most), png_of_bytes(most - 200)
@@ -59,9 +59,7 @@ async def test_as_much_as_a_request_may_bring_reaches_its_worker(suite: Frontdoo
     assert worker.executed[0].init_image == InitImage(image, 0.5, mask)
 
 
-async def test_requests_that_share_an_image_store_it_once_and_until_the_last_has_ended(
-    suite: FrontdoorSuite, worker: PacedWorker
-) -> None:
+async def test_shared_image_is_stored_once_until_last_request_ends(suite: FrontdoorSuite, worker: PacedWorker) -> None:
     worker.hold.clear()
     first, second = suite.client.generate(REQUEST), suite.client.generate(REQUEST)
     await suite.accepted(first)
@@ -76,7 +74,7 @@ async def test_requests_that_share_an_image_store_it_once_and_until_the_last_has
     await until(lambda: not stored_inputs(suite.folder))
 
 
-async def test_tenants_never_share_what_they_sent(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+async def test_tenants_never_share_inputs(suite: FrontdoorSuite, worker: PacedWorker) -> None:
     worker.hold.clear()
     api = suite.frontdoor.api
     streams = [api.generate(tenant, REQUEST) for tenant in ("a", "b")]
@@ -88,7 +86,7 @@ async def test_tenants_never_share_what_they_sent(suite: FrontdoorSuite, worker:
         await stream.aclose()
 
 
-async def test_a_request_that_is_refused_or_replayed_leaves_nothing(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+async def test_refused_or_replayed_request_leaves_no_input(suite: FrontdoorSuite, worker: PacedWorker) -> None:
     await suite.paint(REQUEST, idempotency_key="key")
     await suite.paint(REQUEST, idempotency_key="key")
 
@@ -98,7 +96,7 @@ async def test_a_request_that_is_refused_or_replayed_leaves_nothing(suite: Front
     await until(lambda: not stored_inputs(suite.folder))
 
 
-async def test_a_newer_frontdoor_paints_from_the_image_and_lets_it_go(folder: Path, worker: PacedWorker) -> None:
+async def test_restarted_frontdoor_uses_input_and_deletes_it(folder: Path, worker: PacedWorker) -> None:
     worker.hold.clear()
     async with running_suite(folder) as suite:
         running = suite.client.generate(REQUEST)
@@ -116,7 +114,7 @@ async def test_a_newer_frontdoor_paints_from_the_image_and_lets_it_go(folder: Pa
     assert [spec.init_image for spec in worker.executed] == [InitImage(IMAGE, 0.5)] * 2
 
 
-async def test_what_a_crash_left_is_swept_and_what_is_in_use_is_not(folder: Path, worker: PacedWorker) -> None:
+async def test_unused_inputs_are_swept_after_crash(folder: Path, worker: PacedWorker) -> None:
     worker.hold.clear()
     orphan = open_objects(f"file://{folder / 'objects'}").put("inputs/" + "0" * 32 + "/orphan", b"left by a crash")
     async with running_suite(folder, sweep_interval_s=0.02) as suite:
@@ -146,8 +144,8 @@ def tries_to_read(monkeypatch: pytest.MonkeyPatch, before: Callable[[int], objec
 
 
 async def keep_busy(suite: FrontdoorSuite, worker: PacedWorker) -> AsyncIterator[GenerateEvent]:
-    """Return the stream of another picture, which has the worker's credit until `worker.hold` is set or it is let
-    go of."""
+    """Return the stream of another request, which holds the worker's credit until `worker.hold` is set or the stream is
+    dropped."""
     worker.hold.clear()
     stream = suite.client.generate(ImageRequest("x", num_inference_steps=1))
     await suite.accepted(stream)
@@ -155,7 +153,7 @@ async def keep_busy(suite: FrontdoorSuite, worker: PacedWorker) -> AsyncIterator
     return stream
 
 
-async def test_a_request_whose_image_cannot_be_read_makes_room_for_others_and_may_be_sent_again(
+async def test_request_with_unreadable_image_yields_and_may_be_retried(
     suite: FrontdoorSuite, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inputs, "_RETRIES", Backoff(0.001, 0.001))
@@ -176,9 +174,7 @@ async def test_a_request_whose_image_cannot_be_read_makes_room_for_others_and_ma
     assert not [spec for spec in worker.executed if spec.init_image]
 
 
-async def test_an_image_goes_to_a_worker_that_prepares_it_while_another_picture_has_the_credit(
-    suite: FrontdoorSuite, worker: PacedWorker
-) -> None:
+async def test_worker_prepares_image_while_another_request_runs(suite: FrontdoorSuite, worker: PacedWorker) -> None:
     worker.preparing_count = 1
     worker.change()
     await until(
@@ -195,7 +191,7 @@ async def test_an_image_goes_to_a_worker_that_prepares_it_while_another_picture_
     assert worker.executed[1].init_image == InitImage(IMAGE, 0.5)
 
 
-async def test_an_image_that_is_gone_is_never_painted_without(
+async def test_request_with_lost_input_fails(
     suite: FrontdoorSuite, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inputs, "_RETRIES", Backoff(0.001, 0.001))

@@ -1,4 +1,4 @@
-"""Jobs by the SDK and by the command, over a frontdoor with a real socket."""
+"""Test jobs with the SDK and the command, over a frontdoor with a real socket."""
 
 import asyncio
 import json
@@ -56,7 +56,7 @@ async def test_the_result_of_a_job_that_has_none_says_why(suite: FrontdoorSuite,
             await client.wait(request_id)
 
 
-async def test_who_waits_goes_on_waiting_when_the_frontdoor_is_killed(folder: Path, worker: PacedWorker) -> None:
+async def test_waiting_client_survives_kill_of_frontdoor(folder: Path, worker: PacedWorker) -> None:
     worker.hold.clear()
     async with AsyncClient(f"unix:{folder / 'f'}", retries=PATIENT) as client:
         async with running_suite(folder):
@@ -72,7 +72,7 @@ async def test_who_waits_goes_on_waiting_when_the_frontdoor_is_killed(folder: Pa
     assert len(worker.executed) == 1
 
 
-async def test_a_request_whose_controlnet_was_lost_is_unavailable_to_whoever_asks_and_asked_for_once(
+async def test_request_with_lost_controlnet_is_unavailable_after_one_call(
     suite: FrontdoorSuite, worker: PacedWorker
 ) -> None:
     worker.fail_with = Unavailable("CONTROLNET_LOST", "no replica serves it")
@@ -164,7 +164,7 @@ async def test_the_command_submits_waits_and_shows(suite: FrontdoorSuite, worker
 async def test_the_command_waits_for_a_frontdoor_that_takes_a_while_to_start_again(
     suite: FrontdoorSuite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where it is called meanwhile."""
+    """The frontdoor is also called while it is down."""
     request_id = (await told(suite, "submit", "a red circle", "--steps", "3"))["request_id"]
     asks, get_request = RetryPolicy().tries, suite.frontdoor.api.tenants.get_request
     monkeypatch.setattr(RetryPolicy, "pause_s", lambda *_: 0.001)

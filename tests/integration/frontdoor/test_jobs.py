@@ -49,7 +49,7 @@ async def test_job_runs_without_client_and_its_key_finds_it(suite: FrontdoorSuit
         assert caught.value.reason == "IDEMPOTENCY_KEY_REUSED"
 
 
-async def test_who_attaches_hears_what_comes_and_leaving_cancels_nothing(
+async def test_attached_client_receives_events_and_leaving_cancels_nothing(
     suite: FrontdoorSuite, worker: PacedWorker
 ) -> None:
     worker.hold.clear()
@@ -70,7 +70,7 @@ async def test_who_attaches_hears_what_comes_and_leaving_cancels_nothing(
     assert len(worker.executed) == 1
 
 
-async def test_a_cancelled_job_says_so_to_whoever_asks(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+async def test_cancelled_job_is_reported_to_every_caller(suite: FrontdoorSuite, worker: PacedWorker) -> None:
     worker.hold.clear()
     request_id = (await suite.client.submit(REQUEST)).request_id
     await worker.wait_until(lambda: worker.running)
@@ -82,9 +82,7 @@ async def test_a_cancelled_job_says_so_to_whoever_asks(suite: FrontdoorSuite, wo
         await anext(stream)
 
 
-async def test_a_request_whose_last_listener_attached_ends_when_that_one_leaves(
-    suite: FrontdoorSuite, worker: PacedWorker
-) -> None:
+async def test_request_ends_when_last_attached_listener_leaves(suite: FrontdoorSuite, worker: PacedWorker) -> None:
     """A request of Generate keeps its rule."""
     worker.hold.clear()
     first = suite.client.generate(REQUEST)
@@ -102,7 +100,7 @@ async def test_a_request_whose_last_listener_attached_ends_when_that_one_leaves(
     assert await ended(suite, request_id) is RequestState.CANCELLED
 
 
-async def test_what_generate_refuses_is_refused_and_leaves_nothing(suite: FrontdoorSuite) -> None:
+async def test_invalid_job_is_refused_and_leaves_nothing(suite: FrontdoorSuite) -> None:
     with pytest.raises(InvalidArgument, match="num_inference_steps"):
         await suite.client.submit(replace(REQUEST, num_inference_steps=0))
     with pytest.raises(FailedPrecondition) as caught:
@@ -164,7 +162,7 @@ async def test_lists_tell_states_and_pages(suite: FrontdoorSuite, worker: PacedW
     assert oldest.kept_until_ms == oldest.finished_at_ms + 24 * 3_600_000
 
 
-async def test_so_many_may_attach_at_once(folder: Path, worker: PacedWorker) -> None:
+async def test_attached_clients_are_limited(folder: Path, worker: PacedWorker) -> None:
     worker.hold.clear()
     async with running_suite(folder) as suite:
         request_id = (await suite.client.submit(REQUEST)).request_id
@@ -179,8 +177,8 @@ async def test_so_many_may_attach_at_once(folder: Path, worker: PacedWorker) -> 
             await stream.aclose()
 
 
-async def test_jobs_queued_and_running_end_under_the_next_frontdoor(folder: Path, worker: PacedWorker) -> None:
-    """Killed as by kill -9; nobody listens afterwards either, and a client that comes and goes changes nothing."""
+async def test_queued_and_running_jobs_end_after_restart(folder: Path, worker: PacedWorker) -> None:
+    """The frontdoor ends as after SIGKILL; no client listens afterwards, except one that attaches and leaves."""
     worker.hold.clear()
     async with running_suite(folder) as suite:
         submitted = [(await suite.client.submit(REQUEST, f"k{n}")).request_id for n in range(worker.credit_count + 2)]
@@ -201,7 +199,7 @@ async def test_jobs_queued_and_running_end_under_the_next_frontdoor(folder: Path
     assert len(worker.executed) == len(submitted)
 
 
-async def test_several_pictures_are_one_job_of_which_each_is_listed(suite: FrontdoorSuite) -> None:
+async def test_several_images_are_one_job_and_each_is_listed(suite: FrontdoorSuite) -> None:
     accepted = await suite.client.submit(replace(REQUEST, image_count=2), "key")
     ids = accepted.image_request_ids
     for request_id in ids:
@@ -237,7 +235,7 @@ def refuse(journal: Journal, ending: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("missing", [0, 2])
-async def test_several_pictures_of_which_one_was_never_accepted_are_asked_for_by_the_id_that_lists_name(
+async def test_job_with_unaccepted_image_is_found_by_listed_id(
     suite: FrontdoorSuite, monkeypatch: pytest.MonkeyPatch, missing: int
 ) -> None:
     refuse(suite.frontdoor.journal, f"-{missing}", monkeypatch)
@@ -264,14 +262,14 @@ async def test_several_pictures_of_which_one_was_never_accepted_are_asked_for_by
     assert {one.image_index for one in heard if isinstance(one, Completed)} == {0, 1, 2} - {missing}
 
 
-async def test_a_cancel_by_the_id_of_several_pictures_stops_those_that_there_are(
+async def test_cancel_of_partly_accepted_job_stops_accepted_images(
     suite: FrontdoorSuite, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker.hold.clear()
     refuse(suite.frontdoor.journal, "-0", monkeypatch)
     with pytest.raises(ResourceExhausted):
         await suite.client.submit(replace(REQUEST, image_count=2), "key")
-    # The other one may be accepted only after the refusal of this one was told.
+    # The other image may be accepted only after this refusal was sent.
     while not (listed := (await suite.client.list_requests(RequestQuery())).requests):  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     (left,) = listed
@@ -283,8 +281,8 @@ async def test_a_cancel_by_the_id_of_several_pictures_stops_those_that_there_are
     worker.hold.set()
 
 
-@pytest.mark.parametrize(("key", "left"), [("", 0), ("key", 2)], ids=["nobody finds them again", "a retry joins them"])
-async def test_of_several_pictures_of_which_one_is_refused_the_others_go_on_where_a_key_finds_them_alone(
+@pytest.mark.parametrize(("key", "left"), [("", 0), ("key", 2)], ids=["no key finds them", "a retry joins them"])
+async def test_partly_refused_job_continues_only_with_a_key(
     suite: FrontdoorSuite, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch, key: str, left: int
 ) -> None:
     worker.hold.clear()
@@ -299,11 +297,11 @@ async def test_of_several_pictures_of_which_one_is_refused_the_others_go_on_wher
     worker.hold.set()
 
 
-async def test_of_several_pictures_whose_key_another_call_takes_at_once_none_goes_on(
+async def test_job_with_key_taken_meanwhile_leaves_no_request(
     suite: FrontdoorSuite, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first one has the call's own key; those of the others lead nobody to them. Nobody has it yet when they look
-    it up."""
+    """The first image has the call's own key, and no key finds the others. The lookup of the key finds no request
+    yet."""
     worker.hold.clear()
     journal, nobody = suite.frontdoor.journal, Future[None]()
     nobody.set_result(None)

@@ -58,12 +58,12 @@ def files(authority: Authority, pair: Pair) -> dict[str, Any]:
 
 
 async def command(*arguments: str, **given: Path) -> Result:
-    """What a command answers that is given these files; in a thread, since it has an event loop of its own."""
+    """Run a command with these files, in a thread, because the command runs its own event loop."""
     flags = [part for name, file in given.items() for part in (f"--{name.replace('_', '-')}", str(file))]
     return await asyncio.to_thread(CliRunner().invoke, cli, [*arguments, *flags])
 
 
-async def test_clients_are_let_in_by_the_certificate_that_they_show(address: str, authority: Authority) -> None:
+async def test_clients_with_known_certificate_are_served(address: str, authority: Authority) -> None:
     known = files(authority, authority.issue("client"))
 
     def asked() -> int:
@@ -75,7 +75,7 @@ async def test_clients_are_let_in_by_the_certificate_that_they_show(address: str
     assert await asyncio.to_thread(asked) == 1
 
 
-async def test_clients_that_show_none_or_a_stranger_s_are_not(address: str, authority: Authority, folder: Path) -> None:
+async def test_clients_without_known_certificate_are_refused(address: str, authority: Authority, folder: Path) -> None:
     stranger = files(authority, Authority(folder, "strangers").issue("stranger"))
 
     nobody: dict[str, Any] = {"tls_ca_file": authority.certificate}
@@ -86,7 +86,7 @@ async def test_clients_that_show_none_or_a_stranger_s_are_not(address: str, auth
 
 
 @pytest.mark.slow
-async def test_commands_show_theirs_to_whomever_they_call(address: str, authority: Authority) -> None:
+async def test_commands_show_their_certificate_to_every_service(address: str, authority: Authority) -> None:
     known = files(authority, authority.issue("client"))
     nobody = {"tls_ca_file": authority.certificate}
 
@@ -98,7 +98,8 @@ async def test_commands_show_theirs_to_whomever_they_call(address: str, authorit
         await command("adapters", "list", "--controller-address", address, **nobody),
         await command("tenant", "list", "--admin-address", address, **nobody),
     ]
-    # A frontdoor is no controller, and administers no tenants there: but it was reached.
+    # A frontdoor does not serve the controller's or the administrator's methods, but its answer shows that it was
+    # reached.
     reached = [
         await command("adapters", "list", "--controller-address", address, **known),
         await command("tenant", "list", "--admin-address", address, **known),
@@ -111,7 +112,9 @@ async def test_commands_show_theirs_to_whomever_they_call(address: str, authorit
 
 
 @pytest.mark.slow
-async def test_looks_go_on_while_certificates_are_written(address: str, authority: Authority, folder: Path) -> None:
+async def test_status_continues_while_certificates_are_written(
+    address: str, authority: Authority, folder: Path
+) -> None:
     shown = authority.issue("watcher")
     given = dict.fromkeys(("controller", "frontdoor", "gateway"), address)
     places = find_places(given, "", client_settings(**files(authority, shown)), folder)
@@ -120,7 +123,7 @@ async def test_looks_go_on_while_certificates_are_written(address: str, authorit
     assert (await look(*places)).frontdoor is not None
 
 
-async def test_files_may_stand_in_the_environment(
+async def test_environment_may_name_certificate_files(
     address: str, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, file in files(authority, authority.issue("client")).items():
@@ -129,7 +132,7 @@ async def test_files_may_stand_in_the_environment(
     assert (await command("jobs", "list", "--address", address)).exit_code == 0
 
 
-async def test_files_that_are_of_no_use_are_refused_by_name(authority: Authority) -> None:
+async def test_unusable_certificate_files_are_named(authority: Authority) -> None:
     known = files(authority, authority.issue("client"))
     for lacking in known:
         with pytest.raises(InvalidArgument, match=f"^{lacking}: must be given"):
@@ -141,9 +144,7 @@ async def test_files_that_are_of_no_use_are_refused_by_name(authority: Authority
             AsyncClient("127.0.0.1:1", **given)
 
 
-async def test_a_worker_that_comes_while_certificates_are_written_is_watched(
-    folder: Path, authority: Authority
-) -> None:
+async def test_worker_joining_during_certificate_change_is_watched(folder: Path, authority: Authority) -> None:
     shown = authority.issue("frontdoor")
     settings = replace(settings_of(folder), channels=client_settings(**files(authority, shown)))
     lay_tables(settings.ledger_url)

@@ -21,13 +21,11 @@ from pentimento.stores.objects.filesystem import FilesystemObjectStore
 from tests.integration.frontdoor.inputs import png, store_away
 
 
-def stored_pictures(folder: Path) -> list[Path]:
+def stored_images(folder: Path) -> list[Path]:
     return list((folder / "objects").rglob("results.*"))
 
 
-async def test_a_picture_is_delivered_and_found_again_while_the_store_is_away(
-    suite: FrontdoorSuite, worker: PacedWorker
-) -> None:
+async def test_image_is_returned_and_found_while_store_is_away(suite: FrontdoorSuite, worker: PacedWorker) -> None:
     with store_away(suite.folder):
         first = await suite.paint(idempotency_key="key")
         status = await suite.client.get_request(first.request_id)
@@ -38,7 +36,7 @@ async def test_a_picture_is_delivered_and_found_again_while_the_store_is_away(
     assert len(worker.executed) == 1
 
 
-async def test_a_picture_that_waits_outlives_its_frontdoor(folder: Path, worker: PacedWorker) -> None:
+async def test_waiting_image_survives_restart(folder: Path, worker: PacedWorker) -> None:
     with ExitStack() as away:
         async with running_suite(folder) as suite:
             away.enter_context(store_away(folder))
@@ -50,15 +48,15 @@ async def test_a_picture_that_waits_outlives_its_frontdoor(folder: Path, worker:
     assert status.completed == completed
 
 
-async def test_what_comes_while_others_are_moved_waits_no_more(
+async def test_images_finished_during_the_move_are_stored_directly(
     suite: FrontdoorSuite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where more comes than is moved, it would never be over."""
+    """If more images arrive than are moved, the move would never end."""
     put, hangs, let_go = FilesystemObjectStore.put, threading.Event(), threading.Event()
     moved: list[object] = []
 
     def hang_the_second(*arguments: object, **options: object) -> object:
-        """Which comes behind the first that is taken: others may be tried while the store is not back yet."""
+        """Block the put after the first successful one; earlier puts may fail while the store is still away."""
         if moved and not hangs.is_set():
             hangs.set()
             let_go.wait(60)
@@ -79,10 +77,10 @@ async def test_what_comes_while_others_are_moved_waits_no_more(
     assert waiting_count() == 2
     let_go.set()
     await until(lambda: waiting_count() == 0)
-    assert len(stored_pictures(suite.folder)) == 4
+    assert len(stored_images(suite.folder)) == 4
 
 
-async def test_a_store_that_hangs_holds_up_a_picture_for_a_bounded_time_only(
+async def test_hanging_store_delays_image_for_bounded_time(
     folder: Path, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     let_go = threading.Event()
@@ -100,7 +98,7 @@ async def test_a_store_that_hangs_holds_up_a_picture_for_a_bounded_time_only(
     assert all(picture.image for picture in pictures)
 
 
-async def test_a_full_store_is_as_one_that_is_away(suite: FrontdoorSuite, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_full_store_is_treated_as_missing(suite: FrontdoorSuite, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: object, **options: object) -> object:
         raise StoreFull("object store", "no space left")
 
@@ -111,9 +109,7 @@ async def test_a_full_store_is_as_one_that_is_away(suite: FrontdoorSuite, monkey
     assert (await suite.client.get_request(completed.request_id)).completed == completed
 
 
-async def test_beyond_the_bound_a_picture_fails_at_once_and_nothing_more_is_accepted(
-    folder: Path, worker: PacedWorker
-) -> None:
+async def test_full_spool_fails_image_and_refuses_requests(folder: Path, worker: PacedWorker) -> None:
     worker.picture_bytes = 10_000
     async with running_suite(folder, spool_bytes=30_000) as suite:
         with store_away(folder):
@@ -126,7 +122,7 @@ async def test_beyond_the_bound_a_picture_fails_at_once_and_nothing_more_is_acce
     assert (refused.value.retry_after_ms or 0) > 0
 
 
-async def test_one_tenant_leaves_the_others_their_room(folder: Path, worker: PacedWorker) -> None:
+async def test_spool_of_one_tenant_leaves_room_for_others(folder: Path, worker: PacedWorker) -> None:
     worker.picture_bytes = 10_000
     async with running_suite(folder, spool_bytes=30_000) as suite:
         api = suite.frontdoor.api
@@ -137,9 +133,7 @@ async def test_one_tenant_leaves_the_others_their_room(folder: Path, worker: Pac
                 [event async for event in api.generate("greedy", REQUEST)]
 
 
-async def test_a_request_with_an_image_is_painted_while_the_store_is_away(
-    suite: FrontdoorSuite, worker: PacedWorker
-) -> None:
+async def test_request_with_image_completes_while_store_is_away(suite: FrontdoorSuite, worker: PacedWorker) -> None:
     image = png()
     with store_away(suite.folder):
         completed = await suite.paint(ImageRequest("x", num_inference_steps=4, init_image=InitImage(image, 0.5)))
@@ -148,7 +142,7 @@ async def test_a_request_with_an_image_is_painted_while_the_store_is_away(
     assert worker.executed[0].init_image == InitImage(image, 0.5)
 
 
-async def test_an_error_of_the_store_tells_the_client_neither_path_nor_key(suite: FrontdoorSuite) -> None:
+async def test_store_error_hides_path_and_key(suite: FrontdoorSuite) -> None:
     completed = await suite.paint()
 
     with store_away(suite.folder), pytest.raises(PentimentoError) as caught:
@@ -180,7 +174,7 @@ async def test_retry_of_unkept_image_begins_again_with_room(folder: Path, worker
 
 
 async def failures(stream: AsyncIterator[GenerateEvent]) -> AsyncIterator[PentimentoError]:
-    """Yield the errors of a call's images."""
+    """Return the errors of a call's images."""
     try:
         async for event in stream:
             if isinstance(event, ImageFailed):

@@ -1,4 +1,4 @@
-"""Shadows on idle workers, with answers of workers, embedder and gateway that the test chooses."""
+"""Test shadows on idle workers, with answers of workers, embedder and gateway set by the test."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -29,7 +29,7 @@ ACHIEVED = AchievedQuality(20, 0.9, 0.7, 0.99, 0.91, 0.5, 0.97)
 
 
 class WatchingGateway(ChosenGateway):
-    """Has a row of latents, and records reports."""
+    """Return a row of latents, and record reports."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ LATENT = FromLatent(
 IMAGE = FromImage(
     ObjectReference("images/x", "sha256:2", 2048), 30, NoiseForm.VARIANCE_PRESERVING, Donor("entry", "sha256:3", 0.31)
 )
-# As often as may be, and as soon.
+# Generate shadows as often and as early as possible.
 ALWAYS = {
     "quality_sample_share": 1.0,
     "quality_trial_share": 1.0,
@@ -69,7 +69,7 @@ ALWAYS = {
 
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shadows look more often than by default whether they may begin, and save up for less time before they do."""
+    """Shadows check more often than by default whether they may begin, and save for a shorter time."""
     monkeypatch.setattr(shadow_module, "_TICK_S", 0.01)
     monkeypatch.setattr(shadow_module, "LEAST_S", 0.01)
 
@@ -158,7 +158,7 @@ async def test_worker_of_an_image_receives_its_own_generation(
 
 
 async def test_request_does_not_wait_for_a_shadow(folder: Path, worker: PacedWorker, gateway: WatchingGateway) -> None:
-    """The shadow has the worker's only slot and gives it up; afterwards the hits are generated again."""
+    """The shadow holds the worker's only slot and yields it; afterwards the hits are generated again."""
     stopped = told("stopped")
     # The stopped shadow begins again only after the request has its worker.
     async with watched(folder, gateway, quality_quiet_s=0.5) as suite:
@@ -252,7 +252,7 @@ async def test_failed_shadow_is_not_retried(folder: Path, worker: PacedWorker, g
 async def test_shadows_keep_to_their_share_of_the_time(
     folder: Path, worker: PacedWorker, gateway: WatchingGateway
 ) -> None:
-    """Where they may take nothing, none begins, and the hits that wait are bounded."""
+    """With no share of the time none begins, and the number of waiting hits is bounded."""
     async with watched(folder, gateway, quality_work_share=0.0) as suite:
         waiting = suite.frontdoor.shadows
         hit = await suite.paint(FIFTY)
@@ -362,7 +362,7 @@ async def test_shadow_with_budget_runs_among_requests(
     assert (status.image_device_s, status.shadow_device_s) == (4.0, 1.0)
 
 
-async def test_explain_tells_thresholds_and_what_hits_by_them_kept(
+async def test_explain_reports_thresholds_and_kept_quality(
     folder: Path, worker: PacedWorker, gateway: WatchingGateway
 ) -> None:
     async with watched(folder, gateway) as suite:

@@ -1,4 +1,4 @@
-"""Who may pin what for how long, and what is kept then; what a replay makes of it is tested with the real worker."""
+"""Test pins: their limits, and what stays stored. Tests with the real worker check the replay of a pinned request."""
 
 import asyncio
 import time
@@ -32,7 +32,7 @@ async def replay(suite: FrontdoorSuite, request_id: str) -> Completed:
 
 
 async def sweep(suite: FrontdoorSuite) -> None:
-    """An object goes that nothing named in two sweeps."""
+    """Two sweeps delete an object without references."""
     for _ in range(3):
         await suite.frontdoor.retention.sweep()
 
@@ -43,7 +43,7 @@ async def test_a_pinned_request_outlives_its_retention(folder: Path, worker: Pac
         pinned = await suite.client.pin(first.request_id, HOUR_MS)
         assert (pinned.request_id, pinned.size_bytes, pinned.inputs_kept) == (first.request_id, ROW_BYTES, True)
 
-    # Killed, and started again with nothing to be kept.
+    # The frontdoor is killed, and restarted without retention.
     async with running_suite(folder, result_retention_h=0.0) as suite:
         while True:
             try:
@@ -59,7 +59,7 @@ async def test_a_pinned_request_outlives_its_retention(folder: Path, worker: Pac
 
 
 @pytest.mark.parametrize("retention_h", [24.0, 0.0], ids=["kept", "pinned"])
-async def test_a_clock_that_jumps_and_is_put_right_has_nothing_forgotten(
+async def test_corrected_clock_jump_deletes_nothing(
     folder: Path, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch, retention_h: float
 ) -> None:
     ahead_s = 0.0
@@ -78,7 +78,7 @@ async def test_a_clock_that_jumps_and_is_put_right_has_nothing_forgotten(
         assert (await suite.client.get_request(painted.request_id)).completed == painted
 
 
-async def test_what_a_pinned_request_came_with_stays_for_its_replay(folder: Path, worker: PacedWorker) -> None:
+async def test_inputs_of_pinned_request_stay_for_replay(folder: Path, worker: PacedWorker) -> None:
     async with running_suite(folder) as suite:
         first = await suite.paint(replace(WITH_IMAGE, pin_ms=HOUR_MS))
         await suite.frontdoor.jobs.finish_tasks()
@@ -129,7 +129,7 @@ async def test_wrong_times_are_refused_by_name(suite: FrontdoorSuite, worker: Pa
     assert len(worker.executed) == 1
 
 
-async def test_what_has_no_picture_is_not_pinned(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+async def test_request_without_image_is_not_pinned(suite: FrontdoorSuite, worker: PacedWorker) -> None:
     worker.hold.clear()
     stream = suite.client.generate(replace(WITH_IMAGE, pin_ms=HOUR_MS))
     request_id = await suite.accepted(stream)
@@ -144,9 +144,7 @@ async def test_what_has_no_picture_is_not_pinned(suite: FrontdoorSuite, worker: 
     await until(lambda: not stored_inputs(suite.folder))
 
 
-async def test_beyond_its_quota_a_tenant_pins_nothing_and_still_gets_its_pictures(
-    folder: Path, worker: PacedWorker
-) -> None:
+async def test_tenant_over_pin_quota_still_gets_images(folder: Path, worker: PacedWorker) -> None:
     async with running_suite(folder, tenant_pinned_bytes=2 * ROW_BYTES) as suite:
         painted = [await suite.paint() for _ in range(3)]
         for one in painted[:2]:
@@ -159,7 +157,7 @@ async def test_beyond_its_quota_a_tenant_pins_nothing_and_still_gets_its_picture
             await suite.paint(replace(REQUEST, pin_ms=HOUR_MS))
         assert early.value.reason == "QUOTA_EXCEEDED" and len(worker.executed) == 3
 
-        # Two that were taken when there was room for one.
+        # Two pins exceed a limit that had room for one.
         await suite.client.unpin(painted[0].request_id)
         worker.hold.clear()
         streams = [suite.client.generate(replace(REQUEST, pin_ms=HOUR_MS)) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""What a plan says of the stages of requests, acted on live: pools by start, spare workers, models not loaded yet."""
+"""Test a plan's decisions in a running frontdoor: pools by start, spare workers, models not loaded yet."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -81,8 +81,8 @@ async def planned_parts(
     cache: CachePlan = EVERYTHING,
     gateway: ChosenGateway | None = None,
 ) -> AsyncIterator[tuple[CascadeParts, dict[str, Any]]]:
-    """What frontdoors one after the other find: this plan in their journal, a light and a heavy worker, and a cache
-    whose lookups answer `start`; with the settings by which they do."""
+    """Yield a light and a heavy worker, a cache with lookups that answer `start`, and the settings of frontdoors over
+    them; the plan is in the journal."""
     assignments = tuple(WorkerAssignment(name, f"unix:{folder / name}", "", 1) for name in ("w1", "w2"))
     journal = open_journal(settings_of(folder).ledger_url)
     plan = Plan(PlanVersion(1, 1), assignments, tuple(pools), cascades=cascades, cache=cache)
@@ -107,7 +107,7 @@ async def planned(
     gateway: ChosenGateway | None = None,
     **changes: Any,
 ) -> AsyncIterator[Planned]:
-    """Return a frontdoor of these parts."""
+    """Run a frontdoor with these parts."""
     async with (
         planned_parts(folder, pools, start, cascades, cache, gateway) as (parts, settings),
         running_suite(folder, **settings, **changes) as suite,
@@ -146,8 +146,8 @@ async def test_lookup_names_model_that_generates_from_noise(folder: Path, pools:
     assert {one.reference_model_digest for one in asked} == {"sha256:heavy"}
 
 
-async def test_loras_are_in_force_by_the_step_of_the_model_that_paints(folder: Path) -> None:
-    """One that may come after half of the schedule: of the light model's two steps, or of the heavy one's four."""
+async def test_latest_lora_step_follows_the_running_model(folder: Path) -> None:
+    """The LoRA may start after half of the schedule: of the light model's two steps, or of the heavy model's four."""
     mosaic = Adapter("mosaic", AdapterKind.LORA, "sha256:mosaic", HELD.family, latest_start_fraction=0.5)
     asked = replace(UNNAMED, loras=(AskedLora("mosaic"),))
     async with planned(folder, MIXTURE, IMAGE) as run:
@@ -166,7 +166,7 @@ async def test_loras_are_in_force_by_the_step_of_the_model_that_paints(folder: P
     assert [order.route.lora_patch_step for order in (*run.light.orders, *run.heavy.orders)] == [1, 2]
 
 
-async def test_a_large_worker_without_misses_takes_a_hit_that_would_wait(folder: Path) -> None:
+async def test_idle_large_worker_takes_waiting_hit(folder: Path) -> None:
     async with planned(folder, MIXTURE, IMAGE) as run:
         run.light.hold.clear()
         first = asyncio.ensure_future(run.suite.paint(UNNAMED))
@@ -179,7 +179,7 @@ async def test_a_large_worker_without_misses_takes_a_hit_that_would_wait(folder:
     assert (spared.model_digest, spared.route.model, spared.route.start) == ("sha256:heavy", "heavy", IMAGE)
 
 
-async def test_a_pool_that_is_not_called_after_its_model_takes_requests_for_that_model(folder: Path) -> None:
+async def test_pool_with_other_name_takes_requests_of_its_model(folder: Path) -> None:
     pools = (PoolPlan("misses", "heavy", ("w2",)), PoolPlan("hits", "light", ("w1",)))
     async with planned(folder, pools) as run:
         provenance = (await run.suite.paint(replace(UNNAMED, model="light", cache=CacheMode.OFF))).provenance
@@ -187,7 +187,7 @@ async def test_a_pool_that_is_not_called_after_its_model_takes_requests_for_that
     assert provenance.model_digest == "sha256:light"
 
 
-async def test_steps_are_asked_of_the_default_model_and_another_that_the_plan_chooses_takes_its_own(
+async def test_planned_model_replaces_default_steps_by_its_own(
     folder: Path,
 ) -> None:
     pools = (PoolPlan("light", "light", ("w1",), routes=EVERY_START),)
@@ -202,7 +202,7 @@ async def test_steps_are_asked_of_the_default_model_and_another_that_the_plan_ch
     ]
 
 
-async def test_a_cascade_goes_as_far_as_models_were_ever_loaded(folder: Path) -> None:
+async def test_cascade_ends_at_last_loaded_model(folder: Path) -> None:
     pools = (PoolPlan("light", "light", ("w1",), every_start("c")), PoolPlan("larger", "larger", ("w2",)))
     async with planned(folder, pools, cascades=(cascade("light", "larger", noise=0.95),)) as run:
         completed = await run.suite.paint(UNNAMED)
@@ -211,7 +211,7 @@ async def test_a_cascade_goes_as_far_as_models_were_ever_loaded(folder: Path) ->
 
 
 @pytest.mark.parametrize("named", ["", "larger"])
-async def test_a_planned_model_that_was_never_loaded_is_worth_another_try(folder: Path, named: str) -> None:
+async def test_unloaded_planned_model_error_is_retryable(folder: Path, named: str) -> None:
     pools = (PoolPlan("larger", "larger", ("w2",), routes=(RouteShare("noise", 1.0),)),)
     async with planned(folder, pools) as run:
         with pytest.raises(Unavailable, match=r"no worker has loaded '?larger'? yet") as refused:
@@ -224,7 +224,7 @@ async def test_a_planned_model_that_was_never_loaded_is_worth_another_try(folder
 @pytest.mark.parametrize(
     ("thresholds", "painted"), [({"noise": 0.95}, "light"), ({"noise": 0.95, "image": 0.95}, "heavy")]
 )
-async def test_a_refined_hit_is_scored_where_the_plan_has_a_threshold_for_its_start(
+async def test_refined_hit_is_scored_with_a_planned_threshold(
     folder: Path, thresholds: dict[str, float], painted: str
 ) -> None:
     """The discriminator says 0.9."""
@@ -240,10 +240,10 @@ async def test_a_refined_hit_is_scored_where_the_plan_has_a_threshold_for_its_st
     ("share", "asked", "strength"),
     [(0.5, {}, 0.5), (0.0, {}, None), (0.5, {"quality": 0.9}, None), (0.5, {"pin_ms": 60_000}, None)],
 )
-async def test_the_heavy_stage_starts_from_the_light_picture_where_the_pair_was_measured_to_bear_it(
+async def test_heavy_stage_starts_from_light_image_by_planned_share(
     folder: Path, share: float, asked: dict[str, Any], strength: float | None
 ) -> None:
-    """Two of the heavy model's four steps are taken. Who asks for a quality, or for a replay, gets all of them."""
+    """The light image replaces two of the heavy model's four steps, except for requests with a quality or a pin."""
     pools = (PoolPlan("light", "light", ("w1",), every_start("c")), PoolPlan("heavy", "heavy", ("w2",)))
     known = cascade("light", "heavy", noise=0.95)
     reusing = replace(known, stages=(replace(known.stages[0], reuse_share=share), known.stages[1]))
@@ -270,9 +270,9 @@ REUSING = replace(
 )
 
 
-async def picture_after_restarts(folder: Path, *, reruns: bool) -> tuple[Provenance, CascadeParts]:
-    """Of a request whose heavy stage started from the light picture when its frontdoor ended. `reruns`: the attempt
-    was lost then, and the next frontdoor ended, too, when another one ran."""
+async def provenance_after_restarts(folder: Path, *, reruns: bool) -> tuple[Provenance, CascadeParts]:
+    """Return the provenance of a request with a heavy stage started from the light image before its frontdoor ended.
+    With `reruns`, that attempt is lost, and the next frontdoor also ends, during another attempt."""
     pools = (PoolPlan("light", "light", ("w1",), every_start("c")), PoolPlan("heavy", "heavy", ("w2",)))
     async with planned_parts(folder, pools, FromNoise(), (REUSING,)) as (parts, settings):
         heavy = parts.heavy
@@ -294,8 +294,8 @@ async def picture_after_restarts(folder: Path, *, reruns: bool) -> tuple[Provena
     raise AssertionError("it ended without a picture")
 
 
-async def test_a_stage_that_started_from_the_light_picture_says_so_after_a_restart(folder: Path) -> None:
-    provenance, parts = await picture_after_restarts(folder, reruns=False)
+async def test_start_from_light_image_is_recorded_after_restart(folder: Path) -> None:
+    provenance, parts = await provenance_after_restarts(folder, reruns=False)
 
     (picture,) = (one.outcome.image for one in parts.light.finished.values() if isinstance(one.outcome, AttemptResult))
     assert len(parts.heavy.executed) == 1
@@ -306,8 +306,8 @@ async def test_a_stage_that_started_from_the_light_picture_says_so_after_a_resta
 
 
 @pytest.mark.parametrize(("digest", "painted"), [("sha256:d", "heavy"), ("sha256:other", "light")])
-async def test_a_light_stage_that_is_recovered_is_planned_as_before(folder: Path, digest: str, painted: str) -> None:
-    """Its picture is what the heavy stage starts from, and the plan's discriminator alone may refuse it."""
+async def test_recovered_light_stage_keeps_its_plan(folder: Path, digest: str, painted: str) -> None:
+    """The heavy stage starts from the light image, and only the plan's discriminator may reject it."""
     pools = (PoolPlan("light", "light", ("w1",), every_start("c")), PoolPlan("heavy", "heavy", ("w2",)))
     meant = replace(REUSING.stages[0], discriminator_digest="sha256:d")
     reusing = replace(REUSING, stages=(meant, REUSING.stages[1]))
@@ -328,18 +328,16 @@ async def test_a_light_stage_that_is_recovered_is_planned_as_before(folder: Path
     assert [spec.init_image is not None for spec in parts.heavy.executed] == [True] * (painted == "heavy")
 
 
-async def test_an_attempt_after_a_restart_has_no_light_picture_and_says_so_after_another_one(folder: Path) -> None:
-    provenance, parts = await picture_after_restarts(folder, reruns=True)
+async def test_rerun_without_light_image_is_recorded_after_restart(folder: Path) -> None:
+    provenance, parts = await provenance_after_restarts(folder, reruns=True)
 
     assert [spec.init_image is not None for spec in parts.heavy.executed] == [True, False]
     assert (provenance.spec.init_image, provenance.inputs) == (None, ())
 
 
 @pytest.mark.parametrize(("answers", "painted"), [("sha256:meant", "heavy"), ("sha256:other", "light")])
-async def test_a_score_counts_where_it_is_of_the_discriminator_that_was_planned_by(
-    folder: Path, answers: str, painted: str
-) -> None:
-    """At 0.9 of 0.95 the light picture is refused; unscored, it is kept."""
+async def test_score_of_other_discriminator_is_ignored(folder: Path, answers: str, painted: str) -> None:
+    """With 0.9 under a threshold of 0.95 the light image is rejected; without a score it is accepted."""
     pools = (PoolPlan("light", "light", ("w1",), every_start("c")), PoolPlan("heavy", "heavy", ("w2",)))
     known = cascade("light", "heavy", noise=0.95)
     meant = replace(known, stages=(replace(known.stages[0], discriminator_digest="sha256:meant"), known.stages[1]))
@@ -351,10 +349,8 @@ async def test_a_score_counts_where_it_is_of_the_discriminator_that_was_planned_
     assert ("degraded: UNSCORED" in provenance.notes) is (painted == "light")
 
 
-async def test_a_request_whose_model_goes_while_it_is_judged_leaves_nothing_behind(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its tenant would have a request less for good, and what it came with would stay in memory."""
+async def test_model_removed_during_validation_leaves_no_request(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise its tenant would permanently lose a place for a request, and its inputs would stay in memory."""
     async with planned(folder, (PoolPlan("light", "light", ("w1",)),)) as run:
         frontdoor = run.suite.frontdoor
 
@@ -369,7 +365,7 @@ async def test_a_request_whose_model_goes_while_it_is_judged_leaves_nothing_behi
     assert frontdoor.jobs.count_of("default") == 0
 
 
-async def test_misses_take_one_way_and_hits_another_cascade(folder: Path) -> None:
+async def test_misses_and_hits_use_different_cascades(folder: Path) -> None:
     """Misses use only the heavy model. The light model refines hits; insufficient images are deferred."""
     pools = (
         PoolPlan("heavy", "heavy", ("w2",), (RouteShare("noise", 1.0),)),

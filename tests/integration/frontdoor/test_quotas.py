@@ -40,7 +40,8 @@ async def not_serving_reason(folder: Path) -> str:
 
 
 async def forgotten(suite: FrontdoorSuite, request_id: str, reason: str) -> None:
-    """Return once a client is told: an image deleted between its row and its object is gone first."""
+    """Return once a client receives that reason; an image deleted between its row and its object first gives another
+    one."""
     while True:
         try:
             await suite.client.get_request(request_id)
@@ -121,9 +122,7 @@ async def test_journal_that_was_taken_away_makes_frontdoor_unready(folder: Path,
     assert [(one.reason, one.request_count) for one in told.rejections] == [("STORE_UNAVAILABLE", 1)]
 
 
-async def test_beyond_its_bytes_a_tenants_oldest_picture_is_forgotten_and_its_request_is_not(
-    folder: Path, worker: PacedWorker
-) -> None:
+async def test_tenant_over_result_bytes_loses_oldest_image_but_no_request(folder: Path, worker: PacedWorker) -> None:
     worker.picture_bytes = 1000
     async with running_suite(folder, tenant_result_bytes=2500) as suite:
         others = [event async for event in suite.frontdoor.api.generate("another", REQUEST)][-1]
@@ -163,7 +162,7 @@ async def test_oldest_results_of_before_restart_are_forgotten(
             assert (await suite.client.get_request(kept.request_id)).completed == kept
 
 
-async def test_a_picture_that_no_request_names_is_swept_and_others_are_not(suite: FrontdoorSuite) -> None:
+async def test_only_unreferenced_images_are_swept(suite: FrontdoorSuite) -> None:
     completed = await suite.paint()
     objects = open_objects(f"file://{suite.folder / 'objects'}")
     objects.put("results/orphan", b"left by a crash")
@@ -178,20 +177,20 @@ async def test_a_picture_that_no_request_names_is_swept_and_others_are_not(suite
     assert (await suite.client.get_request(completed.request_id)).completed == completed
 
 
-async def test_a_picture_that_is_forgotten_while_it_is_read_is_no_missing_one(suite: FrontdoorSuite) -> None:
+async def test_image_deleted_during_read_is_not_counted_as_missing(suite: FrontdoorSuite) -> None:
     """An alert reports a missing object that a row names."""
     frontdoor, completed = suite.frontdoor, await suite.paint()
     record = await asyncio.wrap_future(frontdoor.journal.get(completed.request_id, DEFAULT_TENANT))
     assert record is not None and record.result is not None
-    before = missing_pictures()
+    before = missing_images()
     forgotten_now = replace(record, result=replace(record.result, image=refer_to("results/unnamed", b"x")))
 
     for read, count in ((forgotten_now, 0), (record, 1)):
         open_objects(f"file://{suite.folder / 'objects'}").delete(record.result.image.key)
         with pytest.raises(NotFound, match="no longer stored"):
             await frontdoor.results.load(read)
-        assert missing_pictures() - before == count
+        assert missing_images() - before == count
 
 
-def missing_pictures() -> float:
+def missing_images() -> float:
     return BAD_PICTURES.labels("missing")._value.get()

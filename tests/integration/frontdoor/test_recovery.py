@@ -1,4 +1,4 @@
-"""A frontdoor that ends without a drain, as a killed one does, and the next one over the same journal."""
+"""Test a frontdoor that ends without a drain, as after SIGKILL, and the next one over the same journal."""
 
 import asyncio
 import sqlite3
@@ -24,7 +24,7 @@ from services.frontdoor.journal.recovery import JOURNALLED_REQUEST, resolved_to_
 
 
 async def start_and_break(folder: Path, worker: PacedWorker) -> str:
-    """A request that is running when its frontdoor goes; its id."""
+    """Return the id of a request that was running when its frontdoor ended."""
     worker.hold.clear()
     async with running_suite(folder) as suite:
         stream = suite.client.generate(REQUEST, "key")
@@ -65,7 +65,7 @@ async def test_restart_takes_over_attempt_without_second_run(
     assert len(worker.executed) == 1
 
 
-async def test_an_attempt_that_is_gone_is_run_again_on_the_same_route(folder: Path, worker: PacedWorker) -> None:
+async def test_lost_attempt_runs_again_on_same_route(folder: Path, worker: PacedWorker) -> None:
     request_id = await start_and_break(folder, worker)
     worker.running.clear()
     worker.hold.set()
@@ -80,9 +80,7 @@ async def test_an_attempt_that_is_gone_is_run_again_on_the_same_route(folder: Pa
     assert "recovered by a newer frontdoor" in completed.provenance.notes
 
 
-async def test_a_client_that_leaves_a_recovered_request_does_not_end_it_alone(
-    folder: Path, worker: PacedWorker
-) -> None:
+async def test_recovered_request_survives_one_leaving_client(folder: Path, worker: PacedWorker) -> None:
     """After a client listens again, the last one that leaves cancels the request, as always."""
     request_id = await start_and_break(folder, worker)
 
@@ -94,9 +92,7 @@ async def test_a_client_that_leaves_a_recovered_request_does_not_end_it_alone(
         assert await suite.client.cancel(request_id) is RequestState.CANCELLED
 
 
-async def test_a_request_that_is_not_understood_ends_as_internal_and_is_never_painted(
-    folder: Path, worker: PacedWorker
-) -> None:
+async def test_unreadable_request_ends_as_internal_without_run(folder: Path, worker: PacedWorker) -> None:
     await start_and_break(folder, worker)
     with closing(sqlite3.connect(folder / "journal.sqlite")) as database, database:
         ((body,),) = database.execute("SELECT body FROM journal_requests")
@@ -112,7 +108,7 @@ async def test_a_request_that_is_not_understood_ends_as_internal_and_is_never_pa
     assert not worker.executed
 
 
-async def test_one_that_ends_before_any_worker_has_its_model_is_waited_for_no_more(folder: Path) -> None:
+async def test_request_that_ends_without_worker_is_not_awaited(folder: Path) -> None:
     """Otherwise every stop would wait for it, as for running work."""
     spec = GenerationSpec("a red circle", "", "tiny", 32, 32, 3, 3.0, Scheduler.DDIM, 7)
     body = resolved_to_bytes(ResolvedRequest(spec, CacheMode.OFF, ImageFormat.PNG, None, 60_000))
@@ -137,7 +133,7 @@ async def test_epochs_grow_from_start_to_start(folder: Path, worker: PacedWorker
     assert epochs == sorted(set(epochs))
 
 
-async def test_the_last_plan_is_in_force_without_a_controller(folder: Path, worker: PacedWorker) -> None:
+async def test_last_plan_applies_without_controller(folder: Path, worker: PacedWorker) -> None:
     journal = open_journal(f"sqlite:///{folder / 'journal.sqlite'}")
     plan = Plan(PlanVersion(7, 3), (WorkerAssignment("w1", f"unix:{folder / 'w1'}", "tiny", 1),))
     journal.save_plan(to_bytes(plan, controller_pb.Plan)).result()

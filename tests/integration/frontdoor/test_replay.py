@@ -1,5 +1,5 @@
-"""Who may have which picture painted again, and what is asked of the worker then; whether it is the same picture is
-tested with the real worker."""
+"""Test who may replay which image, and the worker's order for it. Tests with the real worker check that the bytes are
+equal."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -58,7 +58,7 @@ async def test_replay_repeats_request_as_it_was(suite: FrontdoorSuite, worker: P
     assert other.image != first.image and other.provenance.replay_equal is False
 
 
-async def test_a_replay_neither_asks_the_cache_nor_writes_to_it(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+async def test_replay_neither_reads_nor_writes_the_cache(suite: FrontdoorSuite, worker: PacedWorker) -> None:
     first = await suite.paint(replace(REQUEST, cache=CacheMode.READ_WRITE))
     worker.hold.clear()
     stream = suite.client.replay(ReplayRequest(first.request_id))
@@ -71,7 +71,7 @@ async def test_a_replay_neither_asks_the_cache_nor_writes_to_it(suite: Frontdoor
     await last_of(stream)
 
 
-async def test_what_has_no_picture_is_not_replayed(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+async def test_request_without_image_is_not_replayed(suite: FrontdoorSuite, worker: PacedWorker) -> None:
     worker.hold.clear()
     stream = suite.client.generate(REQUEST)
     request_id = await suite.accepted(stream)
@@ -100,13 +100,11 @@ async def test_a_model_with_other_weights_is_refused_before_anything_is_accepted
     assert len(worker.executed) == 1 and not len(suite.frontdoor.jobs)
 
 
-async def test_an_ancestor_that_is_gone_ends_the_request_and_is_journalled(
-    suite: FrontdoorSuite, worker: PacedWorker
-) -> None:
+async def test_missing_ancestor_ends_request_and_is_journalled(suite: FrontdoorSuite, worker: PacedWorker) -> None:
     first = await suite.paint()
     worker.fail_with = NotFound(Reason.ANCESTOR_GONE, "the latent that it started from is not kept any more")
 
-    for _ in range(2):  # as it happens, and as the journal tells it
+    for _ in range(2):  # as read live, and as read from the journal
         with pytest.raises(NotFound) as caught:
             await last_of(suite.client.replay(ReplayRequest(first.request_id), "key"))
         assert caught.value.reason == "ANCESTOR_GONE" and "the latent" in caught.value.message
@@ -114,7 +112,7 @@ async def test_an_ancestor_that_is_gone_ends_the_request_and_is_journalled(
     assert len(worker.executed) == 2
 
 
-async def test_the_bytes_that_a_request_came_with_come_again(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+async def test_replay_uses_the_inputs_again(suite: FrontdoorSuite, worker: PacedWorker) -> None:
     image = png()
     first = await suite.paint(ImageRequest("a red circle", num_inference_steps=4, init_image=InitImage(image, 0.5)))
 
@@ -129,7 +127,7 @@ async def test_the_bytes_that_a_request_came_with_come_again(suite: FrontdoorSui
     assert [spec.init_image for spec in worker.executed] == [InitImage(image, 0.5)] * 2
 
 
-async def test_the_limits_of_now_hold(folder: Path, worker: PacedWorker) -> None:
+async def test_replay_obeys_current_limits(folder: Path, worker: PacedWorker) -> None:
     async with running_suite(folder) as suite:
         first = await suite.paint()
 
@@ -139,7 +137,7 @@ async def test_the_limits_of_now_hold(folder: Path, worker: PacedWorker) -> None
                 await last_of(suite.client.replay(asked))
 
 
-async def test_a_newer_frontdoor_goes_on_with_a_replay_as_one(folder: Path, worker: PacedWorker) -> None:
+async def test_restarted_frontdoor_continues_a_replay(folder: Path, worker: PacedWorker) -> None:
     async with running_suite(folder) as suite:
         first = await suite.paint(replace(REQUEST, cache=CacheMode.READ))
         worker.hold.clear()

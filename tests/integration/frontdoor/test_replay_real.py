@@ -28,7 +28,7 @@ from tests.support.gateways import RunningGateway, running_gateway
 
 FIRST = ImageRequest("a red circle", num_inference_steps=10, seed=1)
 SECOND = ImageRequest("a red circle at the top", num_inference_steps=10, seed=2)
-# Unguided, a picture differs in its last bits by who shares its forward passes.
+# Without guidance, the last bits of an image depend on the requests in its forward passes.
 PLAIN = replace(FIRST, guidance_scale=1.0)
 HOUR_MS = 3_600_000
 LATENTS = ("--max-entries", "1")
@@ -37,7 +37,7 @@ IMAGES = ("--max-entries", "1", "--latent-thresholds", "", "--image-thresholds",
 
 
 class OneVector(ChosenEmbedder):
-    """Pictures and prompts are all the same to it."""
+    """Return one vector for all prompts and images."""
 
     async def EmbedImage(self, request: embedder_pb.EmbedImageRequest, context: Any) -> embedder_pb.EmbedImageResponse:
         values = struct.pack("<2f", 1.0, 0.0)
@@ -71,7 +71,7 @@ async def replay(suite: FrontdoorSuite, request_id: str, **options: Any) -> Comp
 
 
 async def hit(suite: FrontdoorSuite, gateway: RunningGateway, second: ImageRequest = SECOND) -> Completed:
-    """Paint once, and another request from what the cache has of it."""
+    """Generate one image, and another request that starts from its entry."""
     await suite.paint(FIRST)
     await suite.frontdoor.jobs.finish_tasks()
     while isinstance((await suite.client.explain(SECOND)).route.start, FromNoise):
@@ -80,7 +80,8 @@ async def hit(suite: FrontdoorSuite, gateway: RunningGateway, second: ImageReque
 
 
 async def evict(suite: FrontdoorSuite, gateway: RunningGateway, *keys: str) -> None:
-    """Paint what nothing is reused for, until the only place in the cache is another's and the sweep has passed."""
+    """Generate requests without reuse until another entry has the only place in the cache, and the objects are
+    swept."""
     negative_prompts = (f"number {number}" for number in itertools.count())
     while kept(suite.folder).intersection(keys):
         await suite.paint(replace(FIRST, width_px=32, height_px=32, negative_prompt=next(negative_prompts)))
@@ -89,12 +90,12 @@ async def evict(suite: FrontdoorSuite, gateway: RunningGateway, *keys: str) -> N
 
 
 def kept(folder: Path) -> set[str]:
-    """Keys of what the cache has in the store."""
+    """Return the keys of the cache's objects in the store."""
     store = open_objects(f"file://{folder / 'objects'}")
     return set(store.keys("cache/"))
 
 
-async def test_from_noise_among_others(folder: Path) -> None:
+async def test_replay_from_noise_in_shared_batches(folder: Path) -> None:
     async with real_suite(folder) as (suite, _):
         first = await suite.paint(PLAIN)
         others = [asyncio.ensure_future(suite.paint(replace(PLAIN, seed=seed))) for seed in range(2, 6)]
@@ -107,7 +108,9 @@ async def test_from_noise_among_others(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("flags", "kind"), [(LATENTS, FromLatent), (IMAGES, FromImage)])
-async def test_from_the_cache_until_its_object_is_gone(folder: Path, flags: tuple[str, ...], kind: type[Start]) -> None:
+async def test_replay_from_cache_until_its_object_is_deleted(
+    folder: Path, flags: tuple[str, ...], kind: type[Start]
+) -> None:
     async with real_suite(folder, *flags) as (suite, gateway):
         first = await hit(suite, gateway)
         ancestor = ancestor_of(first.provenance.route.start)
@@ -150,7 +153,7 @@ async def test_seeds_of_a_prompt_differ_and_a_repeated_seed_does_not(
             if isinstance(event, Completed)
         ]
 
-    # Of four fifths of K = 5, or of K = 4, a step is charged besides; the first one's own start is taken as stored.
+    # A step is added to four fifths of K = 5, or of K = 4; the first request's own start is stored as it was.
     made = [(type(one.provenance.route.start), one.provenance.steps_run) for one in first[1:]]
     assert made == [(kind, 6 if kind is FromLatent else 7)] * 2
     assert [one.image for one in again] == [one.image for one in first]
@@ -158,9 +161,7 @@ async def test_seeds_of_a_prompt_differ_and_a_repeated_seed_does_not(
 
 
 @pytest.mark.parametrize("asked_at_once", [True, False])
-async def test_a_pinned_picture_is_painted_again_when_its_entry_has_left_the_cache(
-    folder: Path, asked_at_once: bool
-) -> None:
+async def test_pinned_image_is_replayed_after_eviction_of_its_entry(folder: Path, asked_at_once: bool) -> None:
     async with real_suite(folder, *LATENTS) as (suite, gateway):
         first = await hit(suite, gateway, replace(SECOND, pin_ms=HOUR_MS) if asked_at_once else SECOND)
         ancestor = ancestor_of(first.provenance.route.start)

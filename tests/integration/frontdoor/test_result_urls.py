@@ -1,4 +1,4 @@
-"""Addresses of finished pictures: who may have one, and what it gives."""
+"""Test URLs of finished images: access, limits, and the signed content."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,7 @@ def keys(folder: Path) -> Path:
     return path
 
 
-async def test_an_address_leads_to_the_picture_until_it_ends(folder: Path, keys: Path, worker: PacedWorker) -> None:
+async def test_url_returns_image_until_it_expires(folder: Path, keys: Path, worker: PacedWorker) -> None:
     async with running_suite(folder, signing_key_file=keys) as suite:
         completed = await suite.paint()
         result = await suite.client.result_url(completed.request_id, 60_000)
@@ -34,7 +34,7 @@ async def test_an_address_leads_to_the_picture_until_it_ends(folder: Path, keys:
     assert open_objects(f"file://{folder / 'objects'}").get(signed.reference) == completed.image
 
 
-async def test_addresses_are_signed_by_the_key_that_is_first_now(
+async def test_urls_are_signed_by_current_first_key(
     folder: Path, keys: Path, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watched_file, "CHECK_INTERVAL_S", 0.0)
@@ -57,7 +57,7 @@ async def test_addresses_are_signed_by_the_key_that_is_first_now(
         assert (before, changed, await signed_by(new)) == (True, True, True)
 
 
-async def test_address_needs_one_finished_image_and_allowed_time(folder: Path, keys: Path, worker: PacedWorker) -> None:
+async def test_url_needs_one_finished_image_and_allowed_time(folder: Path, keys: Path, worker: PacedWorker) -> None:
     async with running_suite(folder, signing_key_file=keys, max_result_url_s=200.0) as suite:
         accepted = await suite.client.submit(replace(REQUEST, image_count=2))
         async for _ in suite.client.attach(accepted.request_id):
@@ -83,7 +83,7 @@ async def test_address_needs_one_finished_image_and_allowed_time(folder: Path, k
 
 
 @pytest.mark.parametrize("with_key", [False, True], ids=["no key", "no time"])
-async def test_address_is_refused_where_deployment_gives_none(
+async def test_url_is_refused_without_signing_key(
     folder: Path, keys: Path, worker: PacedWorker, with_key: bool
 ) -> None:
     settings = {"signing_key_file": keys, "max_result_url_s": 0.0} if with_key else {}

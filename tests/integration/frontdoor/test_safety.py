@@ -1,5 +1,5 @@
-"""A frontdoor with classifiers over sockets: unsafe prompts and images are refused with their label, and nothing passes
-unchecked."""
+"""Test a frontdoor with classifiers over sockets: unsafe prompts and images are refused with their label, and none
+passes unchecked."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
@@ -25,7 +25,7 @@ from tests.support.images import a_png
 
 @dataclass
 class Listed:
-    """A classifier that calls inputs unsafe by a rule."""
+    """Classify inputs as unsafe by a rule."""
 
     unsafe: Callable[[Any], bool]
 

@@ -1,4 +1,4 @@
-"""Two frontdoors over one journal: one active, the other ready to be."""
+"""Test two frontdoors over one journal: one active, the other a standby."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -65,8 +65,8 @@ async def running_standby(
 
 
 @pytest.mark.slow
-async def test_a_standby_stays_one_while_the_active_frontdoor_beats(folder: Path, worker: PacedWorker) -> None:
-    """Four looks at the lease, and no beat between them, would make it active."""
+async def test_standby_stays_standby_while_active_frontdoor_beats(folder: Path, worker: PacedWorker) -> None:
+    """Four checks of the lease without a beat between them would make it active."""
     looks = LooksBetweenBeats()
     async with running_suite(folder, lease_s=LEASE_S) as suite, running_standby(folder, looks) as standby:
         await asyncio.wait_for(until(lambda: looks.count > 6 or standby.active.done()), 120)
@@ -75,7 +75,7 @@ async def test_a_standby_stays_one_while_the_active_frontdoor_beats(folder: Path
         assert (await suite.paint()).image
 
 
-async def test_standby_says_that_it_is_one(folder: Path, worker: PacedWorker) -> None:
+async def test_standby_reports_its_role(folder: Path, worker: PacedWorker) -> None:
     async with running_suite(folder, lease_s=LEASE_S), running_standby(folder, LooksBetweenBeats()) as standby:
         stream = standby.client.generate(REQUEST)
 
@@ -86,7 +86,7 @@ async def test_standby_says_that_it_is_one(folder: Path, worker: PacedWorker) ->
 
 
 @pytest.mark.slow
-async def test_a_standby_finishes_what_a_killed_frontdoor_had_accepted(folder: Path, worker: PacedWorker) -> None:
+async def test_standby_finishes_requests_of_killed_frontdoor(folder: Path, worker: PacedWorker) -> None:
     worker.hold.clear()
     async with running_suite(folder, lease_s=LEASE_S) as suite:
         stream = suite.client.generate(REQUEST, "key")
@@ -101,9 +101,7 @@ async def test_a_standby_finishes_what_a_killed_frontdoor_had_accepted(folder: P
     assert len(worker.executed) == 1
 
 
-async def test_who_takes_long_to_take_over_is_not_taken_over_from_meanwhile(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_slow_takeover_is_not_taken_over(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As over a journal with hundreds of thousands of finished requests."""
     go_on = asyncio.Event()
 
@@ -121,7 +119,7 @@ async def test_who_takes_long_to_take_over_is_not_taken_over_from_meanwhile(
 
 @asynccontextmanager
 async def running_until_superseded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SupersededSuite]:
-    """As one that was stopped for a while and wakes up: its journal can learn of a newer epoch."""
+    """Run a frontdoor as if paused and resumed: its journal may contain a newer epoch."""
     asked_to_stop = asyncio.Event()
     monkeypatch.setattr("services.frontdoor.process.signal.raise_signal", lambda number: asked_to_stop.set())
     async with running_suite(folder, lease_s=LEASE_S) as suite:
@@ -130,11 +128,9 @@ async def running_until_superseded(folder: Path, monkeypatch: pytest.MonkeyPatch
         journal.close()
 
 
-async def test_a_frontdoor_that_was_taken_over_from_cancels_nobody_s_request_although_its_client_left(
-    folder: Path, worker: PacedWorker
-) -> None:
-    """It was stopped for a while, and finds its connections broken before it hears of the newer epoch: the client
-    waits for its picture elsewhere."""
+async def test_superseded_frontdoor_cancels_no_request_of_leaving_client(folder: Path, worker: PacedWorker) -> None:
+    """A paused frontdoor finds its connections broken before it learns of the newer epoch: its client waits
+    elsewhere."""
     worker.hold.clear()
     with closing(open_journal(f"sqlite:///{folder / 'journal.sqlite'}")) as journal:
         async with running_suite(folder, lease_s=3600.0) as suite:
@@ -150,7 +146,7 @@ async def test_a_frontdoor_that_was_taken_over_from_cancels_nobody_s_request_alt
     worker.hold.set()
 
 
-async def test_a_standby_does_not_pretend_to_cancel_what_another_one_paints(folder: Path, worker: PacedWorker) -> None:
+async def test_standby_refuses_cancel_of_request_elsewhere(folder: Path, worker: PacedWorker) -> None:
     worker.hold.clear()
     async with running_suite(folder) as suite, running_standby(folder, lease_s=3600.0) as standby:
         stream = suite.client.generate(REQUEST, "key")

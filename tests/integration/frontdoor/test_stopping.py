@@ -1,4 +1,4 @@
-"""Drains, slow readers, and a real controller that comes and goes."""
+"""Test drains, slow readers, and a real controller that stops and restarts."""
 
 import asyncio
 from pathlib import Path
@@ -18,7 +18,7 @@ from services.controller.settings import ControllerSettings
 from services.controller.wiring import ControllerProcess, wire
 
 
-async def test_a_drain_waits_for_accepted_requests_and_refuses_new_ones(
+async def test_drain_waits_for_accepted_requests_and_refuses_new_ones(
     suite: FrontdoorSuite, worker: PacedWorker
 ) -> None:
     worker.hold.clear()
@@ -36,7 +36,7 @@ async def test_a_drain_waits_for_accepted_requests_and_refuses_new_ones(
     await draining
 
 
-async def test_what_a_drain_did_not_finish_is_finished_by_the_next_start(folder: Path, worker: PacedWorker) -> None:
+async def test_request_left_by_drain_completes_after_restart(folder: Path, worker: PacedWorker) -> None:
     worker.hold.clear()
     async with running_suite(folder) as suite:
         stream = suite.client.generate(REQUEST, "key")
@@ -60,8 +60,8 @@ def calls_ended(code: str) -> float:
 
 
 @pytest.mark.slow
-async def test_a_client_that_reads_nothing_is_cut_off(folder: Path, worker: PacedWorker) -> None:
-    """Its window of flow control is closed by a picture larger than any window."""
+async def test_client_that_reads_nothing_is_disconnected(folder: Path, worker: PacedWorker) -> None:
+    """An image larger than any flow-control window blocks the stream."""
     worker.picture_bytes = 24 << 20
     before = calls_ended("CANCELLED")
     async with running_suite(folder, stream_idle_s=1.0) as suite:
@@ -84,7 +84,7 @@ async def start_controller(address: str) -> ControllerProcess:
     return process
 
 
-async def test_the_plan_leads_to_workers_and_goes_on_without_the_controller(folder: Path, worker: PacedWorker) -> None:
+async def test_plan_finds_workers_and_applies_without_controller(folder: Path, worker: PacedWorker) -> None:
     address = f"unix:{folder / 'c'}"
     controller = await start_controller(address)
     replica = Replica("w1", ReplicaKind.UNET_WORKER, f"unix:{folder / 'w1'}", 1, resident_models=("tiny",))
@@ -105,7 +105,7 @@ async def test_the_plan_leads_to_workers_and_goes_on_without_the_controller(fold
 
 
 @pytest.mark.slow
-async def test_the_controller_hears_of_the_demand(folder: Path, worker: PacedWorker) -> None:
+async def test_controller_receives_the_demand(folder: Path, worker: PacedWorker) -> None:
     address = f"unix:{folder / 'c'}"
     controller = await start_controller(address)
     async with running_suite(folder, controller_address=address) as suite:

@@ -1,4 +1,4 @@
-"""Journal and object store that fail for a while; the stores themselves are the real ones."""
+"""Test journals and object stores that fail for a while; the stores themselves are real."""
 
 import asyncio
 from collections.abc import Callable
@@ -59,7 +59,7 @@ async def test_a_request_that_cannot_be_journalled_is_not_accepted(
     assert (await suite.paint()).image
 
 
-async def test_a_request_that_may_have_been_journalled_is_asked_after_until_that_is_known(
+async def test_uncertain_journal_write_is_checked_until_known(
     suite: FrontdoorSuite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If it were refused, its row and key would stay without an image."""

@@ -173,7 +173,7 @@ async def test_expired_key_is_refused(running: Administered, monkeypatch: pytest
 
 
 async def test_keys_follow_changes_of_another_process(quick_looks: None, running: Administered, folder: Path) -> None:
-    """The ledger is changed as by a standby that has just taken over."""
+    """The ledger changes as by a standby that has just taken over."""
     await running.admin.create("acme", TenantQuota())
     other = open_journal(f"sqlite:///{folder / 'journal.sqlite'}")
     of, clock = running.suite.frontdoor, running.suite.frontdoor.interpreter.clock
@@ -203,10 +203,10 @@ def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class QuietDirectory:
-    """Stand for the key directory of a process without calls."""
+    """Replace the key directory of a process without calls."""
 
     async def refresh(self) -> None:
-        """Nothing to bring up to date."""
+        """There is nothing to refresh."""
 
 
 async def test_known_key_is_accepted_while_ledger_is_away(running: Administered) -> None:

@@ -1,4 +1,4 @@
-"""Who sees what: two tenants of one frontdoor, and what never shows up in metrics and logs."""
+"""Test what two tenants of one frontdoor can see, and what metrics and logs omit."""
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -40,7 +40,7 @@ CANARY = "a canary in a coal mine"
 
 
 class Tenants:
-    """A client for each."""
+    """Hold a client of each tenant."""
 
     def __init__(self, one: ImageClient, other: ImageClient, nobody: ImageClient, operator: FrontdoorClient) -> None:
         self.one = one
@@ -62,7 +62,7 @@ async def tenants(folder: Path, worker: PacedWorker) -> AsyncIterator[Tenants]:
         yield Tenants(*(ImageClient(channel) for channel in channels), FrontdoorClient(channels[0]))
 
 
-async def paint(client: ImageClient, request: ImageRequest = REQUEST, key: str = "") -> Completed:
+async def completed_image(client: ImageClient, request: ImageRequest = REQUEST, key: str = "") -> Completed:
     return await last_completed(client.generate(request, key))
 
 
@@ -81,7 +81,7 @@ async def test_foreign_tenant_finds_and_changes_nothing(tenants: Tenants, worker
     service = pb.DESCRIPTOR.services_by_name["ImageService"]
     named = {method.name for method in service.methods if "request_id" in method.input_type.fields_by_name}
     assert CALLS.keys() == named - {"GetResultUrl"}
-    finished = await paint(tenants.one, key="key")
+    finished = await completed_image(tenants.one, key="key")
     worker.hold.clear()
     stream = tenants.one.generate(REQUEST)
     running = await anext(stream)
@@ -100,13 +100,13 @@ async def test_foreign_tenant_finds_and_changes_nothing(tenants: Tenants, worker
     assert isinstance([event async for event in stream][-1], Completed)
     assert (await tenants.one.get_request(finished.request_id)).completed == finished
     assert len((await tenants.one.list_requests(RequestQuery())).requests) == 3
-    assert (await paint(tenants.other, key="key")).request_id != finished.request_id
+    assert (await completed_image(tenants.other, key="key")).request_id != finished.request_id
     assert (await tenants.other.submit(REQUEST, "job")).request_id != job.request_id
 
 
-async def test_without_a_token_or_with_too_few_rights_nothing_is_answered(tenants: Tenants) -> None:
+async def test_call_without_token_or_rights_is_refused(tenants: Tenants) -> None:
     with pytest.raises(Unauthenticated):
-        await paint(tenants.nobody)
+        await completed_image(tenants.nobody)
     with pytest.raises(PermissionDenied):
         await tenants.operator.status()
 
@@ -116,9 +116,9 @@ async def test_prompts_appear_neither_in_logs_nor_in_metrics(
 ) -> None:
     caplog.set_level(logging.DEBUG)
 
-    await suite.paint(ImageRequest(prompt=CANARY, negative_prompt=CANARY, num_inference_steps=1))
+    await suite.completed_image(ImageRequest(prompt=CANARY, negative_prompt=CANARY, num_inference_steps=1))
     with pytest.raises(InvalidArgument):
-        await suite.paint(ImageRequest(prompt=CANARY, width_px=-1))
+        await suite.completed_image(ImageRequest(prompt=CANARY, width_px=-1))
 
     written = caplog.text + repr([record.__dict__ for record in caplog.records]) + generate_latest(REGISTRY).decode()
     assert "canary" not in written
@@ -165,7 +165,7 @@ async def test_quota_counts_images_once_per_idempotency_key(running: Administere
     assert excluded.reason == "POOL_NOT_ALLOWED"
 
 
-async def test_quota_changed_is_in_force_at_once(running: Administered) -> None:
+async def test_changed_quota_applies_immediately(running: Administered) -> None:
     client = await running.tenant("acme", requests_per_s=0.001)
     await generate(client)
     await refusal(client)

@@ -1,4 +1,4 @@
-"""Steps left out under load: a real frontdoor and a real worker with a tiny model's weights."""
+"""Test skipped steps under load with a real frontdoor and a real worker with a tiny model's weights."""
 
 import asyncio
 import threading
@@ -29,7 +29,7 @@ PLAIN = ImageRequest("a small yellow cross")
 LIMIT_S = 60.0
 
 
-async def test_under_load_pictures_leave_out_what_their_profile_allows_and_are_replayed(folder: Path) -> None:
+async def test_images_under_load_skip_permitted_steps_and_replay_equal(folder: Path) -> None:
     write_profile(folder / "half.json", thinned_row(1, 6, ThresholdRule.LOWER_BOUND))
     async with thinning_suite(folder, folder / "half.json") as suite:
         alone = await suite.paint(PLAIN)
@@ -45,7 +45,7 @@ async def test_under_load_pictures_leave_out_what_their_profile_allows_and_are_r
     assert meant == "steps: all run, BINDING_STEPS: its number of steps is binding"
     assert (alone.provenance.steps_run, alone.provenance.route.thinned_steps) == (12, ())
     assert (bound.provenance.steps_run, bound.provenance.route.thinned_steps) == (12, ())
-    # Of twelve steps all to the first, and six of the other eleven.
+    # Of twelve steps, the first one, and six of the other eleven.
     assert thinned.provenance.route.thinned_steps == (1, 2, 4, 6, 8, 10)
     assert thinned.provenance.steps_run == 7
     assert "steps left out: from step 1 on 6 of 11 were taken" in thinned.provenance.notes
@@ -54,9 +54,7 @@ async def test_under_load_pictures_leave_out_what_their_profile_allows_and_are_r
     assert again.provenance.route.thinned_steps == thinned.provenance.route.thinned_steps
 
 
-async def test_running_frontdoor_thins_by_profile_that_is_written_into_its_folder(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_running_frontdoor_loads_new_thinning_profile(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watched_file, "CHECK_INTERVAL_S", 0.0)
     (profiles := folder / "profiles").mkdir()
     async with thinning_suite(folder, profiles, ThinningMode.ALWAYS) as suite:
@@ -67,10 +65,10 @@ async def test_running_frontdoor_thins_by_profile_that_is_written_into_its_folde
     assert (before.provenance.steps_run, after.provenance.steps_run) == (12, 7)
 
 
-async def test_a_picture_that_runs_is_thinned_once_others_wait_and_is_replayed(
+async def test_running_image_is_thinned_when_others_wait_and_replays_equal(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of its steps are taken at first; others come at the second, and behind the sixth it leaves out some."""
+    """At first every step runs. Other requests arrive at the second step, and steps after the sixth are skipped."""
     write_profile(folder / "late.json", thinned_row(6, 2, ThresholdRule.LOWER_BOUND))
     asked, thin = threading.Event(), AttemptBook.thin
 
@@ -80,7 +78,7 @@ async def test_a_picture_that_runs_is_thinned_once_others_wait_and_is_replayed(
         return found
 
     monkeypatch.setattr(AttemptBook, "thin", seen)
-    # The frontdoor hears of each step: this worker stands still at the third, whose news would wait for a later one.
+    # Report each step: this worker waits at the third, and its report would otherwise wait for a later step.
     monkeypatch.setattr(attempts, "PROGRESS_INTERVAL_S", 0.0)
     async with thinning_suite(folder, folder / "late.json") as suite:
         loop, others = asyncio.get_running_loop(), list[asyncio.Task[Completed]]()
@@ -106,7 +104,7 @@ async def test_a_picture_that_runs_is_thinned_once_others_wait_and_is_replayed(
 
 
 @pytest.mark.parametrize(("share", "is_cached"), [(0.99, True), (0.98, False)])
-async def test_always_thins_without_load_and_says_whether_the_cache_may_have_the_picture(
+async def test_always_thins_without_load_and_caches_by_share(
     folder: Path, monkeypatch: pytest.MonkeyPatch, share: float, is_cached: bool
 ) -> None:
     orders, run = list[ExecuteOrder](), AttemptRunner.run
@@ -151,7 +149,7 @@ async def test_features_are_reused_when_asked_and_replayed(folder: Path) -> None
 async def thinning_suite(
     folder: Path, profile: Path, mode: ThinningMode = ThinningMode.LOAD
 ) -> AsyncIterator[FrontdoorSuite]:
-    """A frontdoor that thins by the profile, and a worker of tiny-light that paints one at a time."""
+    """Run a frontdoor that thins by the profile, and a worker of tiny-light with batches of one."""
     async with (
         serve(find_model("tiny-light").path, folder, max_batch=1, profiles=(profile,)),
         running_suite(

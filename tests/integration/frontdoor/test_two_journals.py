@@ -15,7 +15,7 @@ async def swept(suite: FrontdoorSuite) -> None:
         await suite.frontdoor.retention.sweep()
 
 
-async def test_neither_deletes_the_others_pictures(
+async def test_neither_journal_deletes_the_others_images(
     folder: Path, worker: PacedWorker, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running_suite(folder) as suite:
@@ -33,9 +33,7 @@ async def test_neither_deletes_the_others_pictures(
     assert len(list((folder / "objects" / "objects").rglob("results.*"))) == 2
 
 
-async def test_what_a_lost_journal_left_is_swept_once_its_successor_adopts_it(
-    folder: Path, worker: PacedWorker
-) -> None:
+async def test_adopted_store_is_swept_of_lost_journals_images(folder: Path, worker: PacedWorker) -> None:
     async with running_suite(folder) as suite:
         await suite.paint()
     new = {"ledger_url": f"sqlite:///{folder / 'another.sqlite'}"}

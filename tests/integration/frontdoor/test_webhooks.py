@@ -1,4 +1,4 @@
-"""Webhooks of jobs, called at a real server on this machine: the allow-list names it, and permits its network."""
+"""Test webhooks of jobs with a real server on this machine; the allow-list names it, and permits its network."""
 
 import asyncio
 import base64
@@ -51,8 +51,8 @@ def url_of(server: WebhookServer, path: str = "/done", scheme: str = "http") -> 
     return f"{scheme}://127.0.0.1:{server.port}{path}"
 
 
-async def told(suite: FrontdoorSuite, request_id: str) -> WebhookDelivery:
-    """What became of its webhook, once that is certain."""
+async def delivered(suite: FrontdoorSuite, request_id: str) -> WebhookDelivery:
+    """Return the terminal state of its webhook."""
     while True:
         webhook = (await suite.client.get_request(request_id, omit_image=True)).webhook
         assert webhook is not None
@@ -68,10 +68,10 @@ async def ended(suite: FrontdoorSuite, request_id: str) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_the_end_of_a_job_is_told_and_signed(folder: Path, worker: PacedWorker) -> None:
+async def test_end_of_job_is_sent_and_signed(folder: Path, worker: PacedWorker) -> None:
     async with running_webhook_server() as server, running_suite(folder, **calling(folder, server)) as suite:
         request_id = (await suite.client.submit(REQUEST, webhook_url=url_of(server, "/done?a=1"))).request_id
-        delivery = await told(suite, request_id)
+        delivery = await delivered(suite, request_id)
         secret = base64.b64decode((await suite.client.webhook_key()).removeprefix("whsec_"))
 
     ((first, headers, body),) = server.requests
@@ -86,11 +86,11 @@ async def test_the_end_of_a_job_is_told_and_signed(folder: Path, worker: PacedWo
     assert REQUEST.prompt not in body.decode()
 
 
-async def test_the_end_of_several_pictures_is_told_once_as_that_of_their_job(folder: Path, worker: PacedWorker) -> None:
+async def test_end_of_several_images_is_sent_once_for_their_job(folder: Path, worker: PacedWorker) -> None:
     async with running_webhook_server() as server, running_suite(folder, **calling(folder, server)) as suite:
         several = replace(REQUEST, image_count=3)
         accepted = await suite.client.submit(several, webhook_url=url_of(server))
-        delivery = await told(suite, accepted.request_id)
+        delivery = await delivered(suite, accepted.request_id)
         pictures = [await suite.client.get_request(one, omit_image=True) for one in accepted.image_request_ids]
 
     ((_, headers, body),) = server.requests
@@ -102,7 +102,7 @@ async def test_the_end_of_several_pictures_is_told_once_as_that_of_their_job(fol
     assert {one.state for one in pictures} == {RequestState.COMPLETED}
 
 
-async def test_a_picture_that_ends_before_the_others_are_accepted_makes_no_call_due(
+async def test_image_ended_before_others_are_accepted_sends_no_webhook(
     folder: Path, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running_webhook_server() as server, running_suite(folder, **calling(folder, server)) as suite:
@@ -131,14 +131,14 @@ async def test_a_picture_that_ends_before_the_others_are_accepted_makes_no_call_
     assert (due, delivery) == ([], WebhookDelivery(WebhookState.PENDING, 0))
 
 
-async def test_a_failed_call_is_made_again_under_the_same_id(folder: Path, worker: PacedWorker) -> None:
+async def test_failed_call_is_retried_under_same_id(folder: Path, worker: PacedWorker) -> None:
     answers = [UNAVAILABLE, b"", b"no HTTP\r\n", b"HTTP/1.1 103 Early\r\nA: b\r\n\r\n" + OK]
     async with (
         running_webhook_server(answers=answers) as server,
         running_suite(folder, **calling(folder, server)) as suite,
     ):
         request_id = (await suite.client.submit(REQUEST, webhook_url=url_of(server))).request_id
-        delivery = await told(suite, request_id)
+        delivery = await delivered(suite, request_id)
 
     assert delivery == WebhookDelivery(WebhookState.DELIVERED, 4)
     assert {headers["webhook-id"] for _, headers, _ in server.requests} == {request_id}
@@ -159,21 +159,21 @@ async def test_a_failed_call_is_made_again_under_the_same_id(folder: Path, worke
     ],
     ids=["tries used up", "host gone", "redirect", "address inside"],
 )
-async def test_webhook_fails_for_good(
+async def test_webhook_fails_permanently(
     folder: Path, worker: PacedWorker, answer: bytes, settings: dict[str, Any], tries: int, error: str
 ) -> None:
     async with running_webhook_server() as inside, running_webhook_server() as server:
         server.answers = [answer.replace(b"INSIDE", url_of(inside).encode())]
         async with running_suite(folder, **calling(folder, server, inside, **settings)) as suite:
             request_id = (await suite.client.submit(REQUEST, webhook_url=url_of(server))).request_id
-            delivery = await told(suite, request_id)
+            delivery = await delivered(suite, request_id)
 
     assert delivery == WebhookDelivery(WebhookState.FAILED, max(tries, 1), error)
     assert (len(server.requests), inside.connections) == (tries, 0)
     assert (server.connections > 0) is (tries > 0)
 
 
-async def test_what_may_not_be_called_is_refused_before_anything_is_accepted(folder: Path, worker: PacedWorker) -> None:
+async def test_forbidden_webhook_url_is_refused_before_acceptance(folder: Path, worker: PacedWorker) -> None:
     async with running_webhook_server() as server, running_suite(folder, **calling(folder, server)) as suite:
         with pytest.raises(FailedPrecondition) as caught:
             await suite.client.submit(REQUEST, webhook_url="http://127.0.0.1:1/")
@@ -185,7 +185,7 @@ async def test_what_may_not_be_called_is_refused_before_anything_is_accepted(fol
 
 
 async def test_webhooks_outlive_their_frontdoor(folder: Path, worker: PacedWorker) -> None:
-    """Of a job that ended before it was killed, and of one that ends after."""
+    """Test the webhook of a job that ended before the kill, and of a job that ends after it."""
     async with running_webhook_server(answers=[None]) as server:
         async with running_suite(folder, **calling(folder, server)) as suite:
             first = (await suite.client.submit(REQUEST, webhook_url=url_of(server))).request_id
@@ -197,39 +197,39 @@ async def test_webhooks_outlive_their_frontdoor(folder: Path, worker: PacedWorke
         worker.hold.set()
 
         async with running_suite(folder, **calling(folder, server)) as suite:
-            deliveries = [await told(suite, request_id) for request_id in (first, second)]
+            deliveries = [await delivered(suite, request_id) for request_id in (first, second)]
 
     assert [delivery.state for delivery in deliveries] == [WebhookState.DELIVERED] * 2
     assert {headers["webhook-id"] for _, headers, _ in server.requests[1:]} == {first, second}
 
 
-async def test_where_webhooks_are_off_by_now_those_of_before_are_given_up(folder: Path, worker: PacedWorker) -> None:
-    """Else their requests would be kept for ever."""
+async def test_pending_webhooks_are_abandoned_when_disabled(folder: Path, worker: PacedWorker) -> None:
+    """Otherwise their requests would be stored for ever."""
     async with running_webhook_server(answers=[None]) as server:
         async with running_suite(folder, **calling(folder, server)) as suite:
             request_id = (await suite.client.submit(REQUEST, webhook_url=url_of(server))).request_id
             await server.wait_for(1)
 
         async with running_suite(folder) as suite, asyncio.timeout(120):
-            delivery = await told(suite, request_id)
+            delivery = await delivered(suite, request_id)
 
     assert delivery == WebhookDelivery(WebhookState.FAILED, 1, "webhook: this deployment calls none")
 
 
-async def test_a_host_that_never_answers_holds_up_nobody(folder: Path, worker: PacedWorker) -> None:
+async def test_silent_host_delays_no_other_webhook(folder: Path, worker: PacedWorker) -> None:
     async with running_webhook_server(answers=[None]) as hanging, running_webhook_server() as server:
         async with running_suite(folder, **calling(folder, hanging, server)) as suite:
             stuck = [await suite.client.submit(REQUEST, webhook_url=url_of(hanging)) for _ in range(4)]
             await hanging.wait_for(2)
             other = await suite.client.submit(REQUEST, webhook_url=url_of(server))
 
-            assert await told(suite, other.request_id) == WebhookDelivery(WebhookState.DELIVERED, 1)
+            assert await delivered(suite, other.request_id) == WebhookDelivery(WebhookState.DELIVERED, 1)
             first = await suite.client.get_request(stuck[0].request_id, omit_image=True)
             assert first.webhook == WebhookDelivery(WebhookState.PENDING)
         assert len(hanging.requests) == 2
 
 
-async def test_servers_are_believed_by_the_authorities_that_are_named(folder: Path, worker: PacedWorker) -> None:
+async def test_servers_are_verified_by_named_authorities(folder: Path, worker: PacedWorker) -> None:
     ours, others = Authority(folder, "ours"), Authority(folder, "others")
     deliveries = []
     for authority in (ours, others):
@@ -240,7 +240,7 @@ async def test_servers_are_believed_by_the_authorities_that_are_named(folder: Pa
             settings = calling(folder, server, webhook_ca_file=ours.certificate, webhook_tries=1)
             async with running_suite(folder, **settings) as suite:
                 submitted = await suite.client.submit(REQUEST, webhook_url=url_of(server, scheme="https"))
-                deliveries.append(await told(suite, submitted.request_id))
+                deliveries.append(await delivered(suite, submitted.request_id))
 
     assert deliveries == [
         WebhookDelivery(WebhookState.DELIVERED, 1),
@@ -248,8 +248,8 @@ async def test_servers_are_believed_by_the_authorities_that_are_named(folder: Pa
     ]
 
 
-async def test_the_address_that_was_judged_is_the_one_that_is_connected_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name that stands for an allowed address when it is judged and for another one afterwards (DNS rebinding)."""
+async def test_webhook_connects_to_the_checked_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name may resolve to an allowed address when it is checked and to another one afterwards (DNS rebinding)."""
     asked, real = [], socket.getaddrinfo
 
     def resolve(host: str, port: int, *rest: Any, **how: Any) -> list[Any]:
@@ -274,10 +274,10 @@ async def test_the_address_that_was_judged_is_the_one_that_is_connected_to(monke
 
 
 @pytest.mark.slow
-async def test_a_name_that_is_not_found_in_time_keeps_neither_threads_nor_other_work_waiting(
+async def test_slow_resolver_blocks_neither_threads_nor_other_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A lookup that was given up runs until the resolver answers."""
+    """An abandoned lookup runs until the resolver answers."""
     asked, let_go = [], threading.Event()
 
     def resolve(host: str, port: int, *rest: Any, **how: Any) -> list[Any]:
@@ -313,7 +313,7 @@ async def test_a_name_that_is_not_found_in_time_keeps_neither_threads_nor_other_
     ],
     ids=["nothing", "half a line", "no HTTP/1", "endless line", "endless interim answers", "no status", "silence"],
 )
-async def test_webhook_answer_that_is_none_is_a_failure(answer: bytes | None, timeout_s: float, words: str) -> None:
+async def test_invalid_webhook_answer_is_a_failure(answer: bytes | None, timeout_s: float, words: str) -> None:
     async with running_webhook_server(answers=[answer]) as server:
         rules = webhook_rules((f"127.0.0.1:{server.port}",), LOOPBACK, plain_http=True)
         caller = WebhookCaller(rules, ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), timeout_s)

@@ -1,4 +1,4 @@
-"""Workers that break, lie, fall silent, come and go."""
+"""Test workers that fail, send wrong answers, fall silent, join and leave."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -35,7 +35,7 @@ async def pair(folder: Path, worker: PacedWorker, second: PacedWorker) -> AsyncI
         yield suite
 
 
-async def test_a_broken_attempt_is_run_elsewhere_with_the_same_seed(
+async def test_failed_attempt_runs_elsewhere_with_same_seed(
     pair: FrontdoorSuite, worker: PacedWorker, second: PacedWorker
 ) -> None:
     worker.fail_with = second.fail_with = Unavailable("BROKEN", "the device was lost")
@@ -47,7 +47,7 @@ async def test_a_broken_attempt_is_run_elsewhere_with_the_same_seed(
     assert {order.route.route_id for order in worker.orders + second.orders} == {completed.provenance.route.route_id}
 
 
-async def test_a_request_that_loses_every_worker_fails_and_the_next_one_does_not(
+async def test_request_that_loses_every_worker_fails_and_next_completes(
     suite: FrontdoorSuite, worker: PacedWorker
 ) -> None:
     async def lose_three() -> None:
@@ -64,9 +64,7 @@ async def test_a_request_that_loses_every_worker_fails_and_the_next_one_does_not
     assert (await suite.paint()).image
 
 
-async def test_a_model_that_changed_under_the_plan_is_dispatched_by_what_the_worker_says(
-    suite: FrontdoorSuite, worker: PacedWorker
-) -> None:
+async def test_changed_model_is_dispatched_by_workers_report(suite: FrontdoorSuite, worker: PacedWorker) -> None:
     await suite.paint()
     worker.held = replace(worker.held, worker_generation=2)
 
@@ -75,9 +73,7 @@ async def test_a_model_that_changed_under_the_plan_is_dispatched_by_what_the_wor
     assert completed.provenance.worker_generation == 2
 
 
-async def test_who_waits_is_painted_with_the_weights_that_the_model_has_by_then(
-    suite: FrontdoorSuite, worker: PacedWorker
-) -> None:
+async def test_waiting_request_runs_with_current_weights(suite: FrontdoorSuite, worker: PacedWorker) -> None:
     """The image that was running at the change keeps its route, which the journal has."""
     state = suite.frontdoor.interpreter.dataplane.state
     worker.hold.clear()
@@ -103,7 +99,7 @@ async def test_who_waits_is_painted_with_the_weights_that_the_model_has_by_then(
     assert sum(start.request_count for start in demand.starts) == 2
 
 
-async def test_a_mismatch_is_queued_again_without_counting(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+async def test_mismatch_is_requeued_without_counting_an_attempt(suite: FrontdoorSuite, worker: PacedWorker) -> None:
     worker.fail_with = FailedPrecondition("MODEL_DIGEST_MISMATCH", "another model")
 
     completed = await suite.paint()
@@ -112,7 +108,7 @@ async def test_a_mismatch_is_queued_again_without_counting(suite: FrontdoorSuite
     assert (await suite.operator.status()).retried_count == 0
 
 
-async def test_a_picture_that_is_not_its_digest_is_never_delivered(
+async def test_image_with_wrong_digest_is_not_delivered(
     suite: FrontdoorSuite, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     honest = worker._result
@@ -126,9 +122,7 @@ async def test_a_picture_that_is_not_its_digest_is_never_delivered(
         await suite.paint()
 
 
-async def test_a_model_is_not_unknown_before_every_worker_that_the_operator_named_has_told(
-    folder: Path, worker: PacedWorker
-) -> None:
+async def test_model_is_unknown_only_after_all_named_workers_reported(folder: Path, worker: PacedWorker) -> None:
     """Clients do not retry NOT_FOUND."""
     addresses = (f"unix:{folder / 'w1'}", f"unix:{folder / 'w2'}")
     async with running_suite(folder, worker_addresses=addresses) as suite:
@@ -141,7 +135,7 @@ async def test_a_model_is_not_unknown_before_every_worker_that_the_operator_name
 
 
 @pytest.mark.slow
-async def test_a_silent_worker_is_lost_and_its_late_result_fenced_off(
+async def test_silent_worker_is_lost_and_its_late_result_rejected(
     folder: Path, worker: PacedWorker, second: PacedWorker
 ) -> None:
     """As under SIGSTOP: its sockets stay open, and it continues later."""
@@ -165,7 +159,7 @@ async def test_a_silent_worker_is_lost_and_its_late_result_fenced_off(
 
 
 @pytest.mark.slow
-async def test_what_a_silent_worker_still_runs_is_stopped_when_it_is_back(folder: Path, worker: PacedWorker) -> None:
+async def test_attempt_of_silent_worker_is_stopped_on_its_return(folder: Path, worker: PacedWorker) -> None:
     async with running_suite(folder, worker_silence_s=1.2) as suite:
         worker.hold.clear()
         painting = asyncio.ensure_future(suite.paint())
@@ -179,13 +173,13 @@ async def test_what_a_silent_worker_still_runs_is_stopped_when_it_is_back(folder
         assert (await painting).provenance.attempt_number >= 2
 
 
-async def test_a_worker_hears_how_long_its_client_waits(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+async def test_worker_receives_clients_deadline(suite: FrontdoorSuite, worker: PacedWorker) -> None:
     await suite.paint(replace(REQUEST, deadline_ms=600_000))
 
     assert 300_000 < worker.orders[0].deadline_remaining_ms <= 600_000
 
 
-async def test_of_two_workers_of_one_name_the_older_one_is_known_with_its_loras_once_it_is_alone(
+async def test_older_worker_of_same_name_is_known_with_its_loras_once_alone(
     suite: FrontdoorSuite, folder: Path, worker: PacedWorker
 ) -> None:
     mosaic = Adapter("mosaic", AdapterKind.LORA, "sha256:mosaic", HELD.family)

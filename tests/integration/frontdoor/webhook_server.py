@@ -12,7 +12,7 @@ OK = b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n"
 
 @dataclass
 class WebhookServer:
-    """`answers` are given one after another, the last one again and again; None never comes."""
+    """`answers` are sent in order, the last one repeatedly; None means no answer."""
 
     answers: list[bytes | None] = field(default_factory=lambda: [OK])
     port: int = 0
@@ -37,7 +37,7 @@ class WebhookServer:
             self.requests.append((first, headers, body))
             self.news.set()
             if answer is None:
-                # Until the caller has had enough.
+                # Wait until the caller closes.
                 await reader.read()
             else:
                 writer.write(answer)
@@ -47,7 +47,7 @@ class WebhookServer:
 
 @asynccontextmanager
 async def running_webhook_server(tls: ssl.SSLContext | None = None, **options: Any) -> AsyncIterator[WebhookServer]:
-    """Serve on a free port until the block ends."""
+    """Serve on a free port during the block."""
     server = WebhookServer(**options)
     listening = await asyncio.start_server(server.serve, "127.0.0.1", server.port, ssl=tls)
     server.port = listening.sockets[0].getsockname()[1]

@@ -1,4 +1,4 @@
-"""The largest pictures that are taken, in the costliest way to store each, decoded by real processes."""
+"""Decode the largest permitted images, in their costliest formats, in real processes."""
 
 import struct
 import subprocess
@@ -24,7 +24,7 @@ def sixteen_bits(path: Path, width: int, height: int) -> None:
 
 
 def clear_colour(path: Path, width: int, height: int) -> None:
-    """A PNG of 6 bytes a pixel in which a colour is transparent."""
+    """Write a PNG with 6 bytes per pixel and a transparent colour."""
     rows = zlib.compress((b"\0" + b"\x12\x34" * 3 * width) * height, level=1)
     header = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0))
     path.write_bytes(png_file(header, png_chunk(b"tRNS", b"\x12\x34" * 3), png_chunk(b"IDAT", rows)))

@@ -38,7 +38,7 @@ def installed(checkout: Path) -> list[str]:
 
 
 def make_torch(checkout: Path, *versions: str, device: str = "cpu") -> "subprocess.CompletedProcess[str]":
-    """`make` of the target that installs torch, in a venv without packages, with an index of these versions."""
+    """Run the Makefile's target for torch in a venv without packages, with an index of these versions."""
     shutil.copytree(ROOT / "constraints", checkout / "constraints")
     shutil.copy(ROOT / "Makefile", checkout)
     index, pip_alone = checkout / "index", checkout / "pip_alone"

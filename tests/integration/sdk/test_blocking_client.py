@@ -28,16 +28,16 @@ from tests.integration.sdk.scripted import (
 )
 
 
-async def test_the_blocking_client_returns_several_pictures(tmp_path: Path) -> None:
+async def test_blocking_client_returns_several_images(tmp_path: Path) -> None:
     service = ScriptedImageService([plays(TWO, completed(0), completed(1))])
 
     async with serving(service, tmp_path) as address:
 
-        def paint() -> int:
+        def generate() -> int:
             with Client(address) as client:
                 return len(client.generate_all(ImageRequest("a circle", image_count=2)).images)
 
-        assert await asyncio.to_thread(paint) == 2
+        assert await asyncio.to_thread(generate) == 2
 
 
 async def test_blocking_client_streams_and_cancels_by_closing(tmp_path: Path) -> None:
@@ -109,8 +109,8 @@ async def status_of(program: str) -> int | None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("forks", [False, True])
-async def test_a_program_that_closes_nothing_ends_all_the_same(tmp_path: Path, forks: bool) -> None:
-    """As it is written first: the client and what it streams are let go of with the interpreter."""
+async def test_program_without_close_still_ends(tmp_path: Path, forks: bool) -> None:
+    """The program's first version: client and stream are freed only with the interpreter."""
     service = ScriptedImageService([for_ever])
     ask = "from pentimento import Client, ImageRequest\nclient = Client({!r})\n"
     stream = "events = client.stream(ImageRequest('a circle'))\nnext(events)\n"

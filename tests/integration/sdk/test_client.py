@@ -45,7 +45,7 @@ class AttachedTo(ScriptedImageService):
             yield event
 
 
-async def picture_from(address: str, key: str = "") -> bytes:
+async def image_from(address: str, key: str = "") -> bytes:
     async with AsyncClient(address, retries=QUICK) as client:
         return (await client.generate(ImageRequest("a circle"), idempotency_key=key)).data
 
@@ -115,7 +115,7 @@ async def test_error_that_a_retry_cannot_cure_is_raised(
 
     async with serving(service, tmp_path) as address:
         with pytest.raises(type(error)) as caught:
-            await picture_from(address, key=key)
+            await image_from(address, key=key)
 
     assert (caught.value.reason, caught.value.retry_after_ms) == (error.reason, error.retry_after_ms)
     assert [one.field for one in caught.value.violations] == [one.field for one in error.violations]
@@ -123,7 +123,7 @@ async def test_error_that_a_retry_cannot_cure_is_raised(
     assert not key or set(service.keys) == {key}
 
 
-async def test_a_picture_is_read_to_the_end_of_its_stream(tmp_path: Path) -> None:
+async def test_stream_of_image_is_read_to_its_end(tmp_path: Path) -> None:
     ended = asyncio.Event()
 
     async def script() -> AsyncIterator[pb.GenerateResponse]:
@@ -133,7 +133,7 @@ async def test_a_picture_is_read_to_the_end_of_its_stream(tmp_path: Path) -> Non
 
     service = ScriptedImageService([script])
     async with serving(service, tmp_path) as address:
-        await picture_from(address)
+        await image_from(address)
 
     assert ended.is_set()
     assert not service.cancelled.is_set()
@@ -222,7 +222,7 @@ async def test_failed_image_does_not_hide_the_other(tmp_path: Path) -> None:
         found.raise_failure()
 
 
-async def test_a_retry_gives_each_picture_once_and_progress_of_those_that_are_missing(tmp_path: Path) -> None:
+async def test_retry_returns_each_image_once_and_progress_of_missing_ones(tmp_path: Path) -> None:
     def progress(index: int) -> pb.GenerateResponse:
         return pb.GenerateResponse(progress=pb.Progress(step=1, step_count=2, image_index=index))
 
@@ -278,7 +278,7 @@ async def test_images_under_the_callers_key_report_a_broken_connection(tmp_path:
     assert service.keys == ["order-7", "order-7"]
 
 
-async def test_generate_is_for_one_picture(tmp_path: Path) -> None:
+async def test_generate_refuses_several_images(tmp_path: Path) -> None:
     async with AsyncClient(f"unix:{tmp_path}/nobody") as client:
         with pytest.raises(InvalidArgument, match="image_count: must be 1, got 2: generate_all has several"):
             await client.generate(ImageRequest("a circle", image_count=2))
@@ -329,7 +329,7 @@ async def test_questions_are_asked_again_where_server_did_not_answer(tmp_path: P
 
 async def test_nobody_there_is_unavailable(tmp_path: Path) -> None:
     with pytest.raises(Unavailable):
-        await picture_from(f"unix:{tmp_path}/nobody")
+        await image_from(f"unix:{tmp_path}/nobody")
 
 
 async def test_closing_the_stream_cancels_on_the_server(tmp_path: Path) -> None:

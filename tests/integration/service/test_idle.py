@@ -1,4 +1,4 @@
-"""Services whose part of the suite is missing: healthy, with one line of the log, until they are stopped."""
+"""Test services without their part of the suite: healthy, with one line of the log, until they are stopped."""
 
 import os
 import subprocess

@@ -48,11 +48,11 @@ def test_a_site_of_pages_that_hold_together(tree: Path) -> None:
     assert Path(done.stdout.strip()).name == "index.html"
     text = (tree.parent / "site" / "docs" / "index.html").read_text()
     assert 'href="other.html#of-threads-needles"' in text
-    # A folder without a page of its own is named, not linked.
+    # A folder without a page is named, not linked.
     assert "a folder" in text and 'href="static"' not in text
 
 
-def test_whatever_leads_nowhere_fails_the_build_and_is_named(tree: Path) -> None:
+def test_broken_link_fails_the_build_and_is_named(tree: Path) -> None:
     (tree / "docs" / "lost.md").write_text("# In no navigation\n")
 
     done = build(tree, "# First\n\n[a](none.md), [b](other.md#none), ![c](none.png), [d](other.md)\n")

@@ -1,4 +1,4 @@
-"""`pentimento up` of toys as a process of its own, for tests that look at it from outside."""
+"""Run `pentimento up` of toy services as a process, for tests that watch it from outside."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ class ToySuite:
     supervisor: "subprocess.Popen[bytes]"
 
     def process(self, name: str) -> psutil.Process:
-        """The one that serves now, once it does."""
+        """Return the process once it serves."""
         address = f"unix:{self.state.sockets / name}.sock"
         soon = [(f"grpc.{which}_reconnect_backoff_ms", 100) for which in ("initial", "max")]
         with grpc.insecure_channel(address, options=soon) as channel:

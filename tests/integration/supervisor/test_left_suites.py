@@ -1,4 +1,4 @@
-"""Suites whose supervisor, state directory or reader is gone."""
+"""Test suites with a missing supervisor, state directory or log reader."""
 
 import os
 import shutil
@@ -103,7 +103,7 @@ CHATTY = "--chatty"
 
 @pytest.fixture(params=["closed", "full"])
 def pipe(request: pytest.FixtureRequest) -> Iterator[int]:
-    """The end for writing of a pipe whose reader is gone, or has stopped reading."""
+    """Yield a pipe's write end, with its reader closed or no longer reading."""
     reader, writer = os.pipe()
     if request.param == "closed":
         os.close(reader)

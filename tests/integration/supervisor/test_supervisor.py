@@ -232,7 +232,7 @@ def test_processes_end_when_their_supervisor_is_killed(tmp_path: Path) -> None:
     parent.kill()
     parent.wait()
 
-    # Whoever adopts orphans here may leave it a zombie: what counts is that it runs no more.
+    # The process that adopts orphans here may leave it a zombie: it only must not run.
     end = time.monotonic() + 120
     while runs(child):
         assert time.monotonic() < end
@@ -250,7 +250,7 @@ subprocess.run([sys.executable, "-I", "-S", str(LAUNCHER), str(os.getpid()), *sl
 
 @asynccontextmanager
 async def scalable(tmp_path: Path, count: int, *flags: str) -> AsyncIterator[tuple[Supervisor, ReplicaFiles]]:
-    """A frontdoor and `count` workers serve; what is added has the flags."""
+    """Serve a frontdoor and `count` workers; added workers have the flags."""
 
     def worker(number: int) -> ProcessSpec:
         spec = toy(tmp_path, f"worker-{number}", 1, *(flags if number >= count else ()))

@@ -1,4 +1,5 @@
-"""A worker with a tiny checkpoint on a Unix socket, in this process: the real server, channel, store and client."""
+"""Serve a worker with a tiny checkpoint on a Unix socket, in this process: the real server, channel, store and
+client."""
 
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -35,7 +36,7 @@ _tests = count(1)
 
 @dataclass(frozen=True)
 class Served:
-    """A worker that serves, and what a test needs of it. Ids of its requests begin with `prefix`."""
+    """Hold a serving worker with its client and stores. Ids of its requests begin with `prefix`."""
 
     process: WorkerProcess
     channel: grpc.aio.Channel
@@ -61,7 +62,7 @@ class Served:
 
 @contextmanager
 def patience() -> Iterator[None]:
-    """Let connections made inside survive pauses of this process, such as those between a worker here and its
+    """Keep connections made inside open over pauses of this process, such as those between a worker here and its
     clients."""
     with pytest.MonkeyPatch.context() as patch:
         be_patient(patch)
@@ -111,7 +112,7 @@ def at_step(step: int, act: Callable[[], object]) -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def patient_connections() -> Iterator[None]:
-    """Those of a module's own fixtures, too."""
+    """The fixture may be a module's own."""
     with patience():
         yield
 
@@ -124,7 +125,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    """Short enough for a socket, which pytest's own tmp_path may not be."""
+    """Return a path short enough for a socket; pytest's own tmp_path may be too long."""
     with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
         yield Path(folder)
 
@@ -144,5 +145,5 @@ async def lasting_worker(checkpoint: Path) -> AsyncIterator[Served]:
 
 @pytest.fixture
 def shared_worker(lasting_worker: Served) -> Served:
-    """Return the module's worker with request ids of this test alone."""
+    """Return the module's worker with request ids that only this test uses."""
     return replace(lasting_worker, prefix=f"test-{next(_tests)}-")

@@ -1,4 +1,4 @@
-"""Requests to a served worker, and what it answers."""
+"""Send requests to a served worker, and read its answers."""
 
 import io
 from collections.abc import AsyncIterator
@@ -68,7 +68,7 @@ def final_latents(result: pb.AttemptResult) -> Tensor:
 
 
 def from_latent(result: AttemptResult, step: int) -> FromLatent:
-    """The start that resumes what `result` captured before `step`."""
+    """Return the start that resumes `result`'s latent before `step`."""
     captured = next(latent for latent in result.captured.latents if latent.resume_step == step)
     return FromLatent(captured.object, step, SPEC.num_inference_steps, captured.sigma, DONOR)
 

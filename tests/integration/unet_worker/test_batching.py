@@ -1,4 +1,4 @@
-"""Many attempts at once: they share steps, and each is what it is alone."""
+"""Test many attempts together: they share steps, and each result equals the result of a single attempt."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""Pictures under ControlNets that run in processes of their own: those of diffusers' pipelines, whatever dies."""
+"""Test images with ControlNets in other processes: equal to diffusers', also after the loss of replicas."""
 
 import asyncio
 import os
@@ -114,7 +114,7 @@ async def parts() -> AsyncIterator[Parts]:
 
 @pytest.fixture(scope="module")
 def started() -> Iterator[list[Replica]]:
-    """The processes of this module; a test takes those that still run."""
+    """Hold the processes of this module; a test uses the running ones."""
     made: list[Replica] = []
     yield made
     for replica in made:
@@ -123,7 +123,7 @@ def started() -> Iterator[list[Replica]]:
 
 
 async def at_least(count: int, folder: Path, started: list[Replica]) -> list[Replica]:
-    """Those that serve: what is missing starts, what was stopped or killed goes."""
+    """Return at least `count` serving replicas: start missing ones, remove stopped or killed ones."""
     for replica in started:
         if replica.stopped:
             replica.process.kill()
@@ -144,7 +144,7 @@ async def replicas(parts: Parts, started: list[Replica]) -> list[Replica]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def last_replicas(parts: Parts, started: list[Replica]) -> list[Replica]:
-    """Those that other tests left, or one: for the test that loses them all."""
+    """Return the remaining replicas, or one, for the test that loses all of them."""
     return await at_least(1, parts.folder, started)
 
 
@@ -233,7 +233,7 @@ async def test_window_on_own_image_acts_in_steps_left(parts: Parts, replicas: li
     ]
 
     assert float((controlled - plain).abs().max()) > 0.01
-    # Of the ten steps that are left the first five.
+    # The ControlNets act in the first five of the ten remaining steps.
     assert sum(await step_counts(replicas)) - sum(begun) == 5
 
 
@@ -246,7 +246,7 @@ async def step_counts(replicas: Sequence[Replica]) -> list[int]:
 
 
 async def all_closed(replicas: Sequence[Replica]) -> None:
-    """Once no replica holds a stream: it hears of the end of one a moment after the picture is there."""
+    """Return once no replica holds a stream: a replica learns of a stream's end a moment after the image."""
     async with asyncio.timeout(120):
         for replica in replicas:
             async with open_channel(replica.address, RpcChannelSettings()) as channel:

@@ -1,4 +1,4 @@
-"""The families through the real service: their cache, and ControlNets of SD3 in another process."""
+"""Test the model families through the real service: their cache, and ControlNets of SD3 in another process."""
 
 import tempfile
 from collections.abc import AsyncIterator, Callable
@@ -111,8 +111,9 @@ CONDITIONS = conditions_for(2, SIDE_PX, SIDE_PX)
 
 @dataclass
 class Both:
-    """The same model and ControlNets, served and by diffusers. One ControlNet sees its latent without the autoencoder's
-    shift, the other with it: diffusers has one rule for all of a picture, so each stands alone there."""
+    """Serve a model and its ControlNets, and run them by diffusers. One ControlNet gets the latent without the
+    autoencoder's shift, the other with it: diffusers has one rule for all ControlNets of an image, so each runs
+    separately there."""
 
     ours: ControlledByService
     theirs: dict[str, ControlledByDiffusers]
@@ -121,7 +122,7 @@ class Both:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def both(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Both]:
     folder = tmp_path_factory.mktemp("flow")
-    # Residuals that go through memory, in parts: those of a guided picture take 24 KiB.
+    # Send residuals in parts through shared memory: those of a guided image take 24 KiB.
     model = write_flow_checkpoint(folder / "model", t5=True, max_sequence_length=12, num_layers=24)
     unshifted = write_flow_controlnet(folder / "unshifted", seed=1, num_layers=12)
     shifted = write_flow_controlnet(folder / "shifted", seed=2, num_layers=12, force_zeros_for_pooled_projection=False)
@@ -149,7 +150,7 @@ async def test_an_image_of_another_size_is_refused_by_name(both: Both) -> None:
     small = CONDITIONS[0][:, :, : SIDE_PX // 2, : SIDE_PX // 2]
 
     with pytest.raises(InvalidArgument) as caught:
-        # The first image says the picture's size; both ControlNets act.
+        # The first image sets the output's size; both ControlNets act.
         await both.ours.controlled(ControlledCase(case, (ControlSetting(),) * 2), [CONDITIONS[0], small])
 
     assert caught.value.violations[0].field == "spec.controlnets[1].conditioning_image"

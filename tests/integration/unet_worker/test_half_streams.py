@@ -1,4 +1,4 @@
-"""Half streams of a worker: their limit, and their end when it switches to another model."""
+"""Test half streams of a worker: their limit, and their end when it switches to another model."""
 
 import asyncio
 import weakref

@@ -1,4 +1,4 @@
-"""`pentimento profile handover` without its processes: two real engines, a file that is read again."""
+"""Run `pentimento profile handover` without its processes: two real engines, and a file that the reader accepts."""
 
 import json
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from services.unet_worker.profiling.settings import ProfileSettings
 
 
 class Alike:
-    """All texts and pictures are one vector: CLIPScore finds nothing to choose."""
+    """Embed all texts and images as one vector, so that CLIPScore prefers none."""
 
     def embed_texts(self, texts: Sequence[str]) -> NDArray[np.float32]:
         return np.ones((len(texts), 1), np.float32)
@@ -29,8 +29,8 @@ class Alike:
 
 
 class Noting:
-    """A judge who finds the first pictures of all, those of the later model from noise, worth 1, the second ones 0.8
-    and later ones 0.9, and 0.5 from the fifth time on; and who keeps what was shown."""
+    """Rate and record images: 1 for the first ones, which the later model makes from noise, 0.8 for the second ones,
+    0.9 after them, and 0.5 from the fifth call on."""
 
     name = "noting"
 
@@ -61,8 +61,8 @@ def test_a_pair_is_generated_both_ways_until_no_rule_allows_more(tmp_path: Path)
     (profile,) = read_profiles([tmp_path / "pair.json"]).profiles
     assert (profile.of.reference, profile.of.model, profile.conditions.step_count) == ("light", "heavy", 5)
     assert profile.measured.figures == {"light_share": 0.8}
-    # A tenth of five steps is one of them. Of the third share no image keeps enough, so that no larger one is
-    # generated. The third prompt is the first again.
+    # A tenth of five steps is one step. At the third share no image has enough quality, so no larger share is
+    # generated. The third prompt repeats the first.
     assert [(row.at["reuse_share"], row.kept, row.count) for row in profile.rows] == [
         (0.1, 2, 2),
         (0.2, 2, 2),
@@ -71,5 +71,5 @@ def test_a_pair_is_generated_both_ways_until_no_rule_allows_more(tmp_path: Path)
     assert [taken_steps(5, row.at["reuse_share"]) for row in profile.rows] == [4, 4, 3]
     assert reuse_share(profile) == reuse_share(profile, ThresholdRule.MINIMUM) == 0.2
     from_noise, light, first, same, _ = judge.shown
-    # From one picture, by as many steps, with one seed: one picture; and not that of noise.
+    # One start image, step count and seed give one image, which differs from the image from noise.
     assert first == same and not {*first} & {*from_noise, *light}

@@ -1,4 +1,4 @@
-"""The host memory of a worker's converted weights, from one model to the next."""
+"""Test the host memory of a worker's converted weights across models."""
 
 from pathlib import Path
 

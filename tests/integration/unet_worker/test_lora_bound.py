@@ -1,4 +1,4 @@
-"""`pentimento profile lora`: a real engine, a file that workers read."""
+"""Run `pentimento profile lora` with a real engine, and read its file as workers do."""
 
 import json
 import subprocess
@@ -26,7 +26,7 @@ def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def written(folder: Path) -> tuple[Path, Path, Path]:
-    """A model of ten steps, two LoRAs for it and one prompt file."""
+    """Write a model of ten steps, two LoRAs for it and one prompt file."""
     model = write_checkpoint(folder / "model", prediction_type="v_prediction")
     entry = {"name": "model", "path": "model", "kind": "pipeline", "default_steps": 10}
     (folder / "registry.json").write_text(json.dumps({"version": 1, "models": [entry]}))
@@ -49,8 +49,8 @@ async def test_bounds_are_measured_written_beside_the_loras_and_read_by_workers(
     strong, weak = read_profiles([loras / "lora-bounds.json"]).profiles
     assert [one.of.adapters[0].name for one in (strong, weak)] == ["strong", "weak"]
     assert (weak.asked.rule, weak.conditions.step_count) == (ThresholdRule.MINIMUM, 10)
-    # The strong one may miss two of ten steps. The weak one changes next to nothing: pictures
-    # look alike however late it comes, and more than a twentieth of what it does is done in the first step.
+    # The strong LoRA may miss two of ten steps. The weak one changes almost nothing: images are similar for any start,
+    # and more than a twentieth of its change happens in the first step.
     assert (latest_start(strong), latest_start(weak)) == (0.2, 0.0)
     allowed = [(row.place("steps"), [*row.allowed]) for row in strong.rows]
     assert allowed == [(1, ["minimum"]), (2, ["minimum"]), (3, [])]

@@ -1,4 +1,4 @@
-"""A worker with LoRAs of its directory: reported, loaded during the first steps, counted, refused."""
+"""Test a worker with LoRAs of its directory: reported, loaded during the first steps, counted, refused."""
 
 import asyncio
 import json
@@ -66,7 +66,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def adapters_dir(base: BaseLayers, tmp_path: Path) -> Path:
-    """Two that fit, by file and by folder; one of another model; one that is a pickle."""
+    """Return two fitting LoRAs, by file and by folder, one of another model, and a pickle."""
     directory = tmp_path / "loras"
     write_diffusers_lora(directory / "neon", random_factors(base, seed=1), alpha=5.0)
     write_kohya_lora(directory / "mosaic.safetensors", random_factors(base, seed=2, components=["unet"]), alpha=2.0)
@@ -133,7 +133,7 @@ async def test_loras_apply_only_to_their_image(worker: Served) -> None:
 async def test_lora_of_the_object_store_generates_what_its_file_does(
     checkpoint: Path, adapters_dir: Path, tmp_path: Path
 ) -> None:
-    """The worker has no directory of LoRAs: it fetches this one, by the reference that the request brings."""
+    """The worker has no directory of LoRAs: it fetches this one by the request's reference."""
     mosaic = read_lora_bytes(adapters_dir)
     place = tmp_path / "fetching"
     place.mkdir()
@@ -211,7 +211,7 @@ async def test_prefetched_lora_is_resident_before_its_first_request(worker: Serv
 async def test_lora_load_does_not_delay_model_switch(
     checkpoint: Path, other: Path, adapters_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its disk, or the object store, may be slow: the next model needs the memory of the one before."""
+    """Its disk, or the object store, may be slow: the next model needs the memory of the previous one."""
     begun, goes_on, read = asyncio.Event(), threading.Event(), LoraDirectory.read
     loop, gone = asyncio.get_running_loop(), []
 
@@ -247,7 +247,7 @@ async def test_lora_load_does_not_delay_model_switch(
 async def test_planned_uploaded_lora_is_fetched_before_its_first_request(
     checkpoint: Path, adapters_dir: Path, tmp_path: Path
 ) -> None:
-    """The plan names one of another family, too, which its model cannot have."""
+    """The plan also names a LoRA of another family, which this model cannot have."""
     async with serve(checkpoint, tmp_path, component_cache_dir=tmp_path / "fetched") as served:
         process, family = served.process, served.held.family
         mosaic = served.objects.put("adapters/mosaic", read_lora_bytes(adapters_dir))
@@ -269,7 +269,7 @@ async def test_planned_uploaded_lora_is_fetched_before_its_first_request(
 async def test_lora_file_is_read_at_first_use(
     checkpoint: Path, adapters_dir: Path, base: BaseLayers, tmp_path: Path
 ) -> None:
-    """Its header is sound and its numbers are not: that shows when they are read."""
+    """Its header is valid and its numbers are not, which appears only when they are read."""
     infinite = {key: torch.full_like(tensor, torch.inf) for key, tensor in load_file(neon_file(adapters_dir)).items()}
     write_tensors(adapters_dir / "infinite.safetensors", infinite)
     place = tmp_path / "started"

@@ -1,4 +1,4 @@
-"""A worker takes LoRAs and models from the disk of another one, before and when a request needs them."""
+"""Test a worker that copies LoRAs and models from another worker's disk, before and when a request needs them."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -76,7 +76,7 @@ async def test_lora_comes_from_a_worker_that_holds_it_once_the_store_has_lost_it
         controller = process.controller
 
         def is_known() -> bool:
-            # Else the next report comes after a third of the long lease.
+            # Otherwise the next report comes after a third of the long lease.
             assert first.process.registration is not None
             first.process.registration.report_soon()
             return bool(controller.find_components("", (reference.digest,), ""))

@@ -1,4 +1,4 @@
-"""The worker as a process of its own: what stops its start, and what stopping it means for a picture under way."""
+"""Test the worker as a process: errors that stop its start, and a stop during a running request."""
 
 import os
 import pickle
@@ -57,8 +57,8 @@ def process(checkpoint: Path, directory: Path) -> Iterator["subprocess.Popen[byt
         process.kill()
 
 
-# What training, compiling, adapters of others and stores elsewhere need, hundreds of modules each. An import that
-# failed is told, too: of some, a part that only a whole one has.
+# Modules of training, compilation, foreign adapters and remote stores: hundreds of modules each. A failed import is
+# reported, too: for some, a part that only the whole package has.
 UNUSED = {
     "torch._dynamo.eval_frame",
     "torch._inductor",

@@ -1,4 +1,4 @@
-"""`pentimento profile reuse`: a real embedder, a real engine, a file that the reader takes."""
+"""Run `pentimento profile reuse` with a real embedder and a real engine, and read its file."""
 
 import json
 import subprocess
@@ -18,7 +18,7 @@ PROMPTS = ("a small red circle", "a large red circle", "a large red square", "a 
 
 
 def models(folder: Path) -> tuple[Path, Path]:
-    """A large model of ten steps and a small one of five."""
+    """Return a large model of ten steps and a small one of five."""
     large = write_checkpoint(folder / "large", prediction_type="v_prediction")
     small = write_checkpoint(folder / "small", prediction_type="epsilon")
     steps = {"large": 10, "small": 5}
@@ -55,12 +55,12 @@ def test_profiles_of_latents_and_images_are_written_and_read(tmp_path: Path) -> 
     assert images.of.reference_digest != images.of.model_digest
     assert latents.of.encoder == "tiny-clip"
     assert (latents.asked.alpha, images.asked.alpha, latents.asked.rule) == (0.9, 0.95, ThresholdRule.LOWER_BOUND)
-    # The fourth prompt is the second again, and the first has none before it.
+    # The fourth prompt repeats the second, and no prompt precedes the first.
     assert {row.count for row in (*latents.rows, *images.rows)} == {2}
     assert [row.place("skipped_steps") for row in latents.rows] == [5, 10, 15, 20, 25]
-    # A tenth of five steps is none.
+    # A tenth of five steps rounds to none.
     assert [row.place("skipped_steps") for row in images.rows] == [10, 15, 20, 25, 30]
-    # Two samples are surely nothing.
+    # Two samples prove nothing.
     assert all(row.by(ThresholdRule.LOWER_BOUND) is None for row in (*latents.rows, *images.rows))
 
 

@@ -1,4 +1,4 @@
-"""The worker's contract over the wire: credits, streams that break, cancels, bad messages."""
+"""Test the worker's contract over the wire: credits, broken streams, cancels, invalid messages."""
 
 import asyncio
 import math

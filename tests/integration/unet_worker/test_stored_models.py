@@ -1,4 +1,4 @@
-"""Workers that serve models of a bucket: S3 over HTTP, the component store on a disk, real checkpoints."""
+"""Test workers with models from a bucket: S3 over HTTP, the component store on a disk, real checkpoints."""
 
 import subprocess
 import sys
@@ -29,7 +29,7 @@ from tests.support.calls import result_of
 
 
 class Bucket:
-    """A bucket with the files of a checkpoint below `models/tiny`."""
+    """Create a bucket with the files of a checkpoint below `models/tiny`."""
 
     def __init__(self, endpoint: str, name: str) -> None:
         self.client: Any = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1")
@@ -116,7 +116,7 @@ async def test_plan_switches_to_a_model_whose_weights_are_fetched_then(
 
 
 def with_other_weights(checkpoint: Path, target: Path) -> Path:
-    """A checkpoint with one other tensor in its UNet, and all else equal."""
+    """Write a checkpoint with one different tensor in its UNet."""
     for file in checkpoint.rglob("*"):
         if file.is_file():
             (target / file.relative_to(checkpoint)).parent.mkdir(parents=True, exist_ok=True)
@@ -250,7 +250,7 @@ async def test_name_that_no_source_has_is_rejected(directory: Path) -> None:
 
 
 def test_processes_of_a_host_fetch_a_model_once(bucket: Bucket, checkpoint: Path, directory: Path) -> None:
-    """Real processes that begin at the same time, and one that is killed while it fetches."""
+    """Run real processes that start together, and one that is killed while it fetches."""
     url = bucket.put(checkpoint)
     command = [sys.executable, "-m", "services.unet_worker.describe", "--model", url, "--name", "tiny"]
     command += ["--component-cache-dir", str(directory / "components")]

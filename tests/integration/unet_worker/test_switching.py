@@ -1,4 +1,4 @@
-"""A worker that the plan tells to hold another model, with real checkpoints."""
+"""Test a worker that a plan assigns another model, with real checkpoints."""
 
 import asyncio
 import hashlib
@@ -46,7 +46,7 @@ async def switching(checkpoint: Path, other: Path, directory: Path) -> AsyncIter
 
 
 async def credits_where(worker: Served, served: bool, model: str = "") -> WorkerCredits:
-    """As soon as the worker takes attempts, or none."""
+    """Wait until the worker takes attempts, or none."""
     async with asyncio.timeout(120):
         async for credits in worker.client.watch_credits("frontdoor", 1):
             if bool(credits.credit_count) == served and model in ("", credits.held.model):
@@ -75,7 +75,7 @@ def held_in_its_steps() -> Iterator[threading.Event]:
 
 @pytest.fixture(params=list(SwitchWay), ids=lambda way: way.value)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> SwitchWay:
-    """The way that a worker takes, by the memory that it finds free."""
+    """Choose the way to switch by the memory that the worker finds free."""
     wanted: SwitchWay = request.param
     take(wanted, monkeypatch)
     return wanted
@@ -89,7 +89,7 @@ def take(way: SwitchWay, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def until_settled(worker: Served) -> None:
-    """Until no switch runs: a model that left has gone."""
+    """Wait until no switch runs and the former model is freed."""
     while worker.switch._switch is not None:  # noqa: ASYNC110 - other threads load
         await asyncio.sleep(0.01)
 
@@ -360,7 +360,8 @@ async def test_model_failing_after_engine_start_leaves_no_engine(
         await until_settled(worker)
         await credits_where(worker, served=True, model="tiny")
 
-        # Loaded next to the former model its engine runs on; else the former model is loaded again.
+        # If it fits next to the former model, the former engine keeps running; otherwise the former model is loaded
+        # again.
         assert running == ([1] if way is SwitchWay.BESIDE else [0, 0])
         assert len(engines() - engines_beside) == 1
 

@@ -1,4 +1,4 @@
-"""Stored latents in each format, and images thinned while they run, through the real service."""
+"""Test stored latents in each format, and images thinned while they run, through the real service."""
 
 import asyncio
 import io
@@ -33,7 +33,7 @@ def worker(shared_worker: Served) -> Served:
 
 
 def asking(worker: Served, steps: tuple[int, ...], request_id: str, found: list[bool]) -> Callable[[], None]:
-    """Ask over the wire, from the engine's thread, which takes no step meanwhile."""
+    """Ask over the wire from the engine's thread, which runs no step during the call."""
     loop = asyncio.get_running_loop()
 
     def ask() -> None:
@@ -96,8 +96,8 @@ async def test_steps_that_are_none_of_the_schedule_are_refused_and_the_image_goe
     assert result.steps_run == 8
 
 
-async def test_a_hit_whose_donor_is_gone_takes_all_steps_from_noise(worker: Served) -> None:
-    """What was measured of hits allowed it, from its start and on its way."""
+async def test_hit_with_lost_donor_runs_all_steps_from_noise(worker: Served) -> None:
+    """The measured rows of hits permitted the thinning, at the start and during the run."""
     gone = FromLatent(ObjectReference("gone", "sha256:" + "0" * 64, 100), 3, 8, 1.0, DONOR)
     hit, found = replace(route(worker, gone), thinned_steps=(4, 6)), list[bool]()
     generation = worker.held.worker_generation

@@ -1,4 +1,4 @@
-"""`pentimento profile steps` without its processes: a real engine, a file that the reader takes."""
+"""Run `pentimento profile steps` without its processes: a real engine, and a file that the reader accepts."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ from tests.support.profiles import LATENT_PROFILE, changed, reuse_step
 
 
 class Digests:
-    """Vectors by what is embedded: the same for the same bytes, and nothing more."""
+    """Return vectors by a digest of the bytes: equal only for equal inputs."""
 
     def embed_texts(self, texts: Sequence[str]) -> NDArray[np.float32]:
         return np.stack([_vector(text.encode()) for text in texts])
@@ -89,15 +89,15 @@ def test_a_profile_is_written_and_read(tmp_path: Path, caplog: pytest.LogCapture
     assert (profile.of.model, profile.of.encoder, profile.conditions.scheduler) == ("model", "digests", Scheduler.DDIM)
     assert (profile.conditions.step_count, profile.asked.alpha) == (5, 0.1)
     assert profile.asked.rule is ThresholdRule.LOWER_BOUND
-    # The third prompt is the first again. Whatever the pictures, a tenth of the quality is kept.
+    # The third prompt repeats the first. Any image keeps a tenth of the quality.
     assert [place(row) for row in profile.rows] == [(0, 4), (0, 2), (2, 2), (2, 1)]
     assert {(row.count, row.kept) for row in profile.rows} == {(2, 2)}
-    # Two samples are surely nothing; every one of them is every one.
+    # Two samples prove nothing under LOWER_BOUND; under MINIMUM every sample permits its row.
     assert options(profile, 5) == ()
     assert len(options(profile, 5, ThresholdRule.MINIMUM)) == 4
 
 
-def test_every_spacing_is_measured_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_spacing_is_measured_and_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = settings_of(tmp_path, write_model(tmp_path))
     monkeypatch.setattr(steps, "KEEPS", (0.6,))
     monkeypatch.setattr(steps, "SPACINGS", (1.0, 1.5))
@@ -109,11 +109,11 @@ def test_every_spacing_is_measured_and_told(tmp_path: Path, monkeypatch: pytest.
         *((1.0, 0, 3), (1.0, 2, 2)),
         *((1.5, 0, 3), (1.5, 2, 2)),
     ]
-    # Steps 0, 1 and 3 of five, and 0, 1 and 2: other pictures, and so another quality.
+    # Steps 0, 1 and 3 of five, and 0, 1 and 2, give different images with different quality.
     assert profile.rows[0].figures != profile.rows[2].figures
 
 
-def test_reused_features_are_measured_beside_skipped_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reused_features_and_skipped_steps_are_both_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, prompts = write_model(tmp_path), ("a circle", "a square")
     selector = latents_of_model(tmp_path)
     settings = settings_of(tmp_path, model, "--profiles", str(selector))
@@ -132,15 +132,15 @@ def test_reused_features_are_measured_beside_skipped_steps(tmp_path: Path, monke
         (2, 0, 2),
         (2, 2, 1),
     ]
-    # By default gateways noise a start at two steps again by one step, and one leads back.
+    # By default gateways renoise a start at two steps by one step, and one step is repeated.
     again = [(row.place("renoised_steps"), row.place("retaken_steps")) for row in (*skipped.rows, *reused.rows)]
     assert again == [(0, 0)] * 5 + [(1, 1)] * 2
-    # The same full images, and others with the same steps.
+    # The same full images, and different images with the same steps.
     assert reused.rows[0].figures != skipped.rows[0].figures
 
 
 def latents_of_model(tmp_path: Path) -> Path:
-    """Write a profile by which latents at two of five steps are reused."""
+    """Write a profile that permits reuse of latents at two of five steps."""
     rows = (reuse_step(20, 2, minimum=-0.5),)
     selector = changed(
         LATENT_PROFILE, model="model", alpha=0.1, rule=ThresholdRule.MINIMUM, model_step_count=5, rows=rows
@@ -154,7 +154,7 @@ def place(row: ProfileRow) -> tuple[int, int]:
 
 
 class Thrifty:
-    """A judge to whom every picture but the first prompt's is worth nothing once it differs from the first seen."""
+    """Rate every image 0 once it differs from the first one seen, except the first prompt's."""
 
     name = "thrifty"
 
@@ -166,9 +166,7 @@ class Thrifty:
         return [float(row == 0 or self._seen.setdefault(row, picture) == picture) for row, picture in pairs]
 
 
-def test_hits_have_rows_of_their_own_and_the_stricter_judge_decides(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hits_have_own_rows_by_the_stricter_metric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = write_model(tmp_path)
     settings = settings_of(tmp_path, model, "--profiles", str(latents_of_model(tmp_path)))
     monkeypatch.setattr(steps, "KEEPS", (0.7,))
@@ -178,12 +176,12 @@ def test_hits_have_rows_of_their_own_and_the_stricter_judge_decides(
     (profile,) = read_profiles([tmp_path / "model.json"]).profiles
     assert profile.asked.quality == "clip_score and thrifty"
     rows = {(row.place("resume_step"), *place(row)): (row.kept, row.count) for row in profile.rows}
-    # Of two prompts the second alone has one before it; resumed at two of five steps nothing begins earlier.
+    # Only the second of two prompts has a donor; a run resumed at two of five steps skips no earlier step.
     assert rows == {(0, 0, 4): (1, 2), (0, 2, 2): (1, 2), (2, 2, 2): (0, 1)}
     assert profile.rows[-1].at["least_similarity"] == -0.5
 
 
-def test_rows_are_added_to_a_profile_and_what_it_has_is_not_generated_again(
+def test_new_rows_are_added_and_known_ones_not_generated_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     model, prompts = write_model(tmp_path), ("a circle", "a square")

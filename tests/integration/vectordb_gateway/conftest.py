@@ -1,8 +1,7 @@
-"""Gateways over gRPC on the embedded stores: shared ones per test process, and one per test.
+"""Serve gateways over gRPC on the embedded stores: shared ones per test process, and one per test.
 
-All tests of this folder run in one event loop, that of the shared gateways. A test that changes settings, fills,
-breaks or restarts a gateway, or looks at the whole of its stores, takes its own.
-"""
+All tests of this folder run in one event loop, that of the shared gateways. A test that changes settings, fills, breaks
+or restarts a gateway, or reads all of its stores, uses its own."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -23,7 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def gateway(tmp_path: Path) -> AsyncIterator[RunningGateway]:
-    """A gateway of the test."""
+    """Run a gateway for the test."""
     async with running_gateway(tmp_path) as running:
         yield running
 
@@ -48,18 +47,18 @@ async def _shared(stack: AsyncExitStack, directory: Path, *flags: str) -> Runnin
 
 @pytest.fixture
 def tenant(monkeypatch: pytest.MonkeyPatch) -> str:
-    """The test's own tenant, of all scopes and attempts that name none."""
+    """Use the test's own tenant in all scopes and attempts without a tenant."""
     monkeypatch.setattr(gateways, "default_tenant", gateways.new_tenant())
     return gateways.default_tenant
 
 
 @pytest.fixture
 def shared(latents_process: RunningGateway, tenant: str) -> RunningGateway:
-    """A gateway with the default settings, for the test's tenant."""
+    """Return a gateway with the default settings, for the test's tenant."""
     return latents_process
 
 
 @pytest.fixture
 def imaging(images_process: RunningGateway, tenant: str) -> RunningGateway:
-    """A gateway that also reuses images, from 0.3 on at four tenths of the steps, for the test's tenant."""
+    """Return a gateway that also reuses images, from 0.3 on at four tenths of the steps, for the test's tenant."""
     return images_process

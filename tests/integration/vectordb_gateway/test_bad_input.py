@@ -1,4 +1,4 @@
-"""Bad input is named, touches nothing, and the next good call succeeds."""
+"""Test that bad input is named and changes nothing, and that the next valid call succeeds."""
 
 import logging
 import math
@@ -42,7 +42,7 @@ def vector(*values: float) -> bytes:
 
 
 def unchecked(value: Value, **changes: object) -> Value:
-    """Return a value that its class itself refuses to make."""
+    """Return a value that its own class refuses."""
     made = copy(value)
     vars(made).update(changes)
     return made
@@ -67,7 +67,7 @@ async def still_serves(shared: RunningGateway) -> None:
 
 
 async def test_another_encoder_is_logged_once(shared: RunningGateway, caplog: pytest.LogCaptureFixture) -> None:
-    """As where the embedder was given another model."""
+    """As with an embedder of another model."""
     await shared.store(embedding(1))
 
     with caplog.at_level(logging.WARNING):
@@ -108,7 +108,7 @@ async def test_embeddings_that_are_none_are_neither_searched_nor_stored(shared: 
     await still_serves(shared)
 
 
-# Candidates and options of a lookup, and what names the fault.
+# Candidates and options of a lookup, and the name of the fault.
 BAD_LOOKUPS: list[tuple[list[CacheScope], dict[str, float], str]] = [
     *(([scope()], {"quality": quality}, "quality") for quality in (-0.1, 1.1, math.nan)),
     *(

@@ -1,5 +1,5 @@
-"""Every way an object can be spoiled, on files and on S3: it is a miss from then on, wrong bytes are never read, and
-nothing dangles afterwards."""
+"""Spoil objects in every way, on files and on S3: lookups then miss, wrong bytes are never read, and no reference
+dangles."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Limits: the oldest goes, or nothing new comes in."""
+"""Test limits: the oldest entries are evicted, or no new one is accepted."""
 
 from pathlib import Path
 
@@ -93,7 +93,7 @@ async def test_without_eviction_a_full_cache_is_read_only(tmp_path: Path) -> Non
 
 
 async def test_eviction_keeps_latents_that_serve(tmp_path: Path) -> None:
-    """Eleven of twenty latents of 100 bytes may stay: the first entry keeps the one that served."""
+    """Eleven of twenty latents of 100 bytes may stay: the first entry keeps the latent that served a lookup."""
     flags = ("--max-size-bytes", "1100", "--eviction", "lru")
     async with running_gateway(tmp_path, "--max-size-bytes", "100000", "--eviction", "lru") as gateway:
         for text in FAR_APART:
@@ -114,7 +114,7 @@ async def test_eviction_keeps_latents_that_serve(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("limit", "items"), [(("--max-entries", "2"), 10), (("--max-size-bytes", "1000"), 10)])
 async def test_full_cache_keeps_new_items_and_evicts_unused(tmp_path: Path, limit: tuple[str, str], items: int) -> None:
-    """Two entries fill the cache. Their latents served once each: f * K of a new entry's is half of theirs."""
+    """Two entries fill the cache. Each latent served once: f * K of a new entry is half of their f * K."""
     async with running_gateway(tmp_path, *limit, "--eviction", "lcbfu") as gateway:
         ledger = gateway.process.stores.ledger
         for number in range(2):
@@ -132,7 +132,7 @@ async def test_full_cache_keeps_new_items_and_evicts_unused(tmp_path: Path, limi
         assert (await gateway.client.statistics()).object_count == items
         assert isinstance((await gateway.lookup(FAR_APART[2])).start, FromLatent)
 
-        # From the next round on it is one of the others: unused, it is what serves least.
+        # From the next round on it competes with the others: unused, it serves least.
         await gateway.store(FAR_APART[3])
         gateway.maintain()
         left = ledger.live_entry(new)
@@ -170,7 +170,7 @@ def test_store_limit_below_the_entries_limit_is_refused() -> None:
 
 
 async def test_tenant_limit_evicts_only_that_tenant_s_entries(tmp_path: Path) -> None:
-    """Four entries of 500 bytes each; a frontdoor says 1,200 for one of the tenants, and later no bound."""
+    """Store four entries of 500 bytes each; a frontdoor sets 1,200 for one tenant, and later no limit."""
     async with running_gateway(tmp_path, "--eviction", "fifo") as gateway:
         for text in FAR_APART:
             await gateway.store(text, scope("small"))
@@ -209,8 +209,8 @@ async def test_gateway_reads_tenant_limits_at_its_start(tmp_path: Path) -> None:
 
 
 async def test_entry_without_its_latents_hides_no_other(tmp_path: Path) -> None:
-    """Six entries of five latents and an image, 100 bytes each. Seven items stay: the images, which save most, and
-    the one latent that served, of the entry that is farthest from the prompt."""
+    """Six entries of five latents and an image, 100 bytes each. Seven items stay: the images, which save most, and the
+    one latent that served, of the entry that is farthest from the prompt."""
     flags = ("--eviction", "lcbfu", "--image-thresholds", "0.3:0.4")
     far_picture, nearer = embedding(0, 0, 0, 1), [embedding(1, number / 100) for number in range(5)]
     async with running_gateway(tmp_path, *flags) as gateway:
@@ -234,7 +234,7 @@ async def test_entry_without_its_latents_hides_no_other(tmp_path: Path) -> None:
 
 
 async def test_entry_without_its_image_hides_no_other(tmp_path: Path) -> None:
-    """Of six entries the five whose pictures are nearest to the prompt lose them, used least recently of all."""
+    """Evict the images of the five entries nearest to the prompt, the least recently used of six."""
     flags = ("--eviction", "lru", "--image-thresholds", "0.3:0.4")
     far_prompt, nearer = embedding(0, 0, 0, 1), [embedding(1, number / 100) for number in range(5)]
     async with running_gateway(tmp_path, *flags) as gateway:
@@ -258,5 +258,5 @@ async def test_entry_without_its_image_hides_no_other(tmp_path: Path) -> None:
 
 
 def by_prompt(gateway: RunningGateway) -> VectorQuery:
-    """What a lookup of the usual scope asks of the index, as far as it goes."""
+    """Return the index query of a lookup with the default scope."""
     return VectorQuery(Space.TEXT, embedding(1).values, ("tenant",), latent_keys(scope()), 100)

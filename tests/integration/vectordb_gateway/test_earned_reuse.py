@@ -1,4 +1,4 @@
-"""A gateway without a profile: misses have trials, compared trials open a threshold, and a restart keeps it."""
+"""Test a gateway without a profile: misses have trials, compared trials open a threshold, and a restart keeps it."""
 
 import asyncio
 from dataclasses import replace
@@ -74,7 +74,7 @@ async def test_profile_is_widened_by_trials_of_next_cell(tmp_path: Path) -> None
 
 
 async def test_own_entry_is_no_trial(tmp_path: Path) -> None:
-    """It would give the same image again."""
+    """The trial would generate the same image again."""
     async with running_gateway(tmp_path, *FLAGS) as gateway:
         of, by = scope(), attempt()
         grant = await gateway.client.reserve(of, by)

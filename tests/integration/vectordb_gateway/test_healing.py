@@ -1,4 +1,4 @@
-"""Bad objects cost their entry; good ones cost nothing, whatever is reported of them."""
+"""Test reports of bad objects: bad ones cost their entry, good ones cost nothing."""
 
 from pathlib import Path
 

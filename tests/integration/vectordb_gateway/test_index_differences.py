@@ -1,4 +1,4 @@
-"""Ledger and index are compared while both change: what differs is found, what is on its way is not taken for it."""
+"""Compare ledger and index while both change: differences are found, and pending changes are no difference."""
 
 import asyncio
 import threading
@@ -37,7 +37,7 @@ def put(index: VectorIndex, *entry_ids: str) -> None:
 
 
 def indexed(ledger: CacheLedger, index: VectorIndex, entries_count: int) -> list[str]:
-    """Add so many entries to both; their ids in order."""
+    """Add `entries_count` entries to both; return their ids in order."""
     entry_ids = sorted(add(ledger, f"g{number}") for number in range(entries_count))
     put(index, *entry_ids)
     ledger.mark_indexed(ledger.unindexed(entries_count)).result()

@@ -40,7 +40,7 @@ async def test_refused_entry_is_indexed_in_the_next_round(tmp_path: Path, monkey
 
 
 async def lost_entries(gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Six that the index is to take anew, two at a time."""
+    """Store six entries that the index takes again, in batches of two."""
     stored = [await gateway.store(embedding(number)) for number in range(1, 7)]
     gateway.process.stores.ledger.mark_unindexed(stored).result()
     monkeypatch.setattr(indexing, "_BATCH_COUNT", 2)
@@ -72,12 +72,12 @@ class HeldIndex:
 
 
 async def waited_for(indexed: indexing.Indexing) -> None:
-    """Until somebody waits for the index."""
+    """Wait until a thread waits for the index."""
     for _ in range(6000):
         if indexed._lock._gate.locked():
             return
         await asyncio.sleep(0.01)
-    raise AssertionError("nobody waits for the index")
+    raise AssertionError("no thread waits for the index")
 
 
 async def test_commit_does_not_wait_for_a_lost_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

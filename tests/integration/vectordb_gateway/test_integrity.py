@@ -1,4 +1,4 @@
-"""The operator's check of the stores, on what a gateway left."""
+"""Test the operator's check of the stores after a gateway ran."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The match predictor in a real gateway, over gRPC: what is surely a miss is not searched for, and the rest is."""
+"""Test the match predictor in a real gateway, over gRPC: sure misses are not searched, all other lookups are."""
 
 import asyncio
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ pytest.importorskip("sklearn")
 
 @pytest.fixture(autouse=True)
 def _quick_learner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Learns from 24 entries and lookups what it takes 256 of: the way through the gateway is what is tested here."""
+    """Learn from 24 entries and lookups instead of 256: these tests check the gateway, not the learning."""
     monkeypatch.setattr(predictor, "_NEEDED_COUNT", 24)
     monkeypatch.setattr(match_watch, "_NEEDED_COUNT", 24)
 
@@ -85,7 +85,7 @@ async def test_by_default_an_embedded_index_is_always_searched(tmp_path: Path, m
 
 @pytest.mark.slow
 async def test_measured_prices_switch_it_on_and_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The time of the first searches decides nothing here; 64 of them would take seconds.
+    # The time of the first searches decides nothing here; 64 searches would take seconds.
     monkeypatch.setattr(match_watch, "_TIMED_COUNT", 1)
     monkeypatch.setattr(match_watch, "_QUICK_COUNT", 0)
     monkeypatch.setattr(match_watch, "_STUDY_SHARE", 1e9)

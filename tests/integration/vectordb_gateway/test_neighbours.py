@@ -1,4 +1,4 @@
-"""The entries near a prompt, as people see them: near enough or not, of the caller's pools only."""
+"""Test the entries near a prompt as shown to users: near enough or not, and only from the caller's pools."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ async def test_neighbours_are_ordered_by_prompt_then_by_image(imaging: RunningGa
     assert (found[1].resume_steps, found[2].resume_steps) == ((5, 10), ())
     assert all(one.request_id.startswith("request-") for one in found)
     assert len(await nearest(imaging, embedding(1), limit_count=1)) == 2
-    # Looking around is no lookup.
+    # A neighbour query does not count as a lookup.
     assert (await imaging.client.statistics()).lookup_count == before
 
 

@@ -1,4 +1,4 @@
-"""Hits that were painted again, reported to a gateway: counted once, and thresholds that follow them and stay."""
+"""Test reports of hits generated again to a gateway: counted once, with thresholds that follow them and persist."""
 
 import asyncio
 from concurrent.futures import Future
@@ -72,7 +72,7 @@ async def test_threshold_follows_broken_and_kept_promises(tmp_path: Path) -> Non
         await report(gateway, 20, "bad", quality=BAD)
         raised = await gateway.lookup(at_similarity(0.86))
         same = await gateway.lookup(at_similarity(0.99999))
-        # All of them were measured at 0.85, and what skips ten steps asks for no less.
+        # Every sample was measured at 0.85, and the row that skips ten steps needs at least as much.
         at = [*(row.similarity for row in await rows(gateway)), figure("threshold_similarity", "0.2", "in_force")]
         await report(gateway, 59, "good", similarity=1.0)
         lowered = await rows(gateway)

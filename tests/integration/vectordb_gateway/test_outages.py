@@ -35,13 +35,12 @@ def index_process(gateway: RunningGateway) -> psutil.Process:
 
 
 async def until_back(gateway: RunningGateway) -> None:
-    """Return once the index serves that was started after the first one: before, what is asked may still believe the
-    dead one alive."""
+    """Return once the restarted index serves: an earlier call may still wait for the dead process."""
     await until(lambda: shard_of(gateway).start_count == 2)
     await asyncio.to_thread(shard_of(gateway).wait_ready, TIMEOUT_S)
 
 
-async def test_many_lookups_beside_a_stopped_index_all_give_up(tmp_path: Path) -> None:
+async def test_many_lookups_with_stopped_index_all_time_out(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, "--search-timeout-ms", "50") as gateway:
         await gateway.store(embedding(1))
         child = index_process(gateway)
@@ -149,7 +148,7 @@ async def test_gateway_misses_while_its_qdrant_server_is_away(tmp_path: Path) ->
 async def test_reserve_is_refused_while_the_ledger_hangs(
     gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch, hanging: type, name: str
 ) -> None:
-    """What its callers have given up would wait there until it answers, however many they are."""
+    """Abandoned calls would wait there, without a bound, until it answers."""
     asked: list[str] = []
     monkeypatch.setattr(hanging, name, 7.0)
     monkeypatch.setattr(Capacity, "refusal", lambda capacity, tenant: asked.append("refusal"))

@@ -46,7 +46,7 @@ async def test_pinned_latent_outlives_eviction_until_it_is_unpinned(tmp_path: Pa
         assert metrics.PINNED_OBJECTS._value.get() == 1 and metrics.PINNED_BYTES._value.get() == 100
         assert gateway.problems() == []
 
-    # Another start finds the pin as it was.
+    # Restart: the new process finds the pin unchanged.
     async with running_gateway(tmp_path, "--max-entries", "1") as gateway:
         gateway.maintain()
         objects = gateway.process.stores.objects
@@ -70,7 +70,7 @@ async def test_pinned_objects_do_not_fill_the_cache(tmp_path: Path) -> None:
         for number in range(1, 4):
             await gateway.client.pin_object("tenant", f"r{number}", references[-1], DAY_S)
             references.append(await ancestor(gateway, number))
-            # Objects that one round deletes are gone in the next.
+            # Objects that one round deletes are absent in the next.
             gateway.maintain()
             gateway.maintain()
 
@@ -129,7 +129,7 @@ async def test_wrong_pins_are_refused_by_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("jump_s", [40 * DAY_S, -40 * DAY_S])
 async def test_pin_outlives_a_corrected_jump_of_the_clock(tmp_path: Path, jump_s: float) -> None:
-    """One object is pinned before the jump and another one during it, each for thirty days."""
+    """Pin one object before the clock's jump and another one during it, each for thirty days."""
     clock = SetClock(wall_s=1.7e9)
     async with running_gateway(tmp_path, "--max-entries", "1", clock=clock) as gateway:
         pinned = []

@@ -1,4 +1,4 @@
-"""A gateway that follows plans: alpha, bias, eviction and what may enter, as far as no setting says."""
+"""Test a gateway that follows plans without own settings: alpha, bias, eviction and admission."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -53,7 +53,7 @@ async def test_plan_gives_alpha_if_the_request_does_not(tmp_path: Path) -> None:
 
 
 async def test_bias_of_a_plan_moves_rows_and_is_named(tmp_path: Path) -> None:
-    """By the row below its own, 0.85 allows no step where step 5 is from 0.8 on."""
+    """Step 5 is permitted from 0.8 on; shifted by one row, 0.85 permits no step."""
     async with running_gateway(tmp_path, *profiled(tmp_path)) as gateway:
         await gateway.store(embedding(1), steps=(5,))
         before = await gateway.lookup(at_similarity(0.85))
@@ -91,7 +91,7 @@ async def test_what_the_plan_does_not_admit_is_granted_nothing(tmp_path: Path) -
 
 
 async def test_eviction_follows_the_plan_from_the_next_round(tmp_path: Path) -> None:
-    """Two of four entries may stay: the newest by fifo, those that served by lcbfu."""
+    """Two of four entries may stay: the newest by fifo, the used ones by lcbfu."""
     async with running_gateway(tmp_path, "--max-entries", "2") as gateway:
         follow(gateway, eviction="lcbfu")
         gateway.process.gateway.capacity.follow_rule()
@@ -118,7 +118,7 @@ async def test_a_plan_that_makes_no_sense_changes_nothing(tmp_path: Path) -> Non
 
 
 async def test_a_controllers_policy_reaches_the_gateway_that_may_follow(tmp_path: Path) -> None:
-    """NIRVANA's caches what was painted from noise alone, and evicts by LCBFU."""
+    """NIRVANA caches only images from noise, and evicts by LCBFU."""
     address = f"unix:{tmp_path / 'c'}"
     serving = PolicySettings(heavy="m")
     controller = wire(

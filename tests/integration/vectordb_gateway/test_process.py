@@ -1,4 +1,4 @@
-"""The gateway as a process: light, warm before it serves, registered, and gone when asked."""
+"""Test the gateway as a process: light, warm before it serves, registered, and stopped on request."""
 
 import asyncio
 import signal

@@ -1,4 +1,4 @@
-"""Another encoder replaces one without vectors for ten minutes, in its space alone."""
+"""Test that another encoder replaces one without vectors for ten minutes, only in its own space."""
 
 from pathlib import Path
 

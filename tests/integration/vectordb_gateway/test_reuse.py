@@ -11,7 +11,7 @@ from pentimento.domain.cache import CacheScope, CandidateStart, LookupAnswer, Lo
 from pentimento.domain.generation import FromImage, FromLatent, FromNoise, NoiseForm, Start
 from tests.support.gateways import RunningGateway, at_similarity, attempt, embedding, new_tenant, running_gateway, scope
 
-# Another value for every field of a scope that changes the picture.
+# A different value for every field of a scope that changes the image.
 OTHERS: dict[str, object] = {
     "model_digest": "sha256:other",
     "vae_digest": "sha256:other",
@@ -26,7 +26,7 @@ OTHERS: dict[str, object] = {
     "conditioning_digest": "sha256:edges",
     "control_digest": "sha256:scale",
 }
-# Those that a final image is bound to as well.
+# A final image is bound to these fields, too.
 OF_IMAGES = {"width_px", "height_px", "conditioning_digest"}
 
 
@@ -103,7 +103,7 @@ def test_every_field_of_a_scope_is_tried() -> None:
     assert set(OTHERS) == {each.name for each in fields(CacheScope)} - {"tenant", "shared_pool", "adapters_from_step"}
 
 
-async def test_whatever_changes_the_picture_forbids_the_reuse(shared: RunningGateway) -> None:
+async def test_any_other_scope_forbids_reuse(shared: RunningGateway) -> None:
     await shared.store(embedding(1))
 
     for name, value in OTHERS.items():
@@ -257,12 +257,12 @@ async def test_near_entry_that_saves_most_serves(shared: RunningGateway) -> None
     assert isinstance(answer.start, FromLatent)
     assert (answer.start.resume_step, answer.start.donor.entry_id) == (25, farther)
     assert answer.start.donor.similarity == pytest.approx(0.99, abs=1e-5)
-    # The nearest entry is told all the same.
+    # The nearest entry's similarity is still reported.
     assert answer.text_similarity == pytest.approx(1, abs=1e-5)
 
 
-async def test_nothing_is_kept_of_what_nothing_may_start_from(imaging: RunningGateway) -> None:
-    # Five pictures in a row may start from one another by default.
+async def test_image_at_maximum_depth_gets_no_grant(imaging: RunningGateway) -> None:
+    # By default, a chain of five images may start from one another.
     granted = await imaging.client.reserve(scope(), attempt(), start_step=20, ancestor_depth=4)
     refused = await imaging.client.reserve(scope(), attempt(), start_step=20, ancestor_depth=5)
 
@@ -270,7 +270,7 @@ async def test_nothing_is_kept_of_what_nothing_may_start_from(imaging: RunningGa
     assert refused is None
 
 
-async def test_a_picture_that_nobody_will_embed_is_not_kept(imaging: RunningGateway) -> None:
+async def test_grant_without_embedding_stores_no_image(imaging: RunningGateway) -> None:
     with_image = await imaging.client.reserve(scope(), attempt())
     without = await imaging.client.reserve(scope(), attempt(), keeps_image=False)
 

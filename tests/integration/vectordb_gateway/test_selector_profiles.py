@@ -1,4 +1,4 @@
-"""Selector profiles of a gateway: read at its start and after changes, used for their model and encoder alone."""
+"""Test a gateway's selector profiles: read at start and after changes, and used only for their model and encoder."""
 
 import logging
 from pathlib import Path
@@ -45,7 +45,7 @@ async def test_profiled_model_resumes_at_its_table_s_steps(tmp_path: Path) -> No
 
 
 async def test_image_is_refined_by_table_of_its_pair(tmp_path: Path) -> None:
-    """One small model was profiled for two large ones, which allow its images from 0.8 and from 0.6 on."""
+    """One small model was profiled for two large ones, which permit its images from 0.8 and from 0.6 on."""
     of = {"model_digest": scope().model_digest, "start": ReuseKind.IMAGES}
     pairs = {"sha256:large": 0.8, "sha256:medium": 0.6}
     profiles = [

@@ -1,4 +1,5 @@
-"""A gateway with one encoder for texts and one for images, on the embedded index and on a Qdrant server's engine."""
+"""Test a gateway with one encoder for texts and one for images, on the embedded index and on a Qdrant server's
+engine."""
 
 import logging
 import shutil
@@ -169,7 +170,7 @@ async def test_each_kind_is_reused_by_profile_of_its_own_encoder(tmp_path: Path)
         encoder_digest=CLIP,
         rows=(reuse_step(20, 80, 0.9, 0.6, 0.5),),
     )
-    # Nothing may be reused by these: they are of the other encoder's similarities.
+    # Their similarities are those of the other encoder, so they permit no reuse.
     swapped = (
         changed(PROFILE, encoder="clip", encoder_digest=CLIP, rows=(reuse_step(5, 80, 0.1, 0.1, 0.1),)),
         changed(images, encoder="encoder", encoder_digest="sha256:encoder", rows=(reuse_step(20, 80, 0.1, 0.1, 0.1),)),

@@ -1,4 +1,4 @@
-"""Reserve, upload, commit: only what an accepted attempt brought becomes findable."""
+"""Test reserve, upload and commit: only data of an accepted attempt becomes findable."""
 
 import asyncio
 from dataclasses import replace

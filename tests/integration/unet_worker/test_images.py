@@ -1,4 +1,4 @@
-"""Pictures through the real service: from noise, from the cache, from an image; and when the cache lets it down."""
+"""Test images through the real service: from noise, from the cache, from an image, and with a failing cache."""
 
 import asyncio
 import errno
@@ -89,7 +89,7 @@ async def test_captured_objects_lie_in_store_under_grant(worker: Served) -> None
     assert result.captured.latents[0].sigma > result.captured.latents[1].sigma > 0
     assert result.captured.image is not None and as_jpeg.captured.image is not None
     assert worker.objects.get(result.captured.image) == result.image
-    # The cache keeps a PNG in any case.
+    # The cache always stores a PNG.
     assert worker.objects.get(as_jpeg.captured.image).startswith(b"\x89PNG")
     for latent in result.captured.latents:
         worker.objects.get(latent.object)
@@ -154,7 +154,7 @@ async def test_a_cached_image_is_refined_from_its_step(worker: Served) -> None:
 
     assert (refined.steps_run, refined.steps_saved) == (3, 5)
 
-    # Noised further back, its seed alone decides more of it; one step leads back.
+    # A start noised further back depends on its seed for more of the image; one step is repeated.
     varied = replace(start, renoised_steps=4, retaken_steps=1)
     again = await result_of(execute(worker, attempt=attempt(3), start=varied))
 
@@ -178,7 +178,7 @@ async def test_an_image_of_the_request_that_cannot_be_read_is_refused(worker: Se
 
 
 def harmed(worker: Served, start: FromLatent, harm: str) -> FromLatent:
-    """Harm a donor's object, and return the start from it."""
+    """Damage a donor's object, and return the start from it."""
     if harm == "gone":
         worker.objects.delete(start.latent.key)
     elif harm == "corrupt":
@@ -250,7 +250,7 @@ async def test_a_full_store_costs_the_cache_and_not_the_image(worker: Served, mo
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     plain = await result_of(execute(worker))
-    # Not by a limit of the process: it would be one of whatever else is written here.
+    # A limit of the process would also affect other writes here.
     monkeypatch.setattr(filesystem, "_write_all", write_some)
     result = await result_of(execute(worker, attempt=attempt(2), cache_grant=GRANT))
 

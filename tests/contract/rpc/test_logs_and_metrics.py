@@ -1,4 +1,4 @@
-"""Logs and metrics of calls: there when needed, and never a prompt or a token."""
+"""Test logs and metrics of calls: complete, and without prompts or tokens."""
 
 import json
 import logging
@@ -21,7 +21,7 @@ CANARY_PROMPT = "canary-prompt-5f1e"
 
 @pytest.fixture
 def process_logging(capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[[LogFormat], None]]:
-    """Configures logging as a process does, at its most talkative; pytest's own is put back afterwards."""
+    """Configure logging as a process does, at its lowest level, and restore pytest's handlers afterwards."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield lambda log_format: configure_logging("scripted", "scripted-1", LogLevel.DEBUG, log_format)
@@ -81,8 +81,8 @@ async def test_calls_are_counted_by_method_and_code(socket_path: Path) -> None:
             await embed(channel)
         target.embedder.embed = refuse
         await refused(target, None)
-        # The answer leaves before the call is over for its server. In all servers of this process others may be in
-        # flight for ever: those whose loop ended before them.
+        # The answer is sent before the server ends the call. Calls of servers with a closed loop stay in flight in the
+        # process-wide count, so only this server is asked.
         await until(lambda: target.server._pipeline.activity == (2, 0))
         after = samples(read_metrics(target))
 
@@ -108,7 +108,7 @@ async def test_a_failure_is_logged_with_the_callers_request_id(
     with pytest.raises(grpc.aio.AioRpcError):
         await embed(channel, metadata=(("x-request-id", "req-7"),))
 
-    # Of calls alone: gRPC writes there too, in words, and asyncio complains of what earlier tests left.
+    # Only the entries of calls: gRPC writes plain text there too, and asyncio complains about earlier tests.
     told = [line for line in capfd.readouterr().err.splitlines() if line.startswith("{")]
     entries = [one for one in map(json.loads, told) if "method" in one]
     assert [(one["request_id"], one["method"]) for one in entries if one["level"] == "error"] == [("req-7", EMBED_TEXT)]

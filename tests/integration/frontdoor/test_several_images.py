@@ -1,4 +1,4 @@
-"""Several pictures of one call: admitted together, painted and answered each by itself, found by key and by id."""
+"""Test several images of one call: admitted together, run and answered separately, found by key and by id."""
 
 import asyncio
 from collections.abc import Sequence
@@ -58,11 +58,11 @@ def unfinished(suite: FrontdoorSuite) -> int:
     return len(suite.frontdoor.jobs)
 
 
-async def test_each_has_its_seed_its_id_and_its_events(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+async def test_each_image_has_its_seed_id_and_events(suite: FrontdoorSuite, worker: PacedWorker) -> None:
     accepted, *events = await suite.events(THREE)
 
     assert isinstance(accepted, Accepted)
-    # Of the ten messages a second that a call is sent each has a third.
+    # Each image has a third of the call's ten messages a second.
     assert [order.progress_interval_ms for order in worker.orders] == [300] * 3
     ids = accepted.image_request_ids
     assert ids == tuple(f"{accepted.request_id}-{index}" for index in range(3))
@@ -126,7 +126,7 @@ async def test_image_count_without_room_accepts_nothing(
         assert len(completed_of(await suite.events(replace(THREE, image_count=2)))) == 2
 
 
-async def test_one_that_fails_is_told_and_the_others_are_painted(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+async def test_failed_image_is_reported_and_others_complete(suite: FrontdoorSuite, worker: PacedWorker) -> None:
     worker.fail_with = Internal("BROKEN", "the decoder broke")
 
     events = await suite.events(THREE)
@@ -168,7 +168,7 @@ async def test_cancel_stops_all_or_one(suite: FrontdoorSuite, worker: PacedWorke
     assert not status.state.terminal
 
 
-async def test_calls_of_one_key_that_come_at_once_are_one(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+async def test_simultaneous_calls_of_one_key_are_one_request(suite: FrontdoorSuite, worker: PacedWorker) -> None:
     worker.hold.clear()
     streams = [suite.frontdoor.api.generate("anonymous", UNSEEDED, "key") for _ in range(3)]
     firsts = await asyncio.gather(*(anext(stream) for stream in streams))
@@ -182,7 +182,7 @@ async def test_calls_of_one_key_that_come_at_once_are_one(suite: FrontdoorSuite,
     assert len(worker.executed) == 3
 
 
-async def test_the_next_frontdoor_finishes_them_and_knows_the_key(folder: Path, worker: PacedWorker) -> None:
+async def test_restarted_frontdoor_finishes_images_and_knows_key(folder: Path, worker: PacedWorker) -> None:
     worker.hold.clear()
     async with running_suite(folder) as suite:
         stream = suite.client.generate(THREE, "key")
@@ -201,7 +201,7 @@ async def test_the_next_frontdoor_finishes_them_and_knows_the_key(folder: Path, 
     assert len(worker.executed) == 3
 
 
-async def test_a_retry_paints_all_where_one_could_not_be_journalled(
+async def test_retry_after_failed_journal_write_returns_all_images(
     suite: FrontdoorSuite, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other images continue: their clients stay."""
@@ -240,8 +240,8 @@ def large_by_seed(worker: PacedWorker, seed: int, size_bytes: int) -> None:
 
 
 async def test_large_image_leaves_a_client_of_4_mib_its_others(suite: FrontdoorSuite, worker: PacedWorker) -> None:
-    """A stranger's client with gRPC's own limits, which states none: it is told of the large image, and asks for it by
-    its id, with its limit. Our own client states its limit and hears no difference."""
+    """An outside client with gRPC's own limits states none: it learns that the large image exceeds them, and requests
+    it by id with its limit. Our client states its limit and needs no second call."""
     large_by_seed(worker, 6, 5 * MEBIBYTE)
     three = replace(REQUEST, image_count=3, seed=5)
     async with grpc.aio.insecure_channel(suite.frontdoor.settings.rpc.listen[0]) as channel:
