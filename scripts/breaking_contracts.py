@@ -1,10 +1,11 @@
-"""Says what in the contracts would break a peer of an earlier version: `buf breaking` against what was committed.
+"""List changes of the contracts that would break a peer of an earlier version: `buf breaking` against a commit.
 
-    python scripts/breaking_contracts.py            # against the last tag before this, else where it left main
-    python scripts/breaking_contracts.py REVISION   # against that
+    python scripts/breaking_contracts.py            # against the last tag before this commit, else the fork from main
+    python scripts/breaking_contracts.py REVISION   # against that revision
 
-Until version 1.0 contracts may change, so what would break is listed and nothing fails. From 1.0 on the exit code is 1.
-Without git, its history or an earlier version of the descriptor set nothing is compared, and the output says so.
+Until version 1.0 contracts may change, so breaking changes are listed and nothing fails. From 1.0 on the exit code is
+1. Without git, its history or an earlier version of the descriptor set nothing is compared, and the output reports
+that.
 """
 
 import subprocess
@@ -45,7 +46,7 @@ def version_of(root: Path) -> str:
 
 def earlier_revision(root: Path) -> str:
     """Return the last tag before this commit, or where it left main; "" where git knows of neither."""
-    # Those of this commit are no earlier version: a release is compared with the one before it.
+    # A tag of this commit is no earlier version: a release is compared with the previous one.
     own = [f"--exclude={tag}" for tag in git(root, "tag", "--points-at", "HEAD").splitlines()]
     if tag := git(root, "describe", "--tags", "--abbrev=0", *own, "HEAD"):
         return tag
@@ -67,7 +68,7 @@ def committed(root: Path, revision: str) -> bytes | None:
 
 
 def git(root: Path, *arguments: str) -> str:
-    """Return what git prints; "" where it fails or is not there."""
+    """Return git's output; "" if it fails or is missing."""
     try:
         found = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Builds the wheel for clients that want the contracts and nothing else of the suite.
+"""Build the wheel for clients that need only the contracts.
 
     python scripts/build_client_wheel.py [--output dist]    # prints the path of the wheel
 
@@ -41,7 +41,7 @@ def project_version() -> str:
 
 
 def oldest_runtimes() -> tuple[str, str]:
-    """(grpcio, protobuf) versions that the generated code was made with; it refuses to run on older ones."""
+    """Return the (grpcio, protobuf) versions of the generated code, which refuses to run on older ones."""
     stubs = (ROOT / "pentimento/api/image/v1/image_service_pb2_grpc.py").read_text()
     messages = (ROOT / "pentimento/api/image/v1/image_service_pb2.py").read_text()
     grpcio = re.search(r"GRPC_GENERATED_VERSION = '([\d.]+)'", stubs)
@@ -77,7 +77,7 @@ include = ["pentimento*"]
 
 
 def write_sources(target: Path) -> None:
-    """Copies generated code only; below a namespace package the package carries the `py.typed` (PEP 561)."""
+    """Copy only generated code; below a namespace package the package carries the `py.typed` (PEP 561)."""
     for module in sorted((ROOT / "pentimento").glob("api/*/v1/*_pb2*.py*")):
         if module.suffix not in (".py", ".pyi"):
             continue
@@ -93,7 +93,7 @@ def write_sources(target: Path) -> None:
 
 
 def build(output: Path) -> Path:
-    """Builds the wheel into `output` and returns its path."""
+    """Build the wheel into `output`, and return its path."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder)
         write_pyproject(source)

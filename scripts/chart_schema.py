@@ -1,8 +1,8 @@
 """Make the schema of the chart's values: the source in `deploy/helm/values.schema.yaml`, with the settings of every
 service by their types, limits and choices.
 
-`generate_reference.py` writes it. The source lists the settings that the chart gives itself: they are left out, so that
-no two values contradict each other.
+`generate_reference.py` writes it. The source lists the settings that the chart sets itself: the schema omits them, so
+that no two values contradict each other.
 """
 
 import json
@@ -31,7 +31,7 @@ def schema(settings: Mapping[str, Mapping[str, Setting]]) -> str:
         properties = {name: shape(one) for name, one in declared.items() if name not in given and not is_path(one.kind)}
         document["$defs"][section] = {"type": "object", "additionalProperties": False, "properties": properties}
     document = with_components(document, document["$defs"].pop("component"))
-    # One line for each innermost object.
+    # Write one line for each innermost object.
     return INNERMOST.sub(lambda found: " ".join(found[0].split()), json.dumps(document, indent=1)) + "\n"
 
 
@@ -49,12 +49,12 @@ def with_components(part: Any, component: Mapping[str, Any]) -> Any:
 
 
 def shape(one: Setting) -> dict[str, Any]:
-    """Return the schema of one setting's value. Raises TypeError for a kind that a pod could not be given."""
+    """Return the schema of one setting's value. Raises TypeError for a kind that a pod cannot have."""
     return kind_shape(one.kind, {"minimum": one.minimum, "maximum": one.maximum}) | {"description": one.help}
 
 
 def is_path(kind: Any) -> bool:
-    """Return whether a setting names files: a pod has no others than those of the chart's volumes."""
+    """Return whether a setting names files: a pod has only those of the chart's volumes."""
     return kind is Path or Path in get_args(kind)
 
 

@@ -30,7 +30,7 @@ DOCUMENTED = ("policies", "dataplane", "stores", "clients", "sdk", "service", "d
 # The pairs `x_to_proto`, `x_from_proto` are described once, in the package.
 VERBS_ONLY = "wire"
 LEAST_SHARE = 0.95
-# No imperative begins with one of these.
+# No imperative begins with any such word.
 NO_VERBS = "A An The All Each Every Its Their Whose Whether What Which Who How When Where Of By None Changes"
 
 # Each takes a process of tests 0.1 s to 3 s to import. Where a test needs one, a fixture or the test imports it.
@@ -150,7 +150,7 @@ def loaded_by(path: Path) -> dict[str, list[str]]:
 
 @cache
 def imported(path: Path) -> tuple[str, ...]:
-    """Return the dotted names that a module imports as it is loaded: in no function, and not for types alone."""
+    """Return the dotted names that a module imports when it is loaded: outside functions, and not only for types."""
     names: list[str] = []
     waiting: list[ast.AST] = list(parsed(path).body)
     while waiting:
@@ -171,7 +171,7 @@ def imported(path: Path) -> tuple[str, ...]:
 
 @cache
 def files_of(name: str) -> tuple[Path, ...]:
-    """Return the files that importing a dotted name of ours runs: its packages, and the module."""
+    """Return the files that run when a dotted name of this repository is imported: its packages, and the module."""
     parts = name.split(".")
     places = [ROOT.joinpath(*parts[:count]) for count in range(1, len(parts) + 1)]
     files = [file for place in places for file in (place / "__init__.py", place.with_suffix(".py")) if file.is_file()]

@@ -2,7 +2,7 @@
 
     python scripts/check_pages.py
 
-Each fault is a line on standard error; with any, the exit code is 1. The rules stand in `scripts/pages/`.
+Each fault is a line on standard error; with any, the exit code is 1. The rules are in `scripts/pages/`.
 """
 
 from fault_rules import list_faults

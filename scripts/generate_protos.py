@@ -1,4 +1,4 @@
-"""Generates the Python code, the typed stubs and the descriptor set from `protos/`.
+"""Generate the Python code, the typed stubs and the descriptor set from `protos/`.
 
     python scripts/generate_protos.py            # writes them
     python scripts/generate_protos.py --check    # exits 1 and lists the files that are out of date
@@ -23,13 +23,13 @@ DESCRIPTOR_SET = "protos/pentimento.binpb"
 
 
 def contracts() -> list[str]:
-    """Every contract's path below `protos/`, sorted so that the descriptor set is reproducible."""
+    """Return every contract's path below `protos/`, sorted so that the descriptor set is reproducible."""
     return sorted(str(path.relative_to(PROTOS)) for path in PROTOS.rglob("*.proto"))
 
 
 def generate(target: Path) -> list[str]:
-    """Writes everything generated below `target`; returns the paths, relative to it."""
-    # protoc finds the mypy plug-ins on the PATH, where a venv that is not activated does not put them.
+    """Write all generated files below `target`; return their paths, relative to it."""
+    # protoc finds the mypy plug-ins on the PATH; a venv that is not activated is not on it.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     (target / "protos").mkdir(parents=True, exist_ok=True)
     well_known = importlib.resources.files("grpc_tools") / "_proto"
@@ -49,7 +49,7 @@ def generate(target: Path) -> list[str]:
 
 
 def drop_empty_service_modules(target: Path) -> None:
-    """protoc writes a `_pb2_grpc.py` for contracts without a service too."""
+    """protoc writes a `_pb2_grpc.py` also for contracts without a service."""
     for module in target.rglob("*_pb2_grpc.py"):
         if "Stub" not in module.read_text():
             module.unlink()
@@ -57,7 +57,7 @@ def drop_empty_service_modules(target: Path) -> None:
 
 
 def outdated(fresh: Path, written: list[str]) -> list[str]:
-    """Generated files whose committed copy differs, is missing, or no longer has a contract."""
+    """Return generated files with a committed copy that differs, is missing, or no longer has a contract."""
     wrong = [
         name
         for name in written

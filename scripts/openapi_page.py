@@ -1,4 +1,4 @@
-"""A page of an API document (OpenAPI 3.1): each call with its fields and answers, then each schema."""
+"""Write a page for an API document (OpenAPI 3.1): each call with its fields and answers, then each schema."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 Schema = dict[str, Any]
 METHODS = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
 SIMPLE = {"string": "text", "boolean": "true or false", "null": "null", "object": "object"}
-# Bounds of what an integer can be at all say nothing to a reader.
+# Bounds of the integer type itself tell a reader nothing.
 WIDE = 2**63 - 1
 
 
@@ -38,7 +38,7 @@ def http_page(head: str, document: Schema) -> str:
 
 
 def calls_of(document: Schema) -> Iterator[tuple[str, str, Schema]]:
-    """Yield every call: path, method and what is said of it; parameters of a path are those of its calls."""
+    """Yield every call: path, method and its description; a path's parameters are added to its calls."""
     for path, item in document["paths"].items():
         for method in METHODS:
             if method in item:
@@ -47,12 +47,12 @@ def calls_of(document: Schema) -> Iterator[tuple[str, str, Schema]]:
 
 
 def title(path: str, method: str) -> str:
-    """Return a call's heading, whose anchor is its own."""
+    """Return a call's heading, with a separate anchor."""
     return f"{method.upper()} {path}"
 
 
 def anchor(heading: str) -> str:
-    """Return the name under which a heading is linked to."""
+    """Return a heading's anchor."""
     return "".join(one for one in heading.lower().replace(" ", "-") if one.isalnum() or one in "-_")
 
 
@@ -82,7 +82,7 @@ def call_lines(path: str, method: str, call: Schema) -> Iterator[str]:
 
 
 def is_error(answer: Schema) -> bool:
-    """Whether an answer has the shape of all errors."""
+    """Return whether an answer has the shape of all errors."""
     return any(one["schema"].get("$ref", "").endswith("/Error") for one in answer.get("content", {}).values())
 
 
@@ -98,7 +98,7 @@ def error_lines(calls: list[tuple[str, str, Schema]]) -> Iterator[str]:
 
 
 def schema_lines(schema: Schema) -> Iterator[str]:
-    """Yield what is said of a schema, and the table of its fields with those of objects in it."""
+    """Yield a schema's description, and the table of its fields, including fields of nested objects."""
     if schema.get("description"):
         yield from (schema["description"], "")
     rows = list(field_rows(schema, ""))
@@ -143,7 +143,7 @@ def as_written(value: Any) -> str:
 
 
 def words_of(schema: Schema) -> str:
-    """Return what a value may be, in words."""
+    """Return a schema's values, in words."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return f"[{name}](#{anchor(name)})"
@@ -181,7 +181,7 @@ def words_of_text(schema: Schema) -> str:
 
 
 def within(schema: Schema, least: str, most: str, unit: str = "") -> str:
-    """Return the bounds of a value, as far as it has any that say something."""
+    """Return the bounds of a value, without those of its type."""
     low, high = (schema.get(name) for name in (least, most))
     low, high = (None if one is None or abs(one) >= WIDE else one for one in (low, high))
     if low is None and high is None:

@@ -1,10 +1,10 @@
-"""Warn of published figures whose code has changed since: a line a figure, most commits first.
+"""Warn of published figures with code that has changed since: a line a figure, most commits first.
 
     python scripts/stale_figures.py [--least 100]
 
-The code of a figure is what its benchmark imports or names as a module of a process, and what that imports, inside the
-repository; all of `services/` besides where it starts a whole suite. It always exits with 0: people
-judge how many commits are too many.
+The code of a figure is what its benchmark imports or names as a module of a process, and their imports, inside the
+repository; also all of `services/` if it starts a whole suite. It always exits with 0: people decide how many commits
+are too many.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def commits_since(result: Path) -> int | None:
-    """Return how often the code of the result was changed since; None where git does not know."""
+    """Return how often the code of the result was changed since; None if git does not know."""
     document = json.loads(result.read_text())
     benchmark = ROOT / "benchmarks" / f"{document.get('benchmark', result.stem)}.py"
     if not benchmark.exists() or "commit" not in document:
@@ -72,7 +72,7 @@ def names_in(tree: ast.AST) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("services."):
-            # What `python -m` is to run.
+            # Return the module that `python -m` runs.
             yield f"{node.value}.__main__"
 
 
@@ -81,7 +81,7 @@ def files_of(name: str) -> Iterator[Path]:
     parts = name.split(".")
     if parts[0] not in PACKAGES:
         return
-    # The last part may be a name inside of the module.
+    # The last part may be a name inside the module.
     for length in (len(parts), len(parts) - 1):
         path = ROOT.joinpath(*parts[:length])
         if (file := path.with_suffix(".py")).exists() or (file := path / "__init__.py").exists():

@@ -1,4 +1,4 @@
-"""The fenced blocks of the pages, and the commands in those of a shell."""
+"""Read the fenced blocks of the pages, and the commands in shell blocks."""
 
 import re
 import shlex
@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-# The output of another command, which no reader of ours knows.
+# The output of another command, which the checks cannot read.
 SUBSTITUTION = re.compile(r"\$\([^)]*\)")
 BETWEEN_COMMANDS = {"|", "||", "&&", ";", "&", "(", ")", ";;"}
 REDIRECTIONS = {">", ">>", "<", "2>", ">&", "&>"}
@@ -17,7 +17,8 @@ REDIRECTIONS = {">", ">>", "<", "2>", ">&", "&>"}
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: `page` relative to the repository, the line of its fence from 1 on, its language, its text."""
+    """Hold a fenced block: `page` relative to the repository, the line of its fence from 1 on, its language, its
+    text."""
 
     page: str
     line: int
@@ -29,7 +30,7 @@ class Block:
 
 
 def page_files() -> list[Path]:
-    """Return the pages whose blocks are held: all but decision records, which keep the commands of their day."""
+    """Return the pages with checked blocks: all except decision records, which keep the commands of their day."""
     patterns = (
         "*.md",
         "docs/*.md",
@@ -89,7 +90,7 @@ def quote_after(character: str, quote: str) -> str:
 
 
 def commands(line: str) -> list[list[str]]:
-    """Return the commands of one of `shell_lines` as words, variables before them and redirections left out."""
+    """Return the commands of one of `shell_lines` as words, without leading variables and redirections."""
     lexer = shlex.shlex(SUBSTITUTION.sub("SUBSTITUTED", line), posix=True, punctuation_chars=True)
     lexer.commenters, lexer.whitespace_split = "", True
     found: list[list[str]] = [[]]

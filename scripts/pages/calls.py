@@ -1,4 +1,4 @@
-"""Whether a call that a page shows names what there is: addresses and fields of HTTP, methods and messages of gRPC."""
+"""Check the calls that a page shows: addresses and fields of HTTP, methods and messages of gRPC."""
 
 import importlib
 import json
@@ -19,7 +19,7 @@ BODIES = {
     "/v1/images/edits": "EditRequest",
     "/v1/jobs": "GenerationRequest",
 }
-# Fields of jobs beside those of pictures; and a form's other name for its image.
+# Fields of jobs in addition to those of images, and a form's other name for its image.
 BESIDES = {"/v1/jobs": {"webhook"}, "/v1/images/edits": {"image[]"}}
 OTHER_PATHS = re.compile(
     r"/(health|ready|metrics|openapi\.json|v1/models(/[^/]+)?|v1/jobs/[^/]+(/(events|result|url|cancel))?)?"
@@ -27,7 +27,7 @@ OTHER_PATHS = re.compile(
 
 
 class NoSuchCall(Exception):
-    """Says which part of a call there is not."""
+    """Name the part of a call that does not exist."""
 
 
 @cache
@@ -37,7 +37,7 @@ def fields_of(schema: str) -> frozenset[str]:
 
 
 def check_curl(words: Sequence[str]) -> None:
-    """Raise NoSuchCall for an address of ours, or a field in a call's body, that there is not."""
+    """Raise NoSuchCall for an address of this suite, or a field in a call's body, that does not exist."""
     for url in (word for word in words if word.startswith("http")):
         path = urlsplit(url).path
         if path not in BODIES:
@@ -57,7 +57,7 @@ def check_fields(path: str, names: set[str]) -> None:
 
 
 def check_grpcurl(words: Sequence[str]) -> None:
-    """Raise NoSuchCall for a method that there is not, or a message that is not the one that it takes."""
+    """Raise NoSuchCall for a method that does not exist, or with a message of another type."""
     name, _, method = words[-1].rpartition("/")
     package, _, service = name.rpartition(".")
     try:
@@ -77,7 +77,7 @@ def snake(name: str) -> str:
 
 
 def json_of(words: Sequence[str]) -> object:
-    """Return the JSON that is sent with `-d`, or None without one. Raise NoSuchCall for what is no JSON."""
+    """Return the JSON that is sent with `-d`, or None without one. Raise NoSuchCall for invalid JSON."""
     if "-d" not in words:
         return None
     try:

@@ -1,5 +1,5 @@
-"""Whether a command that a page shows could be typed: its program, subcommands, flags and values, by the program's own
-parser where it is ours. Nothing is run."""
+"""Check that a command on a page could be typed: its program, subcommands, flags and values, with the suite's own
+parsers where they apply. Nothing is run."""
 
 import importlib
 import re
@@ -22,11 +22,11 @@ from .calls import NoSuchCall, check_curl, check_grpcurl
 LOADED = re.compile(r'load_settings\((\w+), "(\w+)"')
 FLAG = re.compile(r"--[a-z][a-z0-9-]*")
 LITERAL = re.compile(r'"(--[a-z][a-z0-9-]*)"')
-# A file of the reader's, which is not here.
+# A file of the reader, which is not in the repository.
 NOT_HERE = ("does not exist", "No such file", "no such file")
-# Stands for a value of the reader's own.
+# A placeholder for the reader's own value.
 PLACEHOLDER = re.compile(r"[A-Z_]+")
-# Subcommands that hand on to a module: its own parser judges what is left.
+# Subcommands that call a module: the module's parser checks the remaining words.
 HANDED_ON = {
     ("profile",): "services.unet_worker.profiling",
     ("simulate",): "lab.simulator",
@@ -34,7 +34,7 @@ HANDED_ON = {
     **{("zoo", name): module for name, (module, _) in ZOO.items()},
 }
 COMPOSE = {"build", "down", "exec", "logs", "ls", "ps", "pull", "restart", "run", "stop", "up"}
-# Programs of others, whose flags they judge themselves when they are run.
+# Programs of others, which check their flags themselves when they run.
 OTHERS = {
     "base64",
     "buf",
@@ -59,11 +59,11 @@ OTHERS = {
 
 
 class NotTypeable(Exception):
-    """Says which part of a command is none."""
+    """Name the part of a command that is not valid."""
 
 
 def check(words: Sequence[str]) -> None:
-    """Raise NotTypeable for a command that could not be typed as it stands."""
+    """Raise NotTypeable for a command that could not be typed."""
     program, rest = Path(words[0]).name, list(words[1:])
     checkers: dict[str, Callable[[list[str]], None]] = {
         "pentimento": check_pentimento,
@@ -103,7 +103,7 @@ def check_pentimento(words: list[str]) -> None:
 
 
 def parsed(command: click.Command, words: list[str]) -> tuple[tuple[str, ...], click.Context]:
-    """Return the names of the subcommands that words lead to, and what the last one was given."""
+    """Return the names of the subcommands that words lead to, and the last one's arguments."""
     path: tuple[str, ...] = ()
     context = command.make_context("pentimento", words)
     while isinstance(command, click.Group):
@@ -136,7 +136,7 @@ def check_script(words: list[str]) -> None:
 
 
 def check_module(module: str, flags: Sequence[str]) -> None:
-    """Check the flags of `python -m module`: by its settings where it has some, else by what its source names."""
+    """Check the flags of `python -m module`: by its settings, or by the names in its source."""
     if module == "benchmarks.NAME":
         module = "lab.runs.measure"
     place = ROOT.joinpath(*module.split("."))
@@ -164,7 +164,7 @@ def check_module(module: str, flags: Sequence[str]) -> None:
 
 @cache
 def sources_of(main: Path) -> str:
-    """Return the source of a module and of what it stands on in its own package, where its flags are named."""
+    """Return the source of a module and of the modules of its package that it imports, where its flags are named."""
     package = main.parent if main.name == "__main__.py" else None
     files = [main, *(sorted(package.rglob("*.py")) if package else [])]
     named = re.findall(r"^from (benchmarks(?:\.\w+)*|zoo(?:\.\w+)*) import (.+)$", main.read_text(), re.MULTILINE)
@@ -175,7 +175,7 @@ def sources_of(main: Path) -> str:
 
 
 def check_literals(words: Sequence[str], source: str, where: str) -> None:
-    """Check that flags stand in a source as they are typed."""
+    """Check that the flags are in a source."""
     known = {*LITERAL.findall(source)}
     for word in words:
         flag = word.partition("=")[0]
@@ -194,7 +194,7 @@ def check_make(words: list[str]) -> None:
 
 
 def check_source(words: list[str]) -> None:
-    """Check that what is sourced is the venv that `make` makes."""
+    """Check that the sourced venv is the venv that `make` makes."""
     if words != [".venv/bin/activate"]:
         raise NotTypeable(f"{words} is not what `make` makes")
 

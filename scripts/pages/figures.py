@@ -1,4 +1,5 @@
-"""Figures on pages equal the results of the benchmarks. `make bench` runs each benchmark, or the page says why not."""
+"""Check that figures on pages equal the results of the benchmarks. `make bench` runs each benchmark, or the page gives
+the reason why not."""
 
 import json
 import re
@@ -26,7 +27,7 @@ LARGER_KB = {
 }
 RESULTS = {path.stem: json.loads(path.read_text()) for path in (ROOT / "benchmarks" / "results").glob("*.json")}
 NUMBER = re.compile(r"[+−]?\d[\d,]*(?:\.\d+)?(?:e-?\d+)?")
-# The end of a row's first cell: how many there were.
+# The end of a row's first cell: the number of samples.
 COUNT = re.compile(r"(?:\bof (\d[\d,]*)|(\d[\d,]*) images)$")
 
 
@@ -37,13 +38,13 @@ def run_by_make() -> set[str]:
 
 
 def said_to_be_left_out() -> set[str]:
-    """The names in the page's table of benchmarks and results that `make bench` leaves out."""
+    """Return the names in the page's table of benchmarks and results that `make bench` skips."""
     table = PAGE.partition("| left out of `make bench` |")[2].partition("\n\n")[0]
     return {name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.partition(" | ")[0])}
 
 
 def rows(text: str) -> list[tuple[str, str, str]]:
-    """Benchmark, what was measured, and its figures, of the tables of a page: the link to a section begins a row."""
+    """Yield benchmark, measured quantity and figures from the tables of a page: a link to a section begins each row."""
     return re.findall(r"^\| \[(\w+)\]\([\w/.]*#\1\)(.*?) \| (.*?) \|", text, re.MULTILINE)
 
 
@@ -52,13 +53,13 @@ def value(text: str) -> float:
 
 
 def half_a_digit(text: str) -> float:
-    """What rounding to the digits of `text` may have changed."""
+    """Return the rounding error of the digits of `text`."""
     digits, _, exponent = text.partition("e")
     return 0.5000001 * 10.0 ** (int(exponent or 0) - len(digits.partition(".")[2]))
 
 
 def measured(benchmark: str) -> list[float]:
-    """Figures and bounds in the results of a benchmark, those with an option too."""
+    """Return figures and bounds in the results of a benchmark, including those with an option."""
     rows = [row for result in RESULTS.values() if result["benchmark"] == benchmark for row in result["figures"]]
     found = [number for row in rows for number in (row["figure"], *(row["interval"] or ()))]
     return [number for number in found if number is not None]

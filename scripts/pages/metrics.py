@@ -1,4 +1,4 @@
-"""The metrics that the processes register, by process, and their page."""
+"""List the metrics that the processes register, by process, and write their page."""
 
 import importlib
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Alerts and dashboard of the suite: `deploy/monitoring/alerts.toml` and the registered metrics become files.
+"""Generate the suite's alerts and dashboard from `deploy/monitoring/alerts.toml` and the registered metrics.
 
 | file | made from |
 | --- | --- |
@@ -16,7 +16,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 ALERTS = ROOT / "deploy" / "monitoring" / "alerts.toml"
 RUNBOOK = ROOT / "docs" / "runbook.md"
-# What the chart replaces by the address of its readers' pages.
+# The chart replaces this by the address of its readers' pages.
 PAGE = "docs/runbook.md"
 HEADING = "## What to alert on\n"
 RATE = "$__rate_interval"
@@ -26,7 +26,7 @@ BURNS = ((14.4, "1h", "5m", "page"), (6.0, "6h", "30m", "page"), (1.0, "3d", "6h
 PANELS_A_ROW, PANEL_HEIGHT = 3, 8
 WIDTH = 24 // PANELS_A_ROW
 SOURCE = {"name": "source", "label": "Prometheus", "type": "datasource", "query": "prometheus"}
-# Name to kind, labels and text.
+# Kind, labels and text by name.
 Metrics = Mapping[str, tuple[str, tuple[str, ...], str]]
 
 
@@ -124,12 +124,12 @@ def anchor(heading: str) -> str:
 
 
 def lowered(heading: str) -> str:
-    """Return a heading as a part of a sentence; names in capitals stay."""
+    """Return a heading as a part of a sentence; names in capitals keep their case."""
     return heading if heading.split()[0].isupper() and len(heading.split()[0]) > 1 else heading[0].lower() + heading[1:]
 
 
 def dashboard(metrics: Sequence[tuple[str, Metrics]]) -> str:
-    """Return the dashboard: a row for each owner of metrics, with a panel for each of them."""
+    """Return the dashboard: a row for each owner of metrics, with a panel for each metric."""
     panels: list[dict[str, Any]] = []
     top = 0
     for owner, own in metrics:

@@ -1,4 +1,4 @@
-"""Pages name only files, headings, modules, metrics, reasons of errors, flags and settings that exist."""
+"""Check that pages name only files, headings, modules, metrics, reasons of errors, flags and settings that exist."""
 
 import re
 import xml.etree.ElementTree as tree
@@ -28,7 +28,7 @@ GUIDES = (
 )
 # `make docs` generates these; other pages may link to them without an anchor.
 OF_THE_SITE = {ROOT / "docs" / "reference" / name for name in ("api.md", "http.md")}
-# Decision records keep the names of their day; only their links are held.
+# Decision records keep the names of their day; only their links are checked.
 PAGES = (
     *GUIDES,
     *sorted(ROOT.glob("docs/adr/*.md")),
@@ -36,7 +36,7 @@ PAGES = (
 )
 # Written by a user's command, not in the tree.
 MADE_BY_COMMANDS = ("deploy/secrets", "build/")
-# Stands for any name.
+# A placeholder for any name.
 PLACEHOLDER = "NAME"
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -50,9 +50,9 @@ METRIC = re.compile(r"\bpentimento_(?:frontdoor|embedder|gateway|worker|controll
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z]")
 WORD = re.compile(r"[A-Z]+(?:_[A-Z]+)+")
 SVG_TITLE = "{http://www.w3.org/2000/svg}title"
-# How many words the glossary has at least.
+# The least number of words in the glossary.
 GLOSSARY_WORDS = 50
-# Decision records: how many at most, and lines of each.
+# The most decision records, and the most lines of each.
 RECORDS = 30
 RECORD_LINES = 60
 
@@ -64,7 +64,7 @@ def faults(what: str, named: dict[Path, Iterable[str]]) -> Iterator[str]:
 
 
 def few(what: str, found: Sized, least: int) -> Iterator[str]:
-    """Yield a fault where a rule finds too little to be trusted, as after a change of a page's form."""
+    """Yield a fault if a rule finds too little to be trusted, as after a change of a page's form."""
     if len(found) < least:
         yield f"the rule finds {len(found)} {what}, at least {least} were there: has the page another form?"
 
@@ -74,7 +74,7 @@ def in_backticks(page: Path) -> list[str]:
 
 
 def anchors(page: Path) -> set[str]:
-    """The names under which a page's headings can be linked to."""
+    """Return the names under which a page's headings can be linked to."""
     headings = HEADING.findall(FENCE.sub("", page.read_text()))
     return {NOT_IN_ANCHORS.sub("", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -88,7 +88,7 @@ def leads_somewhere(page: Path, link: str) -> bool:
 
 
 def paths(page: Path) -> Iterator[str]:
-    """Yield the files and directories of this repository that a page names, alone or in a command."""
+    """Yield the files and directories of this repository that a page names, also within a command."""
     bare = (text for text in in_backticks(page) if "/" not in text)
     words = (word for block in (*FENCE.findall(page.read_text()), *in_backticks(page)) for word in block.split())
     for path in (*bare, *(word for word in words if "/" in word)):
@@ -99,7 +99,7 @@ def paths(page: Path) -> Iterator[str]:
 
 
 def is_there(page: Path, path: str) -> bool:
-    """Whether a path leads to something from the root or the page; a bare name may lie anywhere below either."""
+    """Return whether a path leads to a file from the root or the page; a bare name may be anywhere below either."""
     bare = "/" not in path
     places = (page.parent,) if page.parent.parent.name == "services" else (ROOT, page.parent)
     if not bare:
@@ -110,7 +110,7 @@ def is_there(page: Path, path: str) -> bool:
 
 
 def is_importable(name: str) -> bool:
-    """Whether a dotted name is a module, a name that stands in one, or a name of a contract."""
+    """Return whether a dotted name is a module, a name inside one, or a name of a contract."""
     parts = name.split(".")
     for count in range(len(parts), 1, -1):
         place, rest = ROOT.joinpath(*parts[:count]), parts[count:]
@@ -123,7 +123,7 @@ def is_importable(name: str) -> bool:
 
 @cache
 def sources() -> str:
-    """Return the text of all sources that pages may name words of."""
+    """Return the text of all sources with names that pages may use."""
     trees = ("pentimento", "services", "lab", "protos", "deploy", "examples")
     files = [
         file for tree in trees for file in (ROOT / tree).rglob("*") if file.suffix in (".py", ".proto", ".yml", ".mjs")
@@ -182,7 +182,7 @@ def named_flags_exist() -> Iterator[str]:
 
 
 def first_cells(page: Path) -> list[str]:
-    """The first cell of each row of a page's tables, without headings."""
+    """Return the first cell of each row of a page's tables, without headings."""
     rows = [line for line in page.read_text().splitlines() if line.startswith("|")]
     headings = {rows[at - 1] for at, row in enumerate(rows) if row.startswith("| --- ")}
     return [row.split("|")[1].strip() for row in rows if row not in headings and not row.startswith("| --- ")]
@@ -218,7 +218,7 @@ def holds_code(folder: Path) -> bool:
 
 
 def settings_named(page: Path) -> list[str]:
-    """The names in the first column of a page's tables of settings."""
+    """Return the names in the first column of a page's tables of settings."""
     rows = [line for line in page.read_text().splitlines() if line.startswith("|")]
     tables = [row.startswith("| setting") for row in rows]
     found, inside = [], False
@@ -238,7 +238,7 @@ def settings_of_tuning_exist() -> Iterator[str]:
 
 
 def defaults_told(page: Path) -> list[tuple[str, str]]:
-    """Settings that have a row of a page's tables to themselves, with the default that stands in brackets behind."""
+    """Return settings that have their own row in a page's tables, with the default in the brackets after them."""
     words = {"yes": "true", "no": "false"}
     told = re.findall(r"^\| `([a-z-]+)` \((\d[\d.]*|yes|no|`[\w-]+`)[;:)]", page.read_text(), re.MULTILINE)
     return [(name, words.get(value, value.strip("`"))) for name, value in told]

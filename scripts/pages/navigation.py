@@ -1,5 +1,5 @@
-"""Every page of the site stands in its navigation and links to pages of the site alone. Checked without Sphinx, whose
-build would fail later on the same faults."""
+"""Check that every page of the site is in its navigation, and links only to pages of the site. The check needs no
+Sphinx; Sphinx's build would fail later on the same faults."""
 
 import importlib.util
 import re
@@ -24,7 +24,7 @@ def site() -> ModuleType:
 
 @cache
 def pages() -> frozenset[Path]:
-    """Return the pages of the site, those that it generates included."""
+    """Return the pages of the site, including generated ones."""
     patterns = [pattern.replace("**.md", "**/*.md") for pattern in site().include_patterns]
     found = {path for pattern in patterns for path in ROOT.glob(pattern)}
     return frozenset(found | {ROOT / f"{name}.md" for name in site().GENERATED})

@@ -1,5 +1,5 @@
-"""Commands of the pages that no test runs as they stand, by how they begin, and why. scripts/check_pages.py
-parses them all; tests/e2e/test_snippets.py runs every other command."""
+"""List the commands of the pages that no test runs, by their first words, with the reason. scripts/check_pages.py
+parses every command; tests/e2e/test_snippets.py runs the others."""
 
 NOT_RUN = {
     "make ": "sets up a venv, or runs what CI runs as stages of its own",

@@ -1,6 +1,7 @@
-"""The mechanisms of the papers: a row for each in `docs/papers.toml`, and the page `docs/papers.md` made from it.
+"""Check the table of papers' mechanisms in `docs/papers.toml`, and make the page `docs/papers.md` from it.
 
-Each rule yields what a row names that does not exist; a row that claims to be complete must name everything.
+Each rule yields the things that a row names and that do not exist; a row that claims to be complete must name
+everything.
 """
 
 import json

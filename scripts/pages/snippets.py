@@ -1,4 +1,4 @@
-"""Every fenced block of the pages is parsed by the program that would read it; tests/e2e/test_snippets.py runs most."""
+"""Parse every fenced block of the pages as its reader would; tests/e2e/test_snippets.py runs most of them."""
 
 import ast
 import importlib
@@ -15,13 +15,13 @@ from .commands import NotTypeable, check
 from .not_run import NOT_RUN
 
 SHELL, PYTHON, JSON, YAML, TEXT = "sh", "python", "json", "yaml", "text"
-# Its blocks of YAML are values of the chart, those of other pages change the compositions.
+# Its blocks of YAML are values of the chart; blocks of other pages change the compositions.
 OF_THE_CHART = "docs/kubernetes.md"
 LANGUAGES = {SHELL, PYTHON, JSON, YAML, TEXT}
 VARIABLE = re.compile(r"\bPENTIMENTO_[A-Z0-9_]+\b")
-# How a line begins that somebody is to type: such a line belongs into a shell's block, where it is checked.
+# Beginnings of lines that a reader types: these lines belong into shell blocks, where they are checked.
 TYPED = re.compile(r"^\s*(?:\$ |pentimento |curl |python3? |make |docker |pip |npm )", re.MULTILINE)
-# Where a variable of ours is named that is no setting: the command's own, the compositions', the examples'.
+# Places that name variables outside the settings: the command's, the compositions', the examples'.
 NAMING = ("docker-compose*.yml", "deploy/*.yml", "pentimento/cli/*.py", "examples/*/*", "docs/reference/settings.md")
 SECTION = re.compile(r"^`python -m [^`]+`, table `\[(\w+)\]`", re.MULTILINE)
 
@@ -104,8 +104,8 @@ def values_fit_the_schema_of_the_chart() -> Iterator[str]:
 
 
 def variables() -> set[str]:
-    """Return the names of all variables that something reads. What every process has, each process has under its own
-    name too."""
+    """Return the names of all variables that a process or file reads. Variables of every process also have each
+    process's own name."""
     named = {name for pattern in NAMING for path in ROOT.glob(pattern) for name in VARIABLE.findall(path.read_text())}
     sections = [name.upper() for name in SECTION.findall((ROOT / "docs/reference/settings.md").read_text())]
     common = "PENTIMENTO_COMMON_"

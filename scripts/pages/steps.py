@@ -1,4 +1,4 @@
-"""The steps of a request on docs/structure.md name functions that exist, in the file next to them."""
+"""Check that the steps of a request on docs/structure.md name functions that exist, in the file next to them."""
 
 import ast
 import re

@@ -1,6 +1,7 @@
 """Run docker-compose.yml, with replacements (standins.yml) for the images of third parties.
 
-The Qdrant server is real if its image is here or can be pulled; otherwise its test is skipped."""
+The Qdrant server is real if its image is here or can be pulled; otherwise its test is skipped.
+"""
 
 import io
 import json

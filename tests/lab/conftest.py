@@ -1,4 +1,4 @@
-"""Connections of tests that are client and server at once survive a stall of the machine."""
+"""Keep connections open over a stall of the machine: these tests are client and server in one process."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The distribution of the lab."""
+"""Test the distribution of the lab."""
 
 import tomllib
 from importlib import import_module

@@ -1,6 +1,7 @@
 """Test deadlines of calls: their end reaches the handler and the calls that it made.
 
-HTTP/2 carries a timeout in three digits, rounded up: the received value may exceed the sent one by a few per cent."""
+HTTP/2 carries a timeout in three digits, rounded up: the received value may exceed the sent one by a few per cent.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -170,7 +170,8 @@ def adder(service: ServiceDescriptor) -> Callable[[object, Any], None]:
 async def call(channel: grpc.aio.Channel, method: MethodDescriptor) -> grpc.StatusCode:
     """Return the status of one call with an empty request, or with no request for a stream of requests.
 
-    grpc.aio reports INTERNAL if the call is refused while it writes."""
+    grpc.aio reports INTERNAL if the call is refused while it writes.
+    """
     path = f"/{method.containing_service.full_name}/{method.name}"
     callable_ = getattr(channel, form_of(method))(path)
     made = callable_(iter(()) if method.client_streaming else b"", timeout=120)

@@ -1,7 +1,8 @@
 """Test that any history of calls gets the answers of a model in memory and leaves its rows, on SQLite and PostgreSQL.
 
 A history has grants, commits, evictions of entries and of items, the index's marks, pins, deletions and restarts. It
-empties the ledger at its end, so that all histories share one database."""
+empties the ledger at its end, so that all histories share one database.
+"""
 
 from collections.abc import Callable
 from concurrent.futures import Future

@@ -2,7 +2,8 @@
 PostgreSQL.
 
 A history has accepts with and without idempotency keys, routes, attempts, results, ends, pins, forgetting, epochs and
-restarts. Its ids and tenants are its own, so that all histories share one database."""
+restarts. Its ids and tenants are its own, so that all histories share one database.
+"""
 
 from itertools import count
 from operator import attrgetter

@@ -1,6 +1,7 @@
 """Keep a worker's place in the fleet, without other work: `python -m tests.faults.controller.replica_process`.
 
-Arguments: the controllers' addresses, separated by commas; the instance id; the model that it claims to hold."""
+Arguments: the controllers' addresses, separated by commas; the instance id; the model that it claims to hold.
+"""
 
 import asyncio
 import sys

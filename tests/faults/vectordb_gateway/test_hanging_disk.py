@@ -2,7 +2,8 @@
 lost.
 
 Another process holds SQLite's own locks of the ledger's files, so that every read, or every write, waits inside SQLite
-until its timeout, and then waits again."""
+until its timeout, and then waits again.
+"""
 
 import asyncio
 import sqlite3

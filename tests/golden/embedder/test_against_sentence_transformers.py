@@ -1,6 +1,7 @@
 """Compare embeddings of texts, single and in batches, with sentence-transformers itself: within 1e-5.
 
-The package with all-MiniLM-L6-v2 has the same limit, where it is installed."""
+The package with all-MiniLM-L6-v2 has the same limit, where it is installed.
+"""
 
 import functools
 from pathlib import Path

@@ -1,6 +1,7 @@
 """Compare a worker's latents, through the real service, with diffusers' pipelines: every family, checkpoint, scheduler.
 
-Masked images start from the noised image and from noise alone."""
+Masked images start from the noised image and from noise alone.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,8 @@
 """Serve gateways over gRPC on the embedded stores: shared ones per test process, and one per test.
 
 All tests of this folder run in one event loop, that of the shared gateways. A test that changes settings, fills, breaks
-or restarts a gateway, or reads all of its stores, uses its own."""
+or restarts a gateway, or reads all of its stores, uses its own.
+"""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack

@@ -59,14 +59,14 @@ models = ["heavy", "light"]
 [discriminator]
 score_s = 0.001
 """
-# Reports and plans come every second, so that a test has its switch within a few; a busy machine may hold reports up
-# for two without a plan that lacks their workers.
+# Reports and plans come every second, so that a test has its switch within a few; a busy machine may delay reports by
+# two seconds without a plan that lacks their workers.
 LEASE_S, PLAN_INTERVAL_S = 3.0, 1.0
 
 
 @dataclass(frozen=True)
 class RecordingSettings(ControllerSettings):
-    """`asked`: every context, with what the policy made of it."""
+    """`asked`: every context, with the policy's decision."""
 
     asked: list[tuple[PlanInput, Decision]] = field(default_factory=list)
 
@@ -90,22 +90,22 @@ class PlannedFleet:
 
     @property
     def plan(self) -> Plan:
-        """In force at the controller."""
+        """Return the plan in force at the controller."""
         return self.controller.controller.fleet().plan
 
     def held(self) -> dict[str, str]:
-        """What each worker really holds."""
+        """Return the model that each worker holds."""
         return {process.server.instance_id: process.worker.loaded.held.model for process in self.workers}
 
     async def is_settled(self) -> bool:
-        """Whether frontdoor and workers act on the plan in force."""
+        """Return whether frontdoor and workers follow the plan in force."""
         wanted = {assignment.worker_id: assignment.model for assignment in self.plan.assignments}
         acted_on = decode((await self.suite.operator.status()).plan_version, PlanVersion)
         return self.held() == wanted and acted_on == self.plan.version
 
     async def wait_until(self, condition: Any) -> None:
         async with asyncio.timeout(120):
-            while not condition():  # noqa: ASYNC110 - of several parts that do not know of each other
+            while not condition():  # noqa: ASYNC110 - several independent parts
                 await asyncio.sleep(0.02)
 
 
@@ -139,14 +139,14 @@ async def planned_fleet(
         suite = await stack.enter_async_context(running_suite(folder, **changes))
         await suite.wait_for_workers(4)
         fleet = PlannedFleet(suite, controller, workers, settings)
-        # Four workers, the discriminator and the frontdoor.
+        # Hold four workers, the discriminator and the frontdoor.
         await fleet.wait_until(lambda: len(controller.controller.fleet().replicas) == 6)
         begin_policy(controller)
         yield fleet
 
 
 def policy_settings(fleet: Path, **serving: Any) -> PolicySettings:
-    """Return what `pentimento up --emulate` gives the controller, and more."""
+    """Return the controller's settings of `pentimento up --emulate`, and further ones."""
     flags = EmulatedSuite.read(fleet).controller_arguments(None)
     return replace(load_settings(PolicySettings, "controller", flags, {}), **serving)
 
@@ -157,7 +157,7 @@ def slowed(fleet: str, slowness: float) -> str:
 
 
 def halving_profile(path: Path, held: HeldModel) -> Path:
-    """Write that two of four steps keep 0.99 of the quality."""
+    """Write a profile: two of four steps keep 0.99 of the quality."""
     profile = changed(
         STEPS_PROFILE,
         model=held.model,
@@ -171,7 +171,7 @@ def halving_profile(path: Path, held: HeldModel) -> Path:
 
 
 def begin_policy(controller: ControllerProcess) -> None:
-    """Begin now: a controller waits two leases for a fleet to be whole, and this one is."""
+    """Begin now: a controller waits two leases for a complete fleet, and this one is complete."""
     controller.controller._started_s = controller.controller._joined_s = -math.inf
     controller.controller._changed.set()
 

@@ -39,7 +39,7 @@ async def granted(worker: Emulated, by: Attempt, directory: Path, *flags: str) -
     return grant
 
 
-async def paint(worker: Emulated, by: Attempt, grant: CacheGrant, spec: GenerationSpec = SPEC) -> AttemptResult:
+async def execute(worker: Emulated, by: Attempt, grant: CacheGrant, spec: GenerationSpec = SPEC) -> AttemptResult:
     held = worker.held
     route = Route("route", FromNoise(), held.model, held.model_digest)
     events = [e async for e in worker.client.execute(by, spec, route, held.worker_generation, cache_grant=grant)]
@@ -58,7 +58,7 @@ async def test_signed_grant_is_stored_under(guarded: Emulated, directory: Path, 
     by = attempt()
     grant = await granted(guarded, by, directory, "--grant-key-file", str(key_file))
 
-    result = await paint(guarded, by, grant)
+    result = await execute(guarded, by, grant)
 
     assert [latent.resume_step for latent in result.captured.latents] == [slot.resume_step for slot in grant.latents]
 
@@ -74,7 +74,7 @@ async def test_another_tenants_or_attempts_grant_is_not_stored_under(
     by = attempt()
     grant = await granted(guarded, by, directory, "--grant-key-file", str(key_file))
 
-    result = await paint(guarded, replace(by, **other), grant)  # type: ignore[arg-type]
+    result = await execute(guarded, replace(by, **other), grant)  # type: ignore[arg-type]
 
     assert_nothing_stored(result, "is not the gateway's for this attempt", directory)
 
@@ -85,7 +85,7 @@ async def test_a_grant_that_ran_out_is_not_stored_under(guarded: Emulated, direc
     binding = GrantBinding(by.tenant, by.request_id, by.fencing_token, guarded.held.model_digest, 512, 512, 10)
     ended = replace(grant, expires_at_ms=grant.expires_at_ms - 86_400_000)
 
-    result = await paint(guarded, by, replace(ended, signature=sign(b"k" * 64, ended, binding)))
+    result = await execute(guarded, by, replace(ended, signature=sign(b"k" * 64, ended, binding)))
 
     assert_nothing_stored(result, "has expired", directory)
 
@@ -94,6 +94,6 @@ async def test_unsigned_grant_is_not_stored_under(guarded: Emulated, directory: 
     by = attempt()
     grant = await granted(guarded, by, directory)
 
-    result = await paint(guarded, by, grant)
+    result = await execute(guarded, by, grant)
 
     assert_nothing_stored(result, "is not signed", directory)

@@ -62,7 +62,7 @@ PROMPTS = tuple("a {} {} {} on a white background".format(*words) for words in i
 # Seconds and requests a second. In the busy time and after it one in five requests misses.
 CALM_S, BUSY_S, CALM_RATE, BUSY_RATE = 10, 25, 4, 12
 FIRST, EVERY = CALM_S * CALM_RATE, 5
-# No hit is of a prompt that may not have been answered yet.
+# No hit is of a prompt that may still be unanswered.
 REPEATED = FIRST // 2
 
 
@@ -93,8 +93,9 @@ def swinging() -> Workload:
 
 @pytest.mark.parametrize(("suite", "calm"), [("quality", {5, 6}), ("throughput", {2, 3, 4})], indirect=["suite"])
 async def test_large_workers_follow_swinging_load(suite: LocalSuite, calm: set[int]) -> None:
-    """Busy, 2.4 misses a second need 2.1 large devices, and 7.7 full runs a second of hits allow no more than 4 (Eq.
-    6-10). Calm, six carry everything in quality mode; in throughput mode half of them do the misses (Eq. 11)."""
+    """In the busy time, 2.4 misses a second need 2.1 large devices, and 7.7 full runs a second of hits allow at most 4
+    (Eq. 6-10). In the calm time, six run everything in quality mode; in throughput mode half of the devices run misses
+    (Eq. 11)."""
     looks: list[tuple[float, Fleet]] = []
 
     async def look() -> None:

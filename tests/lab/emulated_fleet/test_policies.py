@@ -90,7 +90,7 @@ async def test_load_changes_assignments_and_requests_end_once(directory: Path) -
 
 
 def light_counts(fleet: PlannedFleet) -> list[int]:
-    """How many workers each decision gave to the light model."""
+    """Return how many workers each decision gave to the light model."""
     return [sum(one.model == "light" for one in decision.plan.assignments) for _, decision in fleet.settings.asked]
 
 
@@ -98,15 +98,15 @@ async def test_controller_plans_equal_the_pure_policys(directory: Path) -> None:
     async with planned_fleet(directory, "diffserve", slowness=SLOWNESS) as fleet:
         await begun(fleet, "diffserve")
         await loaded(fleet.suite, 45, RATE)
-        # Workers that change what they hold are looked at again between two looks at the demand.
+        # A worker's change of model is checked between two rounds of the demand.
         await fleet.wait_until(lambda: max(light_counts(fleet)) > 1)
         await settled(fleet)
-        # The policy decides in a thread, a moment before it is in force.
+        # The policy decides in a thread, a moment before its plan is in force.
         await fleet.wait_until(lambda: planned(fleet.plan) == planned(fleet.settings.asked[-1][1].plan))
         asked = tuple(fleet.settings.asked)
         policy = POLICIES["diffserve"](fleet.settings.serving.serving())
 
-    # From nothing remembered on, look after look.
+    # Round after round, starting with an empty memory.
     before = decided = Decision()
     looked_s = None
     for context, in_the_controller in asked:
@@ -121,7 +121,7 @@ def planned(plan: Plan) -> tuple[object, ...]:
 
 
 async def test_joint_policy_gets_demand_sent_on(directory: Path) -> None:
-    """Send more than the heavy model can carry: the light one stands in, without a score (ADR 0008).
+    """Send more than the heavy model can run: light images replace the rest, without a score (ADR 0008).
 
     The rate of arrivals depends on the machine: a busy one sends them later than their times.
     """
@@ -133,7 +133,8 @@ async def test_joint_policy_gets_demand_sent_on(directory: Path) -> None:
         took_s = asyncio.get_running_loop().time() - began
         assert sum(endings.values()) == 100
         assert endings["light"] > 0
-        # At its highest no rate is below its mean; half of that, for what the looks at either end leave out.
+        # At its highest no rate is below its mean; allow half of the mean, for requests outside the rounds at either
+        # end.
         await fleet.wait_until(lambda: max(sent_on for _, sent_on in heard(fleet)) > 0.5 * endings["light"] / took_s)
         await fleet.wait_until(lambda: max(came - sent_on for came, sent_on in heard(fleet)) > 0.5 * 100 / took_s)
 

@@ -84,7 +84,7 @@ async def test_emulated_image_has_confidence_and_quality(worker: Emulated) -> No
 async def test_its_steps_take_device_time_as_profiled(worker: Emulated) -> None:
     result = await result_of(execute(worker))
 
-    # By the device's own clock, however busy this machine is.
+    # The device's own clock measures it, so a busy machine changes nothing.
     assert result.device_seconds == pytest.approx(0.01)
 
 

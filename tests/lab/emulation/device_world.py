@@ -1,4 +1,4 @@
-"""Simulate an emulated device with a clock of its own, and images for it."""
+"""Simulate an emulated device with its own clock, and images for it."""
 
 import random
 from collections.abc import Sequence
@@ -28,8 +28,8 @@ def costs(
 
 
 @dataclass(eq=False)
-class Picture:
-    """`left`: after each of its steps."""
+class Image:
+    """`left`: steps that remain after each step."""
 
     number: int
     left: list[int] = field(default_factory=list)
@@ -38,11 +38,11 @@ class Picture:
     finished_at: float | None = None
     stopped_at: float | None = None
     dropped: bool = False
-    done: "EmulatedJob[Picture] | None" = None
+    done: "EmulatedJob[Image] | None" = None
 
 
 class World:
-    """A device and what it says."""
+    """Hold a device, and what it reports."""
 
     def __init__(
         self,
@@ -60,10 +60,10 @@ class World:
         self.seconds: list[float] = []
         self.late: list[float] = []
         self.reports: list[tuple[float, str, bool]] = []
-        self.pictures: list[Picture] = []
-        # Steps that each image leaves out after its first one.
+        self.pictures: list[Image] = []
+        # Steps that each image skips after its first one.
         self.left_out = 0
-        self.device: EmulatedDevice[Picture] = EmulatedDevice(
+        self.device: EmulatedDevice[Image] = EmulatedDevice(
             "worker",
             "kind",
             self.timers,
@@ -78,29 +78,29 @@ class World:
 
     def submit(
         self, steps: int, deadline: float | None = None, key: object = KEY, adapters: AttemptAdapters = PLAIN
-    ) -> Picture:
-        picture = Picture(len(self.pictures))
+    ) -> Image:
+        picture = Image(len(self.pictures))
         self.pictures.append(picture)
         self.device.start(picture, steps, deadline, key=key, adapters=adapters)
         return picture
 
-    def job_began(self, device: object, job: EmulatedJob[Picture]) -> None:
+    def job_began(self, device: object, job: EmulatedJob[Image]) -> None:
         job.owner.began_at = self.timers.now
 
-    def job_yielded(self, device: object, job: EmulatedJob[Picture]) -> None:
+    def job_yielded(self, device: object, job: EmulatedJob[Image]) -> None:
         job.owner.yielded_at.append(self.timers.now)
 
-    def job_finished(self, device: object, job: EmulatedJob[Picture]) -> None:
+    def job_finished(self, device: object, job: EmulatedJob[Image]) -> None:
         assert job.owner.done is None
         job.owner.done, job.owner.finished_at = job, self.timers.now
 
-    def job_stopped(self, device: object, job: EmulatedJob[Picture]) -> None:
+    def job_stopped(self, device: object, job: EmulatedJob[Image]) -> None:
         job.owner.stopped_at = self.timers.now
 
-    def job_dropped(self, device: object, job: EmulatedJob[Picture]) -> None:
+    def job_dropped(self, device: object, job: EmulatedJob[Image]) -> None:
         job.owner.dropped = True
 
-    def batch_stepped(self, batch: Sequence[EmulatedJob[Picture]], seconds: float, late_s: float) -> None:
+    def batch_stepped(self, batch: Sequence[EmulatedJob[Image]], seconds: float, late_s: float) -> None:
         self.batches.append(len(batch))
         self.seconds.append(seconds)
         self.late.append(late_s)
@@ -108,10 +108,10 @@ class World:
             job.left = max(job.left - self.left_out, 0)
             job.owner.left.append(job.left)
 
-    def device_reports(self, device: EmulatedDevice[Picture]) -> None:
+    def device_reports(self, device: EmulatedDevice[Image]) -> None:
         self.reports.append((self.timers.now, device.costs.model, device.draining))
 
 
-def done(picture: Picture) -> EmulatedJob[Picture]:
+def done(picture: Image) -> EmulatedJob[Image]:
     assert picture.done is not None
     return picture.done

@@ -1,4 +1,4 @@
-"""Draws of costs and costs of slower devices."""
+"""Test draws of costs, and costs of slower devices."""
 
 import random
 import statistics

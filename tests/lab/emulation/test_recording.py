@@ -1,4 +1,4 @@
-"""Test recordings: written small, and checked as they are read."""
+"""Test recordings: written in few bytes, and checked when read."""
 
 import json
 import re
@@ -31,7 +31,7 @@ from pentimento.domain.errors import FailedPrecondition, NotFound
 from pentimento.profiles.costs import Cost, ModelProfile, costs_to_json
 from tests.support.refusals import wrong_refusals
 
-PNG_SHA256 = "8f8cbb7dcf46e0bc7d53265749a6c17d116093a6ba95e442764060c76fd4a86c"  # of b"png"
+PNG_SHA256 = "8f8cbb7dcf46e0bc7d53265749a6c17d116093a6ba95e442764060c76fd4a86c"  # the digest of b"png"
 PROFILE = ModelProfile("tiny-light", "sha256:00", "cpu", "float32", 1, "off", 12, (), ())
 FILES = {"tiny-light-000.png": b"png", "tiny-light.profile.json": costs_to_json(PROFILE).encode()}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class VirtualTimers:
-    """An emulated device's timers. `late_s`: how much later than asked everything is called, as on a busy machine."""
+    """Hold an emulated device's timers. `late_s`: the delay of every call, as on a busy machine."""
 
     def __init__(self, late_s: float = 0.0) -> None:
         self.now = 0.0
@@ -19,7 +19,7 @@ class VirtualTimers:
         heapq.heappush(self._heap, (time_s, next(self._numbers), action, argument))
 
     def run_until(self, end: float) -> None:
-        """Everything that is due by then, in order."""
+        """Call everything that is due by then, in order."""
         while self._heap and self._heap[0][0] + self.late_s <= end:
             when, _, action, argument = heapq.heappop(self._heap)
             self.now = max(self.now, when + self.late_s)

@@ -1,4 +1,4 @@
-"""DiffServe's ablations and relatives: static threshold, AIMD batching, no queueing model, static cascade."""
+"""Test DiffServe's ablations and relatives: static threshold, AIMD batching, no queueing model, static cascade."""
 
 import itertools
 from dataclasses import replace

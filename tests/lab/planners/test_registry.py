@@ -1,4 +1,4 @@
-"""Policies of the lab: what each is, needs and decides by, and what holds of every policy."""
+"""Test policies of the lab: their names, inputs and rules, and properties of every policy."""
 
 import math
 from dataclasses import replace
@@ -77,7 +77,7 @@ def test_policies_are_systems_of_their_names() -> None:
 
 
 def test_policies_without_a_needed_field_name_it() -> None:
-    """Each field is taken away alone."""
+    """Each field is removed separately."""
     named: dict[str, set[str]] = {}
     for name, builder in LAB_POLICIES.items():
         builder.check(SETTINGS)
@@ -102,7 +102,7 @@ def test_policy_of_any_demand_plans_every_device(name: str) -> None:
         assert not devices or entry_of(decision.plan.pools, NOISE, 0.5), rate
 
 
-# The ablations share the code of one of them.
+# The ablations share one implementation.
 @pytest.mark.parametrize("name", ["static-cascade", "diffserve-milp", "proteus"])
 @pytest.mark.parametrize("model", ["turbo", "sd15"])
 def test_policy_with_one_model_uses_all_workers(name: str, model: str) -> None:

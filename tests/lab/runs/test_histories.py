@@ -1,4 +1,4 @@
-"""Histories from the literature, and random ones against every permutation."""
+"""Test histories from the literature, and random ones against every permutation."""
 
 import itertools
 import math

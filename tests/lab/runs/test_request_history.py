@@ -1,4 +1,4 @@
-"""Which histories of an idempotency key are possible."""
+"""Test which histories of an idempotency key are possible."""
 
 from dataclasses import replace
 

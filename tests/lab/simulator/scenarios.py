@@ -1,4 +1,4 @@
-"""Small scenarios whose outcome can be worked out by hand."""
+"""Build small scenarios with results that can be computed by hand."""
 
 from collections.abc import Sequence
 from random import Random
@@ -29,7 +29,7 @@ MODELS = (
 def one_model(
     seconds: dict[int, float], count: int = 1, steps: int = 10, load_s: float = 0.0, **changes: object
 ) -> Scenario:
-    """Devices that all hold the model `m`."""
+    """Return devices that all hold the model `m`."""
     load = steady(load_s) if load_s else NOTHING
     defaults: dict[str, object] = {
         "name": "one",
@@ -84,7 +84,7 @@ def poisson(rate: float, count: int, steps: int = 50, deadline_s: float = 5.0, s
 
 
 def run(scenario: Scenario, workload: Workload, seed: int = 1) -> list[RequestRecord]:
-    """In the order of arrival."""
+    """Return the records in the order of arrival."""
     records = Simulation(scenario, workload, Random(seed)).run()
     return sorted(records, key=lambda record: int(record.request_id[1:]))
 

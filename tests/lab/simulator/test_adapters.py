@@ -15,7 +15,7 @@ from pentimento.domain.fleet import Capability
 from pentimento.profiles.costs import steady
 from tests.lab.simulator.scenarios import arrivals, one_model
 
-# A picture takes 1 s alone.
+# An image takes 1 s in a batch of one.
 ONE = {1: 1.0}
 
 
@@ -54,7 +54,7 @@ def test_a_lora_is_loaded_where_it_is_not_kept() -> None:
 
 
 def test_requests_go_where_their_lora_is_kept() -> None:
-    """Two devices and two LoRAs in turn: each is loaded once."""
+    """Two devices and two alternating LoRAs: each is loaded once."""
     times = [float(2 * number) for number in range(20)]
     simulation, records = played(scenario(1, 0.5), asking(times, *([("a",), ("b",)] * 10)))
 
@@ -71,8 +71,8 @@ def test_a_device_that_dies_loses_what_it_kept_and_nobody_is_lost() -> None:
     assert simulation.loaded_count == 2
 
 
-def test_a_lora_that_may_come_late_is_loaded_beside_the_first_steps() -> None:
-    """Of a second and ten steps, half a second is left of a load of 0.7 s when the first two steps are taken."""
+def test_lora_with_late_start_is_loaded_during_first_steps() -> None:
+    """Of ten steps in a second, the first two end with half a second left of a load of 0.7 s."""
     workload = asking([0.0], ("a",))
     late = AdapterCosts(1, steady(0.7), latest_start_fraction=0.2)
 

@@ -36,7 +36,7 @@ def test_the_nearer_the_prompt_the_more_steps_are_saved() -> None:
     assert found == [25, 25, 10, 0]
 
 
-def test_what_nobody_painted_is_a_miss() -> None:
+def test_unknown_prompt_is_a_miss() -> None:
     assert latents().lookup("t", "m", 0, 50).kind is StartKind.NOISE
 
 
@@ -162,8 +162,8 @@ def test_the_nearest_entry_is_the_one_that_a_full_search_finds(steps: list[tuple
             assert cache.lookup("t", "m", row, 50).donor == (best if near else -1)
 
 
-def test_what_is_new_stays_whole_since_room_is_made_before_it_comes() -> None:
-    """Row 1 may begin at ten of what row 0 or row 2 leaves: of what came last the lower steps are there too."""
+def test_new_entry_stays_complete_because_eviction_precedes_it() -> None:
+    """Row 1 may start at step ten of row 0's or row 2's entry: the newest entry still has its lower steps."""
     cache = latents(6)
     cache.insert("t", "m", 3, 50)
     cache.insert("t", "m", 0, 50)
@@ -172,7 +172,7 @@ def test_what_is_new_stays_whole_since_room_is_made_before_it_comes() -> None:
     assert len(cache) == 6
 
 
-def test_a_prompt_painted_again_takes_no_more_room() -> None:
+def test_repeated_prompt_takes_no_more_room() -> None:
     cache = latents(10)
     for row in (0, 3, 3, 3):
         cache.insert("t", "m", row, 50)
@@ -191,7 +191,7 @@ def test_a_cache_smaller_than_a_run_keeps_what_it_can() -> None:
 
 @pytest.mark.parametrize(("eviction", "kept"), [("", 3), ("lru", 0)])
 def test_settings_may_name_another_rule_than_the_policy(eviction: str, kept: int) -> None:
-    """FIFO lets the older image go although it was used, LRU the newer one."""
+    """FIFO evicts the older image although it was used, LRU the newer one."""
     cache = images(2, eviction=eviction)
     cache.insert("t", "m", 0, 50)
     cache.insert("t", "m", 3, 50)
@@ -203,7 +203,7 @@ def test_settings_may_name_another_rule_than_the_policy(eviction: str, kept: int
 
 
 def test_what_serves_keeps_the_rest_of_its_entry_where_hits_add() -> None:
-    """Five of ten go: those of row 3, although they are newer than the entry that served."""
+    """Five of ten are evicted: row 3's, although they are newer than the entry that served."""
     rules = replace(SelectionRules(), keeps_latents_of_hits=True)
     cache = latents(10, rules=rules, eviction="aged")
     cache.insert("t", "m", 0, 50)

@@ -1,4 +1,4 @@
-"""Requests that wait where a later plan has nobody."""
+"""Test requests that wait in a pool without workers after a later plan."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from tests.lab.simulator.scenarios import arrivals, cascade, run
 
 
 def heavy_then_light(context: PlanInput) -> Decision:
-    """A plan that holds the heavy model for whoever comes, and after a second the light one in its place."""
+    """Plan the heavy model for every request, and the light one instead after a second."""
     model, other = ("sd15", "turbo") if context.now_s < 1.0 else ("turbo", "sd15")
     (worker,) = context.workers()
     pools = (PoolPlan(model, model, (worker.instance_id,), EVERY_START), PoolPlan(other, other, ()))

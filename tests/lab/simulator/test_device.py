@@ -1,4 +1,4 @@
-"""Latencies on one device, against sums done by hand and queueing theory."""
+"""Test latencies on one device against sums computed by hand and queueing theory."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -23,7 +23,7 @@ def latencies(scenario: object, times: list[float], **changes: object) -> list[f
 
 
 def test_a_newcomer_joins_at_the_next_step_and_stays_when_the_other_is_done() -> None:
-    # 0.5 s: five steps alone. Then five of both at 0.15 s; the newcomer's last five alone at 0.1 s.
+    # 0.5 s: five steps in a batch of one. Then five of both at 0.15 s; the newcomer's last five at 0.1 s each.
     assert latencies(one_model(SECONDS), [0.0, 0.5]) == [1.25, 1.25]
 
 
@@ -49,7 +49,7 @@ def test_a_device_whose_speed_changes_gets_as_much_done_at_other_times(settings:
 def test_what_would_be_late_in_the_next_batch_is_dropped_and_its_place_taken() -> None:
     settings = DeviceSettings(steps=False, credit_batches=1_000, drop_after=1.0)
     scenario = one_model({1: 1.0}, answers_late=False, device_settings=settings)
-    # One is painted till 1.0; of those that wait the first has no second left then, the other has.
+    # One runs until 1.0. Of the waiting requests, the first then has less than a second left, the other has more.
     workload = arrivals([0.0, 0.1, 0.2], deadline_s=1.5)
     aged = replace(workload.arrivals[2], deadline_s=5.0)
 
@@ -115,7 +115,7 @@ def test_costs_between_measured_batch_sizes_lie_on_the_line() -> None:
     assert [round(costs.step(size).mean_s * 10, 6) for size in (1, 2, 3, 4, 9)] == [1.0, 1.5, 2.5, 3.5, 3.5]
 
 
-def test_pictures_are_finished_one_after_the_other() -> None:
+def test_images_are_finished_one_after_another() -> None:
     costs = from_latencies("m", 10, {1: 1.0, 2: 1.5}, finish=Cost(0.5, 0.0, 1))
     scenario = one_model(SECONDS, models=(SimulatedModel(costs),))
 

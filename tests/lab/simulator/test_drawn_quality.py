@@ -1,4 +1,4 @@
-"""How quality and confidence are drawn, and what allocators hear of both."""
+"""Test the draws of quality and confidence, and what allocators get of both."""
 
 from dataclasses import replace
 from statistics import correlation, mean, pstdev

@@ -1,4 +1,4 @@
-"""Orders of eviction, against a search through all items that knows their whole history."""
+"""Test orders of eviction against a search through all items with their whole history."""
 
 import math
 from collections.abc import Callable, Hashable
@@ -32,13 +32,13 @@ RULES: dict[str, EvictionRule] = {name: eviction_rule(name, CAPACITY) for name i
 
 @dataclass
 class History:
-    """All that ever happened to one item."""
+    """Hold the history of one item."""
 
     steps: int
     size: int
     added: int
     uses: list[int] = field(default_factory=list)
-    # Ticks and shares of all that counts for a fading rule, the addition first.
+    # Ticks and shares of all events that count for a fading rule, the addition first.
     counted: list[tuple[int, float]] = field(default_factory=list)
 
 
@@ -102,7 +102,7 @@ def agree_on(name: str, operations: list[tuple[str, int, int, int]]) -> None:
 
 
 def restarted(queue: EvictionQueue, rule: EvictionRule, items: list[int]) -> EvictionQueue:
-    """Another queue that knows nothing but the access records."""
+    """Return another queue with only the access records."""
     fresh = EvictionQueue(rule)
     for item in reversed(items):
         fresh.restore(item, queue.record(item))
@@ -207,7 +207,7 @@ def test_what_is_gone_is_forgotten_and_what_came_again_is_new(name: str) -> None
 
 
 def test_a_queue_keeps_its_order_and_its_memory_through_many_uses() -> None:
-    """Void entries are at most as many as the live ones, and 64."""
+    """There are at most as many void entries as live ones, plus 64."""
     queue, sizes = open_eviction("lcbfu", CAPACITY), set()
     queue.add("busy", 5)
     queue.add("idle", 5)

@@ -1,4 +1,4 @@
-"""The simulator's plans are the live controller's."""
+"""Test that the simulator's plans equal the live controller's."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""A simulated fleet of a changing size: the HPA's rules, starts, drains, and pods counted as device time."""
+"""Test a simulated fleet of a changing size: the HPA's rules, starts, drains, and pods counted as device time."""
 
 from dataclasses import dataclass, field
 from random import Random
@@ -28,7 +28,7 @@ RUN_S = 10.0
 
 @dataclass
 class Scripted:
-    """Want the numbers of a list, one a period, and the last one from then on."""
+    """Return a scaler that wants the numbers of a list, one per period, then the last one repeatedly."""
 
     numbers: list[int]
     loads: list[FleetLoad] = field(default_factory=list)
@@ -66,7 +66,7 @@ LOADS: list[tuple[FleetLoad, int]] = [
     (seen(10, 10, 0.65), 10),
     (seen(10, 10, 0.9), 15),
     (seen(10, 10, 0.3), 5),
-    # Of ten pods two do not serve yet, and count as idle: 0.8 × 0.8 / 0.6.
+    # Two of ten pods do not serve yet, and count as idle: 0.8 × 0.8 / 0.6.
     (seen(10, 8, 0.8), 10),
     (seen(10, 8, 1.0), 14),
     (seen(3, 0), 3),

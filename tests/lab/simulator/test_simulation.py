@@ -101,7 +101,7 @@ def test_overload_makes_the_cascade_answer_lightly() -> None:
     assert busy > 0.5
 
 
-def test_a_light_picture_stands_in_for_a_heavy_one_that_would_be_late() -> None:
+def test_light_image_replaces_heavy_image_that_would_be_late() -> None:
     def violations(fall_back: bool) -> int:
         settings = DataplaneSettings(queue_limit=1_000_000, fall_back=fall_back)
         records = run(cascade("static-cascade", rate=20.0, dataplane=settings), poisson(30.0, 600))
@@ -135,7 +135,7 @@ def test_stages_lie_within_the_request_and_follow_one_another() -> None:
         assert all(before <= after for before, after in pairwise(times))
 
 
-def test_requests_that_are_predicted_late_are_not_painted() -> None:
+def test_requests_predicted_late_do_not_run() -> None:
     scenario = one_model({1: 1.0}, answers_late=False)
 
     records = run(scenario, poisson(4.0, 200, steps=10, deadline_s=3.0))
@@ -145,13 +145,13 @@ def test_requests_that_are_predicted_late_are_not_painted() -> None:
     assert outcomes[Outcome.COMPLETED] > 40
 
 
-def test_what_a_lost_worker_held_is_painted_by_another() -> None:
+def test_request_of_lost_worker_runs_on_another() -> None:
     scenario = one_model({1: 1.0, 2: 1.5}, count=2, outages=(Outage("w0-0", 0.5, 100.0, noticed_s=0.25),))
 
     records = run(scenario, arrivals([0.0, 0.0]))
 
     assert [record.outcome for record in records] == [Outcome.COMPLETED] * 2
-    # The lost one joins the other at 0.8 for its last two steps and goes on alone.
+    # The lost request joins the other at 0.8 for the other's last two steps, then continues without it.
     assert sorted(round(record.latency_s, 6) for record in records) == [1.1, 1.9]
 
 
@@ -172,7 +172,7 @@ def test_worker_is_back_when_its_outages_have_ended(outages: list[tuple[float, f
 
 
 def test_no_policy_is_asked_while_every_worker_is_lost_as_in_the_controller() -> None:
-    """DiffServe's allocator would admit nobody: without devices nothing can be carried."""
+    """Without devices DiffServe's allocator has no capacity and would admit no request."""
     lost = tuple(Outage(f"w0-{number}", 4.0, 20.0, noticed_s=0.25) for number in range(2))
     scenario = cascade("diffserve", 2, rate=1.0, outages=lost, answers_late=True)
 
@@ -208,7 +208,7 @@ def test_a_switch_waits_for_what_runs_and_takes_the_time_of_a_load() -> None:
 
     records = run(scenario, workload)
 
-    # Painted on `a` until 7.0, `b` is there at 14.0.
+    # One runs on `a` until 7.0; `b` is loaded at 14.0.
     assert [round(record.ended_s, 6) for record in records] == [7.0, 17.0]
 
 
@@ -216,9 +216,7 @@ def test_a_switch_waits_for_what_runs_and_takes_the_time_of_a_load() -> None:
     ("device_settings", "joined"),
     [(DeviceSettings(), True), (DeviceSettings(steps=False), False), (DeviceSettings(credit_batches=2), False)],
 )
-def test_allocators_are_told_whether_batches_are_joined_at_any_step(
-    device_settings: DeviceSettings, joined: bool
-) -> None:
+def test_allocators_know_whether_batches_are_joined_at_any_step(device_settings: DeviceSettings, joined: bool) -> None:
     told: list[bool] = []
 
     def allocator(context: PlanInput) -> Decision:
@@ -231,7 +229,7 @@ def test_allocators_are_told_whether_batches_are_joined_at_any_step(
 
 
 def cached(policy: str, rows: list[int], capacity: int = 1_000, thinned_count: int = 0) -> list[Any]:
-    """With a `thinned_count` pictures from noise always take so many of their steps."""
+    """With a `thinned_count`, images from noise always run that number of steps."""
     vectors = np.random.default_rng(0).normal(size=(max(rows) + 1, 64)).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     workload = arrivals([3.0 * index for index in range(len(rows))], steps=50)
@@ -279,14 +277,12 @@ def test_a_repeated_prompt_starts_where_the_policy_lets_it(
 
 
 @pytest.mark.parametrize(("thinned_count", "start"), [(24, StartKind.NOISE), (25, StartKind.LATENT)])
-def test_a_latent_that_leaves_more_steps_than_a_thinned_picture_takes_is_passed_over(
-    thinned_count: int, start: StartKind
-) -> None:
+def test_latent_is_skipped_if_thinned_image_needs_fewer_steps(thinned_count: int, start: StartKind) -> None:
     # The latent leaves 25 of 50.
     assert cached("nirvana-only", [3, 3], thinned_count=thinned_count)[1].start is start
 
 
-def test_hits_emerge_from_what_was_asked_before() -> None:
+def test_hits_come_from_earlier_requests() -> None:
     records = cached("nirvana-only", [0, 1, 0, 2, 1, 0])
 
     assert [record.start is StartKind.LATENT for record in records] == [False, False, True, False, True, True]
@@ -352,8 +348,8 @@ def test_in_a_closed_loop_a_request_comes_when_another_ends() -> None:
     assert [record.ended_s for record in records] == pytest.approx([1.0, 1.0, 2.0, 2.0, 3.0])
 
 
-def test_requests_that_nobody_will_ever_paint_are_told_of() -> None:
-    """Nothing gives them up: they are painted however late it is."""
+def test_requests_without_a_worker_in_any_plan_are_reported() -> None:
+    """No deadline drops them: late requests still run."""
     only_heavy = (SimulatedDevices(2, "sd15", models=("sd15",)),)
     scenario = replace(cascade("clipper-light", answers_late=True), devices=only_heavy)
 

@@ -1,4 +1,4 @@
-"""Quotas in the simulator: the live dataplane's own."""
+"""Test quotas in the simulator: those of the live dataplane."""
 
 from collections import Counter
 from dataclasses import replace
@@ -47,7 +47,8 @@ def test_a_wrong_quota_is_named_with_its_line(tmp_path: Path) -> None:
 
 
 def test_a_tenant_over_its_quota_is_refused_while_another_is_served(tmp_path: Path) -> None:
-    """Eight of each in two seconds; a rate of a half with a burst of two lets two in at once and a third at 2 s."""
+    """Each sends eight in two seconds; a rate of a half with a burst of two admits two immediately and a third at 2
+    s."""
     scenario = read_scenario(scenario_of(tmp_path, TENANTS)).scenarios[0]
     workload = arrivals([number * 0.25 for number in range(9) for _ in "ab"], steps=50, deadline_s=60.0)
     asked = tuple(

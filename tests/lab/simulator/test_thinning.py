@@ -1,4 +1,4 @@
-"""Simulated requests are thinned by the live dataplane: fewer steps, a little less quality, more that make it."""
+"""Test simulated requests thinned by the live dataplane: fewer steps, slightly lower quality, more in time."""
 
 from dataclasses import replace
 
@@ -22,7 +22,8 @@ def scenario(mode: ThinningMode) -> Scenario:
 
 
 def test_twice_as_many_make_their_deadline_with_half_the_steps() -> None:
-    """One device, a picture a second; two a second for ten seconds, each within two."""
+    """One device generates an image a second; two requests a second arrive for ten seconds, each with a deadline of
+    two."""
     load = arrivals([number / 2 for number in range(20)], deadline_s=2.0)
     found = {mode: run(scenario(mode), load) for mode in ThinningMode}
     kept = {mode: sum(record.outcome is Outcome.COMPLETED for record in records) for mode, records in found.items()}
@@ -48,7 +49,7 @@ def test_other_numbers_of_steps_were_not_measured() -> None:
 
 
 def test_what_a_thinning_keeps_is_that_of_its_very_steps() -> None:
-    """Two thinnings to three steps from the second on: the mild one takes other steps, and keeps more."""
+    """Two thinnings to three steps from the second on: the mild one runs other steps, and keeps more quality."""
     mild = replace(OPTION, share=0.98, spacing=1.5)
     model = SimulatedModel(from_latencies("m", 10, {1: 1.0}), quality=1.0, thinning=(OPTION, mild))
 
@@ -61,14 +62,14 @@ LATE = ThinningOption(6, 2, 0.97)
 
 
 def midway(mode: ThinningMode, *at_s: float) -> list[RequestRecord]:
-    """One device, ten steps of a tenth of a second; from the sixth on two of four may be taken."""
+    """One device, ten steps of a tenth of a second; from the sixth on two of four may run."""
     model = SimulatedModel(from_latencies("m", 10, {1: 1.0}), quality=1.0, thinning=(LATE,))
     records = run(replace(scenario(mode), models=(model,)), arrivals(list(at_s), deadline_s=30.0))
     return sorted(records, key=lambda record: record.arrived_s)
 
 
-def test_a_picture_that_runs_is_thinned_when_others_come() -> None:
-    """It is alone until its third step: with all steps it would end after a second, and it ends after 0.8."""
+def test_running_image_is_thinned_when_others_arrive() -> None:
+    """No other request runs until its third step: with all steps it would end after a second, and it ends after 0.8."""
     first, *others = midway(ThinningMode.LOAD, 0.0, 0.25, 0.25, 0.25, 0.25)
 
     assert (first.quality, first.ended_s) == (0.97, pytest.approx(0.8))
@@ -89,7 +90,7 @@ def test_where_time_alone_counts_others_change_nothing() -> None:
 
 def test_a_batch_of_whole_requests_waits_for_whoever_is_sent_at_its_instant_though_steps_could_be_left_out() -> None:
     """Batches of four take a second. One request waits at the device when the first batch ends, and three get the
-    credits of those that end; an option that leaves nothing out changes nothing."""
+    credits of the ended ones; an option that skips no step changes nothing."""
     load = arrivals([0.0, 0.0, 0.0, 0.5, 0.6, 0.6, 0.6], deadline_s=30.0)
     whole = replace(one_model({1: 1.0, 4: 1.0}), device_settings=REQUESTS)
     model = SimulatedModel(from_latencies("m", 10, {1: 1.0, 4: 1.0}), thinning=(ThinningOption(9, 1, 1.0),))

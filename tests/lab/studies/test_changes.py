@@ -25,7 +25,7 @@ def test_words_colours_and_numbers_are_counted_where_they_changed():
     assert limit == pytest.approx(3.1, abs=0.1)
     # One number took another's place; letters of another size are no change of a word.
     assert (near.pair_count, near.words, near.colours, near.numbers) == (2, 0.5, 0.0, 0.5)
-    # Of red came blue, twice.
+    # Red became blue, twice.
     assert (low.pair_count, low.words, low.colours, low.numbers) == (1, 2.0, 2.0, 0.0)
 
 

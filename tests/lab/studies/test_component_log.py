@@ -1,4 +1,4 @@
-"""Replays of a log of components through a tier."""
+"""Replay a log of components through a tier."""
 
 from lab.studies.component_log import admits
 from pentimento.domain.components import Loadable

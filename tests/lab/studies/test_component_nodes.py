@@ -1,4 +1,4 @@
-"""MLoRA's dispatchers, which the report compares with dispatch by residency."""
+"""Test MLoRA's dispatchers, which the report compares with dispatch by residency."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""Test clusters that come back, that lose their rank, and that are gone."""
+"""Test clusters that come back, that lose their rank, and that disappear."""
 
 import numpy as np
 
@@ -33,9 +33,9 @@ def shares(windows, top_percent):
 def test_cluster_lives_while_it_is_at_the_top():
     windows = [window((CATS, 9), (DOGS, 5)), window((DOGS, 9), (CATS, 5)), window((CATS, 7), (SHIPS, 6))]
 
-    # Of two clusters half a percent is one: cats, dogs, cats.
+    # Half a percent of two clusters is one: cats, dogs, cats.
     assert shares(windows, 50.0) == {1: (0.0, 0.0, 2), 2: (1.0, 1.0, 1)}
-    # All clusters: cats and dogs, then dogs are gone.
+    # All clusters: cats and dogs, then no dogs.
     assert shares(windows, 100.0) == {1: (0.75, 1.0, 4), 2: (0.5, 0.5, 2)}
 
 

@@ -1,4 +1,4 @@
-"""Test what a prefetch loads ahead, and what requests then wait for."""
+"""Test the components that a prefetch loads, and the requests' remaining waits."""
 
 from lab.studies.component_log import SimulatedTier
 from lab.studies.prefetch import HourlyBandit, HourlyTogether, hours_of, replay_with_prefetch
@@ -30,7 +30,7 @@ def test_bandit_chooses_what_was_used_when_it_was_chosen() -> None:
     bandit = HourlyBandit(most=1)
     bandit.learn(hour)
 
-    # Of 20 components, ranks 1 to 5 are warm.
+    # Ranks 1 to 5 of 20 components are warm.
     assert bandit.choose(()) == [names[1]]
     bandit.learn([use(1.0, names[1])])
     assert bandit.tried == bandit.used == {"c01": 1}

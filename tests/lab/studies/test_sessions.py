@@ -28,7 +28,7 @@ def test_spreads_are_those_of_all_pairs(make_vectors, seed):
         pairs = list(combinations(rows, 2))
         within.append(mean_of_pairs(vectors, [pair for pair in pairs if session[pair[0]] == session[pair[1]]]))
         between.append(mean_of_pairs(vectors, [pair for pair in pairs if session[pair[0]] != session[pair[1]]]))
-        # With no more users than are drawn, all others are.
+        # If there are at most as many users as are drawn, all others are drawn.
         across.append(mean_of_pairs(vectors, [(one, row) for one in rows for row in range(40) if users[row] != user]))
     for spread, expected in ((found.within, within), (found.between, between), (found.across, across)):
         known = [value for value in expected if value is not None]

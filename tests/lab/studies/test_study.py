@@ -25,7 +25,7 @@ SETTINGS = StudySettings(min_samples=1, eps=(0.1,), top_percents=(100.0,))
 def test_study_follows_the_order_of_times():
     study = make_study(LOG, VECTORS, SETTINGS)
 
-    # By time: cat, ship, dog, cat | cat, dog.
+    # In order of time: cat, ship, dog, cat | cat, dog.
     assert (study.prompt_count, study.distinct_count, study.user_count) == (6, 3, 2)
     assert study.duration_s == DAY_S + 2
     assert study.exact_repeat_share == pytest.approx(3 / 6)
