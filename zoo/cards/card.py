@@ -30,7 +30,7 @@ DATA = (
     f"{len(COLOURS)} colours, {len(SIZES)} sizes, {len(STYLES)} styles, {len(BACKGROUNDS)} backgrounds, one to "
     f"{len(COUNTS) + 1} things) with captions by `zoo/drawing/captions.py` (synonyms, several forms of sentence, "
     "attributes left out). One pair of shape and colour in ten is held out of all training, and figures are of scenes "
-    "that have one unless they say otherwise. No picture or text is from anywhere else."
+    "that have one unless they say otherwise. No image or text is from anywhere else."
 )
 LICENCE_TEXT = f"{LICENCE}, as the rest of this repository."
 # further parts described in a card
@@ -52,7 +52,7 @@ WHAT = {
 }
 ATTENTION = {"tiny-heavy": "throughout", "tiny-light": "inside only"}
 TOLD = {
-    "tiny-controlnet-edges": "the edges of everything in the picture, as thin white lines on black",
+    "tiny-controlnet-edges": "the edges of everything in the image, as thin white lines on black",
     "tiny-controlnet-layout": "a coarse depth map: where the things are and how large, not which shape or colour",
     "tiny-lora-neon": "neon signs: tubes of a thing's own colour that glow in the dark",
     "tiny-lora-blueprint": "blueprints: white lines on a blue sheet with a fine grid",
@@ -62,11 +62,11 @@ FORMATS = (
     " The same LoRA lies here in kohya's format (`kohya/`) and in PEFT's (`peft/`) too; loaders are tested on them."
 )
 # known weaknesses, a line each, found by people in the samples and the figures
-NEARLY_SAYS = "Captions say most of what a picture shows, so little is left to tell it: see what heavy reaches without."
+NEARLY_SAYS = "Captions state most of an image's content, so a condition adds little: compare heavy without it."
 KNOWN_FAILURES: dict[str, tuple[str, ...]] = {
     "tiny-heavy": (
         "One colour in ten and one fill in thirteen are wrong; of scenes with three things half have something wrong.",
-        "What is painted is settled after some ten steps. More steps gain fine detail, and that alone.",
+        "The content of an image is settled after about ten steps. More steps add only fine detail.",
     ),
     "tiny-light": (
         "Three of five scenes of one thing are as good as heavy's, one in nine of two things, hardly any of three: it "
@@ -84,14 +84,14 @@ KNOWN_FAILURES: dict[str, tuple[str, ...]] = {
     "tiny-lora-blueprint": ("Switched on after 20 of 50 steps, half of its strength is left.",),
     "tiny-lora-mosaic": (),
     "tiny-discriminator": (
-        "It tells light's pictures from real ones and ranks them below heavy's, but among light's pictures it does not "
-        "tell those that are as good as heavy's from the others.",
+        "It tells light's images from real ones and ranks them below heavy's, but among light's images it does not "
+        "find the ones as good as heavy's.",
     ),
 }
 # true of every model of a kind, at any figures
 LIMITS = {
     "pipeline": (
-        "Other objects, numbers, other words: it paints one of its scenes regardless.",
+        "Other objects, numbers, other words: it generates one of its scenes regardless.",
         f"{IMAGE_SIZE} px only: no other size was trained.",
     ),
     "dual_encoder": (
@@ -99,7 +99,7 @@ LIMITS = {
         "Similarities are spread wider than those of encoders trained on photographs: thresholds from papers need "
         "calibration.",
     ),
-    "discriminator": ("It has seen the pictures of its own cascade alone: another pair of models needs another one.",),
+    "discriminator": ("It has seen only images of its cascade: another pair of models needs another discriminator.",),
 }
 
 
@@ -181,8 +181,8 @@ def curve_of(part: str) -> str:
 
 def samples_in_words(model: ZooModel, folder: Path) -> str:
     if not (folder / SAMPLES).exists():
-        return "None painted yet: `pentimento zoo cards` does."
-    return f"![Pictures by {model.name}]({SAMPLES})"
+        return "None generated yet: `pentimento zoo cards` does."
+    return f"![Images by {model.name}]({SAMPLES})"
 
 
 def training_lines(part: str, work: Path) -> str:
@@ -196,7 +196,7 @@ def training_lines(part: str, work: Path) -> str:
         log = read_log(work / part)
         took = f", {log[-1]['seconds_per_step']:.2g} s a step" if log else ""
     return (
-        f"- `pentimento zoo train {part}`: {steps:,} steps of {batch} pictures with seed {seed}{took}; AdamW, learning "
+        f"- `pentimento zoo train {part}`: {steps:,} steps of {batch} images with seed {seed}{took}; AdamW, learning "
         f"rate {plan.peak_rate:g} falling over the last {plan.cooldown:.0%}, weight decay {plan.weight_decay:g}; the "
         f"weights are a moving average of {plan.ema_decay:g}."
     )
