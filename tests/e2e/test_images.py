@@ -40,7 +40,7 @@ async def test_image_has_its_provenance(client: AsyncClient) -> None:
     assert provenance.timings
 
 
-async def test_seed_and_scheduler_decide_image_that_says_so(client: AsyncClient) -> None:
+async def test_seed_and_scheduler_decide_image_and_are_recorded(client: AsyncClient) -> None:
     first, same, other = [await client.generate(request(seed=seed)) for seed in (3, 3, 4)]
     document = read_provenance(with_provenance(first.data, first.provenance))
 

@@ -10,7 +10,7 @@ from pentimento import Client, ImageRequest
 from pentimento.supervisor.local import LocalSuite
 
 
-def test_bench_load_tells_of_every_request_where_its_time_went(suite: LocalSuite, tmp_path: Path) -> None:
+def test_bench_load_reports_stages_of_every_request(suite: LocalSuite, tmp_path: Path) -> None:
     flags = ("--rate", "6", "--duration", "1", "--steps", "4", "--deadline", "60", "--no-cache")
     files = ("--save", str(tmp_path / "run.jsonl"), "--report", str(tmp_path / "report.json"))
     state = ("--state-dir", str(suite.state.path))

@@ -45,7 +45,7 @@ def replica(fleet: Fleet, name: str) -> Replica:
     return next(one.replica for one in fleet.replicas if one.replica.instance_id == name)
 
 
-async def test_restarted_processes_hold_what_the_joint_plan_places(planned_suite: LocalSuite) -> None:
+async def test_restarted_processes_hold_components_of_joint_plan(planned_suite: LocalSuite) -> None:
     asked = request(AskedControlNet(EDGES, outline()), model="tiny-heavy", loras=(AskedLora(NEON, 0.5),))
     async with AsyncClient(planned_suite.endpoint.public) as client:
         for _ in range(4):

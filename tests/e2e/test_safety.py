@@ -24,7 +24,7 @@ SAFE, UNSAFE = (100.0, 0.0), (0.0, 100.0)
 @pytest.mark.parametrize(
     ("prompts", "images", "reason"), [(UNSAFE, SAFE, "UNSAFE_PROMPT"), (SAFE, UNSAFE, "UNSAFE_IMAGE"), (SAFE, SAFE, "")]
 )
-def test_suite_refuses_what_a_classifier_calls_unsafe(
+def test_suite_refuses_unsafe_prompt_and_image(
     tmp_path: Path, prompts: tuple[float, float], images: tuple[float, float], reason: str
 ) -> None:
     flags = ["--prompt-classifier", str(write_prompt_classifier(tmp_path / "prompts", prompts))]

@@ -55,7 +55,7 @@ def test_a_recorded_pass_sees_a_lora_in_the_weights_and_its_going(tmp_path: Path
 
 
 @torch.inference_mode()
-def test_a_lora_in_the_weights_of_a_gpu_is_what_it_is_on_a_cpu(tmp_path: Path) -> None:
+def test_lora_weights_on_gpu_equal_cpu(tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path / "model")
     models = [load_model(checkpoint, torch.device(device), torch.float32) for device in ("cpu", "cuda")]
     base = layers_of(models[0].info.family, {"unet": models[0].denoiser})

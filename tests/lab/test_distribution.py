@@ -14,7 +14,7 @@ def test_distribution_has_every_package() -> None:
     assert set(PROJECT["tool"]["setuptools"]["packages"]) == folders
 
 
-def test_entry_points_lead_to_what_exists() -> None:
+def test_entry_points_exist() -> None:
     for group, points in PROJECT["project"]["entry-points"].items():
         for target in points.values():
             module, _, attribute = target.partition(":")

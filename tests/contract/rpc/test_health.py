@@ -22,7 +22,7 @@ async def test_health_of_process_and_services_is_the_same(target: Scripted, chan
     assert [await check(channel, service) for service in services] == [Status.NOT_SERVING] * 3
 
 
-async def test_a_watch_tells_the_state_now_and_every_change(target: Scripted, channel: grpc.aio.Channel) -> None:
+async def test_watch_sends_current_state_and_every_change(target: Scripted, channel: grpc.aio.Channel) -> None:
     watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
     told = [(await watch.read()).status]
     target.server.set_not_serving()

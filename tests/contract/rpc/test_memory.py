@@ -85,7 +85,7 @@ async def attack(address: str, token: str | None, send: Callable[[RawConnection,
 @pytest.mark.slow
 @pytest.mark.parametrize("send", [send_bombs, send_halves], ids=["bombs", "halves"])
 @pytest.mark.parametrize("caller", ["nobody", "tenant", "open"])
-def test_an_attack_leaves_memory_as_it_was(
+def test_memory_returns_to_normal_after_attack(
     tmp_path: Path, socket_path: Path, send: Callable[[RawConnection, str | None], Awaitable[None]], caller: str
 ) -> None:
     token = new_token()

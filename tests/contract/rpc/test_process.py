@@ -135,7 +135,7 @@ async def test_open_file_limit_covers_all_connections(address: str) -> None:
     assert allowed == (1280, most)
 
 
-async def test_an_open_watch_ends_with_the_server_and_says_so(address: str) -> None:
+async def test_open_watch_ends_as_shutting_down(address: str) -> None:
     async with program("--listen", address) as process, open_channel(address, RpcChannelSettings()) as channel:
         call = worker_stub(channel).WatchCredits(worker.WatchCreditsRequest(), wait_for_ready=True)
         await call.read()

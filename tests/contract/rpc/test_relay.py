@@ -291,7 +291,7 @@ async def test_servers_of_the_same_port_of_two_hosts_serve_both(socket_path: Pat
     assert list(directory.iterdir()) == []
 
 
-async def test_the_socket_between_lies_elsewhere_where_its_path_would_be_too_long(socket_path: Path) -> None:
+async def test_relay_socket_moves_if_its_path_would_be_too_long(socket_path: Path) -> None:
     longest = 107 - len(str(socket_path.parent)) - len("/") - len("/s")
     beside = socket_path.parent / ("x" * longest) / "s"
     settings = RpcServerSettings(listen=(f"unix:{beside}", "127.0.0.1:0"))

@@ -85,7 +85,7 @@ def channel_of(served: Serving, settings: RpcChannelSettings) -> grpc.aio.Channe
     return open_channel(served.target.address, settings, own_connection=True)
 
 
-async def test_new_connections_are_shown_a_renewed_certificate_and_those_that_are_open_go_on(
+async def test_new_connections_get_renewed_certificate_and_open_ones_continue(
     served: Serving, authority: Authority
 ) -> None:
     trusting = RpcChannelSettings(tls_ca_file=authority.certificate)
@@ -223,7 +223,7 @@ async def test_a_channel_shows_a_renewed_certificate_to_a_server_that_wants_it(
     assert (before, after) == ("before", "after")
 
 
-async def test_calls_that_run_go_on_where_certificates_are_renewed(served: Serving, authority: Authority) -> None:
+async def test_running_calls_continue_during_renewal(served: Serving, authority: Authority) -> None:
     renewed = asyncio.Event()
 
     async def credit(request: object) -> AsyncIterator[worker.WatchCreditsResponse]:
@@ -245,7 +245,7 @@ async def test_calls_that_run_go_on_where_certificates_are_renewed(served: Servi
 
 
 @pytest.mark.parametrize("mutual", [True])
-async def test_a_channel_goes_on_while_its_files_do_not_fit_together(
+async def test_channel_continues_while_its_files_do_not_match(
     served: Serving, authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings, renew = client_of(authority, authority)

@@ -179,7 +179,7 @@ def test_images_and_every_key_of_an_entry_come_along(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_searches_go_on_through_builds_and_swaps(tmp_path: Path) -> None:
+def test_searches_continue_during_builds_and_swaps(tmp_path: Path) -> None:
     vectors = clustered(2200)
     index = opened(tmp_path)
     index.upsert(points_at(vectors[:900]))

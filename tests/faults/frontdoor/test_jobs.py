@@ -18,7 +18,7 @@ pytestmark = pytest.mark.faults
 REQUEST = ImageRequest(prompt="a red circle", num_inference_steps=30, seed=1)
 
 
-async def test_jobs_queued_and_running_end_under_the_next_frontdoor_and_another_client_hears_them(
+async def test_queued_and_running_jobs_end_after_restart_for_another_client(
     running: Processes, client: ImageClient
 ) -> None:
     running.worker("w1", step_s=0.01)

@@ -41,7 +41,7 @@ async def last_event(lines: Any) -> tuple[str, dict[str, Any]]:
     return told[-2].removeprefix("event: "), json.loads(told[-1].removeprefix("data: "))
 
 
-async def test_a_frontdoor_that_is_killed_is_told_and_loses_nothing(running: Processes) -> None:
+async def test_killed_frontdoor_is_reported_and_loses_nothing(running: Processes) -> None:
     from lab.fixtures.edge_suite import running_edge
 
     worker = running.worker("w1", step_s=0.05)

@@ -37,7 +37,7 @@ def test_objects_are_whole_or_absent_on_a_full_disk(small_disk: Path) -> None:
     assert store.get(store.put("k/again", bytes(50_000))) == bytes(50_000)
 
 
-def test_a_journal_on_a_full_disk_refuses_and_keeps_what_it_accepted(small_disk: Path) -> None:
+def test_journal_on_full_disk_refuses_new_and_keeps_accepted_requests(small_disk: Path) -> None:
     url = f"sqlite:///{small_disk}/journal.sqlite"
     somebody_elses = small_disk / "somebody-elses"
     somebody_elses.write_bytes(bytes(128 * 1024))

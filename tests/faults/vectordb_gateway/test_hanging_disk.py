@@ -105,7 +105,7 @@ async def look_up(client: GatewayClient) -> LookupAnswer:
     return await client.lookup([LookupCandidate(scope())], embedding(1), timeout_s=TIMEOUT_S)
 
 
-async def test_while_reads_hang_lookups_miss_the_loop_lives_and_health_says_so(tmp_path: Path) -> None:
+async def test_hanging_reads_give_misses_and_not_serving(tmp_path: Path) -> None:
     async with filled_gateway(tmp_path) as (client, health):
         await _hits(client)
 
@@ -122,7 +122,7 @@ async def test_while_reads_hang_lookups_miss_the_loop_lives_and_health_says_so(t
     assert _contradictions(tmp_path) == []
 
 
-async def test_while_writes_hang_lookups_hit_and_what_was_not_promised_is_not_there(tmp_path: Path) -> None:
+async def test_hanging_writes_keep_hits_and_lose_only_unpromised_entries(tmp_path: Path) -> None:
     async with filled_gateway(tmp_path) as (client, health):
         await _hits(client)
 

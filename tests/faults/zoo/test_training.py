@@ -112,7 +112,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
     made.libc.umount(bytes(mount))
 
 
-def test_a_full_disk_leaves_the_last_checkpoint_and_says_so(whole: Path, disk: Disk) -> None:
+def test_full_disk_keeps_last_checkpoint_and_is_reported(whole: Path, disk: Disk) -> None:
     checkpoint_bytes = (whole / PART / CHECKPOINT).stat().st_size
     others = sum(file.stat().st_size for file in whole.glob("*.safetensors"))
     disk.sized(others + 2**20 + checkpoint_bytes * 3 // 2, MS_REMOUNT)  # room for one checkpoint, not for two

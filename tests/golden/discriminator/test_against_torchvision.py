@@ -106,7 +106,7 @@ def test_open_discriminator_refuses_configuration(
         open_discriminator(directory)
 
 
-def test_transformers_and_diffusers_are_imported_beside_it_as_ever() -> None:
+def test_transformers_and_diffusers_import_after_it() -> None:
     from diffusers import AutoencoderKL
     from transformers import EfficientNetForImageClassification
 

@@ -82,7 +82,7 @@ def test_any_text_gives_the_vector_of_the_library(text):
     np.testing.assert_allclose(our_vectors("mean", [text])[0], theirs("mean").encode(text), rtol=0, atol=TOLERANCE)
 
 
-def test_the_packaged_encoder_knows_what_means_the_same():
+def test_packaged_encoder_places_paraphrases_near():
     near, far, prompt = our_vectors(
         PACKAGED, ["a cat sleeping on a sofa", "stock market report, line chart", "a kitten asleep on the couch"]
     )

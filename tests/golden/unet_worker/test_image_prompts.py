@@ -64,7 +64,9 @@ class PromptedByDiffusers(DiffusersReference):
 
 
 @pytest.mark.parametrize("write", [write_checkpoint, write_xl_checkpoint])
-async def test_prompted_latents_beside_others_equal_diffusers(write: Callable[[Path], Path], tmp_path: Path) -> None:
+async def test_prompted_latents_in_shared_batches_equal_diffusers(
+    write: Callable[[Path], Path], tmp_path: Path
+) -> None:
     checkpoint = write(tmp_path / "model")
     adapters = write_ip_adapter(tmp_path / "adapters", checkpoint)
     write_ip_adapter(tmp_path / "adapters", checkpoint, name="other", plus=True, seed=8)
@@ -98,7 +100,7 @@ def serve_prompts(checkpoint: Path, folder: Path) -> Any:
     return serve(checkpoint, folder / "w", device=DeviceChoice.CPU, ip_adapters_dir=folder / "adapters")
 
 
-async def test_worker_tells_served_and_rejected_ip_adapters(tmp_path: Path) -> None:
+async def test_worker_reports_served_and_rejected_ip_adapters(tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path / "model")
     adapters = write_ip_adapter(tmp_path / "adapters" / "mine", checkpoint)
     tensors = load_file(adapters / "style.safetensors")

@@ -266,7 +266,7 @@ async def test_data_of_a_deleted_tenant_is_deleted_in_every_cell(cells: RunningC
         await asyncio.wrap_future(ledger.restore("initech", 0.0))
 
 
-async def test_cell_erases_what_the_cell_with_the_tenants_ledger_has_erased_before(cells: RunningCells) -> None:
+async def test_cell_erases_after_the_cell_with_the_tenants_ledger(cells: RunningCells) -> None:
     cells.tenants_of = "a"
     first, second = [await cells.start(name, OLD, tenant_grace_h=0.0) for name in ("a", "b")]
     journal = first.journal

@@ -104,7 +104,7 @@ async def test_a_client_of_both_finds_the_leader_and_then_the_one_that_took_over
 
 
 @pytest.mark.slow
-async def test_what_the_leader_planned_last_is_what_the_next_one_serves(folder: Path) -> None:
+async def test_next_leader_serves_last_plan_of_previous_leader(folder: Path) -> None:
     async with running(folder, "c0") as first:
         await first.leading
         first.process.controller.register(WORKER)

@@ -82,7 +82,7 @@ async def test_what_was_registered_is_listed_and_outlives_the_controller(folder:
     assert left == RegisteredModels((MIDDLE, HEAVY, LIGHT))
 
 
-async def test_a_name_stands_for_one_model_until_it_is_removed(folder: Path) -> None:
+async def test_name_belongs_to_one_model_until_removal(folder: Path) -> None:
     other = replace(LIGHT, licence="another")
     async with running(folder) as suite:
         await suite.models.register_model(LIGHT)
@@ -135,7 +135,7 @@ OWN = {name: variant_of_its_own(name) for name in ("light", "SDXL-Base", "heavy"
 PROFILED = handover_profile(OWN["SDXL-Base"], OWN["heavy"])
 
 
-async def test_a_hand_over_profile_says_the_share_of_its_models_and_is_listed_with_it(folder: Path) -> None:
+async def test_handover_profile_sets_the_share_and_is_listed(folder: Path) -> None:
     async with running(folder, profile_rule=RuleChoice.MINIMUM) as suite:
         for one in OWN.values():
             await suite.models.register_model(one)
@@ -149,7 +149,7 @@ async def test_a_hand_over_profile_says_the_share_of_its_models_and_is_listed_wi
     assert listed.cascades == (answered,)
 
 
-async def test_the_command_sends_profiles_and_says_where_shares_come_from(folder: Path) -> None:
+async def test_command_sends_profiles_and_reports_source_of_shares(folder: Path) -> None:
     (folder / "cascade.json").write_text(json.dumps(to_json(cascade("light", "SDXL-Base", "heavy"))))
     (folder / "unstated.json").write_text(json.dumps(to_json(unstated(THREE))))
     (folder / "profile.json").write_text(PROFILED)
@@ -183,9 +183,7 @@ async def test_the_command_sends_profiles_and_says_where_shares_come_from(folder
         ([PROFILED.replace('"alpha": 0.95', '"alpha": 0.98')], "handover_profiles[0].asked.alpha"),
     ],
 )
-async def test_a_profile_that_says_nothing_of_the_cascade_registers_none(
-    folder: Path, profiles: list[str], field: str
-) -> None:
+async def test_profile_of_other_models_registers_no_cascade(folder: Path, profiles: list[str], field: str) -> None:
     async with running(folder, handover_alpha=0.99 if "0.98" in profiles[0] else 0.95) as suite:
         for one in OWN.values():
             await suite.models.register_model(one)
@@ -197,7 +195,7 @@ async def test_a_profile_that_says_nothing_of_the_cascade_registers_none(
     assert listed.cascades == ()
 
 
-async def test_without_a_ledger_nothing_is_registered_and_it_says_why(folder: Path) -> None:
+async def test_registration_without_ledger_fails_with_reason(folder: Path) -> None:
     async with running(folder, "none") as suite:
         with pytest.raises(FailedPrecondition, match="--ledger-url") as refused:
             await suite.models.register_model(LIGHT)

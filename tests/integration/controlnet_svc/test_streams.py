@@ -94,9 +94,7 @@ async def test_no_region_outlives_its_stream(service: Service) -> None:
     assert service.process.controlnets.open_count == 0
 
 
-async def test_no_region_is_left_of_a_stream_whose_caller_leaves_while_it_is_made(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_stream_of_leaving_caller_leaves_no_region(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     create, begun, goes_on, made = RegionDirectory.create, threading.Event(), threading.Event(), threading.Event()
 
     def slowly(directory: RegionDirectory, size: RegionSize) -> SharedRegion:
@@ -238,7 +236,7 @@ async def test_streams_beyond_the_credits_are_refused_and_welcome_later(service:
     second.close()
 
 
-async def test_every_credit_is_a_stream_though_nobody_tells_callers_apart(service: Service) -> None:
+async def test_every_credit_is_a_stream_without_caller_names(service: Service) -> None:
     count = service.process.controlnets.credit_count
     streams = await asyncio.gather(
         *(service.client.open_stream(request_for(), epoch, OPEN_S) for epoch in range(1, count + 1))
@@ -296,7 +294,7 @@ async def test_a_drain_lets_open_streams_end_and_takes_no_new_ones(service: Serv
     await asyncio.wait_for(draining, 120)
 
 
-async def test_the_status_says_what_is_there(service: Service) -> None:
+async def test_status_lists_controlnets_and_resident_ones(service: Service) -> None:
     before = await service.client.status()
     assert {info.name for info in before.controlnets} == {EDGES, LAYOUT}
     assert not any(info.resident for info in before.controlnets)

@@ -30,7 +30,7 @@ phases.coverage.enabled = false
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("schemathesis") is None, reason="schemathesis is not installed")
-async def test_requests_made_from_the_document_are_answered_as_it_says(edge: EdgeUnderTest, folder: Path) -> None:
+async def test_answers_to_generated_requests_match_the_document(edge: EdgeUnderTest, folder: Path) -> None:
     config = folder / "schemathesis.toml"
     config.write_text(CONFIG)
     flags = ["--checks", ",".join(CHECKS), "--phases", "examples,coverage,fuzzing", "--max-examples", "5"]

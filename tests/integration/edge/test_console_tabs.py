@@ -130,7 +130,7 @@ async def test_number_between_steps_of_its_field_is_sent(page: Any) -> None:
     assert (await asked.value).post_data_json["guidance_scale"] == 1.55
 
 
-async def test_form_error_is_shown_next_to_its_field(page: Any) -> None:
+async def test_invalid_field_is_shown_even_in_closed_section(page: Any) -> None:
     sent: list[str] = []
     page.on("request", lambda request: sent.append(request.url) if request.url.endswith("/generate") else None)
     await page.goto("/")

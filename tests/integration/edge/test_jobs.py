@@ -75,7 +75,7 @@ async def test_head_of_events_does_not_wait_for_the_job(edge: EdgeUnderTest) -> 
     assert (await ended(edge, job_id))["status"] == "completed"
 
 
-async def test_a_cancelled_job_says_so(edge: EdgeUnderTest) -> None:
+async def test_cancelled_job_reports_its_state(edge: EdgeUnderTest) -> None:
     edge.worker.hold.clear()
     job_id = (await submit(edge)).json()["id"]
     await edge.worker.wait_until(lambda: edge.worker.running)

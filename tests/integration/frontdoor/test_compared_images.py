@@ -84,7 +84,7 @@ async def test_deferred_light_image_is_compared_with_heavy_one(folder: Path) -> 
     assert kept[1].kept == pytest.approx(0.75)
 
 
-async def test_accepted_light_image_is_compared_when_nobody_waits(folder: Path) -> None:
+async def test_accepted_light_image_is_compared_on_idle_workers(folder: Path) -> None:
     quiet = {"quality_sample_share": 1.0, "quality_work_share": 1.0, "quality_quiet_s": 0.0}
     async with compared(folder, 0.96, **quiet) as (cascade, report):
         completed = await cascade.suite.paint(UNNAMED)

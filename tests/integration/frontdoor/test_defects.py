@@ -86,15 +86,13 @@ async def test_abandoned_attempt_is_stopped_at_its_worker(
     await worker.wait_until(lambda: not worker.running)
 
 
-async def test_an_attempt_whose_stream_is_cancelled_is_run_again(
-    suite: FrontdoorSuite, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_attempt_with_cancelled_stream_runs_again(suite: FrontdoorSuite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AttemptStreams, "_pass_on", breaking_once(AttemptStreams._pass_on, asyncio.CancelledError))
 
     assert (await suite.paint()).provenance.attempt_number == 2
 
 
-async def test_a_request_whose_acceptance_breaks_down_is_told_so(suite: FrontdoorSuite) -> None:
+async def test_request_with_failed_acceptance_gets_an_error(suite: FrontdoorSuite) -> None:
     break_performer(suite, effects.PersistAccepted)
 
     with pytest.raises(Internal):

@@ -42,7 +42,7 @@ async def test_every_job_is_listed_however_many_pages_they_fill(suite: Frontdoor
     assert listed == submitted[::-1]
 
 
-async def test_the_result_of_a_job_that_has_none_says_why(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+async def test_job_without_result_reports_the_reason(suite: FrontdoorSuite, worker: PacedWorker) -> None:
     worker.hold.clear()
     async with AsyncClient(f"unix:{suite.folder / 'f'}") as client:
         request_id = (await client.submit(REQUEST)).request_id

@@ -62,7 +62,7 @@ def make_torch(checkout: Path, *versions: str, device: str = "cpu") -> "subproce
     )
 
 
-def test_an_index_without_the_cpu_build_gives_the_default_one_and_says_what_that_costs(tmp_path: Path) -> None:
+def test_index_without_cpu_build_installs_default_with_a_warning(tmp_path: Path) -> None:
     made = make_torch(tmp_path, DEFAULT)
 
     assert made.returncode == 0, made.stderr
@@ -71,7 +71,7 @@ def test_an_index_without_the_cpu_build_gives_the_default_one_and_says_what_that
     assert "TORCH_INDEX_URL=" in made.stdout
 
 
-def test_the_cpu_build_is_taken_where_there_is_one(tmp_path: Path) -> None:
+def test_cpu_build_is_preferred(tmp_path: Path) -> None:
     made = make_torch(tmp_path, DEFAULT, CPU)
 
     assert made.returncode == 0, made.stderr
@@ -86,7 +86,7 @@ def test_the_cuda_build_is_the_default_one_and_needs_no_words(tmp_path: Path) ->
     assert "several GB" not in made.stdout
 
 
-def test_without_any_torch_it_stops_and_says_what_to_name(tmp_path: Path) -> None:
+def test_index_without_torch_fails_and_names_the_variable(tmp_path: Path) -> None:
     made = make_torch(tmp_path)
 
     assert made.returncode != 0

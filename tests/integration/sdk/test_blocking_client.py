@@ -57,7 +57,7 @@ async def test_blocking_client_streams_and_cancels_by_closing(tmp_path: Path) ->
     assert progress.step == 1
 
 
-async def test_a_stream_that_is_let_go_of_after_its_client_says_nothing(tmp_path: Path) -> None:
+async def test_stream_dropped_after_its_client_logs_nothing(tmp_path: Path) -> None:
     service = ScriptedImageService([for_ever])
 
     def outlive(address: str) -> None:

@@ -139,7 +139,7 @@ async def test_stream_of_image_is_read_to_its_end(tmp_path: Path) -> None:
     assert not service.cancelled.is_set()
 
 
-async def test_what_begins_anew_has_what_is_left_of_the_deadline(tmp_path: Path) -> None:
+async def test_retry_gets_the_remaining_deadline(tmp_path: Path) -> None:
     async def slow() -> AsyncIterator[pb.GenerateResponse]:
         yield ACCEPTED
         await asyncio.sleep(0.05)
@@ -156,7 +156,7 @@ async def test_what_begins_anew_has_what_is_left_of_the_deadline(tmp_path: Path)
     assert anew == anew_again <= 60_000 - 50
 
 
-async def test_after_its_deadline_nothing_is_asked_for_that_was_not_accepted(tmp_path: Path) -> None:
+async def test_unaccepted_request_is_not_retried_after_its_deadline(tmp_path: Path) -> None:
     """The server would give it all of the deadline once more."""
     pauses = RetryPolicy(tries=9, first_pause_s=0.05, max_pause_s=0.05)
     service = ScriptedImageService([plays(then=Unavailable("DOWN", "down")) for _ in range(9)])
@@ -318,7 +318,7 @@ ASKED: tuple[tuple[str, object, Callable[[AsyncClient], Awaitable[object]]], ...
 )
 
 
-async def test_questions_are_asked_again_where_server_did_not_answer(tmp_path: Path) -> None:
+async def test_queries_are_retried_if_server_did_not_answer(tmp_path: Path) -> None:
     for rpc, answer, ask in ASKED:
         service = AwayAtFirst([]).answering(rpc, answer)
         async with serving(service, tmp_path) as address, AsyncClient(address, retries=QUICK) as client:
@@ -327,7 +327,7 @@ async def test_questions_are_asked_again_where_server_did_not_answer(tmp_path: P
         assert service.calls == [rpc, rpc]
 
 
-async def test_nobody_there_is_unavailable(tmp_path: Path) -> None:
+async def test_missing_server_is_unavailable(tmp_path: Path) -> None:
     with pytest.raises(Unavailable):
         await image_from(f"unix:{tmp_path}/nobody")
 

@@ -89,7 +89,7 @@ def test_second_up_leaves_live_suite_alone(removed: ToySuite) -> None:
 
 
 @pytest.mark.slow
-def test_scale_of_removed_state_directory_says_so(removed: ToySuite) -> None:
+def test_scale_of_removed_state_directory_reports_it(removed: ToySuite) -> None:
     scale = [sys.executable, "-m", "pentimento.cli", "scale", "worker", "2", "--state-dir", str(removed.state.path)]
 
     done = subprocess.run(scale, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
@@ -114,14 +114,14 @@ def pipe(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 @pytest.mark.slow
-def test_restarts_and_a_stop_need_nobody_who_reads(tmp_path: Path, pipe: int) -> None:
+def test_restarts_and_stop_need_no_reader(tmp_path: Path, pipe: int) -> None:
     with toy_suite(tmp_path, CHATTY, stdout=pipe) as suite:
         assert suite.killed_process_serves_again("worker")
         assert suite.stop_ends_everything()
 
 
 @pytest.mark.slow
-def test_what_programs_read_of_a_suite_needs_nobody_who_reads(tmp_path: Path, pipe: int) -> None:
+def test_json_output_needs_no_reader(tmp_path: Path, pipe: int) -> None:
     with toy_suite(tmp_path, "--json", stdout=pipe) as suite:
         assert suite.is_announced()
         assert suite.killed_process_serves_again("worker")
@@ -129,7 +129,7 @@ def test_what_programs_read_of_a_suite_needs_nobody_who_reads(tmp_path: Path, pi
 
 
 @pytest.mark.slow
-def test_what_programs_read_of_a_suite_needs_no_room(tmp_path: Path) -> None:
+def test_json_output_needs_no_space(tmp_path: Path) -> None:
     with Path("/dev/full").open("wb") as full, toy_suite(tmp_path, "--json", stdout=full.fileno()) as suite:
         assert suite.is_announced()
         assert suite.killed_process_serves_again("worker")
@@ -137,7 +137,7 @@ def test_what_programs_read_of_a_suite_needs_no_room(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_down_needs_nobody_who_reads(tmp_path: Path, pipe: int) -> None:
+def test_down_needs_no_reader(tmp_path: Path, pipe: int) -> None:
     with toy_suite(tmp_path, CHATTY, stdout=pipe) as suite:
         suite.process("frontdoor")
 

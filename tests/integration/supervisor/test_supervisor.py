@@ -195,7 +195,7 @@ async def test_refused_start_stops_the_suite_with_the_reason(tmp_path: Path, cap
     assert marked_processes(tmp_path) == []
 
 
-async def test_second_request_to_stop_kills_what_does_not_drain(tmp_path: Path) -> None:
+async def test_second_stop_request_kills_undrained_processes(tmp_path: Path) -> None:
     supervisor = supervisor_of(tmp_path, toy(tmp_path, "frontdoor", 0, "--stubborn"))
 
     async with serving(supervisor) as running:
@@ -206,7 +206,7 @@ async def test_second_request_to_stop_kills_what_does_not_drain(tmp_path: Path) 
     assert marked_processes(tmp_path) == []
 
 
-async def test_process_that_does_not_stop_in_time_is_killed_and_told(
+async def test_process_that_does_not_stop_in_time_is_killed_and_reported(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     stubborn = toy(tmp_path, "worker-1", 0, "--stubborn")
@@ -327,7 +327,7 @@ async def test_one_that_has_left_while_the_suite_stops_keeps_no_other_from_drain
 
 
 @pytest.mark.slow
-async def test_added_process_that_refuses_to_start_is_tried_again_only_if_asked(tmp_path: Path) -> None:
+async def test_added_process_that_refuses_to_start_is_retried_on_request(tmp_path: Path) -> None:
     async with scalable(tmp_path, 1, "--refuse") as (supervisor, files):
         want(supervisor, files, 2)
         await until(lambda: bool(files.there()["worker"].failures))

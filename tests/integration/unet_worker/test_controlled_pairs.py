@@ -178,7 +178,7 @@ def told_modes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.usefixtures("unhurried")
-async def test_replicas_are_told_which_halves_their_residuals_are_of(
+async def test_replicas_get_the_halves_of_their_residuals(
     parts: Parts, peer: Peer, replicas: list[Replica], told_modes: list[str]
 ) -> None:
     await generate(parts, "", [edges()], replicas)
@@ -206,7 +206,7 @@ async def narrow_replica(parts: Parts) -> AsyncIterator[Replica]:
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_peer_without_a_replica_is_given_up_and_what_it_lacked_is_not_kept_from_its_worker(
+async def test_peer_without_replica_is_abandoned_and_worker_gets_its_residuals(
     parts: Parts, peer: Peer, narrow_replica: Replica
 ) -> None:
     """The worker has the only credit for its row; it needs that one for both rows."""

@@ -380,7 +380,7 @@ async def test_lost_or_late_replica_changes_no_bit(
     assert parts.directory.region_count() == 0
 
 
-async def test_without_any_replica_left_there_is_no_image(parts: Parts, last_replicas: list[Replica]) -> None:
+async def test_request_without_replicas_fails(parts: Parts, last_replicas: list[Replica]) -> None:
     def lose() -> None:
         for replica in last_replicas:
             replica.process.kill()

@@ -89,7 +89,7 @@ async def test_cached_image_is_refined_in_its_form_of_noise(family: Served) -> N
         await result_of(execute(family, spec=spec, attempt=attempt(3), start=replace(start, noise_form=other)))
 
 
-async def test_schedulers_of_another_family_are_refused_with_those_there_are(family: Served) -> None:
+async def test_scheduler_of_other_family_error_lists_supported_ones(family: Served) -> None:
     other = next(scheduler for scheduler in Scheduler if scheduler.value not in family.held.schedulers)
 
     with pytest.raises(InvalidArgument, match=family.held.schedulers[0]):

@@ -47,7 +47,7 @@ async def test_a_prompt_becomes_a_image_with_its_account(worker: Served) -> None
     assert result.device_seconds > 0
 
 
-async def test_where_nobody_waits_for_it_progress_comes_seldom(worker: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_progress_without_listeners_is_rare(worker: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(order, "SELDOM_S", 600.0)
 
     events = [event async for event in execute(worker, omit_progress=True)]

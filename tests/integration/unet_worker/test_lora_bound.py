@@ -39,7 +39,7 @@ def written(folder: Path) -> tuple[Path, Path, Path]:
     return model, folder / "loras", prompts
 
 
-async def test_bounds_are_measured_written_beside_the_loras_and_read_by_workers(tmp_path: Path) -> None:
+async def test_bounds_are_measured_written_next_to_loras_and_read_by_workers(tmp_path: Path) -> None:
     model, loras, prompts = written(tmp_path)
     flags = ("--loras", str(loras), "--prompts", str(prompts), "--rule", "minimum", "--exhaustive")
 

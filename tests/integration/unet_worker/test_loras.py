@@ -130,9 +130,7 @@ async def test_loras_apply_only_to_their_image(worker: Served) -> None:
     assert set(credits.resident_components) == {worker.held.model, "neon", "mosaic"}
 
 
-async def test_lora_of_the_object_store_generates_what_its_file_does(
-    checkpoint: Path, adapters_dir: Path, tmp_path: Path
-) -> None:
+async def test_lora_from_object_store_equals_its_file(checkpoint: Path, adapters_dir: Path, tmp_path: Path) -> None:
     """The worker has no directory of LoRAs: it fetches this one by the request's reference."""
     mosaic = read_lora_bytes(adapters_dir)
     place = tmp_path / "fetching"

@@ -262,7 +262,7 @@ async def test_a_replay_is_generated_by_one_worker(parts: Parts, peer: Peer) -> 
     assert torch.equal((await generate(parts, peer.address, replay_of="another")).latents, alone.latents)
 
 
-async def test_a_peer_that_is_not_there_is_not_waited_for(parts: Parts) -> None:
+async def test_missing_peer_is_not_awaited(parts: Parts) -> None:
     paired = await generate(parts, f"unix:{parts.folder}/nobody")
 
     assert paired.paired_steps == 0
@@ -353,7 +353,7 @@ async def test_wrong_step_ends_the_stream(
         await answer_to(stream, step_index, timestep, outgoing_tensor(torch.zeros(shape or usual), UNBOUND))
 
 
-async def test_a_worker_computes_as_many_halves_as_it_has_credits(parts: Parts, peer: Peer) -> None:
+async def test_worker_computes_one_half_per_credit(parts: Parts, peer: Peer) -> None:
     async with open_channel(peer.address, RpcChannelSettings()) as channel:
         first = await GuidanceHalfClient(channel).open_stream(half_of(parts), 1, OPEN_S)
         with pytest.raises(ResourceExhausted):

@@ -70,7 +70,7 @@ UNUSED = {
 }
 
 
-async def test_a_worker_told_to_stop_finishes_its_image_first_and_imports_nothing_that_it_does_not_use(
+async def test_stopping_worker_finishes_its_image_and_imports_no_unused_module(
     process: "subprocess.Popen[bytes]", directory: Path
 ) -> None:
     async with open_channel(f"unix:{directory}/w", RpcChannelSettings()) as channel:

@@ -64,7 +64,7 @@ def test_profiles_of_latents_and_images_are_written_and_read(tmp_path: Path) -> 
     assert all(row.by(ThresholdRule.LOWER_BOUND) is None for row in (*latents.rows, *images.rows))
 
 
-def test_an_encoder_that_does_not_come_up_is_said(tmp_path: Path) -> None:
+def test_embedder_that_does_not_start_is_reported(tmp_path: Path) -> None:
     large, _ = models(tmp_path)
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("a\nb\n")

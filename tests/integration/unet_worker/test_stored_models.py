@@ -92,7 +92,7 @@ async def test_worker_of_a_bucket_generates_as_from_the_directory(
     assert partial_files(directory) == []
 
 
-async def test_plan_switches_to_a_model_whose_weights_are_fetched_then(
+async def test_plan_switches_to_a_model_that_is_then_fetched(
     bucket: Bucket, checkpoint: Path, directory: Path, tmp_path: Path
 ) -> None:
     other = with_other_weights(checkpoint, tmp_path / "other")

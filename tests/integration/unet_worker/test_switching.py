@@ -118,7 +118,7 @@ async def test_switch_without_room_on_the_device_finishes_running_requests_first
     assert generated.model_digest == held.model_digest != before.model_digest
 
 
-async def test_switch_beside_serves_the_next_model_while_requests_of_the_former_run(
+async def test_switch_in_parallel_serves_next_model_during_former_requests(
     switching: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take(SwitchWay.BESIDE, monkeypatch)

@@ -66,7 +66,7 @@ async def test_a_image_thinned_on_its_way_is_the_one_thinned_from_its_start_and_
     assert "steps left out: from step 4 on 2 of 4 were taken" in midway.notes
 
 
-async def test_asked_behind_the_step_it_takes_them_all(worker: Served) -> None:
+async def test_thinning_after_its_step_runs_all_steps(worker: Served) -> None:
     found: list[bool] = []
     with at_step(5, asking(worker, (4, 6), "late", found)):
         late = await result_of(execute(worker, attempt=attempt(request_id="late")))
@@ -75,11 +75,11 @@ async def test_asked_behind_the_step_it_takes_them_all(worker: Served) -> None:
     assert not any("left out" in note for note in late.notes)
 
 
-async def test_nobody_is_thinned_whom_the_worker_does_not_know(worker: Served) -> None:
+async def test_thinning_of_unknown_attempt_returns_false(worker: Served) -> None:
     assert await worker.client.thin("nobody", 1, (4, 6), LIMIT_S) is False
 
 
-async def test_steps_that_are_none_of_the_schedule_are_refused_and_the_image_goes_on(worker: Served) -> None:
+async def test_steps_outside_schedule_are_refused_and_image_completes(worker: Served) -> None:
     refused: list[InvalidArgument] = []
 
     def ask() -> None:

@@ -210,7 +210,7 @@ def test_rows_of_another_encoder_are_not_added(tmp_path: Path) -> None:
     assert (tmp_path / "model.json").read_bytes() == written
 
 
-def test_nothing_is_generated_where_there_is_no_file_to_add_to(tmp_path: Path) -> None:
+def test_missing_profile_file_fails_before_generation(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, write_model(tmp_path), "--resume")
 
     with pytest.raises(InvalidArgument, match=r"resume: .*model\.json"):

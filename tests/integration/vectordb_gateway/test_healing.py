@@ -91,7 +91,7 @@ async def test_an_object_that_is_sound_stays(gateway: RunningGateway) -> None:
     assert await found(gateway) == start
 
 
-async def test_reports_of_what_is_not_there_are_passed_over(gateway: RunningGateway) -> None:
+async def test_reports_of_unknown_objects_are_ignored(gateway: RunningGateway) -> None:
     entry_id = await gateway.store(embedding(1))
 
     await gateway.client.report_bad_object("00000000-0000-4000-8000-000000000000", "cache/x", "")

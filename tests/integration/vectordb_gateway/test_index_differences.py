@@ -101,7 +101,7 @@ def test_closed_index_is_not_an_empty_one(
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_an_entry_that_comes_meanwhile_does_not_differ(
+def test_entry_added_during_comparison_is_no_difference(
     stores: tuple[CacheLedger, VectorIndex], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """After each read new entries get their rows, their points and their marks."""

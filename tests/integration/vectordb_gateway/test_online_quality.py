@@ -121,7 +121,7 @@ async def test_figures_leave_out_thresholds_that_a_plan_removed(tmp_path: Path) 
     assert (kept_share(), figure("threshold_similarity", "0.1", "in_force")) == (None, None)
 
 
-async def test_a_restarted_gateway_goes_on_from_where_thresholds_stood(tmp_path: Path) -> None:
+async def test_restarted_gateway_keeps_its_thresholds(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, *flags(tmp_path)) as gateway:
         await gateway.store(embedding(1), steps=(5,))
         await report(gateway, 20, quality=BAD)
@@ -136,7 +136,7 @@ async def test_a_restarted_gateway_goes_on_from_where_thresholds_stood(tmp_path:
     assert counted == [False] * 20 + [True]
 
 
-async def test_a_gateway_learns_of_what_another_one_counted(tmp_path: Path) -> None:
+async def test_gateway_reads_samples_of_another_gateway(tmp_path: Path) -> None:
     """In its next round of maintenance."""
     async with running_gateway(tmp_path, *flags(tmp_path)) as gateway:
         await gateway.store(embedding(1), steps=(5,))

@@ -67,7 +67,7 @@ async def test_bias_of_a_plan_moves_rows_and_is_named(tmp_path: Path) -> None:
     assert nearer.reason.endswith("plan 7.1: cache bias -1")
 
 
-async def test_the_operators_bias_stands_over_the_plans(tmp_path: Path) -> None:
+async def test_operators_bias_overrides_the_plan(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, *profiled(tmp_path), "--cache-bias", "0") as gateway:
         await gateway.store(embedding(1), steps=(5,))
         follow(gateway, bias=-1)

@@ -154,7 +154,7 @@ async def test_image_serves_every_model_of_its_size_and_conditioning(
         assert isinstance(other.start, FromNoise if name in OF_IMAGES else FromImage), name
 
 
-async def test_nobody_finds_another_tenants_images(imaging: RunningGateway) -> None:
+async def test_images_of_other_tenants_are_not_found(imaging: RunningGateway) -> None:
     await imaging.store(embedding(0, 1), image=embedding(1))
 
     assert isinstance((await imaging.lookup(embedding(1), scope(new_tenant()))).start, FromNoise)
@@ -224,7 +224,7 @@ async def test_scratch_share_misses_on_purpose(tmp_path: Path, share: str, start
     assert (answer.reason == "miss: from scratch, as a share of all are") is (share == "1")
 
 
-async def test_statistics_count_what_happened(gateway: RunningGateway) -> None:
+async def test_statistics_count_lookups_and_entries(gateway: RunningGateway) -> None:
     await gateway.store(embedding(1))
     await gateway.lookup(embedding(1))
     await gateway.lookup(embedding(0, 1))

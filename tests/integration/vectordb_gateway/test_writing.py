@@ -96,7 +96,7 @@ async def test_a_repeated_commit_answers_with_the_same_entry(shared: RunningGate
     assert shared.held().entry_count == 1
 
 
-async def test_only_what_was_captured_is_kept(gateway: RunningGateway) -> None:
+async def test_only_captured_latents_are_stored(gateway: RunningGateway) -> None:
     by = attempt()
     grant = await gateway.client.reserve(scope(), by)
     assert grant is not None

@@ -116,7 +116,7 @@ async def test_planned_loras_are_prefetched_once(adapted_worker: Emulated, moves
 
 
 @pytest.mark.parametrize(("moves_models", "held"), [(True, "light"), (False, "heavy")])
-async def test_worker_plan_moves_models_as_it_says(worker: Emulated, moves_models: bool, held: str) -> None:
+async def test_worker_changes_model_if_plan_moves_models(worker: Emulated, moves_models: bool, held: str) -> None:
     process, backend = worker.process, worker.backend
     wanted = WorkerAssignment(process.server.instance_id, "", "light", 1)
 

@@ -83,7 +83,7 @@ def test_model_assigned_while_another_one_is_read_is_read_next() -> None:
     assert world.reports[-1] == (5.5, "second", False)
 
 
-def test_lost_device_forgets_what_it_read() -> None:
+def test_lost_device_forgets_its_read_model() -> None:
     world = World(costs(1.0))
     world.device.assign(staged("other"), 1)
     world.timers.run_until(1.0)

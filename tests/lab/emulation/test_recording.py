@@ -64,7 +64,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_recording_is_read_as_it_was_written(folder: Path) -> None:
+def test_recording_is_read_as_written(folder: Path) -> None:
     assert read_recording(folder) == a_recording()
 
 
@@ -107,7 +107,7 @@ def test_wrong_or_missing_profile_names_its_file(spoil: Callable[[Path], object]
     assert str(path) in raised.value.message
 
 
-def test_a_recorded_prompt_stands_for_itself_whatever_the_seed() -> None:
+def test_recorded_prompt_returns_its_image_for_every_seed() -> None:
     assert [a_recording().index_of("a blue star", seed) for seed in range(3)] == [1, 1, 1]
 
 

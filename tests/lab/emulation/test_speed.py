@@ -19,7 +19,7 @@ class Course:
         yield from ((0.5, 1.0), (0.25, 1.0), (1.0, inf))
 
 
-def test_course_goes_on_between_calls() -> None:
+def test_speed_course_continues_between_calls() -> None:
     slowness = Slowness(Course(), random.Random(1), now=10.0)
 
     assert [slowness.at(now) for now in (10.0, 10.9, 12.5)] == [2.0, 2.0, 1.0]

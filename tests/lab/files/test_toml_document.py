@@ -44,7 +44,7 @@ def test_fields_are_read_by_name_and_type() -> None:
     assert [device.text("name") for device in table.tables("devices")] == ["a", "b"]
 
 
-def test_a_table_that_is_not_there_is_none() -> None:
+def test_missing_table_is_none() -> None:
     assert document().table("absent") is None
     assert document().tables("absent") == []
 

@@ -150,7 +150,7 @@ def test_a_modest_tenant_that_starves_is_not_fair() -> None:
 
 
 @given(RECORDS)
-def test_fairness_lies_between_one_tenant_alone_and_all_alike(records: list[RequestRecord]) -> None:
+def test_fairness_is_between_single_and_equal_tenants(records: list[RequestRecord]) -> None:
     found = tenant_fairness(records)
 
     assert math.isnan(found) or 1 / 3 - 1e-9 <= found <= 1 + 1e-9

@@ -109,7 +109,7 @@ def test_errors_are_outcomes() -> None:
         assert (record.outcome, record.request_id, record.device_s) == (outcome, "unnamed-3", 0.0)
 
 
-def test_accepted_request_given_up_is_dropped() -> None:
+def test_abandoned_accepted_request_is_dropped() -> None:
     error = ResourceExhausted("PREDICTED_LATE", "late", retry_after_ms=100)
 
     record = record_of(3, ARRIVAL, ReceivedAnswer(5.0, 7.5, "r1", error=error))

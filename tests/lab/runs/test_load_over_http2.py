@@ -141,7 +141,7 @@ async def test_latencies_count_from_when_a_request_was_due(tmp_path: Path) -> No
         assert late.began_s == record.arrived_s and record.latency_s >= late.ended_s - late.began_s
 
 
-async def test_remaining_deadline_is_sent_if_asked(tmp_path: Path) -> None:
+async def test_remaining_deadline_is_sent_on_request(tmp_path: Path) -> None:
     told, untold = Gallery(), Gallery()
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()

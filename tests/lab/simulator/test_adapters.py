@@ -39,7 +39,7 @@ def latencies(records: list[RequestRecord]) -> list[float]:
     return [record.latency_s for record in sorted(records, key=lambda record: record.arrived_s)]
 
 
-def test_without_shelves_what_arrivals_name_changes_nothing() -> None:
+def test_adapters_change_nothing_without_adapter_memory() -> None:
     plain, styled = arrivals([0.0, 0.1, 5.0]), asking([0.0, 0.1, 5.0], ("a",), ("b",), ("a",))
 
     assert latencies(played(scenario(0), plain)[1]) == latencies(played(scenario(0), styled)[1])
@@ -62,7 +62,7 @@ def test_requests_go_where_their_lora_is_kept() -> None:
     assert all(record.outcome is Outcome.COMPLETED for record in records)
 
 
-def test_a_device_that_dies_loses_what_it_kept_and_nobody_is_lost() -> None:
+def test_lost_device_loses_its_loras_and_no_request() -> None:
     outage = Outage("w0-0", 0.25, 3.0, noticed_s=0.5)
     of = scenario(1, load_s=0.5, devices=1, outages=(outage,))
     simulation, records = played(of, asking([0.0, 10.0], ("a",), ("a",)))
@@ -81,7 +81,7 @@ def test_lora_with_late_start_is_loaded_during_first_steps() -> None:
     assert latencies(alone) == pytest.approx([1.0 + 0.7 - 0.2])
 
 
-def test_the_dataplane_hears_of_changes_alone() -> None:
+def test_dataplane_receives_only_changes() -> None:
     (a,) = asking([0.0], ("a",)).arrivals
     adapters = SimulatedAdapters(AdapterCosts(2), (a,))
 

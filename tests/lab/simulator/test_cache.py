@@ -110,7 +110,7 @@ def test_of_latents_and_images_whichever_saves_more_serves() -> None:
     assert (image_only.kind, image_only.start_step) == (StartKind.IMAGE, 25)
 
 
-def test_a_start_stands_at_the_same_share_of_another_models_steps() -> None:
+def test_start_has_same_share_of_another_models_steps() -> None:
     cache = images()
     cache.insert("t", "m", 0, 50)
     answer = cache.lookup("t", "m", 2, 50)
@@ -126,7 +126,7 @@ def test_a_full_window_lets_the_oldest_image_go() -> None:
     assert cache.lookup("t", "m", 0, 50).donor == 1
 
 
-def test_retrieval_answers_with_what_is_near_enough_as_it_is() -> None:
+def test_retrieval_returns_near_image_unchanged() -> None:
     cache = SimulatedCache(CacheUse.RETRIEVAL, "fifo", CacheSettings(10, retrieval_similarity=0.9), EMBEDDINGS)
     cache.insert("t", "m", 0, 50)
 
@@ -181,7 +181,7 @@ def test_repeated_prompt_takes_no_more_room() -> None:
     assert cache.lookup("t", "m", 0, 50).start_step == 25
 
 
-def test_a_cache_smaller_than_a_run_keeps_what_it_can() -> None:
+def test_cache_smaller_than_a_run_keeps_some_latents() -> None:
     cache = latents(2)
     cache.insert("t", "m", 0, 50)
 

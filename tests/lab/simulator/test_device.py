@@ -35,7 +35,7 @@ def test_whole_requests_are_batched_where_the_server_does_so() -> None:
 
 
 @pytest.mark.parametrize("settings", [DeviceSettings(), REQUESTS])
-def test_a_device_whose_speed_changes_gets_as_much_done_at_other_times(settings: DeviceSettings) -> None:
+def test_device_with_changing_speed_does_the_same_work(settings: DeviceSettings) -> None:
     steady = one_model({1: 1.0}, device_settings=settings)
     changing = replace(steady, devices=(replace(steady.devices[0], speed_changes=SpeedChanges(0.3, period_s=2.0)),))
 

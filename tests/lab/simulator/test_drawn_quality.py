@@ -22,7 +22,7 @@ def light_draws(tells: float) -> list[tuple[float, float]]:
 
 
 @pytest.mark.parametrize(("tells", "low", "high"), [(1.0, 0.999, 1.0), (0.7, 0.3, 0.8), (0.0, -0.25, 0.25)])
-def test_confidence_tells_quality_as_far_as_correlated(tells: float, low: float, high: float) -> None:
+def test_confidence_predicts_quality_by_its_correlation(tells: float, low: float, high: float) -> None:
     draws = light_draws(tells)
 
     assert len(draws) > 100
@@ -46,7 +46,7 @@ def test_images_deviate_around_mean_of_their_model() -> None:
     assert pstdev(found) == pytest.approx(0.1, abs=0.02)
 
 
-def test_allocator_hears_what_deferred_light_images_kept() -> None:
+def test_allocator_gets_quality_of_deferred_light_images() -> None:
     """A light image is worth 0.6 to 1.0 here and a heavy one 0.9; the least confident half is deferred."""
     scenario, heard = cascade("static-threshold"), list[tuple[KeptQuality, ...]]()
 
@@ -73,7 +73,7 @@ def replace_correlation(tells: float) -> Scenario:
     return cascade("diffserve", confidence_correlation=tells)
 
 
-def test_known_confidences_decide_what_is_deferred() -> None:
+def test_known_confidences_decide_deferral() -> None:
     known = {("", seed): 0.9 if seed % 2 else 0.1 for seed in range(20)}
     scenario = replace(cascade("static-threshold"), confidences=known)
 

@@ -193,7 +193,7 @@ def test_nothing_to_evict_is_a_key_error() -> None:
 
 
 @pytest.mark.parametrize("name", EVICTION_NAMES)
-def test_what_is_gone_is_forgotten_and_what_came_again_is_new(name: str) -> None:
+def test_removed_item_is_forgotten_and_returns_as_new(name: str) -> None:
     queue = open_eviction(name, CAPACITY)
     for item in ("a", "b", "c", "a"):
         queue.add(item, 5)
@@ -219,7 +219,7 @@ def test_a_queue_keeps_its_order_and_its_memory_through_many_uses() -> None:
     assert drained(queue) == ["idle", "busy"]
 
 
-def test_a_queue_forgets_what_was_removed() -> None:
+def test_queue_forgets_removed_items() -> None:
     queue = open_eviction("lcbfu", CAPACITY)
     for item in range(100):
         queue.add(item, 5)
@@ -250,7 +250,7 @@ def test_how_much_an_item_counts_before_its_first_use_may_be_set(rule: LcbfuRule
     assert queue.pop() == first
 
 
-def test_room_is_made_before_what_is_new_comes() -> None:
+def test_eviction_precedes_insertion() -> None:
     """In a cache of five."""
     for held, new, gone in ((3, 2, []), (4, 2, [0]), (5, 5, [0, 1, 2, 3, 4]), (2, 9, [0, 1]), (0, 9, [])):
         queue = open_eviction("fifo", CAPACITY)

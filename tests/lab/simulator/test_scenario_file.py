@@ -194,7 +194,7 @@ def test_a_folder_that_cannot_be_made_is_named(scenario: Path, capsys: pytest.Ca
     assert capsys.readouterr().err == f"pentimento: {scenario.parent / 'file'}: File exists\n"
 
 
-def test_the_command_says_what_is_wrong_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_reports_a_fault_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = main([str(tmp_path / "nothing.toml")])
 
     assert code == 1

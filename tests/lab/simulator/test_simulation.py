@@ -75,7 +75,7 @@ def test_every_arrival_ends_exactly_once(
     assert all(record.ended_s >= record.arrived_s for record in records)
 
 
-def test_the_cascade_defers_what_its_threshold_says() -> None:
+def test_cascade_defers_by_its_threshold() -> None:
     records = run(cascade("static-cascade", rate=20.0), poisson(20.0, 2_000))
 
     scored = [record for record in records if record.confidence is not None]
@@ -84,7 +84,7 @@ def test_the_cascade_defers_what_its_threshold_says() -> None:
     assert sum(record.deferred for record in scored) / len(scored) == pytest.approx(threshold, abs=0.05)
 
 
-def test_the_same_requests_are_easy_whatever_the_policy() -> None:
+def test_easy_requests_are_the_same_under_every_policy() -> None:
     workload = poisson(10.0, 200)
 
     one = {record.request_id: record.confidence for record in run(cascade("diffserve"), workload)}
@@ -171,7 +171,7 @@ def test_worker_is_back_when_its_outages_have_ended(outages: list[tuple[float, f
     assert record.latency_s == pytest.approx(latency_s)
 
 
-def test_no_policy_is_asked_while_every_worker_is_lost_as_in_the_controller() -> None:
+def test_policy_does_not_plan_while_every_worker_is_lost() -> None:
     """Without devices DiffServe's allocator has no capacity and would admit no request."""
     lost = tuple(Outage(f"w0-{number}", 4.0, 20.0, noticed_s=0.25) for number in range(2))
     scenario = cascade("diffserve", 2, rate=1.0, outages=lost, answers_late=True)
@@ -194,7 +194,7 @@ def switching(at_s: float) -> ServingPolicy:
     return ServingPolicy("switching", allocator)
 
 
-def test_a_switch_waits_for_what_runs_and_takes_the_time_of_a_load() -> None:
+def test_switch_waits_for_running_requests_and_takes_a_load() -> None:
     models = tuple(SimulatedModel(from_latencies(name, 10, {1: 3.0}, load=steady(7.0))) for name in "ab")
     scenario = one_model(
         {1: 1.0},
@@ -301,7 +301,7 @@ def test_misses_go_to_the_large_model_and_hits_to_small_ones_when_it_is_busy() -
     assert [record.model for record in records if record.start is StartKind.NOISE] == ["m"] * 3
 
 
-def test_what_the_dataplane_was_told_can_be_replayed() -> None:
+def test_recorded_events_of_dataplane_can_be_replayed() -> None:
     simulation = Simulation(cascade("diffserve", rate=20.0), poisson(20.0, 300), Random(1))
     told: list[tuple[float, Any, list[Any]]] = []
     original = simulation.dataplane.on_event

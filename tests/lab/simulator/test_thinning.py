@@ -76,7 +76,7 @@ def test_running_image_is_thinned_when_others_arrive() -> None:
     assert others[-1].quality == 1.0, "behind the last one nobody waits"
 
 
-def test_whoever_comes_when_those_steps_are_taken_changes_nothing() -> None:
+def test_arrival_after_those_steps_changes_nothing() -> None:
     first, *_ = midway(ThinningMode.LOAD, 0.0, 0.65, 0.65, 0.65)
 
     assert (first.quality, first.ended_s) == (1.0, pytest.approx(1.0))
@@ -88,7 +88,7 @@ def test_where_time_alone_counts_others_change_nothing() -> None:
     assert first.quality == 1.0
 
 
-def test_a_batch_of_whole_requests_waits_for_whoever_is_sent_at_its_instant_though_steps_could_be_left_out() -> None:
+def test_batch_of_whole_requests_waits_for_requests_of_its_instant() -> None:
     """Batches of four take a second. One request waits at the device when the first batch ends, and three get the
     credits of the ended ones; an option that skips no step changes nothing."""
     load = arrivals([0.0, 0.0, 0.0, 0.5, 0.6, 0.6, 0.6], deadline_s=30.0)

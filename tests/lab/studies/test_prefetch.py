@@ -24,7 +24,7 @@ def test_together_chooses_loras_of_held_models_above_the_threshold() -> None:
     assert prefetch.choose({"model"}) == []
 
 
-def test_bandit_chooses_what_was_used_when_it_was_chosen() -> None:
+def test_bandit_counts_tries_and_uses_of_chosen_components() -> None:
     names = [Loadable(f"c{rank:02d}", 1, 1.0) for rank in range(20)]
     hour = [use(0.0, one) for rank, one in enumerate(names) for _ in range(20 - rank)]
     bandit = HourlyBandit(most=1)

@@ -63,7 +63,7 @@ def test_ceilings_are_those_of_caches_without_bounds(make_vectors, warm_up, seed
     assert found.hit_rate_own == pytest.approx(np.mean(np.asarray(own_saved[warm_up:]) > 0))
 
 
-def test_without_users_nothing_is_said_of_their_own():
+def test_log_without_users_has_no_own_hits():
     vectors = np.eye(2, dtype=np.float32)
 
     found = ceiling(vectors, LogReuse.of(vectors, TABLE), None)
@@ -99,7 +99,7 @@ def test_warm_up_hits_have_no_age():
     assert (one_back.hit_rates[0], two_back.hit_rates[0]) == (0.0, 0.5)
 
 
-def test_without_any_hit_there_is_no_age():
+def test_log_without_hits_has_no_age():
     (point,) = LogReuse.of(np.eye(3, dtype=np.float32), TABLE).ages([1.0], None)
 
     assert point.donor_share is None

@@ -37,7 +37,7 @@ def lru_hit_ratio(keys: Iterable[str], slots: int) -> float:
     return share(hits)
 
 
-def test_popularity_has_the_two_shares_asked_for() -> None:
+def test_popularity_has_the_two_requested_shares() -> None:
     weights = Popularity(97, 0.288, 5, 0.704).weights()
 
     assert weights.sum() == pytest.approx(1.0)
