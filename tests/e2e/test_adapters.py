@@ -60,10 +60,10 @@ def pixels(data: bytes) -> Tensor:
     return torch.from_numpy(array).permute(2, 0, 1)[None]
 
 
-def edge_score(picture: GeneratedImage) -> float:
+def edge_score(image: GeneratedImage) -> float:
     """Return the F1 score, 0..1, of the image's edges against the conditioning image."""
     wanted = (pixels(outline())[:, :1] > 0.5).to(torch.float32)
-    return float(edge_f1(edges(pixels(picture.data)), wanted))
+    return float(edge_f1(edges(pixels(image.data)), wanted))
 
 
 async def test_controlnet_image_follows_edges_and_records_digest(client: AsyncClient) -> None:
@@ -85,14 +85,14 @@ def of_diffusers(asked: ImageRequest, condition: Tensor) -> Tensor:
     )
     pipeline.scheduler = DDIMScheduler.from_config(pipeline.scheduler.config)
     pipeline.set_progress_bar_config(disable=True)
-    painted = pipeline(
+    generated = pipeline(
         asked.prompt,
         image=condition,
         num_inference_steps=asked.num_inference_steps,
         guidance_scale=asked.guidance_scale,
         generator=torch.Generator().manual_seed(asked.seed),
     )
-    return pixels(png_of(painted.images[0]))
+    return pixels(png_of(generated.images[0]))
 
 
 async def test_controlled_image_equals_diffusers(client: AsyncClient) -> None:
@@ -101,10 +101,10 @@ async def test_controlled_image_equals_diffusers(client: AsyncClient) -> None:
     net = AskedControlNet(EDGES, png_of(Image.fromarray(values.numpy())))
     asked = request(net, num_inference_steps=8, guidance_scale=3.0, scheduler="ddim")
 
-    picture = await client.generate(asked)
+    image = await client.generate(asked)
 
     # The last bit of a level depends on a float32 rounding, so allow one level.
-    assert pixels(picture.data).sub(of_diffusers(asked, condition)).abs().max() <= 1.5 / 255
+    assert pixels(image.data).sub(of_diffusers(asked, condition)).abs().max() <= 1.5 / 255
 
 
 async def test_lora_changes_only_its_own_image(client: AsyncClient) -> None:
@@ -112,9 +112,9 @@ async def test_lora_changes_only_its_own_image(client: AsyncClient) -> None:
     neon, mosaic = [await client.generate(request(loras=(AskedLora(name),))) for name in (NEON, MOSAIC)]
     after = await client.generate(request())
 
-    pictures = [pixels(picture.data) for picture in (before, neon, mosaic)]
-    assert (pictures[0] - pictures[1]).abs().mean() > 0.05
-    assert (pictures[1] - pictures[2]).abs().mean() > 0.05
+    images = [pixels(image.data) for image in (before, neon, mosaic)]
+    assert (images[0] - images[1]).abs().mean() > 0.05
+    assert (images[1] - images[2]).abs().mean() > 0.05
     assert after.data == before.data
     (selected,) = neon.provenance.spec.loras
     weights = REGISTRY[NEON].directory / "pytorch_lora_weights.safetensors"
@@ -143,10 +143,10 @@ async def test_uploaded_lora_is_served_until_removed(suite: LocalSuite, client: 
     assert added.returncode == 0, added.stderr
     await wait_until_listed(client, "uploaded-neon", there=True)
     expected = await client.generate(request(loras=(AskedLora(NEON),)))
-    picture = await client.generate(request(loras=(AskedLora("uploaded-neon"),)))
+    image = await client.generate(request(loras=(AskedLora("uploaded-neon"),)))
 
-    assert torch.equal(pixels(picture.data), pixels(expected.data))
-    (selected,) = picture.provenance.spec.loras
+    assert torch.equal(pixels(image.data), pixels(expected.data))
+    (selected,) = image.provenance.spec.loras
     assert (selected.digest, selected.object is not None) == (digest_of(weights.read_bytes()), True)
     removed = await asyncio.to_thread(run, "remove", "uploaded-neon")
     assert removed.returncode == 0, removed.stderr
@@ -192,7 +192,7 @@ async def test_replay_with_two_controlnets_gives_equal_bytes(client: AsyncClient
 async def test_command_generates_and_replays_with_lora_and_controlnet(
     suite: LocalSuite, client: AsyncClient, tmp_path: Path
 ) -> None:
-    told, picture = tmp_path / "told.png", tmp_path / "picture.png"
+    told, image = tmp_path / "told.png", tmp_path / "picture.png"
     told.write_bytes(outline())
     where = ["--state-dir", str(suite.state.path)]
 
@@ -200,13 +200,13 @@ async def test_command_generates_and_replays_with_lora_and_controlnet(
         command = [sys.executable, "-m", "pentimento.cli", *arguments, *where]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
-    asked = ["--steps", "8", "--seed", "5", "--no-cache", "-o", str(picture), "--lora", f"{NEON}:0.5"]
-    painted = await asyncio.to_thread(run, "generate", PROMPT, "--controlnet", f"{EDGES}:{told}:0.8:0-0.9", *asked)
-    assert painted.returncode == 0, painted.stderr
-    spec = read_provenance(picture.read_bytes())["spec"]
+    asked = ["--steps", "8", "--seed", "5", "--no-cache", "-o", str(image), "--lora", f"{NEON}:0.5"]
+    generated = await asyncio.to_thread(run, "generate", PROMPT, "--controlnet", f"{EDGES}:{told}:0.8:0-0.9", *asked)
+    assert generated.returncode == 0, generated.stderr
+    spec = read_provenance(image.read_bytes())["spec"]
     assert [(lora["name"], lora["scale"]) for lora in spec["loras"]] == [(NEON, 0.5)]
     (selected,) = spec["controlnets"]
     assert (selected["conditioning_scale"], selected["end_fraction"]) == (0.8, 0.9)
 
-    again = await asyncio.to_thread(run, "replay", str(picture), "--conditioning-image", str(told))
+    again = await asyncio.to_thread(run, "replay", str(image), "--conditioning-image", str(told))
     assert again.returncode == 0, again.stdout + again.stderr

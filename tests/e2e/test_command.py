@@ -112,8 +112,8 @@ def test_several_prompts_and_images_change_only_masked_region(suite: LocalSuite,
         (2, 1, 8),
     ]
     for line in lines:
-        painted, kept = (change(first, Path(line["file"]), left) for left in (0, 3 * width // 4))
-        assert kept < painted / 2, line["file"]
+        generated, kept = (change(first, Path(line["file"]), left) for left in (0, 3 * width // 4))
+        assert kept < generated / 2, line["file"]
 
 
 def change(one: Path, other: Path, left: int) -> float:

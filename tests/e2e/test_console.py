@@ -223,13 +223,13 @@ async def test_gallery_image_is_generated_again_with_all_its_fields(console: Con
         loras=(AskedLora("tiny-lora-mosaic", 0.5),),
         cache=CacheMode.OFF,
     )
-    *_, painted = [event async for event in console.client.generate(asked)]
-    assert isinstance(painted, Completed)
+    *_, generated = [event async for event in console.client.generate(asked)]
+    assert isinstance(generated, Completed)
     async with console.tab() as tab:
         page, sent = tab.page, list[dict[str, Any]]()
         page.on("request", lambda one: sent.append(one.post_data_json) if one.url.endswith("/generate") else None)
         await tab.open("gallery")
-        await page.locator(f'a.tile[href="#/image/{painted.request_id}"]').click()
+        await page.locator(f'a.tile[href="#/image/{generated.request_id}"]').click()
         await page.wait_for_selector("main[data-ready=image]")
         assert "18446744073709551615" in await page.locator(".facts").inner_text()
         async with page.expect_download() as download:
@@ -240,7 +240,7 @@ async def test_gallery_image_is_generated_again_with_all_its_fields(console: Con
         await page.get_by_role("button", name="Generate another").click()
         await page.wait_for_selector("main[data-ready=playground]")
         await page.get_by_role("button", name="Generate", exact=True).click()
-        await tab.finished(painted.request_id)
+        await tab.finished(generated.request_id)
         (body,) = sent
         again = {name: body[name] for name in ("prompt", "seed", "scheduler", "prompt_syntax", "loras")}
         assert again == {

@@ -61,32 +61,32 @@ async def test_same_key_finds_its_request_after_the_frontdoor_was_killed(suite: 
     wanted = ImageRequest("a red circle", num_inference_steps=60, seed=9, cache=CacheMode.OFF)
     frontdoor = process_of(suite, "services.frontdoor")
     async with AsyncClient(suite.endpoint.public, retries=PATIENT) as client:
-        painting = asyncio.create_task(client.generate(wanted, idempotency_key="survives-the-frontdoor"))
+        generating = asyncio.create_task(client.generate(wanted, idempotency_key="survives-the-frontdoor"))
         async with aclosing(client.stream(wanted, idempotency_key="survives-the-frontdoor")) as events:
             async for event in events:
                 if isinstance(event, Progress):
                     break
             frontdoor.kill()
             later = [event async for event in events if isinstance(event, Completed)]
-        picture = await painting
+        image = await generating
 
-    assert picture.data == later[0].image
+    assert image.data == later[0].image
 
 
 @pytest.mark.parametrize("module", ["services.embedder", "services.vectordb_gateway", "services.controller"])
 async def test_image_completes_without_the_service(suite: LocalSuite, client: AsyncClient, module: str) -> None:
     process_of(suite, module).kill()
 
-    picture = await client.generate(ImageRequest("a red circle", num_inference_steps=4))
+    image = await client.generate(ImageRequest("a red circle", num_inference_steps=4))
 
-    assert picture.data
+    assert image.data
 
 
 async def test_restart_of_controller_under_load_costs_no_attempt(suite: LocalSuite, client: AsyncClient) -> None:
     """Repeat the round: a worker without a processor for two seconds loses its requests, even if another process was
     killed."""
     async with asyncio.timeout(240):
-        while {picture.provenance.attempt_number for picture in await images_around_a_kill(suite, client)} != {1}:
+        while {image.provenance.attempt_number for image in await images_around_a_kill(suite, client)} != {1}:
             pass
 
 
@@ -95,16 +95,16 @@ async def images_around_a_kill(suite: LocalSuite, client: AsyncClient) -> list[G
     wanted = ImageRequest("a red circle", num_inference_steps=4, seed=9, cache=CacheMode.OFF)
     controller = process_of(suite, "services.controller")
     await wait_until_serving(f"unix:{suite.state.sockets / 'controller.sock'}")
-    pictures: list[GeneratedImage] = []
+    images: list[GeneratedImage] = []
     back = asyncio.Event()
 
     async def asking() -> None:
         while not back.is_set():
-            pictures.append(await client.generate(wanted))
+            images.append(await client.generate(wanted))
 
     async def more(count: int) -> None:
-        wanted_count = len(pictures) + count
-        while len(pictures) < wanted_count:  # noqa: ASYNC110 - three tasks append
+        wanted_count = len(images) + count
+        while len(images) < wanted_count:  # noqa: ASYNC110 - three tasks append
             await asyncio.sleep(0.01)
 
     async with asyncio.TaskGroup() as load:
@@ -117,7 +117,7 @@ async def images_around_a_kill(suite: LocalSuite, client: AsyncClient) -> list[G
         await wait_until_serving(f"unix:{suite.state.sockets / 'controller.sock'}")
         await more(3)
         back.set()
-    return pictures
+    return images
 
 
 async def test_lost_objects_cost_saved_steps_and_are_repaired(suite: LocalSuite, client: AsyncClient) -> None:
@@ -137,8 +137,8 @@ async def test_lost_objects_cost_saved_steps_and_are_repaired(suite: LocalSuite,
     await generate_until(client, wanted, starts_from_the_cache)
 
 
-def starts_from_the_cache(picture: GeneratedImage) -> bool:
-    return picture.provenance.steps_saved > 0
+def starts_from_the_cache(image: GeneratedImage) -> bool:
+    return image.provenance.steps_saved > 0
 
 
 async def generate_until(
@@ -146,6 +146,6 @@ async def generate_until(
 ) -> GeneratedImage:
     """Repeat the request: the cache is written and repaired after an answer, and a slow lookup is skipped."""
     async with asyncio.timeout(120):
-        while not holds(picture := await client.generate(wanted)):
+        while not holds(image := await client.generate(wanted)):
             pass
-    return picture
+    return image

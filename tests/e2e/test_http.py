@@ -24,8 +24,8 @@ def post(suite: LocalSuite, **values: Any) -> httpx.Response:
 def test_image_has_requested_format(suite: LocalSuite, kind: str) -> None:
     answer = post(suite, output_format=kind, seed=3).json()
 
-    with Image.open(io.BytesIO(base64.b64decode(answer["data"][0]["b64_json"]))) as picture:
-        assert (picture.format, f"{picture.width}x{picture.height}") == (kind.upper(), answer["size"])
+    with Image.open(io.BytesIO(base64.b64decode(answer["data"][0]["b64_json"]))) as image:
+        assert (image.format, f"{image.width}x{image.height}") == (kind.upper(), answer["size"])
 
 
 def test_http_and_grpc_give_equal_images(suite: LocalSuite) -> None:
@@ -33,9 +33,9 @@ def test_http_and_grpc_give_equal_images(suite: LocalSuite) -> None:
 
     request = ImageRequest("a red circle on a white background", num_inference_steps=4, seed=9, cache=CacheMode.OFF)
     with Client(suite.endpoint.public) as client:
-        picture = client.generate(request)
+        image = client.generate(request)
 
-    assert base64.b64decode(post(suite, seed=9).json()["data"][0]["b64_json"]) == picture.data
+    assert base64.b64decode(post(suite, seed=9).json()["data"][0]["b64_json"]) == image.data
 
 
 def test_log_names_http_address(suite: LocalSuite) -> None:

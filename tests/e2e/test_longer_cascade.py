@@ -75,14 +75,14 @@ async def check_passed_on(client: AsyncClient, prompt: str, seed: int, cascade: 
     assert [stage.discriminator for stage in scored] == ["tiny-light>tiny-heavy", TWICE]
     reused = "tiny-heavy started from the image of tiny-light: 30 steps"
     assert (reused in answer.notes) is (bool(cascade) and answer.spec.model != "tiny-light")
-    painted = last.model
+    generated = last.model
     for stage in () if cascade else scored:
-        picture = await client.generate(asking(prompt, seed, stage.model))
-        confidence = discriminator.confidences([decode(picture.data, "image", discriminator.pixels)])[0]
+        image = await client.generate(asking(prompt, seed, stage.model))
+        confidence = discriminator.confidences([decode(image.data, "image", discriminator.pixels)])[0]
         if confidence > stage.confidence_threshold:
-            painted = stage.model
+            generated = stage.model
             break
-    assert answer.spec.model == painted or cascade
+    assert answer.spec.model == generated or cascade
 
 
 def register(suite: LocalSuite, folder: Path) -> None:

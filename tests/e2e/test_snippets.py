@@ -49,9 +49,9 @@ def scripts() -> Iterator[tuple[str, str]]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Return a reader's folder with an image, its edges, a mask and a token."""
-    picture = Image.new("RGB", (64, 64), "white")
-    ImageDraw.Draw(picture).ellipse((16, 16, 48, 48), fill="red")
-    picture.save(tmp_path / "circle.png")
+    image = Image.new("RGB", (64, 64), "white")
+    ImageDraw.Draw(image).ellipse((16, 16, 48, 48), fill="red")
+    image.save(tmp_path / "circle.png")
     edges, mask = Image.new("RGB", (64, 64)), Image.new("L", (64, 64))
     ImageDraw.Draw(edges).ellipse((16, 16, 48, 48), outline="white", width=2)
     ImageDraw.Draw(mask).rectangle((0, 0, 32, 64), fill=255)

@@ -109,12 +109,12 @@ async def test_pings_are_answered_while_calls_wait() -> None:
 
 
 async def test_messages_of_any_size_pass_both_ways_unchanged() -> None:
-    pictures = [bytes([number]) * MEBIBYTE for number in range(6)]
+    images = [bytes([number]) * MEBIBYTE for number in range(6)]
 
     async with relayed() as target, channel_to(target) as channel:
-        answer = await embedder_stub(channel).EmbedImage(embedder.EmbedImageRequest(images=pictures))
+        answer = await embedder_stub(channel).EmbedImage(embedder.EmbedImageRequest(images=images))
 
-    assert [embedding.values for embedding in answer.embeddings] == pictures
+    assert [embedding.values for embedding in answer.embeddings] == images
 
 
 async def test_waiting_calls_are_refused_when_the_server_stops(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,8 +30,8 @@ class Caller:
         """Generate an image and return its start."""
         answer = await self.http.post("/v1/images/generations", json={**ASKED, "provenance": True, **values})
         assert answer.status_code == 200, answer.text
-        (picture,) = answer.json()["data"]
-        return self._start(picture)
+        (image,) = answer.json()["data"]
+        return self._start(image)
 
     async def generate_streamed(self) -> dict[str, Any]:
         asked = {**ASKED, "provenance": True, "cache": "read", "stream": True}
@@ -41,8 +41,8 @@ class Caller:
     async def generate_in_a_job(self) -> dict[str, Any]:
         job = (await self.http.post("/v1/jobs", json={**ASKED, "provenance": True, "cache": "read"})).json()
         await self.http.get(f"/v1/jobs/{job['id']}/events")
-        (picture,) = (await self.http.get(job["result"])).json()["data"]
-        return self._start(picture)
+        (image,) = (await self.http.get(job["result"])).json()["data"]
+        return self._start(image)
 
     async def generate_in_the_console(self) -> dict[str, Any]:
         answer = await self.http.post("/console/data/generate", json={**ASKED, "cache": "read"})
@@ -65,9 +65,9 @@ class Caller:
         pages = (await self.http.get("/v1/jobs?jobs_only=false&limit=200")).json()
         return {one["id"] for one in pages["data"]}
 
-    def _start(self, picture: dict[str, Any]) -> dict[str, Any]:
-        self.ids.add(picture["request_id"])
-        return dict(picture["provenance"]["route"]["start"])
+    def _start(self, image: dict[str, Any]) -> dict[str, Any]:
+        self.ids.add(image["request_id"])
+        return dict(image["provenance"]["route"]["start"])
 
 
 @pytest.fixture

@@ -23,9 +23,9 @@ REQUEST = ImageRequest("a red circle", num_inference_steps=2, cache=CacheMode.OF
 
 async def test_user_generates(guarded: Guarded) -> None:
     async with guarded.client(guarded.user) as client:
-        picture = await client.generate(REQUEST)
+        image = await client.generate(REQUEST)
 
-    assert picture.data
+    assert image.data
 
 
 @pytest.mark.parametrize("token", ["", "wrong", "Bearer"])
@@ -43,12 +43,12 @@ async def test_service_role_is_not_a_user(guarded: Guarded) -> None:
 
 async def test_request_of_other_tenant_is_not_found(guarded: Guarded) -> None:
     async with guarded.client(guarded.user) as client, guarded.client(guarded.other_user) as stranger:
-        picture = await client.generate(REQUEST)
+        image = await client.generate(REQUEST)
 
         with pytest.raises(NotFound):
-            await stranger.get_request(picture.provenance.request_id)
+            await stranger.get_request(image.provenance.request_id)
         with pytest.raises(NotFound):
-            await stranger.cancel(picture.provenance.request_id)
+            await stranger.cancel(image.provenance.request_id)
 
 
 async def test_user_may_not_call_internal_services(guarded: Guarded) -> None:

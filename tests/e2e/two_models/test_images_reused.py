@@ -30,9 +30,9 @@ async def generate_until_refined(client: AsyncClient, wanted: ImageRequest) -> G
     """Repeat the request until it hits: an entry is committed after its image was answered and embedded."""
     async with asyncio.timeout(120):
         while True:
-            picture = await client.generate(wanted)
-            if isinstance(picture.provenance.route.start, FromImage):
-                return picture
+            image = await client.generate(wanted)
+            if isinstance(image.provenance.route.start, FromImage):
+                return image
 
 
 async def test_light_model_refines_image_of_heavy_model(suite_of_two: LocalSuite) -> None:

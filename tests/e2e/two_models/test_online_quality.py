@@ -20,9 +20,9 @@ async def generate_hit(client: AsyncClient) -> GeneratedImage:
     await client.generate(asking("a small blue star on black", 1))
     async with asyncio.timeout(120):
         while True:
-            picture = await client.generate(replace(asking("a large red circle on white", 2), cache=CacheMode.READ))
-            if isinstance(picture.provenance.route.start, FromLatent):
-                return picture
+            image = await client.generate(replace(asking("a large red circle on white", 2), cache=CacheMode.READ))
+            if isinstance(image.provenance.route.start, FromLatent):
+                return image
 
 
 async def watched_row(client: AsyncClient) -> ReuseQuality:

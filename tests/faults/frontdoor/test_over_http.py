@@ -69,7 +69,7 @@ async def test_killed_frontdoor_is_reported_and_loses_nothing(running: Processes
             ready, health = await http.get("/ready"), await http.get("/health")
 
             running.frontdoor("w1")
-            painted = await last_event(stream.aiter_lines())
+            generated = await last_event(stream.aiter_lines())
         await until_ready(http)
         again = (await http.post("/v1/jobs", json=ASKED, headers={"Idempotency-Key": "job"})).json()
         await until_state(http, submitted["id"], "completed")
@@ -77,7 +77,7 @@ async def test_killed_frontdoor_is_reported_and_loses_nothing(running: Processes
         retried = await http.post("/v1/images/generations", **streamed)  # type: ignore[arg-type]
 
     assert (told[0], told[1]["error"]["type"]) == ("error", "server_error")
-    assert (painted[0], painted[1]["request_id"]) == ("image_generation.completed", stream.headers["x-request-id"])
+    assert (generated[0], generated[1]["request_id"]) == ("image_generation.completed", stream.headers["x-request-id"])
     assert [(one.status_code, one.headers["retry-after"]) for one in away] == [(503, "1")] * 5
     assert (ready.status_code, ready.json(), health.status_code) == (503, {"status": "not ready"}, 200)
     assert (again["id"], again["replayed"]) == (submitted["id"], True)

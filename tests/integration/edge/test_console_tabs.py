@@ -231,9 +231,9 @@ async def test_console_works_without_browser_storage(page: Any) -> None:
 
 
 async def test_image_shown_again_stays_readable_after_many_others(page: Any) -> None:
-    picture = io.BytesIO()
-    Image.new("RGB", (3, 2), "red").save(picture, "PNG")
-    await page.route("**/requests/*/image", lambda route: route.fulfill(body=picture.getvalue()))
+    image = io.BytesIO()
+    Image.new("RGB", (3, 2), "red").save(image, "PNG")
+    await page.route("**/requests/*/image", lambda route: route.fulfill(body=image.getvalue()))
     await page.goto("/")
     again = """async () => {
         const { imageOf } = await import("/console/static/api.js");

@@ -197,15 +197,15 @@ async def test_url_request_without_addresses_generates_no_image(folder: Path, wo
         running_edge(folder, f"unix:{folder / 'f'}") as running,
         httpx.AsyncClient(base_url=f"http://{running.listener.address}", timeout=60) as http,
     ):
-        painted = await suite.paint()
+        generated = await suite.paint()
         asked = {**ASKED, "response_format": "url"}
         form = {name: str(value) for name, value in asked.items()}
         refused = [
             await http.post("/v1/images/generations", json=asked),
-            await http.post("/v1/images/edits", data=form, files={"image": painted.image}),
+            await http.post("/v1/images/edits", data=form, files={"image": generated.image}),
             await http.post("/v1/jobs", json=asked),
-            await http.get(f"/v1/jobs/{painted.request_id}/result", params={"response_format": "url"}),
-            await http.post(f"/v1/jobs/{painted.request_id}/url"),
+            await http.get(f"/v1/jobs/{generated.request_id}/result", params={"response_format": "url"}),
+            await http.post(f"/v1/jobs/{generated.request_id}/url"),
         ]
         status = await suite.operator.status()
 

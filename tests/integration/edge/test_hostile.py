@@ -270,6 +270,6 @@ async def test_an_answer_is_never_another_s_after_many_have_left(edge: EdgeUnder
 
     answers = [one for one in await asyncio.gather(*map(asked, range(60))) if one is not None]
 
-    painted = {spec.prompt: image_of(spec) for spec in edge.worker.executed}
-    assert len({picture for _, picture in answers}) == 30
-    assert all(painted[prompt] == picture for prompt, picture in answers)
+    generated = {spec.prompt: image_of(spec) for spec in edge.worker.executed}
+    assert len({image for _, image in answers}) == 30
+    assert all(generated[prompt] == image for prompt, image in answers)

@@ -151,8 +151,8 @@ async def test_several_images_are_shown_and_fetched_together(edge: EdgeUnderTest
 
     assert (document["id"], document["status"], document["group_id"]) == (job_id, "completed", None)
     assert [(one["group_id"], one["idempotency_key"]) for one in listed] == [(job_id, "key")] * 2
-    assert [picture["request_id"] for picture in result["data"]] == [f"{job_id}-0", f"{job_id}-1"]
-    assert [picture["image_index"] for picture in result["data"]] == [0, 1]
+    assert [image["request_id"] for image in result["data"]] == [f"{job_id}-0", f"{job_id}-1"]
+    assert [image["image_index"] for image in result["data"]] == [0, 1]
 
 
 async def submit_three_with_one_completed(edge: EdgeUnderTest) -> str:
@@ -188,10 +188,10 @@ async def test_result_of_several_omits_deleted_image(edge: EdgeUnderTest, respon
     await asyncio.wrap_future(objects.forget_pictures("default", 1))
     nothing = await edge.http.get(f"/v1/jobs/{job_id}/result", params=asked)
 
-    (picture,), (failed,) = result.json()["data"], result.json()["failed"]
-    assert {picture["request_id"], failed["request_id"]} == {f"{job_id}-0", f"{job_id}-1"}
-    assert {picture["image_index"], failed["image_index"]} == {0, 1}
-    assert response_format in picture
+    (image,), (failed,) = result.json()["data"], result.json()["failed"]
+    assert {image["request_id"], failed["request_id"]} == {f"{job_id}-0", f"{job_id}-1"}
+    assert {image["image_index"], failed["image_index"]} == {0, 1}
+    assert response_format in image
     assert failed["error"]["code"] == "RESULT_GONE"
     assert (nothing.status_code, nothing.json()["error"]["code"]) == (404, "RESULT_GONE")
 
@@ -203,10 +203,10 @@ async def test_the_result_of_several_names_those_that_did_not_come(edge: EdgeUnd
     result = (await edge.http.get(f"/v1/jobs/{job_id}/result")).json()
 
     assert len(result["data"]) == 1
-    painted = result["data"][0]["image_index"]
-    assert [one["image_index"] for one in result["failed"]] == [index for index in range(3) if index != painted]
+    generated = result["data"][0]["image_index"]
+    assert [one["image_index"] for one in result["failed"]] == [index for index in range(3) if index != generated]
     assert [one["request_id"] for one in result["failed"]] == [
-        f"{job_id}-{index}" for index in range(3) if index != painted
+        f"{job_id}-{index}" for index in range(3) if index != generated
     ]
     assert {one["error"]["code"] for one in result["failed"]} == {"CANCELLED"}
     assert {one["error"]["type"] for one in result["failed"]} == {"request_cancelled"}

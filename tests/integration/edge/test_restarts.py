@@ -87,8 +87,8 @@ async def test_several_images_arrive_once_each(folder: Path, worker: PacedWorker
         folder, worker, lambda http: http.post("/v1/images/generations", json={**ASKED, "n": 2})
     )
 
-    pictures = [base64.b64decode(one["b64_json"]) for one in answer.json()["data"]]
-    assert pictures == [image_of(spec) for spec in sorted(worker.executed, key=lambda spec: spec.seed)]
+    images = [base64.b64decode(one["b64_json"]) for one in answer.json()["data"]]
+    assert images == [image_of(spec) for spec in sorted(worker.executed, key=lambda spec: spec.seed)]
     assert sorted(ids) == [f"{answer.headers['x-request-id']}-{index}" for index in (0, 1)]
 
 

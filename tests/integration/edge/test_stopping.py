@@ -38,7 +38,9 @@ async def test_before_it_drains_it_serves_and_is_not_ready(folder: Path, worker:
         await asyncio.sleep(0)
         async with httpx.AsyncClient(base_url=url, timeout=GUARD_S) as new:
             ready = [(await client.get("/ready")).status_code for client in (kept, new)]
-            painted = [(await client.post("/v1/images/generations", json=ASKED)).status_code for client in (kept, new)]
+            generated = [
+                (await client.post("/v1/images/generations", json=ASKED)).status_code for client in (kept, new)
+            ]
         finishing.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await finishing
@@ -46,7 +48,7 @@ async def test_before_it_drains_it_serves_and_is_not_ready(folder: Path, worker:
         with pytest.raises(httpx.ConnectError):
             await httpx.AsyncClient().get(f"{url}/health")
 
-    assert (ready, painted) == ([503, 503], [200, 200])
+    assert (ready, generated) == ([503, 503], [200, 200])
 
 
 async def test_edge_takes_no_connections_after_the_delay(folder: Path, worker: PacedWorker) -> None:

@@ -178,7 +178,7 @@ async def test_automatic_mode_pipelines_after_measured_waits(folder: Path, worke
         await suite.paint(asked)
         worker.residual_wait_share = 0.4
         await suite.paint(replace(asked, seed=2))
-        painted = await suite.paint(replace(asked, seed=3))
+        generated = await suite.paint(replace(asked, seed=3))
         await suite.paint(replace(asked, seed=4, num_inference_steps=49))
         await suite.paint(replace(STYLED, num_inference_steps=50))
         worker.residual_wait_share = 0.0
@@ -188,7 +188,7 @@ async def test_automatic_mode_pipelines_after_measured_waits(folder: Path, worke
     synchronous, pipelined = (ControlNetMode.SYNCHRONOUS, 0), (ControlNetMode.PIPELINED, 4)
     assert modes(worker)[:5] == [synchronous, synchronous, pipelined, synchronous, (None, 0)]
     assert modes(worker)[5:] == [pipelined] * 7 + [synchronous]
-    route = painted.provenance.route
+    route = generated.provenance.route
     assert (route.controlnet_mode, route.pipelined_from_step) == pipelined
 
 

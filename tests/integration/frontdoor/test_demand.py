@@ -61,8 +61,8 @@ async def test_low_admission_refuses_with_its_reason(folder: Path, worker: Paced
 
         endings = await asyncio.gather(*(ending(suite) for _ in range(100)))
 
-    painted = [ended for ended in endings if isinstance(ended, Completed)]
-    assert len(painted) == len(worker.executed) == 1
+    generated = [ended for ended in endings if isinstance(ended, Completed)]
+    assert len(generated) == len(worker.executed) == 1
     assert {ended.reason for ended in endings if isinstance(ended, ResourceExhausted)} == {"OVER_CAPACITY"}
 
 

@@ -116,14 +116,14 @@ async def test_request_waits_for_worker_that_autoscaler_starts(folder: Path) -> 
             ControllerClient(channel), lambda: replica, lambda: ReplicaReport("w1", 1, ("tiny",))
         )
         registration.start()
-        painted = await first
+        generated = await first
         await registration.close()
         await server.stop()
     await controller.drain()
     await controller.server.stop()
     await controller.close()
 
-    assert isinstance(painted, Completed)
+    assert isinstance(generated, Completed)
     assert [spec.prompt for spec in worker.executed] == ["a red circle"]
 
 

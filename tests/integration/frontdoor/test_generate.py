@@ -240,9 +240,9 @@ def quick_pings(patient_connections: None, monkeypatch: pytest.MonkeyPatch) -> N
 async def test_silent_stream_stays_open(quick_pings: None, worker: PacedWorker, suite: FrontdoorSuite) -> None:
     """The client sends keepalive pings; the fourth must not be taken for abuse."""
     worker.hold.clear()
-    painting = asyncio.ensure_future(suite.paint())
+    generating = asyncio.ensure_future(suite.paint())
     await asyncio.sleep(0.9)
 
     worker.hold.set()
 
-    assert (await painting).image
+    assert (await generating).image

@@ -23,12 +23,12 @@ PATIENT = RetryPolicy(tries=1000, first_pause_s=0.01, max_pause_s=0.05)
 async def test_a_job_is_submitted_waited_for_and_fetched_again(suite: FrontdoorSuite) -> None:
     async with AsyncClient(f"unix:{suite.folder / 'f'}") as client:
         accepted = await client.submit(REQUEST, idempotency_key="key")
-        picture = await client.wait(accepted.request_id)
+        image = await client.wait(accepted.request_id)
         again = await client.result(accepted.request_id)
         (listed,) = [job async for job in client.jobs()]
         failed = [job async for job in client.jobs(RequestState.FAILED, RequestState.CANCELLED)]
 
-    assert picture.data == again.data == image_of(picture.provenance.spec)
+    assert image.data == again.data == image_of(image.provenance.spec)
     assert (listed.request_id, listed.state) == (accepted.request_id, RequestState.COMPLETED)
     assert failed == []
 
@@ -66,9 +66,9 @@ async def test_waiting_client_survives_kill_of_frontdoor(folder: Path, worker: P
             await client.get_request(request_id)
         async with running_suite(folder):
             worker.hold.set()
-            picture = await waiting
+            image = await waiting
 
-    assert picture.data == image_of(picture.provenance.spec)
+    assert image.data == image_of(image.provenance.spec)
     assert len(worker.executed) == 1
 
 
@@ -90,12 +90,12 @@ async def test_the_client_without_asyncio_does_the_same(suite: FrontdoorSuite) -
     def play() -> tuple[bytes, list[str], int]:
         with Client(f"unix:{suite.folder / 'f'}") as client:
             request_id = client.submit(REQUEST).request_id
-            picture = client.wait(request_id)
+            image = client.wait(request_id)
             listed = [job.request_id for job in client.jobs(RequestState.COMPLETED)]
             assert listed == [request_id]
-            assert client.result(request_id).data == picture.data
+            assert client.result(request_id).data == image.data
             kinds = [type(event).__name__ for event in client.attach(request_id)]
-            return picture.data, kinds, len(client.list_requests(RequestQuery(jobs_only=True)).requests)
+            return image.data, kinds, len(client.list_requests(RequestQuery(jobs_only=True)).requests)
 
     data, kinds, count = await asyncio.to_thread(play)
 
@@ -113,7 +113,7 @@ async def test_a_job_of_several_is_waited_for_as_such(suite: FrontdoorSuite) -> 
         one = await client.wait(accepted.image_request_ids[1])
 
     assert found.request_id == accepted.request_id
-    assert [picture.provenance.request_id for picture in found.images] == list(accepted.image_request_ids)
+    assert [image.provenance.request_id for image in found.images] == list(accepted.image_request_ids)
     assert one.data == found.images[1].data
 
 

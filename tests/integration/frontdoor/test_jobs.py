@@ -140,7 +140,7 @@ async def test_jobs_have_a_longer_deadline_than_requests_whose_clients_wait(fold
 async def test_lists_tell_states_and_pages(suite: FrontdoorSuite, worker: PacedWorker) -> None:
     done = (await suite.client.submit(REQUEST, "mine")).request_id
     await ended(suite, done)
-    painted = (await suite.paint()).request_id
+    generated = (await suite.paint()).request_id
     worker.hold.clear()
     running = (await suite.client.submit(REQUEST)).request_id
     await worker.wait_until(lambda: worker.running)
@@ -151,10 +151,10 @@ async def test_lists_tell_states_and_pages(suite: FrontdoorSuite, worker: PacedW
     finished = await suite.client.list_requests(RequestQuery(frozenset({RequestState.COMPLETED})))
     under_way = await suite.client.list_requests(RequestQuery(frozenset({RequestState.RUNNING})))
 
-    assert [one.request_id for one in (*first.requests, *second.requests)] == [running, painted, done]
+    assert [one.request_id for one in (*first.requests, *second.requests)] == [running, generated, done]
     assert second.next_page_token == ""
     assert [one.request_id for one in jobs.requests] == [running, done]
-    assert [one.request_id for one in finished.requests] == [painted, done]
+    assert [one.request_id for one in finished.requests] == [generated, done]
     assert [(one.request_id, one.finished_at_ms) for one in under_way.requests] == [(running, None)]
     oldest = second.requests[-1]
     assert (oldest.job, oldest.idempotency_key, oldest.width_px) == (True, "mine", 32)

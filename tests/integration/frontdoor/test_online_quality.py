@@ -152,9 +152,9 @@ async def test_worker_of_an_image_receives_its_own_generation(
         plan = ShadowPlan("default", hit, ImageFormat.PNG, hit.spec, others, 1.0)
         painter, token = suite.frontdoor.shadows.painter, suite.frontdoor.interpreter.dataplane.state.first_token
 
-        painted = await painter.paint(painter.begin("w1", "default", token), plan, 60.0)
+        generated = await painter.paint(painter.begin("w1", "default", token), plan, 60.0)
 
-    assert painted.worker_generation == worker.held.worker_generation
+    assert generated.worker_generation == worker.held.worker_generation
 
 
 async def test_request_does_not_wait_for_a_shadow(folder: Path, worker: PacedWorker, gateway: WatchingGateway) -> None:
@@ -165,11 +165,11 @@ async def test_request_does_not_wait_for_a_shadow(folder: Path, worker: PacedWor
         await suite.paint(FIFTY)
         worker.hold.clear()
         await until(lambda: bool(shadows(worker)))
-        painting = asyncio.ensure_future(suite.paint(replace(FIFTY, seed=2)))
+        generating = asyncio.ensure_future(suite.paint(replace(FIFTY, seed=2)))
         await worker.wait_until(lambda: len(worker.orders) == 3)
         first = {request_id.split("-")[0] for request_id, _ in worker.running}
         worker.hold.set()
-        second = await painting
+        second = await generating
         await until(lambda: len(gateway.reports) == 2)
         reruns = suite.frontdoor.interpreter.dataplane.state.counters.rerun
 
@@ -282,10 +282,10 @@ async def test_trial_of_a_miss_starts_from_the_cache_and_is_reported(
     gateway.start, gateway.trial, embedder = FromNoise(), LATENT, ChosenEmbedder()
     async with watched(folder, gateway, embedder) as suite:
         worker.hold.clear()
-        painting = asyncio.ensure_future(suite.paint(FIFTY))
+        generating = asyncio.ensure_future(suite.paint(FIFTY))
         await worker.wait_until(lambda: bool(worker.running))
         worker.hold.set()
-        missed = await painting
+        missed = await generating
         # The second image of the request is another one.
         worker.picture_bytes = 10_000
         await until(lambda: bool(gateway.reports))

@@ -65,17 +65,17 @@ async def test_corrected_clock_jump_deletes_nothing(
     ahead_s = 0.0
     monkeypatch.setattr(SystemClock, "wall", lambda _: time.time() + ahead_s)
     async with running_suite(folder) as suite:
-        painted = await suite.paint()
-        await suite.client.pin(painted.request_id, HOUR_MS)
+        generated = await suite.paint()
+        await suite.client.pin(generated.request_id, HOUR_MS)
 
     async with running_suite(folder, result_retention_h=retention_h) as suite:
         if retention_h:
-            await suite.client.unpin(painted.request_id)
+            await suite.client.unpin(generated.request_id)
         ahead_s = 40 * 86_400.0
         await suite.frontdoor.retention._forget_old()
         ahead_s = 0.0
 
-        assert (await suite.client.get_request(painted.request_id)).completed == painted
+        assert (await suite.client.get_request(generated.request_id)).completed == generated
 
 
 async def test_inputs_of_pinned_request_stay_for_replay(folder: Path, worker: PacedWorker) -> None:
@@ -146,19 +146,19 @@ async def test_request_without_image_is_not_pinned(suite: FrontdoorSuite, worker
 
 async def test_tenant_over_pin_quota_still_gets_images(folder: Path, worker: PacedWorker) -> None:
     async with running_suite(folder, tenant_pinned_bytes=2 * ROW_BYTES) as suite:
-        painted = [await suite.paint() for _ in range(3)]
-        for one in painted[:2]:
+        generated = [await suite.paint() for _ in range(3)]
+        for one in generated[:2]:
             await suite.client.pin(one.request_id, HOUR_MS)
 
         with pytest.raises(ResourceExhausted) as refused:
-            await suite.client.pin(painted[2].request_id, HOUR_MS)
+            await suite.client.pin(generated[2].request_id, HOUR_MS)
         assert refused.value.metadata["quota"] == "tenant-pinned-bytes"
         with pytest.raises(ResourceExhausted) as early:
             await suite.paint(replace(REQUEST, pin_ms=HOUR_MS))
         assert early.value.reason == "QUOTA_EXCEEDED" and len(worker.executed) == 3
 
         # Two pins exceed a limit that had room for one.
-        await suite.client.unpin(painted[0].request_id)
+        await suite.client.unpin(generated[0].request_id)
         worker.hold.clear()
         streams = [suite.client.generate(replace(REQUEST, pin_ms=HOUR_MS)) for _ in range(2)]
         for stream in streams:

@@ -66,10 +66,10 @@ async def test_each_image_has_its_seed_id_and_events(suite: FrontdoorSuite, work
     assert [order.progress_interval_ms for order in worker.orders] == [300] * 3
     ids = accepted.image_request_ids
     assert ids == tuple(f"{accepted.request_id}-{index}" for index in range(3))
-    pictures = completed_of(events)
-    assert [pictures[index].request_id for index in range(3)] == list(ids)
-    assert [pictures[index].provenance.spec.seed for index in range(3)] == [2**64 - 2, 2**64 - 1, 0]
-    assert len({picture.image for picture in pictures.values()}) == 3
+    images = completed_of(events)
+    assert [images[index].request_id for index in range(3)] == list(ids)
+    assert [images[index].provenance.spec.seed for index in range(3)] == [2**64 - 2, 2**64 - 1, 0]
+    assert len({picture.image for picture in images.values()}) == 3
     assert {event.image_index for event in events if isinstance(event, Routed)} == {0, 1, 2}
     # A quick image may end before its first step is sent.
     assert {event.image_index for event in events if isinstance(event, Progress)} <= {0, 1, 2}
@@ -178,7 +178,7 @@ async def test_simultaneous_calls_of_one_key_are_one_request(suite: FrontdoorSui
 
     assert len({first.request_id for first in firsts if isinstance(first, Accepted)}) == 1
     assert sorted(first.replayed for first in firsts if isinstance(first, Accepted)) == [False, True, True]
-    assert [sorted(pictures) for pictures in heard] == [[0, 1, 2]] * 3
+    assert [sorted(images) for images in heard] == [[0, 1, 2]] * 3
     assert len(worker.executed) == 3
 
 

@@ -22,7 +22,7 @@ async def test_drain_waits_for_accepted_requests_and_refuses_new_ones(
     suite: FrontdoorSuite, worker: PacedWorker
 ) -> None:
     worker.hold.clear()
-    painting = asyncio.ensure_future(suite.paint())
+    generating = asyncio.ensure_future(suite.paint())
     await worker.wait_until(lambda: worker.running)
     draining = asyncio.ensure_future(suite.frontdoor.drain())
     await asyncio.sleep(0)
@@ -32,7 +32,7 @@ async def test_drain_waits_for_accepted_requests_and_refuses_new_ones(
     worker.hold.set()
 
     assert caught.value.reason == "DRAINING"
-    assert (await painting).image
+    assert (await generating).image
     await draining
 
 

@@ -78,9 +78,9 @@ async def test_uncertain_journal_write_is_checked_until_known(
 
     monkeypatch.setattr(journal, "accept", accept_without_answer)
 
-    painted = await suite.paint(idempotency_key="key")
+    generated = await suite.paint(idempotency_key="key")
 
-    assert (await suite.paint(idempotency_key="key")).request_id == painted.request_id
+    assert (await suite.paint(idempotency_key="key")).request_id == generated.request_id
     assert await asyncio.wrap_future(journal.unfinished()) == []
 
 

@@ -91,15 +91,15 @@ async def test_end_of_several_images_is_sent_once_for_their_job(folder: Path, wo
         several = replace(REQUEST, image_count=3)
         accepted = await suite.client.submit(several, webhook_url=url_of(server))
         delivery = await delivered(suite, accepted.request_id)
-        pictures = [await suite.client.get_request(one, omit_image=True) for one in accepted.image_request_ids]
+        images = [await suite.client.get_request(one, omit_image=True) for one in accepted.image_request_ids]
 
     ((_, headers, body),) = server.requests
     data = json.loads(body)["data"]
     assert delivery == WebhookDelivery(WebhookState.DELIVERED, 1)
     assert (headers["webhook-id"], data["request_id"]) == (accepted.request_id, accepted.request_id)
     assert (json.loads(body)["type"], data["state"]) == ("request.completed", "completed")
-    assert [one.webhook for one in pictures] == [None] * 3
-    assert {one.state for one in pictures} == {RequestState.COMPLETED}
+    assert [one.webhook for one in images] == [None] * 3
+    assert {one.state for one in images} == {RequestState.COMPLETED}
 
 
 async def test_image_ended_before_others_are_accepted_sends_no_webhook(

@@ -87,9 +87,9 @@ async def test_waiting_request_runs_with_current_weights(suite: FrontdoorSuite, 
     worker.change()
     await until(lambda: state.workers["w1"].worker_generation == 2)
     worker.hold.set()
-    (painted,) = [event async for event in suite.client.attach(waiting) if isinstance(event, Completed)]
+    (generated,) = [event async for event in suite.client.attach(waiting) if isinstance(event, Completed)]
 
-    assert painted.provenance.model_digest == painted.provenance.route.model_digest == "sha256:new"
+    assert generated.provenance.model_digest == generated.provenance.route.model_digest == "sha256:new"
     assert state.requests[running].model_digest == HELD.model_digest
     (demand,) = (
         DemandReport(suite.frontdoor.interpreter.dataplane, suite.frontdoor.shadows.counts)
@@ -142,12 +142,12 @@ async def test_silent_worker_is_lost_and_its_late_result_rejected(
     addresses = (f"unix:{folder / 'w1'}", f"unix:{folder / 'w2'}")
     async with running_suite(folder, worker_addresses=addresses[:1], worker_silence_s=1.2) as suite:
         worker.hold.clear()
-        painting = asyncio.ensure_future(suite.paint())
+        generating = asyncio.ensure_future(suite.paint())
         await worker.wait_until(lambda: worker.running)
         suite.frontdoor.fleet.links.follow(dict.fromkeys(addresses, True))
 
         worker.speaks = False
-        completed = await painting
+        completed = await generating
 
         assert completed.provenance.worker_id == "w2"
         assert completed.provenance.attempt_number >= 2
@@ -162,7 +162,7 @@ async def test_silent_worker_is_lost_and_its_late_result_rejected(
 async def test_attempt_of_silent_worker_is_stopped_on_its_return(folder: Path, worker: PacedWorker) -> None:
     async with running_suite(folder, worker_silence_s=1.2) as suite:
         worker.hold.clear()
-        painting = asyncio.ensure_future(suite.paint())
+        generating = asyncio.ensure_future(suite.paint())
         await worker.wait_until(lambda: worker.running)
 
         worker.speaks = False
@@ -170,7 +170,7 @@ async def test_attempt_of_silent_worker_is_stopped_on_its_return(folder: Path, w
         worker.hold.set()
         worker.speaks = True
 
-        assert (await painting).provenance.attempt_number >= 2
+        assert (await generating).provenance.attempt_number >= 2
 
 
 async def test_worker_receives_clients_deadline(suite: FrontdoorSuite, worker: PacedWorker) -> None:

@@ -18,7 +18,7 @@ def peak_bytes() -> int:
 
 
 def as_embedder(data: bytes) -> None:
-    decode(data, "images[0]", lambda picture: to_pixels(picture, ImagePreprocessing()))
+    decode(data, "images[0]", lambda image: to_pixels(image, ImagePreprocessing()))
 
 
 def as_worker(data: bytes) -> None:

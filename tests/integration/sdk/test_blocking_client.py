@@ -91,10 +91,10 @@ async def test_a_stream_that_the_collector_finds_is_cancelled_on_whichever_threa
                 gc.enable()
 
     async with serving(service, tmp_path) as address:
-        picture = await asyncio.to_thread(lose_and_go_on, address)
+        image = await asyncio.to_thread(lose_and_go_on, address)
         await asyncio.wait_for(service.cancelled.wait(), 120)
 
-    assert picture == b"image"
+    assert image == b"image"
 
 
 async def status_of(program: str) -> int | None:

@@ -24,8 +24,8 @@ class Alike:
     def embed_texts(self, texts: Sequence[str]) -> NDArray[np.float32]:
         return np.ones((len(texts), 1), np.float32)
 
-    def embed_images(self, pictures: Sequence[bytes]) -> NDArray[np.float32]:
-        return np.ones((len(pictures), 1), np.float32)
+    def embed_images(self, images: Sequence[bytes]) -> NDArray[np.float32]:
+        return np.ones((len(images), 1), np.float32)
 
 
 class Noting:
@@ -37,8 +37,8 @@ class Noting:
     def __init__(self) -> None:
         self.shown: list[list[bytes]] = []
 
-    def qualities(self, pictures: Sequence[bytes], rows: Sequence[int]) -> list[float]:
-        self.shown.append(list(pictures))
+    def qualities(self, images: Sequence[bytes], rows: Sequence[int]) -> list[float]:
+        self.shown.append(list(images))
         return [(1.0, 0.8, 0.9, 0.9, 0.5)[min(len(self.shown), 5) - 1]] * len(rows)
 
 

@@ -120,12 +120,12 @@ async def test_loras_apply_only_to_their_image(worker: Served) -> None:
     both = await selections(worker, neon=0.5, mosaic=1.0)
 
     plain = await generated(worker, 1)
-    pictures = [await generated(worker, number, *loras) for number, loras in ((2, neon), (3, both))]
+    images = [await generated(worker, number, *loras) for number, loras in ((2, neon), (3, both))]
     again = [await generated(worker, 4), await generated(worker, 5, *neon)]
 
-    assert len({plain.image_digest, *(one.image_digest for one in pictures)}) == 3
-    assert [one.image_digest for one in again] == [plain.image_digest, pictures[0].image_digest]
-    assert (plain.lora_patch_step, pictures[0].lora_patch_step) == (None, 0)
+    assert len({plain.image_digest, *(one.image_digest for one in images)}) == 3
+    assert [one.image_digest for one in again] == [plain.image_digest, images[0].image_digest]
+    assert (plain.lora_patch_step, images[0].lora_patch_step) == (None, 0)
     credits = await anext(worker.client.watch_credits("frontdoor", 1))
     assert set(credits.resident_components) == {worker.held.model, "neon", "mosaic"}
 

@@ -33,8 +33,8 @@ class Digests:
     def embed_texts(self, texts: Sequence[str]) -> NDArray[np.float32]:
         return np.stack([_vector(text.encode()) for text in texts])
 
-    def embed_images(self, pictures: Sequence[bytes]) -> NDArray[np.float32]:
-        return np.stack([_vector(picture) for picture in pictures])
+    def embed_images(self, images: Sequence[bytes]) -> NDArray[np.float32]:
+        return np.stack([_vector(image) for image in images])
 
 
 def _vector(data: bytes) -> NDArray[np.float32]:
@@ -161,9 +161,9 @@ class Thrifty:
     def __init__(self) -> None:
         self._seen: dict[int, bytes] = {}
 
-    def qualities(self, pictures: Sequence[bytes], rows: Sequence[int]) -> list[float]:
-        pairs = list(zip(rows, pictures, strict=True))
-        return [float(row == 0 or self._seen.setdefault(row, picture) == picture) for row, picture in pairs]
+    def qualities(self, images: Sequence[bytes], rows: Sequence[int]) -> list[float]:
+        pairs = list(zip(rows, images, strict=True))
+        return [float(row == 0 or self._seen.setdefault(row, image) == image) for row, image in pairs]
 
 
 def test_hits_have_own_rows_by_the_stricter_metric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

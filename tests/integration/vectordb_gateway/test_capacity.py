@@ -238,7 +238,7 @@ async def test_entry_without_its_image_hides_no_other(tmp_path: Path) -> None:
     flags = ("--eviction", "lru", "--image-thresholds", "0.3:0.4")
     far_prompt, nearer = embedding(0, 0, 0, 1), [embedding(1, number / 100) for number in range(5)]
     async with running_gateway(tmp_path, *flags) as gateway:
-        stored = [await gateway.store(far_prompt, image=picture) for picture in nearer]
+        stored = [await gateway.store(far_prompt, image=image) for image in nearer]
         whole = await gateway.store(far_prompt, image=at_similarity(0.9))
         ledger = gateway.process.stores.ledger
         entries = ledger.live_entries([*stored, whole])

@@ -153,13 +153,13 @@ async def test_joint_policy_plans_with_thinned_steps(directory: Path) -> None:
     async with planned_fleet(directory, "joint", thins=True, **options) as fleet:
         await begun(fleet, "joint")
 
-        painted = await generated_at(fleet.suite, 120, 15.0)
+        generated = await generated_at(fleet.suite, 120, 15.0)
 
         told = [one.thinnable for context, _ in fleet.settings.asked for one in context.demand if one.model == "heavy"]
         thins = [pool.model for _, decision in fleet.settings.asked for pool in decision.plan.pools if pool.thins]
     assert set(thins) == {"heavy"}
     assert max(one.spare_shares / one.request_count for one in told if one.request_count) == 0.5
-    thinned = [one.provenance for one in painted if one.provenance.route.thinned_steps]
+    thinned = [one.provenance for one in generated if one.provenance.route.thinned_steps]
     assert {(one.spec.model, one.steps_run) for one in thinned} == {("heavy", 2)}
 
 

@@ -58,11 +58,11 @@ async def test_request_without_workers_waits_for_a_returning_model(directory: Pa
         await until(lambda: not controller.controller.fleet().plan.pools)
         state = suite.frontdoor.interpreter.dataplane.state
         await until(lambda: state.plan is not None and not state.plan.pools)
-        painting = asyncio.ensure_future(suite.paint(replace(REQUEST, prompt="who came meanwhile")))
+        generating = asyncio.ensure_future(suite.paint(replace(REQUEST, prompt="who came meanwhile")))
         await until(lambda: "light" in state.pools and state.pools["light"].waiting_count == 1)
 
         await started(wire_worker(worker_of(directory, "again", "heavy")), stack)
 
-        completed = await painting
+        completed = await generating
     assert isinstance(completed, Completed)
     assert completed.provenance.spec.model == "heavy"

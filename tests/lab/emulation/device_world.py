@@ -79,10 +79,10 @@ class World:
     def submit(
         self, steps: int, deadline: float | None = None, key: object = KEY, adapters: AttemptAdapters = PLAIN
     ) -> Image:
-        picture = Image(len(self.pictures))
-        self.pictures.append(picture)
-        self.device.start(picture, steps, deadline, key=key, adapters=adapters)
-        return picture
+        image = Image(len(self.pictures))
+        self.pictures.append(image)
+        self.device.start(image, steps, deadline, key=key, adapters=adapters)
+        return image
 
     def job_began(self, device: object, job: EmulatedJob[Image]) -> None:
         job.owner.began_at = self.timers.now
@@ -112,6 +112,6 @@ class World:
         self.reports.append((self.timers.now, device.costs.model, device.draining))
 
 
-def done(picture: Image) -> EmulatedJob[Image]:
-    assert picture.done is not None
-    return picture.done
+def done(image: Image) -> EmulatedJob[Image]:
+    assert image.done is not None
+    return image.done

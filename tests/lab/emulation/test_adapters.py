@@ -22,9 +22,9 @@ def device_adapters(**changes: object) -> DeviceAdapters:
 def ended_at(adapters: Sequence[AttemptAdapters], of: AdapterCosts = COSTS) -> list[float | None]:
     """Return when images of ten steps end on a new device; a step of one or two images takes a second."""
     world = World(costs(1.0, 1.0), adapter_costs=of)
-    pictures = [world.submit(10, adapters=one) for one in adapters]
+    images = [world.submit(10, adapters=one) for one in adapters]
     world.timers.run_until(100)
-    return [picture.finished_at for picture in pictures]
+    return [image.finished_at for image in images]
 
 
 def test_the_one_used_longest_ago_goes_first() -> None:
@@ -84,19 +84,19 @@ def test_image_waiting_for_a_lora_delays_no_other() -> None:
 
 def test_dropping_device_waits_for_a_lora_load() -> None:
     world = World(costs(1.0), adapter_costs=COSTS, steps=False, drop_after=100.0)
-    before, picture = world.submit(1), world.submit(1, adapters=NEON)
+    before, image = world.submit(1), world.submit(1, adapters=NEON)
 
     world.timers.run_until(100)
 
-    assert (before.finished_at, picture.finished_at) == (1.0, 4.5)
+    assert (before.finished_at, image.finished_at) == (1.0, 4.5)
 
 
 def test_image_stopped_during_lora_load_never_begins() -> None:
     world = World(costs(1.0), adapter_costs=COSTS)
-    picture = world.submit(10, adapters=NEON)
+    image = world.submit(10, adapters=NEON)
 
-    world.device.stop(picture)
+    world.device.stop(image)
     world.timers.run_until(100)
 
-    assert (picture.began_at, picture.finished_at) == (None, None)
-    assert picture.stopped_at == 0.0
+    assert (image.began_at, image.finished_at) == (None, None)
+    assert image.stopped_at == 0.0

@@ -34,18 +34,18 @@ def test_images_repeat_by_request() -> None:
 
 
 def test_confidences_follow_the_deferral_curve() -> None:
-    pictures = EmulatedImages(FLEET, MODEL)
+    images = EmulatedImages(FLEET, MODEL)
 
-    confidences = [pictures.of("a red circle", seed, 0).label.confidence for seed in range(2000)]
+    confidences = [images.of("a red circle", seed, 0).label.confidence for seed in range(2000)]
 
     assert sum(found <= 0.5 for found in confidences) / 2000 == pytest.approx(0.2, abs=0.03)
     assert 0.0 <= min(confidences) <= max(confidences) <= 1.0
 
 
 def test_qualities_have_their_mean_and_rise_with_confidence() -> None:
-    pictures = EmulatedImages(FLEET, MODEL)
+    images = EmulatedImages(FLEET, MODEL)
 
-    labels = sorted((pictures.of("x", seed, 0).label for seed in range(2000)), key=lambda label: label.confidence)
+    labels = sorted((images.of("x", seed, 0).label for seed in range(2000)), key=lambda label: label.confidence)
 
     qualities = [label.quality for label in labels if label.quality is not None]
     assert sum(qualities) / 2000 == pytest.approx(0.5, abs=0.01)
@@ -53,9 +53,9 @@ def test_qualities_have_their_mean_and_rise_with_confidence() -> None:
 
 
 def test_cached_start_keeps_a_share_of_quality() -> None:
-    pictures = EmulatedImages(FLEET, MODEL)
+    images = EmulatedImages(FLEET, MODEL)
 
-    scratch, reused = (pictures.of("x", 1, step).label for step in (0, 10))
+    scratch, reused = (images.of("x", 1, step).label for step in (0, 10))
 
     assert scratch.quality is not None
     assert reused.quality == pytest.approx(0.9 * scratch.quality)
