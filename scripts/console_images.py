@@ -43,7 +43,7 @@ PROMPTS = tuple(f"a {colour} {shape} on a white background" for colour in COLOUR
 
 @dataclass(frozen=True)
 class Tab:
-    """A page of the console in a browser."""
+    """Hold a page of the console in a browser."""
 
     page: Any
     url: str

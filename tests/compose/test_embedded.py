@@ -67,7 +67,7 @@ def test_request_without_model_uses_the_cascade(suite: Composition, tmp_path: Pa
 
 
 def own_threshold() -> float:
-    """The threshold that the default discriminator recommends."""
+    """Return the threshold that the default discriminator recommends."""
     return float(json.loads((WEIGHTS / "tiny-router" / "prompt_head.json").read_text())["threshold"])
 
 

@@ -1,4 +1,4 @@
-"""A suite serves a model without a reuse profile: misses have trials, and every view shows their rows."""
+"""Serve a model without a reuse profile: misses have trials, and every view shows their rows."""
 
 import asyncio
 from dataclasses import replace

@@ -1,5 +1,5 @@
-"""A real suite under the joint policy: its plan places a used ControlNet and LoRA, and a restarted process holds them
-before a request needs them."""
+"""Run a real suite under the joint policy: its plan places a used ControlNet and LoRA, and a restarted process holds
+them before a request needs them."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator

@@ -1,4 +1,4 @@
-"""A registered model, served by a suite that has none of its files."""
+"""Serve a registered model from a suite that has none of its files."""
 
 import json
 import shutil

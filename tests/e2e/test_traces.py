@@ -1,4 +1,4 @@
-"""One trace from a client through every process that works for its image, as a collector receives it."""
+"""Follow one trace from a client through every process that works for its image, as a collector receives it."""
 
 import secrets
 import time

@@ -1,4 +1,4 @@
-"""A suite finds latents by a sentence encoder and images by the zoo's CLIP."""
+"""Run a suite that finds latents by a sentence encoder and images by the zoo's CLIP."""
 
 import asyncio
 import subprocess
@@ -44,7 +44,7 @@ def suite(patient_frontdoors: None, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 async def generate_until(client: AsyncClient, wanted: ImageRequest, kind: type[Start]) -> GeneratedImage:
-    """An entry is committed after its image was answered, so the first looks may be too early."""
+    """Repeat the request until it hits: an entry is committed after its image was answered."""
     async with asyncio.timeout(120):
         while True:
             made = await client.generate(wanted)

@@ -1,4 +1,4 @@
-"""Every RPC answers each caller (none, user, service, admin) as this table says.
+"""Test that every RPC answers each caller (none, user, service, admin) as this table states.
 
 The table is written by hand: a contract that opens an RPC, and a new RPC without a row, fail here.
 """

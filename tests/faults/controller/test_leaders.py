@@ -64,7 +64,7 @@ def controllers(request: pytest.FixtureRequest) -> Iterator[Controllers]:
 
 @pytest.fixture
 async def followed(controllers: Controllers) -> AsyncIterator["Followed"]:
-    """A frontdoor's own watch follows the plans of both controllers."""
+    """Follow the plans of both controllers with a frontdoor's own watch."""
     channels = [open_channel(address, RpcChannelSettings()) for address in controllers.addresses]
     client = ControllerClient(*channels)
     journal = open_journal(f"sqlite:///{controllers.folder}/journal.sqlite")

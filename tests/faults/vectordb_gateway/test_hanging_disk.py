@@ -48,7 +48,7 @@ sys.stdin.read()
 
 @contextmanager
 def held(script: str, ledger: Path) -> Iterator[None]:
-    """Another process holds the locks during the block."""
+    """Hold the locks in another process during the block."""
     with subprocess.Popen(
         [sys.executable, "-c", script, str(ledger)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as holder:

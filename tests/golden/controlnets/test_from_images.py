@@ -32,7 +32,8 @@ STEPS = 7
 
 @dataclass(frozen=True)
 class ImageKind:
-    """A model with what its ControlNets are, and diffusers' pipelines from an image and under a mask."""
+    """Describe a model: its writer, whether its ControlNets are XL, and diffusers' pipelines from an image and under a
+    mask."""
 
     write: Callable[[Path], Path]
     xl: bool
@@ -60,7 +61,7 @@ KINDS = {
 
 
 class ImageSides:
-    """diffusers and the engine, with the same model and ControlNets."""
+    """Hold diffusers and the engine, with the same model and ControlNets."""
 
     def __init__(self, kind: ImageKind, folder: Path) -> None:
         self.kind = kind

@@ -39,7 +39,7 @@ def write_tokens(folder: Path) -> Path:
 
 @dataclass
 class RunningCells:
-    """RunningCells that can be started, killed and started again with other lists."""
+    """Start, kill and restart cells with other lists."""
 
     folder: Path
     names: Sequence[str]

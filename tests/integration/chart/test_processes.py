@@ -1,4 +1,4 @@
-"""The trial's pods as processes of this machine: the variables of the manifests, with ports and folders of the test."""
+"""Run the trial's pods as processes of this machine: the manifests' variables, with ports and folders of the test."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""A controller on a Unix socket, in this process: the real server, channel and clients."""
+"""Serve a controller on a Unix socket, in this process: the real server, channel and clients."""
 
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -27,7 +27,7 @@ def lease_s() -> float:
 
 @pytest.fixture
 async def client(address: str, lease_s: float) -> AsyncIterator[ControllerClient]:
-    """A client of a running controller."""
+    """Return a client of a running controller."""
     process = wire(ControllerSettings(RpcServerSettings(listen=(address,)), lease_s=lease_s))
     await process.server.start()
     await process.warm()

@@ -41,7 +41,7 @@ async def running(settings: ControllerSettings) -> AsyncIterator[ControllerProce
 
 
 def settings_of(address: str, scaler: str, **rpc: Path) -> ControllerSettings:
-    """A lease of one second: the policy begins two seconds after the start."""
+    """With a lease of one second, the policy begins two seconds after the start."""
     return ControllerSettings(
         RpcServerSettings(listen=(address,), **rpc),
         PolicySettings(slo_s=8.0),

@@ -1,4 +1,4 @@
-"""Two controllers over one ledger, in this process: the standby takes over, and clients find it."""
+"""Test two controllers over one ledger, in this process: the standby takes over, and clients find it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -25,7 +25,7 @@ WORKER = a_worker("w1", "heavy")
 
 
 class Member:
-    """A controller, and the task that waits until it leads."""
+    """Hold a controller, and the task that waits until it leads."""
 
     def __init__(self, process: ControllerProcess, address: str) -> None:
         self.process = process

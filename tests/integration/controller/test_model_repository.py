@@ -158,7 +158,7 @@ async def test_command_sends_profiles_and_reports_source_of_shares(folder: Path)
             await suite.models.register_model(one)
 
         async def command(*words: str) -> Result:
-            """In this process: another one would give up a server that stands still while it connects."""
+            """Run the command in this process: a separate one would abandon a server that pauses while it connects."""
             at = ("--controller-address", f"unix:{folder / 'c'}")
             return await asyncio.to_thread(CliRunner().invoke, cli, ["models", *words, *at])
 

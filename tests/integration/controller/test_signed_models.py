@@ -162,7 +162,7 @@ async def test_other_model_without_a_signature_ends_the_start_though_it_may_be_m
 
 
 def local(checkpoint: Path, folder: Path, **more: Any) -> Path:
-    """A model on the worker's disk, with its entry next to it."""
+    """Write a model to the worker's disk, with its entry next to it."""
     model = shutil.copytree(checkpoint, folder / "models" / "tiny")
     digest = digest_checkpoint(check_checkpoint(model)).model
     entry = {"name": "tiny", "path": "tiny", "kind": "pipeline", "digest": digest, **more}

@@ -38,7 +38,7 @@ class Running(NamedTuple):
         return f"unix:{self.folder / 'c'}"
 
     def stored(self) -> set[str]:
-        """The sha256 of the stored files."""
+        """Return the sha256 of the stored files."""
         objects = open_objects(f"file://{self.folder / 'objects'}")
         return {key.rpartition("/")[2] for key in objects.keys("adapters/")}
 

@@ -1,4 +1,5 @@
-"""A ControlNet service on a Unix socket, in this process: real server, channel and client, the zoo's ControlNets."""
+"""Serve a ControlNet service on a Unix socket, in this process: real server, channel and client, the zoo's
+ControlNets."""
 
 import io
 import tempfile
@@ -99,7 +100,7 @@ def tensors_of(received: ReceivedTensors) -> dict[str, torch.Tensor]:
 
 @dataclass(frozen=True)
 class Service:
-    """A process that serves, where it listens, where it shares memory, and a client of it."""
+    """Hold a serving process, its address, its shared memory's folder, and a client of it."""
 
     process: ControlNetProcess
     address: str
@@ -148,7 +149,7 @@ async def service(folder: Path, overrides: dict[str, Any]) -> AsyncIterator[Serv
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared_service() -> AsyncIterator[Service]:
-    """The one of a module's tests that share a loop and leave no stream."""
+    """Share one service among a module's tests, which share a loop and leave no stream."""
     with tempfile.TemporaryDirectory(prefix="pmt-", dir="/dev/shm") as folder:
         async with serve(Path(folder)) as served:
             yield served

@@ -41,7 +41,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def service() -> AsyncIterator[Service]:
-    """One with a depth model."""
+    """Serve preprocessors with a depth model."""
     with tempfile.TemporaryDirectory(prefix="pmt-", dir="/dev/shm") as folder:
         async with serve(Path(folder), depth_model=write_depth_model(Path(folder) / "depth")) as served:
             yield served

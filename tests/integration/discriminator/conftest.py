@@ -1,4 +1,4 @@
-"""One event loop for all tests of the discriminator, which share a process."""
+"""Run all tests of the discriminator in one event loop, because they share a process."""
 
 from pathlib import Path
 

@@ -39,7 +39,7 @@ READING, READER = "reads>prompts", SHIPPED.parent / "tiny-router"
 
 @asynccontextmanager
 async def serving(directory: Path) -> AsyncIterator[DiscriminatorClient]:
-    """A client of a process with three cascades."""
+    """Return a client of a process with three cascades."""
     address, channels = f"unix:{directory / 'd'}", RpcChannelSettings()
     process = wire(
         DiscriminatorSettings(
@@ -60,7 +60,7 @@ async def serving(directory: Path) -> AsyncIterator[DiscriminatorClient]:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def client() -> AsyncIterator[DiscriminatorClient]:
-    """A client of the process that all tests share."""
+    """Return a client of the process that all tests share."""
     with tempfile.TemporaryDirectory(prefix="pmt-") as directory:
         async with serving(Path(directory)) as shared:
             yield shared
@@ -241,7 +241,7 @@ def test_start_with_changed_weights_ends_before_torch_loads(tmp_path: Path) -> N
 
 
 def imported(told: str) -> set[str]:
-    """The modules in the output of `-X importtime`, whole or not."""
+    """Return the modules in the output of `-X importtime`, complete or not."""
     return {line.rpartition("|")[2].strip() for line in told.splitlines()}
 
 

@@ -20,7 +20,8 @@ MAX_STRANGERS = 6
 
 @pytest.fixture
 async def suite(folder: Path, worker: PacedWorker) -> AsyncIterator[FrontdoorSuite]:
-    """A frontdoor that rejects one unknown token a second after its burst, as it does at 200 a second under a flood."""
+    """Run a frontdoor that rejects one unknown token a second after its burst, as it does at 200 a second under a
+    flood."""
     tokens = folder / "tokens.toml"
     names = (("user", Role.USER), ("service", Role.SERVICE))
     tokens.write_text("\n".join(token_entry(name, name, frozenset({role})) for name, role in names))

@@ -1,4 +1,4 @@
-"""An embedder on a Unix socket, in this process: the real server, channel and client."""
+"""Serve an embedder on a Unix socket, in this process: the real server, channel and client."""
 
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -44,7 +44,7 @@ async def cold_client(process: EmbedderProcess, address: str) -> AsyncIterator[E
 
 @pytest.fixture
 async def client(process: EmbedderProcess, cold_client: EmbedderClient) -> EmbedderClient:
-    """A client of an embedder that serves."""
+    """Return a client of a serving embedder."""
     await process.warm()
     process.server.set_serving()
     return cold_client

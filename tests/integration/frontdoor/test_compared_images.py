@@ -27,7 +27,7 @@ UNNAMED = ImageRequest(prompt="a red circle", seed=1)
 
 
 class TellingEmbedder(ChosenEmbedder):
-    """The first image of a call has a cosine of 0.6 to every text, the others of 0.8."""
+    """Return a cosine of 0.6 to every text for a call's first image, of 0.8 for the others."""
 
     async def EmbedImage(self, request: embedder_pb.EmbedImageRequest, context: Any) -> embedder_pb.EmbedImageResponse:
         self.images.extend(request.images)

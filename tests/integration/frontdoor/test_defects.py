@@ -19,7 +19,7 @@ from services.frontdoor.workers.attempts import AttemptStarter, AttemptStreams
 
 
 def breaking_once(work: Callable[..., Any], error: type[BaseException] = ZeroDivisionError) -> Callable[..., Any]:
-    """The first call raises; all others do the work."""
+    """Fail the first call; all later ones do the work."""
     errors = [error("made to fail")]
 
     def call(*arguments: Any, **options: Any) -> Any:

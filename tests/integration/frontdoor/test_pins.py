@@ -32,7 +32,7 @@ async def replay(suite: FrontdoorSuite, request_id: str) -> Completed:
 
 
 async def sweep(suite: FrontdoorSuite) -> None:
-    """Two sweeps delete an object without references."""
+    """Sweep often enough to delete an object without references: two sweeps do."""
     for _ in range(3):
         await suite.frontdoor.retention.sweep()
 

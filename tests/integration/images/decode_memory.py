@@ -1,5 +1,5 @@
-"""How far the memory of a process rises over the decoding of images, as the worker and as the embedder do it, and of
-the first by eight callers at once: `python -m ... FOLDER`, prints bytes."""
+"""Measure how far the memory of a process rises while it decodes images, as the worker and as the embedder do, and the
+first image for eight callers together: `python -m ... FOLDER`, prints bytes."""
 
 import resource
 import sys

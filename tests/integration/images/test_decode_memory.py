@@ -16,7 +16,7 @@ MIB = 1024 * 1024
 
 
 def sixteen_bits(path: Path, width: int, height: int) -> None:
-    """A PNG of 8 bytes a pixel."""
+    """Write a PNG with 8 bytes per pixel."""
 
     rows = zlib.compress((b"\0" + b"\x12\x34" * 4 * width) * height, level=1)
     header = struct.pack(">IIBBBBB", width, height, 16, 6, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""Which interpreter the Makefile makes the venv of: real make, a PATH with interpreters that answer for a version."""
+"""Test which interpreter the Makefile's venv gets: real make, a PATH with interpreters that report a version."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""Which build of torch the Makefile installs, from indexes that have one, both or none: real make, real pip."""
+"""Test which build of torch the Makefile installs, from indexes with one build, both or none: real make, real pip."""
 
 import os
 import re
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def wheel(index: Path, version: str) -> None:
-    """A torch that holds nothing."""
+    """Write an empty torch wheel."""
     about = f"torch-{version}.dist-info"
     with zipfile.ZipFile(index / f"torch-{version}-py3-none-any.whl", "w") as file:
         file.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")

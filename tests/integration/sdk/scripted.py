@@ -1,4 +1,4 @@
-"""A real server that plays scripts, and what it says in them."""
+"""Serve scripts from a real server."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -29,7 +29,7 @@ QUICK = RetryPolicy(tries=3, first_pause_s=0.01, max_pause_s=0.02)
 
 @dataclass
 class ScriptedImageService:
-    """Each call of Generate plays the next script."""
+    """Play the next script at each call of Generate."""
 
     scripts: list[Script]
     keys: list[str] = field(default_factory=list)

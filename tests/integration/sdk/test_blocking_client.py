@@ -1,4 +1,4 @@
-"""The client of programs without asyncio, against a real server that plays a script."""
+"""Test the client for programs without asyncio, against a real server that plays a script."""
 
 import _weakrefset
 import asyncio
@@ -98,7 +98,7 @@ async def test_a_stream_that_the_collector_finds_is_cancelled_on_whichever_threa
 
 
 async def status_of(program: str) -> int | None:
-    """How a Python program ended; one that does not is killed."""
+    """Return how a Python program ended; kill one that does not end."""
     ended = await asyncio.create_subprocess_exec(sys.executable, "-c", program)
     try:
         return await asyncio.wait_for(ended.wait(), 120)

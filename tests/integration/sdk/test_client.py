@@ -1,4 +1,4 @@
-"""The public client against a real server that plays a script."""
+"""Test the public client against a real server that plays a script."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -38,7 +38,7 @@ from tests.integration.sdk.scripted import (
 
 
 class AttachedTo(ScriptedImageService):
-    """Each call of Attach plays the next script."""
+    """Play the next script at each call of Attach."""
 
     async def Attach(self, request: pb.AttachRequest, context: object) -> AsyncIterator[pb.GenerateResponse]:
         async for event in self.scripts.pop(0)():
@@ -286,7 +286,7 @@ async def test_generate_refuses_several_images(tmp_path: Path) -> None:
 
 @dataclass
 class AwayAtFirst(ScriptedImageService):
-    """Answers every call that is no stream, after it was away for one."""
+    """Fail the first unary call, and answer later ones."""
 
     calls: list[str] = field(default_factory=list)
 

@@ -30,7 +30,7 @@ OFFSETS = [0, BLOCK_BYTES, 2 * BLOCK_BYTES]
 
 
 class CountingRemote:
-    """An object store that counts the blocks that are read from it, and flips a byte of each with `is_wrong`."""
+    """Count the blocks read from an object store, and flip a byte of each with `is_wrong`."""
 
     name = "the object store"
 
@@ -50,7 +50,7 @@ class CountingRemote:
 
 @dataclass
 class Fleet:
-    """A component that peers hold, and a process without it."""
+    """Hold a component that peers have, and a process without it."""
 
     folder: Path
     controller_address: str

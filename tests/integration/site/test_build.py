@@ -1,4 +1,4 @@
-"""The site's own build, of a tree with two pages: what fails it."""
+"""Test the site's own build with a tree of two pages, and its failures."""
 
 import importlib.util
 import shutil
@@ -19,7 +19,7 @@ NAVIGATION = '\nNAVIGATION = {"docs/index": {"Begin": ["docs/other"]}}\n'
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A tree with the site's own configuration, and two pages."""
+    """Write a tree with the site's own configuration, and two pages."""
     docs = tmp_path / "tree" / "docs"
     shutil.copytree(ROOT / "docs" / "static", docs / "static")
     (docs / "conf.py").write_text((ROOT / "docs" / "conf.py").read_text() + NAVIGATION)

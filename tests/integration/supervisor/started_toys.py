@@ -36,7 +36,7 @@ class ToySuite:
         return next(one for one in marked_processes(self.state.path) if address in one.cmdline())
 
     def is_announced(self) -> bool:
-        """Once all serve, and it can be found."""
+        """Return whether all serve and the suite can be found within the time limit."""
         deadline = time.monotonic() + TIMEOUT_S
         while not self.state.endpoint_files[0].exists() and time.monotonic() < deadline:
             time.sleep(0.05)

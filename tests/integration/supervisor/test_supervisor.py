@@ -1,4 +1,4 @@
-"""The supervisor over real processes that hold nothing but the rpc kit."""
+"""Test the supervisor over real processes that hold only the rpc kit."""
 
 import asyncio
 import errno

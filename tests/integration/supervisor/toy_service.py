@@ -1,4 +1,4 @@
-"""A service with nothing but the kit: health, signals, drain."""
+"""Run a service with only the kit: health, signals, drain."""
 
 import argparse
 import asyncio

@@ -165,7 +165,7 @@ async def test_a_replica_that_is_lost_costs_a_replay(
 
 @pytest.fixture
 def told_modes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Which halves the streams of the worker in this process were opened for."""
+    """Record the halves for which this process's worker opens streams."""
     modes: list[str] = []
     open_stream = ControlNetClient.open_stream
 
@@ -197,7 +197,7 @@ def latent_shape(parts: Parts) -> tuple[int, ...]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def narrow_replica(parts: Parts) -> AsyncIterator[Replica]:
-    """One that holds a single stream."""
+    """Start a replica that holds a single stream."""
     replica = start_replica(parts.folder, "--max-streams", "1")
     await serving(replica)
     yield replica
@@ -270,7 +270,7 @@ async def test_open_half_names_field_of_wrong_controlnet(parts: Parts, what: str
 
 @dataclass
 class Flows:
-    """A model of SD3's class and its ControlNet, on one worker, on two, and by diffusers."""
+    """Hold a model of SD3's class and its ControlNet, on one worker, on two, and by diffusers."""
 
     alone: ControlledByService
     paired: ControlledByService

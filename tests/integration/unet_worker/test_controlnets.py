@@ -60,14 +60,13 @@ _numbers = count(1)
 
 @pytest.fixture(autouse=True)
 def usual_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of the worker to replicas, which are made within tests: some replicas are stopped, and have to be given
-    up."""
+    """Use the product's keepalive on connections to replicas: some replicas are stopped, and must be abandoned."""
     monkeypatch.setattr(transport, "KEEPALIVE", KEEPALIVE)
 
 
 @dataclass
 class Replica:
-    """A process of the ControlNet service."""
+    """Hold a process of the ControlNet service."""
 
     process: "subprocess.Popen[bytes]"
     address: str
@@ -76,7 +75,7 @@ class Replica:
 
 @dataclass
 class Parts:
-    """A worker that shares memory with the replicas of its host."""
+    """Hold a worker that shares memory with the replicas of its host."""
 
     worker: Served
     folder: Path
@@ -138,7 +137,7 @@ async def at_least(count: int, folder: Path, started: list[Replica]) -> list[Rep
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def replicas(parts: Parts, started: list[Replica]) -> list[Replica]:
-    """Two that serve."""
+    """Return two serving replicas."""
     return await at_least(2, parts.folder, started)
 
 
@@ -291,8 +290,8 @@ def controlnet_of_diffusers(name: str) -> ControlNetModel:
 
 @torch.inference_mode()
 def generated_by_loop(settings: dict[str, ControlSetting], pipelined_from: int) -> Tensor:
-    """The final latents by diffusers' parts in a loop: each ControlNet adds its residuals of the step before from
-    `pipelined_from` on, where it acted in that step."""
+    """Return the final latents of diffusers' parts in a loop: each ControlNet adds its residuals of the previous step
+    from `pipelined_from` on, if it acted in that step."""
     pipeline = pipeline_of_diffusers()
     networks = [controlnet_of_diffusers(name) for name in settings]
     scheduler = DDIMScheduler.from_pretrained(WEIGHTS / "tiny-heavy", subfolder="scheduler")

@@ -69,7 +69,7 @@ _numbers = count(1)
 
 @dataclass
 class Parts:
-    """A worker, and where it shares memory with those of its host."""
+    """Hold a worker, and the folder in which it shares memory with others of its host."""
 
     worker: Served
     folder: Path
@@ -108,7 +108,7 @@ async def parts() -> AsyncIterator[Parts]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def peer(parts: Parts) -> Peer:
-    """One that serves: that of the test before where nothing became of it."""
+    """Return a serving peer: the previous test's unless that one was lost."""
     for old in parts.peers:
         if not old.is_fit:
             old.process.kill()
@@ -131,7 +131,7 @@ def start_peer(parts: Parts) -> Peer:
 
 
 async def credits_of(peer: Peer) -> None:
-    """Once it serves."""
+    """Return once the peer serves."""
     async with open_channel(peer.address, RpcChannelSettings()) as channel:
         while True:
             try:

@@ -45,7 +45,7 @@ def indexed(ledger: CacheLedger, index: VectorIndex, entries_count: int) -> list
 
 
 def found(ledger: CacheLedger, index: VectorIndex) -> tuple[list[str], list[str]]:
-    """All that is missing and all that is unknown."""
+    """Return all missing and all unknown entries."""
     differences = list(indexing.index_differences(ledger, index))
     missing = [entry_id for each in differences for entry_id in each.missing]
     return missing, [entry_id for each in differences for entry_id in each.unknown]

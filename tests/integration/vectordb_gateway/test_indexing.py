@@ -48,7 +48,7 @@ async def lost_entries(gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch)
 
 
 class HeldIndex:
-    """Lets the upserts of an index through one by one; `taken` has the ids of each."""
+    """Let the upserts of an index through one by one; `taken` has the ids of each."""
 
     def __init__(self, index: VectorIndex, monkeypatch: pytest.MonkeyPatch) -> None:
         self.taken: list[list[str]] = []

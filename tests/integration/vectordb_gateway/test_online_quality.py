@@ -40,7 +40,7 @@ def flags(folder: Path) -> tuple[str, ...]:
 
 
 async def report(gateway: RunningGateway, count: int, prefix: str = "r", **changes: object) -> list[bool]:
-    """That many hits, each of another request."""
+    """Report that number of hits, each of a different request."""
     hits = [replace(HIT, request_id=f"{prefix}-{number}", **changes) for number in range(count)]  # type: ignore[arg-type]
     return list(await asyncio.gather(*(gateway.client.report_quality(hit) for hit in hits)))
 

@@ -127,7 +127,7 @@ async def worker(fleet_file: Path) -> AsyncIterator[Emulated]:
 
 @pytest.fixture
 async def adapted_worker(fleet_file: Path) -> AsyncIterator[Emulated]:
-    """It takes LoRAs and ControlNets; each change of its weights takes 4 ms."""
+    """Run a worker with LoRAs and ControlNets; each change of its weights takes 4 ms."""
     table = '[adapters]\nloras = ["neon", "mosaic"]\nload_s = 0.001\npatch_s = 0.004\nresidual_wait_s = 0.001\n'
     fleet_file.write_text(FLEET + table)
     async with serve(fleet_file) as served:

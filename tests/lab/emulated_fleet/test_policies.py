@@ -165,7 +165,7 @@ async def test_joint_policy_plans_with_thinned_steps(directory: Path) -> None:
 
 @dataclass(frozen=True)
 class FirstPlan:
-    """The first plan for 10 requests a second without cache hits: workers and their batch size by model, and the
+    """Return the first plan for 10 requests a second without cache hits: workers and their batch size by model, and the
     confidence that light images must exceed, None without a score."""
 
     heavy: tuple[int, int] | None

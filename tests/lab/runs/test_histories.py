@@ -83,7 +83,7 @@ def test_register_histories_have_verdicts() -> None:
 
 
 def by_permutations(history: Sequence[Operation], initial: State, step: Step[State]) -> bool:
-    """The definition itself: any order of all answered operations and any of the others."""
+    """Apply the definition itself: any order of all answered operations and any of the others."""
     answered = [one for one in history if math.isfinite(one.returned_s)]
     others = [one for one in history if one not in answered]
     for count in range(len(others) + 1):

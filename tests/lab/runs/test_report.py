@@ -31,7 +31,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def records(count: int = 40, latency_s: float = 2.0) -> list[RequestRecord]:
-    """One a second; every fourth misses its deadline, every tenth is refused at the door."""
+    """Return one request a second; every fourth misses its deadline, every tenth is refused on arrival."""
     made = []
     for index in range(count):
         came, late = float(index), index % 4 == 3

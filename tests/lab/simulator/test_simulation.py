@@ -182,7 +182,7 @@ def test_policy_does_not_plan_while_every_worker_is_lost() -> None:
 
 
 def switching(at_s: float) -> ServingPolicy:
-    """All workers hold `a` at first, and `b` from `at_s` on."""
+    """Hold `a` on all workers at first, and `b` from `at_s` on."""
 
     def allocator(context: PlanInput) -> Decision:
         plan = hold_resident(context).plan
@@ -229,7 +229,7 @@ def test_allocators_know_whether_batches_are_joined_at_any_step(device_settings:
 
 
 def cached(policy: str, rows: list[int], capacity: int = 1_000, thinned_count: int = 0) -> list[Any]:
-    """With a `thinned_count`, images from noise always run that number of steps."""
+    """Run prompts of these rows through a cache. With a `thinned_count`, images from noise run that number of steps."""
     vectors = np.random.default_rng(0).normal(size=(max(rows) + 1, 64)).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     workload = arrivals([3.0 * index for index in range(len(rows))], steps=50)

@@ -62,7 +62,7 @@ LATE = ThinningOption(6, 2, 0.97)
 
 
 def midway(mode: ThinningMode, *at_s: float) -> list[RequestRecord]:
-    """One device, ten steps of a tenth of a second; from the sixth on two of four may run."""
+    """Run one device with ten steps of a tenth of a second; from the sixth on two of four may run."""
     model = SimulatedModel(from_latencies("m", 10, {1: 1.0}), quality=1.0, thinning=(LATE,))
     records = run(replace(scenario(mode), models=(model,)), arrivals(list(at_s), deadline_s=30.0))
     return sorted(records, key=lambda record: record.arrived_s)
