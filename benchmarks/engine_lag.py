@@ -20,8 +20,8 @@ from lab.fixtures.worker_process import START_S
 from lab.runs.intervals import percentile
 from lab.runs.measure import Figure, Options, at_most, informative, measured, parse_options, publish
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
+from pentimento.service.credits import LoopLagProbe
 from pentimento.supervisor.models import find_model
-from services.unet_worker.loop_lag import LoopLagProbe
 from services.unet_worker.process import WorkerProcess
 from services.unet_worker.settings import UnetWorkerSettings
 from services.unet_worker.wiring import wire

@@ -21,12 +21,12 @@ from lab.fixtures.latent_listener import generated_together
 from lab.runs.measure import Figure, Target, at_most, informative, measured
 from pentimento.devices.choices import CompileMode
 from pentimento.diffusion.denoising import DenoisingRequest, NoiseStart
+from pentimento.diffusion.device import open_counter
 from pentimento.diffusion.engine import CompiledDenoiser, Denoiser, EngineSettings, StepEngine, cuda_recorder, replaying
 from pentimento.diffusion.families import BatchKey, DiffusionModel, load_model
 from pentimento.diffusion.kernels import fuse, kernels_for
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import GenerationSpec
-from services.unet_worker.device.energy import open_counter
 
 STEPS, TINY_STEPS = 30, 2
 GUIDANCE_SCALE = 7.5

@@ -31,7 +31,7 @@ from pentimento.policies.cells import CellMap
 from pentimento.stores.ledger import Journal
 from services.frontdoor.requests.cells import CellGate
 from services.frontdoor.requests.jobs import Jobs
-from services.unet_worker.attempts.fair_credits import FairCredits
+from services.unet_worker.attempts.frontdoors import FairCredits
 
 # One way between two processes of a data centre. A worker's offers to cells take half to one and a half of it, so that
 # they reach each cell in another order of workers.

@@ -1,4 +1,5 @@
-"""Share the components of local disks between processes: serve them, report them, and fetch what others hold.
+"""Share the components of local disks between processes: serve them, report them, fetch what others hold, and measure
+what loads cost from each tier.
 
 peers = known_peers(settings)                                             # on the event loop
 store = ComponentStore(…, peers=peers)
@@ -8,8 +9,9 @@ reported = ReportedComponents(store.held)                                 # and 
 
 import asyncio
 import logging
+import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -21,7 +23,7 @@ from pentimento.api.components.v1.component_service_pb2_grpc import ComponentSer
 from pentimento.clients.calls import stream
 from pentimento.clients.controller import ControllerClient
 from pentimento.clients.registration import RegistrationNews
-from pentimento.domain.components import HeldComponent, changed_components
+from pentimento.domain.components import GB, HeldComponent, Tier, TierSpeed, changed_components
 from pentimento.domain.errors import (
     Aborted,
     DeadlineExceeded,
@@ -38,6 +40,7 @@ from pentimento.telemetry import counter
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+
 
 FULL_NAME = pb.DESCRIPTOR.services_by_name["ComponentService"].full_name
 PEER_BYTES = counter("pentimento_component_peer_bytes_total", "Bytes of components fetched from other processes.")
@@ -234,3 +237,33 @@ class ReportedComponents:
 
     def _note_answer(self) -> None:
         self._told = self._sent
+
+
+# Weight of the newest load in the average of a tier.
+NEWEST_WEIGHT = 0.3
+
+
+class LoadSpeeds:
+    """Average the seconds per gigabyte of loads, by tier. On any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seconds_per_gb: dict[Tier, float] = {}
+
+    def note(self, parts: Mapping[Tier, int], seconds: float) -> None:
+        """Count a load of `parts`, bytes by tier. The slowest tier takes the seconds that the others do not explain."""
+        if not any(parts.values()):
+            return
+        slowest = max((tier for tier, size_bytes in parts.items() if size_bytes), key=list(Tier).index)
+        with self._lock:
+            others = (self._seconds_per_gb.get(tier, 0.0) * parts[tier] / GB for tier in parts if tier is not slowest)
+            measured = max(seconds - sum(others), 0.0) * GB / parts[slowest]
+            before = self._seconds_per_gb.get(slowest, measured)
+            self._seconds_per_gb[slowest] = before + NEWEST_WEIGHT * (measured - before)
+
+    @property
+    def speeds(self) -> tuple[TierSpeed, ...]:
+        """Return the averages by tier, to two digits: noise in them is no news."""
+        with self._lock:
+            found = sorted(self._seconds_per_gb.items(), key=lambda item: item[0].value)
+        return tuple(TierSpeed(tier, float(f"{seconds:.2g}")) for tier, seconds in found)

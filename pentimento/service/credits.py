@@ -1,4 +1,4 @@
-"""Report a replica's free capacity and busy share: on each change, and every second."""
+"""Report a replica's free capacity and busy share, on each change and every second, and how late its event loop is."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -60,3 +60,28 @@ class BusyMeter:
         elapsed, busy = now - self._asked_at, busy_s - self._asked_busy_s
         self._asked_at, self._asked_busy_s = now, busy_s
         return min(busy / elapsed, 1.0) if elapsed > 0 else 0.0
+
+
+LAG_INTERVAL_S = 0.05
+
+
+class LoopLagProbe:
+    """Observe the lag in seconds, once every LAG_INTERVAL_S, until it is closed; on the loop that it measures."""
+
+    def __init__(self, observe: Callable[[float], None]) -> None:
+        self._observe = observe
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._probe(), name="loop-lag")
+
+    def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _probe(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + LAG_INTERVAL_S
+            await asyncio.sleep(LAG_INTERVAL_S)
+            self._observe(max(loop.time() - due, 0.0))

@@ -24,7 +24,7 @@ from pentimento.domain.errors import Internal, NotFound, PentimentoError, Resour
 from pentimento.files.adapter_registry import RegisteredAdapter
 from pentimento.files.file_sums import FileSums
 from pentimento.policies.residency import ResidentSet
-from pentimento.service.load_speeds import LoadSpeeds
+from pentimento.service.components import LoadSpeeds
 from services.controlnet_svc import metrics
 
 logger = logging.getLogger(__name__)

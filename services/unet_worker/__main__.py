@@ -6,7 +6,7 @@ from pentimento.rpc import run_service
 from pentimento.rpc.memory import keep_freed_memory
 from pentimento.service.starting import importing_much, serve_nothing
 from pentimento.settings import load_settings
-from services.unet_worker.models.other_models import needs_networks_alone
+from services.unet_worker.models.model_card import needs_networks_alone
 from services.unet_worker.models.stored_models import with_stored
 from services.unet_worker.settings import UnetWorkerSettings
 

@@ -21,7 +21,7 @@ from pentimento.policies.components import Utility
 from pentimento.profiles.costs import read_costs
 from pentimento.rpc import print_found
 from pentimento.stores.components.models import open_folders
-from services.unet_worker.models.usual_costs import usual_cost, usual_of
+from services.unet_worker.models.model_card import usual_cost, usual_of
 from services.unet_worker.settings import DescribeSettings
 
 

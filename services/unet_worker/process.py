@@ -35,9 +35,9 @@ from pentimento.service.fleet_member import FleetMember, FleetSettings
 from pentimento.service.plan_follower import PlanFollower
 from pentimento.service.process import ServiceProcess
 from pentimento.stores.components.remote import Peers
-from services.unet_worker.adapters.local_components import LocalComponents
+from pentimento.stores.components.store import LocalComponents
 from services.unet_worker.attempts.cache_objects import GrantGuard
-from services.unet_worker.device.device_backend import DeviceBackend
+from services.unet_worker.device_backend import DeviceBackend
 from services.unet_worker.servicer import FULL_NAME, UnetWorkerServicer
 from services.unet_worker.worker import UnetWorker
 

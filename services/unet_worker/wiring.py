@@ -14,20 +14,19 @@ from pentimento.domain.weights import ModelChange
 from pentimento.files.file_sums import file_sums_in
 from pentimento.policies.components import Utility
 from pentimento.rpc.settings import BOUNDS, ServerBounds, room_for_streams
+from pentimento.service.credits import LoopLagProbe
 from pentimento.stores.components import ComponentStore
 from pentimento.stores.components.remote import Peers
+from pentimento.stores.components.store import LocalComponents
 from pentimento.stores.objects import open_objects
 from services.unet_worker import metrics
-from services.unet_worker.adapters.local_components import LocalComponents
-from services.unet_worker.control.replicas import summed_answers
-from services.unet_worker.loop_lag import LoopLagProbe
-from services.unet_worker.models.checkpoint_loading import load_checkpoint, short_models, weight_budget
+from services.unet_worker.models.checkpoint_loading import Placement, load_checkpoint, short_models, weight_budget
 from services.unet_worker.models.loader import CheckpointLoader, ModelSource
 from services.unet_worker.models.model_card import checkpoints, model_costs
 from services.unet_worker.models.model_switch import ModelSwitch
-from services.unet_worker.models.staging import Placement
 from services.unet_worker.models.stored_models import StoredModels
 from services.unet_worker.process import WorkerIdentity, WorkerProcess
+from services.unet_worker.remote.replicas import summed_answers
 from services.unet_worker.settings import UnetWorkerSettings
 
 # For a message of PredictHalf: the contract's max_request_bytes.

@@ -17,7 +17,7 @@ from services.unet_worker.attempts.attempt_book import AttemptBook, StreamEvent
 from services.unet_worker.attempts.cache_objects import GrantGuard
 from services.unet_worker.attempts.order import ExecuteOrder
 from services.unet_worker.attempts.validation import check_order
-from services.unet_worker.device.device_backend import DeviceBackend, HalfStreams
+from services.unet_worker.device_backend import DeviceBackend, HalfStreams
 
 
 class UnetWorker:

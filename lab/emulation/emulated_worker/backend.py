@@ -36,7 +36,7 @@ from services.unet_worker import metrics
 from services.unet_worker.attempts.cache_objects import DonorReader, UnusableDonor, Uploads
 from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder
 from services.unet_worker.attempts.runner import AttemptImage, AttemptRunner, stage_timings
-from services.unet_worker.device.device_backend import HeldAdapters, ModelChanges
+from services.unet_worker.device_backend import HeldAdapters, ModelChanges
 from services.unet_worker.process import DONOR_TIMEOUT_S, UPLOAD_TIMEOUT_S, WorkerIdentity
 
 CAPABILITIES = frozenset({Capability.LATENT_START, Capability.IMAGE_START, Capability.EMULATED})

@@ -1,9 +1,13 @@
-"""Hold the tiers of a host: a component that is missing on the local disk is fetched, verified and kept there."""
+"""Hold the tiers of a host: the local disk, which missing components are fetched to, and the host's memory: the
+kernel's cache of the disk, which all processes of a host share. Copies in /dev/shm would take the memory twice; reads
+past the cache (O_DIRECT) were no faster than through it."""
 
 import logging
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
@@ -11,17 +15,57 @@ from pathlib import Path
 from typing import TypeVar
 
 from pentimento.domain.adapters import is_digest
-from pentimento.domain.components import ComponentRule, HeldComponent, Tier
-from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.components import ComponentRule, HeldComponent, Loadable, Tier, victims
+from pentimento.domain.errors import InvalidArgument, PentimentoError
 from pentimento.domain.generation import ObjectReference
 from pentimento.files.file_sums import CorruptComponent, FileSum, read_blocks, read_verified
 from pentimento.stores.components.blocks import PartialFile
 from pentimento.stores.components.disk import DiskTier, HeldBlob
-from pentimento.stores.components.host import HostTier
-from pentimento.stores.components.remote import Download, Peers, Remote, no_peers
+from pentimento.stores.components.remote import Download, ObjectRemote, Peers, Remote, no_peers
+from pentimento.stores.objects.store import ObjectStore
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+
+
+# A component's bytes come from the disk at about this rate.
+DISK_BYTES_PER_S = 1e9
+
+
+class HostTier:
+    """Bound the memory that components take: those beyond it are removed from the kernel's cache after their use.
+    Thread-safe. With 0 bytes the kernel alone decides."""
+
+    def __init__(self, max_bytes: int, rule: ComponentRule) -> None:
+        self._max_bytes = max_bytes
+        self._rule = rule
+        self._warm: dict[str, tuple[Loadable, Path]] = {}
+        self._lock = threading.Lock()
+
+    def note_use(self, path: Path, size_bytes: int) -> None:
+        """Count a use of a component, after it. If there is no room, others leave memory, or it does."""
+        if not self._max_bytes:
+            return
+        one, now_s = Loadable(path.name, size_bytes, size_bytes / DISK_BYTES_PER_S), time.monotonic()
+        with self._lock:
+            self._rule.note_use(one, now_s)
+            warm = [each for each, _ in self._warm.values()]
+            needed_bytes = sum(each.memory_bytes for each in warm) + size_bytes - self._max_bytes
+            leaving = () if path.name in self._warm else victims(self._rule, warm, needed_bytes, now_s)
+            if leaving is None:
+                _forget(path)
+                return
+            for name in leaving:
+                gone, place = self._warm.pop(name)
+                self._rule.note_eviction(gone, now_s)
+                _forget(place)
+            self._warm[path.name] = (one, path)
+
+
+def _forget(path: Path) -> None:
+    """Remove a file from the kernel's cache; harmless for processes that read it."""
+    with suppress(OSError), path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 @dataclass(frozen=True)
@@ -158,3 +202,31 @@ def _name_of(digest: str) -> str:
     if not is_digest(digest):
         raise InvalidArgument.of("digest", f"must be sha256:<64 hex digits>, got {digest[:80]!r}")
     return digest.removeprefix("sha256:")
+
+
+@dataclass(frozen=True)
+class LocalComponents:
+    """Hold the components on a host's disk, at most `disk_bytes`, and the object store, which has all."""
+
+    store: ComponentStore
+    objects: ObjectStore
+    disk_bytes: int
+
+    @property
+    def remote(self) -> ObjectRemote:
+        return ObjectRemote(self.objects)
+
+    def fetch_ahead(self, references: Iterable[ObjectReference]) -> None:
+        """Fetch components to the disk, in order, as long as they fit without an eviction; on any thread. The first
+        failure ends it: requests fetch what they need themselves."""
+        held = {one.digest: one.size_bytes for one in self.store.held()}
+        room_bytes = self.disk_bytes - sum(held.values())
+        for reference in references:
+            if reference.digest in held or reference.size_bytes > room_bytes:
+                continue
+            try:
+                self.store.load(reference, self.remote, lambda component: None)
+            except PentimentoError as error:
+                logger.warning("a component was not fetched ahead of need: %s", error.message)
+                return
+            room_bytes -= reference.size_bytes

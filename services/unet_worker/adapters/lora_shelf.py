@@ -13,10 +13,15 @@ from pentimento.domain.components import ComponentRule, HeldComponent, StoredByt
 from pentimento.domain.errors import FailedPrecondition, PentimentoError
 from pentimento.domain.generation import GenerationSpec, LoraSelection, Route
 from pentimento.policies.components import Utility
-from services.unet_worker.adapters.measured_loads import MeasuredLoads
 
 if TYPE_CHECKING:
     from services.unet_worker.adapters.uploaded_loras import UploadedLoras
+import threading
+from collections import OrderedDict
+
+from pentimento.domain.fleet import MAX_TOLD_COUNT
+from pentimento.service.components import LoadSpeeds
+from services.unet_worker import metrics
 
 logger = logging.getLogger(__name__)
 
@@ -148,3 +153,37 @@ def _say_if_failed(load: "asyncio.Future[Lora]") -> None:
     error = None if load.cancelled() else load.exception()
     if isinstance(error, PentimentoError):
         logger.warning("a LoRA was not prefetched: %s", error.message)
+
+
+class MeasuredLoads:
+    """Average the seconds per gigabyte of loads, by tier, and keep the tier and size of the last loaded components. On
+    any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._speeds = LoadSpeeds()
+        # Where each component can be loaded from next time, and its bytes; the last loaded ones at the end.
+        self._known: OrderedDict[str, tuple[Tier, int]] = OrderedDict()
+
+    def note(self, digest: str, tier: Tier, size_bytes: int, seconds: float, kept_in: Tier) -> None:
+        """Count a load from `tier`; `kept_in` has the component from now on."""
+        metrics.LORA_LOAD_SECONDS.labels(tier.value).observe(seconds)
+        self._speeds.note({tier: size_bytes}, seconds)
+        with self._lock:
+            self._known.pop(digest, None)
+            self._known[digest] = (kept_in, size_bytes)
+            while len(self._known) > MAX_TOLD_COUNT:
+                self._known.popitem(last=False)
+
+    @property
+    def speeds(self) -> tuple[TierSpeed, ...]:
+        return self._speeds.speeds
+
+    def components(self, resident: Collection[str]) -> tuple[HeldComponent, ...]:
+        """Return the last loaded components; `resident` ones are in host memory."""
+        with self._lock:
+            known = tuple(self._known.items())
+        return tuple(
+            HeldComponent(digest, Tier.HOST if digest in resident else tier, size_bytes)
+            for digest, (tier, size_bytes) in known
+        )

@@ -10,8 +10,8 @@ from pentimento.diffusion.loras.files import LoraFile
 from pentimento.diffusion.loras.reading import lora_of
 from pentimento.domain.generation import LoraSelection, ObjectReference
 from pentimento.files.signed_entries import TrustedEntries
+from pentimento.stores.components.store import LocalComponents
 from pentimento.stores.errors import StoreFull, StoreUnavailable
-from services.unet_worker.adapters.local_components import LocalComponents
 
 # References are small; a worker that forgets one receives it again with the next request.
 MAX_KNOWN = 4096

@@ -26,8 +26,7 @@ from pentimento.domain.generation import Attempt
 from pentimento.domain.reasons import Reason
 from pentimento.rpc import spawn_detached
 from services.unet_worker import metrics
-from services.unet_worker.attempts.fair_credits import FairCredits
-from services.unet_worker.attempts.frontdoors import KnownFrontdoors, remember
+from services.unet_worker.attempts.frontdoors import FairCredits, KnownFrontdoors, remember
 from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder
 from services.unet_worker.attempts.validation import check_asked_steps
 

@@ -29,20 +29,19 @@ from services.unet_worker.adapters.image_prompts import ImagePrompts
 from services.unet_worker.adapters.lora_shelf import LoraShelf
 from services.unet_worker.attempts.cache_objects import Uploads
 from services.unet_worker.attempts.finishing import FinishedImage, Finisher
-from services.unet_worker.attempts.order import ExecuteOrder, ProgressPace
+from services.unet_worker.attempts.order import ExecuteOrder, PlaceWatch, ProgressPace, StepPace
 from services.unet_worker.attempts.runner import AttemptImage, Mark, stage_timings
 from services.unet_worker.attempts.starts import ResolvedStart, StartResolver
-from services.unet_worker.attempts.yielding import PlaceWatch, StepPace
-from services.unet_worker.control.conditions import ConditionEncoder
-from services.unet_worker.control.remote_control import (
+from services.unet_worker.remote.remote_control import (
+    ConditionEncoder,
     PairedControl,
     RemoteControl,
     RemoteControlNet,
     of_row,
     remote_controlnets,
 )
-from services.unet_worker.control.replicas import ControlNetReplicas, PeerWorkers, lost
-from services.unet_worker.pairing.remote_peer import RemotePeer
+from services.unet_worker.remote.remote_peer import RemotePeer
+from services.unet_worker.remote.replicas import ControlNetReplicas, PeerWorkers, lost
 
 # Residuals of one request.
 PictureControl = RemoteControl | PairedControl

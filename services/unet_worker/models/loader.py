@@ -13,6 +13,7 @@ import torch
 
 import pentimento.profiles as profiles
 from pentimento.devices.claims import visible_gpus
+from pentimento.diffusion.device import EnergyMeter, open_counter
 from pentimento.diffusion.engine import (
     BatchReport,
     Denoiser,
@@ -42,18 +43,22 @@ from services.unet_worker.attempts.execution import EngineModelRunner
 from services.unet_worker.attempts.finishing import Finisher
 from services.unet_worker.attempts.runner import AttemptRunner
 from services.unet_worker.attempts.starts import StartResolver
-from services.unet_worker.control.conditions import ConditionEncoder
-from services.unet_worker.control.replicas import ControlNetReplicas, PeerWorkers, Summing
-from services.unet_worker.device.energy import EnergyMeter, open_counter
-from services.unet_worker.models.checkpoint_loading import denoiser_for, weight_budget
-from services.unet_worker.models.loaded import LoadedModel
-from services.unet_worker.models.model_card import default_batch_key, held_model
-from services.unet_worker.models.staging import Placement, at_low_priority, model_change, stage_checkpoint
+from services.unet_worker.models.checkpoint_loading import (
+    Placement,
+    at_low_priority,
+    denoiser_for,
+    model_change,
+    stage_checkpoint,
+    weight_budget,
+)
+from services.unet_worker.models.loaded import BatchMeasurement, KnownSteps, LoadedModel, default_batch_key, warm_up
+from services.unet_worker.models.model_card import held_model
 from services.unet_worker.models.stored_models import local_tiers
-from services.unet_worker.models.warm_up import BatchMeasurement, KnownSteps, warm_up
-from services.unet_worker.pairing.halves import GuidanceHalves
-from services.unet_worker.pairing.servicer import HalfServicer
 from services.unet_worker.process import DONOR_TIMEOUT_S, UPLOAD_TIMEOUT_S, WorkerIdentity
+from services.unet_worker.remote.halves import GuidanceHalves
+from services.unet_worker.remote.halves_servicer import HalfServicer
+from services.unet_worker.remote.remote_control import ConditionEncoder
+from services.unet_worker.remote.replicas import ControlNetReplicas, PeerWorkers, Summing
 from services.unet_worker.settings import UnetWorkerSettings
 
 logger = logging.getLogger(__name__)

@@ -1,20 +1,105 @@
-"""Describe the worker's model: read from the checkpoint, completed by settings and a registry.json next to it."""
+"""Describe the worker's models, free of torch: all that the settings name, and the held one, read from the checkpoint
+and completed by settings and a registry.json next to it."""
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pentimento.diffusion.families import BatchKey, LoadedModelInfo
-from pentimento.diffusion.model_registry import check_digest, registry_entry
+from pentimento.devices.choices import CompileMode
+from pentimento.diffusion.allow_list import check_checkpoint
+from pentimento.diffusion.checkpoint import BadCheckpoint
+from pentimento.diffusion.model_registry import check_digest, registry_entry, usual_settings
+from pentimento.domain.adapters import split_digest
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import HeldModel, ModelCost
-from pentimento.files.model_files import model_name
-from pentimento.profiles.costs import ModelProfile, read_costs
-from services.unet_worker.models.other_models import missing_models, other_models
-from services.unet_worker.models.usual_costs import usual_cost, usual_of
-from services.unet_worker.settings import UnetWorkerSettings
+from pentimento.files.model_files import found_model, model_name
+from pentimento.profiles.costs import ModelProfile, read_costs, run_seconds
+from services.unet_worker.settings import SkipMissing, UnetWorkerSettings
+
+if TYPE_CHECKING:
+    from pentimento.diffusion.families import LoadedModelInfo
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class OtherModel:
+    """Describe a checkpoint's directory or file; if `digest` is not empty, only weights with that digest are held."""
+
+    path: Path
+    digest: str = ""
+
+    @property
+    def name(self) -> str:
+        return model_name(self.path)
+
+
+def other_models(settings: UnetWorkerSettings) -> tuple[OtherModel, ...]:
+    """Return the models that the settings name besides the first. If models may be missing, skip the missing ones and
+    all repeats. Raises InvalidArgument for an invalid digest."""
+    named = named_models(settings)
+    if settings.skip_missing is SkipMissing.OFF:
+        return named
+    found = {one.path.resolve(): one for one in reversed(named) if one.path.exists()}
+    found.pop(settings.model.resolve(), None)
+    return tuple(reversed(found.values()))
+
+
+def missing_models(settings: UnetWorkerSettings) -> tuple[OtherModel, ...]:
+    return tuple(one for one in named_models(settings) if not one.path.exists() and one not in other_models(settings))
+
+
+def named_models(settings: UnetWorkerSettings) -> tuple[OtherModel, ...]:
+    """Return the models that the settings name besides the first, on disk or not. Raises InvalidArgument for an invalid
+    digest."""
+    split = (split_digest("other_models", str(given)) for given in settings.other_models)
+    return tuple(OtherModel(_place(settings.model, Path(where)), digest) for where, digest in split)
+
+
+def _place(first: Path, given: Path) -> Path:
+    """Return the path of a model; a bare name may mean one next to the first model."""
+    there = found_model(given)
+    return there if there.exists() or given.name != str(given) else found_model(first.parent / given)
+
+
+def needs_networks_alone(settings: UnetWorkerSettings) -> bool:
+    """Return whether every model is a directory of components that no compiler takes: a single file is read by
+    diffusers' pipelines, and torch.compile reads diffusers' marks."""
+    directories = (settings.model, *(other.path for other in other_models(settings)))
+    return settings.compile is not CompileMode.COMPILE and all(map(_has_components, directories))
+
+
+def _has_components(directory: Path) -> bool:
+    try:
+        return check_checkpoint(directory).single_file is None
+    except BadCheckpoint:
+        return False  # reported when the checkpoint is checked
+
+
+def usual_cost(model: Path, profile: ModelProfile, steps: int, guidance: float) -> ModelCost:
+    """Return the costs in a profile of `model` for images of the first profiled size, with those steps and guidance."""
+    first, guided = profile.batches[0], usual_settings(model).is_guided(guidance)
+    run_s = run_seconds(profile, first.width_px, first.height_px, guided=guided, steps=steps)
+    size = profile.size(first.width_px, first.height_px)
+    return ModelCost(
+        profile.model,
+        run_s,
+        profile.idle_memory_bytes or 0,
+        step_count=steps,
+        fixed_s=size.prepare.mean_s if size is not None else 0.0,
+        finish_s=size.decode.mean_s + size.encode.mean_s if size is not None else 0.0,
+    )
+
+
+def usual_of(model: Path, steps: int = 0, guidance: float = -1.0) -> tuple[int, float]:
+    """Return steps and guidance of requests that name none: the given ones, else (0 steps, negative guidance) those of
+    the registry next to the model, else those of its kind."""
+    entry, kind = registry_entry(model), usual_settings(model)
+    usual = float(entry.get("default_guidance_scale", kind.guidance_scale))
+    return steps or int(entry.get("default_steps", kind.steps)), usual if guidance < 0 else guidance
+
 
 SIZE_HEADROOM = 2
 # Most steps that a request may ask for.
@@ -38,7 +123,7 @@ def checkpoints(settings: UnetWorkerSettings) -> dict[str, UnetWorkerSettings]:
 
 
 def held_model(
-    info: LoadedModelInfo, settings: UnetWorkerSettings, generation: int, usual: tuple[int, float] | None = None
+    info: "LoadedModelInfo", settings: UnetWorkerSettings, generation: int, usual: tuple[int, float] | None = None
 ) -> HeldModel:
     """Describe the held model; `usual` replaces the steps and guidance scale of `usual_of`. Raises FailedPrecondition
     if settings or registry expect another digest."""
@@ -66,13 +151,9 @@ def held_model(
     )
 
 
-def _max_size_px(info: LoadedModelInfo, settings: UnetWorkerSettings) -> int:
+def _max_size_px(info: "LoadedModelInfo", settings: UnetWorkerSettings) -> int:
     wanted = settings.max_size_px or SIZE_HEADROOM * max(info.default_width_px, info.default_height_px)
     return wanted if info.longest_side_px is None else min(wanted, info.longest_side_px)
-
-
-def default_batch_key(info: LoadedModelInfo, held: HeldModel) -> BatchKey:
-    return BatchKey(held.default_width_px, held.default_height_px, info.is_guided(held.default_guidance_scale))
 
 
 def model_costs(models: Mapping[str, UnetWorkerSettings]) -> tuple[ModelCost, ...]:

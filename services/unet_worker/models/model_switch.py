@@ -28,13 +28,13 @@ from pentimento.domain.generation import GenerationSpec, NoiseForm
 from pentimento.domain.reasons import Reason
 from pentimento.domain.weights import ModelChange, ShortModel, SwitchWay
 from pentimento.rpc.memory import trim_heap
-from pentimento.service.load_speeds import LoadSpeeds
+from pentimento.service.components import LoadSpeeds
 from services.unet_worker import metrics
 from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder
-from services.unet_worker.device.device_backend import NO_ADAPTERS, HalfStreams, HeldAdapters, ModelChanges
+from services.unet_worker.device_backend import NO_ADAPTERS, HalfStreams, HeldAdapters, ModelChanges
+from services.unet_worker.models.checkpoint_loading import Placement
 from services.unet_worker.models.loaded import LoadedModel
 from services.unet_worker.models.loader import CheckpointLoader
-from services.unet_worker.models.staging import Placement
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from pentimento.rpc import open_channel
 from pentimento.service.components import known_peers
 from pentimento.service.fleet_member import addresses
 from pentimento.stores.components.models import ModelFolders, open_folders
-from services.unet_worker.models.other_models import OtherModel, named_models
+from services.unet_worker.models.model_card import OtherModel, named_models
 from services.unet_worker.settings import SkipMissing, UnetWorkerSettings
 
 logger = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ from pentimento.profiles.document import (
 from pentimento.profiles.kinds import reuse_row
 from pentimento.profiles.rules import REQUIRED_SHARE, ThresholdRule, share_is_surely
 from services.unet_worker.models.checkpoint_loading import load_checkpoint
-from services.unet_worker.models.usual_costs import usual_of
+from services.unet_worker.models.model_card import usual_of
 from services.unet_worker.profiling.inputs import StudyInputs
 from services.unet_worker.profiling.reuse_study import ReuseOutcome, ReuseStudy, StudyModel
 from services.unet_worker.profiling.settings import ProfileSettings, StudyRunSettings

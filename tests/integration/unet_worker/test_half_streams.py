@@ -23,8 +23,8 @@ from pentimento.tensors.device import outgoing_tensor
 from pentimento.tensors.regions import RegionDirectory
 from pentimento.wire.tensors import UNBOUND
 from services.unet_worker.models.loaded import LoadedModel
-from services.unet_worker.pairing import servicer
-from services.unet_worker.pairing.servicer import HalfServicer, Requests
+from services.unet_worker.remote import halves_servicer
+from services.unet_worker.remote.halves_servicer import HalfServicer, Requests
 from tests.integration.unet_worker.conftest import Served, serve
 from tests.integration.unet_worker.test_switching import credits_where, engines, take
 
@@ -62,13 +62,13 @@ async def test_anonymous_callers_may_use_every_credit(worker: Served) -> None:
 async def test_concurrent_halves_never_exceed_credits(
     checkpoint: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    both_called, opening = asyncio.Barrier(2), servicer._opening
+    both_called, opening = asyncio.Barrier(2), halves_servicer._opening
 
     async def opening_of_both(messages: Requests) -> pb.OpenHalf:
         await both_called.wait()
         return await opening(messages)
 
-    monkeypatch.setattr(servicer, "_opening", opening_of_both)
+    monkeypatch.setattr(halves_servicer, "_opening", opening_of_both)
     async with serve(checkpoint, directory, credits=1) as worker:
         answers = await asyncio.gather(opened(worker), opened(worker), return_exceptions=True)
 
@@ -76,14 +76,14 @@ async def test_concurrent_halves_never_exceed_credits(
 
 
 async def test_half_opened_during_drain_is_refused(worker: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    opening = servicer._opening
+    opening = halves_servicer._opening
 
     async def opening_and_draining(messages: Requests) -> pb.OpenHalf:
         message = await opening(messages)
         await worker.process.worker.drain()
         return message
 
-    monkeypatch.setattr(servicer, "_opening", opening_and_draining)
+    monkeypatch.setattr(halves_servicer, "_opening", opening_and_draining)
 
     with pytest.raises(PentimentoError) as refused:
         await opened(worker)
@@ -125,7 +125,7 @@ async def test_halves_end_with_their_model_and_let_go_of_it_before_the_next_one_
 
         take(SwitchWay.UNLOAD_FIRST, monkeypatch)
         monkeypatch.setattr(worker.switch._loader, "load", loading)
-        monkeypatch.setattr(servicer, "LET_GO_S", 60.0)  # a busy machine ends a stream late
+        monkeypatch.setattr(halves_servicer, "LET_GO_S", 60.0)  # a busy machine ends a stream late
         worker.switch.assign("other", 8)
         await credits_where(worker, served=True, model="other")
 
@@ -138,13 +138,13 @@ async def test_halves_end_with_their_model_and_let_go_of_it_before_the_next_one_
 async def test_unopened_half_ends_with_the_model(
     checkpoint: Path, other: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opening, called = servicer._opening, asyncio.Event()
+    opening, called = halves_servicer._opening, asyncio.Event()
 
     async def noticed(messages: Requests) -> pb.OpenHalf:
         called.set()
         return await opening(messages)
 
-    monkeypatch.setattr(servicer, "_opening", noticed)
+    monkeypatch.setattr(halves_servicer, "_opening", noticed)
     async with serve(checkpoint, directory, other_models=(other,)) as worker:
         call = UnetWorkerServiceStub(worker.channel).PredictHalf()
         await called.wait()

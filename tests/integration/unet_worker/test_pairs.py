@@ -50,7 +50,7 @@ from pentimento.tensors.device import outgoing_tensor, tensor_over
 from pentimento.tensors.regions import RegionDirectory
 from pentimento.wire.codec import encode
 from pentimento.wire.tensors import UNBOUND
-from services.unet_worker.pairing.halves import GuidanceHalves
+from services.unet_worker.remote.halves import GuidanceHalves
 from tests.integration.unet_worker.conftest import Served, at_step, serve
 from tests.integration.unet_worker.requests import final_latents, result_for
 from tests.support.torch_threads import one_thread  # noqa: F401 (a fixture of this module)

@@ -216,7 +216,7 @@ async def test_half_without_opening_is_refused(worker: Served) -> None:
 async def test_worker_without_warm_up_time_measures_batches_while_idle(
     checkpoint: Path, directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", logger="services.unet_worker.models.warm_up")
+    caplog.set_level("INFO", logger="services.unet_worker.models.loaded")
 
     async with serve(checkpoint, directory, warm_up_s=0.0, max_batch=4) as served:
         told_before = caplog.text

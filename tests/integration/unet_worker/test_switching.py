@@ -24,9 +24,9 @@ from pentimento.domain.fleet import Replica, ReplicaKind
 from pentimento.domain.generation import FromNoise, Route
 from pentimento.domain.weights import ShortModel, SwitchWay
 from pentimento.files.adapter_registry import LORA_BOUNDS_FILE
-from services.unet_worker.models import checkpoint_loading, model_switch, staging
+from services.unet_worker.models import checkpoint_loading, model_switch
+from services.unet_worker.models.checkpoint_loading import Placement
 from services.unet_worker.models.loaded import LoadedModel
-from services.unet_worker.models.staging import Placement
 from tests.integration.unet_worker.conftest import Served, at_step, serve
 from tests.integration.unet_worker.requests import SPEC, attempt, execute
 from tests.support.calls import result_of
@@ -83,9 +83,9 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Swit
 
 def take(way: SwitchWay, monkeypatch: pytest.MonkeyPatch) -> None:
     free = 2**40
-    monkeypatch.setattr(staging, "free_host_bytes", lambda: 0 if way is SwitchWay.UNLOAD_FIRST else free)
+    monkeypatch.setattr(checkpoint_loading, "free_host_bytes", lambda: 0 if way is SwitchWay.UNLOAD_FIRST else free)
     device_bytes = free if way is SwitchWay.BESIDE else 0
-    monkeypatch.setattr(staging, "free_device_bytes", lambda device, budget: device_bytes)
+    monkeypatch.setattr(checkpoint_loading, "free_device_bytes", lambda device, budget: device_bytes)
 
 
 async def until_settled(worker: Served) -> None:

@@ -2,8 +2,7 @@
 
 import pytest
 
-from pentimento.domain.weights import SwitchWay
-from pentimento.policies.model_switching import way_to_switch
+from pentimento.domain.weights import SwitchWay, way_to_switch
 
 
 @pytest.mark.parametrize(

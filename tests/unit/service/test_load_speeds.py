@@ -1,7 +1,7 @@
 """Test measured load times by tier."""
 
 from pentimento.domain.components import GB, Tier, TierSpeed
-from pentimento.service.load_speeds import LoadSpeeds
+from pentimento.service.components import LoadSpeeds
 
 Loads = list[tuple[dict[Tier, int], float]]
 MEASURED: dict[str, tuple[Loads, dict[Tier, float]]] = {

@@ -12,9 +12,8 @@ from pentimento.domain.components import HeldComponent, Tier, TierSpeed
 from pentimento.domain.errors import Aborted
 from pentimento.domain.execution import WorkerCredits
 from pentimento.service import credits
-from pentimento.service.credits import BusyMeter, CreditNews
-from services.unet_worker import loop_lag
-from services.unet_worker.loop_lag import LoopLagProbe
+from pentimento.service import credits as credits_module
+from pentimento.service.credits import BusyMeter, CreditNews, LoopLagProbe
 from services.unet_worker.worker import credit_messages
 from tests.unit.unet_worker.orders import HELD
 
@@ -155,7 +154,7 @@ def test_busy_share_covers_time_since_last_call() -> None:
 
 
 async def test_blocked_loop_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_lag, "INTERVAL_S", 0.0)
+    monkeypatch.setattr(credits_module, "LAG_INTERVAL_S", 0.0)
     lags: asyncio.Queue[float] = asyncio.Queue()
     probe = LoopLagProbe(lags.put_nowait)
     probe.start()
@@ -170,7 +169,7 @@ async def test_blocked_loop_is_measured(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 async def test_closed_probe_observes_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_lag, "INTERVAL_S", 0.0)
+    monkeypatch.setattr(credits_module, "LAG_INTERVAL_S", 0.0)
     lags: list[float] = []
     probe = LoopLagProbe(lags.append)
     probe.start()

@@ -12,9 +12,8 @@ from pentimento.api.controlnet.v1 import controlnet_service_pb2 as pb
 from pentimento.diffusion.controlnets import ControlSetting
 from pentimento.domain.errors import InvalidArgument, Unavailable
 from pentimento.domain.generation import ControlNetSelection, Preprocessor
-from services.unet_worker.control.conditions import ConditionEncoder
-from services.unet_worker.control.remote_control import RemoteControlNet, of_row
-from services.unet_worker.pairing.remote_peer import half_controlnet
+from services.unet_worker.remote.remote_control import ConditionEncoder, RemoteControlNet, of_row
+from services.unet_worker.remote.remote_peer import half_controlnet
 from tests.support.images import a_png
 from tests.unit.unet_worker.orders import SPEC
 

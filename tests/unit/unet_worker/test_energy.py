@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.unet_worker.device.energy import EnergyMeter, open_counter, rapl_counter
+from pentimento.diffusion.device import EnergyMeter, open_counter, rapl_counter
 
 CPU = torch.device("cpu")
 

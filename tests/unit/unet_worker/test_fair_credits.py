@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 
 from lab.simulator.agenda import Agenda
-from services.unet_worker.attempts.fair_credits import UNUSED_S, FairCredits
+from services.unet_worker.attempts.frontdoors import UNUSED_S, FairCredits
 
 
 async def test_fair_credits_of_one_frontdoor_are_all() -> None:

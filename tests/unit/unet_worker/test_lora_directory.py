@@ -12,7 +12,7 @@ from pentimento.diffusion.loras import BaseLayers, digest_lora
 from pentimento.domain.adapters import Adapter, AdapterKind, RejectedAdapter
 from pentimento.files.signed_entries import TrustedEntries
 from services.unet_worker.adapters.lora_directory import LoraDirectory, open_lora_directory
-from services.unet_worker.device.device_backend import HeldAdapters
+from services.unet_worker.device_backend import HeldAdapters
 from tests.unit.files.test_signed_entries import Keys
 
 BASE = BaseLayers("stable_diffusion", "unet", {"unet": {"proj": (6, 8)}})

@@ -18,9 +18,9 @@ from pentimento.files.ed25519_keys import read_private_key
 from pentimento.files.signed_entries import TrustedEntries, signed_upload
 from pentimento.policies.components import Utility
 from pentimento.stores.components import ComponentStore
+from pentimento.stores.components.store import LocalComponents
 from pentimento.stores.errors import ObjectMissing
 from pentimento.stores.objects import ObjectStore, open_objects
-from services.unet_worker.adapters.local_components import LocalComponents
 from services.unet_worker.adapters.lora_shelf import LoraShelf
 from services.unet_worker.adapters.uploaded_loras import UploadedLoras
 from tests.unit.files.test_signed_entries import Keys

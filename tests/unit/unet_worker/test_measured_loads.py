@@ -3,8 +3,8 @@
 import pytest
 
 from pentimento.domain.components import GB, HeldComponent, Tier, TierSpeed
-from services.unet_worker.adapters import measured_loads
-from services.unet_worker.adapters.measured_loads import MeasuredLoads
+from services.unet_worker.adapters import lora_shelf
+from services.unet_worker.adapters.lora_shelf import MeasuredLoads
 
 
 def test_speeds_are_averages_of_two_digits() -> None:
@@ -25,7 +25,7 @@ def test_components_are_in_host_memory_while_resident() -> None:
 
 
 def test_least_recently_loaded_components_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measured_loads, "MAX_TOLD_COUNT", 2)
+    monkeypatch.setattr(lora_shelf, "MAX_TOLD_COUNT", 2)
     loads = MeasuredLoads()
     for name in "abac":
         loads.note(name, Tier.DISK, 1, 1.0, Tier.DISK)

@@ -9,8 +9,7 @@ from pentimento.devices.choices import LatentFormat
 from pentimento.domain.execution import ExecuteEvent, PlaceYielded, Started
 from services.unet_worker.attempts.execution import ProgressBridge
 from services.unet_worker.attempts.finishing import Finisher
-from services.unet_worker.attempts.order import SELDOM_S, ProgressPace
-from services.unet_worker.attempts.yielding import PlaceWatch, StepPace
+from services.unet_worker.attempts.order import SELDOM_S, PlaceWatch, ProgressPace, StepPace
 from tests.unit.unet_worker.orders import ORDER
 
 

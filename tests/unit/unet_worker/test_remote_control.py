@@ -11,9 +11,9 @@ from pentimento.diffusion.controlnets import ControlSetting
 from pentimento.diffusion.families.model import Conditioning, DenoiserInput
 from pentimento.domain.errors import InvalidArgument, ResourceExhausted
 from pentimento.domain.generation import ControlNetMode, ControlNetSelection
-from services.unet_worker.control import remote_control, replayed_stream
-from services.unet_worker.control.remote_control import RemoteControl, RemoteControlNet, naming_controlnet
-from services.unet_worker.control.replicas import ControlNetReplicas
+from services.unet_worker.remote import remote_control, replayed_stream
+from services.unet_worker.remote.remote_control import RemoteControl, RemoteControlNet, naming_controlnet
+from services.unet_worker.remote.replicas import ControlNetReplicas
 from tests.support.logged import said_by
 from tests.unit.unet_worker.orders import HELD, ORDER, ROUTE
 from tests.unit.unet_worker.test_replayed_stream import Place, settled
@@ -112,7 +112,7 @@ async def test_full_replicas_end_the_request_by_reason(
         controlled.control.take(0)
 
     assert (caught.value.reason, caught.value.retry_after_ms) == ("CONTROLNET_FULL", 1000)
-    said = said_by("services.unet_worker.control.remote_control", caplog)
+    said = said_by("services.unet_worker.remote.remote_control", caplog)
     assert [record.getMessage() for record in said] == ["every replica of a ControlNet is full: NO_CREDIT"]
     controlled.control.close()
 

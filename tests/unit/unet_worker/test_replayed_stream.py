@@ -12,9 +12,9 @@ from pentimento.domain.errors import InvalidArgument, PentimentoError, ResourceE
 from pentimento.tensors.outgoing import OutgoingTensor
 from pentimento.tensors.receiving import ReceivedTensors
 from services.unet_worker import metrics
-from services.unet_worker.control import replayed_stream
-from services.unet_worker.control.replayed_stream import Patience, ReplayedStream
-from services.unet_worker.control.replicas import StreamPlace, lost
+from services.unet_worker.remote import replayed_stream
+from services.unet_worker.remote.replayed_stream import Patience, ReplayedStream
+from services.unet_worker.remote.replicas import StreamPlace, lost
 
 LATENTS = cast(OutgoingTensor, None)
 FULL_TRIES = 5

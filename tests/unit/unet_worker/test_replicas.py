@@ -18,8 +18,8 @@ from pentimento.api.controlnet.v1.controlnet_service_pb2_grpc import (
 )
 from pentimento.policies.replica_choice import Hearing
 from pentimento.rpc import RpcChannelSettings, open_channel
-from services.unet_worker.control import replicas as replicas_module
-from services.unet_worker.control.replicas import ControlNetReplicas, PeerWorkers, StreamPlace
+from services.unet_worker.remote import replicas as replicas_module
+from services.unet_worker.remote.replicas import ControlNetReplicas, PeerWorkers, StreamPlace
 from tests.support.waiting import until
 
 EDGES, LAYOUT = "edges", "layout"

@@ -13,7 +13,7 @@ from pentimento.diffusion.device import free_host_bytes, memory_budget_bytes
 from pentimento.diffusion.engine import BatchLimits, CompiledDenoiser, Denoiser, MemoryModel, MemoryProbe, probe
 from pentimento.diffusion.families import BatchKey, DenoiserInput, DiffusionModel
 from pentimento.domain.errors import InvalidArgument
-from services.unet_worker.models.warm_up import BatchMeasurement
+from services.unet_worker.models.loaded import BatchMeasurement
 from tests.support.logged import said_by
 
 KEY = BatchKey(32, 32, guided=True)
@@ -157,11 +157,11 @@ def test_a_measurement_may_be_interrupted_anywhere_inside_a_library_too(
 def test_measurement_is_logged_with_estimate(
     model: DiffusionModel, limits: BatchLimits, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", logger="services.unet_worker.models.warm_up")
+    caplog.set_level("INFO", logger="services.unet_worker.models.loaded")
 
     measurement_of(model, Watched(model, seconds=7.0), limits, limit_s=10.0).before_serving()
 
-    assert [record.getMessage() for record in said_by("services.unet_worker.models.warm_up", caplog)] == [
+    assert [record.getMessage() for record in said_by("services.unet_worker.models.loaded", caplog)] == [
         "measuring a step of one image of 32x32",
         "a step of one image takes 14.0 s; serving in about 42 s",
         "a batch of 1 was measured in 28.0 s; at least batches of 4 fit",

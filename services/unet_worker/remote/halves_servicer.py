@@ -21,8 +21,7 @@ from pentimento.tensors.sending import transport_of
 from pentimento.tensors.step_server import StepService, messages_until, opening_of, serve_steps
 from pentimento.wire.codec import decode
 from pentimento.wire.tensors import Binding, size_of
-from services.unet_worker.control.remote_control import RemoteControlNet
-from services.unet_worker.pairing.halves import (
+from services.unet_worker.remote.halves import (
     PREDICTION,
     GuidanceHalves,
     HalfOrder,
@@ -32,6 +31,7 @@ from services.unet_worker.pairing.halves import (
     controlnet_field,
     stopping,
 )
+from services.unet_worker.remote.remote_control import RemoteControlNet
 
 Requests = AsyncIterator[pb.PredictHalfRequest]
 Responses = AsyncGenerator[pb.PredictHalfResponse, None]

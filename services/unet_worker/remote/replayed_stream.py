@@ -23,7 +23,7 @@ from pentimento.domain.errors import (
 from pentimento.tensors.outgoing import OutgoingTensor
 from pentimento.tensors.receiving import ReceivedTensors
 from services.unet_worker import metrics
-from services.unet_worker.control.replicas import StreamPlace
+from services.unet_worker.remote.replicas import StreamPlace
 
 logger = logging.getLogger(__name__)
 

@@ -35,9 +35,8 @@ from services.unet_worker import metrics
 from services.unet_worker.adapters.lora_shelf import LoraShelf
 from services.unet_worker.attempts.order import ExecuteOrder
 from services.unet_worker.attempts.validation import check_lora, check_size_and_steps
-from services.unet_worker.control.conditions import controlnets_see_latents
-from services.unet_worker.control.remote_control import RemoteControl, RemoteControlNet
-from services.unet_worker.control.replicas import ControlNetReplicas
+from services.unet_worker.remote.remote_control import RemoteControl, RemoteControlNet, controlnets_see_latents
+from services.unet_worker.remote.replicas import ControlNetReplicas
 
 # The layer of an answer.
 PREDICTION = "prediction"

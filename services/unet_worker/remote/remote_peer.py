@@ -15,9 +15,9 @@ from pentimento.domain.fleet import HeldModel
 from pentimento.tensors.device import outgoing_tensor, tensor_over
 from pentimento.wire.tensors import UNBOUND
 from services.unet_worker.attempts.order import ExecuteOrder
-from services.unet_worker.control.remote_control import RemoteControlNet, optional_tensor
-from services.unet_worker.control.replayed_stream import Patience, ReplayedStream
-from services.unet_worker.control.replicas import PeerWorkers, StreamPlace
+from services.unet_worker.remote.remote_control import RemoteControlNet, optional_tensor
+from services.unet_worker.remote.replayed_stream import Patience, ReplayedStream
+from services.unet_worker.remote.replicas import PeerWorkers, StreamPlace
 
 logger = logging.getLogger(__name__)
 

@@ -1,1 +1,0 @@
-"""Choose the device and its precision, and measure its memory, energy and busy share."""
