@@ -67,10 +67,9 @@ async def gathered(
 ) -> SuiteStatus:
     """Call all concurrently; a failed one has a reason in place of its part. `frontdoors`: by cell, or the only one
     with the name ""."""
-    fleet, cache = asyncio.ensure_future(fleet), asyncio.ensure_future(cache)
-    found = await asyncio.gather(*frontdoors.values(), return_exceptions=True)
+    parts: list[Awaitable[Any]] = [fleet, cache, *frontdoors.values()]
+    first, second, *found = await asyncio.gather(*parts, return_exceptions=True)
     answers = dict(zip(frontdoors, found, strict=True))
-    first, second = await asyncio.gather(fleet, cache, return_exceptions=True)
     if set(answers) == {""}:
         return SuiteStatus.of(first, answers[""], second)
     good = {name: one for name, one in answers.items() if isinstance(one, FrontdoorStatus)}

@@ -8,7 +8,7 @@ from pentimento.dataplane.endings import drop_late, end_request
 from pentimento.dataplane.events import AcceptDropped, AcceptPersisted, DrainRequested, RequestArrived, RouteResolved
 from pentimento.dataplane.pools import Pool
 from pentimento.dataplane.predictions import MIN_RETRY_AFTER_MS, predicted_end_s, predicted_wait_s, retry_after_ms
-from pentimento.dataplane.quotas import charge, pay_back, quota_refusal
+from pentimento.dataplane.quotas import quota_refusal
 from pentimento.dataplane.requests import Phase, Request
 from pentimento.dataplane.state import State
 from pentimento.domain.reasons import Reason
@@ -29,7 +29,8 @@ def on_arrived(state: State, now: float, event: RequestArrived) -> list[Effect]:
         state.counters.rejected += len(ids)
         pool.dropped_count += len(ids)
         return [replace(refusal, request_id=request_id) for request_id in ids]
-    charge(state, now, event)
+    if (meter := state.meters.get(event.tenant)) is not None:
+        meter.take(now, len(ids), len(ids) * event.work)
     for request_id in ids:
         request = Request(request_id, event.tenant, event.pool, event.work, event.deadline, event.cascade)
         request.needs, request.thinning, request.cascade_name = event.needs, event.thinning, event.cascade_name
@@ -58,7 +59,8 @@ def on_accept_dropped(state: State, now: float, event: AcceptDropped) -> list[Ef
     request = state.requests.get(event.request_id)
     if request is not None and request.phase is Phase.ACCEPTING:
         state.remove(request)
-        pay_back(state, now, request)
+        if (meter := state.meters.get(request.tenant)) is not None:
+            meter.give_back(now, 1, request.work)
     return []
 
 

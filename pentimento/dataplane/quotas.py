@@ -1,11 +1,10 @@
-"""Enforce tenant quotas: reject requests over a quota before they are stored, and charge admitted ones."""
+"""Enforce tenant quotas: reject requests over a quota before they are stored."""
 
 import math
 
 from pentimento.dataplane.effects import Effect, Reject
 from pentimento.dataplane.events import QuotasReceived, RequestArrived
 from pentimento.dataplane.predictions import retry_after_ms
-from pentimento.dataplane.requests import Request
 from pentimento.dataplane.state import State
 from pentimento.domain.reasons import Reason
 from pentimento.policies.tenant_quota import QuotaMeter, QuotaRefusal
@@ -45,21 +44,6 @@ def quota_refusal(state: State, now: float, event: RequestArrived) -> Reject | N
     return Reject(
         event.request_id, Reason.TENANT_QUOTA, message, _retry_after_ms(state, now, event.pool, found), found.quota
     )
-
-
-def charge(state: State, now: float, event: RequestArrived) -> None:
-    """Count admitted requests against their tenant's quota."""
-    meter = state.meters.get(event.tenant)
-    if meter is not None:
-        count = len(event.request_ids)
-        meter.take(now, count, count * event.work)
-
-
-def pay_back(state: State, now: float, request: Request) -> None:
-    """Refund a request that was never accepted."""
-    meter = state.meters.get(request.tenant)
-    if meter is not None:
-        meter.give_back(now, 1, request.work)
 
 
 def _retry_after_ms(state: State, now: float, pool: str, refusal: QuotaRefusal) -> int:

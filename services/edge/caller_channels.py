@@ -9,7 +9,8 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import chain
 
 import grpc.aio
 
@@ -35,13 +36,12 @@ class CallerConnection:
     call_count: int = 0
 
 
-@dataclass
-class CallerLane:
-    connections: list[CallerConnection] = field(default_factory=list)
+# The connections of one caller.
+CallerLane = list[CallerConnection]
 
-    @property
-    def idle(self) -> bool:
-        return not any(connection.call_count for connection in self.connections)
+
+def is_idle(lane: CallerLane) -> bool:
+    return not any(connection.call_count for connection in lane)
 
 
 class CallerChannels:
@@ -99,7 +99,7 @@ class CallerChannels:
         except BaseException:
             self._close_soon(channel)
             raise
-        self._lanes[token] = CallerLane([CallerConnection(channel)])
+        self._lanes[token] = [CallerConnection(channel)]
 
     def _leave_strangers(self, token: str | None, done: "asyncio.Task[None]") -> None:
         if self._strangers.get(token) is done:
@@ -116,21 +116,21 @@ class CallerChannels:
     def _take(self, token: str | None) -> CallerConnection:
         lane = self._lanes[token]
         self._lanes.move_to_end(token)
-        for connection in lane.connections:
+        for connection in lane:
             if connection.call_count < CALLS_PER_CONNECTION:
                 return connection
-        if len(lane.connections) >= CONNECTIONS_PER_CALLER:
+        if len(lane) >= CONNECTIONS_PER_CALLER:
             limit = CALLS_PER_CONNECTION * CONNECTIONS_PER_CALLER
             raise ResourceExhausted(
                 "TOO_MANY_CALLS", f"a caller may have {limit} running requests", retry_after_ms=RETRY_AFTER_MS
             )
-        lane.connections.append(CallerConnection(self._open_for(token)))
-        return lane.connections[-1]
+        lane.append(CallerConnection(self._open_for(token)))
+        return lane[-1]
 
     def _make_room(self) -> None:
         if len(self._lanes) < MAX_CALLERS:
             return
-        token = next((token for token, lane in self._lanes.items() if lane.idle), ...)
+        token = next((token for token, lane in self._lanes.items() if is_idle(lane)), ...)
         if token is ...:
             raise too_many_callers(f"{MAX_CALLERS} callers have running requests")
         self._drop(token)
@@ -138,11 +138,11 @@ class CallerChannels:
     def _forget(self, token: str | None) -> None:
         """Drop the lane of a token that is no longer accepted, if it is idle."""
         lane = self._lanes.get(token)
-        if lane is not None and lane.idle:
+        if lane is not None and is_idle(lane):
             self._drop(token)
 
     def _drop(self, token: str | None) -> None:
-        for connection in self._lanes.pop(token).connections:
+        for connection in self._lanes.pop(token):
             self._close_soon(connection.channel)
 
     def _close_soon(self, channel: grpc.aio.Channel) -> None:
@@ -156,9 +156,8 @@ class CallerChannels:
             stranger.cancel()
         await asyncio.gather(*strangers, return_exceptions=True)
         lanes, self._lanes = list(self._lanes.values()), OrderedDict()
-        for lane in lanes:
-            for connection in lane.connections:
-                await connection.channel.close()
+        for connection in chain(*lanes):
+            await connection.channel.close()
         await asyncio.gather(*self._closing)
 
 

@@ -60,16 +60,21 @@ def wire(settings: EdgeSettings, limits: HttpLimits = DEFAULT_LIMITS) -> EdgePro
     """Return an edge process; call this inside its event loop."""
     credentials = ClientCredentials(settings.channels)
     cells, frontdoors = settings.read_cells(), settings.frontdoors
-    of_cells = {name: frontdoor_channels(settings, address, credentials) for name, address in frontdoors.items()}
-    frontdoor = Frontdoors(cells, of_cells)
 
-    async def introduce(token: str | None, _: grpc.aio.Channel) -> None:
+    def called_with(introduce: Introduction, address: str) -> CallerChannels:
+        return CallerChannels(lambda token: caller_channel(address, settings.channels, token, credentials), introduce)
+
+    async def introduce(_: str | None, channel: grpc.aio.Channel) -> None:
+        await ImageClient(channel).list_models(INTRODUCTION_TIMEOUT_S)
+
+    async def introduce_to_frontdoor(token: str | None, _: grpc.aio.Channel) -> None:
         """Test a token at the frontdoor first: other services would delay the rejection of an unknown one too."""
         async with frontdoor.channel(token):
             pass
 
+    frontdoor = Frontdoors(cells, {name: called_with(introduce, address) for name, address in frontdoors.items()})
     others = {
-        name: caller_channels(settings, address, credentials, introduce)
+        name: called_with(introduce_to_frontdoor, address)
         for name, address in (("controller", settings.controller_address), ("gateway", settings.gateway_address))
         if address
     }
@@ -92,22 +97,6 @@ def wire(settings: EdgeSettings, limits: HttpLimits = DEFAULT_LIMITS) -> EdgePro
         drain_delay_s=drain_delay_of(settings.http, settings.rpc),
         history=history,
     )
-
-
-def frontdoor_channels(settings: EdgeSettings, address: str, credentials: ClientCredentials) -> CallerChannels:
-    """Return the callers' connections to a frontdoor, which decides about their tokens."""
-
-    async def introduce(_: str | None, channel: grpc.aio.Channel) -> None:
-        await ImageClient(channel).list_models(INTRODUCTION_TIMEOUT_S)
-
-    return caller_channels(settings, address, credentials, introduce)
-
-
-def caller_channels(
-    settings: EdgeSettings, address: str, credentials: ClientCredentials, introduce: Introduction
-) -> CallerChannels:
-    """Return the callers' connections to a service."""
-    return CallerChannels(lambda token: caller_channel(address, settings.channels, token, credentials), introduce)
 
 
 def caller_channel(

@@ -37,9 +37,9 @@ URL_FIELD = "response_format"
 
 
 def image_routes(parts: EdgeParts) -> list[BaseRoute]:
-    steps, offers = UsualSteps(), UrlOffers(parts)
-    generations = ImageEndpoint(parts, steps, offers, "image_generation", read_generation)
-    edits = ImageEndpoint(parts, steps, offers, "image_edit", read_edit)
+    offers = FrontdoorOffers(parts)
+    generations = ImageEndpoint(parts, offers, "image_generation", read_generation)
+    edits = ImageEndpoint(parts, offers, "image_edit", read_edit)
     return [
         Route("/v1/images/generations", generations, methods=["POST"]),
         Route("/v1/images/edits", edits, methods=["POST"]),
@@ -51,8 +51,7 @@ class ImageEndpoint:
     """Answer one kind of call as an ASGI application; `kind` names its events, `read` validates its body."""
 
     parts: EdgeParts
-    usual_steps: "UsualSteps"
-    url_offers: "UrlOffers"
+    offers: "FrontdoorOffers"
     kind: str
     read: Callable[[Request, HeldBody], Awaitable[GenerationRequest]]
 
@@ -63,9 +62,9 @@ class ImageEndpoint:
             body = await self.read(request, held)
             asked = body.to_request(self.parts.model_aliases)
             if body.as_urls:
-                await self.url_offers.check(token)
+                await self.offers.check_urls(token)
             partial_images = body.partial_images
-            call = FrontdoorCall(self.parts, self.usual_steps, token, key, asked, partial_images, scope)
+            call = FrontdoorCall(self.parts, self.offers, token, key, asked, partial_images, scope)
             if body.stream:
                 encoder = ImageEvents(self.kind, partial_images, body.provenance, int(time.time()))
                 await answer_events(receive, send, call.events(), encoder.of)
@@ -128,7 +127,7 @@ class FrontdoorCall:
     """Run an image call for its caller. The request id is stored in its `scope` once the frontdoor accepted it."""
 
     parts: EdgeParts
-    usual_steps: "UsualSteps"
+    offers: "FrontdoorOffers"
     token: str | None
     idempotency_key: str
     asked: ImageRequest
@@ -157,7 +156,7 @@ class FrontdoorCall:
     async def _preview_interval(self, client: ImageClient) -> int:
         if not self.partial_images:
             return 0
-        steps = self.asked.num_inference_steps or await self.usual_steps.of(self.asked.model, client)
+        steps = self.asked.num_inference_steps or await self.offers.steps_of(self.asked.model, client)
         return preview_interval(steps, self.partial_images)
 
     async def urls(self, ended: EndedImages, origin: str) -> list[str]:
@@ -221,40 +220,26 @@ def events_of(
     return retried_events(call, RETRIES, idempotency_key=idempotency_key, deadline_ms=deadline_ms)
 
 
-class UsualSteps:
-    """Cache the models' default steps, as the frontdoor last reported them."""
-
-    def __init__(self) -> None:
-        self._steps: dict[str, int] = {}
-        self._asked_at = float("-inf")
-
-    async def of(self, model: str, client: ImageClient) -> int:
-        """Return a model's default steps; without a known model the fewest of all models."""
-        now = time.monotonic()
-        if now - self._asked_at > FRESH_S:
-            self._steps = {one.name: one.default_steps for one in await client.list_models(LIST_TIMEOUT_S)}
-            self._asked_at = now
-        return self._steps.get(model) or min(self._steps.values(), default=1)
-
-
-def preview_interval(steps: int, partial_images: int) -> int:
-    """Return the steps between previews for a number of previews before the image; 0 for none."""
-    if not partial_images:
-        return 0
-    return min(max(steps // (partial_images + 1), 1), MAX_INTERVAL_STEPS)
-
-
-class UrlOffers:
-    """Check whether this deployment serves images by URL; a positive answer is cached for `FRESH_S`."""
+class FrontdoorOffers:
+    """Cache for `FRESH_S` what the frontdoor reports: its models' default steps, and that it serves images by URL."""
 
     def __init__(self, parts: EdgeParts) -> None:
         self._parts = parts
-        self._good_until = float("-inf")
+        self._steps: dict[str, int] = {}
+        self._steps_until = self._urls_until = float("-inf")
 
-    async def check(self, token: str | None) -> None:
+    async def steps_of(self, model: str, client: ImageClient) -> int:
+        """Return a model's default steps; without a known model the fewest of all models."""
+        now = time.monotonic()
+        if now > self._steps_until:
+            self._steps = {one.name: one.default_steps for one in await client.list_models(LIST_TIMEOUT_S)}
+            self._steps_until = now + FRESH_S
+        return self._steps.get(model) or min(self._steps.values(), default=1)
+
+    async def check_urls(self, token: str | None) -> None:
         """Raise FailedPrecondition URLS_OFF if images would have no working URL, before they are generated."""
         now = time.monotonic()
-        if now < self._good_until:
+        if now < self._urls_until:
             return
         async with self._parts.frontdoor.images(token) as client:
             server = await client.result_url_server(CALL_TIMEOUT_S)
@@ -264,7 +249,14 @@ class UrlOffers:
             whose = "deployment has no URLs" if server is ResultUrlServer.NONE else "edge has no store"
             violation = FieldViolation(URL_FIELD, f"must be b64_json: this {whose} of images")
             raise FailedPrecondition("URLS_OFF", f"{URL_FIELD}: {violation.description}", violations=(violation,))
-        self._good_until = now + FRESH_S
+        self._urls_until = now + FRESH_S
+
+
+def preview_interval(steps: int, partial_images: int) -> int:
+    """Return the steps between previews for a number of previews before the image; 0 for none."""
+    if not partial_images:
+        return 0
+    return min(max(steps // (partial_images + 1), 1), MAX_INTERVAL_STEPS)
 
 
 def origin_of(request: Request, parts: EdgeParts) -> str:

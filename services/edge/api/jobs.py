@@ -36,7 +36,7 @@ from services.edge.api.fields import Body, json_value
 from services.edge.api.images import (
     JSON_TYPE,
     EndedImages,
-    UrlOffers,
+    FrontdoorOffers,
     content_type,
     held_body,
     origin_of,
@@ -115,7 +115,7 @@ class JobRoutes:
 
     def __init__(self, parts: EdgeParts) -> None:
         self._parts = parts
-        self._url_offers = UrlOffers(parts)
+        self._offers = FrontdoorOffers(parts)
 
     async def submit_or_page(self, request: Request) -> Response:
         return await (self.submit(request) if request.method == "POST" else self.page(request))
@@ -127,7 +127,7 @@ class JobRoutes:
             body = await read_job(request, held)
             asked = body.to_request(self._parts.model_aliases)
             if body.as_urls:
-                await self._url_offers.check(token_of(request))
+                await self._offers.check_urls(token_of(request))
             async with self._client(request) as client:
                 accepted = await client.submit(asked, key, webhook_url=body.webhook.url if body.webhook else "")
         result = result_path(accepted.request_id, body.as_urls, body.provenance)
@@ -155,7 +155,7 @@ class JobRoutes:
         asked = ResultQuery.read(single_values(request.query_params.multi_items()))
         as_urls = asked.response_format == "url"
         if as_urls:
-            await self._url_offers.check(token_of(request))
+            await self._offers.check_urls(token_of(request))
         async with self._client(request) as client:
             ended = await ended_images(client, request.path_params["id"], as_urls)
             urls = await urls_of_ended(client, ended, origin_of(request, self._parts)) if as_urls else ()
@@ -163,7 +163,7 @@ class JobRoutes:
         return DocumentResponse(document)
 
     async def url(self, request: Request) -> Response:
-        await self._url_offers.check(token_of(request))
+        await self._offers.check_urls(token_of(request))
         async with self._client(request) as client:
             result = await client.result_url(request.path_params["id"], None, CALL_TIMEOUT_S)
         url = whole_url(result, origin_of(request, self._parts))

@@ -130,14 +130,9 @@ class RecordedAnswers:
         job = self.jobs.of_tenant(tenant, request_id)
         if job is not None:
             return job.audience.join_late(hears_progress=hears_progress)
-        listener = Audience(request_id).join_late(hears_progress=hears_progress)
-        error: PentimentoError | None = None
-        try:
-            for event in await self._events(request_id, tenant):
-                listener.tell(event)
-        except PentimentoError as ended_with:
-            error = ended_with
-        listener.end(error)
+        audience = Audience(request_id)
+        listener = audience.join_late(hears_progress=hears_progress)
+        audience.end(await self._told(audience, request_id, tenant))
         return listener
 
     async def attach(self, tenant: str, request_id: str, known: Container[str]) -> Listener:
@@ -168,17 +163,22 @@ class RecordedAnswers:
         self.jobs.spawn(job, self._tell_recorded(job, request_id), cause)
 
     async def _tell_recorded(self, job: Job, request_id: str) -> None:
-        error: PentimentoError | None = None
         try:
-            for event in await self._events(request_id, job.request.tenant):
-                job.audience.tell(event)
-        except PentimentoError as failed:
-            error = failed
-            job.elsewhere = failed.reason == Reason.REQUEST_ELSEWHERE
+            error = await self._told(job.audience, request_id, job.request.tenant)
         except Exception:
             logger.exception("the journal's answer could not be delivered")
             error = Internal("UNEXPECTED", "the frontdoor could not tell what became of the request")
+        job.elsewhere = error is not None and error.reason == Reason.REQUEST_ELSEWHERE
         self.jobs.end(job, error)
+
+    async def _told(self, audience: Audience, request_id: str, tenant: str) -> PentimentoError | None:
+        """Send the journalled events of a request; return the error that its stream ends with."""
+        try:
+            for event in await self._events(request_id, tenant):
+                audience.tell(event)
+        except PentimentoError as ended_with:
+            return ended_with
+        return None
 
     async def _events(self, request_id: str, tenant: str) -> Sequence[GenerateEvent]:
         """Return the journalled events of a request that does not run here. Raises the error that it ended with, or

@@ -34,9 +34,9 @@ T = TypeVar("T")
 RETRIES = Backoff(first_s=0.05, max_s=2.0)
 
 
-async def until_durable(write: Callable[[], "Future[T]"]) -> T:
+async def until_durable(write: Callable[[], "Future[T]"], retries: Backoff = RETRIES) -> T:
     """Repeat the write until the journal answers: nothing may follow before."""
-    delays_s = RETRIES.delays_s()
+    delays_s = retries.delays_s()
     while True:
         try:
             return await asyncio.wrap_future(write())

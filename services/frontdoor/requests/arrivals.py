@@ -14,6 +14,7 @@ from pentimento.domain.errors import PentimentoError, PermissionDenied, Resource
 from pentimento.domain.image_request import ResolvedRequest
 from pentimento.domain.reasons import Reason
 from pentimento.policies.adapter_needs import needs_of
+from pentimento.policies.cells import tagged_digits
 from pentimento.policies.plan.entry import Stage
 from pentimento.stores.errors import StoreUnavailable, UnansweredCommit
 from pentimento.stores.ledger import Journal
@@ -220,9 +221,9 @@ class Arrivals:
         """Return the images that have no request yet, with ids of the call that began them."""
         new = [image for image in images if not image.request_id]
         if len(images) == 1:
-            return [replace(image, request_id=f"r-{self.cells.new_digits()}") for image in new]
+            return [replace(image, request_id=f"r-{tagged_digits(self.cells.own)}") for image in new]
         group = next((group_of(image.request_id) for image in images if image.request_id), "")
-        group = group or new_group_id(len(images), self.cells.new_digits())
+        group = group or new_group_id(len(images), tagged_digits(self.cells.own))
         return [replace(image, request_id=f"{group}-{image.index}") for image in new]
 
     def _client_request(self, call: ArrivingCall, validated: ValidatedRequest, image: KeyedImage) -> ClientRequest:

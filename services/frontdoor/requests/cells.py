@@ -8,7 +8,7 @@ from pentimento.clients.frontdoor import FrontdoorClient
 from pentimento.domain.errors import NotFound, PentimentoError, Unavailable
 from pentimento.domain.image_request import CellAddress, TenantCells
 from pentimento.domain.reasons import Reason
-from pentimento.policies.cells import CellMap, tagged_digits
+from pentimento.policies.cells import CellMap
 from pentimento.stores.ledger import Journal
 from services.frontdoor.metrics import CELL, OTHER_CELL
 from services.frontdoor.requests.jobs import Jobs
@@ -38,10 +38,6 @@ class CellGate:
     def __post_init__(self) -> None:
         if self.own:
             CELL.labels(self.own).set(1)
-
-    def new_digits(self) -> str:
-        """Return the hexadecimal digits of a new request's id, which name this cell."""
-        return tagged_digits(self.own)
 
     def find(self, tenant: str) -> TenantCells:
         names = (self.cells.home(tenant), *self.cells.formers(tenant))

@@ -20,6 +20,7 @@ from pentimento.domain.errors import FailedPrecondition, PentimentoError
 from pentimento.domain.jobs import WebhookDelivery, WebhookState
 from pentimento.rpc.shared_keys import SharedKeys
 from pentimento.stores.ledger.journal.webhooks import DueWebhook, JournalWebhooks
+from services.frontdoor.journal.commits import until_durable
 from services.frontdoor.metrics import WEBHOOKS
 from services.frontdoor.webhooks.calling import WebhookCaller, WebhookFailed, WebhookRules
 
@@ -174,20 +175,11 @@ class Webhooks:
         delivery = await self._try(due)
         WEBHOOKS.labels(delivery.state.value).inc()
         wait_s = self.limits.backoff.random_delay_s(delivery.try_count, self._random)
-        await self._note(due.request_id, delivery, self.clock.wall() + wait_s)
+        next_at = self.clock.wall() + wait_s
+        # A receiver that has answered must not be called again.
+        await until_durable(lambda: self.journal.note_try(due.request_id, delivery, next_at), _NOTE_RETRIES)
         # A resolver that does not answer outlasts the call, on a thread that other tenants would lack.
         await self.caller.looked_up(due.url)
-
-    async def _note(self, request_id: str, delivery: WebhookDelivery, next_at: float) -> None:
-        """Repeat the write until the journal answers: a receiver that has answered must not be called again."""
-        delays_s = _NOTE_RETRIES.delays_s()
-        while True:
-            try:
-                await asyncio.wrap_future(self.journal.note_try(request_id, delivery, next_at))
-                return
-            except PentimentoError as error:
-                logger.warning("the outcome of a webhook cannot be recorded", extra={"reason": error.reason})
-            await asyncio.sleep(next(delays_s))
 
     async def _try(self, due: DueWebhook) -> WebhookDelivery:
         tries = due.try_count + 1
