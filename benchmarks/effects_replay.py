@@ -22,8 +22,8 @@ from pathlib import Path
 from lab.fixtures.cascade import running_cascade
 from lab.fixtures.frontdoor_suite import FrontdoorSuite
 from lab.runs.measure import Figure, at_least, at_most, counted, informative, measured, parse_options, publish
+from lab.simulator.recorded_effects import read_recording, replay
 from pentimento.dataplane import effects
-from pentimento.dataplane.recording import read_recording, replay
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.image_request import ImageRequest
 from services.frontdoor.interpreter import Interpreter, Performer

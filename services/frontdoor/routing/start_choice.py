@@ -59,16 +59,6 @@ class Asker:
     noise_s: float | None = None
 
 
-@dataclass(frozen=True)
-class Asked:
-    """Hold a candidate of a lookup, the request in its model's terms, and its route from noise."""
-
-    candidate: StartCandidate
-    held: HeldModel
-    resolved: ResolvedRequest
-    route: Route
-
-
 def new_route_id() -> str:
     return secrets.token_hex(8)
 
@@ -95,17 +85,18 @@ class StartChoice:
         planned = () if asker.stays else plan.pools
         pools = tuple(pool for pool in planned if self._may_run(asker, pool))
         candidates = start_candidates(pools, asker.stage, asker.draw)
-        asked = tuple(self._asked(asker.resolved, candidate, held) for candidate in candidates)
-        answer = await self._look_up(asker, asked, embedding, note)
+        asked = tuple(self._from_noise(asker.resolved, candidate, held) for candidate in candidates)
+        answer = await self._look_up(asker, candidates, asked, embedding, note)
         starts = [self._or_noise(one, found) for one, found in zip(asked, answer.starts, strict=True)]
-        number = choose_start([self._found(one, found) for one, found in zip(asked, starts, strict=True)])
+        stands_in = (candidate.stands_in for candidate in candidates)
+        number = choose_start([self._found(*one) for one in zip(asked, starts, stands_in, strict=True)])
         found, chosen = starts[number], asked[number]
         route = replace(
             chosen.route, route_id=new_route_id(), start=found.start, plan_version=plan.version, reason=found.reason
         )
         trial = _trial(asker.draw, asked, starts, chosen.held) if isinstance(found.start, FromNoise) else None
-        entered = PoolOption(chosen.candidate.pool, chosen.held, chosen.resolved, route, trial)
-        lanes = start_lanes(pools, kind_of(found.start), chosen.candidate)
+        entered = replace(chosen, route=route, trial=trial)
+        lanes = start_lanes(pools, kind_of(found.start), candidates[number])
         others = (self._lane(asker.resolved, entered, pool, held) for pool in lanes)
         return (entered, *(option for option in others if option is not None))
 
@@ -128,7 +119,12 @@ class StartChoice:
         return device_s(self.dataplane.state, pool, work_left(resolved, start), offer)
 
     async def _look_up(
-        self, asker: Asker, asked: Sequence[Asked], embedding: PromptEmbedding | None, note: Note
+        self,
+        asker: Asker,
+        wanted: Sequence[StartCandidate],
+        asked: Sequence[PoolOption],
+        embedding: PromptEmbedding | None,
+        note: Note,
     ) -> LookupAnswer:
         spec = asker.resolved.spec
         if spec.scheduler in WITHOUT_REUSE:
@@ -143,7 +139,7 @@ class StartChoice:
         last = self.catalogue.known(asker.last_model)
         reference = last.model_digest if last is not None else ""
         scopes = (scope_of(asker.tenant, one.resolved, one.held, one.route) for one in asked)
-        of = zip(scopes, (one.candidate for one in asked), strict=True)
+        of = zip(scopes, wanted, strict=True)
         candidates = [LookupCandidate(scope, one.latents, one.images, reference) for scope, one in of]
         given = (asker.resolved.quality, timeout_s, repeat_key_of(spec), asker.noise_s, embedding.image)
         lookup = self.gateway.lookup(candidates, embedding.text, *given)
@@ -156,16 +152,17 @@ class StartChoice:
         own = pool.pool == asker.stage.pool
         return own or self.stages.may_run(asker.tenant, asker.resolved, pool.pool, pool.model)
 
-    def _asked(self, asked: ResolvedRequest, candidate: StartCandidate, own: HeldModel) -> Asked:
+    def _from_noise(self, asked: ResolvedRequest, candidate: StartCandidate, own: HeldModel) -> PoolOption:
+        """Return the option of a lookup's candidate, in its model's terms, before its start is known."""
         held = self._held(candidate.model, own)
         resolved = as_painted_by(asked, held)
         route = Route("", FROM_NOISE, held.model, held.model_digest)
-        return Asked(candidate, held, resolved, self.rules.adapted(route, resolved.spec, held))
+        return PoolOption(candidate.pool, held, resolved, self.rules.adapted(route, resolved.spec, held))
 
     def _held(self, model: str, own: HeldModel) -> HeldModel:
         return own if model == own.model else self.catalogue.known(model) or own
 
-    def _or_noise(self, asked: Asked, found: CandidateStart) -> CandidateStart:
+    def _or_noise(self, asked: PoolOption, found: CandidateStart) -> CandidateStart:
         """Return the start found; noise instead of a latent that leaves more steps than a thinned run from noise."""
         if not isinstance(found.start, FromLatent):
             return found
@@ -173,15 +170,15 @@ class StartChoice:
         noise, hit = (of_start(asked.resolved, asked.held, start) for start in (FROM_NOISE, found.start))
         whole = asked.resolved.spec.num_inference_steps - found.start.saved_steps
         left = hit.least_count if hit.options else whole
-        if not is_shorter_from_noise(self.dataplane.state, asked.candidate.pool, noise, left):
+        if not is_shorter_from_noise(self.dataplane.state, asked.pool, noise, left):
             return found
         why = f"from noise: thinned it takes {noise.least_count} steps, from the nearest latent {left}"
         return replace(found, start=FROM_NOISE, reason=why)
 
-    def _found(self, asked: Asked, found: CandidateStart) -> FoundStart:
+    def _found(self, asked: PoolOption, found: CandidateStart, stands_in: bool) -> FoundStart:
         share = found.start.saved_steps / asked.resolved.spec.num_inference_steps
-        seconds = service_s(self.dataplane.state, asked.candidate.pool, work_left(asked.resolved, found.start))
-        return FoundStart(kind_of(found.start), share, seconds, asked.candidate.stands_in)
+        seconds = service_s(self.dataplane.state, asked.pool, work_left(asked.resolved, found.start))
+        return FoundStart(kind_of(found.start), share, seconds, stands_in)
 
     def _lane(
         self, resolved: ResolvedRequest, entered: PoolOption, pool: PoolPlan, own: HeldModel
@@ -192,11 +189,11 @@ class StartChoice:
         return option and replace(option, route=self.rules.adapted(option.route, option.resolved.spec, held))
 
 
-def _not_asked(asked: Sequence[Asked], why: str) -> LookupAnswer:
+def _not_asked(asked: Sequence[PoolOption], why: str) -> LookupAnswer:
     return LookupAnswer(tuple(CandidateStart(FROM_NOISE, why) for _ in asked), search_skipped=True)
 
 
-def _trial(draw: float, asked: Sequence[Asked], starts: Sequence[CandidateStart], held: HeldModel) -> Trial | None:
+def _trial(draw: float, asked: Sequence[PoolOption], starts: Sequence[CandidateStart], held: HeldModel) -> Trial | None:
     """Draw one of the candidates' trials that an image from noise by model `held` can be compared with."""
     trials = [
         Trial(found.trial, one.held.model_digest, one.resolved.spec.num_inference_steps)

@@ -9,7 +9,7 @@ import pytest
 from lab.fixtures.cascade import running_cascade, running_parts
 from lab.fixtures.frontdoor_suite import FrontdoorSuite, running_suite
 from lab.fixtures.paced_worker import PacedWorker
-from pentimento.dataplane.recording import read_recording, replay
+from lab.simulator.recorded_effects import read_recording, replay
 from pentimento.domain.errors import Internal
 from pentimento.domain.generation import Donor, FromLatent, FromNoise, ObjectReference
 from pentimento.domain.image_request import Completed, ImageRequest

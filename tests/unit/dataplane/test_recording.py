@@ -3,8 +3,9 @@ import random
 
 import pytest
 
+from lab.simulator.recorded_effects import read_recording, replay
 from pentimento.dataplane import DataplaneSettings, effects, events
-from pentimento.dataplane.recording import header_line, read_recording, replay, step_line
+from pentimento.dataplane.recording import header_line, step_line
 from pentimento.domain.errors import InvalidArgument
 from tests.unit.dataplane.test_random_walks import Walk
 from tests.unit.dataplane.world import World
