@@ -42,7 +42,7 @@ def played_runs(ours: tuple[ScaledRun, ScaledRun], queue: list[tuple[ScaledRun, 
     return played
 
 
-def test_saved_device_time_is_of_the_scored_halves_and_the_peer_is_chosen_on_the_first_ones() -> None:
+def test_peer_is_chosen_on_first_halves_and_scored_on_second_ones() -> None:
     played = played_runs(
         (run(20, 50.0), run(20, 60.0)), [(run(10, 70.0), run(30, 80.0)), (run(40, 30.0), run(10, 100.0))]
     )

@@ -82,7 +82,7 @@ def test_every_request_ends_once_while_cells_come_and_leave() -> None:
     assert simulation.led_count > 0
 
 
-def test_call_between_cells_with_other_lists_is_repeated_until_they_agree() -> None:
+def test_call_between_cells_is_repeated_until_lists_agree() -> None:
     """Each cell assigns the tenant to the other."""
     simulation = simulation_of(("a", "b"), 2, 0.001)
     tenant = next(one for one in TENANTS if rendezvous(one, ("a", "b")) == "a")

@@ -42,9 +42,7 @@ def test_missing_token_names_its_option() -> None:
     assert describe(Unauthenticated("UNKNOWN_TOKEN", "the token is not known")) == "the token is not known"
 
 
-def test_the_way_to_stop_a_suite_names_its_directory_where_it_is_another_than_usual(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stop_command_names_state_directory_unless_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
     assert stopping(Path(".pentimento")) == "pentimento down"
@@ -55,7 +53,7 @@ def test_one_process_serves_and_two_serve() -> None:
     assert (told(1), told(2)) == ("1 process serves", "2 processes serve")
 
 
-def test_a_certificate_without_its_key_is_wrong_usage_that_names_the_flag(tmp_path: Path) -> None:
+def test_certificate_without_key_is_wrong_usage_naming_flag(tmp_path: Path) -> None:
     there = tmp_path / "some.pem"
     there.touch()
 

@@ -92,7 +92,7 @@ def test_directory_without_checkpoint_names_fault(tmp_path: Path) -> None:
         describe("x", tmp_path, ())
 
 
-def test_a_model_without_a_name_is_not_registered_under_that_of_its_directory() -> None:
+def test_model_without_name_is_rejected() -> None:
     done = CliRunner().invoke(add, ["", "tiny-light"])
 
     assert isinstance(done.exception, InvalidArgument)

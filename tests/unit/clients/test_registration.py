@@ -183,7 +183,7 @@ async def test_a_report_that_cannot_be_made_does_not_end_the_registration():
     await running(controller, says("register", "report"), report=report)
 
 
-async def test_closing_waits_no_longer_than_its_limit_for_a_controller_that_hangs(monkeypatch: pytest.MonkeyPatch):
+async def test_close_waits_for_hanging_controller_up_to_limit(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(registrations, "CLOSE_TIMEOUT_S", 0.5)
     controller = ScriptedController([LEASE], [1], deregister=asyncio.sleep)
 

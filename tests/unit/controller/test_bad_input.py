@@ -99,13 +99,13 @@ async def played(policy: ServingPolicy, told: list[ReplicaReport | ModelCost | f
 
 @settings(deadline=None, max_examples=15)
 @given(policy=st.sampled_from(("diffserve", "modm")), told=EVENTS)
-async def test_whatever_replicas_say_and_clocks_do_the_plan_is_valid_and_the_next_look_plans_again(
+async def test_plan_is_valid_for_any_reports_and_clocks(
     policy: str, told: list[ReplicaReport | ModelCost | float]
 ) -> None:
     await played(SERVING_POLICIES[policy](SETTINGS), told)
 
 
-async def test_reports_that_waited_while_the_controller_was_stopped_are_no_burst() -> None:
+async def test_reports_after_pause_of_controller_are_no_burst() -> None:
     """One report brings a minute's arrivals after a pause of a minute."""
     clock = SetClock(wall_s=1.8e9, monotonic_s=100.0)
     asked: list[tuple[PlanInput, Decision]] = []

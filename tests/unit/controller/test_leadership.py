@@ -75,7 +75,7 @@ def test_a_clock_that_was_set_back_after_the_start_takes_nothing_back():
 
 
 @pytest.mark.parametrize("seen", [0, NOW_MS - 1, NOW_MS, NOW_MS + BELIEVABLE_LEAD_MS + 1, 2**63])
-def test_it_does_not_rise_for_older_epochs_nor_for_ones_no_leader_can_have_had(seen):
+def test_epoch_does_not_rise_for_older_or_impossible_ones(seen):
     epoch = LeaderEpoch(lambda: NOW_MS)
 
     assert not epoch.overtake(seen)

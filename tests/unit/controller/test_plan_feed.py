@@ -56,7 +56,7 @@ async def test_a_plan_that_the_caller_has_is_not_sent_again(feed):
     assert await second == plan(4)
 
 
-async def test_a_plan_of_an_earlier_leader_is_kept_until_the_fleet_is_known_again(feed):
+async def test_plan_of_earlier_leader_is_kept_until_feed_settles(feed):
     feed.publish(plan(1, epoch=2))
     kept = asyncio.ensure_future(anext(feed.watch(PlanVersion(1, 80))))
     assert await is_waiting(kept)

@@ -90,7 +90,7 @@ def nonsensical(context: PlanInput) -> Decision:
 
 
 @pytest.mark.parametrize("bad", [raising, nonsensical])
-async def test_the_last_good_plan_stands_when_an_allocator_fails_and_a_metric_says_so(bad):
+async def test_last_plan_stays_in_force_with_metric_when_allocator_fails(bad):
     turns: list[Callable[[PlanInput], Decision]] = [hold_resident, bad, bad, hold_resident]
     planner = planner_of(lambda context: turns.pop(0)(context), bad.__name__)
     good = await planner.look(ONE)
@@ -102,7 +102,7 @@ async def test_the_last_good_plan_stands_when_an_allocator_fails_and_a_metric_sa
     assert (await planner.look(TWO)).version == PlanVersion(5, 2)
 
 
-async def test_the_last_good_plan_stands_while_an_allocator_hangs_and_a_metric_says_so():
+async def test_last_plan_stays_in_force_with_metric_while_allocator_hangs():
     may_end = threading.Event()
 
     def hanging(context: PlanInput) -> Decision:
@@ -127,7 +127,7 @@ def counting(context: PlanInput) -> Decision:
     return Decision(Plan(UNNUMBERED, admission_rate=count / 10), count + 1)
 
 
-async def test_a_policy_that_takes_over_while_another_decides_finds_nothing_of_that_one():
+async def test_new_policy_ignores_decision_of_previous_one():
     deciding, may_end = threading.Event(), threading.Event()
 
     def slow(context: PlanInput) -> Decision:
@@ -203,7 +203,7 @@ async def test_plan_places_adapters_and_follows_resident_ones(planner):
     assert again is not None and again.placements[0] == AdapterPlacement(edges, ("c1", "c2"), ("c2",))
 
 
-async def test_models_without_a_profile_are_named_in_a_metric_unless_the_policy_needs_none():
+async def test_metric_names_models_without_profile_unless_policy_needs_none():
     idle = PlanInput(0.0, (ReplicaView(replace(WORKER.replica, device="gpu")),))
     name = "pentimento_controller_unplanned_models_count"
 
@@ -260,7 +260,7 @@ async def test_cache_plan_follows_policy_unless_allocator_sets_it():
     assert found == [own, own, own, decided]
 
 
-async def test_a_worker_that_holds_another_digest_than_is_registered_is_not_planned_and_the_plan_says_why(planner):
+async def test_worker_with_other_digest_is_left_out_of_plan_with_reason(planner):
     wrong = ReplicaView(replace(OTHER.replica, held_model_digest="sha256:wrong"))
     right = ReplicaView(replace(WORKER.replica, held_model_digest="sha256:right"))
     planner.registered = {"heavy": "sha256:right"}

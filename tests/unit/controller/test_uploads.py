@@ -68,7 +68,7 @@ async def sent(data: bytes, size: int = 100) -> AsyncIterator[bytes]:
         yield data[start : start + size]
 
 
-async def test_an_uploaded_lora_is_stored_by_digest_named_and_outlives_the_controller(
+async def test_uploaded_lora_is_stored_by_digest_and_survives_restart(
     ledger: FleetLedger, objects: ObjectStore, tmp_path: Path
 ) -> None:
     data = lora_bytes(tmp_path)
@@ -181,7 +181,7 @@ async def test_another_controller_took_the_name_meanwhile(
         await slow.add(upload_of(second), sent(second))
 
 
-async def test_a_removed_loras_file_stays_for_a_while_and_no_other_registrys_is_touched(
+async def test_file_of_removed_lora_stays_for_a_time_and_other_files_are_kept(
     ledger: FleetLedger, objects: ObjectStore, tmp_path: Path
 ) -> None:
     kept, gone = lora_bytes(tmp_path, 1.0), lora_bytes(tmp_path, 2.0)

@@ -151,7 +151,7 @@ class Source:
             self.closed = True
 
 
-async def test_all_items_come_in_order_and_the_next_is_begun_before_this_one_is_done_with() -> None:
+async def test_items_come_in_order_with_next_one_begun_ahead() -> None:
     source = Source()
     begun = []
     async with aclosing(one_ahead(source.items())) as items:

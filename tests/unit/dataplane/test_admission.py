@@ -111,7 +111,7 @@ def test_rejection_by_plan_says_when_to_retry(driver: Driver) -> None:
     assert driver.dataplane.state.counters.rejected == driver.dataplane.state.pools["m"].dropped_count == 2
 
 
-def test_of_a_queue_of_one_every_tenant_has_one_place_until_twice_the_limit_waits() -> None:
+def test_each_tenant_has_place_in_queue_of_one_up_to_twice_limit() -> None:
     driver = Driver(DataplaneSettings(queue_limit=1))
 
     told = [driver.arrive(f"r{number}", tenant=tenant) for number, tenant in enumerate("aabc")]

@@ -45,7 +45,7 @@ def test_hard_prompt_skips_light_model() -> None:
     assert commit.degraded == ""
 
 
-def test_to_plans_a_stage_that_is_left_out_is_one_that_was_scored_and_deferred() -> None:
+def test_skipped_stage_counts_as_deferred_for_plans() -> None:
     driver = cascade_driver(skip_light_below=0.2)
     arrive_foreseen(driver, 0.12)
 

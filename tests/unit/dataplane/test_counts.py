@@ -26,7 +26,7 @@ def test_image_after_deadline_counts_as_late(driver: Driver, after_s: float, lat
     assert (driver.dataplane.state.counters.completed, pool.completed_count, pool.late_count) == (1, 1, late)
 
 
-def test_a_rerun_is_counted_where_a_worker_is_to_blame_and_not_where_it_only_refused(driver: Driver) -> None:
+def test_rerun_after_fault_is_counted_and_after_rejection_is_not(driver: Driver) -> None:
     driver.worker("w1")
     driver.worker("w2")
     first = driver.run("r1")

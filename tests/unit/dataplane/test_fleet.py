@@ -21,7 +21,7 @@ def registered(sequence: int, digest: str) -> events.PlanReceived:
     return events.PlanReceived(Plan(PlanVersion(1, sequence), registered=(RegisteredDigest("m", digest),)))
 
 
-def test_a_worker_that_holds_another_digest_than_is_registered_gets_nothing(driver: Driver) -> None:
+def test_worker_with_other_digest_gets_no_request(driver: Driver) -> None:
     driver.send(registered(1, "right"))
     driver.worker(model_digest="d")
     driver.queue("r1", 100.0, digest="d", pool="m")
@@ -49,7 +49,7 @@ def test_lost_worker_may_still_run_its_attempts(driver: Driver) -> None:
     assert driver.dataplane.state.workers["w1"].abandoned == set(tokens.items())
 
 
-def test_a_profile_s_speeds_decide_at_once_where_the_next_request_costs_least(driver: Driver) -> None:
+def test_new_profile_decides_cheapest_worker_at_once(driver: Driver) -> None:
     """Without a profile the cost is the number of running requests, with one the seconds of a batch one larger."""
     driver.worker("w1", credit_count=2)
     driver.run("r1")

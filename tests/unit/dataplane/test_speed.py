@@ -188,7 +188,7 @@ def test_credits_and_throughput_follow_the_workers_of_a_pool(driver: Driver) -> 
     assert (pool.credit_count, pool.throughput) == (0, 0.0)
 
 
-def test_new_profile_counts_for_present_workers_and_a_repeated_one_changes_nothing(driver: Driver) -> None:
+def test_new_profile_applies_to_workers_and_repeated_one_changes_nothing(driver: Driver) -> None:
     driver.worker("w1", credit_count=4)
     worker, pool = driver.dataplane.state.workers["w1"], driver.dataplane.state.pools["m"]
     worker.slowdown = 3.0

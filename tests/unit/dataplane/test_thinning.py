@@ -74,7 +74,7 @@ def test_load_thins_as_far_as_may_be_while_others_wait_for_long() -> None:
         (ThinningMode.DEADLINE, 2, 6, False),
     ],
 )
-def test_a_latent_that_leaves_more_steps_than_thinning_is_longer_where_the_fewest_are_taken(
+def test_latent_with_more_steps_than_thinning_is_longer(
     mode: ThinningMode, waiting_count: int, steps_left: int, shorter: bool
 ) -> None:
     driver = driver_in(mode)
@@ -91,9 +91,7 @@ def planned(sequence: int, thins: bool, admission_rate: float = 1.0) -> events.P
 
 
 @pytest.mark.parametrize(("thins", "thinnable", "plain"), [(False, 4, 2), (True, 2, 0)])
-def test_plan_admits_more_requests_that_can_be_thinned_unless_it_counts_on_that(
-    thins: bool, thinnable: int, plain: int
-) -> None:
+def test_plan_admits_more_thinnable_requests_unless_it_counts_them(thins: bool, thinnable: int, plain: int) -> None:
     """A quarter of the demand; half of the steps will do."""
     driver = driver_in(ThinningMode.LOAD)
     driver.send(planned(1, thins, admission_rate=0.25))
@@ -210,7 +208,7 @@ def test_foreseen_pressure_subtracts_fixed_time_and_adds_margin() -> None:
 
 
 @pytest.mark.parametrize(("waiting", "overloaded"), [(0, False), (1, False), (2, True)])
-def test_a_pool_is_overloaded_where_more_wait_than_a_quarter_of_its_credits(waiting: int, overloaded: bool) -> None:
+def test_pool_is_overloaded_beyond_quarter_of_credits_waiting(waiting: int, overloaded: bool) -> None:
     driver = Driver(DataplaneSettings(thinning=ThinningMode.LOAD))
     driver.worker(credit_count=4)
     for number in range(4 + waiting):
@@ -229,7 +227,7 @@ def test_a_plan_that_admits_all_says_nothing_of_load() -> None:
 
 
 @pytest.mark.parametrize(("mode", "work"), [(ThinningMode.OFF, 10.0), (ThinningMode.DEADLINE, 5.0)])
-def test_the_least_work_is_that_of_the_fewest_steps_where_steps_are_left_out(mode: ThinningMode, work: float) -> None:
+def test_least_work_is_work_of_fewest_steps(mode: ThinningMode, work: float) -> None:
     request = Request("r", "t", "m", 10.0, 1000.0, thinning=OFFER)
 
     assert least_work(State(1, DataplaneSettings(thinning=mode)), request) == work

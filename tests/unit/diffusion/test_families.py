@@ -230,7 +230,7 @@ def test_images_of_one_size_and_number_of_rows_may_share_a_batch(
 @pytest.mark.parametrize(
     ("version", "side_px"), [("0.6.0.dev0", 256), ("0.9.0", SIDE_PX), ("0.42.1", SIDE_PX), ("of old", SIDE_PX)]
 )
-def test_sizes_that_releases_before_nine_wrote_are_read_as_diffusers_reads_them(
+def test_sizes_of_releases_before_nine_equal_diffusers(
     checkpoint: Path, tmp_path: Path, version: str, side_px: int
 ) -> None:
     directory = shutil.copytree(checkpoint, tmp_path / "old")

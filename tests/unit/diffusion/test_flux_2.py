@@ -79,7 +79,7 @@ def test_resumed_latent_gives_the_bits_of_the_whole_run(base: DiffusionModel) ->
 
 
 @torch.inference_mode()
-def test_language_model_of_klein_is_loaded_up_to_layer_27_and_gives_the_bits_of_diffusers(
+def test_language_model_of_klein_has_27_layers_and_bits_of_diffusers(
     klein: DiffusionModel, klein_checkpoint: Path
 ) -> None:
     pipeline = Flux2KleinPipeline.from_pretrained(klein_checkpoint, dtype=torch.float32)
@@ -93,7 +93,7 @@ def test_language_model_of_klein_is_loaded_up_to_layer_27_and_gives_the_bits_of_
 
 
 @torch.inference_mode()
-def test_language_model_of_dev_is_loaded_up_to_layer_30_and_gives_the_bits_of_diffusers(
+def test_language_model_of_dev_has_30_layers_and_bits_of_diffusers(
     dev: DiffusionModel, flux_2_checkpoint: Path
 ) -> None:
     pipeline = Flux2Pipeline.from_pretrained(flux_2_checkpoint, dtype=torch.float32)

@@ -58,7 +58,7 @@ def test_head_learns_agreement_of_features_and_prompt() -> None:
     assert auroc(alone[kept.as_good], alone[~kept.as_good]) < 0.6
 
 
-def test_a_training_is_repeated_by_its_seed_and_leaves_others_draws_alone() -> None:
+def test_training_repeats_by_seed_and_leaves_global_draws() -> None:
     data = scored_images(64, 3)
     state = torch.get_rng_state()
 

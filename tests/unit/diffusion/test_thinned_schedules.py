@@ -107,7 +107,7 @@ def test_a_thinned_run_equals_diffusers_with_the_same_list(
 
 @given(config=CONFIGS[Scheduler.DDIM], gap=st.sampled_from([2, 4, 5]), first=st.integers(0, 9), seed=st.integers(0, 9))
 @settings(max_examples=40, deadline=None)
-def test_ddim_thinned_by_a_whole_number_equals_diffusers_with_fewer_steps_from_there_on(
+def test_ddim_thinned_by_whole_number_equals_diffusers_with_fewer_steps(
     config: dict[str, Any], gap: int, first: int, seed: int
 ) -> None:
     """diffusers' DDIM takes a fixed stride from any timestep: its stride is that of fewer steps from the thinning
@@ -159,7 +159,7 @@ def test_step_sequence_takes_counted_steps(thinning: tuple[int, tuple[int, ...]]
     assert order.count_from(count) == 0
 
 
-def test_the_last_thinned_step_of_ddim_lands_where_the_last_step_of_all_would() -> None:
+def test_last_thinned_step_of_ddim_reaches_last_timestep() -> None:
     config = scheduler_config(Scheduler.DDIM, {"timestep_spacing": "trailing"})
     thinned = thinned_steps(ThinningOption(20, 10, 1.0), 50)
     whole, less = make_schedule(config, 50, 0.0), make_schedule(config, 50, 0.0, thinned)

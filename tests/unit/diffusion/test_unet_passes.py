@@ -90,7 +90,7 @@ def test_terms_of_a_timestep_are_kept_by_timestep_and_rows(model: DiffusionModel
     assert model.time_terms(500.0, 1) is not first
 
 
-def test_a_network_with_an_option_that_the_passes_do_not_know_is_left_to_diffusers(model: DiffusionModel) -> None:
+def test_network_with_unknown_option_runs_in_diffusers(model: DiffusionModel) -> None:
     unet: Any = model.denoiser
     resnet = unet.mid_block.resnets[0]
     assert covers(unet)

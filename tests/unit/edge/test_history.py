@@ -63,7 +63,7 @@ def test_sample_has_values_of_every_chart() -> None:
     }
 
 
-def test_without_a_controller_everybody_is_admitted_and_without_a_frontdoor_there_is_no_sample() -> None:
+def test_sample_needs_frontdoor_and_admits_all_without_controller() -> None:
     alone = sample_of(SuiteStatus(None, FRONTDOOR, None, {}))
 
     assert alone is not None

@@ -184,9 +184,7 @@ class Reader:
 @pytest.mark.parametrize(
     ("limit_bytes", "ended"), [(190, []), (189, [60]), (130, [60]), (129, [60, 30]), (1, [60, 30])]
 )
-def test_answers_unread_for_longest_end_until_the_others_are_within_the_limit(
-    limit_bytes: int, ended: list[int]
-) -> None:
+def test_longest_unread_answers_end_until_limit_holds(limit_bytes: int, ended: list[int]) -> None:
     readers = [Reader(3.0, 100), Reader(None, 1000), Reader(1.0, 60), Reader(2.0, 30)]
 
     end_longest_readers(readers, limit_bytes)  # type: ignore[arg-type]

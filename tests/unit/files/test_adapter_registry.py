@@ -102,7 +102,7 @@ def test_read_adapters_refuses_file_that_is_no_registry(tmp_path: Path) -> None:
             read_adapters(file)
 
 
-def test_entries_that_must_be_signed_are_verified_before_their_directory_is_looked_at(tmp_path: Path) -> None:
+def test_signed_entries_are_verified_before_their_directory_is_read(tmp_path: Path) -> None:
     keys = Keys(tmp_path)
     trusted = TrustedEntries(keys.public("first"))
     file = registry(tmp_path, NEON, {**NEON, "name": "absent", "kind": "controlnet", "path": "absent"})

@@ -156,7 +156,7 @@ ROUTED = {
 
 
 @pytest.mark.parametrize(("admitted", "model", "pool"), ROUTED.values(), ids=ROUTED.keys())
-async def test_a_recovered_request_with_a_route_waits_for_the_route_s_model_alone(
+async def test_recovered_request_with_route_waits_for_its_model_only(
     journal: Journal, inputs: Inputs, admitted: AdmittedStages, model: str, pool: str
 ) -> None:
     accept(journal, body=resolved_to_bytes(replace(RESOLVED, admitted=admitted)))
@@ -185,9 +185,7 @@ async def test_recovered_requests_are_drawn_each_for_itself(
 
 
 @pytest.mark.parametrize("route", [None, b"\xff", b""], ids=["request", "route", "route of a newer kind"])
-async def test_a_request_that_is_not_understood_ends_and_takes_no_other_with_it(
-    journal: Journal, inputs: Inputs, route: bytes | None
-) -> None:
+async def test_unreadable_request_ends_alone(journal: Journal, inputs: Inputs, route: bytes | None) -> None:
     accept(journal, "sound")
     accept(journal, "strange", resolved_to_bytes(RESOLVED) + (b"\x98\x06\x01" if route is None else b""))
     if route is not None:

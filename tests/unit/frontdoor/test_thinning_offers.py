@@ -70,7 +70,7 @@ def test_offered_request_has_no_refusal() -> None:
     assert OFFERS.refusal(RESOLVED, ROUTE) is None
 
 
-def test_nothing_is_left_out_where_residuals_are_a_step_old_or_no_step_may_be() -> None:
+def test_pipelined_or_unprofiled_request_is_not_thinned() -> None:
     nothing = replace(OFFERS, profiles=profiled())
     for offers, route, why in (
         (OFFERS, replace(ROUTE, pipelined_from_step=5), WholeReason.RESIDUALS_PIPELINED),

@@ -123,7 +123,7 @@ async def delivering(clock: SetClock, journal: Journal) -> AsyncIterator["asynci
         yield called
 
 
-async def test_a_try_that_comes_due_while_it_is_looked_is_not_left_until_the_next_look() -> None:
+async def test_try_that_becomes_due_during_read_is_made_at_once() -> None:
     clock = SetClock()
     journal = Journal(clock, {FAST: clock.wall_s + 0.01}, look_s=0.02)
 
@@ -142,7 +142,7 @@ async def test_running_call_does_not_delay_later_ones() -> None:
         assert (first, await asyncio.wait_for(called.get(), 60.0)) == (SLOW, FAST)
 
 
-async def test_many_calls_of_a_host_that_does_not_answer_keep_no_other_host_waiting() -> None:
+async def test_silent_host_with_many_calls_delays_no_other_host() -> None:
     clock = SetClock()
     journal = Journal(clock, {**{f"{SLOW}{number}": 0.0 for number in range(1000)}, FAST: 0.0})
 
@@ -275,7 +275,7 @@ async def test_webhook_that_waits_too_long_for_host_is_abandoned_and_its_job_del
     assert [record.request.request_id for record in forgotten] == ["r2", "r3"]
 
 
-async def test_a_clock_that_was_set_back_keeps_no_try_waiting_longer_than_a_pause(tmp_path: Path) -> None:
+async def test_clock_set_back_delays_no_try_beyond_pause(tmp_path: Path) -> None:
     clock = SetClock(100_000.0)
     with closing(open_journal(f"sqlite:///{tmp_path}/journal.sqlite", clock)) as journal:
         accepted = AcceptedRequest("r", "acme", b"", "", clock.wall(), detached=True)

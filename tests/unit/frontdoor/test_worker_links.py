@@ -73,7 +73,7 @@ async def test_a_worker_that_has_moved_is_not_lost_with_its_first_address(heard:
     assert not heard.of(WorkerLost)
 
 
-async def test_of_two_addresses_of_one_worker_the_first_is_the_way_there_until_it_is_lost(heard: ScriptedLinks) -> None:
+async def test_first_of_two_addresses_of_worker_is_used_until_lost(heard: ScriptedLinks) -> None:
     heard.follow("first", "other")
 
     for adapters in ((MOSAIC,), None):

@@ -208,7 +208,7 @@ def test_of_entries_that_save_as_much_the_nearest_serves() -> None:
     assert (selection.resume_step, selection.entry) == (20, 0)
 
 
-def test_an_entry_without_an_image_is_passed_over_for_one_that_is_farther() -> None:
+def test_entry_without_image_is_skipped_for_farther_one() -> None:
     context = SelectionContext(50, by_image=[NearestEntry(0.4, ALL), NearestEntry(0.31, has_image=True)])
 
     assert select_start(context, WITH_IMAGES) == UseImage(
@@ -299,7 +299,7 @@ def test_latent_of_the_first_step_serves_no_other_seed() -> None:
     assert chosen == Miss("miss: a latent at step 1 would give every seed the same image")
 
 
-def test_latent_that_is_noised_again_saves_less_than_an_image_that_is_not() -> None:
+def test_renoised_latent_saves_less_than_image() -> None:
     near = NearestEntry(0.99, ALL, has_image=True)
     context = SelectionContext(50, [near], [NearestEntry(0.99, has_image=True)])
     images = (Threshold(0.3, 22 / 50),)

@@ -19,7 +19,7 @@ RULE = AgedBenefit(5, memory_share=2.0, density_weight=1.5, use_weight=0.5, besi
 RECORD = AccessRecord(20.0, 4, 3, 8)
 
 
-def test_the_benefit_is_of_steps_a_byte_of_faded_uses_and_of_the_last_use() -> None:
+def test_benefit_combines_steps_per_byte_faded_uses_and_last_use() -> None:
     record = RULE.used(RECORD, 18)
     uses = RECORD.faded_uses * math.exp(-1.0) + 1.0
 

@@ -41,7 +41,7 @@ def test_raised_row_raises_rows_that_skip_more_without_hits() -> None:
     assert found.images == IMAGES
 
 
-def test_a_row_that_was_raised_past_one_that_skips_more_does_not_hold_it_up() -> None:
+def test_row_raised_past_next_one_does_not_block_it() -> None:
     """It serves no hits, so none could ever lower it: reuse would end permanently."""
     assert [row.min_similarity for row in raised(0.9999, -1.0).latents.thresholds] == [0.8, 0.8, 0.9]
     assert [row.min_similarity for row in raised(0.9999, -1.0, 0.95).latents.thresholds] == [0.8, 0.8, 0.95]
@@ -54,7 +54,7 @@ def test_table_without_own_samples_is_the_profiles() -> None:
     assert raised(-1.0, 0.5) == REUSE
 
 
-def test_a_row_of_images_is_watched_against_the_model_that_they_stand_for() -> None:
+def test_row_of_images_is_compared_with_replaced_model() -> None:
     watched = ROWS[-1].watched
 
     assert (watched.from_image, watched.reference_model_digest) == (True, "sha256:heavy")

@@ -45,7 +45,7 @@ def test_accounts_are_added_and_scaled_in_all_that_they_count() -> None:
     assert one.net_s == 5.0 - 7.0 - 11.0
 
 
-def test_the_bound_of_misses_alone_leaves_room_for_a_hit_that_was_not_seen() -> None:
+def test_bound_of_misses_allows_for_unseen_hit() -> None:
     """Ten of eleven are skipped; the smallest hit so far saves 0.5. 7 * 0.5 * ln 10 / (3 * 9)."""
     found = calibrate([*misses(10), SearchOutcome(1.0, 0.5), SearchOutcome(1.0, 0.6)], PRICES)
 
@@ -111,7 +111,7 @@ def test_without_hits_every_threshold_keeps_them_all() -> None:
     assert threshold_for_recall(misses(3), 0.9) == -math.inf
 
 
-def test_a_score_at_the_threshold_is_searched_and_a_draw_at_the_share_skipped() -> None:
+def test_score_at_threshold_is_searched_and_draw_at_share_is_skipped() -> None:
     gate = opened_gate()
 
     assert gate.calibration is not None and gate.calibration.threshold == 1.0

@@ -35,9 +35,7 @@ SCHEDULES = st.tuples(st.integers(0, 30), st.integers(0, 30), st.integers(0, 31)
         ([], 0),
     ],
 )
-def test_the_last_step_that_is_unlike_the_one_before_it_keeps_all_before_synchronous(
-    cosines: list[float], first: int
-) -> None:
+def test_last_unlike_step_keeps_earlier_ones_synchronous(cosines: list[float], first: int) -> None:
     assert first_alike_step(cosines) == first
 
 
@@ -78,7 +76,7 @@ def test_all_of_a_requests_controlnets_have_to_allow_it() -> None:
     assert allowed_from_step_of_all([]) == 0
 
 
-def test_each_step_uses_its_own_residuals_before_the_bound_and_the_step_befores_after() -> None:
+def test_steps_use_own_residuals_before_bound_and_previous_ones_after() -> None:
     steps = ResidualSteps(range(0, 7), 3)
 
     assert [steps.used_in(step) for step in range(8)] == [0, 1, 2, 2, 3, 4, 5, None]
@@ -146,7 +144,7 @@ def test_waits_of_unused_sets_are_forgotten() -> None:
     assert waits.share(["1"]) is None
 
 
-def test_the_share_that_passes_waiting_is_that_of_synchronous_steps_less_the_one_that_opens_the_streams() -> None:
+def test_wait_share_counts_synchronous_steps_after_the_first() -> None:
     # Ten steps of a second of work; the first waits for its streams, the next three a second each.
     waits_s = {0: 30.0, 1: 1.0, 2: 1.0, 3: 1.0}
 

@@ -40,7 +40,7 @@ def test_share_follows_rule_of_deployment(rule: ThresholdRule | None, share: flo
     assert (handover.reuse_share, handover.reuse_profile) == (share, ReuseProfile(digest, 0.95, named))
 
 
-def test_a_profile_finds_its_hand_over_by_the_digests_and_leaves_the_others() -> None:
+def test_profile_applies_to_hand_over_with_its_digests() -> None:
     later = profiles_to_json(changed(PROFILE, reference_digest="sha256:m"))
     three = cascade("light", "middle", "heavy", reuse_share=0.0)
 

@@ -122,7 +122,7 @@ def hit(resume_step: int, similarity: float = 0.93, depth: int = 0) -> Route:
     return replace(ROUTE, start=FromLatent(ObjectReference("k", "sha256:x", 1), resume_step, 50, 1.0, donor))
 
 
-def test_a_hit_is_thinned_by_rows_of_hits_that_are_no_more_similar_and_resume_where_it_does() -> None:
+def test_hit_is_thinned_by_rows_of_its_resume_step_and_lower_similarity() -> None:
     rows = (*MEASURED.rows, row_of(25, 10, [KEPT] * 60, resume_step=25, least_similarity=0.93))
     profiles = profiled(replace(MEASURED, rows=rows))
 

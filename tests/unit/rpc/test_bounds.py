@@ -48,14 +48,14 @@ def test_server_bounds_peers_and_detects_lost_ones() -> None:
     }
 
 
-def test_a_server_takes_all_connections_of_the_addresses_that_share_a_socket() -> None:
+def test_connection_limit_covers_all_addresses_of_socket() -> None:
     """Twice that number: replaced connections may not have ended yet."""
     options = dict(server_options(ServerBounds(max_connections=9), MEBIBYTE, 2))
 
     assert options["grpc.max_allowed_incoming_connections"] == 36
 
 
-def test_a_channel_finds_its_server_again_within_seconds_and_asks_no_proxy() -> None:
+def test_channel_reconnects_within_seconds_without_proxy() -> None:
     assert dict(channel_options()) == KEEPALIVE | {
         "grpc.max_receive_message_length": 32 * MEBIBYTE,
         "grpc.max_send_message_length": 32 * MEBIBYTE,

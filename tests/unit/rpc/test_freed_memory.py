@@ -26,7 +26,7 @@ COURSES = [
 ]
 
 
-def test_freed_memory_is_given_back_when_there_is_enough_and_the_process_rests() -> None:
+def test_enough_freed_memory_is_returned_when_process_rests() -> None:
     for mebibytes, gives_back in COURSES:
         watch = FreedWatch(40 * MEBIBYTE)
 
@@ -84,7 +84,7 @@ print(before, in_use, freed, spare_bytes(library))
     assert given_back == pytest.approx(before, abs=4 * MEBIBYTE)
 
 
-def test_blocks_that_have_a_mapping_of_their_own_are_in_use_until_they_are_freed() -> None:
+def test_mapped_blocks_count_as_used_until_freed() -> None:
     before, in_use = printed_by("""
 before = spare_bytes(library)
 block = filled(256 << 20)
@@ -94,7 +94,7 @@ print(before, spare_bytes(library))
     assert in_use == pytest.approx(before, abs=4 * MEBIBYTE)
 
 
-async def test_it_is_looked_for_every_second_and_given_back_by_a_thread_that_ends(
+async def test_freed_memory_is_checked_every_second_and_returned_by_a_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A look without a free descriptor is not the last."""

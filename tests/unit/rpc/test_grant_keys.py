@@ -19,7 +19,7 @@ def test_the_first_line_signs_and_all_are_believed(tmp_path: Path) -> None:
     assert keys() == (FIRST.encode(), SECOND.encode())
 
 
-def test_a_file_without_a_key_or_with_a_short_one_is_refused_without_quoting_it(tmp_path: Path) -> None:
+def test_file_with_missing_or_short_key_is_rejected_without_quoting_it(tmp_path: Path) -> None:
     for text in ("", "\n", "short\n", f"{FIRST}\nshort\n"):
         (tmp_path / "key").write_text(text)
 

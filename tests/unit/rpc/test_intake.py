@@ -154,7 +154,7 @@ async def refusal(intake: Intake, stream: Stream, *, may_settle: bool = True) ->
     return refused.value
 
 
-async def test_a_message_that_does_not_come_or_is_none_is_refused_by_its_reason() -> None:
+async def test_missing_or_late_message_is_rejected_by_reason() -> None:
     assert (await refusal(Intake(1, 2, 0.01, shared=False), Stream())).reason == "REQUEST_NOT_RECEIVED"
     assert (await refusal(Intake(1, 2, 1.0, shared=False), Stream(grpc.aio.EOF))).reason == "NO_MESSAGE"
     assert (await refusal(Intake(1, 2, 1.0, shared=False), Stream(b"four"))).reason == "MESSAGE_TOO_LARGE"

@@ -26,7 +26,7 @@ def handled_as_before() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_the_first_signal_asks_the_second_insists_and_the_third_is_the_kernel_s(number: signal.Signals) -> None:
+async def test_first_signal_asks_second_insists_and_third_is_default(number: signal.Signals) -> None:
     told = []
     with StopSignals(lambda: None) as signals:
         told.append((signals.asked.is_set(), signals.insisted.is_set()))

@@ -57,7 +57,7 @@ def test_every_end_has_exit_code_and_line_if_it_can_be_fixed(
     assert logged == (["ERROR"] if isinstance(error, ValueError) else [])
 
 
-def test_a_service_is_given_the_arguments_without_the_program_and_returns() -> None:
+def test_service_gets_arguments_without_program_name() -> None:
     seen = []
 
     async def main(argv: list[str]) -> None:

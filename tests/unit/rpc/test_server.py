@@ -12,7 +12,7 @@ from pentimento.settings import SettingsError
 from tests.support.logged import said_by
 
 
-def test_a_replica_is_named_by_its_settings_or_by_its_service_and_eight_digits() -> None:
+def test_replica_name_comes_from_settings_or_service_with_eight_digits() -> None:
     named = RpcServer(RpcServerSettings(instance_id="mine"), "embedder")
     other = RpcServer(RpcServerSettings(), "embedder")
 

@@ -45,7 +45,7 @@ def test_socket_is_private_and_replaces_unused_one_only(path: Path) -> None:
     assert path.read_text() == "precious"
 
 
-def test_directories_are_made_down_to_the_socket_and_the_umask_is_as_it_was(path: Path) -> None:
+def test_directories_of_socket_are_made_and_umask_is_restored(path: Path) -> None:
     before = os.umask(0o022)
     deep = path.parent / "further" / "s"
     with bind(deep):

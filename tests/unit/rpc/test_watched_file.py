@@ -139,9 +139,7 @@ def test_file_is_read_later_after_lack_of_descriptors(
     assert (before, takes_second()) == (False, True)
 
 
-def test_folder_that_no_descriptor_is_left_to_list_keeps_its_content_and_is_read_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_is_read_later_after_lack_of_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watched_file, "CHECK_INTERVAL_S", 0.0)
     reading = KeptReading([tmp_path], lambda: [file.name for file in tmp_path.glob("*.json")], "not used")
     (tmp_path / "a.json").touch()

@@ -69,7 +69,7 @@ def test_without_git_a_named_revision_has_nothing_to_compare_with(
     assert capsys.readouterr().out == "contracts are compared with nothing: v1.0.0 has none\n"
 
 
-def test_a_branch_is_compared_with_where_it_left_main_and_a_tag_comes_first(repository: Path) -> None:
+def test_branch_is_compared_with_its_base_or_last_tag(repository: Path) -> None:
     base = commit(repository, b"one")
     run(repository, "switch", "-q", "-c", "branch")
     commit(repository, b"two")

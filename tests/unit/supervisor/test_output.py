@@ -64,7 +64,7 @@ def test_blocked_writer_delays_no_source_and_lost_lines_are_counted() -> None:
     assert len(paper.lines) == 2 + 4
 
 
-def test_a_line_that_cannot_be_written_is_counted_and_the_next_ones_are_tried() -> None:
+def test_failed_line_is_counted_and_next_ones_are_written() -> None:
     paper = Paper()
     failures: list[str] = []
     paper.jammed = lambda line: len(failures) < 2

@@ -76,9 +76,7 @@ def ones() -> list[OutgoingTensor]:
     return [outgoing_tensor(torch.ones(SHAPE).half(), BINDING)]
 
 
-def test_a_step_goes_through_the_devices_memory_and_nothing_is_copied_out_of_it(
-    tmp_path: Path, handles: HostHandles
-) -> None:
+def test_step_stays_in_device_memory_without_copy(tmp_path: Path, handles: HostHandles) -> None:
     shared = directory(tmp_path, handles)
     sender, receiver, region = opened(shared, shared)
     assert region.HasField("cuda_ipc") and shared.region_count() == 0

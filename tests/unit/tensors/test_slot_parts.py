@@ -68,7 +68,7 @@ def refused(bundle: BundleInParts, slot: pb.SharedMemorySlot, more_to_come: bool
     assert caught.value.reason == "STALE_FRAME"
 
 
-def test_each_part_brings_all_tensors_that_are_there_and_the_last_gives_the_slot_back(ends: Ends) -> None:
+def test_each_part_has_all_tensors_so_far_and_last_releases_slot(ends: Ends) -> None:
     begun, bundle = ends.begin(), ends.receiver.in_parts(EXPECTED)
 
     found = []
@@ -88,7 +88,7 @@ def test_each_part_brings_all_tensors_that_are_there_and_the_last_gives_the_slot
     ends.sender.acknowledged(found[2].ack)
 
 
-def test_a_part_of_another_slot_is_stale_and_so_is_a_beginning_that_is_none(ends: Ends) -> None:
+def test_part_of_other_slot_or_without_beginning_is_stale(ends: Ends) -> None:
     (first, _, _), (other, second, _) = parts_of(ends.begin()), parts_of(ends.begin())
 
     bundle = ends.receiver.in_parts(EXPECTED)

@@ -120,7 +120,7 @@ def test_a_half_precision_tensor_of_strides_keeps_its_values() -> None:
     assert torch.equal(tensor_over(found.tensors[0]), tensor)
 
 
-def test_without_a_free_slot_a_bundle_goes_in_chunks_and_with_one_again_in_it(ends: Ends) -> None:
+def test_bundle_goes_in_chunks_without_free_slot(ends: Ends) -> None:
     first, _ = send(ends.sender, tensors())
     send(ends.sender, tensors())
 

@@ -86,7 +86,7 @@ def test_load_checkpoint_moves_text_encoder_or_rejects_model(tight: tuple[Path, 
     assert refused.value.reason == "DEVICE_MEMORY_SHORT"
 
 
-def test_without_a_gpu_captured_passes_run_eagerly_and_the_log_has_the_reason(
+def test_captured_passes_run_eagerly_with_log_without_gpu(
     model: DiffusionModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert model.device == torch.device("cpu")

@@ -102,7 +102,7 @@ def test_the_peer_tries_another_replica_first_than_its_worker_does() -> None:
     assert list(half_controlnet(EDGES).addresses) == ["b", "c", "a"]
 
 
-def test_each_row_has_its_own_latent_of_the_condition_and_the_image_where_there_is_none() -> None:
+def test_each_row_has_its_condition_latent_or_image() -> None:
     rows = torch.tensor([1.0, 2.0]).view(2, 1, 1, 1)
     encoded = RemoteControlNet(EDGES.selection, EDGES.setting, EDGES.addresses, rows)
 

@@ -166,7 +166,7 @@ class HungStore:
         return ObjectReference(key, "sha256:hung", len(data))
 
 
-async def test_a_store_that_does_not_answer_costs_the_saving_and_not_the_image(model: DiffusionModel) -> None:
+async def test_silent_store_costs_saving_and_not_image(model: DiffusionModel) -> None:
     hung: Any = HungStore()
     parts = Parts(model, hung, donor_timeout_s=0.05)
     start = replace(FROM_LATENT, sigma=schedule_for(model, ORDER.spec).sigmas[3])

@@ -90,7 +90,7 @@ def test_less_used_lora_makes_room(objects: ObjectStore, tmp_path: Path, used_ag
     assert list((tmp_path / "components" / "partial").iterdir()) == []
 
 
-def test_components_are_fetched_ahead_while_they_fit_without_an_eviction(objects: ObjectStore, tmp_path: Path) -> None:
+def test_components_are_prefetched_while_they_fit(objects: ObjectStore, tmp_path: Path) -> None:
     some = [reference_of(stored(objects, tmp_path, float(number))) for number in range(3)]
     large = objects.put("adapters/large", bytes(some[0].size_bytes + 1))
     components = local(objects, tmp_path, 2 * some[0].size_bytes)

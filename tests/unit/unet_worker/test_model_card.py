@@ -83,7 +83,7 @@ def test_settings_know_best(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("wanted", [0, 4096])
-def test_no_setting_makes_images_larger_than_the_model_has_positions_for(directory: Path, wanted: int) -> None:
+def test_image_size_is_bounded_by_positions_of_model(directory: Path, wanted: int) -> None:
     held = held_model(replace(INFO, longest_side_px=768), settings(directory, max_size_px=wanted), generation=9)
 
     assert held.max_size_px == 768

@@ -41,7 +41,7 @@ def test_image_of_one_step_yields_by_the_one_before() -> None:
     assert PlaceWatch(0, 4, 10.0, pace).yields_in_s(0, 10.0) is None
 
 
-def test_steps_that_were_noticed_together_do_not_yield_a_image_that_has_just_begun() -> None:
+def test_steps_reported_together_do_not_yield_new_image() -> None:
     late = [0.1, 0.5, 0.5, 0.50001, 0.50002, *(0.1 * step for step in range(6, 11))]
 
     assert first_yield(0, 10, late)[0] == 9

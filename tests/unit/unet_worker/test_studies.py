@@ -74,7 +74,7 @@ def test_pairs_below_the_least_similarity_are_left_out() -> None:
     assert len(nearest_before(vectors, vectors, ["a", "b"], 0.70)) == 1
 
 
-def test_a_image_that_resumes_its_own_latent_has_the_quality_from_scratch(study: ReuseStudy) -> None:
+def test_image_resumed_from_own_latent_has_full_quality(study: ReuseStudy) -> None:
     own = [ReusePair(row, row, 1.0) for row in range(3)]
     outcomes = list(study.reuse_latents(own, (2, 4)))
     assert [outcome.skipped_steps for outcome in outcomes] == [2, 2, 2, 4, 4, 4]
@@ -82,7 +82,7 @@ def test_a_image_that_resumes_its_own_latent_has_the_quality_from_scratch(study:
         assert outcome.quality == pytest.approx(outcome.scratch_quality, abs=1e-6)
 
 
-def test_another_prompts_latent_is_resumed_under_the_own_prompt_and_seed(study: ReuseStudy) -> None:
+def test_latent_of_other_prompt_resumes_with_own_prompt_and_seed(study: ReuseStudy) -> None:
     pair = ReusePair(receiver=3, donor=1, similarity=0.5)
     (outcome,) = study.reuse_latents([pair], (4,))
     large = study.large
@@ -135,9 +135,7 @@ def test_failed_generation_is_raised(model: DiffusionModel) -> None:
 
 
 @pytest.mark.parametrize(("eta", "differs"), [(0.0, False), (1.0, True)])
-def test_another_seed_changes_a_resumed_image_only_where_the_sampler_draws_noise(
-    study: ReuseStudy, eta: float, differs: bool
-) -> None:
+def test_seed_changes_resumed_image_of_stochastic_sampler_only(study: ReuseStudy, eta: float, differs: bool) -> None:
     # NIRVANA's appendix C reseeds for diversity: with a deterministic sampler that changes nothing.
     usual = study.large
     drawing = StudyModel(usual.generator, replace(usual.spec, eta=eta))
@@ -148,7 +146,7 @@ def test_another_seed_changes_a_resumed_image_only_where_the_sampler_draws_noise
     assert (one != other) is differs
 
 
-def test_another_seed_changes_a_image_from_an_image(study: ReuseStudy) -> None:
+def test_seed_changes_image_from_image(study: ReuseStudy) -> None:
     donor = study_image(study.large, "a", 1, NoiseStart())
     pixels = decode_pixels(donor.png, "image", 32, 32)
 
@@ -238,7 +236,7 @@ def test_steps_that_a_schedule_does_not_have_are_not_tried() -> None:
     assert steps_to_try(8, (25, 4, 1, 8, 4)) == (1, 4)
 
 
-def test_the_grid_goes_down_from_each_first_step_and_tries_nothing_twice() -> None:
+def test_grid_descends_from_each_first_step_without_repeats() -> None:
     assert list(grid(50, (0.0, 0.2), (0.5, 0.1))) == [(0, [25, 5]), (10, [20, 4])]
     assert list(grid(4, (0.0, 0.1, 0.5), (0.9, 0.5, 0.4, 0.1))) == [(0, [2, 1]), (2, [1])]
 

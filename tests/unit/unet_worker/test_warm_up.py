@@ -104,7 +104,7 @@ def test_remaining_batches_are_measured_in_idle_time(model: DiffusionModel, limi
 
 
 @torch.inference_mode()
-def test_until_a_second_batch_was_measured_no_more_are_promised_than_surely_fit(
+def test_limit_is_conservative_until_second_batch_is_measured(
     model: DiffusionModel, limits: BatchLimits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # 10 MiB of weights and 1 MiB a row: four requests need 18 MiB. A batch of one shows 12 MiB, which may all be rows.

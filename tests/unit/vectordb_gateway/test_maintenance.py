@@ -200,7 +200,7 @@ def test_absent_store_does_not_stop_the_index_comparison(doomed: DoomedObjects) 
 
 
 @pytest.mark.parametrize(("in_first", "in_second", "count"), [("is_away", "", 1), ("", "may_lack_points", 2)])
-def test_comparison_that_failed_or_of_a_restarted_index_runs_in_the_next_round(
+def test_failed_comparison_or_restarted_index_is_compared_next_round(
     doomed: DoomedObjects, in_first: str, in_second: str, count: int
 ) -> None:
     indexing = CountedIndexing()

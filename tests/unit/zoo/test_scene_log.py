@@ -96,7 +96,7 @@ def test_the_same_seed_writes_the_same_log_and_another_another(embed: Embed) -> 
     assert first == again != other
 
 
-def test_the_workload_asks_for_the_log_in_order_and_says_that_it_is_a_composite(log: SceneLog) -> None:
+def test_workload_follows_log_and_is_labelled_composite(log: SceneLog) -> None:
     workload = scene_workload(log, 2.0, np.random.default_rng(0), "tiny-clip")
 
     assert [arrival.prompt for arrival in workload.arrivals] == list(log.prompts)

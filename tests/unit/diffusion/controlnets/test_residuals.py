@@ -84,7 +84,7 @@ def test_residuals_are_diffusers_own_with_the_condition_embedded_once(tmp_path: 
     assert_equal(network.residuals([asked])[0], wanted)
 
 
-def test_images_that_share_a_pass_have_the_residuals_that_they_have_alone(controlnet: ControlNet) -> None:
+def test_residuals_of_shared_pass_equal_single_runs(controlnet: ControlNet) -> None:
     steps = [
         step(controlnet, seed=1, timestep=900.0, scale=0.5),
         step(controlnet, seed=2, timestep=10.0, rows=1),

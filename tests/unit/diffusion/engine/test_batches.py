@@ -73,7 +73,7 @@ def test_requests_of_one_size_and_guidance_share_passes(
         assert_same_image(model, one)
 
 
-def test_a_request_that_is_to_be_alone_shares_no_forward_pass_and_has_the_bits_it_has_alone(
+def test_request_marked_alone_shares_no_pass_and_keeps_its_bits(
     model: DiffusionModel,
 ) -> None:
     loop = Loop(model)
@@ -210,7 +210,7 @@ def test_image_is_that_of_one_alone_in_any_history(model: DiffusionModel, histor
             assert torch.equal(one.heard.latent, denoise(model, one.job.request))
 
 
-def test_an_unguided_image_leaves_pure_noise_by_the_prediction_that_it_gets_alone(noisy_model: DiffusionModel) -> None:
+def test_unguided_image_leaves_pure_noise_as_in_single_run(noisy_model: DiffusionModel) -> None:
     predictions: list[Tensor] = []
 
     def keep(number: int, inputs: object, prediction: Tensor) -> Tensor:

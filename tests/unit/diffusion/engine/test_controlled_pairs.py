@@ -193,7 +193,7 @@ def test_a_controlled_step_takes_as_long_as_its_residuals_do(model: DiffusionMod
 
 
 @pytest.mark.usefixtures("four_tried")
-def test_paired_steps_that_are_no_shorter_end_the_pair_of_controlled_images_alone(model: DiffusionModel) -> None:
+def test_slow_paired_steps_end_pairs_of_controlled_images_only(model: DiffusionModel) -> None:
     pair = pair_of(model)
 
     def seconds_pass(number: int, inputs: DenoiserInput, prediction: Tensor) -> Tensor:
@@ -211,7 +211,7 @@ def test_paired_steps_that_are_no_shorter_end_the_pair_of_controlled_images_alon
     assert pair.loop.steps.pairs.pays(KEY)
 
 
-def test_a_half_under_control_shares_its_passes_with_a_half_that_has_none(model: DiffusionModel) -> None:
+def test_controlled_and_plain_halves_share_passes(model: DiffusionModel) -> None:
     pair, leader = pair_of(model, late={0}), Loop(model)
     plain = Peer(pair.peer.loop, late={0})
     added = [pair.loop.add(pair.asked), leader.add(replace(request(2), peer=plain))]
@@ -236,7 +236,7 @@ def test_a_half_under_control_shares_its_passes_with_a_half_that_has_none(model:
     their_held=st.sets(st.integers(0, 5)),
 )
 @settings(max_examples=25, deadline=None)
-def test_whatever_becomes_of_the_peer_and_of_residuals_the_image_is_the_same(
+def test_image_is_the_same_after_faults_of_peer_or_residuals(
     model: DiffusionModel, late: set[int], lost_at: int | None, held: set[int], their_held: set[int]
 ) -> None:
     pair = pair_of(model, late=late, lost_at=lost_at)

@@ -67,7 +67,7 @@ def captured(model: DiffusionModel, recordings: Recordings, sizes: tuple[int, ..
     return denoiser
 
 
-def test_each_replay_reads_the_buffers_of_its_shapes_and_writes_where_the_first_run_did(recordings: Recordings) -> None:
+def test_replay_reads_and_writes_buffers_of_its_shapes(recordings: Recordings) -> None:
     read: list[tuple[int, ...]] = []
 
     def function(left: Tensor, nested: tuple[Tensor, Tensor | None]) -> Tensor:
@@ -163,9 +163,7 @@ def test_function_that_cannot_be_recorded_runs_plain(
 
 
 @torch.inference_mode()
-def test_a_batch_of_another_size_that_comes_again_is_recorded_with_its_halves(
-    model: DiffusionModel, recordings: Recordings
-) -> None:
+def test_repeated_batch_of_other_size_is_recorded_with_halves(model: DiffusionModel, recordings: Recordings) -> None:
     denoiser = captured(model, recordings, (1,))
     inputs = example_input(model, BatchKey(48, 32, guided=True), 4)
     whole = model.predict(inputs)

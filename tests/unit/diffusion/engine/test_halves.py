@@ -99,7 +99,7 @@ def test_rows_encoded_apart_are_decoded_together(split_model: DiffusionModel) ->
 
 @torch.inference_mode()
 @pytest.mark.parametrize("other", [(), (torch.ones(1, 2), torch.ones(1, 2))], ids=["none", "one more"])
-def test_rows_of_which_different_things_were_computed_take_the_whole_pass(other: tuple[Tensor, ...]) -> None:
+def test_rows_with_different_halves_take_whole_pass(other: tuple[Tensor, ...]) -> None:
     one = DenoiserEncoding((torch.ones(1, 2),))
 
     for parts in ([one, DenoiserEncoding(other)], [DenoiserEncoding(other), one]):
@@ -278,7 +278,7 @@ class Slow(Source):
 @pytest.mark.slow
 @given(asked=lateness())
 @settings(max_examples=15, deadline=None)
-def test_however_late_residuals_are_a_guided_image_has_the_bits_that_it_has_alone(
+def test_guided_image_with_late_residuals_keeps_its_bits(
     model: DiffusionModel, asked: list[tuple[DenoisingRequest, dict[int, int]]]
 ) -> None:
     loop = Loop(model, max_batch=3)

@@ -57,7 +57,7 @@ def test_finite_parts_names_parts_that_are_not(value: float) -> None:
         assert finite_parts(rows[:0], 0) == []
 
 
-def test_a_request_that_the_network_fails_on_is_found_in_its_batch_and_ends_alone(model: DiffusionModel) -> None:
+def test_failing_request_is_found_in_batch_and_ends_alone(model: DiffusionModel) -> None:
     def change(number: int, inputs: Any, prediction: Tensor) -> Tensor:
         if (inputs.latents.abs() > 50).any():
             raise RuntimeError("a prompt might be quoted here")
@@ -160,7 +160,7 @@ def test_unused_memory_is_released_before_batch_is_halved(model: DiffusionModel)
         assert_same_image(model, one)
 
 
-def test_a_request_that_the_device_cannot_hold_alone_ends_as_out_of_memory(model: DiffusionModel) -> None:
+def test_request_beyond_device_memory_ends_as_out_of_memory(model: DiffusionModel) -> None:
     loop = Loop(model, denoiser=Scripted(model, at_most(0, NO_MEMORY[0])))
     added = loop.add(request(1))
 

@@ -121,9 +121,7 @@ def seen_inputs(model: DiffusionModel) -> tuple[Scripted, list[DenoiserInput]]:
     return Scripted(model, note), seen
 
 
-def test_a_lone_set_is_patched_in_and_its_image_has_the_bits_of_patched_weights(
-    model: DiffusionModel, sets: list[AdapterSet]
-) -> None:
+def test_single_set_is_patched_and_has_bits_of_patched_weights(model: DiffusionModel, sets: list[AdapterSet]) -> None:
     denoiser, seen = seen_inputs(model)
     before = digest(model)
     loop = Loop(model, denoiser=denoiser)

@@ -202,9 +202,7 @@ def lateness(draw: st.DrawFn) -> list[dict[int, int] | None]:
 @pytest.mark.slow
 @given(asked=lateness())
 @settings(max_examples=12, deadline=None)
-def test_however_parts_come_a_guided_image_has_the_bits_that_it_has_alone(
-    deep: DiffusionModel, asked: list[dict[int, int] | None]
-) -> None:
+def test_guided_image_with_any_parts_keeps_its_bits(deep: DiffusionModel, asked: list[dict[int, int] | None]) -> None:
     loop = Loop(deep, max_batch=3)
     added = []
     for seed, late in enumerate(asked):

@@ -101,7 +101,7 @@ def test_a_resumed_latent_is_thinned_behind_its_start_and_not_before(model: Diff
     assert isinstance(before.heard.end, InvalidArgument)
 
 
-def test_latents_are_kept_up_to_where_thinning_began_and_previews_come_as_often(model: DiffusionModel) -> None:
+def test_latents_are_kept_up_to_thinning_and_previews_keep_interval(model: DiffusionModel) -> None:
     loop = Loop(model)
     spec = spec_with(num_inference_steps=STEPS)
     request = DenoisingRequest(spec, NoiseStart(), frozenset({2, 4, 7, 10}), 3, thinned_steps=THINNED)

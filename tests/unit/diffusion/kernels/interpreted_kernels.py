@@ -60,7 +60,7 @@ def test_normalisation_alone() -> None:
     assert_rounded(got, torch.nn.functional.group_norm(inputs.double(), 3, weight.double(), bias.double()), got.dtype)
 
 
-def test_normalisation_of_a_image_as_an_autoencoder_has_them() -> None:
+def test_normalisation_of_image_of_autoencoder() -> None:
     """Autoencoders normalise larger parts."""
     inputs = random_images(1, 4, 280, 260, dtype=torch.float16)
     weight, bias = random(4, dtype=torch.float16, seed=1), random(4, dtype=torch.float16, seed=2)

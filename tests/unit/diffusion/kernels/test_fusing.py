@@ -187,7 +187,7 @@ def test_kernels_for_names_missing_requirement(monkeypatch: pytest.MonkeyPatch) 
     assert refusal.value.reason == "NO_TRITON"
 
 
-def test_where_triton_cannot_compile_kernels_are_left_out_and_the_log_says_why(
+def test_kernels_are_omitted_with_log_if_triton_cannot_compile(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def without_a_compiler(projected: Tensor) -> Tensor:

@@ -109,7 +109,7 @@ def test_the_sum_of_two_is_not_the_product_of_sums(model: DiffusionModel, base: 
 
 
 @pytest.mark.slow
-def test_a_thousand_patches_come_back_to_the_same_bits_and_keep_no_more_than_the_layers(
+def test_thousand_patches_restore_bits_and_keep_only_layers(
     model: DiffusionModel, base: BaseLayers, patch: WeightPatch
 ) -> None:
     ends = ("to_q", "conv1")

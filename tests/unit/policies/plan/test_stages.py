@@ -98,7 +98,7 @@ def test_tenant_is_drawn_to_ways_with_an_allowed_stage(draw: float) -> None:
     assert drawn("elsewhere") == names(request_stages(PlanIndex(plan), "", draw))
 
 
-def test_a_hit_goes_through_the_cascade_of_the_place_that_its_tenant_may_use() -> None:
+def test_hit_uses_cascade_allowed_to_its_tenant() -> None:
     """Half of the images are refined by medium alone, which it may not use, and half by large and then small."""
     back = CascadePlan("back", (StagePlan("large", SCORED), StagePlan("small")))
     large = replace(POOLS[1], routes=(RouteShare("image", 0.5, "back"),))
@@ -126,7 +126,7 @@ def test_a_hit_takes_the_stages_that_the_plan_has_for_its_start() -> None:
     assert names(stages_from(INDEX, came_with, "medium", "b", "image", 0.5)) == ["medium", "large"]
 
 
-def test_a_start_that_the_plan_sends_nowhere_stays_with_the_stages_it_came_with() -> None:
+def test_start_without_route_keeps_its_stages() -> None:
     came_with = request_stages(INDEX, "", 0.5)
 
     assert stages_from(INDEX, came_with, "small", "a", "latent", 0.5) == came_with

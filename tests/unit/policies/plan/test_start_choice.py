@@ -24,7 +24,7 @@ def test_without_a_plan_the_own_model_takes_every_start() -> None:
     assert start_candidates((), OWN, 0.5) == (StartCandidate("large", "sd35", latents=True, images=True),)
 
 
-def test_images_go_where_the_plan_sends_them_and_latents_stay_with_their_model_too() -> None:
+def test_images_follow_plan_and_latents_stay_with_their_model() -> None:
     assert start_candidates((LARGE, SMALL), OWN, 0.5) == (
         StartCandidate("large", "sd35", latents=True, images=True, stands_in=True),
         StartCandidate("small", "turbo", latents=True, images=True),

@@ -232,7 +232,7 @@ async def test_client_receives_last_bytes_of_server(made: Made) -> None:
     assert made.connection.ended.done()
 
 
-async def test_a_client_that_left_before_grpc_was_connected_leaves_nothing_open() -> None:
+async def test_client_that_leaves_before_server_connects_leaves_nothing_open() -> None:
     connection, server = Connection(turns_of(1)), End()
     connection.client_made(End())  # type: ignore[arg-type]
 
