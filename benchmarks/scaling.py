@@ -69,7 +69,8 @@ EMBED_CALLERS, EMBED_TEXTS = 2, 64
 LOOK_S = 0.05
 SERVES_WITHIN_S = 5.0
 SLOWER = 1.5
-WORK_LIMIT_S = 60.0
+# Shorter than the rest at the top: no replica is removed while its work is read.
+WORK_LIMIT_S = 30.0
 # The whole move on two cores, and the arrivals that count for workers.
 MOVE_LIMIT_S = 240.0 + RECENT_S
 p99 = percentile(0.99)

@@ -72,7 +72,7 @@ class ModelCost:
     last latents). `memory_bytes` held; `load_s` until a device that held another model holds this one. `fixed_s` of
     a run are spent once per request before its first step, the rest on `step_count` steps; `finish_s` (decoding,
     encoding) comes after them, in parallel with the next batch. 0 where unknown. `estimated`: from a step of one image
-    that a worker measured before it served; any profile stands over it."""
+    that a worker measured before it served, then in its requests; any profile replaces it."""
 
     model: str
     run_s: tuple[tuple[int, float], ...]

@@ -222,7 +222,7 @@ class Controller:
         if is_due:
             self._planner.begin()
             self._look_s, self._demand = now_s, self._window.take(replicas)
-        reported = reported_profiles(view.replica for view in replicas)
+        reported = reported_profiles(replicas)
         profiles = with_registered(reported, self._repository.costs)
         self._planner.registered = self._repository.digests
         context = PlanInput(self._look_s, replicas, self._demand, profiles)

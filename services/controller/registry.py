@@ -3,6 +3,7 @@
 Times are monotonic seconds and come as arguments.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 from pentimento.domain.components import Tier
@@ -14,13 +15,16 @@ from pentimento.policies.plan.inputs import ReplicaView
 MAX_REPLICAS = 4096
 # Time that a silent replica stays visible in the fleet.
 RETENTION_S = 60.0
+# Seconds after a replica finished a request until its costs are old.
+WORKED_S = 60.0
 # Fields of a report that the status repeats.
 _REPORTED = ("draining", "queue_length", "running_count", "busy_share", "completed_count", "failed_count")
 
 
 @dataclass(frozen=True)
 class _RegisteredReplica:
-    """Hold a replica. `received_s`: start of its silence, later after a pause; `heard_s`: time of its last call."""
+    """Hold a replica. `received_s`: start of its silence, later after a pause; `heard_s`: time of its last call;
+    `worked_s`: time of the last report of a new finished request."""
 
     replica: Replica
     received_s: float
@@ -28,6 +32,7 @@ class _RegisteredReplica:
     report: ReplicaReport | None = None
     # Digests of the components on its disk.
     held: frozenset[str] = frozenset()
+    worked_s: float = -math.inf
 
 
 @dataclass(frozen=True)
@@ -57,8 +62,8 @@ class Registry:
             self._make_room(now_s)
         # A second registration of the same start keeps its last report.
         is_same = known is not None and known.replica.generation == replica.generation
-        report, held = (known.report, known.held) if known is not None and is_same else (None, frozenset[str]())
-        self._entries[replica.instance_id] = _RegisteredReplica(replica, now_s, now_s, report, held)
+        before = known if known is not None and is_same else _RegisteredReplica(replica, now_s, now_s)
+        self._entries[replica.instance_id] = replace(before, replica=replica, received_s=now_s, heard_s=now_s)
 
     def report(self, report: ReplicaReport, now_s: float) -> ReceivedReport:
         """Apply a report. Changes state. Raises as `require`; NotFound makes the replica register."""
@@ -68,7 +73,9 @@ class Registry:
         changed = _planned_by(replica) != _planned_by(known.replica) or _is_draining(known) != report.draining
         changed = changed or not self._is_live(known, now_s)
         held = _held_after(known.held, report)
-        self._entries[report.instance_id] = _RegisteredReplica(replica, now_s, now_s, report, held)
+        finished_count = known.report.completed_count if known.report is not None else 0
+        worked_s = now_s if report.completed_count > finished_count else known.worked_s
+        self._entries[report.instance_id] = _RegisteredReplica(replica, now_s, now_s, report, held, worked_s)
         return ReceivedReport(changed, max(0.0, now_s - known.heard_s))
 
     def require(self, instance_id: str, generation: int) -> _RegisteredReplica:
@@ -100,7 +107,10 @@ class Registry:
     def live(self, now_s: float) -> tuple[ReplicaView, ...]:
         """Return the replicas to plan with: live and not draining, ordered by instance id."""
         usable = (entry for entry in self._entries.values() if self._is_live(entry, now_s) and not _is_draining(entry))
-        views = (ReplicaView(entry.replica, entry.report, entry.held) for entry in usable)
+        views = (
+            ReplicaView(entry.replica, entry.report, entry.held, works=now_s - entry.worked_s < WORKED_S)
+            for entry in usable
+        )
         return tuple(sorted(views, key=lambda view: view.replica.instance_id))
 
     def holders(self, digest: str, now_s: float, without: str) -> list[str]:

@@ -62,8 +62,8 @@ class HalfStreams(Protocol):
 class ModelChanges:
     """Hold what a device reports of its models: the `weights` of the held one, none between two; the `unloadable` ones,
     which this start of the worker does not try again, among them the `short_models` with more weights than its memory
-    can hold; the seconds of the last switch to each, and per gigabyte by the tier of a model's files; and the last
-    change, or the one in progress."""
+    can hold; the seconds of the last switch to each, and per gigabyte by the tier of a model's files; the last change,
+    or the one in progress; and `step_s`, the seconds of a step of one image of the held model, lately, 0 if unknown."""
 
     weights: tuple[ComponentWeights, ...] = ()
     unloadable: frozenset[str] = frozenset()
@@ -71,6 +71,7 @@ class ModelChanges:
     load_s: Mapping[str, float] = field(default_factory=dict)
     load_speeds: tuple[TierSpeed, ...] = ()
     change: ModelChange | None = None
+    step_s: float = 0.0
 
 
 class DeviceBackend(Protocol):

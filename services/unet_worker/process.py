@@ -18,6 +18,7 @@ from pentimento.domain.components import HeldComponent, StoredBytes
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.fleet import (
     MAX_TOLD_COUNT,
+    HeldModel,
     ModelCost,
     Plan,
     Replica,
@@ -48,6 +49,8 @@ ORPHAN_S = 10.0
 # How long a start waits for a cached object before it is noise, and a result for its uploads.
 DONOR_TIMEOUT_S = 2.0
 UPLOAD_TIMEOUT_S = 2.0
+# Least change of a step's seconds, as a ratio, that the worker reports.
+COST_CHANGE = 1.2
 
 
 @dataclass(frozen=True)
@@ -226,13 +229,13 @@ class WorkerProcess(ServiceProcess):
     def _with_measured(self, costs: tuple[ModelCost, ...], backend: DeviceBackend) -> tuple[ModelCost, ...]:
         """Return the costs, with those of held models without a profile: a policy can plan by a step of one image until
         a profile exists. The load seconds are those of this worker's last load."""
-        held, load_s = backend.held, backend.changes.load_s
-        if held.step_s:
-            run_s = ((1, held.step_s * held.default_steps),)
-            self._measured[held.model] = ModelCost(held.model, run_s, step_count=held.default_steps, estimated=True)
+        held, changes = backend.held, backend.changes
+        cost = estimated_cost(held, changes.step_s, self._measured.get(held.model))
+        if cost is not None:
+            self._measured[held.model] = cost
         profiled = {cost.model for cost in costs}
         known = (*costs, *(cost for name, cost in sorted(self._measured.items()) if name not in profiled))
-        return tuple(replace(cost, load_s=load_s.get(cost.model, cost.load_s)) for cost in known)
+        return tuple(replace(cost, load_s=changes.load_s.get(cost.model, cost.load_s)) for cost in known)
 
     def _report(self, report: ReplicaReport, backend: DeviceBackend, follower: PlanFollower) -> ReplicaReport:
         credits = self.worker.credits()
@@ -256,6 +259,15 @@ class WorkerProcess(ServiceProcess):
         is skipped: it would be taken for that model."""
         loras = backend.adapters.first(MAX_TOLD_COUNT - 1).resident
         return (backend.target_model, *(name for name in loras if name not in self._models.names))
+
+
+def estimated_cost(held: HeldModel, step_s: float, reported: ModelCost | None) -> ModelCost | None:
+    """Return the cost of the model by a step of one image: the `reported` one if it differs by less than COST_CHANGE,
+    since each change is a registration. None if no step was measured."""
+    run_s = step_s * held.default_steps
+    if not run_s or (reported is not None and 1 / COST_CHANGE < run_s / reported.run_s[0][1] < COST_CHANGE):
+        return reported
+    return ModelCost(held.model, ((1, run_s),), step_count=held.default_steps, estimated=True)
 
 
 def _held_digest(backend: DeviceBackend) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from pentimento.diffusion.families.model import BatchKey
 from pentimento.domain.errors import PentimentoError
 
 
@@ -73,6 +74,10 @@ class EngineObserver:
 
     def ran(self, report: BatchReport) -> None:
         """Receive the report of a batch."""
+
+    def took_step(self, size: BatchKey, seconds: float, *, alone: bool) -> None:
+        """Handle a whole step of a batch of requests of that size, `seconds` after the step before, waits included;
+        `alone` if the engine runs no other request."""
 
     def preempted(self, request_count: int) -> None:
         """Handle the preemption of `request_count` ready requests by more urgent ones."""

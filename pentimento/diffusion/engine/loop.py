@@ -317,6 +317,8 @@ class StepLoop:
             self.pairs.ran_whole(jobs[0], seconds)
         if jobs:
             self._observer.ran(BatchReport(len(jobs), prediction.shape[0], seconds))
+        if taken and rows_each == 1 + taken[0].guided:  # not a half of its guidance
+            self._observer.took_step(taken[0].whole_shape, taken[0].step_s, alone=self.running_count == 1)
         for job in forward.present:
             job.device_s += seconds / len(forward.present)
         for job in taken:

@@ -1,16 +1,16 @@
 """Collect the costs of models, reported and registered, and read them by batch size."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from statistics import fmean
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
 
 from pentimento.domain.components import GB, Tier, TierSpeed
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.fleet import ModelCost, Replica, ReplicaKind
 from pentimento.domain.models import DeviceCost
 from pentimento.domain.reasons import Reason
-from pentimento.policies.plan.inputs import AllocationProfile, PlanInput
+from pentimento.policies.plan.inputs import AllocationProfile, PlanInput, ReplicaView
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,21 +144,32 @@ def _latency(measured: dict[int, float], size: int) -> float | None:
     return measured[below] + share * (measured[above] - measured[below])
 
 
-def reported_profiles(replicas: Iterable[Replica]) -> tuple[AllocationProfile, ...]:
-    """Return the costs that workers report of their models, by kind of device. The slowest report counts; an estimate
-    counts only without a profile."""
-    said = {(replica.device, cost) for replica in replicas for cost in replica.costs}
-    profiled = {(device, cost.model) for device, cost in said if not cost.estimated}
-    slowest: dict[tuple[str, str, int], AllocationProfile] = {}
-    for device, cost in said:
-        if cost.estimated and (device, cost.model) in profiled:
-            continue
+def reported_profiles(replicas: Iterable[ReplicaView]) -> tuple[AllocationProfile, ...]:
+    """Return the costs that workers report of their models, by kind of device: the slowest profile or, without one, the
+    median estimate of the workers that finish requests of the model now, else of all."""
+    said = [
+        (view.replica.device, cost, view.works and view.replica.held_model == cost.model)
+        for view in replicas
+        for cost in view.replica.costs
+    ]
+    profiled = {(device, cost) for device, cost, _ in said if not cost.estimated}
+    named = {(device, cost.model) for device, cost in profiled}
+    working = {(device, cost.model) for device, cost, works in said if works}
+    estimated = [
+        (device, cost)
+        for device, cost, works in said
+        if (device, cost.model) not in named and (works or (device, cost.model) not in working)
+    ]
+    by_size: defaultdict[tuple[str, str, int], list[AllocationProfile]] = defaultdict(list)
+    for device, cost in (*profiled, *estimated):
         for profile in _profiles(device, cost):
-            key = (cost.model, device, profile.batch_size)
-            known = slowest.get(key)
-            if known is None or known.latency_s < profile.latency_s:
-                slowest[key] = profile
-    return tuple(slowest[key] for key in sorted(slowest))
+            by_size[cost.model, device, profile.batch_size].append(profile)
+    return tuple(_combined(by_size[key]) for key in sorted(by_size))
+
+
+def _combined(profiles: Sequence[AllocationProfile]) -> AllocationProfile:
+    slowest = max(profiles, key=lambda one: one.latency_s)
+    return replace(slowest, latency_s=median(one.latency_s for one in profiles)) if slowest.estimated else slowest
 
 
 def with_registered(

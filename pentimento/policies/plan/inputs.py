@@ -27,11 +27,12 @@ from pentimento.domain.thinned_steps import NO_STEPS, ThinnableSteps
 @dataclass(frozen=True)
 class ReplicaView:
     """Hold a live replica that is not draining. `report` is None until its first report. `on_disk`: digests of the
-    components on its local disk."""
+    components on its local disk; `works`: it finished a request a short time ago."""
 
     replica: Replica
     report: ReplicaReport | None = None
     on_disk: frozenset[str] = frozenset()
+    works: bool = False
 
 
 @dataclass(frozen=True)

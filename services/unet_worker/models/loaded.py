@@ -7,9 +7,11 @@ and otherwise while the worker is idle."""
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from statistics import median
 
 import torch
 
@@ -44,6 +46,8 @@ _MIB = 2**20
 # Passes from the end of the first forward pass until a worker serves: another one and two steps. One image is also
 # decoded.
 PASSES_TO_COME = 3
+# Newest steps in a worker's seconds per step: more than two images of the usual 20, so that a slow one does not count.
+RECENT_STEPS = 50
 
 
 def default_batch_key(info: LoadedModelInfo, held: HeldModel) -> BatchKey:
@@ -90,8 +94,9 @@ class BatchMeasurement:
         self._probe = self._new_probe(known.probed if known is not None else None, other_bytes)
         limits.reserved_bytes = other_bytes
         self._seconds_each = 0.0
-        # Seconds of a step of one image, once measured.
+        # Seconds of a step of one image, once measured: before it serves, then as the median of the newest steps.
         self.step_s = known.step_s if known is not None else 0.0
+        self._newest_s: deque[float] = deque(maxlen=RECENT_STEPS)
 
     def before_serving(self) -> None:
         """Measure, and compile for every batch that fits, regardless of the time. Raises InvalidArgument, naming the
@@ -114,6 +119,13 @@ class BatchMeasurement:
     @property
     def known(self) -> KnownSteps:
         return KnownSteps(self._probe.probed, self.step_s)
+
+    def took_step(self, size: BatchKey, seconds: float, *, alone: bool) -> None:
+        """Count a step of requests; see `EngineObserver.took_step`. One image's step takes at most a batch's."""
+        if size == self._key and (alone or seconds < self.step_s):
+            self._newest_s.append(seconds)
+            if len(self._newest_s) == RECENT_STEPS:
+                self.step_s = median(self._newest_s)
 
     def share_device(self, other_bytes: int) -> None:
         """Leave this part of the budget to another model; 0 once it is alone."""

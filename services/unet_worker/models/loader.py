@@ -77,6 +77,8 @@ class EngineMetrics(EngineObserver):
 
     def __init__(self, meters: Sequence[BusyMeter]) -> None:
         self._meters = meters
+        # None until the model is measured.
+        self.measurement: BatchMeasurement | None = None
 
     def admitted(self, waited_s: float) -> None:
         metrics.QUEUE_WAIT_SECONDS.observe(waited_s)
@@ -86,6 +88,10 @@ class EngineMetrics(EngineObserver):
         metrics.BATCH.observe(report.request_count)
         for meter in self._meters:
             meter.add(report.seconds)
+
+    def took_step(self, size: BatchKey, seconds: float, *, alone: bool) -> None:
+        if self.measurement is not None:
+            self.measurement.took_step(size, seconds, alone=alone)
 
     def preempted(self, request_count: int) -> None:
         metrics.PREEMPTIONS.inc(request_count)
@@ -213,9 +219,11 @@ class CheckpointLoader:
             # Before memory is measured: image encoders are as large as a text encoder.
             ip_adapters = self._source.ip_adapters(model, settings)
             denoiser = denoiser_for(model, settings.compile)
-            engine = self._start_engine(model, denoiser, settings)
+            observer = EngineMetrics((self._identity.busy, self._scraped))
+            engine = self._start_engine(model, denoiser, settings, observer)
             begun.callback(engine.close)
             held, measurement = self._measured(model, denoiser, engine, settings, known, other_bytes, warm_up_s)
+            observer.measurement = measurement
             store_threads = started_pool(STORE_THREADS, "objects")
             begun.callback(store_threads.shutdown, wait=False)
             loras = self._lora_shelf(model, held, engine, settings)
@@ -311,7 +319,9 @@ class CheckpointLoader:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._identity.changed)
 
-    def _start_engine(self, model: DiffusionModel, denoiser: Denoiser, settings: UnetWorkerSettings) -> StepEngine:
+    def _start_engine(
+        self, model: DiffusionModel, denoiser: Denoiser, settings: UnetWorkerSettings, observer: EngineObserver
+    ) -> StepEngine:
         engine = StepEngine(
             model,
             EngineSettings(
@@ -320,7 +330,7 @@ class CheckpointLoader:
                 aging_limit_s=settings.aging_limit_s,
                 preempt=settings.preempt,
             ),
-            EngineMetrics((self._identity.busy, self._scraped)),
+            observer,
             denoiser,
         )
         for one in model.weights:

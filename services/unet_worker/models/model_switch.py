@@ -119,9 +119,9 @@ class ModelSwitch:
 
     @property
     def changes(self) -> ModelChanges:
-        weights = () if self._current is None else self._current.weights
-        speeds = self._speeds.speeds
-        return ModelChanges(weights, self.unloadable, self._short_models, self.load_s, speeds, self.change)
+        current, speeds = self._current, self._speeds.speeds
+        weights, step_s = ((), 0.0) if current is None else (current.weights, current.measurement.step_s)
+        return ModelChanges(weights, self.unloadable, self._short_models, self.load_s, speeds, self.change, step_s)
 
     def memory(self) -> DeviceMemory:
         return device_memory(self._device)

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,10 +24,13 @@ from pentimento.profiles.costs import costs_from_json
 from pentimento.tensors.device import tensor_over
 from pentimento.wire.codec import encode
 from pentimento.wire.tensors import tensor_from_proto
+from services.unet_worker.attempts.execution import ProgressBridge
 from services.unet_worker.profiling.__main__ import main as profile_main
 from tests.integration.unet_worker.conftest import Served, serve
 from tests.integration.unet_worker.requests import attempt, execute, route, spec_with
+from tests.integration.unet_worker.test_peers import controlled
 from tests.support.calls import result_of
+from tests.support.waiting import until
 
 
 async def latents_of(worker: Served, spec: GenerationSpec, request_id: str) -> Tensor:
@@ -142,6 +146,33 @@ async def test_result_has_device_time_and_only_measured_energy(worker: Served) -
 
     assert result.device_seconds > 0
     assert (result.energy_joules is None) == (worker.switch._loader._energy is None)
+
+
+async def test_controller_receives_cost_of_newest_steps(
+    checkpoint: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stepped = ProgressBridge.stepped
+    address = f"unix:{directory / 'c'}"
+    async with controlled(directory) as process, serve(checkpoint, directory, controller_address=address) as worker:
+        first_s, slower_s = worker.held.step_s, 2 * worker.held.step_s
+
+        def slowed(bridge: ProgressBridge, step: int, predicted_clean: Tensor | None) -> None:
+            time.sleep(slower_s)
+            stepped(bridge, step, predicted_clean)
+
+        def told_s() -> list[float]:
+            assert worker.process.registration is not None
+            worker.process.registration.report_soon()
+            costs = [cost for one in process.controller.fleet().replicas for cost in one.replica.costs]
+            return [seconds / worker.held.default_steps for cost in costs for _, seconds in cost.run_s]
+
+        await until(lambda: told_s() == [pytest.approx(first_s)])
+        monkeypatch.setattr(ProgressBridge, "stepped", slowed)
+        await result_of(execute(worker, spec=spec_with(num_inference_steps=60)))
+
+        await until(lambda: told_s() != [pytest.approx(first_s)])
+        assert told_s() >= [slower_s]
+        assert worker.held.step_s == first_s
 
 
 async def test_lag_of_the_event_loop_is_measured(worker: Served) -> None:

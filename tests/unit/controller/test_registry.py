@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from pentimento.domain.components import HeldComponent, Tier
 from pentimento.domain.errors import FailedPrecondition, NotFound, ResourceExhausted
 from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaReport
-from services.controller.registry import RETENTION_S, Registry
+from services.controller.registry import RETENTION_S, WORKED_S, Registry
 from tests.support.values import a_worker
 
 LEASE_S = 3.0
@@ -33,6 +33,19 @@ def test_report_after_silence_changes_the_plan(registry: Registry) -> None:
     received = registry.report(ReplicaReport("w1", 1), 5.0)
 
     assert (received.changed, received.covered_s) == (True, 5.0)
+
+
+def test_replica_works_for_a_time_after_its_last_finished_request(registry: Registry) -> None:
+    def works(now_s: float, completed_count: int) -> bool:
+        registry.report(ReplicaReport("w1", 1, completed_count=completed_count), now_s)
+        (view,) = registry.live(now_s)
+        return view.works
+
+    registry.register(replica(), 0.0)
+
+    assert [works(1.0, 0), works(2.0, 1), works(2.0 + WORKED_S - 0.5, 1)] == [False, True, True]
+    registry.register(replica(), 2.0 + WORKED_S - 0.4)
+    assert [works(2.0 + WORKED_S - 0.3, 1), works(2.0 + WORKED_S, 1), works(70.0, 2)] == [True, False, True]
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,10 @@ from pentimento.domain.generation import NoiseForm, Scheduler
 from pentimento.profiles.costs import BatchProfile, Cost, ModelProfile, SizeProfile, costs_to_json
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from services.unet_worker.models.model_card import checkpoints, held_model, model_costs
+from services.unet_worker.process import estimated_cost
 from services.unet_worker.settings import SkipMissing, UnetWorkerSettings
 from tests.support.logged import said_by
+from tests.unit.unet_worker.orders import HELD
 
 INFO = LoadedModelInfo(
     family="stable_diffusion",
@@ -231,3 +233,18 @@ def test_checkpoints_finds_files_by_names_without_suffix(directory: Path) -> Non
         "own": "own.safetensors",
         "light": "light.safetensors",
     }
+
+
+# Eight steps of 0.5 s, reported before as a run of `reported_s`; None: not reported yet.
+@pytest.mark.parametrize(
+    ("step_s", "reported_s", "run_s"),
+    [(0.5, None, 4.0), (0.5, 4.7, 4.7), (0.5, 5.0, 4.0), (0.5, 3.0, 4.0), (0.0, 3.0, 3.0)],
+)
+def test_estimated_cost_changes_with_a_fifth(step_s: float, reported_s: float | None, run_s: float) -> None:
+    reported = None if reported_s is None else ModelCost("tiny", ((1, reported_s),), step_count=8, estimated=True)
+
+    assert estimated_cost(HELD, step_s, reported) == ModelCost("tiny", ((1, run_s),), step_count=8, estimated=True)
+
+
+def test_estimated_cost_is_none_before_a_step_was_measured() -> None:
+    assert estimated_cost(HELD, 0.0, None) is None

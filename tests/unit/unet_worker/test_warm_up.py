@@ -189,6 +189,34 @@ def test_step_time_is_that_of_the_second_pass(model: DiffusionModel, limits: Bat
     assert measurement.step_s == 14.0
 
 
+WIDE = BatchKey(64, 32, guided=True)
+
+
+# Steps of requests as (size, seconds, whether no other request runs), after 14 s were measured before serving.
+@torch.inference_mode()
+@pytest.mark.parametrize(
+    ("steps", "step_s"),
+    [
+        pytest.param([(KEY, 2.0, True)] * 49, 14.0, id="too-few"),
+        pytest.param([(KEY, 90.0, True)] * 24 + [(KEY, 2.0, True)] * 26, 2.0, id="median"),
+        pytest.param([(KEY, 90.0, True)] * 99 + [(KEY, 3.0, True)] * 26, 3.0, id="newest-fifty"),
+        pytest.param([(WIDE, 2.0, True)] * 50, 14.0, id="other-size"),
+        pytest.param([(KEY, 20.0, False)] * 50, 14.0, id="slower-batch"),
+        pytest.param([(KEY, 6.0, False)] * 50, 6.0, id="quicker-batch"),
+    ],
+)
+def test_step_time_follows_newest_steps_of_requests(
+    model: DiffusionModel, limits: BatchLimits, steps: list[tuple[BatchKey, float, bool]], step_s: float
+) -> None:
+    measurement = measurement_of(model, Watched(model, seconds=7.0), limits, limit_s=0.0)
+    measurement.before_serving()
+
+    for size, seconds, alone in steps:
+        measurement.took_step(size, seconds, alone=alone)
+
+    assert measurement.step_s == measurement.known.step_s == step_s
+
+
 @torch.inference_mode()
 def test_only_batches_that_fit_are_compiled(
     model: DiffusionModel, limits: BatchLimits, monkeypatch: pytest.MonkeyPatch

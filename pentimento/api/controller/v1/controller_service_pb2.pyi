@@ -359,7 +359,7 @@ class ModelCost(_message.Message):
     fixed_s: _builtins.float
     finish_s: _builtins.float
     estimated: _builtins.bool
-    """From a step of one image before the worker served: any profile of the model stands over it."""
+    """From a step of one image, before the worker served or in its requests: any profile of the model replaces it."""
     @_builtins.property
     def batches(self) -> _containers.RepeatedCompositeFieldContainer[Global___BatchCost]: ...
     def __init__(

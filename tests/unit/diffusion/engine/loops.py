@@ -20,7 +20,7 @@ from pentimento.diffusion.engine import (
     FinishedDenoising,
     StepLoop,
 )
-from pentimento.diffusion.families import DiffusionModel
+from pentimento.diffusion.families import BatchKey, DiffusionModel
 from pentimento.domain.errors import PentimentoError
 
 
@@ -74,12 +74,16 @@ class Observer(EngineObserver):
     waits_s: list[float] = field(default_factory=list)
     preemptions: list[int] = field(default_factory=list)
     refused_batches: list[int] = field(default_factory=list)
+    steps: list[tuple[BatchKey, float, bool]] = field(default_factory=list)
 
     def admitted(self, waited_s: float) -> None:
         self.waits_s.append(waited_s)
 
     def ran(self, report: BatchReport) -> None:
         self.batches.append(report)
+
+    def took_step(self, size: BatchKey, seconds: float, *, alone: bool) -> None:
+        self.steps.append((size, seconds, alone))
 
     def preempted(self, request_count: int) -> None:
         self.preemptions.append(request_count)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lab.fixtures.checkpoints import write_checkpoint
 from pentimento.diffusion.denoising import DenoisingRequest, ImageStart, LatentStart, NoiseStart, model_input, prepare
-from pentimento.diffusion.families import DiffusionModel, load_model
+from pentimento.diffusion.families import BatchKey, DiffusionModel, load_model
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.errors import Cancelled
 from pentimento.domain.generation import Scheduler
@@ -104,6 +104,24 @@ def test_a_request_joins_at_its_own_step_and_leaves_when_it_is_done(model: Diffu
     assert short.heard.steps == [5, 6]
     assert_same_image(model, long)
     assert_same_image(model, short)
+
+
+def test_observer_receives_size_and_wait_of_each_step(model: DiffusionModel) -> None:
+    loop = Loop(model)
+    loop.add(request(1))
+    for now in (0.0, 2.0):
+        loop.now = now
+        loop.tick()
+    loop.add(request(2, num_inference_steps=1))
+    loop.now = 5.0
+    loop.tick(2)
+    unguided = Loop(model)
+    unguided.add(request(3, guidance_scale=1.0, width_px=64, num_inference_steps=1))
+    unguided.tick()
+
+    key = BatchKey(32, 32, guided=True)
+    assert loop.observer.steps == [(key, 0.0, True), (key, 2.0, True), (key, 3.0, False), (key, 0.0, True)]
+    assert unguided.observer.steps == [(BatchKey(64, 32, guided=False), 0.0, True)]
 
 
 def test_stored_image_leaves_the_batch_without_a_step(model: DiffusionModel) -> None:

@@ -110,6 +110,7 @@ def test_paired_image_is_that_of_one_worker(
     loop.run()
 
     assert rows == [1] * 6
+    assert loop.observer.steps == []
     assert peer.asked == list(range(6)) and peer.half is not None and peer.half.finished
     assert added.finished.paired_step_count == 6
     assert_same_image(found, added)

@@ -53,8 +53,8 @@ def test_batch_costs_without_profile_raise() -> None:
 
 
 def test_reported_profiles_slower_report_counts() -> None:
-    def costing(name: str, *costs: ModelCost) -> Replica:
-        return replace(worker(0).replica, instance_id=name, device="gpu", costs=costs)
+    def costing(name: str, *costs: ModelCost) -> ReplicaView:
+        return ReplicaView(replace(worker(0).replica, instance_id=name, device="gpu", costs=costs))
 
     slow, fast = ModelCost("m", ((1, 2.0), (2, 2.5)), 7, 3.0), ModelCost("m", ((1, 1.0),), 7, 3.0)
 
@@ -71,7 +71,7 @@ def test_reported_profiles_slower_report_counts() -> None:
 def test_reported_profiles_estimate_gives_way_to_profile() -> None:
     estimate, cost = ModelCost("m", ((1, 9.0),), estimated=True), ModelCost("m", ((1, 2.0),))
     replicas = tuple(
-        replace(worker(number).replica, device=device, costs=(one,))
+        ReplicaView(replace(worker(number).replica, device=device, costs=(one,)))
         for number, (device, one) in enumerate((("gpu", estimate), ("gpu", cost), ("cpu", estimate)))
     )
 
@@ -80,6 +80,31 @@ def test_reported_profiles_estimate_gives_way_to_profile() -> None:
     assert [(one.device, one.latency_s, one.estimated) for one in found] == [("cpu", 9.0, True), ("gpu", 2.0, False)]
     assert [one.latency_s for one in with_registered(found, (DeviceCost("cpu", cost),))] == [2.0, 2.0]
     assert with_registered(found, (DeviceCost("", ModelCost("n", ((1, 1.0),))),))[:2] == found
+
+
+# Seconds of an image by each worker, and whether it finishes requests of the model now.
+@pytest.mark.parametrize(
+    ("workers", "seconds"),
+    [
+        pytest.param([(1.0, False), (4.0, False), (9.0, False)], 4.0, id="all-idle"),
+        pytest.param([(1.0, True), (4.0, False), (9.0, False)], 1.0, id="one-works"),
+        pytest.param([(1.0, False), (4.0, True), (9.0, True)], 6.5, id="two-work"),
+    ],
+)
+def test_reported_profiles_combine_estimates_of_working_replicas(
+    workers: list[tuple[float, bool]], seconds: float
+) -> None:
+    replicas = tuple(
+        replace(view, replica=replace(view.replica, costs=(cost,)), works=works)
+        for number, (run_s, works) in enumerate(workers)
+        for view, cost in [(worker(number, "m"), ModelCost("m", ((1, run_s),), estimated=True))]
+    )
+    (found,) = reported_profiles(replicas)
+    moved = tuple(replace(view, replica=replace(view.replica, resident_models=("n",))) for view in replicas)
+
+    assert found.latency_s == seconds
+    # What they finish is of the model that they hold.
+    assert [one.latency_s for one in reported_profiles(moved)] == [4.0]
 
 
 def test_with_registered_adds_unreported_costs() -> None:
