@@ -20,8 +20,8 @@ from pentimento.diffusion.families.model import Conditioning, DenoiserInput, Dif
 from pentimento.diffusion.families.row_updates import PerSampleAdapters
 from pentimento.diffusion.guidance_half import HalfStart
 from pentimento.diffusion.inpainting import KnownRegion, cells_of, kept_pixels, masked_channels
-from pentimento.diffusion.loras.bypass import stack_adapters
 from pentimento.diffusion.loras.lora import AdapterSet
+from pentimento.diffusion.loras.patching import stack_adapters
 from pentimento.diffusion.prompts import PromptMemo, read_prompts
 from pentimento.diffusion.schedulers import (
     DiffusionConfig,

@@ -10,9 +10,7 @@ import torch
 from accelerate import init_empty_weights  # type: ignore[import-untyped]
 from torch import Tensor
 
-from pentimento.diffusion.file_layouts import DENOISER_PREFIX, is_scale
-from pentimento.diffusion.gguf_files import SUFFIX as GGUF
-from pentimento.diffusion.gguf_files import gguf_header, gguf_tensors
+from pentimento.diffusion.file_layouts import DENOISER_PREFIX, GGUF, gguf_header, gguf_tensors, is_scale
 from pentimento.diffusion.packed_weights import pack_blocks
 from pentimento.diffusion.tensor_files import read_tensors
 from pentimento.files.file_sums import FileSums

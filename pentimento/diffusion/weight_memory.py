@@ -1,26 +1,32 @@
 """Choose the files of weights and their storage, and compute the memory of weights: of loaded networks, and of a
-checkpoint before anything is loaded."""
+checkpoint before anything is loaded.
+
+Weights in host memory are copied to the device layer by layer, for the time of a layer's call, in the order of the
+device's other work. diffusers' group offloading moves lists of layers only where a network has them as direct children;
+text encoders of transformers have them deeper.
+"""
 
 import logging
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from pentimento.devices.choices import WeightStorage
 from pentimento.diffusion.allow_list import family_of
 from pentimento.diffusion.checkpoint import BadCheckpoint, Checkpoint, read_json_object
 from pentimento.diffusion.file_layouts import is_scale
-from pentimento.diffusion.host_weights import is_in_host_memory
 from pentimento.domain.weights import ComponentWeights
 from pentimento.files.safetensors_header import FLOATS, TensorEntry, read_header
 
 logger = logging.getLogger(__name__)
+
 
 _AUTOENCODER = "vae"
 # The format's name of e4m3.
@@ -181,3 +187,58 @@ def _variant(folder: Path, stems: Collection[str], dtype: torch.dtype) -> str:
     if is_plain_there:
         logger.info("%s: the fp16 weights are loaded, for a model in half precision", folder.name)
     return ".fp16" if "fp16" in variants else f".{variants[0]}"
+
+
+def keep_in_host_memory(network: nn.Module, device: torch.device) -> None:
+    """Run a network that is in host memory on `device` (changes it): for a GPU its memory is pinned."""
+    if device.type == "cuda":
+        for tensor in (*network.parameters(), *network.buffers()):
+            tensor.data = tensor.data.pin_memory()
+    for layer in _layers(network):
+        visit = _LayerVisit(layer, device)
+        layer.register_forward_pre_hook(visit.arrive)
+        layer.register_forward_hook(visit.leave, always_call=True)
+
+
+def is_in_host_memory(network: nn.Module) -> bool:
+    """Return whether a network's weights stay in host memory."""
+    hooks = (hook for module in network.modules() for hook in module._forward_pre_hooks.values())
+    return any(isinstance(getattr(hook, "__self__", None), _LayerVisit) for hook in hooks)
+
+
+def _layers(network: nn.Module) -> Iterator[nn.Module]:
+    """Yield modules that together hold all weights: the elements of lists, and modules without a list in them. A layer
+    may read the weights of its parts without calling them."""
+    for child in network.children():
+        if _is_list(network) or not any(map(_is_list, child.modules())):
+            yield child
+        else:
+            yield from _layers(child)
+
+
+def _is_list(module: nn.Module) -> bool:
+    # The parametrisations of a packed weight are a subclass.
+    return type(module) is nn.ModuleList
+
+
+class _LayerVisit:
+    """Exchange a layer's weights for their copies while it is called."""
+
+    def __init__(self, layer: nn.Module, device: torch.device) -> None:
+        self._tables = [table for one in layer.modules() for table in (one._parameters, one._buffers)]
+        self._device = device
+        self._kept: list[dict[str, Tensor | None]] = []
+
+    def arrive(self, *_: object) -> None:
+        """Copy the weights to the device."""
+        self._kept = [dict(table) for table in self._tables]
+        for table in self._tables:
+            table |= {name: self._copied(tensor) for name, tensor in table.items() if tensor is not None}
+
+    def leave(self, *_: object) -> None:
+        """Drop the copies."""
+        for table, kept in zip(self._tables, self._kept, strict=True):
+            table |= kept
+
+    def _copied(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self._device, non_blocking=True, copy=True)

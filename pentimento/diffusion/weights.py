@@ -25,13 +25,20 @@ from pentimento.diffusion.component_config import (
     T5_KEYS,
     network_config,
 )
-from pentimento.diffusion.host_weights import keep_in_host_memory
 from pentimento.diffusion.original_weights import load_original, original_tensors
 from pentimento.diffusion.packed_weights import pack
 from pentimento.diffusion.staging import staged_tokenizer
 from pentimento.diffusion.tensor_files import read_tensors
 from pentimento.diffusion.thread_dtype import ThreadDtype, keep_default_in_transformers
-from pentimento.diffusion.weight_memory import WHOLE, LoadedPart, loaded_files, loaded_part, storage_of, weight_bytes
+from pentimento.diffusion.weight_memory import (
+    WHOLE,
+    LoadedPart,
+    keep_in_host_memory,
+    loaded_files,
+    loaded_part,
+    storage_of,
+    weight_bytes,
+)
 from pentimento.files.file_sums import CorruptComponent, FileSums
 
 logger = logging.getLogger(__name__)

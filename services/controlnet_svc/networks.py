@@ -16,7 +16,7 @@ import torch
 
 from pentimento.diffusion.checkpoint import BadCheckpoint, component_files
 from pentimento.diffusion.controlnets import PLAIN, ControlNet, ControlNetForm, load_controlnet, open_controlnet
-from pentimento.diffusion.engine.faults import is_out_of_memory
+from pentimento.diffusion.engine.probe import is_out_of_memory
 from pentimento.diffusion.weight_memory import entries_of, loaded_files
 from pentimento.domain.adapters import Adapter
 from pentimento.domain.components import Loadable, StoredBytes, Tier, TierSpeed

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from pentimento.diffusion.engine.job import EngineJob
 from pentimento.diffusion.families.model import DiffusionModel
 from pentimento.diffusion.families.row_updates import PerSampleAdapters
-from pentimento.diffusion.loras.bypass import RowUpdates
 from pentimento.diffusion.loras.lora import patched_key, set_key
-from pentimento.diffusion.loras.patching import WeightPatch
+from pentimento.diffusion.loras.patching import RowUpdates, WeightPatch
 from pentimento.diffusion.packed_weights import is_packed
 
 

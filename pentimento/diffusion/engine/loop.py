@@ -21,12 +21,17 @@ from torch import Tensor
 from pentimento.diffusion.denoising import DenoisingRequest, condition_anew, prepare, take_step
 from pentimento.diffusion.engine.adapting import DenoiserAdapters
 from pentimento.diffusion.engine.denoiser import Denoiser
-from pentimento.diffusion.engine.faults import as_typed, finite_parts, is_out_of_memory, not_finite, release_unused
 from pentimento.diffusion.engine.feature_reuse import by_pass, predicted
-from pentimento.diffusion.engine.job import EngineJob
-from pentimento.diffusion.engine.listening import BatchReport, DenoisingListener, EngineObserver
+from pentimento.diffusion.engine.job import BatchReport, DenoisingListener, EngineJob, EngineObserver
 from pentimento.diffusion.engine.pairing import GuidancePairs
-from pentimento.diffusion.engine.probe import BatchLimits
+from pentimento.diffusion.engine.probe import (
+    BatchLimits,
+    as_typed,
+    finite_parts,
+    is_out_of_memory,
+    not_finite,
+    release_unused,
+)
 from pentimento.diffusion.engine.rows import RowBuffers
 from pentimento.diffusion.engine.split_passes import SplitPasses
 from pentimento.diffusion.families.model import BatchKey, DiffusionModel

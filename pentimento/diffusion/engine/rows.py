@@ -27,7 +27,7 @@ from pentimento.diffusion.families.model import (
     filled_up,
 )
 from pentimento.diffusion.families.row_updates import PerSampleAdapters
-from pentimento.diffusion.loras.bypass import stack_adapters
+from pentimento.diffusion.loras.patching import stack_adapters
 from pentimento.diffusion.schedulers import SamplerState, Schedule
 
 

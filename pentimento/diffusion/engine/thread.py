@@ -13,11 +13,9 @@ import torch
 
 from pentimento.diffusion.denoising import DenoisingRequest
 from pentimento.diffusion.engine.denoiser import Denoiser
-from pentimento.diffusion.engine.faults import as_typed
-from pentimento.diffusion.engine.job import EngineJob
-from pentimento.diffusion.engine.listening import DenoisingListener, EngineObserver
+from pentimento.diffusion.engine.job import DenoisingListener, EngineJob, EngineObserver
 from pentimento.diffusion.engine.loop import EngineSettings, StepLoop
-from pentimento.diffusion.engine.probe import BatchLimits
+from pentimento.diffusion.engine.probe import BatchLimits, as_typed
 from pentimento.diffusion.families.model import BatchKey, DiffusionModel
 from pentimento.diffusion.thread_wait import ThreadWait
 from pentimento.domain.errors import Unavailable

@@ -6,8 +6,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pentimento.diffusion.families.layer_forwards import Forward, replaced
-from pentimento.diffusion.families.row_updates import Canvas, Canvases, LowRankUpdate, PerSampleAdapters
+from pentimento.diffusion.families.row_updates import (
+    Canvas,
+    Canvases,
+    Forward,
+    LowRankUpdate,
+    PerSampleAdapters,
+    replaced,
+)
 
 # Pixels: below, torch's `fold` is faster than nine additions of views; above, it takes four times as long.
 _FEW_PIXELS = 64

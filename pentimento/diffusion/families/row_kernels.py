@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pentimento.diffusion.families.layer_forwards import Forward, replaced
 from pentimento.diffusion.families.model import AsAlone, DenoiserInput
+from pentimento.diffusion.families.row_updates import Forward, replaced
 
 # From this number on a row of MKL's products does not depend on the number of rows; below, that varies with the
 # layer's width.

@@ -20,9 +20,9 @@ from pentimento.diffusion.families.weighted_texts import (
     empty_chunk,
     multiplied,
 )
-from pentimento.diffusion.host_weights import is_in_host_memory
 from pentimento.diffusion.inversions import BadInversion
 from pentimento.diffusion.kernels.layers import is_listened_to
+from pentimento.diffusion.weight_memory import is_in_host_memory
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.prompt_syntax import PromptSyntax, WeightedPrompt
 

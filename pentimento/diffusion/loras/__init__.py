@@ -2,10 +2,9 @@
 
 | module | what it does |
 | --- | --- |
-| `lora`, `changes` | describe LoRAs and the layers that they change, as values; make and compute a layer's change |
+| `lora` | describes LoRAs and the layers that they change, as values; make and compute a layer's change |
 | `files`, `reading` | read and digest files and their alphas; validate them before use, their headers first |
-| `patching` | adds LoRAs to the weights, and restores the weights |
-| `bypass` | adds LoRAs next to the weights, per row |
+| `patching` | adds LoRAs to the weights, and restores the weights; adds them next to the weights, per row |
 | `loading` | loads LoRAs while the first steps run |
 | `key_names`, `transformer_names` | map the layer names of each file format |
 | `words` | reads embeddings inside files, and replaces their words in prompts |
@@ -13,12 +12,12 @@
 
 from typing import TYPE_CHECKING
 
-from pentimento.diffusion.loras.changes import LowRankFactors
 from pentimento.diffusion.loras.lora import (
     AdapterSet,
     BadLora,
     BaseLayers,
     Lora,
+    LowRankFactors,
     WeightedLora,
     layers_of,
     set_key,

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pentimento.diffusion.loras.changes import LayerChange, built_change
 from pentimento.diffusion.loras.files import (
     LoraFile,
     StatedAlphas,
@@ -26,7 +25,7 @@ from pentimento.diffusion.loras.files import (
     stated_in_metadata,
 )
 from pentimento.diffusion.loras.key_names import FactorKey, key_names
-from pentimento.diffusion.loras.lora import BadLora, BaseLayers, Lora
+from pentimento.diffusion.loras.lora import BadLora, BaseLayers, LayerChange, Lora, built_change
 from pentimento.diffusion.loras.transformer_names import LayerPlace, shape_of
 from pentimento.diffusion.loras.words import check_words, words_of
 from pentimento.diffusion.tensor_files import DTYPES

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pentimento.diffusion.loras.changes import Rows
+from pentimento.diffusion.loras.lora import Rows
 
 
 @dataclass(frozen=True)

@@ -14,18 +14,16 @@ from pentimento.diffusion.schedulers.config import (
     scheduler_configs,
 )
 from pentimento.diffusion.schedulers.keys import UnsupportedConfig
-from pentimento.diffusion.schedulers.registry import (
+from pentimento.diffusion.schedulers.schedule import (
     DIFFUSION_SCHEDULERS,
     FLOW_SCHEDULERS,
-    first_img2img_step,
-    load_samplers,
-    make_schedule,
-)
-from pentimento.diffusion.schedulers.schedule import (
     SamplerState,
     Schedule,
     StepSequence,
+    first_img2img_step,
     first_pass,
+    load_samplers,
+    make_schedule,
     nearest_step,
     renoised_latent,
 )

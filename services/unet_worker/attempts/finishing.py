@@ -13,10 +13,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from pentimento.diffusion.engine.faults import is_out_of_memory, not_finite, out_of_memory
+from pentimento.diffusion.engine.probe import is_out_of_memory, not_finite, out_of_memory
 from pentimento.diffusion.families import DiffusionModel
-from pentimento.diffusion.images import encode_bytes, encode_pixels, pixel_bytes
-from pentimento.diffusion.png_rows import filtered_rows, png_of_rows
+from pentimento.diffusion.images import encode_bytes, encode_pixels, filtered_rows, pixel_bytes, png_of_rows
 from pentimento.domain.errors import Internal
 
 # Encoding takes longer than decoding on a GPU.

@@ -18,7 +18,7 @@ import torch
 
 from pentimento.devices.choices import DeviceMemory
 from pentimento.diffusion.device import device_memory, device_name
-from pentimento.diffusion.engine.faults import is_out_of_memory
+from pentimento.diffusion.engine.probe import is_out_of_memory
 from pentimento.diffusion.host_memory import host_buffers
 from pentimento.domain.adapters import Adapter
 from pentimento.domain.errors import PentimentoError, ResourceExhausted, Unavailable

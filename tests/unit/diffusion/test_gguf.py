@@ -13,7 +13,7 @@ from torch import Tensor
 from lab.fixtures.checkpoints import write_flow_checkpoint
 from pentimento.diffusion.checkpoint import BadCheckpoint
 from pentimento.diffusion.denoising import DenoisingRequest, NoiseStart
-from pentimento.diffusion.gguf_files import TYPES
+from pentimento.diffusion.file_layouts import GGUF_TYPES
 from pentimento.diffusion.packed_weights import is_packed
 from pentimento.diffusion.weight_memory import weight_bytes
 from tests.support.single_files import sd3_transformer
@@ -119,4 +119,4 @@ def test_damaged_gguf_is_refused_in_one_line(
 def test_gguf_types_equal_diffusers() -> None:
     from diffusers.quantizers.gguf.utils import SUPPORTED_GGUF_QUANT_TYPES
 
-    assert {kind.name for kind in SUPPORTED_GGUF_QUANT_TYPES} | {"F32", "F16"} == TYPES
+    assert {kind.name for kind in SUPPORTED_GGUF_QUANT_TYPES} | {"F32", "F16"} == GGUF_TYPES

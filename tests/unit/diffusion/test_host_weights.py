@@ -12,10 +12,10 @@ from torch import nn
 from lab.fixtures.checkpoints import write_flow_checkpoint
 from pentimento.devices.choices import WeightStorage
 from pentimento.diffusion.families import load_model
-from pentimento.diffusion.host_weights import is_in_host_memory, keep_in_host_memory
 from pentimento.diffusion.loras import layers_of
 from pentimento.diffusion.loras.lora import WeightedLora
 from pentimento.diffusion.prompts import PromptMemo
+from pentimento.diffusion.weight_memory import is_in_host_memory, keep_in_host_memory
 from tests.unit.diffusion.loras.made_loras import made_lora
 from tests.unit.diffusion.specs import load
 

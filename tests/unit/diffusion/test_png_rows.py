@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from PIL import Image
 
-from pentimento.diffusion import png_rows
-from pentimento.diffusion.png_rows import filtered_rows, png_of_rows
+from pentimento.diffusion import images
+from pentimento.diffusion.images import filtered_rows, png_of_rows
 from pentimento.images.png_chunks import leading_chunks
 
 Pixels = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
@@ -61,7 +61,7 @@ def test_rows_of_several_bands_equal_one_band(monkeypatch: pytest.MonkeyPatch) -
     pixels = torch.randint(0, 256, (40, 10, 3), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
     whole = filtered_rows(pixels)
 
-    monkeypatch.setattr(png_rows, "_HOST_BAND", 70)
+    monkeypatch.setattr(images, "_HOST_BAND", 70)
 
     assert torch.equal(filtered_rows(pixels), whole)
 

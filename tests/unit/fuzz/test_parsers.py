@@ -27,8 +27,7 @@ from pentimento.api.generation.v1 import generation_pb2
 from pentimento.api.image.v1 import image_service_pb2 as image_pb
 from pentimento.api.tensor.v1 import tensor_pb2
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as worker_pb
-from pentimento.diffusion.file_layouts import recognise
-from pentimento.diffusion.gguf_files import gguf_header
+from pentimento.diffusion.file_layouts import gguf_header, recognise
 from pentimento.diffusion.inversions import read_inversion
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import GenerationSpec, ObjectReference, Route

@@ -18,7 +18,7 @@ from pentimento.diffusion.engine import CompiledDenoiser, batch_sizes_up_to, cud
 from pentimento.diffusion.engine.captured import ReplayedFunction
 from pentimento.diffusion.engine.probe import example_input
 from pentimento.diffusion.families import BatchKey, DiffusionModel
-from pentimento.diffusion.families.layer_forwards import replaced
+from pentimento.diffusion.families.row_updates import replaced
 from pentimento.domain.errors import FailedPrecondition
 from tests.support.logged import said_by
 from tests.unit.diffusion.engine.loops import Loop

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from pentimento.diffusion.denoising import DenoisingRequest, LatentStart
-from pentimento.diffusion.engine.faults import finite_parts, release_unused
-from pentimento.diffusion.engine.probe import RECOVERY_S
+from pentimento.diffusion.engine.probe import RECOVERY_S, finite_parts, release_unused
 from pentimento.diffusion.families import DiffusionModel
 from pentimento.domain.errors import Cancelled, Internal, PentimentoError, ResourceExhausted
 from tests.unit.diffusion.engine.loops import Loop, Scripted

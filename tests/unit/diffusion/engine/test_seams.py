@@ -18,7 +18,7 @@ from pentimento.diffusion.families import (
     LowRankUpdate,
     PerSampleAdapters,
 )
-from pentimento.diffusion.loras.bypass import stack_adapters
+from pentimento.diffusion.loras.patching import stack_adapters
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.errors import Internal, Unavailable
 from tests.unit.diffusion.engine.loops import Added, Listener, Loop

@@ -26,8 +26,7 @@ from pentimento.diffusion.kernels import (
 from pentimento.diffusion.kernels.fusing import FusedLayers
 from pentimento.diffusion.kernels.layers import FusedNorm
 from pentimento.diffusion.loras import WeightedLora, layers_of
-from pentimento.diffusion.loras.bypass import row_updates, stack_adapters
-from pentimento.diffusion.loras.patching import WeightPatch
+from pentimento.diffusion.loras.patching import WeightPatch, row_updates, stack_adapters
 from pentimento.domain.errors import FailedPrecondition
 from tests.support.logged import said_by
 from tests.unit.diffusion.loras.made_loras import made_lora

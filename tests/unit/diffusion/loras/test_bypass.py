@@ -7,8 +7,7 @@ from torch import Tensor, nn
 from pentimento.diffusion.families import DiffusionModel, PerSampleAdapters
 from pentimento.diffusion.families.adapters import adapted
 from pentimento.diffusion.loras import AdapterSet, BaseLayers, WeightedLora, layers_of
-from pentimento.diffusion.loras.bypass import RowUpdates, row_updates, stack_adapters
-from pentimento.diffusion.loras.patching import WeightPatch
+from pentimento.diffusion.loras.patching import RowUpdates, WeightPatch, row_updates, stack_adapters
 from pentimento.diffusion.prompts import PromptMemo
 from tests.unit.diffusion.loras.made_loras import made_lora
 

@@ -13,7 +13,7 @@ from lab.fixtures.lora_files import write_tensors
 from lab.fixtures.lycoris_files import FORMS, LycorisMaker, write_lycoris
 from pentimento.diffusion.families import DiffusionModel
 from pentimento.diffusion.loras import AdapterSet, BaseLayers, LowRankFactors, WeightedLora, read_lora
-from pentimento.diffusion.loras.changes import DecomposedFactors, difference
+from pentimento.diffusion.loras.lora import DecomposedFactors, difference
 from pentimento.diffusion.loras.patching import WeightPatch, patched_copies
 from pentimento.files.lora_headers import judge_lora
 from tests.unit.diffusion.loras.made_loras import made_lora
