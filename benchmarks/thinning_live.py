@@ -59,8 +59,10 @@ DEVICES, SPEED, MAX_BATCH, WORKERS = 16, 0.25, 2, 2
 LOADS = (2, 5)
 DEADLINE_RUNS = 3.0
 CLIENTS, CLIENT_IMAGES = 16, 3
+# Thinning alone: reused features would make whole images cheaper on both sides.
+ALONE = ("--feature-reuse", "asked")
 # The default settings, and thinning off.
-ARMS: Mapping[str, tuple[str, ...]] = {"default": (), "off": ("--thinning", "off")}
+ARMS: Mapping[str, tuple[str, ...]] = {"default": ALONE, "off": (*ALONE, "--thinning", "off")}
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,7 @@ models = ["{MODEL}"]
 def real_side() -> ThinningSide:
     """Measure the capacity of two workers, and return their side."""
     flags = ("--model", MODEL, "--workers", str(WORKERS), "--device", "cpu")
-    with local_suite([*flags, "--thinning", "off"]) as suite:
+    with local_suite([*flags, *ARMS["off"]]) as suite:
         asyncio.run(closed_loop(suite, 1))
         began_s = time.monotonic()
         latencies = asyncio.run(closed_loop(suite, CLIENT_IMAGES))

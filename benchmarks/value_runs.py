@@ -192,6 +192,7 @@ class LogPlayer:
             model=arm.model,
             seed=self._plan.first_seed + seeds_from + row,
             cache=CacheMode.READ_WRITE if arm.cached else CacheMode.OFF,
+            feature_reuse=False,
         )
 
 

@@ -153,7 +153,7 @@ def checked_endpoint(context: click.Context, parameter: click.Parameter, value: 
 @click.option(
     "--feature-reuse",
     type=click.Choice(["asked", "auto"]),
-    help="reuse deep features of earlier steps where a model's profile allows it: if asked, or unless refused [asked]",
+    help="reuse deep features of earlier steps where a model's profile allows it: if asked, or unless refused [auto]",
 )
 @click.option(
     "--handover",

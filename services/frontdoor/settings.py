@@ -190,9 +190,9 @@ class FrontdoorSettings:
         0.95, help="share of the full quality that a profile must promise", minimum=0.01, maximum=1
     )
     feature_reuse: FeatureReuseMode = setting(
-        FeatureReuseMode.ASKED,
+        FeatureReuseMode.AUTO,
         help="reuse deep features of earlier steps, for models with a profile: if the request asks (asked), unless it "
-        "refuses (auto)",
+        "refuses or its steps are binding (auto)",
     )
     handover: HandoverMode = setting(
         HandoverMode.AUTO,

@@ -34,7 +34,7 @@ PROMPTS = [f"a small {thing}" for thing in ("red circle", "blue star", "green sq
 
 
 def asking(prompt: str, seed: int, model: str = "") -> ImageRequest:
-    return ImageRequest(prompt, model=model, seed=seed, cache=CacheMode.OFF)
+    return ImageRequest(prompt, model=model, seed=seed, cache=CacheMode.OFF, feature_reuse=False)
 
 
 THREE = ("tiny-light", "tiny-heavy", "tiny-flow")

@@ -193,7 +193,7 @@ class Explainer:
         route = replace(
             option.route, stages=cascade_stages(stages, kind_of(start), threshold), cascade=stages[0].cascade
         )
-        option = replace(option, route=self.rules.features.scheduled(option.resolved, route))
+        option = self.rules.reusing_features(replace(option, route=route))
         explained = await self._explained(option, bool(request.model), stage, tuple(dict.fromkeys(notes)), told)
         return replace(explained, neighbours=await self._neighbours(tenant, option, embedding, neighbour_count))
 
@@ -217,7 +217,7 @@ class Explainer:
         plan, pool = state.plan, state.pools.get(option.pool) or Pool(option.pool)
         steps = self._steps(option, pool)
         residuals = self.rules.pipelining.why(option.resolved.spec, route)
-        features = self.rules.features.why(option.resolved, route)
+        features = self.rules.features.why(option.resolved, route, compared=option.trial is not None)
         why = reasons(route, plan, names_model, entered, notes, pool, steps, told, residuals, features)
         thresholds = await self._reuse_quality(route.model_digest)
         return Explanation(

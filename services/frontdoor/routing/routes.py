@@ -167,10 +167,9 @@ class Router:
         """Return the options with the stages in their routes, and the steps that reuse features."""
         threshold = own_threshold(self.interpreter.dataplane.state, job.foreseen)
         told = cascade_stages(stages, kind_of(decided[0].route.start), threshold)
-        routes = (replace(option.route, stages=told, cascade=cascade) for option in decided)
         return tuple(
-            replace(option, route=self.rules.features.scheduled(option.resolved, route))
-            for option, route in zip(decided, routes, strict=True)
+            self.rules.reusing_features(replace(option, route=replace(option.route, stages=told, cascade=cascade)))
+            for option in decided
         )
 
     def _resolved(self, job: Job, number: int, options: tuple[PoolOption, ...]) -> RouteResolved:

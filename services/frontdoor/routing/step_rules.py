@@ -25,6 +25,7 @@ from pentimento.policies.thinning import (
 )
 from pentimento.profiles.catalogue import FeatureReuseMode, ProfileSet, StepProfiles
 from pentimento.profiles.document import ProfileKind
+from pentimento.profiles.rules import ThresholdRule
 from services.frontdoor.routing.light_starts import LightStarts
 from services.frontdoor.routing.starts import PoolOption, reused_share
 from services.frontdoor.workers.catalogue import AdapterCatalogue
@@ -74,43 +75,54 @@ class ThinningOffers:
 @dataclass(frozen=True)
 class FeatureReuse:
     """Hold the deployment's mode and profiles. A schedule is used if it keeps a mean share `least_share` of the full
-    quality: its images and latents enter the cache like all others."""
+    quality: its images and latents enter the cache like all others. For requests without a wish it also satisfies
+    the rule LOWER_BOUND, or the deployment's, and no image is `compared` with that of another start or model."""
 
-    mode: FeatureReuseMode = FeatureReuseMode.ASKED
+    mode: FeatureReuseMode = FeatureReuseMode.AUTO
     profiles: StepProfiles = field(default_factory=lambda: StepProfiles(kind=ProfileKind.FEATURES))
     least_share: float = CACHED_SHARE
 
-    def scheduled(self, resolved: ResolvedRequest, route: Route) -> Route:
+    def scheduled(self, resolved: ResolvedRequest, route: Route, *, compared: bool = False) -> Route:
         """Return the route with the request's `full_steps`; none if every step runs the whole network. A replay's
         route keeps its own."""
-        if resolved.replay is not None or self._refusal(resolved, route) is not None:
+        if resolved.replay is not None or self._refusal(resolved, route, compared) is not None:
             return route
         options = self._options(resolved, route)
         fewest = min(options, key=lambda option: (option.total, -option.share))
         return replace(route, full_steps=thinned_steps(fewest, resolved.spec.num_inference_steps))
 
-    def why(self, resolved: ResolvedRequest, route: Route) -> str:
+    def why(self, resolved: ResolvedRequest, route: Route, *, compared: bool = False) -> str:
         """Return a sentence on the request's steps; "" for a request without a wish in mode ASKED."""
         if self.mode is FeatureReuseMode.ASKED and resolved.feature_reuse is None:
             return ""
-        refusal = self._refusal(resolved, route)
+        refusal = self._refusal(resolved, route, compared)
         if refusal is not None:
             return f"none reused, {refusal.reason.value}: {refusal.message}"
         full, count = self.scheduled(resolved, route).full_steps, resolved.spec.num_inference_steps
         return f"reused from step {full[0]} on, where {len(full)} of {count - full[0]} steps run the whole network"
 
     def _options(self, resolved: ResolvedRequest, route: Route) -> tuple[ThinningOption, ...]:
-        found = self.profiles.options(resolved.spec, route)
+        found = self._profiles(resolved).options(resolved.spec, route)
         return tuple(option for option in found if option.share >= self.least_share)
 
-    def _refusal(self, resolved: ResolvedRequest, route: Route) -> ThinningRefusal | None:
+    def _profiles(self, resolved: ResolvedRequest) -> StepProfiles:
+        if resolved.feature_reuse or self.profiles.rule is not None:
+            return self.profiles
+        return replace(self.profiles, rule=ThresholdRule.LOWER_BOUND)
+
+    def _refusal(self, resolved: ResolvedRequest, route: Route, compared: bool) -> ThinningRefusal | None:
         wanted, quality = resolved.feature_reuse, resolved.quality
         if not (self.mode is FeatureReuseMode.AUTO if wanted is None else wanted):
             return ThinningRefusal(WholeReason.NOT_ASKED, "the request runs every step in full")
+        if wanted is None and not resolved.may_thin:
+            return ThinningRefusal(WholeReason.BINDING_STEPS, "its number of steps is binding")
+        if wanted is None and (compared or route.stages):
+            why = "its image may be compared with that of another start or model"
+            return ThinningRefusal(WholeReason.COMPARED, why)
         if quality is not None and quality > self.profiles.alpha:
             why = f"{quality:g} of the quality is requested, {self.profiles.alpha:g} is promised"
             return ThinningRefusal(WholeReason.QUALITY_ASKED, why)
-        refusal = self.profiles.refusal(resolved.spec, route)
+        refusal = self._profiles(resolved).refusal(resolved.spec, route)
         if refusal is None and not self._options(resolved, route):
             why = f"no schedule of its profile keeps {self.least_share:g} of the quality in the mean"
             return ThinningRefusal(WholeReason.NOTHING_ALLOWED, why)
@@ -201,6 +213,11 @@ class StepRules:
         """Return the steps that may be skipped, with the share of the work that reused features leave."""
         share = reused_share(option.route, option.resolved.spec.num_inference_steps, option.held)
         return replace(self.thinning.offer(option.resolved, option.route), reused_share=share)
+
+    def reusing_features(self, option: PoolOption) -> PoolOption:
+        """Return the option with the steps that run the whole network in its route."""
+        route = self.features.scheduled(option.resolved, option.route, compared=option.trial is not None)
+        return replace(option, route=route)
 
     def may_pair(self, option: PoolOption) -> bool:
         """Return whether two workers may compute the halves of the request's guidance."""

@@ -124,14 +124,14 @@ async def test_always_thins_without_load_and_caches_by_share(
     assert [order.cache_thinned_picture for order in orders if order.route.thinned_steps] == [is_cached]
 
 
-async def test_features_are_reused_when_asked_and_replayed(folder: Path) -> None:
+async def test_features_are_reused_unless_refused_and_replayed(folder: Path) -> None:
     row = thinned_row(1, 4, ThresholdRule.LOWER_BOUND)
     write_profile(folder / "features.json", row, ProfileKind.FEATURES)
     async with thinning_suite(folder, folder / "features.json") as suite:
-        plain = await suite.paint(replace(PLAIN, seed=5))
-        asked = replace(PLAIN, seed=5, feature_reuse=True)
-        reused = await suite.paint(asked)
-        (told,) = (why for why in (await suite.client.explain(asked)).reasons if why.startswith("features: "))
+        plain = await suite.paint(replace(PLAIN, seed=5, feature_reuse=False))
+        unasked = replace(PLAIN, seed=5)
+        reused = await suite.paint(unasked)
+        (told,) = (why for why in (await suite.client.explain(unasked)).reasons if why.startswith("features: "))
         *_, again = [event async for event in suite.client.replay(ReplayRequest(reused.request_id))]
 
         held = suite.frontdoor.fleet.catalogue.find("tiny")

@@ -44,7 +44,7 @@ CHOICES: dict[str, Any] = {
     "PENTIMENTO_CONFIDENCE_THRESHOLD": {"serving": {"confidenceThreshold": 0.25}},
     "PENTIMENTO_DISCRIMINATORS": {"serving": {"discriminators": ["a>b=/models/c"]}},
     "PENTIMENTO_THINNING": {"serving": {"thinning": "off"}},
-    "PENTIMENTO_FEATURE_REUSE": {"serving": {"featureReuse": "auto"}},
+    "PENTIMENTO_FEATURE_REUSE": {"serving": {"featureReuse": "asked"}},
     "PENTIMENTO_HANDOVER": {"serving": {"handover": "off"}},
     "PENTIMENTO_CONTROLNET_PIPELINING": {"serving": {"controlnetPipelining": "on"}},
     "PENTIMENTO_MODEL_SOURCES": {"serving": {"modelSources": [f"sdxl=s3://bucket/sdxl@sha256:{'0' * 64}"]}},

@@ -5,7 +5,15 @@ from dataclasses import replace
 import pytest
 
 from lab.fixtures.held_models import HELD
-from pentimento.domain.generation import ControlNetSelection, Donor, FromLatent, FromNoise, ObjectReference, Route
+from pentimento.domain.generation import (
+    CascadeStage,
+    ControlNetSelection,
+    Donor,
+    FromLatent,
+    FromNoise,
+    ObjectReference,
+    Route,
+)
 from pentimento.domain.image_request import Replay, ResolvedRequest
 from pentimento.policies.latent_pairing import PairingMode
 from pentimento.profiles.catalogue import FeatureReuseMode, ProfileSet, StepProfiles
@@ -53,6 +61,47 @@ def test_request_and_mode_decide_together(mode: FeatureReuseMode, wish: bool | N
 
     assert bool(found.scheduled(asked, ROUTE).full_steps) is reuses
     assert found.why(asked, ROUTE).startswith(word) and bool(found.why(asked, ROUTE)) is bool(word)
+
+
+@pytest.mark.parametrize(
+    ("rule", "wish", "whole"),
+    [
+        (None, True, 4),
+        # Without a wish only the row that satisfies LOWER_BOUND counts.
+        (None, None, 10),
+        (ThresholdRule.MEAN, None, 4),
+    ],
+)
+def test_unasked_requests_use_the_strict_rule_or_the_deployments(
+    rule: ThresholdRule | None, wish: bool | None, whole: int
+) -> None:
+    mean = ThresholdRule.MEAN
+    rows = (thinned_row(10, 10, RULE, mean, share=0.99), thinned_row(10, 4, mean, share=0.99))
+    profiles = ProfileSet((changed(PROFILE, kind=ProfileKind.FEATURES, rule=mean, rows=rows),))
+    found = FeatureReuse(profiles=StepProfiles(profiles, rule=rule, kind=ProfileKind.FEATURES))
+    asked = replace(RESOLVED, feature_reuse=wish)
+
+    assert len(found.scheduled(asked, ROUTE).full_steps) == whole
+    assert f"where {whole} of 40 steps" in found.why(asked, ROUTE)
+
+
+def test_binding_steps_run_whole_unless_the_request_asks() -> None:
+    binding = replace(RESOLVED, may_thin=False)
+
+    assert reuse().why(binding, ROUTE) == "none reused, BINDING_STEPS: its number of steps is binding"
+    assert reuse().scheduled(binding, ROUTE) == ROUTE
+    assert reuse().scheduled(replace(binding, feature_reuse=True), ROUTE).full_steps == STEPS
+
+
+def test_images_that_may_be_compared_run_whole_unless_the_request_asks() -> None:
+    staged = replace(ROUTE, stages=(CascadeStage("light"), CascadeStage("heavy")))
+    asked = replace(RESOLVED, feature_reuse=True)
+
+    assert reuse().why(RESOLVED, ROUTE, compared=True).startswith("none reused, COMPARED")
+    assert reuse().scheduled(RESOLVED, ROUTE, compared=True) == ROUTE
+    assert reuse().scheduled(RESOLVED, staged) == staged
+    assert reuse().scheduled(asked, staged).full_steps == STEPS
+    assert reuse().scheduled(asked, ROUTE, compared=True).full_steps == STEPS
 
 
 EDGES = ControlNetSelection("edges", b"png", digest="sha256:e")
