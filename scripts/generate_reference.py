@@ -24,7 +24,6 @@ import json
 import sys
 import tempfile
 import types
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, replace
 from enum import Enum
@@ -212,35 +211,35 @@ def settings_page() -> str:
         "boolean is `--NAME` or `--no-NAME` as a flag, `true` or `false` elsewhere. Units are in the names.",
         "",
     ]
-    # Settings with the same name and meaning get one row, regardless of the class that holds them.
+    # Settings with the same name and meaning get one row, regardless of the class that holds them and of the default.
     sections = [
-        (section, command, {name: replace(one, path=(name,)) for name, one in settings_of(where).items()})
+        (section, command, {meaning(one): one for one in settings_of(where).values()})
         for section, command, where in SETTINGS
     ]
-    counts = Counter(one for _, _, settings in sections for one in settings.values())
-    shared = {one: count for one, count in counts.items() if count >= SHARED_BY}
-    everywhere = [one for one, count in shared.items() if count == len(sections)]
-    lines += ["## All processes", "", *setting_table({one: ["COMMON"] for one in everywhere})]
-    lines += ["## Most processes", "", "The last words name the processes without the setting or with another one.", ""]
-    most = [
-        replace(one, help=f"{one.help}; not in {without(one, sections)}") for one in shared if one not in everywhere
-    ]
-    lines += setting_table({one: ["COMMON"] for one in most})
-    several = {
-        one: [section for section, _, settings in sections if settings.get(one.name) == one]
-        for one, count in counts.items()
-        if 1 < count < SHARED_BY
+    owners: dict[Setting, dict[str, Setting]] = {}
+    for section, _, settings in sections:
+        for one, own in settings.items():
+            owners.setdefault(one, {})[section] = own
+    everywhere = {one: found for one, found in owners.items() if len(found) == len(sections)}
+    most = {
+        replace(one, help=f"{one.help}; not in {', '.join(s for s, _, _ in sections if s not in found)}"): found
+        for one, found in owners.items()
+        if SHARED_BY <= len(found) < len(sections)
     }
+    several = {one: found for one, found in owners.items() if 1 < len(found) < SHARED_BY}
+    lines += ["## All processes", "", *setting_table(everywhere, ["COMMON"])]
+    lines += ["## Most processes", "", "The last words name the processes without the setting.", ""]
+    lines += setting_table(most, ["COMMON"])
     lines += ["## Several processes", "", "The variables name the processes.", "", *setting_table(several)]
     for section, command, settings in sections:
-        table = setting_table({one: [section] for one in settings.values() if counts[one] == 1})
+        table = setting_table({one: owners[one] for one in settings if len(owners[one]) == 1})
         lines += [f"## {section}", "", f"`{command}`, table `[{section}]`", "", *table]
     return "\n".join(lines) + "\n"
 
 
-def without(one: Setting, sections: Sequence[tuple[str, str, Mapping[str, Setting]]]) -> str:
-    """Return the names of the processes that do not have exactly this setting."""
-    return ", ".join(section for section, _, settings in sections if settings.get(one.name) != one)
+def meaning(one: Setting) -> Setting:
+    """Return the setting without its place and its default, which differ between processes."""
+    return replace(one, path=(one.name,), default=None)
 
 
 def settings_of(where: str) -> dict[str, Setting]:
@@ -261,12 +260,17 @@ def called_services_file() -> str:
     return json.dumps(called_services(), indent=1) + "\n"
 
 
-def setting_table(owners: Mapping[Setting, Sequence[str]]) -> Iterator[str]:
-    """Yield the table of some settings. `owners`: the processes that have a variable for each setting."""
+def setting_table(owners: Mapping[Setting, Mapping[str, Setting]], variables: Sequence[str] = ()) -> Iterator[str]:
+    """Yield the table of some settings. `owners`: each setting in the processes that have it. `variables`: the sections
+    of its variables; empty: those processes."""
     yield from ("| flag and variable | default (range, choices or type) | |", "| --- | --- | --- |")
-    for one, sections in owners.items():
-        variables = "<br>".join(f"`PENTIMENTO_{section.upper()}_{one.name.upper()}`" for section in sections)
-        yield f"| `{one.flag}`<br>{variables} | {values_of(one)} | {cell(one.help)} |"
+    for one, found in owners.items():
+        names = "<br>".join(f"`PENTIMENTO_{part.upper()}_{one.name.upper()}`" for part in variables or found)
+        parts: dict[str, list[str]] = {}
+        for section, own in found.items():
+            parts.setdefault(values_of(own), []).append(section)
+        shown = "; ".join(text if len(parts) == 1 else f"{', '.join(parts[text])}: {text}" for text in parts)
+        yield f"| `{one.flag}`<br>{names} | {shown} | {cell(one.help)} |"
     yield ""
 
 

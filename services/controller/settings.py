@@ -142,8 +142,7 @@ class ControllerSettings:
     serving: PolicySettings = PolicySettings()
     lease_s: float = setting(
         2.5,
-        help="silence after which a replica leaves the plan, or a standby takes over; replicas report three times as "
-        "often",
+        help="silence of the leader before a standby takes over, and of a replica before it leaves the plan",
         minimum=0.2,
         maximum=600,
     )
@@ -167,14 +166,15 @@ class ControllerSettings:
         "(mean), by their own rule (profile)",
     )
     ledger_url: str = setting(
-        "", help="ledger of leader, last plan and registered models, shared by all controllers; empty: none"
+        "", help="sqlite:////file or postgresql+psycopg://user@host/database?passfile=…; controller, empty: none"
     )
     objects_url: str = setting(
-        "", help="workers' object store, for uploaded LoRAs and models; needs a ledger; empty: none"
+        "",
+        help="object store: file:///directory or s3://bucket/prefix[?endpoint=…&region=…]; controller, empty: none",
     )
     component_disk_mib: int = setting(
         DEFAULT_DISK_MIB,
-        help="the workers' disk for components: no larger model is registered",
+        help="disk for components, each smaller than it",
         minimum=1,
     )
     standby: bool = setting(False, help="wait until no other process over this ledger is active, then take over")

@@ -32,7 +32,7 @@ class ControlNetSettings:
         help="directory for components and hashes, which a host's processes may share; empty: only local files, hashed "
         "at every start",
     )
-    component_disk_mib: int = setting(DEFAULT_DISK_MIB, help="disk for components", minimum=1)
+    component_disk_mib: int = setting(DEFAULT_DISK_MIB, help="disk for components, each smaller than it", minimum=1)
     prefetch: tuple[str, ...] = setting((), help="ControlNets to load at start, while they fit")
     depth_model: Path | None = setting(
         None, help="directory of a depth model (Depth Anything, DPT) for the preprocessor `depth`; empty: none"
@@ -47,15 +47,19 @@ class ControlNetSettings:
     dtype: DtypeChoice = setting(DtypeChoice.AUTO, help="precision of the networks")
     capture: bool = setting(True, help="fused kernels and CUDA graphs for UNet ControlNets, on a GPU")
     threads: int = setting(1, help="torch threads", minimum=1, maximum=256)
-    memory_budget_mib: int = setting(0, help="memory for resident weights; 0: half of the device", minimum=0)
+    memory_budget_mib: int = setting(
+        0,
+        help="memory for weights and batches; 0: 90 % of the device (of ControlNets half), shared by its processes",
+        minimum=0,
+    )
     max_streams: int = setting(32, help="open streams (credits)", minimum=1, maximum=1024)
-    max_batch: int = setting(8, help="steps of different streams per forward pass", minimum=1, maximum=64)
+    max_batch: int = setting(8, help="requests or streams that share a denoising step", minimum=1, maximum=64)
     shared_memory_dir: str = setting(
         str(DEFAULT_DIRECTORY),
         help="private in-memory directory for tensors of this host; empty: tensors travel in chunks",
     )
     share_device_memory: bool = setting(False, help="keep tensors in CUDA memory for the other side on the same device")
-    controller_address: str = setting("", help="controller to register with, and its standbys; empty: none")
+    controller_address: str = setting("", help="controller, and its standbys; empty: none")
     advertise_address: str = setting(
         "", help="address for other processes; empty: the first of listen, with the host's name"
     )

@@ -19,7 +19,11 @@ class DiscriminatorSettings:
         (),
         help="LIGHT>HEAVY=DIR: directory of a torchvision or transformers EfficientNet with a label `real`",
     )
-    cascade: tuple[str, ...] = setting((), help="models, light first, to find in the registry if `cascades` is empty")
+    cascade: tuple[str, ...] = setting(
+        (),
+        help="models, light first: of requests without a model unless the plan names some, and of discriminators in "
+        "the registry",
+    )
     registry: Path | None = setting(None, help="JSON registry of models and discriminators")
     encoder: str = setting(
         "", help="the suite's encoder; discriminators that read prompts by another are skipped; empty: any"
@@ -45,7 +49,7 @@ class DiscriminatorSettings:
         maximum=1.0,
     )
     threads: int = setting(1, help="torch threads", minimum=1, maximum=256)
-    controller_address: str = setting("", help="controller to register with, and its standbys; empty: none")
+    controller_address: str = setting("", help="controller, and its standbys; empty: none")
     advertise_address: str = setting(
         "", help="address for other processes; empty: the first of listen, with the host's name"
     )

@@ -72,11 +72,15 @@ class EdgeSettings:
     http: HttpSettings
     frontdoor_address: str = setting("127.0.0.1:50400", help="frontdoor for all requests")
     cells: tuple[str, ...] = setting(
-        (), help="all cells, NAME=ADDRESS, in place of the one frontdoor; as of the frontdoors"
+        (), help="all cells, NAME=ADDRESS, a frontdoor under its frontdoor-id; empty: the suite has one frontdoor"
     )
-    cell_lists: tuple[str, ...] = setting((), help="lists of cells that tenants belong to; as of the frontdoors")
-    controller_address: str = setting("", help="controller for the console's fleet page; empty: none")
-    gateway_address: str = setting("", help="gateway for the console's cache page; empty: none")
+    cell_lists: tuple[str, ...] = setting(
+        (),
+        help="cells of tenants, NAME+NAME…: the list of new requests, then earlier ones until their requests' "
+        "retention has ended; empty: all cells",
+    )
+    controller_address: str = setting("", help="controller, and its standbys; empty: none")
+    gateway_address: str = setting("", help="vectordb gateway; empty: no cache, and no page of it in the console")
     model_aliases: tuple[str, ...] = setting(
         (),
         help="further model names, ALIAS=MODEL; ALIAS= is the suite's choice",
@@ -86,7 +90,9 @@ class EdgeSettings:
         (),
         help="each cell's object store of images with signed addresses, file:///… or s3://…; empty: none",
     )
-    signing_key_file: Path | None = setting(None, help="the frontdoor's file of signing keys")
+    signing_key_file: Path | None = setting(
+        None, help="file of signing keys for addresses and webhooks, 64 hexadecimal digits a line"
+    )
     trace_url: str = setting("", help="page of your trace viewer for the console, with {request_id}; empty: none")
 
     def __post_init__(self) -> None:

@@ -28,7 +28,7 @@ class EmbedderSettings:
         None, help="directory of GPU locks of this host; empty: the first GPU", must_exist=True
     )
     threads: int = setting(1, help="torch threads", minimum=1, maximum=256)
-    controller_address: str = setting("", help="controller to register with, and its standbys; empty: none")
+    controller_address: str = setting("", help="controller, and its standbys; empty: none")
     advertise_address: str = setting(
         "", help="address for other processes; empty: the first of listen, with the host's name"
     )

@@ -96,13 +96,19 @@ class FrontdoorSettings:
     quality: QualitySettings
     retention: RetentionLimits
     quotas: QuotaLimits
-    ledger_url: str = setting("sqlite:////var/lib/pentimento/frontdoor.sqlite", help="journal of accepted requests")
-    objects_url: str = setting("file:///var/lib/pentimento/objects", help="object store of finished images")
+    ledger_url: str = setting(
+        "sqlite:////var/lib/pentimento/frontdoor.sqlite",
+        help="sqlite:////file or postgresql+psycopg://user@host/database?passfile=…; controller, empty: none",
+    )
+    objects_url: str = setting(
+        "file:///var/lib/pentimento/objects",
+        help="object store: file:///directory or s3://bucket/prefix[?endpoint=…&region=…]; controller, empty: none",
+    )
     frontdoor_id: str = setting(
         "frontdoor", help="name of this dataplane, the same at every start; workers reject its older epochs"
     )
     cells: tuple[str, ...] = setting(
-        (), help="all cells, NAME=ADDRESS, this one under its frontdoor-id; empty: the suite has one frontdoor"
+        (), help="all cells, NAME=ADDRESS, a frontdoor under its frontdoor-id; empty: the suite has one frontdoor"
     )
     cell_lists: tuple[str, ...] = setting(
         (),
@@ -114,8 +120,8 @@ class FrontdoorSettings:
     image_embedder_address: str = setting(
         "", help="embedder of images, and of prompts that search for them; empty: the embedder"
     )
-    gateway_address: str = setting("", help="vectordb gateway; empty: no cache")
-    controller_address: str = setting("", help="controller to register with, and its standbys; empty: none")
+    gateway_address: str = setting("", help="vectordb gateway; empty: no cache, and no page of it in the console")
+    controller_address: str = setting("", help="controller, and its standbys; empty: none")
     admin_listen: tuple[str, ...] = setting((), help="addresses for the administration of tenants only; empty: none")
     advertise_address: str = setting(
         "", help="address for other processes; empty: the first of listen, with the host's name"
@@ -124,7 +130,11 @@ class FrontdoorSettings:
     default_model: str = setting("", help="model of requests without one; empty: the first by name")
     queue_limit: int = setting(256, help="waiting requests per pool", minimum=0)
     drop_late: bool = setting(True, help="reject or drop requests that are predicted to miss their deadline")
-    cascade: tuple[str, ...] = setting((), help="models for requests without one, light first, if the plan names none")
+    cascade: tuple[str, ...] = setting(
+        (),
+        help="models, light first: of requests without a model unless the plan names some, and of discriminators in "
+        "the registry",
+    )
     confidence_threshold: float | None = setting(
         None,
         help="defer light images below it, if the plan has no threshold; empty: the discriminator's, else 0.5",
@@ -158,7 +168,7 @@ class FrontdoorSettings:
         maximum=60_000,
     )
     profiles: tuple[Path, ...] = setting(
-        (), help="files or directories of profiles: costs, skipped steps, late residuals"
+        (), help="files or directories of profiles; late LoRAs also have lora-bounds.json next to the LoRAs"
     )
     profile_rule: RuleChoice = setting(
         RuleChoice.PROFILE,
@@ -167,7 +177,12 @@ class FrontdoorSettings:
     )
     record_effects: str = setting("", help="file for every event of the dataplane and its effects; empty: none")
     standby: bool = setting(False, help="wait until no other process over this ledger is active, then take over")
-    lease_s: float = setting(2.0, help="silence of the active frontdoor before a standby takes over", minimum=0.2)
+    lease_s: float = setting(
+        2.0,
+        help="silence of the leader before a standby takes over, and of a replica before it leaves the plan",
+        minimum=0.2,
+        maximum=600,
+    )
     max_reruns: int = setting(2, help="further attempts of a request after lost workers", minimum=0, maximum=10)
     worker_silence_s: float = setting(
         2.5, help="silence after which a worker is lost; workers report every second", minimum=1.2, maximum=60

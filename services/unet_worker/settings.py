@@ -69,15 +69,18 @@ class UnetWorkerSettings:
         help="directory for components and hashes, which a host's processes may share; empty: only local files, hashed "
         "at every start",
     )
-    component_disk_mib: int = setting(DEFAULT_DISK_MIB, help="disk for components", minimum=1)
+    component_disk_mib: int = setting(DEFAULT_DISK_MIB, help="disk for components, each smaller than it", minimum=1)
     component_host_mib: int = setting(
         0,
         help="memory for components in the disk's cache and for a model read ahead; 0: as the kernel decides",
         minimum=0,
     )
-    objects_url: str = setting("file:///var/lib/pentimento/objects", help="object store of latents and images")
+    objects_url: str = setting(
+        "file:///var/lib/pentimento/objects",
+        help="object store: file:///directory or s3://bucket/prefix[?endpoint=…&region=…]; controller, empty: none",
+    )
     grant_key_file: Path | None = setting(
-        None, help="the gateway's keys, one per line, to verify grants", must_exist=True
+        None, help="keys shared by gateways and workers, one per line; the first signs", must_exist=True
     )
     device: DeviceChoice = setting(DeviceChoice.AUTO, help="device of the networks")
     device_claims_dir: Path | None = setting(
@@ -103,9 +106,11 @@ class UnetWorkerSettings:
         minimum=0,
         maximum=8192,
     )
-    max_batch: int = setting(8, help="requests that share a denoising step", minimum=1, maximum=64)
+    max_batch: int = setting(8, help="requests or streams that share a denoising step", minimum=1, maximum=64)
     memory_budget_mib: int = setting(
-        0, help="memory for weights and batches; 0: 90 % of the device, shared with its other workers", minimum=0
+        0,
+        help="memory for weights and batches; 0: 90 % of the device (of ControlNets half), shared by its processes",
+        minimum=0,
     )
     preempt: bool = setting(True, help="let a request with an earlier deadline replace a running one")
     aging_limit_s: float = setting(
@@ -121,9 +126,9 @@ class UnetWorkerSettings:
         help="private in-memory directory for tensors of this host; empty: tensors travel in chunks",
     )
     share_device_memory: bool = setting(False, help="keep tensors in CUDA memory for the other side on the same device")
-    controller_address: str = setting("", help="controller to register with, and its standbys; empty: none")
+    controller_address: str = setting("", help="controller, and its standbys; empty: none")
     profiles: tuple[Path, ...] = setting(
-        (), help="files or directories of profiles: costs, late LoRAs (else lora-bounds.json next to the LoRAs)"
+        (), help="files or directories of profiles; late LoRAs also have lora-bounds.json next to the LoRAs"
     )
     advertise_address: str = setting(
         "", help="address for other processes; empty: the first of listen, with the host's name"
@@ -191,7 +196,7 @@ class DescribeSettings:
     component_cache_dir: Path | None = setting(
         None, help="directory for the hashes of local files, and for the files of an address of S3"
     )
-    component_disk_mib: int = setting(DEFAULT_DISK_MIB, help="disk for components", minimum=1)
+    component_disk_mib: int = setting(DEFAULT_DISK_MIB, help="disk for components, each smaller than it", minimum=1)
     name: str = setting("", help="registry name; empty: that of the directory or file")
     profiles: tuple[Path, ...] = setting((), help="files or directories with costs of this model, one per device")
     steps: int = setting(

@@ -50,12 +50,13 @@ class AdmissionChoice(Enum):
 class SelectionSettings:
     """When an entry is near enough: by given thresholds, else by the model's selector profile, else never."""
 
-    profiles: tuple[Path, ...] = setting((), help="files or directories of profiles: similarities for reuse")
+    profiles: tuple[Path, ...] = setting(
+        (), help="files or directories of profiles; late LoRAs also have lora-bounds.json next to the LoRAs"
+    )
     profile_rule: RuleChoice = setting(
         RuleChoice.PROFILE,
         help="quality that profiles must keep: of every image (minimum), of 95 % (lower_bound), on average "
-        "(mean), by their own rule (profile); of several profiles of a model one for this rule serves, else the most "
-        "cautious",
+        "(mean), by their own rule (profile)",
     )
     cache_bias: int | None = setting(
         None,
@@ -178,10 +179,14 @@ class GatewaySettings:
     selection: SelectionSettings
     capacity: CapacitySettings
     index_url: str = setting(help="edge:///directory or qdrant://host:port[?collection=…&tls=true&api_key_file=…]")
-    objects_url: str = setting(help="file:///directory or s3://bucket/prefix[?endpoint=…&region=…]")
-    ledger_url: str = setting(help="sqlite:////file or postgresql+psycopg://user@host/database?passfile=…")
+    objects_url: str = setting(
+        help="object store: file:///directory or s3://bucket/prefix[?endpoint=…&region=…]; controller, empty: none"
+    )
+    ledger_url: str = setting(
+        help="sqlite:////file or postgresql+psycopg://user@host/database?passfile=…; controller, empty: none"
+    )
     grant_key_file: Path | None = setting(
-        None, help="keys shared with workers, one per line; the first signs", must_exist=True
+        None, help="keys shared by gateways and workers, one per line; the first signs", must_exist=True
     )
     # `benchmarks.kill_any` and `benchmarks.soak` shorten these three for their processes.
     grant_ttl_s: float = setting(
@@ -202,7 +207,7 @@ class GatewaySettings:
         False,
         help="take alpha, bias, eviction and admission from the plan unless set; needs a controller",
     )
-    controller_address: str = setting("", help="controller to register with, and its standbys; empty: none")
+    controller_address: str = setting("", help="controller, and its standbys; empty: none")
     advertise_address: str = setting(
         "", help="address for other processes; empty: the first of listen, with the host's name"
     )

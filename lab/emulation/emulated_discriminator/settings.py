@@ -13,7 +13,7 @@ class EmulatedDiscriminatorSettings:
     rpc: RpcServerSettings
     channels: RpcChannelSettings
     fleet: Path = setting(help="TOML file of the fleet", must_exist=True)
-    controller_address: str = setting("", help="controller to register with, and its standbys; empty: none")
+    controller_address: str = setting("", help="controller, and its standbys; empty: none")
     advertise_address: str = setting(
         "", help="address for other processes; empty: the first of listen, with the host's name"
     )

@@ -16,9 +16,12 @@ class EmulatedWorkerSettings:
     channels: RpcChannelSettings
     fleet: Path = setting(help="TOML file of the fleet", must_exist=True)
     devices: str = setting(help="name of the [[devices]] entry to emulate")
-    objects_url: str = setting("file:///var/lib/pentimento/objects", help="object store of latents and images")
+    objects_url: str = setting(
+        "file:///var/lib/pentimento/objects",
+        help="object store: file:///directory or s3://bucket/prefix[?endpoint=…&region=…]; controller, empty: none",
+    )
     grant_key_file: Path | None = setting(
-        None, help="the gateway's keys, one per line, to verify grants", must_exist=True
+        None, help="keys shared by gateways and workers, one per line; the first signs", must_exist=True
     )
     aging_limit_s: float = setting(
         30.0, help="time after arrival at which a request is due, unless its deadline is earlier", minimum=0
@@ -27,7 +30,7 @@ class EmulatedWorkerSettings:
     progress_interval_ms: int = setting(
         1000, help="least time between progress messages; many devices share this machine", minimum=0
     )
-    controller_address: str = setting("", help="controller to register with, and its standbys; empty: none")
+    controller_address: str = setting("", help="controller, and its standbys; empty: none")
     advertise_address: str = setting(
         "", help="address for other processes; empty: the first of listen, with the host's name"
     )
