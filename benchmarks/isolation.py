@@ -275,7 +275,7 @@ def settings(directory: Path) -> GatewaySettings:
         "--ledger-url": f"sqlite:///{directory}/ledger.sqlite",
         "--latent-thresholds": "0.65:0.1,0.85:0.3,0.95:0.5",
         "--image-thresholds": "0.6:0.4",
-        "--search-timeout-ms": "10000",
+        "--part-wait-factor": "200",
         # a skipped search could only hide a foreign start
         "--match-predictor": "off",
         "--log-level": "warning",

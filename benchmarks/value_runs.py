@@ -24,18 +24,14 @@ from zoo.scene_log import SceneLog
 HEAVY, LIGHT = "tiny-heavy", "tiny-light"
 COPIES = 2
 OTHER_SEED = 1_000_000
-PATIENCE_MS = 1_000
 # No hit is generated again during a run: an idle suite would take the cores of the serving one. The cache is waited
 # for: the workers have all cores, and a lookup that waits for one longer than usual is no miss here.
 SETTINGS = f"""[common]
 quality_sample_share = 0.0
+part_wait_factor = 30.0
 [controller]
 heavy = "{HEAVY}"
 small = ["{LIGHT}"]
-[vectordb_gateway]
-search_timeout_ms = {PATIENCE_MS}
-[frontdoor]
-part_wait_factor = 30.0
 """
 
 

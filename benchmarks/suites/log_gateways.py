@@ -51,7 +51,7 @@ async def log_gateway(
         command = [sys.executable, "-m", MODULE, "--bounds", bounds, "--listen", address, "--log-level", "error"]
         command += ["--index-url", index_url or f"edge://{folder}/index", "--ledger-url", f"sqlite:///{folder}/ledger"]
         command += ["--objects-url", f"file://{folder}/objects", *NIRVANA_FLAGS]
-        process = await asyncio.create_subprocess_exec(*command, "--search-timeout-ms", "5000", *flags)
+        process = await asyncio.create_subprocess_exec(*command, "--part-wait-factor", "100", *flags)
         channel = open_channel(address, RpcChannelSettings())
         try:
             client = GatewayClient(channel)

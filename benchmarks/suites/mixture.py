@@ -37,8 +37,7 @@ DWELL_S, DAMPING_S, PLAN_INTERVAL_S, LEASE_S = 60.0, 180.0, 2.0, 4.5
 # A late image counts as late and not as lost.
 PATIENCE_S = 120.0
 # A lookup that a busy machine delays would count as a miss of the system, a late report as a lost worker.
-PATIENT = {f"PENTIMENTO_FRONTDOOR_{part}_TIMEOUT_MS": "5000" for part in ("EMBED", "LOOKUP", "RESERVE")}
-PATIENT |= {"PENTIMENTO_VECTORDB_GATEWAY_SEARCH_TIMEOUT_MS": "1000", "PENTIMENTO_FRONTDOOR_WORKER_SILENCE_S": "20"}
+PATIENT = {"PENTIMENTO_COMMON_PART_WAIT_FACTOR": "100", "PENTIMENTO_FRONTDOOR_WORKER_SILENCE_S": "20"}
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ share of the device seconds of all images, and runs among the requests.
 
 import hashlib
 from dataclasses import dataclass
-from enum import Enum
 
 _DRAWS = 1 << 64
 
@@ -16,14 +15,6 @@ def is_sampled(request_id: str, share: float) -> bool:
     """Return whether a hit is in the `share` (0..1) that is generated again; always the same for one `request_id`."""
     draw = int.from_bytes(hashlib.sha256(request_id.encode()).digest()[:8], "big")
     return draw < share * _DRAWS
-
-
-class GivesWay(Enum):
-    """State the requests that stop a shadow: any request of the suite, as its devices may share one machine, or only
-    the requests of the shadow's own worker."""
-
-    SUITE = "suite"
-    WORKER = "worker"
 
 
 @dataclass(frozen=True)
@@ -48,12 +39,10 @@ class SuiteLoad:
     workers: tuple[IdleWorker, ...]
 
 
-def shadow_worker(load: SuiteLoad, least_quiet_s: float, gives_way: GivesWay) -> str | None:
-    """Return an idle worker that may generate a shadow now; None while requests wait or arrived less than
-    `least_quiet_s` ago, or, if shadows give way to the suite, while any request runs."""
-    if load.waiting_count or load.quiet_s < least_quiet_s:
-        return None
-    if load.running_count and gives_way is GivesWay.SUITE:
+def shadow_worker(load: SuiteLoad, least_quiet_s: float) -> str | None:
+    """Return an idle worker that may generate a shadow now; None while a request of the suite waits or runs, as its
+    devices may share one machine, or arrived less than `least_quiet_s` ago."""
+    if load.waiting_count or load.running_count or load.quiet_s < least_quiet_s:
         return None
     idle = (worker for worker in load.workers if worker.eligible and not worker.used_count and worker.credit_count)
     return min((worker.worker_id for worker in idle), default=None)

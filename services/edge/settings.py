@@ -8,6 +8,8 @@ from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.rpc.settings import MEBIBYTE, check_http_address
 from pentimento.settings import setting
 
+# Bodies of the largest size that are in memory at one time.
+LARGEST_BODIES_COUNT = 16
 # Replaced by a request's id in `trace_url`.
 REQUEST = "{request_id}"
 
@@ -19,10 +21,10 @@ class HttpSettings:
     http_listen: str = setting(
         "127.0.0.1:50480", help="host:port of the HTTP API; port 0: any free port; TLS as for `listen`"
     )
-    http_connections: int = setting(1024, help="open HTTP connections; further ones are closed", minimum=1)
-    max_body_bytes: int = setting(16 * MEBIBYTE, help="body of a request; beyond: 413, unread", minimum=1024)
-    max_bodies_bytes: int = setting(
-        256 * MEBIBYTE, help="all bodies in memory; beyond: 503 with Retry-After", minimum=1024
+    max_body_bytes: int = setting(
+        16 * MEBIBYTE,
+        help="body of a request, beyond: 413, unread; 16 such bodies in memory, beyond: 503",
+        minimum=1024,
     )
     idle_timeout_s: float = setting(
         90.0,
@@ -45,8 +47,6 @@ class HttpSettings:
 
     def __post_init__(self) -> None:
         check_http_address("--http-listen", self.http_listen)
-        if self.max_bodies_bytes < self.max_body_bytes:
-            raise ValueError(f"--max-bodies-bytes must be at least --max-body-bytes, got {self.max_bodies_bytes}")
 
 
 def aliases_of(given: tuple[str, ...]) -> dict[str, str]:

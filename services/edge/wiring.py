@@ -18,7 +18,7 @@ from services.edge.http.bodies import BodyBudget
 from services.edge.http.bounded import DEFAULT_LIMITS, HttpLimits
 from services.edge.http.listener import HttpListener
 from services.edge.parts import EdgeParts, Readiness
-from services.edge.settings import EdgeSettings, drain_delay_of
+from services.edge.settings import LARGEST_BODIES_COUNT, EdgeSettings, drain_delay_of
 
 INTRODUCTION_TIMEOUT_S = 10.0
 
@@ -78,7 +78,7 @@ def wire(settings: EdgeSettings, limits: HttpLimits = DEFAULT_LIMITS) -> EdgePro
         for name, address in (("controller", settings.controller_address), ("gateway", settings.gateway_address))
         if address
     }
-    bodies = BodyBudget(settings.http.max_body_bytes, settings.http.max_bodies_bytes)
+    bodies = BodyBudget(settings.http.max_body_bytes, LARGEST_BODIES_COUNT * settings.http.max_body_bytes)
     history = HistoryReader(
         {name: open_channel(address, settings.channels) for name, address in frontdoors.items()},
         open_channel(settings.controller_address, settings.channels) if settings.controller_address else None,

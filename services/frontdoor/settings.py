@@ -7,7 +7,6 @@ from pentimento.domain.safety import SUBJECTS
 from pentimento.policies.cells import CellMap, read_cells
 from pentimento.policies.latent_pairing import PairingMode
 from pentimento.policies.residual_pipelining import PipeliningMode
-from pentimento.policies.shadow_painting import GivesWay
 from pentimento.policies.thinning import ThinningMode
 from pentimento.profiles.catalogue import FeatureReuseMode, HandoverMode
 from pentimento.profiles.rules import RuleChoice
@@ -59,9 +58,6 @@ class QualitySettings:
     quality_work_share: float = setting(
         0.05, help="largest share of idle time and device seconds for generating images again", minimum=0, maximum=1
     )
-    quality_gives_way: GivesWay = setting(
-        GivesWay.SUITE, help="a hit generated again stops for any request (suite), or for those on its worker (worker)"
-    )
 
 
 @dataclass(frozen=True)
@@ -72,7 +68,9 @@ class RetentionLimits:
     tenant_result_bytes: int = setting(
         4 << 30, help="bytes of finished images per tenant; beyond, its oldest are deleted", minimum=0
     )
-    sweep_interval_s: float = setting(600.0, help="time between sweeps for objects without a row", minimum=0.01)
+    sweep_interval_s: float = setting(
+        600.0, help="time between comparisons of objects, ledger and index", minimum=0.01, maximum=86_400
+    )
 
 
 @dataclass(frozen=True)
@@ -84,8 +82,16 @@ class QuotaLimits:
         1 << 30, help="bytes of input images of a tenant's unfinished requests", minimum=0
     )
     min_free_bytes: int = setting(
-        512 << 20, help="free bytes on the disk of journal or images below which requests are rejected", minimum=0
+        512 << 20,
+        help="free bytes on the disk of journal or images below which requests are rejected; half of it may be images "
+        "in the journal while the object store is down",
+        minimum=0,
     )
+
+    @property
+    def spool_bytes(self) -> int:
+        """Return the bytes of images that the journal may hold while the object store is down."""
+        return self.min_free_bytes // 2
 
 
 @dataclass(frozen=True)
@@ -149,8 +155,8 @@ class FrontdoorSettings:
     )
     part_wait_factor: float = setting(
         1.0,
-        help="times the waits for optional parts: embedder and prediction 250 ms, lookup 60 ms, reservation 50 ms, "
-        "score 1 s; larger on slow machines",
+        help="times the waits for optional parts: embedder and prediction 250 ms, lookup 60 ms, search and reservation "
+        "50 ms, score 1 s; larger on slow machines",
         minimum=0.001,
         maximum=10_000,
     )
@@ -230,11 +236,6 @@ class FrontdoorSettings:
         "", help="RFC 3161 timestamp authority, called for each signed image; empty: none"
     )
     tenant_pinned_bytes: int = setting(1 << 30, help="pinned bytes per tenant: start and input images", minimum=0)
-    spool_bytes: int = setting(
-        256 << 20,
-        help="bytes of images in the journal while the object store is down, at most half for one tenant",
-        minimum=0,
-    )
     signing_key_file: Path | None = setting(
         None, help="file of signing keys for addresses and webhooks, 64 hexadecimal digits a line"
     )
@@ -243,10 +244,9 @@ class FrontdoorSettings:
         86_400.0, help="longest lifetime of an image's address; 0: no addresses", minimum=0, maximum=604_800
     )
     webhook_hosts: tuple[str, ...] = setting(
-        (), help="hosts that webhooks may call: NAME, *.NAME or NAME:PORT; empty: no webhooks"
+        (), help="hosts that webhooks may call: NAME, *.NAME or NAME:PORT, without TLS http://NAME; empty: none"
     )
     webhook_networks: tuple[str, ...] = setting((), help="private networks that webhooks may call, such as 10.0.0.0/8")
-    webhook_plain_http: bool = setting(False, help="allow webhooks without TLS")
     webhook_ca_file: Path | None = setting(None, help="PEM authorities of webhook servers; empty: the system's")
     adopt_objects: bool = setting(False, help="take over another journal's objects: those without a row are swept")
 

@@ -131,7 +131,10 @@ def wire(settings: FrontdoorSettings, journal: Journal, epoch: int, fixed: Fixed
     # Objects.
     signer = (lambda: PathSigner(*keys())) if keys else None
     keeper = ObjectKeeper(
-        lambda: open_objects(settings.objects_url, signer), journal.objects, settings.spool_bytes, fixed.store_timeout_s
+        lambda: open_objects(settings.objects_url, signer),
+        journal.objects,
+        settings.quotas.spool_bytes,
+        fixed.store_timeout_s,
     )
     inputs = Inputs(keeper, jobs.spawn_background)
     jobs.on_end = partial(_on_end, inputs, webhooks)
@@ -351,7 +354,7 @@ def wire_webhooks(
 ) -> Webhooks:
     """Return the webhooks that the settings allow; none are called without hosts. Raises InvalidArgument naming the
     wrong setting."""
-    rules = webhook_rules(settings.webhook_hosts, settings.webhook_networks, settings.webhook_plain_http)
+    rules = webhook_rules(settings.webhook_hosts, settings.webhook_networks)
     # Reading the system's authorities is slow; a start without webhooks skips it.
     tls = _believing(settings) if rules.hosts else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     caller = WebhookCaller(rules, tls, fixed.webhook_timeout_s)

@@ -23,6 +23,8 @@ from pentimento.stores.vectors import IndexBuilding
 _MEBIBYTE = 1024 * 1024
 # Share of the from-scratch quality that given thresholds promise: both papers' alpha.
 GIVEN_QUALITY = 0.9
+# After that a lookup is a miss, times `part_wait_factor`.
+SEARCH_TIMEOUT_S = 0.05
 # The longest chain of images that start from one another: its last one is not reused.
 MAX_ANCESTOR_DEPTH = 5
 
@@ -188,17 +190,20 @@ class GatewaySettings:
     grant_key_file: Path | None = setting(
         None, help="keys shared by gateways and workers, one per line; the first signs", must_exist=True
     )
-    # `benchmarks.kill_any` and `benchmarks.soak` shorten these three for their processes.
+    # `benchmarks.kill_any` and `benchmarks.soak` shorten these two for their processes.
     grant_ttl_s: float = setting(
         900.0, help="lifetime of a reservation; above the longest attempt with its queue", minimum=0.1, maximum=86_400
     )
-    object_grace_s: float = setting(
-        120.0, help="time the objects of an evicted entry stay for running requests", minimum=0, maximum=86_400
+    sweep_interval_s: float = setting(
+        600.0, help="time between comparisons of objects, ledger and index", minimum=0.01, maximum=86_400
     )
-    reconcile_interval_s: float = setting(
-        600.0, help="time between comparisons of index, objects and ledger", minimum=0.01, maximum=86_400
+    part_wait_factor: float = setting(
+        1.0,
+        help="times the waits for optional parts: embedder and prediction 250 ms, lookup 60 ms, search and reservation "
+        "50 ms, score 1 s; larger on slow machines",
+        minimum=0.001,
+        maximum=10_000,
     )
-    search_timeout_ms: int = setting(50, help="time after which a lookup is a miss", minimum=1, maximum=10_000)
     match_predictor: MatchPredictorChoice = setting(
         MatchPredictorChoice.AUTO,
         help="skip hopeless searches: while it gains time and a search takes 2 ms (auto), off, always",
@@ -217,8 +222,10 @@ class GatewaySettings:
             raise ValueError("--follow-plan needs a --controller-address")
 
     def bounds(self) -> GatewayBounds:
-        """Return the times and sizes of the gateway; the settings give three."""
-        return GatewayBounds(self.grant_ttl_s, self.object_grace_s, reconcile_interval_s=self.reconcile_interval_s)
+        """Return the times and sizes of the gateway; the settings give two."""
+        # No request that runs with an entry's objects outlasts its reservation.
+        grace_s = min(GatewayBounds.object_grace_s, self.grant_ttl_s)
+        return GatewayBounds(self.grant_ttl_s, grace_s, reconcile_interval_s=self.sweep_interval_s)
 
     def choice(self) -> CacheChoice:
         """Return what the operator chose of all that a plan may say of the cache."""

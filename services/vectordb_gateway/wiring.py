@@ -28,7 +28,7 @@ from services.vectordb_gateway.lookup.lookup import Lookup
 from services.vectordb_gateway.lookup.search import LookupBounds
 from services.vectordb_gateway.match_predictor.match_watch import MatchWatch
 from services.vectordb_gateway.servicer import FULL_NAME, Gateway, GatewayServicer
-from services.vectordb_gateway.settings import EvictionChoice, GatewayBounds, GatewaySettings
+from services.vectordb_gateway.settings import SEARCH_TIMEOUT_S, EvictionChoice, GatewayBounds, GatewaySettings
 from services.vectordb_gateway.upkeep.healing import Healing
 from services.vectordb_gateway.upkeep.indexing import Indexing
 from services.vectordb_gateway.upkeep.maintenance import Maintenance
@@ -123,7 +123,9 @@ def wire(
     quality = QualityWatch(ledger, guard, planned)
     suspects = Suspects(bounds.quarantine_s)
     keys = kept_grant_keys(settings.grant_key_file) if settings.grant_key_file is not None else None
-    searched = LookupBounds(settings.search_timeout_ms / 1000, settings.selection.scratch_share, _row_age_s(bounds))
+    searched = LookupBounds(
+        SEARCH_TIMEOUT_S * settings.part_wait_factor, settings.selection.scratch_share, _row_age_s(bounds)
+    )
     gateway = Gateway(
         lookup=Lookup(guard, index, ledger, quality, searched, watch, lambda: planned.in_force, suspects),
         writing=EntryWriting(ledger, guard, indexing, capacity, planned, bounds.grant_ttl_s, clock, keys),

@@ -156,7 +156,7 @@ def gateway_settings(directory: Path, *flags: str) -> GatewaySettings:
         "--index-url": f"edge://{directory}/index",
         "--objects-url": f"file://{directory}/objects",
         "--ledger-url": f"sqlite:///{directory}/ledger.sqlite",
-        "--search-timeout-ms": "10000",
+        "--part-wait-factor": "200",
         "--earned-reuse": "no",
         "--log-level": "warning",
     }

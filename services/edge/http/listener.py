@@ -74,7 +74,7 @@ class HttpListener:
         bound_tls_buffers()
         tls = server_tls(rpc)
         self._listen = http.http_listen
-        self._limits = replace(limits, connections=http.http_connections, idle_timeout_s=http.idle_timeout_s)
+        self._limits = replace(limits, idle_timeout_s=http.idle_timeout_s)
         self._other_files = files_of(rpc.listen, BOUNDS.max_connections, takes_turns=False)
         self._server = QuietUvicorn(
             uvicorn.Config(

@@ -23,7 +23,6 @@ from pentimento.domain.generation import Provenance
 from pentimento.domain.kept_quality import kept_share
 from pentimento.domain.reasons import Reason
 from pentimento.policies.shadow_painting import (
-    GivesWay,
     IdleWorker,
     ShadowBudget,
     SuiteLoad,
@@ -137,14 +136,13 @@ class Shadows:
                 SHADOWS.labels("dropped").inc()
             self.hits.append(SampledHit(request_id, tenant, light, trial))
 
-    def make_way(self, worker_id: str = "") -> None:
-        """Stop the shadow if it blocks an arriving request, which runs on `worker_id` if that is given."""
+    def make_way(self) -> None:
+        """Stop the shadow if it blocks an arriving request."""
         self._busy_at = self.clock.monotonic()
         run = self.run
         if run is None or run.paid:
             return
-        if self.settings.quality_gives_way is GivesWay.SUITE or run.worker_id == worker_id:
-            run.stop()
+        run.stop()
 
     async def left(self, worker_id: str) -> None:
         """Return once no stopped shadow holds a place at the worker."""
@@ -214,7 +212,7 @@ class Shadows:
         plan = hit.plan
         assert plan is not None
         load, left_s = self._load(plan.held.model_digest), self._budget.left_s(self.clock.monotonic())
-        worker_id = shadow_worker(load, self.fixed.quality_quiet_s, self.settings.quality_gives_way)
+        worker_id = shadow_worker(load, self.fixed.quality_quiet_s)
         least_s = min(max(plan.expected_s * MARGIN, LEAST_S), MOST_SAVED_S / 2)
         if worker_id is not None and left_s >= least_s:
             return await self._paint(hit, plan, worker_id, left_s, self._budget)

@@ -28,7 +28,10 @@ _URL = re.compile(
     r"(?P<target>/[!$-;=?-\[\]_a-z~]*)?",
     re.ASCII,
 )
-_HOST_RULE = re.compile(rf"(?P<any>\*\.)?(?P<host>{_LABEL}(?:\.{_LABEL})*)(?::(?P<port>[1-9][0-9]{{0,4}}))?", re.ASCII)
+_HOST_RULE = re.compile(
+    rf"(?:(?P<scheme>http)://)?(?P<any>\*\.)?(?P<host>{_LABEL}(?:\.{_LABEL})*)(?::(?P<port>[1-9][0-9]{{0,4}}))?",
+    re.ASCII,
+)
 # All that IPv6 gives to hosts (RFC 4291); neither site-local addresses (fec0::/10) nor reserved ones are in it.
 _PUBLIC_IPV6 = IPv6Network("2000::/3")
 # Addresses that encode another address (RFC 3056, 4380, 7526), those of protocols (RFC 6890), documentation (RFC 9637)
@@ -62,29 +65,33 @@ class HostRule:
     host: str
     below: bool = False
     port: int | None = None
+    scheme: str = "https"
 
     @classmethod
     def of_text(cls, text: str) -> "HostRule":
-        """Read `hooks.example.com`, `*.example.com` or `hooks.example.com:8443`. Raises InvalidArgument."""
+        """Read `hooks.example.com`, `*.example.com` or `hooks.example.com:8443`; `http://` before it: without TLS.
+        Raises InvalidArgument."""
         found = _HOST_RULE.fullmatch(text.lower())
         if found is None or len(text) > MAX_URL_CHARS:
-            raise InvalidArgument.of("webhook_hosts", f"must be NAME, *.NAME or NAME:PORT, got {text[:80]!r}")
-        return cls(found["host"], bool(found["any"]), int(found["port"]) if found["port"] else None)
+            raise InvalidArgument.of(
+                "webhook_hosts", f"must be NAME, *.NAME, NAME:PORT or http://NAME, got {text[:80]!r}"
+            )
+        port = int(found["port"]) if found["port"] else None
+        return cls(found["host"], bool(found["any"]), port, found["scheme"] or "https")
 
     def allows(self, target: WebhookTarget) -> bool:
         usual = _HTTPS_PORT if target.scheme == "https" else _HTTP_PORT
         named = target.host.endswith(f".{self.host}") if self.below else target.host == self.host
-        return named and target.port == (self.port or usual)
+        return named and target.port == (self.port or usual) and target.scheme == self.scheme
 
 
 @dataclass(frozen=True)
 class WebhookRules:
-    """Decide which addresses may be called. `hosts` empty: none. `networks`: addresses that are not public but allowed;
-    `plain_http`: also without TLS."""
+    """Decide which addresses may be called. `hosts` empty: none. `networks`: addresses that are not public but
+    allowed."""
 
     hosts: tuple[HostRule, ...] = ()
     networks: tuple[IPv4Network | IPv6Network, ...] = ()
-    plain_http: bool = False
 
     def target(self, url: str) -> WebhookTarget:
         """Return the parts of the address. Raises FailedPrecondition WEBHOOKS_OFF, WEBHOOK_REFUSED for a host that is
@@ -96,7 +103,7 @@ class WebhookRules:
         if found is None or port > 65_535:
             limit = f"must be https://NAME[:PORT][/PATH] of at most {MAX_URL_CHARS} plain characters, the name in lower"
             raise InvalidArgument.of("webhook.url", f"{limit} case, without user and fragment")
-        if found["scheme"] == "http" and not self.plain_http:
+        if all(rule.scheme == "https" for rule in self.hosts) and found["scheme"] == "http":
             raise InvalidArgument.of("webhook.url", "must begin with https://")
         usual = _HTTPS_PORT if found["scheme"] == "https" else _HTTP_PORT
         target = WebhookTarget(found["scheme"], found["host"], port or usual, found["target"] or "/")
@@ -115,13 +122,13 @@ class WebhookRules:
         return found.is_global and not found.is_multicast and not found.is_reserved and not no_host
 
 
-def webhook_rules(hosts: tuple[str, ...], networks: tuple[str, ...], plain_http: bool) -> WebhookRules:
+def webhook_rules(hosts: tuple[str, ...], networks: tuple[str, ...]) -> WebhookRules:
     """Return the rules of an operator's settings. Raises InvalidArgument naming the wrong one."""
     try:
         parsed = tuple(ip_network(text) for text in networks)
     except ValueError as error:
         raise InvalidArgument.of("webhook_networks", f"must be networks such as 10.0.0.0/8: {error}") from None
-    return WebhookRules(tuple(map(HostRule.of_text, hosts)), parsed, plain_http)
+    return WebhookRules(tuple(map(HostRule.of_text, hosts)), parsed)
 
 
 def _unwrapped(address: str) -> Address:

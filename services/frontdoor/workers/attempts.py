@@ -89,7 +89,7 @@ class AttemptStreams:
         self.follow(effect, job, execution, lambda link: self._execute(link, job, execution, effect))
 
     def reserve_pair(self, effect: ReservePair) -> None:
-        self.shadows.make_way(effect.peer_id)
+        self.shadows.make_way()
         self._execution(effect).peer = (effect.peer_id, self.links.address_of(effect.peer_id))
 
     def stop_attempt(self, effect: StopAttempt) -> None:
@@ -208,7 +208,7 @@ class AttemptStarter:
 
     def persist_attempt(self, effect: PersistAttempt) -> None:
         job = self.jobs.get(effect.request_id)
-        self.shadows.make_way(effect.worker_id)
+        self.shadows.make_way()
         routed = job.routed[effect.cascade_stage]
         execution = self._execution(job, effect, effect.option)
         if effect.option and routed.journalled is None:

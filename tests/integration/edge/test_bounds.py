@@ -83,7 +83,7 @@ async def test_a_body_that_trickles_ends_the_connection(edge: EdgeUnderTest) -> 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
 
 
-@limited(http_connections=3)
+@limited(connections=3)
 @pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHo", HEALTH + b"\r\n"], ids=["silent", "half", "idle"])
 async def test_connection_that_waited_longest_is_closed_beyond_the_bound(edge: EdgeUnderTest, sent: bytes) -> None:
     async with connection(edge) as (oldest, writer):
@@ -102,7 +102,7 @@ async def test_connection_that_waited_longest_is_closed_beyond_the_bound(edge: E
             assert not younger.at_eof()
 
 
-@limited(http_connections=3)
+@limited(connections=3)
 async def test_connections_beyond_the_bound_are_closed_where_all_others_are_at_work(edge: EdgeUnderTest) -> None:
     edge.worker.hold.clear()
     async with connection(edge) as one, connection(edge) as other, connection(edge) as third:
@@ -124,7 +124,7 @@ async def until_three(edge: EdgeUnderTest, are: Callable[[Any], object]) -> None
     await eventually(lambda: len(connections) == 3 and all(map(are, connections)))
 
 
-@limited(http_connections=3)
+@limited(connections=3)
 async def test_slowest_sender_is_closed_if_none_is_idle(edge: EdgeUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounded, "SENDING_GRACE_S", 0.1)
     async with (
@@ -144,7 +144,7 @@ async def test_slowest_sender_is_closed_if_none_is_idle(edge: EdgeUnderTest, mon
         assert not (quick.at_eof() or third.at_eof())
 
 
-@limited(http_connections=3)
+@limited(connections=3)
 async def test_connection_that_has_just_begun_to_send_stays_open(
     edge: EdgeUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,7 +159,7 @@ async def test_connection_that_has_just_begun_to_send_stays_open(
         assert not one.at_eof()
 
 
-@limited(http_connections=8)
+@limited(connections=8)
 async def test_silent_connections_block_no_caller(edge: EdgeUnderTest) -> None:
     async with AsyncExitStack() as stack:
         for _ in range(32):
@@ -170,7 +170,7 @@ async def test_silent_connections_block_no_caller(edge: EdgeUnderTest) -> None:
         assert edge.listener.connection_count <= 8
 
 
-@limited(http_connections=3)
+@limited(connections=3)
 async def test_an_answer_that_is_still_being_read_makes_no_room(edge: EdgeUnderTest) -> None:
     edge.worker.picture_bytes = 8 << 20
     async with AsyncExitStack() as stack:
@@ -288,10 +288,13 @@ async def test_form_that_is_none_is_refused_and_not_logged(
     await assert_generates(edge)
 
 
-@limited(max_body_bytes=4096, max_bodies_bytes=4096)
-async def test_bodies_are_bounded_together(edge: EdgeUnderTest) -> None:
-    async with connection(edge) as (_, writer):
-        writer.write(JSON_HEAD + b"Content-Length: 4000\r\n\r\n" + b" " * 3900)
+@limited(max_body_bytes=4096)
+async def test_bodies_of_one_caller_are_bounded_together(edge: EdgeUnderTest) -> None:
+    """A caller may have half of the 16 bodies."""
+    async with AsyncExitStack() as stack:
+        for _ in range(8):
+            _, writer = await stack.enter_async_context(connection(edge))
+            writer.write(JSON_HEAD + b"Content-Length: 4096\r\n\r\n" + b" " * 4000)
         refused = await edge.generate(negative_prompt="x" * 300)
         while refused.status_code == 200:
             refused = await edge.generate(negative_prompt="x" * 300)

@@ -55,7 +55,7 @@ async def test_connection_with_body_after_answer_ends_when_idle(edge: EdgeUnderT
         await reader.read()
 
 
-@limited(http_connections=2)
+@limited(connections=2)
 async def test_connection_with_body_after_answer_is_closed_for_others(edge: EdgeUnderTest) -> None:
     async with connection(edge) as (oldest, writer), connection(edge):
         writer.write(WRONG_TYPE + b"Content-Length: %d\r\n\r\n" % len(GOOD))

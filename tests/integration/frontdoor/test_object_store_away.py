@@ -111,7 +111,7 @@ async def test_full_store_is_treated_as_missing(suite: FrontdoorSuite, monkeypat
 
 async def test_full_spool_fails_image_and_refuses_requests(folder: Path, worker: PacedWorker) -> None:
     worker.picture_bytes = 10_000
-    async with running_suite(folder, spool_bytes=30_000) as suite:
+    async with running_suite(folder, min_free_bytes=60_000) as suite:
         with store_away(folder):
             assert (await suite.paint()).image
             with pytest.raises(ResourceExhausted) as refused:
@@ -124,7 +124,7 @@ async def test_full_spool_fails_image_and_refuses_requests(folder: Path, worker:
 
 async def test_spool_of_one_tenant_leaves_room_for_others(folder: Path, worker: PacedWorker) -> None:
     worker.picture_bytes = 10_000
-    async with running_suite(folder, spool_bytes=30_000) as suite:
+    async with running_suite(folder, min_free_bytes=60_000) as suite:
         api = suite.frontdoor.api
         with store_away(folder):
             for tenant in ("greedy", "modest"):
@@ -156,7 +156,7 @@ async def test_store_error_hides_path_and_key(suite: FrontdoorSuite) -> None:
 async def test_retry_of_unkept_image_begins_again_with_room(folder: Path, worker: PacedWorker, count: int) -> None:
     request = replace(REQUEST, image_count=count)
     worker.picture_bytes = 10_000
-    async with running_suite(folder, spool_bytes=5_000) as suite:
+    async with running_suite(folder, min_free_bytes=10_000) as suite:
         with store_away(folder):
             stream = suite.client.generate(request, "key")
             request_id = await suite.accepted(stream)

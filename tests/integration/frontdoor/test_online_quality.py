@@ -17,7 +17,6 @@ from pentimento.domain.errors import FailedPrecondition, Internal
 from pentimento.domain.generation import Donor, FromImage, FromLatent, FromNoise, NoiseForm, ObjectReference
 from pentimento.domain.image_request import CacheMode, ImageFormat, ImageRequest
 from pentimento.domain.online_quality import AchievedQuality, ReuseQuality
-from pentimento.policies.shadow_painting import GivesWay
 from pentimento.wire.codec import encode
 from services.frontdoor.metrics import SHADOWS
 from services.frontdoor.quality import shadows as shadow_module
@@ -179,15 +178,14 @@ async def test_request_does_not_wait_for_a_shadow(folder: Path, worker: PacedWor
     assert told("stopped") == stopped + 1
 
 
-@pytest.mark.parametrize("gives_way", GivesWay)
-async def test_shadow_yields_to_requests_of_its_worker_or_of_all(
-    folder: Path, worker: PacedWorker, gateway: WatchingGateway, gives_way: GivesWay
+async def test_shadow_yields_to_requests_of_another_worker(
+    folder: Path, worker: PacedWorker, gateway: WatchingGateway
 ) -> None:
     other = PacedWorker("w2")
     other.held = replace(other.held, model="other", model_digest="sha256:other")
     server = await serve(other, f"unix:{folder / 'w2'}")
     addresses = (f"unix:{folder / 'w1'}", f"unix:{folder / 'w2'}")
-    async with watched(folder, gateway, worker_addresses=addresses, quality_gives_way=gives_way) as suite:
+    async with watched(folder, gateway, worker_addresses=addresses) as suite:
         await suite.wait_for_workers(2)
         # Enough that no shadow ends for its budget, however slowly requests are answered here.
         suite.frontdoor.shadows._budget.earn(shadow_module.MOST_SAVED_S)
@@ -196,13 +194,11 @@ async def test_shadow_yields_to_requests_of_its_worker_or_of_all(
         await until(lambda: bool(worker.running))
         stays = dict(worker.running)
         await suite.paint(replace(FIFTY, model="other", cache=CacheMode.OFF))
-        if gives_way is GivesWay.SUITE:
-            await worker.wait_until(lambda: not stays.keys() & worker.running.keys())
-        stayed = bool(stays.keys() & worker.running.keys())
+        await worker.wait_until(lambda: not stays.keys() & worker.running.keys())
         worker.hold.set()
     await server.stop()
 
-    assert stayed == (gives_way is not GivesWay.SUITE)
+    assert stays
 
 
 async def test_misses_and_unsampled_hits_are_not_generated_again(

@@ -38,9 +38,8 @@ def calling(folder: Path, *servers: WebhookServer, **changes: Any) -> dict[str, 
         keys.write_text(new_signing_key())
     return {
         "signing_key_file": keys,
-        "webhook_hosts": tuple(f"127.0.0.1:{server.port}" for server in servers),
+        "webhook_hosts": tuple(f"{plain}127.0.0.1:{server.port}" for server in servers for plain in ("", "http://")),
         "webhook_networks": LOOPBACK,
-        "webhook_plain_http": True,
         "webhook_timeout_s": 60.0,
         "webhook_pause_s": 0.01,
         **changes,
@@ -260,7 +259,7 @@ async def test_webhook_connects_to_the_checked_address(monkeypatch: pytest.Monke
         return [(2, 1, 6, "", (address, port))]
 
     async with running_webhook_server() as server:
-        rules = webhook_rules((f"rebinds.example:{server.port}",), ("127.0.0.1/32",), plain_http=True)
+        rules = webhook_rules((f"http://rebinds.example:{server.port}",), ("127.0.0.1/32",))
         caller = WebhookCaller(rules, ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), 60.0)
         monkeypatch.setattr(socket, "getaddrinfo", resolve)
         url = f"http://rebinds.example:{server.port}/"
@@ -286,7 +285,7 @@ async def test_slow_resolver_blocks_neither_threads_nor_other_work(
         raise socket.gaierror
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    rules = webhook_rules(("slow.example",), (), plain_http=False)
+    rules = webhook_rules(("slow.example",), ())
     caller = WebhookCaller(rules, ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), 0.05)
     try:
         # More often than the pool has threads.
@@ -315,7 +314,7 @@ async def test_slow_resolver_blocks_neither_threads_nor_other_work(
 )
 async def test_invalid_webhook_answer_is_a_failure(answer: bytes | None, timeout_s: float, words: str) -> None:
     async with running_webhook_server(answers=[answer]) as server:
-        rules = webhook_rules((f"127.0.0.1:{server.port}",), LOOPBACK, plain_http=True)
+        rules = webhook_rules((f"http://127.0.0.1:{server.port}",), LOOPBACK)
         caller = WebhookCaller(rules, ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), timeout_s)
         with pytest.raises(WebhookFailed, match=words):
             await caller.post(url_of(server), {}, b"{}")

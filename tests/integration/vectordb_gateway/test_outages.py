@@ -41,7 +41,7 @@ async def until_back(gateway: RunningGateway) -> None:
 
 
 async def test_many_lookups_with_stopped_index_all_time_out(tmp_path: Path) -> None:
-    async with running_gateway(tmp_path, "--search-timeout-ms", "50") as gateway:
+    async with running_gateway(tmp_path, "--part-wait-factor", "1") as gateway:
         await gateway.store(embedding(1))
         child = index_process(gateway)
         child.suspend()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pentimento.policies.shadow_painting import GivesWay, IdleWorker, ShadowBudget, SuiteLoad, is_sampled, shadow_worker
+from pentimento.policies.shadow_painting import IdleWorker, ShadowBudget, SuiteLoad, is_sampled, shadow_worker
 
 IDLE = IdleWorker("w-1", used_count=0, credit_count=4, eligible=True)
 QUIET = SuiteLoad(waiting_count=0, running_count=0, quiet_s=5.0, workers=(IDLE,))
@@ -26,12 +26,13 @@ def test_is_sampled_is_stable_for_a_request(request_id: str) -> None:
 
 
 def test_shadow_worker_is_idle_one() -> None:
-    assert shadow_worker(QUIET, 2.0, GivesWay.SUITE) == "w-1"
+    assert shadow_worker(QUIET, 2.0) == "w-1"
 
 
 def test_shadow_worker_is_none_while_not_off_peak() -> None:
     loads = {
         "a request waits": replace(QUIET, waiting_count=1),
+        "a request runs": replace(QUIET, running_count=1),
         "a request waited": replace(QUIET, quiet_s=1.9),
         "no worker": replace(QUIET, workers=()),
         "at work": replace(QUIET, workers=(replace(IDLE, used_count=1),)),
@@ -39,21 +40,13 @@ def test_shadow_worker_is_none_while_not_off_peak() -> None:
         "not eligible": replace(QUIET, workers=(replace(IDLE, eligible=False),)),
     }
 
-    found = {
-        (name, gives_way): shadow_worker(load, 2.0, gives_way) for name, load in loads.items() for gives_way in GivesWay
-    }
+    found = {name: shadow_worker(load, 2.0) for name, load in loads.items()}
     assert {case for case, worker in found.items() if worker is not None} == set()
-
-
-def test_shadow_worker_during_work_needs_own_device() -> None:
-    at_work = replace(QUIET, running_count=1)
-    assert shadow_worker(at_work, 2.0, GivesWay.SUITE) is None
-    assert shadow_worker(at_work, 2.0, GivesWay.WORKER) == "w-1"
 
 
 def test_shadow_worker_of_several_is_idle_one() -> None:
     busy = replace(IDLE, worker_id="a", used_count=2)
-    assert shadow_worker(replace(QUIET, workers=(busy, IDLE)), 2.0, GivesWay.WORKER) == "w-1"
+    assert shadow_worker(replace(QUIET, workers=(busy, IDLE)), 2.0) == "w-1"
 
 
 def test_shadow_budget_saves_up_to_limit() -> None:
