@@ -13,6 +13,7 @@ from typing import Any
 
 from pentimento.diffusion.checkpoint import BadCheckpoint, read_json_object
 from pentimento.diffusion.file_layouts import parts_of, recognise
+from pentimento.domain.adapters import ANY_DIGEST
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.files.model_files import SUFFIXES
 
@@ -31,11 +32,13 @@ def registry_entry(model: Path) -> Mapping[str, Any]:
 
 def check_digest(model: Path, digest: str, expected: str) -> None:
     """Raise FailedPrecondition unless the model has the `expected` digest, or if that is empty, its registry's; without
-    either any model passes."""
+    either, or with ANY_DIGEST, any model passes."""
+    if expected == ANY_DIGEST:
+        return
     expected = expected or str(registry_entry(model).get("digest", ""))
     if expected not in ("", digest):
         message = f"{model}: its digest is {digest}, expected {expected[:80]}"
-        raise FailedPrecondition("MODEL_DIGEST_MISMATCH", f"{message} (--accept-other-digest serves it all the same)")
+        raise FailedPrecondition("MODEL_DIGEST_MISMATCH", f"{message} (--expected-digest any serves it all the same)")
 
 
 @dataclass(frozen=True)

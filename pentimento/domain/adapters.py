@@ -14,6 +14,8 @@ from enum import Enum
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import ObjectReference
 
+# An expected digest that every file has.
+ANY_DIGEST = "any"
 MAX_ADAPTER_NAME_LENGTH = 128
 ADAPTER_NAME_RULE = (
     f"must be a registry name: 1 to {MAX_ADAPTER_NAME_LENGTH} lower-case letters, digits and single . _ - between them"

@@ -32,6 +32,8 @@ from pentimento.profiles.kinds import (
 from pentimento.profiles.rules import ThresholdRule
 
 HANDOVERS = "handover_profiles"
+# Share of the full quality that skipped steps and hand-overs keep, unless the operator states one.
+PROFILE_ALPHA = 0.95
 
 
 def read_profiles(paths: Iterable[Path], setting: str = "profiles") -> "ProfileSet":
@@ -164,7 +166,7 @@ class StepProfiles:
     """
 
     profiles: ProfileSet = field(default_factory=ProfileSet)
-    alpha: float = 0.95
+    alpha: float = PROFILE_ALPHA
     rule: ThresholdRule | None = None
     kind: ProfileKind = ProfileKind.STEPS
 
@@ -224,7 +226,7 @@ class ReusePromise:
     Without a rule each profile's own is used.
     """
 
-    alpha: float = 0.95
+    alpha: float = PROFILE_ALPHA
     rule: ThresholdRule | None = None
 
 
@@ -297,7 +299,7 @@ def _with_share(
         raise InvalidArgument.of(where, "must be one profile of a hand-over")
     profile = found[0]
     if profile.asked.alpha < promise.alpha:
-        limit = f"must be at least {promise.alpha:g}, the share of quality that is asked for here (--handover-alpha)"
+        limit = f"must be at least {promise.alpha:g}, the share of quality that is asked for here (--profile-alpha)"
         raise InvalidArgument.of(f"{where}.asked.alpha", f"{limit}, got {profile.asked.alpha:g}")
     number = _handover_of(cascade, where, profile, digests)
     handover = cascade.handovers[number]

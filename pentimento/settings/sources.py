@@ -22,7 +22,6 @@ KNOWN_TABLES = frozenset(kind.value for kind in ReplicaKind if kind is not Repli
 ALIKE = frozenset(
     {
         *("cascade", "cascades", "device", "devices", "default_deadline_s"),
-        *("expected_encoder_digest", "expected_model_digest"),
         *("tls_client_ca_file", "tls_client_cert_file", "tls_client_key_file"),
     }
 )

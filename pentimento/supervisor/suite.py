@@ -250,7 +250,7 @@ def worker(settings: SuiteSettings, state: StateDirectory, model: ModelDirectory
         "model-sources": listed("model", [one.source for one in settings.models if one.source]),
         "objects-url": objects_url(settings, state),
         "threads": settings.threads,
-        "expected-model-digest": model.digest,
+        "expected-digest": model.digest,
         "other-models": listed("model", others) if is_planned else "",
         "profiles": settings.profiles,
         "component-cache-dir": state.path / "components",

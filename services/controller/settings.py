@@ -12,7 +12,7 @@ from pentimento.domain.models import Handover
 from pentimento.plugins import POLICIES, check_policy, load_plugin
 from pentimento.policies.plan.registry import SERVING_POLICIES, PolicyBuilder, ServingPolicy
 from pentimento.policies.plan.settings import DeferralCurve, MixtureMode, ModelQuality, ServingSettings
-from pentimento.profiles.catalogue import ReusePromise
+from pentimento.profiles.catalogue import PROFILE_ALPHA, ReusePromise
 from pentimento.profiles.rules import RuleChoice
 from pentimento.rpc import RpcServerSettings
 from pentimento.rpc.settings import check_address
@@ -154,10 +154,11 @@ class ControllerSettings:
         "",
         help="registered cascade (light>heavy or longer) to plan; --allocator plans until it is registered",
     )
-    handover_alpha: float = setting(
-        0.95,
-        help="share of the later model's quality that a hand-over profile must promise",
-        minimum=0.01,
+    profile_alpha: float | None = setting(
+        None,
+        help="share of the full quality that profiles must promise; empty: 0.95, of reuse the plan's if followed, else "
+        "the profiles'",
+        minimum=0,
         maximum=1,
     )
     profile_rule: RuleChoice = setting(
@@ -207,7 +208,8 @@ class ControllerSettings:
     @property
     def reuse_promise(self) -> ReusePromise:
         """Return the requirements for hand-over profiles."""
-        return ReusePromise(self.handover_alpha, self.profile_rule.rule)
+        alpha = PROFILE_ALPHA if self.profile_alpha is None else self.profile_alpha
+        return ReusePromise(alpha, self.profile_rule.rule)
 
     def policy(self, handover: Handover | None = None) -> ServingPolicy:
         """Build the policy. `handover`: the registered hand-over from the light to the heavy model; its f(t) replaces

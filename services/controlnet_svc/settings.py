@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from pentimento.devices.choices import DeviceChoice, DtypeChoice
+from pentimento.devices.choices import CompileMode, DeviceChoice, DtypeChoice
 from pentimento.devices.claims import DeviceClaim, claim_gpu
 from pentimento.domain.adapters import AdapterKind
 from pentimento.domain.components import DEFAULT_DISK_MIB
@@ -45,7 +45,9 @@ class ControlNetSettings:
         1, help="replicas per GPU, sharing its memory; without a free one the process exits", minimum=1, maximum=64
     )
     dtype: DtypeChoice = setting(DtypeChoice.AUTO, help="precision of the networks")
-    capture: bool = setting(True, help="fused kernels and CUDA graphs for UNet ControlNets, on a GPU")
+    compile: CompileMode = setting(
+        CompileMode.AUTO, help="how the forward pass runs; on a GPU with fused kernels, except when off"
+    )
     threads: int = setting(1, help="torch threads", minimum=1, maximum=256)
     memory_budget_mib: int = setting(
         0,
@@ -65,6 +67,8 @@ class ControlNetSettings:
     )
 
     def __post_init__(self) -> None:
+        if self.compile is CompileMode.COMPILE:
+            raise ValueError("--compile of ControlNets must be auto, off or capture, got compile")
         if self.skip_missing:
             return
         for flag, path in (("controlnets", self.controlnets), ("depth-model", self.depth_model)):

@@ -12,6 +12,7 @@ from pentimento.api.auth.v1 import auth_pb2 as auth_pb
 from pentimento.api.controlnet.v1 import controlnet_service_pb2 as pb
 from pentimento.api.controlnet.v1.controlnet_service_pb2_grpc import add_ControlNetServiceServicer_to_server
 from pentimento.clients.controller import ControllerClient
+from pentimento.devices.choices import CompileMode
 from pentimento.devices.claims import visible_gpus
 from pentimento.diffusion.controlnets import PLAIN, ControlNetForm
 from pentimento.diffusion.controlnets.depth import load_depth_model
@@ -64,7 +65,7 @@ def _registered(settings: ControlNetSettings, device: torch.device, dtype: torch
 
 
 def _form(settings: ControlNetSettings, device: torch.device) -> ControlNetForm:
-    if device.type != "cuda" or not settings.capture:
+    if device.type != "cuda" or settings.compile is CompileMode.OFF:
         return PLAIN
     return ControlNetForm(usual_kernels(device), replaying(cuda_recorder(device), KEPT_RECORDINGS))
 

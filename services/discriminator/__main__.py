@@ -15,7 +15,7 @@ async def main(argv: list[str]) -> None:
         await serve_nothing(settings.rpc, "discriminator", settings.missing)
         return
     for directory in directories.values():
-        discriminator_files(directory, accept_other_digest=settings.accept_other_digest)
+        discriminator_files(directory, accept_other_digest=settings.accepts_other_digest)
     place_next_to_models(settings.device_claims_dir, "discriminator", settings.device)
     # Imported last: a wrong flag or directory is refused before torch is loaded.
     with importing_much():

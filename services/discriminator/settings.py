@@ -5,6 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from pentimento.devices.choices import DeviceChoice
+from pentimento.domain.adapters import ANY_DIGEST
 from pentimento.domain.safety import IMAGE, PROMPT
 from pentimento.files.adapter_registry import read_discriminators
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
@@ -29,7 +30,7 @@ class DiscriminatorSettings:
         "", help="the suite's encoder; discriminators that read prompts by another are skipped; empty: any"
     )
     skip_missing: bool = setting(False, help="skip missing files with a log line, and start without any; off: exit")
-    accept_other_digest: bool = setting(False, help="serve files with another digest than registry.json")
+    expected_digest: str = setting("", help="sha256:… to require; any: accept any; empty: from registry.json, else any")
     device: DeviceChoice = setting(DeviceChoice.AUTO, help="device of the networks")
     device_claims_dir: Path | None = setting(
         None, help="directory of GPU locks of this host; empty: the first GPU", must_exist=True
@@ -97,5 +98,11 @@ class DiscriminatorSettings:
             found[cascade] = Path(directory)
         return found
 
+    @property
+    def accepts_other_digest(self) -> bool:
+        return self.expected_digest == ANY_DIGEST
+
     def __post_init__(self) -> None:
+        if self.expected_digest and not self.accepts_other_digest:
+            raise ValueError("--expected-digest must be empty or any: there are several discriminators")
         self.directories()

@@ -51,7 +51,7 @@ def wire(settings: DiscriminatorSettings) -> DiscriminatorProcess:
     def opened() -> dict[str, PictureDiscriminator]:
         with inside():
             return {
-                cascade: open_discriminator(directory, accept_other_digest=settings.accept_other_digest, device=device)
+                cascade: open_discriminator(directory, accept_other_digest=settings.accepts_other_digest, device=device)
                 for cascade, directory in directories.items()
             }
 

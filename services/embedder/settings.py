@@ -21,8 +21,7 @@ class EmbedderSettings:
         help="text: prompts, and images if the encoder has both; image: images, next to an embedder of texts",
     )
     skip_missing: bool = setting(False, help="skip missing files with a log line, and start without any; off: exit")
-    expected_encoder_digest: str = setting("", help="required sha256:…; empty: from registry.json, else any")
-    accept_other_digest: bool = setting(False, help="serve files with another digest than registry.json")
+    expected_digest: str = setting("", help="sha256:… to require; any: accept any; empty: from registry.json, else any")
     device: DeviceChoice = setting(DeviceChoice.AUTO, help="device of the networks")
     device_claims_dir: Path | None = setting(
         None, help="directory of GPU locks of this host; empty: the first GPU", must_exist=True

@@ -35,8 +35,7 @@ class EmbedderProcess(ServiceProcess):
         """Load the encoder off the event loop, so that health is answered meanwhile."""
         torch.set_num_threads(self.settings.threads)
         model = await asyncio.to_thread(self.open_model, self.settings.encoder, self.device)
-        if not self.settings.accept_other_digest:
-            check_digest(self.settings.encoder, model.digest, self.settings.expected_encoder_digest)
+        check_digest(self.settings.encoder, model.digest, self.settings.expected_digest)
         if self.settings.space is Space.IMAGE and model.images is None:
             limit = "must embed images, as CLIP and SigLIP do, with --space image"
             raise InvalidArgument.of("encoder", f"{limit}; {self.settings.encoder} embeds texts only")

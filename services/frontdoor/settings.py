@@ -146,8 +146,9 @@ class FrontdoorSettings:
         help="defer light images below it, if the plan has no threshold; empty: the discriminator's, else 0.5",
         maximum=1.0,
     )
-    accept_unscored: bool = setting(True, help="return a light image that no discriminator scored; off: defer it")
-    fall_back: bool = setting(True, help="return the light image if a heavier model fails or would be late")
+    fall_back: bool = setting(
+        True, help="return the light image if no discriminator scores it, or a heavier model fails or would be late"
+    )
     discriminator_addresses: tuple[str, ...] = setting((), help="discriminators besides those of the plan")
     safety_addresses: tuple[str, ...] = setting((), help="discriminator processes with classifiers of unsafe content")
     safety_checks: tuple[str, ...] = setting(
@@ -175,6 +176,13 @@ class FrontdoorSettings:
     )
     profiles: tuple[Path, ...] = setting(
         (), help="files or directories of profiles; late LoRAs also have lora-bounds.json next to the LoRAs"
+    )
+    profile_alpha: float | None = setting(
+        None,
+        help="share of the full quality that profiles must promise; empty: 0.95, of reuse the plan's if followed, else "
+        "the profiles'",
+        minimum=0,
+        maximum=1,
     )
     profile_rule: RuleChoice = setting(
         RuleChoice.PROFILE,
@@ -207,9 +215,6 @@ class FrontdoorSettings:
         help="skip steps of models with a profile: never (off), to meet deadlines (deadline), also under overload "
         "(load), always",
     )
-    thinning_alpha: float = setting(
-        0.95, help="share of the full quality that a profile must promise", minimum=0.01, maximum=1
-    )
     feature_reuse: FeatureReuseMode = setting(
         FeatureReuseMode.AUTO,
         help="reuse deep features of earlier steps, for models with a profile: if the request asks (asked), unless it "
@@ -218,9 +223,6 @@ class FrontdoorSettings:
     handover: HandoverMode = setting(
         HandoverMode.AUTO,
         help="start a cascade's later model from the earlier one's image: if registered or measured (auto), or off",
-    )
-    handover_alpha: float = setting(
-        0.95, help="share of the later model's quality that a hand-over profile must promise", minimum=0.01, maximum=1
     )
     tenant_grace_h: float = setting(
         72.0, help="hours before a deleted tenant's data is deleted", minimum=0, maximum=8784

@@ -29,7 +29,7 @@ from pentimento.files.receipts import seal
 from pentimento.files.signing_keys import keep_signing_keys
 from pentimento.policies.latent_pairing import TIGHT_SHARE, PairingMode
 from pentimento.policies.worth import CASCADE, Worth
-from pentimento.profiles.catalogue import HandoverProfiles, ReusePromise, StepProfiles
+from pentimento.profiles.catalogue import PROFILE_ALPHA, HandoverProfiles, ReusePromise, StepProfiles
 from pentimento.profiles.document import ProfileKind
 from pentimento.rpc import RpcServer
 from pentimento.rpc.channel import channel_opener
@@ -301,8 +301,9 @@ def _recorder(path: str, interpreter: Interpreter) -> EffectsRecorder | None:
 
 def _step_rules(settings: FrontdoorSettings, catalogue: Catalogue, adapters: AdapterCatalogue) -> StepRules:
     profiles, rule = FollowedProfiles(settings.profiles), settings.profile_rule.rule
-    steps = StepProfiles(profiles, settings.thinning_alpha, rule)
-    handovers = HandoverProfiles(profiles, ReusePromise(settings.handover_alpha, rule))
+    alpha = PROFILE_ALPHA if settings.profile_alpha is None else settings.profile_alpha
+    steps = StepProfiles(profiles, alpha, rule)
+    handovers = HandoverProfiles(profiles, ReusePromise(alpha, rule))
     return StepRules(
         adapters,
         ControlPipelining(settings.controlnet_pipelining, profiles),
@@ -338,7 +339,7 @@ def dataplane_settings(settings: FrontdoorSettings, fixed: FixedLimits) -> Datap
         queue_limit=settings.queue_limit,
         drop_late=settings.drop_late,
         confidence_threshold=settings.confidence_threshold,
-        accept_unscored=settings.accept_unscored,
+        accept_unscored=settings.fall_back,
         fall_back=settings.fall_back,
         skip_light_below=settings.skip_light_below,
         thinning=settings.thinning,

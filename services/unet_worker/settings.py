@@ -13,6 +13,7 @@ from pentimento.devices.choices import (
     WeightStorage,
 )
 from pentimento.devices.claims import DeviceClaim, claim_gpu
+from pentimento.domain.adapters import ANY_DIGEST
 from pentimento.domain.components import DEFAULT_DISK_MIB
 from pentimento.files.model_files import found_model
 from pentimento.files.signed_entries import TrustedEntries
@@ -43,8 +44,7 @@ class UnetWorkerSettings:
         SkipMissing.OFF, help="models that may be missing: none (off), other_models (others), also its own (all)"
     )
     model_name: str = setting("", help="name for requests; empty: that of the directory or file")
-    expected_model_digest: str = setting("", help="required sha256:…; empty: from registry.json, else any")
-    accept_other_digest: bool = setting(False, help="serve files with another digest than registry.json")
+    expected_digest: str = setting("", help="sha256:… to require; any: accept any; empty: from registry.json, else any")
     other_models: tuple[Path, ...] = setting(
         (), help="models that a plan may switch to, as for model; optionally with @sha256:…"
     )
@@ -138,8 +138,8 @@ class UnetWorkerSettings:
         object.__setattr__(self, "model", found_model(self.model))
         if self.missing and not self.may_be_stored and self.skip_missing is not SkipMissing.ALL:
             raise ValueError(f"--model: {self.missing}")
-        if self.registry_public_keys is not None and self.accept_other_digest:
-            raise ValueError("--accept-other-digest cannot be given with --registry-public-keys")
+        if self.registry_public_keys is not None and self.expected_digest == ANY_DIGEST:
+            raise ValueError("--expected-digest any cannot be given with --registry-public-keys")
         folder = self.ip_adapters_dir
         if folder is not None and not folder.is_dir() and self.skip_missing is SkipMissing.OFF:
             raise ValueError(f"--ip-adapters-dir: no such directory: {folder}")

@@ -67,9 +67,10 @@ class SelectionSettings:
         minimum=-10,
         maximum=10,
     )
-    cache_alpha: float | None = setting(
+    profile_alpha: float | None = setting(
         None,
-        help="share of the from-scratch quality that hits keep; empty: the plan's if followed, else the profiles'",
+        help="share of the full quality that profiles must promise; empty: 0.95, of reuse the plan's if followed, else "
+        "the profiles'",
         minimum=0,
         maximum=1,
     )
@@ -231,7 +232,7 @@ class GatewaySettings:
         """Return what the operator chose of all that a plan may say of the cache."""
         eviction = self.capacity.eviction
         return CacheChoice(
-            self.selection.cache_alpha,
+            self.selection.profile_alpha,
             self.selection.cache_bias,
             eviction.value if eviction is not None else None,
             self.selection.admission is AdmissionChoice.ALL,

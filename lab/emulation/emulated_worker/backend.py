@@ -43,6 +43,8 @@ CAPABILITIES = frozenset({Capability.LATENT_START, Capability.IMAGE_START, Capab
 RECORDED_NOTE = "emulated: profiled times, a recorded image"
 MADE_UP_NOTE = "emulated: profiled times, no image was generated"
 STORE_THREADS = 2
+# Least time between progress messages: many devices share this machine.
+PROGRESS_INTERVAL_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class EmulatedBackend:
         fleet: EmulatedFleet,
         devices: EmulatedDevices,
         settings: EmulatedWorkerSettings,
+        progress_interval_s: float,
     ) -> None:
         """Read the recordings. Raises NotFound or FailedPrecondition naming an unusable file."""
         self._worker_id = identity.instance_id
@@ -70,7 +73,7 @@ class EmulatedBackend:
         objects = open_objects(settings.objects_url)
         self._store_threads = started_pool(STORE_THREADS, "objects")
         self._donors = DonorReader(objects, self._store_threads, DONOR_TIMEOUT_S)
-        self._progress_interval_s = settings.progress_interval_ms / 1000
+        self._progress_interval_s = progress_interval_s
         self._pictures = {name: EmulatedImages(fleet, fleet.model(name)) for name in devices.models}
         self._held = {name: emulated_held_model(fleet.model(name), identity.generation) for name in devices.models}
         self._loop = asyncio.get_running_loop()

@@ -27,9 +27,6 @@ class EmulatedWorkerSettings:
         30.0, help="time after arrival at which a request is due, unless its deadline is earlier", minimum=0
     )
     credits: int = setting(0, help="attempts held, apart from those about to end; 0: one batch", minimum=0, maximum=256)
-    progress_interval_ms: int = setting(
-        1000, help="least time between progress messages; many devices share this machine", minimum=0
-    )
     controller_address: str = setting("", help="controller, and its standbys; empty: none")
     advertise_address: str = setting(
         "", help="address for other processes; empty: the first of listen, with the host's name"

@@ -1,6 +1,6 @@
 """Build an emulated worker: the real worker with an emulated backend."""
 
-from lab.emulation.emulated_worker.backend import EmulatedBackend
+from lab.emulation.emulated_worker.backend import PROGRESS_INTERVAL_S, EmulatedBackend
 from lab.emulation.emulated_worker.model import model_cost
 from lab.emulation.emulated_worker.settings import EmulatedWorkerSettings
 from lab.emulation.fleet_file import EmulatedDevices, EmulatedFleet, largest_batch, read_fleet
@@ -13,8 +13,15 @@ class EmulatedModels:
     """The models that an emulated device can hold. See `process.WorkerModels`. There is nothing to load but
     recordings."""
 
-    def __init__(self, settings: EmulatedWorkerSettings, fleet: EmulatedFleet, devices: EmulatedDevices) -> None:
+    def __init__(
+        self,
+        settings: EmulatedWorkerSettings,
+        fleet: EmulatedFleet,
+        devices: EmulatedDevices,
+        progress_interval_s: float,
+    ) -> None:
         self._settings = settings
+        self._progress_interval_s = progress_interval_s
         self._fleet = fleet
         self._devices = devices
 
@@ -29,7 +36,7 @@ class EmulatedModels:
         return ()
 
     async def serve(self, identity: WorkerIdentity) -> EmulatedBackend:
-        backend = EmulatedBackend(identity, self._fleet, self._devices, self._settings)
+        backend = EmulatedBackend(identity, self._fleet, self._devices, self._settings, self._progress_interval_s)
         metrics.QUEUE.set_function(lambda: backend.emulated.waiting_count)
         metrics.RUNNING.set_function(lambda: backend.emulated.running_count)
         return backend
@@ -38,12 +45,12 @@ class EmulatedModels:
         """Close nothing: no thread runs next to the device."""
 
 
-def wire(settings: EmulatedWorkerSettings) -> WorkerProcess:
+def wire(settings: EmulatedWorkerSettings, progress_interval_s: float = PROGRESS_INTERVAL_S) -> WorkerProcess:
     """Build the process, inside its event loop. Raises InvalidArgument or NotFound for the fleet's file."""
     fleet = read_fleet(settings.fleet)
     devices = fleet.devices_named(settings.devices)
     credits = settings.credits or (0 if fleet.step_batching else _one_batch(fleet, devices))
-    return WorkerProcess(settings, EmulatedModels(settings, fleet, devices), credits)
+    return WorkerProcess(settings, EmulatedModels(settings, fleet, devices, progress_interval_s), credits)
 
 
 def _one_batch(fleet: EmulatedFleet, devices: EmulatedDevices) -> int:

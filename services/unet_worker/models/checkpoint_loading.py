@@ -197,8 +197,7 @@ def stage_checkpoint(settings: UnetWorkerSettings) -> Placement:
     place = checked_place(*fitted(settings.model, device, dtype, settings.weights, settings.text_encoders, budget))
     sums, in_host = file_sums_in(settings.component_cache_dir), place is TextEncoderPlace.HOST
     staged = stage_model(settings.model, device, dtype, settings.weights, sums, in_host)
-    if not settings.accept_other_digest:
-        check_digest(settings.model, staged.digests.model, settings.expected_model_digest)
+    check_digest(settings.model, staged.digests.model, settings.expected_digest)
     return lambda: completed(staged.place(device), settings.compile, settings.embeddings_dir, settings.tile_px)
 
 

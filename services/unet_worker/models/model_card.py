@@ -11,7 +11,7 @@ from pentimento.devices.choices import CompileMode
 from pentimento.diffusion.allow_list import check_checkpoint
 from pentimento.diffusion.checkpoint import BadCheckpoint
 from pentimento.diffusion.model_registry import check_digest, registry_entry, usual_settings
-from pentimento.domain.adapters import split_digest
+from pentimento.domain.adapters import ANY_DIGEST, split_digest
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import HeldModel, ModelCost
 from pentimento.files.model_files import found_model, model_name
@@ -109,6 +109,7 @@ MAX_STEPS = 1000
 def checkpoints(settings: UnetWorkerSettings) -> dict[str, UnetWorkerSettings]:
     """Return each checkpoint's settings by name; the first held model comes first. Raises InvalidArgument for two with
     one name, and for a missing one."""
+    any_digest = ANY_DIGEST if settings.expected_digest == ANY_DIGEST else ""
     named = {settings.model_name or model_name(settings.model): settings}
     if missing := missing_models(settings):
         logger.warning("skipped, no such directory or file: %s", ", ".join(str(one.path) for one in missing))
@@ -118,7 +119,7 @@ def checkpoints(settings: UnetWorkerSettings) -> dict[str, UnetWorkerSettings]:
             raise InvalidArgument.of("other_models", f"must have names of their own, got {name!r} twice")
         if not other.path.exists():
             raise InvalidArgument.of("other_models", f"must exist, there is no directory or file {other.path}")
-        named[name] = replace(settings, model=other.path, model_name=name, expected_model_digest=other.digest)
+        named[name] = replace(settings, model=other.path, model_name=name, expected_digest=other.digest or any_digest)
     return named
 
 
@@ -128,8 +129,7 @@ def held_model(
     """Describe the held model; `usual` replaces the steps and guidance scale of `usual_of`. Raises FailedPrecondition
     if settings or registry expect another digest."""
     entry = registry_entry(settings.model)
-    if not settings.accept_other_digest:
-        check_digest(settings.model, info.model_digest, settings.expected_model_digest)
+    check_digest(settings.model, info.model_digest, settings.expected_digest)
     steps, guidance = usual or usual_of(settings.model)
     return HeldModel(
         model=settings.model_name or model_name(settings.model),

@@ -90,7 +90,7 @@ async def with_stored(settings: UnetWorkerSettings) -> tuple[UnetWorkerSettings,
         await asyncio.to_thread(folders.load, models[own], lambda directory: None)
         settings = replace(settings, model=own, model_name=models[own].name)
         if settings.trusted is not None:
-            settings = replace(settings, expected_model_digest=models[own].digest)
+            settings = replace(settings, expected_digest=models[own].digest)
     given = tuple(_given(placed.get(one.path, one.path), one.digest) for one in others)
     return replace(settings, other_models=given), StoredModels(folders, models)
 
@@ -105,8 +105,8 @@ def with_signed_digests(settings: UnetWorkerSettings) -> UnetWorkerSettings:
         for one, given in zip(named_models(settings), settings.other_models, strict=True)
     )
     if settings.model.exists():
-        digest = signed_digest(settings.trusted, settings.model, settings.expected_model_digest)
-        settings = replace(settings, expected_model_digest=digest)
+        digest = signed_digest(settings.trusted, settings.model, settings.expected_digest)
+        settings = replace(settings, expected_digest=digest)
     return replace(settings, other_models=others)
 
 

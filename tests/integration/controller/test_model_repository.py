@@ -184,7 +184,7 @@ async def test_command_sends_profiles_and_reports_source_of_shares(folder: Path)
     ],
 )
 async def test_profile_of_other_models_registers_no_cascade(folder: Path, profiles: list[str], field: str) -> None:
-    async with running(folder, handover_alpha=0.99 if "0.98" in profiles[0] else 0.95) as suite:
+    async with running(folder, profile_alpha=0.99 if "0.98" in profiles[0] else 0.95) as suite:
         for one in OWN.values():
             await suite.models.register_model(one)
         with pytest.raises(InvalidArgument) as refused:

@@ -77,7 +77,7 @@ async def test_worker_fetches_a_signed_model_and_no_unsigned_one(folder: Path, c
     assert unsigned.metadata == {"component": "mine", "key_id": ""}
     assert said == f"signed by {keys.id_of('first')}: mine\n"
     digest = digest_checkpoint(check_checkpoint(checkpoint)).model
-    assert (settings.model_name, settings.expected_model_digest) == ("mine", digest)
+    assert (settings.model_name, settings.expected_digest) == ("mine", digest)
 
 
 async def test_signature_of_add_survives_a_restart_and_is_replaced_by_another_key(
@@ -180,14 +180,14 @@ async def test_model_on_disk_needs_a_signed_entry_next_to_it(folder: Path, check
         said = await sign(registry, keys.private("first"), suite)
         settings, _ = await with_stored(wanted)
         with pytest.raises(FailedPrecondition, match="its signed entry has the digest") as other:
-            await with_stored(replace(wanted, expected_model_digest="sha256:" + "c" * 64))
+            await with_stored(replace(wanted, expected_digest="sha256:" + "c" * 64))
         registry.write_text(registry.read_text().replace('"pipeline"', '"lora"'))
         changed = await rejection(wanted)
         registry.unlink()
         absent = await rejection(wanted)
 
     assert said == f"signed by {keys.id_of('first')}: tiny\n"
-    assert (settings.expected_model_digest, settings.other_models) == (digest, (Path(f"{model}@{digest}"),))
+    assert (settings.expected_digest, settings.other_models) == (digest, (Path(f"{model}@{digest}"),))
     assert other.value.reason == "MODEL_DIGEST_MISMATCH"
     assert [one.reason for one in (unsigned, changed, absent)] == ["UNSIGNED_ENTRY", "BAD_SIGNATURE", "UNSIGNED_ENTRY"]
 
@@ -200,7 +200,7 @@ async def test_no_registration_is_verified_without_keys(folder: Path, checkpoint
         unchanged, _ = await with_stored(worker_of(suite, None, model))
 
     assert fetched.model_name == "mine"
-    assert (unchanged.model, unchanged.expected_model_digest) == (model, "")
+    assert (unchanged.model, unchanged.expected_digest) == (model, "")
 
 
 async def test_earlier_registration_is_rejected_once_a_later_one_was_seen(

@@ -185,7 +185,7 @@ async def test_unscored_light_image_is_accepted_by_setting(
     folder: Path, confidence: float | None, hangs: bool, accept: bool, digest: str
 ) -> None:
     waits = {"part_wait_factor": 0.05} if hangs else {}
-    async with running_cascade(folder, confidence, accept_unscored=accept, **waits) as cascade:
+    async with running_cascade(folder, confidence, fall_back=accept, **waits) as cascade:
         cascade.discriminator.hangs = hangs
         completed = await cascade.suite.paint(UNNAMED)
 

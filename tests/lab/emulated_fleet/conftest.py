@@ -80,9 +80,8 @@ async def serve(fleet_file: Path, **settings: Any) -> AsyncIterator[Emulated]:
     rpc, channels = RpcServerSettings(listen=(address,)), RpcChannelSettings()
     objects_url = f"file://{directory / 'objects'}"
     process = wire(
-        EmulatedWorkerSettings(
-            rpc, channels, fleet_file, "small", objects_url=objects_url, progress_interval_ms=0, **settings
-        )
+        EmulatedWorkerSettings(rpc, channels, fleet_file, "small", objects_url=objects_url, **settings),
+        progress_interval_s=0.0,
     )
     await process.server.start()
     try:

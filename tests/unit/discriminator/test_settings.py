@@ -55,7 +55,11 @@ def test_directories_registry_and_own_are_found(
 
 @pytest.mark.parametrize(
     ("own", "words"),
-    [({}, "must name a discriminator"), ({"cascade": ("x", "y")}, "--cascade x>y: no discriminator of it is in")],
+    [
+        ({}, "must name a discriminator"),
+        ({"cascade": ("x", "y")}, "--cascade x>y: no discriminator of it is in"),
+        ({"cascade": ("a", "b"), "expected_digest": "sha256:1"}, "--expected-digest must be empty or any"),
+    ],
 )
 def test_settings_without_a_discriminator_are_rejected(registry: Path, own: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):

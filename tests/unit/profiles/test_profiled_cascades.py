@@ -143,5 +143,5 @@ def test_hand_over_has_one_profile_or_stated_share() -> None:
 
 def test_more_than_a_profile_promises_is_not_read_from_it() -> None:
     asked = ReusePromise(alpha=0.951)
-    with pytest.raises(InvalidArgument, match=r"alpha: must be at least 0.951, .* \(--handover-alpha\), got 0.95"):
+    with pytest.raises(InvalidArgument, match=r"alpha: must be at least 0.951, .* \(--profile-alpha\), got 0.95"):
         with_profiled_shares(TWO, [TEXT], DIGESTS, asked)

@@ -67,8 +67,8 @@ def test_pinned_model_digest_applies_to_every_worker(tmp_path: Path) -> None:
     suite = plan_suite(SuiteSettings(models, tmp_path, policy="modm"), StateDirectory(tmp_path / "state"))
 
     assert flags_of(suite, "a-0")["--other-models"] == f"{tmp_path}/b@{digest}"
-    assert "--expected-model-digest" not in flags_of(suite, "a-0")
-    assert flags_of(suite, "b-0")["--expected-model-digest"] == digest
+    assert "--expected-digest" not in flags_of(suite, "a-0")
+    assert flags_of(suite, "b-0")["--expected-digest"] == digest
 
 
 def test_policy_plans_the_cascade_that_is_served(tmp_path: Path) -> None:

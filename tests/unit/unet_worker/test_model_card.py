@@ -180,15 +180,15 @@ def test_a_model_that_is_not_the_one_of_the_settings_is_refused(directory: Path)
     write_registry(directory, {"models": [{"path": "sd", "digest": "sha256:model"}]})
 
     with pytest.raises(FailedPrecondition, match="expected sha256:mine"):
-        held_model(INFO, settings(directory, expected_model_digest="sha256:mine"), generation=9)
+        held_model(INFO, settings(directory, expected_digest="sha256:mine"), generation=9)
 
 
 @pytest.mark.parametrize(
     ("registered", "given"),
     [
         ("sha256:model", {}),
-        ("sha256:other", {"accept_other_digest": True}),
-        ("sha256:other", {"expected_model_digest": "sha256:model"}),
+        ("sha256:other", {"expected_digest": "any"}),
+        ("sha256:other", {"expected_digest": "sha256:model"}),
     ],
 )
 def test_a_model_that_is_expected_or_allowed_is_held(directory: Path, registered: str, given: dict[str, Any]) -> None:
@@ -197,13 +197,18 @@ def test_a_model_that_is_expected_or_allowed_is_held(directory: Path, registered
     assert held_model(INFO, settings(directory, **given), generation=9).model_digest == "sha256:model"
 
 
-def test_the_digest_of_the_settings_is_of_the_first_model_alone(directory: Path) -> None:
+@pytest.mark.parametrize(
+    ("given", "expected"), [("sha256:model", ["sha256:model", ""]), ("any", ["any", "any"])], ids=["a digest", "any"]
+)
+def test_expected_digest_is_of_the_first_model_unless_it_is_any(
+    directory: Path, given: str, expected: list[str]
+) -> None:
     other = directory.parent / "other"
     other.mkdir()
 
-    found = checkpoints(settings(directory, other_models=(other,), expected_model_digest="sha256:model"))
+    found = checkpoints(settings(directory, other_models=(other,), expected_digest=given))
 
-    assert [one.expected_model_digest for one in found.values()] == ["sha256:model", ""]
+    assert [one.expected_digest for one in found.values()] == expected
 
 
 def test_another_model_has_the_digest_that_is_behind_its_directory(directory: Path) -> None:
@@ -212,7 +217,7 @@ def test_another_model_has_the_digest_that_is_behind_its_directory(directory: Pa
 
     named = checkpoints(settings(directory, other_models=(Path(f"{other}@{digest}"),)))
 
-    assert (named["other"].model, named["other"].expected_model_digest) == (other, digest)
+    assert (named["other"].model, named["other"].expected_digest) == (other, digest)
 
 
 @pytest.mark.parametrize(("given", "wrong"), [("other@sha256:12", "64 hexadecimal digits"), ("none", "no directory")])

@@ -53,3 +53,12 @@ def test_the_stores_must_be_named(missing: str) -> None:
 
     with pytest.raises(SettingsError, match=missing.removeprefix("--").replace("-", ".")):
         load_settings(GatewaySettings, "vectordb_gateway", given, {})
+
+
+@pytest.mark.parametrize(("flags", "grace_s"), [((), 120.0), (("--grant-ttl-s", "20"), 20.0)])
+def test_grace_of_evicted_objects_is_at_most_lifetime_of_reservations(flags: tuple[str, ...], grace_s: float) -> None:
+    assert load(*flags).bounds().object_grace_s == grace_s
+
+
+def test_alpha_of_profiles_is_the_operators_alpha_of_reuse() -> None:
+    assert load("--profile-alpha", "0.97").choice().alpha == 0.97
