@@ -78,8 +78,10 @@ class QuotaLimits:
     """Limit the unfinished requests of a tenant, and keep space free on the disks."""
 
     tenant_unfinished_requests: int = setting(2000, help="unfinished requests per tenant", minimum=1)
-    tenant_unfinished_bytes: int = setting(
-        1 << 30, help="bytes of input images of a tenant's unfinished requests", minimum=0
+    tenant_input_bytes: int = setting(
+        1 << 30,
+        help="bytes of images of a tenant's unfinished requests, and as many of its pinned ones",
+        minimum=0,
     )
     min_free_bytes: int = setting(
         512 << 20,
@@ -237,14 +239,10 @@ class FrontdoorSettings:
     c2pa_timestamp_url: str = setting(
         "", help="RFC 3161 timestamp authority, called for each signed image; empty: none"
     )
-    tenant_pinned_bytes: int = setting(1 << 30, help="pinned bytes per tenant: start and input images", minimum=0)
     signing_key_file: Path | None = setting(
         None, help="file of signing keys for addresses and webhooks, 64 hexadecimal digits a line"
     )
     make_signing_key: bool = setting(False, help="create that file if it is missing")
-    max_result_url_s: float = setting(
-        86_400.0, help="longest lifetime of an image's address; 0: no addresses", minimum=0, maximum=604_800
-    )
     webhook_hosts: tuple[str, ...] = setting(
         (), help="hosts that webhooks may call: NAME, *.NAME or NAME:PORT, without TLS http://NAME; empty: none"
     )

@@ -153,7 +153,7 @@ def wire(settings: FrontdoorSettings, journal: Journal, epoch: int, fixed: Fixed
     prompts = PromptEmbedder(texts, images, gateway is not None, wait_factor)
     discriminators = Discriminators(called(DiscriminatorClient), settings.discriminator_addresses)
     safety = SafetyGate(called(SafetyClient), settings.safety_addresses, frozenset(settings.safety_checks))
-    pins = Pins(journal, gateway, keeper, journal.pins.clock, settings.tenant_pinned_bytes)
+    pins = Pins(journal, gateway, keeper, journal.pins.clock, settings.quotas.tenant_input_bytes)
     fleet = WatchedFleet(links, catalogue, adapters, prompts, discriminators, settings.worker_addresses)
 
     # Quality of delivered images.
@@ -213,7 +213,7 @@ def wire(settings: FrontdoorSettings, journal: Journal, epoch: int, fixed: Fixed
     validation = Validation(identity, stages, safety, pins, requests, settings.requests)
     api = ImageApi(interpreter, jobs, arrivals, validation, requests, webhooks.rules)
     explainer = Explainer(dataplane, gateway, catalogue, prompts, choice, foresight, rules, validation)
-    urls = ResultUrls(keeper, clock, settings.max_result_url_s)
+    urls = ResultUrls(keeper, clock)
     offers, instance_id = Offers(dataplane, catalogue, adapters), server.instance_id
     public = ImageServicer(api, requests, pins, explainer, offers, cells, urls, webhooks, fixed.stream_idle_s)
     status = FrontdoorServicer(instance_id, identity, dataplane, acceptance, links, painted, shadows, offers, cells)

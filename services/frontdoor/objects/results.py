@@ -159,30 +159,28 @@ def energy_of(results: Sequence[AttemptResult]) -> float | None:
 
 # Lifetime of an address if the request names none.
 USUAL_MS = 3_600_000
+# The longest lifetime of an address: a day.
+LONGEST_MS = 86_400_000
 
 
 @dataclass(frozen=True)
 class ResultUrls:
-    """Create addresses of images. `longest_s`: their longest lifetime in seconds, 0 for no addresses."""
+    """Create addresses of images."""
 
     keeper: ObjectKeeper
     clock: Clock
-    longest_s: float
 
     @property
     def server(self) -> ResultUrlServer | None:
         """Return the server of this deployment's addresses; None if unknown because the store is away."""
-        return self.keeper.address_server if self.longest_s else ResultUrlServer.NONE
+        return self.keeper.address_server
 
     async def url_of(self, record: JournalledRequest, expires_in_ms: int | None) -> ResultUrl:
         """Return an address of a completed request's image. Raises FailedPrecondition URLS_OFF, NOT_COMPLETED, NotFound
         RESULT_GONE, Unavailable while the image waits for its store, InvalidArgument for a wrong time."""
-        if not self.longest_s:
-            raise FailedPrecondition("URLS_OFF", "this deployment has no addresses of images")
-        longest_ms = round(self.longest_s * 1000)
-        asked_ms = min(USUAL_MS, longest_ms) if expires_in_ms is None else expires_in_ms
-        if not 1 <= asked_ms <= longest_ms:
-            raise InvalidArgument.of("expires_in_ms", f"must be 1 to {longest_ms}, got {asked_ms}")
+        asked_ms = USUAL_MS if expires_in_ms is None else expires_in_ms
+        if not 1 <= asked_ms <= LONGEST_MS:
+            raise InvalidArgument.of("expires_in_ms", f"must be 1 to {LONGEST_MS}, got {asked_ms}")
         if record.state is not RequestState.COMPLETED or record.result is None:
             raise FailedPrecondition("NOT_COMPLETED", "the request has no image")
         if not record.result.image.key:

@@ -56,9 +56,9 @@ class Quotas:
         if count > limits.tenant_unfinished_requests:
             limit = f"at most {limits.tenant_unfinished_requests} requests of a tenant may be unfinished"
             raise _exhausted("tenant-unfinished-requests", limit)
-        if job.request.resolved.inputs and self.inputs.size_bytes(tenant) > limits.tenant_unfinished_bytes:
-            limit = f"unfinished requests of a tenant may come with {limits.tenant_unfinished_bytes} bytes of images"
-            raise _exhausted("tenant-unfinished-bytes", limit)
+        if job.request.resolved.inputs and self.inputs.size_bytes(tenant) > limits.tenant_input_bytes:
+            limit = f"unfinished requests of a tenant may come with {limits.tenant_input_bytes} bytes of images"
+            raise _exhausted("tenant-input-bytes", limit)
         if (full := self.full_disk) is not None:
             raise full
         self.keeper.check_room(tenant, len(self.jobs), count)

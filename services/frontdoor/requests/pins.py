@@ -101,7 +101,7 @@ class Pins:
     gateway: GatewayClient | None
     keeper: ObjectKeeper
     clock: Clock
-    tenant_pinned_bytes: int
+    tenant_input_bytes: int
 
     async def pin(self, record: JournalledRequest, duration_ms: int) -> PinnedImage:
         """Keep the completed request replayable for `duration_ms` from now. Its inputs are kept only if it has been
@@ -149,8 +149,8 @@ class Pins:
         """Reject a request with a pin that would not fit even if the image started from noise."""
         self.check_duration("pin_ms", duration_ms)
         pinned = await asyncio.wrap_future(self.journal.pins.pinned_bytes(tenant))
-        if pinned + input_bytes + ROW_BYTES > self.tenant_pinned_bytes:
-            raise quota_exceeded(self.tenant_pinned_bytes)
+        if pinned + input_bytes + ROW_BYTES > self.tenant_input_bytes:
+            raise quota_exceeded(self.tenant_input_bytes)
 
     def check_duration(self, field: str, duration_ms: int) -> None:
         """Reject a pin of no time, or of more than `MAX_PIN_MS`."""
@@ -182,7 +182,7 @@ class Pins:
         return PicturePin(request_id, tenant, expires_at, sum(kept) + ROW_BYTES, inputs)
 
     async def _pin(self, wanted: PicturePin, ancestor: ObjectReference | None) -> None:
-        former = await asyncio.wrap_future(self.journal.pins.pin(wanted, self.tenant_pinned_bytes))
+        former = await asyncio.wrap_future(self.journal.pins.pin(wanted, self.tenant_input_bytes))
         if ancestor is None:
             return
         try:
@@ -200,4 +200,4 @@ class Pins:
         if former is None:
             await asyncio.wrap_future(pins.unpin(wanted.tenant, wanted.request_id))
         else:
-            await asyncio.wrap_future(pins.pin(former, self.tenant_pinned_bytes))
+            await asyncio.wrap_future(pins.pin(former, self.tenant_input_bytes))

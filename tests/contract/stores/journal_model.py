@@ -135,7 +135,7 @@ class JournalModel:
         former = self.pins_find(wanted.tenant, wanted.request_id)
         others = self.pins_pinned_bytes(wanted.tenant) - (former.size_bytes if former else 0)
         if others + wanted.size_bytes > most_bytes:
-            return ResourceExhausted("QUOTA_EXCEEDED", "", metadata={"quota": "tenant-pinned-bytes"})
+            return ResourceExhausted("QUOTA_EXCEEDED", "", metadata={"quota": "tenant-input-bytes"})
         self.pins[wanted.request_id] = wanted
         return former
 

@@ -145,14 +145,14 @@ async def test_request_without_image_is_not_pinned(suite: FrontdoorSuite, worker
 
 
 async def test_tenant_over_pin_quota_still_gets_images(folder: Path, worker: PacedWorker) -> None:
-    async with running_suite(folder, tenant_pinned_bytes=2 * ROW_BYTES) as suite:
+    async with running_suite(folder, tenant_input_bytes=2 * ROW_BYTES) as suite:
         generated = [await suite.paint() for _ in range(3)]
         for one in generated[:2]:
             await suite.client.pin(one.request_id, HOUR_MS)
 
         with pytest.raises(ResourceExhausted) as refused:
             await suite.client.pin(generated[2].request_id, HOUR_MS)
-        assert refused.value.metadata["quota"] == "tenant-pinned-bytes"
+        assert refused.value.metadata["quota"] == "tenant-input-bytes"
         with pytest.raises(ResourceExhausted) as early:
             await suite.paint(replace(REQUEST, pin_ms=HOUR_MS))
         assert early.value.reason == "QUOTA_EXCEEDED" and len(worker.executed) == 3

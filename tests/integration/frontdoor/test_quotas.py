@@ -82,7 +82,7 @@ async def test_bytes_that_unfinished_requests_came_with_are_bounded_and_shared_o
     first, second = png("red"), png("blue")
     with_first = ImageRequest("x", num_inference_steps=4, init_image=InitImage(first, 0.5))
     with_second = ImageRequest("x", num_inference_steps=4, init_image=InitImage(second, 0.5))
-    async with running_suite(folder, tenant_unfinished_bytes=len(first) + len(second) - 1) as suite:
+    async with running_suite(folder, tenant_input_bytes=len(first) + len(second) - 1) as suite:
         streams = [suite.client.generate(with_first) for _ in range(2)]
         for stream in streams:
             await suite.accepted(stream)
@@ -92,7 +92,7 @@ async def test_bytes_that_unfinished_requests_came_with_are_bounded_and_shared_o
         for stream in streams:
             assert [event async for event in stream]
 
-    assert refused.metadata == {"quota": "tenant-unfinished-bytes"}
+    assert refused.metadata == {"quota": "tenant-input-bytes"}
 
 
 async def test_a_disk_that_is_nearly_full_takes_no_more_requests(folder: Path, worker: PacedWorker) -> None:

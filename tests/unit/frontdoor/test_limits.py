@@ -18,7 +18,7 @@ from services.frontdoor.requests.limits import RETRY_S, Acceptance, Callers, Hel
 from services.frontdoor.settings import QuotaLimits
 from services.frontdoor.tenants.usage import UsageMeter
 
-LIMITS = QuotaLimits(tenant_unfinished_requests=2, tenant_unfinished_bytes=100, min_free_bytes=1000)
+LIMITS = QuotaLimits(tenant_unfinished_requests=2, tenant_input_bytes=100, min_free_bytes=1000)
 
 
 class CountedJobs:
@@ -67,7 +67,7 @@ async def test_quota_refuses_beyond_its_limit_alone() -> None:
         ({"count": 2}, ""),
         ({"count": 3}, "tenant-unfinished-requests"),
         ({"input_bytes": 100}, ""),
-        ({"input_bytes": 101}, "tenant-unfinished-bytes"),
+        ({"input_bytes": 101}, "tenant-input-bytes"),
         ({"store_free": 1000, "journal_free": 1000}, ""),
         ({"store_free": 999}, "min-free-bytes"),
         ({"journal_free": 999}, "min-free-bytes"),

@@ -92,8 +92,8 @@ class JournalPins:
 
 def quota_exceeded(tenant_bytes: int) -> ResourceExhausted:
     """Return the error for a tenant that has pinned as many bytes as it may."""
-    message = f"tenant-pinned-bytes: what a tenant has pinned may have {tenant_bytes} bytes; unpin something"
-    return ResourceExhausted("QUOTA_EXCEEDED", message, metadata={"quota": "tenant-pinned-bytes"})
+    message = f"tenant-input-bytes: what a tenant has pinned may have {tenant_bytes} bytes; unpin something"
+    return ResourceExhausted("QUOTA_EXCEEDED", message, metadata={"quota": "tenant-input-bytes"})
 
 
 def _find(connection: Connection, tenant: str, request_id: str, now: float) -> PicturePin | None:
