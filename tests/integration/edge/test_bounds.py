@@ -294,7 +294,7 @@ async def test_bodies_of_one_caller_are_bounded_together(edge: EdgeUnderTest) ->
     async with AsyncExitStack() as stack:
         for _ in range(8):
             _, writer = await stack.enter_async_context(connection(edge))
-            writer.write(JSON_HEAD + b"Content-Length: 4096\r\n\r\n" + b" " * 4000)
+            writer.write(JSON_HEAD + b"Content-Length: 4096\r\n\r\n" + b" " * 4080)
         refused = await edge.generate(negative_prompt="x" * 300)
         while refused.status_code == 200:
             refused = await edge.generate(negative_prompt="x" * 300)
