@@ -116,9 +116,9 @@ async def test_prompts_appear_neither_in_logs_nor_in_metrics(
 ) -> None:
     caplog.set_level(logging.DEBUG)
 
-    await suite.completed_image(ImageRequest(prompt=CANARY, negative_prompt=CANARY, num_inference_steps=1))
+    await suite.paint(ImageRequest(prompt=CANARY, negative_prompt=CANARY, num_inference_steps=1))
     with pytest.raises(InvalidArgument):
-        await suite.completed_image(ImageRequest(prompt=CANARY, width_px=-1))
+        await suite.paint(ImageRequest(prompt=CANARY, width_px=-1))
 
     written = caplog.text + repr([record.__dict__ for record in caplog.records]) + generate_latest(REGISTRY).decode()
     assert "canary" not in written
